@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 from torch.utils.data import RandomSampler as TorchRandomSampler
 from torch.utils.data import SequentialSampler as TorchSequentialSampler
 
@@ -213,7 +213,8 @@ def _check_repeatable(loader: Any, where: str) -> None:
 def _sizes(loader: Any, seed: int, where: str) -> list[int]:
     """How many samples each batch holds. A loader that does not tell is read through once."""
     size = getattr(loader, "batch_size", None)
-    if isinstance(loader, DataLoader) and size is not None:
+    listed = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
+    if listed and size is not None:
         count = len(loader.sampler)  # type: ignore[arg-type]
         full, rest = divmod(count, size)
         return [size] * full + ([rest] if rest and not loader.drop_last else [])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from sslengine.data.given import DatasetFeed, LoaderFeed, as_batch, make_feed, rows_of
@@ -132,3 +133,21 @@ def test_a_data_set_of_inputs_alone() -> None:
     (batch, *_) = one.batches()
     assert batch["label"] == [None]
     assert batch["data_idx"][0].tolist() == [0, 1, 2]
+
+
+class _Counted(IterableDataset[Tensor]):
+    def __len__(self) -> int:
+        return 10
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (torch.full((2,), float(each)) + torch.rand(()) for each in range(10))
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_loader_of_an_iterable_dataset_with_a_length(drop_last: bool) -> None:
+    loader = DataLoader(_Counted(), batch_size=4, drop_last=drop_last)
+    one = make_feed(loader, 4, shuffle=False, seed=0, device=CPU)
+    assert one.batch_sizes == [4, 4, 2][: 2 if drop_last else 3]
+    whole = read(one, 1)
+    assert [len(each) for each in whole] == one.batch_sizes
+    assert same(read(one, 1, 1), whole[1:])
