@@ -224,7 +224,7 @@ DATA = [
         "config.DATA.TRAIN.BATCHSIZE_PER_REPLICA=1", "unreadable/a.jpg", phase=RUN,
         status=1),
     row("config.DATA.TRAIN.DATA_SOURCES=[csv_filelist] config.DATA.TRAIN.DATA_PATHS=[table.csv] "
-        "config.DATA.TRAIN.IMAGE_COLUMN=photo", "photo", "table.csv", phase=RUN, status=1),
+        "config.DATA.TRAIN.IMAGE_COLUMN=photo", "photo", "table.csv", phase=RUN),
     row("config.DATA.TRAIN.DATA_SOURCES=[disk_folder] config.DATA.TRAIN.DATASET_NAMES=[mine]",
         "mine", "catalogue", phase=RUN, status=1),
 ]  # fmt: skip

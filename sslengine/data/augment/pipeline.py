@@ -21,9 +21,9 @@ from sslengine.errors import ConfigError, DataError, SSLEngineError, listing, ne
 from sslengine.registry import TRANSFORMS
 
 Change = Callable[[Any], Any]
-# By name and by Pillow's number, as torchvision has them.
-INTERPOLATIONS = {mode.value: mode for mode in InterpolationMode}
+# As torchvision names them, first those with a number of Pillow's.
 BY_NUMBER = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
+INTERPOLATIONS = (*BY_NUMBER, "nearest-exact")
 
 
 class Pipeline:
@@ -74,7 +74,7 @@ def _interpolation(given: Any, where: str) -> InterpolationMode:
             f"{where}.interpolation: expected {listing(INTERPOLATIONS)}, or Pillow's number of one "
             f"(2 is bilinear, 3 bicubic); got {given!r}. {nearest(name, INTERPOLATIONS)}".rstrip()
         )
-    return INTERPOLATIONS[name]
+    return InterpolationMode(name)
 
 
 def _step(entry: Mapping[str, Any], where: str) -> Step:
