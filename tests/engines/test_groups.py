@@ -18,13 +18,17 @@ from PIL import Image
 from sslengine.config.sections import read
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import DataOptions
+from sslengine.distributed.ranks import is_primary
+from sslengine.engines.evaluate import evaluate
 from sslengine.engines.sub_run import sub_run
 from sslengine.engines.sweep import _held_out
 from sslengine.engines.sweep_options import SweepOptions
 from sslengine.errors import DataError
 from tests.engines.runs import make_run
+from tests.engines.test_evaluate import FROZEN
 from tests.engines.test_on_images import judged, trained
 from tests.engines.test_sweep import HEAD_SWEEP
+from tests.ranks import RankPool
 
 assert trained  # a fixture
 
@@ -71,6 +75,25 @@ def test_a_column_of_the_table(tmp_path: Path, trained: str, tables: dict[str, A
     assert whole["linear"] > alone["linear"] + 5
     details = whole["protocols"]["per_class"]["details"]
     assert details["penalty"] == whole["about"]["penalty"]
+
+
+def _on_ranks(folder: Path, trained: str, ranks: int, tables: dict[str, Any]) -> dict[str, Any]:
+    asked = {"LINEAR_PROBE": {"GROUP_COLUMN": "thing"}, "DISTRIBUTED__NUM_PROC_PER_NODE": ranks}
+    run = {**FROZEN, **tables, **asked, "MODEL__WEIGHTS_INIT__PARAMS_FILE": trained}
+    evaluate(make_run(folder, "evaluate", **run))
+    if not is_primary():
+        return {}
+    scores = json.loads((folder / "evaluation.json").read_text())["scores"]
+    return {each["features"]: (each["linear"], each["about"]["penalty"]) for each in scores}
+
+
+def test_two_ranks_choose_alike(
+    tmp_path: Path, trained: str, tables: dict[str, Any], two_ranks: RankPool
+) -> None:
+    alone = _on_ranks(tmp_path / "alone", trained, 1, tables)
+    shared, _ = two_ranks.run(_on_ranks, tmp_path / "shared", trained, 2, tables)
+    assert set(alone) == {"trained", "untrained", "raw pixels"}
+    assert shared == {name: pytest.approx(each) for name, each in alone.items()}
 
 
 def test_the_groups_of_held_out_test_images(

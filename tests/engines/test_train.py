@@ -22,6 +22,7 @@ from sslengine.launch.rank import run_rank
 from sslengine.monitor import history
 from sslengine.monitor.host import HostCopy
 from sslengine.monitor.store import current
+from sslengine.testing.state import flat
 from tests.config.recipes import resolved
 from tests.engines.runs import PowerCut, make_run, screen
 from tests.ranks import RankPool
@@ -156,6 +157,26 @@ def test_a_run_that_was_cut_goes_on_bit_by_bit(
         assert "resumed from" in screen(again)
     assert _losses(tmp_path) == _losses(undisturbed)
     _assert_same_state(_final(tmp_path), _final(undisturbed))
+
+
+def test_what_the_weights_gave_is_known_after_a_kill_in_the_first_epoch(tmp_path: Path) -> None:
+    """LogCollapse compares with RankMe of the first step, which the resumed process did not make."""
+    train(make_run(tmp_path / "first", **NEVER))
+    changes: dict[str, Any] = {
+        "MODEL__WEIGHTS_INIT__PARAMS_FILE": str(tmp_path / "first"), "LOG_FREQUENCY": 1,
+        "CHECKPOINT__CHECKPOINT_ITER_FREQUENCY": 1, "HOOKS__COLLAPSE_SIGNS": True,
+    }  # fmt: skip
+    train(make_run(tmp_path / "whole", **changes, **NEVER))
+    with pytest.raises(PowerCut):
+        train(make_run(tmp_path / "cut", **changes, **_cut(2)))
+    train(make_run(tmp_path / "cut", **changes, **NEVER))
+    ends = [
+        [value for name, value in flat(_final(tmp_path / each)).items() if "start_rank" in name]
+        for each in ("whole", "cut")
+    ]
+    assert ends[0]
+    assert ends[0] == ends[1]
+    _assert_same_state(_final(tmp_path / "cut"), _final(tmp_path / "whole"))
 
 
 class PutFigures(Hook):
