@@ -151,7 +151,6 @@ def train(
     label_columns = [label_column] if isinstance(label_column, str) else label_column
     with as_files(data) as files:
         given = verb.make_parser().parse_args([files.images])
-        of_file = {f"DATA.TRAIN.{key}": value for key, value in files.keys.items()}
         vars(given).update(
             method=method, model=model, recipe=recipe, out=out and str(out), epochs=epochs,
             size=size, batch_size=batch_size, lr=lr, val=val, group=group, stream=stream,
@@ -159,7 +158,7 @@ def train(
             label_file=files.labels, seed=seed, device=device, gpus=gpus, precision=precision,
             workers=workers, pretrained=pretrained, freeze_trunk=freeze_trunk,
             plugin=list(plugins), weights=weights and str(weights), config_dir=list(config_dir),
-            values=overrides({**of_file, **(values or {})}),
+            values=overrides({**files.values, **(values or {})}),
         )  # fmt: skip
         arguments, line = verb.choose(given)
         log.info("%s", line)

@@ -120,8 +120,7 @@ def embed(
         said = columns.of_run(Path(run), files.images, own)
         found = import_dotted("sslengine.command.images:look")(files.images, said.get, files.labels)
         _check_columns(found, columns_given, said)
-        of_file = {f"DATA.TRAIN.{key}": value for key, value in files.keys.items()}
-        values = {**ALL_OF_IT, **of_file, **found.keys_over(labels=found.has_classes)}
+        values = {**ALL_OF_IT, **files.values, **found.keys_over(labels=found.has_classes)}
         if batch_size is not None:
             values["DATA.TRAIN.BATCHSIZE_PER_REPLICA"] = batch_size
         if workers is not None:

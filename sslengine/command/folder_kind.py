@@ -42,9 +42,14 @@ NAMES = {
 UNPACK = "images of a shard are read where they lie in it, which compression prevents: unpack it"
 
 
+def is_saved_to_disk(path: Path) -> bool:
+    """Has `save_to_disk` of the package `datasets` written the folder?"""
+    return any((path / file).exists() for file in OF_SAVE_TO_DISK)
+
+
 def source_of_folder(path: Path, is_stored: bool = False) -> str:
     """Or ARRAYS, for .npy files. is_stored: these are images among others."""
-    if any((path / file).exists() for file in OF_SAVE_TO_DISK):
+    if is_saved_to_disk(path):
         return "huggingface_dataset"
     counts = _counts(path)
     found = {name: counts[name] for name in NAMES}

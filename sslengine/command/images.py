@@ -18,8 +18,8 @@ from sslengine.command.folder_kind import (
     ARRAYS,
     COMPRESSED,
     IMAGES,
-    OF_SAVE_TO_DISK,
     UNPACK,
+    is_saved_to_disk,
     source_of_folder,
 )
 from sslengine.config.components import keys_of
@@ -184,7 +184,7 @@ def _streamed(given: str, path: Path, name: str) -> str:
             f"{given}: --stream (in Python stream=True) is for .tar shards and parquet files with "
             f"images in them; this is read at random, by {name}. Leave it out."
         )
-    if any((path / file).exists() for file in OF_SAVE_TO_DISK):
+    if is_saved_to_disk(path):
         raise ConfigError(
             f"{given}: save_to_disk wrote it, so its rows are read where they lie, without a copy. "
             f"Leave --stream (in Python stream=True) out."

@@ -48,6 +48,11 @@ class Files(NamedTuple):
     # Of a split, for the source that reads the file.
     keys: Mapping[str, Any] = {}
 
+    @property
+    def values(self) -> dict[str, Any]:
+        """The keys as a config has them."""
+        return {f"DATA.TRAIN.{key}": value for key, value in self.keys.items()}
+
 
 def is_data(given: Any) -> bool:
     """Is it what `Data` says, and no object of another kind?"""

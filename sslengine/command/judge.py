@@ -158,12 +158,8 @@ def _images(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
              for split, data in (("TRAIN", given.train), ("TEST", given.val))}  # fmt: skip
     asked = columns.of_split(given.image_column, given.label_column)
     columns.expect_effect(asked, {each.place: each.name for each in found.values()})
-    values: dict[str, Any] = {
-        **ALL_OF_IT, "DATA.TEST.DATA_LIMIT": -1, "DATA.TEST.DATASET_NAMES": [],
-        "DATA.TEST.LABEL_PATHS": [],
-        "DATA.TEST.DATA_LIMIT_SAMPLING.SHARE": 0.0,
-        "DATA.TEST.DATA_LIMIT_SAMPLING.LIST": "",
-    }  # fmt: skip
+    values: dict[str, Any] = dict(ALL_OF_IT)
+    values |= {key.replace("DATA.TRAIN.", "DATA.TEST."): value for key, value in values.items()}
     for split, each in found.items():
         labels = each.has_classes and found["TRAIN"].has_classes
         values |= each.keys_over(split, labels=labels)

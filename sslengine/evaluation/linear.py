@@ -167,9 +167,14 @@ def _by_what(
         expect_two(labels)
         return np.arange(len(labels)), np.arange(0), "", "the test images"
     used, unused, note = hold_out(labels, options.HELD_OUT, groups)
-    share = f"{len(unused)} of {len(labels)} training images"
-    share += "" if groups is None else " in whole groups"
+    share = part_of_train(len(unused), len(labels), groups)
     return used, unused, note, share if unused.size else "nothing: it is fixed"
+
+
+def part_of_train(held: int, count: int, groups: Tensor | None) -> str:
+    """By what a penalty is chosen, for a report."""
+    whole = "" if groups is None else " in whole groups"
+    return f"{held} of {count} training images{whole}"
 
 
 def hold_out(
@@ -177,8 +182,9 @@ def hold_out(
 ) -> tuple[Labels, Labels, str]:
     """The rows to fit, the rows to choose the penalty by, and a note if that is unusual."""
     expect_two(labels)
-    if groups is not None and np.unique(labels, return_counts=True)[1].max() > 1:
-        return *_hold_out_groups(labels, groups.cpu().numpy(), share), ""
+    most = int(np.unique(labels, return_counts=True)[1].max())
+    if groups is not None and most > 1:
+        return *_hold_out_groups(labels, groups.cpu().numpy(), share, most), ""
     split: Any = StratifiedShuffleSplit(  # type: ignore[no-untyped-call]
         n_splits=1, test_size=share, random_state=0
     )
@@ -189,11 +195,16 @@ def hold_out(
     return used, unused, ""
 
 
-def _hold_out_groups(labels: Labels, groups: Labels, share: float) -> tuple[Labels, Labels]:
-    """About the share, with each class' part in it, if groups allow that."""
-    expect_groups(len(np.unique(groups)))
-    most = np.unique(labels, return_counts=True)[1].max()
-    count = min(len(np.unique(groups)), max(2, round(1 / share)), most)
+def _hold_out_groups(
+    labels: Labels, groups: Labels, share: float, most: int
+) -> tuple[Labels, Labels]:
+    """About the share, with each class' part in it, if groups allow that.
+
+    most: how many samples the largest class has.
+    """
+    several = len(np.unique(groups))
+    expect_groups(several)
+    count = min(several, max(2, round(1 / share)), most)
     folds: Any = StratifiedGroupKFold(  # type: ignore[no-untyped-call]
         count, shuffle=True, random_state=0
     )

@@ -18,7 +18,7 @@ from sslengine.distributed.collectives import gather
 from sslengine.errors import DataError
 from sslengine.evaluation.features import Chosen, Rows, check_features
 from sslengine.evaluation.intervals import of_resamples
-from sslengine.evaluation.linear import ROWS, TOLERANCE, LinearProbe, expect_groups
+from sslengine.evaluation.linear import ROWS, TOLERANCE, LinearProbe, expect_groups, part_of_train
 from sslengine.evaluation.logistic import Classifier, curvature
 from sslengine.evaluation.minimise import minimise
 from sslengine.evaluation.options import LinearProbeOptions
@@ -62,8 +62,7 @@ def linear_probe_of_many(
         is_held = _held_out(count, options.HELD_OUT, groups)
         used = samples(train_features, train_rows, (~is_held).nonzero().flatten())
         held = samples(train_features, train_rows, is_held.nonzero().flatten())
-        chosen_on = f"{int(is_held.sum())} of {count} training images"
-        chosen_on += "" if groups is None else " in whole groups"
+        chosen_on = part_of_train(int(is_held.sum()), count, groups)
     penalty, best = _choose_penalty(_Probe(used, options), held, options)
     probe = _Probe(train, options)
     if not probe.fit(penalty):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from sslengine.command.train import choose, make_parser
@@ -23,6 +26,18 @@ def write_photos(root: Path, each: int = 8) -> Path:
             pixels = draw.integers(level - 40, level + 40, (40 + 3 * number, 52, 3))
             Image.fromarray(pixels.astype(np.uint8)).save(root / name / f"{number}.png")
     return root
+
+
+def write_table(file: Path, names: Sequence[str], rows: Sequence[Sequence[str]]) -> Path:
+    """A .csv, or a .parquet by pyarrow."""
+    if file.suffix == ".csv":
+        with file.open("w", newline="") as stream:
+            csv.writer(stream).writerows([names, *rows])
+    else:
+        arrow = pytest.importorskip("pyarrow")
+        columns = dict(zip(names, zip(*rows, strict=True), strict=True))
+        pytest.importorskip("pyarrow.parquet").write_table(arrow.table(columns), file)
+    return file
 
 
 def config_of(*arguments: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 from contextlib import suppress
@@ -20,7 +19,7 @@ from sslengine.config.sections import read
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import DataOptions
 from sslengine.launch.cli import resolve_all
-from tests.command.photos import SMALL, write_photos
+from tests.command.photos import SMALL, write_photos, write_table
 from tests.tail import slow_but
 
 NAMES = ["photo", "species", "patient"]
@@ -33,16 +32,8 @@ def rows_of(photos: Path) -> list[tuple[str, str, str]]:
     return [(str(f.relative_to(photos)), f.parent.name, f"p{int(f.stem) // 2}") for f in files]
 
 
-def write_table(photos: Path, kind: str) -> Path:
-    file, rows = photos / f"table.{kind}", rows_of(photos)
-    if kind == "csv":
-        with file.open("w", newline="") as stream:
-            csv.writer(stream).writerows([NAMES, *rows])
-    else:
-        arrow = pytest.importorskip("pyarrow")
-        columns = dict(zip(NAMES, zip(*rows, strict=True), strict=True))
-        pytest.importorskip("pyarrow.parquet").write_table(arrow.table(columns), file)
-    return file
+def table_of(photos: Path, kind: str) -> Path:
+    return write_table(photos / f"table.{kind}", NAMES, rows_of(photos))
 
 
 def datasets_of(config: Any) -> list[SSLDataset]:
@@ -55,7 +46,7 @@ def datasets_of(config: Any) -> list[SSLDataset]:
 def test_groups_are_trained_on_or_judged_on(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    table = write_table(write_photos(tmp_path / "photos"), kind)
+    table = table_of(write_photos(tmp_path / "photos"), kind)
     columns = ["--image-column=photo", "--label-column=species", "--group=patient"]
     out = tmp_path / "run"
     arguments = [str(table), *RUN, "--val=0.25", *columns]
@@ -89,7 +80,7 @@ def chosen_on(run: Path) -> str:
 def test_a_run_of_all_images_is_judged_by_groups(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    table, out = write_table(write_photos(tmp_path / "photos"), "csv"), tmp_path / "run"
+    table, out = table_of(write_photos(tmp_path / "photos"), "csv"), tmp_path / "run"
     assert main(["train", str(table), *RUN, "--image-column=photo", "--out", str(out)]) == 0
     asked = ["judge", str(out), "--label-column=species"]
     assert main([*asked, "--group=patient", "--set=DATA.HOLD_OUT.SHARE=0.25"]) == 0
@@ -108,7 +99,7 @@ def config_of(*arguments: str) -> Any:
 
 
 def test_a_group_by_its_key_is_not_stratified(tmp_path: Path) -> None:
-    table = write_table(write_photos(tmp_path / "photos"), "csv")
+    table = table_of(write_photos(tmp_path / "photos"), "csv")
     own = ["--image-column=photo", "--label-column=species", "--val=0.25"]
     config = config_of(str(table), *RUN, *own, "--set=DATA.HOLD_OUT.GROUP_COLUMN=patient")
     assert (config.DATA.HOLD_OUT.GROUP_COLUMN, config.DATA.HOLD_OUT.STRATIFIED) == (
@@ -175,7 +166,7 @@ def test_embed_says_which_columns_there_are(
 ) -> None:
     photos, run = write_photos(tmp_path / "photos", each=4), tmp_path / "run"
     assert main(["train", str(photos), *RUN, f"--out={run}"]) == 0
-    table = write_table(photos, "csv")
+    table = table_of(photos, "csv")
     embedded = ["--image-column=photo", "--workers=0"]
     assert main(["embed", str(run), str(table), *embedded, f"--out={tmp_path}/rows.npz"]) == 0
     assert f"{table}: no labels are found in it. It has patient, photo, species." in caplog.text

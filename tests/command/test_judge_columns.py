@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import random
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 import sslengine
 from sslengine.command.front import main
-from tests.command.photos import write_photos
+from tests.command.photos import write_photos, write_table
 from tests.tail import slow_but
 
 TYPED = 2
@@ -26,15 +25,7 @@ def _table(folder: Path, kind: str, names: list[str] = NAMES) -> Path:
     files = sorted(folder.rglob("*.png"))
     random.Random(0).shuffle(files)
     rows = [(f"p{number % 3}", each.parent.name, str(each)) for number, each in enumerate(files)]
-    file = folder.parent / f"{folder.name}_{names[2]}.{kind}"
-    if kind == "csv":
-        with file.open("w", newline="") as stream:
-            csv.writer(stream).writerows([names, *rows])
-    else:
-        arrow = pytest.importorskip("pyarrow")
-        columns = dict(zip(names, zip(*rows, strict=True), strict=True))
-        pytest.importorskip("pyarrow.parquet").write_table(arrow.table(columns), file)
-    return file
+    return write_table(folder.parent / f"{folder.name}_{names[2]}.{kind}", names, rows)
 
 
 @pytest.fixture(scope="module")
