@@ -25,7 +25,7 @@ READ_BY = (*OF_SPLIT, "IMAGE_MODE", "PIXEL_RANGE", "IMAGE_PAGE")
 TABLES = (".csv", ".tsv", ".parquet")
 
 
-def add_columns(parser: argparse.ArgumentParser, group: str = "") -> None:
+def add_columns(parser: argparse._ActionsContainer, group: str = "") -> None:
     """group: the help of --group; empty: the verb holds nothing out."""
     add = parser.add_argument
     add("--image-column", metavar="NAME", help="of a table: what holds the images, or their paths")

@@ -11,7 +11,10 @@ The last of these is VISSL's way: the verb `train` with a config.
 # one is chosen no torch is imported, and by --help and lists never.
 from __future__ import annotations
 
+import errno
 import importlib
+import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
@@ -38,6 +41,9 @@ VERBS = {
     "completion": "print the completion of this command for bash, zsh or fish",
 }
 USAGE = 2  # exit status
+UNREAD = 128 + signal.SIGPIPE  # that of other programs before `| head`
+# What a disk says, or a name that is taken by a folder; another OSError may be a bug.
+_OF_PLACES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EISDIR)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,9 +72,28 @@ def run(verb: str, arguments: Sequence[str]) -> int:
 
 def _status_of(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
     try:
-        return main(arguments)
+        status = main(arguments)
+        sys.stdout.flush()
+        return status
     except (SSLEngineError, KeyboardInterrupt) as error:
         return cli.ended_by(error)
+    except OSError as error:
+        if not _can_print():
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if isinstance(error, BrokenPipeError):
+                return UNREAD
+        if error.errno not in _OF_PLACES:
+            raise
+        place = error.filename2 or error.filename or "what was to be written"
+        return cli.ended_by(SSLEngineError(f"{place}: {error.strerror}."))
+
+
+def _can_print() -> bool:
+    try:
+        print(flush=True)
+    except OSError:
+        return False
+    return True
 
 
 def _help() -> str:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from sslengine.command import documents, judged_on
+from sslengine.command import columns, documents, judged_on
 from sslengine.command.summary import Summary, read
 from sslengine.command.text import DEVICES
 from sslengine.errors import ConfigError, UnknownNameError, listing, nearest
@@ -40,8 +40,10 @@ def make_parser() -> argparse.ArgumentParser:
     documents.add_json(parser)
     runs = parser.add_argument_group("of runs")
     runs.add_argument("--by", metavar="SCORE", help="linear (the default), knn@20, ...")
-    add = parser.add_argument_group("of checkpoints").add_argument
+    checkpoints = parser.add_argument_group("of checkpoints")
+    add = checkpoints.add_argument
     add("--data", metavar="DATA", help="images, as for `sslengine train`; else the run's own")
+    columns.add_columns(checkpoints)
     add("--rows", type=_count(2), default=ROWS, metavar="N",
         help="use at most so many images (%(default)s)")  # fmt: skip
     add("--views", type=_count(0), default=VIEWS, metavar="N",

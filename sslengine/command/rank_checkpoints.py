@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sslengine.checkpoint import files
-from sslengine.command import documents
+from sslengine.command import columns, documents
 from sslengine.command.embed import ALL_OF_IT
 from sslengine.command.images import look
 from sslengine.command.text import overrides, typed
@@ -51,20 +51,34 @@ def rank(given: argparse.Namespace) -> int:
 
 
 def _read_all(by_run: dict[Path, list[Path]], given: argparse.Namespace) -> Iterator[Read]:
-    values = typed(given.values)
-    if given.data is not None:
-        values = [*overrides({**look(given.data).keys(labels=True), **ALL_OF_IT}), *values]
-    if given.workers is not None:
-        values = [f"config.DATA.NUM_DATALOADER_WORKERS={given.workers}", *values]
+    workers = given.workers
+    values = {} if workers is None else {"DATA.NUM_DATALOADER_WORKERS": workers}
     for run, checkpoints in by_run.items():
         predictor = Predictor(
-            run, nearest=0, device=given.device, overrides=values, network=given.network,
+            run, nearest=0, device=given.device, network=given.network,
+            overrides=[*overrides({**values, **_images(run, given)}), *typed(given.values)],
             trust_config=given.trust_config,
         )  # fmt: skip
         read = read_checkpoints(predictor, checkpoints, given.rows, given.views)
         for each in read:
             print(f"{each.checkpoint}: {len(each.inputs.features)} images", file=sys.stderr)
             yield each
+
+
+def _images(run: Path, given: argparse.Namespace) -> dict[str, Any]:
+    """Keys of --data, or none: the run's own images."""
+    asked = columns.of_split(given.image_column, given.label_column)
+    if given.data is None:
+        if asked:
+            raise ConfigError(
+                "--image-column and --label-column are of the images that --data names: say "
+                "--data, for a run's own images too."
+            )
+        return {}
+    said = columns.of_run(run, given.data, {**columns.of_set(given.values), **asked})
+    found = look(given.data, said.get)
+    columns.expect_effect(asked, {found.place: found.name})
+    return {**ALL_OF_IT, **found.keys_over(labels=found.has_classes)}
 
 
 def _by_run(given: Sequence[Path]) -> dict[Path, list[Path]]:

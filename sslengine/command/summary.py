@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import yaml
 
 from sslengine.command.judged_on import images_of
-from sslengine.errors import ConfigError
+from sslengine.errors import ConfigError, DataError
 from sslengine.monitor import history
 
 TRAINED = "trained"
@@ -86,7 +87,13 @@ def _config(file: Path) -> Any:
 
 def _evaluation(folder: Path) -> Any:
     file = folder / "evaluation.json"
-    return json.loads(file.read_text()) if file.is_file() else {}
+    if not file.is_file():
+        return {}
+    with suppress(ValueError):
+        found = json.loads(file.read_bytes())
+        if isinstance(found, dict):
+            return found
+    raise DataError(f"{file} is no report: remove it, and judge the run again: `sslengine judge`.")
 
 
 def _at(config: Any, path: str) -> Any:

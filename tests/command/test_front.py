@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -77,3 +78,29 @@ def test_a_config_is_trained(
         assert "simclr_info_nce_loss" in capsys.readouterr().out
     assert main(["config=quickstart/simcl"]) == 2
     assert "quickstart/simclr" in capsys.readouterr().err
+
+
+COMMAND = [sys.executable, "-m", "sslengine"]
+
+
+def _written_to(stdout: int, *arguments: str) -> tuple[int, str]:
+    try:
+        done = subprocess.run(
+            [*COMMAND, *arguments], stdout=stdout, stderr=subprocess.PIPE, text=True, check=False
+        )
+    finally:
+        os.close(stdout)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_reader_that_has_enough(options: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    assert _written_to(writing, "list", "models", *options) == (141, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_disk_without_room() -> None:
+    status, text = _written_to(os.open("/dev/full", os.O_WRONLY), "list", "models")
+    assert (status, text) == (1, "error: what was to be written: No space left on device.\n")

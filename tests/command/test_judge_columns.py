@@ -102,3 +102,28 @@ def test_own_images_by_another_column(here: Path) -> None:
     assert main(["judge", str(here / "run"), "--label-column=site", *FEW]) == 0
     report = json.loads((here / "run" / "evaluation.json").read_text())
     assert report["classes"] == ["p0", "p1", "p2"]
+
+
+def test_checkpoints_are_measured_on_columns(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = sorted((here / "val").rglob("*.png"))
+    rows = [(f"p{number % 3}", each.parent.name, str(each)) for number, each in enumerate(files)]
+    table = write_table(tmp_path / "val.csv", NAMES, rows)
+
+    def measured(data: Path, *options: str) -> Any:
+        asked = [str(here / "run" / "checkpoints"), f"--data={data}", "--views=0", "--json"]
+        assert main(["rank", *asked, *options]) == 0
+        return json.loads(capsys.readouterr().out)["metrics"]
+
+    wanted = measured(here / "val")
+    assert wanted["knn@20"]["values"][0]["n"] == len(files) // 2
+    assert measured(table, *COLUMNS) == wanted
+    sites = measured(table, "--image-column=photo", "--label-column=site")
+    assert sites["rankme"] == wanted["rankme"]
+    assert sites["knn@20"] != wanted["knn@20"]
+    by_key = measured(table, "--image-column=photo", "--set=config.DATA.TRAIN.LABEL_COLUMN=site")
+    assert by_key["knn@20"] == sites["knn@20"]
+
+    assert main(["rank", str(here / "run" / "checkpoints"), "--label-column=site"]) == TYPED
+    assert "say --data" in " ".join(capsys.readouterr().err.split())

@@ -208,6 +208,19 @@ def test_what_is_no_checkpoint(
     assert "with the config.yaml of their run" in " ".join(capsys.readouterr().err.split())
 
 
+def test_a_report_that_is_none(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run").mkdir()
+    shutil.copy(run / "config.yaml", tmp_path / "run")
+    report = tmp_path / "run" / "evaluation.json"
+    for content in ('{"scores": [', "[]"):  # torn, and of another program
+        report.write_text(content)
+        for verb in ("rank", "report"):
+            assert main([verb, str(tmp_path / "run")]) == 1
+            assert f"{report} is no report" in capsys.readouterr().err
+
+
 def views_of(run: Path, *overrides: str) -> Any:
     # A loss that takes any number of views.
     overrides = ("config.LOSS.name=CrossEntropyLoss", *overrides)
