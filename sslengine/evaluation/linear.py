@@ -247,28 +247,14 @@ def expect_two(labels: Labels) -> None:
 
 def _choose_penalty(
     used: Samples, held_out: Samples, options: LinearProbeOptions, numbers: Tensor | None = None
-) -> tuple[float, float, Classifier | None]:
-    """The penalty with the best accuracy, that accuracy, and its classifier.
-
-    Unless all are to be tried: strong penalties first, until the accuracy falls; weak ones take
-    most of the time.
-    """
+) -> tuple[float, float, Classifier]:
+    """The penalty with the best accuracy, of equal ones the strongest; that; and its classifier."""
     order = sorted(options.PENALTIES, reverse=True)
-    if options.TRY_ALL:
-        strengths = [strength_of(used, each, options) for each in order]
-        found = fit_path(used, strengths, TOLERANCE, options.MAX_ITERATIONS).classifiers
-        accuracies = accuracies_of(found, held_out, numbers)
-        place = max(range(len(order)), key=lambda each: accuracies[each])  # of equal ones the first
-        return order[place], accuracies[place], found[place]
-    chosen, best, classifier, last = 0.0, -1.0, None, None
-    for penalty in order:
-        last, _ = _fit(used, penalty, options, last)
-        accuracy = accuracy_of(last, held_out, numbers)
-        if accuracy < best:
-            break
-        if accuracy > best:
-            chosen, best, classifier = penalty, accuracy, last
-    return chosen, best, classifier
+    strengths = [strength_of(used, each, options) for each in order]
+    found = fit_path(used, strengths, TOLERANCE, options.MAX_ITERATIONS).classifiers
+    accuracies = accuracies_of(found, held_out, numbers)
+    place = max(range(len(order)), key=lambda each: accuracies[each])
+    return order[place], accuracies[place], found[place]
 
 
 def strength_of(samples: Samples, penalty: float, options: LinearProbeOptions) -> float:

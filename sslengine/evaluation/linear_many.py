@@ -94,7 +94,7 @@ def _held_out(count: int, share: float, groups: Tensor | None) -> Tensor:
 def _choose_penalty(
     probe: _Probe, held: Samples, options: LinearProbeOptions
 ) -> tuple[float, float]:
-    """From strong ones to weak ones, until the mAP falls."""
+    """From strong ones to weak ones: each starts where the last has ended."""
     if not len(probe.classes):
         raise DataError(
             "Linear probe: no class has both images that show it and images that do not."
@@ -103,8 +103,6 @@ def _choose_penalty(
     for penalty in sorted(options.PENALTIES, reverse=True):
         probe.fit(penalty)
         found = probe.measure(held)
-        if found < best and not options.TRY_ALL:
-            break
         if found > best or not chosen:
             chosen, best = penalty, found
     return chosen, best

@@ -21,6 +21,7 @@ _BY_PROBE = (
 )  # fmt: skip
 VERSIONS: Mapping[str, int] = {
     **dict.fromkeys(_ALL, 1),
-    **dict.fromkeys(_BY_PROBE, 2),  # penalties half as far from each other, of whole groups
+    # 2: penalties half as far from each other, chosen on whole groups. 3: all of them are tried.
+    **dict.fromkeys(_BY_PROBE, 3),
     "segmentation": 2,  # channels are dropped before the normalisation
 }

@@ -65,7 +65,7 @@ def _judged(folder: Path, over_ranks: bool, rows: int = 37) -> dict[str, Any]:
     sets = train, labels, test[0:rows], wanted[:rows]
     seen = torch.nn.functional.one_hot(labels)
     scores = knn_scores_curve(train, seen, sets[2], [3, 9], over_ranks=over_ranks)
-    probe = linear_probe(*sets, LinearProbeOptions(TRY_ALL=True), over_ranks=over_ranks)
+    probe = linear_probe(*sets, LinearProbeOptions(), over_ranks=over_ranks)
     scale = standardisation(train, rows=7, over_ranks=over_ranks)
     samples = Samples(train, labels, 5, scale, over_ranks=over_ranks)
     fitted = fit(samples, [0.1, 0.001], tolerance=1e-9).classifiers

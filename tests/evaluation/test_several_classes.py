@@ -13,6 +13,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from sslengine.errors import DataError
+from sslengine.evaluation import linear_many
 from sslengine.evaluation.knn import knn_scores, knn_votes
 from sslengine.evaluation.linear import linear_probe
 from sslengine.evaluation.linear_many import linear_probe_of_many, mean_average_precision
@@ -84,6 +85,17 @@ def test_a_penalty_is_chosen_and_odd_classes_are_left_out() -> None:
     assert best.chosen_on == "the test images"
     assert best.test_accuracy == pytest.approx(best.held_out_accuracy, abs=0.05)
     assert best.test_accuracy > found.test_accuracy - 0.05
+
+
+def test_a_worse_penalty_before_the_best_does_not_end_the_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    by_chance = {10.0: 20.0, 3.0: 19.0, 0.1: 60.0, 0.01: 50.0}
+    measured = iter(by_chance.values())
+    monkeypatch.setattr(linear_many._Probe, "measure", lambda *_: next(measured))
+    options = LinearProbeOptions(PENALTIES=[*by_chance][::-1])
+    found = linear_probe_of_many(TRAIN, ROWS, TEST, WANTED, options)
+    assert (found.penalty, found.held_out_accuracy) == (0.1, 60.0)
 
 
 def test_what_the_judges_do_not_take() -> None:
