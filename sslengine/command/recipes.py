@@ -124,6 +124,11 @@ class Recipe:
         return model in MODELS and getattr(MODELS.get(model), "leaves_patches_out", False)
 
     @property
+    def reads_class_token(self) -> bool:
+        """One of the heads gets it by its name."""
+        return "CLS" in str(self.said("MODEL.MULTI_INPUT_HEAD_MAPPING") or "")
+
+    @property
     def teacher(self) -> Network | None:
         """A network of timm's that is no part of the model, and sees the same views."""
         name = self.said(f"LOSS.{self.said('LOSS.name')}.teacher.timm")

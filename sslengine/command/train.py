@@ -123,7 +123,7 @@ def choose(given: argparse.Namespace) -> tuple[list[str], str]:
         **data.keys(),
         **machine,
         **({LIMIT: -1} if recipe.of_shapes and recipe.said(LIMIT) else {}),
-        **(bands.keys() | {"DATA.TRAIN.TRANSFORMS": recipe.views} if bands else {}),
+        **(_of_bands(bands, recipe) if bands else {}),
         "CHECKPOINT.DIR": "runs/" + "-".join(filter(None, (recipe.name.split("/")[-1], name))),
         **(_trunk(network, given, recipe) if network else {}),
         **_given(given),
@@ -136,6 +136,11 @@ def choose(given: argparse.Namespace) -> tuple[list[str], str]:
     if bands:
         line += f"\n{bands}"
     return [*recipe.files, *overrides(values), *typed(given.values)], line
+
+
+def _of_bands(bands: Any, recipe: Recipe) -> dict[str, Any]:
+    heads: dict[str, Any] = bands.heads(recipe.said("MODEL.HEAD.PARAMS") or [])
+    return {**bands.keys(), "DATA.TRAIN.TRANSFORMS": recipe.views, **heads}
 
 
 def _load_plugins(given: argparse.Namespace, recipe: Recipe) -> None:
@@ -256,7 +261,8 @@ def _network(given: argparse.Namespace, recipe: Recipe, usual: str) -> Network |
     """None for the recipe's own, as it is."""
     if given.model:
         network = networks.find(given.model)
-        network.expect_for(recipe.name, recipe.is_masked, recipe.leaves_patches_out)
+        needs = recipe.is_masked, recipe.leaves_patches_out, recipe.reads_class_token
+        network.expect_for(recipe.name, *needs)
         return network
     if not recipe.takes_any_network:
         if given.pretrained:
