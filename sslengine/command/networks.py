@@ -160,7 +160,7 @@ def _timm_on_meta(name: str) -> Any:
 def find(given: str) -> Network:
     library, _, name = given.partition(":")
     if library in LIBRARIES and name:
-        if _has(library, name):
+        if has(library, name):
             return Network(library, name)
         raise UnknownNameError(
             f"--model: {library} has no {name!r}. {nearest(name, names_of(library))}".rstrip()
@@ -168,7 +168,7 @@ def find(given: str) -> Network:
     if ":" in given or given in trunks():
         return Network("", given)
     for library in LIBRARIES:
-        if _has(library, given):
+        if has(library, given):
             return Network(library, given)
     hint = nearest(given, [*trunks(), *names_of("timm"), *names_of("torchvision")])
     raise UnknownNameError(
@@ -178,7 +178,7 @@ def find(given: str) -> Network:
     )
 
 
-def _has(library: str, name: str) -> bool:
+def has(library: str, name: str) -> bool:
     if library == "torchvision":
         return name in names_of(library)
     import timm

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sslengine.command import columns, sides
-from sslengine.command.networks import Network
+from sslengine.command.networks import Network, has
 from sslengine.command.text import overrides, typed
 from sslengine.config.compose import Composition, compose, search_folders, shipped_configs
 from sslengine.errors import ConfigError, UnknownNameError, listing, nearest
@@ -130,9 +130,10 @@ class Recipe:
 
     @property
     def teacher(self) -> Network | None:
-        """A network of timm's that is no part of the model, and sees the same views."""
+        """A network of timm's that is no part of the model, and sees the same views. Of a name
+        that timm does not know the check of the config says it."""
         name = self.said(f"LOSS.{self.said('LOSS.name')}.teacher.timm")
-        return Network("timm", name) if name else None
+        return Network("timm", name) if name and has("timm", name) else None
 
     @property
     def averages_patches(self) -> bool:
