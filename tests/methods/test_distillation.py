@@ -173,5 +173,7 @@ def test_images_of_a_size_that_the_teacher_does_not_take() -> None:
     teacher = FrozenOptions(timm="test_vit3", arguments={"depth": 1})
     method = DistillationLoss(DistillationOptions(teacher), RunFacts()).to("meta")
     method.attach(Student(8).to("meta"))
-    with pytest.raises(ConfigError, match=r"config.LOSS.distillation_loss.teacher: Vision.*\(160\)"):
+    with pytest.raises(
+        ConfigError, match=r"config.LOSS.distillation_loss.teacher: Vision.*\(160\)"
+    ):
         method(None, {"input": images().to("meta")}, Step.alone())
