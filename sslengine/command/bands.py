@@ -12,8 +12,11 @@ import numpy as np
 from sslengine.command.images import Images
 from sslengine.data.augment.arrays import is_array
 from sslengine.errors import SSLEngineError
+from sslengine.registry import HEADS
 
 LOOKED_AT, MEASURED = 8, 200  # images, evenly apart
+# An argument of heads that reconstruct pixels.
+CHANNELS = "channels"
 # What RGB alone has.
 COLOUR = {"saturation": 0, "hue": 0, "grayscale_probability": 0}
 
@@ -39,6 +42,15 @@ class Bands:
         limits = {} if self.kind == "uint8" else {"PIXEL_RANGE": [self.low, self.high]}
         made = {"IMAGE_MODE": "stored", **limits}
         return {f"DATA.TRAIN.{key}": value for key, value in made.items()}
+
+    def heads(self, of_photos: Sequence[Any]) -> dict[str, Any]:
+        """The keys of those that reconstruct pixels, of which an image has as many as bands."""
+        made = [*of_photos]
+        for number, entry in enumerate(of_photos):
+            match entry:
+                case [str(name), Mapping() as arguments] if CHANNELS in HEADS.parameters(name):
+                    made[number] = [name, {**arguments, CHANNELS: len(self.mean)}]
+        return {} if made == [*of_photos] else {"MODEL.HEAD.PARAMS": made}
 
     def views(self, of_photos: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """The same views without changes of colour, normalised by these values."""

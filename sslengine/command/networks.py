@@ -126,15 +126,24 @@ class Network:
     def _on_meta(self) -> Any:
         return _timm_on_meta(self.name)
 
-    def expect_for(self, method: str, masks: bool, leaves_out: bool) -> None:
-        """Raise a ConfigError if the method hides patches, or leaves them out, and this cannot."""
+    @property
+    def has_class_token(self) -> bool:
+        """Only of timm's networks it is known before the launch."""
+        return self.library != "timm" or getattr(self._on_meta(), "cls_token", None) is not None
+
+    def expect_for(self, method: str, masks: bool, leaves_out: bool, reads_class: bool) -> None:
+        """Raise a ConfigError if the method hides patches, leaves them out, or reads the class
+        token, and this network cannot."""
         lacks = "cannot leave patches out" if leaves_out and not self.can_leave_patches_out else ""
         if masks and not self.patch_side:
             lacks = "is no network of timm's that embeds patches"
+        what = "trains on a part of an image's patches"
+        if not lacks and reads_class and not self.has_class_token:
+            what, lacks = "trains on the class token", "has none"
         if lacks:
             raise ConfigError(
-                f"--model: {method} trains on a part of an image's patches, and {self.name!r} "
-                f"{lacks}. Name {SHOWING}, or a vision transformer of timm's, such as {A_VIT}."
+                f"--model: {method} {what}, and {self.name!r} {lacks}. Name {SHOWING}, or a vision "
+                f"transformer of timm's, such as {A_VIT}."
             )
 
 
@@ -151,7 +160,7 @@ def _timm_on_meta(name: str) -> Any:
 def find(given: str) -> Network:
     library, _, name = given.partition(":")
     if library in LIBRARIES and name:
-        if _has(library, name):
+        if has(library, name):
             return Network(library, name)
         raise UnknownNameError(
             f"--model: {library} has no {name!r}. {nearest(name, names_of(library))}".rstrip()
@@ -159,7 +168,7 @@ def find(given: str) -> Network:
     if ":" in given or given in trunks():
         return Network("", given)
     for library in LIBRARIES:
-        if _has(library, given):
+        if has(library, given):
             return Network(library, given)
     hint = nearest(given, [*trunks(), *names_of("timm"), *names_of("torchvision")])
     raise UnknownNameError(
@@ -169,7 +178,7 @@ def find(given: str) -> Network:
     )
 
 
-def _has(library: str, name: str) -> bool:
+def has(library: str, name: str) -> bool:
     if library == "torchvision":
         return name in names_of(library)
     import timm

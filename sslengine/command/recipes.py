@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sslengine.command import columns, sides
-from sslengine.command.networks import Network
+from sslengine.command.networks import Network, has
 from sslengine.command.text import overrides, typed
 from sslengine.config.compose import Composition, compose, search_folders, shipped_configs
 from sslengine.errors import ConfigError, UnknownNameError, listing, nearest
@@ -124,10 +124,16 @@ class Recipe:
         return model in MODELS and getattr(MODELS.get(model), "leaves_patches_out", False)
 
     @property
+    def reads_class_token(self) -> bool:
+        """One of the heads gets it by its name."""
+        return "CLS" in str(self.said("MODEL.MULTI_INPUT_HEAD_MAPPING") or "")
+
+    @property
     def teacher(self) -> Network | None:
-        """A network of timm's that is no part of the model, and sees the same views."""
+        """A network of timm's that is no part of the model, and sees the same views. Of a name
+        that timm does not know the check of the config says it."""
         name = self.said(f"LOSS.{self.said('LOSS.name')}.teacher.timm")
-        return Network("timm", name) if name else None
+        return Network("timm", name) if name and has("timm", name) else None
 
     @property
     def averages_patches(self) -> bool:

@@ -36,7 +36,8 @@ from sslengine.launch import cli
 from sslengine.registry import component_key, import_dotted, load_plugins
 
 BATCH, WORKERS = "DATA.TRAIN.BATCHSIZE_PER_REPLICA", "DATA.NUM_DATALOADER_WORKERS"
-DEVICE, RANKS = "MACHINE.DEVICE", "DISTRIBUTED.NUM_PROC_PER_NODE"
+DEVICE = "MACHINE.DEVICE"
+RANKS, NODES = "DISTRIBUTED.NUM_PROC_PER_NODE", "DISTRIBUTED.NUM_NODES"
 PRECISION = "MACHINE.PRECISION"
 # The side of the patches that a collator masks.
 MASKED_PATCH = "DATA.TRAIN.COLLATE_FUNCTION_PARAMS.patch_size"
@@ -123,7 +124,7 @@ def choose(given: argparse.Namespace) -> tuple[list[str], str]:
         **data.keys(),
         **machine,
         **({LIMIT: -1} if recipe.of_shapes and recipe.said(LIMIT) else {}),
-        **(bands.keys() | {"DATA.TRAIN.TRANSFORMS": recipe.views} if bands else {}),
+        **(_of_bands(bands, recipe) if bands else {}),
         "CHECKPOINT.DIR": "runs/" + "-".join(filter(None, (recipe.name.split("/")[-1], name))),
         **(_trunk(network, given, recipe) if network else {}),
         **_given(given),
@@ -136,6 +137,11 @@ def choose(given: argparse.Namespace) -> tuple[list[str], str]:
     if bands:
         line += f"\n{bands}"
     return [*recipe.files, *overrides(values), *typed(given.values)], line
+
+
+def _of_bands(bands: Any, recipe: Recipe) -> dict[str, Any]:
+    heads: dict[str, Any] = bands.heads(recipe.said("MODEL.HEAD.PARAMS") or [])
+    return {**bands.keys(), "DATA.TRAIN.TRANSFORMS": recipe.views, **heads}
 
 
 def _load_plugins(given: argparse.Namespace, recipe: Recipe) -> None:
@@ -185,9 +191,10 @@ def _of_machine(
 
 
 def batch_of_rank(given: argparse.Namespace, recipe: Recipe, ranks: int) -> int | None:
-    """What was asked for, in the recipe's name or by itself."""
-    if recipe.batch is None or given.batch_size:
+    """What was asked for, in the recipe's name or by itself. ranks: what --set says wins."""
+    if recipe.batch is None or given.batch_size or recipe.typed(BATCH):
         return given.batch_size  # type: ignore[no-any-return]
+    ranks = (recipe.typed(RANKS) or ranks) * (recipe.said(NODES) or 1)
     if recipe.batch % ranks:
         raise ConfigError(
             f"--recipe {given.recipe}: {recipe.batch} images of a step on {ranks} processes: it is "
@@ -225,7 +232,7 @@ def _updates_of_epoch(values: Mapping[str, Any], recipe: Recipe, images: int) ->
         {
             BATCH: split.BATCHSIZE_PER_REPLICA,
             RANKS: ranks.NUM_PROC_PER_NODE,
-            "DISTRIBUTED.NUM_NODES": ranks.NUM_NODES,
+            NODES: ranks.NUM_NODES,
             "OPTIMIZER.accumulate": 1,
             LIMIT: split.DATA_LIMIT,
             USED: split.DATA_LIMIT_SAMPLING.SHARE,
@@ -256,7 +263,8 @@ def _network(given: argparse.Namespace, recipe: Recipe, usual: str) -> Network |
     """None for the recipe's own, as it is."""
     if given.model:
         network = networks.find(given.model)
-        network.expect_for(recipe.name, recipe.is_masked, recipe.leaves_patches_out)
+        needs = recipe.is_masked, recipe.leaves_patches_out, recipe.reads_class_token
+        network.expect_for(recipe.name, *needs)
         return network
     if not recipe.takes_any_network:
         if given.pretrained:

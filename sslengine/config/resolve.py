@@ -18,6 +18,7 @@ from sslengine.config.inference import infer
 from sslengine.config.length import settle_length
 from sslengine.config.merge import Merged, merge
 from sslengine.config.optimizer_keys import warn_of_keys_without_effect
+from sslengine.config.outlasting import warn_of_long_warmups
 from sslengine.config.places import Places
 from sslengine.config.schedules import settle_schedules
 from sslengine.config.stored import Path
@@ -64,6 +65,7 @@ def freeze(composition: Composition) -> Resolved:
     check(merged)
     infer(merged, composition.name)
     keep_chosen(merged.root.config)
+    warn_of_long_warmups(merged)
     OmegaConf.set_readonly(merged.root.config, True)
     return Resolved(
         config=merged.root.config,

@@ -151,6 +151,11 @@ def iterations(default: Any) -> Any:
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def epochs(default: Any) -> Any:
+    """Declare a field that is a number of epochs, in which something changes; see outlasting.py."""
+    return dataclasses.field(default=default, metadata={"epochs": True})
+
+
 def one_of(options: Any, key: str, *allowed: object) -> Iterator[str]:
     """Yield a problem if `options.key` is none of the allowed values."""
     value = getattr(options, key)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sslengine.config.facts import RunFacts
-from sslengine.config.sections import iterations
+from sslengine.config.sections import epochs, iterations
 from sslengine.distributed.collectives import sum_in_place
 from sslengine.distributed.ranks import world_size
 from sslengine.errors import ConfigError, TrainingError
@@ -130,7 +130,7 @@ class DINOOptions:
     # Updates (optimizer steps) in which the teacher's temperature rises.
     teacher_temp_warmup_iters: int = iterations(37500)
     # Warm-up in epochs in place of updates: it changes at the start of each, as the authors do it.
-    teacher_temp_warmup_epochs: int = 0
+    teacher_temp_warmup_epochs: int = epochs(0)
     # Numbers of the teacher's crops, from 0.
     crops_for_teacher: list[int] = field(default_factory=lambda: [0, 1])
     # Momentum of the centre.

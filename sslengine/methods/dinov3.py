@@ -114,6 +114,12 @@ class DINOv3Loss(DINOv2Loss):
         network.load(model, weights=not gone)
         return network.network.trunk
 
+    def forward(self, output: Any, sample: Any, step: Step) -> dict[str, Tensor]:
+        """Larger views are in the batch, whether INPUT_KEY_NAMES lists them or not."""
+        if GRAM_VIEWS in sample:
+            sample = {**sample, "input": {**sample["input"], GRAM_VIEWS: sample[GRAM_VIEWS]}}
+        return super().forward(output, sample, step)
+
     def log_q(self, crops: Tensor, large: int) -> Tensor:
         found, weight = super().log_q(crops, large), self.options.local_weight
         if weight == 1.0:

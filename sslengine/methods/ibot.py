@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from sslengine.config.facts import RunFacts
-from sslengine.config.sections import iterations, one_of
+from sslengine.config.sections import epochs, iterations, one_of
 from sslengine.errors import ConfigError, TrainingError
 from sslengine.losses.masked_patches import Center, masked_cross_entropy
 from sslengine.losses.swapped_prediction import swapped_prediction
@@ -62,7 +62,7 @@ class IBOTOptions:
     # Updates (optimizer steps) of the warm-up.
     teacher_temp_warmup_iters: int = iterations(37500)
     # Warm-up in epochs in place of updates: temperatures change at the start of each.
-    teacher_temp_warmup_epochs: int = 0
+    teacher_temp_warmup_epochs: int = epochs(0)
     # Momentum of the centres.
     ema_center: float = 0.9
     # Weight of the loss of class tokens.

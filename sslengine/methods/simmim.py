@@ -93,6 +93,7 @@ class SimMimLoss(Method):
             raise TrainingError(
                 f"{NAME} needs the pixels of images of shape {tuple(images.shape)}; the model "
                 f"returned {described(output)}. A stride of {self.stride} fits a trunk that makes "
-                f"one token of {self.stride} x {self.stride} pixels."
+                f"one token of {self.stride} x {self.stride} pixels; pixel_head needs channels: "
+                f"{images.shape[1]}."
             )
         return images, mask

@@ -62,6 +62,10 @@ class FrozenOptions:
         if self.given() and not self.timm:
             yield "timm: `arguments` is set, but no network is named."
 
+    def check_chosen(self) -> Iterator[str]:
+        for problem in TimmOptions(self.timm).check_chosen():
+            yield problem.replace("model:", "timm:", 1)
+
     def given(self) -> dict[str, Any]:
         return {name: value for name, value in self.arguments.items() if value is not None}
 
@@ -167,7 +171,9 @@ class FrozenNetwork(nn.Module):
         if not self.heads:
             network.heads = nn.ModuleList()
             route = replace(route, features=tuple(self.features), heads=())
-        network.trunk.check_features(route.features, f"{self.where}: its trunk")
+        trunk: Any = network.trunk
+        trunk.check_features(route.features, f"{self.where}: its trunk")
+        trunk.section = self.where  # that errors name
         network.routes, network.pooling = (route,), network.pooling if self.heads else None
         return network
 

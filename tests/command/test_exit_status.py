@@ -28,6 +28,11 @@ CASES: dict[str, list[tuple[int, str]]] = {
         (FAILED, "{here}/empty --method=simclr"),
         (TYPED, "{here}/photos --method=simcl"),
         (TYPED, "{here}/photos --method=simclr --weights={here}/nothing --out={here}/new"),
+        (
+            TYPED,
+            "{here}/photos --method=distillation --device=cpu --show "
+            "--set=LOSS.distillation_loss.teacher.timm=resnet18x",
+        ),
         (TYPED, "{here}/nothing --method=simclr"),
         (TYPED, "{here}/nothing-{{0..1}}.tar --method=simclr"),
         (TYPED, "config=quickstart/simcl"),

@@ -14,7 +14,7 @@ from sslengine.command.api import load
 from sslengine.command.front import main
 from sslengine.command.machine import Machine
 from sslengine.command.recipes import Recipe, methods, methods_with_forms, names_in
-from sslengine.command.train import batch_of_rank, choose, make_parser
+from sslengine.command.train import NODES, RANKS, batch_of_rank, choose, make_parser
 from sslengine.config.compose import compose
 from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read
@@ -126,7 +126,7 @@ TEMPERATURES = [f"{part}_temp_{end}" for part in ("teacher", "patch") for end in
 BATCHES = [form for form in methods_with_forms() if "/batch" in form]
 
 
-@pytest.mark.parametrize("recipe", slow_but(["dino/batch32", "dinov2/batch64"], BATCHES))
+@pytest.mark.parametrize("recipe", slow_but(["dinov2/batch64", "msn/batch32"], BATCHES))
 def test_presets_of_batches_follow_the_rules_of_the_page(recipe: str, photos: Path) -> None:
     """Relative to the recipe, which is for 256 images: docs/methods.md."""
     method, form = recipe.split("/")
@@ -138,7 +138,8 @@ def test_presets_of_batches_follow_the_rules_of_the_page(recipe: str, photos: Pa
     assert highest == pytest.approx(0.0005 * times**0.5)
     clusters = {"msn": "num_prototypes", "capi": "num_clusters"}.get(method, "output_dim")
     assert preset[clusters] == usual[clusters] * times
-    assert 1 - preset.momentum == pytest.approx((1 - usual.momentum) * times, abs=1e-4)
+    for key in {"momentum", "momentum_end"} & set(usual):
+        assert 1 - preset[key] == pytest.approx((1 - usual[key]) * times, abs=1e-4)
     assert preset.get("koleo_over_ranks", True)
     assert [preset.get(key) for key in TEMPERATURES] == [usual.get(key) for key in TEMPERATURES]
     if method in ("dino", "ibot"):
@@ -170,6 +171,9 @@ def test_a_preset_of_a_batch_is_that_of_all_ranks(photos: Path) -> None:
     assert eight.BATCHSIZE_PER_REPLICA == 32
     other = config_of(str(photos), "--recipe=dinov2/batch256", "--batch-size=4").DATA.TRAIN
     assert other.BATCHSIZE_PER_REPLICA == 4
+    for ranks in (RANKS, NODES):
+        two = config_of(str(photos), "--recipe=dinov2/batch32", f"--set={ranks}=2").DATA.TRAIN
+        assert two.BATCHSIZE_PER_REPLICA == 16
     recipe = Recipe.of(make_parser().parse_args([str(photos), "--recipe=dinov2/batch32"]))
     with pytest.raises(ConfigError, match="32 images of a step on 3 processes"):
         batch_of_rank(make_parser().parse_args([str(photos), "--recipe=x"]), recipe, 3)

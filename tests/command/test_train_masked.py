@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -68,6 +69,9 @@ def test_masks_and_crops_have_the_patches_of_the_network(tmp_path: Path) -> None
     assert "DATA.TRAIN.TRANSFORMS.0.size_crops" not in usual
     with pytest.raises(ConfigError, match="'resnet18' is no network of timm's that embeds patches"):
         _chosen(photos, "--method=ibot", "--model=resnet18")
+    for method, model in (("dinov2", "swin_tiny_patch4_window7_224"), ("msn", "test_vit3")):
+        with pytest.raises(ConfigError, match=f"the class token, and '{model}' has none"):
+            _chosen(photos, f"--method={method}", f"--model={model}")
 
 
 @pytest.mark.parametrize("method", slow_but(["ijepa"], ["capi", "data2vec", "ijepa", "mae", "msn"]))
@@ -102,3 +106,14 @@ def test_masks_are_those_of_the_network_that_is_named(tmp_path: Path) -> None:
         for patch, model in of.items():
             given = [f"--recipe={recipe}", f"--model={model}", "--size=224"]
             assert _chosen(str(photos), *given).get(key, str(own)) == str(patch)
+
+
+def test_pixels_of_many_bands_are_reconstructed(tmp_path: Path) -> None:
+    """The head of SimMIM has those of the images, not of photos."""
+    values = np.random.default_rng(0).integers(0, 4000, (8, 40, 44, 4), dtype=np.uint16)
+    np.save(tmp_path / "bands.npy", values)
+    given = [str(tmp_path / "bands.npy"), "--method=simmim", f"--model={MODEL}", "--size=32"]
+    assert "channels: 4" in _chosen(*given)["MODEL.HEAD.PARAMS"]
+    few = ["--workers=0", "--device=cpu", "--batch-size=4", "--set=OPTIMIZER.num_iterations=1",
+           "--set=MODEL.TRUNK.TIMM.arguments={img_size:32,depth:1}"]  # fmt: skip
+    assert main(["train", *given, *few, "--out", str(tmp_path / "run")]) == 0

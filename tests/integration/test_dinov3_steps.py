@@ -83,7 +83,6 @@ TINY = [
 LARGER = [
     "config.DATA.TRAIN.TRANSFORMS.0.size_crops=[32,8]",
     "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.resized_to=16",
-    "config.DATA.TRAIN.INPUT_KEY_NAMES=[global_views,local_views,mask,patches_at,gram_views]",
 ]
 
 

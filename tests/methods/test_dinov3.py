@@ -177,8 +177,13 @@ def test_resumes_to_the_bit_with_its_gram_teacher(refreshes: int, tmp_path: Path
     )
 
 
-def test_the_gram_teacher_sees_the_larger_views(tmp_path: Path) -> None:
-    task = make_task(tmp_path, **of_run(large=32, resized_to=16, gram_weight=1.0))
+@pytest.mark.parametrize("listed", [True, False])
+def test_the_gram_teacher_sees_the_larger_views(listed: bool, tmp_path: Path) -> None:
+    """Also as the heads of configs/dinov3 say, which do not list them among INPUT_KEY_NAMES."""
+    changes = of_run(large=32, resized_to=16, gram_weight=1.0)
+    if not listed:
+        changes["DATA__TRAIN__INPUT_KEY_NAMES"].remove("gram_views")
+    task = make_task(tmp_path, **changes)
     seen: list[tuple[int, ...]] = []
     task.loss.gram.trunk.register_forward_pre_hook(lambda _, given: seen.append(given[0].shape))
     loop.run(task)

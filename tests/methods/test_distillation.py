@@ -166,3 +166,14 @@ def test_what_is_refused() -> None:
     method, model = made("mse", FrozenOptions(str(weights_of_timms()), "test_resnet"), 5)
     with pytest.raises(TrainingError, match=r"End config.MODEL.HEAD.PARAMS in the width 96"):
         method(model(images()), {"input": images()}, Step.alone())
+
+
+def test_images_of_a_size_that_the_teacher_does_not_take() -> None:
+    """The error names the teacher's key, not the model's."""
+    teacher = FrozenOptions(timm="test_vit3", arguments={"depth": 1})
+    method = DistillationLoss(DistillationOptions(teacher), RunFacts()).to("meta")
+    method.attach(Student(8).to("meta"))
+    with pytest.raises(
+        ConfigError, match=r"config.LOSS.distillation_loss.teacher: Vision.*\(160\)"
+    ):
+        method(None, {"input": images().to("meta")}, Step.alone())

@@ -185,6 +185,9 @@ class StreamBatchSampler(BatchSampler):
 
         return rows
 
+    def _first(self, step: int) -> int:
+        return self._rank * self._batch
+
 
 class StretchBatchSampler(BatchSampler):
     """These stretches of the dataset, each a batch. Random transforms draw the same every epoch."""

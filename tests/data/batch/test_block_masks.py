@@ -13,7 +13,13 @@ from sslengine.data.batch.block_masks import (
     ibot_multicrop_masking_collator,
     spread_masks_collator,
 )
-from sslengine.data.batch.samplers import DistributedBatchSampler, OrderedBatchSampler, Place
+from sslengine.data.batch.samplers import (
+    BatchSampler,
+    DistributedBatchSampler,
+    OrderedBatchSampler,
+    Place,
+    StreamBatchSampler,
+)
 from sslengine.data.loading.dataset import Samples
 from sslengine.errors import DataError
 from sslengine.launch.cli import main
@@ -88,10 +94,15 @@ def crops(index: int) -> dict[str, Any]:
     return {"data": views, "data_idx": [index] * 3, "label": [0] * 3}
 
 
-def of_rank(rank: int, world_size: int, size: int = 32, step: int = 1, seed: int = 5) -> Any:
-    sampler = DistributedBatchSampler(
-        128, size // world_size, rank, world_size, seed=seed, drop_last=True
+def of_rank(
+    rank: int, world_size: int, size: int = 32, step: int = 1, seed: int = 5, stream: bool = False
+) -> Any:
+    own = size // world_size
+    sampler: BatchSampler = DistributedBatchSampler(
+        128, own, rank, world_size, seed=seed, drop_last=True
     )
+    if stream:
+        sampler = StreamBatchSampler(128, own, rank, world_size, True, "config.DATA.TRAIN")
     sampler.set_window(3, step)
     keys = next(iter(sampler))
     return Samples([crops(index) for _, index in keys], seed, keys)
@@ -134,10 +145,11 @@ def test_small_images_are_masked_too() -> None:
     assert ((hidden > 0) & (hidden < 10)).sum() > 5
 
 
-def test_masks_are_the_same_for_any_number_of_ranks() -> None:
-    alone = masks(of_rank(0, 1))
+@pytest.mark.parametrize("stream", [False, True])
+def test_masks_are_the_same_for_any_number_of_ranks(stream: bool) -> None:
+    alone = masks(of_rank(0, 1, stream=stream))
     for ranks in (2, 4):
-        parts = [masks(of_rank(rank, ranks)) for rank in range(ranks)]
+        parts = [masks(of_rank(rank, ranks, stream=stream)) for rank in range(ranks)]
         assert sum(map(len, parts)) == len(alone) == 64
         for image, mask in (pair for part in parts for pair in part.items()):
             assert torch.equal(mask, alone[image])
