@@ -202,6 +202,8 @@ class Scores:
     pixels_linear: float | None = None
     attentive: float | None = None
     untrained_attentive: float | None = None
+    # Of the linear probe: see sslengine/evaluation/versions.py.
+    linear_version: int = 1
 
 
 @dataclass(frozen=True)
@@ -226,7 +228,9 @@ def scores_of(job: Job, attentive: bool = False) -> Scores:
         call(job, job.row.judging())
     judged = json.loads(report.read_text())
     scores = {each["features"]: each for each in judged["scores"]}
+    about = scores["trained"]["about"]
     found: dict[str, Any] = {"network": judged["network"]}
+    found["linear_version"] = about["versions"]["linear"]
     for prefix, features in PREFIXES.items():
         if features in scores:
             found[f"{prefix}knn"] = _only(scores[features]["knn"])

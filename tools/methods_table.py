@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import Any, cast
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # found as a script, too
+from sslengine.evaluation.versions import VERSIONS
 from tools.methods_runs import (
     ROOT,
     SETS,
@@ -152,6 +153,7 @@ def table(measured: dict[str, dict[str, Any]]) -> str:
         for prefix, show in (("", _spread), ("untrained ", _plain), ("pixels ", _plain)):
             for kind, title in PROBES.items():
                 cells[f"{prefix}{title}"] = show(scores, f"{prefix.strip()}_{kind}".strip("_"))
+        cells["linear %"] += "" if all(map(_is_current, scores)) else f" {OLD_PROBE}"
         for key, title in COSTS.items():
             cells[title] = f"{cost[key]:.0f}" if cost else ""
         cells["code"] = _commits([*scores, *([cost] if cost else [])])
@@ -164,6 +166,14 @@ def table(measured: dict[str, dict[str, Any]]) -> str:
 
 PROBES = {"knn": "kNN %", "linear": "linear %", "attentive": "attentive %"}
 COSTS = {"batch": "batch", "step_ms": "ms/step", "memory_mib": "MiB"}
+
+
+# Behind scores of an earlier version of the linear probe.
+OLD_PROBE = "†"
+
+
+def _is_current(score: dict[str, Any]) -> bool:
+    return bool(score.get("linear_version", 1) == VERSIONS["linear"])
 
 
 def _titled(name: str, of: dict[str, Any]) -> str:

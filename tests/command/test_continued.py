@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from sslengine.command import recipes
 from sslengine.command.front import main
-from tests.command.photos import SMALL, write_photos
+from tests.command.photos import SMALL, config_of, write_photos
 
+A_VIT = "--model=vit_small_patch16_224", "--pretrained"
 RUN = ["--model", "resnet10t", *SMALL]
 
 
@@ -75,3 +77,11 @@ def test_from_which_weights(photos: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_no_such_form(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", str(photos), "--recipe=simclr/8gpus"]) == 2
     assert "there is no form '8gpus' of simclr. Did you mean '8gpu'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("method", recipes.methods())
+def test_a_warm_up_of_the_method_ends_in_the_first_half(method: str, photos: Path) -> None:
+    """Recipes have 100 epochs or more, a continued one 30."""
+    config = config_of(str(photos), f"--recipe={method}/continued", *A_VIT)
+    options = config.LOSS.get(config.LOSS.name) or {}
+    assert options.get("teacher_temp_warmup_epochs", 0) <= config.OPTIMIZER.num_epochs / 2

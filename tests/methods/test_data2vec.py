@@ -238,11 +238,11 @@ def test_images_one_patch_wide_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = [
-        f"config.{each}=6"
-        for each in ("MODEL.TRUNK.BEIT.IMAGE_SIZE", "DATA.TRAIN.TRANSFORMS.0.size")
+        f"config.{each}=8"
+        for each in ("MODEL.TRUNK.VISION_TRANSFORMERS.IMAGE_SIZE", "DATA.TRAIN.TRANSFORMS.0.size")
     ]
     assert main(["config=quickstart/data2vec", *small, f"config.CHECKPOINT.DIR={tmp_path}"]) == 2
-    said = "images of 6 x 6 pixels have 1 x 1 patches, and none can be hidden: "
+    said = "images of 8 x 8 pixels have 1 x 1 patches, and none can be hidden: "
     assert said in capsys.readouterr().err
 
 

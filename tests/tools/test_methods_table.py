@@ -11,15 +11,20 @@ from typing import Any
 import pytest
 
 from sslengine.config.resolve import resolve
+from sslengine.evaluation.versions import VERSIONS
 from tools import methods_runs, methods_table
 from tools.methods_runs import Cost, Job, Row, Scores, cost_of, scores_of
 from tools.methods_table import BEGIN, BEGINS, END, Measured, table, write_table
 
 SIMCLR = Row("simclr")
+ABOUT = {"versions": dict(VERSIONS)}
 
 
 def _measured(*knn: float, cost: Cost | None = None) -> dict[str, Any]:
-    scores = {str(seed): asdict(Scores(value, 50.0, 30.0, 40.0)) for seed, value in enumerate(knn)}
+    scores = {
+        str(seed): asdict(Scores(value, 50.0, 30.0, 40.0, linear_version=VERSIONS["linear"]))
+        for seed, value in enumerate(knn)
+    }
     return {"scores": scores, "cost": cost and asdict(cost)}
 
 
@@ -34,7 +39,7 @@ class _Runs:
         job.folder.mkdir(parents=True, exist_ok=True)
         if "+config/benchmark/frozen=shapes" in more:
             scores = [
-                {"features": "trained", "knn": {"20": 81.0}, "linear": 85.0},
+                {"features": "trained", "knn": {"20": 81.0}, "linear": 85.0, "about": ABOUT},
                 {"features": "untrained", "knn": {"20": 30.0}, "linear": 40.0},
             ]
             report = {"network": "teacher", "scores": scores}
@@ -57,7 +62,8 @@ def test_a_run_is_trained_judged_and_never_done_twice(
     monkeypatch.setattr(methods_runs, "call", runs)
     job = Job(SIMCLR, 3, tmp_path / "simclr_seed3")
     first = scores_of(job)
-    assert first == Scores(81.0, 85.0, 30.0, 40.0, "teacher")
+    current = VERSIONS["linear"]
+    assert first == Scores(81.0, 85.0, 30.0, 40.0, "teacher", linear_version=current)
     assert [bool(more) for _, more in runs.calls] == [False, True]
     assert scores_of(job) == first
     assert len(runs.calls) == 2
@@ -71,6 +77,14 @@ def test_the_cost_is_of_a_short_run_of_its_own(
     # Without the first entry the median speed is 200 images a second: 50 of them take 250 ms.
     assert cost_of(SIMCLR, tmp_path) == Cost(batch=50, step_ms=250.0, memory_mib=700.0)
     assert runs.calls == [("simclr", ["config.OPTIMIZER.num_epochs=2", "config.LOG_FREQUENCY=5"])]
+
+
+def test_scores_of_an_earlier_probe_are_marked() -> None:
+    rows = {"old": _measured(60.0, 70.0), "new": _measured(50.0)}
+    del rows["old"]["scores"]["1"]["linear_version"]  # before it was recorded
+    old, new = table(rows).splitlines()[2:]
+    assert "| 50.0 (50.0 to 50.0) † |" in old
+    assert "†" not in new
 
 
 def test_what_is_measured_is_kept_until_the_config_changes(
@@ -296,7 +310,10 @@ def test_other_images_and_a_probe_that_attends(
                 (folder / "swept.json").write_text(json.dumps(row))
         elif more:
             rows = (("trained", 81.0), ("untrained", 30.0), ("raw pixels", 50.0))
-            scores = [{"features": name, "knn": {"20": v}, "linear": v + 1} for name, v in rows]
+            scores = [
+                {"features": name, "knn": {"20": v}, "linear": v + 1, "about": ABOUT}
+                for name, v in rows
+            ]
             report = {"network": "model", "scores": scores}
             (job.folder / "evaluation.json").write_text(json.dumps(report))
         job.folder.mkdir(parents=True, exist_ok=True)
