@@ -22,6 +22,7 @@ from sslengine.predictor.checkpoints import read_checkpoints
 from sslengine.registry import LABEL_FREE
 from tests.command.photos import write_photos
 from tests.predictor.runs import CLASSES, EACH, make_classifier
+from tests.tail import slow_but
 
 IMAGES, VIEWS = CLASSES * EACH, 3
 
@@ -352,7 +353,7 @@ def invert(file: Path) -> None:
     ImageOps.invert(image.convert("RGB")).save(file)
 
 
-@pytest.mark.parametrize("verb", ["rank", "compare"])
+@pytest.mark.parametrize("verb", slow_but(["compare"], ["rank", "compare"]))
 def test_images_are_those_of_their_fingerprint_wherever_they_are(
     verb: str, run: Path, judged: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -112,6 +112,14 @@ def test_all_penalties_are_tried_on_one_path(monkeypatch: pytest.MonkeyPatch) ->
     assert paths == [7, 7]
 
 
+def test_no_more_are_tried_where_the_strongest_knows_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = torch.arange(60) % 3
+    features = torch.eye(3)[labels]
+    monkeypatch.delattr(linear, "fit_path")
+    probe = linear_probe(features, labels, features, labels)
+    assert (probe.penalty, probe.held_out_accuracy, probe.test_accuracy) == (10.0, 100.0, 100.0)
+
+
 def test_separable_classes_are_separated() -> None:
     labels = torch.arange(60) % 3
     features = torch.eye(3)[labels] + 0.01 * torch.arange(60)[:, None] / 60
