@@ -17,7 +17,7 @@ from tests.command.photos import config_of, write_photos
 from tests.tail import slow_but
 
 # Patches of 6 pixels, of which SimMIM hides cells of 12, and of 14.
-OF_SIX = {f"quickstart/{name}" for name in ("capi", "data2vec", "ijepa", "mae", "simmim")}
+OF_SIX = {f"quickstart/{name}" for name in ("capi", "ijepa", "mae", "simmim")}
 OF_FOURTEEN = {
     "photos/distillation",
     "pretrain/distillation/distillation_8gpu_vitb14",

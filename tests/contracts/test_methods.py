@@ -25,10 +25,6 @@ TINY_VIT = (
     "config.MODEL.TRUNK.VISION_TRANSFORMERS.HIDDEN_DIM=16",
     "config.MODEL.TRUNK.VISION_TRANSFORMERS.MLP_DIM=16",
 )
-TINY_BEIT = (
-    *(each.replace("VISION_TRANSFORMERS", "BEIT") for each in TINY_VIT[:-1]),
-    "config.MODEL.TRUNK.BEIT.MLP_RATIO=1.0",
-)
 MASK_4 = (
     "config.DATA.TRAIN.TRANSFORMS.4.patch_size=4",
     "config.DATA.TRAIN.TRANSFORMS.4.cell_size=4",
@@ -153,7 +149,7 @@ METHODS: dict[str, Of] = {
         "config.MODEL.HEAD.PARAMS=[[pixel_head,{in_dim:auto,stride:4}]]",
     ), more={"also": [EQUAL, AT_FOUR]}),
     "data2vec_loss": Of(overrides=(
-        "config=quickstart/data2vec", *TINY_BEIT, MASK_4[0], "config.LOSS.data2vec_loss.top_layers=1",
+        "config=quickstart/data2vec", *TINY_VIT, MASK_4[0], "config.LOSS.data2vec_loss.top_layers=1",
     ), more={"also": [EQUAL, AT_FOUR]}),
 }  # fmt: skip
 MODELS_SMALL: dict[str, Of] = {

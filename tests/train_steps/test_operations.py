@@ -184,7 +184,7 @@ def _data2vec(case: Case) -> ByHand:
         images, mask = batch["data"], batch["mask"].flatten(1)
         with torch.no_grad():
             first, last = teacher.trunk(images, ["blocks.2", "blocks.3"])
-            targets = F.layer_norm(((first + last) / 2)[:, 1:], first.shape[-1:])
+            targets = F.layer_norm((first + last) / 2, first.shape[-1:])
         tokens = model.trunk(images, ["lastPATCH"], mask=batch["mask"])[0]
         apart = F.smooth_l1_loss(tokens, targets, reduction="none", beta=2.0).sum(-1)
         return (apart * mask).sum() / mask.sum() / math.sqrt(tokens.shape[-1])
@@ -192,7 +192,7 @@ def _data2vec(case: Case) -> ByHand:
     def follow() -> None:
         by_hand.follow(teacher, case.model, 0.99)
         own, new = (
-            [each.trunk.cls_token, each.trunk.mask_token, *each.trunk.patch_embed.parameters()]
+            [each.trunk.mask_token, *each.trunk.patch_embed.parameters()]
             for each in (teacher, case.model)
         )
         torch._foreach_copy_([each.data for each in own], [each.data for each in new])
@@ -431,7 +431,7 @@ GOLDEN = {
     "simsiam": (_simsiam, 164, 191),
     "byol": (_byol, 210, 210),
     "mae": (by_hand.mae, 249, 244),
-    "data2vec": (_data2vec, 396, 392),
+    "data2vec": (_data2vec, 368, 364),
     "simmim": (_simmim, 165, 164),
     "ijepa": (_ijepa, 274, 278),
     "capi": (_capi, 529, 524),
