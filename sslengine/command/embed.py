@@ -119,7 +119,7 @@ def embed(
         own = {**files.keys, **columns.of_set(overrides), **columns_given}
         said = columns.of_run(Path(run), files.images, own)
         found = import_dotted("sslengine.command.images:look")(files.images, said.get, files.labels)
-        _check_columns(found, columns_given, said)
+        check_columns(found, columns_given, said)
         values = {**ALL_OF_IT, **files.values, **found.keys_over(labels=found.has_classes)}
         if batch_size is not None:
             values["DATA.TRAIN.BATCHSIZE_PER_REPLICA"] = batch_size
@@ -133,7 +133,7 @@ def embed(
         return _rows(found, len(predictor.dataset), named, predictor.read_all())
 
 
-def _check_columns(found: Any, given: Mapping[str, Any], said: Mapping[str, Any]) -> None:
+def check_columns(found: Any, given: Mapping[str, Any], said: Mapping[str, Any]) -> None:
     """given: by options. said: also by the run, or --set."""
     columns.expect_effect(given, {found.place: found.name})
     if not found.source.num_classes and (note := columns.without_labels(found.place, said)):

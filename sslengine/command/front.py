@@ -14,9 +14,10 @@ from __future__ import annotations
 import errno
 import importlib
 import os
-import signal
+import select
 import sys
 from collections.abc import Callable, Sequence
+from typing import TextIO
 
 from sslengine import __version__
 from sslengine.errors import SSLEngineError, nearest
@@ -41,7 +42,7 @@ VERBS = {
     "completion": "print the completion of this command for bash, zsh or fish",
 }
 USAGE = 2  # exit status
-UNREAD = 128 + signal.SIGPIPE  # that of other programs before `| head`
+UNREAD = 141  # 128 + SIGPIPE: that of other programs before `| head`
 # What a disk says, or a name that is taken by a folder; another OSError may be a bug.
 _OF_PLACES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EISDIR)
 
@@ -78,22 +79,29 @@ def _status_of(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -
     except (SSLEngineError, KeyboardInterrupt) as error:
         return cli.ended_by(error)
     except OSError as error:
-        if not _can_print():
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            if isinstance(error, BrokenPipeError):
-                return UNREAD
-        if error.errno not in _OF_PLACES:
+        unread = isinstance(error, BrokenPipeError) and _is_unread(sys.stdout)
+        if not unread and error.errno not in _OF_PLACES:
             raise
+        _drop_what_is_left(sys.stdout)
+        if unread:
+            return UNREAD
         place = error.filename2 or error.filename or "what was to be written"
         return cli.ended_by(SSLEngineError(f"{place}: {error.strerror}."))
 
 
-def _can_print() -> bool:
+def _is_unread(stream: TextIO) -> bool:
+    """Is it a pipe that nothing reads? A broken pipe may be another one."""
+    poll = select.poll()
+    poll.register(stream, 0)  # for errors alone
+    return bool(poll.poll(0))
+
+
+def _drop_what_is_left(stream: TextIO) -> None:
+    """Of a stream that cannot be written: Python would try again when it ends, and complain."""
     try:
-        print(flush=True)
+        stream.flush()
     except OSError:
-        return False
-    return True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _help() -> str:

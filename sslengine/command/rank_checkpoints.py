@@ -13,7 +13,7 @@ from rich.table import Table
 
 from sslengine.checkpoint import files
 from sslengine.command import columns, documents
-from sslengine.command.embed import ALL_OF_IT
+from sslengine.command.embed import ALL_OF_IT, check_columns
 from sslengine.command.images import look
 from sslengine.command.text import overrides, typed
 from sslengine.errors import CheckpointError, ConfigError, MissingCheckpointError
@@ -77,7 +77,7 @@ def _images(run: Path, given: argparse.Namespace) -> dict[str, Any]:
         return {}
     said = columns.of_run(run, given.data, {**columns.of_set(given.values), **asked})
     found = look(given.data, said.get)
-    columns.expect_effect(asked, {found.place: found.name})
+    check_columns(found, asked, said)
     return {**ALL_OF_IT, **found.keys_over(labels=found.has_classes)}
 
 

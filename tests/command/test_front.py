@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -104,3 +105,32 @@ def test_a_reader_that_has_enough(options: list[str]) -> None:
 def test_a_disk_without_room() -> None:
     status, text = _written_to(os.open("/dev/full", os.O_WRONLY), "list", "models")
     assert (status, text) == (1, "error: what was to be written: No space left on device.\n")
+
+
+def test_a_name_that_a_folder_has(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """stdout stays empty, as docs/command.md says of errors."""
+
+    def fails(arguments: object) -> int:
+        raise IsADirectoryError(
+            errno.EISDIR, "Is a directory", "new", None, "runs/x/evaluation.json"
+        )
+
+    monkeypatch.setattr("sslengine.command.list.main", fails)
+    assert main(["list", "models"]) == 1
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", "error: runs/x/evaluation.json: Is a directory.\n")
+
+
+def test_a_broken_pipe_that_is_not_stdout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a worker that has died: no reader of the output."""
+
+    def fails(arguments: object) -> int:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr("sslengine.command.list.main", fails)
+    with open(os.devnull, "w") as stdout:
+        monkeypatch.setattr("sys.stdout", stdout)
+        with pytest.raises(BrokenPipeError):
+            main(["list", "models"])
