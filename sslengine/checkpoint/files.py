@@ -53,12 +53,15 @@ def write(
     return manifest
 
 
-def expect_space(folder: Path, needed: int) -> None:
+def expect_space(
+    folder: Path, needed: int, or_: str = "keep fewer checkpoints: config.CHECKPOINT.KEEP_LAST"
+) -> None:
+    """or_: what the user can do beside deleting files."""
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise OSError(
             f"it needs {needed / 1e6:.0f} MB and {free / 1e6:.0f} MB are free. Delete files, or "
-            f"keep fewer checkpoints: config.CHECKPOINT.KEEP_LAST"
+            f"{or_}"
         )
 
 

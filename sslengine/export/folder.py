@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sslengine.checkpoint.files import expect_space
+from sslengine.checkpoint.snapshot import size_of
 from sslengine.errors import OutputError
 from sslengine.export import manifest
 from sslengine.export.formats import Made, find, prepare
@@ -59,6 +61,7 @@ def write(
     unfinished = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     unfinished.mkdir(parents=True)
     try:
+        _expect_space(unfinished, subject, out)
         made.write(unfinished)
         proof = prove(made, unfinished, subject)
         content = {
@@ -76,6 +79,14 @@ def write(
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return content
+
+
+def _expect_space(folder: Path, subject: Subject, out: Path) -> None:
+    """For the weights. Each library has its own error for a disk that is full."""
+    try:
+        expect_space(folder, size_of(subject.trunk.state_dict()), "export to another disk.")
+    except OSError as error:
+        raise OutputError(f"{out} cannot be written: {error}") from error
 
 
 def _put(new: Path, out: Path) -> None:

@@ -96,7 +96,7 @@ class RankPool:
     strict: ClassVar[bool] = False
     server: ClassVar[int | None] = None  # the process id of the fork server
 
-    def __init__(self, world_size: int, timeout: float = 90.0) -> None:
+    def __init__(self, world_size: int, timeout: float = 200.0) -> None:
         self.world_size = world_size
         self.timeout = timeout
         self._processes: list[Any] = []

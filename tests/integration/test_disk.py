@@ -12,15 +12,17 @@ from typing import Any
 
 import pytest
 
+import sslengine
 from sslengine.checkpoint import files, saver
 from sslengine.checkpoint.manifest import verify
-from sslengine.errors import CheckpointError
+from sslengine.errors import CheckpointError, OutputError
 from sslengine.hooks.default import default_hooks
 from sslengine.hooks.events import Hook
 from sslengine.monitor.writers import JsonLinesWriter
 from sslengine.task.task import SelfSupervisionTask
 from sslengine.trainer import loop
 from tests.config.recipes import resolved
+from tests.predictor.runs import make_classifier
 from tests.task.runs import CPU, same, train, weights
 
 
@@ -120,6 +122,15 @@ def test_a_disk_that_becomes_read_only(small_disk: Path, caplog: pytest.LogCaptu
     assert "Read-only file system" in caplog.text
     assert "model_iteration3.torch" not in _names(small_disk)
     assert "model_final_checkpoint_phase1.torch" in _names(small_disk)
+
+
+def test_an_export_says_that_the_disk_is_too_small(small_disk: Path, tmp_path: Path) -> None:
+    """Before anything is written: libraries have their own errors for this."""
+    make_classifier(tmp_path, OPTIMIZER__num_epochs=1)
+    _fill(small_disk)
+    with pytest.raises(OutputError, match=r"needs \d+ MB and 0 MB are free"):
+        sslengine.export(tmp_path / "run", small_disk / "weights", "state-dict")
+    assert [path.name for path in small_disk.iterdir()] == ["filler"]
 
 
 def test_a_folder_that_is_removed_in_mid_run_is_made_again(tmp_path: Path) -> None:
