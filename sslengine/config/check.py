@@ -51,7 +51,7 @@ def check(merged: Merged) -> None:
     methods = ("check",) if merged.problems else ("check", "check_chosen")
     sections = as_objects(merged.root.config, nodes)
     for (path, node), (_, section) in zip(nodes, sections, strict=True):
-        merged.problems.extend(_number_problems(node, path))
+        merged.problems.extend(_number_problems(section, path))
         for method in methods:
             merged.problems.extend(_section_problems(section, path, method))
         merged.problems.extend(_free_component_problems(node, path))
@@ -80,15 +80,15 @@ def _value_of(node: DictConfig, key: str) -> Any:
     return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 
 
-def _number_problems(node: DictConfig, path: str) -> Iterator[str]:
-    """Yield problems of NaN, and of infinity in fields that do not allow it."""
-    for key, field in fields_of(node).items():
-        value = node._get_node(key)
-        if isinstance(value, DictConfig) and fields_of(value):
-            continue  # a section, whose fields are checked separately
+def _number_problems(section: Any, path: str) -> Iterator[str]:
+    """Yield problems of NaN, and of infinity in fields that do not allow it.
+
+    Those of sections inside are of their own.
+    """
+    for field in dataclasses.fields(section):
         component = "registry" in field.metadata  # its arguments may be infinite
         infinite = component or bool(field.metadata.get("infinite"))
-        for place, number in _floats(_value_of(node, key), f"{path}.{key}"):
+        for place, number in _floats(getattr(section, field.name), f"{path}.{field.name}"):
             if math.isnan(number) or (math.isinf(number) and not infinite):
                 yield f"{place}: expected a finite number, got {number}."
 

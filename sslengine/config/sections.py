@@ -217,7 +217,8 @@ def keys_beside(node: DictConfig) -> tuple[type[Any], Registry[Any], str] | None
 
 def fields_of(node: DictConfig) -> Mapping[str, dataclasses.Field[Any]]:
     """Return the dataclass fields of a typed node; none for a dict without a dataclass."""
-    return _fields(OmegaConf.get_type(node))  # type: ignore[arg-type]
+    # What OmegaConf.get_type and items_ex give, at a tenth of the time: this runs a thousand times.
+    return _fields(node._metadata.object_type if isinstance(node._content, dict) else None)
 
 
 @cache
@@ -238,10 +239,10 @@ def typed_nodes(node: DictConfig, path: str = "config") -> Iterator[tuple[str, D
     typed = bool(fields_of(node))
     if typed:
         yield path, node
-    if typed or element_type(node) is not None:
-        # Interpolations are not resolved: they are not sections.
-        for key, value in node.items_ex(resolve=False):
-            if isinstance(value, DictConfig) and not value._is_interpolation():
+    content = node._content  # of an interpolation its text: it is not a section
+    if isinstance(content, dict) and (typed or element_type(node) is not None):
+        for key, value in content.items():
+            if isinstance(value, DictConfig):
                 yield from typed_nodes(value, f"{path}.{key!s}")
 
 
