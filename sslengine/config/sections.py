@@ -218,7 +218,8 @@ def keys_beside(node: DictConfig) -> tuple[type[Any], Registry[Any], str] | None
 def fields_of(node: DictConfig) -> Mapping[str, dataclasses.Field[Any]]:
     """Return the dataclass fields of a typed node; none for a dict without a dataclass."""
     # What OmegaConf.get_type and items_ex give, at a tenth of the time: this runs a thousand times.
-    return _fields(node._metadata.object_type if isinstance(node._content, dict) else None)
+    cls: Any = node._metadata.object_type if isinstance(node._content, dict) else None
+    return _fields(cls)
 
 
 @cache
