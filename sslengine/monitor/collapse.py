@@ -54,6 +54,11 @@ COPIES = (
     "Look at the images of config.DATA.TRAIN (`sslengine doctor FOLDER` counts copies) and at "
     "config.DATA.TRAIN.TRANSFORMS."
 )
+STARTED_SO = (
+    "So it was in the first step: config.MODEL.WEIGHTS_INIT.PARAMS_FILE gives all images the same "
+    "features. Take other weights; or do config.DATA.TRAIN.TRANSFORMS end in another range than "
+    "theirs?"
+)
 
 
 class Finding(NamedTuple):
@@ -155,9 +160,9 @@ def _positions(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
 def _equal_images(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
     if _rows(ends[-1]) < FEWEST_ROWS:
         return
-    rank = ends[-1].get(TRUNK_RANK, math.nan)
-    most = max(_most(TRUNK_RANK, ends), _at_start(ends[-1]))
-    advice = run.slow_teacher() or run.lower_rate()
+    rank, start = ends[-1].get(TRUNK_RANK, math.nan), _at_start(ends[-1])
+    most = max(_most(TRUNK_RANK, ends), start)
+    advice = STARTED_SO if 0.0 < start < ALIKE_RANK else run.slow_teacher() or run.lower_rate()
     if rank < ALIKE_RANK:
         yield Finding("equal images", f"RankMe of the trunk is {rank:.2f}", advice)
     elif rank < LEFT * most:

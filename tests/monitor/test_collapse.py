@@ -158,21 +158,41 @@ class Destroy(Hook):
         *_, last = [each for each in task.base_model.trunk.modules() if hasattr(each, "running_var")]
         for each in task.base_model.trunk.modules():
             if getattr(each, "num_features", 0) == last.num_features:
-                each.weight.data[6:] = each.bias.data[6:] = 0
+                each.weight.data[LEFT:] = each.bias.data[LEFT:] = 0
 """
+BRIEF = {"DATA.TRAIN.BATCHSIZE_PER_REPLICA": "32", "DATA.TRAIN.DATA_LIMIT": "64",
+         "OPTIMIZER.num_epochs": "1"}  # fmt: skip
+
+
+def destroys(left: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hook destroy:Destroy leaves so many channels of the trunk."""
+    (folder / "destroy.py").write_text(DESTROY.replace("LEFT", str(left)))
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "destroy", raising=False)
+
+
+def test_weights_that_are_collapsed_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    destroys(1, tmp_path, monkeypatch)
+    assert (
+        train(tmp_path / "dead", "simclr", **BRIEF, **{"HOOKS.EXTRA": "['destroy:Destroy']"}) == 0
+    )
+    assert "try " in advice(tmp_path / "dead", capsys)["equal images"]  # a lower rate: it died here
+    more = {**BRIEF, "MODEL.WEIGHTS_INIT.PARAMS_FILE": str(tmp_path / "dead"), **rate(1e-6)}
+    assert train(tmp_path / "run", "simclr", **more) == 0
+    found = advice(tmp_path / "run", capsys)["equal images"]
+    assert "config.MODEL.WEIGHTS_INIT.PARAMS_FILE gives all images the same features" in found
+    assert "try " not in found
 
 
 def test_weights_that_the_first_epoch_destroys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Six channels are left; without the weights' own rank nothing is below a quarter of it."""
-    (tmp_path / "destroy.py").write_text(DESTROY)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "destroy", raising=False)
-    more = {"DATA.TRAIN.BATCHSIZE_PER_REPLICA": "32", "DATA.TRAIN.DATA_LIMIT": "64",
-            "OPTIMIZER.num_epochs": "1"}  # fmt: skip
-    assert train(tmp_path / "first", "simclr", **more) == 0
-    more |= {"HOOKS.EXTRA": "['destroy:Destroy']", **rate(0.3)}
+    destroys(6, tmp_path, monkeypatch)
+    assert train(tmp_path / "first", "simclr", **BRIEF) == 0
+    more = {**BRIEF, "HOOKS.EXTRA": "['destroy:Destroy']", **rate(0.3)}
     assert train(tmp_path / "scratch", "simclr", **more) == 0
     assert "fewer dimensions" not in advice(tmp_path / "scratch", capsys)
     more["MODEL.WEIGHTS_INIT.PARAMS_FILE"] = str(tmp_path / "first")
@@ -340,6 +360,8 @@ STARTED = {TRUNK_ROWS: 64.0, START_RANK: 20.0, START_ROWS: 64.0}
         ([{PATCH_USED: 40.0}, {PATCH_USED: 8.0}], {}, ["fewer patch prototypes", "sinkhorn"]),
         ([{"trunk_rank": 1.1}], {}, ["equal images", "0.3, try 0.1"]),
         ([{"trunk_rank": 1.1, TRUNK_ROWS: 8}], {}, ["equal images", "0.3, try 0.1"]),
+        ([{"trunk_rank": 1.1, **STARTED}], {}, ["equal images", "0.3, try 0.1"]),
+        ([{"trunk_rank": 1.1, **STARTED, START_RANK: 1.2}], {}, ["equal images", "PARAMS_FILE"]),
         ([{"trunk_rank": 1.1, TRUNK_ROWS: 2, USED: 1.0}], {}, []),
         ([{"trunk_rank": 40.0, TRUNK_ROWS: 64}, {"trunk_rank": 7.0, TRUNK_ROWS: 8}], {}, []),
         ([{ENTROPY: 0.0, USED: 40.0}], {}, ["one-hot targets", "0.3, try 0.1"]),
