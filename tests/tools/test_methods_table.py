@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from dataclasses import asdict
 from pathlib import Path
@@ -308,6 +309,9 @@ def test_other_images_and_a_probe_that_attends(
                 folder.mkdir(parents=True)
                 row = {"features": start, "metrics": {"top_1": value}}
                 (folder / "swept.json").write_text(json.dumps(row))
+            report = job.folder / "evaluation.json"
+            if not report.exists():
+                report.write_text(json.dumps({"finetuned": [], "swept": []}))
         elif more:
             rows = (("trained", 81.0), ("untrained", 30.0), ("raw pixels", 50.0))
             scores = [
@@ -341,6 +345,11 @@ def test_other_images_and_a_probe_that_attends(
     assert len(calls) == 3
     assert Measured(tmp_path / "methods.json").rows("shapes") == []
     assert Measured(tmp_path / "methods.json").rows() == [Row("simclr", images="fashion")]
+    doc.write_text(f"{BEGIN}{END}{BEGINS['fashion']}{END}")
+    shutil.rmtree(tmp_path / "runs")
+    (tmp_path / "methods.json").unlink()
+    methods_table.main([*arguments, "--attentive"])  # all at once
+    assert doc.read_text() == text
 
 
 @pytest.mark.slow

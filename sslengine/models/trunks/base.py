@@ -80,7 +80,9 @@ class Trunk(nn.Module, ABC):
             return [self.find(x, (last,), **extra)[last]]
         single = single_features(out_feat_keys)
         self.check_features(single)
-        found = self.find(x, frozenset(single), **extra)
+        # In the order asked, not a set's: gradients of layers that features share are summed by it,
+        # and the order of a set of names differs from process to process.
+        found = self.find(x, tuple(dict.fromkeys(single)), **extra)
         return [_named(found, name) for name in out_feat_keys]
 
     def find(self, x: Tensor, wanted: Collection[str], **extra: Tensor) -> dict[str, Tensor]:
