@@ -223,10 +223,10 @@ def scores_of(job: Job, attentive: bool = False) -> Scores:
     if attentive and len(probed) < 2:
         call(job, job.row.attentive())
         probed = _probed(job.folder)
-    report = job.folder / "evaluation.json"
-    if not report.exists():
+    judged = _judged(job.folder)
+    if "scores" not in judged:
         call(job, job.row.judging())
-    judged = json.loads(report.read_text())
+        judged = _judged(job.folder)
     scores = {each["features"]: each for each in judged["scores"]}
     about = scores["trained"]["about"]
     found: dict[str, Any] = {"network": judged["network"]}
@@ -241,6 +241,12 @@ def scores_of(job: Job, attentive: bool = False) -> Scores:
 
 
 PREFIXES = {"": "trained", "untrained_": "untrained", "pixels_": "raw pixels"}
+
+
+def _judged(folder: Path) -> dict[str, Any]:
+    """The report so far: it begins with the attentive probes, if they were asked for."""
+    report = folder / "evaluation.json"
+    return json.loads(report.read_text()) if report.exists() else {}
 
 
 def _probed(folder: Path) -> dict[str, float]:
