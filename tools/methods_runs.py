@@ -69,7 +69,7 @@ SETS = {
 # A quickstart makes as many steps on other images as on this many shapes.
 SHAPES_OF_AN_EPOCH = 5_000
 ATTENTIVE = {
-    "HEAD_SWEEP": {"UNTRAINED": True, "LR": [5e-4, 1e-3, 2e-3, 5e-3], "WEIGHT_DECAY": [5e-4]},
+    "HEAD_SWEEP": {"UNTRAINED": True, "LR": [5e-3, 1e-2, 2e-2, 5e-2, 0.1], "WEIGHT_DECAY": [5e-4]},
     "OPTIMIZER.num_iterations": 600,
 }
 _SEEN = [

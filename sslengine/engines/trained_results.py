@@ -55,7 +55,7 @@ def as_protocols(results: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str
     rows: Sequence[dict[str, Any]] = [row for each in results.values() for row in each]
     for row in rows:
         of = found.setdefault(row["features"], {})
-        of[row["protocol"]] = {"metrics": row["metrics"], "notes": []}
+        of[row["protocol"]] = {"metrics": row["metrics"], "notes": row.get("notes", [])}
     return found
 
 
