@@ -129,7 +129,7 @@ def config_root(path: Path) -> Path:
             return parent.parent
         if parent.name == "configs":
             return parent
-    return path
+    return path if path.is_dir() else path.parent
 
 
 def find(given: Path) -> list[File]:

@@ -65,6 +65,16 @@ def test_a_file_alone_knows_the_runs_of_its_folder(root: Path) -> None:
     assert file.option == "+config/clr/models=deep"
 
 
+def test_the_config_of_a_run_is_a_file_in_no_folder_of_configs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine" / "config.yaml"
+    _write(path, recipe())
+    assert main([str(path), "--jobs=1"]) == 0
+    (file,) = find(path)
+    assert (file.root, file.name) == (path.parent, "config")
+
+
 def test_the_table(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(root), "--jobs=2", "--json"]) == 1
     document, told = capsys.readouterr()
