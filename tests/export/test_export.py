@@ -24,6 +24,7 @@ from sslengine.errors import CheckpointError, ExportError, OutputError
 from sslengine.export import FORMATS
 from sslengine.export import folder as export_folder
 from sslengine.export.formats import Made, Proof, prepare
+from sslengine.export.program import trace_subject
 from sslengine.export.proof import difference, prove
 from sslengine.predictor import Predictor
 from tests.engines.runs import make_run
@@ -218,6 +219,21 @@ def test_a_program_of_torch_takes_any_number_of_images(narrow: Path, tmp_path: P
     for shape in ((1, 3, 32, 32), (3, 3, 45, 39)):
         images = torch.rand(shape)
         torch.testing.assert_close(model(images), trunk(images)[0], rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rope", ["centres", "corners_mixed"])
+def test_a_program_of_rotated_tokens_takes_any_number_of_images(rope: str) -> None:
+    """With a class token and registers, as DINOv3's and CAPI's."""
+    options = {"IMAGE_SIZE": 32, "PATCH_SIZE": 8, "NUM_LAYERS": 1, "NUM_HEADS": 2, "HIDDEN_DIM": 32,
+               "MLP_DIM": 32, "REGISTER_TOKENS": 2, "ROPE": rope}  # fmt: skip
+    given = subject({"NAME": "vision_transformer", "VISION_TRANSFORMERS": options})
+    program, free = trace_subject(given)
+    assert free == "batch"
+    images = torch.rand(3, 3, 32, 32)
+    torch.testing.assert_close(
+        program.module()(images), given.trunk(images)[0], rtol=1e-5, atol=1e-5
+    )
 
 
 def test_a_proof_can_fail() -> None:

@@ -105,7 +105,8 @@ class VisionTransformer(PatchTrunk, TimmVisionTransformer):  # type: ignore[misc
         if self.rotations is None:
             return super()._pos_embed(x)  # type: ignore[no-any-return]
         before = [each for each in (self.cls_token, self.reg_token) if each is not None]
-        tokens = torch.cat([*(each.expand(len(x), -1, -1) for each in before), x.flatten(1, 2)], 1)
+        count = x.shape[0]  # torch.export takes len(x) for a constant
+        tokens = torch.cat([*(each.expand(count, -1, -1) for each in before), x.flatten(1, 2)], 1)
         return self.pos_drop(tokens)  # type: ignore[no-any-return]
 
 
