@@ -17,8 +17,11 @@ from sslengine.registry import HEADS
 LOOKED_AT, MEASURED = 8, 200  # images, evenly apart
 # An argument of heads that reconstruct pixels.
 CHANNELS = "channels"
-# What RGB alone has.
-COLOUR = {"saturation": 0, "hue": 0, "grayscale_probability": 0}
+# What RGB alone has, by transform.
+COLOUR = {
+    "ColorJitter": {"saturation": 0, "hue": 0},
+    "ImgPilColorDistortion": {"saturation": 0, "hue": 0, "grayscale_probability": 0},
+}
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,8 @@ class Bands:
         """The same views without changes of colour, normalised by these values."""
         made = []
         for entry in of_photos:
-            if entry["name"] == "ImgPilColorDistortion":
-                made.append({**entry, **COLOUR})
+            if entry["name"] in COLOUR:
+                made.append({**entry, **COLOUR[entry["name"]]})
             elif entry["name"] == "Normalize":
                 made.append({**entry, "mean": self.mean, "std": self.spread})
             elif entry["name"] != "RandomGrayscale":

@@ -117,3 +117,16 @@ def test_pixels_of_many_bands_are_reconstructed(tmp_path: Path) -> None:
     few = ["--workers=0", "--device=cpu", "--batch-size=4", "--set=OPTIMIZER.num_iterations=1",
            "--set=MODEL.TRUNK.TIMM.arguments={img_size:32,depth:1}"]  # fmt: skip
     assert main(["train", *given, *few, "--out", str(tmp_path / "run")]) == 0
+
+
+def test_many_bands_of_a_recipe_with_colour_jitter(tmp_path: Path) -> None:
+    """Brightness and contrast remain; saturation and hue ask for RGB."""
+    values = np.random.default_rng(0).integers(0, 4000, (8, 40, 44, 4), dtype=np.uint16)
+    np.save(tmp_path / "bands.npy", values)
+    given = [str(tmp_path / "bands.npy"), "--method=data2vec", f"--model={MODEL}", "--size=32"]
+    views = _chosen(*given)["DATA.TRAIN.TRANSFORMS"]
+    assert "brightness: 0.4, contrast: 0.4, saturation: 0, hue: 0" in views
+    few = ["--workers=0", "--device=cpu", "--batch-size=4", "--set=OPTIMIZER.num_iterations=1",
+           "--set=MODEL.TRUNK.TIMM.arguments={img_size:32,depth:1}",
+           "--set=LOSS.data2vec_loss.top_layers=1"]  # fmt: skip
+    assert main(["train", *given, *few, "--out", str(tmp_path / "run")]) == 0
