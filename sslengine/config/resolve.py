@@ -54,8 +54,11 @@ def resolve_dict(tree: dict[str, object], name: str = "python", engine: str = "t
     return freeze(Composition([layer], [], name))
 
 
-def freeze(composition: Composition) -> Resolved:
-    """Load plugins, merge onto the schema, check, derive, make read-only."""
+def freeze(composition: Composition, judged: bool = False) -> Resolved:
+    """Load plugins, merge onto the schema, check, derive, make read-only.
+
+    judged: nothing is trained, so nothing is said of the length of its training.
+    """
     load_plugins(_plugins(composition))
     merged = merge(composition, partial(_check_plain, composition))
     settle_schedules(merged, composition)  # again, for schedules in the options of components
@@ -65,7 +68,8 @@ def freeze(composition: Composition) -> Resolved:
     check(merged)
     infer(merged, composition.name)
     keep_chosen(merged.root.config)
-    warn_of_long_warmups(merged)
+    if not judged:
+        warn_of_long_warmups(merged)
     OmegaConf.set_readonly(merged.root.config, True)
     return Resolved(
         config=merged.root.config,

@@ -50,12 +50,14 @@ def open_run(
         raise ConfigError(f"{folder} has no config.yaml: it is not the folder of a run.")
     if trusted:
         composition = compose(["config=config", *overrides], [str(folder)])
-        return freeze(_with(_for_judging(composition) if judged else composition, added))
+        composition = _with(_for_judging(composition) if judged else composition, added)
+        return freeze(composition, judged)
     tree, not_read = read_plain(path)
     composition = compose_on(Layer(str(path), tree), overrides, "config")
     opened = Opened(str(path), frozenset(_typed(composition.assignments)))
     with closed(opened):
-        resolved = freeze(_with(_for_judging(composition) if judged else composition, added))
+        composition = _with(_for_judging(composition) if judged else composition, added)
+        resolved = freeze(composition, judged)
     warnings = tuple(
         f"{each} refers to another value or to the environment, which is not read, because the "
         f"folder was opened without trust. Set the value; or --trust-config if you trust the run."

@@ -9,10 +9,11 @@ feature are reported in seconds. Custom transforms and collators are not run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from omegaconf import DictConfig
 from PIL import Image
 
@@ -20,7 +21,9 @@ from sslengine.checkpoint.contents import has_checkpoints
 from sslengine.config.facts import run_facts
 from sslengine.config.options import RunOptions, TrainerOptions
 from sslengine.config.sections import read
+from sslengine.data.augment.backends.base import build_backend
 from sslengine.data.augment.pipeline import Pipeline
+from sslengine.data.augment.plan import Plan
 from sslengine.data.augment.transform import Sample
 from sslengine.data.loading import current_sample
 from sslengine.data.loading.seeding import seed_sample, streams_kept
@@ -131,12 +134,18 @@ def _are_ours(options: SplitOptions) -> bool:
 
 
 def _can_be_run(options: SplitOptions) -> bool:
-    """Whether images are RGB or L, and the only source ships with sslengine."""
+    """Whether it is known how many bands images have, and the only source ships with sslengine."""
     return (
         len(options.DATA_SOURCES) == 1
         and all(_is_ours(DATA_SOURCES, name) for name in options.DATA_SOURCES)
-        and options.IMAGE_MODE in ("RGB", "L")
+        and (options.IMAGE_MODE in ("RGB", "L") or bool(_bands(options)))
     )
+
+
+def _bands(options: SplitOptions) -> int:
+    """Of stored images, as Normalize has them; 0 if nothing says it."""
+    means = (entry.get("mean") for entry in _entries(options.TRANSFORMS) if "std" in entry)
+    return next((len(mean) for mean in means if isinstance(mean, Sequence)), 0)
 
 
 def _entries(entries: Sequence[Any]) -> Iterator[Mapping[str, Any]]:
@@ -159,13 +168,21 @@ def _is_ours(registry: Registry[Any], name: str) -> bool:
 def _transformed(
     pipeline: Pipeline, options: SplitOptions, size: tuple[int, int], index: int
 ) -> Sample | DataError:
-    image = Image.new("RGB", size, (128, 128, 128)).convert(options.IMAGE_MODE)
+    image: Any
+    transformed: Callable[[Sample], Sample]
+    if options.IMAGE_MODE == "stored":
+        kind = np.float32 if options.limits else np.uint8
+        image = np.zeros((*size[::-1], _bands(options)), kind)
+        transformed = Plan(pipeline, build_backend("pil"), limits=options.limits)
+    else:
+        image = Image.new("RGB", size, (128, 128, 128)).convert(options.IMAGE_MODE)
+        transformed = pipeline
     sample: Sample = {"data": [image], "data_valid": [1], "data_idx": [index], "label": [0]}
     with streams_kept():
         seed_sample(0, (0, index))
         current_sample.note(index)
         try:
-            return pipeline(sample)
+            return transformed(sample)
         except DataError as error:
             return error
         finally:

@@ -130,3 +130,16 @@ def test_many_bands_of_a_recipe_with_colour_jitter(tmp_path: Path) -> None:
            "--set=MODEL.TRUNK.TIMM.arguments={img_size:32,depth:1}",
            "--set=LOSS.data2vec_loss.top_layers=1"]  # fmt: skip
     assert main(["train", *given, *few, "--out", str(tmp_path / "run")]) == 0
+
+
+def test_a_collator_that_cannot_mask_many_bands_is_known_before_the_launch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """3 x 3 patches are fewer than I-JEPA's least context."""
+    values = np.random.default_rng(0).integers(0, 4000, (8, 70, 90, 4), dtype=np.uint16)
+    np.save(tmp_path / "bands.npy", values)
+    given = [str(tmp_path / "bands.npy"), "--method=ijepa", f"--model={MODEL}", "--size=64",
+             "--workers=0", "--device=cpu", "--batch-size=4", f"--out={tmp_path / 'run'}"]  # fmt: skip
+    assert main(["train", *given]) == 2
+    assert "a context of 3 x 3 patches" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

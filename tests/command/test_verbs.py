@@ -69,9 +69,9 @@ def test_the_config_is_resolved_once(
     """Unless a value is given on which the channels of the images depend."""
     opened: list[Composition] = []
 
-    def counted(composition: Composition) -> Resolved:
+    def counted(composition: Composition, judged: bool) -> Resolved:
         opened.append(composition)
-        return freeze(composition)
+        return freeze(composition, judged)
 
     monkeypatch.setattr("sslengine.config.run_folder.freeze", counted)
     made = ["embed", str(run), str(photos), "--workers=0"]

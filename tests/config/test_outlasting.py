@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from sslengine import catalog  # noqa: F401
 from sslengine.config.resolve import resolve
+from sslengine.config.run_folder import open_run
+from sslengine.config.show import show
 
 KEY = "config.LOSS.dinov2_loss.teacher_temp_warmup_epochs is 30, but the run has 10 epochs"
 
@@ -14,3 +18,11 @@ KEY = "config.LOSS.dinov2_loss.teacher_temp_warmup_epochs is 30, but the run has
 def test_a_run_shorter_than_the_warm_up_of_a_temperature(length: str, told: bool) -> None:
     warnings = resolve(["config=photos/dinov2", f"config.OPTIMIZER.{length}"]).warnings
     assert any(KEY in each for each in warnings) == told
+
+
+@pytest.mark.parametrize("judged", [True, False])
+def test_a_run_that_is_judged_is_not_trained(judged: bool, tmp_path: Path) -> None:
+    trained = resolve(["config=photos/dinov2", "config.OPTIMIZER.num_epochs=10"])
+    (tmp_path / "config.yaml").write_text(show(trained))
+    warnings = open_run(tmp_path, judged=judged).warnings
+    assert any(KEY in each for each in warnings) != judged
