@@ -83,7 +83,7 @@ def _value_of(node: DictConfig, key: str) -> Any:
 def _number_problems(section: Any, path: str) -> Iterator[str]:
     """Yield problems of NaN, and of infinity in fields that do not allow it.
 
-    Those of sections inside are of their own.
+    Sections inside are checked separately.
     """
     for field in dataclasses.fields(section):
         component = "registry" in field.metadata  # its arguments may be infinite

@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.integration.command import ROOT, same_weights
+from tests.tail import slow_but
+from tests.teachers import needed
 
+RECIPES = sorted(path.stem for path in (ROOT / "configs" / "quickstart").glob("*.yaml"))
 # Of these two, `{"lastCLS", "lastPATCH"}` has unlike orders.
 SEEDS = ("1", "2")
 SMALL = (
@@ -21,19 +24,27 @@ SMALL = (
     "config.OPTIMIZER.num_epochs=1",
     "config.LOG_FREQUENCY=1",
 )
+# In memories, queues and clusters: what fits so few images.
+FEW = {
+    "deepclusterv2": ("config.LOSS.deepclusterv2_loss.num_clusters=[8,8,8]",),
+    "npid++": ("config.LOSS.nce_loss_with_memory.negative_sampling_params.num_negatives=8",),
+    "pirl": ("config.LOSS.nce_loss_with_memory.negative_sampling_params.num_negatives=8",),
+    "npid": ("config.LOSS.nce_loss_with_memory.negative_sampling_params.num_negatives=8",),
+}
 
 
-@pytest.mark.slow
-def test_dinov2_in_processes_with_other_hashes(tmp_path: Path) -> None:
-    """The final norm serves class tokens and patches: its gradient is a sum of several."""
-    command = [sys.executable, "-m", "sslengine", "config=quickstart/dinov2", *SMALL]
+@pytest.mark.parametrize("recipe", slow_but(["dinov2"], RECIPES))
+def test_processes_with_other_hashes(recipe: str, tmp_path: Path) -> None:
+    """DINOv2's final norm serves class tokens and patches: its gradient is a sum of several."""
+    command = [sys.executable, "-m", "sslengine", f"config=quickstart/{recipe}", *SMALL]
     for seed in SEEDS:
         subprocess.run(
-            [*command, f"config.CHECKPOINT.DIR={tmp_path / seed}"],
+            [*command, *needed(recipe), *FEW.get(recipe, ()),
+             f"config.CHECKPOINT.DIR={tmp_path / seed}"],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed},
             check=True,
-        )
+        )  # fmt: skip
     one, two = (_losses(tmp_path / seed) for seed in SEEDS)
     assert len(one) == 4
     assert one == two
