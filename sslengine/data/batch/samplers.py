@@ -142,7 +142,7 @@ class DistributedBatchSampler(BatchSampler):
                 f"{where}: the dataset has {num_samples} samples, fewer than the global batch of "
                 f"{self._global_batch} ({batch_size} on each of {world_size} processes), and "
                 f"DROP_LAST drops what does not fill a batch. Set {where}.DROP_LAST=false, or "
-                f"lower {where}.BATCHSIZE_PER_REPLICA to {num_samples // world_size} or less."
+                f"{_fewer(where, num_samples // world_size, num_samples)}."
             )
         sizes = [batch_size] * full + last
         super().__init__(sizes, [size * world_size for size in sizes])
@@ -160,6 +160,13 @@ class DistributedBatchSampler(BatchSampler):
 
     def _first(self, step: int) -> int:
         return self._rank * self.batch_sizes[step]
+
+
+def _fewer(where: str, each: int, images: int) -> str:
+    """How a batch comes to be smaller; each: what a process can have of these images."""
+    if not each:
+        return f"use {images} processes at most: config.DISTRIBUTED.NUM_PROC_PER_NODE"
+    return f"lower {where}.BATCHSIZE_PER_REPLICA to {each}{' or less' if each > 1 else ''}"
 
 
 class StreamBatchSampler(BatchSampler):

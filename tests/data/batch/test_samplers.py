@@ -155,6 +155,10 @@ def test_a_batch_larger_than_the_data_set() -> None:
         r"256 \(64 on each of 4 processes\), .*DROP_LAST=false, .*BATCHSIZE_PER_REPLICA to 25 or",
     ):
         shuffled(100, 64, 4, drop_last=True)
+    with pytest.raises(DataError, match=r"BATCHSIZE_PER_REPLICA to 1\."):
+        shuffled(1, 2, 1, drop_last=True)
+    with pytest.raises(DataError, match=r"use 3 processes at most: config.DISTRIBUTED"):
+        shuffled(3, 1, 4, drop_last=True)
     assert shuffled(100, 64, 4)[0].batch_sizes == [25]
 
 
