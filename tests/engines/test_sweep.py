@@ -329,8 +329,9 @@ def test_images_of_several_classes(tmp_path: Path) -> None:
     low, high = _report(tmp_path)["heads"]
     assert high["test"] > 99 > low["test"] > 0
     assert _report(tmp_path)["test"] == high["test"]
-    (line,) = [each for each in screen(run).splitlines() if "linear_sweep" in each]
+    line, *notes = [each for each in screen(run).splitlines() if "linear_sweep" in each]
     assert line.split()[:2] == ["linear_sweep", "mAP"]
+    assert "trained: 1, the highest learning rate" in notes[0]
     report = json.loads((tmp_path / "evaluation.json").read_text())
     expect_complete({"scores": [], **report})
     swept = report["swept"]
