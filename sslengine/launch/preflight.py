@@ -4,7 +4,8 @@ A grey image of the config's size (or of two sizes, if the size depends on the f
 TRANSFORMS and the collator; the batch goes through trunk, heads and method on torch's meta device,
 where tensors have shapes but no values. So a misspelled argument, a Normalize of three channels
 for grey images, a head of a wrong width, a head that does not fit the method and an unknown
-feature are reported in seconds. Custom transforms and collators are not run.
+feature are reported in seconds. Custom transforms and collators are not run. Of stored images,
+whose bands and type only the files know, the collator alone is checked here.
 """
 
 from __future__ import annotations
@@ -59,9 +60,9 @@ def expect_fitting_shapes(config: DictConfig) -> None:
     with META:
         model = build_base_model(config, META)
     batch = batches["TRAIN"]
-    if batch is None or not isinstance(model, Model):
-        return
     train = data.TRAIN
+    if batch is None or train.IMAGE_MODE == "stored" or not isinstance(model, Model):
+        return
     try:
         sample = build(batch, train.INPUT_KEY_NAMES, train.TARGET_KEY_NAMES)
     except DataError as error:
@@ -107,6 +108,8 @@ def first_batch(options: SplitOptions, split: str, images: int = 2) -> dict[str,
         sizes = ((options.DEFAULT_GRAY_IMG_SIZE,) * 2,)
     tries = [_transformed(pipeline, options, size, number) for number, size in enumerate(sizes)]
     errors = [each for each in tries if isinstance(each, DataError)]
+    if errors and options.IMAGE_MODE == "stored":
+        return None  # a guess: the launch tries an image of the files
     if len(errors) == len(tries):
         mode = f"{where}.IMAGE_MODE is {options.IMAGE_MODE}"
         raise ConfigError(f"{_without_sample(errors[0])}\n  {mode}.")
@@ -143,7 +146,8 @@ def _can_be_run(options: SplitOptions) -> bool:
 
 
 def _bands(options: SplitOptions) -> int:
-    """Of stored images, as Normalize has them; 0 if nothing says it."""
+    """A guess for stored images, which collators hardly depend on: as many as Normalize has means;
+    0 if nothing says it."""
     means = (entry.get("mean") for entry in _entries(options.TRANSFORMS) if "std" in entry)
     return next((len(mean) for mean in means if isinstance(mean, Sequence)), 0)
 

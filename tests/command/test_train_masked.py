@@ -143,3 +143,14 @@ def test_a_collator_that_cannot_mask_many_bands_is_known_before_the_launch(
     assert main(["train", *given]) == 2
     assert "a context of 3 x 3 patches" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_stored_images_that_pillow_holds_are_not_taken_for_arrays(tmp_path: Path) -> None:
+    """A transform of Pillow's images, and one mean for all three bands."""
+    photos = write_photos(tmp_path / "photos")
+    views = ("[{name:Resize,size:[32,32]},{name:TrivialAugmentWide},{name:ImgReplicatePil,num_times:2},"
+             "{name:ToTensor},{name:Normalize,mean:[0.5],std:[0.25]}]")  # fmt: skip
+    given = ["--method=simclr", "--model=resnet18", "--workers=0", "--device=cpu", "--batch-size=4",
+             "--set=DATA.TRAIN.IMAGE_MODE=stored", f"--set=DATA.TRAIN.TRANSFORMS={views}",
+             "--set=OPTIMIZER.num_iterations=1", f"--out={tmp_path / 'run'}"]  # fmt: skip
+    assert main(["train", str(photos), *given]) == 0
