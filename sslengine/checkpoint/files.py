@@ -54,14 +54,14 @@ def write(
 
 
 def expect_space(
-    folder: Path, needed: int, or_: str = "keep fewer checkpoints: config.CHECKPOINT.KEEP_LAST"
+    folder: Path, needed: int, instead: str = "keep fewer checkpoints: config.CHECKPOINT.KEEP_LAST"
 ) -> None:
-    """or_: what the user can do beside deleting files."""
+    """instead: what the user can do, other than deleting files."""
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise OSError(
             f"it needs {needed / 1e6:.0f} MB and {free / 1e6:.0f} MB are free. Delete files, or "
-            f"{or_}"
+            f"{instead}"
         )
 
 

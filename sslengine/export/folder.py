@@ -84,9 +84,9 @@ def write(
 def _expect_space(folder: Path, subject: Subject, out: Path) -> None:
     """For the weights. Each library has its own error for a disk that is full."""
     try:
-        expect_space(folder, size_of(subject.trunk.state_dict()), "export to another disk.")
+        expect_space(folder, size_of(subject.trunk.state_dict()), "export to another disk")
     except OSError as error:
-        raise OutputError(f"{out} cannot be written: {error}") from error
+        raise OutputError(f"{out} cannot be written: {error}.") from error
 
 
 def _put(new: Path, out: Path) -> None:

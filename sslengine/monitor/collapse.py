@@ -162,8 +162,9 @@ def _equal_images(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
         return
     rank, start = ends[-1].get(TRUNK_RANK, math.nan), _at_start(ends[-1])
     most = max(_most(TRUNK_RANK, ends), start)
-    advice = STARTED_SO if 0.0 < start < ALIKE_RANK else run.slow_teacher() or run.lower_rate()
+    advice = run.slow_teacher() or run.lower_rate()
     if rank < ALIKE_RANK:
+        advice = STARTED_SO if 0.0 < start < ALIKE_RANK else advice
         yield Finding("equal images", f"RankMe of the trunk is {rank:.2f}", advice)
     elif rank < LEFT * most:
         yield Finding("fewer dimensions", f"RankMe is {rank:.1f}, after {most:.1f}", advice)

@@ -356,6 +356,8 @@ STARTED = {TRUNK_ROWS: 64.0, START_RANK: 20.0, START_ROWS: 64.0}
         ([{"trunk_rank": 20.0}, {"trunk_rank": 4.9}], {}, ["fewer dimensions", "0.3, try 0.1"]),
         ([{"trunk_rank": 20.0}, {"trunk_rank": 5.1}], {}, []),
         ([{"trunk_rank": 4.9, **STARTED}], {}, ["fewer dimensions", "after 20.0"]),
+        ([{"trunk_rank": 20.0, TRUNK_ROWS: 64}, {"trunk_rank": 4.9, **STARTED, START_RANK: 1.2}], {},
+         ["fewer dimensions", "0.3, try 0.1"]),
         ([{"trunk_rank": 5.1, **STARTED}], {}, []),
         ([{"trunk_rank": 4.9, **STARTED, TRUNK_ROWS: 16}], {}, []),
         ([{PATCH_USED: 40.0}, {PATCH_USED: 8.0}], {}, ["fewer patch prototypes", "sinkhorn"]),

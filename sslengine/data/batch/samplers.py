@@ -163,7 +163,7 @@ class DistributedBatchSampler(BatchSampler):
 
 
 def _fewer(where: str, each: int, images: int) -> str:
-    """How a batch comes to be smaller; each: what a process can have of these images."""
+    """How to get a smaller batch. each: the most that a process can have of these images."""
     if not each:
         return f"use {images} processes at most: config.DISTRIBUTED.NUM_PROC_PER_NODE"
     return f"lower {where}.BATCHSIZE_PER_REPLICA to {each}{' or less' if each > 1 else ''}"
