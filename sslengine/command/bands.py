@@ -22,6 +22,8 @@ COLOUR = {
     "ColorJitter": {"saturation": 0, "hue": 0},
     "ImgPilColorDistortion": {"saturation": 0, "hue": 0, "grayscale_probability": 0},
 }
+# Nothing of these remains without RGB.
+COLOUR_ALONE = ("ImgPilRandomPhotometric", "RandomGrayscale")
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Bands:
                 made.append({**entry, **COLOUR[entry["name"]]})
             elif entry["name"] == "Normalize":
                 made.append({**entry, "mean": self.mean, "std": self.spread})
-            elif entry["name"] != "RandomGrayscale":
+            elif entry["name"] not in COLOUR_ALONE:
                 made.append(dict(entry))
         return made
 

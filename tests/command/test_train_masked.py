@@ -9,13 +9,21 @@ import numpy as np
 import pytest
 import timm
 import torch
+from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 
 from sslengine.checkpoint.files import read
+from sslengine.command.bands import Bands
 from sslengine.command.front import main
 from sslengine.command.train import choose, make_parser
+from sslengine.config.resolve import resolve
+from sslengine.data.augment.backends.base import build_backend
+from sslengine.data.augment.pipeline import Pipeline
+from sslengine.data.augment.plan import Plan
+from sslengine.data.loading.seeding import seed_sample
 from sslengine.errors import ConfigError
 from tests.command.photos import SMALL, write_photos
+from tests.integration.command import ROOT
 from tests.tail import slow_but
 
 MODEL = "vit_tiny_patch16_224"
@@ -130,6 +138,24 @@ def test_many_bands_of_a_recipe_with_colour_jitter(tmp_path: Path) -> None:
            "--set=MODEL.TRUNK.TIMM.arguments={img_size:32,depth:1}",
            "--set=LOSS.data2vec_loss.top_layers=1"]  # fmt: skip
     assert main(["train", *given, *few, "--out", str(tmp_path / "run")]) == 0
+
+
+@pytest.mark.parametrize(
+    "method", sorted(path.stem for path in (ROOT / "configs" / "photos").glob("*.yaml"))
+)
+def test_views_of_each_recipe_take_many_bands(method: str) -> None:
+    """As `sslengine train` changes them; random ones are drawn six times."""
+    views: Any = OmegaConf.to_container(
+        resolve([f"config=photos/{method}"]).config.DATA.TRAIN.TRANSFORMS
+    )
+    bands = Bands("whole numbers", 0.0, 3999.0, [2000.0] * 4, [1000.0] * 4)
+    pipeline = Pipeline(bands.views(views), "views")
+    for number in range(6):
+        image = np.full((300, 320, 4), 7 + number, np.float32)
+        sample: Any = {"data": [image], "data_valid": [1], "data_idx": [number], "label": [0]}
+        seed_sample(0, (0, number))
+        Plan(pipeline, build_backend("pil"), limits=(0.0, 3999.0))(sample)
+        assert all(each.shape[-3] == 4 for each in sample["data"] if isinstance(each, torch.Tensor))
 
 
 def test_a_collator_that_cannot_mask_many_bands_is_known_before_the_launch(
