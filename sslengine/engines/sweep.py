@@ -228,7 +228,7 @@ def _head(options: SweepOptions, outputs: int, cell: Cell) -> list[Any]:
         std = 0.01 if options.HEAD == LINEAR else 0.02
         return ["linear_probe", {"dims": ["auto", outputs], "norm": options.NORM, "std": std}]
     form = FORMS[options.HEAD]
-    attention = {"form": form, "heads": options.ATTENTION_HEADS}
+    attention = {"form": form, "heads": options.ATTENTION_HEADS, "norm": options.NORM}
     if form == "blocks":
         attention["depth"] = options.DEPTH
     return ["attentive_probe", {"in_dim": "auto", "out_dim": outputs, **attention}]

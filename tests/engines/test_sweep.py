@@ -187,12 +187,13 @@ def test_attention_over_patches(tmp_path: Path) -> None:
     train(make_run(tmp_path, **TRUNK))
     given = {
         **HEAD_SWEEP,
-        "HEAD_SWEEP": {"HEAD": "attentive", "LR": [0.01, 0.1]},
+        "HEAD_SWEEP": {"HEAD": "attentive", "LR": [0.01, 0.1], "NORM": "batch"},
         "OPTIMIZER__name": "adamw",
     }
     sweep(make_run(tmp_path, "sweep", **given))
     assert {each["feature"] for each in _report(tmp_path)["heads"]} == {"res5"}
     assert _heads(tmp_path)["1.0.query"].ndim == 1
+    assert _heads(tmp_path)["1.0.norm.running_mean"].any()
 
 
 def test_each_source_of_features_has_a_best_head(tmp_path: Path) -> None:

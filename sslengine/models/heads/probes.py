@@ -54,15 +54,25 @@ class AttentiveProbeOptions:
     depth: int = 4
     # Of a block: the width of its perceptron, as a multiple of in_dim.
     mlp_ratio: float = 4.0
+    # Of each token, before all else: none, batch (without learned scale) or layer.
+    norm: str = "none"
 
     def check(self) -> Iterator[str]:
         yield from one_of(self, "form", "query", "block", "blocks")
+        yield from one_of(self, "norm", *NORMS)
         if self.depth < 1:
             yield f"depth: expected 1 or more, got {self.depth}."
         if self.heads < 0:
             yield f"heads: expected 0 or more, got {self.heads}."
         if self.mlp_ratio <= 0:
             yield f"mlp_ratio: expected a number above 0, got {self.mlp_ratio:g}."
+
+
+def norm_of(name: str, width: int) -> nn.Module:
+    """Of rows of this width."""
+    if name == "batch":
+        return nn.BatchNorm1d(width, affine=False, eps=1e-6)
+    return nn.LayerNorm(width) if name == "layer" else nn.Identity()
 
 
 class Probe(nn.Module):
@@ -85,11 +95,7 @@ class LinearProbe(Probe):
         if len(options.dims) != 2:
             raise ConfigError(f"dims: expected two widths, got {list(options.dims)}.")
         width, outputs = options.dims
-        self.norm: nn.Module = nn.Identity()
-        if options.norm == "batch":
-            self.norm = nn.BatchNorm1d(width, affine=False, eps=1e-6)
-        elif options.norm == "layer":
-            self.norm = nn.LayerNorm(width)
+        self.norm = norm_of(options.norm, width)
         self.linear = nn.Linear(width, outputs)
         nn.init.normal_(self.linear.weight, std=options.std)
         nn.init.zeros_(self.linear.bias)
@@ -159,6 +165,7 @@ class AttentiveProbe(Probe):
     def __init__(self, options: AttentiveProbeOptions) -> None:
         super().__init__()
         width, outputs = options.in_dim, options.out_dim
+        self.norm = norm_of(options.norm, width)
         self.heads = options.heads or max(1, width // 64)
         if width % self.heads:
             raise ConfigError(f"heads: {width} values cannot be shared by {self.heads} heads.")
@@ -186,6 +193,7 @@ class AttentiveProbe(Probe):
         """N x T x C, N x C x H x W, or N x C, a single token."""
         tokens = x.flatten(2).transpose(1, 2) if x.ndim == 4 else x
         tokens = tokens.unsqueeze(1) if x.ndim == 2 else tokens
+        tokens = self.norm(tokens.flatten(0, 1)).unflatten(0, tokens.shape[:2])
         if self.block is None:
             pooled = self._pooled(self.query, tokens)
         else:

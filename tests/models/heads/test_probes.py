@@ -19,6 +19,13 @@ def _head(name: str, **arguments: object) -> torch.nn.Module:
     return build_module([name, arguments], "here")
 
 
+def _spread(head: torch.nn.Module) -> None:
+    """Weights as large as features, since those at the start hardly tell inputs apart."""
+    with torch.no_grad():
+        for number, weight in enumerate(head.parameters()):
+            weight.copy_(torch.sin(torch.arange(weight.numel()) * (0.3 + number)).view_as(weight))
+
+
 def _tokens() -> Tensor:
     return torch.randn(3, 7, WIDTH, generator=torch.Generator().manual_seed(1))
 
@@ -44,9 +51,7 @@ def test_a_block_of_cross_attention_as_in_v_jepa() -> None:
     """torch's own attention has the projections; the rest is added by the formula."""
     head = _head("attentive_probe", in_dim=WIDTH, out_dim=OUTPUTS, heads=3, form="block")
     block, tokens = head.block, _tokens()
-    with torch.no_grad():
-        for number, weight in enumerate(head.parameters()):
-            weight.copy_(torch.sin(torch.arange(weight.numel()) * (0.3 + number)).view_as(weight))
+    _spread(head)
     attention = torch.nn.MultiheadAttention(WIDTH, 3, batch_first=True)
     layers = (block.query, head.key_value)
     with torch.no_grad():
@@ -66,9 +71,7 @@ def test_a_block_of_cross_attention_as_in_v_jepa() -> None:
 def test_blocks_of_self_attention_as_in_v_jepa_2() -> None:
     """torch's encoder layers, and its attention without a projection of the output."""
     head = _head("attentive_probe", in_dim=WIDTH, out_dim=OUTPUTS, heads=3, form="blocks", depth=3)
-    with torch.no_grad():
-        for number, weight in enumerate(head.parameters()):
-            weight.copy_(torch.sin(torch.arange(weight.numel()) * (0.3 + number)).view_as(weight))
+    _spread(head)
     tokens = seen = _tokens()
     assert len(head.before) == 2
     for block in head.before:
@@ -143,6 +146,25 @@ def test_norms() -> None:
     torch.testing.assert_close(batch(x), scaled @ batch.linear.weight.T, rtol=1e-4, atol=1e-5)
     layer = _head("linear_probe", dims=[WIDTH, OUTPUTS], norm="layer")
     assert isinstance(layer.norm, torch.nn.LayerNorm)
+
+
+@pytest.mark.parametrize(
+    ("form", "norm"),
+    [("query", "batch"), ("block", "batch"), ("blocks", "batch"), ("query", "layer")],
+)
+def test_an_attentive_head_norms_each_token_first(form: str, norm: str) -> None:
+    """By the mean and the variance over all tokens of all images, or over the values of a token."""
+    tokens = 3 + 2 * _tokens()
+    over, kept = ((0, 1), False) if norm == "batch" else ((2,), True)
+    mean, variance = tokens.mean(over, kept), tokens.var(over, correction=0, keepdim=kept)
+    scaled = (tokens - mean) / torch.sqrt(variance + (1e-6 if norm == "batch" else 1e-5))
+    given = {"in_dim": WIDTH, "out_dim": OUTPUTS, "heads": 3, "form": form, "depth": 2}
+    head, plain = _head("attentive_probe", **given, norm=norm), _head("attentive_probe", **given)
+    _spread(plain)
+    head.load_state_dict(plain.state_dict(), strict=False)
+    torch.testing.assert_close(head(tokens), plain(scaled), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(head(tokens), plain(tokens), atol=1e-2)
+    assert bool(list(head.norm.parameters())) == (norm == "layer")
 
 
 def test_float32_under_autocast() -> None:
