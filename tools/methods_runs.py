@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -193,6 +193,12 @@ class Job:
             *self.row.training(),
         ]
 
+    @property
+    def judged(self) -> Job:
+        """Without the variant's changes of DATA: labelled images are read in another way."""
+        kept = (each for each in self.row.overrides if not each.startswith("config.DATA."))
+        return replace(self, row=replace(self.row, overrides=tuple(kept)))
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -225,11 +231,11 @@ def scores_of(job: Job, attentive: bool = False) -> Scores:
         trained.touch()
     probed = _probed(job.folder)
     if attentive and len(probed) < 2:
-        call(job, job.row.attentive())
+        call(job.judged, job.row.attentive())
         probed = _probed(job.folder)
     judged = _judged(job.folder)
     if "scores" not in judged:
-        call(job, job.row.judging())
+        call(job.judged, job.row.judging())
         judged = _judged(job.folder)
     scores = {each["features"]: each for each in judged["scores"]}
     about = scores["trained"]["about"]

@@ -357,5 +357,17 @@ def test_other_images_and_a_probe_that_attends(
 def test_the_real_commands_are_understood(images: str, tmp_path: Path) -> None:
     """Training, judging and probing of a recipe with several inputs, resolved and checked."""
     job = Job(Row("dinov2", images=images), 0, tmp_path)
-    for more in ([], job.row.judging(), job.row.attentive()):
-        resolve([*job.overrides, *more])
+    resolve(job.overrides)
+    for more in (job.row.judging(), job.row.attentive()):
+        resolve([*job.judged.overrides, *more])
+
+
+def test_a_variant_of_the_data_is_judged_as_others(tmp_path: Path) -> None:
+    changed = "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.patch_size=8"
+    trunk = "config.MODEL.TRUNK.VISION_TRANSFORMERS.PATCH_SIZE=8"
+    row = Row("ijepa", "larger patches", (changed, trunk), "fashion")
+    job = Job(row, 0, tmp_path)
+    assert {changed, trunk} < set(job.overrides)
+    config = resolve([*job.judged.overrides, *row.attentive()]).config
+    assert config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS == {}
+    assert config.MODEL.TRUNK.VISION_TRANSFORMERS.PATCH_SIZE == 8
