@@ -38,7 +38,7 @@ class SweepOptions:
     LR: list[float] = field(default_factory=lambda: [0.01, 0.1, 1.0])
     # A head for each of them too.
     WEIGHT_DECAY: list[float] = field(default_factory=lambda: [0.0])
-    # Before each head, of attentive ones of each token: none, batch (without learned scale) or layer.
+    # Before each head, for each token of attentive ones: none, batch (no learned scale) or layer.
     NORM: str = "none"
     # Where the best head is chosen: held_out, a share of TRAIN that is not trained on; test, the
     # test images, as some published protocols do.
