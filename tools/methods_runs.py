@@ -73,10 +73,10 @@ ATTENTIVE = {
     "HEAD_SWEEP": {
         "UNTRAINED": True,
         "NORM": "batch",
-        "LR": [1e-2, 2e-2, 5e-2, 0.1],
+        "LR": [2e-2, 5e-2, 0.1],
         "WEIGHT_DECAY": [5e-4],
     },
-    "OPTIMIZER.num_iterations": 1000,
+    "OPTIMIZER.num_iterations": 600,
 }
 _SEEN = [
     {"name": "ToTensor"},
