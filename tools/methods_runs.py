@@ -195,8 +195,9 @@ class Job:
 
     @property
     def judged(self) -> Job:
-        """Without the variant's changes of DATA: labelled images are read in another way."""
-        kept = (each for each in self.row.overrides if not each.startswith("config.DATA."))
+        """Without the variant's changes of DATA and of heads: these are others then."""
+        replaced = ("config.DATA.", "config.MODEL.HEAD.")
+        kept = (each for each in self.row.overrides if not each.startswith(replaced))
         return replace(self, row=replace(self.row, overrides=tuple(kept)))
 
 

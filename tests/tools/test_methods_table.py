@@ -364,10 +364,12 @@ def test_the_real_commands_are_understood(images: str, tmp_path: Path) -> None:
 
 def test_a_variant_of_the_data_is_judged_as_others(tmp_path: Path) -> None:
     changed = "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.patch_size=8"
+    head = "config.MODEL.HEAD.PARAMS.0.1.in_dim=96"
     trunk = "config.MODEL.TRUNK.VISION_TRANSFORMERS.PATCH_SIZE=8"
-    row = Row("ijepa", "larger patches", (changed, trunk), "fashion")
+    row = Row("ijepa", "larger patches", (changed, head, trunk), "fashion")
     job = Job(row, 0, tmp_path)
-    assert {changed, trunk} < set(job.overrides)
+    assert {changed, head, trunk} < set(job.overrides)
     config = resolve([*job.judged.overrides, *row.attentive()]).config
     assert config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS == {}
+    assert config.MODEL.HEAD.PARAMS[0][0] == "mlp"  # the heads of the sweep take its place
     assert config.MODEL.TRUNK.VISION_TRANSFORMERS.PATCH_SIZE == 8
