@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sslengine.checkpoint.options import CheckpointOptions
-from sslengine.checkpoint.resume import find
+from sslengine.checkpoint.resume import Found, find
 from sslengine.config.options import TrainerOptions
 from sslengine.config.sections import read
 from sslengine.distributed.ranks import rank
@@ -40,15 +40,22 @@ def replay(run: Run) -> None:
             task.load_initial_weights()
         else:
             task.set_classy_state(found.state["classy_state_dict"])
-        began = task.iteration
-        run.console.print(
-            f"{run.run_dir}: replay from step {began + 1}, "
-            f"{found.path.name if found else 'from the start: there is no checkpoint'}"
-        )
+        began, start = task.iteration, _start(found)
+        if task.done_training():
+            run.console.print(
+                f"{run.run_dir}: nothing to replay: the run made all its {began} steps, and "
+                f"{start} is after the last of them."
+            )
+            return
+        run.console.print(f"{run.run_dir}: replay from step {began + 1}, {start}")
         problem = _replay(task)
     if problem is not None:
         raise TrainingError(problem)  # the launcher reports that of the first rank
     run.console.print(f"steps {began + 1} to {task.iteration}: all values are finite.")
+
+
+def _start(found: Found | None) -> str:
+    return found.path.name if found else "from the start: there is no checkpoint"
 
 
 def _replay(task: Any) -> str | None:

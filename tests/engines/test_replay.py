@@ -62,6 +62,14 @@ def test_a_healthy_run_is_said_to_be_so(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_of_a_run_that_has_ended_nothing_is_replayed(tmp_path: Path) -> None:
+    train(make_run(tmp_path))
+    run = make_run(tmp_path, "replay")
+    replay(run)
+    assert "nothing to replay: the run made all its 8 steps" in screen(run)
+    assert "all values are finite" not in screen(run)
+
+
 class Diverges(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (x - x).sqrt() / (x - x)
