@@ -27,6 +27,10 @@ class ShownPatches:
                 f"config.DATA.TRAIN.COLLATE_FUNCTION: {self.loss} needs {self.collator}, got "
                 f"{facts.collator}."
             )
+        self.expect_size(facts)
+
+    def expect_size(self, facts: RunFacts) -> None:
+        """Raise ConfigError if vision_transformer's patches are not those of the collator."""
         if facts.patch_size:
             self._expect_size(facts, facts.patch_size)
 
@@ -41,6 +45,12 @@ class ShownPatches:
         if facts.collator:
             self._expect_size(facts, getattr(trunk, "patch_size", 0))
         return trunk
+
+    def expect_size_of(self, model: nn.Module, facts: RunFacts) -> None:
+        """Raise ConfigError if the trunk takes `shown`, and its patches have another size."""
+        trunk = getattr(model, "trunk", None)
+        if facts.collator and "shown" in getattr(trunk, "extra_inputs", ()):
+            self._expect_size(facts, getattr(trunk, "patch_size", 0))
 
     def _expect_size(self, facts: RunFacts, size: int) -> None:
         given = facts.collator_params.get("patch_size", self.patch_size)

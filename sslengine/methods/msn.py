@@ -35,9 +35,11 @@ from torch.nn import functional as F
 
 from sslengine.config.facts import RunFacts
 from sslengine.data.batch.dropped_patches import NAME as COLLATOR
+from sslengine.data.batch.dropped_patches import PATCH_SIZE
 from sslengine.distributed.collectives import sum_over_ranks
 from sslengine.distributed.ranks import world_size
 from sslengine.errors import ConfigError, TrainingError
+from sslengine.losses.shown import ShownPatches
 from sslengine.losses.sinkhorn import sinkhorn
 from sslengine.losses.views import described, expect_crops, inputs_of
 from sslengine.methods.base import Method, Multiplier, Step
@@ -46,6 +48,7 @@ from sslengine.methods.teacher import Teacher
 from sslengine.registry import register_head, register_loss
 
 NAME, HEAD = "msn_loss", "msn_head"
+PATCHES = ShownPatches(NAME, COLLATOR, PATCH_SIZE)
 
 
 @register_head(HEAD)
@@ -142,6 +145,7 @@ class MSNOptions:
                 f"of {HEAD} to 0, and that of {NAME} to {head['num_prototypes']}."
             )
         expect_crops(facts, self.where, [COLLATOR])
+        PATCHES.expect_size(facts)
         self.output_dim = head.get("output_dim", self.output_dim)
 
     def check(self) -> Iterator[str]:
@@ -165,13 +169,16 @@ class MSNLoss(Method):
 
     def __init__(self, options: MSNOptions, run: RunFacts) -> None:
         super().__init__()
-        self.options = options
+        self.options, self.run = options, run
         bound = options.output_dim**-0.5
         shape = options.num_prototypes, options.output_dim
         self.prototypes = nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
         self.teacher = Teacher(
             options.momentum, schedule="linear", dropout=False, end=options.momentum_end
         )
+
+    def attach(self, model: nn.Module) -> None:
+        PATCHES.expect_size_of(model, self.run)
 
     def multipliers(self) -> Mapping[str, Multiplier]:
         return {"prototypes": Multiplier(weight_decay=0.0)}

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sslengine.config.facts import RunFacts
+from sslengine.config.resolve import resolve_dict
 from sslengine.data.batch.dropped_patches import dropped_patches_collator
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.errors import ConfigError, DataError, TrainingError
@@ -26,6 +27,7 @@ from sslengine.models.options import (
     WeightsInitOptions,
 )
 from sslengine.models.weights import init_weights
+from tests.config.recipes import recipe
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.methods.teacher_runs import assert_teacher_follows
 
@@ -266,6 +268,31 @@ def test_the_teacher_follows_along_a_line(tmp_path: Path) -> None:
 
     changes = of_run(momentum=0.5, momentum_end=0.9)
     assert_teacher_follows(tmp_path, "teacher", momentum, **changes)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"patch_size": 8}, "patch_size: it is 8, with a trunk of 4; msn_loss needs the same"),
+        ({}, "patch_size: it is 16, with a trunk of 4"),
+    ],
+)
+def test_patches_that_do_not_fit_are_refused_before_launch(
+    change: dict[str, int], message: str
+) -> None:
+    """Larger patches have numbers that the trunk's have too: it would learn from a corner."""
+    changed = {**of_run(), "DATA__TRAIN__COLLATE_FUNCTION_PARAMS": change}
+    with pytest.raises(ConfigError, match=message):
+        resolve_dict(recipe(**changed))
+
+
+def test_patches_that_do_not_fit_a_network_of_timms_are_refused() -> None:
+    model = nn.Module()
+    model.trunk = nn.Module()
+    model.trunk.extra_inputs, model.trunk.patch_size = ("shown",), 14
+    facts = RunFacts(collator="dropped_patches_collator", collator_params={"patch_size": 16})
+    with pytest.raises(ConfigError, match="patch_size: it is 16, with a trunk of 14"):
+        MSNLoss(MSNOptions(num_prototypes=2, output_dim=3), facts).attach(model)
 
 
 # ---- which patches

@@ -15,13 +15,14 @@ from sslengine.errors import DataError
 from sslengine.registry import register_collator
 
 NAME = "dropped_patches_collator"
+PATCH_SIZE = 16
 
 
 @register_collator(NAME)
 @only_moves("target_views", "random_views", "focal_views")
 def dropped_patches_collator(
     batch: Sequence[Sample],
-    patch_size: int = 16,
+    patch_size: int = PATCH_SIZE,
     dropped: float = 0.15,
     same: bool = False,
 ) -> Batch:
