@@ -142,8 +142,12 @@ class FrozenNetwork(nn.Module):
             )
         resolved = open_run(folder, judged=True)
         options = read(resolved.config, ModelOptions)
-        if isinstance(options.INPUT_CHANNELS, str):
-            options.INPUT_CHANNELS = channels
+        taken = RGB if isinstance(options.INPUT_CHANNELS, str) else options.INPUT_CHANNELS
+        if taken != channels:
+            raise ConfigError(
+                f"weights: {folder} was trained on images of {taken} channels, and those of this "
+                f"run have {channels}. Set it to a run on images of {channels} channels."
+            )
         with closed(resolved.opened):
             return self._made(options, read_weights)
 
@@ -157,7 +161,10 @@ class FrozenNetwork(nn.Module):
 
     def _made(self, options: ModelOptions, read_weights: bool) -> Model:
         """With all routes but the first removed."""
-        weights = WeightsInitOptions(self.options.weights, NETWORK=self.options.network)
+        # Of timm's networks: a file is adapted to other channels as timm adapts its own weights.
+        weights = WeightsInitOptions(
+            self.options.weights, NETWORK=self.options.network, ADAPT_INPUT_CHANNELS=True
+        )
         options = replace(options, WEIGHTS_INIT=weights, SYNC_BN_CONFIG=SyncBatchNormOptions())
         network = build_model(options)
         if not isinstance(network, Model):

@@ -93,6 +93,29 @@ def test_before_a_launch_weights_are_not_read(tmp_path: Path) -> None:
         frozen(weights=str(path), timm="test_resnet")
 
 
+def on_bands(channels: int, **options: Any) -> FrozenNetwork:
+    """In a run of images with so many channels."""
+    model = nn.Module()
+    model.trunk = nn.Module()
+    model.trunk.in_chans = channels
+    made = FrozenNetwork(FrozenOptions(**options), WHERE)
+    made.load(model)
+    return made
+
+
+def test_a_run_on_other_channels_is_refused_before_a_launch(run: tuple[Path, Any]) -> None:
+    wanted = f"{WHERE}: weights: .* trained on images of 3 channels, and those of this run have 4"
+    with torch.device("meta"), pytest.raises(ConfigError, match=wanted):
+        on_bands(4, weights=str(run[0]))
+
+
+def test_a_file_is_adapted_to_other_channels_as_timm_adapts_its_own(file: str) -> None:
+    found = on_bands(4, weights=file, timm="test_resnet").network.trunk.state_dict()
+    given = torch.load(file)["conv1.0.weight"]
+    expected = timm.models.adapt_input_conv(4, given)
+    torch.testing.assert_close(found["conv1.0.weight"], expected)
+
+
 def test_what_is_refused(file: str, run: tuple[Path, Any], tmp_path: Path) -> None:
     for options, message in (
         ({}, "weights: expected the folder of a trained run"),
