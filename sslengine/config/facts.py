@@ -32,6 +32,8 @@ class RunFacts:
     seed: int = 0
     # Whether the folder of the run has checkpoints, so that it resumes: for the method alone.
     resumes: bool = False
+    # Whether training starts from weights of an earlier training: for the method alone.
+    starts_trained: bool = False
     # 0 and empty until the dataset is open.
     num_train_samples: int = 0
     batch_sizes: frozenset[int] = frozenset()  # of training batches, over all ranks

@@ -31,6 +31,7 @@ Without gram_weight it may return lastBLK or not.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,6 +52,8 @@ from sslengine.methods.teacher import Teacher
 from sslengine.models.build import trunk_with_heads
 from sslengine.models.frozen import FrozenNetwork, FrozenOptions
 from sslengine.registry import register_loss
+
+log = logging.getLogger("sslengine")
 
 GRAM_VIEWS = "gram_views"
 
@@ -93,7 +96,7 @@ class DINOv3Loss(DINOv2Loss):
 
     def __init__(self, options: DINOv3Options, run: RunFacts) -> None:
         super().__init__(options, run)
-        self._resumes = run.resumes
+        self._resumes, self._starts_trained = run.resumes, run.starts_trained
         if options.gram_weight:
             follows = _Follows(self.teacher, options.gram_refresh, options.gram_refreshes)
             self.gram = GramTeacher(None, follows)
@@ -109,10 +112,23 @@ class DINOv3Loss(DINOv2Loss):
         gone = given.weights and not Path(given.weights).exists()
         gone = gone and self._resumes and not hasattr(self.gram, "trunk")
         if not given.timm and (gone or not given.weights):
+            self._warn_if_untrained(model)
             return frozen_copy(trunk_with_heads(model, self.loss_name).trunk)
         network = FrozenNetwork(given, f"{self.options.where}.gram_teacher", features=["lastPATCH"])
         network.load(model, weights=not gone)
         return network.network.trunk
+
+    def _warn_if_untrained(self, model: nn.Module) -> None:
+        """At the first call that is not a check before the launch."""
+        if self._starts_trained or self._resumes or hasattr(self.gram, "trunk"):
+            return
+        if not next(model.parameters()).is_meta:
+            log.warning(
+                "%s.gram_weight: patches are anchored to those of a network that is not trained. "
+                "Set config.MODEL.WEIGHTS_INIT.PARAMS_FILE to the weights of the step before, or "
+                "gram_teacher.",
+                self.options.where,
+            )
 
     def forward(self, output: Any, sample: Any, step: Step) -> dict[str, Tensor]:
         """Larger views are in the batch, whether INPUT_KEY_NAMES lists them or not."""

@@ -142,7 +142,7 @@ class FrozenNetwork(nn.Module):
             )
         resolved = open_run(folder, judged=True)
         options = read(resolved.config, ModelOptions)
-        taken = RGB if isinstance(options.INPUT_CHANNELS, str) else options.INPUT_CHANNELS
+        taken = options.in_chans()
         if taken != channels:
             raise ConfigError(
                 f"weights: {folder} was trained on images of {taken} channels, and those of this "

@@ -142,7 +142,9 @@ def build_loss(
     if not name:  # the model gives its losses itself
         return nn.Module()
     facts = run_facts(config).with_data(num_train_samples, batch_sizes)
-    facts = replace(facts, resumes=has_checkpoints(config))
+    model = read(config, ModelOptions)
+    trained = model.starts_from_weights()
+    facts = replace(facts, resumes=has_checkpoints(config), starts_trained=trained)
     chosen = LOSSES.get(name, "config.LOSS.name")
     options = getattr(read(config, LossOptions), component_key(name))
     loss: Any
@@ -155,7 +157,6 @@ def build_loss(
             f"config.LOSS.name: {name!r} is no loss: calling it gave {loss!r}, which is no "
             f"torch.nn.Module."
         )
-    model = read(config, ModelOptions)
     freeze_parameters(loss, model.NON_TRAINABLE_PARAMS, f"{LOSS}.")
     ranks_per_node = read(config, DistributedOptions).NUM_PROC_PER_NODE
     return moved(synchronise(loss, model.SYNC_BN_CONFIG, ranks_per_node), device)

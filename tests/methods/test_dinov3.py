@@ -203,6 +203,21 @@ def test_the_collator_resizes() -> None:
         spread_masks_collator(samples, patch_size=4, resized_to=64)
 
 
+@pytest.mark.parametrize("starts_trained", [False, True])
+def test_anchoring_to_a_network_that_is_not_trained_is_told(
+    starts_trained: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, and not where the run starts from weights, such as those of the first step."""
+    chain = {}
+    if starts_trained:
+        train(make_run(tmp_path / "first", **of_run()))
+        checkpoint = str(tmp_path / "first" / "checkpoints" / "checkpoint.torch")
+        chain = {"MODEL__WEIGHTS_INIT__PARAMS_FILE": checkpoint}
+    make_task(tmp_path / "second", **of_run(gram_weight=2.0), **chain)
+    told = [each for each in caplog.messages if "a network that is not trained" in each]
+    assert len(told) == (not starts_trained)
+
+
 def test_three_steps_each_from_the_one_before(tmp_path: Path) -> None:
     """The second anchors to the network of the first, by its folder; the third to the second's."""
     weights: dict[str, Any] = {}
