@@ -280,7 +280,7 @@ def test_the_teacher_follows_along_a_line(tmp_path: Path) -> None:
 def test_patches_that_do_not_fit_are_refused_before_launch(
     change: dict[str, int], message: str
 ) -> None:
-    """Larger patches have numbers that the trunk's have too: it would learn from a corner."""
+    """Larger patches have numbers that the trunk's have too: it would see the top of views alone."""
     changed = {**of_run(), "DATA__TRAIN__COLLATE_FUNCTION_PARAMS": change}
     with pytest.raises(ConfigError, match=message):
         resolve_dict(recipe(**changed))
