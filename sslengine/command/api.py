@@ -86,7 +86,7 @@ class Backbone(nn.Module):
         self._view = subject.view
         train = read(subject.config, DataOptions).TRAIN
         self._decoder = Decoder.of(train, "TRAIN")
-        self._bands = Bands(self.trunk.in_chans, self._view.entries, train.IMAGE_MODE)
+        self._bands = Bands(self.trunk.in_chans, self._view.entries, train)
         with torch.no_grad():
             self.feature_dim = self(subject.images[:1]).shape[1]
 

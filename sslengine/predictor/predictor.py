@@ -120,7 +120,7 @@ class Predictor:
         data = read(self.config, DataOptions)
         self.view = View(data, self.seed)
         self.decoder = Decoder.of(data.TRAIN, "TRAIN")
-        self.bands = bands.Bands(self.trunk.in_chans, self.view.entries, data.TRAIN.IMAGE_MODE)
+        self.bands = bands.Bands(self.trunk.in_chans, self.view.entries, data.TRAIN)
         self.precision = build_run_precision(self.config, self.device)
         self._scores = _scores_of(self.config)
 

@@ -264,6 +264,20 @@ def test_a_query_of_four_bands_is_decoded_as_the_training_images(tmp_path: Path)
         predictor(tmp_path / "rgb.png")
 
 
+def test_a_query_of_8_bits_is_not_taken_for_one_of_16(tmp_path: Path) -> None:
+    """Its values would be divided by 255, and all such images have nearly equal features."""
+    (tmp_path / "images").mkdir()
+    for number, image in enumerate(numbers((4, 12, 12, 4), np.uint16)):
+        (tmp_path / "images" / f"{number}.tif").write_bytes(tiff(image, planarconfig="contig"))
+    keys = {"DATA__TRAIN__IMAGE_MODE": "stored", "DATA__TRAIN__PIXEL_RANGE": [0, 51049]}
+    predictor = Predictor(_on(tmp_path, **keys), nearest=4)
+    Image.fromarray(numbers((12, 12, 4), np.uint8), "RGBA").save(tmp_path / "rgba.png")
+    with pytest.raises(ConfigError, match="rgba.png has values of 8 bits.* up to 51049 .*PIXEL_RA"):
+        predictor(tmp_path / "rgba.png")
+    with pytest.raises(ConfigError, match="the image has values of 8 bits"):
+        predictor(numbers((12, 12, 4), np.uint8))
+
+
 def test_a_query_of_one_channel_and_16_bits_is_decoded_as_the_training_images(
     tmp_path: Path,
 ) -> None:
