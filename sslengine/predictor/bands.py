@@ -47,7 +47,7 @@ class Bands:
             )
 
     def _highest(self) -> float:
-        """Value of images that are read as they are stored; 0 if it is not known."""
+        """Value of images whose values are kept; 0 if it is not known."""
         given = PixelRange.parse(self.read_so.PIXEL_RANGE)
         limits = given and given.limits
         return limits[1] if limits and self.read_so.IMAGE_MODE == "stored" else 0.0
