@@ -60,9 +60,8 @@ def _start(found: Found | None) -> str:
 
 def _replay(task: Any) -> str | None:
     """What went wrong, and in which step; None if all values are finite."""
-    for root, name in ((task.base_model, "model"), (task.loss, "loss")):
-        for path, module in root.named_modules():
-            module.register_forward_hook(Watch(f"{name}.{path}".rstrip(".")))
+    watch(task.base_model, "model")
+    watch(task.loss, "loss")
     try:
         # Checks each gradient on the host: several times slower.
         with torch.autograd.set_detect_anomaly(True):
@@ -76,11 +75,24 @@ def _replay(task: Any) -> str | None:
     return None
 
 
+def watch(module: nn.Module, name: str, around: Watch | None = None) -> None:
+    """It and all below it."""
+    seen = Watch(f"{name} ({type(module).__name__})", around)
+    module.register_forward_pre_hook(seen.look_at_input)
+    module.register_forward_hook(seen)
+    for each, child in module.named_children():
+        watch(child, f"{name}.{each}", seen)
+
+
 class Watch:
     """A forward hook that raises where a module's output is not finite."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, around: Watch | None) -> None:
+        self.name, self.around = name, around
+        self.got_finite = True
+
+    def look_at_input(self, module: nn.Module, inputs: Any) -> None:
+        self.got_finite = all(bool(torch.isfinite(each).all()) for each in _tensors(inputs))
 
     def __call__(self, module: nn.Module, inputs: Any, output: Any) -> None:
         for tensor in _tensors(output):
@@ -89,13 +101,19 @@ class Watch:
                 # Of this rank's shard only: a gather would wait for the other ranks.
                 weights = ((n, local(p.detach())) for n, p in module.named_parameters())
                 largest = {n: float(p.abs().max()) for n, p in weights if p.numel()}
-                finite = all(bool(torch.isfinite(each).all()) for each in _tensors(inputs))
                 raise NonFiniteLossError(
-                    f"{self.name} ({type(module).__name__}) is the first whose output is not "
-                    f"finite: {bad} of {tensor.numel()} values. Its input is "
-                    f"{'finite' if finite else 'not finite'}; its largest weights: "
+                    f"{self.name} is the first whose output is not finite: {bad} of "
+                    f"{tensor.numel()} values. Its input is {self._input()}; its largest weights: "
                     f"{', '.join(f'{n} {v:.3g}' for n, v in largest.items()) or 'it has none'}."
                 )
+
+    def _input(self) -> str:
+        if self.got_finite:
+            return "finite"
+        made_by = self.around
+        while made_by and not made_by.got_finite:
+            made_by = made_by.around
+        return "not finite" + (f": {made_by.name} made it, between modules" if made_by else "")
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from sslengine.engines.replay import Watch, replay
+from sslengine.engines.replay import replay, watch
 from sslengine.engines.train import train
 from sslengine.errors import NonFiniteLossError, TrainingError
 from sslengine.hooks.events import Hook
@@ -77,14 +77,35 @@ class Diverges(torch.nn.Module):
 
 def test_the_innermost_module_is_named_with_its_input() -> None:
     model = torch.nn.Sequential(torch.nn.Identity(), Diverges())
-    for name, module in model.named_modules():
-        module.register_forward_hook(Watch(f"model.{name}".rstrip(".")))
+    watch(model, "model")
     with pytest.raises(NonFiniteLossError, match=r"model\.1 \(Diverges\) .*3 of 3 .*is finite"):
         model(torch.ones(3))
     with pytest.raises(
         NonFiniteLossError, match=r"model\.0 \(Identity\) .*1 of 2 .*is not finite;"
     ):
         model(torch.tensor([1.0, torch.nan]))
+
+
+class Overflows(torch.nn.Module):
+    """Its code makes the value that a module inside is the first to return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = torch.nn.Sequential(torch.nn.Identity())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inside(1e38 * x)  # type: ignore[no-any-return]
+
+
+def test_so_is_the_module_whose_code_made_the_value() -> None:
+    model = torch.nn.Sequential(Overflows())
+    watch(model, "model")
+    with pytest.raises(
+        NonFiniteLossError,
+        match=r"model\.0\.inside\.0 \(Identity\) is the first .*"
+        r"Its input is not finite: model\.0 \(Overflows\) made it, between modules;",
+    ):
+        model(torch.full((3,), 100.0))
 
 
 def test_a_gradient_that_is_not_finite_is_named(tmp_path: Path) -> None:
