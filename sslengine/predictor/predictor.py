@@ -238,6 +238,8 @@ class Predictor:
         parts: list[Features] = []
         try:
             with closed(self.resolved.opened):
+                if train.IMAGE_MODE == "stored":  # other values make features, and no error
+                    self._expect_images(feed, 0, 1)
                 parts.extend(extract(self.trunk_features, feed, train, self.precision))
             return join(parts)
         except Exception:
@@ -249,7 +251,10 @@ class Predictor:
     @_untrusting
     def _expect_bands(self, feed: DataFeed, done: int) -> None:
         """Raise if that is why batches behind the first `done` failed: the next, or one ahead."""
-        first, end = (sum(feed.batch_sizes[:count]) for count in (done, done + 2))
+        self._expect_images(feed, *(sum(feed.batch_sizes[:count]) for count in (done, done + 2)))
+
+    def _expect_images(self, feed: DataFeed, first: int, end: int) -> None:
+        """Raise if one of these has other bands, or values of another kind."""
         source, rows = feed.dataset.sources[0], feed.dataset.rows
         for row in map(int, rows[first:end]):
             try:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from torchvision.transforms import functional as T
 
+from sslengine.command.embed import embed
 from sslengine.data.decode.decoding import Decoder
 from sslengine.data.decode.files import open_image
 from sslengine.data.options import SplitOptions
@@ -276,6 +277,10 @@ def test_a_query_of_8_bits_is_not_taken_for_one_of_16(tmp_path: Path) -> None:
         predictor(tmp_path / "rgba.png")
     with pytest.raises(ConfigError, match="the image has values of 8 bits"):
         predictor(numbers((12, 12, 4), np.uint8))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "rgba.png").rename(tmp_path / "other" / "rgba.png")
+    with pytest.raises(ConfigError, match="rgba.png has values of 8 bits"):
+        embed(tmp_path / "run", tmp_path / "other")
 
 
 def test_a_query_of_one_channel_and_16_bits_is_decoded_as_the_training_images(
