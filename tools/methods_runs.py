@@ -195,7 +195,7 @@ class Job:
 
     @property
     def judged(self) -> Job:
-        """Without the variant's changes of DATA and of heads: these are others then."""
+        """Without the variant's changes of DATA and of heads, which kNN and the probes replace."""
         replaced = ("config.DATA.", "config.MODEL.HEAD.")
         kept = (each for each in self.row.overrides if not each.startswith(replaced))
         return replace(self, row=replace(self.row, overrides=tuple(kept)))

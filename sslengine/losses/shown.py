@@ -42,8 +42,7 @@ class ShownPatches:
                 f"config.MODEL.TRUNK.NAME: {self.loss} needs {TRUNKS}; got {type(trunk).__name__}, "
                 f"which cannot leave patches out."
             )
-        if facts.collator:
-            self._expect_size(facts, getattr(trunk, "patch_size", 0))
+        self.expect_size_of(model, facts)
         return trunk
 
     def expect_size_of(self, model: nn.Module, facts: RunFacts) -> None:
