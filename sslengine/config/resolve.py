@@ -22,6 +22,7 @@ from sslengine.config.outlasting import warn_of_long_warmups
 from sslengine.config.places import Places
 from sslengine.config.schedules import settle_schedules
 from sslengine.config.stored import Path
+from sslengine.config.unused_sections import warn_of_unused_sections
 from sslengine.errors import ConfigError
 from sslengine.registry import load_plugins
 from sslengine.trust import Opened, closed
@@ -65,6 +66,7 @@ def freeze(composition: Composition, judged: bool = False) -> Resolved:
     places = Places(merged, composition)
     settle_keys_beside(merged, places)
     warn_of_keys_without_effect(merged, places)
+    warn_of_unused_sections(merged, places)
     check(merged)
     infer(merged, composition.name)
     keep_chosen(merged.root.config)

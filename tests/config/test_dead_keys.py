@@ -150,7 +150,9 @@ def test_sections_above_dead_keys() -> None:
 
 def test_a_component_of_that_name_is_a_component(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.METERS._things, "model_output_mask", dict)
-    run = resolved(METERS__model_output_mask={"num_classes": 3})
+    run = resolved(
+        METERS__names=["model_output_mask"], METERS__model_output_mask={"num_classes": 3}
+    )
     assert run.warnings == ()
     assert run.config.METERS.model_output_mask.num_classes == 3
 
