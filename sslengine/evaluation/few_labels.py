@@ -44,7 +44,9 @@ def few_labels(
             rows = share_of_each_class(labels, share, seed)
             some = rows_at(train, rows), labels[rows.to(labels.device)]
             of_some = None if groups is None else groups[rows.to(groups.device)]
-            found.append(linear_probe(*some, test, test_labels, options, groups=of_some))
+            here = f"Few labels, {name}, draw {seed + 1}"
+            probe = linear_probe(*some, test, test_labels, options, groups=of_some, name=here)
+            found.append(probe)
         intervals[name] = Interval.of([each.test_accuracy for each in found])
         details["images"][name] = len(rows)
         details["penalties"][name] = [each.penalty for each in found]

@@ -110,19 +110,21 @@ def linear_probe(
     device: torch.device | None = None,
     over_ranks: bool = False,
     groups: Tensor | None = None,
+    name: str = "Linear probe",
 ) -> LinearProbe:
     """Fit on the training features, test on the test features: N x anything; in float64.
 
     groups: a number for each training sample; those with the same one are held out together.
     over_ranks: all ranks call it, with the same features, and share the samples.
+    name: begins messages.
     """
-    check_features("Linear probe", train_features, train_labels, test_features, over_ranks)
+    check_features(name, train_features, train_labels, test_features, over_ranks)
     if train_labels.ndim != 1:
-        raise DataError("Linear probe: labels are rows of indicators; see linear_probe_of_many.")
+        raise DataError(f"{name}: labels are rows of indicators; see linear_probe_of_many.")
     options = options or LinearProbeOptions()
     used, unused, note, chosen_on = _by_what(train_labels, options, groups)
     if note:
-        logger.warning("Linear probe: %s.", note)
+        logger.warning("%s: %s.", name, note)
     how: dict[str, Any] = {"device": device, "over_ranks": over_ranks}
     scale = standardisation(train_features, **how) if options.STANDARDISE else None
     # Numbers of classes that no training sample has would take part in the sum of chances.
@@ -147,8 +149,9 @@ def linear_probe(
     classifier, converged = _fit(samples(None), penalty, options, start)
     if not converged:
         logger.warning(
-            "The linear probe has not converged in %d iterations "
+            "%s: it has not converged in %d iterations "
             "(config.LINEAR_PROBE.MAX_ITERATIONS): its accuracy may be too low.",
+            name,
             options.MAX_ITERATIONS,
         )
     accuracy = accuracy_of(classifier, test, numbers)

@@ -40,6 +40,16 @@ def test_as_scikit_learn_on_the_drawn_images() -> None:
     assert found.details["penalties"] == {"10 %": [0.1, 0.1]}
 
 
+def test_a_warning_says_of_which_draw_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    features, labels = torch.randn(60, 4).double(), torch.arange(60) % 3
+    options = LinearProbeOptions(PENALTIES=[1e-6], MAX_ITERATIONS=1)
+    few_labels(features, labels, features, labels, shares=[0.1], draws=2, options=options)
+    told = [each.message for each in caplog.records if "has not converged" in each.message]
+    assert [each.partition(":")[0] for each in told] == [
+        "Few labels, 10 %, draw 1", "Few labels, 10 %, draw 2",
+    ]  # fmt: skip
+
+
 def test_of_one_class_the_reason_and_no_number() -> None:
     features = torch.randn(8, 2)
     found = few_labels(features, torch.zeros(8).long(), features, torch.zeros(8).long())
