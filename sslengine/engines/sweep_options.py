@@ -38,7 +38,8 @@ class SweepOptions:
     LR: list[float] = field(default_factory=lambda: [0.01, 0.1, 1.0])
     # A head for each of them too.
     WEIGHT_DECAY: list[float] = field(default_factory=lambda: [0.0])
-    # Before each head, for each token of attentive ones: none, batch (no learned scale) or layer.
+    # Before each head, for each token of attentive ones: none, layer, or batch (no learned scale),
+    # which sees the images of its rank, unless MODEL.SYNC_BN_CONFIG.CONVERT_BN_TO_SYNC_BN is true.
     NORM: str = "none"
     # Where the best head is chosen: held_out, a share of TRAIN that is not trained on; test, the
     # test images, as some published protocols do.

@@ -51,13 +51,13 @@ def _make_room(place: Path) -> None:
 
 
 def _first(subject: Subject) -> tuple[str, Made, str]:
-    """The format, the export, and why it is not the one before."""
+    """The format, the export, and why it is not the first."""
     refused = ""
     for name in ORDER:
         try:
             return name, find(name).prepare(subject, ""), refused
         except ExportError as error:
-            refused = first_line(error)
+            refused = refused or first_line(error)
     raise ExportError(refused)
 
 

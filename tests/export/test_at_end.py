@@ -111,6 +111,19 @@ def test_the_page_reads_images_that_are_arrays(
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_tensors_alone_say_what_timm_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not what torchvision lacks, which is tried after it."""
+    network = {
+        "IMAGE_SIZE": 8, "PATCH_SIZE": 4, "STEM": "conv", "NUM_LAYERS": 1, "NUM_HEADS": 1,
+        "HIDDEN_DIM": 12, "MLP_DIM": 12,
+    }  # fmt: skip
+    trunk = {"NAME": "vision_transformer", "VISION_TRANSFORMERS": network}
+    _train(tmp_path / "run", **VIT | {"MODEL__TRUNK": trunk})
+    assert "tensors alone: timm has no vision transformer with" in capsys.readouterr().out
+
+
 def test_a_run_that_goes_on_replaces_its_weights_and_nothing_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
