@@ -1,7 +1,8 @@
 """How images whose features are evaluated are read: single, labelled, without augmentation.
 
 The transforms are those of DATA.TEST. If there are none, or they make several views: resize and
-centre crop to the size of DATA.TRAIN (in the usual ratio of 256 to 224), with its normalisation.
+centre crop to the size of DATA.TRAIN (in the usual ratio of 256 to 224), with its normalisation;
+as they are where DATA.TRAIN names no size, so that the model was trained on images as they are.
 """
 
 from __future__ import annotations
@@ -43,21 +44,22 @@ def choose(data: DataOptions) -> tuple[list[dict[str, Any]], str]:
     given = data.TEST.TRANSFORMS
     if given and not _makes_views(given):
         return given, "from config.DATA.TEST"
-    size = _size(data.TRAIN.TRANSFORMS)
-    side = size or DEFAULT_SIZE
-    margin = round(side * 256 / 224)
-    entries: list[dict[str, Any]] = [
-        {"name": "Resize", "size": margin},
-        {"name": "CenterCrop", "size": side},
-        {"name": "ToTensor"},
-    ]
+    resized, how = _resized(_size(data.TRAIN.TRANSFORMS))
+    entries: list[dict[str, Any]] = [*resized, {"name": "ToTensor"}]
     normalise = next(_entries_named("Normalize", data.TRAIN.TRANSFORMS), None)
+    how += ", not normalised" if normalise is None else ", normalised as in training"
     if normalise is not None:
         entries.append({key: normalise[key] for key in ("name", "mean", "std")})
     why = "config.DATA.TEST makes several views" if given else "config.DATA.TEST has none"
-    text = f"{why}: resized to {margin}, cropped to {side} in the centre"
-    text += "" if size else " (config.DATA.TRAIN names no size)"
-    return entries, text + (", normalised as in training" if normalise else ", not normalised")
+    return entries, f"{why}: {how}"
+
+
+def _resized(side: int | None) -> tuple[list[dict[str, Any]], str]:
+    if side is None:
+        return [], "as they are, for config.DATA.TRAIN names no size"
+    margin = round(side * 256 / 224)
+    entries = [{"name": "Resize", "size": margin}, {"name": "CenterCrop", "size": side}]
+    return entries, f"resized to {margin}, cropped to {side} in the centre"
 
 
 def described(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:

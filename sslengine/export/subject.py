@@ -102,12 +102,25 @@ class Subject:
         return False if self.limits or max(self.preprocessing.mean) > 1 else None
 
     @cached_property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the trunk's input; that of the first image if the view has none."""
+        if self.preprocessing.size is not None:
+            return self.preprocessing.size
+        with suppress(SSLEngineError, OSError):
+            seen = probe(self.image_options, "TRAIN")
+            if seen is not None:
+                height, width = self.view(seen.image).shape[-2:]
+                return height, width
+        return DEFAULT_SIZE, DEFAULT_SIZE
+
+    @cached_property
     def pictures(self) -> NDArray[np.uint8] | None:
         """Random RGB pictures; None where the run's images are of another kind."""
         if self.channels != 3 or self.image_mode != "RGB":
             return None
-        height, width = self.preprocessing.size or (DEFAULT_SIZE, DEFAULT_SIZE)
-        shape = (IMAGES, height + _SIDES[0], width + _SIDES[1], 3)
+        height, width = self.size
+        more = (0, 0) if self.preprocessing.size is None else _SIDES
+        shape = (IMAGES, height + more[0], width + more[1], 3)
         return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
 
     @cached_property
@@ -115,9 +128,8 @@ class Subject:
         """The trunk's input for the pictures; where there are none, random numbers."""
         if self.pictures is not None:
             return torch.stack([self.view(Image.fromarray(each)) for each in self.pictures])
-        size = self.preprocessing.size or (DEFAULT_SIZE, DEFAULT_SIZE)
         generator = torch.Generator().manual_seed(0)
-        return torch.randn(IMAGES, self.channels, *size, generator=generator)
+        return torch.randn(IMAGES, self.channels, *self.size, generator=generator)
 
     @cached_property
     def features(self) -> Tensor:

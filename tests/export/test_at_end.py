@@ -111,6 +111,18 @@ def test_the_page_reads_images_that_are_arrays(
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_images_that_are_not_resized_have_their_own_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the run was trained: this network takes no others."""
+    as_they_are = [{"name": "ImgReplicatePil", "num_times": 2}, {"name": "ToTensor"}]
+    trunk = timm_vit(img_size=12, patch_size=4)
+    _train(tmp_path / "run", **VIT | {"MODEL__TRUNK": trunk}, DATA__TRAIN__TRANSFORMS=as_they_are)
+    assert "for timm, transformers and lightly" in capsys.readouterr().out
+    told = json.loads((tmp_path / "run" / "weights" / "config.json").read_text())
+    assert told["pretrained_cfg"]["input_size"] == [3, 12, 12]
+
+
 def test_tensors_alone_say_what_timm_lacks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

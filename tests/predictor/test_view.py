@@ -47,10 +47,11 @@ def test_the_size_of_training_with_its_margin(train: list[Any], size: int) -> No
     assert said.endswith("not normalised")
 
 
-def test_without_a_size_it_is_said() -> None:
-    entries, said = choose(_data([TO_TENSOR]))
-    assert [entry.get("size") for entry in entries] == [256, 224, None]
-    assert "config.DATA.TRAIN names no size" in said
+def test_trained_on_images_as_they_are() -> None:
+    """At 224 pixels the features would be those of another scale."""
+    entries, said = choose(_data([{"name": "RandomHorizontalFlip"}, TO_TENSOR]))
+    assert entries == [TO_TENSOR]
+    assert "as they are, for config.DATA.TRAIN names no size" in said
 
 
 def test_several_views_are_not_one_image() -> None:
