@@ -22,17 +22,14 @@ from torch import Tensor, nn
 
 from sslengine.errors import ExportError
 from sslengine.export.formats import Made, Proof
-from sslengine.export.image_code import eight_bits_code, opening, torch_example, transform_code
+from sslengine.export.image_code import torch_example, transform_code
 from sslengine.export.subject import Subject, plain
 from sslengine.export.timm_designs import timm_twin
 from sslengine.export.to_timm import AUTO_MODEL
 
-LOAD = """from transformers import AutoImageProcessor, AutoModel
-model = AutoModel.from_pretrained("{folder}").eval()
-# pil: it resizes as the run does
-processor = AutoImageProcessor.from_pretrained("{folder}", backend="pil")
-"""
-PROCESSED = """features = model(**processor(image, return_tensors="pt")).pooler_output
+# Of a margin of 3, 7, 11, ... pixels transformers' processors cut off the smaller half, the run
+# the even one: no settings make them the same.
+_CROPS = """# as the run crops; AutoImageProcessor takes some images a pixel further up or left
 """
 _RESAMPLE = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3}
 
@@ -48,21 +45,15 @@ def prepare(subject: Subject, license: str) -> Made:
     network = timm_twin(subject).network
     refuse_others(network, subject)
     config = _config(network, subject)
-    usage, example = _page(subject)
+    crops = _CROPS if subject.preprocessing.crop is not None else ""
+    usage = AUTO_MODEL + crops + transform_code(subject)
     return Made(
         partial(_write, network, subject, config),
         usage=usage,
-        example=example,
+        example=torch_example(subject, ".pooler_output"),
         proofs=(Proof("transformers", usage, "features = model(images).pooler_output"),),
         facts={"architecture": config["architectures"][0]},
     )
-
-
-def _page(subject: Subject) -> tuple[str, str]:
-    """The lines that load it, and those that compute the features of an image."""
-    if subject.image_mode == "RGB" and not subject.preprocessing.besides:
-        return eight_bits_code(subject) + LOAD, opening(subject) + PROCESSED
-    return AUTO_MODEL + transform_code(subject), torch_example(subject, ".pooler_output")
 
 
 def refuse_others(network: Any, subject: Subject) -> None:

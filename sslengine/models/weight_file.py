@@ -31,6 +31,8 @@ class NeedsCodeError(CheckpointError):
     """The file holds more than tensors and plain containers."""
 
 
+_LFS = b"version https://git-lfs"
+_ADVICE = ("Weights only load failed", "Please file an issue", "Check the documentation")
 _TYPE = re.compile(r"GLOBAL ['\"]?([\w.]+)")
 # Files with a network's weights in the folders of timm, transformers and lightly-train, and the
 # newest checkpoint of a run. The first that is there is read.
@@ -164,6 +166,9 @@ def expect_file(path: Path) -> None:
         raise CheckpointError(f"{path} is {kind}: expected a file.")
     if not path.is_file():
         raise CheckpointError(f"there is no file {str(path)!r}.")
+    with path.open("rb") as file:
+        if file.read(len(_LFS)) == _LFS:
+            raise CheckpointError(f"{path} is a pointer of Git LFS. `git lfs pull` gets the file.")
 
 
 def _read_shards(folder: Path, peers: Peers | None) -> Any:
@@ -182,11 +187,16 @@ def _refusal(path: Path, says: str) -> CheckpointError:
     """torch's own text recommends to try again without the restriction."""
     kind = _TYPE.search(says)
     if kind is None:
-        return CheckpointError(f"{path} is damaged or no weights file: {says.splitlines()[-1]}")
+        return CheckpointError(f"{path} is damaged or no weights file: {_reason(says)}")
     return NeedsCodeError(
         f"{path} holds an object of {kind[1]}, which needs code to load, and a file is not trusted "
         f"with that: no code was run."
     )
+
+
+def _reason(says: str) -> str:
+    told = [line for line in says.splitlines() if line and not line.startswith(_ADVICE)]
+    return told[-1] if told else says
 
 
 def first_line(error: Exception) -> str:

@@ -84,6 +84,21 @@ def test_damage_is_told(tmp_path: Path, name: str, content: bytes) -> None:
         read_weights(path)
 
 
+def test_what_torch_found_is_told(tmp_path: Path) -> None:
+    """Not only the last line of its message, which names its documentation."""
+    (tmp_path / "weights.torch").write_bytes(b"no weights")
+    with pytest.raises(CheckpointError, match="no weights file: Unsupported operand 110$"):
+        read_weights(tmp_path / "weights.torch")
+
+
+@pytest.mark.parametrize("name", ["weights.torch", "weights.safetensors"])
+def test_a_pointer_of_git_lfs_is_told(tmp_path: Path, name: str) -> None:
+    lines = ["version https://git-lfs.github.com/spec/v1", f"oid sha256:{'0' * 64}", "size 12345\n"]
+    (tmp_path / name).write_text("\n".join(lines))
+    with pytest.raises(CheckpointError, match=rf"{name} is a pointer of Git LFS. `git lfs pull`"):
+        read_weights(tmp_path / name)
+
+
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="there is no file"):
         read_weights(tmp_path / "weights.torch")
