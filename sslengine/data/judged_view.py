@@ -2,7 +2,7 @@
 
 The transforms are those of DATA.TEST. If there are none, or they make several views: resize and
 centre crop to the size of DATA.TRAIN (in the usual ratio of 256 to 224), with its normalisation;
-as they are where DATA.TRAIN names no size, so that the model was trained on images as they are.
+unchanged where DATA.TRAIN names no size, so that the model was trained on unchanged images.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def choose(data: DataOptions) -> tuple[list[dict[str, Any]], str]:
 
 def _resized(side: int | None) -> tuple[list[dict[str, Any]], str]:
     if side is None:
-        return [], "as they are, for config.DATA.TRAIN names no size"
+        return [], "unchanged, for config.DATA.TRAIN names no size"
     margin = round(side * 256 / 224)
     entries = [{"name": "Resize", "size": margin}, {"name": "CenterCrop", "size": side}]
     return entries, f"resized to {margin}, cropped to {side} in the centre"

@@ -51,7 +51,7 @@ def test_trained_on_images_as_they_are() -> None:
     """At 224 pixels the features would be those of another scale."""
     entries, said = choose(_data([{"name": "RandomHorizontalFlip"}, TO_TENSOR]))
     assert entries == [TO_TENSOR]
-    assert "as they are, for config.DATA.TRAIN names no size" in said
+    assert "unchanged, for config.DATA.TRAIN names no size" in said
 
 
 def test_several_views_are_not_one_image() -> None:
