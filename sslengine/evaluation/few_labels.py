@@ -15,7 +15,7 @@ from torch import Tensor
 from sslengine.data.manifest.few_labels import share_of_each_class
 from sslengine.evaluation.draws import Interval, expect_classes
 from sslengine.evaluation.features import Rows, rows_at
-from sslengine.evaluation.linear import linear_probe
+from sslengine.evaluation.linear import linear_probe, unconverged
 from sslengine.evaluation.options import LinearProbeOptions
 from sslengine.evaluation.outcome import Outcome, protocol
 
@@ -44,13 +44,15 @@ def few_labels(
             rows = share_of_each_class(labels, share, seed)
             some = rows_at(train, rows), labels[rows.to(labels.device)]
             of_some = None if groups is None else groups[rows.to(groups.device)]
-            here = f"Few labels, {name}, draw {seed + 1}"
-            probe = linear_probe(*some, test, test_labels, options, groups=of_some, name=here)
+            probe = linear_probe(*some, test, test_labels, options, groups=of_some, warns=False)
             found.append(probe)
         intervals[name] = Interval.of([each.test_accuracy for each in found])
         details["images"][name] = len(rows)
         details["penalties"][name] = [each.penalty for each in found]
         details["chosen_on"][name] = found[0].chosen_on
+        notes += [f"{name}: {text}" for text in dict.fromkeys(each.note for each in found) if text]
+        if not all(each.converged for each in found):
+            notes.append(f"{name}: {unconverged(options or LinearProbeOptions())}")
         if raised := int((share * counts < 0.5).sum()):
             notes.append(
                 f"{name}: {raised} of {len(counts)} classes have so few images that the share is "

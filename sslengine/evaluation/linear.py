@@ -110,21 +110,21 @@ def linear_probe(
     device: torch.device | None = None,
     over_ranks: bool = False,
     groups: Tensor | None = None,
-    name: str = "Linear probe",
+    warns: bool = True,
 ) -> LinearProbe:
     """Fit on the training features, test on the test features: N x anything; in float64.
 
     groups: a number for each training sample; those with the same one are held out together.
     over_ranks: all ranks call it, with the same features, and share the samples.
-    name: begins messages.
+    warns: of what is unusual; false where the caller tells the result's `note` and `converged`.
     """
-    check_features(name, train_features, train_labels, test_features, over_ranks)
+    check_features("Linear probe", train_features, train_labels, test_features, over_ranks)
     if train_labels.ndim != 1:
-        raise DataError(f"{name}: labels are rows of indicators; see linear_probe_of_many.")
+        raise DataError("Linear probe: labels are rows of indicators; see linear_probe_of_many.")
     options = options or LinearProbeOptions()
     used, unused, note, chosen_on = _by_what(train_labels, options, groups)
-    if note:
-        logger.warning("%s: %s.", name, note)
+    if note and warns:
+        logger.warning("Linear probe: %s.", note)
     how: dict[str, Any] = {"device": device, "over_ranks": over_ranks}
     scale = standardisation(train_features, **how) if options.STANDARDISE else None
     # Numbers of classes that no training sample has would take part in the sum of chances.
@@ -147,18 +147,20 @@ def linear_probe(
         fitted, held_out = (samples(each, torch.float32) for each in (used, unused))
         penalty, held_out_accuracy, start = _choose_penalty(fitted, held_out, options)
     classifier, converged = _fit(samples(None), penalty, options, start)
-    if not converged:
-        logger.warning(
-            "%s: it has not converged in %d iterations "
-            "(config.LINEAR_PROBE.MAX_ITERATIONS): its accuracy may be too low.",
-            name,
-            options.MAX_ITERATIONS,
-        )
+    if not converged and warns:
+        logger.warning("Linear probe: %s.", unconverged(options))
     accuracy = accuracy_of(classifier, test, numbers)
     return LinearProbe(
         accuracy, held_out_accuracy, penalty, converged, note, chosen_on,
         fitted=Fitted(classifier, numbers, scale),
     )  # fmt: skip
+
+
+def unconverged(options: LinearProbeOptions) -> str:
+    return (
+        f"it has not converged in {options.MAX_ITERATIONS} iterations "
+        f"(config.LINEAR_PROBE.MAX_ITERATIONS): its accuracy may be too low"
+    )
 
 
 def _by_what(

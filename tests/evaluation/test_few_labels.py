@@ -40,14 +40,20 @@ def test_as_scikit_learn_on_the_drawn_images() -> None:
     assert found.details["penalties"] == {"10 %": [0.1, 0.1]}
 
 
-def test_a_warning_says_of_which_draw_it_is(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_unusual_of_the_probes_is_a_note_of_the_share(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Once for all draws, and no warning that could be of the probe on all labels."""
     features, labels = torch.randn(60, 4).double(), torch.arange(60) % 3
-    options = LinearProbeOptions(PENALTIES=[1e-6], MAX_ITERATIONS=1)
-    few_labels(features, labels, features, labels, shares=[0.1], draws=2, options=options)
-    told = [each.message for each in caplog.records if "has not converged" in each.message]
-    assert [each.partition(":")[0] for each in told] == [
-        "Few labels, 10 %, draw 1", "Few labels, 10 %, draw 2",
-    ]  # fmt: skip
+    options = LinearProbeOptions(PENALTIES=[1e-6, 1e-5], MAX_ITERATIONS=1)
+    given = (features, labels, features, labels)
+    found = few_labels(*given, shares=[0.02, 0.3], draws=2, options=options)
+    slow = "it has not converged in 1 iterations (config.LINEAR_PROBE.MAX_ITERATIONS)"
+    told = [note for note in found.notes if note.startswith("30 %")]
+    assert told == [f"30 %: {slow}: its accuracy may be too low"]
+    (single,) = [note for note in found.notes if "none is held out" in note]
+    assert single.startswith("2 %: ")
+    assert caplog.records == []
 
 
 def test_of_one_class_the_reason_and_no_number() -> None:
