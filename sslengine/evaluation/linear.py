@@ -116,7 +116,7 @@ def linear_probe(
 
     groups: a number for each training sample; those with the same one are held out together.
     over_ranks: all ranks call it, with the same features, and share the samples.
-    warns: of what is unusual; false where the caller tells the result's `note` and `converged`.
+    warns: of what is unusual; false where the caller reports `note` and `converged`.
     """
     check_features("Linear probe", train_features, train_labels, test_features, over_ranks)
     if train_labels.ndim != 1:

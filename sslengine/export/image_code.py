@@ -39,7 +39,9 @@ _SHORTER = """    short = min(image.size)
     image = image.resize(sides, Image.Resampling.{filter})
 """
 _SQUASHED = "    image = image.resize(({1}, {0}), Image.Resampling.{filter})\n"
-_CROP = """    left, top = round((image.width - {width}) / 2), round((image.height - {height}) / 2)
+# torchvision halves what it cuts off to the even number, and what it adds to the smaller one.
+_CROP = """    margins = image.width - {width}, image.height - {height}
+    left, top = (round(each / 2) if each > 0 else -(-each // 2) for each in margins)
     image = image.crop((left, top, left + {width}, top + {height}))
 """
 _VIEW = """    return np.atleast_3d(np.asarray(image))

@@ -35,8 +35,7 @@ def subject(trunk: dict[str, Any], channels: int = 3, **changes: Any) -> Subject
     config = resolved(
         MODEL__TRUNK=trunk,
         MODEL__INPUT_CHANNELS=channels,
-        DATA__TEST__TRANSFORMS=TEST_VIEW,
-        **changes,
+        **{"DATA__TEST__TRANSFORMS": TEST_VIEW, **changes},
     ).config
     options = read(config, ModelOptions)
     torch.manual_seed(0)
