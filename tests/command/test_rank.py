@@ -258,7 +258,8 @@ def test_of_crops_of_several_sizes_the_largest_are_taken(run: Path) -> None:
 def test_why_views_cannot_be_drawn(run: Path, tmp_path: Path) -> None:
     photos = write_photos(tmp_path / "photos", 2)  # of several sizes
     paths = f"config.DATA.TRAIN.DATA_PATHS=[{photos}]"
-    inputs = views_of(run, paths, "config.DATA.TRAIN.TRANSFORMS=[{name: ToTensor}]")
+    one_size = "config.DATA.TEST.TRANSFORMS=[{name: Resize, size: [12, 12]}, {name: ToTensor}]"
+    inputs = views_of(run, paths, one_size, "config.DATA.TRAIN.TRANSFORMS=[{name: ToTensor}]")
     assert inputs.views is None
     assert "images of different sizes" in inputs.missing["views"]
     assert inputs.missing["projections"] == inputs.missing["views"]
