@@ -22,6 +22,7 @@ from sslengine.predictor.checkpoints import read_checkpoints
 from sslengine.registry import LABEL_FREE
 from tests.command.photos import write_photos
 from tests.predictor.runs import CLASSES, EACH, make_classifier
+from tests.registries import as_before
 from tests.tail import slow_but
 
 IMAGES, VIEWS = CLASSES * EACH, 3
@@ -185,9 +186,8 @@ def test_a_metric_in_a_file_of_the_users(
     code = page.read_text().split("```python\n")[1].split("```")[0]
     (tmp_path / "my_label_free.py").write_text(code)
     monkeypatch.chdir(tmp_path)
-    for name in ("_things", "_owners"):
-        monkeypatch.setattr(LABEL_FREE, name, dict(getattr(LABEL_FREE, name)))
-    found = ranked(capsys, run / "checkpoints", "--views=0", "--plugin=my_label_free")
+    with as_before(LABEL_FREE):
+        found = ranked(capsys, run / "checkpoints", "--views=0", "--plugin=my_label_free")
     values = [each["value"] for each in found["metrics"]["mean_norm"]["values"]]
     assert min(values) > 0
     assert found["metrics"]["mean_norm"]["order"][0] == found["checkpoints"][np.argmax(values)]

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from sslengine.models.trunks.resnet import ResNet
 from sslengine.models.trunks.vision_transformer import VisionTransformer
 from sslengine.registry import MODELS, TRUNKS, register_model, register_trunk
 from tests.config.recipes import resolved
+from tests.registries import as_before
 
 TINY = {"DEPTH": 18, "BLOCKS": [1, 1, 1, 1], "WIDTH_MULTIPLIER": 0.125, "STEM": "small"}
 X = torch.randn(4, 3, 16, 16)
@@ -170,11 +171,11 @@ class Mine(Trunk):
 
 
 @pytest.fixture
-def plugin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TRUNKS, "_things", dict(TRUNKS._things))
-    monkeypatch.setattr(TRUNKS, "_options", dict(TRUNKS._options))
+def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sections, "_SECTIONS", {"": ModelRoot, "MODEL": ModelOptions})
-    register_trunk("mine", options=MineOptions)(Mine)
+    with as_before(TRUNKS):
+        register_trunk("mine", options=MineOptions)(Mine)
+        yield
 
 
 @dataclass
@@ -241,10 +242,10 @@ class Plain(torch.nn.Module):
 
 
 @pytest.fixture
-def models(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MODELS, "_things", dict(MODELS._things))
-    monkeypatch.setattr(MODELS, "_options", dict(MODELS._options))
-    register_model("scaled", options=ScaledOptions)(Scaled)
+def models() -> Iterator[None]:
+    with as_before(MODELS):
+        register_model("scaled", options=ScaledOptions)(Scaled)
+        yield
 
 
 @pytest.mark.usefixtures("models")

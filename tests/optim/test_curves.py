@@ -11,6 +11,7 @@ import pytest
 from sslengine.errors import ConfigError, UnknownNameError
 from sslengine.optim.curves import Curve, build_curve
 from sslengine.registry import SCHEDULERS, register_scheduler
+from tests.registries import as_before
 
 WHERES = [0.0, 1e-4, 0.1, 0.25, 0.3334, 0.5, 0.66, 0.75, 0.9, 0.9999]
 
@@ -248,20 +249,19 @@ def test_mistakes_in_a_composite_are_told_with_their_place(change: dict, message
         build_curve("composite", {**good, **change}, 10)
 
 
-def test_a_curve_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SCHEDULERS, "_things", dict(SCHEDULERS._things))
-    monkeypatch.setattr(SCHEDULERS, "_owners", dict(SCHEDULERS._owners))
+def test_a_curve_of_ones_own() -> None:
+    with as_before(SCHEDULERS):
 
-    @register_scheduler("sawtooth_of_the_test")
-    def sawtooth(start_value: float, num_epochs: float) -> Curve:
-        return lambda where: start_value * (1 - where * num_epochs % 1)
+        @register_scheduler("sawtooth_of_the_test")
+        def sawtooth(start_value: float, num_epochs: float) -> Curve:
+            return lambda where: start_value * (1 - where * num_epochs % 1)
 
-    curve = build_curve("sawtooth_of_the_test", {"start_value": 2.0}, 4)
-    assert curve(0.375) == pytest.approx(1.0)
-    with pytest.raises(ConfigError, match=r"^num_epochs: .* takes no such argument"):
-        build_curve("sawtooth_of_the_test", {"start_value": 2.0, "num_epochs": 3}, 4)
-    with pytest.raises(UnknownNameError):
-        build_curve("sawtooth", {}, 4)
+        curve = build_curve("sawtooth_of_the_test", {"start_value": 2.0}, 4)
+        assert curve(0.375) == pytest.approx(1.0)
+        with pytest.raises(ConfigError, match=r"^num_epochs: .* takes no such argument"):
+            build_curve("sawtooth_of_the_test", {"start_value": 2.0, "num_epochs": 3}, 4)
+        with pytest.raises(UnknownNameError):
+            build_curve("sawtooth", {}, 4)
 
 
 def test_reading_schedules_does_not_import_torch() -> None:

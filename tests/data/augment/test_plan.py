@@ -30,6 +30,7 @@ from sslengine.data.loading.seeding import seed_sample
 from sslengine.registry import TRANSFORMS
 from tests.data.augment.lists import COLOUR, CROP, LISTS, TENSOR, TWO
 from tests.data.augment.photos import photo
+from tests.registries import as_before
 
 CPU = torch.device("cpu")
 WHERE = "config.DATA.TRAIN.TRANSFORMS"
@@ -157,14 +158,14 @@ def test_where_some_images_are_floats_of_ones_own_all_of_the_batch_are() -> None
     assert {sample["data"][0].dtype for sample in made} == {torch.float32}
 
 
-def test_the_transform_of_the_docs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_transform_of_the_docs() -> None:
     """docs/augmentation.md has one with a draw: with it nothing falls back."""
-    monkeypatch.setattr(TRANSFORMS, "_things", dict(TRANSFORMS._things))
     text = (Path(__file__).resolve().parents[3] / "docs" / "augmentation.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    exec(code, {"__name__": __name__})
-    pipeline = Pipeline([TWO, CROP, {"name": "SomeMedian"}, COLOUR, *TENSOR], WHERE)
-    plan = Plan(pipeline, build_backend("pil"))
-    assert [part.what for part in explain(plan)[:4]] == [DRAWN] * 4
-    for number in range(4):
-        expect_same(run(plan, number), run(pipeline, number))
+    with as_before(TRANSFORMS):
+        exec(code, {"__name__": __name__})
+        pipeline = Pipeline([TWO, CROP, {"name": "SomeMedian"}, COLOUR, *TENSOR], WHERE)
+        plan = Plan(pipeline, build_backend("pil"))
+        assert [part.what for part in explain(plan)[:4]] == [DRAWN] * 4
+        for number in range(4):
+            expect_same(run(plan, number), run(pipeline, number))

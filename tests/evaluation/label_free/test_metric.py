@@ -24,6 +24,7 @@ from sslengine.evaluation.label_free.metric import (
 )
 from sslengine.evaluation.label_free.ranks import rankme
 from sslengine.registry import LABEL_FREE
+from tests.registries import as_before
 
 NAMES = LABEL_FREE.names()
 every = pytest.mark.parametrize("name", NAMES)
@@ -31,9 +32,8 @@ every = pytest.mark.parametrize("name", NAMES)
 
 @pytest.fixture
 def no_traces() -> Iterator[None]:
-    kept = dict(LABEL_FREE._things), dict(LABEL_FREE._owners)
-    yield
-    LABEL_FREE._things, LABEL_FREE._owners = kept
+    with as_before(LABEL_FREE):
+        yield
 
 
 def of(name: str, rows: Tensor) -> Measured:
