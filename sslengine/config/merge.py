@@ -20,6 +20,7 @@ from sslengine.config import dead_keys
 from sslengine.config.changes import is_fixed
 from sslengine.config.compose import COMMAND_LINE, Assignment, Composition
 from sslengine.config.sections import (
+    choosing_keys,
     components_of,
     element_type,
     extend,
@@ -129,10 +130,9 @@ class _Writer:
 
     def _chosen(self, path: str, node: DictConfig) -> Iterator[str]:
         """Yield the names of the section's chosen components."""
-        for key, field_ in fields_of(node).items():
-            if field_.metadata.get("registry") == components_of(node):
-                chosen = self.composition.last_value(f"{path}.{key}") or node[key]
-                yield from filter(None, [chosen] if isinstance(chosen, str) else chosen)
+        for key in choosing_keys(node):
+            chosen = self.composition.last_value(f"{path}.{key}") or node[key]
+            yield from filter(None, [chosen] if isinstance(chosen, str) else chosen)
 
     def _add_options(
         self, node: DictConfig, registry: Registry[Any], name: str, where: str

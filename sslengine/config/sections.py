@@ -205,6 +205,13 @@ def components_of(node: DictConfig) -> Registry[Any] | None:
     return _COMPONENTS.get(OmegaConf.get_type(node) or object)
 
 
+def choosing_keys(node: DictConfig) -> list[str]:
+    """The keys of a section that name its components."""
+    registry = components_of(node)
+    declared = fields_of(node).items() if registry is not None else ()
+    return [key for key, each in declared if each.metadata.get("registry") is registry]
+
+
 def keys_beside(node: DictConfig) -> tuple[type[Any], Registry[Any], str] | None:
     """Of a node whose components have keys in it: its dataclass without them, what the
     components are, and the field that names them."""

@@ -6,17 +6,15 @@ has none. A file may hold sections of several losses, and a file based on it may
 
 from __future__ import annotations
 
-from omegaconf import DictConfig
-
 from sslengine.config.merge import Merged
 from sslengine.config.places import Places
-from sslengine.config.sections import components_of, fields_of, typed_nodes
+from sslengine.config.sections import choosing_keys, fields_of, typed_nodes
 from sslengine.registry import component_key
 
 
 def warn_of_unused_sections(merged: Merged, places: Places) -> None:
     for path, node in typed_nodes(merged.root.config):
-        keys = _that_choose(node)
+        keys = choosing_keys(node)
         if not keys:
             continue
         chosen = [name for key in keys for name in _names(node[key])]
@@ -26,13 +24,6 @@ def warn_of_unused_sections(merged: Merged, places: Places) -> None:
             if places.of(where) > since or places.of(where) == places.command_line:
                 text = f"{path}.{keys[-1]} is {' and '.join(chosen) or 'empty'}"
                 merged.warnings.append(f"{where} has no effect: {text}")
-
-
-def _that_choose(node: DictConfig) -> list[str]:
-    """The keys of a section that name its components."""
-    registry = components_of(node)
-    declared = fields_of(node).items() if registry is not None else ()
-    return [key for key, each in declared if each.metadata.get("registry") is registry]
 
 
 def _names(value: str | list[str]) -> list[str]:

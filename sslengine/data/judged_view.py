@@ -2,7 +2,7 @@
 
 The transforms are those of DATA.TEST. If there are none, or they make several views: resize and
 centre crop to the size of DATA.TRAIN (in the usual ratio of 256 to 224), with its normalisation;
-unchanged where DATA.TRAIN names no size, so that the model was trained on unchanged images.
+where DATA.TRAIN names no size, the model was trained on unchanged images, and sees them so.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from sslengine.data.augment.pipeline import Pipeline, build_transform
 from sslengine.data.augment.transform import MakesViews, TakesAll
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.registry import TRANSFORMS
-
-DEFAULT_SIZE = 224
 
 
 def judged_train(data: DataOptions) -> SplitOptions:

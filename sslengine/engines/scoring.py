@@ -203,13 +203,13 @@ def _map_of(scores: Tensor, wanted: Tensor, images: Tensor | None = None) -> flo
     return mean_average_precision(scores[images.to(scores.device)], wanted[images])
 
 
-# Scores that a chance takes random orders of.
+# For one chance at most so many scores are ordered, but in 8 orders at least.
 ORDERED = 2**24
 
 
 def chance(labels: Tensor, wanted: Tensor) -> float:
     """Without features, in percent: the most frequent class of TRAIN as the answer for each image,
-    or the mAP of a random order."""
+    or the mean mAP of random orders."""
     if labels.ndim == 1:
         return 100.0 * float((wanted == labels.mode().values).double().mean())
     orders = min(200, max(8, ORDERED // wanted.numel()))

@@ -24,7 +24,6 @@ from sslengine.config.resolve import Resolved, resolve
 from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read
 from sslengine.data.decode.pixel_format import probe
-from sslengine.data.judged_view import DEFAULT_SIZE
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.errors import MissingCheckpointError, SSLEngineError
 from sslengine.export.preprocessing import Preprocessing, describe
@@ -39,6 +38,7 @@ from sslengine.trust import closed
 
 log = logging.getLogger("sslengine")
 
+DEFAULT_SIZE = 224  # of images of a run that names no size and cannot be read here
 IMAGES = 16  # on which an export is compared with its source
 UNKNOWN = (
     "whether the run's images have 8 bits is not known, for they cannot be read here. "
