@@ -245,3 +245,19 @@ def test_a_store_and_files_of_extract_features(tmp_path: Path) -> None:
     assert (score["layer"], score["knn"]) == ("res5", found[0]["knn"])
     pair = [stores / "train-trainone", stores / "test-testone"]
     assert judged(tmp_path / "pair.json", *pair)["scores"][0]["knn"] == score["knn"]
+
+
+def test_chance_of_several_classes_is_measured_as_the_scores_are(tmp_path: Path) -> None:
+    """VOC's precision, the best at this place or behind it: of few rows far above their share."""
+    shown = (np.arange(24)[:, None] % 2 == [0, 1]).astype(int)
+    files = [tmp_path / "train.npz", tmp_path / "val.npz"]
+    for each in files:
+        np.savez(each, features=ROWS[:24], labels=shown)
+    draw, found = np.random.default_rng(0), []
+    for _ in range(2000):
+        hits = draw.permutation(shown[:, 0])
+        precision = hits.cumsum() / np.arange(1, 25)
+        found.append(np.maximum.accumulate(precision[::-1])[::-1][hits > 0].mean())
+    report = judged(tmp_path / "out.json", *files)
+    assert report["chance"] == pytest.approx(100 * np.mean(found), abs=2.5)
+    assert report["chance"] > 55
