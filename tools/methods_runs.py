@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import yaml
 
-from sslengine.command.text import overrides
+from sslengine.config.assignments import overrides
 from sslengine.config.compose import compose
 
 ROOT = Path(__file__).resolve().parents[1]

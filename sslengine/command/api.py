@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from sslengine.command import train as verb
 from sslengine.command.embed import Rows, embed
 from sslengine.command.in_memory import Data, as_files
-from sslengine.command.text import overrides
+from sslengine.config.assignments import overrides
 from sslengine.config.sections import read
 from sslengine.data.decode.decoding import Decoder
 from sslengine.data.options import DataOptions

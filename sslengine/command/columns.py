@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sslengine.command.text import typed
+from sslengine.config.assignments import typed
 from sslengine.config.components import keys_of
 from sslengine.config.compose import compose_on
 from sslengine.config.files import Layer

@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sslengine.atomic import write_whole
 from sslengine.command import columns, documents
 from sslengine.command.new_file import expect_writable
-from sslengine.command.text import DEVICES, typed
-from sslengine.command.text import overrides as as_overrides
+from sslengine.config.assignments import overrides as as_overrides
+from sslengine.config.assignments import typed
+from sslengine.config.options import DEVICES
 from sslengine.errors import OutputError, listing, readable
 from sslengine.registry import import_dotted
 

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sslengine.command import documents
-from sslengine.command.text import typed
 from sslengine.errors import UnknownNameError, listing, nearest
 from sslengine.export import FORMATS, export
 
@@ -50,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     with documents.apart(given.json):
         made = export(
             given.run, given.out, given.to, network=given.network, license=given.license,
-            trust_config=given.trust_config, overrides=typed(given.values), config=given.config,
+            trust_config=given.trust_config, overrides=given.values, config=given.config,
         )  # fmt: skip
     if given.json:
         manifest = json.loads((made / "manifest.json").read_text(encoding="utf-8"))

@@ -29,7 +29,8 @@ from sslengine import catalog
 from sslengine.command import columns, documents
 from sslengine.command.embed import ALL_OF_IT
 from sslengine.command.judged_parts import start_parts
-from sslengine.command.text import DEVICES, overrides, typed
+from sslengine.config.assignments import overrides, typed
+from sslengine.config.options import DEVICES
 from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read
 from sslengine.data.options import DataOptions
@@ -67,6 +68,10 @@ def make_parser() -> argparse.ArgumentParser:
         "all, 10 %% and 1 %% of the labels (docs/judging/)",
     )
     add("--network", choices=("auto", "student", "teacher"), default="auto")
+    add("--device", choices=DEVICES, default="auto",
+        help="auto: the run's, if this machine has it")  # fmt: skip
+    add("--gpus", type=int, metavar="N", help="default: as many as the run has processes")
+    add("--workers", type=int, metavar="N", help="of each process: they load images")
     add("--set", action="append", default=[], dest="values", metavar="KEY=VALUE",
         help="any key of the config")  # fmt: skip
     add("--trust-config", action="store_true", help="allow config.yaml to run code")
@@ -76,7 +81,6 @@ def make_parser() -> argparse.ArgumentParser:
     add("--labels", type=Path, nargs="+", metavar="FILE",
         help="their labels, if they are in other files")  # fmt: skip
     add("--out", type=Path, metavar="FILE", help="also write the scores here, as .json")
-    add("--device", choices=DEVICES, default="auto")
     return parser
 
 
@@ -87,14 +91,17 @@ def main(arguments: Sequence[str]) -> int:
         parser.error("expected the folder of a run, or --features, and not both")
     if given.features is not None:
         return _features(given)
-    if given.labels or given.out or given.device != "auto":
-        raise ConfigError("--labels, --out, --device: they belong to --features.")
+    if given.labels or given.out:
+        raise ConfigError("--labels, --out: they belong to --features.")
     if (given.train is None) != (given.val is None):
         raise ConfigError("--train, --val: give both, or none of them.")
     trusted = given.trust_config
     values, notes = _images(given) if given.train else _own_images(given)
     opened = open_run(given.run, overrides(values), trusted=trusted, judged=True)
     _expect_writable(given.run)
+    on_machine = import_dotted("sslengine.command.judging_machine:of_machine")
+    machine, note = on_machine(given, opened.config)
+    given.values, notes = [*machine, *given.values], [*notes, *filter(None, [note])]
     data = read(opened.config, DataOptions)
     entries, _ = import_dotted("sslengine.data.judged_view:choose")(data)
     if given.group:
@@ -139,10 +146,11 @@ def _features(given: argparse.Namespace) -> int:
     if len(given.features) > 2:
         raise ConfigError(f"--features: expected one file or two, got {len(given.features)}.")
     of_columns = given.image_column or given.label_column or given.group
-    if given.train or given.val or of_columns or given.network != "auto":
+    of_loading = (given.gpus, given.workers) != (None, None)
+    if given.train or given.val or of_columns or of_loading or given.network != "auto":
         raise ConfigError(
-            "--train, --val, --image-column, --label-column, --group, --network: they belong to a "
-            "run, not to --features."
+            "--train, --val, --image-column, --label-column, --group, --network, --gpus, "
+            "--workers: they belong to a run, not to --features."
         )
     status: int = import_dotted("sslengine.command.judge_features:judge_features")(
         given, NEIGHBOURS

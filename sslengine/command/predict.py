@@ -21,7 +21,8 @@ from typing import Any
 
 from sslengine.command import documents
 from sslengine.command.new_file import expect_writable
-from sslengine.command.text import DEVICES, typed
+from sslengine.config.assignments import typed
+from sslengine.config.options import DEVICES
 from sslengine.errors import SSLEngineError
 from sslengine.launch.cli import ended_by
 from sslengine.registry import import_dotted

@@ -22,7 +22,7 @@ from typing import Any
 
 from sslengine.command import columns, documents, judged_on
 from sslengine.command.summary import Summary, read
-from sslengine.command.text import DEVICES
+from sslengine.config.options import DEVICES
 from sslengine.errors import ConfigError, UnknownNameError, listing, nearest
 from sslengine.registry import import_dotted
 

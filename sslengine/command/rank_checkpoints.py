@@ -15,7 +15,7 @@ from sslengine.checkpoint import files
 from sslengine.command import columns, documents
 from sslengine.command.embed import ALL_OF_IT, check_columns
 from sslengine.command.images import look
-from sslengine.command.text import overrides, typed
+from sslengine.config.assignments import overrides, typed
 from sslengine.errors import CheckpointError, ConfigError, MissingCheckpointError
 from sslengine.evaluation.label_free.agreement import LEAST, Interval
 from sslengine.evaluation.label_free.inputs import measure

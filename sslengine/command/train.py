@@ -28,8 +28,8 @@ from typing import Any
 from sslengine.command import columns, networks, sides
 from sslengine.command.networks import Network
 from sslengine.command.recipes import Recipe
-from sslengine.command.text import DEVICES, overrides, typed
-from sslengine.config.options import DistributedOptions, MachineOptions
+from sslengine.config.assignments import overrides, typed
+from sslengine.config.options import DEVICES, DistributedOptions, MachineOptions
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.errors import ConfigError, MissingCheckpointError
 from sslengine.launch import cli

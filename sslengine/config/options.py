@@ -91,6 +91,9 @@ def _is_expectation(entry: Any) -> bool:
     return False
 
 
+DEVICES = ("auto", "cpu", "gpu", "mps")
+
+
 @section("MACHINE")
 @dataclass
 class MachineOptions:
@@ -102,7 +105,7 @@ class MachineOptions:
     PRECISION: str = ""
 
     def check(self) -> Iterator[str]:
-        yield from one_of(self, "DEVICE", "gpu", "mps", "cpu", "auto")
+        yield from one_of(self, "DEVICE", *DEVICES)
         yield from one_of(self, "PRECISION", "", "auto", "fp32", "tf32", "bf16", "fp16")
 
 

@@ -10,12 +10,14 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from multiprocessing import resource_tracker
 from typing import Any, NoReturn
 
+from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import (
     ChildFailedError,
@@ -44,6 +46,7 @@ _SILENCED = (
 # After a signal, ranks have this time to save; then they are killed.
 GRACE = 600  # seconds
 _OPEN = 60.0  # seconds, for a store
+_CAUSE = 10.0  # seconds, for the agent to see why another rank ended
 
 # A scheduler sends these to all processes of a job. They end a rank that is still importing.
 _SCHEDULERS = (signal.SIGUSR1, signal.SIGUSR2)
@@ -117,6 +120,21 @@ def _run_rank(function: Callable[..., Any], arguments: tuple[Any, ...], attempt:
         function(*arguments)
     except Preempted:
         sys.exit(os.EX_TEMPFAIL)
+    except Exception as error:
+        if _lost_another_rank(error):
+            _wait_for_the_agent()
+        raise
+
+
+def _lost_another_rank(error: Exception) -> bool:
+    return isinstance(error, DistError) or "gloo/transport" in str(error)
+
+
+def _wait_for_the_agent() -> None:
+    """The agent reports one rank, and does not know which of two failed first. A rank that fails
+    because of another one waits here until the agent, which sees the other one, ends it."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    time.sleep(_CAUSE)
 
 
 def _end_with_the_launcher() -> None:

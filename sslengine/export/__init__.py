@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
+from sslengine.config.assignments import typed
+
 # The formats, each a module of this package: to_<name>.py.
 FORMATS: dict[str, str] = {
     "timm": "model.safetensors and config.json: for timm, transformers' AutoModel, lightly",
@@ -42,14 +44,16 @@ def export(
     source: the folder of a run (its newest checkpoint), or one of its checkpoints.
     to: one of FORMATS.
     network: `student` or `teacher` of a method that has both; auto: the method chooses.
-    overrides: as on the command line: `config.DATA.TRAIN.DATA_PATHS=[/their/path/here]`.
+    overrides: KEY=VALUE, as --set: `DATA.TRAIN.DATA_PATHS=[/their/path/here]`.
     trust_config: allow the run's config.yaml to name Python code to import.
     config: where source is a file of weights of another program: the name of a config that has
         their network, such as `pretrain/simclr/simclr_64gpu_resnet50`.
     license: of the weights, an identifier such as `mit`; they are yours.
     """
     folder = importlib.import_module("sslengine.export.folder")
-    made: Path = folder.export(source, out, to, network, overrides, trust_config, license, config)
+    made: Path = folder.export(
+        source, out, to, network, typed(overrides), trust_config, license, config
+    )
     return made
 
 

@@ -1,4 +1,4 @@
-"""Have images the bands that a run's trunk takes, and values such as it was trained on?
+"""Have images the bands that a run's trunk takes?
 
 One check for every way to it.
 """
@@ -18,7 +18,6 @@ from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read
 from sslengine.data.decode.channels import channels_after
 from sslengine.data.decode.pixel_format import OF_MODE
-from sslengine.data.decode.pixel_range import PixelRange
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.errors import ConfigError, readable
 from sslengine.task.channels import input_channels
@@ -40,17 +39,6 @@ class Bands:
                 f"config.DATA.TRAIN.IMAGE_MODE={self.read_so.IMAGE_MODE}; the run takes "
                 f"{self.count} (config.MODEL.INPUT_CHANNELS)."
             )
-        if _is_of_8_bits(image) and (high := self._highest()) > np.iinfo(np.uint8).max:
-            raise ConfigError(
-                f"{readable(name)} has values of 8 bits, which ToTensor divides by 255; the run "
-                f"was trained on values up to {high:g} (config.DATA.TRAIN.PIXEL_RANGE)."
-            )
-
-    def _highest(self) -> float:
-        """Value of images whose values are kept; 0 if it is not known."""
-        given = PixelRange.parse(self.read_so.PIXEL_RANGE)
-        limits = given and given.limits
-        return limits[1] if limits and self.read_so.IMAGE_MODE == "stored" else 0.0
 
     def _fit(self, found: int) -> bool:
         """Also behind a transform of the user's own, which may make any number of them."""
@@ -88,11 +76,6 @@ def _may_decide(override: str) -> bool:
     return not key.startswith("config.") or any(
         key.startswith(each) or each.startswith(key) for each in known
     )
-
-
-def _is_of_8_bits(image: Any) -> bool:
-    """Pillow's are: of more bits are arrays, however they are stored."""
-    return isinstance(image, Image.Image) or bool(np.asarray(image).dtype == np.uint8)
 
 
 def bands_of(image: Any) -> int:

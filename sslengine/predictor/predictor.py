@@ -30,6 +30,7 @@ from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.distributed.device import pick_device
 from sslengine.engines.features import Features, extract, join
+from sslengine.errors import ConfigError, readable
 from sslengine.losses.options import LossOptions
 from sslengine.methods import supervised
 from sslengine.models.networks import AUTO
@@ -238,27 +239,24 @@ class Predictor:
         parts: list[Features] = []
         try:
             with closed(self.resolved.opened):
-                if train.IMAGE_MODE == "stored":  # other values make features, and no error
-                    self._expect_images(feed, 0, 1)
                 parts.extend(extract(self.trunk_features, feed, train, self.precision))
             return join(parts)
         except Exception:
-            self._expect_bands(feed, len(parts))
+            self._expect_fitting(feed, len(parts))
             raise
         finally:
             feed.close()
 
     @_untrusting
-    def _expect_bands(self, feed: DataFeed, done: int) -> None:
+    def _expect_fitting(self, feed: DataFeed, done: int) -> None:
         """Raise if that is why batches behind the first `done` failed: the next, or one ahead."""
-        self._expect_images(feed, *(sum(feed.batch_sizes[:count]) for count in (done, done + 2)))
-
-    def _expect_images(self, feed: DataFeed, first: int, end: int) -> None:
-        """Raise if one of these has other bands, or values of another kind."""
         source, rows = feed.dataset.sources[0], feed.dataset.rows
+        first, end = (sum(feed.batch_sizes[:count]) for count in (done, done + 2))
         for row in map(int, rows[first:end]):
             try:
                 image = source.image(row)
+            except ConfigError as error:  # its values do not fit
+                raise ConfigError(f"{readable(source.path(row))}: {error}") from error
             except Exception:  # as many kinds as there are decoders; it is left out
                 continue
             self.bands.expect(image, source.path(row))

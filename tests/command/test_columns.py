@@ -89,7 +89,7 @@ def test_a_run_of_all_images_is_judged_by_groups(
     assert main([*asked, f"--train={table}", f"--val={table}", "--group=doctor"]) == 2
     assert "LINEAR_PROBE.GROUP_COLUMN" in capsys.readouterr().err
     assert main(["judge", "--features", str(table), "--group=patient"]) == 2
-    assert "--group, --network: they belong to a run" in capsys.readouterr().err
+    assert "--workers: they belong to a run" in capsys.readouterr().err
 
 
 def config_of(*arguments: str) -> Any:

@@ -63,6 +63,27 @@ def test_rows_of_embed_in_every_format(run: Path, photos: Path, tmp_path: Path) 
     assert table["path"].to_pylist() == packed["paths"].tolist()
 
 
+def test_features_of_a_run_in_bf16_are_computed_so_and_those_of_an_export_are_not(
+    photos: Path, tmp_path: Path
+) -> None:
+    made = sslengine.fit(
+        "simclr", data=photos, model="resnet10t", epochs=1, size=32, workers=0, device="cpu",
+        precision="bf16", out=tmp_path / "run",
+    )  # type: ignore[call-overload]  # fmt: skip
+    half = sslengine.embed(made.folder, photos, workers=0)
+    full = sslengine.embed(made.folder, photos, workers=0, overrides=["MACHINE.PRECISION=fp32"])
+    network = sslengine.load(made.folder).eval()
+    images = torch.stack([network.transform(Image.open(each)) for each in half.paths])
+    exported = timm.create_model(f"local-dir:{made.folder}/weights", pretrained=True).eval()
+    with torch.no_grad():
+        for each in (network(images), exported(images)):
+            np.testing.assert_allclose(each.numpy(), full.features, rtol=1e-4, atol=1e-5)
+        with torch.autocast("cpu", torch.bfloat16):
+            rounded = network(images).float().numpy()
+    assert abs(half.features - full.features).max() > 1e-4
+    assert abs(half.features - rounded).mean() < abs(half.features - full.features).mean() / 2
+
+
 def test_the_config_is_resolved_once(
     run: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,7 +171,7 @@ def test_a_key_of_the_config_makes_deep_images_readable(
             Image.fromarray(each).save(tmp_path / depth / f"{number}.png")
     out = tmp_path / "rows.npy"
     arguments = ["embed", str(run), str(tmp_path / "16"), "--workers=0", "--out", str(out)]
-    assert main(arguments) == 1
+    assert main(arguments) == 2
     assert "config.DATA.TRAIN.PIXEL_RANGE" in capsys.readouterr().err
     keys = ["DATA.TRAIN.PIXEL_RANGE=[0,65535]"]
     assert main([*arguments, f"--set={keys[0]}"]) == 0
@@ -186,22 +207,26 @@ def test_images_of_other_bands_than_the_run_takes(
         tifffile.imwrite(images / f"{number}.tif", each.squeeze(), photometric="minisblack", **how)
     trained = ["--method=simclr", "--model=resnet10t", "--batch-size=8", *SMALL]
     assert main(["train", str(images), *trained, "--out", str(run)]) == 0
-    photo = photos / "dark" / "0.png"
+    other = tmp_path / "other" / "0.tif"
+    other.parent.mkdir()
+    tifffile.imwrite(other, values[0, :, :, :1].repeat(3, -1), photometric="rgb")
     told = (
-        f"{photo} has 3 bands with config.DATA.TRAIN.IMAGE_MODE=stored; the run takes {bands} "
-        f"(config.MODEL.INPUT_CHANNELS)."
+        "{} has 3 bands with config.DATA.TRAIN.IMAGE_MODE=stored; the run takes "
+        f"{bands} (config.MODEL.INPUT_CHANNELS)."
     )
     capsys.readouterr()
     out = ["--workers=0", "--out", str(tmp_path / "rows.npy")]
-    assert main(["embed", str(run), str(photos), *out]) == 2
-    assert told in capsys.readouterr().err
-    assert main(["predict", str(run), str(images / "0.tif"), str(photo), "--nearest=0"]) == 2
-    assert told in capsys.readouterr().err
-    mixed = shutil.copy(photo, images / "z.png")
+    assert main(["embed", str(run), str(other.parent), *out]) == 2
+    assert told.format(other) in capsys.readouterr().err
+    assert main(["predict", str(run), str(images / "0.tif"), str(other), "--nearest=0"]) == 2
+    assert told.format(other) in capsys.readouterr().err
+    mixed = shutil.copy(other, images / "z.tif")
     assert main(["embed", str(run), str(images), "--batch-size=4", *out]) == 2
-    assert told.replace(str(photo), str(mixed)) in capsys.readouterr().err
+    assert told.format(mixed) in capsys.readouterr().err
     with pytest.raises(ConfigError, match=f"the image has 3 bands .* takes {bands}"):
-        sslengine.load(run).transform(Image.open(photo))
+        sslengine.load(run).transform(tifffile.imread(other))
+    assert main(["embed", str(run), str(photos), *out]) == 2
+    assert "0.png: its values are of 8 bits" in capsys.readouterr().err
 
 
 def test_a_file_that_is_there_is_not_overwritten(

@@ -209,6 +209,10 @@ FAMILIES: list[tuple[str, str, str, dict[str, Any], str]] = [
      {"state_dict/projection_head.layers.0.weight": STRAY}, "teacher"),
     ("lightly", "state_dict/backbone.", "state_dict/backbone_momentum.",
      {"state_dict/projection_head.layers.0.weight": STRAY}, "student"),
+    ("lightly", "student_backbone.", "teacher_backbone.",  # the state of a module
+     {"student_head.last_layer.weight": STRAY, "teacher_head.last_layer.weight": STRAY}, "teacher"),
+    ("lightly", "backbone.", "backbone_momentum.",
+     {"projection_head.layers.0.weight": STRAY}, "student"),
     ("PyTorch Lightning", "state_dict/backbone.", "", {"pytorch-lightning_version": "2.5"}, "model"),
     ("SwAV", "module.", "", {"module.prototypes.weight": STRAY,
                              "module.projection_head.0.weight": STRAY}, "model"),

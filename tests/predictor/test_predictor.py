@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ from sslengine.data.decode.decoding import Decoder
 from sslengine.data.decode.files import open_image
 from sslengine.data.options import SplitOptions
 from sslengine.engines.train import train
-from sslengine.errors import CheckpointError, ConfigError, DataError
+from sslengine.errors import CheckpointError, ConfigError, DataError, SSLEngineError
 from sslengine.launch.local import launch
 from sslengine.predictor import Predictor
 from sslengine.predictor.picture import save
@@ -273,14 +274,21 @@ def test_a_query_of_8_bits_is_not_taken_for_one_of_16(tmp_path: Path) -> None:
     keys = {"DATA__TRAIN__IMAGE_MODE": "stored", "DATA__TRAIN__PIXEL_RANGE": [0, 51049]}
     predictor = Predictor(_on(tmp_path, **keys), nearest=4)
     Image.fromarray(numbers((12, 12, 4), np.uint8), "RGBA").save(tmp_path / "rgba.png")
-    with pytest.raises(ConfigError, match="rgba.png has values of 8 bits.* up to 51049 .*PIXEL_RA"):
+    why = "its values are of 8 bits.* up to 51049 .*PIXEL_RANGE"
+    with pytest.raises(SSLEngineError, match=f"rgba.png.*{why}"):
         predictor(tmp_path / "rgba.png")
-    with pytest.raises(ConfigError, match="the image has values of 8 bits"):
+    with pytest.raises(ConfigError, match=why):
         predictor(numbers((12, 12, 4), np.uint8))
     (tmp_path / "other").mkdir()
     (tmp_path / "rgba.png").rename(tmp_path / "other" / "rgba.png")
-    with pytest.raises(ConfigError, match="rgba.png has values of 8 bits"):
+    with pytest.raises(SSLEngineError, match=f"rgba.png.*{why}"):
         embed(tmp_path / "run", tmp_path / "other")
+    # Among others it has no row, in any place.
+    for name in ("a.tif", "z.tif"):
+        shutil.copy(tmp_path / "images" / "0.tif", tmp_path / "other" / name)
+    rows = embed(tmp_path / "run", tmp_path / "other")
+    assert [Path(path).name for path in rows.paths] == ["a.tif", "z.tif"]
+    assert [Path(path).name for path in rows.unreadable] == ["rgba.png"]
 
 
 def test_a_query_of_one_channel_and_16_bits_is_decoded_as_the_training_images(

@@ -48,6 +48,7 @@ NPY = b"\x93NUMPY"
 ORIENTATION = 0x0112
 # What float32 holds exactly.
 LARGEST = 2**24
+WHITE = 255  # of 8 bits
 
 _pillow_limit = threading.Lock()
 
@@ -142,6 +143,7 @@ class Decoder:
         if self.exif_rotation:
             image = ImageOps.exif_transpose(image)
         if self.mode == "stored":
+            self._expect_8_bits()
             return ImageChops.invert(image) if white_is_zero else _as_stored(image)
         return to_rgb(image) if self.mode == "RGB" else to_grey(image)
 
@@ -191,8 +193,18 @@ class Decoder:
                     f"whole numbers up to {LARGEST} alone"
                 )
         if values.dtype == np.uint8:
+            self._expect_8_bits()
             return cast(Image.Image, np.array(values, order="C"))
         return cast(Image.Image, values.astype(np.float32, order="C"))
+
+    def _expect_8_bits(self) -> None:
+        """For an image of 8 bits, whose values are divided by 255; others are not."""
+        limits = self.pixel_range and self.pixel_range.limits
+        if limits and limits[1] > WHITE:
+            raise ConfigError(
+                f"its values are of 8 bits, and are divided by {WHITE}; the run is trained on "
+                f"values up to {limits[1]:g} ({self.where}.PIXEL_RANGE)."
+            )
 
     def _check_size(self, width: int, height: int) -> None:
         if width * height > self.max_pixels:

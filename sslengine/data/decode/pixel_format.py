@@ -36,6 +36,11 @@ class PixelFormat:
     low: float  # of the values seen
     high: float
 
+    @property
+    def is_divided(self) -> bool:
+        """By 255, by ToTensor."""
+        return self.dtype == "uint8"
+
     def __str__(self) -> str:
         plural = "s" if self.channels > 1 else ""
         return f"{self.channels} channel{plural} of {self.dtype}, {self.low:g} to {self.high:g}"
@@ -66,7 +71,8 @@ def tells_something(options: SplitOptions, split: str) -> bool:
 def probe(options: SplitOptions, split: str) -> Seen | None:
     """The first image and the format of all; None if none of those looked at can be read.
 
-    Raises if values of one would have to be narrowed, or if images differ in their channels.
+    Raises if values of one would have to be narrowed, if images differ in their channels, or if
+    some alone have 8 bits.
     """
     seen: list[Seen] = []
     narrowed: list[tuple[str, NarrowedError]] = []
@@ -88,11 +94,15 @@ def probe(options: SplitOptions, split: str) -> Seen | None:
     if not seen:
         return None
     for each in seen:
-        if each.format.channels != seen[0].format.channels:
-            raise ConfigError(
-                f"config.DATA.{split}: images differ in their channels. {seen[0].path} has "
-                f"{seen[0].format}; {each.path} has {each.format}."
-            )
+        for what, ours, theirs in (
+            ("channels", each.format.channels, seen[0].format.channels),
+            ("values", each.format.is_divided, seen[0].format.is_divided),
+        ):
+            if ours != theirs:
+                raise ConfigError(
+                    f"config.DATA.{split}: images differ in their {what}. {seen[0].path} has "
+                    f"{seen[0].format}; {each.path} has {each.format}."
+                )
     formats = [each.format for each in seen]
     low, high = min(each.low for each in formats), max(each.high for each in formats)
     return replace(seen[0], format=replace(formats[0], low=low, high=high))

@@ -6,6 +6,7 @@ import struct
 import sys
 import threading
 import zlib
+from functools import partial
 from io import BytesIO
 from typing import Any
 
@@ -228,6 +229,17 @@ def npy(values: np.ndarray) -> bytes:
 
 def stored(encoded: bytes, **keys: Any) -> Any:
     return Decoder.of(SplitOptions(IMAGE_MODE="stored", **keys), "TRAIN")(encoded)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "L", "1"])
+def test_an_image_of_8_bits_is_not_taken_for_one_of_more(mode: str) -> None:
+    """ToTensor divides it by 255, and others not."""
+    image = picture(0).convert(mode)
+    for given in (partial(stored, encode(image)), partial(stored, npy(np.uint8([[[3]]])))):
+        given(PIXEL_RANGE=[0, 255])
+        with pytest.raises(ConfigError, match=r"8 bits.* up to 4095 \(config.DATA.TRAIN.PIXEL_R"):
+            given(PIXEL_RANGE=[0, 4095])
+    stored(npy(np.uint16([[[3]]])), PIXEL_RANGE=[0, 4095])
 
 
 def test_grey_levels_if_asked() -> None:

@@ -49,6 +49,15 @@ def test_images_that_differ(tmp_path: Path) -> None:
         probe(options(tmp_path, **BANDS), "TRAIN")
 
 
+def test_an_image_of_8_bits_among_others(tmp_path: Path) -> None:
+    arrays(tmp_path, (4, 4, 1), (4, 4, 1))
+    Image.new("L", (4, 4), 9).save(tmp_path / "02.png")
+    with pytest.raises(ConfigError, match=r"differ in their values. .*float32.*02.png.*of uint8"):
+        probe(options(tmp_path, **BANDS), "TRAIN")
+    with pytest.raises(ConfigError, match=r"02.png: its values are of 8 bits.* up to 4095 .*PIXEL"):
+        probe(options(tmp_path, PIXEL_RANGE=[0, 4095], **BANDS), "TRAIN")
+
+
 def test_unreadable_ones_are_no_matter_of_this(tmp_path: Path) -> None:
     arrays(tmp_path, (4, 4, 6), (4, 4, 6))
     (tmp_path / "00.npy").write_bytes(b"")

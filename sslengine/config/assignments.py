@@ -1,4 +1,4 @@
-"""Values of the config as the command line has them."""
+"""Values of the config as the command line assigns them: KEY=VALUE."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# What --device may say; see MACHINE.DEVICE.
-DEVICES = ("auto", "cpu", "gpu", "mps")
 _PLAIN = re.compile(r"[A-Za-z_/][\w./-]*")
 
 
