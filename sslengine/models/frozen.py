@@ -78,7 +78,8 @@ class FrozenNetwork(nn.Module):
     ) -> None:
         """
         where: the key path of the options.
-        heads: its output is that of its first input's heads; else that of the trunk.
+        heads: its output is that of its first input's heads, of several features (class token,
+            patches) that of the first; else that of the trunk.
         features: of the trunk; empty: the final one.
         """
         super().__init__()
@@ -175,6 +176,8 @@ class FrozenNetwork(nn.Module):
         if self.heads and missing:
             raise CheckpointError(f"weights: the file lacks tensors of the heads: {missing[0]}.")
         route = replace(network.routes[0], key="", additional_keys=())
+        if self.heads and not route.chained and len(route.features) > 1:  # each with its own head
+            route = replace(route, features=route.features[:1], heads=route.heads[:1])
         if not self.heads:
             network.heads = nn.ModuleList()
             route = replace(route, features=tuple(self.features), heads=())

@@ -159,7 +159,7 @@ def lr_decay(model: nn.Module, options: OptimizerSettings) -> list[Group]:
         if layer < depth.heads and any(part in each.name for part in by_depth.as_last):
             layer = depth.heads - 1
         scale = by_depth.decay ** (depth.heads - layer)
-        name = f"layer {layer}" if layer < depth.heads else "heads"
+        name = "heads" if each.in_head else f"layer {layer}"
         collector.add(each, name, has_decay(each), lr_scale=scale)
     return collector.groups()
 

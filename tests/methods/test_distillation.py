@@ -8,11 +8,16 @@ import pytest
 import timm
 import torch
 from torch import Tensor
+from torch.distributions import Categorical
+from torch.nn import functional as F
 
+from sslengine.config.assignments import overrides
 from sslengine.config.facts import RunFacts
+from sslengine.config.resolve import resolve
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.engines.train import train
 from sslengine.errors import CheckpointError, ConfigError, TrainingError
+from sslengine.launch.local import launch
 from sslengine.methods.base import Step, callbacks
 from sslengine.methods.distillation import DistillationLoss, DistillationOptions
 from sslengine.models.frozen import FrozenOptions, digest
@@ -157,6 +162,32 @@ def test_resumes_when_the_teacher_has_moved_and_its_place_is_said(tmp_path: Path
     changes["LOSS"]["distillation_loss"]["teacher"]["weights"] = str(moved)
     allowed = {"CHECKPOINT__ALLOW_CHANGED_CONFIG": True}
     assert train(make_run(tmp_path / "run", OPTIMIZER__num_epochs=2, **changes, **allowed))
+
+
+@pytest.mark.parametrize("name", ["ibot", "dinov2"])
+def test_of_a_teacher_with_several_heads_it_is_that_of_the_class_token(
+    name: str, tmp_path: Path
+) -> None:
+    """Others score patches, or leave features unchanged."""
+    values = {
+        "DATA.TRAIN.DATA_LIMIT": 8, "DATA.TRAIN.BATCHSIZE_PER_REPLICA": 4,
+        "DATA.NUM_DATALOADER_WORKERS": 0, "OPTIMIZER.num_epochs": 1,
+        "CHECKPOINT.DIR": str(tmp_path), "CHECKPOINT.EXPORT_AT_END": False,
+    }  # fmt: skip
+    launch(resolve([f"config=quickstart/{name}", *overrides(values)]))
+    options = DistillationOptions(FrozenOptions(str(tmp_path)), "kl")
+    loss = DistillationLoss(options, RunFacts())
+    loss.attach(torch.nn.Identity())
+    network = loss.teacher.network
+    views = torch.sin(torch.arange(2 * 3 * 48 * 48) * 0.1).view(2, 3, 48, 48)
+    with torch.no_grad():
+        scores = network.heads[0](network.trunk(views, ["lastCLS"])[0])
+    assert scores.shape == (2, 64)
+    ours = torch.sin(torch.arange(128.0)).view(2, 64)
+    wanted = (scores / options.teacher_temp).softmax(1)
+    kept = Categorical(wanted).entropy().mean()
+    expected = F.cross_entropy(ours / options.student_temp, wanted) - kept
+    torch.testing.assert_close(loss(ours, {"input": views}, Step.alone()), expected)
 
 
 def test_what_is_refused() -> None:

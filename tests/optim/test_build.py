@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+import timm
 import torch
 from torch import Tensor, nn
 
@@ -293,3 +294,21 @@ def test_milestones_after_the_end_are_told(caplog: pytest.LogCaptureFixture) -> 
     build_optimizer(small_model(), made, CPU, 2.5)
     (message,) = caplog.messages
     assert "[30]; the run ends with epoch 2.5" in message
+
+
+@pytest.mark.parametrize("name", ["convnext_atto", "mobilenetv3_small_050", "resnet10t"])
+def test_heads_have_their_own_settings_beside_the_last_layers_of_any_trunk(name: str) -> None:
+    """Of timm's networks some of the trunk's layers are as deep as the classifier."""
+    made = options(param_group_constructor="lr_decay", regularize_bias=False, regularize_bn=False)
+    made.param_schedulers.lr_head = schedule(name="constant", value=7.0)
+    made.head_optimizer_params.use_different_lr = True
+    made.head_optimizer_params.use_different_wd = True
+    made.head_optimizer_params.weight_decay = 0.5
+    trunk = timm.create_model(name, num_classes=0)
+    heads = nn.ModuleList([nn.Linear(5, 3)])
+    optimizer = build_optimizer(nn.ModuleDict({"trunk": trunk, "heads": heads}), made, CPU, 10)
+    optimizer.schedule(0.5)
+    placed = {id(each): group for group in optimizer.param_groups for each in group["params"]}
+    assert all(placed[id(each)]["lr"] < 1 for each in trunk.parameters())
+    assert [placed[id(each)]["lr"] for each in heads.parameters()] == [7.0, 7.0]
+    assert [placed[id(each)]["weight_decay"] for each in heads.parameters()] == [0.5, 0.0]
