@@ -234,6 +234,7 @@ def _protocol(given: argparse.Namespace, entries: list[dict[str, Any]]) -> dict[
         "MODEL.BASE_MODEL_NAME": "multi_input_output_model",
         "MODEL.MULTI_INPUT_HEAD_MAPPING": [],
         "MODEL.TEMP_FROZEN_PARAMS_ITER_MAP": [],
+        "MODEL.TEMP_FROZEN_PARAMS_EPOCH_MAP": [],
         "MODEL.WEIGHTS_INIT.NETWORK": given.network,
         "TRAINER.TRAIN_STEP_NAME": "standard_train_step",
         "LOSS.name": "CrossEntropyLoss",

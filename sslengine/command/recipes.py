@@ -179,6 +179,11 @@ def _files(given: argparse.Namespace) -> list[str]:
         raise UnknownNameError(f"--recipe {name}: there is no method {method!r}. {hint}".rstrip())
     if forms == [CPU] and CPU in known:
         return [f"config={_for_cpu(method)}"]
+    if CPU in forms and CPU in known:
+        raise ConfigError(
+            f"--recipe {name}: {CPU} takes no other form. Give "
+            f"{method}/{CPU}, or {method}/{'/'.join(each for each in forms if each != CPU)}."
+        )
     for form in forms:
         if not known.get(form):
             raise UnknownNameError(

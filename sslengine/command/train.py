@@ -17,7 +17,6 @@ was chosen: --show.
 from __future__ import annotations
 
 import argparse
-import math
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -39,10 +38,10 @@ BATCH, WORKERS = "DATA.TRAIN.BATCHSIZE_PER_REPLICA", "DATA.NUM_DATALOADER_WORKER
 DEVICE = "MACHINE.DEVICE"
 RANKS, NODES = "DISTRIBUTED.NUM_PROC_PER_NODE", "DISTRIBUTED.NUM_NODES"
 PRECISION = "MACHINE.PRECISION"
+FROZEN = "MODEL.TEMP_FROZEN_PARAMS_EPOCH_MAP"
 # The side of the patches that a collator masks.
 MASKED_PATCH = "DATA.TRAIN.COLLATE_FUNCTION_PARAMS.patch_size"
 LIMIT, HELD_OUT = "DATA.TRAIN.DATA_LIMIT", "DATA.HOLD_OUT.SHARE"
-USED = "DATA.TRAIN.DATA_LIMIT_SAMPLING.SHARE"
 TIMM_ARGUMENTS = "MODEL.TRUNK.TIMM.arguments"
 
 
@@ -130,9 +129,8 @@ def choose(given: argparse.Namespace) -> tuple[list[str], str]:
         **_given(given),
         **_sides(network, given, recipe),
         **_held_out(given, recipe, data),
+        **_frozen(given, recipe),
     }
-    if frozen := _frozen(given, recipe, _updates_of_epoch(values, recipe, trained_on)):
-        values["MODEL.TEMP_FROZEN_PARAMS_ITER_MAP"] = frozen
     line = f"{count} images, {name or recipe.trunk}, {_computed_by(values, recipe, found)}"
     if bands:
         line += f"\n{bands}"
@@ -224,34 +222,12 @@ def _chosen(values: Mapping[str, Any], recipe: Recipe, defaults: Mapping[str, An
     return [next(each for each in some if each is not None) for some in said]
 
 
-def _updates_of_epoch(values: Mapping[str, Any], recipe: Recipe, images: int) -> int:
-    split, ranks = SplitOptions(), DistributedOptions()
-    batch, *processes, accumulated, limit, used, drops = _chosen(
-        values,
-        recipe,
-        {
-            BATCH: split.BATCHSIZE_PER_REPLICA,
-            RANKS: ranks.NUM_PROC_PER_NODE,
-            NODES: ranks.NUM_NODES,
-            "OPTIMIZER.accumulate": 1,
-            LIMIT: split.DATA_LIMIT,
-            USED: split.DATA_LIMIT_SAMPLING.SHARE,
-            "DATA.TRAIN.DROP_LAST": split.DROP_LAST,
-        },
-    )
-    images = min(images, limit) if limit > 0 else images
-    images = round(images * (used or 1))
-    steps = images / (batch * math.prod(processes))
-    whole: int = math.floor(steps) if drops else math.ceil(steps)
-    return -(-max(1, whole) // int(accumulated))
-
-
-def _frozen(given: argparse.Namespace, recipe: Recipe, epoch: int) -> list[Any]:
-    """What is not trained at first. epoch: its optimizer updates."""
-    found = recipe.said("MODEL.TEMP_FROZEN_PARAMS_ITER_MAP") or []
-    if recipe.is_of_photos:
-        found = [[parameter, epoch] for parameter, _ in found]
-    return [*found, *([["trunk.*", given.freeze_trunk * epoch]] if given.freeze_trunk else [])]
+def _frozen(given: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
+    if not given.freeze_trunk:
+        return {}
+    if recipe.typed(FROZEN) is not None:
+        raise ConfigError(f"--freeze-trunk: --set {FROZEN} says it, too. Give one of them.")
+    return {FROZEN: [*(recipe.said(FROZEN) or []), ["trunk.*", given.freeze_trunk]]}
 
 
 def _says_pixels(given: argparse.Namespace) -> bool:

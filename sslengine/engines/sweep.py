@@ -204,6 +204,7 @@ def _values(
         "MODEL.WEIGHTS_INIT.PARAMS_FILE": str(weights or ""),
         "MODEL.MULTI_INPUT_HEAD_MAPPING": [],
         "MODEL.TEMP_FROZEN_PARAMS_ITER_MAP": [],
+        "MODEL.TEMP_FROZEN_PARAMS_EPOCH_MAP": [],
         f"{OF_EVAL}.EVAL_MODE_ON": True,
         f"{OF_EVAL}.FREEZE_TRUNK_ONLY": True,
         f"{OF_EVAL}.EXTRACT_TRUNK_FEATURES_ONLY": False,

@@ -44,8 +44,9 @@ def default_hooks(config: DictConfig, run_dir: Path) -> list[Any]:
         chosen.append(LogGpuMemory(hooks.MEMORY_SUMMARY.LOG_ITERATION_NUM))
     if read(config, DistributedOptions).DETECT_ANOMALOUS_PARAMS:
         chosen.append(ReportUnreachedParameters())
-    if model.TEMP_FROZEN_PARAMS_ITER_MAP:
-        chosen.append(FreezeParameters(model.TEMP_FROZEN_PARAMS_ITER_MAP))
+    frozen = model.TEMP_FROZEN_PARAMS_ITER_MAP, model.TEMP_FROZEN_PARAMS_EPOCH_MAP
+    if any(frozen):
+        chosen.append(FreezeParameters(*frozen))
     clip = model.GRAD_CLIP
     if clip.USE_GRAD_CLIP:
         how = clip.PER_PARAMETER, clip.PER_MODULE

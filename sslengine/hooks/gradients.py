@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,34 +15,49 @@ from sslengine.errors import ConfigError, nearest
 from sslengine.hooks.events import Hook, TaskView
 from sslengine.optim.scale_each import ScaleEach
 
+# Names of parameters, each with the first update or epoch that trains them.
+Frozen = Sequence[tuple[str, int]]
+
 
 class FreezeParameters(Hook):
-    """`MODEL.TEMP_FROZEN_PARAMS_ITER_MAP: [[name, updates], ...]`: no gradients before that.
+    """`MODEL.TEMP_FROZEN_PARAMS_ITER_MAP: [[name, updates], ...]`: no gradients before that; and
+    `MODEL.TEMP_FROZEN_PARAMS_EPOCH_MAP: [[name, epochs], ...]`.
 
     Updates are optimizer steps: VISSL, which counts iterations here, does not accumulate. Names may
     begin with `module.`, as they must in VISSL, and contain `*`: `trunk.*` is the trunk.
     """
 
-    def __init__(self, frozen_until: Sequence[tuple[str, int]]) -> None:
-        self.frozen_until = [(name.removeprefix("module."), int(n)) for name, n in frozen_until]
-        self._parameters: list[tuple[nn.Parameter, int]] = []
+    def __init__(self, updates: Frozen = (), epochs: Frozen = ()) -> None:
+        self.updates, self.epochs = updates, epochs
+        self._until_update: list[tuple[nn.Parameter, int]] = []
+        self._until_epoch: list[tuple[nn.Parameter, int]] = []
 
     def on_start(self, task: TaskView) -> None:
         known = dict(task.learner.named_parameters())
-        self._parameters = []
-        for name, until in self.frozen_until:
-            found = [known[each] for each in fnmatch.filter(known, name)]
-            self._parameters += [(parameter, until) for parameter in found]
-            if not found:
-                raise ConfigError(
-                    f"config.MODEL.TEMP_FROZEN_PARAMS_ITER_MAP: there is no parameter "
-                    f"{name!r}. {nearest(name, known)}".rstrip()
-                )
+        self._until_update = [*_found(known, self.updates, "ITER_MAP")]
+        self._until_epoch = [*_found(known, self.epochs, "EPOCH_MAP")]
 
     def on_backward(self, task: TaskView) -> None:
-        for parameter, until in self._parameters:
+        for parameter, until in self._until_update:
             if task.num_updates < until:
                 parameter.grad = None
+        for parameter, until in self._until_epoch:
+            if task.phase.epoch < until:
+                parameter.grad = None
+
+
+def _found(
+    known: Mapping[str, nn.Parameter], frozen: Frozen, key: str
+) -> Iterator[tuple[nn.Parameter, int]]:
+    for pattern, until in frozen:
+        name = pattern.removeprefix("module.")
+        names = fnmatch.filter(known, name)
+        if not names:
+            raise ConfigError(
+                f"config.MODEL.TEMP_FROZEN_PARAMS_{key}: there is no parameter {name!r}. "
+                f"{nearest(name, known)}".rstrip()
+            )
+        yield from ((known[each], int(until)) for each in names)
 
 
 class ClipGradients(Hook):

@@ -30,6 +30,8 @@ class Family:
     judged: str = STUDENT
     # A flat name (or the path of another value) that such a file has, besides a network.
     mark: str = ""
+    # Names among the network's that are not of its trunk.
+    of_others: str = "(?!)"
 
 
 # The first row that fits is taken: a row that requires more is above one that requires less.
@@ -105,7 +107,7 @@ FAMILIES = (
     ),
     Family("PyTorch Lightning", r"state_dict/backbone\.", mark="^pytorch-lightning_version"),
     Family("SwAV", "(state_dict/)?", mark=r"^(state_dict/)?prototypes\b"),
-    Family("MAE", "(model/)?", mark=r"^(model/)?decoder_(embed|blocks)\."),
+    Family("MAE", "(model/)?", mark=r"^(model/)?decoder_(embed|blocks)\.", of_others="mask_token"),
     Family(
         "a single network", "((state_dict|model|model_state_dict)/)?", "(state_dict|model)_ema/"
     ),
@@ -176,7 +178,9 @@ def _found(
     ours = {
         name.removeprefix(prefix): name
         for name in tensors
-        if name.startswith(prefix) and "/" not in name.removeprefix(prefix)
+        if name.startswith(prefix)
+        and "/" not in name.removeprefix(prefix)
+        and not re.fullmatch(family.of_others, name.removeprefix(prefix))
     }
     beside = Counter(map(_part, tensors.keys() - set(ours.values())))
     return Found(

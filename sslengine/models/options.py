@@ -533,6 +533,8 @@ class ModelOptions:
     NON_TRAINABLE_PARAMS: list[str] = field(default_factory=list)
     # [[parameter, for how many first updates it is not trained], ...]; trunk.* is the trunk.
     TEMP_FROZEN_PARAMS_ITER_MAP: list[Any] = iterations([])
+    # The same for first epochs.
+    TEMP_FROZEN_PARAMS_EPOCH_MAP: list[Any] = field(default_factory=list)
     FEATURE_EVAL_SETTINGS: FeatureEvalOptions = field(default_factory=FeatureEvalOptions)
     WEIGHTS_INIT: WeightsInitOptions = field(default_factory=WeightsInitOptions)
     SYNC_BN_CONFIG: SyncBatchNormOptions = field(default_factory=SyncBatchNormOptions)

@@ -38,8 +38,10 @@ class Named:
     # Of the file, without what surrounds the network there.
     outside: tuple[str, ...] = ()
 
-    def places(self, trunk: Trunk) -> int:
-        return len(self.tensors.keys() & trunk.state_dict().keys())
+    def fit(self, trunk: Trunk) -> tuple[int, int]:
+        """How many have a place; then, the fewer have none."""
+        places = len(self.tensors.keys() & trunk.state_dict().keys())
+        return places, places - len(self.tensors)
 
 
 def _shifted(text: str, by: int) -> Renamed:
@@ -50,6 +52,7 @@ def _shifted(text: str, by: int) -> Renamed:
 
 
 NAMES = (
+    Names("iBOT", ((r"^masked_embed$", "mask_token"),)),
     Names(
         "DINOv2 and DINOv3",
         (
@@ -140,7 +143,8 @@ _AROUND = re.compile(
 # Of files of networks: what is no part of a trunk, and what a trunk computes by itself.
 _PARTS_OF_OTHERS = re.compile(
     r"(fc|heads?|head_dist|classifier|pooler|decoder\w*|lm_head|projection_head|prototypes"
-    r"|local_cls_norm)\..+|(mask_token|decoder_pos_embed|rope_embed\.periods)|.+\.bias_mask"
+    r"|local_cls_norm)\..+|(mask_token|decoder_pos_embed|rope_embed\.periods)"
+    r"|.+\.(bias_mask|relative_position_index|attn_mask)"
 )
 
 
@@ -151,7 +155,7 @@ def in_trunks_names(trunk: Trunk, given: Mapping[str, Tensor]) -> Named:
         plain = {trunk.present_name(name): each for name, each in given.items()}
     best = Named("", from_vissl(trunk, plain))
     for each in _candidates(trunk, given):
-        if each.places(trunk) > best.places(trunk):
+        if each.fit(trunk) > best.fit(trunk):
             best = each
     return best
 
@@ -185,12 +189,15 @@ def _replaced(name: str, table: Sequence[tuple[str, Renamed]]) -> str:
 
 
 def _joined(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Queries, keys and values are one layer; a bias that keys do not have is zero."""
+    """Queries, keys and values are one layer; if no key has a bias, it is zero."""
     joined = dict(given)
-    for name in given:
-        if ".attn.q." in name:
-            query, value = joined.pop(name), joined.pop(name.replace(".q.", ".v."), None)
-            key = joined.pop(name.replace(".q.", ".k."), torch.zeros_like(query))
+    keys = {name.replace(".k.", ".q."): name for name in given if ".attn.k." in name}
+    without_bias = not any(name.endswith(".bias") for name in keys)
+    for name, query in given.items():
+        if ".attn.q." in name and (name in keys or (without_bias and name.endswith(".bias"))):
+            del joined[name]
+            value = joined.pop(name.replace(".q.", ".v."), None)
+            key = joined.pop(keys[name]) if name in keys else torch.zeros_like(query)
             joined[name.replace(".q.", ".qkv.")] = torch.cat(
                 [query, key, *([] if value is None else [value])]
             )
@@ -206,6 +213,8 @@ def _as_in(trunk: Trunk, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         gamma = re.sub(r"\.ls([12])\.gamma$", r".gamma_\1", name)
         if gamma in own:
             fitted[gamma] = fitted.pop(name, tensor)
+        elif gamma != name and name not in own and bool((tensor == 1).all()):
+            del fitted[name]  # LayerScale that scales nothing
         elif name.endswith(".attn.qkv.bias") and name not in own:
             _fit_biases(own, fitted, name)
         elif ".mlp.fc1_g." in name and name not in own:

@@ -194,8 +194,7 @@ def test_short_options_are_keys_of_the_config(photos: Path) -> None:
     assert (config.DATA.HOLD_OUT.SHARE, config.DATA.HOLD_OUT.STRATIFIED) == (0.25, True)
     assert (config.MACHINE.PRECISION, config.CHECKPOINT.DIR) == ("bf16", "here")
     assert config.LOSS.dino_loss.ema_center == 0.5
-    # An epoch of the 12 images that are trained on.
-    assert [steps for _, steps in config.MODEL.TEMP_FROZEN_PARAMS_ITER_MAP] == [3]
+    assert config.MODEL.TEMP_FROZEN_PARAMS_EPOCH_MAP == [["heads.0.prototypes0.weight_v", 1]]
 
 
 @pytest.mark.parametrize("form", ["", "/continued"])
@@ -229,33 +228,21 @@ def test_what_weight_decay_and_layers_rates_are_for(
         assert of["trunk.mask_token"]["lr_scale"] == last["lr_scale"] == 0.75 * 0.2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "updates"),
-    [
-        ("--batch-size=4", 4),
-        ("--batch-size=4 --set=OPTIMIZER.accumulate=3", 2),
-        ("--batch-size=4 --set=DATA.TRAIN.BATCHSIZE_PER_REPLICA=2", 8),
-        ("--batch-size=4 --set=DISTRIBUTED.NUM_PROC_PER_NODE=2", 2),
-        ("--batch-size=4 --set=DATA.TRAIN.DATA_LIMIT=8", 2),
-        ("--batch-size=4 --val=0.25", 3),
-        ("--batch-size=4 --set=DATA.HOLD_OUT.SHARE=0.25", 3),
-        ("--batch-size=4 --val=0.25 --set=DATA.HOLD_OUT.SHARE=0.5", 2),
-        ("--batch-size=4 --val=0.5 --set=DATA.TRAIN.DATA_LIMIT_SAMPLING.SHARE=0.5", 1),
-        ("--batch-size=3", 5),
-        ("--batch-size=3 --set=DATA.TRAIN.DROP_LAST=false", 6),
-    ],
-)
-def test_what_is_frozen_for_epochs_is_so_many_updates(
-    photos: Path, arguments: str, updates: int
-) -> None:
-    """Of 16 images."""
-    config = config_of(
-        str(photos), "--recipe=dino/continued", "--pretrained", "--model=vit_tiny_patch16_224",
-        "--freeze-trunk=2", *arguments.split(),
-    )  # fmt: skip
-    frozen = dict(config.MODEL.TEMP_FROZEN_PARAMS_ITER_MAP)
-    assert frozen.pop("trunk.*") == 2 * updates
-    assert {*frozen.values()} == {updates}
+def test_what_is_frozen_for_epochs(photos: Path) -> None:
+    frozen = "MODEL.TEMP_FROZEN_PARAMS_ITER_MAP=[[heads.0.layers.0.weight,5]]"
+    given = [str(photos), "--recipe=dino/continued", "--pretrained", "--freeze-trunk=2",
+             "--model=vit_tiny_patch16_224"]  # fmt: skip
+    config = config_of(*given, "--set", frozen)
+    prototypes = ["heads.0.prototypes0.weight_v", 1]
+    assert [prototypes, ["trunk.*", 2]] == config.MODEL.TEMP_FROZEN_PARAMS_EPOCH_MAP
+    assert config.MODEL.TEMP_FROZEN_PARAMS_ITER_MAP == [["heads.0.layers.0.weight", 5]]
+    with pytest.raises(ConfigError, match=r"--freeze-trunk: --set .*EPOCH_MAP says it, too"):
+        config_of(*given, "--set=MODEL.TEMP_FROZEN_PARAMS_EPOCH_MAP=[]")
+
+
+def test_the_form_for_a_cpu_takes_no_other(photos: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cpu takes no other form. Give ibot/cpu, or ibot/co"):
+        config_of(str(photos), "--recipe=ibot/cpu/continued", "--pretrained")
 
 
 def test_what_is_chosen_is_printed_as_a_command(

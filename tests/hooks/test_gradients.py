@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ from torch import Tensor, nn
 from sslengine.errors import ConfigError
 from sslengine.hooks.events import Hook
 from sslengine.hooks.gradients import ClipGradients, FreezeParameters
+from sslengine.trainer import loop
+from tests.task.runs import make_task
 from tests.train_steps.tasks import at, begin
 
 
@@ -61,6 +64,35 @@ def test_many_are_frozen_by_a_pattern() -> None:
     _run(FreezeParameters([("module.1.*", 1)]), grads, steps=2)
     frozen = [[gradient is None for gradient in each] for each in grads.seen]
     assert frozen == [[False, False, True, True], [False] * 4]
+
+
+class TrunkAfterSteps(Hook):
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, bytes]] = []
+
+    def on_step(self, task: Any) -> None:
+        if task.train:
+            self.seen.append((task.phase.epoch, digest_of_parameters(task.base_model.trunk)))
+
+
+def digest_of_parameters(module: nn.Module) -> bytes:
+    return b"".join(each.detach().numpy().tobytes() for each in module.parameters())
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_frozen_for_whole_epochs(accumulate: int, tmp_path: Path) -> None:
+    """Of any length, also where the last update has fewer batches."""
+    trunk = TrunkAfterSteps()
+    task = make_task(
+        tmp_path, [FreezeParameters(epochs=[("trunk.*", 1)]), trunk], OPTIMIZER__accumulate=accumulate,
+        OPTIMIZER__num_epochs=2, DATA__TRAIN__DATA_LIMIT=10, DATA__TRAIN__BATCHSIZE_PER_REPLICA=2,
+    )  # fmt: skip
+    before = digest_of_parameters(task.base_model.trunk)
+    loop.run(task)
+    assert [epoch for epoch, _ in trunk.seen] == [0] * 5 + [1] * 5
+    assert {found for epoch, found in trunk.seen if epoch == 0} == {before}
+    assert len({found for epoch, found in trunk.seen if epoch == 1}) == 5 - (accumulate - 1)
+    assert before not in [found for epoch, found in trunk.seen if epoch == 1][accumulate - 1 :]
 
 
 def test_a_name_that_the_model_does_not_have() -> None:

@@ -327,6 +327,80 @@ def test_what_has_no_place_and_what_is_missing_are_named(tmp_path: Path) -> None
     assert "trunk.norm.weight" not in loaded.left_out
 
 
+@pytest.mark.parametrize("kind", ["weight", "bias"])
+def test_a_missing_key_is_not_made_up(kind: str, tmp_path: Path) -> None:
+    layout = next(each for each in LAYOUTS if any("attention.key." in n for n in each["tensors"]))
+    tensors = {name: filled(name, tuple(shape)) for name, shape in layout["tensors"].items()}
+    del tensors[next(n for n in tensors if n.endswith(f"attention.key.{kind}"))]
+    torch.save(tensors, tmp_path / "weights.pth")
+    with pytest.raises(CheckpointError, match=rf"missing: trunk\.blocks\.0\.attn\.qkv\.{kind}"):
+        start(layout["trunk"], tmp_path / "weights.pth")
+
+
+def test_a_scale_of_one_is_none(tmp_path: Path) -> None:
+    """transformers' DINOv2 writes one also for a network that has none."""
+    state = small_vit().state_dict()
+    state = {name: each for name, each in state.items() if not name.startswith("head.")}
+    scales = {f"blocks.{n}.ls{k}.gamma": torch.ones(24) for n in (0, 1) for k in (1, 2)}
+    torch.save(state | scales, tmp_path / "ones.pth")
+    trunk, _ = start(VIT, tmp_path / "ones.pth")
+    assert all(torch.equal(each, state[name]) for name, each in trunk.state_dict().items())
+    scales["blocks.1.ls2.gamma"][3] = 0.5
+    torch.save(state | scales, tmp_path / "other.pth")
+    with pytest.raises(CheckpointError, match=r"not of this model: trunk.blocks.1.ls2.gamma\n"):
+        start(VIT, tmp_path / "other.pth")
+
+
+@pytest.mark.parametrize("family", ["iBOT", "MAE"])
+def test_the_token_of_hidden_patches(family: str, tmp_path: Path) -> None:
+    """iBOT's trunk has one; MAE's is of its decoder, whatever its width."""
+    trunk = {"NAME": "timm", "TIMM": {"model": "vit_tiny_patch16_224", "arguments": SMALL_TINY}}
+    route = ["data", {"feat_names": ["lastPATCH"], "additional_keys": ["mask"]}]
+    given: Any = {"TRUNK": trunk, "MULTI_INPUT_HEAD_MAPPING": [route]}
+    options = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ModelOptions), given))
+    model = build_model(options)
+    theirs = timm.create_model("vit_tiny_patch16_224", num_classes=0, **SMALL_TINY)
+    state, token = shaken(theirs, 1).state_dict(), torch.rand(1, 192)
+    if family == "iBOT":
+        student = at("student/backbone.")({**state, "masked_embed": token})
+        content = nested(student | at("teacher/backbone.")(state))
+    else:
+        content = {"model": {**state, "mask_token": token[None], "decoder_embed.weight": STRAY}}
+    torch.save(content, tmp_path / "weights.pth")
+    before = model.trunk.mask_token.detach().clone()
+    options.WEIGHTS_INIT.PARAMS_FILE = str(tmp_path / "weights.pth")
+    options.WEIGHTS_INIT.NETWORK = "student"
+    init_from_file(model, options)
+    wanted = token if family == "iBOT" else before
+    assert torch.equal(model.trunk.mask_token.flatten(), wanted.flatten())
+    assert torch.equal(
+        model.trunk.state_dict()["blocks.0.norm1.bias"], state["blocks.0.norm1.bias"]
+    )
+
+
+SMALL_TINY: dict[str, Any] = {"img_size": 32, "depth": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "buffer"),
+    [("beit_base_patch16_224", "blocks.0.attn.relative_position_index"),
+     ("swin_tiny_patch4_window7_224", "layers.0.blocks.1.attn_mask")],
+)  # fmt: skip
+def test_what_a_network_computes_by_itself_is_left_out(
+    name: str, buffer: str, tmp_path: Path
+) -> None:
+    """The authors' files hold it."""
+    small: dict[str, Any] = {"depth": 1, "embed_dim": 12, "num_heads": 3, "img_size": 32}
+    if name.startswith("swin"):
+        small = {"depths": [2, 1], "embed_dim": 6, "num_heads": [1, 2], "img_size": 56}
+    state = shaken(timm.create_model(name, num_classes=0, **small), 1).state_dict()
+    torch.save({"model": {**state, buffer: torch.zeros(3, 3)}}, tmp_path / "theirs.pth")
+    trunk = {"NAME": "timm", "TIMM": {"model": name, "arguments": small}}
+    made, loaded = start(trunk, tmp_path / "theirs.pth")
+    assert loaded.not_taken == (buffer,)
+    assert all(torch.equal(each, state[name]) for name, each in made.state_dict().items())
+
+
 def test_biases_that_the_trunk_lacks_must_be_zero(tmp_path: Path) -> None:
     layout = next(each for each in LAYOUTS if each["name"] == "DINOv3 mlp")
     tensors = {name: filled(name, tuple(shape)) for name, shape in layout["tensors"].items()}
