@@ -68,7 +68,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(verb: str, arguments: Sequence[str]) -> int:
     """The exit status of a verb: docs/command.md has the table. An error is one message."""
-    return _status_of(importlib.import_module(f"sslengine.command.{verb}").main, arguments)
+    given = [_at_home(each) for each in arguments]
+    return _status_of(importlib.import_module(f"sslengine.command.{verb}").main, given)
+
+
+def _at_home(argument: str) -> str:
+    """A shell does not replace the ~ of `--out=~/runs`, or one in quotes."""
+    option, equals, path = argument.rpartition("=")
+    return f"{option}{equals}{os.path.expanduser(path)}" if path.startswith("~/") else argument
 
 
 def _status_of(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:

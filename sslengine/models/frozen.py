@@ -17,6 +17,7 @@ the SHA-256 of its weights in place of the weights: a run is resumed with the sa
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -56,6 +57,9 @@ class FrozenOptions:
     arguments: dict[str, Any] = field(default_factory=dict)
     # If the checkpoint's method has a teacher: student, teacher, or auto: the one that it chooses.
     network: str = AUTO
+
+    def __post_init__(self) -> None:
+        self.weights = os.path.expanduser(self.weights)
 
     def check(self) -> Iterator[str]:
         yield from one_of(self, "network", *CHOICES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -406,6 +407,9 @@ class WeightsInitOptions:
     REMOVE_PREFIX: str = ""
     # Then put this prefix before them.
     APPEND_PREFIX: str = ""
+
+    def __post_init__(self) -> None:
+        self.PARAMS_FILE = os.path.expanduser(self.PARAMS_FILE)
 
     def says_where(self) -> bool:
         """Which tensors of the file are the trunk's, instead of what is recognised."""

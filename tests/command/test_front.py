@@ -13,6 +13,10 @@ import pytest
 
 from sslengine import __version__
 from sslengine.command.front import VERBS, main
+from sslengine.config.sections import read
+from sslengine.models.frozen import FrozenOptions
+from sslengine.models.options import ModelOptions
+from tests.config.recipes import resolved
 
 
 def without_torch(*arguments: str) -> str:
@@ -134,3 +138,25 @@ def test_a_broken_pipe_that_is_not_stdout(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr("sys.stdout", stdout)
         with pytest.raises(BrokenPipeError):
             main(["list", "models"])
+
+
+@pytest.mark.parametrize("arguments", [["report", "~/gone"], ["rank", "~/gone"],
+                                       ["export", "~/gone", "out"], ["train", "--weights=~/gone",
+                                        "--recipe=simclr/cpu", "x"]])  # fmt: skip
+def test_home_is_found_where_a_shell_leaves_it(
+    arguments: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main(arguments) != 0
+    assert f"{tmp_path}/gone" in capsys.readouterr().err
+
+
+def test_home_is_found_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = resolved(MODEL__WEIGHTS_INIT__PARAMS_FILE="~/w.torch").config
+    found = read(config, ModelOptions).WEIGHTS_INIT
+    assert found.PARAMS_FILE == f"{tmp_path}/w.torch"
+    assert FrozenOptions(weights="~/w.torch").weights == f"{tmp_path}/w.torch"
