@@ -158,5 +158,6 @@ def test_home_is_found_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("HOME", str(tmp_path))
     config = resolved(MODEL__WEIGHTS_INIT__PARAMS_FILE="~/w.torch").config
     found = read(config, ModelOptions).WEIGHTS_INIT
-    assert found.PARAMS_FILE == f"{tmp_path}/w.torch"
-    assert FrozenOptions(weights="~/w.torch").weights == f"{tmp_path}/w.torch"
+    expected = f"{tmp_path}/w.torch"
+    assert found.PARAMS_FILE == expected
+    assert FrozenOptions(weights="~/w.torch").weights == expected
