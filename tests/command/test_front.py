@@ -157,7 +157,7 @@ def test_home_is_found_where_a_shell_leaves_it(
 def test_home_is_found_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     config = resolved(MODEL__WEIGHTS_INIT__PARAMS_FILE="~/w.torch").config
-    found = read(config, ModelOptions).WEIGHTS_INIT
+    path = read(config, ModelOptions).WEIGHTS_INIT.PARAMS_FILE
     expected = f"{tmp_path}/w.torch"
-    assert found.PARAMS_FILE == expected
+    assert path == expected
     assert FrozenOptions(weights="~/w.torch").weights == expected
