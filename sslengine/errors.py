@@ -9,13 +9,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 
+# What `${` becomes in a config that was opened without trust: see config/plain_file.py.
+NOT_READ = "$not_read{"
+
 
 class SSLEngineError(Exception):
-    """Base of all errors with a text for users."""
+    """Base of all errors with a text for users, who wrote `${` where NOT_READ is."""
 
     def __init__(self, *parts: object) -> None:
-        super().__init__(*(readable(each, but="\n\t") if isinstance(each, str) else each
-                           for each in parts))  # fmt: skip
+        super().__init__(*(readable(each, but="\n\t").replace(NOT_READ, "${")
+                           if isinstance(each, str) else each for each in parts))  # fmt: skip
 
 
 class ConfigError(SSLEngineError):

@@ -13,7 +13,14 @@ from typing import Any, BinaryIO
 import torch
 
 from sslengine.atomic import make_folder, sync_folder, whole_file
-from sslengine.checkpoint.manifest import Manifest, path_for, read_manifest, sha256_of, verify
+from sslengine.checkpoint.manifest import (
+    Manifest,
+    is_checkpoint,
+    path_for,
+    read_manifest,
+    sha256_of,
+    verify,
+)
 from sslengine.checkpoint.snapshot import size_of
 from sslengine.distributed.shard_files import Peers
 from sslengine.errors import CheckpointError
@@ -22,9 +29,6 @@ from sslengine.models.weight_file import read_weights
 log = logging.getLogger("sslengine")
 
 POINTER, BEST = "checkpoint.torch", "best.torch"
-_NAME = re.compile(
-    r"model_(?:final_checkpoint_phase|phase|iteration)\d+(?:\.torch|(?:\.\d+)?\.shards)"
-)
 _UNFINISHED = re.compile(r"\.(?:model_.+|(?:checkpoint|best)\.torch\.\d+)\.tmp")
 
 
@@ -111,10 +115,6 @@ def _remove_now(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def is_checkpoint(path: Path) -> bool:
-    return _NAME.fullmatch(path.name) is not None
 
 
 def read(path: Path, peers: Peers | None = None) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -18,6 +19,9 @@ from sslengine.atomic import write_whole
 from sslengine.errors import CheckpointError
 
 _CHUNK = 1 << 22
+_NAME = re.compile(
+    r"model_(?:final_checkpoint_phase|phase|iteration)\d+(?:\.torch|(?:\.\d+)?\.shards)"
+)
 
 
 class FileFacts(TypedDict):
@@ -67,6 +71,10 @@ class Manifest:
             if sha256_of(path) != facts["sha256"]:
                 return f"the sha256 of its file {name} is not that of the manifest"
         return None
+
+
+def is_checkpoint(path: Path) -> bool:
+    return _NAME.fullmatch(path.name) is not None
 
 
 def path_for(checkpoint: Path) -> Path:

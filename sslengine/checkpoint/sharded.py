@@ -19,7 +19,7 @@ import torch
 
 from sslengine.atomic import make_folder, sync_folder, whole_file
 from sslengine.checkpoint import files
-from sslengine.checkpoint.manifest import FileFacts, Manifest, sha256_of
+from sslengine.checkpoint.manifest import FileFacts, Manifest, is_checkpoint, sha256_of
 from sslengine.checkpoint.snapshot import size_of
 from sslengine.distributed.shard_files import Peers, read_folder, split, write_folder
 from sslengine.errors import CheckpointError
@@ -84,7 +84,7 @@ def _finish(
     unfinished.rename(folder / name)
     files.point_to(folder, files.POINTER, name)  # and the folder is on the disk
     for earlier in folder.glob(f"{stem}.*shards"):
-        if earlier.name != name and files.is_checkpoint(earlier):
+        if earlier.name != name and is_checkpoint(earlier):
             files.remove(earlier)
     return manifest
 

@@ -28,6 +28,7 @@ from sslengine import catalog
 from sslengine.command import documents
 from sslengine.command.new_file import expect_writable
 from sslengine.config.compose import compose
+from sslengine.config.files import readable_path
 from sslengine.config.resolve import Resolved, resolve
 from sslengine.data.options import OF_ENCODED_SOURCES, SplitOptions
 from sslengine.errors import OutputError, SSLEngineError
@@ -96,9 +97,15 @@ class File:
         return self.name.rpartition("/")[0]
 
     @property
+    def path(self) -> Path:
+        inside = self.root / "config" if (self.root / "config").is_dir() else self.root
+        return inside / f"{self.name}.yaml"
+
+    @property
     def option(self) -> str:
+        """For a file in a folder: `config=` selects one alone of those at the top."""
         group, _, name = self.name.rpartition("/")
-        return f"+config/{group}={name}" if group else f"+config={name}"
+        return f"+config/{group}={name}"
 
 
 @dataclass(frozen=True)
@@ -340,9 +347,7 @@ def check(file: File, runs: Sequence[File], options: argparse.Namespace, worker:
     """The verdict on a file; a part is right if it is right with one run."""
     if file.role == FOREIGN:
         return Verdict((), "it has no `config:`: a file of another program", left_out=True)
-    choices = [(f"config={file.name}",)] if file.is_run else [
-        (f"config={base.name}", file.option) for base in bases(file, runs)[:MOST_BASES]
-    ]  # fmt: skip
+    choices = compositions(file, runs)[:MOST_BASES]
     verdicts: list[Verdict] = []
     for arguments in choices:
         trial = Trial(arguments, file.root, options.train, tuple(options.set))
@@ -351,8 +356,34 @@ def check(file: File, runs: Sequence[File], options: argparse.Namespace, worker:
             return verdicts[-1]
         if [each.problem for each in verdicts].count(verdicts[-1].problem) > 1:
             break  # the same error with another run: the part causes it
-    missing = Verdict((file.option,), "no run was found that this part could belong to")
-    return verdicts[0] if verdicts else missing
+    if verdicts:
+        return verdicts[0]
+    if file.folder:
+        return Verdict((file.option,), "no run was found that this part could belong to")
+    return Verdict(
+        (),
+        f"a file at the top of the folder is added to a run by its `defaults` alone, and no right "
+        f"run has /config/{file.name} there. In a folder below it +config/FOLDER={file.name} adds "
+        f"it too.",
+    )
+
+
+def compositions(file: File, runs: Sequence[File]) -> list[tuple[str, ...]]:
+    """Arguments that the file is tried with. None adds a part at the top of the folder to a run."""
+    if file.is_run:
+        return [(f"config={file.name}",)]
+    if file.folder:
+        return [(f"config={base.name}", file.option) for base in bases(file, runs)]
+    return [(f"config={run.name}",) for run in runs if run.root == file.root and has_in(run, file)]
+
+
+def has_in(run: File, part: File) -> bool:
+    """Is the part in the `defaults` of the run?"""
+    try:
+        layers = compose([f"config={run.name}"], [str(run.root)]).layers
+    except SSLEngineError:
+        return False
+    return readable_path(part.path) in (layer.origin for layer in layers)
 
 
 def own_lines(file: Path) -> list[str]:
@@ -405,8 +436,7 @@ class Kept:
                 lines.write(f"{json.dumps(entry)}\n")
 
     def _key(self, file: File) -> tuple[str, ...]:
-        inside = file.root / "config" if (file.root / "config").is_dir() else file.root
-        changed = (inside / f"{file.name}.yaml").stat().st_mtime_ns
+        changed = file.path.stat().st_mtime_ns
         return (str(file.root), file.name, str(changed), self._how)
 
 

@@ -16,12 +16,13 @@ No metric is right for all methods: docs/label_free.md.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from sslengine.command import columns, documents, judged_on
-from sslengine.command.summary import Summary, read
+from sslengine.command.summary import Summary, rank_of, read
 from sslengine.config.options import DEVICES
 from sslengine.errors import ConfigError, UnknownNameError, listing, nearest
 from sslengine.registry import import_dotted
@@ -120,4 +121,7 @@ def ordered(found: Sequence[Summary], by: str) -> list[Summary]:
         raise UnknownNameError(
             f"--by: no run has {by!r}. {nearest(by, known)} There is {listing(known)}."
         )
-    return sorted(found, key=lambda each: -each.scores.get(by, float("-inf")))
+    # Those that were not judged come after a score that is no number.
+    return sorted(
+        found, key=lambda each: (by not in each.scores, -rank_of(each.scores.get(by, math.nan)))
+    )

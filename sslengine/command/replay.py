@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sslengine import catalog
+from sslengine.config.assignments import overrides
 from sslengine.config.compose import sweep
 from sslengine.config.run_folder import open_run
 from sslengine.launch.cli import start
@@ -38,5 +39,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = make_parser().parse_intermixed_args(arguments)
     if given.trust_config and "" not in sys.path:
         sys.path.insert(0, "")  # plugins in the current folder, which may be the run's
-    what = ["engine_name=replay", f"config.CHECKPOINT.DIR='{given.folder}'", *given.overrides]
+    folder = overrides({"CHECKPOINT.DIR": str(given.folder)})
+    what = ["engine_name=replay", *folder, *given.overrides]
     return start([open_run(given.folder, each, trusted=given.trust_config) for each in sweep(what)])

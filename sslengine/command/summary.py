@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,11 +12,17 @@ from typing import Any
 
 import yaml
 
+from sslengine.checkpoint.manifest import is_checkpoint
 from sslengine.command.judged_on import images_of
 from sslengine.errors import ConfigError, DataError
 from sslengine.monitor import history
 
 TRAINED = "trained"
+
+
+def rank_of(score: float) -> float:
+    """A score that is no number is the worst."""
+    return -math.inf if math.isnan(score) else score
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,7 @@ class Summary:
             if each.get("linear") is not None:
                 values["linear"] = each["linear"]
             for name, value in values.items():
-                found[name] = max(value, found.get(name, value))
+                found[name] = max(value, found.get(name, value), key=rank_of)
         return found
 
     @property
@@ -75,14 +82,28 @@ def read(folder: Path) -> Summary:
         _last(rows),
         evaluation,
         images_of(evaluation, _config(folder / "config_evaluate.yaml")) if evaluation else {},
-        tuple(sorted(path.name for path in (folder / "checkpoints").glob("*.torch"))),
+        tuple(_checkpoints(folder / "checkpoints")),
     )
+
+
+def _checkpoints(folder: Path) -> list[str]:
+    """Files, also those that only point to one, and the folders of sharded runs."""
+    paths = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [path.name for path in paths if path.suffix == ".torch" or is_checkpoint(path)]
 
 
 def _config(file: Path) -> Any:
     """{} if there is no such file."""
-    text = file.read_text() if file.is_file() else ""
-    return (yaml.safe_load(text) or {}).get("config", {})  # type: ignore[no-untyped-call]
+    if not file.is_file():
+        return {}
+    try:
+        tree = yaml.safe_load(file.read_bytes())  # type: ignore[no-untyped-call]
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{file}: not valid YAML: {error or type(error).__name__}") from error
+    config = tree.get("config") if isinstance(tree, dict) else None
+    if not isinstance(config, dict):
+        raise ConfigError(f"{file}: expected `config:` with keys below it, as a run writes it.")
+    return config
 
 
 def _evaluation(folder: Path) -> Any:
@@ -91,9 +112,25 @@ def _evaluation(folder: Path) -> Any:
         return {}
     with suppress(ValueError):
         found = json.loads(file.read_bytes())
-        if isinstance(found, dict):
+        if isinstance(found, dict) and _are_scores(found.get("scores", [])):
             return found
     raise DataError(f"{file} is no report: remove it, and judge the run again: `sslengine judge`.")
+
+
+def _are_scores(found: Any) -> bool:
+    return isinstance(found, list) and all(map(_is_score, found))
+
+
+def _is_score(found: Any) -> bool:
+    match found:
+        case {"features": str(), "layer": str(), "knn": dict() as knn}:
+            linear = found.get("linear")
+            return _are_numbers(knn.values()) and (linear is None or _are_numbers([linear]))
+    return False
+
+
+def _are_numbers(values: Iterable[Any]) -> bool:
+    return all(isinstance(each, (int, float)) for each in values)
 
 
 def _at(config: Any, path: str) -> Any:

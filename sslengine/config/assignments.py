@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+_BEFORE_QUOTE = re.compile(r"(\\+)('|\Z)")
+_OTHERS = ("true", "false", "null", "nan", "inf")  # which are no text without quotes
 _PLAIN = re.compile(r"[A-Za-z_/][\w./-]*")
 
 
@@ -24,9 +26,10 @@ def text(value: Any) -> str:
             return str(value).lower()
         case None:
             return "null"
-        case str() if not _PLAIN.fullmatch(value) or value.lower() in ("true", "false", "null"):
-            escaped = value.replace("\\", "\\\\").replace("'", "\\'")
-            return f"'{escaped}'"
+        case str() if not _PLAIN.fullmatch(value) or value.lower() in _OTHERS:
+            # Hydra takes a backslash for an escape only where a quote follows.
+            escaped = _BEFORE_QUOTE.sub(r"\1\1\2", value)
+            return "'" + escaped.replace("'", "\\'") + "'"
     return str(value)
 
 

@@ -16,10 +16,9 @@ from typing import Any
 
 import yaml
 
-from sslengine.errors import ConfigError, readable
+from sslengine.errors import NOT_READ, ConfigError, readable
 
 LARGEST = 4 * 2**20  # bytes; a config of sslengine has about 30,000
-NOT_READ = "$not_read{"
 
 
 def read_plain(path: Path) -> tuple[dict[str, Any], list[str]]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from sslengine import catalog, startup
+from sslengine.config.assignments import overrides as assign
 from sslengine.config.compose import sweep
 from sslengine.config.names_of_torch import without_torch
 from sslengine.config.resolve import Resolved
@@ -196,4 +197,5 @@ def resolve_all(
 
 
 def _sweep_folder(run: Resolved, index: int) -> str:
-    return f"config.CHECKPOINT.DIR='{run.config.CHECKPOINT.DIR}/sweep_{index}'"
+    (assigned,) = assign({"CHECKPOINT.DIR": f"{run.config.CHECKPOINT.DIR}/sweep_{index}"})
+    return assigned

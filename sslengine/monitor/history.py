@@ -34,12 +34,23 @@ def read(
             f"{path} is not there: is {run_folder} the folder of a run, and was `json` among its "
             f"config.HOOKS.WRITERS?"
         )
-    lines = _as_if_never_killed(_parsed(path.read_text(encoding="utf-8")))
+    lines = _as_if_never_killed(_parsed(_text(path)))
     return [
         dict(flat(line))
         for line in lines
         if kind in (None, line["kind"]) and split in (None, line["split"])
     ]
+
+
+def _text(path: Path) -> str:
+    content = path.read_bytes()
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise SSLEngineError(
+            f"{path}: line {line} is damaged: it is not UTF-8 ({error.reason}). Remove the line."
+        ) from error
 
 
 def columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:

@@ -10,7 +10,8 @@ from sslengine import catalog  # noqa: F401 - declares the names that ship with 
 from sslengine.config.changes import changes
 from sslengine.config.run_folder import open_run
 from sslengine.config.stored import as_stored
-from sslengine.errors import ConfigError, UntrustedError
+from sslengine.data.sources.base import build_sources
+from sslengine.errors import ConfigError, DataError, UntrustedError
 from tests.config.recipes import recipe
 
 
@@ -56,6 +57,8 @@ def test_what_was_not_read_is_told_unless_the_user_gives_it(tmp_path: Path) -> N
     _folder(tmp_path, DATA__TRAIN__DATA_PATHS=paths, DATA__TRAIN__DATA_SOURCES=["disk_folder"])
     run = open_run(tmp_path)
     assert run.config.DATA.TRAIN.DATA_PATHS == ["$not_read{oc.env:IMAGES}/train"]
+    with pytest.raises(DataError, match=r" \$\{oc.env:IMAGES\}/train is not there"):
+        build_sources(run.config.DATA.TRAIN, "TRAIN")
     (warning,) = (each for each in run.warnings if "environment" in each)
     assert warning.startswith("config.DATA.TRAIN.DATA_PATHS.0 refers to another value or to the")
     for typed in ("config.DATA.TRAIN.DATA_PATHS=[x]", "config.DATA.TRAIN.DATA_PATHS.0=x"):

@@ -124,6 +124,9 @@ def test_a_sweep_is_checked_whole_and_each_run_has_its_folder(project: Path) -> 
         (1, 1), (1, 3), (2, 1), (2, 3),
     ]  # fmt: skip
     assert [r.config.CHECKPOINT.DIR for r in runs] == [f"runs/tiny/sweep_{i}" for i in range(4)]
+    quoted = ["config=tiny", "config.SEED_VALUE=1,2", "config.CHECKPOINT.DIR='it\\'s'"]
+    runs = resolve_all(quoted, [])
+    assert [r.config.CHECKPOINT.DIR for r in runs] == ["it's/sweep_0", "it's/sweep_1"]
     assert main(["config=tiny", "config.SEED_VALUE=1,x"]) == 2
     assert sorted(path.name for path in project.iterdir()) == ["configs"]
 

@@ -34,6 +34,15 @@ def test_rows_by_kind_and_split(tmp_path: Path) -> None:
     assert len(read(tmp_path, kind=None)) == 3
 
 
+def test_a_line_that_is_not_utf8(tmp_path: Path) -> None:
+    writer = JsonLinesWriter(tmp_path / "metrics.jsonl")
+    writer.write(_step(1))
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(b"\xff")
+    with pytest.raises(SSLEngineError, match=r"metrics.jsonl: line 2 is damaged: it is not UTF-8"):
+        read(tmp_path)
+
+
 def test_columns_are_equally_long(tmp_path: Path) -> None:
     rows = [{"loss": 1.0}, {"loss": 2.0, "tau": 0.5}]
     assert columns(rows) == {"loss": [1.0, 2.0], "tau": [None, 0.5]}

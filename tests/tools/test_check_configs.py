@@ -217,6 +217,21 @@ def test_a_part_is_tried_on_right_runs_alone_and_the_same_mistake_twice_is_its_o
     assert "1 parts: 0 right, 1 wrong" in capsys.readouterr().out
 
 
+def test_a_part_at_the_top_is_right_in_a_run_that_has_it(
+    tree: Path, asked: list[tuple[str, ...]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`config=` selects one file, so it is in the `defaults` of others alone."""
+    _write(tree / "config" / "part.yaml", {"OPTIMIZER": {}})
+    users = "defaults: [/config/a, /config/part, _self_]\n"
+    _write(tree / "config" / "user.yaml", users)
+    assert main([str(tree), "--jobs=1"]) == 0
+    assert sorted(asked[-2:]) == [("config=a", "+config/models=part"), ("config=user",)]
+    capsys.readouterr()
+    _NoWorker.answers = {"config=user": "wrong itself"}
+    assert main([str(tree), "--jobs=1"]) == 1
+    assert "no right run has /config/part there" in capsys.readouterr().out
+
+
 def test_a_file_of_another_program_is_left_out(
     tree: Path, asked: list[tuple[str, ...]], capsys: pytest.CaptureFixture[str]
 ) -> None:

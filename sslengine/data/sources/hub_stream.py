@@ -8,7 +8,7 @@ the one column of class labels, or in `label`. Its shards are the parts of the s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from itertools import repeat
 from pathlib import Path
@@ -22,6 +22,7 @@ except ImportError:
 from sslengine.data.options import HubStreamOptions, SplitOptions, own
 from sslengine.data.sources.hugging_face import image_column
 from sslengine.data.sources.regular_file import read_file
+from sslengine.data.sources.retries import FINAL
 from sslengine.data.sources.stream import Streamed, StreamSource
 from sslengine.data.sources.tables import expect_column
 from sslengine.errors import DataError, listing
@@ -67,8 +68,8 @@ class HubStream(StreamSource):
             for image, label in zip(some[self._column], some.get(self._label) or repeat(None))
         )
         for row, (image, label) in enumerate(stored):
-            content = image["bytes"] or _content(image["path"])
-            yield Streamed(f"row {row} of shard {number}", content, label)
+            content, problem = _content(image)
+            yield Streamed(f"row {row} of shard {number}{problem}", content, label)
 
     def _label_of(self, features: Any, name: str) -> str:
         key = f"config.DATA.{self._split}.LABEL_COLUMN"
@@ -95,7 +96,17 @@ def _opened(path: str, chosen: HubStreamOptions) -> Any:
     )
 
 
-def _content(path: str) -> bytes:
+def _content(image: Mapping[str, Any] | None) -> tuple[bytes, str]:
+    """The bytes of an image; where there are none, why, for its name."""
+    if image is None or not (image["bytes"] or image["path"]):
+        return b"", " (it has no image)"
+    try:
+        return image["bytes"] or _at(image["path"]), ""
+    except FINAL as error:
+        return b"", f" ({error})"
+
+
+def _at(path: str) -> bytes:
     if "://" not in path:
         return read_file(path)
     fsspec: Any = import_module("fsspec")

@@ -40,7 +40,7 @@ Members = dict[str, tarfile.TarInfo]
 
 
 class Samples:
-    """Reads shard after shard. What the first image is called says which members are images.
+    """Reads shard after shard. Which members are images depends on their own shard alone.
 
     ending: of the members that hold images (IMAGE_COLUMN); "": any that is called like an image.
     label_key: where in .json the label is, instead of in .cls; None: labels are not read.
@@ -49,7 +49,7 @@ class Samples:
     def __init__(self, ending: str, label_key: str | None, where: str) -> None:
         self._ending = ending.lstrip(".").lower()
         self._label_key, self._where = label_key, where
-        self._any = False  # the images are those that end in .png, .jpg, ...
+        self._noted: set[str] = set()  # endings that a warning has named
         self.without_image = 0
 
     def of(self, shard: str) -> Iterator[Sample]:
@@ -63,13 +63,14 @@ class Samples:
         """shard: what to call it."""
         try:
             whole = os.fstat(file.fileno()).st_size
-            limited: Any = _Limited(file)
-            with tarfile.open(fileobj=limited, mode="r:") as tar:
+            ending = self._ending or self._ending_in(file, shard)
+            with _opened(file) as tar:
                 for members in _groups(tar, self._at(shard)):
-                    sample = self._sample(tar, members, shard, whole)
-                    self.without_image += sample is None
-                    if sample is not None:
-                        yield sample
+                    image = members.get(ending) if ending else _of_one_part(members)
+                    if image is not None:
+                        yield self._sample(tar, image, members, shard, whole)
+                    else:
+                        self._leave_out(members, ending, shard)
                 _expect_end(file, tar.offset)
         except (SSLEngineError, MemoryError):
             raise
@@ -84,11 +85,13 @@ class Samples:
         return f"{self._where}: {readable(shard)}"
 
     def _sample(
-        self, tar: tarfile.TarFile, members: Members, shard: str, whole: int
-    ) -> Sample | None:
-        image = self._image_of(members, shard)
-        if image is None:
-            return None
+        self,
+        tar: tarfile.TarFile,
+        image: tarfile.TarInfo,
+        members: Members,
+        shard: str,
+        whole: int,
+    ) -> Sample:
         place = f"{self._at(shard)}: {readable(image.name)}"
         if image.issparse():
             raise ShardError(f"{place} is stored with holes (sparse): pack the shard again.")
@@ -100,28 +103,47 @@ class Samples:
             image.name, image.offset_data, image.size, self._label_of(tar, members, shard)
         )
 
-    def _image_of(self, members: Members, shard: str) -> tarfile.TarInfo | None:
-        if self._ending:
-            return members.get(self._ending)
-        found = [ending for ending in members if f".{ending}" in IMAGE_SUFFIXES]
-        if found or self._any:
-            self._any = True
-            return members[found[0]] if found else None
-        deeper = [ending for ending in members if ending.endswith(IMAGE_SUFFIXES)]
-        if len(deeper) > 1:
-            names = " and ".join(readable(members[each].name) for each in deeper)
+    def _ending_in(self, file: BinaryIO, shard: str) -> str:
+        """Of the images of a shard: left.png; "" if they are called .png, .jpg or the like alone.
+
+        A shard with images of that kind has no others: .left.png is a mask or a thumbnail there.
+        """
+        first: list[tarfile.TarInfo] = []
+        with _opened(file) as tar:
+            for members in _groups(tar, self._at(shard)):
+                if _of_one_part(members):
+                    return ""
+                first = first or [
+                    member for ending, member in members.items() if ending.endswith(IMAGE_SUFFIXES)
+                ]
+        return self._only_ending(first, shard) if first else ""
+
+    def _only_ending(self, images: list[tarfile.TarInfo], shard: str) -> str:
+        endings = [_ending_of(each) for each in images]
+        if len(images) > 1:
+            names = " and ".join(readable(each.name) for each in images)
             raise ShardError(
                 f"{self._at(shard)}: {names} are images of one sample. Name the ending of those to "
-                f"read: IMAGE_COLUMN: {readable(deeper[0])}"
+                f"read: IMAGE_COLUMN: {readable(endings[0])}"
             )
-        if not deeper:
-            return None
-        self._ending = deeper[0]  # a.left.png: from here on .left.png, and no mask or thumbnail
-        log.warning(
-            "%s: no image is called .jpg, .png or the like alone; taken are those that end in .%s "
-            "(IMAGE_COLUMN)", self._where, readable(self._ending),
-        )  # fmt: skip
-        return members[self._ending]
+        if endings[0] not in self._noted:
+            self._noted.add(endings[0])
+            log.warning(
+                "%s: no image is called .jpg, .png or the like alone; taken are those that end in "
+                ".%s (IMAGE_COLUMN)", self._at(shard), readable(endings[0]),
+            )  # fmt: skip
+        return endings[0]
+
+    def _leave_out(self, members: Members, ending: str, shard: str) -> None:
+        """The first one gets a warning: a stream does not know how many there are."""
+        self.without_image += 1
+        if self.without_image == 1:
+            name = readable(next(iter(members.values())).name)
+            wanted = f".{ending}" if ending else ".jpg, .png or the like"
+            log.warning(
+                "%s: the sample of %s has no image (%s). Samples without one are left out.",
+                self._at(shard), name, readable(wanted),
+            )  # fmt: skip
 
     def _label_of(self, tar: tarfile.TarFile, members: Members, shard: str) -> Any:
         if self._label_key is None:
@@ -189,6 +211,22 @@ class _Limited:
         return self._file.read(size)
 
 
+def _opened(file: BinaryIO) -> tarfile.TarFile:
+    file.seek(0)
+    limited: Any = _Limited(file)
+    return tarfile.open(fileobj=limited, mode="r:")
+
+
+def _of_one_part(members: Members) -> tarfile.TarInfo | None:
+    """The image that ends in .png, .jpg ... alone."""
+    found = (each for ending, each in members.items() if f".{ending}" in IMAGE_SUFFIXES)
+    return next(found, None)
+
+
+def _ending_of(member: tarfile.TarInfo) -> str:
+    return member.name.rpartition("/")[2].partition(".")[2].lower()
+
+
 def _groups(tar: Any, place: str) -> Iterator[Members]:
     """The members of each sample, by their endings in small letters."""
     current, members = "", Members()
@@ -197,16 +235,16 @@ def _groups(tar: Any, place: str) -> Iterator[Members]:
         folder, _, name = member.name.rpartition("/")
         if not member.isreg() or name.startswith("."):
             continue
-        stem, _, ending = name.partition(".")
+        stem, ending = name.partition(".")[0], _ending_of(member)
         if f"{folder}/{stem}" != current and members:
             yield members
             members = {}
         current = f"{folder}/{stem}"
-        if ending.lower() in members:
+        if ending in members:
             raise ShardError(
                 f"{place}: {readable(member.name)} is there twice in one sample: "
-                f"{readable(members[ending.lower()].name)}"
+                f"{readable(members[ending].name)}"
             )
-        members[ending.lower()] = member
+        members[ending] = member
     if members:
         yield members

@@ -165,6 +165,25 @@ def test_an_epoch_resumes_at_any_step_with_any_workers(stream: dict[str, Any]) -
     assert numbers(split, workers=2, first=1, epoch=3) == whole[1:]
 
 
+def test_shards_with_images_of_other_endings(tmp_path: Path) -> None:
+    """No image is dropped, and an epoch does not depend on which shard was read first."""
+    for shard in range(SHARDS):
+        ending = "rgb.png" if shard < 2 else "png"
+        members = {f"{n}.{ending}": png(n) for n in range(shard * EACH, (shard + 1) * EACH)}
+        write_shard(tmp_path / f"{shard}.tar", members)
+    split = keys("webdataset_stream", str(tmp_path), SHUFFLE=4)
+    (source,) = build_sources(split_options(**split), "TRAIN")
+    assert isinstance(source, StreamSource)
+    source.distribute(3, 1, 0, 0)
+    for epoch in range(4):
+        batches = []
+        for first in range(0, COUNT, 3):
+            source.fetch(5, epoch, range(first, first + 3))
+            batches.append([int(source.path(n).split(".")[0]) for n in source.at_hand])
+        assert sorted(flat(batches)) == list(range(COUNT))
+        assert numbers(split, epoch=epoch) == batches  # of a new process
+
+
 def test_an_epoch_longer_than_the_stream_and_a_shorter_one(stream: dict[str, Any]) -> None:
     longer = numbers({**stream, "LENGTH": COUNT + 10})
     assert len(flat(longer)) == COUNT + 12  # full batches
@@ -195,6 +214,26 @@ def test_an_unreadable_image_is_replaced_by_one_of_its_batch(tmp_path: Path) -> 
     assert two[0] == 3
     assert two[1] in (3, 5)
     assert two[2] == 5
+
+
+def test_rows_without_an_image_are_replaced_too(tmp_path: Path) -> None:
+    """A null, and a file that is not there."""
+    datasets: Any = pytest.importorskip("datasets", reason="reads its data sets")
+    images = [{"bytes": png(number), "path": None} for number in range(6)]
+    stored = [*images[:3], None, {"bytes": None, "path": str(tmp_path / "gone.png")}, images[5]]
+    arrow: Any = pytest.importorskip("pyarrow")
+    parquet: Any = pytest.importorskip("pyarrow.parquet")
+    schema = datasets.Features({"image": datasets.Image()}).arrow_schema
+    file = tmp_path / "rows.parquet"  # `datasets` itself would look for gone.png
+    rows = [{"image": each} for each in stored]
+    parquet.write_table(arrow.Table.from_pylist(rows, schema), str(file))
+    split = keys("huggingface_stream", str(file), LENGTH=6, SHUFFLE=1)
+    assert numbers(split) == [[0, 1, 2], [5, 5, 5]]
+    (source,) = build_sources(split_options(**split), "TRAIN")
+    assert isinstance(source, StreamSource)
+    source.fetch(0, 0, [3, 4])
+    assert source.path(3) == "row 3 of shard 0 (it has no image)"
+    assert "gone.png" in source.path(4)
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,21 @@ def test_endings_of_two_parts_are_those_of_webdataset(
     assert read(shard, ".right.png") == [("a.right.png", None)]
 
 
+def test_which_members_are_images_depends_on_their_shard_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And not on what was read before, nor on which sample of the shard is the first."""
+    deep = write(tmp_path / "0.tar", {"a.rgb.png": PNG, "b.rgb.png": PNG})
+    plain = write(tmp_path / "1.tar", {"c.seg.png": PNG, "d.seg.png": PNG, "d.jpg": PNG})
+    expected = {deep: ["a.rgb.png", "b.rgb.png"], plain: ["d.jpg"]}
+    for order in ([deep, plain, deep], [plain, deep, plain]):
+        samples = Samples("", None, "config.X")
+        found = [[sample.name for sample in samples.of(shard)] for shard in order]
+        assert found == [expected[shard] for shard in order]
+    assert caplog.text.count("taken are those that end in .rgb.png") == 2  # once by each
+    assert caplog.text.count("1.tar: the sample of c.seg.png has no image (.jpg, .png or the") == 2
+
+
 DEEP = b'{"label": ' + b"[" * 200_000 + b"]" * 200_000 + b"}"
 
 

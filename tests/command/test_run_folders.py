@@ -1,0 +1,108 @@
+"""Folders of runs that are sharded or damaged, or have unusual names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sslengine.command import replay
+from sslengine.command.front import main
+from sslengine.config.resolve import Resolved
+from tests.config.recipes import recipe
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return make(tmp_path / "run")
+
+
+def make(folder: Path, **scores: Any) -> Path:
+    folder.mkdir()
+    (folder / "config.yaml").write_text(yaml.safe_dump({"config": recipe()}))
+    if scores:
+        judged = {"features": "trained", "layer": "flatten", "knn": {}, **scores}
+        (folder / "evaluation.json").write_text(json.dumps({"scores": [judged]}))
+    return folder
+
+
+def test_checkpoints_of_a_sharded_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("model_phase0.shards", "model_phase1.2.shards", "mine.shards"):
+        (run / "checkpoints" / name).mkdir(parents=True)
+    (run / "checkpoints" / "checkpoint.torch").symlink_to("model_phase1.2.shards")
+    (run / "checkpoints" / "model_phase0.shards.json").write_text("{}")
+    assert main(["report", str(run)]) == 0
+    shown = capsys.readouterr().out
+    assert "checkpoints  checkpoint.torch, model_phase0.shards, model_phase1.2.shards\n" in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.yaml", b"- a\n- b\n", "expected `config:` with keys below it"),
+        ("config.yaml", b"config: 3\n", "expected `config:` with keys below it"),
+        ("config.yaml", b"config: [", "not valid YAML"),
+        ("config.yaml", b"config: \xff", "not valid YAML"),
+        ("config_evaluate.yaml", b"[]", "expected `config:` with keys below it"),
+        ("metrics.jsonl", b'{"kind": "step"}\n{"\xff', "line 2 is damaged: it is not UTF-8"),
+        ("evaluation.json", b'{"scores": [{"knn": {}, "layer": "x"}]}', "is no report"),
+        ("evaluation.json", b'{"scores": {"features": 1}}', "is no report"),
+        (
+            "evaluation.json",
+            b'{"scores": [{"features": "trained", "layer": "x", "knn": {"1": "high"}}]}',
+            "is no report",
+        ),
+    ],
+)
+def test_a_damaged_file_is_named(
+    run: Path, name: str, content: bytes, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(run / "whole", linear=1.0)
+    (run / "evaluation.json").write_bytes((run / "whole" / "evaluation.json").read_bytes())
+    (run / name).write_bytes(content)
+    for verb in ("report", "rank", "compare"):
+        assert main([verb, str(run)]) in (1, 2)
+        told = " ".join(capsys.readouterr().err.split())
+        assert str(run / name) in told
+        assert message in told
+
+
+def test_a_score_that_is_no_number_comes_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scores: dict[str, Any] = {
+        "low": {"linear": 20.0}, "none": {"linear": float("nan")}, "never": {},
+        "high": {"linear": 90.0},
+    }  # fmt: skip
+    folders = [str(make(tmp_path / name, **score)) for name, score in scores.items()]
+    for order in (folders, folders[::-1]):
+        assert main(["rank", *order, "--json"]) == 0
+        found = [Path(each["run"]).name for each in json.loads(capsys.readouterr().out)]
+        assert found == ["high", "low", "none", "never"]
+
+
+def test_the_best_layer_is_one_with_a_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, values in enumerate([(float("nan"), 50.0), (50.0, float("nan"))]):
+        run = make(tmp_path / str(number))
+        scores = [
+            {"features": "trained", "layer": str(value), "knn": {"1": value}} for value in values
+        ]
+        (run / "evaluation.json").write_text(json.dumps({"scores": scores}))
+        assert main(["report", str(run), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["scores"] == {"knn@1": 50.0}
+
+
+@pytest.mark.parametrize("name", ["it's nan", "nan", "a, b=[c] {d}", "back\\slash", "both\\' \""])
+def test_a_run_whose_name_needs_quotes_is_replayed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Resolved] = []
+    monkeypatch.setattr(replay, "start", lambda runs: started.extend(runs) or 0)
+    monkeypatch.chdir(tmp_path)
+    assert main(["replay", str(make(Path(name)))]) == 0
+    assert [each.config.CHECKPOINT.DIR for each in started] == [name]
