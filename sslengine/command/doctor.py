@@ -15,13 +15,14 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from sslengine import __version__
 from sslengine.command import columns, documents
-from sslengine.errors import listing
+from sslengine.errors import ConfigError, listing
 from sslengine.registry import import_dotted
 
 # What each optional package is for.
@@ -68,8 +69,9 @@ def make_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str]) -> int:
     """1 if something would keep a run from starting, or images cannot be read."""
     given = make_parser().parse_args(arguments)
-    if given.data and (Path(given.data) / "metrics.jsonl").is_file():
-        found = list(of_run(Path(given.data)))
+    folder = Path(given.data or "").expanduser()
+    if given.data and _is_run(folder):
+        found = list(of_run(folder))
     else:
         said = columns.of_split(given.image_column, given.label_column).get
         found = list(of_images(given.data, given.all, said) if given.data else of_machine())
@@ -82,6 +84,15 @@ def main(arguments: Sequence[str]) -> int:
             if each.advice:
                 print(f"{'':{width}}  {each.advice}")
     return int(any(each.what in ("unreadable", COLLAPSED) and each.value for each in found))
+
+
+def _is_run(folder: Path) -> bool:
+    """A folder of images may have another program's config.yaml."""
+    if not (folder / "config.yaml").is_file():
+        return False
+    with suppress(ConfigError):
+        return bool(import_dotted("sslengine.config.plain_file:read_plain")(folder / "config.yaml"))
+    return (folder / "metrics.jsonl").is_file()
 
 
 def of_machine() -> Iterator[Finding]:
@@ -124,7 +135,8 @@ def _version(package: str) -> str:
 
 
 def of_run(folder: Path) -> Iterator[Finding]:
-    rows = import_dotted("sslengine.monitor.history:read")(folder, kind=None)
+    has_metrics = (folder / "metrics.jsonl").is_file()
+    rows = import_dotted("sslengine.monitor.history:read")(folder, None) if has_metrics else []
     config = import_dotted("sslengine.config.plain_file:read_plain")(folder / "config.yaml")[0]
     rules = import_dotted("sslengine.monitor.collapse:findings")
     ends = import_dotted("sslengine.monitor.collapse:ends_of_phases")(rows)
@@ -132,8 +144,12 @@ def of_run(folder: Path) -> Iterator[Finding]:
     for name, value in ends[-1].items() if ends else ():
         yield Finding(name, f"{value:.4g}")
     yield from (Finding(*each) for each in found)
-    yield Finding("train phases", len(ends), "" if ends else "none has ended yet")
+    yield Finding("train phases", len(ends), "" if ends else _no_phase(has_metrics))
     yield Finding(COLLAPSED, len(found))
+
+
+def _no_phase(has_metrics: bool) -> str:
+    return "none has ended yet" if has_metrics else "there is no metrics.jsonl yet"
 
 
 def of_images(given: str, every: bool, said: Callable[[str], Any]) -> Iterator[Finding]:
@@ -188,17 +204,17 @@ def _classes(source: Any) -> Iterator[Finding]:
 def _pictures(source: Any, rows: Sequence[int]) -> Iterator[Finding]:
     sides: list[int] = []
     found: Counter[int] = Counter()
-    broken: list[tuple[int, str]] = []
+    broken = [f"{file}: no image in it can be read" for file in source.left_out()]
     for row in rows:
         try:
             image = source.image(row)
         except Exception as error:  # decoders raise many kinds
-            broken.append((row, f"{source.path(row)}: {error}"))
+            broken.append(f"{source.path(row)}: {error}")
         else:
             sides.append(min(image.size if hasattr(image, "mode") else image.shape[:2]))
             found[hash(image.tobytes())] += 1
     yield Finding("opened", len(rows))
-    example = f"the first is {broken[0][1]}" if broken else ""
+    example = f"the first is {broken[0]}" if broken else ""
     yield Finding("unreadable", len(broken), example)
     if copies := len(sides) - len(found):
         yield Finding("copies", copies, COPIES)

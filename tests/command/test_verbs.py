@@ -437,6 +437,22 @@ def test_the_doctor_on_classes_of_unlike_size(
     assert "uneven: judge by the mean over classes; CLASS sam" in found["smallest class"]["advice"]
 
 
+def test_the_doctor_on_a_run_that_has_just_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("config: {}\n")
+    for given in (str(tmp_path / "run"), "~/run"):
+        assert main(["doctor", given, "--json"]) == 0
+        found = {each["what"]: each for each in json.loads(capsys.readouterr().out)}
+        assert found["train phases"]["value"] == 0
+        assert "no metrics.jsonl yet" in found["train phases"]["advice"]
+    write_photos(tmp_path / "photos", each=1)
+    (tmp_path / "photos" / "config.yaml").write_text("owner: another program\n")
+    assert main(["doctor", "~/photos", "--json"]) == 0
+
+
 def test_the_doctor_on_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--json"]) == 0
     found = {each["what"]: each["value"] for each in json.loads(capsys.readouterr().out)}

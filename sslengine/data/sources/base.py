@@ -95,6 +95,10 @@ class DataSource(ABC):
         """What to call an image in a message: its file, where there is one."""
         return f"image {index} of {type(self).__name__}"
 
+    def left_out(self) -> Sequence[str]:
+        """Files without an image that can be read; a warning has named the reason."""
+        return ()
+
     def relative_path(self, index: int) -> str:
         """`path` below the source's folder: the same wherever that is."""
         path = self.path(index)

@@ -3,12 +3,15 @@
 DATA_PATHS is one video, or a folder of them, whose folders are the classes as for disk_folder. One
 pass over the packets of each file, without decoding, finds the times of its frames. To read a frame
 the decoder starts at the key frame before it; frames that are read in their order are decoded once.
+What a number gives does not depend on what was read before: frames that may be made from a damaged
+one are unreadable, since what a decoder puts into them depends on where it started.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -24,7 +27,7 @@ except ImportError:
     av = None
 
 from sslengine.data.loading.progress import Progress
-from sslengine.data.manifest.index_cache import Found, indexed, stamp
+from sslengine.data.manifest.index_cache import Found, Stamp, indexed, stamp
 from sslengine.data.manifest.shared import SharedArray
 from sslengine.data.options import SplitOptions, VideoOptions, own
 from sslengine.data.sources.base import DataSource
@@ -38,13 +41,30 @@ from sslengine.registry import register_data_source
 log = logging.getLogger("sslengine")
 
 
+NO_TIME = int(np.iinfo(np.int64).min)
+# At most so many frames are decoded before one that is shown before them.
+REORDERED = 4
+END = object()
+START_AGAIN = (
+    "its times start again, as in files that were joined byte by byte; "
+    "`ffmpeg -i FILE -c copy NEW.mkv` writes one of which all frames can be read"
+)
+
+
 class _Position(NamedTuple):
     """The decoder of a file, behind one of its frames."""
 
     video: int
     time: int
     container: Any
-    frames: Iterator[Any]
+    frames: Iterator[tuple[Any, bool]]
+
+
+class _Times(NamedTuple):
+    """Of the frames of a file, in its units."""
+
+    times: NDArray[np.int64]
+    start_again: bool = False  # as in files that were joined byte by byte: a seek may miss
 
 
 @register_data_source("video")
@@ -85,6 +105,7 @@ class VideoSource(DataSource):
             cached,
         )
         self._video, self._time, self._first = frames["video"], frames["time"], frames["first"]
+        self._start_again = frames["start_again"]
         if not len(self):
             raise DataError(
                 f"{self.where}: no video in {self.root} can be read. Looked for files that end in "
@@ -102,28 +123,38 @@ class VideoSource(DataSource):
             if at is not None:
                 at.container.close()
             at = self._sought(video, time)
-        for frame in at.frames:
-            if _time(frame) >= time:
-                self._at = at._replace(time=time)
-                return _upright(frame)
+        for frame, is_whole in at.frames:
+            if _time(frame) < time:
+                continue
+            if _time(frame) > time:
+                break
+            self._at = at._replace(time=time)
+            if not is_whole:
+                raise ValueError("this frame, or one that it may be made from, is damaged")
+            return _upright(frame)
         at.container.close()
-        raise EOFError("the video ends before this frame")
+        raise EOFError("the decoder gives no such frame")
 
     def _sought(self, video: int, time: int) -> _Position:
         """The decoder at a key frame before this time. Formats without an index of key frames may
         lead it elsewhere: then from the beginning."""
-        for seek in (True, False):
+        for seek in (False,) if self._start_again.array[video] else (True, False):
             container = _opened(self._file(video))
             stream = container.streams.video[0]
             stream.thread_type = "SLICE"  # workers are processes; no frame is decoded in advance
             if seek:
                 container.seek(time, stream=stream, backward=True)
-            frames = container.decode(stream)
+            frames = _decoded(container, stream)
             first = next(frames, None)
-            if not seek or (first is not None and first.key_frame and _time(first) <= time):
+            if not seek or (first and first.key_frame and NO_TIME < _time(first) <= time):
                 break
             container.close()
-        return _Position(video, time, container, chain([first] if first else [], frames))
+        ahead = REORDERED if stream.codec_context.has_b_frames else 0
+        return _Position(video, time, container, _checked(chain([first], frames), ahead))
+
+    def left_out(self) -> list[str]:
+        found = np.bincount(self._video.array, minlength=len(self._files))
+        return [self._file(int(video)) for video in np.flatnonzero(found == 0)]
 
     def labels(self) -> NDArray[np.generic]:
         return all_known(
@@ -157,20 +188,30 @@ class VideoSource(DataSource):
 
     def _find(self) -> Found:
         progress = Progress(f"looking for frames in {self.root}", total=len(self._files))
-        times: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
+        found: list[_Times] = []
         marks = []
         for number in range(len(self._files)):
             file = self._file(number)
-            marks.append(stamp(file))
-            times.append(_frame_times(file)[:: self._stride])
+            marks.append(_stamp(file))
+            found.append(_frame_times(file))
             progress.tell(number + 1, "videos")
-        counts = [len(each) for each in times[1:]]
+        times = [each.times[:: self._stride] for each in found]
+        counts = [len(each) for each in times]
         arrays: dict[str, NDArray[Any]] = {
-            "time": np.concatenate(times),
+            "time": np.concatenate([np.empty(0, np.int64), *times]),
             "video": np.repeat(np.arange(len(counts), dtype=np.int32), counts),
             "first": np.cumsum([0, *counts])[:-1],
+            "start_again": np.array([each.start_again for each in found], bool),
         }
         return Found(arrays, marks, sum(counts))
+
+
+def _stamp(file: str) -> Stamp:
+    """Of a link to nothing one that no file has: it may be there at the next start."""
+    try:
+        return stamp(file)
+    except OSError:
+        return Stamp(os.fsencode(file), 0, -1)
 
 
 def _opened(file: str) -> Any:
@@ -178,23 +219,76 @@ def _opened(file: str) -> Any:
     return av.open(f"file:{file}", options={"protocol_whitelist": "file"})
 
 
-def _frame_times(file: str) -> NDArray[np.int64]:
-    """Of all frames, in the units of the file; none where it cannot be read, which is reported."""
-    times: list[int] = []
+def _frame_times(file: str) -> _Times:
+    """Of all frames; none where the file cannot be read, which is reported."""
+    packets: list[tuple[int, bool, bool]] = []
+    trouble: object = None
     try:
         with _opened(file) as container:
             if not container.streams.video:
                 raise ValueError("it has no pictures")
-            packets = container.demux(container.streams.video[0])
-            times.extend(_time(each) for each in packets if each.size and not each.is_discard)
+            found = container.demux(container.streams.video[0])
+            packets.extend((_time(of), of.is_keyframe, of.is_discard) for of in found if of.size)
     except (OSError, ValueError) as error:  # av's errors are of these kinds
-        log.warning("%s: %s: its first %d frames are used", readable(file), error, len(times))
-    return np.array(sorted(times), np.int64)
+        trouble = error
+    times = _times(np.array(packets, np.int64).reshape(-1, 3))
+    if times.start_again or trouble:
+        log.warning(
+            "%s: %s: its first %d frames are used",
+            readable(file), trouble or START_AGAIN, len(times.times),
+        )  # fmt: skip
+    return times
+
+
+def _times(packets: NDArray[np.int64]) -> _Times:
+    """packets: the time of each, is it a key frame, and is it decoded without being shown.
+
+    Frames before the first key frame cannot be decoded: a cut has left them.
+    """
+    packets = packets[packets[:, 0] != NO_TIME]
+    first = packets[packets[:, 1] > 0, 0][:1]
+    times, is_key, _ = packets[packets[:, 2] == 0].T
+    back = np.flatnonzero((is_key > 0) & (times < np.maximum.accumulate(times)))[:1]
+    times = np.unique(times[: back[0]] if back.size else times)
+    return _Times(times[times >= first] if first.size else times, bool(back.size))
+
+
+def _decoded(container: Any, stream: Any) -> Iterator[Any]:
+    """The frames; None for a packet that cannot be decoded."""
+    for packet in container.demux(stream):
+        try:
+            yield from packet.decode()
+        except av.error.InvalidDataError:
+            yield None
+
+
+def _checked(frames: Iterator[Any], ahead: int) -> Iterator[tuple[Any, bool]]:
+    """Each frame, and is it whole? It is not where, since the last whole key frame, or among so
+    many behind it, one is damaged: these may have been decoded before it."""
+    waiting: deque[Any] = deque()
+    is_whole = True
+    for frame in chain(frames, [END] * ahead):
+        waiting.append(frame)
+        if len(waiting) <= ahead:
+            continue
+        frame = waiting.popleft()
+        if _is_damaged(frame):
+            is_whole = False
+        elif frame.key_frame:
+            is_whole = True
+        if frame is not None:
+            yield frame, is_whole and not any(map(_is_damaged, waiting))
+
+
+def _is_damaged(frame: Any) -> bool:
+    return frame is not END and (frame is None or frame.is_corrupt)
 
 
 def _time(of: Any) -> int:
-    """Some formats have only the time of decoding."""
-    return int(of.dts if of.pts is None else of.pts)
+    """Some formats have only the time of decoding. Packets that a cut has left may have none."""
+    if of.pts is None:
+        return NO_TIME if of.dts is None else int(of.dts)
+    return int(of.pts)
 
 
 def _is_next(times: NDArray[np.int64], index: int, last: int) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import pickle
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ from sslengine.data.options import HoldOut, split_options
 from sslengine.data.sources.base import DataSource, build_sources
 from sslengine.errors import DataError
 from tests.command.photos import SMALL
-from tests.data.sources.videos import ramp, turned, write_lossless, write_video
+from tests.data.sources.videos import cut, noise, ramp, turned, write_lossless, write_video
 
 pytest.importorskip("av", reason="reads and writes videos")
 
@@ -82,6 +85,90 @@ def test_a_video_of_a_phone_is_upright(tmp_path: Path) -> None:
     values = np.asarray(image).mean((1, 2))
     assert values[:20].min() > 200
     assert values[-20:].max() < 50
+
+
+def read(source: DataSource, order: Iterable[int]) -> dict[int, Any]:
+    """The pixels of each frame, or why it cannot be read."""
+    found: dict[int, Any] = {}
+    for index in order:
+        try:
+            found[index] = source.image(index).tobytes()
+        except Exception as error:  # decoders raise many kinds
+            found[index] = str(error)
+    return found
+
+
+def apart(source: DataSource) -> dict[int, Any]:
+    """Each frame as a new worker reads it."""
+    copy = pickle.dumps(source)
+    return {index: read(pickle.loads(copy), [index])[index] for index in range(len(source))}
+
+
+@pytest.mark.parametrize(("ending", "codec"), [("ts", "mpeg2video"), ("avi", "mpeg4")])
+def test_a_damaged_file_gives_the_same_in_any_order(
+    ending: str, codec: str, tmp_path: Path
+) -> None:
+    path = write_video(tmp_path / f"clip.{ending}", noise(), codec)
+    content = bytearray(path.read_bytes())
+    for start in range(len(content) // 2, len(content) // 2 + 3000, 300):
+        content[start : start + 40] = bytes(range(100, 140))
+    path.write_bytes(content)
+    source = opened(path, FRAME_STRIDE=1)
+    alone = apart(source)
+    assert 5 < sum(isinstance(each, bytes) for each in alone.values()) < len(source)
+    assert isinstance(alone[len(source) - 1], bytes)  # a whole key frame ends it
+    for order in (range(len(source)), range(len(source) - 1, -1, -1), range(0, len(source), 3)):
+        assert {**alone, **read(source, order)} == alone
+
+
+def test_files_joined_byte_by_byte_are_read_until_their_times_start_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_video(tmp_path / "clip.ts", ramp(), "libx264")
+    path.write_bytes(path.read_bytes() * 2)
+    source = opened(path, FRAME_STRIDE=1)
+    assert "its times start again" in caplog.text
+    assert "its first 50 frames are used" in caplog.text
+    found = read(source, range(50))
+    assert len(source) == len(set(found.values())) == 50
+    assert found == apart(source)
+
+
+@pytest.mark.parametrize("ending", ["ts", "mkv"])
+def test_frames_before_the_first_key_frame_of_a_cut_are_left_out(
+    ending: str, tmp_path: Path
+) -> None:
+    """In .mkv they have no time."""
+    options = {"x264-params": "open-gop=1:bframes=3:b-adapt=0:scenecut=0"}
+    path = write_video(tmp_path / "clip.ts", ramp(), "libx264", **options)
+    source = opened(cut(path, tmp_path / f"cut.{ending}"), FRAME_STRIDE=1)
+    first = np.asarray(source.image(0)).mean() / 5
+    assert first > 10
+    for index in range(len(source)):
+        assert abs(np.asarray(source.image(index)).mean() / 5 - first - index) < 1, index
+    assert read(source, range(len(source))) == apart(source)
+
+
+def test_a_link_to_nothing_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_video(tmp_path / "a.mp4", ramp(), "libx264")
+    (tmp_path / "b.mp4").symlink_to(tmp_path / "nothing" / "b.mp4")
+    source = opened(tmp_path, FRAME_STRIDE=10)
+    assert len(source) == 5
+    assert list(source.left_out()) == [f"{tmp_path}/b.mp4"]
+    assert "b.mp4: " in caplog.text
+
+
+def test_the_doctor_counts_videos_that_cannot_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_video(tmp_path / "a.mp4", ramp(), "libx264")
+    assert main(["doctor", str(tmp_path)]) == 0
+    (tmp_path / "b.mp4").write_bytes(b"no video")
+    capsys.readouterr()
+    assert main(["doctor", str(tmp_path), "--json"]) == 1
+    found = {each["what"]: each for each in json.loads(capsys.readouterr().out)}
+    assert found["unreadable"]["value"] == 1
+    assert "b.mp4: no image in it" in found["unreadable"]["advice"]
 
 
 def test_what_is_not_a_video_is_refused(tmp_path: Path) -> None:
