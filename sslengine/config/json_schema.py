@@ -12,7 +12,8 @@ import inspect
 import textwrap
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -184,9 +185,20 @@ def _choices(cls: Any) -> Iterator[tuple[str, list[Any]]]:
             case ast.Expr(value=ast.YieldFrom(value=ast.Call(
                 func=ast.Name(id="one_of"), args=[_, ast.Constant(value=str(key)), *values]
             ))):  # fmt: skip
-                constants = [value.value for value in values if isinstance(value, ast.Constant)]
-                if len(constants) == len(values):
-                    yield key, constants
+                found = [_constants(value, cls.check.__globals__) for value in values]
+                if None not in found:
+                    yield key, list(chain.from_iterable(filter(None, found)))
+
+
+def _constants(value: ast.expr, known: Mapping[str, Any]) -> Sequence[Any] | None:
+    """Of `"adam"`, or of `*NAMES`; None for what only a run computes."""
+    match value:
+        case ast.Constant(value=constant):
+            return [constant]
+        case ast.Starred(value=ast.Name(id=name)) if isinstance(known.get(name), (tuple, list)):
+            found: Sequence[Any] = known[name]
+            return found
+    return None
 
 
 def _put_dead(node: Schema, names: list[str], key: DeadKey) -> None:

@@ -91,7 +91,7 @@ def _is_expectation(entry: Any) -> bool:
     return False
 
 
-DEVICES = ("auto", "cpu", "gpu", "mps")
+DEVICES = ("gpu", "mps", "cpu", "auto")
 
 
 @section("MACHINE")

@@ -102,6 +102,7 @@ def test_vissls_yaml_is_right(folder: str) -> None:
         ("OPTIMIZER: {num_epochs: '${config.SEED_VALUE}'}", ""),
         ("OPTIMIZER: [sgd]", "config.OPTIMIZER: ['sgd'] is not of"),
         ("MACHINE: {DEVICE: tpu}", "config.MACHINE.DEVICE: 'tpu' fits nothing"),
+        ("HEAD_SWEEP: {NORM: bach}", "config.HEAD_SWEEP.NORM: 'bach' fits nothing"),
         ("DATA: {TRAIN: {DATA_SOURCES: disk_folder}}", "DATA_SOURCES: 'disk_folder' is not"),
         ("DATA: {TRAIN: {TRANSFORMS: [{name: ToTensor}]}}", ""),
         ("LOSS: {name: my_package:MyLoss, MyLoss: {margin: 2}}", ""),
