@@ -159,10 +159,6 @@ class Recipe:
         """It says how many of the built-in shapes to make, which is nothing of images."""
         return self.name.startswith(f"{QUICK}/")
 
-    @property
-    def is_of_photos(self) -> bool:
-        return self.name.startswith(f"{PHOTOS}/")
-
 
 def _files(given: argparse.Namespace) -> list[str]:
     """Of `dino/1gpu/continued`: config=photos/dino +config/forms=1gpu +config/forms=continued."""

@@ -249,17 +249,24 @@ class Predictor:
 
     @_untrusting
     def _expect_fitting(self, feed: DataFeed, done: int) -> None:
-        """Raise if that is why batches behind the first `done` failed: the next, or one ahead."""
+        """Raise if that is why batches behind the first `done` failed: the next, or one ahead.
+
+        An image that is refused is left out, so it is the reason only where all of them are.
+        """
         source, rows = feed.dataset.sources[0], feed.dataset.rows
         first, end = (sum(feed.batch_sizes[:count]) for count in (done, done + 2))
+        refused: list[str] = []
         for row in map(int, rows[first:end]):
             try:
                 image = source.image(row)
-            except ConfigError as error:  # its values do not fit
-                raise ConfigError(f"{readable(source.path(row))}: {error}") from error
+            except ConfigError as error:
+                refused.append(f"{readable(source.path(row))}: {error}")
             except Exception:  # as many kinds as there are decoders; it is left out
                 continue
-            self.bands.expect(image, source.path(row))
+            else:
+                self.bands.expect(image, source.path(row))
+        if refused and len(refused) == len(rows[first:end]):
+            raise ConfigError(refused[0])
 
     def _make_index(self) -> Index:
         log.info("computing the features of %d training images", len(self.dataset))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sslengine.command import recipes
 from sslengine.command.front import main
+from sslengine.config.resolve import resolve
 from tests.command.photos import SMALL, config_of, write_photos
 
 A_VIT = "--model=vit_small_patch16_224", "--pretrained"
@@ -60,6 +61,25 @@ def test_frozen_for_an_epoch_of_accumulated_batches(
     more = ("--freeze-trunk=1", "--epochs=2", "--set=OPTIMIZER.accumulate=4")
     after = weights(continued(trained, photos, tmp_path / "run", *more))
     assert moved(weights(trained)["trunk"], after["trunk"]) > 0
+
+
+def test_a_run_whose_prototypes_were_frozen_is_judged_by_heads_that_are_not(
+    photos: Path, tmp_path: Path
+) -> None:
+    """What a method's config freezes by name is not there."""
+    run = tmp_path / "run"
+    assert main(["train", str(photos), "--method=dino", *RUN, "--out", str(run)]) == 0
+    assert "EPOCH_MAP" in (run / "config.yaml").read_text()
+    assert main(["judge", str(run), f"--train={photos}", f"--val={photos}"]) == 0
+    labelled = (
+        f"{{DATA_SOURCES: [disk_folder], DATA_PATHS: [{photos}], LABEL_SOURCES: [disk_folder],"
+    )
+    views = "TRANSFORMS: [{name: Resize, size: [32, 32]}, {name: ToTensor}]}"
+    split = [f"config.DATA.{each}={labelled} {views}" for each in ("TRAIN", "TEST")]
+    for benchmark in ("finetune=cnn", "sweep=linear"):
+        added = ["config=photos/dino", f"config.CHECKPOINT.DIR={run}", *split]
+        config = resolve([*added, f"+config/benchmark/{benchmark}"]).config
+        assert not config.MODEL.TEMP_FROZEN_PARAMS_EPOCH_MAP
 
 
 def test_layers_near_the_input_move_less(trained: Path, photos: Path, tmp_path: Path) -> None:

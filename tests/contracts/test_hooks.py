@@ -34,7 +34,8 @@ HOOKS: dict[str, Of] = {
         **REFUSED),
     "ReportUnreachedParameters": on("config.DISTRIBUTED.DETECT_ANOMALOUS_PARAMS=true", **REFUSED),
     "FreezeParameters": on(
-        "config.MODEL.TEMP_FROZEN_PARAMS_ITER_MAP=[[trunk.conv1.weight,2]]", **ACTS, **FROZEN),
+        "config.MODEL.TEMP_FROZEN_PARAMS_ITER_MAP=[[trunk.conv1.weight,2]]",
+        "config.MODEL.TEMP_FROZEN_PARAMS_EPOCH_MAP=[[trunk.bn1.weight,1]]", **ACTS, **FROZEN),
     "ClipGradients": on("config.MODEL.GRAD_CLIP={USE_GRAD_CLIP:true,MAX_NORM:0.1}", **ACTS),
     "PreciseBatchNorm": on("config.HOOKS.PRECISE_BN={ENABLED:true,NUM_ITERS:2}", **ACTS, **REFUSED),
     "EvaluateLoss": on("config.HOOKS.EVALUATE_LOSS.SETS=[TRAIN]"),

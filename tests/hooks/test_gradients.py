@@ -69,10 +69,14 @@ def test_many_are_frozen_by_a_pattern() -> None:
 class TrunkAfterSteps(Hook):
     def __init__(self) -> None:
         self.seen: list[tuple[int, bytes]] = []
+        self.statistics: list[float] = []
 
     def on_step(self, task: Any) -> None:
         if task.train:
-            self.seen.append((task.phase.epoch, digest_of_parameters(task.base_model.trunk)))
+            trunk = task.base_model.trunk
+            self.seen.append((task.phase.epoch, digest_of_parameters(trunk)))
+            means = [each for name, each in trunk.named_buffers() if "running_mean" in name]
+            self.statistics.append(float(means[0].sum()))
 
 
 def digest_of_parameters(module: nn.Module) -> bytes:
@@ -93,6 +97,8 @@ def test_frozen_for_whole_epochs(accumulate: int, tmp_path: Path) -> None:
     assert {found for epoch, found in trunk.seen if epoch == 0} == {before}
     assert len({found for epoch, found in trunk.seen if epoch == 1}) == 5 - (accumulate - 1)
     assert before not in [found for epoch, found in trunk.seen if epoch == 1][accumulate - 1 :]
+    # The statistics of its batch norms follow the images all the same, as docs/command.md says.
+    assert len(set(trunk.statistics)) == 10
 
 
 def test_a_name_that_the_model_does_not_have() -> None:

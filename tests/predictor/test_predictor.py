@@ -266,7 +266,13 @@ def test_a_query_of_four_bands_is_decoded_as_the_training_images(tmp_path: Path)
         predictor(tmp_path / "rgb.png")
 
 
-def test_a_query_of_8_bits_is_not_taken_for_one_of_16(tmp_path: Path) -> None:
+def _out_of_memory(images: torch.Tensor) -> Any:
+    raise MemoryError
+
+
+def test_a_query_of_8_bits_is_not_taken_for_one_of_16(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its values would be divided by 255, and all such images have nearly equal features."""
     (tmp_path / "images").mkdir()
     for number, image in enumerate(numbers((4, 12, 12, 4), np.uint16)):
@@ -289,6 +295,10 @@ def test_a_query_of_8_bits_is_not_taken_for_one_of_16(tmp_path: Path) -> None:
     rows = embed(tmp_path / "run", tmp_path / "other")
     assert [Path(path).name for path in rows.paths] == ["a.tif", "z.tif"]
     assert [Path(path).name for path in rows.unreadable] == ["rgba.png"]
+    # Nor is it the reason of an error that has another.
+    monkeypatch.setattr(Predictor, "trunk_features", property(lambda _: _out_of_memory))
+    with pytest.raises(MemoryError):
+        embed(tmp_path / "run", tmp_path / "other")
 
 
 def test_a_query_of_one_channel_and_16_bits_is_decoded_as_the_training_images(

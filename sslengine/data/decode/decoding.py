@@ -143,7 +143,7 @@ class Decoder:
         if self.exif_rotation:
             image = ImageOps.exif_transpose(image)
         if self.mode == "stored":
-            self._expect_8_bits()
+            self._refuse_among_deeper()
             return ImageChops.invert(image) if white_is_zero else _as_stored(image)
         return to_rgb(image) if self.mode == "RGB" else to_grey(image)
 
@@ -193,12 +193,12 @@ class Decoder:
                     f"whole numbers up to {LARGEST} alone"
                 )
         if values.dtype == np.uint8:
-            self._expect_8_bits()
+            self._refuse_among_deeper()
             return cast(Image.Image, np.array(values, order="C"))
         return cast(Image.Image, values.astype(np.float32, order="C"))
 
-    def _expect_8_bits(self) -> None:
-        """For an image of 8 bits, whose values are divided by 255; others are not."""
+    def _refuse_among_deeper(self) -> None:
+        """An image of 8 bits, if the others have more: ToTensor divides its values alone by 255."""
         limits = self.pixel_range and self.pixel_range.limits
         if limits and limits[1] > WHITE:
             raise ConfigError(
