@@ -30,6 +30,7 @@ from sslengine.command.new_file import expect_writable
 from sslengine.config.compose import compose
 from sslengine.config.files import readable_path
 from sslengine.config.resolve import Resolved, resolve
+from sslengine.config.yaml_text import load
 from sslengine.data.options import OF_ENCODED_SOURCES, SplitOptions
 from sslengine.errors import OutputError, SSLEngineError
 from sslengine.services.order import Services
@@ -156,7 +157,7 @@ def name_of(path: Path, root: Path) -> str:
 def role_of(path: Path, root: Path) -> str:
     """The role; an unreadable file counts as a run, so that its error is reported."""
     try:
-        tree = yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # type: ignore[no-untyped-call]
+        tree = load(path.read_text())
     except (OSError, ValueError, yaml.YAMLError, RecursionError):
         return RUN
     if isinstance(tree, dict) and "defaults" in tree:

@@ -14,6 +14,7 @@ import yaml
 
 from sslengine.checkpoint.manifest import is_checkpoint
 from sslengine.command.judged_on import images_of
+from sslengine.config.yaml_text import load
 from sslengine.errors import ConfigError, DataError
 from sslengine.monitor import history
 
@@ -97,7 +98,7 @@ def _config(file: Path) -> Any:
     if not file.is_file():
         return {}
     try:
-        tree = yaml.safe_load(file.read_bytes())  # type: ignore[no-untyped-call]
+        tree = load(file.read_bytes())
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{file}: not valid YAML: {error or type(error).__name__}") from error
     config = tree.get("config") if isinstance(tree, dict) else None

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-import yaml
-
 from sslengine.config.components import owners_of
 from sslengine.config.dead_keys import has_no_effect
 from sslengine.config.options import SHARDED_TASK
+from sslengine.config.yaml_text import load
 from sslengine.registry import DATA_SOURCES, SCHEDULERS
 
 _FIXED = ("MODEL", "LOSS", "TRAINER.TASK_NAME", "TRAINER.TRAIN_STEP_NAME", "OPTIMIZER.name")
@@ -58,7 +57,7 @@ def changes(before: str, now: Mapping[str, Any], origins: Mapping[str, str]) -> 
     Omitted are: derived values; CHECKPOINT; keys without effect that an earlier version accepted;
     and keys that the earlier version did not have, if they have their defaults.
     """
-    tree = yaml.safe_load(before) or {}  # type: ignore[no-untyped-call]
+    tree = load(before) or {}
     new = dict(_leaves(now))
     old = {
         path: value

@@ -25,6 +25,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from sslengine.config.yaml_text import load
 from sslengine.errors import ConfigError, nearest
 
 _SELF = "_self_"
@@ -142,7 +143,9 @@ def _read(file: Path) -> tuple[dict[str, Any], str | None]:
     """Return the file's tree, and the package of its header; None without a header."""
     try:
         text = file.read_text("utf-8")
-        tree = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+        tree = {} if (found := load(text)) is None else found
+        if isinstance(tree, (dict, list)):  # refuses what a config cannot hold
+            tree = OmegaConf.to_container(OmegaConf.create(tree), resolve=False)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: not UTF-8 text ({error}). Save it as UTF-8.") from error
     except (RecursionError, OmegaConfBaseException, YAMLError) as error:

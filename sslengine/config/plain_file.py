@@ -8,7 +8,6 @@ the environment. `${oc.env:TOKEN}` becomes the text `$not_read{oc.env:TOKEN}`.
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,15 +15,19 @@ from typing import Any
 
 import yaml
 
+from sslengine.config.yaml_text import events, load
 from sslengine.errors import NOT_READ, ConfigError, readable
 
 LARGEST = 4 * 2**20  # bytes; a config of sslengine has about 30,000
+DEEPEST = 100  # levels; a config of sslengine has about 10
 
 
 def read_plain(path: Path) -> tuple[dict[str, Any], list[str]]:
     """Return the file's tree, and the key paths whose interpolations were not read."""
     try:
-        tree = yaml.load(_text(path), Loader=_Plain)  # type: ignore[no-untyped-call]
+        text = _text(path)
+        _refuse_what_is_not_plain(text)
+        tree = load(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise ConfigError(f"{path}: not plain YAML: {error or type(error).__name__}") from error
     if not isinstance(tree, dict) or not isinstance(tree.get("config"), dict):
@@ -57,49 +60,23 @@ def _text(path: Path) -> str:
         raise ConfigError(f"{path} is not UTF-8: {error}") from error
 
 
-_TIMESTAMP = "tag:yaml.org,2002:timestamp"
-
-
-class _Plain(yaml.SafeLoader):
-    """Read scalars, lists and mappings by OmegaConf's rules.
-
-    1e-4 is a number, a date is text, and a duplicate key is an error.
-    """
-
-    yaml_implicit_resolvers = {
-        first: [(tag, form) for tag, form in known if tag != _TIMESTAMP]
-        for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        twice = next((key for key in keys if keys.count(key) > 1), None)
-        if twice is not None:
-            raise yaml.constructor.ConstructorError(  # type: ignore[no-untyped-call]
-                None, None, f"duplicate key {readable(twice)}", node.start_mark
-            )
-        return super().construct_mapping(node, deep)  # type: ignore[no-untyped-call]
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+def _refuse_what_is_not_plain(text: str) -> None:
+    depth = 0
+    for event in events(text):
+        depth += isinstance(event, yaml.events.CollectionStartEvent)
+        depth -= isinstance(event, yaml.events.CollectionEndEvent)
         what = ""
-        if isinstance(event, yaml.events.AliasEvent) or event.anchor is not None:
+        if isinstance(event, yaml.events.AliasEvent) or getattr(event, "anchor", None) is not None:
             what = "an anchor or alias"
-        elif event.tag is not None:
+        elif getattr(event, "tag", None) is not None:
             what = f"the tag {event.tag}"
+        elif depth > DEEPEST:
+            what = f"more than {DEEPEST} levels"
         if what:
             raise yaml.constructor.ConstructorError(  # type: ignore[no-untyped-call]
                 None, None, f"{what} is refused in a file that was opened without trust",
                 event.start_mark,
             )  # fmt: skip
-        return super().compose_node(parent, index)  # type: ignore[no-untyped-call]
-
-
-_Plain.add_implicit_resolver(  # type: ignore[no-untyped-call]
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$"),
-    list("-+.0123456789"),
-)
 
 
 def _interpolations(value: Any, path: str) -> Iterator[str]:

@@ -296,8 +296,11 @@ def put_in(parent: DictConfig, key: str, node: DictConfig) -> None:
 def read(config: DictConfig, cls: type[C]) -> C:
     """Return a section of the config as an object of its dataclass."""
     path = next(path for path, each in _SECTIONS.items() if each is cls)
-    node = OmegaConf.select(config, path) if path else config
-    return cast(C, OmegaConf.to_object(node))
+    if path:
+        return cast(C, OmegaConf.to_object(OmegaConf.select(config, path)))
+    # Of the config itself, its own keys: it would be converted with all its sections.
+    own: Any = OmegaConf.to_object(OmegaConf.masked_copy(config, [*_fields(cast(Any, cls))]))
+    return cls(**own)
 
 
 def replaced(config: DictConfig, values: Mapping[str, Any]) -> DictConfig:

@@ -9,7 +9,9 @@ import dataclasses
 import textwrap
 from typing import Any
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
+from omegaconf._utils import get_omega_conf_dumper
 
 from sslengine.config.components import named_entries, options_of
 from sslengine.config.meanings import meaning_of_section, meanings
@@ -111,7 +113,12 @@ class _Shown:
 
 
 def _yaml(value: Any) -> list[str]:
-    return OmegaConf.to_yaml(OmegaConf.create(value)).rstrip("\n").split("\n")
+    """The lines of OmegaConf.to_yaml, which takes six times as long for plain containers."""
+    text: str = yaml.dump(  # type: ignore[no-untyped-call]
+        value, Dumper=get_omega_conf_dumper(), default_flow_style=False, allow_unicode=True,
+        sort_keys=False,
+    )  # fmt: skip
+    return text.rstrip("\n").split("\n")
 
 
 def _registry(node: Any, key: Any) -> Registry[Any] | None:

@@ -46,7 +46,14 @@ def _stored(node: Any, key: Any, path: Path, texts: Mapping[Path, str]) -> Any:
         return [_stored(value, each, (*path, each), texts) for each in range(len(value))]
     if isinstance(value, str) and value and is_secret(key) and not _is_ours(node, key):
         return MASK
-    return OmegaConf.to_container(OmegaConf.create([value]))[0]  # type: ignore[index]
+    return _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    """A name for an enum's value, and so on; most values are plain."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    return OmegaConf.to_container(OmegaConf.create([value]), enum_to_str=True)[0]  # type: ignore[index]
 
 
 def _is_ours(node: Any, key: Any) -> bool:
