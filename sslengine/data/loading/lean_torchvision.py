@@ -19,12 +19,24 @@ class _Deferred(types.ModuleType):
         if name.startswith("__") and name not in ("__version__", "__all__"):
             raise AttributeError(name)  # of those that Python asks any module for
         if importlib.util.find_spec(f"{self.__name__}.{name}"):
-            return importlib.import_module(f"{self.__name__}.{name}")
+            module = importlib.import_module(f"{self.__name__}.{name}")
+            if not _is_hidden(module, name):
+                return module
         self.__class__ = types.ModuleType  # type: ignore[assignment]
         assert self.__spec__ is not None
         assert self.__spec__.loader is not None
         self.__spec__.loader.exec_module(self)
         return getattr(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """An imported module becomes an attribute of its package, if the name is left to it."""
+        if not (isinstance(value, types.ModuleType) and _is_hidden(value, name)):
+            super().__setattr__(name, value)
+
+
+def _is_hidden(module: types.ModuleType, name: str) -> bool:
+    """Its function of the same name is what the package gives: torchvision.models.alexnet."""
+    return callable(getattr(module, name, None))
 
 
 def defer(package: str) -> None:

@@ -17,6 +17,11 @@ USES = (
     "assert not {'torchvision.models.convnext', 'torchvision.ops', 'torch._dynamo'} & {*sys.modules}\n"
     "import torchvision.models as models; assert models.convnext_tiny and models.get_model",
     "from torchvision.models import *; resnet18",
+    # a function, which has the name of its file
+    "import torchvision; torchvision.models.alexnet(num_classes=2)",
+    "from torchvision.models import googlenet; googlenet.__call__",
+    "from torchvision.models.alexnet import AlexNet\n"
+    "import torchvision.models as models; assert type(models.alexnet(num_classes=2)) is AlexNet",
     "from torchvision.transforms import v2; v2.RandomCrop(3)",
 )
 FORK = """
