@@ -18,7 +18,7 @@ def of_machine(given: argparse.Namespace, config: DictConfig) -> tuple[list[str]
     """Keys of the config, and a note unless they were asked for. config: the run's."""
     workers = {} if given.workers is None else {WORKERS: given.workers}
     asked = given.device != "auto" or given.gpus is not None
-    if not asked and (_is_placed(config) or _is_said(given)):
+    if not asked and (_is_placed(config) or _is_said(given) or _runs_anywhere(config)):
         return overrides(workers), ""
     found = look(given.device, given.gpus)
     if not asked and _has(found, config):
@@ -43,11 +43,13 @@ def _is_said(given: argparse.Namespace) -> bool:
     return any(each.startswith(tuple(keys)) for each in typed(given.values))
 
 
-def _has(machine: Machine, config: DictConfig) -> bool:
-    """As many GPUs as the run has processes; or is it no run on GPUs?"""
+def _runs_anywhere(config: DictConfig) -> bool:
     wanted, ranks = config.MACHINE.DEVICE, config.DISTRIBUTED.NUM_PROC_PER_NODE
-    if wanted == "mps":
+    return bool(wanted == "cpu" or (wanted == "auto" and ranks == 1))
+
+
+def _has(machine: Machine, config: DictConfig) -> bool:
+    """As many GPUs as the run has processes; or an Apple computer's."""
+    if config.MACHINE.DEVICE == "mps":
         return machine.apple
-    if wanted == "cpu" or (wanted == "auto" and ranks == 1):
-        return True
-    return bool(machine.gpus >= ranks)
+    return bool(machine.gpus >= config.DISTRIBUTED.NUM_PROC_PER_NODE)

@@ -61,8 +61,9 @@ def test_a_machine_that_has_all_of_it_computes_as_the_run_did(
 ) -> None:
     keys = _of_eight(DISTRIBUTED__NUM_PROC_PER_NODE=4)
     assert _found(monkeypatch, ON_FOUR_GPUS, **keys) == ({}, "")
-    assert _found(monkeypatch, ON_FOUR_GPUS, MACHINE__DEVICE="cpu") == ({}, "")
-    assert _found(monkeypatch, ON_TWO_CORES, MACHINE__DEVICE="auto") == ({}, "")
+    unseen: Any = None  # a run on a CPU runs anywhere: the machine is not asked for GPUs
+    assert _found(monkeypatch, unseen, MACHINE__DEVICE="cpu") == ({}, "")
+    assert _found(monkeypatch, unseen, MACHINE__DEVICE="auto") == ({}, "")
     assert _found(monkeypatch, ON_APPLES, MACHINE__DEVICE="mps") == ({}, "")
     made, _ = _found(monkeypatch, ON_TWO_CORES, MACHINE__DEVICE="mps")
     assert made["DEVICE"] == "cpu"
