@@ -22,7 +22,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from sslengine.command.new_file import expect_new
+from sslengine.command.new_file import expect_writable
 from sslengine.errors import CheckpointError, ConfigError, ExportError
 from sslengine.registry import import_dotted
 
@@ -38,7 +38,7 @@ def make_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add = parser.add_argument
     add("config", nargs="+", metavar="KEY=VALUE", help="config=..., as for a run")
-    add("--from", dest="source", required=True, metavar="FILE")
+    add("--from", dest="source", type=Path, required=True, metavar="FILE")
     add("--out", dest="file", type=Path, required=True, metavar="FILE")
     # Not the formats of `export`, which are completed for --to.
     add("--to", required=True, metavar="FORM", help=", ".join(FORMS))
@@ -62,7 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise ConfigError(
             f"--out: a file of {given.to} has parts inside parts, which safetensors cannot hold."
         )
-    expect_new(given.file, "--out")
+    expect_writable(given.file, "--out")
+    if not given.source.exists():
+        how_far = import_dotted("sslengine.data.sources.paths:how_far")
+        raise ConfigError(f"--from: there is no file {given.source}: {how_far(given.source)}")
     convert = import_dotted("sslengine.command.converted_weights:convert")
     try:
         print("\n".join(convert(given)))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from sslengine import catalog  # noqa: F401 - declares all names
 from sslengine.command.convert import OWN
+from sslengine.command.networks import expect_known
 from sslengine.config.resolve import resolve
 from sslengine.config.sections import read
 from sslengine.errors import CheckpointError, listing
@@ -120,6 +121,10 @@ def prove_reload(options: ModelOptions, model: Model, file: str, images: Tensor)
 
 def convert(options: argparse.Namespace) -> list[str]:
     """Convert; returns what was done, line by line."""
+    for option, form in (("--to", options.to), ("--made-by", options.made_by)):
+        if form and form not in OWN:
+            library, _, name = form.partition(":")
+            expect_known(library, name, option)
     config = resolve(options.config, options.config_dir).config
 
     def settings(heads: bool = True, network: str = AUTO) -> ModelOptions:

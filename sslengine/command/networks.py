@@ -160,11 +160,8 @@ def _timm_on_meta(name: str) -> Any:
 def find(given: str) -> Network:
     library, _, name = given.partition(":")
     if library in LIBRARIES and name:
-        if has(library, name):
-            return Network(library, name)
-        raise UnknownNameError(
-            f"--model: {library} has no {name!r}. {nearest(name, names_of(library))}".rstrip()
-        )
+        expect_known(library, name, "--model")
+        return Network(library, name)
     if ":" in given or given in trunks():
         return Network("", given)
     for library in LIBRARIES:
@@ -176,6 +173,13 @@ def find(given: str) -> Network:
         f"name. {hint}\n  `sslengine list models '*PART*'` lists names with a part; a trunk of "
         f"your own: --plugin MODULE."
     )
+
+
+def expect_known(library: str, name: str, option: str) -> None:
+    if not has(library, name):
+        raise UnknownNameError(
+            f"{option}: {library} has no {name!r}. {nearest(name, names_of(library))}".rstrip()
+        )
 
 
 def has(library: str, name: str) -> bool:

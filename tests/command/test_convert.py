@@ -134,7 +134,15 @@ def test_what_cannot_be_mapped_is_named(tmp_path: Path) -> None:
     assert "torchvision:resnet34 is another network: layer1.2.bn1.bias is missing" in told
     told = _error(VIT, file, "vissl", out, "--skip=fc.")
     assert "missing: trunk.blocks.0.attn.proj.bias" in told
-    assert "timm makes no such model" in _error(RESNET, file, "timm:resnet81", out, "--skip=fc.")
+    told = _error(RESNET, file, "timm:resnet81", out, "--skip=fc.")
+    assert told.startswith("--to: timm has no 'resnet81'. Did you mean 'resnet18'")
+    assert "--skip" not in told
+    told = _error(RESNET, file, "vissl", out, "--made-by=torchvision:resnet81")
+    assert told.startswith("--made-by: torchvision has no 'resnet81'. Did you mean 'resnet18'")
+    told = _error(RESNET, tmp_path / "on.pth", "vissl", out)
+    assert told.startswith(f"--from: there is no file {tmp_path / 'on.pth'}: ")
+    told = _error(RESNET, file, "vissl", tmp_path / "new" / "out.pth", "--skip=fc.")
+    assert told == f"--out {tmp_path}/new/out.pth: there is no folder {tmp_path}/new."
     assert list(tmp_path.iterdir()) == [file]
 
 
