@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sslengine.command import documents
+from sslengine.command.counts import expect_counts
 from sslengine.registry import import_dotted
 
 
@@ -56,6 +57,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     for path in options.paths:
         if not path.exists():
             parser.error(f"there is no folder or file {path}")
+    expect_counts(options, jobs=1)
     return options
 
 

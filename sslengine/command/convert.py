@@ -22,6 +22,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from sslengine.command.counts import expect_counts
 from sslengine.command.new_file import expect_writable
 from sslengine.errors import CheckpointError, ConfigError, ExportError
 from sslengine.registry import import_dotted
@@ -63,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"--out: a file of {given.to} has parts inside parts, which safetensors cannot hold."
         )
     expect_writable(given.file, "--out")
+    expect_counts(given, image_size=1)
     if not given.source.exists():
         how_far = import_dotted("sslengine.data.sources.paths:how_far")
         raise ConfigError(f"--from: there is no file {given.source}: {how_far(given.source)}")

@@ -18,7 +18,7 @@ from sslengine.command.convert import OWN
 from sslengine.command.networks import expect_known
 from sslengine.config.resolve import resolve
 from sslengine.config.sections import read
-from sslengine.errors import CheckpointError, listing
+from sslengine.errors import CheckpointError, ConfigError, listing
 from sslengine.export.twins import filled
 from sslengine.models.build import build_model, trunk_with_heads
 from sslengine.models.model import Model
@@ -143,8 +143,7 @@ def convert(options: argparse.Namespace) -> list[str]:
     whose = "" if loaded.network == MODEL else f" of the {loaded.network}"
     kind = f" ({loaded.kind})" if loaded.kind else ""
     told = [f"{options.source}{kind}: the trunk{' and the heads' if heads else ' alone'}{whose}"]
-    side = options.image_size
-    images = torch.rand(2, 3, side, side, generator=torch.Generator().manual_seed(0))
+    images = _images(model, options.image_size)
     if options.made_by:
         original = fill(library_model(options.made_by), model, options.made_by)
         told.append(_proof(options.made_by, *equal_feature(model, original, images)))
@@ -161,6 +160,18 @@ def convert(options: argparse.Namespace) -> list[str]:
     finally:
         unfinished.unlink(missing_ok=True)
     return [*told, f"{options.file}: written"]
+
+
+@torch.no_grad()
+def _images(model: Model, side: int) -> Tensor:
+    images = torch.rand(2, 3, side, side, generator=torch.Generator().manual_seed(0))
+    try:
+        model.trunk(images)
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise ConfigError(
+            f"--image-size: the network takes no images of {side} pixels: {error}"
+        ) from error
+    return images
 
 
 def _write(state: dict[str, Tensor], file: Path, suffix: str) -> None:

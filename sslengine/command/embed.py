@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sslengine.atomic import write_whole
 from sslengine.command import columns, documents
+from sslengine.command.counts import expect_counts
 from sslengine.command.new_file import expect_writable
 from sslengine.config.assignments import overrides as as_overrides
 from sslengine.config.assignments import typed
@@ -76,6 +77,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str]) -> int:
     given = make_parser().parse_args(arguments)
     expect_new(given.out)
+    expect_counts(given, batch_size=1, workers=0)
     with documents.apart(given.json):
         rows = embed(
             given.run, given.data, network=given.network, device=given.device,

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sslengine.command import documents
+from sslengine.command.counts import expect_counts
 from sslengine.command.new_file import expect_writable
 from sslengine.registry import import_dotted
 
@@ -42,10 +43,8 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = make_parser()
-    given = parser.parse_intermixed_args(arguments)
-    if min(given.count, given.images, given.views or 1) < 1:
-        parser.error("--count, --images and --views: expected 1 or more")
+    given = make_parser().parse_intermixed_args(arguments)
+    expect_counts(given, count=1, images=1, views=1)
     return given
 
 

@@ -27,6 +27,7 @@ from typing import Any
 
 from sslengine import catalog
 from sslengine.command import columns, documents
+from sslengine.command.counts import expect_counts
 from sslengine.command.embed import ALL_OF_IT
 from sslengine.command.judged_parts import start_parts
 from sslengine.config.assignments import overrides, typed
@@ -89,6 +90,7 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     if (given.run is None) == (given.features is None):
         parser.error("expected the folder of a run, or --features, and not both")
+    expect_counts(given, gpus=0, workers=0)
     if given.features is not None:
         return _features(given)
     if given.labels or given.out:

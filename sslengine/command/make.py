@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from sslengine.command.counts import expect_counts
 from sslengine.command.new_file import expect_new
 from sslengine.errors import ConfigError
 from sslengine.registry import import_dotted
@@ -96,6 +97,9 @@ def _image_cache(parser: argparse.ArgumentParser) -> None:
 
 
 def _copy_images(given: argparse.Namespace) -> list[str]:
+    expect_counts(given, side=1, workers=1)
+    if not 1 <= given.quality <= 100:
+        raise ConfigError(f"--quality: expected 1 to 100, got {given.quality}.")
     told: list[str] = import_dotted("sslengine.command.image_copies:copy")(given)
     return told
 
@@ -116,6 +120,7 @@ def _draw_permutations(given: argparse.Namespace) -> list[str]:
     if given.file.suffix != ".npy":
         raise ConfigError(f"expected a name that ends in .npy, got {given.file}")
     expect_new(given.file)
+    expect_counts(given, count=1, patches=1)
     try:
         drawn = import_dotted(f"{of}:distinct_permutations")(given.count, given.patches, given.seed)
     except ValueError as error:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from sslengine.command import documents
+from sslengine.command.counts import expect_counts
 from sslengine.command.new_file import expect_writable
 from sslengine.config.assignments import typed
 from sslengine.config.options import DEVICES
@@ -58,6 +59,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = make_parser().parse_args(arguments)
+    expect_counts(given, nearest=0)
     if given.picture:
         expect_writable(given.picture, "--picture")
     if given.trust_config and "" not in sys.path:

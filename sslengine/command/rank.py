@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from sslengine.command import columns, documents, judged_on
+from sslengine.command.counts import expect_counts
 from sslengine.command.summary import Summary, rank_of, read
 from sslengine.config.options import DEVICES
 from sslengine.errors import ConfigError, UnknownNameError, listing, nearest
@@ -45,9 +46,9 @@ def make_parser() -> argparse.ArgumentParser:
     add = checkpoints.add_argument
     add("--data", metavar="DATA", help="images, as for `sslengine train`; else the run's own")
     columns.add_columns(checkpoints)
-    add("--rows", type=_count(2), default=ROWS, metavar="N",
+    add("--rows", type=int, default=ROWS, metavar="N",
         help="use at most so many images (%(default)s)")  # fmt: skip
-    add("--views", type=_count(0), default=VIEWS, metavar="N",
+    add("--views", type=int, default=VIEWS, metavar="N",
         help="augmented views of an image, for LiDAR ... (%(default)s; 0: none)")  # fmt: skip
     add("--network", choices=("auto", "student", "teacher"), default="auto")
     add("--device", choices=DEVICES, default="auto")
@@ -60,17 +61,9 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _count(least: int) -> Callable[[str], int]:
-    def count(text: str) -> int:
-        if int(text) < least:
-            raise argparse.ArgumentTypeError(f"expected {least} or more, got {text}")
-        return int(text)
-
-    return count
-
-
 def main(arguments: Sequence[str]) -> int:
     given = make_parser().parse_args(arguments)
+    expect_counts(given, rows=2, views=0, workers=0)
     runs = [(each / "config.yaml").is_file() for each in given.runs]
     if any(runs) and not all(runs):
         raise ConfigError("expected runs, or checkpoints, and not both.")

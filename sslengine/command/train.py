@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from sslengine.command import columns, networks, sides
+from sslengine.command.counts import expect_counts
 from sslengine.command.networks import Network
 from sslengine.command.recipes import Recipe
 from sslengine.config.assignments import overrides, typed
@@ -103,6 +104,9 @@ def _is_config(arguments: Sequence[str]) -> bool:
 
 def choose(given: argparse.Namespace) -> tuple[list[str], str]:
     """The arguments of the command with config=..., and a line on what was chosen."""
+    expect_counts(
+        given, epochs=1, size=1, batch_size=1, length=1, gpus=0, workers=0, freeze_trunk=0
+    )
     recipe = Recipe.of(given)
     _load_plugins(given, recipe)
     _expect_weights(given.weights)

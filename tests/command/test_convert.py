@@ -132,6 +132,11 @@ def test_what_cannot_be_mapped_is_named(tmp_path: Path) -> None:
     assert "trunk.fc.bias, trunk.fc.weight" in _error(RESNET, file, "vissl", out)
     told = _error(RESNET, file, "torchvision:resnet34", out, "--skip=fc.")
     assert "torchvision:resnet34 is another network: layer1.2.bn1.bias is missing" in told
+    alexnet = [*RESNET, "config.MODEL.TRUNK.NAME=alexnet"]
+    its = _library(torchvision.models.alexnet(num_classes=2), tmp_path / "alexnet.pth")
+    told = _error(alexnet, its, "vissl", out, "--skip=classifier.", "--image-size=8")
+    assert told.startswith("--image-size: the network takes no images of 8 pixels: ")
+    its.unlink()
     told = _error(VIT, file, "vissl", out, "--skip=fc.")
     assert "missing: trunk.blocks.0.attn.proj.bias" in told
     told = _error(RESNET, file, "timm:resnet81", out, "--skip=fc.")
