@@ -25,6 +25,7 @@ from pathlib import Path
 
 from sslengine.command import documents
 from sslengine.command.counts import expect_counts
+from sslengine.errors import ConfigError
 from sslengine.registry import import_dotted
 
 
@@ -58,6 +59,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         if not path.exists():
             parser.error(f"there is no folder or file {path}")
     expect_counts(options, jobs=1)
+    if not options.timeout > 0:
+        raise ConfigError(f"--timeout: expected more than 0 seconds, got {options.timeout:g}.")
     return options
 
 

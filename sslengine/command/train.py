@@ -107,6 +107,8 @@ def choose(given: argparse.Namespace) -> tuple[list[str], str]:
     expect_counts(
         given, epochs=1, size=1, batch_size=1, length=1, gpus=0, workers=0, freeze_trunk=0
     )
+    if given.val is not None and not 0 < given.val < 1:
+        raise ConfigError(f"--val: expected a share, such as 0.1; got {given.val:g}.")
     recipe = Recipe.of(given)
     _load_plugins(given, recipe)
     _expect_weights(given.weights)

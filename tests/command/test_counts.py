@@ -22,6 +22,9 @@ TRAIN = "train images --method simclr"
               "size=0": 1, "size=-3": 1, "batch-size=0": 1, "epochs=0": 1, "length=0": 1,
               "gpus=-1": 0, "workers=-1": 0, "freeze-trunk=-1": 0,
           }.items()),
+        *((f"{TRAIN} --val={share}", f"--val: expected a share, such as 0.1; got {share}")
+          for share in ("0", "1", "1.5", "-0.1", "nan")),
+        ("check images --timeout=nan", "--timeout: expected more than 0 seconds, got nan"),
         ("embed run images --out rows.npz --batch-size=0", "--batch-size: expected 1 or more"),
         ("judge run --gpus=-1", "--gpus: expected 0 or more, got -1"),
         ("judge run --workers=-1", "--workers: expected 0 or more"),
