@@ -38,6 +38,8 @@ class Images:
     # A table of the training images, with a column whose values the probe holds out as a whole.
     table: str = ""
     group: str = ""
+    # Of those that the probes get, the share of each class that fine-tuning gets.
+    tuned: float = 1.0
 
     def of(self, split: str, limit: int) -> dict[str, Any]:
         path = self.train if split == "TRAIN" else self.test
@@ -61,7 +63,7 @@ class Images:
 
 
 SETS = {
-    "fashion": Images("array_file", FASHION, FASHION, labelled=10_000),
+    "fashion": Images("array_file", FASHION, FASHION, labelled=10_000, tuned=0.1),
     "emoji": Images(
         "disk_folder", f"{EMOJI}/train", f"{EMOJI}/val", table=f"{EMOJI}/train.csv", group="emoji"
     ),
@@ -77,6 +79,15 @@ ATTENTIVE = {
         "WEIGHT_DECAY": [5e-4],
     },
     "OPTIMIZER.num_iterations": 600,
+}
+# All layers alike: from random weights those near the input have as much to learn.
+TUNED = {
+    "OPTIMIZER": {
+        "num_iterations": 1500,
+        "layer_wise_lr_decay.decay": 1.0,
+        "param_schedulers.lr.auto_lr_scaling": {"auto_scale": True, "base_value": 0.002},
+    },
+    "TEST_EVERY_NUM_EPOCH": 1000,  # after the last step alone
 }
 _SEEN = [
     {"name": "ToTensor"},
@@ -140,6 +151,22 @@ class Row:
         else:
             values = self._on_images()
         return ["+config/benchmark/sweep=attentive", *_overrides({**values, **ATTENTIVE})]
+
+    def fine_tuned(self) -> list[str]:
+        """Further overrides, of training all layers with labels, from random weights too."""
+        if self.images == SHAPES:
+            return ["+config/benchmark/finetune=shapes"]
+        values = self._on_images()
+        del values["LINEAR_PROBE.GROUP_COLUMN"]
+        crop = {"name": "RandomResizedCrop", "size": self._side(), "scale": [0.5, 1.0]}
+        values["DATA.TRAIN"] |= {
+            "TRANSFORMS": [crop, {"name": "RandomHorizontalFlip"}, *_SEEN],
+            "BATCHSIZE_PER_REPLICA": 64,
+        }
+        if SETS[self.images].tuned < 1:
+            values["DATA.TRAIN"]["DATA_LIMIT_SAMPLING"] = {"SHARE": SETS[self.images].tuned}
+        values["DATA.TEST"]["BATCHSIZE_PER_REPLICA"] = 256
+        return ["+config/benchmark/finetune=cnn", *_overrides({**values, **TUNED})]
 
     def _on_images(self) -> dict[str, Any]:
         """What kNN and the probes see: labelled images, resized alone."""
@@ -213,6 +240,8 @@ class Scores:
     pixels_linear: float | None = None
     attentive: float | None = None
     untrained_attentive: float | None = None
+    tuned: float | None = None
+    untrained_tuned: float | None = None
     # Of the linear probe: see sslengine/evaluation/versions.py.
     linear_version: int = 1
 
@@ -224,7 +253,7 @@ class Cost:
     memory_mib: float
 
 
-def scores_of(job: Job, attentive: bool = False) -> Scores:
+def scores_of(job: Job, attentive: bool = False, tuned: bool = False) -> Scores:
     """Train and evaluate, as far as that is not done yet."""
     trained = job.folder / "trained"
     if not trained.exists():
@@ -238,6 +267,10 @@ def scores_of(job: Job, attentive: bool = False) -> Scores:
     if "scores" not in judged:
         call(job.judged, job.row.judging())
         judged = _judged(job.folder)
+    if tuned and len(judged.get("finetuned", ())) < 2:
+        call(job.judged, job.row.fine_tuned())
+        judged = _judged(job.folder)
+    of_tuned = {each["features"]: each["metrics"] for each in judged.get("finetuned", ())}
     scores = {each["features"]: each for each in judged["scores"]}
     about = scores["trained"]["about"]
     found: dict[str, Any] = {"network": judged["network"]}
@@ -248,6 +281,8 @@ def scores_of(job: Job, attentive: bool = False) -> Scores:
             found[f"{prefix}linear"] = scores[features]["linear"]
         if features in probed:
             found[f"{prefix}attentive"] = probed[features]
+        if features in of_tuned:
+            found[f"{prefix}tuned"] = _only(of_tuned[features])
     return Scores(**found)
 
 

@@ -8,7 +8,9 @@
     python tools/methods_table.py dinov2 ibot --attentive
     python tools/methods_table.py dinov2 small/simclr --images fashion
 
---variant adds a row for each named method with these overrides, --attentive an attentive probe.
+--variant adds a row for each named method with these overrides, --attentive an attentive probe,
+--fine-tuned the accuracy when all layers are trained with labels, beside that from random weights
+(500 labels of shapes, 1,000 of Fashion-MNIST, all 2,711 of emoji).
 --images: other images than the built-in ones, with as many steps. `fashion` is Debian's package
 dataset-fashion-mnist; `emoji` the folder runs/emoji, which tools/emoji_set.py makes of npm's
 emoji-datasource-google. A method with a slash is any config.
@@ -164,7 +166,7 @@ def table(measured: dict[str, dict[str, Any]]) -> str:
     return "\n".join([head, "|---" * len(shown) + "|", *body])
 
 
-PROBES = {"knn": "kNN %", "linear": "linear %", "attentive": "attentive %"}
+PROBES = {"knn": "kNN %", "linear": "linear %", "attentive": "attentive %", "tuned": "fine-tuned %"}
 COSTS = {"batch": "batch", "step_ms": "ms/step", "memory_mib": "MiB"}
 
 
@@ -227,7 +229,7 @@ def main(arguments: list[str] | None = None) -> int:
         Job(row, seed, folder / f"{row.file_name}_seed{seed}")
         for seed in options.seeds
         for row in rows
-        if _is_missing(measured.of(row)["scores"].get(str(seed)), options.attentive)
+        if _is_missing(measured.of(row)["scores"].get(str(seed)), _more(options))
     ]
     began = time.monotonic()
 
@@ -239,7 +241,7 @@ def main(arguments: list[str] | None = None) -> int:
         write_table(text, options.doc, BEGINS[options.images])
 
     def scored(job: Job) -> Scores:
-        return scores_of(job, options.attentive)
+        return scores_of(job, options.attentive, options.fine_tuned)
 
     with ThreadPoolExecutor(options.at_once) as pool:
         for number, (job, scores) in enumerate(zip(jobs, pool.map(scored, jobs)), start=1):
@@ -259,8 +261,13 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _is_missing(scores: dict[str, Any] | None, attentive: bool) -> bool:
-    return scores is None or (attentive and scores.get("attentive") is None)
+def _more(options: argparse.Namespace) -> list[str]:
+    asked = {"attentive": options.attentive, "tuned": options.fine_tuned}
+    return [each for each, is_asked in asked.items() if is_asked]
+
+
+def _is_missing(scores: dict[str, Any] | None, more: Sequence[str]) -> bool:
+    return scores is None or any(scores.get(each) is None for each in more)
 
 
 def _options(known: list[str], arguments: list[str] | None) -> argparse.Namespace:
@@ -271,6 +278,7 @@ def _options(known: list[str], arguments: list[str] | None) -> argparse.Namespac
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--images", choices=BEGINS, default=SHAPES, help="see above")
     parser.add_argument("--attentive", action="store_true", help="an attentive probe, too")
+    parser.add_argument("--fine-tuned", action="store_true", help="see above")
     parser.add_argument("--again", action="store_true", help="measure rows of other commits again")
     parser.add_argument(
         "--variant", type=_variant, default=(), metavar="'NAME: OVERRIDE ...'",

@@ -295,7 +295,7 @@ def test_a_method_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no configs/quickstart/simklr.yaml; known:" in capsys.readouterr().err
 
 
-def test_other_images_and_a_probe_that_attends(
+def test_other_images_a_probe_that_attends_and_fine_tuning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a table of their own, with columns for what was measured."""
@@ -312,6 +312,11 @@ def test_other_images_and_a_probe_that_attends(
             report = job.folder / "evaluation.json"
             if not report.exists():
                 report.write_text(json.dumps({"finetuned": [], "swept": []}))
+        elif any("benchmark/finetune" in each for each in more):
+            report = json.loads((job.folder / "evaluation.json").read_text())
+            tuned = (("trained", 75.0), ("untrained", 72.0))
+            report["finetuned"] = [{"features": f, "metrics": {"top_1": v}} for f, v in tuned]
+            (job.folder / "evaluation.json").write_text(json.dumps(report))
         elif more:
             rows = (("trained", 81.0), ("untrained", 30.0), ("raw pixels", 50.0))
             scores = [
@@ -350,6 +355,13 @@ def test_other_images_and_a_probe_that_attends(
     (tmp_path / "methods.json").unlink()
     methods_table.main([*arguments, "--attentive"])  # all at once
     assert doc.read_text() == text
+    methods_table.main([*arguments, "--attentive", "--fine-tuned"])
+    methods_table.main([*arguments, "--attentive", "--fine-tuned"])
+    assert (
+        "| simclr | model | 1 | 81.0 | 82.0 | 70.0 | 75.0 | 30.0 | 31.0 | 60.0 | 72.0 | 50.0 "
+        "| 51.0 | abc |" in doc.read_text()
+    )
+    assert len(calls) == 7
 
 
 @pytest.mark.slow
@@ -358,7 +370,7 @@ def test_the_real_commands_are_understood(images: str, tmp_path: Path) -> None:
     """Training, judging and probing of a recipe with several inputs, resolved and checked."""
     job = Job(Row("dinov2", images=images), 0, tmp_path)
     resolve(job.overrides)
-    for more in (job.row.judging(), job.row.attentive()):
+    for more in (job.row.judging(), job.row.attentive(), job.row.fine_tuned()):
         resolve([*job.judged.overrides, *more])
 
 
