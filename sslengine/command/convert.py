@@ -24,6 +24,7 @@ from pathlib import Path
 
 from sslengine.command.counts import expect_counts
 from sslengine.command.new_file import expect_writable
+from sslengine.command.weights_there import expect_weights
 from sslengine.errors import CheckpointError, ConfigError, ExportError
 from sslengine.registry import import_dotted
 
@@ -65,9 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     expect_writable(given.file, "--out")
     expect_counts(given, image_size=1)
-    if not given.source.exists():
-        how_far = import_dotted("sslengine.data.sources.paths:how_far")
-        raise ConfigError(f"--from: there is no file {given.source}: {how_far(given.source)}")
+    expect_weights(given.source, "--from")
     convert = import_dotted("sslengine.command.converted_weights:convert")
     try:
         print("\n".join(convert(given)))

@@ -21,17 +21,17 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from sslengine.command import columns, networks, sides
 from sslengine.command.counts import expect_counts
 from sslengine.command.networks import Network
 from sslengine.command.recipes import Recipe
+from sslengine.command.weights_there import expect_weights
 from sslengine.config.assignments import overrides, typed
 from sslengine.config.options import DEVICES, DistributedOptions, MachineOptions
 from sslengine.data.options import DataOptions, SplitOptions
-from sslengine.errors import ConfigError, MissingCheckpointError
+from sslengine.errors import ConfigError
 from sslengine.launch import cli
 from sslengine.registry import component_key, import_dotted, load_plugins
 
@@ -111,7 +111,8 @@ def choose(given: argparse.Namespace) -> tuple[list[str], str]:
         raise ConfigError(f"--val: expected a share, such as 0.1; got {given.val:g}.")
     recipe = Recipe.of(given)
     _load_plugins(given, recipe)
-    _expect_weights(given.weights)
+    if given.weights:
+        expect_weights(given.weights, "--weights")
     data = import_dotted("sslengine.command.images:look")(
         given.data, lambda key: recipe.said(f"DATA.TRAIN.{key}"), given.label_file, streams=True,
         as_stream=given.stream,
@@ -153,12 +154,6 @@ def _load_plugins(given: argparse.Namespace, recipe: Recipe) -> None:
     if "" not in sys.path:
         sys.path.insert(0, "")  # plugins in the current folder
     load_plugins(recipe.plugins(given.plugin))
-
-
-def _expect_weights(path: str | None) -> None:
-    if path and not Path(path).exists():
-        how_far = import_dotted("sslengine.data.sources.paths:how_far")
-        raise MissingCheckpointError(f"--weights {path}: it is not there: {how_far(Path(path))}")
 
 
 def _held_out(given: argparse.Namespace, recipe: Recipe, data: Any) -> dict[str, Any]:

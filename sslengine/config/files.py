@@ -143,7 +143,9 @@ def _read(file: Path) -> tuple[dict[str, Any], str | None]:
     """Return the file's tree, and the package of its header; None without a header."""
     try:
         text = file.read_text("utf-8")
-        tree = {} if (found := load(text)) is None else found
+        tree = load(text)
+        if tree is None:  # comments alone
+            tree = {}
         if isinstance(tree, (dict, list)):  # refuses what a config cannot hold
             tree = OmegaConf.to_container(OmegaConf.create(tree), resolve=False)
     except UnicodeDecodeError as error:

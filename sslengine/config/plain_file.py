@@ -15,19 +15,16 @@ from typing import Any
 
 import yaml
 
-from sslengine.config.yaml_text import events, load
+from sslengine.config.yaml_text import load
 from sslengine.errors import NOT_READ, ConfigError, readable
 
 LARGEST = 4 * 2**20  # bytes; a config of sslengine has about 30,000
-DEEPEST = 100  # levels; a config of sslengine has about 10
 
 
 def read_plain(path: Path) -> tuple[dict[str, Any], list[str]]:
     """Return the file's tree, and the key paths whose interpolations were not read."""
     try:
-        text = _text(path)
-        _refuse_what_is_not_plain(text)
-        tree = load(text)
+        tree = load(_text(path), _not_plain)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise ConfigError(f"{path}: not plain YAML: {error or type(error).__name__}") from error
     if not isinstance(tree, dict) or not isinstance(tree.get("config"), dict):
@@ -60,23 +57,14 @@ def _text(path: Path) -> str:
         raise ConfigError(f"{path} is not UTF-8: {error}") from error
 
 
-def _refuse_what_is_not_plain(text: str) -> None:
-    depth = 0
-    for event in events(text):
-        depth += isinstance(event, yaml.events.CollectionStartEvent)
-        depth -= isinstance(event, yaml.events.CollectionEndEvent)
-        what = ""
-        if isinstance(event, yaml.events.AliasEvent) or getattr(event, "anchor", None) is not None:
-            what = "an anchor or alias"
-        elif getattr(event, "tag", None) is not None:
-            what = f"the tag {event.tag}"
-        elif depth > DEEPEST:
-            what = f"more than {DEEPEST} levels"
-        if what:
-            raise yaml.constructor.ConstructorError(  # type: ignore[no-untyped-call]
-                None, None, f"{what} is refused in a file that was opened without trust",
-                event.start_mark,
-            )  # fmt: skip
+def _not_plain(event: Any) -> str:
+    if isinstance(event, yaml.events.AliasEvent) or getattr(event, "anchor", None) is not None:
+        what = "an anchor or alias"
+    elif getattr(event, "tag", None) is not None:
+        what = f"the tag {event.tag}"
+    else:
+        return ""
+    return f"{what} is refused in a file that was opened without trust"
 
 
 def _interpolations(value: Any, path: str) -> Iterator[str]:

@@ -50,7 +50,7 @@ def _stored(node: Any, key: Any, path: Path, texts: Mapping[Path, str]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A name for an enum's value, and so on; most values are plain."""
+    """Of an enum's member its name. Most values are plain already."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     return OmegaConf.to_container(OmegaConf.create([value]), enum_to_str=True)[0]  # type: ignore[index]

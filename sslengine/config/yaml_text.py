@@ -1,13 +1,13 @@
 """YAML by OmegaConf's rules: 1e-4 is a number, a date is text, a duplicate key is an error.
 
 It is read by libyaml, where PyYAML was built with it: that takes a tenth of the time of Python's
-parser. It is written as OmegaConf.to_yaml writes it, without a copy of each value.
+parser. What is written is read as the same value by OmegaConf and by PyYAML.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import yaml
@@ -15,7 +15,8 @@ import yaml
 from sslengine.errors import readable
 
 _TAG = "tag:yaml.org,2002:"
-# PyYAML's own rule has the numbers with a point and a sign in the exponent.
+DEEPEST = 100  # levels; a config of sslengine has about 10
+# PyYAML's own rule takes numbers for text whose exponent has no sign, or that have no point.
 _EXPONENT = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$")
 _DIGITS = list("-+0123456789")
 
@@ -27,12 +28,13 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
     }
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        if len(keys) > len(set(keys)):
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise yaml.constructor.ConstructorError(  # type: ignore[no-untyped-call]
-                None, None, f"duplicate key {readable(twice)}", node.start_mark
-            )
+        keys = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in keys:
+                raise yaml.constructor.ConstructorError(  # type: ignore[no-untyped-call]
+                    None, None, f"duplicate key {readable(key.value)}", key.start_mark
+                )
+            keys.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
         return super().construct_mapping(node, deep)
 
 
@@ -48,14 +50,21 @@ for _class in (_Loader, _Dumper):
 _Dumper.add_implicit_resolver(f"{_TAG}bool", re.compile("[yYnN]$"), list("yYnN"))  # type: ignore[no-untyped-call]
 
 
-def load(text: str | bytes) -> Any:
-    """Raises yaml.YAMLError, ValueError (a number that is none) or RecursionError."""
+def load(text: str | bytes, refused: Callable[[Any], str] = lambda event: "") -> Any:
+    """Raises yaml.YAMLError, ValueError (a number that is none) or RecursionError.
+
+    refused: of each event of the parser, before any value is made of it, what must not be there.
+    """
+    depth = 0  # libyaml goes down by calls in C, which nothing else ends
+    for event in yaml.parse(text, _Loader):  # type: ignore[no-untyped-call]
+        depth += isinstance(event, yaml.events.CollectionStartEvent)
+        depth -= isinstance(event, yaml.events.CollectionEndEvent)
+        what = f"more than {DEEPEST} levels is refused" if depth > DEEPEST else refused(event)
+        if what:
+            raise yaml.constructor.ConstructorError(  # type: ignore[no-untyped-call]
+                None, None, what, event.start_mark
+            )
     return yaml.load(text, _Loader)  # type: ignore[no-untyped-call]
-
-
-def events(text: str) -> Iterator[Any]:
-    """What the parser finds, one after the other, before any value is made of it."""
-    return yaml.parse(text, _Loader)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def dump(value: Any) -> str:

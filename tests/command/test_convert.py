@@ -145,7 +145,7 @@ def test_what_cannot_be_mapped_is_named(tmp_path: Path) -> None:
     told = _error(RESNET, file, "vissl", out, "--made-by=torchvision:resnet81")
     assert told.startswith("--made-by: torchvision has no 'resnet81'. Did you mean 'resnet18'")
     told = _error(RESNET, tmp_path / "on.pth", "vissl", out)
-    assert told.startswith(f"--from: there is no file {tmp_path / 'on.pth'}: ")
+    assert told.startswith(f"--from {tmp_path / 'on.pth'}: it is not there: ")
     told = _error(RESNET, file, "vissl", tmp_path / "new" / "out.pth", "--skip=fc.")
     assert told == f"--out {tmp_path}/new/out.pth: there is no folder {tmp_path}/new."
     assert list(tmp_path.iterdir()) == [file]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import math
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from sslengine.config import yaml_text
 from sslengine.config.yaml_text import dump, load
 
 SCALARS = st.one_of(
@@ -70,5 +72,27 @@ def test_it_is_written_alike(value: Any) -> None:
 
 
 def test_a_key_that_is_there_twice() -> None:
-    with pytest.raises(yaml.constructor.ConstructorError, match="duplicate key b"):
-        load("a: {b: 1, c: 2, b: 3}")
+    with pytest.raises(yaml.constructor.ConstructorError, match="duplicate key b\n.*line 3"):
+        load("a:\n  b: 1\n  b: 3")
+
+
+@pytest.mark.parametrize("text", ["[" * 10**6, "- " * 10**6, "? " * 10**6])
+def test_what_is_too_deep_is_refused_before_it_is_read(text: str) -> None:
+    with pytest.raises(yaml.constructor.ConstructorError, match="more than 100 levels is refused"):
+        load(text)
+
+
+def test_without_libyaml(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As PyYAML is where it was built without."""
+    assert issubclass(yaml_text._Loader, yaml.CSafeLoader)
+    monkeypatch.delattr(yaml, "CSafeLoader")
+    spec = importlib.util.find_spec(yaml_text.__name__)
+    assert spec is not None
+    assert spec.loader is not None
+    python = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(python)
+    text = "a: [1e-4, 2026-11-22, {b: on}]\nc: &x [1.5e3]\nd: *x\n"
+    assert python.load(text) == load(text)
+    for wrong in ("a: {b: 1, b: 2}", "[" * 1000, "a: [1", "a: 'b"):
+        with pytest.raises(yaml.YAMLError):
+            python.load(wrong)
