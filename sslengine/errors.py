@@ -100,6 +100,11 @@ def readable(text: object, but: str = "") -> str:
     )
 
 
+def is_unicode(text: str) -> bool:
+    """False of a file's name whose bytes are not UTF-8: Python has surrogates for them."""
+    return text.isascii() or not any("\ud800" <= each <= "\udfff" for each in text)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return `Did you mean 'x'?` for the closest known names, or an empty string."""
     lowered = {candidate.lower(): candidate for candidate in known}

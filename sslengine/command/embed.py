@@ -29,7 +29,7 @@ from sslengine.command.new_file import expect_writable
 from sslengine.config.assignments import overrides as as_overrides
 from sslengine.config.assignments import typed
 from sslengine.config.options import DEVICES
-from sslengine.errors import OutputError, listing, readable
+from sslengine.errors import OutputError, is_unicode, listing, readable
 from sslengine.registry import import_dotted
 
 if TYPE_CHECKING:
@@ -194,12 +194,26 @@ def _parquet(rows: Rows) -> bytes:
 
     width = rows.features.shape[1]
     flat = pyarrow.array(rows.features.reshape(-1))
-    columns = {"path": pyarrow.array(rows.paths),
+    columns = {"path": pyarrow.array(_unicode(rows.paths)),
                "features": pyarrow.FixedSizeListArray.from_arrays(flat, width)}  # fmt: skip
-    columns |= {name: pyarrow.array(cells) for name, cells in _label_columns(rows).items()}
+    columns |= {
+        name: pyarrow.array(_unicode(cells)) for name, cells in _label_columns(rows).items()
+    }
     content = io.BytesIO()
     parquet.write_table(pyarrow.table(columns), content)
     return content.getvalue()
+
+
+def _unicode(names: Sequence[Any]) -> Sequence[Any]:
+    """Parquet's texts are UTF-8, and a name of a file may be any bytes."""
+    odd = [each for each in names if isinstance(each, str) and not is_unicode(each)]
+    if not odd:
+        return names
+    log.warning(
+        "%d names are not UTF-8, such as %s: written with \\udc.. for each wrong byte. A name that "
+        "ends in .csv or .npz keeps the bytes.", len(odd), readable(odd[0]),
+    )  # fmt: skip
+    return [each.encode(errors="backslashreplace").decode() for each in names]
 
 
 def _label_columns(rows: Rows) -> dict[str, list[Any]]:
@@ -219,7 +233,7 @@ def _csv(rows: Rows) -> bytes:
     for number, (path, features) in enumerate(zip(rows.paths, rows.features, strict=True)):
         cells = [column[number] for column in labels.values()]
         writer.writerow([path, *cells, *map(repr, features.tolist())])
-    return content.getvalue().encode()
+    return content.getvalue().encode(errors="surrogateescape")
 
 
 def _npz(rows: Rows) -> bytes:

@@ -13,6 +13,7 @@ lists/dataset_catalog.json configs can name the data: DATASET_NAMES=[imagenet].
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -64,7 +65,7 @@ def write(root: Path, out: Path, name: str) -> list[str]:
     out.mkdir(parents=True, exist_ok=True)
     for file, values in files.items():
         np.save(out / file, values)
-    (out / "classes.txt").write_text("".join(f"{each}\n" for each in classes))
+    (out / "classes.txt").write_bytes(b"".join(os.fsencode(each) + b"\n" for each in classes))
     (out / "dataset_catalog.json").write_text(json.dumps({name: entries}, indent=2) + "\n")
     told = [
         f"{split}: {len(paths)} images, "

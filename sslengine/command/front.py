@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import os
 import select
 import sys
@@ -49,6 +50,8 @@ _OF_PLACES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EISDIR
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files may be any bytes
     if not given or given[0] in ("-h", "--help", "help"):
         print(_help())
         return 0 if given else USAGE

@@ -1,6 +1,6 @@
 """Store smaller copies of images in a few large files, for the data source `image_cache`.
 
-    sslengine make image-cache disk_folder /data/imagenet/train /fast/train --side 256
+    sslengine make image-cache /data/imagenet/train /fast/train --side 256
 
 Each image is scaled so that its shorter side is --side (none is enlarged), and stored as JPEG of
 --quality, or with --raw as plain pixels: no decoding, 10 to 20 times the size. Training then uses
@@ -12,6 +12,7 @@ type, [0, 4095], [1%, 99%].
 
 If interrupted, the same command resumes. To use the cache:
 
+    sslengine train /fast/train
     config.DATA.TRAIN.DATA_SOURCES=[image_cache] config.DATA.TRAIN.DATA_PATHS=[/fast/train]
 """
 
@@ -35,7 +36,7 @@ from PIL import Image
 
 from sslengine import catalog  # noqa: F401 - declares all names
 from sslengine.atomic import whole_file, write_whole
-from sslengine.command.images import there
+from sslengine.command.images import look, there
 from sslengine.data.decode.decoding import NarrowedError
 from sslengine.data.decode.pixel_range import FORMS
 from sslengine.data.loading.progress import Progress
@@ -169,24 +170,34 @@ def copy(given: argparse.Namespace) -> list[str]:
     """What `sslengine make image-cache` does; the lines that it prints."""
     pixel_range: Any = yaml.safe_load(given.pixel_range)  # type: ignore[no-untyped-call]
     copies = Copies(given.side, 0 if given.raw else given.quality, pixel_range)
+    name, place = (given.source, given.path) if given.source else _found(given.path)
     options = SplitOptions(
-        DATA_SOURCES=[given.source], DATA_PATHS=[given.path], EXIF_ROTATION=given.exif_rotation,
+        DATA_SOURCES=[name], DATA_PATHS=[place], EXIF_ROTATION=given.exif_rotation,
         PIXEL_RANGE=pixel_range,
     )  # fmt: skip
     for problem in options.check():
         raise ConfigError(problem)
-    _expect_images(given.source, given.path)
+    _expect_images(name, place)
     (source,) = build_sources(options, "TRAIN")
     told = make(source, given.out, copies, given.path, given.workers or os.cpu_count() or 1)
     return [
         f"{told['images']:,} images in {given.out}: {told['changes']}; "
-        f"{told['not_resized']:,} were not larger, {told['unreadable']:,} could not be read"
+        f"{told['not_resized']:,} were not larger, {told['unreadable']:,} could not be read",
+        f"to use it: sslengine train {given.out}",
     ]
+
+
+def _found(given: str) -> tuple[str, str]:
+    """The source, and the value of DATA_PATHS."""
+    images = look(given)
+    if images.only_stored:
+        raise ConfigError(f"{given}: a cache has copies of 8 bits, and images of .npy have none.")
+    return images.name, images.place
 
 
 def _expect_images(name: str, path: str) -> None:
     """Before the source is opened: what is not there was mistyped."""
-    source = DATA_SOURCES.get(name, "source")
+    source = DATA_SOURCES.get(name, "SOURCE")
     if source.is_stream:
         raise ConfigError(
             f"{name}: a stream has no images by number, which a cache copies. Download it, and "

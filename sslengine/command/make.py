@@ -85,8 +85,9 @@ def _write_lists(given: argparse.Namespace) -> list[str]:
 
 def _image_cache(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("source", help="a data source: disk_folder, disk_filelist, webdataset ...")
-    add("path", help="the value of DATA_PATHS")
+    add("source", nargs="?", metavar="SOURCE",
+        help="by which PATH is read: disk_folder ...; default: as for a run")  # fmt: skip
+    add("path", metavar="PATH", help="images, as for `sslengine train`")
     add("out", type=Path, help="the folder to write into")
     add("--side", type=int, default=256, help="shorter side of the copies, in pixels (256)")
     add("--quality", type=int, default=90, help="JPEG quality (90)")

@@ -27,7 +27,7 @@ from sslengine.config.sections import (
     keys_beside,
     typed_nodes,
 )
-from sslengine.errors import ConfigError, UnknownNameError, UntrustedError
+from sslengine.errors import ConfigError, UnknownNameError, UntrustedError, is_unicode
 from sslengine.registry import HEADS, SCHEDULERS, Registry, component_key
 
 
@@ -51,7 +51,7 @@ def check(merged: Merged) -> None:
     methods = ("check",) if merged.problems else ("check", "check_chosen")
     sections = as_objects(merged.root.config, nodes)
     for (path, node), (_, section) in zip(nodes, sections, strict=True):
-        merged.problems.extend(_number_problems(section, path))
+        merged.problems.extend(_value_problems(section, path))
         for method in methods:
             merged.problems.extend(_section_problems(section, path, method))
         merged.problems.extend(_free_component_problems(node, path))
@@ -80,29 +80,35 @@ def _value_of(node: DictConfig, key: str) -> Any:
     return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 
 
-def _number_problems(section: Any, path: str) -> Iterator[str]:
-    """Yield problems of NaN, and of infinity in fields that do not allow it.
+def _value_problems(section: Any, path: str) -> Iterator[str]:
+    """Yield problems of NaN, of infinity in fields that do not allow it, and of texts that no file
+    can hold: names of files may be any bytes.
 
     Sections inside are checked separately.
     """
     for field in dataclasses.fields(section):
         component = "registry" in field.metadata  # its arguments may be infinite
         infinite = component or bool(field.metadata.get("infinite"))
-        for place, number in _floats(getattr(section, field.name), f"{path}.{field.name}"):
-            if math.isnan(number) or (math.isinf(number) and not infinite):
-                yield f"{place}: expected a finite number, got {number}."
+        for place, value in _leaves(getattr(section, field.name), f"{path}.{field.name}"):
+            if isinstance(value, float) and (math.isnan(value) or math.isinf(value) > infinite):
+                yield f"{place}: expected a finite number, got {value}."
+            if isinstance(value, str) and not is_unicode(value):
+                yield (
+                    f"{place}: {value} is not UTF-8, and config.yaml is. Rename it, or give a "
+                    f"link to it: ln -s."
+                )
 
 
-def _floats(value: Any, path: str) -> Iterator[tuple[str, float]]:
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     match value:
-        case float():
-            yield path, value
         case Mapping():
             for key, each in value.items():
-                yield from _floats(each, f"{path}.{key}")
+                yield from _leaves(each, f"{path}.{key}")
         case [*entries]:
             for index, each in enumerate(entries):
-                yield from _floats(each, f"{path}.{index}")
+                yield from _leaves(each, f"{path}.{index}")
+        case _:
+            yield path, value
 
 
 def _spelling_problems(registry: Registry[Any], value: Any, path: str) -> Iterator[str]:

@@ -18,6 +18,7 @@ _TAG = "tag:yaml.org,2002:"
 DEEPEST = 100  # levels; a config of sslengine has about 10
 # PyYAML's own rule takes numbers for text whose exponent has no sign, or that have no point.
 _EXPONENT = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$")
+_BREAKS = re.compile("[\x85\u2028\u2029]")
 _DIGITS = list("-+0123456789")
 
 
@@ -39,7 +40,12 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
 
 class _Dumper(yaml.Dumper):
-    """Texts that others would read as numbers, dates, true or false are quoted."""
+    """Texts that others would read as numbers, dates, true or false are quoted, and those with
+    line breaks of Unicode, which are folded like spaces if they are not escaped."""
+
+    def represent_str(self, data: str) -> Any:
+        style = '"' if _BREAKS.search(data) else None
+        return self.represent_scalar(f"{_TAG}str", data, style)  # type: ignore[no-untyped-call]
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -48,6 +54,7 @@ class _Dumper(yaml.Dumper):
 for _class in (_Loader, _Dumper):
     _class.add_implicit_resolver(f"{_TAG}float", _EXPONENT, _DIGITS)  # type: ignore[no-untyped-call]
 _Dumper.add_implicit_resolver(f"{_TAG}bool", re.compile("[yYnN]$"), list("yYnN"))  # type: ignore[no-untyped-call]
+_Dumper.add_representer(str, _Dumper.represent_str)  # type: ignore[no-untyped-call]
 
 
 def load(text: str | bytes, refused: Callable[[Any], str] = lambda event: "") -> Any:

@@ -194,7 +194,7 @@ def _parquet(path: Path) -> Read:
 
 
 def _csv(path: Path) -> Read:
-    with path.open(newline="") as file:
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         names, *lines = csv.reader(file)
     if any(len(line) != len(names) for line in lines):
         raise DataError(f"{path}: lines have different numbers of columns.")

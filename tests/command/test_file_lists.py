@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,15 @@ def test_splits_with_classes(
     )
     for split, count in (("TRAIN", 3), ("TEST", 2)):
         assert len(SSLDataset(options, split, seed=0)) == count
+
+
+def test_a_class_whose_name_is_not_utf8(tmp_path: Path) -> None:
+    _images(tmp_path / "birds", "wren/1.png")
+    os.rename(tmp_path / "birds" / "wren", os.fsencode(tmp_path) + b"/birds/caf\xe9")
+    main([str(tmp_path / "birds"), str(tmp_path / "lists")])
+    assert (tmp_path / "lists" / "classes.txt").read_bytes() == b"caf\xe9\n"
+    (path,) = np.load(tmp_path / "lists" / "train_images.npy")
+    assert os.path.isfile(path)
 
 
 def test_a_flat_folder_has_no_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from sslengine.command.image_copies import make as make_cache
 from sslengine.data.options import SplitOptions
 from sslengine.data.sources.disk import FolderSource
 from sslengine.data.sources.image_cache import ImageCacheSource
-from sslengine.errors import DataError, OutputError, SSLEngineError
+from sslengine.errors import ConfigError, DataError, OutputError, SSLEngineError
 from tests.data.pictures import picture, write_picture
 
 
@@ -98,7 +98,7 @@ def test_interrupted_it_goes_on(
     monkeypatch.setattr(module, "write_part", killed_in_the_second)
     with pytest.raises(KeyboardInterrupt):
         make_cache(source, out, copies, "birds", workers=1)
-    with pytest.raises(DataError, match=r"is not complete: run make_image_cache.py again"):
+    with pytest.raises(DataError, match=r"is not complete: run `sslengine make image-cache` again"):
         cached(out)
     with pytest.raises(OutputError, match=r"was begun with other settings: changes"):
         make_cache(source, out, Copies(30, 80), "birds", workers=1)
@@ -126,15 +126,24 @@ def test_other_images_are_not_mixed_in(source: FolderSource, tmp_path: Path) -> 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(3):
         write_picture(tmp_path / "data" / f"{number}.png", number, 40)
-    main(["disk_folder", str(tmp_path / "data"), str(tmp_path / "out"), "--side=16", "--workers=1"])
+    main([str(tmp_path / "data"), str(tmp_path / "out"), "--side=16", "--workers=1"])
     told = capsys.readouterr().out
     assert told.startswith(
         f"3 images in {tmp_path / 'out'}: shorter side 16, JPEG of quality 90; 0 w"
     )
+    assert told.endswith(f"\nto use it: sslengine train {tmp_path / 'out'}\n")
     copies = cached(tmp_path / "out")
     assert np.asarray(copies.image(2)).shape == (16, 16, 3)
     with pytest.raises(DataError, match=r"the source that was cached has no labels"):
         copies.labels()
+
+
+def test_images_of_npy_files_have_no_copies_of_8_bits(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    np.save(tmp_path / "data" / "0.npy", np.zeros((9, 9, 6), np.uint16))
+    with pytest.raises(ConfigError, match=r"copies of 8 bits, and images of \.npy have none"):
+        main([str(tmp_path / "data"), str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

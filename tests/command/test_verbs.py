@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -61,6 +62,47 @@ def test_rows_of_embed_in_every_format(run: Path, photos: Path, tmp_path: Path) 
     table = pytest.importorskip("pyarrow.parquet").read_table(tmp_path / "rows.parquet")
     assert np.array(table["features"].to_pylist(), np.float32).tolist() == features.tolist()
     assert table["path"].to_pylist() == packed["paths"].tolist()
+
+
+def test_names_that_are_not_utf8(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of images and of classes: any bytes, which parquet's texts cannot hold."""
+    images = write_photos(tmp_path / "mine", each=2)
+    os.rename(images / "dark", os.fsencode(images) + b"/caf\xe9")
+    for ending in ("npz", "csv", "parquet"):
+        pytest.importorskip("pyarrow")
+        out = tmp_path / f"rows.{ending}"
+        assert main(["embed", str(run), str(images), "--out", str(out), "--workers=0"]) == 0
+    packed = np.load(tmp_path / "rows.npz")
+    paths, labels = packed["paths"].tolist(), packed["labels"].tolist()
+    assert all(map(os.path.isfile, paths))
+    assert sorted(set(labels)) == ["caf\udce9", "light"]
+    form = {"newline": "", "encoding": "utf-8", "errors": "surrogateescape"}
+    with (tmp_path / "rows.csv").open(**form) as file:  # type: ignore[call-overload]
+        _, *rows = csv.reader(file)
+    assert [row[:2] for row in rows] == [list(each) for each in zip(paths, labels)]
+    assert main(["judge", "--features", str(tmp_path / "rows.csv")]) == 0
+    table = pytest.importorskip("pyarrow.parquet").read_table(tmp_path / "rows.parquet")
+    escaped = [each.replace("\udce9", "\\udce9") for each in (*paths, *labels)]
+    assert table["path"].to_pylist() + table["label"].to_pylist() == escaped
+    assert "2 names are not UTF-8, such as " in caplog.text
+
+
+def test_a_folder_whose_name_is_not_utf8(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """config.yaml cannot name it."""
+    images = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
+    os.rename(write_photos(tmp_path / "mine", each=2), images)
+    arguments = ["--method=simclr", "--model=resnet10t", "--epochs=1", "--size=32", "--workers=0"]
+    assert main(["train", images, *arguments, f"--out={tmp_path / 'run'}"]) == 2
+    told = capsys.readouterr().err
+    assert "config.DATA.TRAIN.DATA_PATHS.0: " in told
+    assert "caf\\udce9 is not UTF-8, and config.yaml is." in told
+    assert not (tmp_path / "run").exists()
+    os.symlink(images, tmp_path / "link")
+    assert main(["train", str(tmp_path / "link"), *arguments, f"--out={tmp_path / 'run'}"]) == 0
 
 
 def test_features_of_a_run_in_bf16_are_computed_so_and_those_of_an_export_are_not(

@@ -62,6 +62,7 @@ def _problem(**changes: Any) -> str:
         ({"HOOKS__EXTRA": ["my_hook"]}, "config.HOOKS.EXTRA.0: there is no hook named 'my_hook'"),
         ({"OPTIMIZER__param_schedulers__lr__name": "cosin"}, "there is no scheduler named 'cosin'"),
         ({"MACHINE__DEVICE": "cup"}, "config.MACHINE.DEVICE: expected one of gpu, mps, cpu, auto; got 'cup'. Did you mean 'cpu'"),
+        ({"DATA__TRAIN__DATA_PATHS": ["/caf\udce9"]}, "config.DATA.TRAIN.DATA_PATHS.0: /caf\\udce9 is not UTF-8, and config.yaml is."),
         ({"LOG_FREQUENCY": 0}, "config.LOG_FREQUENCY: expected 1 or more, got 0"),
         ({"DISTRIBUTED__NUM_PROC_PER_NODE": 0}, "config.DISTRIBUTED.NUM_PROC_PER_NODE: expected 1 or more"),
         ({"CHECKPOINT__CHECKPOINT_FREQUENCY": 0}, "config.CHECKPOINT.CHECKPOINT_FREQUENCY: expected a positive number"),

@@ -115,7 +115,7 @@ def _give_memory_back() -> None:
 def _indexed(key: str, doing: str, find: Callable[[], Found], cached: bool) -> Index:
     if not cached:
         return _in_memory(find())
-    name = hashlib.sha256(f"{FORM} {key}".encode()).hexdigest()[:24]
+    name = hashlib.sha256(os.fsencode(f"{FORM} {key}")).hexdigest()[:24]
     place = cache_folder() / "index" / name
     index = _load(place)
     if index is not None:

@@ -25,7 +25,7 @@ def local_copy(original: Path, folder: Path, where: str) -> Path:
         return original  # the data source reports what is missing
     whole = original.resolve()
     # Two datasets may have the same name: `train`.
-    copy = folder / hashlib.sha256(str(whole).encode()).hexdigest()[:8] / whole.name
+    copy = folder / hashlib.sha256(os.fsencode(whole)).hexdigest()[:8] / whole.name
     try:
         copy.parent.mkdir(parents=True, exist_ok=True)
         with turn(copy.parent / f".{copy.name}.lock", f"copying {original}"):

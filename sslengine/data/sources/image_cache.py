@@ -98,9 +98,9 @@ class ImageCacheSource(EncodedSource):
 
 def _what_is_wrong(root: Path) -> str:
     if (root / PLAN).is_file():
-        return "not complete: run make_image_cache.py again, it continues."
+        return "not complete: run `sslengine make image-cache` again, it continues."
     if root.is_dir():
-        return f"none: the folder has no {MANIFEST}. make_image_cache.py makes one of images."
+        return f"none: the folder has no {MANIFEST}. `sslengine make image-cache` makes one."
     return f"not there: {how_far(root)}"
 
 
