@@ -39,6 +39,7 @@ OPTIONAL = {
 }
 LOOKED_AT = 200
 SMALL_SET, SMALL_CLASS, UNEVEN, TINY_SIDE = 5000, 10, 10, 64
+ROTATED = "by EXIF, as phones do: read as stored; --set DATA.TRAIN.EXIF_ROTATION=true turns them"
 COPIES = "pixels of another image opened: to KoLeo and contrastive losses copies are two images"
 SHARED = Path("/dev/shm")
 
@@ -176,9 +177,12 @@ def of_images(given: str, every: bool, said: Callable[[str], Any]) -> Iterator[F
 def _other_files(folder: Path, read: tuple[str, ...]) -> Iterator[Finding]:
     """Files in the folder that are not read, such as those of a phone, .heic."""
     suffixes = (*import_dotted("sslengine.data.sources.disk:IMAGE_SUFFIXES"), *read)
-    names = (name for _, _, files in os.walk(folder) for name in files if name[0] != ".")
-    unread = (name for name in names if not name.lower().endswith(suffixes))
-    others = Counter(Path(name).suffix.lower() or name for name in unread)
+    is_hidden = import_dotted("sslengine.data.sources.folder_scan:is_hidden")
+    others: Counter[str] = Counter()
+    for _, inner, names in os.walk(folder):
+        inner[:] = [each for each in inner if not is_hidden(each)]
+        unread = (each for each in names if not each.lower().endswith(suffixes))
+        others.update(Path(each).suffix.lower() or each for each in unread if not is_hidden(each))
     if others:
         kinds = listing((f"{each} ({number})" for each, number in others.most_common()), 5)
         yield Finding("other files", others.total(), f"not read: {kinds}")
@@ -199,10 +203,14 @@ def _classes(source: Any) -> Iterator[Finding]:
         advice = "uneven: judge by the mean over classes; CLASS samplers: docs/data.md"
     yield Finding("largest class", f"{names[most]}, {high} images")
     yield Finding("smallest class", f"{names[least]}, {low} images", advice)
+    empty = [name for number, name in enumerate(source.class_names) if number not in sizes]
+    if empty:
+        yield Finding("empty classes", len(empty), f"no image: {listing(empty, 5)}")
 
 
 def _pictures(source: Any, rows: Sequence[int]) -> Iterator[Finding]:
     sides: list[int] = []
+    turned, orientation = 0, import_dotted("sslengine.data.decode.decoding:ORIENTATION")
     found: Counter[int] = Counter()
     broken = [f"{file}: no image in it can be read" for file in source.left_out()]
     for row in rows:
@@ -213,11 +221,14 @@ def _pictures(source: Any, rows: Sequence[int]) -> Iterator[Finding]:
         else:
             sides.append(min(image.size if hasattr(image, "mode") else image.shape[:2]))
             found[hash(image.tobytes())] += 1
+            turned += hasattr(image, "getexif") and image.getexif().get(orientation, 1) != 1
     yield Finding("opened", len(rows))
     example = f"the first is {broken[0]}" if broken else ""
     yield Finding("unreadable", len(broken), example)
     if copies := len(sides) - len(found):
         yield Finding("copies", copies, COPIES)
+    if turned:
+        yield Finding("rotated", turned, ROTATED)
     if sides:
         sides.sort()
         middle = sides[len(sides) // 2]

@@ -454,6 +454,12 @@ def test_the_doctor_on_images(
     shutil.copy(tmp_path / "mine" / "dark" / "0.png", tmp_path / "mine" / "light" / "copy.png")
     (tmp_path / "mine" / "dark" / "broken.png").write_bytes(b"no image")
     (tmp_path / "mine" / "dark" / "phone.HEIC").write_bytes(b"no image that Pillow reads")
+    (tmp_path / "mine" / ".git" / "objects").mkdir(parents=True)
+    (tmp_path / "mine" / ".git" / "objects" / "pack").touch()
+    (tmp_path / "mine" / "grey").mkdir()
+    sideways = Image.Exif()
+    sideways[0x0112] = 6
+    Image.new("RGB", (9, 7), "red").save(tmp_path / "mine" / "light" / "phone.jpg", exif=sideways)
     assert main(["doctor", str(tmp_path / "mine"), "--json"]) == 1
     found = {each["what"]: each for each in json.loads(capsys.readouterr().out)}
     assert found["unreadable"]["value"] == 1
@@ -462,6 +468,9 @@ def test_the_doctor_on_images(
     assert "KoLeo" in found["copies"]["advice"]
     assert found["other files"]["value"] == 1
     assert ".heic (1)" in found["other files"]["advice"]
+    assert found["empty classes"]["advice"] == "no image: grey"
+    assert found["rotated"]["value"] == 1
+    assert "--set DATA.TRAIN.EXIF_ROTATION=true" in found["rotated"]["advice"]
     assert "can hardly be judged" in found["smallest class"]["advice"]
 
 

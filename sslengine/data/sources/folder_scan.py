@@ -65,6 +65,17 @@ def count_kinds(root: Path, kinds: Sequence[tuple[str, ...]]) -> Found:
     return Found({"counts": counts}, stamps, sum(each.images for each in folders))
 
 
+# Thumbnails of network drives, what macOS puts into an archive, and bins.
+OF_SYSTEMS = frozenset(
+    {"@eaDir", "__MACOSX", "#recycle", "$RECYCLE.BIN", "System Volume Information", "lost+found"}
+)
+
+
+def is_hidden(name: str) -> bool:
+    """Of a file or a folder."""
+    return name.startswith(".") or name in OF_SYSTEMS
+
+
 def _slashed(folder: str) -> bytes:
     return os.fsencode(os.path.join(folder, ""))
 
@@ -132,7 +143,7 @@ def _entries(folder: str, suffixes: tuple[str, ...]) -> tuple[list[str], list[st
     names, inner, others = [], [], []
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.startswith("."):
+            if is_hidden(entry.name):
                 continue
             if entry.is_dir():
                 inner.append(entry.name)

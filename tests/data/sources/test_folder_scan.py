@@ -56,10 +56,12 @@ def test_random_trees_in_the_order_of_torchvision(tmp_path: Path, seed: int) -> 
 
 def test_stamps_of_all_folders_and_of_nothing_else(tmp_path: Path) -> None:
     touch(tmp_path, "a/b/1.jpg", "c/readme", ".hidden/2.jpg")
+    touch(tmp_path, "__MACOSX/a/._1.jpg", "a/@eaDir/1.jpg/thumb.jpg", "a/._1.jpg", "#recycle/3.jpg")
     found = find_images(tmp_path, (".jpg",))
-    paths = {os.path.relpath(os.fsdecode(each.path), tmp_path) for each in found.stamps}
-    assert paths == {".", "a", "a/b", "c"}
+    stamped = {os.path.relpath(os.fsdecode(each.path), tmp_path) for each in found.stamps}
+    assert stamped == {".", "a", "a/b", "c"}
     assert strings(found, "classes") == ["a", "c"]
+    assert paths(found) == ["a/b/1.jpg"]
 
 
 def test_nothing_below(tmp_path: Path) -> None:
