@@ -154,7 +154,8 @@ def _open_list(file: Path) -> Table:
 
 
 def _open_text(file: Path) -> Table:
-    delimiter = "\t" if file.suffix.lower() == ".tsv" else ","
+    with file.open(encoding="utf-8-sig") as stream:
+        delimiter = _delimiter(file, stream.readline())
 
     def lines() -> Iterator[list[str]]:
         with file.open(newline="", encoding="utf-8-sig") as stream:
@@ -172,6 +173,13 @@ def _open_text(file: Path) -> Table:
             yield [line[column] for column in columns]
 
     return next(lines(), []), rows
+
+
+def _delimiter(file: Path, header: str) -> str:
+    """Spreadsheets write `;` where a comma is the sign of decimals."""
+    if file.suffix.lower() == ".tsv":
+        return "\t"
+    return ";" if ";" in header and "," not in header else ","
 
 
 def _open_parquet(file: Path) -> Table:

@@ -47,6 +47,20 @@ def test_columns_by_name_and_by_usual_names(root: Path) -> None:
     assert table(file, LABEL_COLUMN="id").labels().tolist() == [0]
 
 
+def test_a_spreadsheet_of_a_country_whose_decimals_have_commas(root: Path) -> None:
+    text = '\ufeffimage;breite\r\na/0.png;1,5\r\n"b, c/2.png";2,5\r\n'
+    file = write(root / "list.csv", text)
+    source = table(file, LABEL_COLUMN="breite")
+    assert [Path(source.path(row)).name for row in range(2)] == ["0.png", "2.png"]
+    assert source.class_names == ["1,5", "2,5"]
+    assert source.column("breite", "here") == ["1,5", "2,5"]
+    assert (
+        table(write(file, "path;x,label\na/0.png,4\n"), IMAGE_COLUMN="path;x")
+        .path(0)
+        .endswith("0.png")
+    )
+
+
 def test_a_table_of_paths_alone(root: Path) -> None:
     options = split_options(
         DATA_SOURCES=["csv_filelist"],
