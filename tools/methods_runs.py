@@ -253,21 +253,21 @@ class Cost:
     memory_mib: float
 
 
-def scores_of(job: Job, attentive: bool = False, tuned: bool = False) -> Scores:
-    """Train and evaluate, as far as that is not done yet."""
+def scores_of(job: Job, more: Sequence[str] = ()) -> Scores:
+    """Train and evaluate, as far as that is not done yet. more: `attentive`, `tuned`."""
     trained = job.folder / "trained"
     if not trained.exists():
         call(job, [])
         trained.touch()
     probed = _probed(job.folder)
-    if attentive and len(probed) < 2:
+    if "attentive" in more and len(probed) < 2:
         call(job.judged, job.row.attentive())
         probed = _probed(job.folder)
     judged = _judged(job.folder)
     if "scores" not in judged:
         call(job.judged, job.row.judging())
         judged = _judged(job.folder)
-    if tuned and len(judged.get("finetuned", ())) < 2:
+    if "tuned" in more and len(judged.get("finetuned", ())) < 2:
         call(job.judged, job.row.fine_tuned())
         judged = _judged(job.folder)
     of_tuned = {each["features"]: each["metrics"] for each in judged.get("finetuned", ())}

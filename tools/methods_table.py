@@ -35,6 +35,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -46,7 +47,6 @@ from tools.methods_runs import (
     SHAPES,
     Job,
     Row,
-    Scores,
     config_of,
     cost_of,
     digest,
@@ -224,12 +224,12 @@ def main(arguments: list[str] | None = None) -> int:
     rows = [Row(method, *variant, options.images) for method in options.methods or known]
     for row in rows if options.again else ():
         measured.forget_other_code(row, code)
-    folder = options.folder / code
+    folder, more = options.folder / code, _more(options)
     jobs = [
         Job(row, seed, folder / f"{row.file_name}_seed{seed}")
         for seed in options.seeds
         for row in rows
-        if _is_missing(measured.of(row)["scores"].get(str(seed)), _more(options))
+        if _is_missing(measured.of(row)["scores"].get(str(seed)), more)
     ]
     began = time.monotonic()
 
@@ -240,11 +240,9 @@ def main(arguments: list[str] | None = None) -> int:
         text = table({row.name: measured.of(row) for row in rows})
         write_table(text, options.doc, BEGINS[options.images])
 
-    def scored(job: Job) -> Scores:
-        return scores_of(job, options.attentive, options.fine_tuned)
-
     with ThreadPoolExecutor(options.at_once) as pool:
-        for number, (job, scores) in enumerate(zip(jobs, pool.map(scored, jobs)), start=1):
+        scored = zip(jobs, pool.map(partial(scores_of, more=more), jobs))
+        for number, (job, scores) in enumerate(scored, start=1):
             _expect_same(code)
             measured.of(job.row)["scores"][str(job.seed)] = {**asdict(scores), "code": code}
             keep(
