@@ -66,6 +66,8 @@ class HuggingFaceSource(EncodedSource):
 
     def read(self, index: int) -> bytes:
         stored = self._rows[index][self._image]
+        if stored is None or not (stored["bytes"] or stored["path"]):
+            raise ValueError("the row has no image")
         content: bytes = stored["bytes"] or read_file(stored["path"])
         return content
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib
 import pickle
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -126,12 +127,12 @@ def test_what_is_wrong_is_told(datasets: Any, tmp_path: Path) -> None:
         source(tmp_path / "bare").labels()
 
 
-def parquet(file: Path, numbers: list[int], form: str) -> Path:
+def parquet(file: Path, numbers: Sequence[int | None], form: str) -> Path:
     """As pyarrow alone writes it, without what `datasets` says of its columns."""
     arrow = pytest.importorskip("pyarrow")
-    images = [png(number) for number in numbers]
-    column = images if form == "bytes" else [{"bytes": each, "path": "a.png"} for each in images]
-    table = arrow.table({"picture": column, "label": [number % 2 for number in numbers]})
+    images = [None if number is None else png(number) for number in numbers]
+    column = images if form == "bytes" else [{"bytes": each, "path": None} for each in images]
+    table = arrow.table({"picture": column, "label": [(number or 0) % 2 for number in numbers]})
     file.parent.mkdir(parents=True, exist_ok=True)
     importlib.import_module("pyarrow.parquet").write_table(table, file)
     return file
@@ -155,6 +156,15 @@ def test_images_in_parquet_files_of_other_programs(form: str, tmp_path: Path) ->
         assert each.path(1) == f"row 1 of {file}"
     parquet(file, [0, 2, 4], form)  # what was copied into the cache is not used for another file
     assert source(file).labels().tolist() == [0, 0, 0]
+
+
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize("form", ["bytes", "bytes and path"])
+def test_a_row_without_an_image(form: str, tmp_path: Path) -> None:
+    found = source(parquet(tmp_path / "a.parquet", [3, None], form))
+    assert found.image(0).tobytes() == picture(3).tobytes()
+    with pytest.raises(ValueError, match="the row has no image"):
+        found.image(1)
 
 
 @pytest.mark.usefixtures("own_cache")
