@@ -49,6 +49,10 @@ class CheckpointError(SSLEngineError):
     """A checkpoint is missing, broken, or of another model."""
 
 
+class DoesNotFitError(CheckpointError):
+    """The tensors of a file are not those of the model."""
+
+
 class MissingCheckpointError(CheckpointError, ConfigError):
     """What was named as a checkpoint, or as a run, is not one."""
 

@@ -157,7 +157,8 @@ def train(
             length=length, image_column=image_column, label_column=label_columns,
             label_file=files.labels, seed=seed, device=device, gpus=gpus, precision=precision,
             workers=workers, pretrained=pretrained, freeze_trunk=freeze_trunk,
-            plugin=list(plugins), weights=weights and str(weights), config_dir=list(config_dir),
+            plugin=list(plugins), config_dir=list(config_dir),
+            weights=None if weights is None else str(weights),
             values=overrides({**files.values, **(values or {})}),
         )  # fmt: skip
         arguments, line = verb.choose(given)

@@ -18,14 +18,16 @@ from sslengine.command.convert import OWN
 from sslengine.command.networks import expect_known
 from sslengine.config.resolve import resolve
 from sslengine.config.sections import read
-from sslengine.errors import CheckpointError, ConfigError, listing
+from sslengine.errors import CheckpointError, ConfigError, DoesNotFitError, listing
 from sslengine.export.twins import filled
 from sslengine.models.build import build_model, trunk_with_heads
+from sslengine.models.channels import RGB
 from sslengine.models.model import Model
 from sslengine.models.networks import AUTO, MODEL
 from sslengine.models.options import ModelOptions, WeightsInitOptions
+from sslengine.models.trunks.library_options import TorchvisionOptions
 from sslengine.models.vissl_names import to_vissl
-from sslengine.models.weights import Loaded, init_from_file, model_state, vissl_state
+from sslengine.models.weights import Loaded, expect_whole, init_from_file, model_state, vissl_state
 
 # Rounding of float32 sums in another order; a wrong tensor differs by far more.
 TOLERANCE = 1e-4
@@ -42,9 +44,10 @@ def load(options: ModelOptions, file: str, skip: Sequence[str]) -> tuple[Model, 
     )
     model = trunk_with_heads(build_model(options), "to convert weights")
     loaded = init_from_file(model, options)
+    expect_whole(loaded)
     if loaded.not_taken:
         names = listing(f"trunk.{name}" for name in loaded.not_taken)
-        raise CheckpointError(f"{file}: not of this model: {names}.")
+        raise DoesNotFitError(f"{file}: not of this model: {names}.")
     return model.eval(), loaded
 
 
@@ -52,22 +55,25 @@ def _with_heads(loaded: Loaded) -> bool:
     return not any(name.startswith("heads.") for name in loaded.left_out)
 
 
-def library_model(form: str) -> nn.Module:
-    """The model of `torchvision:resnet50`, with random weights and without its classifier."""
+def library_model(form: str, model: Model) -> nn.Module:
+    """The model of `torchvision:resnet50`, with random weights and without its classifier; with
+    the classifier's hidden layers if the trunk of `model` has them."""
     library, _, name = form.partition(":")
     try:
         if library == "timm":
             import timm
 
-            return timm.create_model(name, num_classes=0).eval()
-        from torchvision.models import get_model  # type: ignore[attr-defined]
+            channels = model.trunk.in_chans or RGB
+            return timm.create_model(name, num_classes=0, in_chans=channels).eval()
+        from sslengine.models.trunks.from_torchvision import without_classes
 
-        model = get_model(name).eval()
-    except (ValueError, RuntimeError, KeyError) as error:
+        network, last = without_classes(TorchvisionOptions(name))
+    except (ValueError, RuntimeError, KeyError, ConfigError) as error:
         raise CheckpointError(f"{form}: {library} makes no such model: {error}") from error
-    classifiers = [name for name in ("fc", "classifier", "heads", "head") if hasattr(model, name)]
-    setattr(model, classifiers[0], nn.Identity())
-    return model
+    classifier = last.partition(".")[0]
+    if not any(each.startswith(f"{classifier}.") for each in model.trunk.state_dict()):
+        network.set_submodule(classifier, nn.Identity())
+    return network.eval()
 
 
 def fill(library: nn.Module, model: Model, form: str) -> nn.Module:
@@ -145,7 +151,7 @@ def convert(options: argparse.Namespace) -> list[str]:
     told = [f"{options.source}{kind}: the trunk{' and the heads' if heads else ' alone'}{whose}"]
     images = _images(model, options.image_size)
     if options.made_by:
-        original = fill(library_model(options.made_by), model, options.made_by)
+        original = fill(library_model(options.made_by, model), model, options.made_by)
         told.append(_proof(options.made_by, *equal_feature(model, original, images)))
     unfinished = options.file.with_name(f".{options.file.name}.unfinished")
     try:
@@ -153,7 +159,7 @@ def convert(options: argparse.Namespace) -> list[str]:
             torch.save(own_state(model, options.to), unfinished)
             told.append(prove_reload(settings(heads), model, str(unfinished), images))
         else:
-            library = fill(library_model(options.to), model, options.to)
+            library = fill(library_model(options.to, model), model, options.to)
             told.append(_proof(options.to, *equal_feature(model, library, images)))
             _write(library.state_dict(), unfinished, options.file.suffix)
         os.replace(unfinished, options.file)
@@ -164,7 +170,8 @@ def convert(options: argparse.Namespace) -> list[str]:
 
 @torch.no_grad()
 def _images(model: Model, side: int) -> Tensor:
-    images = torch.rand(2, 3, side, side, generator=torch.Generator().manual_seed(0))
+    channels = model.trunk.in_chans or RGB
+    images = torch.rand(2, channels, side, side, generator=torch.Generator().manual_seed(0))
     try:
         model.trunk(images)
     except (RuntimeError, AssertionError, ValueError) as error:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sslengine.command import documents
-from sslengine.errors import UnknownNameError, listing, nearest
+from sslengine.errors import ConfigError, UnknownNameError, listing, nearest
 from sslengine.export import FORMATS, export
 
 
@@ -35,6 +35,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--network", choices=("auto", "student", "teacher"), default="auto")
     add("--license", default="", metavar="NAME", help="of the weights, which are yours")
     add("--trust-config", action="store_true", help="allow config.yaml to run code")
+    add("--trust-pickle", action="store_true", help="allow a file of weights to run code")
     documents.add_json(parser, "print the folder and its manifest as one JSON document")
     return parser
 
@@ -46,10 +47,14 @@ def main(arguments: Sequence[str]) -> int:
             f"--to: there is no format {given.to!r}. {nearest(given.to, FORMATS)}\n  "
             f"There is: {listing(FORMATS)}"
         )
+    if given.trust_pickle and not given.config:
+        raise ConfigError("--trust-pickle: it is for a file of weights, with --config.")
+    trusted = ["config.MODEL.WEIGHTS_INIT.TRUST_PICKLE=true"] if given.trust_pickle else []
     with documents.apart(given.json):
         made = export(
             given.run, given.out, given.to, network=given.network, license=given.license,
-            trust_config=given.trust_config, overrides=given.values, config=given.config,
+            trust_config=given.trust_config, overrides=[*given.values, *trusted],
+            config=given.config,
         )  # fmt: skip
     if given.json:
         manifest = json.loads((made / "manifest.json").read_text(encoding="utf-8"))

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from sslengine import __version__
-from sslengine.errors import SSLEngineError, nearest
+from sslengine.errors import ConfigError, SSLEngineError, nearest
 from sslengine.launch import cli
 
 VERBS = {
@@ -71,8 +71,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(verb: str, arguments: Sequence[str]) -> int:
     """The exit status of a verb: docs/command.md has the table. An error is one message."""
-    given = [_at_home(each) for each in arguments]
-    return _status_of(importlib.import_module(f"sslengine.command.{verb}").main, given)
+    module = importlib.import_module(f"sslengine.command.{verb}")
+
+    def main(given: Sequence[str]) -> int:
+        _expect_filled(given)
+        return int(module.main([_at_home(each) for each in given]))
+
+    return _status_of(main, arguments)
+
+
+def _expect_filled(arguments: Sequence[str]) -> None:
+    """A variable of the shell that is not set leaves nothing: --weights "$FILE"."""
+    for number, each in enumerate(arguments):
+        option = each.removesuffix("=") if each.startswith("--") else ""
+        before = arguments[number - 1] if number and arguments[number - 1].startswith("-") else ""
+        if not each or (option != each and option and "=" not in option):
+            where = option or before or f"argument {number + 1}"
+            raise ConfigError(f"{where}: nothing was given. Is a variable of the shell not set?")
 
 
 def _at_home(argument: str) -> str:

@@ -61,6 +61,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="a module of yours that registers trunks, methods, sources ...")  # fmt: skip
     add("--pretrained", action="store_true", help="start from the model's weights that timm has")
     add("--weights", metavar="FILE", help="start from these weights")
+    add("--trust-pickle", action="store_true", help="allow the file of weights to run code")
     add("--freeze-trunk", type=int, metavar="EPOCHS", help="train only heads in the first epochs")
     add("--epochs", type=int, metavar="N")
     add("--size", type=int, metavar="PIXELS", help="side of the largest view of an image")
@@ -111,7 +112,7 @@ def choose(given: argparse.Namespace) -> tuple[list[str], str]:
         raise ConfigError(f"--val: expected a share, such as 0.1; got {given.val:g}.")
     recipe = Recipe.of(given)
     _load_plugins(given, recipe)
-    if given.weights:
+    if given.weights is not None:
         expect_weights(given.weights, "--weights")
     data = import_dotted("sslengine.command.images:look")(
         given.data, lambda key: recipe.said(f"DATA.TRAIN.{key}"), given.label_file, streams=True,
@@ -282,6 +283,7 @@ def _given(given: argparse.Namespace) -> dict[str, Any]:
         "MACHINE.PRECISION": given.precision,
         WORKERS: given.workers,
         "MODEL.WEIGHTS_INIT.PARAMS_FILE": given.weights,
+        "MODEL.WEIGHTS_INIT.TRUST_PICKLE": given.trust_pickle or None,
         "CHECKPOINT.DIR": given.out,
         "PLUGINS": given.plugin or None,
         **columns.keys(given),

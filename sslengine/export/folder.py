@@ -29,13 +29,13 @@ def export(
     config: str,
 ) -> Path:
     """See `sslengine.export`."""
-    place = Path(out)
+    place = Path(os.path.abspath(out))
     find(to)
     expect_free(place)
     with opened(Path(source), network, overrides, trust_config, config) as subject:
         made = prepare(subject, to, license)
         write(subject, made, place, to, license, prove)
-    return place
+    return Path(out)
 
 
 def expect_free(out: Path) -> None:
@@ -58,7 +58,8 @@ def write(
 
     An export that is there stays until then, if it was not changed.
     """
-    unfinished = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    name, out = out.name, out.resolve()  # a link to a folder on another disk stays one
+    unfinished = (out if _is_empty(out) else out.parent) / f".{name}.{os.getpid()}.tmp"
     unfinished.mkdir(parents=True)
     try:
         _expect_space(unfinished, subject, out)
@@ -71,7 +72,7 @@ def write(
             "proof": proof,
             "license": license or YOURS,
         }
-        (unfinished / "README.md").write_text(readme(content, made, out.name))
+        (unfinished / "README.md").write_text(readme(content, made, name))
         manifest.write(unfinished, content)
         for path in unfinished.iterdir():  # safetensors' files would be their owner's alone
             path.chmod((unfinished / "README.md").stat().st_mode)
@@ -89,8 +90,16 @@ def _expect_space(folder: Path, subject: Subject, out: Path) -> None:
         raise OutputError(f"{out} cannot be written: {error}.") from error
 
 
+def _is_empty(folder: Path) -> bool:
+    return folder.is_dir() and not any(folder.iterdir())
+
+
 def _put(new: Path, out: Path) -> None:
-    """In the place of an empty folder, or of an earlier export, which is back if that fails."""
+    """Into an empty folder, or in the place of an earlier export, which is back if that fails."""
+    if new.parent == out:  # it may be where the user is, or where a disk is mounted
+        for path in sorted(new.iterdir(), key=lambda each: each.name == manifest.NAME):
+            os.replace(path, out / path.name)
+        return
     if not manifest.is_untouched(out):
         os.replace(new, out)
         return

@@ -19,6 +19,7 @@ from sslengine.data.options import DataOptions
 from sslengine.errors import SSLEngineError
 from sslengine.export.subject import Subject
 from sslengine.losses.options import LossOptions
+from sslengine.models.weight_file import files_of
 
 NAME = "manifest.json"
 _LIBRARIES = ("torch", "torchvision", "timm", "transformers", "onnx", "onnxscript", "onnxruntime")
@@ -63,7 +64,11 @@ def _started_from(subject: Subject) -> str:
 
 def _of_file(file: Path) -> dict[str, Any]:
     """Of another program: its data and its training are not known."""
-    return {"checkpoint": {"file": file.name, "sha256": sha256_of(file)}}
+    found = {str(each.relative_to(file.parent)): sha256_of(each) for each in sorted(files_of(file))}
+    if len(found) > 1:
+        return {"checkpoint": {"file": file.name, "files": found}}
+    ((name, digest),) = found.items()
+    return {"checkpoint": {"file": name, "sha256": digest}}
 
 
 def _of_run(subject: Subject, folder: Path) -> dict[str, Any]:

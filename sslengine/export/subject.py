@@ -30,7 +30,7 @@ from sslengine.export.preprocessing import Preprocessing, describe
 from sslengine.models.build import build_model, trunk_with_heads
 from sslengine.models.options import ModelOptions
 from sslengine.models.trunks.base import Trunk
-from sslengine.models.weights import init_from_file
+from sslengine.models.weights import expect_whole, init_from_file
 from sslengine.predictor.view import View
 from sslengine.task.channels import input_channels
 from sslengine.task.trained import load_network, newest_state, state_of, trunk_of
@@ -200,6 +200,7 @@ def subject_of_file(file: Path, config: DictConfig, network: str) -> Subject:
     with torch.random.fork_rng(devices=[]):
         model = trunk_with_heads(build_model(options), "to export weights of a file")
     loaded = init_from_file(model, options)
+    expect_whole(loaded)
     return Subject(_ready(model), loaded.network, None, file, config, options)
 
 

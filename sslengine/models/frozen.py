@@ -40,7 +40,7 @@ from sslengine.models.options import (
     WeightsInitOptions,
 )
 from sslengine.models.trunks.library_options import TimmOptions
-from sslengine.models.weights import init_weights
+from sslengine.models.weights import TO_ADAPT, TO_TRUST, WHERE, init_weights
 from sslengine.trust import closed
 
 HASH = "sha256"
@@ -137,7 +137,13 @@ class FrozenNetwork(nn.Module):
                 folder, channels, read_weights
             )  # fmt: skip
         except SSLEngineError as error:
-            raise type(error)(f"{self.where}: {error}") from error
+            raise type(error)(f"{self.where}: {self._in_its_keys(str(error))}") from error
+
+    def _in_its_keys(self, text: str) -> str:
+        """An error of a run's weights, whose keys a teacher has not."""
+        for advice in (TO_TRUST, TO_ADAPT):
+            text = text.replace(advice, "")
+        return text.replace(f"{WHERE}.PARAMS_FILE", "weights")
 
     def _of_run(self, folder: Path, channels: int, read_weights: bool) -> Model:
         if not (folder / "config.yaml").is_file():

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from sslengine.data.sources.regular_file import kind_of
 from sslengine.distributed.shard_files import Peers, is_folder_of_shards, read_folder
@@ -85,22 +86,40 @@ def read_network(path: Path, trusted: bool = False) -> Any:
         return _read_file(path, trusted)
     for name in _IN_FOLDERS:
         file = path / name
-        if file.exists() and file.suffix != ".json":
-            return _read_file(file.resolve() if file.is_symlink() else file, trusted)
         if file.exists():
-            return _read_parts(file, trusted)
+            return _read_file(file, trusted)
     raise CheckpointError(
         f"the folder {str(path)!r} holds no weights: expected one of {', '.join(_IN_FOLDERS)}."
     )
 
 
+def files_of(path: Path) -> list[Path]:
+    """What `read_network` reads: of a folder the file, or the files of a large model."""
+    if not path.is_dir() or is_folder_of_shards(path):
+        return [path]
+    found = next(path / name for name in _IN_FOLDERS if (path / name).exists())
+    return [found.parent / name for name in _parts(found)] if found.suffix == ".json" else [found]
+
+
 def _read_file(path: Path, trusted: bool) -> Any:
+    if path.name.endswith(".index.json"):
+        return _read_parts(path, trusted)
     with nullcontext() if trusted else _without_settings():
-        return read_weights(path, trusted)
+        # A run's newest checkpoint is a link, to a folder where it is sharded.
+        content = read_weights(path.resolve() if path.suffix == ".torch" else path, trusted)
+    return content.state_dict() if isinstance(content, nn.Module) else content
 
 
 def _read_parts(index: Path, trusted: bool) -> dict[str, Any]:
-    """What a large model's index lists: the file of each tensor."""
+    return {
+        name: tensor
+        for file in _parts(index)
+        for name, tensor in _read_file(index.parent / file, trusted).items()
+    }
+
+
+def _parts(index: Path) -> list[str]:
+    """The files that a large model's index lists."""
     expect_file(index)
     try:
         files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
@@ -109,11 +128,7 @@ def _read_parts(index: Path, trusted: bool) -> dict[str, Any]:
         raise CheckpointError(f"{index} is damaged or no index of weights: {error!r}") from error
     if outside:
         raise CheckpointError(f"{index} names {outside[0]!r}, which is not in its folder.")
-    return {
-        name: tensor
-        for file in files
-        for name, tensor in _read_file(index.parent / file, trusted).items()
-    }
+    return files
 
 
 def _empty_dict(*of: Any) -> dict[Any, Any]:
@@ -155,6 +170,11 @@ def read_weights(path: Path, trusted: bool = False, peers: Peers | None = None) 
             f"save the tensors alone where it is: torch.save(model.state_dict(), ...)."
         ) from error
     except Exception as error:  # bytes that are no pickle raise anything
+        if "TorchScript" in str(error):
+            raise CheckpointError(
+                f"{path} is a program of TorchScript. Save its tensors alone: "
+                f"torch.save(torch.jit.load(FILE).state_dict(), ...)."
+            ) from error
         raise CheckpointError(
             f"{path} is damaged or no weights file: {first_line(error)}"
         ) from error

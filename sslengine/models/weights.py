@@ -21,7 +21,13 @@ from torch import Tensor, nn
 
 from sslengine.data.sources.paths import how_far
 from sslengine.distributed.sharding import copy_into
-from sslengine.errors import CheckpointError, MissingCheckpointError, listing, nearest
+from sslengine.errors import (
+    CheckpointError,
+    DoesNotFitError,
+    MissingCheckpointError,
+    listing,
+    nearest,
+)
 from sslengine.models.channels import RGB, fit_channels
 from sslengine.models.checkpoint_families import recognise
 from sslengine.models.model import Model
@@ -39,6 +45,15 @@ T = TypeVar("T")
 LOG = logging.getLogger("sslengine")
 WHERE = "config.MODEL.WEIGHTS_INIT"
 
+# Of batch norms: each library starts them at 0, and none computes by them.
+COUNTERS = "num_batches_tracked"
+# Advice for a run's weights, which a teacher's have no keys for.
+TO_TRUST = f" Only if it is your own: --trust-pickle ({WHERE}.TRUST_PICKLE=true)."
+TO_ADAPT = (
+    "\n  Is config.MODEL.TRUNK that of the file? Names can be adapted by REMOVE_PREFIX and "
+    "APPEND_PREFIX, and left out by SKIP_LAYERS."
+)
+MOST_SHAPES = 8  # that an error lists
 # VISSL wraps the trunk in another module where features are extracted.
 _EXTRACTOR = "trunk.base_model."
 
@@ -60,6 +75,8 @@ class Loaded:
     not_taken: tuple[str, ...] = ()
     # What the file was recognised as; "" for sslengine and VISSL, and where prefixes are given.
     kind: str = ""
+    # Of the trunk, what SKIP_LAYERS leaves as it was initialised, without batch norms' counters.
+    skipped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -119,7 +136,8 @@ def init_from_file(model: nn.Module, options: ModelOptions) -> Loaded:
     that holds no trunk as `self.trunk` must be there completely.
     """
     weights, settings = options.WEIGHTS_INIT, options.FEATURE_EVAL_SETTINGS
-    held, expected = read_file(weights), _without(_tensors(model), weights.SKIP_LAYERS)
+    tensors = _tensors(model)
+    held, expected = read_file(weights), _without(tensors, weights.SKIP_LAYERS)
     trunk = getattr(model, "trunk", None)
     if not isinstance(trunk, Trunk):
         return _init_whole(expected, held, weights)
@@ -135,7 +153,7 @@ def init_from_file(model: nn.Module, options: ModelOptions) -> Loaded:
         chosen |= heads
         problems += head_problems
     if problems:
-        raise CheckpointError(_does_not_fit(weights, problems, given, source.kind))
+        raise DoesNotFitError(_does_not_fit(weights, problems, given, source.kind))
     _copy(expected, given, chosen)
     loaded = Loaded(
         trunk=sum(name.startswith("trunk.") for name in chosen),
@@ -146,9 +164,21 @@ def init_from_file(model: nn.Module, options: ModelOptions) -> Loaded:
         source=weights.PARAMS_FILE,
         not_taken=source.not_taken,
         kind=source.kind,
-    )
+        skipped=tuple(each for each in _part(tensors, "trunk")
+                      if _skipped(each, [*{*weights.SKIP_LAYERS} - {COUNTERS}])),
+    )  # fmt: skip
     _log(loaded, sorted(set(given) - chosen), weights.PARAMS_FILE, source.unread)
     return loaded
+
+
+def expect_whole(loaded: Loaded) -> None:
+    """Raise if a part of the trunk was not in the file, and so is as it was initialised."""
+    if loaded.skipped:
+        raise CheckpointError(
+            f"{loaded.source} was asked to leave out {listing(loaded.skipped)}, which the network "
+            f"has: its numbers would be random ones. What is left out must be of no part of the "
+            f"network, such as a classifier."
+        )
 
 
 def _init_from_library(model: nn.Module, options: ModelOptions) -> Loaded:
@@ -267,8 +297,7 @@ def read_file(weights: WeightsInitOptions) -> Any:
     except NeedsCodeError as error:
         raise CheckpointError(
             f"{WHERE}.PARAMS_FILE: {error} Load it where it was made and save the tensors alone: "
-            f"torch.save(model.state_dict(), ...). Only if it is your own: --trust-pickle "
-            f"({WHERE}.TRUST_PICKLE=true)."
+            f"torch.save(model.state_dict(), ...).{TO_TRUST}"
         ) from error
     except CheckpointError as error:
         raise CheckpointError(f"{WHERE}.PARAMS_FILE: {error}") from error
@@ -334,16 +363,22 @@ def _content(trunk: Trunk, held: Any, weights: WeightsInitOptions) -> Mapping[st
 
 def _inside(content: Any, keys: Sequence[str], path: str) -> Mapping[str, Any]:
     for key in keys:
-        if not isinstance(content, Mapping) or key not in content:
-            held = listing(map(str, content)) if isinstance(content, Mapping) else "no keys"
-            hint = nearest(key, map(str, content)) if isinstance(content, Mapping) else ""
+        if not isinstance(content, Mapping):
+            break
+        if key not in content:
             raise CheckpointError(
-                f"{WHERE}.STATE_DICT_KEY_NAME: {path} has no {key!r}. {hint}".rstrip()
-                + f'\n  It holds: {held}. ("" if the file is the state dict itself.)'
+                f"{WHERE}.STATE_DICT_KEY_NAME: {path} has no {key!r}. "
+                f"{nearest(key, map(str, content))}".rstrip()
+                + f"\n  It holds: "
+                f'{listing(map(str, content))}. ("" if the file is the state dict itself.)'
             )
         content = content[key]
     if not isinstance(content, Mapping):
-        raise CheckpointError(f"{WHERE}.STATE_DICT_KEY_NAME: {path} holds no state dict there.")
+        place = f" at {'.'.join(keys)}" if keys else ""
+        raise CheckpointError(
+            f"{WHERE}.PARAMS_FILE: {path} holds a {type(content).__name__}{place}: expected a "
+            f"state dict, names and their tensors."
+        )
     return content
 
 
@@ -445,11 +480,13 @@ def _mismatches(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> 
 
 
 def _shape_problems(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[str]:
-    return [
+    found = [
         f"{name}: shape {tuple(given[name].shape)} in the file, {tuple(tensor.shape)} in the model"
         for name, tensor in expected.items()
         if name in given and given[name].shape != tensor.shape
     ]
+    more = len(found) - MOST_SHAPES
+    return found if more <= 0 else [*found[:MOST_SHAPES], f"and {more} others of another shape"]
 
 
 def _in_names_of_heads(model: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -491,10 +528,7 @@ def _does_not_fit(
     text += "\n  ".join(problems)
     if not _part(given, "trunk"):
         text += f"\n  The file has no trunk; its names: {listing(given, 8) or 'none'}."
-    return (
-        f"{text}\n  Is config.MODEL.TRUNK that of the file? Names can be adapted by "
-        f"REMOVE_PREFIX and APPEND_PREFIX, and left out by SKIP_LAYERS."
-    )
+    return f"{text}{TO_ADAPT}"
 
 
 def _copy(
@@ -513,7 +547,7 @@ def _log(loaded: Loaded, unused: list[str], path: str, unread: str = "") -> None
     )  # fmt: skip
     if loaded.network != MODEL:
         LOG.info("They are the %s's (%s.NETWORK).", loaded.network, WHERE)
-    if loaded.left_out:
-        LOG.info("As initialised, not from the file: %s.", listing(loaded.left_out))
+    if left := [*loaded.skipped, *loaded.left_out]:
+        LOG.info("As initialised, not from the file: %s.", listing(left))
     if unused or unread:
         LOG.info("In the file and not used: %s.", unread or listing(unused))

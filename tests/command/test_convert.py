@@ -15,6 +15,7 @@ from sslengine.config.sections import read
 from sslengine.errors import SSLEngineError
 from sslengine.models.build import build_model
 from sslengine.models.options import ModelOptions
+from sslengine.models.trunks.from_torchvision import MARK
 
 SIDE = 32
 RESNET = ["config=pretrain/simsiam/simsiam_1node_resnet50", "config.MODEL.TRUNK.RESNETS.DEPTH=18"]
@@ -157,11 +158,52 @@ def test_an_architecture_with_the_same_names_and_other_outputs(tmp_path: Path) -
     model.layer2[0].conv1.stride, model.layer2[0].conv2.stride = (2, 2), (1, 1)
     file = _library(model, tmp_path / "in.pth")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("torchvision.models.get_model", lambda name: model)
+        patch.setattr("torchvision.models.get_model", lambda name, num_classes: model)
+        model.fc = nn.Linear(2048, MARK)
         told = _error(RESNET[:1], file, "vissl", tmp_path / "out.torch",
                       "--skip=fc.", "--made-by=torchvision:resnet50", f"--image-size={SIDE}")  # fmt: skip
     assert "the outputs differ" in told
     assert not (tmp_path / "out.torch").exists()
+
+
+@pytest.mark.parametrize("to", ["vissl", "timm:resnet18"])
+def test_a_part_of_the_network_cannot_be_left_out(tmp_path: Path, to: str) -> None:
+    """It would be written with random numbers, and equal to itself."""
+    state = torchvision.models.resnet18().state_dict()
+    file, out = tmp_path / "in.pth", tmp_path / "out.pth"
+    for given in (state, {name: each for name, each in state.items() if "layer4" not in name}):
+        torch.save(given, file)
+        told = _error(RESNET, file, to, out, "--skip=fc.", "--skip=layer4.1.conv2")
+        assert "layer4" in told
+    torch.save(state, file)
+    told = _error(RESNET, file, to, out, "--skip=fc.", "--skip=layer4.1.conv2")
+    assert "asked to leave out trunk.layer4.1.conv2.weight, which the network has: its n" in told
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v3_small", "googlenet"])
+def test_a_network_whose_classifier_has_hidden_layers(tmp_path: Path, name: str) -> None:
+    config = ["config=pretrain/simsiam/simsiam_1node_resnet50", "config.MODEL.TRUNK.NAME=torchvision",
+              f"config.MODEL.TRUNK.TORCHVISION.model={name}", "config.MODEL.HEAD.PARAMS=[]"]  # fmt: skip
+    more = {"init_weights": True} if name == "googlenet" else {}
+    file = _library(torchvision.models.get_model(name, **more), tmp_path / "in.pth")
+    skipped = ("--skip=fc.", "--skip=aux") if name == "googlenet" else ("--skip=classifier.3",)
+    _convert(config, file, f"torchvision:{name}", tmp_path / "out.pth", *skipped)
+    written, given = (torch.load(each, weights_only=True) for each in (tmp_path / "out.pth", file))
+    assert all(torch.equal(each, given[name]) for name, each in written.items())
+    assert len(written) == len(
+        [n for n in given if not n.startswith(("fc.", "aux", "classifier.3"))]
+    )
+
+
+def test_a_network_of_grey_images(tmp_path: Path) -> None:
+    file, out = tmp_path / "in.pth", tmp_path / "out.pth"
+    torch.save(timm.create_model("resnet10t", in_chans=1, num_classes=0).state_dict(), file)
+    config = [*RESNET[:1], "config.MODEL.TRUNK.NAME=timm", "config.MODEL.TRUNK.TIMM.model=resnet10t",
+              "config.MODEL.INPUT_CHANNELS=1", "config.MODEL.HEAD.PARAMS=[]"]  # fmt: skip
+    _convert(config, file, "timm:resnet10t", out, f"--image-size={SIDE}")
+    written, given = (torch.load(each, weights_only=True) for each in (out, file))
+    assert torch.equal(written["conv1.0.weight"], given["conv1.0.weight"])
 
 
 def test_outputs_that_are_all_alike_prove_nothing(tmp_path: Path) -> None:

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+import sslengine
 from sslengine import __version__
 from sslengine.command.front import VERBS, main
 from sslengine.config.sections import read
+from sslengine.errors import CheckpointError
 from sslengine.models.frozen import FrozenOptions
 from sslengine.models.options import ModelOptions
 from tests.config.recipes import resolved
@@ -152,6 +154,28 @@ def test_home_is_found_where_a_shell_leaves_it(
     monkeypatch.setenv("HOME", str(tmp_path))
     assert main(arguments) != 0
     assert f"{tmp_path}/gone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "where"),
+    [
+        (["train", "photos", "--weights", ""], "--weights"),
+        (["train", ""], "argument 1"),
+        (["train", "photos", "--out="], "--out"),
+        (["judge", "run", "--train", "", "--val", "x"], "--train"),
+    ],
+)
+def test_a_variable_of_the_shell_that_is_not_set(
+    arguments: list[str], where: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    told = capsys.readouterr().err
+    assert told == f"error: {where}: nothing was given. Is a variable of the shell not set?\n"
+
+
+def test_empty_weights_in_python(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="--weights: expected a file or a folder"):
+        sslengine.train(tmp_path, method="simclr", weights="")
 
 
 def test_home_is_found_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

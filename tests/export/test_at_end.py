@@ -154,6 +154,21 @@ def test_a_run_that_goes_on_replaces_its_weights_and_nothing_else(
     assert (folder / "weights" / "model.safetensors").read_bytes() == kept
 
 
+def test_weights_that_were_moved_to_another_disk(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, elsewhere = tmp_path / "run", tmp_path / "disk" / "w"
+    _train(folder)
+    elsewhere.parent.mkdir()
+    (folder / "weights").rename(elsewhere)
+    (folder / "weights").symlink_to(elsewhere)
+    _train(folder, OPTIMIZER__num_epochs=3)
+    assert "not written" not in capsys.readouterr().err
+    assert (folder / "weights").is_symlink()
+    assert _holds_the_newest(folder)
+    assert [each.name for each in elsewhere.parent.iterdir()] == ["w"]
+
+
 def test_an_export_that_fails_does_not_fail_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

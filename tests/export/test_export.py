@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import pickle
 import shutil
 import subprocess
@@ -150,6 +152,44 @@ def test_what_a_backbone_cannot_have_is_refused_with_what_it_can(
     with pytest.raises(ExportError, match=r"(?s)no such format. Did you mean 'onnx'.*Known: timm,"):
         sslengine.export(narrow, tmp_path / "out", "onx")
     assert not list(tmp_path.iterdir())
+
+
+def test_the_folder_where_the_user_is(
+    narrow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    sslengine.export(narrow, ".", "state-dict")
+    assert sorted(os.listdir(".")) == ["README.md", "manifest.json", "model.safetensors"]
+    assert Path("README.md").read_text().splitlines()[5] == "# empty"
+    with pytest.raises(OutputError, match="is not empty, and is not overwritten"):
+        sslengine.export(narrow, "../empty", "state-dict")
+
+
+def test_a_folder_of_weights_with_a_config(tmp_path: Path) -> None:
+    torch.save(
+        timm.create_model("resnet10t", num_classes=0).state_dict(), tmp_path / "pytorch_model.bin"
+    )
+    keys = ["MODEL.TRUNK.NAME=timm", "MODEL.TRUNK.TIMM.model=resnet10t"]
+    typed = [f"config.{each}" for each in keys]
+    sslengine.export(
+        tmp_path, tmp_path / "out", "state-dict", config="photos/simclr", overrides=typed
+    )
+    said = _manifest(tmp_path / "out")["checkpoint"]
+    content = (tmp_path / "pytorch_model.bin").read_bytes()
+    assert said == {
+        "file": f"{tmp_path.name}/pytorch_model.bin",
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
+    skip = "config.MODEL.WEIGHTS_INIT.SKIP_LAYERS=[layer4.0.conv2]"
+    with pytest.raises(CheckpointError, match="asked to leave out trunk.layer4.0.conv2.weight"):
+        sslengine.export(
+            tmp_path,
+            tmp_path / "two",
+            "state-dict",
+            config="photos/simclr",
+            overrides=[*typed, skip],
+        )
 
 
 def test_nothing_is_overwritten(narrow: Path, tmp_path: Path) -> None:

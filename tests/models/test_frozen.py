@@ -127,6 +127,13 @@ def test_what_is_refused(file: str, run: tuple[Path, Any], tmp_path: Path) -> No
     ):
         with pytest.raises(ConfigError, match=f"{WHERE}.*{message}"):
             frozen(**options)
+    torch.save(timm.create_model("test_resnet"), tmp_path / "module.pth")
+    torch.save({"odd": torch.zeros(2)}, tmp_path / "odd.pth")
+    for name, message in (("module", "save the tensors alone"), ("odd", "does not fit the model")):
+        with pytest.raises(CheckpointError, match=f"{WHERE}: weights: .*{message}") as told:
+            frozen(weights=str(tmp_path / f"{name}.pth"), timm="test_resnet")
+        assert "WEIGHTS_INIT" not in str(told.value)
+        assert "SKIP_LAYERS" not in str(told.value)
     assert [*FrozenOptions(network="x", arguments={"a": 1}).check()] == [
         "network: expected one of auto, student, teacher; got 'x'.",
         "timm: `arguments` is set, but no network is named.",

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import sys
@@ -12,7 +13,7 @@ from safetensors.torch import save_file
 
 from sslengine.distributed.shard_files import REST
 from sslengine.errors import CheckpointError
-from sslengine.models.weight_file import NeedsCodeError, read_weights
+from sslengine.models.weight_file import NeedsCodeError, files_of, read_network, read_weights
 
 TENSORS = {"a": torch.arange(3.0), "b.c": torch.ones(2, 2, dtype=torch.float16)}
 
@@ -38,6 +39,37 @@ def test_tensors_are_read(tmp_path: Path, name: str) -> None:
     assert read.keys() == TENSORS.keys()
     assert all(torch.equal(read[key], TENSORS[key]) for key in TENSORS)
     assert all(read[key].dtype == TENSORS[key].dtype for key in TENSORS)
+
+
+def test_a_snapshot_in_the_cache_of_a_hub(tmp_path: Path) -> None:
+    """Its files are links to names without an ending."""
+    for place in ("blobs", "snapshots/abc"):
+        (tmp_path / place).mkdir(parents=True)
+    save_file(TENSORS, tmp_path / "blobs" / "3571366e")
+    (tmp_path / "snapshots" / "abc" / "model.safetensors").symlink_to("../../blobs/3571366e")
+    assert read_network(tmp_path / "snapshots" / "abc").keys() == TENSORS.keys()
+    assert files_of(tmp_path / "snapshots" / "abc") == [
+        tmp_path / "snapshots" / "abc" / "model.safetensors"
+    ]
+
+
+def test_the_index_of_a_large_model(tmp_path: Path) -> None:
+    for name, tensor in TENSORS.items():
+        save_file({name: tensor}, tmp_path / f"{name}.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {name: f"{name}.safetensors" for name in TENSORS}}))
+    for place in (tmp_path, index):
+        assert read_network(place).keys() == TENSORS.keys()
+    assert files_of(tmp_path) == [tmp_path / f"{name}.safetensors" for name in sorted(TENSORS)]
+
+
+@pytest.mark.filterwarnings("ignore:.*(torch.jit|TorchScript)")
+def test_a_trusted_module_and_a_program(tmp_path: Path) -> None:
+    torch.save(torch.nn.Linear(2, 3), tmp_path / "module.pth")
+    assert read_network(tmp_path / "module.pth", trusted=True).keys() == {"weight", "bias"}
+    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 3)), tmp_path / "program.pt")
+    with pytest.raises(CheckpointError, match="is a program of TorchScript. Save its tensors"):
+        read_network(tmp_path / "program.pt")
 
 
 @pytest.mark.parametrize("form", ["zip", "old", "bare"])

@@ -54,12 +54,10 @@ class TorchvisionTrunk(ByName):
 
 @register_trunk("torchvision", options=TorchvisionOptions)
 def torchvision_trunk(options: TorchvisionOptions, in_chans: int = 3) -> TorchvisionTrunk:
-    network = _make(options, num_classes=MARK)
+    network, last = without_classes(options)
     if options.pretrained and in_chans == 3 and "transform_input" not in options.arguments:
         # GoogLeNet's and Inception's weights were trained with this setting.
         cast(Any, network).transform_input = True
-    (last,) = (name for name, each in network.named_modules() if _has_classes(each))
-    network.set_submodule(last, nn.Identity())
     first = next(name for name, each in network.named_modules() if isinstance(each, nn.Conv2d))
     conv = network.get_submodule(first)
     network.set_submodule(first, with_inputs(conv, in_chans, _as_spread_as(conv)))
@@ -70,6 +68,14 @@ def torchvision_trunk(options: TorchvisionOptions, in_chans: int = 3) -> Torchvi
     trunk.options, trunk.first_weight = options, f"{first}.weight"
     trunk.left_out = (f"{last}.", "aux1.", "aux2.", "AuxLogits.")
     return trunk
+
+
+def without_classes(options: TorchvisionOptions) -> tuple[nn.Module, str]:
+    """The network without its last layer, and the name of that layer."""
+    network = _make(options, num_classes=MARK)
+    (last,) = (name for name, each in network.named_modules() if _has_classes(each))
+    network.set_submodule(last, nn.Identity())
+    return network, last
 
 
 def _make(options: TorchvisionOptions, **more: Any) -> nn.Module:
