@@ -131,7 +131,14 @@ class Found:
 
 def recognise(content: Any, wanted: str, file: str) -> Found | None:
     """wanted: WEIGHTS_INIT.NETWORK. None: no tensors are where a family has them."""
-    leaves = dict(_flat(content))
+    flat = list(_flat(content))
+    leaves = dict(flat)
+    if len(leaves) < len(flat):
+        twice = next(name for name, times in Counter(name for name, _ in flat).items() if times > 1)
+        raise CheckpointError(
+            f"{file} has {twice!r} with and without what a wrapper puts before names (module.): "
+            f"which one is meant? Save one of them."
+        )
     tensors = {name: each for name, each in leaves.items() if isinstance(each, Tensor)}
     for family in FAMILIES:
         if not any(re.search(family.mark, name) for name in leaves):

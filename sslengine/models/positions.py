@@ -10,14 +10,15 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 LOG = logging.getLogger("sslengine")
-NAME = "trunk.pos_embed"  # 1 x (tokens before the patches + patches) x width
+# 1 x (tokens before the patches + patches) x width: here and in timm, and in torchvision.
+NAMES = ("pos_embed", "encoder.pos_embedding")
 # (vertical distances * horizontal distances + entries of the class token) x heads
 BIAS = ".relative_position_bias_table"
 
@@ -28,10 +29,12 @@ def fit_positions(trunk: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Te
 
 
 def _fit_embeddings(trunk: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    ours, theirs = getattr(trunk, "pos_embed", None), given.get(NAME)
-    grid = getattr(getattr(trunk, "patch_embed", None), "grid_size", None)
-    if not isinstance(ours, Tensor) or theirs is None or grid is None:
+    tensors = {**dict(trunk.named_parameters()), **dict(trunk.named_buffers())}
+    name = next((each for each in NAMES if each in tensors and f"trunk.{each}" in given), "")
+    grid = _grid(trunk)
+    if not name or grid is None:
         return dict(given)
+    ours, theirs = tensors[name], given[f"trunk.{name}"]
     before = ours.shape[1] - math.prod(grid)
     side = math.isqrt(max(0, theirs.shape[1] - before)) if theirs.ndim == 3 else 0
     of_a_square = side > 0 and theirs.shape == (1, before + side**2, ours.shape[-1])
@@ -39,7 +42,16 @@ def _fit_embeddings(trunk: nn.Module, given: Mapping[str, Tensor]) -> dict[str, 
         return dict(given)
     LOG.info("Position embeddings resized from %d x %d patches to %d x %d.", side, side, *grid)
     patches = _resized(theirs[0, before:], side, grid)
-    return {**given, NAME: torch.cat([theirs[:, :before], patches[None]], dim=1)}
+    return {**given, f"trunk.{name}": torch.cat([theirs[:, :before], patches[None]], dim=1)}
+
+
+def _grid(trunk: nn.Module) -> Sequence[int] | None:
+    """Patches in a column and in a row."""
+    if hasattr(trunk, "encoder"):  # torchvision's
+        side: Any = getattr(trunk, "image_size", 0)
+        return (side // cast(Any, trunk.patch_size),) * 2 if side else None
+    found: Sequence[int] | None = getattr(getattr(trunk, "patch_embed", None), "grid_size", None)
+    return found
 
 
 def _fit_biases(trunk: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -305,10 +305,15 @@ def read_file(weights: WeightsInitOptions) -> Any:
 
 def _key_path(held: Any, weights: WeightsInitOptions) -> list[str]:
     """safetensors hold names and tensors, and nothing that they could lie in."""
+    unset = weights.STATE_DICT_KEY_NAME == WeightsInitOptions.STATE_DICT_KEY_NAME
     if weights.PARAMS_FILE.endswith(".safetensors"):
+        if weights.key_path() and not unset:
+            raise CheckpointError(
+                f"{WHERE}.STATE_DICT_KEY_NAME: {weights.PARAMS_FILE} has no keys: safetensors hold "
+                f"names and tensors. Leave it out."
+            )
         return []
     plain = isinstance(held, Mapping) and all(isinstance(each, Tensor) for each in held.values())
-    unset = weights.STATE_DICT_KEY_NAME == WeightsInitOptions.STATE_DICT_KEY_NAME
     return [] if plain and unset else weights.key_path()
 
 

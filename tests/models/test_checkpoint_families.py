@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from sslengine.errors import CheckpointError
 from sslengine.models.build import build_model
+from sslengine.models.checkpoint_families import recognise
 from sslengine.models.model import Model
 from sslengine.models.options import ModelOptions
 from sslengine.models.trunks.base import Trunk
@@ -308,6 +309,12 @@ def test_settings_beside_the_weights_are_not_made(tmp_path: Path) -> None:
 
 
 # --- what finds no place
+
+
+def test_a_name_with_and_without_its_wrapper() -> None:
+    content = {"conv1.weight": torch.zeros(1), "module.conv1.weight": torch.ones(1)}
+    with pytest.raises(CheckpointError, match=r"w.pth has 'conv1.weight' with and without"):
+        recognise(content, "auto", "w.pth")
 
 
 def test_what_has_no_place_and_what_is_missing_are_named(tmp_path: Path) -> None:

@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torchvision
 from omegaconf import OmegaConf
 from PIL import Image
+from timm.layers.pos_embed import resample_abs_pos_embed
 
 from sslengine.errors import CheckpointError
 from sslengine.models.build import build_model
@@ -105,6 +107,35 @@ def test_relative_positions_become_what_pillow_makes_of_them(
         # Those from and to the class token are no place on the map.
         torch.testing.assert_close(new[name][sides[after] ** 2 :], old[name][sides[before] ** 2 :])
     model([torch.randn(2, 3, after, after)])
+
+
+def test_those_of_torchvision_too(tmp_path: Path) -> None:
+    small = {"patch_size": 16, "num_layers": 1, "num_heads": 2, "hidden_dim": 8, "mlp_dim": 8}
+    file = tmp_path / "in.pth"
+    made = torchvision.models.VisionTransformer(image_size=64, **small)
+    made.encoder.pos_embedding.data.normal_()
+    torch.save(
+        {n: each for n, each in made.state_dict().items() if not n.startswith("heads")}, file
+    )
+    trunk = {
+        "NAME": "torchvision",
+        "TORCHVISION": {"model": "small_vit", "arguments": {"image_size": 96}},
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(
+            torchvision.models._api.BUILTIN_MODELS, "small_vit",
+            lambda **given: torchvision.models.VisionTransformer(**{**small, **given}),
+        )  # fmt: skip
+        options = OmegaConf.to_object(OmegaConf.merge(
+            OmegaConf.structured(ModelOptions),
+            {"TRUNK": trunk, "WEIGHTS_INIT": {"PARAMS_FILE": str(file)}},
+        ))  # fmt: skip
+        assert isinstance(options, ModelOptions)
+        model = build_model(options)
+    init_from_file(model, options)
+    found = dict(model.state_dict())["trunk.encoder.pos_embedding"]
+    expected = resample_abs_pos_embed(made.encoder.pos_embedding.detach(), [6, 6])
+    torch.testing.assert_close(found, expected)
 
 
 def test_another_width_is_still_refused(tmp_path: Path) -> None:

@@ -244,7 +244,7 @@ class NeedsCode:
         ({"clasy_state_dict": {}}, "classy_state_dict", "no 'classy_state_dict'. Did you mean 'cl"),
         ({"loss": {"center": 1}}, ["loss", "teacher"], "has no 'teacher'."),
         ({"phase_idx": 3}, "", "holds no state dict there: 'phase_idx' is a int"),
-        ([1, 2], "", "holds no state dict there."),
+        ([1, 2], "", "holds a list: expected a state dict"),
         ({"conv1.weight": torch.zeros(1)}, "", "these do not: conv1.weight."),
         ({"model": NeedsCode()}, "model", "which needs code to load, and a file is not trusted"),
     ],
@@ -264,6 +264,8 @@ def test_safetensors_need_no_key(tmp_path: Path, trained: Model) -> None:
     init_from_file(other, options(PARAMS_FILE=str(path)))
     want, got = trained.state_dict(), other.state_dict()
     assert all(torch.equal(got[name], want[name]) for name in want if "num_batches" not in name)
+    with pytest.raises(CheckpointError, match=r"STATE_DICT_KEY_NAME: .* has no keys: safetensors"):
+        init_from_file(other, options(PARAMS_FILE=str(path), STATE_DICT_KEY_NAME="model"))
 
 
 def test_a_pickle_of_ones_own(saved: SaveAs, trained: Model) -> None:
