@@ -43,6 +43,7 @@ from sslengine.losses.shown import ShownPatches
 from sslengine.losses.sinkhorn import sinkhorn
 from sslengine.losses.views import inputs_of
 from sslengine.methods.base import Method, Multiplier, Step
+from sslengine.methods.routes import expect_input
 from sslengine.methods.teacher import Teacher
 from sslengine.models.trunks.patches import patch_grid
 from sslengine.models.trunks.rotations import CornerRotations, rotated
@@ -124,6 +125,7 @@ class CapiLoss(Method):
 
     def attach(self, model: nn.Module) -> None:
         trunk = PATCHES.trunk_of(model, self.run)
+        expect_input(model, "shown", NAME, ROUTE)
         self.patch_size = trunk.patch_size
         if not hasattr(self, "predictor"):  # later calls come after weights are loaded
             weight, clusters = next(trunk.patch_embed.parameters()), self.options.num_clusters

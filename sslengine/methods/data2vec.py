@@ -30,11 +30,13 @@ from sslengine.errors import ConfigError, TrainingError
 from sslengine.losses.momentum import Pairs, follow, pairs_of
 from sslengine.losses.views import described, inputs_of
 from sslengine.methods.base import Method, Step
+from sslengine.methods.routes import expect_input
 from sslengine.methods.teacher import Teacher
 from sslengine.models.model import Model
 from sslengine.registry import register_loss
 
 NAME = "data2vec_loss"
+ROUTE = '["data", {feat_names: [lastPATCH], additional_keys: [mask]}]'
 AVERAGED = ("trunk.blocks.", "trunk.norm.", "trunk.rel_pos_bias.")
 
 
@@ -68,6 +70,9 @@ class Data2VecLoss(Method):
         super().__init__()
         self.options = options
         self.teacher = _BlocksTeacher(options)
+
+    def attach(self, model: nn.Module) -> None:
+        expect_input(model, "mask", NAME, ROUTE)
 
     def forward(self, output: Tensor, sample: Any, step: Step) -> Tensor:
         """output: N x L x D, the tokens of all patches."""

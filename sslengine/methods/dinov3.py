@@ -43,9 +43,10 @@ from torch.nn import functional as F
 
 from sslengine.config.facts import RunFacts
 from sslengine.config.sections import iterations
-from sslengine.errors import ConfigError, TrainingError
+from sslengine.distributed.sharding import copy_into
+from sslengine.errors import ConfigError, TrainingError, listing
 from sslengine.losses.gram import gram_anchoring
-from sslengine.losses.momentum import follow, frozen_copy, pairs_of
+from sslengine.losses.momentum import frozen_copy, start_as
 from sslengine.methods.base import Step
 from sslengine.methods.dinov2 import DINOv2Loss, DINOv2Options
 from sslengine.methods.teacher import Teacher
@@ -102,9 +103,17 @@ class DINOv3Loss(DINOv2Loss):
             self.gram = GramTeacher(None, follows)
 
     def attach(self, model: nn.Module) -> None:
+        super().attach(model)
         if self.options.gram_weight:
             self.gram.trunk = self._gram_trunk(model).to(next(model.parameters()).device)
             self.gram.train()
+            if self.options.gram_refresh:
+                self.gram.expect_layers_of(trunk_with_heads(model, self.loss_name).trunk)
+
+    def start_sharded(self, model: nn.Module) -> None:
+        given = self.options.gram_teacher
+        if self.options.gram_weight and not (given.weights or given.timm):
+            start_as(self.gram.trunk, trunk_with_heads(model, self.loss_name).trunk)
 
     def _gram_trunk(self, model: nn.Module) -> nn.Module:
         given = self.options.gram_teacher
@@ -213,11 +222,24 @@ class GramTeacher(nn.Module):
             model = trunk_with_heads(self._follows.teacher.module, DINOv3Loss.loss_name)
             self.replace_by(model.trunk)
 
+    @torch.no_grad()
     def replace_by(self, trunk: nn.Module) -> None:
-        try:
-            follow(pairs_of(self.trunk, trunk), 0.0)
-        except (RuntimeError, ValueError) as error:
+        theirs = _layers(trunk)
+        for name, each in _layers(self.trunk).items():
+            copy_into(each, theirs[name])
+
+    def expect_layers_of(self, trunk: nn.Module) -> None:
+        """Raise unless the trunk can replace this one."""
+        ours, theirs = ({(name, each.shape) for name, each in _layers(of).items()}
+                        for of in (self.trunk, trunk))  # fmt: skip
+        if odd := {name for name, _ in ours ^ theirs}:
             raise ConfigError(
                 f"{DINOv3Options.where}.gram_refresh: the Gram teacher has other layers than the "
-                f"model, and cannot become its teacher. Set it to 0. ({error})"
-            ) from error
+                f"model, and cannot become its teacher. Set it to 0. ({listing(odd, 4)})"
+            )
+
+
+def _layers(trunk: nn.Module) -> dict[str, nn.Parameter]:
+    """A mask token is of use in training alone."""
+    named = trunk.named_parameters()
+    return {name: each for name, each in named if name != "mask_token"}

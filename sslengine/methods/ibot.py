@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, cast, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sslengine.config.facts import RunFacts
 from sslengine.config.sections import epochs, iterations, one_of
@@ -37,6 +37,7 @@ from sslengine.losses.swapped_prediction import swapped_prediction
 from sslengine.losses.views import described, expect_crops
 from sslengine.methods.base import Method, Step
 from sslengine.methods.dino import mean_entropy, prototypes_used, rising
+from sslengine.methods.routes import expect_input
 from sslengine.methods.teacher import Schedule, Teacher
 from sslengine.registry import register_loss
 
@@ -112,6 +113,9 @@ class IBOTOptions:
         )
 
 
+ROUTE = "[global_views, {feat_names: [lastCLS, lastPATCH], additional_keys: [mask, patches_at]}]"
+
+
 @register_loss("ibot_loss", options=IBOTOptions)
 class IBOTLoss(Method):
     judged_network: ClassVar[str] = "teacher"  # as in the authors' evaluations
@@ -126,6 +130,9 @@ class IBOTLoss(Method):
         self.teacher = Teacher(options.momentum, schedule, dropout=False)
         self.class_center = Center(options.output_dim, options.ema_center)
         self.patch_center = Center(options.patch_output_dim, options.ema_center)
+
+    def attach(self, model: nn.Module) -> None:
+        expect_input(model, "mask", self.loss_name, ROUTE)
 
     def forward(self, output: Any, sample: Any, step: Step) -> dict[str, Tensor]:
         """output: [class scores, patch scores, ...] of global views, class scores of local ones."""

@@ -33,6 +33,7 @@ from sslengine.errors import TrainingError
 from sslengine.losses.shown import ShownPatches
 from sslengine.losses.views import inputs_of
 from sslengine.methods.base import Method, Step
+from sslengine.methods.routes import expect_input
 from sslengine.methods.teacher import Teacher
 from sslengine.models.trunks.initial import rescale_blocks
 from sslengine.models.trunks.patches import SinePositions, patch_grid
@@ -84,6 +85,7 @@ class IJepaLoss(Method):
 
     def attach(self, model: nn.Module) -> None:
         trunk = PATCHES.trunk_of(model, self.run)
+        expect_input(model, "shown", NAME, ROUTE)
         self.patch_size = trunk.patch_size
         if not hasattr(self, "predictor"):  # later calls come after weights are loaded
             size = trunk.patch_embed.grid_size

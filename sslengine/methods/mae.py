@@ -7,8 +7,9 @@ decoder reconstructs the rest.
     loss = mean over hidden patches of (predicted - pixels)^2
 
 NORMALIZE_PIXELS subtracts each patch's own mean and divides by its own standard deviation.
-Position embeddings are fixed sines and cosines, also in the trunk. The model computes its own
-losses (`model_train_step`); its trained trunk can be used like any other.
+Position embeddings are fixed sines and cosines, also in `vision_transformer`; timm's networks learn
+theirs. The model computes its own losses (`model_train_step`); its trained trunk can be used like
+any other.
 """
 
 from __future__ import annotations

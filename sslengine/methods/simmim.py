@@ -24,9 +24,11 @@ from sslengine.distributed.ranks import world_size
 from sslengine.errors import ConfigError, TrainingError
 from sslengine.losses.views import described, inputs_of
 from sslengine.methods.base import Method, Step
+from sslengine.methods.routes import expect_input
 from sslengine.registry import register_head, register_loss
 
 NAME = "simmim_loss"
+ROUTE = '["data", {feat_names: [lastPATCH], head_index: 0, additional_keys: [mask]}]'
 
 
 @register_head("pixel_head")
@@ -72,6 +74,9 @@ class SimMimLoss(Method):
     def __init__(self, options: SimMimOptions, run: RunFacts) -> None:
         super().__init__()
         self.stride = options.stride
+
+    def attach(self, model: nn.Module) -> None:
+        expect_input(model, "mask", NAME, ROUTE)
 
     def forward(self, output: Tensor, sample: Any, step: Step) -> Tensor:
         """output: N x L x (C * stride * stride), the pixels of each token."""

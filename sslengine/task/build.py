@@ -230,6 +230,8 @@ def attach_again(loss: nn.Module, model: nn.Module) -> None:
     if copies and sharding.is_sharded(model):
         for each in copies:
             start_as(each, model)
+        for part in callbacks(loss, "start_sharded"):
+            part(model)
     else:
         attach(loss, model)
 

@@ -18,6 +18,7 @@ from sslengine.hooks.tensorboard import TensorBoardHistograms
 from sslengine.models.weights import vissl_state
 from sslengine.monitor.writers import TensorBoardWriter
 from sslengine.trainer import loop
+from tests.methods.test_dinov3 import of_run
 from tests.ranks import RankPool
 from tests.tail import slow_but
 from tests.task.runs import Watch, make_task
@@ -247,7 +248,10 @@ def test_one_process_trains_the_plain_model(tmp_path: Path) -> None:
     assert all(torch.equal(plain.weights[name], asked.weights[name]) for name in plain.weights)
 
 
-INITIAL = {**SMALL_VIT, **LOSSES["dino"], **ONE_EPOCH}
+INITIAL: dict[str, dict[str, Any]] = {
+    "dino": {**SMALL_VIT, **LOSSES["dino"], **ONE_EPOCH},
+    "a trunk to anchor to": {**of_run(gram_weight=2.0, koleo_weight=0.0), **ONE_EPOCH},
+}
 
 
 def _from_weights(folder: Path, file: str, changes: dict[str, Any]) -> Outcome:
@@ -260,15 +264,17 @@ def _from_weights(folder: Path, file: str, changes: dict[str, Any]) -> Outcome:
     return outcome(task, watch)
 
 
+@pytest.mark.parametrize("method", INITIAL)
 def test_initial_weights_and_teachers_that_start_from_them(
-    two_ranks: RankPool, tmp_path: Path
+    method: str, two_ranks: RankPool, tmp_path: Path
 ) -> None:
-    donor = make_task(tmp_path, [], **INITIAL, SEED_VALUE=7)
+    initial = INITIAL[method]
+    donor = make_task(tmp_path, [], **initial, SEED_VALUE=7)
     torch.save(vissl_state(donor.base_model), tmp_path / "w.torch")
-    alone = _from_weights(tmp_path, str(tmp_path / "w.torch"), INITIAL)
-    plain = run(tmp_path, INITIAL)
+    alone = _from_weights(tmp_path, str(tmp_path / "w.torch"), initial)
+    plain = run(tmp_path, initial)
     assert alone.losses != plain.losses
-    cut = {**INITIAL, **SHARDED}
+    cut = {**initial, **SHARDED}
     for each in two_ranks.run(_from_weights, tmp_path, str(tmp_path / "w.torch"), cut):
         assert_close(each, alone, rtol=1e-4, atol=1e-6)
 

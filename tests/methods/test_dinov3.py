@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 from torch import Tensor, nn
 
@@ -300,4 +301,32 @@ def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="7 patches of the Gram teacher do not make a grid"):
         teacher(torch.zeros(2, 3, 16, 16), (2, 2), Step.alone())
     with pytest.raises(ConfigError, match="gram_refresh: the Gram teacher has other layers"):
-        teacher.replace_by(nn.Linear(2, 2))
+        teacher.expect_layers_of(nn.Linear(2, 2))
+
+
+def test_a_gram_teacher_of_timms_is_refreshed(tmp_path: Path) -> None:
+    """It has no mask token; one with other layers is refused before training."""
+    file = str(tmp_path / "w.pth")
+    for depth in (1, 2):
+        arguments = {**VIT["arguments"], "depth": depth}
+        torch.save(timm.create_model(VIT["model"], num_classes=0, **arguments).state_dict(), file)
+        named = {"timm": VIT["model"], "arguments": arguments, "weights": file}
+        changes = of_run(gram_weight=1.0, gram_refresh=1, gram_refreshes=99, gram_teacher=named)
+        if depth == 2:
+            with pytest.raises(ConfigError, match=r"other layers .* Set it to 0. \(blocks.1"):
+                make_task(tmp_path, **changes)
+            return
+        task = make_task(tmp_path, [], **changes)
+        loop.run(task)
+        gram = dict(task.loss.gram.trunk.named_parameters())
+        teacher = dict(task.loss.teacher.module.trunk.named_parameters())
+        assert teacher.keys() - gram.keys() == {"mask_token"}
+        assert all(torch.equal(each, teacher[name]) for name, each in gram.items())
+
+
+def test_a_route_that_hides_nothing_is_refused(tmp_path: Path) -> None:
+    changes = of_run()
+    for _, options in changes["MODEL__MULTI_INPUT_HEAD_MAPPING"]:
+        options.pop("additional_keys", None)
+    with pytest.raises(ConfigError, match=r"dinov3_loss needs a route with additional_keys: .mask"):
+        make_task(tmp_path, **changes)

@@ -69,6 +69,8 @@ def multi_block_collator(
     """
     if places not in PLACES:
         raise DataError(f"{NAME}: expected places {' or '.join(PLACES)}, got {places!r}.")
+    if targets < 1:
+        raise DataError(f"{NAME}: expected 1 or more targets, got {targets}.")
     collated = default_collate(batch)
     if len(collated["data"]) != 1:
         raise DataError(f"{NAME} takes one view of each image, and got {len(collated['data'])}.")
