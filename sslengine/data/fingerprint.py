@@ -3,23 +3,31 @@
 The cost does not grow with their number: NAMED names and READ images are looked at, evenly apart.
 Of fewer images all are. So a file that is added, removed or renamed changes it, for it moves those
 that follow; one that is rewritten does so where it is among those that are read.
+
+`hash_here` is for what is kept on this machine: all names, labels, and sizes and times of files.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sslengine.data.loading.dataset import SSLDataset
+from sslengine.data.manifest.index_cache import stamp
 from sslengine.data.sources.base import DataSource, EncodedSource
 
 NAMED, READ = 100_000, 256
+# The files of so many images are looked at: a million would take ten seconds, or minutes on NFS.
+STAMPED = 100_000
+# Another one whenever the same images get another hash.
+HASHED_AS = 2
 
 
 def identity(dataset: SSLDataset, folders: Sequence[str]) -> dict[str, Any]:
@@ -40,6 +48,35 @@ def of_labels(dataset: SSLDataset) -> str:
     for classes in dataset.classes:
         found.update("\n".join(classes.names).encode(errors="surrogateescape"))
     return f"sha256:{found.hexdigest()}"
+
+
+def hash_here(dataset: SSLDataset) -> str:
+    """Another one with other images or labels, where files that change get another time."""
+    found = sha256(f"{HASHED_AS}\n".encode())
+    for source in dataset.sources:
+        for row in dataset.rows:
+            found.update(source.path(int(row)).encode(errors="surrogateescape") + b"\n")
+        for each in _states(source, np.fromiter(_some(dataset.rows, STAMPED), np.int64)):
+            found.update(each)
+    for labels in dataset.labels:
+        found.update(np.ascontiguousarray(labels).tobytes())
+    return found.hexdigest()
+
+
+def _states(source: DataSource, rows: NDArray[np.int64]) -> Iterator[bytes]:
+    """Of the files of these images; of a source that does not know them, of some pixels as well."""
+    files = source.files_of(rows)
+    yield from map(_size_and_time, map(source.path, rows.tolist()) if files is None else files)
+    if files is None:
+        yield from (sha256(_content(source, int(row))).digest() for row in _some(rows, READ))
+
+
+def _size_and_time(file: str) -> bytes:
+    try:
+        _, changed, size = stamp(file)
+    except (OSError, ValueError):  # there is none of this name
+        return b"none\n"
+    return f"{size} {changed}\n".encode()
 
 
 def fingerprint(dataset: SSLDataset, folders: Sequence[str]) -> dict[str, Any]:

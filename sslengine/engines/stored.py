@@ -6,7 +6,6 @@ has (modulo the number of ranks), where they are missing: see sslengine/evaluati
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -15,18 +14,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import Tensor, nn
 
 from sslengine.atomic import write_json
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
-from sslengine.data.fingerprint import identity, of_labels
+from sslengine.data.fingerprint import hash_here, identity, of_labels
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.manifest.classes import Classes
 from sslengine.data.options import DataOptions, SplitOptions
-from sslengine.distributed.collectives import barrier
-from sslengine.distributed.ranks import rank, world_size
+from sslengine.distributed.collectives import barrier, broadcast_object
+from sslengine.distributed.ranks import is_primary, rank, world_size
 from sslengine.engines.features import Compute, Features, features_of, join, ordered_feed
 from sslengine.engines.run import Run
 from sslengine.evaluation.store import Shard, Store, name_of
@@ -35,8 +33,6 @@ from sslengine.models.options import ModelOptions
 from sslengine.precision import Precision
 from sslengine.task.build import build_run_precision
 
-# Files whose size and time are noted, evenly spread: all names are.
-FILES_LOOKED_AT = 1000
 # In the store of the first network: what identifies the images that were read.
 IMAGES = "images.json"
 # Options of a split that do not change an image's features.
@@ -179,23 +175,8 @@ def _of_images(options: SplitOptions, dataset: SSLDataset, run: Run) -> dict[str
     """What features depend on in addition to the network: the view and the images."""
     view = {key: value for key, value in vars(options).items() if key not in WITHOUT_EFFECT}
     seed = read(run.config, RunOptions).SEED_VALUE
-    return {"view": view, "seed": seed, "images_sha256": hash_of(dataset)}
-
-
-def hash_of(dataset: SSLDataset) -> str:
-    """Of the names of all images, of the size and time of some files, and of the labels."""
-    digest, every = hashlib.sha256(), max(1, len(dataset) // FILES_LOOKED_AT)
-    for source in dataset.sources:
-        for position, row in enumerate(dataset.rows):
-            path = source.path(int(row))
-            digest.update(path.encode(errors="surrogateescape") + b"\n")
-            if position % every == 0:
-                with suppress(OSError):
-                    found = Path(path).stat()
-                    digest.update(f"{found.st_size} {found.st_mtime_ns}\n".encode())
-    for labels in dataset.labels:
-        digest.update(np.ascontiguousarray(labels).tobytes())
-    return digest.hexdigest()
+    images = broadcast_object(hash_here(dataset) if is_primary() else "")
+    return {"view": view, "seed": seed, "images_sha256": images}
 
 
 def _pieces(images: range, size: int) -> list[range]:

@@ -24,9 +24,10 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from sslengine.config.sections import read
+from sslengine.data.fingerprint import hash_here
 from sslengine.data.options import DataOptions, PowerLawSampler, SplitOptions, StratifiedSampler
 from sslengine.engines.run import Run
-from sslengine.engines.stored import Network, hash_of, of_weights, store_split
+from sslengine.engines.stored import Network, of_weights, store_split
 from sslengine.errors import CheckpointError, DataError, SSLEngineError
 from sslengine.evaluation.kept import Kept
 from sslengine.evaluation.label_free.inputs import Inputs
@@ -132,7 +133,7 @@ def _kept_outputs(predictor: Predictor, count: int, folder: Path) -> dict[str, T
     options = _augmented(predictor)
     depends_on = name_of({
         **_weights(predictor), "count": count, "view": asdict(options), "seed": predictor.seed,
-        "precision": predictor.precision.name, "images": hash_of(predictor.dataset),
+        "precision": predictor.precision.name, "images": hash_here(predictor.dataset),
     })  # fmt: skip
     kept = Kept(folder, depends_on)
     found: Mapping[str, Any] | None = kept.get(f"views-{depends_on}")

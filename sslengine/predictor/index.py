@@ -1,7 +1,7 @@
 """The features of all training images, computed once and kept in the run's folder.
 
-`<run>/predictor/index.torch` stores a hash of its checkpoint, transforms and images; if one of
-these changes, it is computed again. Features have unit length and take four bytes per number:
+`<run>/predictor/index.torch` stores a hash of its checkpoint, transforms, images and labels; if one
+of these changes, it is computed again. Features have unit length and take four bytes per number:
 8 GB for a million images of 2048 dimensions.
 """
 
@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sslengine.atomic import whole_file
+from sslengine.data.fingerprint import hash_here
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.models.weight_file import expect_file
 
@@ -48,12 +49,9 @@ def unit_length(features: Tensor) -> Tensor:
 
 
 def key_of(checkpoint: str, transforms: Any, dataset: SSLDataset) -> str:
-    """A hash of all that the features depend on."""
-    digest = hashlib.sha256(json.dumps([FORMAT, checkpoint, transforms]).encode())
-    source = dataset.sources[0]
-    for row in dataset.rows:
-        digest.update(source.path(int(row)).encode(errors="surrogateescape") + b"\n")
-    return digest.hexdigest()
+    """A hash of all that the features and labels depend on."""
+    parts = [FORMAT, checkpoint, transforms, hash_here(dataset)]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def load_or_make(path: Path, key: str, make: Callable[[], Index]) -> Index:

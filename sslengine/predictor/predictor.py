@@ -54,7 +54,8 @@ class Neighbour:
     index: int  # in the training set
     path: str  # its file, or its name in the source
     similarity: float  # cosine of the features
-    label: Any = None  # a class number; of several classes a list of them
+    # A class number; of several classes a list of them. Of a class that the run lacks its name.
+    label: Any = None
 
 
 @dataclass(frozen=True)
@@ -173,14 +174,20 @@ class Predictor:
         if self.count < 1:
             return []
         similar, numbers = self.index.nearest(features, self.count)
-        labels = self.index.labels
+        labels, classes = self.index.labels, self._training_classes()
         return [
             Neighbour(
                 number, self.training_path(number), similarity,
-                None if labels is None else _classes_of(labels[number]),
+                None if labels is None else _classes_of(labels[number], classes),
             )
             for similarity, number in zip(similar, numbers, strict=True)
         ]  # fmt: skip
+
+    def _training_classes(self) -> list[Any]:
+        """What the run calls those of the training images: they may have others by now."""
+        names = self.dataset.classes[0].names if self.class_names and self.dataset.classes else ()
+        numbers: dict[str, Any] = {name: number for number, name in enumerate(self.class_names)}
+        return [numbers.get(name, name) for name in names]
 
     @torch.no_grad()
     def trunk_features(self, batch: Tensor) -> dict[str, Tensor]:
@@ -279,11 +286,17 @@ class Predictor:
         return Index(features, by_number if labelled else None, found.indices)
 
 
-def _classes_of(label: Tensor) -> Any:
+def _classes_of(label: Tensor, called: Sequence[Any]) -> Any:
     """Of a row of indicators the classes that are shown; of probabilities these."""
-    if label.ndim == 0 or label.is_floating_point():
+    if label.is_floating_point():
         return label.tolist()
-    return (label > 0).nonzero().flatten().tolist()
+    if label.ndim == 0:
+        return _called(int(label), called)
+    return [_called(number, called) for number in (label > 0).nonzero().flatten().tolist()]
+
+
+def _called(number: int, called: Sequence[Any]) -> Any:
+    return called[number] if 0 <= number < len(called) else number
 
 
 def _scores_of(config: Any) -> Callable[[Tensor], Tensor] | None:

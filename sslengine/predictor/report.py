@@ -46,7 +46,7 @@ def named(label: Any, names: Sequence[str]) -> str:
     if isinstance(label, list):
         return ", ".join(named(each, names) for each in label) or "none"
     known = isinstance(label, int) and 0 <= label < len(names)
-    return readable(names[label]) if known else str(label)
+    return readable(names[label]) if known else readable(str(label))
 
 
 def _lines(prediction: Prediction, names: Sequence[str] = ()) -> Iterator[str]:

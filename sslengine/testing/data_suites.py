@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -320,6 +321,14 @@ class SourceSuite(DataSuite):
                 f"{self.name}: label({index}) is {self.source.label(index)}, but labels()[{index}] "
                 f"is {labels[index]}",
             )
+
+    @promise()
+    def knows_its_files(self) -> None:
+        """The files that it names are there: kept features depend on their sizes and times."""
+        some = np.array([0, len(self.source) // 2, len(self.source) - 1])
+        files = list(self.source.files_of(some) or ())
+        missing = [file for file in files if not os.path.isfile(file)]
+        expect(not missing, f"{self.name}: files_of names {names(missing)}, which is no file")
 
 
 def _readable(sample: Mapping[str, Any]) -> dict[str, Any]:

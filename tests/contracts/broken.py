@@ -295,6 +295,11 @@ class TooFewLabels(Pictures):
         return np.zeros(5, np.int64)
 
 
+class NamesNoFiles(Pictures):
+    def files_of(self, rows: Any) -> list[str]:
+        return ["image 0"]
+
+
 class HoldsAnOpenFile(Pictures):
     """Once it has read."""
 

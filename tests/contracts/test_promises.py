@@ -72,6 +72,7 @@ OTHERS: list[tuple[str, Any, str, str]] = [
     ("source", broken.HandsOutItsOwn, "returns_the_same_image_each_time", "when read again"),
     ("source", broken.DrawsFromCommonStreams, "draws_no_random_numbers", "the generator python"),
     ("source", broken.TooFewLabels, "has_a_label_for_each_image", "5 labels for 6 images"),
+    ("source", broken.NamesNoFiles, "knows_its_files", "files_of names image 0, which is no file"),
     ("source", broken.HoldsAnOpenFile, "can_be_pickled", "cannot pickle"),
     ("schedule", broken.Remembers, "is_a_function_of_where", "a second call"),
     (

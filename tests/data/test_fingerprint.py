@@ -14,10 +14,16 @@ import pytest
 from PIL import Image
 
 from sslengine.data import fingerprint as module
-from sslengine.data.fingerprint import NAMED, READ, fingerprint
+from sslengine.data.fingerprint import NAMED, READ, fingerprint, hash_here
 from sslengine.data.loading.dataset import SSLDataset
-from sslengine.data.options import split_options
+from sslengine.data.options import SplitOptions, split_options
+from sslengine.data.sources.base import DataSource
 from tests.data.pictures import write_picture
+from tests.data.sources.every import DRAWN, EVERY, INSTALLED, OF_PICTURES, mnist
+from tests.data.sources.test_hugging_face import rows
+
+# dill, by which `datasets` makes its fingerprints, of types of pyarrow.
+pytestmark = pytest.mark.filterwarnings("ignore:Cannot .*MonthDayNano")
 
 
 def of(place: Path, source: str = "disk_folder") -> dict[str, Any]:
@@ -170,3 +176,171 @@ def test_a_folder_that_is_written_in_another_way(
         keys = {"DATA_SOURCES": ["disk_folder"], "DATA_PATHS": [written]}
         options = split_options(**keys, LABEL_TYPE="sample_index")
         assert fingerprint(SSLDataset(options, "TRAIN", 0), [written]) == before
+
+
+# ---- hash_here
+
+
+def here(source: str, place: Path, **keys: Any) -> str:
+    given = {"DATA_SOURCES": [source], "DATA_PATHS": [str(place)], "LABEL_TYPE": "sample_index"}
+    return hash_here(SSLDataset(split_options(**{**given, **keys}), "TRAIN", 0))
+
+
+def later(file: Path) -> None:
+    """As if it were written again, with as many bytes."""
+    found = file.stat()
+    os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns + 1))
+
+
+# Where the images of `every.py` lie, and what lies beside some of them.
+FILES = {
+    "disk_folder": ("img/0/00.png", ""),
+    "disk_filelist": ("img/0/00.png", "list.npy"),
+    "csv_filelist": ("img/0/00.png", "list.csv"),
+    "disk_roi_annotations": ("img/0/00.png", ""),
+    "webdataset": ("shards/1.tar", ""),
+    "array_file": ("images.npz", ""),
+    "image_cache": ("cache/part-00000.bin", "cache/labels.npy"),
+    "huggingface_dataset": ("rows/data-00000-of-00001.arrow", "rows/state.json"),
+    "video": ("mov/0/00.mov", ""),
+    "torchvision_dataset": ("MNIST/raw/train-images-idx3-ubyte", ""),
+}
+
+
+def test_each_source_that_reads_files_knows_them() -> None:
+    assert {*FILES} == {*EVERY} - {*DRAWN}
+
+
+@pytest.mark.parametrize("source", [each for each in FILES if each in INSTALLED])
+def test_a_file_that_is_written_again_gives_another_hash(source: str, tmp_path: Path) -> None:
+    keys = {"DATASET_NAMES": ["MNIST"]} if source == "torchvision_dataset" else {}
+    place = {**OF_PICTURES, "torchvision_dataset": mnist}[source](tmp_path)
+    before = here(source, place, **keys)
+    images, beside = FILES[source]
+    if beside:
+        later(tmp_path / beside)
+    assert here(source, place, **keys) == before
+    later(tmp_path / images)
+    assert here(source, place, **keys) != before
+
+
+def test_every_file_of_a_table_counts(tmp_path: Path) -> None:
+    """Its pixels are not read."""
+    count = 2100
+    for number in range(count):
+        (tmp_path / f"{number}.png").touch()
+    rows = [f"{number}.png" for number in range(count)]
+    (tmp_path / "list.csv").write_text("\n".join(["path", *rows, ""]))
+    hashes = {here("csv_filelist", tmp_path / "list.csv")}
+    for number in (0, 1, 1023, 2098, 2099):
+        later(tmp_path / f"{number}.png")
+        hashes.add(here("csv_filelist", tmp_path / "list.csv"))
+    assert len(hashes) == 6
+
+
+def test_the_files_of_other_images_do_not_count(tmp_path: Path) -> None:
+    shards, keys = OF_PICTURES["webdataset"](tmp_path), {"DATA_LIMIT": 1}
+    before = here("webdataset", shards, **keys)
+    changed = []
+    for file in sorted(shards.iterdir()):
+        later(file)
+        changed.append(here("webdataset", shards, **keys) != before)
+        before = here("webdataset", shards, **keys)
+    assert sum(changed) == 1
+
+
+def test_other_labels_give_another_hash(tmp_path: Path) -> None:
+    place = OF_PICTURES["csv_filelist"](tmp_path)
+    keys = {"LABEL_TYPE": "standard", "LABEL_SOURCES": ["csv_filelist"]}
+    before = here("csv_filelist", place, **keys)
+    place.write_text(place.read_text().replace(",2", ",3"))
+    assert here("csv_filelist", place, **keys) != before
+
+
+def test_the_files_of_idx_and_of_parquet(tmp_path: Path) -> None:
+    raw = mnist(tmp_path) / "MNIST" / "raw"
+    before = here("array_file", raw)
+    later(raw / "t10k-images-idx3-ubyte")
+    assert here("array_file", raw) == before
+    later(raw / "train-images-idx3-ubyte")
+    assert here("array_file", raw) != before
+
+    datasets = pytest.importorskip("datasets")
+    rows(datasets, [0, 1]).to_parquet(str(tmp_path / "rows.parquet"))
+    before = here("huggingface_dataset", tmp_path / "rows.parquet")
+    assert here("huggingface_dataset", tmp_path / "rows.parquet") == before
+    later(tmp_path / "rows.parquet")
+    assert here("huggingface_dataset", tmp_path / "rows.parquet") != before
+
+
+def test_rows_that_have_the_paths_of_images(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    pyarrow, parquet = map(pytest.importorskip, ("pyarrow", "pyarrow.parquet"))
+    files = [write_picture(tmp_path / f"{number}.png", number) for number in range(3)]
+    images = [{"bytes": None, "path": str(each)} for each in files]
+    images[1]["bytes"] = files[1].read_bytes()
+    kind = pyarrow.struct({"bytes": pyarrow.binary(), "path": pyarrow.string()})
+    table, place = pyarrow.table({"image": pyarrow.array(images, kind)}), tmp_path / "rows.parquet"
+    parquet.write_table(table, place)
+    before = here("huggingface_dataset", place)
+    later(files[1])
+    assert here("huggingface_dataset", place) == before
+    later(files[2])
+    assert here("huggingface_dataset", place) != before
+
+
+def test_shards_of_a_stream(tmp_path: Path) -> None:
+    shards = OF_PICTURES["webdataset"](tmp_path)
+    before = here("webdataset_stream", shards, LENGTH=4)
+    assert here("webdataset_stream", shards, LENGTH=4) == before
+    later(shards / "2.tar")
+    assert here("webdataset_stream", shards, LENGTH=4) != before
+
+
+class OfAUser(DataSource):
+    """It does not say which files it reads. One of them has the image's name."""
+
+    grey = 3
+
+    def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
+        super().__init__(options, split, position)
+        self.files = [options.DATA_PATHS[position]]
+
+    def __len__(self) -> int:
+        return 3
+
+    def image(self, index: int) -> Image.Image:
+        return Image.new("RGB", (4, 4), (index, self.grey, 0))
+
+    def path(self, index: int) -> str:
+        return self.files[0] if index == 1 else super().path(index)
+
+
+def test_the_pixels_of_a_source_that_does_not_know_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, source = write_picture(tmp_path / "all.png", 0), f"{__name__}:OfAUser"
+    hashes = [here(source, file), here(source, file)]
+    assert len({*hashes}) == 1
+    monkeypatch.setattr(OfAUser, "grey", 4)
+    hashes.append(here(source, file))
+    later(file)
+    hashes.append(here(source, file))
+    assert len({*hashes}) == 3
+
+
+def test_of_many_images_the_files_of_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    class Counted(Many):
+        path = Many.relative_path
+
+        def files_of(self, rows: Any) -> list[str]:
+            asked.extend(rows.tolist())
+            return []
+
+    monkeypatch.setattr(module, "STAMPED", 50)
+    data: Any = Dataset(Counted(), 1000)
+    data.labels = []
+    hash_here(data)
+    assert asked == [*range(0, 1000, 20)]

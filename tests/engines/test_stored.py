@@ -22,7 +22,7 @@ from sslengine.engines.stored import Network, StoredSplit, store_split
 from sslengine.evaluation import store as module
 from sslengine.evaluation.store import Store
 from sslengine.testing.ranks import RankError
-from tests.data.pictures import write_picture
+from tests.data.pictures import picture, write_picture
 from tests.engines.runs import make_run, screen
 from tests.ranks import RankPool
 
@@ -218,3 +218,19 @@ def test_another_view_or_another_image_is_another_store(photos: Path, tmp_path: 
     assert after.folder != before
     rows = [each.layer("mean").tensor() for each in (after, Store.read(before))]
     assert [row.equal(other) for row, other in zip(*rows)] == [True, False, *[True] * 16]
+
+
+def test_an_array_that_is_written_again(tmp_path: Path) -> None:
+    """Of the same size, with the images in another order."""
+    images = np.stack([picture(number, 16) for number in range(6)])
+    given = {"DATA_SOURCES": ["array_file"], "LABEL_SOURCES": [], "LABEL_TYPE": "sample_index",
+             "DATA_PATHS": [str(tmp_path / "all.npz")]}  # fmt: skip
+    found, prints = [], []
+    for order in ([0, 1, 2, 3, 4, 5], [3, 1, 2, 0, 4, 5]):
+        np.savez(tmp_path / "all.npz", images=images[order])
+        split, said = stored(tmp_path / "run", tmp_path, MEANS, **given)
+        assert "computing features of 6 images" in said
+        found.append(split.stores["means"].layer("mean").tensor())
+        prints.append(split.identified(split_options(**given))["fingerprint"])
+    assert found[1].equal(found[0][[3, 1, 2, 0, 4, 5]])
+    assert prints[0] != prints[1]

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -23,20 +24,21 @@ def test_nearest_is_by_cosine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(index.nearest(torch.tensor([1.0, 0.0]), 99)[1]) == 5
 
 
-def _dataset(names: list[str]) -> Any:
-    source = SimpleNamespace(path=lambda row: names[row])
-    return SimpleNamespace(sources=[source], rows=range(len(names)))
+def _dataset(names: list[str], labels: tuple[int, ...] = (0, 1)) -> Any:
+    source = SimpleNamespace(path=lambda row: names[row], files_of=lambda rows: ())
+    return SimpleNamespace(sources=[source], rows=range(len(names)), labels=[np.array(labels)])
 
 
-def test_the_key_knows_checkpoint_transforms_and_images() -> None:
+def test_the_key_knows_checkpoint_transforms_images_and_labels() -> None:
     keys = {
         key_of("abc", [{"size": 8}], _dataset(["a", "b"])),
         key_of("abd", [{"size": 8}], _dataset(["a", "b"])),
         key_of("abc", [{"size": 9}], _dataset(["a", "b"])),
         key_of("abc", [{"size": 8}], _dataset(["a", "c"])),
         key_of("abc", [{"size": 8}], _dataset(["b", "a"])),
+        key_of("abc", [{"size": 8}], _dataset(["a", "b"], (1, 0))),
     }
-    assert len(keys) == 5
+    assert len(keys) == 6
     assert key_of("abc", [{"size": 8}], _dataset(["a", "b"])) in keys
 
 

@@ -24,12 +24,13 @@ from sslengine.errors import CheckpointError, ConfigError, DataError, SSLEngineE
 from sslengine.launch.local import launch
 from sslengine.predictor import Predictor
 from sslengine.predictor.picture import save
+from sslengine.predictor.report import as_text
 from sslengine.task.build import build_base_model
 from sslengine.task.trained import trunk_of
 from tests.config.recipes import resolved
 from tests.data.deep_files import numbers, png, tiff
 from tests.engines.runs import make_run
-from tests.predictor.runs import BATCH, CLASSES, EACH, changes, make_classifier
+from tests.predictor.runs import BATCH, CLASSES, EACH, changes, make_classifier, pictures
 
 
 def _by_hand(path: Path) -> torch.Tensor:
@@ -116,6 +117,45 @@ def test_the_index_is_made_once_for_each_model(
     four = Predictor(tmp_path / "run")(query)
     assert len(made) == 3
     assert {Path(each.path).name for each in four.nearest[:2]} == {"06.png", "copy.png"}
+
+
+def test_a_training_image_that_is_another_one_by_now(tmp_path: Path) -> None:
+    paths = make_classifier(tmp_path, OPTIMIZER__num_epochs=1)
+    query = tmp_path / "query.png"
+    shutil.copy(paths[0], query)
+    before = Predictor(tmp_path / "run", nearest=1)(query).nearest[0]
+    assert (before.path, before.similarity) == (str(paths[0]), pytest.approx(1, abs=1e-5))
+    for path, other in ((paths[0], 5), (paths[-1], 0)):  # of the same name
+        Image.fromarray(np.full((20, 16, 3), other, np.uint8)).save(path)
+    assert Predictor(tmp_path / "run", nearest=1)(query).nearest[0].path != str(paths[0])
+
+
+def test_other_classes_of_the_training_images(tmp_path: Path) -> None:
+    """Their numbers are those of the run, whose classes have names."""
+    paths, table = pictures(tmp_path / "images"), tmp_path / "list.csv"
+
+    def label(*names: str) -> None:
+        rows = [f"{path},{names[number // EACH]}" for number, path in enumerate(paths)]
+        table.write_text("\n".join(["path,label", *rows, ""]))
+
+    def nearest() -> tuple[Any, str]:
+        predictor = Predictor(tmp_path / "run", nearest=1)
+        found = predictor(paths[0])
+        shown = as_text(predictor, {"query": found}).splitlines()[-1]
+        return found.nearest[0].label, shown.rpartition("class ")[2]
+
+    label("cat", "dog", "fox")
+    listed = {"DATA_SOURCES": ["csv_filelist"], "LABEL_SOURCES": ["csv_filelist"],
+              "DATA_PATHS": [str(table)]}  # fmt: skip
+    of_table = {f"DATA__TRAIN__{key}": value for key, value in listed.items()}
+    train(make_run(tmp_path / "run", **changes(table, **of_table, OPTIMIZER__num_epochs=1)))
+    assert nearest() == (0, "cat)")
+    label("dog", "cat", "fox")  # as many bytes
+    assert nearest() == (1, "dog)")
+    label("dog", "ant", "fox")
+    assert nearest() == (1, "dog)")
+    label("ant", "dog", "fox")
+    assert nearest() == ("ant", "ant)")
 
 
 def test_a_run_that_saw_no_labels_gives_no_classes(tmp_path: Path) -> None:

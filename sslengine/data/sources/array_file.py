@@ -52,6 +52,7 @@ class ArraySource(DataSource):
         super().__init__(options, split, position)
         self._file, self.where = data_path(options, split, position)
         self._decoder, self._split = Decoder.of(options, split), split
+        self._stored = self._file
         names = own(options, ArrayOptions)
         self._wanted = names.IMAGE_COLUMN, names.LABEL_COLUMN
         try:
@@ -87,6 +88,9 @@ class ArraySource(DataSource):
     def path(self, index: int) -> str:
         return f"image {index} of {self._file}"
 
+    def files_of(self, rows: NDArray[np.int64]) -> list[str]:
+        return [str(self._stored)]
+
     def _open(self, file: Path) -> tuple[SharedArray, Array | None]:
         if file.is_dir() or _IDX_IMAGES.fullmatch(file.name):
             return self._open_idx(file)
@@ -101,7 +105,7 @@ class ArraySource(DataSource):
         return SharedArray.on_disk(file, mapped.dtype, mapped.shape, mapped.offset), None
 
     def _open_idx(self, path: Path) -> tuple[SharedArray, Array | None]:
-        file = self._idx_of_split(path) if path.is_dir() else path
+        self._stored = file = self._idx_of_split(path) if path.is_dir() else path
         labels = file.with_name(file.name.replace("images", "labels").replace("idx3", "idx1"))
         found = read_idx(labels) if labels.exists() else None
         return SharedArray.of(read_idx(file)), found

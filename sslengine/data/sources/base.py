@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -94,6 +94,10 @@ class DataSource(ABC):
     def path(self, index: int) -> str:
         """What to call an image in a message: its file, where there is one."""
         return f"image {index} of {type(self).__name__}"
+
+    def files_of(self, rows: NDArray[np.int64]) -> Iterable[str] | None:
+        """Those that these images are read from; empty if they are drawn. None: it is not known."""
+        return None
 
     def left_out(self) -> Sequence[str]:
         """Files without an image that can be read; a warning has named the reason."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -89,6 +89,9 @@ class FolderSource(EncodedSource):
     def path(self, index: int) -> str:
         return os.path.join(self.root, os.fsdecode(self._files[index]))
 
+    def files_of(self, rows: NDArray[np.int64]) -> Iterable[str]:
+        return map(self.path, rows.tolist())
+
 
 class ListedFiles(EncodedSource):
     """Files whose paths some list holds."""
@@ -135,6 +138,9 @@ class ListedFiles(EncodedSource):
         if path.startswith(self._old_prefix):
             path = self._new_prefix + path[len(self._old_prefix) :]
         return os.path.join(self.root, path)
+
+    def files_of(self, rows: NDArray[np.int64]) -> Iterable[str]:
+        return map(self.path, rows.tolist())
 
 
 @register_data_source("disk_filelist")

@@ -14,6 +14,9 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 try:
     import datasets
 except ImportError:
@@ -41,8 +44,9 @@ class HubStream(StreamSource):
         name = options.DATA_PATHS[position] if options.DATA_PATHS else ""
         if datasets is None:
             raise DataError(f"{self.where}: to read it install datasets: pip install datasets.")
-        path = str(Path(name).expanduser())
-        if not Path(path).exists():
+        self._place = Path(name).expanduser()
+        path = str(self._place)
+        if not self._place.exists():
             self.expect_trust(name)
         try:
             rows = _opened(path, chosen)
@@ -58,6 +62,10 @@ class HubStream(StreamSource):
         rows = rows.select_columns([each for each in (self._column, self._label) if each])
         self._rows = rows.cast_column(self._column, datasets.Image(decode=False))
         self.parts = int(self._rows.num_shards)
+
+    def files_of(self, rows: NDArray[np.int64]) -> list[str]:
+        below = [self._place] if self._place.is_file() else sorted(self._place.rglob("*"))
+        return [str(each) for each in below if each.is_file()]
 
     def part(self, number: int) -> Iterator[Streamed]:
         rows = self._rows.shard(num_shards=self.parts, index=number)

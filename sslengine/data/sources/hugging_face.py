@@ -118,6 +118,21 @@ class HuggingFaceSource(EncodedSource):
     def path(self, index: int) -> str:
         return f"row {index} of {self._root}"
 
+    def files_of(self, rows: NDArray[np.int64]) -> list[str] | None:
+        parquet = _parquet_of(self._root, self._split, self.where)
+        stored = parquet or [each["filename"] for each in self._rows.cache_files]
+        return [*map(str, stored), *self._outside()] if stored else None
+
+    def _outside(self) -> list[str]:
+        """The files of images of which the rows have the path alone."""
+        from pyarrow import compute
+
+        images = self._rows.data.column(self._image)
+        inside, path = (compute.struct_field(images, each) for each in ("bytes", "path"))
+        outside = compute.and_(compute.is_null(inside), compute.is_valid(path))
+        found: list[str] = path.filter(outside).to_pylist()
+        return found
+
     def _label_column(self, rows: Any, wanted: str) -> str:
         if wanted:
             return self._checked(rows, wanted, "LABEL_COLUMN")
@@ -159,10 +174,8 @@ def _load(root: Path, split: str, where: str) -> Any:
         raise DataError(f"{where}: to read it install datasets: pip install datasets.")
     if not root.exists():
         raise MissingDataError(f"{where}: {root} is not there: {how_far(root)}")
-    parquet = _parquet_files(root)
-    if parquet:
-        several = root.is_dir()
-        return _of_parquet(_of_split(parquet, root, split, where) if several else parquet, where)
+    if parquet := _parquet_of(root, split, where):
+        return _of_parquet(parquet, where)
     try:
         found = datasets.load_from_disk(str(root))
     except (FileNotFoundError, ValueError) as error:
@@ -179,6 +192,11 @@ def _load(root: Path, split: str, where: str) -> Any:
             f"{listing(found)}. Give the folder of one of them."
         )
     return found[names[0]]
+
+
+def _parquet_of(root: Path, split: str, where: str) -> list[Path]:
+    found = _parquet_files(root)
+    return _of_split(found, root, split, where) if found and root.is_dir() else found
 
 
 def _parquet_files(root: Path) -> list[Path]:

@@ -82,6 +82,10 @@ class ImageCacheSource(EncodedSource):
     def path(self, index: int) -> str:
         return f"image {index} of the cache {self._root}"
 
+    def files_of(self, rows: NDArray[np.int64]) -> list[str]:
+        parts = np.unique(rows // self._told["images_in_a_part"]).tolist()
+        return [str(self._root / f"{part_name(part)}.bin") for part in parts]
+
     def _tell(self) -> None:
         told = self._told
         log.warning(

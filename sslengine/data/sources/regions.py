@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,9 @@ class _AnnotatedFiles(ListedFiles):
 
     def boxes(self) -> Any:
         return self._index["boxes"]
+
+    def files_of(self, rows: NDArray[np.int64]) -> Iterable[str]:
+        return [str(self._list), *super().files_of(rows)]
 
     def _find(self) -> Found:
         marked = stamp(self._list)
@@ -87,3 +91,6 @@ class RegionSource(DataSource):
 
     def path(self, index: int) -> str:
         return self._files.path(index)
+
+    def files_of(self, rows: NDArray[np.int64]) -> Iterable[str]:
+        return self._files.files_of(rows)

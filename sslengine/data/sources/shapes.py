@@ -64,6 +64,9 @@ class ShapesSource(DataSource):
                 self._kept[index] = pixels
         return Image.fromarray(pixels)
 
+    def files_of(self, rows: NDArray[np.int64]) -> tuple[str, ...]:
+        return ()
+
     def label(self, index: int) -> int:
         return class_of(index)
 

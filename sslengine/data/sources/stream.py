@@ -20,7 +20,9 @@ from http.client import HTTPException
 from itertools import chain, islice
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from sslengine.data.loading.seeding import generator
 from sslengine.data.options import SplitOptions, StreamOptions, own
@@ -160,6 +162,10 @@ class StreamSource(EncodedSource):
         if index in self._held:
             return self._held[index].name
         return f"image {index} of the epoch of {self.where}"
+
+    def files_of(self, rows: NDArray[np.int64]) -> list[str]:
+        """Of those that lie on a server it is not known whether they change."""
+        return []
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_reader": None, "_held": {}}

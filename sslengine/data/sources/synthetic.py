@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
 from sslengine.data.options import SplitOptions, SyntheticOptions, own
@@ -31,6 +32,9 @@ class SyntheticSource(DataSource):
 
     def image(self, index: int) -> Image.Image:
         return _noise(index, self._side) if self._random else grey_image(self._side)
+
+    def files_of(self, rows: NDArray[np.int64]) -> tuple[str, ...]:
+        return ()
 
     def label(self, index: int) -> int:
         return index % self.num_classes

@@ -102,6 +102,9 @@ class TarSource(EncodedSource):
         shard = self._shards[int(self._shard.array[index])]
         return f"{os.fsdecode(self._names[index])} in {shard}"
 
+    def files_of(self, rows: NDArray[np.int64]) -> list[str]:
+        return [self._shards[shard] for shard in np.unique(self._shard.array[rows])]
+
     def _descriptor(self, shard: int) -> int:
         file = self._open.pop(shard, None) or open(self._shards[shard], "rb", buffering=0)  # noqa: SIM115
         self._open[shard] = file  # the last one that was used

@@ -17,6 +17,9 @@ from typing import Any, BinaryIO
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sslengine.data.options import SplitOptions, StreamOptions, own
 from sslengine.data.sources.stream import Streamed, StreamSource
 from sslengine.data.sources.tar_samples import Samples
@@ -46,6 +49,9 @@ class TarStream(StreamSource):
         label_key = self._label_column if self.reads_labels else None
         self._samples = Samples(own(options, StreamOptions).IMAGE_COLUMN, label_key, self.where)
         self.know_classes()
+
+    def files_of(self, rows: NDArray[np.int64]) -> list[str]:
+        return [each for each in self._shards if "://" not in each]
 
     def part(self, number: int) -> Iterator[Streamed]:
         shard = self._shards[number]

@@ -6,6 +6,8 @@ The files must be there already, under DATA_PATHS; nothing is downloaded.
 from __future__ import annotations
 
 import copy
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -92,5 +94,19 @@ class TorchvisionSource(DataSource):
     def stand_in(self, side: int) -> Any:
         return such_as(self, self._decoder.mode, side)
 
+    def files_of(self, rows: NDArray[np.int64]) -> list[str]:
+        for name in ("_image_files", "_images"):
+            if images := getattr(self._set, name, None):
+                return [str(images[row]) for row in rows.tolist()]
+        return _files_of(self._set)
+
     def labels(self) -> NDArray[np.generic]:
         return self._labels
+
+
+def _files_of(found: Any) -> list[str]:
+    """Of a set that has all images in a few files, those of both splits."""
+    if of_splits := getattr(found, "split_list", None):
+        return [os.path.join(found.root, name) for _, name, *_ in of_splits.values()]
+    folder = getattr(found, "raw_folder", "") or os.path.join(found.root, found.base_folder)
+    return sorted(str(each) for each in Path(folder).iterdir() if each.is_file())

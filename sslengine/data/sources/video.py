@@ -180,6 +180,9 @@ class VideoSource(DataSource):
         number = (index - int(self._first.array[video])) * self._stride
         return f"{readable(self._file(video))}, frame {number}"
 
+    def files_of(self, rows: NDArray[np.int64]) -> list[str]:
+        return [self._file(video) for video in np.unique(self._video.array[rows]).tolist()]
+
     def _file(self, video: int) -> str:
         return os.path.join(self.root, os.fsdecode(self._files[video]))
 
