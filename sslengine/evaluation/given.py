@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
+from numpy.lib.format import open_memmap, read_array
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -187,32 +187,30 @@ def _read(path: Path) -> tuple[Rows, Labels | None]:
 
 
 def _npy(path: Path) -> Rows:
-    mapped = _array(path, mmap_mode="r")
+    try:
+        mapped: NDArray[Any] = open_memmap(path, mode="r")
+    except Exception as error:  # what it raises depends on the file
+        raise _unreadable(path, error) from error
     return torch.from_numpy(np.array(mapped)) if mapped.ndim < 2 else Stored([mapped])
 
 
-def _array(path: Path, **how: Any) -> NDArray[Any]:
-    found = _loaded(path, **how)
-    if not isinstance(found, np.ndarray):
-        raise DataError(f"{path}: expected one array, and it is an archive of them: .npz.")
+def _array(path: Path) -> NDArray[Any]:
+    try:
+        with path.open("rb") as stream:
+            found: NDArray[Any] = read_array(stream, allow_pickle=False)
+    except Exception as error:  # what it raises depends on the file
+        raise _unreadable(path, error) from error
     return found
 
 
 def _npz(path: Path) -> dict[str, NDArray[Any]]:
-    found = _loaded(path)
-    if isinstance(found, np.ndarray):
-        raise DataError(f"{path}: expected an archive of arrays, and it is one array: .npy.")
     try:
-        with found as file:
-            return {name: file[name] for name in file.files}
+        with path.open("rb") as stream:
+            held = np.load(stream, allow_pickle=False)
+            if isinstance(held, np.ndarray):
+                raise ValueError("it is one array, whose file ends in .npy")
+            return {name: held[name] for name in held.files}
     except Exception as error:  # what it raises depends on the file
-        raise _unreadable(path, error) from error
-
-
-def _loaded(path: Path, **how: Any) -> Any:
-    try:
-        return np.load(path, allow_pickle=False, **how)
-    except (OSError, ValueError, EOFError, BadZipFile) as error:
         raise _unreadable(path, error) from error
 
 
