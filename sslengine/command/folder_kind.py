@@ -97,9 +97,9 @@ def _tell(path: Path, kind: str, found: Mapping[str, int]) -> None:
 def _holds_an_image(path: Path) -> bool:
     """In the first of its .npy files; others hold lists, labels or features."""
     first = min(each for each in path.rglob("*") if each.suffix.lower() == ARRAYS)
-    with suppress(ValueError, OSError):
+    with suppress(Exception):  # of which kind depends on the file
         array = np.load(first, mmap_mode="r", allow_pickle=False)
-        return array.ndim in (2, 3) and array.dtype.kind in "buif"
+        return isinstance(array, np.ndarray) and array.ndim in (2, 3) and array.dtype.kind in "buif"
     return False
 
 

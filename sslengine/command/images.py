@@ -235,7 +235,7 @@ def _holds_paths(path: Path, names_of_images: Sequence[str]) -> bool:
 
 def _is_list(path: Path) -> bool:
     """Does the array hold paths, and no images?"""
-    with suppress(ValueError, OSError):
+    with suppress(Exception):  # the source says what is wrong
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-        return array.ndim == 1 and array.dtype.kind in "SU"
+        return isinstance(array, np.ndarray) and array.ndim == 1 and array.dtype.kind in "SU"
     return False

@@ -26,7 +26,8 @@ from sslengine.evaluation.given_labels import numbered
 from sslengine.evaluation.leak import note_of_leak
 from sslengine.evaluation.linear import hold_out
 from sslengine.evaluation.options import (
-    PROTOCOLS,
+    ON_FEATURES,
+    SUITES,
     EvaluateOptions,
     LinearProbeOptions,
     NearestNeighborOptions,
@@ -46,12 +47,18 @@ def judge_features(given: argparse.Namespace, neighbours: Sequence[int]) -> int:
             )
         expect_writable(given.out, "--out")
     first = f"NEAREST_NEIGHBOR.TOPK=[{','.join(map(str, neighbours))}]"
-    suite = [f"EVALUATE.PROTOCOLS=[{','.join(PROTOCOLS)}]"] if given.suite == "frozen" else []
+    suite = [f"EVALUATE.PROTOCOLS=[{','.join(SUITES[given.suite])}]"]
     evaluate, nearest, probe, machines = sections_of(
         [first, *suite, *typed(given.values)], SECTIONS
     )
+    if probe.GROUP_COLUMN:
+        raise ConfigError(
+            f"LINEAR_PROBE.GROUP_COLUMN={probe.GROUP_COLUMN}: expected none with --features: files "
+            f"of features have no groups. It belongs to a run, whose images have columns."
+        )
     nearest, probe = published(evaluate.PUBLISHED, nearest, probe)
     notes: list[str] = []
+    _note(_on_images(evaluate.PROTOCOLS, given.suite), notes)
     sets = [_labelled(*each, notes) for each in _splits(given, notes)]
     asked = Asked(evaluate, nearest, probe, machines, _device(given.device))
     for each in sets:
@@ -70,6 +77,12 @@ def judge_features(given: argparse.Namespace, neighbours: Sequence[int]) -> int:
     if given.out is not None:
         write_json(given.out, content)
     return 0
+
+
+def _on_images(protocols: Sequence[str], suite: str) -> str:
+    parts = [name for name in protocols if name not in ON_FEATURES]
+    parts += ["fine-tuning"] * (suite == "full")
+    return f"left out, as it needs the images of a run: {', '.join(parts)}" if parts else ""
 
 
 def _splits(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ from sslengine.data.loading.seeding import SampleKey, seed_batch, seed_sample, s
 from sslengine.data.options import DataOptions
 from sslengine.distributed.collectives import gather_objects
 from sslengine.distributed.ranks import rank, world_size
-from sslengine.errors import DataError
+from sslengine.errors import ConfigError, DataError
 
 Collate = Callable[[list[Any]], Any]
 
@@ -240,6 +241,8 @@ def make_feed(
     where: str = "data",
 ) -> DatasetFeed | LoaderFeed:
     """A DataLoader with torch's own samplers is taken apart where several ranks share its data."""
+    if not isinstance(batch_size, Integral) or batch_size < 1:
+        raise ConfigError(f"batch_size: expected a whole number, 1 or more; got {batch_size!r}.")
     if isinstance(given, DataLoader) and world_size() > 1 and _has_torchs_sampler(given):
         shuffle = shuffle and isinstance(given.sampler, TorchRandomSampler)
         batch_size, drop_last = given.batch_size or batch_size, given.drop_last and shuffle

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sslengine.errors import DataError
-from sslengine.evaluation.features import Rows
+from sslengine.evaluation.features import Rows, expect_one_class_each
 from sslengine.evaluation.linear import linear_probe
 from sslengine.evaluation.options import LinearProbeOptions
 from sslengine.evaluation.outcome import Outcome, protocol
@@ -58,6 +58,7 @@ def calibration_of_probe(
     groups: Tensor | None = None,
 ) -> Outcome:
     """Of the linear probe. A class that TRAIN lacks is never answered."""
+    expect_one_class_each(labels)
     probe = linear_probe(train, labels, test, test_labels, options, groups=groups)
     assert probe.fitted is not None
     found = calibration(probe.fitted.logits(test), probe.fitted.places(test_labels))

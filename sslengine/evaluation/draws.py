@@ -12,6 +12,7 @@ from scipy import special  # type: ignore[import-untyped]
 from torch import Tensor
 
 from sslengine.errors import DataError
+from sslengine.evaluation.features import expect_one_class_each
 
 
 def shots_of_each_class(labels: Tensor, shots: int, seed: int) -> Tensor:
@@ -30,8 +31,9 @@ def shots_of_each_class(labels: Tensor, shots: int, seed: int) -> Tensor:
 
 def expect_classes(labels: Tensor) -> Tensor:
     """How many images each class has; DataError if there are not two classes."""
+    expect_one_class_each(labels)
     counts: Tensor = labels[labels >= 0].unique(return_counts=True)[1]
-    if labels.ndim != 1 or len(counts) < 2:
+    if len(counts) < 2:
         raise DataError(f"the {len(labels)} training labels are not of two classes or more.")
     return counts
 

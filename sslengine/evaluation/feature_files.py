@@ -79,6 +79,6 @@ def _read(features: Path, kind: str) -> NDArray[Any]:
     path = features.with_name(f"{features.name.removesuffix('features.npy')}{kind}.npy")
     try:
         found: NDArray[Any] = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:
         raise DataError(f"{path}: cannot be read: {error}") from error
     return found

@@ -88,6 +88,11 @@ def expect_finite(features: Rows, split: str, over_ranks: bool = False) -> None:
         raise DataError(f"some {split} features are NaN or infinite.{OVERFLOW * half}")
 
 
+def expect_one_class_each(labels: Tensor) -> None:
+    if labels.ndim != 1:
+        raise DataError("this protocol is not for images of several classes.")
+
+
 def check_features(
     judge: str,
     train_features: Rows,

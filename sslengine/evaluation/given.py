@@ -14,20 +14,28 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.lib.format import open_memmap, read_array
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sslengine.errors import ConfigError, DataError, MissingDataError, listing
+from sslengine.errors import ConfigError, DataError, MissingDataError, listing, readable
 from sslengine.evaluation.feature_files import layers_in, read_features
 from sslengine.evaluation.features import Rows
-from sslengine.evaluation.given_labels import LABELS, Labels, in_arrays, in_table, of_text
+from sslengine.evaluation.given_labels import (
+    LABELS,
+    Labels,
+    in_arrays,
+    in_table,
+    of_objects,
+    of_text,
+)
 from sslengine.evaluation.store import MANIFEST, Store
 from sslengine.evaluation.store import Rows as Stored
 
@@ -51,8 +59,8 @@ def read_given(path: Path, labels: Path | None = None) -> Given:
     if path.is_dir():
         store = Store.read(path)
         found = _of_store(store, store.layers[-1])
-    elif (suffix := path.suffix.lower()) in READERS:
-        rows, own = READERS[suffix](path)
+    elif path.suffix.lower() in READERS:
+        rows, own = _read(path)
         found = Given(str(path), path.stem, rows, own)
     else:
         raise ConfigError(f"{path}: expected a folder, or a file that ends in {listing(READERS)}.")
@@ -63,12 +71,22 @@ def read_given(path: Path, labels: Path | None = None) -> Given:
         )
     if labels is not None:
         found = replace(found, labels=read_labels(labels))
-    if found.labels is not None and len(found.labels.values) != len(found.rows):
-        raise DataError(
-            f"{found.labels.where}: has {len(found.labels.values)} labels for {len(found.rows)} "
-            f"rows of features."
-        )
+    _expect_labels(found.labels, len(found.rows))
     return found
+
+
+def _expect_labels(labels: Labels | None, rows: int) -> None:
+    if labels is None:
+        return
+    if labels.values.ndim not in (1, 2):
+        raise DataError(
+            f"{labels.where}: expected a label, or a row of indicators, for each row of features; "
+            f"got the shape {labels.values.shape}."
+        )
+    if len(labels.values) != rows:
+        raise DataError(
+            f"{labels.where}: has {len(labels.values)} labels for {rows} rows of features."
+        )
 
 
 def pairs_in(folder: Path) -> Iterator[tuple[str, Given, Given]]:
@@ -108,99 +126,187 @@ def _of_files(folder: Path, split: str, layer: str) -> Given:
 
 
 def read_labels(path: Path) -> Labels:
+    """A file of labels alone, or those of a file that has features too."""
     if not path.exists():
         raise MissingDataError(f"{path}: there is no such file.")
     suffix = path.suffix.lower()
+    if suffix not in (".npy", ".txt", *ARRAYS, *TABLES):
+        expected = ".npy, .txt (one a line), .csv, .npz, .parquet or .pt"
+        raise ConfigError(f"{path}: expected labels in {expected}.")
+    _expect_content(path)
     if suffix == ".npy":
         return Labels(str(path), _array(path))
     if suffix == ".txt":
-        return Labels(str(path), of_text(path.read_text().split()))
-    if suffix in READERS:
-        _, found = READERS[suffix](path)
-        if found is not None:
-            return found
-        raise DataError(f"{path}: has no column or array {listing(LABELS)}.")
-    expected = ".npy, .txt (one a line), .csv, .npz or .parquet"
-    raise ConfigError(f"{path}: expected labels in {expected}.")
+        return Labels(str(path), of_text(_lines(path)))
+    if suffix in ARRAYS:
+        held = ARRAYS[suffix](path)
+        names, found = list(held), in_arrays(str(path), held)
+        if found is None and len(held) == 1:
+            return Labels(str(path), held[names[0]])
+    else:
+        table = TABLES[suffix](path)
+        names, found = list(table.names), table.labels(path)
+    if found is None:
+        raise DataError(
+            f"{path}: has no column or array {listing(LABELS)}; there is {listing(names)}."
+        )
+    return found
+
+
+def _expect_content(path: Path) -> None:
+    if not path.is_dir() and not path.stat().st_size:
+        raise DataError(f"{path}: the file is empty.")
+
+
+def _lines(path: Path) -> list[str]:
+    """Without the empty ones at the end."""
+    with path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
+        lines = [line.strip() for line in file]
+    return _without_empty_end(lines)
+
+
+def _without_empty_end(lines: list[Any]) -> list[Any]:
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines
 
 
 # ---- files
 
-Read = tuple[Rows, Labels | None]
+
+def _read(path: Path) -> tuple[Rows, Labels | None]:
+    _expect_content(path)
+    suffix = path.suffix.lower()
+    if suffix == ".npy":
+        return _npy(path), None
+    if suffix in ARRAYS:
+        held = ARRAYS[suffix](path)
+        return _matrix(path, held), in_arrays(str(path), held)
+    table = TABLES[suffix](path)
+    return table.rows(), table.labels(path)
 
 
-def _npy(path: Path) -> Read:
-    mapped = _array(path, mmap_mode="r")
-    if mapped.ndim < 2:
-        return torch.from_numpy(np.array(mapped)), None
-    return Stored([mapped]), None
-
-
-def _array(path: Path, **how: Any) -> NDArray[Any]:
+def _npy(path: Path) -> Rows:
     try:
-        found: NDArray[Any] = np.load(path, allow_pickle=False, **how)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from error
+        mapped: NDArray[Any] = open_memmap(path, mode="r")
+    except Exception as error:  # what it raises depends on the file
+        raise _unreadable(path, error) from error
+    return torch.from_numpy(np.array(mapped)) if mapped.ndim < 2 else Stored([mapped])
+
+
+def _array(path: Path) -> NDArray[Any]:
+    try:
+        with path.open("rb") as stream:
+            found: NDArray[Any] = read_array(stream, allow_pickle=False)
+    except Exception as error:  # what it raises depends on the file
+        raise _unreadable(path, error) from error
     return found
 
 
-def _npz(path: Path) -> Read:
+def _npz(path: Path) -> dict[str, NDArray[Any]]:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            held = {name: file[name] for name in file.files}
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from error
-    return _of_dict(path, held)
+        with path.open("rb") as stream:
+            held = np.load(stream, allow_pickle=False)
+            if isinstance(held, np.ndarray):
+                raise ValueError("it is one array, whose file ends in .npy")
+            return {name: held[name] for name in held.files}
+    except Exception as error:  # what it raises depends on the file
+        raise _unreadable(path, error) from error
 
 
-def _torch(path: Path) -> Read:
+def _unreadable(path: Path, error: Exception, how: str = "") -> DataError:
+    return DataError(f"{path}: cannot be read{how}: {error or type(error).__name__}")
+
+
+def _torch(path: Path) -> dict[str, NDArray[Any]]:
     try:
         held = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # what it raises depends on the file
-        raise DataError(f"{path}: cannot be read without running code: {error}") from error
+        raise _unreadable(path, error, " without running code") from error
     held = held if isinstance(held, dict) else {"features": held}
-    return _of_dict(path, {name: each.numpy() for name, each in held.items()
-                           if isinstance(each, Tensor)})  # fmt: skip
+    return {name: each.numpy() for name, each in held.items() if isinstance(each, Tensor)}
 
 
-def _of_dict(path: Path, held: dict[str, NDArray[Any]]) -> Read:
+def _matrix(path: Path, held: Mapping[str, NDArray[Any]]) -> Tensor:
     named = [name for name in FEATURES if name in held]
     matrices = [name for name, each in held.items()
                 if each.ndim > 1 and np.issubdtype(each.dtype, np.floating)]  # fmt: skip
     if not named and len(matrices) != 1:
         raise DataError(f"{path}: expected an array `features`; there is {listing(held)}.")
-    rows = torch.from_numpy(np.ascontiguousarray(held[(named or matrices)[0]]))
-    return rows, in_arrays(str(path), held)
+    return torch.from_numpy(np.ascontiguousarray(held[(named or matrices)[0]]))
 
 
-def _parquet(path: Path) -> Read:
+@dataclass(frozen=True)
+class _Table:
+    names: Sequence[str]
+    cells: Callable[[str], Sequence[Any]]  # of a column
+    as_labels: Callable[[Sequence[Any]], NDArray[Any]]
+    rows: Callable[[], Tensor]
+
+    def labels(self, path: Path) -> Labels | None:
+        return in_table(str(path), self.names, self.cells, self.as_labels)
+
+
+def _parquet(path: Path) -> _Table:
     try:
-        from pyarrow import parquet
+        from pyarrow import ArrowException, parquet
     except ImportError:
         raise DataError(f"{path}: to read it install pyarrow: pip install pyarrow.") from None
-    table = parquet.read_table(path)
+    try:
+        table: Any = parquet.read_table(path)
+    except (OSError, ArrowException) as error:
+        raise _unreadable(path, error) from error
+    _expect_rows(path, len(table))
     names = table.column_names
-    lists = [name for name in FEATURES if name in names]
-    if lists:
-        column = table[lists[0]].combine_chunks()
-        values = np.asarray(column.flatten(), dtype=np.float32)
-        rows = values.reshape(len(table), -1) if len(values) % max(1, len(table)) == 0 else None
-        if rows is None:
-            raise DataError(f"{path}: the lists in {lists[0]!r} have different lengths.")
-    else:
-        rows = _columns(path, names, lambda name: np.asarray(table[name]))
-    own = in_table(str(path), names, lambda name: table[name].to_pylist(), np.asarray)
-    return torch.from_numpy(np.array(rows)), own
+
+    def cells(name: str) -> Sequence[Any]:
+        return table[name].to_pylist()  # type: ignore[no-any-return]
+
+    def rows() -> Tensor:
+        lists = [name for name in FEATURES if name in names]
+        if lists:
+            return torch.from_numpy(_of_lists(path, lists[0], table[lists[0]].combine_chunks()))
+        return torch.from_numpy(_columns(path, names, lambda name: np.asarray(table[name])))
+
+    return _Table(names, cells, of_objects, rows)
 
 
-def _csv(path: Path) -> Read:
+def _of_lists(path: Path, name: str, column: Any) -> NDArray[Any]:
+    from pyarrow import ArrowException, compute
+
+    try:
+        lengths = compute.list_value_length(column).unique().to_pylist()
+        values = np.array(column.flatten(), dtype=np.float32)
+    except (ArrowException, TypeError, ValueError) as error:
+        raise DataError(f"{path}: column {name!r}: expected lists of numbers: {error}") from error
+    if len(lengths) != 1 or None in lengths:
+        raise DataError(f"{path}: the lists in {name!r} have different lengths.")
+    return values.reshape(len(column), -1)
+
+
+def _csv(path: Path) -> _Table:
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        names, *lines = csv.reader(file)
+        try:
+            lines = _without_empty_end(list(csv.reader(file)))
+        except csv.Error as error:
+            raise _unreadable(path, error) from error
+    names, lines = (lines[0], lines[1:]) if lines else ([], [])
+    _expect_rows(path, len(lines))
+    if len(names) == 1:  # an empty cell of the only column is an empty line
+        lines = [line or [""] for line in lines]
     if any(len(line) != len(names) for line in lines):
         raise DataError(f"{path}: lines have different numbers of columns.")
     columns = dict(zip(names, zip(*lines)))
-    rows = _columns(path, names, lambda name: np.array(columns[name]))
-    return torch.from_numpy(rows), in_table(str(path), names, columns.__getitem__, of_text)
+
+    def rows() -> Tensor:
+        return torch.from_numpy(_columns(path, names, lambda name: np.array(columns[name])))
+
+    return _Table(names, columns.__getitem__, of_text, rows)
+
+
+def _expect_rows(path: Path, count: int) -> None:
+    if not count:
+        raise DataError(f"{path}: expected a row for each image, and it has none.")
 
 
 def _columns(
@@ -214,14 +320,32 @@ def _columns(
             f"{path}: expected a column `features` of lists, or columns feature_0, feature_1 ...; "
             f"there is {listing(names)}."
         )
-    return np.stack([column(name).astype(np.float32) for name in chosen], axis=1)
+    return np.stack([_numbers(path, name, column(name)) for name in chosen], axis=1)
 
 
-READERS: dict[str, Callable[[Path], Read]] = {
-    ".npy": _npy,
+def _numbers(path: Path, name: str, cells: NDArray[Any]) -> NDArray[Any]:
+    try:
+        return cells.astype(np.float32)
+    except (TypeError, ValueError):
+        number = next(number for number, each in enumerate(cells) if not _is_number(each))
+        wrong = readable(cells[number])[:80]
+        raise DataError(
+            f"{path}: column {name!r}, row {number + 1}: expected a number, got {wrong!r}."
+        ) from None
+
+
+def _is_number(cell: Any) -> bool:
+    try:
+        np.array([cell]).astype(np.float32)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+ARRAYS: Mapping[str, Callable[[Path], dict[str, NDArray[Any]]]] = {
     ".npz": _npz,
-    ".parquet": _parquet,
-    ".csv": _csv,
     ".pt": _torch,
     ".pth": _torch,
 }
+TABLES: Mapping[str, Callable[[Path], _Table]] = {".parquet": _parquet, ".csv": _csv}
+READERS = (".npy", *ARRAYS, *TABLES)

@@ -1,7 +1,8 @@
 """Labels of features in files: class numbers, names, or rows of indicators.
 
-Class numbers are whole; -1: no label. Names are numbered in TRAIN's order. An indicator is 1, 0, or
--1 for unknown; where the classes have names, columns of the test set are put in TRAIN's order.
+Class numbers are whole; -1: no label. Names are numbered in TRAIN's order; an empty name: no label.
+An indicator is 1, 0, or -1 for unknown; where the classes have names, columns of the test set are
+put in TRAIN's order.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from sslengine.errors import DataError, listing, nearest, readable
 LABELS = ("label", "labels", "target", "targets", "y", "class")
 INDICATOR = "label_"  # and the name of the class whose indicators the column holds
 NUMBERS, TEXT, INDICATORS = "numbers", "text", "rows of indicators"
+NOTHING = "no labels"  # of a column in which all are missing
 
 
 class Labels(NamedTuple):
@@ -29,24 +31,42 @@ class Labels(NamedTuple):
 
 def numbered(train: Labels, test: Labels) -> tuple[Tensor, Tensor]:
     """Class numbers, or rows of indicators, of the same classes."""
-    kind, other = _kind(train.values), _kind(test.values)
-    if kind != other:
+    kinds = _kind(train.values), _kind(test.values)
+    if len({*kinds} - {NOTHING}) > 1:
         raise DataError(
-            f"labels of {train.where} are {kind}, those of {test.where} are {other}: "
+            f"labels of {train.where} are {kinds[0]}, those of {test.where} are {kinds[1]}: "
             f"expected the same kind in both."
         )
-    if kind == TEXT:
+    if NOTHING in kinds:
+        train, test = _as_the_other(train, test), _as_the_other(test, train)
+    if TEXT in kinds:
         return _by_names(train.values, test.values)
-    wanted = _in_order(train, test) if kind == INDICATORS else test.values
+    wanted = _in_order(train, test) if INDICATORS in kinds else test.values
     return _whole(train.values), _whole(wanted)
 
 
 def _kind(labels: NDArray[Any]) -> str:
     if labels.ndim > 1:
         return INDICATORS
+    if not _any_known(labels):
+        return NOTHING
     known = labels[~np.isnan(labels)] if labels.dtype.kind == "f" else labels
     are_whole = known.dtype.kind in "iub" or (known.dtype.kind == "f" and (known % 1 == 0).all())
     return NUMBERS if are_whole else TEXT
+
+
+def _any_known(labels: NDArray[Any]) -> bool:
+    if labels.dtype.kind in "iufb":
+        return bool((labels >= 0).any())
+    return bool((labels.astype(str) != "").any())
+
+
+def _as_the_other(labels: Labels, other: Labels) -> Labels:
+    """Where all are missing: missing labels of the other's kind."""
+    if _kind(labels.values) != NOTHING:
+        return labels
+    missing = "" if _kind(other.values) == TEXT else -1
+    return Labels(labels.where, np.full((len(labels.values), *other.values.shape[1:]), missing))
 
 
 def _whole(labels: NDArray[Any]) -> Tensor:
@@ -72,15 +92,18 @@ def _in_order(train: Labels, test: Labels) -> NDArray[Any]:
 
 
 def _by_names(train: NDArray[Any], test: NDArray[Any]) -> tuple[Tensor, Tensor]:
-    names, numbers = np.unique(train.astype(str), return_inverse=True)
-    wanted = test.astype(str)
-    places = np.searchsorted(names, wanted).clip(max=len(names) - 1)
-    if not (names[places] == wanted).all():
-        unknown = str(wanted[names[places] != wanted][0])
+    given, wanted = train.astype(str), test.astype(str)
+    names = np.unique(given[given != ""])
+    is_new = (wanted != "") & ~np.isin(wanted, names)
+    if len(names) and is_new.any():
+        unknown = str(wanted[is_new][0])
         raise DataError(
             f"the test features have the class {unknown!r}, which the training features lack. "
             f"{nearest(unknown, names.tolist())}".rstrip()
         )
+    numbers, places = (
+        np.where(each == "", -1, np.searchsorted(names, each)) for each in (given, wanted)
+    )
     return torch.from_numpy(numbers), torch.from_numpy(places)
 
 
@@ -107,7 +130,10 @@ def in_table(
     """Of a table: in the column `label`, or in label_A, label_B ..., one for each class."""
     single = [name for name in LABELS if name in names]
     if single:
-        return Labels(where, as_array(column(single[0])))
+        try:
+            return Labels(where, as_array(column(single[0])))
+        except ValueError as error:
+            raise DataError(f"{where}: column {single[0]!r}: {error}") from error
     several = [name for name in names if name.startswith(INDICATOR)]
     if len(several) < 2:
         return None
@@ -135,7 +161,35 @@ _CELLS = {
 
 
 def of_text(labels: Sequence[str]) -> NDArray[Any]:
+    """Numbers, if all are that are not empty; otherwise names."""
+    numbers = [_number(each) for each in labels]
+    if None not in numbers:
+        return np.array(numbers)
+    return np.array([each if each.strip() else "" for each in labels])
+
+
+def _number(cell: str) -> int | None:
+    """-1 for no label; None: not a whole number."""
+    if not cell.strip():
+        return -1
     try:
-        return np.array([int(each) for each in labels])
+        return int(cell)
     except ValueError:
-        return np.array(labels)
+        pass
+    try:
+        value = float(cell)
+    except ValueError:
+        return None
+    if np.isnan(value):
+        return -1
+    return int(value) if value.is_integer() else None
+
+
+def of_objects(labels: Sequence[Any]) -> NDArray[Any]:
+    """Of Python's values: numbers, names or lists of indicators. None: no label."""
+    known = [each for each in labels if each is not None]
+    first = known[0] if known else -1
+    missing: Any = -1 if isinstance(first, (int, float)) else ""
+    if isinstance(first, list):
+        missing = [-1] * len(first)
+    return np.asarray([missing if each is None else each for each in labels])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sslengine.errors import DataError
-from sslengine.evaluation.features import Rows
+from sslengine.evaluation.features import Rows, expect_one_class_each
 from sslengine.evaluation.linear import linear_probe
 from sslengine.evaluation.options import LinearProbeOptions
 from sslengine.evaluation.outcome import Outcome, protocol
@@ -71,6 +71,7 @@ def per_class(
     groups: Tensor | None = None,
 ) -> Outcome:
     """Of the linear probe."""
+    expect_one_class_each(labels)
     probe = linear_probe(train, labels, test, test_labels, options, groups=groups)
     assert probe.fitted is not None
     found = PerClass.of(probe.fitted.answers(test), test_labels)

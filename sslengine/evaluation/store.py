@@ -227,7 +227,7 @@ def _save(file: BinaryIO, rows: Tensor) -> None:
 def _mapped(path: Path) -> NDArray[Any]:
     try:
         mapped: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:
         raise DataError(
             f"{path}: cannot be read: {error}. Remove it: it is computed again."
         ) from error

@@ -13,6 +13,7 @@ from sslengine.distributed.ranks import initialized
 from sslengine.errors import ConfigError, nearest
 from sslengine.precision import Precision, chosen_precision
 
+DEVICES = ("auto", "gpu", "cuda", "mps", "cpu")
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 
 
@@ -20,7 +21,14 @@ def choose_device(device: str | torch.device | None) -> torch.device:
     """None: this rank's GPU if there is one, else the CPU."""
     if device is None or str(device) in ("auto", "gpu", "cuda"):
         return pick_device("auto" if device is None else str(device).replace("cuda", "gpu"))
-    return torch.device(device)
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        kind = str(device).partition(":")[0]
+        raise ConfigError(
+            f"device: expected {', '.join(DEVICES)} or a device of torch such as cuda:1; got "
+            f"{device!r}. {nearest(kind, DEVICES)}".rstrip()
+        ) from error
 
 
 def join_others(device: torch.device) -> None:

@@ -184,3 +184,18 @@ def test_what_was_looked_for_is_told(tmp_path: Path, capfd: pytest.CaptureFixtur
     said = refused(tmp_path, capfd, 1)
     for kind in (".jpg", "shards (.tar)", "parquet files with images", ".mp4", "MNIST's", ".npy"):
         assert kind in said
+
+
+@pytest.mark.parametrize("command", ["doctor", "train --method=simclr"])
+def test_an_empty_array_is_an_error_of_its_source(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "photos").mkdir()
+    for name in ("empty.npy", "photos/0.npy"):
+        (tmp_path / name).touch()
+    assert main([*command.split(), str(tmp_path / "empty.npy")]) == 1
+    told = capsys.readouterr().err.strip()
+    assert told.startswith("error: ")
+    assert "empty.npy cannot be read: No data left in file" in told
+    assert main([*command.split(), str(tmp_path / "photos")]) == 1
+    assert "no image in it" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from sslengine.data.given import DatasetFeed, LoaderFeed, as_batch, make_feed, rows_of
-from sslengine.errors import DataError
+from sslengine.errors import ConfigError, DataError
 from tests.python.toys import Noisy, Points, batches
 
 CPU = torch.device("cpu")
@@ -39,6 +39,13 @@ def test_what_a_batch_may_be() -> None:
     for wrong in ({"image": x}, (x, y, y), 3, "text"):
         with pytest.raises(DataError, match=r"d: expected batches \(input, target\)"):
             as_batch(wrong, "d")
+
+
+@pytest.mark.parametrize("size", [0, -2, 2.5, None])
+def test_a_batch_has_a_size(size: Any) -> None:
+    for given in (Points(), batches(Points())):
+        with pytest.raises(ConfigError, match=f"batch_size: expected .* 1 or more; got {size}"):
+            make_feed(given, size, shuffle=False, seed=0, device=CPU)
 
 
 def test_rows_of_any_form() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -14,10 +16,15 @@ from torch import Tensor
 
 from sslengine.errors import DataError
 from sslengine.evaluation import linear_many
+from sslengine.evaluation.calibration import calibration_of_probe
+from sslengine.evaluation.few_labels import few_labels
+from sslengine.evaluation.few_shot import few_shot_knn, few_shot_logistic
 from sslengine.evaluation.knn import knn_scores, knn_votes
 from sslengine.evaluation.linear import linear_probe
 from sslengine.evaluation.linear_many import linear_probe_of_many, mean_average_precision
 from sslengine.evaluation.options import LinearProbeOptions
+from sslengine.evaluation.outcome import Outcome
+from sslengine.evaluation.per_class import per_class
 from sslengine.meters.average_precision import average_precision
 
 
@@ -96,6 +103,17 @@ def test_a_worse_penalty_before_the_best_does_not_end_the_search(
     options = LinearProbeOptions(PENALTIES=[*by_chance][::-1])
     found = linear_probe_of_many(TRAIN, ROWS, TEST, WANTED, options)
     assert (found.penalty, found.held_out_accuracy) == (0.1, 60.0)
+
+
+ONE_CLASS_EACH = (few_shot_knn, few_shot_logistic, few_labels, calibration_of_probe, per_class)
+
+
+@pytest.mark.parametrize("compute", ONE_CLASS_EACH, ids=lambda each: each.__name__)
+def test_protocols_that_are_not_for_them_say_so(compute: Callable[..., Outcome]) -> None:
+    found = compute(TRAIN, ROWS, TEST, WANTED)
+    assert not found.metrics
+    (note,) = found.notes
+    assert note.endswith(": this protocol is not for images of several classes.")
 
 
 def test_what_the_judges_do_not_take() -> None:

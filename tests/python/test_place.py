@@ -33,6 +33,12 @@ def test_devices() -> None:
             choose_device("cuda")
 
 
+def test_an_unknown_device() -> None:
+    told = "device: expected auto, gpu, cuda, mps, cpu .*got 'gppu:1'. Did you mean 'gpu'"
+    with pytest.raises(ConfigError, match=told):
+        choose_device("gppu:1")
+
+
 def test_precisions() -> None:
     assert [make_precision(name, CPU).name for name in ("fp32", "bf16")] == ["fp32", "bf16"]
     with pytest.raises(ConfigError, match=r"fp16 requires a CUDA GPU|float16 requires a GPU"):

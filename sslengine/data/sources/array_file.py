@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import gzip
 import re
-import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from sslengine.data.options import ArrayOptions, SplitOptions, own
 from sslengine.data.sources.base import DataSource, such_as
 from sslengine.data.sources.class_numbers import count_classes
 from sslengine.data.sources.paths import data_path, how_far
-from sslengine.errors import DataError, MissingDataError, listing, nearest
+from sslengine.errors import DataError, MissingDataError, SSLEngineError, listing, nearest
 from sslengine.registry import register_data_source
 
 Array = NDArray[Any]
@@ -60,7 +59,9 @@ class ArraySource(DataSource):
         except FileNotFoundError:
             why = how_far(self._file)
             raise MissingDataError(f"{self.where}: {self._file} is not there: {why}") from None
-        except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        except SSLEngineError:
+            raise
+        except Exception as error:  # what it raises depends on the file
             raise DataError(f"{self.where}: {self._file} cannot be read: {error}") from error
         self._axis = channel_axis(self._images.array.shape, f"{self.where}: {self._file}")
         self._labels = None if labels is None else SharedArray.of(self._checked(labels))

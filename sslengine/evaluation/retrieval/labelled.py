@@ -1,7 +1,8 @@
 """Retrieval among the images of a set: by class, or, without labels, by image.
 
 retrieval        each image is a query for the other images of its class, or, where labels are rows
-                 of indicators, for those that share a class with it
+                 of indicators, for those that share a class with it; a class that is unknown of
+                 one of them is not shared
 view_retrieval   an augmented view of each image is a query for another view of the same image:
                  low if features collapse, or if they follow the augmentation
 """
@@ -40,7 +41,7 @@ def retrieval(
     labels = labels.cpu()
     _expect_kinds(labels)
     _expect_directions(features)
-    known = (labels >= 0).all(dim=1) if labels.ndim > 1 else labels >= 0
+    known = (labels >= 0).any(dim=1) if labels.ndim > 1 else labels >= 0
     draw = torch.Generator().manual_seed(0)
     chosen = known.nonzero().flatten()
     chosen = chosen[torch.randperm(len(chosen), generator=draw)[:queries].sort().values]
@@ -49,8 +50,9 @@ def retrieval(
         rows_at(features, chosen), features, relation, _measure, device, over_ranks
     )
     alone = int(found[:, 0].isnan().sum())
-    notes = (f"{alone} of {len(found)} queries have no other image of their class",) * bool(alone)
-    return _outcome(found, ("mAP", "R"), notes, {"queries": len(found), "images": len(features)})
+    notes = _unknown(labels, known)
+    notes += (f"{alone} of {len(found)} queries have no other image of their class",) * bool(alone)
+    return _outcome(found, ("mAP", "R"), notes, {"queries": len(found), "images": int(known.sum())})
 
 
 @protocol("View retrieval")
@@ -81,6 +83,15 @@ def _expect_kinds(labels: Tensor) -> None:
         raise DataError(f"the {len(labels)} images are not of two classes or more.")
 
 
+def _unknown(labels: Tensor, known: Tensor) -> tuple[str, ...]:
+    """Notes on the images without any label, and on those of whose classes some are unknown."""
+    without = int((~known).sum())
+    notes = (f"{without} of {len(labels)} images have no label: left out",) * bool(without)
+    partly = int((labels[known] < 0).any(dim=1).sum()) if labels.ndim > 1 else 0
+    text = f"of {partly} of {len(labels)} images some classes are unknown: they count as not shared"
+    return notes + (text,) * bool(partly)
+
+
 def _expect_directions(features: Rows) -> None:
     """Stops at the first block with two directions."""
     first = directions(features[0:1])
@@ -96,7 +107,7 @@ def _same_class(labels: Tensor, queries: Tensor, known: Tensor) -> Relation:
     def relation(some: slice, part: slice) -> Tensor:
         own, others = labels[queries[some]], labels[part]
         if labels.ndim > 1:
-            related = (own.float() @ (others > 0).float().T > 0).to(torch.int8)
+            related = ((own > 0).float() @ (others > 0).float().T > 0).to(torch.int8)
         else:
             related = own.unsqueeze(1).eq(others).to(torch.int8)
         left_out = queries[some].unsqueeze(1).eq(numbers[part]) | ~known[part]

@@ -167,6 +167,12 @@ def test_what_is_no_array(tmp_path: Path) -> None:
     for name in ("a.npy", "a.npz"):
         with pytest.raises(DataError, match=f"{name} cannot be read"):
             source(tmp_path / name)
+    np.savez_compressed(tmp_path / "damaged.npz", images=np.arange(999.0).reshape(9, 3, 37))
+    held = bytearray((tmp_path / "damaged.npz").read_bytes())
+    held[60:160] = bytes(100)
+    (tmp_path / "damaged.npz").write_bytes(held)
+    with pytest.raises(DataError, match=r"damaged.npz cannot be read"):
+        source(tmp_path / "damaged.npz")
     with pytest.raises(DataError, match=r"b.npy is not there: .* has no 'b.npy'"):
         source(tmp_path / "b.npy")
     with pytest.raises(DataError, match=r"no file of images in the IDX format for TRAIN"):

@@ -25,11 +25,15 @@ def noisy(count: int = 150, classes: int = 5) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(features), torch.from_numpy(labels)
 
 
-def by_hand(features: Tensor, wanted: np.ndarray) -> dict[str, float]:
-    """wanted: (images, images)."""
+def by_hand(
+    features: Tensor, wanted: np.ndarray, asks: np.ndarray | None = None
+) -> dict[str, float]:
+    """wanted: (images, images). asks: which images are queries."""
     similar = cosine_similarity(features)
     found = []
     for own, (scores, hits) in enumerate(zip(similar, wanted)):
+        if asks is not None and not asks[own]:
+            continue
         scores, hits = np.delete(scores, own), np.delete(hits, own)
         best = np.argsort(-scores)
         first = [float(hits[best[:k]].any()) for k in (1, 5, 10)]
@@ -71,6 +75,30 @@ def test_images_of_several_classes_share_one() -> None:
     assert dict(found) == pytest.approx(by_hand(features, wanted), rel=1e-12)
 
 
+def test_images_of_which_some_classes_are_unknown() -> None:
+    """Only those of which all are unknown are left out; an unknown class is not shared."""
+    features, labels = noisy(60)
+    rows = torch.nn.functional.one_hot(labels, 6)
+    rows[::3, 5] = 1
+    rows[torch.arange(6, 60), torch.arange(6, 60) % 5] = -1
+    rows[:4] = -1
+    known = rows[4:].numpy()
+    wanted = (known[:, None, :] == 1) & (known[None, :, :] == 1)
+    wanted = wanted.any(axis=2)
+    asks = (wanted.sum(axis=1) - wanted.diagonal()) > 0
+    assert not asks.all()
+    found = retrieval(features, rows)
+    expected = by_hand(features[4:], wanted, asks)
+    assert dict(found.metrics) == pytest.approx(expected, rel=1e-12)
+    assert found.details == {"queries": 56, "images": 56}
+    alone = len(asks) - asks.sum()
+    assert found.notes == (
+        "4 of 60 images have no label: left out",
+        "of 54 of 60 images some classes are unknown: they count as not shared",
+        f"{alone} of 56 queries have no other image of their class",
+    )
+
+
 def test_a_sample_of_queries_and_images_without_label() -> None:
     features, labels = noisy()
     labels[:10] = -1
@@ -79,10 +107,13 @@ def test_a_sample_of_queries_and_images_without_label() -> None:
     rest = retrieval(features[11:], labels[11:])
     # Of those without label none is a query, or found; the one alone is found by mistake.
     assert found.details["queries"] == 140
-    assert found.notes == ("1 of 140 queries have no other image of their class",)
+    assert found.notes == (
+        "10 of 150 images have no label: left out",
+        "1 of 140 queries have no other image of their class",
+    )
     assert abs(found.metrics["mAP"] - rest.metrics["mAP"]) < 1
     some = retrieval(features, labels, queries=60)
-    assert some.details == {"queries": 60, "images": 150}
+    assert some.details == {"queries": 60, "images": 140}
     assert some.metrics != found.metrics
     assert some.metrics == retrieval(features, labels, queries=60).metrics
 
