@@ -243,7 +243,9 @@ def build_without_memory(run: Resolved) -> None:
         if run.engine_name != "train":
             return
         build.build_run_optimizer(run.config, model, meta, epochs=1.0)
-        build.attach(build.build_loss(run.config, 1000, meta), model)
+        method = build.build_loss(run.config, 1000, meta)
+        build.attach(method, model)
+        build.freeze_method(run.config, method)
 
 
 def train_two_steps(run: Resolved) -> None:

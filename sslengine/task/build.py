@@ -157,7 +157,6 @@ def build_loss(
             f"config.LOSS.name: {name!r} is no loss: calling it gave {loss!r}, which is no "
             f"torch.nn.Module."
         )
-    freeze_parameters(loss, model.NON_TRAINABLE_PARAMS, f"{LOSS}.")
     ranks_per_node = read(config, DistributedOptions).NUM_PROC_PER_NODE
     return moved(synchronise(loss, model.SYNC_BN_CONFIG, ranks_per_node), device)
 
@@ -241,6 +240,11 @@ def attach(loss: nn.Module, model: nn.Module) -> None:
     for part in callbacks(loss, "attach"):
         part(model)
     check_networks(loss)
+
+
+def freeze_method(config: DictConfig, loss: nn.Module) -> None:
+    """As NON_TRAINABLE_PARAMS says, of an attached method: it may have made parameters then."""
+    freeze_parameters(loss, read(config, ModelOptions).NON_TRAINABLE_PARAMS, f"{LOSS}.")
 
 
 def build_run_precision(config: DictConfig, device: torch.device) -> Precision:

@@ -129,6 +129,7 @@ class PartsOfConfig:
             check_label_range(loss, model, feed, feeds.options(split), split)
         build.compile_model(self.config, model)
         build.attach(loss, model)
+        build.freeze_method(self.config, loss)
         if build.in_shards(self.config):
             build.shard_model(self.config, model, loss, self.device)
         return model, loss

@@ -111,6 +111,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         parts = self.parts
         build.load_initial_weights(self.config, parts.base_model, self.class_names)
         build.attach_again(parts.loss, parts.base_model)
+        build.freeze_method(self.config, parts.loss)
         if not self.test_only:  # parts that the method has made again
             expect_owners(parts.learner, parts.optimizer.param_groups)
 

@@ -249,3 +249,18 @@ RUN: dict[str, Any] = {
 
 def test_resumed_it_is_the_same_run_bit_by_bit(tmp_path: Path) -> None:
     assert_goes_on_bit_by_bit(tmp_path, **RUN)
+
+
+def test_a_part_that_the_method_makes_can_be_frozen(tmp_path: Path) -> None:
+    names = ["loss.predictor.hidden_token"]
+    task = make_task(tmp_path, [], **RUN, MODEL__NON_TRAINABLE_PARAMS=names)
+    assert not task.loss.predictor.hidden_token.requires_grad
+    assert task.loss.predictor.embed.weight.requires_grad
+    with pytest.raises(ConfigError, match=r"no parameter 'loss.predictor.token'"):
+        make_task(tmp_path, [], **RUN, MODEL__NON_TRAINABLE_PARAMS=["loss.predictor.token"])
+
+
+def test_a_route_that_hides_nothing_is_refused(tmp_path: Path) -> None:
+    mapping = [["data", {"feat_names": ["lastBLK"]}]]
+    with pytest.raises(ConfigError, match=r"ijepa_loss needs a route with additional_keys: .shown"):
+        make_task(tmp_path, [], **{**RUN, "MODEL__MULTI_INPUT_HEAD_MAPPING": mapping})
