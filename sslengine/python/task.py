@@ -66,7 +66,7 @@ class PartsOfObjects(PartsOfConfig):
         where = {"TRAIN": "data", "TEST": "validation"}[split]
         feeding = {**given.feeding, "shuffle": shuffle, "where": where}
         if not training:
-            feeding["drop_last"] = False
+            feeding |= {"drop_last": False, "whole": True}
         feed = make_feed(given.data[split], seed=seed, device=self.device, **feeding)
         if training and isinstance(given.loss, Method) and _uneven(feed):
             raise DataError(
