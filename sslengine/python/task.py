@@ -44,6 +44,8 @@ class Given(NamedTuple):
 
 
 class PythonTask(SelfSupervisionTask):
+    replayable = False  # it is made of objects, which no folder has
+
     def __init__(
         self, config: DictConfig, folder: Path | None, device: torch.device, given: Given
     ) -> None:
