@@ -27,7 +27,7 @@ from typing import Any, Generic, TypeVar
 
 from sslengine.errors import ConfigError, SSLEngineError, UnknownNameError, listing, nearest
 from sslengine.startup import importing
-from sslengine.trust import expect_trust, is_closed
+from sslengine.trust import expect_trust, is_closed, search_current_folder
 
 T = TypeVar("T")
 
@@ -276,6 +276,12 @@ def _import(module: str) -> types.ModuleType:
         return importlib.import_module(module)
 
 
+def _may_be_here(module: str) -> None:
+    """Call it for what the user has typed or trusted."""
+    if module not in sys.modules:
+        search_current_folder()
+
+
 def _named(path: str) -> str:
     return f"{path!r} names Python code, which would be imported and run"
 
@@ -285,6 +291,7 @@ def import_dotted(path: str, where: str = "") -> Any:
     module_name, _, attribute = path.partition(":")
     if not module_name.startswith("sslengine."):  # the engine uses dotted paths too
         expect_trust(_named(path), where, path)
+        _may_be_here(module_name)
     place = f"{where}: " if where else ""
     try:
         module = _import(module_name)
@@ -311,6 +318,7 @@ def load_plugins(modules: Iterable[str], where: str = "config.PLUGINS") -> None:
     for index, module in enumerate(modules):
         if module not in sys.modules:
             expect_trust(_named(module), f"{where}.{index}", module)
+        _may_be_here(module)
         try:
             _import(module)
         except SSLEngineError:

@@ -9,12 +9,16 @@ calls `expect_trust` first:
         expect_trust("'os:system' names Python code", "config.LOSS.name")    # UntrustedError
 
 Components that ship with sslengine, and those that the user has registered, imported or typed,
-stay available. All threads of a process share the switch, also those started later. Ranks get it
-with their config (`Resolved.opened`), loader workers by `hand_on` and `take_over`.
+stay available. The current folder is searched for modules once one is needed that the user has
+typed or trusted: `search_current_folder`. All threads of a process share the switch, also those
+started later. Ranks get it with their config (`Resolved.opened`), loader workers by `hand_on` and
+`take_over`.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -68,6 +72,15 @@ def expect_trust(what: str, where: str = "", *typed: str) -> None:
                 f"file may come from anyone. If you trust it: --trust-config (in Python "
                 f"trust_config=True)."
             )
+
+
+def search_current_folder() -> None:
+    """Find modules there, in this process and its children: for code typed or trusted alone.
+
+    They come first, but behind installed modules while the switch is closed.
+    """
+    if {"", os.getcwd()}.isdisjoint(sys.path):
+        sys.path.insert(len(sys.path) if is_closed() else 0, "")
 
 
 def hand_on() -> tuple[Opened, ...]:

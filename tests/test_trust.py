@@ -14,7 +14,7 @@ import torch
 from sslengine import trust
 from sslengine.config.options import DistributedOptions
 from sslengine.data.loading.loader import prepare_worker
-from sslengine.errors import UntrustedError
+from sslengine.errors import ConfigError, UntrustedError
 from sslengine.launch.plan import make_plan
 from sslengine.launch.rank import run_rank
 from sslengine.models.weight_file import TRUST_PICKLE, read_weights
@@ -64,6 +64,32 @@ def test_a_thread_that_is_started_meanwhile_is_bound() -> None:
         thread.start()
         thread.join()
     assert seen == [True]
+
+
+def test_the_current_folder_is_searched_for_what_is_typed_or_trusted_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    installed = [each for each in sys.path if each]
+
+    def path_after(opened: Opened | None, name: str) -> list[str]:
+        monkeypatch.setattr(sys, "path", [*installed])
+        with closed(opened), pytest.raises(ConfigError):
+            load_plugins([name])
+        return sys.path
+
+    assert path_after(RUN, "not_there") == installed
+    assert path_after(None, "not_there") == ["", *installed]
+    typed = Opened("run", frozenset({"not_there"}))
+    assert path_after(typed, "not_there") == [*installed, ""]
+    monkeypatch.setattr(sys, "path", [*installed])
+    with closed(RUN):
+        load_plugins(["pickle"])  # which is imported
+    assert sys.path == installed
+    here = [*installed, str(tmp_path.resolve())]
+    monkeypatch.setattr(sys, "path", [*here])
+    trust.search_current_folder()
+    assert sys.path == here
 
 
 def test_names_that_ship_and_names_that_are_registered_stay(

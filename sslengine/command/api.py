@@ -150,7 +150,7 @@ def train(
     """
     label_columns = [label_column] if isinstance(label_column, str) else label_column
     with as_files(data) as files:
-        given = verb.make_parser().parse_args([files.images])
+        given = verb.make_parser().parse_args(["--", files.images])
         vars(given).update(
             method=method, model=model, recipe=recipe, out=out and str(out), epochs=epochs,
             size=size, batch_size=batch_size, lr=lr, val=val, group=group, stream=stream,

@@ -13,7 +13,6 @@ read, then its views as the network gets them, before normalisation.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -52,8 +51,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parse(arguments)
     if given.picture:
         expect_writable(given.picture, "--picture")
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # plugins in the current folder
     run = import_dotted("sslengine.command.explained_views:run")  # imports torch
     status: int = run(given)
     return status

@@ -139,7 +139,7 @@ def _images(given: Array) -> NDArray[Any]:
 def _label_file(given: Classes | None, count: int, folder: Path, opened: ExitStack) -> str:
     if given is None:
         return ""
-    labels = _on_host(given)
+    labels = _as_texts(_on_host(given))
     names = labels.ndim == 1 and labels.dtype.kind == "U"
     if labels.ndim not in (1, 2) or len(labels) != count or labels.dtype.kind not in "uibU":
         raise ConfigError(
@@ -151,6 +151,12 @@ def _label_file(given: Classes | None, count: int, folder: Path, opened: ExitSta
     with _in_memory(folder / "labels.npy", opened) as stream:
         np.save(stream, labels)
     return str(folder / "labels.npy")
+
+
+def _as_texts(labels: NDArray[Any]) -> NDArray[Any]:
+    """Names that are objects, as pandas and numpy hold them."""
+    are_names = labels.dtype == object and all(isinstance(each, str) for each in labels.flat)
+    return labels.astype(str) if are_names else labels
 
 
 def _on_host(given: Any) -> NDArray[Any]:

@@ -80,9 +80,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str]) -> int:
     given = make_parser().parse_args(arguments)
-    if given.plugin:
-        sys.path.insert(0, "")  # plugins in the current folder
-        load_plugins(given.plugin, "--plugin")
+    load_plugins(given.plugin, "--plugin")
     names = list(KINDS[given.kind]())
     of_libraries = given.kind == "models"
     if of_libraries and given.pattern:

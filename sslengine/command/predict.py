@@ -14,7 +14,6 @@ have their results, and the exit status is not 0.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -62,8 +61,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     expect_counts(given, nearest=0)
     if given.picture:
         expect_writable(given.picture, "--picture")
-    if given.trust_config and "" not in sys.path:
-        sys.path.insert(0, "")  # plugins in the current folder, which may be the run's
     with documents.apart(given.json):
         predictor = import_dotted("sslengine.predictor:Predictor")(
             given.folder,

@@ -28,8 +28,6 @@ FEW = 6  # checkpoints
 
 
 def rank(given: argparse.Namespace) -> int:
-    if given.plugin and "" not in sys.path:
-        sys.path.insert(0, "")  # plugins in the current folder
     load_plugins(given.plugin, "--plugin")
     by_run = _by_run(given.runs)
     paths, networks, found, scores, probes = [], [], [], [], []

@@ -10,7 +10,6 @@ names Python code, other files or environment variables, --trust-config is neede
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,8 +36,6 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = make_parser().parse_intermixed_args(arguments)
-    if given.trust_config and "" not in sys.path:
-        sys.path.insert(0, "")  # plugins in the current folder, which may be the run's
     folder = overrides({"CHECKPOINT.DIR": str(given.folder)})
     what = ["engine_name=replay", *folder, *given.overrides]
     return start([open_run(given.folder, each, trusted=given.trust_config) for each in sweep(what)])

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -152,8 +151,6 @@ def _of_bands(bands: Any, recipe: Recipe) -> dict[str, Any]:
 
 def _load_plugins(given: argparse.Namespace, recipe: Recipe) -> None:
     """Names that they register are names from here on."""
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # plugins in the current folder
     load_plugins(recipe.plugins(given.plugin))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 _BEFORE_QUOTE = re.compile(r"(\\+)('|\Z)")
@@ -22,6 +23,8 @@ def text(value: Any) -> str:
             return "{" + ", ".join(f"{key}: {text(each)}" for key, each in value.items()) + "}"
         case list() | tuple():
             return "[" + ",".join(map(text, value)) + "]"
+        case PurePath():
+            return text(str(value))
         case bool():
             return str(value).lower()
         case None:
@@ -30,7 +33,8 @@ def text(value: Any) -> str:
             # Hydra takes a backslash for an escape only where a quote follows.
             escaped = _BEFORE_QUOTE.sub(r"\1\1\2", value)
             return "'" + escaped.replace("'", "\\'") + "'"
-    return str(value)
+    # Numbers and arrays of numpy and torch.
+    return text(value.tolist()) if hasattr(value, "tolist") else str(value)
 
 
 def typed(given: Sequence[str]) -> list[str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -51,8 +53,24 @@ def resolve(arguments: Sequence[str], config_dirs: Sequence[str] = ()) -> Resolv
 
 def resolve_dict(tree: dict[str, object], name: str = "python", engine: str = "train") -> Resolved:
     """Resolve a config made in Python; `tree` has the keys below `config`."""
-    layer = Layer("the given dict", {"engine_name": engine, "config": tree})
+    layer = Layer("the given dict", {"engine_name": engine, "config": _plain(tree)})
     return freeze(Composition([layer], [], name))
+
+
+def _plain(value: Any) -> Any:
+    """With Python's numbers and lists in place of numpy's, which a config does not take."""
+    match value:
+        case Mapping():
+            return {key: _plain(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_plain(each) for each in value]
+        case int():  # also True and False, whose index is a number
+            return value
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    with suppress(TypeError):
+        return operator.index(value)
+    return value
 
 
 def freeze(composition: Composition, judged: bool = False) -> Resolved:

@@ -86,8 +86,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         startup.announce("reading the config, importing torch")
     overrides = [*given.overrides, *(given.overrides_of_flags or ())]
     trusted = given.trust_config or run_of(overrides, given.config_dir) is None
-    if trusted and "" not in sys.path:
-        sys.path.insert(0, "")  # plugins in the current folder
     choice = overrides, given.config_dir, trusted
     try:
         if given.show:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from sslengine.errors import CheckpointError, ConfigError
+from sslengine.errors import CheckpointError, ConfigError, nearest
 
 if TYPE_CHECKING:
     from torch import nn
@@ -53,6 +53,7 @@ def check_networks(loss: nn.Module) -> None:
 
 def choose(content: Mapping[str, Any], wanted: str, file: str) -> tuple[Mapping[str, Any], str]:
     """Return the file's content with the wanted network as its model, and the network's name."""
+    _expect_choice(wanted)
     networks = _networks_in(content)
     if not networks:
         if wanted == TEACHER:
@@ -63,6 +64,14 @@ def choose(content: Mapping[str, Any], wanted: str, file: str) -> tuple[Mapping[
         return content, MODEL
     name = networks["judged"] if wanted == AUTO else wanted
     return (_with_teacher(content, networks["teacher"], file) if name == TEACHER else content), name
+
+
+def _expect_choice(wanted: str) -> None:
+    if wanted not in CHOICES:
+        raise ConfigError(
+            f"network: expected {AUTO}, {STUDENT} or {TEACHER}; got {wanted!r}. "
+            f"{nearest(wanted, CHOICES)}".rstrip()
+        )
 
 
 def _networks_in(content: Mapping[str, Any]) -> Mapping[str, str]:

@@ -23,7 +23,7 @@ from torch import nn
 from sslengine.data.sources.regular_file import kind_of
 from sslengine.distributed.shard_files import Peers, is_folder_of_shards, read_folder
 from sslengine.errors import CheckpointError
-from sslengine.trust import expect_trust
+from sslengine.trust import expect_trust, search_current_folder
 
 TRUST_PICKLE = "config.MODEL.WEIGHTS_INIT.TRUST_PICKLE"
 
@@ -154,6 +154,7 @@ def read_weights(path: Path, trusted: bool = False, peers: Peers | None = None) 
     """
     if trusted:
         expect_trust(f"the code that {str(path)!r} holds would be run", TRUST_PICKLE, TRUST_PICKLE)
+        search_current_folder()
     if is_folder_of_shards(path):
         return _read_shards(path, peers)
     expect_file(path)

@@ -18,6 +18,13 @@ from sslengine.errors import NonFiniteLossError
 
 MAIN = "loss"
 _MAIN_ALONE = (MAIN,)
+# Of the error of a loss that is not finite.
+_CAUSES = (
+    "Usual causes: a learning rate that is too high, fp16 overflow, an input that is not finite. "
+    "No checkpoint was written since."
+)
+_REPLAY = " The last steps again, with the place named: sslengine replay RUN_FOLDER."
+_SWITCH = "config.HOOKS.CHECK_NAN=false continues."
 
 
 class LossEntry(NamedTuple):
@@ -43,11 +50,14 @@ class LossLedger:
         check_finite: bool = True,
         read: Callable[[], None] = lambda: None,
         feed: Callable[[dict[str, list[float]]], None] | None = None,
+        replayable: bool = True,
     ) -> None:
         """read: takes what is open and notes its values; collective where something is open.
 
         feed: gets the values that are read, by their names.
+        replayable: can `sslengine replay` repeat the run's steps?
         """
+        self._replayable = replayable
         self.check_finite, self._read, self._feed = check_finite, read, feed
         self._open: list[OpenLoss] = []
         self._unread: list[LossEntry] = []
@@ -106,7 +116,7 @@ class LossLedger:
                 parts = dict(zip(each.names, read, strict=True))
                 entry = LossEntry(each.iteration, parts, each.batch_size)
                 if self.check_finite and not all(map(math.isfinite, read)):
-                    raise NonFiniteLossError(_not_finite(entry, each.samples), parts)
+                    raise NonFiniteLossError(self._not_finite(entry, each.samples), parts)
                 self._unread.append(entry)
                 self.phase_losses.append(parts[MAIN] * each.batch_size)
                 self.phase_samples += each.batch_size
@@ -156,17 +166,12 @@ class LossLedger:
         self.phase_losses = list(state["phase_losses"])
         self.phase_samples = int(state["phase_samples"])
 
-
-def _not_finite(entry: LossEntry, samples: Tensor | None) -> str:
-    parts = ", ".join(f"{name} {value}" for name, value in entry.parts.items())
-    text = f"the loss of iteration {entry.iteration} is not finite: {parts}."
-    if samples is not None:
-        indices = torch.unique(samples).tolist()
-        shown = ", ".join(map(str, indices[:64]))
-        more = f", ... ({len(indices)} in all)" if len(indices) > 64 else ""
-        text += f"\n  This rank's samples in that step: {shown}{more}."
-    return (
-        f"{text}\n  Usual causes: a learning rate that is too high, fp16 overflow, an input that "
-        f"is not finite. No checkpoint was written since. The last steps again, with the place "
-        f"named: sslengine replay RUN_FOLDER. config.HOOKS.CHECK_NAN=false continues."
-    )
+    def _not_finite(self, entry: LossEntry, samples: Tensor | None) -> str:
+        parts = ", ".join(f"{name} {value}" for name, value in entry.parts.items())
+        text = f"the loss of iteration {entry.iteration} is not finite: {parts}."
+        if samples is not None:
+            indices = torch.unique(samples).tolist()
+            shown = ", ".join(map(str, indices[:64]))
+            more = f", ... ({len(indices)} in all)" if len(indices) > 64 else ""
+            text += f"\n  This rank's samples in that step: {shown}{more}."
+        return f"{text}\n  {_CAUSES}{_REPLAY if self._replayable else ''} {_SWITCH}"

@@ -49,14 +49,16 @@ class Open:
 
 
 class MetricStore:
-    def __init__(self, active: bool = True, check_finite: bool = True) -> None:
+    def __init__(
+        self, active: bool = True, check_finite: bool = True, replayable: bool = True
+    ) -> None:
         """An inactive one takes everything and keeps the losses alone.
 
-        check_finite: of the losses.
+        check_finite, replayable: of the losses.
         """
         self.active = active
         feed = self._feed if active else None
-        self.losses = LossLedger(check_finite, self._flush_losses, feed)
+        self.losses = LossLedger(check_finite, self._flush_losses, feed, replayable)
         self._alone = world_size() == 1
         self.split = "train"
         self._series: dict[str, dict[str, Series]] = {"train": {}, "test": {}}

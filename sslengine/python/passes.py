@@ -156,7 +156,7 @@ def _reading(
     """The batches of `data` in order, shared among the ranks, on the device."""
     place = choose_device(device)
     join_others(place)
-    feed = make_feed(data, batch_size, shuffle=False, seed=seed, device=place,
+    feed = make_feed(data, batch_size, shuffle=False, whole=True, seed=seed, device=place,
                      collate_fn=collate_fn, workers=workers)  # fmt: skip
     try:
         yield feed

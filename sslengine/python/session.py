@@ -93,7 +93,12 @@ class Session:
                 f"{nearest(name, given)}".rstrip()
             )
         if name not in self._feeds:
-            feeding = {**self._task.given.feeding, "shuffle": False, "drop_last": False}
+            feeding = {
+                **self._task.given.feeding,
+                "shuffle": False,
+                "drop_last": False,
+                "whole": True,
+            }
             task = self._task
             self._feeds[name] = make_feed(
                 self._sets[name], seed=task.parts.seed, device=task.device, where=name, **feeding

@@ -44,6 +44,8 @@ class Given(NamedTuple):
 
 
 class PythonTask(SelfSupervisionTask):
+    replayable = False  # it is made of objects, which no folder has
+
     def __init__(
         self, config: DictConfig, folder: Path | None, device: torch.device, given: Given
     ) -> None:
@@ -66,7 +68,7 @@ class PartsOfObjects(PartsOfConfig):
         where = {"TRAIN": "data", "TEST": "validation"}[split]
         feeding = {**given.feeding, "shuffle": shuffle, "where": where}
         if not training:
-            feeding["drop_last"] = False
+            feeding |= {"drop_last": False, "whole": True}
         feed = make_feed(given.data[split], seed=seed, device=self.device, **feeding)
         if training and isinstance(given.loss, Method) and _uneven(feed):
             raise DataError(

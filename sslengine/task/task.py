@@ -65,6 +65,8 @@ def _shows(**held: type) -> Any:
 class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
     parts: Parts  # both by `prepare`
     state: RunState
+    # Can `sslengine replay` make it again from the folder of its run?
+    replayable = True
 
     def __init__(
         self,
@@ -99,7 +101,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         perf = PerfStats()
         everyone = [*parts.hooks, *parts.services]
         self.state = RunState(
-            MetricStore(check_finite=hooks.CHECK_NAN),
+            MetricStore(check_finite=hooks.CHECK_NAN, replayable=self.replayable),
             perf,
             compile_events(everyone, perf.hooks if hooks.ITERATION_TIMER else None),
             parts.plan.phases[0],

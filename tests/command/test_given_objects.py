@@ -114,6 +114,21 @@ def test_the_same_call_resumes_with_the_same_images(tmp_path: Path) -> None:
     assert len(whole) == 6
 
 
+@pytest.mark.parametrize("kind", ["objects", "a column of pandas"])
+def test_names_that_are_objects(kind: str) -> None:
+    names: Any = np.array(NAMES, object)
+    if kind != "objects":
+        names = pytest.importorskip("pandas").Series(NAMES)
+    with as_files((pixels(), names)) as files:
+        assert np.load(files.labels).tolist() == NAMES
+    names[3] = None
+    with (
+        pytest.raises(ConfigError, match=r"expected labels .*, names, .* \(12,\) of object"),
+        as_files((pixels(), names)),
+    ):
+        pass
+
+
 def test_an_image_folder_is_its_files(tmp_path: Path) -> None:
     from torchvision.datasets import ImageFolder
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 import yaml
 
+import sslengine
 from sslengine.command import machine, train
 from sslengine.command.api import load
 from sslengine.command.front import main
@@ -18,7 +19,7 @@ from sslengine.command.train import NODES, RANKS, batch_of_rank, choose, make_pa
 from sslengine.config.compose import compose
 from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read
-from sslengine.errors import ConfigError, SSLEngineError
+from sslengine.errors import ConfigError, MissingDataError, SSLEngineError
 from sslengine.launch.cli import resolve_all
 from sslengine.launch.widths import settle_widths
 from sslengine.models.build import build_model
@@ -411,3 +412,9 @@ def test_apples_gpu_is_taken_where_there_is_none_of_cuda(monkeypatch: pytest.Mon
 def test_too_many_gpus() -> None:
     with pytest.raises(SSLEngineError, match="this machine has"):
         machine.look("auto", 99)
+
+
+def test_a_path_of_python_that_looks_like_an_option() -> None:
+    for path in ("-x", "--method"):
+        with pytest.raises(MissingDataError, match=f"^{path}: there is no such folder or file"):
+            sslengine.train(path, "simclr")

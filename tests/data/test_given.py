@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 from torch.utils.data.distributed import DistributedSampler
 
 from sslengine.data.given import DatasetFeed, LoaderFeed, as_batch, make_feed, rows_of
@@ -91,6 +91,45 @@ def test_a_loader_of_random_order_is_found_again(options: dict[str, Any]) -> Non
     whole = read(one, 1)
     assert same(read(two, 1, 2), whole[2:])
     assert not same(read(two, 2), whole)
+
+
+ORDERS: list[dict[str, Any]] = [
+    {"shuffle": True}, {"drop_last": True}, {"shuffle": True, "drop_last": True, "num_workers": 1},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", ORDERS)
+def test_the_whole_set_in_order_from_a_loader_that_has_another(options: dict[str, Any]) -> None:
+    def pairs(samples: list[Any]) -> Any:
+        return default_collate([(2 * x, y) for x, y in samples])
+
+    loader = DataLoader(Points(), batch_size=4, collate_fn=pairs, **options)
+    one = feed(loader, shuffle=False, whole=True)
+    assert (one.batch_sizes, one.num_samples) == ([4, 4, 2], 10)
+    assert torch.equal(torch.cat(read(one)), 2 * Points().x)
+
+
+def test_a_loader_in_order_is_read_itself() -> None:
+    loader = DataLoader(Points(), batch_size=4)
+    assert feed(loader, shuffle=False, whole=True)._loader is loader
+
+
+class _Own(DataLoader[Any]):
+    def __iter__(self) -> Any:
+        return ((-x, y) for x, y in super().__iter__())
+
+
+def test_a_loader_with_an_order_of_the_users_keeps_it() -> None:
+    points, order = Points(), [3, 1, 2]
+    for loader in (
+        DataLoader(points, batch_size=2, sampler=order),
+        DataLoader(points, batch_sampler=[order[:2], order[2:]]),
+    ):
+        assert same(
+            read(feed(loader, shuffle=False, whole=True)), [points.x[[3, 1]], points.x[[2]]]
+        )
+    own = feed(_Own(points, batch_size=4, drop_last=True), shuffle=False, whole=True)
+    assert torch.equal(torch.cat(read(own)), -points.x[:8])
 
 
 def test_sizes_of_all_kinds_of_loaders() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,16 @@ def test_a_file_without_a_teacher(runs: Path) -> None:
 def test_a_network_that_does_not_exist() -> None:
     with pytest.raises(ConfigError, match=r"WEIGHTS_INIT\.NETWORK.*student, teacher.*techer"):
         resolved(MODEL__WEIGHTS_INIT={"NETWORK": "techer"})
+
+
+@pytest.mark.parametrize("wrong", ["techer", "Teacher"])
+def test_a_network_of_python_that_does_not_exist(runs: Path, wrong: str) -> None:
+    """It was taken for the student."""
+    told = f"network: expected auto, student or teacher; got '{wrong}'. Did you mean 'teacher'?"
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        Predictor(runs / "dino", network=wrong, nearest=0, device="cpu")
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        choose({"trunk.weight": torch.zeros(1)}, wrong, "file")
 
 
 def test_a_method_must_have_what_it_says() -> None:

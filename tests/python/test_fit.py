@@ -13,6 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -21,7 +22,13 @@ from torch.utils.data import DataLoader
 import sslengine
 from sslengine.command import api, by_names
 from sslengine.distributed.ranks import rank
-from sslengine.errors import ConfigError, DataError, SSLEngineError, TrainingError
+from sslengine.errors import (
+    ConfigError,
+    DataError,
+    NonFiniteLossError,
+    SSLEngineError,
+    TrainingError,
+)
 from sslengine.hooks.events import Hook
 from sslengine.python.fit import fit
 from sslengine.python.session import Session
@@ -49,6 +56,27 @@ def two_ranks():  # type: ignore[no-untyped-def]
 def test_objects_do_not_mix_with_paths() -> None:
     with pytest.raises(ConfigError, match=r"data=.~/photos. among objects.*fit\(.METHOD., "):
         fit(net(), square, "~/photos", sgd(net()), epochs=1)
+
+
+def test_numbers_of_numpy() -> None:
+    hooks = {"CHECK_NAN": np.bool_(False)}
+    rate = {"name": "constant", "value": np.float32(0.125)}
+    optimizer = {"name": "sgd", "param_schedulers": {"lr": rate}}
+    settings = {"LOG_FREQUENCY": np.int64(3), "HOOKS": hooks}
+    for length in ({"epochs": np.int64(2)}, {"iterations": np.int32(6)}):
+        session = fit(net(), square, Points(), optimizer, device="cpu", seed=np.int16(4),
+                      batch_size=4, settings=settings, **length)  # fmt: skip
+        assert (session.iteration, session.complete) == (6, True)
+
+
+def test_a_loss_that_is_not_finite_has_no_run_to_replay(tmp_path: Path) -> None:
+    for folder in (None, tmp_path / "run"):
+        model = net()
+        with pytest.raises(NonFiniteLossError, match="loss of iteration 0 is not finite") as told:
+            fit(model, lambda output, target: square(output, target) * math.nan, Points(),
+                sgd(model), epochs=1, device="cpu", folder=folder)  # fmt: skip
+        assert "replay" not in str(told.value)
+        assert "CHECK_NAN=false continues" in str(told.value)
 
 
 def test_names_have_the_errors_of_train(tmp_path: Path) -> None:

@@ -35,6 +35,14 @@ def test_predictions_in_the_order_of_the_set(form: str) -> None:
     torch.testing.assert_close(ours, expected(model), rtol=1e-12, atol=1e-14)
 
 
+def test_predictions_of_a_loader_that_shuffles_and_drops_the_last() -> None:
+    model, points = net(), Points()
+    loader = DataLoader(points, batch_size=3, shuffle=True, drop_last=True)
+    torch.testing.assert_close(predict(model, loader, device="cpu"), expected(model))
+    whole = square(expected(model), points.y).item()
+    assert evaluate_loss(model, square, loader, device="cpu") == pytest.approx(whole, rel=1e-12)
+
+
 def test_inputs_without_targets_and_a_collate_function_of_ones_own() -> None:
     def stack(samples: list[Any]) -> Tensor:
         return torch.stack([x for x, _ in samples])

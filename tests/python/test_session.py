@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from sslengine.errors import ConfigError
 from sslengine.python.fit import fit
@@ -49,6 +50,17 @@ def test_predictions_are_made_once_for_one_state_of_the_model() -> None:
     assert passes == [3, 3] * 3
     session.close()
     assert session.predict("train").shape == (10, 1)
+
+
+def test_sets_that_are_loaders_which_shuffle_and_drop_the_last() -> None:
+    model, sets = net(), {"train": Points(), "validation": Points(6, seed=1)}
+    loaders = [DataLoader(each, 4, shuffle=True, drop_last=True) for each in sets.values()]
+    session = fit(model, square, loaders[0], sgd(model), validation=loaders[1], epochs=1,
+                  device="cpu")  # fmt: skip
+    for name, points in sets.items():
+        torch.testing.assert_close(session.predict(name), rows(session, points))
+    expected = square(rows(session, sets["validation"]), sets["validation"].y).item()
+    assert session.results["test"]["loss"] == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_loss_over_a_set() -> None:

@@ -1,0 +1,120 @@
+"""Modules in the current folder, for the installed command: its sys.path does not have the folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests import warm
+from tests.export.subjects import TEST_VIEW, timm_vit
+from tests.predictor.runs import make_classifier
+from tests.tail import slow_but
+
+SCRIPT = "import sys\nfrom sslengine.command.front import main\nsys.exit(main())\n"
+PLUGIN = """\
+from sslengine.evaluation.label_free.metric import register_metric
+
+open("imported", "w").close()
+
+
+@register_metric("mean_norm", best="high")
+def mean_norm(features):
+    return features.norm(dim=1).mean().item()
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with images and a run."""
+    folder = tmp_path_factory.mktemp("here")
+    crop = [{"name": "RandomResizedCrop", "size": 32}, *TEST_VIEW[2:]]
+    make_classifier(
+        folder, DATA__TRAIN__TRANSFORMS=crop, DATA__TEST__TRANSFORMS=TEST_VIEW,
+        MODEL__TRUNK=timm_vit(), MODEL__HEAD__PARAMS=[["mlp", {"dims": ["auto", 3]}]],
+        OPTIMIZER__num_epochs=1,
+    )  # fmt: skip
+    return folder
+
+
+@pytest.fixture
+def here(trained: Path, tmp_path: Path) -> Path:
+    """Also with a module, and with the command as pip installs it, in a folder of programs."""
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True, symlinks=True)
+    (tmp_path / "my_metrics.py").write_text(PLUGIN)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "sslengine").write_text(SCRIPT)
+    return tmp_path
+
+
+def command(here: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return warm.run([sys.executable, str(here / "bin" / "sslengine"), *words], cwd=here)
+
+
+def name_it_in_the_run(here: Path) -> None:
+    file = here / "run" / "config.yaml"
+    tree = yaml.safe_load(file.read_text())
+    tree["config"]["PLUGINS"] = ["my_metrics"]
+    file.write_text("# @package _global_\n" + yaml.safe_dump(tree))
+
+
+VERBS = {
+    "judge": ["run", "--train=images", "--val=images", "--workers=0", "--set",
+              "EVALUATE.LABEL_FREE=[rankme,mean_norm]"],
+    "embed": ["run", "images", "--out=rows.npy", "--workers=0"],
+    "export": ["run", "exported"],
+    "rank": ["run/checkpoints", "--workers=0"],
+    "predict": ["run", "images/class0/00.png", "--nearest=0"],
+    "replay": ["run"],
+}  # fmt: skip
+TYPED = {verb: ["--set", "PLUGINS=[my_metrics]"] for verb in VERBS}
+TYPED["replay"] = ["config.PLUGINS=[my_metrics]"]
+
+
+@pytest.mark.parametrize("verb", slow_but(["judge", "embed"], VERBS))
+def test_a_plugin_that_is_typed_is_found(verb: str, here: Path) -> None:
+    done = command(here, verb, *VERBS[verb], *TYPED[verb])
+    assert "cannot import" not in done.stderr
+    assert (here / "imported").exists(), done.stderr
+    assert done.returncode == 0, done.stderr
+    if verb == "judge":
+        report = json.loads((here / "run" / "evaluation.json").read_text())
+        assert "mean_norm" in report["scores"][0]["label_free"]
+
+
+@pytest.mark.parametrize("verb", slow_but(["rank", "predict"], VERBS))
+def test_a_plugin_of_a_run_is_found_with_trust_alone(verb: str, here: Path) -> None:
+    name_it_in_the_run(here)
+    done = command(here, verb, *VERBS[verb])
+    assert done.returncode == 2
+    assert "config.PLUGINS.0: 'my_metrics' names Python code" in done.stderr
+    assert not (here / "imported").exists()
+    done = command(here, verb, *VERBS[verb], "--trust-config")
+    assert "cannot import" not in done.stderr
+    assert (here / "imported").exists(), done.stderr
+
+
+def test_a_name_of_code_that_is_typed_is_found(here: Path) -> None:
+    name_it = ["--set", "LOSS.name=my_metrics:mean_norm"]
+    command(here, "predict", *VERBS["predict"], *name_it)
+    assert (here / "imported").exists()
+
+
+@pytest.mark.slow
+def test_in_a_process_that_imports_anew(here: Path) -> None:
+    words = [sys.executable, str(here / "bin" / "sslengine"), "predict", *VERBS["predict"]]
+    done = subprocess.run([*words, *TYPED["predict"]], cwd=here, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (here / "imported").exists()
+
+
+def test_what_is_installed_comes_first_beside_an_untrusted_run(here: Path) -> None:
+    """A module of the folder cannot take the place of one that the engine imports later."""
+    (here / "my_metrics.py").write_text(f"{PLUGIN}\nimport sys\nprint('last', sys.path[-1:])\n")
+    done = command(here, "predict", *VERBS["predict"], *TYPED["predict"])
+    assert "last ['']" in done.stdout, done.stderr
