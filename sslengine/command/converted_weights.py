@@ -25,6 +25,7 @@ from sslengine.models.channels import RGB
 from sslengine.models.model import Model
 from sslengine.models.networks import AUTO, MODEL
 from sslengine.models.options import ModelOptions, WeightsInitOptions
+from sslengine.models.trunks.from_torchvision import without_classes
 from sslengine.models.trunks.library_options import TorchvisionOptions
 from sslengine.models.vissl_names import to_vissl
 from sslengine.models.weights import Loaded, expect_whole, init_from_file, model_state, vissl_state
@@ -65,8 +66,6 @@ def library_model(form: str, model: Model) -> nn.Module:
 
             channels = model.trunk.in_chans or RGB
             return timm.create_model(name, num_classes=0, in_chans=channels).eval()
-        from sslengine.models.trunks.from_torchvision import without_classes
-
         network, last = without_classes(TorchvisionOptions(name))
     except (ValueError, RuntimeError, KeyError, ConfigError) as error:
         raise CheckpointError(f"{form}: {library} makes no such model: {error}") from error

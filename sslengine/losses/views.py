@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from sslengine.config.facts import RunFacts
 from sslengine.errors import ConfigError, TrainingError
@@ -73,3 +73,16 @@ def described(output: object) -> str:
     if isinstance(output, (list, tuple)):
         return f"[{', '.join(described(each) for each in output)}]"
     return type(output).__name__
+
+
+def expect_input(model: nn.Module, name: str, loss: str, route: str) -> None:
+    """Raise unless a route of the model passes this input to the trunk.
+
+    route: an example for the error. A model of another kind than trunk and heads has no routes.
+    """
+    routes = getattr(model, "routes", ())
+    if routes and all(name not in each.additional_keys for each in routes):
+        raise ConfigError(
+            f"config.MODEL.MULTI_INPUT_HEAD_MAPPING: {loss} needs a route with additional_keys: "
+            f"[{name}], such as {route}. Without it the model sees the patches that it predicts."
+        )

@@ -41,9 +41,8 @@ from sslengine.data.batch.visible_block import PATCH_SIZE
 from sslengine.errors import ConfigError, TrainingError
 from sslengine.losses.shown import ShownPatches
 from sslengine.losses.sinkhorn import sinkhorn
-from sslengine.losses.views import inputs_of
+from sslengine.losses.views import expect_input, inputs_of
 from sslengine.methods.base import Method, Multiplier, Step
-from sslengine.methods.routes import expect_input
 from sslengine.methods.teacher import Teacher
 from sslengine.models.trunks.patches import patch_grid
 from sslengine.models.trunks.rotations import CornerRotations, rotated

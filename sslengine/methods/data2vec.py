@@ -28,9 +28,8 @@ from sslengine.distributed.collectives import sum_in_place
 from sslengine.distributed.ranks import world_size
 from sslengine.errors import ConfigError, TrainingError
 from sslengine.losses.momentum import Pairs, follow, pairs_of
-from sslengine.losses.views import described, inputs_of
+from sslengine.losses.views import described, expect_input, inputs_of
 from sslengine.methods.base import Method, Step
-from sslengine.methods.routes import expect_input
 from sslengine.methods.teacher import Teacher
 from sslengine.models.model import Model
 from sslengine.registry import register_loss

@@ -34,10 +34,9 @@ from sslengine.config.sections import epochs, iterations, one_of
 from sslengine.errors import ConfigError, TrainingError
 from sslengine.losses.masked_patches import Center, masked_cross_entropy
 from sslengine.losses.swapped_prediction import swapped_prediction
-from sslengine.losses.views import described, expect_crops
+from sslengine.losses.views import described, expect_crops, expect_input
 from sslengine.methods.base import Method, Step
 from sslengine.methods.dino import mean_entropy, prototypes_used, rising
-from sslengine.methods.routes import expect_input
 from sslengine.methods.teacher import Schedule, Teacher
 from sslengine.registry import register_loss
 

@@ -31,9 +31,8 @@ from sslengine.data.batch.multi_block import NAME as COLLATOR
 from sslengine.data.batch.multi_block import PATCH_SIZE
 from sslengine.errors import TrainingError
 from sslengine.losses.shown import ShownPatches
-from sslengine.losses.views import inputs_of
+from sslengine.losses.views import expect_input, inputs_of
 from sslengine.methods.base import Method, Step
-from sslengine.methods.routes import expect_input
 from sslengine.methods.teacher import Teacher
 from sslengine.models.trunks.initial import rescale_blocks
 from sslengine.models.trunks.patches import SinePositions, patch_grid

@@ -22,9 +22,8 @@ from torch.nn import functional as F
 from sslengine.config.facts import RunFacts
 from sslengine.distributed.ranks import world_size
 from sslengine.errors import ConfigError, TrainingError
-from sslengine.losses.views import described, inputs_of
+from sslengine.losses.views import described, expect_input, inputs_of
 from sslengine.methods.base import Method, Step
-from sslengine.methods.routes import expect_input
 from sslengine.registry import register_head, register_loss
 
 NAME = "simmim_loss"

@@ -176,8 +176,8 @@ def expect_whole(loaded: Loaded) -> None:
     if loaded.skipped:
         raise CheckpointError(
             f"{loaded.source} was asked to leave out {listing(loaded.skipped)}, which the network "
-            f"has: its numbers would be random ones. What is left out must be of no part of the "
-            f"network, such as a classifier."
+            f"has: its numbers would be random ones. Only what is in the file alone can be left "
+            f"out, such as a classifier."
         )
 
 
