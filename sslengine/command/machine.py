@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from sslengine.config.options import DEVICES
 from sslengine.distributed.device import gpu_count, has_mps
-from sslengine.errors import ConfigError
+from sslengine.errors import ConfigError, nearest
 from sslengine.precision import best
 
 GIB = 2**30
@@ -81,6 +82,9 @@ def _counted(count: int, what: str) -> str:
 
 def look(device: str = "auto", gpus: int | None = None) -> Machine:
     """device: auto, gpu, mps or cpu. gpus: how many are wanted; None: all."""
+    if device not in DEVICES:  # of Python: the command line has checked it
+        known = f"expected one of {', '.join(DEVICES)}; got {device!r}."
+        raise ConfigError(f"--device: {known} {nearest(device, DEVICES)}".rstrip())
     there = gpu_count()
     if device == "gpu" and not there:
         hint = " --device mps takes Apple's." if has_mps() else ""

@@ -402,6 +402,8 @@ def test_apples_gpu_is_taken_where_there_is_none_of_cuda(monkeypatch: pytest.Mon
     assert machine.look("cpu").device == "cpu"
     with pytest.raises(ConfigError, match="--device gpu: .* --device mps takes Apple's"):
         machine.look("gpu")
+    with pytest.raises(ConfigError, match=r"--device: .* got 'gppu'. Did you mean 'gpu'"):
+        machine.look("gppu")
     with pytest.raises(ConfigError, match="--gpus 2: with --device mps there is one"):
         machine.look("mps", 2)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
