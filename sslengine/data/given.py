@@ -246,8 +246,6 @@ def make_feed(
 
     whole: each sample once, in the order of the dataset, also from such a DataLoader on one rank.
     """
-    if not isinstance(batch_size, Integral) or batch_size < 1:
-        raise ConfigError(f"batch_size: expected a whole number, 1 or more; got {batch_size!r}.")
     if isinstance(given, DataLoader) and _has_torchs_sampler(given):
         if world_size() > 1:
             shuffle = shuffle and isinstance(given.sampler, TorchRandomSampler)
@@ -258,6 +256,9 @@ def make_feed(
             given = _in_order(given)
     is_dataset = hasattr(given, "__getitem__") and hasattr(given, "__len__")
     if is_dataset and not isinstance(given, (list, tuple)):
+        if not isinstance(batch_size, Integral) or batch_size < 1:
+            known = f"expected a whole number, 1 or more; got {batch_size!r}."
+            raise ConfigError(f"batch_size: {known}")
         return DatasetFeed(
             given, batch_size, shuffle=shuffle, seed=seed, device=device, drop_last=drop_last,
             collate_fn=collate_fn, workers=workers, where=where,

@@ -224,22 +224,18 @@ class GramTeacher(nn.Module):
 
     @torch.no_grad()
     def replace_by(self, trunk: nn.Module) -> None:
-        theirs = _layers(trunk)
-        for name, each in _layers(self.trunk).items():
-            copy_into(each, theirs[name])
+        theirs = dict(trunk.named_parameters())
+        for name, each in self.trunk.named_parameters():
+            if name in theirs:
+                copy_into(each, theirs[name])
 
     def expect_layers_of(self, trunk: nn.Module) -> None:
-        """Raise unless the trunk can replace this one."""
-        ours, theirs = ({(name, each.shape) for name, each in _layers(of).items()}
-                        for of in (self.trunk, trunk))  # fmt: skip
+        """Raise unless the trunk can replace this one. One of them may lack the mask token, which
+        is of use in training alone."""
+        ours, theirs = ({(name, each.shape) for name, each in of.named_parameters()
+                         if name != "mask_token"} for of in (self.trunk, trunk))  # fmt: skip
         if odd := {name for name, _ in ours ^ theirs}:
             raise ConfigError(
                 f"{DINOv3Options.where}.gram_refresh: the Gram teacher has other layers than the "
                 f"model, and cannot become its teacher. Set it to 0. ({listing(odd, 4)})"
             )
-
-
-def _layers(trunk: nn.Module) -> dict[str, nn.Parameter]:
-    """A mask token is of use in training alone."""
-    named = trunk.named_parameters()
-    return {name: each for name, each in named if name != "mask_token"}
