@@ -243,9 +243,7 @@ def build_without_memory(run: Resolved) -> None:
         if run.engine_name != "train":
             return
         build.build_run_optimizer(run.config, model, meta, epochs=1.0)
-        method = build.build_loss(run.config, 1000, meta)
-        build.attach(method, model)
-        build.freeze_method(run.config, method)
+        build.attach(run.config, build.build_loss(run.config, 1000, meta), model)
 
 
 def train_two_steps(run: Resolved) -> None:

@@ -28,7 +28,14 @@ from sslengine.models.options import ModelOptions, WeightsInitOptions
 from sslengine.models.trunks.from_torchvision import without_classes
 from sslengine.models.trunks.library_options import TorchvisionOptions
 from sslengine.models.vissl_names import to_vissl
-from sslengine.models.weights import Loaded, expect_whole, init_from_file, model_state, vissl_state
+from sslengine.models.weights import (
+    COUNTERS,
+    Loaded,
+    expect_whole,
+    init_from_file,
+    model_state,
+    vissl_state,
+)
 
 # Rounding of float32 sums in another order; a wrong tensor differs by far more.
 TOLERANCE = 1e-4
@@ -79,7 +86,7 @@ def fill(library: nn.Module, model: Model, form: str) -> nn.Module:
     """Copy all tensors of the model's trunk into the library's model."""
     state = bare_state(model, library)
     own = library.state_dict()
-    counters = {name: each for name, each in own.items() if name.endswith("num_batches_tracked")}
+    counters = {name: each for name, each in own.items() if name.endswith(COUNTERS)}
     return filled(library, {**counters, **state}, form)
 
 

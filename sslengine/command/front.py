@@ -83,10 +83,10 @@ def run(verb: str, arguments: Sequence[str]) -> int:
 def _expect_filled(arguments: Sequence[str]) -> None:
     """A variable of the shell that is not set leaves nothing: --weights "$FILE"."""
     for number, each in enumerate(arguments):
-        option = each.removesuffix("=") if each.startswith("--") else ""
-        before = arguments[number - 1] if number and arguments[number - 1].startswith("-") else ""
-        if not each or (option != each and option and "=" not in option):
-            where = option or before or f"argument {number + 1}"
+        name, equals, value = each.partition("=")
+        if not each or (name.startswith("--") and equals and not value):
+            before = arguments[number - 1] if number else ""
+            where = name or (before if before.startswith("-") else f"argument {number + 1}")
             raise ConfigError(f"{where}: nothing was given. Is a variable of the shell not set?")
 
 

@@ -28,7 +28,7 @@ from sslengine.optim.learner import learner_of
 from sslengine.optim.multipliers import chosen_multipliers
 from sslengine.optim.options import OptimizerOptions
 from sslengine.registry import LOSSES, component_key
-from sslengine.task.build import attach, build_loss, freeze_method
+from sslengine.task.build import attach, build_loss
 
 META = torch.device("meta")
 # Sources of images of one size (DEFAULT_GRAY_IMG_SIZE), whose labels are numbers.
@@ -121,8 +121,7 @@ def through_method(config: DictConfig, model: Model, output: Any, sample: dict[s
         with META, torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             method = build_loss(config, _NUM_SAMPLES, META, one_batch)
-            attach(method, model)
-            freeze_method(config, method)
+            attach(config, method, model)
             method.train()
             entries = read(config, OptimizerOptions).multiplier_options()
             chosen_multipliers(learner_of(model, method), entries)

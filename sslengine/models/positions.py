@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 LOG = logging.getLogger("sslengine")
-# 1 x (tokens before the patches + patches) x width: here and in timm, and in torchvision.
-NAMES = ("pos_embed", "encoder.pos_embedding")
+# 1 x (tokens before the patches + patches) x width: here and in timm, and in torchvision. For each
+# the patches in a column and in a row.
+GRIDS: Mapping[str, Callable[[Any], Sequence[int] | None]] = {
+    "pos_embed": lambda trunk: getattr(getattr(trunk, "patch_embed", None), "grid_size", None),
+    "encoder.pos_embedding": lambda trunk: (trunk.image_size // trunk.patch_size,) * 2,
+}
 # (vertical distances * horizontal distances + entries of the class token) x heads
 BIAS = ".relative_position_bias_table"
 
@@ -30,9 +34,9 @@ def fit_positions(trunk: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Te
 
 def _fit_embeddings(trunk: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
     tensors = {**dict(trunk.named_parameters()), **dict(trunk.named_buffers())}
-    name = next((each for each in NAMES if each in tensors and f"trunk.{each}" in given), "")
-    grid = _grid(trunk)
-    if not name or grid is None:
+    name = next((each for each in GRIDS if each in tensors and f"trunk.{each}" in given), "")
+    grid = GRIDS[name](trunk) if name else None
+    if grid is None:
         return dict(given)
     ours, theirs = tensors[name], given[f"trunk.{name}"]
     before = ours.shape[1] - math.prod(grid)
@@ -43,15 +47,6 @@ def _fit_embeddings(trunk: nn.Module, given: Mapping[str, Tensor]) -> dict[str, 
     LOG.info("Position embeddings resized from %d x %d patches to %d x %d.", side, side, *grid)
     patches = _resized(theirs[0, before:], side, grid)
     return {**given, f"trunk.{name}": torch.cat([theirs[:, :before], patches[None]], dim=1)}
-
-
-def _grid(trunk: nn.Module) -> Sequence[int] | None:
-    """Patches in a column and in a row."""
-    if hasattr(trunk, "encoder"):  # torchvision's
-        side: Any = getattr(trunk, "image_size", 0)
-        return (side // cast(Any, trunk.patch_size),) * 2 if side else None
-    found: Sequence[int] | None = getattr(getattr(trunk, "patch_embed", None), "grid_size", None)
-    return found
 
 
 def _fit_biases(trunk: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -222,7 +222,7 @@ def copies_of_model(loss: nn.Module) -> list[Model]:
     return [each for each in loss.modules() if isinstance(each, Model)]
 
 
-def attach_again(loss: nn.Module, model: nn.Module) -> None:
+def attach_again(config: DictConfig, loss: nn.Module, model: nn.Module) -> None:
     """Let copies start as the model does. A sharded one cannot be copied: it is written over."""
     kept = [each.network for each in loss.modules() if isinstance(each, FrozenNetwork)]
     copies = [each for each in copies_of_model(loss) if each not in kept]
@@ -232,18 +232,14 @@ def attach_again(loss: nn.Module, model: nn.Module) -> None:
         for part in callbacks(loss, "start_sharded"):
             part(model)
     else:
-        attach(loss, model)
+        attach(config, loss, model)
 
 
-def attach(loss: nn.Module, model: nn.Module) -> None:
-    """Let the method and its parts copy what they need of the model."""
+def attach(config: DictConfig, loss: nn.Module, model: nn.Module) -> None:
+    """Let the method and its parts copy what they need of the model; freeze what has a name now."""
     for part in callbacks(loss, "attach"):
         part(model)
     check_networks(loss)
-
-
-def freeze_method(config: DictConfig, loss: nn.Module) -> None:
-    """As NON_TRAINABLE_PARAMS says, of an attached method: it may have made parameters then."""
     freeze_parameters(loss, read(config, ModelOptions).NON_TRAINABLE_PARAMS, f"{LOSS}.")
 
 

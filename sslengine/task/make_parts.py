@@ -128,8 +128,7 @@ class PartsOfConfig:
         for split, feed in (("TRAIN", feeds.train), ("TEST", feeds.test)):
             check_label_range(loss, model, feed, feeds.options(split), split)
         build.compile_model(self.config, model)
-        build.attach(loss, model)
-        build.freeze_method(self.config, loss)
+        build.attach(self.config, loss, model)
         if build.in_shards(self.config):
             build.shard_model(self.config, model, loss, self.device)
         return model, loss

@@ -112,8 +112,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         """For a run that does not resume from one of its checkpoints."""
         parts = self.parts
         build.load_initial_weights(self.config, parts.base_model, self.class_names)
-        build.attach_again(parts.loss, parts.base_model)
-        build.freeze_method(self.config, parts.loss)
+        build.attach_again(self.config, parts.loss, parts.base_model)
         if not self.test_only:  # parts that the method has made again
             expect_owners(parts.learner, parts.optimizer.param_groups)
 

@@ -15,6 +15,7 @@ import torch
 import torchvision
 import yaml
 from PIL import Image
+from safetensors.torch import load_file
 from sklearn.metrics import average_precision_score
 
 import sslengine
@@ -103,6 +104,25 @@ def test_a_folder_whose_name_is_not_utf8(
     assert not (tmp_path / "run").exists()
     os.symlink(images, tmp_path / "link")
     assert main(["train", str(tmp_path / "link"), *arguments, f"--out={tmp_path / 'run'}"]) == 0
+
+
+def test_a_pickled_network_of_ones_own(
+    tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network = timm.create_model("resnet10t", num_classes=0)
+    torch.save(network, tmp_path / "module.pth")
+    given = ["train", str(photos), "--method=simclr", "--model=resnet10t", "--epochs=1", "--size=32",
+             "--workers=0", f"--weights={tmp_path / 'module.pth'}", f"--out={tmp_path / 'run'}"]  # fmt: skip
+    assert main(given) != 0
+    assert "Only if it is your own: --trust-pickle" in capsys.readouterr().err
+    assert main([*given, "--trust-pickle"]) == 0
+    keys = ["--set=MODEL.TRUNK.NAME=timm", "--set=MODEL.TRUNK.TIMM.model=resnet10t"]
+    given = ["export", str(tmp_path / "module.pth"), str(tmp_path / "out"), "--to=state-dict"]
+    assert main([*given, "--trust-pickle"]) == 2
+    assert "--trust-pickle: it is for a file of weights" in capsys.readouterr().err
+    assert main([*given, "--config=photos/simclr", *keys, "--trust-pickle"]) == 0
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert torch.equal(found["conv1.0.weight"], network.state_dict()["conv1.0.weight"])
 
 
 def test_features_of_a_run_in_bf16_are_computed_so_and_those_of_an_export_are_not(

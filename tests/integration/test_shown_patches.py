@@ -6,7 +6,9 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
+from sslengine.config.assignments import overrides
 from sslengine.config.resolve import resolve
 from sslengine.errors import ConfigError
 from sslengine.launch.preflight import expect_fitting_shapes
@@ -64,3 +66,15 @@ def test_a_network_that_needs_every_patch_is_told_before_launch() -> None:
                   f"config.MODEL.TRUNK.TIMM.arguments={{{SMALL}}}"]  # fmt: skip
     with pytest.raises(ConfigError, match="additional_keys: Beit takes no input 'shown'"):
         expect_fitting_shapes(resolve(given).config)
+
+
+@pytest.mark.parametrize(
+    "method", ["simmim", "data2vec", "ibot", "dinov2", "dinov3", "ijepa", "capi"]
+)
+def test_a_route_that_hides_nothing_is_refused_before_launch(method: str) -> None:
+    routes = resolve([f"config=quickstart/{method}"]).config.MODEL.MULTI_INPUT_HEAD_MAPPING
+    bare = [[key, {name: each for name, each in said.items() if name != "additional_keys"}]
+            for key, said in OmegaConf.to_container(routes)]  # fmt: skip
+    mapping = overrides({"MODEL.MULTI_INPUT_HEAD_MAPPING": bare})
+    with pytest.raises(ConfigError, match=f"{method}_loss needs a route with additional_keys: "):
+        expect_fitting_shapes(resolve([f"config=quickstart/{method}", *mapping]).config)
