@@ -11,9 +11,9 @@ The same trunk untrained and raw pixels are scored too: they are what training h
 scores are printed, and kept in evaluation.json in the run's folder. Images are resized, and cropped
 in the centre. Without labels, or of a single class, metrics that need no labels are computed.
 
---features judges what other programs computed: .npy, .npz, .parquet, .csv or .pt of the training
-and test images; or folders of features that this engine has kept. Of one file a fifth of the rows
-are test rows. More: docs/judging/.
+--features judges what other programs computed: .npy, .npz, .parquet, .csv, .tsv or .pt of the
+training and test images; or folders of features that this engine has kept. Of one file a fifth of
+the rows are test rows. More: docs/judging/.
 """
 
 from __future__ import annotations

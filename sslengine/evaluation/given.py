@@ -2,7 +2,7 @@
 
     .npy                  a matrix, which is not read whole; labels from another file
     .npz                  `features` and, if there are some, `labels`
-    .parquet, .csv        as `sslengine embed` writes them: `features` (lists), or feature_0,
+    .parquet, .csv, .tsv  as `sslengine embed` writes them: `features` (lists), or feature_0,
                           feature_1 ...; and `label`, or label_A, label_B ...
     .pt, .pth             a tensor, or a dict with `features` and `labels`
     a folder              of a store; of stores of both splits; of `extract_features`' files
@@ -25,6 +25,7 @@ from numpy.lib.format import open_memmap, read_array
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sslengine.data.sources.tables import delimiter_in
 from sslengine.errors import ConfigError, DataError, MissingDataError, listing, readable
 from sslengine.evaluation.feature_files import layers_in, read_features
 from sslengine.evaluation.features import Rows
@@ -131,7 +132,7 @@ def read_labels(path: Path) -> Labels:
         raise MissingDataError(f"{path}: there is no such file.")
     suffix = path.suffix.lower()
     if suffix not in (".npy", ".txt", *ARRAYS, *TABLES):
-        expected = ".npy, .txt (one a line), .csv, .npz, .parquet or .pt"
+        expected = ".npy, .txt (one a line), .csv, .tsv, .npz, .parquet or .pt"
         raise ConfigError(f"{path}: expected labels in {expected}.")
     _expect_content(path)
     if suffix == ".npy":
@@ -224,7 +225,14 @@ def _torch(path: Path) -> dict[str, NDArray[Any]]:
     except Exception as error:  # what it raises depends on the file
         raise _unreadable(path, error, " without running code") from error
     held = held if isinstance(held, dict) else {"features": held}
-    return {name: each.numpy() for name, each in held.items() if isinstance(each, Tensor)}
+    return {name: _as_array(each) for name, each in held.items() if isinstance(each, Tensor)}
+
+
+def _as_array(tensor: Tensor) -> NDArray[Any]:
+    """numpy has no bfloat16."""
+    tensor = tensor.detach()
+    found: NDArray[Any] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return found
 
 
 def _matrix(path: Path, held: Mapping[str, NDArray[Any]]) -> Tensor:
@@ -286,8 +294,10 @@ def _of_lists(path: Path, name: str, column: Any) -> NDArray[Any]:
 
 def _csv(path: Path) -> _Table:
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        delimiter = delimiter_in(path, file.readline())
+        file.seek(0)
         try:
-            lines = _without_empty_end(list(csv.reader(file)))
+            lines = _without_empty_end(list(csv.reader(file, delimiter=delimiter)))
         except csv.Error as error:
             raise _unreadable(path, error) from error
     names, lines = (lines[0], lines[1:]) if lines else ([], [])
@@ -347,5 +357,9 @@ ARRAYS: Mapping[str, Callable[[Path], dict[str, NDArray[Any]]]] = {
     ".pt": _torch,
     ".pth": _torch,
 }
-TABLES: Mapping[str, Callable[[Path], _Table]] = {".parquet": _parquet, ".csv": _csv}
+TABLES: Mapping[str, Callable[[Path], _Table]] = {
+    ".parquet": _parquet,
+    ".csv": _csv,
+    ".tsv": _csv,
+}
 READERS = (".npy", *ARRAYS, *TABLES)

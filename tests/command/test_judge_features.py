@@ -25,6 +25,7 @@ ROWS = (np.eye(3)[LABELS] @ DRAW.normal(size=(3, 8)) + DRAW.normal(size=(160, 8)
 NAMES = np.array(["cat", "ant", "bee"])[LABELS]
 FEW = ["--set", "EVALUATE.LABEL_FREE=[rankme]"]
 SPLITS = {"train": slice(0, 100), "test": slice(100, 160)}
+SIGNS = {".csv": ",", ".tsv": "\t"}  # between cells
 
 
 def judged(out: Path, *arguments: object) -> dict[str, Any]:
@@ -33,8 +34,8 @@ def judged(out: Path, *arguments: object) -> dict[str, Any]:
     return report
 
 
-def of_scikit_learn() -> float:
-    unit = ROWS / np.linalg.norm(ROWS, axis=1, keepdims=True)
+def of_scikit_learn(rows: NDArray[Any] = ROWS) -> float:
+    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     nearest = KNeighborsClassifier(1).fit(unit[:100], LABELS[:100])
     return 100 * float(nearest.score(unit[100:], LABELS[100:]))
 
@@ -45,9 +46,9 @@ def write(path: Path, rows: NDArray[Any], names: NDArray[Any]) -> None:
     elif path.suffix == ".pt":
         numbers = np.unique(names, return_inverse=True)[1]
         torch.save({"features": torch.from_numpy(rows), "labels": torch.from_numpy(numbers)}, path)
-    elif path.suffix == ".csv":
+    elif path.suffix in SIGNS:
         with path.open("w", newline="") as file:
-            lines = csv.writer(file)
+            lines = csv.writer(file, delimiter=SIGNS[path.suffix])
             lines.writerow(["path", "label", *(f"feature_{each}" for each in range(8))])
             lines.writerows(
                 [f"{n}.png", name, *row] for n, (name, row) in enumerate(zip(names, rows))
@@ -60,7 +61,7 @@ def write(path: Path, rows: NDArray[Any], names: NDArray[Any]) -> None:
         parquet.write_table(pyarrow.table({"features": lists, "label": names.tolist()}), path)
 
 
-@pytest.mark.parametrize("ending", ["npz", "pt", "csv", "parquet"])
+@pytest.mark.parametrize("ending", ["npz", "pt", "csv", "tsv", "parquet"])
 def test_files_of_other_programs(ending: str, tmp_path: Path) -> None:
     for split, some in SPLITS.items():
         write(tmp_path / f"{split}.{ending}", ROWS[some], NAMES[some])
@@ -73,6 +74,21 @@ def test_files_of_other_programs(ending: str, tmp_path: Path) -> None:
     most = np.bincount(LABELS[:100]).argmax()
     assert report["chance"] == pytest.approx(100 * (LABELS[100:] == most).mean())
     assert score["label_free"]["rankme"]["n"] == 100
+
+
+def test_a_table_of_a_spreadsheet_and_tensors_of_a_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`;` between cells; bfloat16, which numpy has not, with a gradient."""
+    monkeypatch.setitem(SIGNS, ".csv", ";")
+    files = tmp_path / "train.csv", tmp_path / "test.pt"
+    rows = torch.from_numpy(ROWS[100:]).bfloat16()
+    write(files[0], ROWS[:100], LABELS[:100])
+    held = {"features": rows.clone().requires_grad_(), "labels": torch.from_numpy(LABELS[100:])}
+    torch.save(held, files[1])
+    (score,) = judged(tmp_path / "out.json", *files)["scores"]
+    rounded = np.concatenate([ROWS[:100], rows.float().numpy()])
+    assert score["knn"]["1"] == pytest.approx(of_scikit_learn(rounded))
 
 
 def test_matrices_with_labels_elsewhere_and_one_file(

@@ -155,7 +155,7 @@ def _open_list(file: Path) -> Table:
 
 def _open_text(file: Path) -> Table:
     with file.open(encoding="utf-8-sig") as stream:
-        delimiter = _delimiter(file, stream.readline())
+        delimiter = delimiter_in(file, stream.readline())
 
     def lines() -> Iterator[list[str]]:
         with file.open(newline="", encoding="utf-8-sig") as stream:
@@ -175,7 +175,7 @@ def _open_text(file: Path) -> Table:
     return next(lines(), []), rows
 
 
-def _delimiter(file: Path, header: str) -> str:
+def delimiter_in(file: Path, header: str) -> str:
     """Spreadsheets write `;` where a comma is the sign of decimals."""
     if file.suffix.lower() == ".tsv":
         return "\t"
