@@ -71,13 +71,13 @@ MISTAKES = {
 
 
 def test_types_fit_and_those_of_users_calls_are_checked(tmp_path: Path) -> None:
-    """One run of mypy: the package has no error, and each mistake of a caller's is one."""
+    """One run of mypy: the package and its tools have no error, and each mistake of a caller's is one."""
     if others := _not_as_locked():
         pytest.skip(f"not the locked environment: {', '.join(others[:3])} ...")
     script = tmp_path / "calls.py"
     script.write_text(CALLS)
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", "sslengine", str(script)],
+        [sys.executable, "-m", "mypy", "sslengine", "tools", "extra_scripts", str(script)],
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     errors = [line for line in done.stdout.splitlines() if ": error: " in line]

@@ -28,7 +28,7 @@ def make(folder: Path) -> Path:
     """Its Python, that sees our packages."""
     venv.create(folder, clear=True)
     python = folder / "bin" / "python"
-    where = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    where = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
     own = Path(subprocess.run(where, check=True, capture_output=True, text=True).stdout.strip())
     ours = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     (own / "ours.pth").write_text("\n".join(ours) + "\n")

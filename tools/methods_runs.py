@@ -332,7 +332,7 @@ def call(job: Job, more: list[str]) -> float:
     return usage.ru_maxrss / 1024
 
 
-def _step(folder: Path) -> dict[str, float]:
+def _step(folder: Path) -> dict[str, Any]:
     """Images per step, and its time: the median over the run's log entries except the first."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     speeds = [line["images_per_s"] for line in lines if line["kind"] == "step"][1:]

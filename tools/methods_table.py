@@ -220,8 +220,8 @@ def main(arguments: list[str] | None = None) -> int:
     known = sorted(path.stem for path in (ROOT / "configs" / "quickstart").glob("*.yaml"))
     options = _options(known, arguments)
     measured, code = Measured(options.measured), code_commit()
-    variant = options.variant or ("", ())
-    rows = [Row(method, *variant, options.images) for method in options.methods or known]
+    variant, overrides = options.variant or ("", ())
+    rows = [Row(method, variant, overrides, options.images) for method in options.methods or known]
     for row in rows if options.again else ():
         measured.forget_other_code(row, code)
     folder, more = options.folder / code, _more(options)

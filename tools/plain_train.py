@@ -179,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=options.weight_decay)
     steps, first_epoch = len(loader) * options.epochs, 0
     print(f"kNN on pixels        {knn(nn.Flatten(), train, test):5.1f} %")
-    print(f"kNN before training  {knn(model.trunk, train, test):5.1f} %")
+    print(f"kNN before training  {knn(model[0], train, test):5.1f} %")
 
     if options.checkpoint and os.path.exists(options.checkpoint):
         state = torch.load(options.checkpoint, weights_only=True)
@@ -204,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             state |= {"random": torch.get_rng_state(), "epochs": epoch + 1}
             torch.save(state, options.checkpoint + ".new")
             os.replace(options.checkpoint + ".new", options.checkpoint)
-    print(f"kNN after training   {knn(model.trunk, train, test):5.1f} %")
+    print(f"kNN after training   {knn(model[0], train, test):5.1f} %")
 
 
 if __name__ == "__main__":

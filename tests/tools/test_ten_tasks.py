@@ -22,7 +22,7 @@ def _done(monkeypatch: pytest.MonkeyPatch, task: Task, *arguments: str) -> int:
 def test_a_task_is_counted_and_checked(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    steps = [Step("echo 1 > here", trains=True, count=2), Step("test -e photos/cats/0.png")]
+    steps = [Step("echo 1 > here", trains=True, commands=2), Step("test -e photos/cats/0.png")]
     assert _done(monkeypatch, Task("fine", "photos", steps, ["test -e here"])) == 0
     head, row = capsys.readouterr().out.splitlines()
     assert row.split()[:2] == ["fine", "3"]
@@ -35,7 +35,7 @@ def test_a_task_is_counted_and_checked(
     [
         (Task("x", "photos", [Step("echo no >&2; exit 3")]), "`echo no >&2; exit 3` ended with 3: no"),
         (Task("x", "photos", [], ["false"]), "`false` ended with 1"),
-        (Task("x", "photos", [Step("true", count=10)]), "more than 9 commands"),
+        (Task("x", "photos", [Step("true", commands=10)]), "more than 9 commands"),
         (Task("x", "photos", [], looks=TASKS["cleaning"].looks), ""),
         (Task("x", "photos", [Step("touch a")], looks=TASKS["cleaning"].looks), "left behind: ['a', "),
         (Task("x", "photos", [Step("touch ~/a")], looks=TASKS["cleaning"].looks), "in home: ['a']"),

@@ -264,7 +264,7 @@ def stages(case: Case, folder: Path, run: Path, given: argparse.Namespace) -> di
     torch.set_num_threads(given.threads)
     arguments = [each for each in config_of(case, folder, given) if "epoch_ends" not in each]
     config = resolve([*arguments, "config.DATA.NUM_DATALOADER_WORKERS=0"]).config
-    task = SelfSupervisionTask(config, run, torch.device("cpu"), hooks=[], services=Services())
+    task: Any = SelfSupervisionTask(config, run, torch.device("cpu"), hooks=[], services=Services())
     task.prepare()
     task.on_start()
     task.start_phase()

@@ -122,7 +122,7 @@ def _byol(case: Case, batches: Iterator[Tensor]) -> None:
         loss.backward()
         optimizer.step()
         with torch.no_grad():
-            torch._foreach_lerp_(pairs[1], pairs[0], 0.01)
+            torch._foreach_lerp_([*pairs[1]], [*pairs[0]], 0.01)
 
 
 class _Student(nn.Module):

@@ -100,14 +100,16 @@ class Theirs:
         self.method, self.batch, self.update_momentum = method, ours, update_momentum
         made = []
         for _ in range(2):  # weight norm cannot be copied
-            network = timm.create_model(MODEL, img_size=SIDE, dynamic_img_size=True, num_classes=0)
+            network: Any = timm.create_model(
+                MODEL, img_size=SIDE, dynamic_img_size=True, num_classes=0
+            )
             backbone = MaskedVisionTransformerTIMM(vit=network)
             made.append(nn.ModuleDict({"backbone": backbone, **self._heads(network.embed_dim)}))
         self.student, self.teacher = made
         self.teacher.load_state_dict(self.student.state_dict())
         self.teacher.requires_grad_(False)
         self.compute = getattr(self, f"_{method}")
-        inner = ours.task.optimizer.inner
+        inner = ours.task.parts.optimizer.inner
         self.losses = self._losses()
         self.prototypes = nn.Parameter(torch.randn(1024, 256))
         trained = [*self.student.parameters(), *([self.prototypes] if method == "msn" else [])]

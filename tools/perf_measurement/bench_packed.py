@@ -51,8 +51,8 @@ def packed(attend: Attend, trunk: nn.Module, crops: Sequence[Tensor]) -> list[Te
 def by_size(one: Tensor, shapes: Sequence[torch.Size]) -> Tensor:
     answers = []
     for each, shape in zip(_split(one, shapes), shapes):
-        parts = each.unflatten(0, shape[:2]).permute(2, 0, 3, 1, 4)
-        answer = scaled_dot_product_attention(*parts)
+        query, key, value = each.unflatten(0, shape[:2]).permute(2, 0, 3, 1, 4)
+        answer = scaled_dot_product_attention(query, key, value)
         answers.append(answer.transpose(1, 2).flatten(2).flatten(0, 1))
     return torch.cat(answers)
 
@@ -61,13 +61,13 @@ def jagged(one: Tensor, shapes: Sequence[torch.Size]) -> Tensor:
     lengths = torch.cat([torch.full((shape[0],), shape[1]) for shape in shapes])
     offsets = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)]).to(one.device)
     longest, shortest = int(lengths.max()), int(lengths.min())
-    parts = [
+    query, key, value = (
         torch.nested.nested_tensor_from_jagged(
             each.contiguous(), offsets, min_seqlen=shortest, max_seqlen=longest
         ).transpose(1, 2)
         for each in one.unbind(1)
-    ]
-    return scaled_dot_product_attention(*parts).transpose(1, 2).values().flatten(1)
+    )
+    return scaled_dot_product_attention(query, key, value).transpose(1, 2).values().flatten(1)
 
 
 def _split(rows: Tensor, shapes: Sequence[torch.Size]) -> Sequence[Tensor]:

@@ -105,5 +105,5 @@ def mae(case: Built) -> ByHand:
 
 @torch.no_grad()
 def follow(teacher: nn.Module, model: nn.Module, momentum: float) -> None:
-    pairs = (list(each.parameters()) for each in (teacher, model))
-    torch._foreach_lerp_(*pairs, 1 - momentum)
+    theirs, ours = (list(each.parameters()) for each in (teacher, model))
+    torch._foreach_lerp_([*theirs], [*ours], 1 - momentum)

@@ -9,6 +9,7 @@ import csv
 import io
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def expect_equal(found: Any, expected: Any, tolerance: float = 1e-3) -> None:
     assert float(expected.std(0).max()) > 0, "the features of all images are equal"
 
 
-def of_timm(folder: str, images: list[Image.Image]) -> np.ndarray:
+def of_timm(folder: str, images: Sequence[Image.Image]) -> np.ndarray:
     import timm
 
     model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()

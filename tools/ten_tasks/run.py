@@ -107,7 +107,7 @@ class User:
         began = time.monotonic()
         self.run(step.line)
         took = time.monotonic() - began
-        self.commands += step.count
+        self.commands += step.commands
         if step.trains:
             self.training += took
         else:

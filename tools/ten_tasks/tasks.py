@@ -33,7 +33,7 @@ TEMPORARY = ("torchinductor_", ".ses")
 class Step(NamedTuple):
     line: str
     trains: bool = False
-    count: int = 1  # of commands or statements
+    commands: int = 1  # or statements
 
 
 class Task(NamedTuple):
@@ -70,8 +70,8 @@ TASKS = {
         Step(_python("import pandas; assert len(pandas.read_csv('photos.csv')) == 16")),
     ], ["CHECK photos photos.csv runs/mine/weights"]),
     "python": Task("the same from Python", "photos", [
-        Step(_python(TRAIN_IN_PYTHON), trains=True, count=3),
-        Step(_python(EMBED_IN_PYTHON), count=3),
+        Step(_python(TRAIN_IN_PYTHON), trains=True, commands=3),
+        Step(_python(EMBED_IN_PYTHON), commands=3),
     ], ["CHECK photos photos.csv runs/mine/weights"]),
     "timm": Task("DINO continues timm's ViT-S", "timm_weights", [
         Step("sslengine train photos --recipe dino/continued --model vit_small_patch16_224 "
