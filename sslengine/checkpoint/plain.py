@@ -23,8 +23,8 @@ def expect_plain(state: Mapping[str, Any]) -> None:
     if found:
         raise CheckpointError(
             f"the state cannot be saved: a checkpoint holds tensors and plain values, and could "
-            f"not be read with {listing(found, 5)}. Let `state_dict` (`rank_state`) return numbers, "
-            f"text, lists, dicts or tensors: float(x), list(x), torch.from_numpy(x)."
+            f"not be read with {listing(found, 5)}. Let `state_dict` (`rank_state`) return "
+            f"numbers, text, lists, dicts or tensors: float(x), list(x), torch.from_numpy(x)."
         )
 
 
