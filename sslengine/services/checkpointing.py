@@ -17,7 +17,7 @@ from sslengine.checkpoint.plain import expect_plain
 from sslengine.checkpoint.saver import Saver
 from sslengine.distributed.collectives import barrier
 from sslengine.distributed.ranks import is_primary, world_size
-from sslengine.hooks.events import Hook, TaskView, hook_name, hook_state
+from sslengine.hooks.events import Hook, TaskView, hook_states
 
 RECORDS = "records"  # the key of a checkpoint under which they stand
 
@@ -44,7 +44,7 @@ class SaveCheckpoints(Hook):
             "versions": {"sslengine": sslengine.__version__, "torch": torch.__version__},
         }
         self.saver.peers = task.peers
-        expect_plain({"hooks": {hook_name(each): hook_state(each) for each in task.hooks}})
+        expect_plain({"hooks": hook_states(task.hooks)})
         if is_primary():
             files.remove_leftovers(self.folder)
 
