@@ -67,7 +67,8 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
     state: RunState
     # Can `sslengine replay` make it again from the folder of its run?
     replayable = True
-    _first_of_phase = False  # is the next step the first that this process makes of its phase?
+    first_step = True  # that this process trains
+    _first_of_phase = False
 
     def __init__(
         self,
@@ -176,7 +177,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
                 raise
             raise TrainingError(single_rows.said_of("This batch")) from error
         if self._first_of_phase and self.train:
-            self._first_of_phase = False
+            self.first_step = self._first_of_phase = False
             parts = self.parts
             expect_none_made_late(parts.base_model, parts.loss, parts.optimizer.param_groups)
         state.count_step()

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sslengine.distributed.data_parallel import manual_gradient_all_reduce, no_sync
 from sslengine.errors import TrainingError
+from sslengine.optim.unregistered import warn_of_unregistered
 
 Sample = dict[str, Any]
 BuildSample = Callable[[Any, Sequence[str], Sequence[str]], Sample]
@@ -45,6 +46,7 @@ class StepTask(Protocol):
     perf: Any
     group: Any
     last_batch: Any
+    first_step: bool
     input_keys: Sequence[str]
     target_keys: Sequence[str]
 
@@ -226,6 +228,9 @@ def backward_of_loss(task: StepTask, loss: Loss) -> None:
     parts, group = task.parts, task.state.group
     if group.first:
         parts.optimizer.zero_grad()
+    if task.first_step and parts.peers is None:  # sharded ones are put together for each use
+        known = *parts.model.parameters(), *parts.loss.parameters()
+        warn_of_unregistered(main_loss(loss), known)
     value = main_loss(loss) if group.weight == 1.0 else main_loss(loss) * group.weight
     if group.last:
         parts.precision.backward(value)

@@ -1,4 +1,4 @@
-"""Parameters that are made when the optimizer is there: they would never be trained."""
+"""Parameters that are made when the optimizer is there, or are in no module: not trained."""
 
 from __future__ import annotations
 
@@ -77,3 +77,23 @@ def test_they_are_named_before_anything_is_saved(
 def test_what_gets_no_gradient_may_come_late(tmp_path: Path) -> None:
     task = train(tmp_path, [], LOSS={"name": f"{HERE}:Untrained"}, OPTIMIZER__num_epochs=1)
     assert task.iteration == len(make_task(tmp_path, []).train_feed.batch_sizes)
+
+
+class InList(Method):
+    def __init__(self, frozen: bool = False) -> None:
+        super().__init__()
+        self.predictors = [nn.Linear(8, 3).requires_grad_(not frozen)]
+
+    def forward(self, output: Tensor, sample: dict[str, object], step: Step) -> Tensor:
+        return _loss(self.predictors[0](output))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_modules_in_a_list_are_reported_once(
+    tmp_path: Path, frozen: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    loss = {"name": f"{HERE}:InList", "InList": {"frozen": frozen}}
+    train(tmp_path, [], LOSS=loss, OPTIMIZER__num_epochs=2, OPTIMIZER__accumulate=2)
+    found = [each.getMessage() for each in caplog.records if "in no module" in each.getMessage()]
+    assert len(found) == (not frozen)
+    assert frozen or ("2 parameters" in found[0] and "(3, 8)" in found[0])
