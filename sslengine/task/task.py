@@ -176,7 +176,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
             if not single_rows.is_of_single_row(error):
                 raise
             raise TrainingError(single_rows.said_of("This batch")) from error
-        if self._first_of_phase and self.train:
+        if self._first_of_phase and state.train:
             self.first_step = self._first_of_phase = False
             parts = self.parts
             expect_none_made_late(parts.base_model, parts.loss, parts.optimizer.param_groups)
