@@ -49,7 +49,7 @@ def write(
             manifest = _describe(file, final, facts or {})
             manifest.write(folder)
         point_to(folder, POINTER, name)
-    except (OSError, RuntimeError) as error:  # torch's own writer raises the latter
+    except Exception as error:  # torch's own writer raises RuntimeError, pickle many others
         raise CheckpointError(
             f"cannot write the checkpoint {final}: {getattr(error, 'strerror', None) or error}. "
             f"Earlier checkpoints in the folder are unchanged."

@@ -40,6 +40,8 @@ def _copied(value: Any, seen: dict[Any, Any]) -> Any:
         return tuple(_copied(each, seen) for each in value)
     if isinstance(value, list):
         return [_copied(each, seen) for each in value]
+    if isinstance(value, set):
+        return set(value)
     return value
 
 

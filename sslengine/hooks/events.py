@@ -23,6 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from sslengine.errors import CheckpointError
+
 if TYPE_CHECKING:
     import torch
     from omegaconf import DictConfig
@@ -197,6 +199,20 @@ def hook_name(hook: Any) -> str:
 def hook_state(hook: Any) -> dict[str, Any]:
     get = getattr(hook, "state_dict", None) or getattr(hook, "get_classy_state", None)
     return dict(get()) if get is not None else {}
+
+
+def hook_states(hooks: Iterable[Any]) -> dict[str, dict[str, Any]]:
+    """By the hooks' names. Raises CheckpointError if two that have a state share one."""
+    states: dict[str, dict[str, Any]] = {}
+    for hook in hooks:
+        name, state = hook_name(hook), hook_state(hook)
+        if state and states.get(name):
+            raise CheckpointError(
+                f"two hooks are named {name!r}, and each has a state: a checkpoint would hold one "
+                f"of them. Give each a name: `name = property(lambda self: ...)`."
+            )
+        states[name] = state or states.get(name, {})
+    return states
 
 
 def load_hook_state(hook: Any, state: dict[str, Any]) -> None:

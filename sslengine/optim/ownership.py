@@ -12,7 +12,8 @@ from typing import Any
 
 from torch import nn
 
-from sslengine.errors import ConfigError, listing
+from sslengine.errors import ConfigError, TrainingError, listing
+from sslengine.optim.learner import LOSS
 from sslengine.optim.param_groups import Trainable, trainable
 from sslengine.optim.patterns import matching
 
@@ -63,4 +64,21 @@ def expect_owners(learner: nn.Module, groups: Collection[Mapping[str, Any]]) -> 
             f"no optimizer owns these trainable parameters, which would keep their initial values: "
             f"{listing(without_owner, 10)}. Pass them to the optimizer, or freeze them: "
             f"requires_grad_(False), or config.MODEL.NON_TRAINABLE_PARAMS."
+        )
+
+
+def expect_none_made_late(
+    model: nn.Module, loss: nn.Module, groups: Collection[Mapping[str, Any]]
+) -> None:
+    """Raise TrainingError if a step gave a gradient to a parameter that no optimizer knows.
+
+    After the first step: what `forward` or `before_phase` makes is not there when a run is built.
+    """
+    owned = {id(parameter) for group in groups for parameter in group["params"]}
+    named = (*model.named_parameters(), *loss.named_parameters(LOSS))
+    late = [name for name, p in named if p.grad is not None and id(p) not in owned]
+    if late:
+        raise TrainingError(
+            f"no optimizer updates {listing(late, 10)}: made after the run was built, and not "
+            f"trained. Make parameters in `__init__`, or in the method's `attach(model)`."
         )

@@ -13,10 +13,11 @@ from omegaconf import OmegaConf
 import sslengine
 from sslengine.checkpoint import files
 from sslengine.checkpoint.options import CheckpointOptions
+from sslengine.checkpoint.plain import expect_plain
 from sslengine.checkpoint.saver import Saver
 from sslengine.distributed.collectives import barrier
 from sslengine.distributed.ranks import is_primary, world_size
-from sslengine.hooks.events import Hook, TaskView
+from sslengine.hooks.events import Hook, TaskView, hook_states
 
 RECORDS = "records"  # the key of a checkpoint under which they stand
 
@@ -43,6 +44,7 @@ class SaveCheckpoints(Hook):
             "versions": {"sslengine": sslengine.__version__, "torch": torch.__version__},
         }
         self.saver.peers = task.peers
+        expect_plain({"hooks": hook_states(task.hooks)})
         if is_primary():
             files.remove_leftovers(self.folder)
 
@@ -101,6 +103,7 @@ class SaveCheckpoints(Hook):
         self._saved_at = task.iteration
         # It reads all metrics, so a line that waits for its values is written: then the marks.
         state = checkpoint_state(task)
+        expect_plain(state["classy_state_dict"])
         # How far each file of records is: a run that resumes from here cuts it there.
         state[RECORDS] = {
             name: mark for each in task.writers for name, mark in each.marks().items()

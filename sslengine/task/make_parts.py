@@ -24,6 +24,7 @@ from sslengine.distributed.ranks import rank, world_size
 from sslengine.distributed.shard_files import Peers
 from sslengine.distributed.sharding import is_sharded
 from sslengine.hooks.default import default_hooks
+from sslengine.hooks.known_events import expect_known_events
 from sslengine.meters.base import build_meters
 from sslengine.meters.options import MetersOptions
 from sslengine.methods.base import callbacks
@@ -93,6 +94,9 @@ class PartsOfConfig:
         meters = read(config, MetersOptions)
         all_meters = build_meters(meters)
         own_hooks = [hook for part in (loss, model) for hook in getattr(part, "hooks", list)()]
+        hooks = [*own_hooks, *self.hooks_of_run()]
+        for each in hooks:
+            expect_known_events(each)
         parts = Parts(
             seed=seed, feeds=feeds, plan=plan,
             base_model=model, model=build.wrap_model(config, model, device, compression),
@@ -104,7 +108,7 @@ class PartsOfConfig:
             exchange=exchange, compression=compression,
             peers=Peers() if sharded or any(map(is_sharded, loss.buffers())) else None,
             meters=all_meters, train_meters=all_meters if meters.enable_training_meter else [],
-            own_hooks=own_hooks, hooks=[*own_hooks, *self.hooks_of_run()],
+            own_hooks=own_hooks, hooks=hooks,
             services=self.services_of_run(),
         )  # fmt: skip
         # From here on ranks draw differently (dropout), but always the same for one seed.

@@ -16,7 +16,7 @@ from sslengine.distributed.collectives import gather_objects
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.distributed.sharding import like
 from sslengine.errors import CheckpointError, listing, nearest
-from sslengine.hooks.events import OPTIONAL, hook_name, hook_state, load_hook_state
+from sslengine.hooks.events import OPTIONAL, hook_name, hook_state, hook_states, load_hook_state
 from sslengine.models.networks import networks_of
 from sslengine.models.weights import load_model_state, model_state
 from sslengine.task.phases import place_again
@@ -65,7 +65,7 @@ def get_state(task: Any, deep_copy: bool = False) -> dict[str, Any]:
         "num_updates": task.progress.num_updates,
         "figures": task.storage.state_dict(),  # reads the losses too
         "losses": task.ledger.state_dict(),
-        "hooks": {name: hook_state(each) for name, each in _hooks(task).items()},
+        "hooks": hook_states((*task.hooks, *task.services)),
         "data": _data_facts(task),
         "ranks": gather_objects(_rank_state(task)),
     }

@@ -32,7 +32,7 @@ from sslengine.monitor.loss_ledger import LossLedger
 from sslengine.monitor.perf import PerfStats
 from sslengine.monitor.store import MetricStore, current, make_current
 from sslengine.monitor.writers import Writer
-from sslengine.optim.ownership import expect_owners
+from sslengine.optim.ownership import expect_none_made_late, expect_owners
 from sslengine.registry import register_task
 from sslengine.services.order import Services
 from sslengine.task import build
@@ -67,6 +67,8 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
     state: RunState
     # Can `sslengine replay` make it again from the folder of its run?
     replayable = True
+    first_step = True  # that this process trains
+    _first_of_phase = False
 
     def __init__(
         self,
@@ -150,6 +152,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         )
         if phase.train and state.reading is not None:
             single_rows.watch([parts.base_model, parts.loss], state.reading.sizes[made:])
+        self._first_of_phase = True
         following = parts.plan.next_train_phase(phase) if phase.train else None
         if following is not None and hasattr(feed, "then"):
             begin = following.first_step + following.begin
@@ -173,6 +176,10 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
             if not single_rows.is_of_single_row(error):
                 raise
             raise TrainingError(single_rows.said_of("This batch")) from error
+        if self._first_of_phase and state.train:
+            self.first_step = self._first_of_phase = False
+            parts = self.parts
+            expect_none_made_late(parts.base_model, parts.loss, parts.optimizer.param_groups)
         state.count_step()
         self.run_hooks("on_step")
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sslengine.distributed.data_parallel import manual_gradient_all_reduce, no_sync
 from sslengine.errors import TrainingError
+from sslengine.optim.unregistered import warn_of_unregistered
 
 Sample = dict[str, Any]
 BuildSample = Callable[[Any, Sequence[str], Sequence[str]], Sample]
@@ -45,6 +46,7 @@ class StepTask(Protocol):
     perf: Any
     group: Any
     last_batch: Any
+    first_step: bool
     input_keys: Sequence[str]
     target_keys: Sequence[str]
 
@@ -125,17 +127,23 @@ def compute_loss(task: StepTask, output: Any, sample: Sample) -> Loss:
     loss = call_loss(task, output, sample)
     if isinstance(loss, Tensor) and loss.numel() == 1:
         return loss
-    _check_numbers(task, {"loss": loss} if isinstance(loss, Tensor) else loss)
-    if "loss" not in loss:
+    named = {"loss": loss} if isinstance(loss, Tensor) else loss
+    if not isinstance(named, Mapping) or "loss" not in named:
+        given = f"a dict of {', '.join(map(repr, named))}" if isinstance(named, Mapping) else named
         raise TrainingError(
             f"a loss must return a tensor, or a dict in which 'loss' is the one to minimise; "
-            f"{type(task.loss).__name__} returned a dict of {', '.join(map(repr, loss))}."
+            f"{type(task.loss).__name__} returned {given}."
         )
+    _check_numbers(task, named)
     return loss
 
 
 def _check_numbers(task: StepTask, losses: Mapping[str, Tensor]) -> None:
     for name, value in losses.items():
+        if not isinstance(value, Tensor):
+            raise TrainingError(
+                f"a loss must be a tensor; {type(task.loss).__name__} gives as {name!r} {value!r}."
+            )
         if value.numel() != 1:
             raise TrainingError(
                 f"a loss must be one number; {type(task.loss).__name__} gives as {name!r} a tensor "
@@ -226,6 +234,14 @@ def backward_of_loss(task: StepTask, loss: Loss) -> None:
     parts, group = task.parts, task.state.group
     if group.first:
         parts.optimizer.zero_grad()
+    if task.first_step and parts.peers is None:  # those are gathered for each use
+        known = *parts.model.parameters(), *parts.loss.parameters()
+        warn_of_unregistered(main_loss(loss), known)
+    if not main_loss(loss).requires_grad:
+        raise TrainingError(
+            "the loss has no gradient: nothing that is trained leads to it. Is a `detach()` or a "
+            "`torch.no_grad()` in the way, or is all frozen?"
+        )
     value = main_loss(loss) if group.weight == 1.0 else main_loss(loss) * group.weight
     if group.last:
         parts.precision.backward(value)
