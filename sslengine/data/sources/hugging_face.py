@@ -183,7 +183,7 @@ def _load(root: Path, split: str, where: str) -> Any:
             f"{where}: {root} is neither a dataset that save_to_disk wrote, nor does it hold "
             f"parquet files: {error}"
         ) from error
-    # The rows, whatever set_format had chosen when they were saved.
+    # The state that save_to_disk wrote has the format that set_format chose.
     found = found.with_format(None)
     if not isinstance(found, datasets.DatasetDict):
         return found

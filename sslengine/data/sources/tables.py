@@ -170,7 +170,7 @@ def _open_text(file: Path) -> Table:
             if any(map(str.strip, line[width:])):
                 raise DataError(
                     f"{file}: line {number + 1} has {len(line)} columns, more than the first line. "
-                    f"A value with {delimiter!r} in it stands in quotes."
+                    f"Put a value with {delimiter!r} in it in quotes."
                 )
             if len(line) <= last:
                 raise DataError(

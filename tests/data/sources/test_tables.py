@@ -163,7 +163,7 @@ def test_prefixes(root: Path) -> None:
         ("path,a,b\nx,0,1\ny,1,2\n", {"LABEL_COLUMNS": ["a", "b"]}, r"list.csv: row 2, column 'b': expected 1, 0, .*got '2'"),
         ("path,cat\nx,0\n", {"LABEL_COLUMNS": ["cta"]}, r"TRAIN.LABEL_COLUMNS: .* no column 'cta'. Did you mean 'cat'"),
         ("path,label\na,1\nb\n", {}, r"list.csv: line 3 has 1 columns, fewer than the first line"),
-        ("path,label\na,Roe\nb,Doe, J\n", {}, r"list.csv: line 3 has 3 columns, more than .* ',' in it stands"),
+        ("path,label\na,Roe\nb,Doe, J\n", {}, r"list.csv: line 3 has 3 columns, more than .* ',' in it in quotes"),
         ("path,label\n,1\n", {}, r"row 1 of .* has no path"),
         ("path\n", {}, r"the table .* has no row"),
         ("", {}, r"which column of"),
