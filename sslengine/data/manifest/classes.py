@@ -3,7 +3,8 @@
 Each source numbers its labels by itself: folders, names in a table or a file in order of name;
 labels that are numbers stay what they are. `in_numbers_of` gives those of another split the
 numbers that TRAIN has, by name; where one split has numbers and the other the names of all classes,
-none of them a number, a name has the number of its place. A class that TRAIN lacks is an error; TRAIN may have more.
+none of them a number, a name has the number of its place. A class that TRAIN lacks is an error;
+TRAIN may have more.
 
 Where samples have several classes, a label is a row of indicators with a column for each class:
 1 where the sample shows it, 0 where not, -1 where unknown.
