@@ -177,9 +177,9 @@ class LoaderFeed:
         if isinstance(self._loader, (list, tuple)):
             yield from (as_batch(batch, self._where) for batch in self._loader[first:last])
             return
-        set_epoch = getattr(getattr(self._loader, "sampler", None), "set_epoch", None)
-        if set_epoch is not None:
-            set_epoch(epoch)
+        for each in (self._loader, *samplers_of(self._loader)):
+            if hasattr(each, "set_epoch"):
+                each.set_epoch(epoch)
         with streams_kept():
             seed_batch(self._seed, (epoch, -1))
             batches = iter(self._loader)
@@ -191,6 +191,15 @@ class LoaderFeed:
                 raise DataError(f"{self._where}: the loader ended after {step} of {last} batches.")
             if step >= first:
                 yield as_batch(batch, self._where)
+
+
+def samplers_of(loader: Any) -> list[Any]:
+    """Each once: of samples, of batches, and what that one reads."""
+    of_batches = getattr(loader, "batch_sampler", None)
+    found = (
+        getattr(loader, "sampler", None), of_batches, getattr(of_batches, "sampler", None)
+    )  # fmt: skip
+    return list({id(each): each for each in found if each is not None}.values())
 
 
 def _check_repeatable(loader: Any, where: str) -> None:

@@ -19,7 +19,7 @@ from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
 from sslengine.checkpoint.lock import owned
 from sslengine.checkpoint.rng import rng_state, set_rng_state
 from sslengine.config.resolve import Resolved, resolve_dict
-from sslengine.data.given import Collate
+from sslengine.data.given import Collate, samplers_of
 from sslengine.distributed.ranks import is_primary, world_size
 from sslengine.engines.run import Run
 from sslengine.engines.train import resume
@@ -179,8 +179,11 @@ def _expect_objects(**given: Any) -> None:
 
 
 def _check_resumable(data: Any) -> None:
-    if isinstance(data, DataLoader) and data.generator is not None:
+    if not isinstance(data, DataLoader):
+        return
+    own = [each for each in (data, *samplers_of(data)) if getattr(each, "generator", None)]
+    if own:
         raise DataError(
-            "data: the DataLoader has its own `generator`, whose order a resumed run could not "
-            "repeat. Omit it: fit's seed decides the order."
+            f"data: the {type(own[0]).__name__} has its own `generator`, whose order a resumed run "
+            f"could not repeat. Omit it: fit's seed decides the order."
         )

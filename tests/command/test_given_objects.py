@@ -129,6 +129,12 @@ def test_names_that_are_objects(kind: str) -> None:
         pass
 
 
+def test_labels_in_one_column_are_class_numbers() -> None:
+    """Keras has CIFAR's so: N x 1."""
+    with as_files((pixels(), np.arange(12)[:, None])) as files:
+        assert np.load(files.labels).tolist() == list(range(12))
+
+
 def test_an_image_folder_is_its_files(tmp_path: Path) -> None:
     from torchvision.datasets import ImageFolder
 
@@ -229,6 +235,7 @@ class Changed(Items):
         (list, r"expected a path, .*; got a list"),
         (lambda: [np.zeros((8, 8, 3))], r"got a list of ndarray. .* numpy.stack\(images\)"),
         (lambda: (images(), [1.5] * 12), r"expected labels as whole numbers, names, .* float64"),
+        (lambda: (images(), [[0, 256]] * 12), r"rows .* are indicators .* one of them holds 256"),
         (lambda: (images(), ["a"]), r"one for each of 12 images; got the shape \(1,\)"),
         (lambda: (Items(NAMES), NAMES), r"got a tuple of Items and list"),
         (lambda: TensorDataset(torch.zeros(2, 3)), r"item 0 of TensorDataset is a Tensor; expec"),

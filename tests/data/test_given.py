@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    TensorDataset,
+    default_collate,
+)
 from torch.utils.data.distributed import DistributedSampler
 
 from sslengine.data.given import DatasetFeed, LoaderFeed, as_batch, make_feed, rows_of
@@ -156,6 +162,8 @@ def test_a_sampler_is_told_the_epoch() -> None:
     first, second = read(one, 0), read(one, 1)
     assert not same(first, second)
     assert same(read(one, 0), first)
+    of_batches = BatchSampler(sampler, 4, drop_last=False)
+    assert same(read(feed(DataLoader(points, batch_sampler=of_batches)), 1), second)
 
 
 def test_a_loader_that_ends_early() -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, WeightedRandomSampler
 
 import sslengine
 from sslengine.command import api, by_names
@@ -396,6 +396,10 @@ def test_a_loader_with_an_order_of_its_own_has_no_folder(tmp_path: Path) -> None
     loader = DataLoader(Points(), shuffle=True, generator=torch.Generator())
     with pytest.raises(DataError, match="the DataLoader has its own `generator`"):
         _calls(data=loader, folder=tmp_path)
+    drawn = WeightedRandomSampler([1.0] * 10, 10, generator=torch.Generator())
+    for order in ({"sampler": drawn}, {"batch_sampler": BatchSampler(drawn, 4, drop_last=False)}):
+        with pytest.raises(DataError, match="the WeightedRandomSampler has its own `generator`"):
+            _calls(data=DataLoader(Points(), **order), folder=tmp_path)  # type: ignore[arg-type]
 
 
 def test_the_document_runs() -> None:

@@ -3,7 +3,8 @@
 Each source numbers its labels by itself: folders, names in a table or a file in order of name;
 labels that are numbers stay what they are. `in_numbers_of` gives those of another split the
 numbers that TRAIN has, by name; where one split has numbers and the other the names of all classes,
-a name has the number of its place. A class that TRAIN lacks is an error; TRAIN may have more.
+none of them a number, a name has the number of its place. A class that TRAIN lacks is an error;
+TRAIN may have more.
 
 Where samples have several classes, a label is a row of indicators with a column for each class:
 1 where the sample shows it, 0 where not, -1 where unknown.
@@ -11,7 +12,8 @@ Where samples have several classes, a label is a row of indicators with a column
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,7 +82,7 @@ def in_numbers_of(classes: Classes, labels: Labels, sample: Callable[[int], str]
     values = [_value(labels, int(number)) for number in used]
     if _names_numbers(classes, labels):
         values = [str(number) for number in used.tolist()]
-    if classes.names and not labels.names and not all(map(str.isdecimal, classes.by_value)):
+    if classes.names and not labels.names and not _has_number(classes.names):
         known = {str(number): number for number in range(len(classes.names))}
     else:
         known = classes.by_value
@@ -101,7 +103,7 @@ def _names_numbers(classes: Classes, labels: Labels) -> bool:
 
     So a list of a part of ImageNet, with numbers, is tested on its folders.
     """
-    named = bool(labels.names) and not any(map(str.isdecimal, map(_plain, labels.names)))
+    named = bool(labels.names) and not _has_number(labels.names)
     alone = named and not (classes.names or classes.width)
     return alone and max(classes.numbers, default=0) < len(labels.names)
 
@@ -155,9 +157,18 @@ def _value(labels: Labels, number: int) -> str:
     return _plain(labels.names[number]) if labels.names else str(number)
 
 
+_WHOLE = re.compile(r"(-?\d+)(\.0*)?")
+_NUMBER = re.compile(r"-?\d+(\.\d*)?")
+
+
 def _plain(name: str) -> str:
-    """`007` and `7` are one number."""
-    return str(int(name)) if name.isdecimal() else name
+    """`007`, `7.0` and `7` are one number."""
+    whole = _WHOLE.fullmatch(name)
+    return str(int(whole[1])) if whole else name
+
+
+def _has_number(names: Iterable[str]) -> bool:
+    return any(map(_NUMBER.fullmatch, names))
 
 
 def _numbers_in(labels: Labels) -> frozenset[int]:

@@ -34,7 +34,7 @@ from sslengine.data.manifest.turns import turn
 log = logging.getLogger("sslengine")
 
 # Another number whenever other arrays are kept: what an earlier form has is found again.
-FORM = 4
+FORM = 5
 # What holds fewer entries is found again as quickly as its index is read.
 WORTH_KEEPING = 10_000
 # An index may be in use by another machine until it has not been opened for so long.

@@ -132,8 +132,15 @@ class ArraySource(DataSource):
                 f"{self.where}: which array of {self._file} holds the images? Name it with "
                 f"config.DATA.{self._split}.IMAGE_COLUMN.\n  It has: {listing(held.files)}"
             )
-        labels = self._name(held.files, self._wanted[1], LABEL_NAMES, "LABEL_COLUMN")
+        beside = [name for name in held.files if self._goes_with(images[0], name)]
+        named = held.files if self._wanted[1] else beside
+        labels = self._name(named, self._wanted[1], LABEL_NAMES, "LABEL_COLUMN")
         return SharedArray.of(held[images[0]]), held[labels[0]] if labels else None
+
+    def _goes_with(self, images: str, labels: str) -> bool:
+        """Labels of `x_val` are not `y_test`, both of which are TEST's."""
+        of_images, of_labels = (_words(name) & _OF_ANY_SPLIT for name in (images, labels))
+        return not of_images or not of_labels or of_images == of_labels
 
     def _name(self, names: Iterable[str], wanted: str, usual: Iterable[str], key: str) -> list[str]:
         """Of the array that is wanted, or has a usual name: this split's before all others."""
@@ -144,7 +151,7 @@ class ArraySource(DataSource):
                     f"{nearest(wanted, names)}\n  It has: {listing(names)}"
                 )
             return [wanted]
-        parts = {name: set(re.split(r"[_\W]", name.lower())) for name in names}
+        parts = {name: _words(name) for name in names}
         ours = [name for split in SPLITS[self._split] for name, each in parts.items()
                 if split in each]  # fmt: skip
         shared = [name for name, each in parts.items() if not each & _OF_ANY_SPLIT]
@@ -158,7 +165,24 @@ class ArraySource(DataSource):
                 f"type {labels.dtype}; expected a whole number for each image, or a row of class "
                 f"indicators."
             )
-        return labels.astype(np.int8 if labels.ndim == 2 else np.int64)
+        if labels.ndim == 2:
+            return as_indicators(labels, f"{self.where}: the labels of {self._file}")
+        return labels.astype(np.int64)
+
+
+def _words(name: str) -> set[str]:
+    return set(re.split(r"[_\W]", name.lower()))
+
+
+def as_indicators(rows: Array, what: str) -> Array:
+    """A byte for each, which a class number would not fit in."""
+    others = rows[~np.isin(rows, (-1, 0, 1))]
+    if others.size:
+        raise DataError(
+            f"{what}: rows of the shape {rows.shape} are indicators of classes, 1, 0, or -1 for "
+            f"unknown; one of them holds {others[0]}. Class numbers are one for each image."
+        )
+    return rows.astype(np.int8)
 
 
 def read_idx(file: Path) -> Array:

@@ -101,6 +101,7 @@ class ClassNumbers:
         """In the order of arrival."""
         if label is None:
             return NO_CLASS
+        label = os.fsdecode(label) if isinstance(label, bytes) else label
         text = (label if isinstance(label, str) else str(label)).strip()
         return NO_CLASS if _MISSING.fullmatch(text) else self._known.setdefault(
             text, len(self._known)
@@ -156,7 +157,7 @@ def numbered_names(
     """The number of each label, and the names of the classes if they are not numbers."""
     numbers = ClassNumbers()
     for label in labels:
-        numbers.add(os.fsdecode(label) if isinstance(label, bytes) else label)
+        numbers.add(label)
     found, classes = numbers.numbered()
     missing = np.flatnonzero(found == NO_CLASS)
     if missing.size:

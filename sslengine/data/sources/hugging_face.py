@@ -183,6 +183,8 @@ def _load(root: Path, split: str, where: str) -> Any:
             f"{where}: {root} is neither a dataset that save_to_disk wrote, nor does it hold "
             f"parquet files: {error}"
         ) from error
+    # The state that save_to_disk wrote has the format that set_format chose.
+    found = found.with_format(None)
     if not isinstance(found, datasets.DatasetDict):
         return found
     names = [name for name in SPLITS[split] if name in found]

@@ -162,10 +162,16 @@ def _open_text(file: Path) -> Table:
             yield from csv.reader(stream, delimiter=delimiter)
 
     def rows(columns: Sequence[int]) -> Iterator[list[str]]:
-        last = max(columns)
+        last, width = max(columns), 0
         for number, line in enumerate(lines()):
+            width = width or len(line)
             if not number or not line:
                 continue
+            if any(map(str.strip, line[width:])):
+                raise DataError(
+                    f"{file}: line {number + 1} has {len(line)} columns, more than the first line. "
+                    f"Put a value with {delimiter!r} in it in quotes."
+                )
             if len(line) <= last:
                 raise DataError(
                     f"{file}: line {number + 1} has {len(line)} columns, fewer than the first line."

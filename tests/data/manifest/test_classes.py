@@ -33,6 +33,11 @@ NUMBERS = _labels([0, 1, 5])
         (ANIMALS, _labels([2, 0, -1]), [2, 0, -1]),
         (_labels([0, 1, 2], "1", "10", "2"), _labels([2, 10]), [2, 1]),
         (_labels([0, 1], "007", "9"), _labels([9, 7]), [1, 0]),
+        # A text among TRAIN's numbers makes names of them; TEST may have numbers alone.
+        (_labels([0, 1, 2], "0.5", "1.0", "2.0"), _labels([2, 1]), [2, 1]),
+        (_labels([0, 1, 2], "1", "2", "unknown"), _labels([2, 1]), [1, 0]),
+        (_labels([0, 1, 2], "-1.5", "0", "1"), _labels([1, 0]), [2, 1]),
+        (_labels([0, 1, 2], "1.1", "1.10", "1.2"), _labels([0, 1], "1.10", "1.2"), [1, 2]),
         (NUMBERS, _labels([0, 1], "1", "5"), [1, 5]),
         (NUMBERS, _labels([5, -1, 0]), [5, -1, 0]),
         # The folders of all classes, of which TRAIN's list has the numbers.
@@ -52,6 +57,9 @@ def test_the_same_class_has_the_same_number(
         (ANIMALS, _labels([0, 3]), "'3' is sample 1"),
         (NUMBERS, _labels([0, 7, 7]), "'7' is sample 1"),
         (NUMBERS, _labels([0, 1], "1", "cat"), "'cat' is sample 1"),
+        (_labels([0, 1]), _labels([0, 1], "0", "1.5"), "'1.5' is sample 1"),
+        (_labels([0, 1]), _labels([0], "0.5", "1.5"), "'0.5' is sample 0"),
+        (_labels([0, 1], "0.5", "x"), _labels([1]), "'1' is sample 0"),
         # Folders of five classes do not say which of six numbers they have.
         (NUMBERS, _labels([0, 0], "ant", "bee", "cat", "dog", "eel"), "'ant' is sample 0"),
     ],

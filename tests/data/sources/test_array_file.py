@@ -118,6 +118,24 @@ def test_rows_of_indicators(tmp_path: Path) -> None:
     assert found.labels().tolist() == rows.tolist()
 
 
+@pytest.mark.parametrize("row", [[3, 17], [0, 255], [0, 256]])
+def test_rows_of_class_numbers_are_no_indicators(tmp_path: Path, row: list[int]) -> None:
+    file = save(tmp_path / "a.npz", images=images(2, 9, 9), labels=np.array([row, row]))
+    with pytest.raises(DataError, match=r"a.npz: rows .* 1, 0, or -1 .* holds (3|255|256)\."):
+        source(file)
+
+
+def test_labels_are_of_the_split_of_the_images(tmp_path: Path) -> None:
+    """Of x_val, without labels, and x_test with y_test the first is TEST."""
+    arrays = {**KERAS, "x_val": images(3, 9, 9)}
+    found = source(save(tmp_path / "a.npz", **arrays), "TEST")
+    assert len(found) == 3
+    with pytest.raises(DataError, match="labels are asked for"):
+        found.labels()
+    with_name = source(tmp_path / "a.npz", "TEST", LABEL_COLUMN="y_test")
+    assert with_name.labels().tolist() == [0, 1]
+
+
 def test_arrays_by_name(tmp_path: Path) -> None:
     file = save(tmp_path / "a.npz", photos=images(2, 9, 9), kinds=np.array([1, 0]))
     with pytest.raises(DataError, match=r"(?s)which array .*IMAGE_COLUMN.*kinds, photos"):

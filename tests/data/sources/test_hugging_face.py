@@ -64,6 +64,17 @@ def test_images_and_labels(datasets: Any, tmp_path: Path) -> None:
     assert source(tmp_path / "data", LABEL_COLUMN="age").labels().tolist() == [30, 10, 40]
 
 
+@pytest.mark.parametrize(
+    "chosen", [{"type": "pandas"}, {"type": "arrow"}, {"type": "numpy", "columns": ["label"]}]
+)
+def test_saved_with_a_format(datasets: Any, tmp_path: Path, chosen: dict[str, Any]) -> None:
+    """`set_format` is in the state that save_to_disk writes."""
+    rows(datasets, [3, 1]).with_format(**chosen).save_to_disk(str(tmp_path / "data"))
+    found = source(tmp_path / "data")
+    assert [found.encoded(index) for index in range(2)] == [png(3), png(1)]
+    assert found.labels().tolist() == [1, 1]
+
+
 def _labelled(datasets: Any, folder: Path, kind: str, labels: list[Any]) -> HuggingFaceSource:
     images = [{"bytes": png(0), "path": None} for _ in labels]
     features = {"img": datasets.Image(), "label": datasets.Value(kind)}

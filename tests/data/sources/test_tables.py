@@ -163,6 +163,7 @@ def test_prefixes(root: Path) -> None:
         ("path,a,b\nx,0,1\ny,1,2\n", {"LABEL_COLUMNS": ["a", "b"]}, r"list.csv: row 2, column 'b': expected 1, 0, .*got '2'"),
         ("path,cat\nx,0\n", {"LABEL_COLUMNS": ["cta"]}, r"TRAIN.LABEL_COLUMNS: .* no column 'cta'. Did you mean 'cat'"),
         ("path,label\na,1\nb\n", {}, r"list.csv: line 3 has 1 columns, fewer than the first line"),
+        ("path,label\na,Roe\nb,Doe, J\n", {}, r"list.csv: line 3 has 3 columns, more than .* ',' in it in quotes"),
         ("path,label\n,1\n", {}, r"row 1 of .* has no path"),
         ("path\n", {}, r"the table .* has no row"),
         ("", {}, r"which column of"),
@@ -194,6 +195,19 @@ def test_parquet(root: Path) -> None:
     (root / "bad.parquet").write_text("path\n")
     with pytest.raises(DataError, match=r"bad.parquet is not a parquet file"):
         table(root / "bad.parquet")
+
+
+def test_a_separator_at_the_end_of_a_line(root: Path) -> None:
+    file = write(root / "list.csv", "path,label\na/0.png,4,\na/1.png,2, \n")
+    assert table(file).labels().tolist() == [4, 2]
+
+
+def test_names_of_classes_that_are_bytes(root: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="reads .parquet, pip install pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = pyarrow.table({"label": [b"b", b"a"], "path": ["a/1.png", "a/0.png"]})
+    parquet.write_table(rows, root / "list.parquet")
+    assert table(root / "list.parquet").class_names == ["a", "b"]
 
 
 def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
