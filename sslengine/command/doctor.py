@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -24,6 +25,8 @@ from sslengine import __version__
 from sslengine.command import columns, documents
 from sslengine.errors import ConfigError, listing
 from sslengine.registry import import_dotted
+from sslengine.screen import columns as columns_of
+from sslengine.screen import wrapped
 
 # What each optional package is for.
 OPTIONAL = {
@@ -79,12 +82,16 @@ def main(arguments: Sequence[str]) -> int:
     if given.json:
         documents.show([each._asdict() for each in found])
     else:
-        width = max(len(each.what) for each in found)
-        for each in found:
-            print(f"{each.what:{width}}  {each.value}")
-            if each.advice:
-                print(f"{'':{width}}  {each.advice}")
+        print(wrapped("\n".join(_lines(found)), columns_of(sys.stdout)))
     return int(any(each.what in ("unreadable", COLLAPSED) and each.value for each in found))
+
+
+def _lines(found: Sequence[Finding]) -> Iterator[str]:
+    width = max(len(each.what) for each in found)
+    for each in found:
+        yield f"{each.what:{width}}  {each.value}"
+        if each.advice:
+            yield f"{'':{width}}  {each.advice}"
 
 
 def _is_run(folder: Path) -> bool:

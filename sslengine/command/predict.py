@@ -14,6 +14,7 @@ have their results, and the exit status is not 0.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from sslengine.config.options import DEVICES
 from sslengine.errors import SSLEngineError
 from sslengine.launch.cli import ended_by
 from sslengine.registry import import_dotted
+from sslengine.screen import columns, wrapped
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -79,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.json:
         documents.show({**form(predictor, found), "unreadable": unreadable})
     else:
-        print(form(predictor, found))
+        print(wrapped(form(predictor, found), columns(sys.stdout)))
     return status
 
 

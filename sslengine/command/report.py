@@ -9,12 +9,14 @@ Nothing is computed: it is read from the files of the run.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sslengine.command import documents
 from sslengine.command.judged_on import fingerprints, numbers
 from sslengine.command.summary import Summary, read
+from sslengine.screen import columns, wrapped
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -33,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     if given.json:
         documents.show(found.as_dict())
     else:
-        print("\n".join(_lines(found)))
+        print(wrapped("\n".join(_lines(found)), columns(sys.stdout)))
     return 0
 
 
