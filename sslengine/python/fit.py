@@ -187,3 +187,9 @@ def _check_resumable(data: Any) -> None:
             f"data: the {type(own[0]).__name__} has its own `generator`, whose order a resumed run "
             f"could not repeat. Omit it: fit's seed decides the order."
         )
+    if data.persistent_workers:
+        raise DataError(
+            "data: the DataLoader has persistent_workers, whose random numbers go on from epoch to "
+            "epoch, and a resumed run could not repeat them. Set persistent_workers=False, or give "
+            "no folder."
+        )

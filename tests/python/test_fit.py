@@ -400,6 +400,9 @@ def test_a_loader_with_an_order_of_its_own_has_no_folder(tmp_path: Path) -> None
     for order in ({"sampler": drawn}, {"batch_sampler": BatchSampler(drawn, 4, drop_last=False)}):
         with pytest.raises(DataError, match="the WeightedRandomSampler has its own `generator`"):
             _calls(data=DataLoader(Points(), **order), folder=tmp_path)  # type: ignore[arg-type]
+    kept = DataLoader(Points(), num_workers=1, persistent_workers=True)
+    with pytest.raises(DataError, match="Set persistent_workers=False"):
+        _calls(data=kept, folder=tmp_path)
 
 
 def test_the_document_runs() -> None:
