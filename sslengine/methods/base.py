@@ -31,11 +31,14 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from sslengine.errors import ConfigError
 from sslengine.hooks.events import Hook
 from sslengine.methods.step import Step
 from sslengine.optim.multipliers import Multiplier
 
-__all__ = ["Method", "Multiplier", "Step", "callbacks"]
+__all__ = ["Method", "Multiplier", "Step", "callbacks", "expect_known_callbacks"]
+
+IN_STEPS = ("before_phase", "after_backward", "after_update")
 
 
 class Method(nn.Module):
@@ -78,6 +81,18 @@ class Method(nn.Module):
 
     def load_rank_state(self, state: dict[str, Any]) -> None:
         """Restore the state that rank_state returned."""
+
+
+def expect_known_callbacks(method: nn.Module) -> None:
+    """Raise ConfigError for a `before_...` or `after_...` that would never be called."""
+    for kind in {type(part) for part in method.modules() if isinstance(part, Method)}:
+        for name in dir(kind):
+            if name.startswith(("before_", "after_")) and not hasattr(Method, name):
+                raise ConfigError(
+                    f"{kind.__name__}.{name}: there is no such callback, so it would never be "
+                    f"called. There are {', '.join(IN_STEPS)}. If it is none, let its name begin "
+                    f"with something else."
+                )
 
 
 def callbacks(method: nn.Module, name: str) -> tuple[Callable[[Any], None], ...]:

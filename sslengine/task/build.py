@@ -36,7 +36,7 @@ from sslengine.errors import ConfigError, DataError
 from sslengine.losses.momentum import start_as
 from sslengine.losses.options import LossOptions
 from sslengine.methods import foreign
-from sslengine.methods.base import callbacks
+from sslengine.methods.base import callbacks, expect_known_callbacks
 from sslengine.models.build import (
     build_model,
     freeze_parameters,
@@ -237,6 +237,7 @@ def attach_again(config: DictConfig, loss: nn.Module, model: nn.Module) -> None:
 
 def attach(config: DictConfig, loss: nn.Module, model: nn.Module) -> None:
     """Let the method and its parts copy what they need of the model; freeze what has a name now."""
+    expect_known_callbacks(loss)
     for part in callbacks(loss, "attach"):
         part(model)
     check_networks(loss)

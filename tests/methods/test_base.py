@@ -3,9 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
+from sslengine.errors import ConfigError
 from sslengine.methods.base import Method, Step
 from sslengine.trainer import loop
 from tests.methods.resuming import KeepState
@@ -48,6 +50,17 @@ def test_a_method_needs_a_forward_and_nothing_else() -> None:
     assert method.hooks() == []
     assert method.rank_state() == {}
     method.load_rank_state({})
+
+
+class Misspelt(_Plain):
+    def after_step(self, step: Step) -> None:
+        raise AssertionError("never called")
+
+
+def test_a_callback_that_is_never_called_is_an_error(tmp_path: Path) -> None:
+    changes = {**CHANGES, "LOSS__name": f"{__name__}:Misspelt"}
+    with pytest.raises(ConfigError, match=r"Misspelt\.after_step: .* There are before_phase, af"):
+        make_task(tmp_path, [], **changes)
 
 
 def test_phases_begin_once(tmp_path: Path) -> None:
