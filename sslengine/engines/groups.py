@@ -9,6 +9,7 @@ from torch import Tensor
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
 from sslengine.data.loading.dataset import SSLDataset
+from sslengine.data.manifest.hold_out import numbers_of_groups
 from sslengine.data.options import DataOptions
 from sslengine.engines.run import Run
 from sslengine.evaluation.options import LinearProbeOptions
@@ -28,6 +29,5 @@ def groups_of(run: Run, column: str) -> Tensor | None:
         return None
     data, seed = read(run.config, DataOptions), read(run.config, RunOptions).SEED_VALUE
     dataset = SSLDataset(data.TRAIN, "TRAIN", seed, hold_out=data.HOLD_OUT)
-    values = np.asarray(dataset.sources[0].column(column, WHERE)).astype(str)
-    _, numbers = np.unique(values, return_inverse=True)
+    numbers = numbers_of_groups(dataset.sources[0].column(column, WHERE))
     return torch.from_numpy(numbers[np.asarray(dataset.rows)])

@@ -18,6 +18,7 @@ from sslengine.data.batch.samplers import BatchSampler, Rows
 from sslengine.data.loading.seeding import generator
 from sslengine.data.manifest.classes import Column
 from sslengine.data.options import SplitOptions
+from sslengine.data.sources.class_numbers import NO_CLASS
 from sslengine.errors import DataError
 
 
@@ -130,12 +131,13 @@ class PowerLawBatchSampler(ClassBatchSampler):
 
 def members_of_classes(labels: Sequence[Column], where: str) -> list[NDArray[np.int64]]:
     """The rows of each class that has any, in the order of the classes' numbers."""
-    if not labels or labels[0].ndim != 1:
+    if not labels or labels[0].ndim != 1 or not (labels[0] != NO_CLASS).any():
         raise DataError(
             f"{where}: STRATIFIED_SAMPLER and POWER_LAW_SAMPLER need LABEL_SOURCES with one class "
             f"for each image."
         )
     column = np.asarray(labels[0])
     order = np.argsort(column, kind="stable")
+    order = order[column[order] != NO_CLASS]
     starts = np.flatnonzero(np.diff(column[order])) + 1
     return np.split(order.astype(np.int64), starts)

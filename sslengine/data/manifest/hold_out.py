@@ -64,11 +64,17 @@ def _of_each_class(
     return np.concatenate(chosen)
 
 
+def numbers_of_groups(column: Sequence[Any]) -> NDArray[np.int64]:
+    """The same for values that differ in the spaces around them alone, as for labels."""
+    names = np.char.strip(np.asarray(column).astype(str))
+    return np.unique(names, return_inverse=True)[1].astype(np.int64)
+
+
 def _whole_groups(
     draw: np.random.RandomState, column: Sequence[Any], share: float
 ) -> NDArray[np.int64]:
     """Groups in random order, each that does not exceed the share."""
-    _, group = np.unique(np.asarray(column).astype(str), return_inverse=True)
+    group = numbers_of_groups(column)
     sizes, wanted = np.bincount(group), share * len(group)
     chosen: list[int] = []
     for each in draw.permutation(len(sizes)):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from sslengine.data.manifest.classes import Column
 from sslengine.data.options import SplitOptions
+from sslengine.data.sources.class_numbers import NO_CLASS
 from sslengine.errors import DataError
 
 Rows = NDArray[np.int64] | range
@@ -48,8 +49,8 @@ def _balanced(
     draw: np.random.RandomState, labels: Column, limit: int, skip: int, where: str
 ) -> NDArray[np.int64]:
     """As many of every class; where it does not divide, one more of each of the first classes."""
-    classes = np.unique(labels)
-    if limit < len(classes):
+    classes = np.unique(labels[labels != NO_CLASS])
+    if not 0 < len(classes) <= limit:
         raise DataError(f"{where}: {limit} samples cannot be balanced over {len(classes)} classes.")
     chosen = []
     for number, label in enumerate(classes):

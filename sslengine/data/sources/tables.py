@@ -105,7 +105,7 @@ class TableSource(ListedFiles):
     ) -> int | None:
         if wanted:
             expect_column(names, wanted, f"config.DATA.{self._split}.{key}", self._list)
-        lowered = [name.lower() for name in names]
+        lowered = [name.strip().lower() for name in names]
         found = [lowered.index(name) for name in usual if name in lowered]
         return names.index(wanted) if wanted else next(iter(found), None)
 

@@ -21,7 +21,7 @@ from tests.data.batch.test_samplers import global_batches
 
 # Twelve classes of 3 to 36 images, in no order; their numbers have gaps.
 LABELS = np.random.default_rng(0).permutation(
-    np.repeat(np.arange(12) * 5 - 1, np.arange(1, 13) * 3)
+    np.repeat(np.arange(12) * 5 - 2, np.arange(1, 13) * 3)
 )
 
 Make = Callable[..., list[ClassBatchSampler]]
@@ -158,9 +158,11 @@ def test_any_window_is_that_part_of_the_epoch(make: Make) -> None:
 def test_classes_are_told_apart_by_their_numbers() -> None:
     members = members_of_classes([np.array([7, -2, 7, 0, -2])], "here")
     assert [each.tolist() for each in members] == [[1, 4], [3], [0, 2]]
+    members = members_of_classes([np.array([7, -1, 7, 0, -1])], "here")  # -1: no class is known
+    assert [each.tolist() for each in members] == [[3], [0, 2]]
 
 
-@pytest.mark.parametrize("labels", [[], [np.zeros((4, 3))]])
+@pytest.mark.parametrize("labels", [[], [np.zeros((4, 3))], [np.full(4, -1)]])
 def test_without_a_class_for_each_image(labels: list[Any]) -> None:
     with pytest.raises(DataError, match="need LABEL_SOURCES with one class for each image"):
         members_of_classes(labels, "config.DATA.TRAIN")

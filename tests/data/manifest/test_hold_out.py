@@ -15,10 +15,10 @@ from tests.data.pictures import write_tree
 
 
 def table(root: Path, count: int) -> dict[str, Any]:
-    """Three images of each patient, a third of them of one class."""
+    """Three images of each patient, a third of them of one class. Some values have a space."""
     names = [f"{number}.png" for number in range(count)]
     write_tree(root, *names)
-    lines = [f"{name},{('ill', 'well', 'well')[number % 3]},{number // 3}"
+    lines = [f"{name},{('ill', 'well', 'well')[number % 3]},{' ' * (number % 2)}{number // 3}"
              for number, name in enumerate(names)]  # fmt: skip
     (root / "list.csv").write_text("\n".join(["path,label,patient", *lines]))
     return {"DATA_SOURCES": ["csv_filelist"], "DATA_PATHS": [str(root / "list.csv")]}

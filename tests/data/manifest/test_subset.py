@@ -42,6 +42,15 @@ def test_balanced() -> None:
     assert not set(others) & set(rows(9, IS_BALANCED=True, SEED=2))
 
 
+def test_no_class_is_none() -> None:
+    """-1 in a .npy of labels."""
+    labels = np.where(np.arange(35) % 5 == 0, -1, LABELS)
+    chosen = rows(9, labels, IS_BALANCED=True)
+    assert np.bincount(labels[chosen]).tolist() == [3, 0, 0, 3, 0, 0, 0, 3]
+    with pytest.raises(DataError, match="cannot be balanced over 0 classes"):
+        rows(9, np.full(35, -1), IS_BALANCED=True)
+
+
 def test_the_global_stream_is_left_alone() -> None:
     np.random.seed(3)  # noqa: NPY002
     expected = np.random.rand()  # noqa: NPY002

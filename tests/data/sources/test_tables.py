@@ -39,7 +39,7 @@ def test_paths_from_the_tables_folder_and_labels(root: Path) -> None:
 
 
 def test_columns_by_name_and_by_usual_names(root: Path) -> None:
-    text = "id\tFilename\tlabel\tother\n0\ta/0.png\t4\ta/1.png\n"
+    text = "id\tFilename\t label\tother\n0\ta/0.png\t4\ta/1.png\n"
     file = write(root / "list.tsv", text)
     assert table(file).path(0).endswith("a/0.png")
     assert table(file).labels().tolist() == [4]
