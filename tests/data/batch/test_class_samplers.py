@@ -98,7 +98,7 @@ def test_classes_come_as_often_as_the_formula_says(power: float) -> None:
     for epoch in range(60):
         rows = np.array(global_batches([sampler], epoch))
         drawn += rows.size
-        counts += np.bincount((LABELS[rows].ravel() + 1) // 5, minlength=12)
+        counts += np.bincount((LABELS[rows].ravel() + 2) // 5, minlength=12)
     if power < 0:
         expected = np.sqrt(np.arange(1, 13) * 3)
         chances = expected / expected.sum()
