@@ -62,3 +62,5 @@ def test_hooks_of_ones_own_by_name_or_with_arguments() -> None:
 
 class Plain:
     name = "plain"
+
+    def on_end(self, task: Any) -> None: ...
