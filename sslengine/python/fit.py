@@ -189,7 +189,7 @@ def _check_resumable(data: Any) -> None:
         )
     if data.persistent_workers:
         raise DataError(
-            "data: the DataLoader has persistent_workers, whose random numbers depend on all epochs "
-            "before, and a resumed run could not repeat them. Set persistent_workers=False, or give "
-            "no folder."
+            "data: the DataLoader has persistent_workers, whose random numbers depend on all "
+            "epochs before, and a resumed run could not repeat them. Set persistent_workers=False, "
+            "or give no folder."
         )
