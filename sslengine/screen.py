@@ -38,6 +38,11 @@ def _wrapped(line: str, width: int) -> str:
     )  # fmt: skip
 
 
+def say(text: str, stream: TextIO, flush: bool = False) -> None:
+    """Print it, wrapped if the stream is a terminal."""
+    print(wrapped(text, columns(stream)), file=stream, flush=flush)
+
+
 def fit_line(parts: list[str], width: int | None, more: bool = True) -> str:
     """Join the first parts that fit in one line; with `more`, end it with `+n` omitted parts."""
     for left in range(len(parts)):

@@ -25,8 +25,7 @@ from sslengine import __version__
 from sslengine.command import columns, documents
 from sslengine.errors import ConfigError, listing
 from sslengine.registry import import_dotted
-from sslengine.screen import columns as columns_of
-from sslengine.screen import wrapped
+from sslengine.screen import say
 
 # What each optional package is for.
 OPTIONAL = {
@@ -82,7 +81,7 @@ def main(arguments: Sequence[str]) -> int:
     if given.json:
         documents.show([each._asdict() for each in found])
     else:
-        print(wrapped("\n".join(_lines(found)), columns_of(sys.stdout)))
+        say("\n".join(_lines(found)), sys.stdout)
     return int(any(each.what in ("unreadable", COLLAPSED) and each.value for each in found))
 
 

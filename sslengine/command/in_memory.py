@@ -24,7 +24,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from sslengine.command.in_memory_items import listed, names_files, pack, paths_of
 from sslengine.command.in_memory_rows import HuggingFaceRows, is_of_datasets, rows_on_disk
-from sslengine.data.sources.array_file import as_indicators
+from sslengine.data.sources.array_file import as_numbers, in_one_column
 from sslengine.errors import ConfigError, OutputError
 
 Array: TypeAlias = NDArray[Any] | Tensor
@@ -140,8 +140,7 @@ def _images(given: Array) -> NDArray[Any]:
 def _label_file(given: Classes | None, count: int, folder: Path, opened: ExitStack) -> str:
     if given is None:
         return ""
-    labels = _as_texts(_on_host(given))
-    labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+    labels = in_one_column(_as_texts(_on_host(given)))
     names = labels.ndim == 1 and labels.dtype.kind == "U"
     if labels.ndim not in (1, 2) or len(labels) != count or labels.dtype.kind not in "uibU":
         raise ConfigError(
@@ -149,8 +148,7 @@ def _label_file(given: Classes | None, count: int, folder: Path, opened: ExitSta
             f"for each of {count} images; got the shape {labels.shape} of {labels.dtype}."
         )
     if not names:
-        rows = labels.ndim == 2
-        labels = as_indicators(labels, "data") if rows else labels.astype(np.int64)
+        labels = as_numbers(labels, "data")
     with _in_memory(folder / "labels.npy", opened) as stream:
         np.save(stream, labels)
     return str(folder / "labels.npy")

@@ -27,7 +27,7 @@ from sslengine.config.options import DEVICES
 from sslengine.errors import SSLEngineError
 from sslengine.launch.cli import ended_by
 from sslengine.registry import import_dotted
-from sslengine.screen import columns, wrapped
+from sslengine.screen import say
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.json:
         documents.show({**form(predictor, found), "unreadable": unreadable})
     else:
-        print(wrapped(form(predictor, found), columns(sys.stdout)))
+        say(form(predictor, found), sys.stdout)
     return status
 
 

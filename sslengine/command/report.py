@@ -16,7 +16,7 @@ from pathlib import Path
 from sslengine.command import documents
 from sslengine.command.judged_on import fingerprints, numbers
 from sslengine.command.summary import Summary, read
-from sslengine.screen import columns, wrapped
+from sslengine.screen import say
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     if given.json:
         documents.show(found.as_dict())
     else:
-        print(wrapped("\n".join(_lines(found)), columns(sys.stdout)))
+        say("\n".join(_lines(found)), sys.stdout)
     return 0
 
 

@@ -23,7 +23,7 @@ from sslengine.errors import ConfigError, Preempted, SSLEngineError
 from sslengine.launch.folder import make_run_folder
 from sslengine.launch.widths import settle_widths
 from sslengine.registry import import_dotted
-from sslengine.screen import columns, wrapped
+from sslengine.screen import say
 from sslengine.trust import closed, expect_trust
 
 INTERRUPTED = 130  # as shells have it: 128 + SIGINT
@@ -167,7 +167,7 @@ def run_all(runs: Sequence[Resolved]) -> int:
 
 
 def _print_error(text: str) -> None:
-    print(wrapped(text, columns(sys.stderr)), file=sys.stderr)  # noqa: T201
+    say(text, sys.stderr)
 
 
 def _submit(runs: Sequence[Resolved]) -> int:

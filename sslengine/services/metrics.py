@@ -17,7 +17,7 @@ from sslengine.hooks.events import Hook, TaskView
 from sslengine.monitor.loss_ledger import MAIN, LossEntry
 from sslengine.monitor.pictures import OpenPictures
 from sslengine.monitor.writers import Record
-from sslengine.screen import columns, wrapped
+from sslengine.screen import say
 
 log = logging.getLogger("sslengine")
 
@@ -146,7 +146,7 @@ def _losses(entries: list[LossEntry]) -> dict[str, Any]:
 def _tell_start_up() -> None:
     line = startup.finish()
     if line and is_primary():
-        print(wrapped(line, columns(sys.stdout)), flush=True)  # noqa: T201
+        say(line, sys.stdout, flush=True)
         log.info("%s", line)
 
 

@@ -65,7 +65,7 @@ def _of_each_class(
 
 
 def numbers_of_groups(column: Sequence[Any]) -> NDArray[np.int64]:
-    """The same for values that differ in the spaces around them alone, as for labels."""
+    """A number for each value. Spaces around a value do not count, as around labels."""
     names = np.char.strip(np.asarray(column).astype(str))
     return np.unique(names, return_inverse=True)[1].astype(np.int64)
 

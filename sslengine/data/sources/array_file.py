@@ -158,31 +158,36 @@ class ArraySource(DataSource):
         return [name for kind in usual for name in (*ours, *shared) if kind in parts[name]][:1]
 
     def _checked(self, labels: Array) -> Array:
-        labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+        labels = in_one_column(labels)
         if labels.ndim not in (1, 2) or labels.dtype.kind not in "iub":
             raise DataError(
                 f"{self.where}: the labels of {self._file} have the shape {labels.shape} and the "
                 f"type {labels.dtype}; expected a whole number for each image, or a row of class "
                 f"indicators."
             )
-        if labels.ndim == 2:
-            return as_indicators(labels, f"{self.where}: the labels of {self._file}")
-        return labels.astype(np.int64)
+        return as_numbers(labels, f"{self.where}: the labels of {self._file}")
 
 
 def _words(name: str) -> set[str]:
     return set(re.split(r"[_\W]", name.lower()))
 
 
-def as_indicators(rows: Array, what: str) -> Array:
-    """A byte for each, which a class number would not fit in."""
-    others = rows[~np.isin(rows, (-1, 0, 1))]
+def in_one_column(labels: Array) -> Array:
+    """N x 1, as Keras has them, are class numbers."""
+    return labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+
+
+def as_numbers(labels: Array, what: str) -> Array:
+    """Class numbers, or rows of indicators: of a byte each."""
+    if labels.ndim == 1:
+        return labels.astype(np.int64)
+    others = labels[~np.isin(labels, (-1, 0, 1))]
     if others.size:
         raise DataError(
-            f"{what}: rows of the shape {rows.shape} are indicators of classes, 1, 0, or -1 for "
+            f"{what}: rows of the shape {labels.shape} are indicators of classes, 1, 0, or -1 for "
             f"unknown; one of them holds {others[0]}. Class numbers are one for each image."
         )
-    return rows.astype(np.int8)
+    return labels.astype(np.int8)
 
 
 def read_idx(file: Path) -> Array:

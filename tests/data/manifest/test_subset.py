@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.manifest.subset import choose_rows
 from sslengine.data.options import DataLimitSampling, SplitOptions
 from sslengine.errors import DataError
@@ -49,6 +52,18 @@ def test_no_class_is_none() -> None:
     assert np.bincount(labels[chosen]).tolist() == [3, 0, 0, 3, 0, 0, 0, 3]
     with pytest.raises(DataError, match="cannot be balanced over 0 classes"):
         rows(9, np.full(35, -1), IS_BALANCED=True)
+
+
+def test_no_class_is_none_of_a_file(tmp_path: Path) -> None:
+    labels = np.arange(40) % 4 - 1
+    np.savez(tmp_path / "set.npz", images=np.zeros((40, 4, 4, 3), np.uint8), labels=labels)
+    options = SplitOptions(
+        DATA_SOURCES=["array_file"], DATA_PATHS=[str(tmp_path / "set.npz")],
+        LABEL_SOURCES=["array_file"], DATA_LIMIT=9,
+        DATA_LIMIT_SAMPLING=DataLimitSampling(IS_BALANCED=True),
+    )  # fmt: skip
+    chosen = SSLDataset(options, "TRAIN", 0).rows
+    assert np.bincount(labels[list(chosen)]).tolist() == [3, 3, 3]
 
 
 def test_the_global_stream_is_left_alone() -> None:
