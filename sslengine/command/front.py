@@ -23,6 +23,7 @@ from typing import TextIO
 from sslengine import __version__
 from sslengine.errors import ConfigError, SSLEngineError, nearest
 from sslengine.launch import cli
+from sslengine.screen_log import heard
 
 VERBS = {
     "train": "train on a folder of images, or a config (the default: config=...)",
@@ -75,7 +76,8 @@ def run(verb: str, arguments: Sequence[str]) -> int:
 
     def main(given: Sequence[str]) -> int:
         _expect_filled(given)
-        return int(module.main([_at_home(each) for each in given]))
+        with heard():
+            return int(module.main([_at_home(each) for each in given]))
 
     return _status_of(main, arguments)
 

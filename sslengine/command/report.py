@@ -40,23 +40,29 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _lines(found: Summary) -> Iterator[str]:
+    rows = list(_rows(found))
+    width = max(len(name) for name, _ in rows)
     yield str(found.folder)
-    yield f"  method       {found.method}"
-    yield f"  network      {found.network}"
-    yield f"  iterations   {_length(found)}"
-    for name, value in found.metrics.items():
-        yield f"  {name}  {value:.4g}"
-    if found.metric:
-        yield f"  judged by    {found.metric}, on {numbers(found.images)}"
-    if shown := fingerprints(found.images):
-        yield f"  fingerprint  {shown}"
+    for name, value in rows:
+        yield f"  {name:{width}}  {value}"
     for each in found.evaluation.get("scores", []):
         knn = "  ".join(f"knn@{k} {value:.1f}" for k, value in each["knn"].items())
         linear = "" if each.get("linear") is None else f"  linear {each['linear']:.1f}"
         yield f"  {each['features']}, {each['layer']}:  {knn}{linear}"
     if not found.evaluation:
         yield f"  not judged yet: sslengine judge {found.folder} --train DIR --val DIR"
-    yield f"  checkpoints  {', '.join(found.checkpoints) or 'none'}"
+
+
+def _rows(found: Summary) -> Iterator[tuple[str, str]]:
+    yield "method", str(found.method)
+    yield "network", str(found.network)
+    yield "iterations", _length(found)
+    yield from ((name, f"{value:.4g}") for name, value in found.metrics.items())
+    yield "checkpoints", ", ".join(found.checkpoints) or "none"
+    if found.metric:
+        yield "judged by", f"{found.metric}, on {numbers(found.images)}"
+    if shown := fingerprints(found.images):
+        yield "fingerprint", shown
 
 
 def _length(found: Summary) -> str:

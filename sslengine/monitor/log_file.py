@@ -8,10 +8,9 @@ from logging.handlers import WatchedFileHandler
 from pathlib import Path
 
 from sslengine.atomic import make_folder
-from sslengine.errors import readable
 from sslengine.monitor.text import Pace, phase_line, step_line
 from sslengine.monitor.writers import Record, Writer
-from sslengine.screen import columns, wrapped
+from sslengine.screen_log import ReadableFormatter, to_screen
 
 _log = logging.getLogger("sslengine")
 _levels: dict[logging.Logger, int] = {}  # to be put back
@@ -20,18 +19,6 @@ _FORMAT = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
 
 def log_path(run_dir: Path, rank: int) -> Path:
     return run_dir / ("log.txt" if rank == 0 else f"log_rank{rank}.txt")
-
-
-class _Formatter(logging.Formatter):
-    """What a message says of files and values cannot command a terminal that shows it, and in a
-    file not look like another line of the log."""
-
-    def __init__(self, how: str, indent: str = "") -> None:
-        super().__init__(how)
-        self._line_feed = f"\n{indent}"
-
-    def format(self, record: logging.LogRecord) -> str:
-        return readable(super().format(record), but="\n\t").replace("\n", self._line_feed)
 
 
 class _LogFile(WatchedFileHandler):
@@ -52,18 +39,6 @@ class _LogFile(WatchedFileHandler):
         if not self._failed:
             print(f"ERROR: cannot write {self.baseFilename}: {sys.exc_info()[1]}", file=sys.stderr)  # noqa: T201
         self._failed = True
-
-
-class _Screen(logging.Handler):
-    """The stderr of the moment: while a bar moves, rich replaces it and prints above the bar."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            stream = sys.stderr
-            stream.write(wrapped(self.format(record), columns(stream)) + "\n")
-            stream.flush()
-        except Exception:
-            self.handleError(record)
 
 
 class _Others(logging.Handler):
@@ -88,7 +63,7 @@ def open_log(run_dir: Path, rank: int, verbose: bool = False) -> None:
     close_log()
     make_folder(run_dir)
     to_file = _LogFile(log_path(run_dir, rank), encoding="utf-8", delay=True)
-    to_file.setFormatter(_Formatter(_FORMAT, indent="  "))
+    to_file.setFormatter(ReadableFormatter(_FORMAT, indent="  "))
     _log.setLevel(logging.DEBUG if verbose else logging.INFO)
     _log.propagate = False
     _log.addHandler(to_file)
@@ -99,21 +74,13 @@ def open_log(run_dir: Path, rank: int, verbose: bool = False) -> None:
         _levels[root] = root.level
         root.setLevel(logging.INFO)
     if rank == 0:
-        to_screen = _to_screen(logging.DEBUG if verbose else logging.WARNING)
-        _log.addHandler(to_screen)
+        _log.addHandler(to_screen(logging.DEBUG if verbose else logging.WARNING))
         if not prints:
-            root.addHandler(_Others(_to_screen(logging.WARNING)))
+            root.addHandler(_Others(to_screen()))
     logging.captureWarnings(True)
     warnings_log = logging.getLogger("py.warnings")
     warnings_log.propagate = False
     warnings_log.addHandler(to_file)
-
-
-def _to_screen(least: int) -> logging.Handler:
-    handler = _Screen()
-    handler.setFormatter(_Formatter("%(levelname)s: %(message)s"))
-    handler.addFilter(lambda record: getattr(record, "on_screen", record.levelno >= least))
-    return handler
 
 
 def _prints(handler: logging.Handler) -> bool:

@@ -276,7 +276,8 @@ class Predictor:
             raise ConfigError(refused[0])
 
     def _make_index(self) -> Index:
-        log.info("computing the features of %d training images", len(self.dataset))
+        images, on_screen = len(self.dataset), {"on_screen": True}
+        log.info("computing the features of %d training images, once", images, extra=on_screen)
         found = self.read_all()
         labelled = self.data.TRAIN.LABEL_TYPE == "standard"
         labels = found.targets

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from tests.data.deep_files import numbers, tiff
 from tests.predictor.runs import make_classifier
 
 FAILED, TYPED = 1, 2
+COMPUTING = "INFO: computing the features of {} training images, once\n"
 
 
 @pytest.fixture(scope="module")
@@ -67,3 +69,18 @@ def test_the_other_images_have_their_results(
     out, err = capfd.readouterr()
     assert out == ""
     assert why in err
+
+
+def test_it_says_that_it_computes_the_training_images_once(
+    photos: list[Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(photos[0].parents[2] / "run", run)
+    shutil.rmtree(run / "predictor", ignore_errors=True)
+    command = ["predict", str(run), str(photos[0]), "--json"]
+    assert main(command) == 0
+    out, err = capfd.readouterr()
+    assert COMPUTING.format(len(photos)) in err
+    json.loads(out)
+    assert main(command) == 0
+    assert "computing" not in capfd.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -410,7 +411,7 @@ def test_the_fingerprint_is_that_of_the_images_whose_features_are_kept(
     }  # fmt: skip
     shown, _ = compared(capsys, "report", run)
     digits = [first["images"][split]["fingerprint"][7:19] for split in ("TRAIN", "TEST")]
-    assert f"fingerprint  train {digits[0]}, test {digits[1]}\n" in shown
+    assert re.search(rf"fingerprint +train {digits[0]}, test {digits[1]}\n", shown)
     file = next(moved.rglob("*.png"))
     found, content = file.stat(), bytearray(file.read_bytes())
     content[-20] ^= 1
@@ -429,7 +430,7 @@ def test_a_row_of_rank_has_its_metric(
     assert first.split()[1:] == ["mAP", str(several)]
     assert second.split() == ["not", "judged", str(never)]
     shown, _ = compared(capsys, "report", several)
-    assert f"judged by    mAP, on {IMAGES} train images, {IMAGES} test images" in shown
+    assert re.search(rf"judged by +mAP, on {IMAGES} train images, {IMAGES} test images", shown)
 
 
 @pytest.mark.parametrize("length", ["num_epochs", "num_iterations"])
@@ -446,7 +447,7 @@ def test_the_length_of_a_run(
     assert (document["epochs"], document["num_iterations"]) == (
         (3, None) if in_epochs else (None, 3)
     )
-    assert f"iterations   {steps}, of 3 epochs\n" in shown or not in_epochs
-    assert "iterations   3 of 3\n" in shown or in_epochs
+    length = f"{steps}, of 3 epochs" if in_epochs else "3 of 3"
+    assert re.search(rf"iterations +{length}\n", shown)
     shown, _ = compared(capsys, "compare", run)
     assert ("epochs" in shown) == in_epochs
