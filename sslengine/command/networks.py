@@ -23,6 +23,8 @@ from sslengine.registry import TRUNKS, import_dotted
 assert catalog  # importing it declares all names
 
 LIBRARIES = ("timm", "torchvision")
+# Before timm's names of weights in a folder, and on a hub.
+PLACES = ("local-dir", "hf-hub", "hf_hub")
 # Modules of timm whose networks take images of another side, by an argument.
 TRANSFORMERS = ("vision_transformer", "deit", "eva", "beit")
 # The trunk of sslengine's that can leave patches out, and one of timm's.
@@ -162,6 +164,12 @@ def find(given: str) -> Network:
     if library in LIBRARIES and name:
         expect_known(library, name, "--model")
         return Network(library, name)
+    if library in PLACES and name:
+        raise ConfigError(
+            f"--model: {given} names weights, and --model takes a network. Give both, the network "
+            f"as `architecture` in the config.json beside the weights has it: --model NAME "
+            f"--weights FILE.safetensors."
+        )
     if ":" in given or given in trunks():
         return Network("", given)
     for library in LIBRARIES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import timm
+from timm.models._hub import save_for_hf
 from torchvision import models
 
 from sslengine.command.front import main
@@ -86,6 +88,20 @@ def test_names_that_nobody_has() -> None:
         find("torchvision:resnet5")
     with pytest.raises(ConfigError, match=r"--pretrained: resnet_sk is a trunk .* --weights"):
         find("resnet_sk").keys(224, False, pretrained=True)
+
+
+def test_the_name_of_weights_is_no_network(tmp_path: Path, photos: Path) -> None:
+    """What the error advises opens a folder as timm saves it."""
+    folder = tmp_path / "weights"
+    save_for_hf(timm.create_model("resnet10t"), folder, safe_serialization=True)
+    for given in (f"local-dir:{folder}", "hf-hub:timm/resnet10t.c3_in1k"):
+        with pytest.raises(ConfigError, match=r"names weights.*--model NAME --weights"):
+            find(given)
+    named = json.loads((folder / "config.json").read_text())["architecture"]
+    file = folder / "model.safetensors"
+    config = config_of(str(photos), "--method=simclr", f"--model={named}", f"--weights={file}")
+    assert str(file) == config.MODEL.WEIGHTS_INIT.PARAMS_FILE
+    assert config.MODEL.TRUNK.TIMM.model == "resnet10t"
 
 
 def config_of(*arguments: str) -> Any:
