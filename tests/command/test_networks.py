@@ -93,7 +93,7 @@ def test_names_that_nobody_has() -> None:
 def test_the_name_of_weights_is_no_network(tmp_path: Path, photos: Path) -> None:
     """What the error advises opens a folder as timm saves it."""
     folder = tmp_path / "weights"
-    save_for_hf(timm.create_model("resnet10t"), folder, safe_serialization=True)
+    save_for_hf(timm.create_model("resnet10t"), str(folder), safe_serialization=True)
     for given in (f"local-dir:{folder}", "hf-hub:timm/resnet10t.c3_in1k"):
         with pytest.raises(ConfigError, match=r"names weights.*--model NAME --weights"):
             find(given)
