@@ -82,3 +82,13 @@ def expect_none_made_late(
             f"no optimizer updates {listing(late, 10)}: made after the run was built, and not "
             f"trained. Make parameters in `__init__`, or in the method's `attach(model)`."
         )
+
+
+def expect_gradients(optimizer: Any) -> None:
+    """Raise TrainingError if no parameter has a gradient: before the first update."""
+    if all(p.grad is None for group in optimizer.param_groups for p in group["params"]):
+        raise TrainingError(
+            "the first optimizer step finds no gradient: either config.TRAINER.TRAIN_STEP_NAME "
+            "names a step that does not call stages.backward(task, loss), or all parameters are "
+            "frozen, by a hook or config.MODEL.TEMP_FROZEN_PARAMS_ITER_MAP (_EPOCH_MAP)."
+        )

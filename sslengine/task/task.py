@@ -44,6 +44,7 @@ from sslengine.task.parts import Parts
 from sslengine.task.run_state import Reading, RunState
 from sslengine.task.set_loss import set_loss
 from sslengine.task.state import get_state, set_state
+from sslengine.task.whole import expect_whole
 
 log = logging.getLogger("sslengine")
 
@@ -176,6 +177,8 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
             if not single_rows.is_of_single_row(error):
                 raise
             raise TrainingError(single_rows.said_of("This batch")) from error
+        if state.train:
+            expect_whole(self)
         if self._first_of_phase and state.train:
             self.first_step = self._first_of_phase = False
             parts = self.parts

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sslengine.distributed.data_parallel import manual_gradient_all_reduce, no_sync
 from sslengine.errors import TrainingError
+from sslengine.optim.ownership import expect_gradients
 from sslengine.optim.unregistered import warn_of_unregistered
 
 Sample = dict[str, Any]
@@ -255,6 +256,8 @@ def optimizer_step(task: StepTask) -> None:
     parts, state = task.parts, task.state
     if not state.group.last:
         return
+    if not state.progress.num_updates:
+        expect_gradients(parts.optimizer)
     with state.perf.optimizer_step:
         parts.optimizer.schedule(parts.plan.where(state.progress))
         parts.optimizer.step(parts.precision)
