@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import math
+import re
 from typing import Any
 
 import pytest
+import torch
 
 from sslengine.errors import ConfigError
 from sslengine.optim.schedules import (
@@ -12,6 +15,8 @@ from sslengine.optim.schedules import (
     schedule,
     schedule_problems,
 )
+from sslengine.registry import SCHEDULERS, register_scheduler
+from tests.registries import as_before
 
 
 def test_a_schedule_takes_the_arguments_that_its_curve_knows() -> None:
@@ -64,3 +69,31 @@ def test_checks() -> None:
     assert problem.startswith("scaling_type: expected one of linear, sqrt")
     (problem,) = AutoLrScaling(base_lr_batch_size=0).check()
     assert problem.startswith("base_lr_batch_size")
+
+
+class _Stateful:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, where: float) -> float:
+        self.calls += 1
+        return 1.0 / self.calls
+
+
+@pytest.mark.parametrize(
+    ("curve", "message"),
+    [
+        (lambda where: None, r"gives None at where = 0, .* expected a finite number, 0 or more"),
+        (torch.tensor, r"gives tensor\(0.\) at where = 0"),
+        (lambda where: 0.1 if where < 0.6 else math.nan, r"gives nan at where = 0.609375"),
+        (lambda where: 0.5 - where, r"gives -0.015625 at where = 0.515625"),
+        (_Stateful(), r"gives 1.0 at where = 0, and then 0.5; expected a function of `where`"),
+        (lambda: 0.1, r"fails at where = 0: TypeError"),
+    ],
+    ids=["none", "tensor", "nan", "negative", "stateful", "without where"],
+)
+def test_a_scheduler_of_ones_own_gives_a_number_everywhere(curve: Any, message: str) -> None:
+    with as_before(SCHEDULERS):
+        register_scheduler("mine")(lambda: curve)
+        (problem,) = schedule_problems(schedule("mine"), 10, "a.b")
+    assert re.match(f"a.b.name: mine {message}", problem)
