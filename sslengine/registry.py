@@ -141,13 +141,22 @@ class Registry(Generic[T]):
             raise self.unknown(name, where)
         return found  # type: ignore[return-value]
 
+    def is_users(self, name: str) -> bool:
+        """Is it not sslengine's own? Those are imported when they are built."""
+        return name not in self._declared and not self._owners.get(name, "").startswith(
+            "sslengine."
+        )
+
     def unfit(self, name: str, where: str = "") -> str:
-        """Return what was expected if a dotted path's target cannot be of this kind, else ""."""
+        """Return what was expected if a class or function cannot be of this kind, else ""."""
         thing = self.get(name, where)
         if isinstance(thing, type):
             module, _, name = self._base.partition(":")
             base = getattr(_import(module), name) if name else object
-            return "" if issubclass(thing, base) else f"a class that derives from {self._base}"
+            if not issubclass(thing, base):
+                return f"a class that derives from {self._base}"
+            missing = sorted(getattr(thing, "__abstractmethods__", ()))
+            return f"a class that defines {' and '.join(missing)}" if missing else ""
         # A Python function may return a component; a function written in C does not.
         plain = callable(thing) and not isinstance(thing, types.BuiltinFunctionType)
         return "" if plain else "a class or a function"
@@ -366,13 +375,13 @@ LOSSES: Registry[Any] = Registry(
     takes_foreign=True,
 )
 MODELS: Registry[Any] = Registry("model", engine_arguments=("model",), base="torch.nn:Module")
-TRUNKS: Registry[Any] = Registry("trunk")
+TRUNKS: Registry[Any] = Registry("trunk", base="sslengine.models.trunks.base:Trunk")
 HEADS: Registry[Any] = Registry("head", base="torch.nn:Module")
 HOOKS: Registry[Any] = Registry("hook")
 # An adapter wraps a hook of another engine; it returns None for a hook that it does not support.
 HOOK_ADAPTERS: Registry[Any] = Registry("hook adapter", instead_of_options=_A_SECTION)
 WRITERS: Registry[Any] = Registry("writer", engine_arguments=("run",))
-METERS: Registry[Any] = Registry("meter")
+METERS: Registry[Any] = Registry("meter", base="sslengine.meters.base:Meter")
 OPTIMIZERS: Registry[Any] = Registry(
     "optimizer",
     base="torch.optim:Optimizer",

@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from sslengine.config.components import named_entries
 from sslengine.config.sections import named, one_of, section
 from sslengine.dotted import full_metric_name
 from sslengine.errors import nearest
+from sslengine.hooks.events import Hook
+from sslengine.hooks.known_events import problems_of
 from sslengine.registry import HOOKS, LABEL_FREE, WRITERS
 
 ONLINE = ("knn", "probe", "label_free")
@@ -186,6 +189,13 @@ class HooksOptions:
     def check(self) -> Iterator[str]:
         if self.STOP_ON_COLLAPSE and not self.COLLAPSE_SIGNS:
             yield "STOP_ON_COLLAPSE: needs COLLAPSE_SIGNS: true."
+
+    def check_chosen(self) -> Iterator[str]:
+        for index, entry in enumerate(self.EXTRA):
+            for name, _ in named_entries(HOOKS, entry):
+                kind = HOOKS.get(name) if HOOKS.is_users(name) else None
+                if isinstance(kind, type) and issubclass(kind, Hook):
+                    yield from (f"EXTRA.{index}: {text}" for text in problems_of(kind))
 
 
 @dataclass
