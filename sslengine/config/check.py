@@ -161,8 +161,8 @@ def _takes_a_name(registry: Registry[Any], name: str) -> bool:
 
 
 def _resolve_problems(registry: Registry[Any], name: str, path: str) -> Iterator[str]:
-    if name in registry:
-        return  # sslengine's components are imported when they are built
+    if not registry.is_users(name):
+        return
     try:
         registry.get(name, path)
     except UntrustedError:
@@ -174,8 +174,8 @@ def _resolve_problems(registry: Registry[Any], name: str, path: str) -> Iterator
 
 
 def _kind_problems(registry: Registry[Any], name: str, path: str) -> Iterator[str]:
-    """Yield the problem of a dotted path that names something of another kind."""
-    if ":" in name and (expected := registry.unfit(name, path)):
+    """Yield the problem of a class or function of the user's that is of another kind."""
+    if registry.is_users(name) and (expected := registry.unfit(name, path)):
         thing = registry.get(name, path)
         problem = f"cannot be used as {registry.kind}: expected {expected}, got {thing!r}"
         yield f"{path}: {name!r} {problem}."

@@ -131,6 +131,11 @@ def build_trunk(options: ModelOptions) -> Trunk:
         raise ConfigError(
             f"{where}.NAME: {name!r} is not a subclass of sslengine.models.trunks.base.Trunk."
         )
+    if not getattr(trunk, "feature_names", ()):
+        raise ConfigError(
+            f"{where}.NAME: {type(trunk).__name__} names no features; expected a list of them in "
+            f"its class, of which heads get the last one: feature_names = (..., 'flatten')."
+        )
     trunk.in_chans = channels.get("in_chans")
     _add_inputs(trunk, options)
     if options.ACTIVATION_CHECKPOINTING.USE_ACTIVATION_CHECKPOINTING:

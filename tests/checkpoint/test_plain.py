@@ -81,6 +81,9 @@ class _Mean(Hook):
     def state_dict(self) -> dict[str, Any]:
         return {"mean": self.mean}
 
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.mean = state["mean"]
+
 
 @pytest.mark.parametrize(("start", "steps"), [(np.float64(0), 0), (0.0, 4)])
 def test_a_run_does_not_train_on_without_a_checkpoint_that_can_be_read(

@@ -15,8 +15,10 @@ from sslengine.config.sections import read
 from sslengine.data.augment.pipeline import build_transform
 from sslengine.errors import ConfigError
 from sslengine.hooks.default import _extra
+from sslengine.meters.base import Meter
 from sslengine.models.heads.build import build_module
 from sslengine.models.options import TrunkOptions
+from sslengine.models.trunks.base import Trunk
 from sslengine.monitor.build import _build as build_writer
 from sslengine.monitor.writers import Writer
 from sslengine.optim.options import OptimizerOptions
@@ -27,13 +29,16 @@ from sslengine.registry import (
     LOSSES,
     METERS,
     MODELS,
+    OPTIMIZERS,
     TRAIN_STEPS,
+    TRUNKS,
     WRITERS,
     Registry,
     register_scheduler,
 )
 from tests.config.recipes import resolved
 from tests.data.pictures import picture
+from tests.registries import as_before
 
 
 def _problem(**changes: Any) -> str:
@@ -273,3 +278,48 @@ def test_the_options_of_what_is_not_chosen_are_checked_as_well() -> None:
 def test_so_are_the_arguments_of_a_loss_of_torch_that_is_not_chosen() -> None:
     with pytest.raises(ConfigError, match=r"LOSS.MSELoss.reductio: .* Did you mean 'reduction'"):
         resolved(LOSS__MSELoss__reductio="sum")
+
+
+class _NoComponent:
+    pass
+
+
+class _HalfAMeter(Meter):
+    def update(self, output: Any, target: Any) -> None:
+        raise AssertionError("a meter also says what it measures")
+
+
+@pytest.mark.parametrize(
+    ("registry", "key", "thing", "expected"),
+    [
+        (METERS, "METERS__names.0", _HalfAMeter, "a class that defines measure"),
+        (
+            METERS,
+            "METERS__names.0",
+            _NoComponent,
+            "a class that derives from sslengine.meters.base:Meter",
+        ),
+        (
+            TRUNKS,
+            "MODEL__TRUNK__NAME",
+            nn.Linear,
+            "a class that derives from sslengine.models.trun",
+        ),
+        (TRUNKS, "MODEL__TRUNK__NAME", Trunk, "a class that defines features"),
+        (
+            OPTIMIZERS,
+            "OPTIMIZER__name",
+            _NoComponent,
+            "a class that derives from torch.optim:Optimizer",
+        ),
+    ],
+)
+def test_a_registered_class_is_of_its_kind(
+    registry: Registry[Any], key: str, thing: Any, expected: str
+) -> None:
+    with as_before(registry):
+        registry.register("mine")(type("Mine", (thing,), {"__module__": "my_file"}))
+        field = key.removesuffix(".0")
+        problem = _problem(**{field: ["mine"] if field != key else "mine"})
+    where = "config." + key.replace("__", ".")
+    assert f"{where}: 'mine' cannot be used as {registry.kind}: expected {expected}" in problem

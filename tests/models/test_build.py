@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from omegaconf import OmegaConf
-from torch import Tensor
+from torch import Tensor, nn
 
 from sslengine.config import sections
 from sslengine.config.sections import read, section
@@ -190,6 +190,33 @@ def test_a_trunk_of_ones_own_brings_its_section() -> None:
     config.MODEL.TRUNK.NAME = "mine"
     config.MODEL.TRUNK.MINE.SCALE = 5.0
     torch.testing.assert_close(build_model(read(config, ModelOptions))(X)[0], 5 * X.flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        (
+            lambda self, x, wanted: x.flatten(1),
+            "Mine.features returned Tensor; expected a dict of ",
+        ),
+        (lambda self, x, wanted: {"map": x}, "returned a dict of map; expected a dict of flatten"),
+    ],
+)
+@pytest.mark.parametrize("asked", [(), ("flatten",)])
+def test_what_a_trunk_returns(
+    monkeypatch: pytest.MonkeyPatch, features: Any, message: str, asked: Sequence[str]
+) -> None:
+    monkeypatch.setattr(Mine, "features", features)
+    with pytest.raises(ConfigError, match=message):
+        Mine(MineOptions())(X, asked)
+
+
+def test_a_trunk_without_names_of_features() -> None:
+    nameless = type("Nameless", (Mine,), {"feature_names": (), "__init__": nn.Module.__init__})
+    with as_before(TRUNKS):
+        register_trunk("nameless")(nameless)
+        with pytest.raises(ConfigError, match=r"Nameless names no features; .* feature_names = "):
+            build_trunk(options(NAME="nameless"))
 
 
 @pytest.mark.usefixtures("plugin")

@@ -77,13 +77,25 @@ class Trunk(nn.Module, ABC):
             )
         if not out_feat_keys:
             last = self.feature_names[-1]
-            return [self.find(x, (last,), **extra)[last]]
+            return [self._found(x, (last,), extra)[last]]
         single = single_features(out_feat_keys)
         self.check_features(single)
         # In the order asked, not a set's: gradients of layers that features share are summed by it,
         # and the order of a set of names differs from process to process.
-        found = self.find(x, tuple(dict.fromkeys(single)), **extra)
+        found = self._found(x, tuple(dict.fromkeys(single)), extra)
         return [_named(found, name) for name in out_feat_keys]
+
+    def _found(
+        self, x: Tensor, wanted: Collection[str], extra: Mapping[str, Tensor]
+    ) -> Mapping[str, Tensor]:
+        found = self.find(x, wanted, **extra)
+        if isinstance(found, dict) and all(name in found for name in wanted):
+            return found
+        given = f"a dict of {listing(found)}" if isinstance(found, dict) else type(found).__name__
+        raise ConfigError(
+            f"config.MODEL.TRUNK.NAME: {type(self).__name__}.features returned {given}; expected "
+            f"a dict of {listing(list(wanted))}, which it was asked for."
+        )
 
     def find(self, x: Tensor, wanted: Collection[str], **extra: Tensor) -> dict[str, Tensor]:
         """Call `features`; a trunk with another attribute of that name overrides this."""
