@@ -22,6 +22,7 @@ from sslengine.config.sections import read
 from sslengine.distributed.data_parallel import batch_norm_buffers, broadcast_all
 from sslengine.distributed.device import pick_device
 from sslengine.distributed.ranks import world_size
+from sslengine.distributed.same_buffers import warn_of_differing
 from sslengine.errors import TrainingError
 from sslengine.hooks.events import compile_events
 from sslengine.hooks.options import HooksOptions
@@ -70,6 +71,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
     replayable = True
     first_step = True  # that this process trains
     _first_of_phase = False
+    _compared = False  # the buffers of the method, between ranks
 
     def __init__(
         self,
@@ -205,6 +207,10 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         state = self.state
         mean = state.storage.losses.phase_mean()
         measured = {meter.name: meter.value() for meter in state.active_meters}
+        if state.train and world_size() > 1 and not self._compared:
+            self._compared = True
+            parts = self.parts
+            warn_of_differing(parts.loss, build.copies_of_model(parts.loss))
         state.end_phase(({} if mean is None else {"loss": mean}) | measured)
         self.run_hooks("on_phase_end")
         state.keep_results()
