@@ -14,10 +14,10 @@ from torch import Tensor, nn
 log = logging.getLogger("sslengine")
 
 
-def warn_of_unregistered(loss: Tensor, known: Iterable[nn.Parameter]) -> None:
-    """Log those from which the loss was computed, by their shapes: they have no names."""
+def warn_of_unregistered(losses: Iterable[Tensor], known: Iterable[nn.Parameter]) -> None:
+    """Log those from which the losses were computed, by their shapes: they have no names."""
     ids = {id(parameter) for parameter in known}
-    unknown = [tuple(each.shape) for each in _parameters_of(loss) if id(each) not in ids]
+    unknown = [tuple(each.shape) for each in _parameters_of(losses) if id(each) not in ids]
     if unknown:
         shown = ", ".join(map(str, unknown[:6])) + (", ..." if len(unknown) > 6 else "")
         log.warning(
@@ -29,10 +29,10 @@ def warn_of_unregistered(loss: Tensor, known: Iterable[nn.Parameter]) -> None:
         )
 
 
-def _parameters_of(loss: Tensor) -> Iterator[nn.Parameter]:
-    """The leaves of its graph."""
+def _parameters_of(losses: Iterable[Tensor]) -> Iterator[nn.Parameter]:
+    """The leaves of their graph."""
     seen: set[Any] = set()
-    nodes: list[Any] = [loss.grad_fn]
+    nodes: list[Any] = [loss.grad_fn for loss in losses]
     while nodes:
         node = nodes.pop()
         if node is None or node in seen:

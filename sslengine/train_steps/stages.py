@@ -210,6 +210,7 @@ def backward_of_each(task: StepTask, losses: Mapping[str, Tensor]) -> None:
     with task.perf.backward:
         if task.group.first:
             task.optimizer.zero_grad()
+        _expect_registered(task, *(losses[name] for name in task.optimizer.losses))
         task.optimizer.backward(task.precision, losses, task.group.weight)
         task.optimizer.finish_backward(over_ranks=task.exchange.reduce_by_hand and task.group.last)
     announce_gradients(task)
@@ -235,9 +236,7 @@ def backward_of_loss(task: StepTask, loss: Loss) -> None:
     parts, group = task.parts, task.state.group
     if group.first:
         parts.optimizer.zero_grad()
-    if task.first_step and parts.peers is None:  # those are gathered for each use
-        known = *parts.model.parameters(), *parts.loss.parameters()
-        warn_of_unregistered(main_loss(loss), known)
+    _expect_registered(task, main_loss(loss))
     if not main_loss(loss).requires_grad:
         raise TrainingError(
             "the loss has no gradient: nothing that is trained leads to it. Is a `detach()` or a "
@@ -249,6 +248,13 @@ def backward_of_loss(task: StepTask, loss: Loss) -> None:
         return
     with no_sync(parts.model, parts.loss):  # of a sharded model: DDP has asked in the forward
         parts.precision.backward(value)
+
+
+def _expect_registered(task: StepTask, *losses: Tensor) -> None:
+    """Once, in the first step."""
+    parts = task.parts
+    if task.first_step and parts.peers is None:  # those are gathered for each use
+        warn_of_unregistered(losses, (*parts.model.parameters(), *parts.loss.parameters()))
 
 
 def optimizer_step(task: StepTask) -> None:

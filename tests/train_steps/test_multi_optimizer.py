@@ -322,3 +322,28 @@ def test_two_ranks_train_as_one(tmp_path: Path, two_ranks: RankPool, accumulate:
     for mine, theirs, reference in zip(ours, same_, expected, strict=True):
         assert torch.equal(mine, theirs)
         torch.testing.assert_close(mine, reference, rtol=1e-3, atol=2e-5)
+
+
+class _WithHidden(GanLoss):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = [nn.Parameter(torch.zeros(3, 7))]
+
+    def forward(self, *args: Any) -> dict[str, Tensor]:
+        losses = super().forward(*args)
+        return {**losses, "critic": losses["critic"] + self.hidden[0].sum()}
+
+
+def test_parameters_in_no_module_are_shown_by_their_shapes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    optimizers = {
+        "generator": sgd(["trunk.*", "generator.*", "loss.*"], ["fool", "size"]),
+        "critic": sgd(["critic.*"], ["critic"]),
+    }
+    task = make(optimizers, loss=_WithHidden(), count=2)
+    task.step()
+    task.step()
+    (text,) = [each for each in caplog.messages if "in no module" in each]
+    assert "depends on 1 parameters" in text
+    assert "(3, 7)" in text
