@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from sslengine.data.batch.samplers import (
     StreamBatchSampler,
     StretchBatchSampler,
 )
+from sslengine.data.fingerprint import of_list
 from sslengine.data.loading.ahead import LoadedAhead
 from sslengine.data.loading.dataset import UNREADABLE, SSLDataset
 from sslengine.data.loading.device_prefetch import on_device
@@ -98,7 +100,7 @@ class DataFeed:
         """
         chosen: SplitOptions = getattr(options, split)
         self.device = torch.device(device)
-        self.where = f"config.DATA.{split}"
+        self.where, self._paths = f"config.DATA.{split}", chosen.DATA_PATHS
         collate = COLLATORS.get(chosen.COLLATE_FUNCTION, f"{self.where}.COLLATE_FUNCTION")
         self.dataset = SSLDataset(
             chosen, split, seed, options.AUGMENT_BACKEND, image_keys(collate), classes, training,
@@ -159,6 +161,11 @@ class DataFeed:
     def classes(self) -> list[Classes]:
         """Of the run, one for each label source."""
         return self.dataset.classes
+
+    @cached_property
+    def list_hashes(self) -> dict[str, str]:
+        """Of the images' names and of their labels."""
+        return of_list(self.dataset, self._paths)
 
     @property
     def num_samples(self) -> int:

@@ -37,6 +37,21 @@ def identity(dataset: SSLDataset, folders: Sequence[str]) -> dict[str, Any]:
     return fingerprint(dataset, folders)
 
 
+def of_list(dataset: SSLDataset, folders: Sequence[str]) -> dict[str, str]:
+    """Of names and labels in their order: what the number of an image means. {} of a stream."""
+    if dataset.stream is not None:
+        return {}
+    return {"names": of_names(dataset, folders), "labels": of_labels(dataset)}
+
+
+def of_names(dataset: SSLDataset, folders: Sequence[str]) -> str:
+    names = sha256()
+    for source in dataset.sources:
+        for name in _names(source, _some(dataset.rows, NAMED), folders):
+            names.update(name.encode(errors="surrogateescape") + b"\n")
+    return f"sha256:{names.hexdigest()}"
+
+
 def of_labels(dataset: SSLDataset) -> str:
     """Of the classes of all images, and of the classes' names."""
     found = sha256()
@@ -81,20 +96,19 @@ def _size_and_time(file: str) -> bytes:
 
 def fingerprint(dataset: SSLDataset, folders: Sequence[str]) -> dict[str, Any]:
     """folders: parts of paths that say where the data lies here, as DATA_PATHS has them."""
-    names, contents, size = sha256(), sha256(), 0
+    names, contents, size = of_names(dataset, folders), sha256(), 0
     for source in dataset.sources:
-        for name in _names(source, _some(dataset.rows, NAMED), folders):
-            names.update(name.encode(errors="surrogateescape") + b"\n")
         for row in _some(dataset.rows, READ):
             content = _content(source, int(row))
             size += len(content)
             contents.update(len(content).to_bytes(8, "big") + content)
     count = len(dataset)
-    both = sha256(f"{count} {names.hexdigest()} {contents.hexdigest()}".encode())
+    hexdigest = names.removeprefix("sha256:")
+    both = sha256(f"{count} {hexdigest} {contents.hexdigest()}".encode())
     return {
         "fingerprint": f"sha256:{both.hexdigest()}",
         "images": count,
-        "names": f"sha256:{names.hexdigest()}",
+        "names": names,
         "named": min(count, NAMED),
         "contents": f"sha256:{contents.hexdigest()}",
         "read": min(count, READ),

@@ -41,12 +41,13 @@ KEYS = frozenset(
         "figures",
         "hooks",
         "data",
+        "list_hashes",
         "ranks",
     )
 )
 
 # Older checkpoints have none of these.
-_LATER: dict[str, Any] = {"figures": None, "networks": {}, "classes": []}
+_LATER: dict[str, Any] = {"figures": None, "networks": {}, "classes": [], "list_hashes": {}}
 
 
 def get_state(task: Any, deep_copy: bool = False) -> dict[str, Any]:
@@ -67,6 +68,7 @@ def get_state(task: Any, deep_copy: bool = False) -> dict[str, Any]:
         "losses": task.ledger.state_dict(),
         "hooks": hook_states((*task.hooks, *task.services)),
         "data": _data_facts(task),
+        "list_hashes": _list_hashes(task),
         "ranks": gather_objects(_rank_state(task)),
     }
     return copy.deepcopy(state) if deep_copy else state
@@ -89,6 +91,7 @@ def set_state(task: Any, state: dict[str, Any]) -> None:
     _same_names("the checkpoint", KEYS, {**_LATER, **state})
     if not task.test_only:
         _same_data(task, state)
+        _tell_other_images(_list_hashes(task), state.get("list_hashes") or {})
     _same_classes(task.class_names, state.get("classes") or [])
     load_model_state(task.base_model, state["base_model"])
     _load_loss(task.loss, state["loss"])
@@ -133,7 +136,7 @@ def _same_names(what: str, expected: Any, found: Any) -> None:
         )
 
 
-def _data_facts(task: Any) -> dict[str, int]:
+def _data_facts(task: Any) -> dict[str, Any]:
     """What must be the same for a step count to mean the same place in the data."""
     feed, plan = task.parts.feeds.for_training, task.parts.plan
     facts = {
@@ -144,12 +147,20 @@ def _data_facts(task: Any) -> dict[str, int]:
     }
     # Groups of batches end with a phase. Checkpoints of one phase an epoch know no such key.
     parts = plan.phases_per_epoch
-    return facts | ({"TRAIN_PHASES_PER_EPOCH": parts} if parts > 1 else {})
+    return facts | ({"TRAIN_PHASES_PER_EPOCH": parts} if parts > 1 else {}) | _of_batches(feed)
+
+
+def _of_batches(feed: Any) -> dict[str, Any]:
+    """Older checkpoints know neither. They may differ where an epoch has as many steps."""
+    stream = getattr(getattr(feed, "dataset", None), "stream", None)
+    lanes = {"ranks x LANES": f"{stream.lanes.ranks} x {stream.lanes.of_a_rank}"} if stream else {}
+    return {"images of a step": max(feed.global_batch_sizes), **lanes}
 
 
 def _same_data(task: Any, state: dict[str, Any]) -> None:
     """Steps are counted in batches: with other batches the count would mean another place."""
-    then, now = state["data"], _data_facts(task)
+    now = _data_facts(task)
+    then = {**_of_batches(task.parts.feeds.for_training), **state["data"]}
     changed = [
         f"{key}: {then.get(key)} -> {now.get(key)}"
         for key in dict.fromkeys((*now, *then))
@@ -161,6 +172,22 @@ def _same_data(task: Any, state: dict[str, Any]) -> None:
             f"Its place in the data cannot be found again. Give the old values, or start again "
             f"with the weights alone: config.MODEL.WEIGHTS_INIT.PARAMS_FILE and another "
             f"config.CHECKPOINT.DIR."
+        )
+
+
+def _list_hashes(task: Any) -> dict[str, str]:
+    """Of the training images; {} of a stream, and of objects of Python."""
+    return getattr(task.parts.feeds.for_training, "list_hashes", {})
+
+
+def _tell_other_images(now: dict[str, str], then: dict[str, str]) -> None:
+    """Not an error: names and labels may have been corrected."""
+    other = [each for each in now if then.get(each, now[each]) != now[each]]
+    if other:
+        log.warning(
+            "config.DATA.TRAIN: there are as many images as when the checkpoint was written, but "
+            "their %s differ, or have another order. The run uses the present ones.",
+            " and ".join(other),
         )
 
 

@@ -17,6 +17,7 @@ from sslengine.errors import CheckpointError
 from sslengine.hooks.events import OPTIONAL, Hook
 from sslengine.methods.base import Method
 from sslengine.task.state import KEYS
+from tests.data.pictures import write_picture
 from tests.ranks import RankPool
 from tests.task.runs import make_task
 
@@ -191,3 +192,39 @@ def test_a_checkpoint_from_before_there_were_figures_is_taken(tmp_path: Path) ->
     assert other.storage.latest() == {}
     other.set_classy_state(state)
     assert other.storage.latest() == {"x": 1.0}
+
+
+def test_another_batch_size_is_refused_where_an_epoch_has_as_many_steps(tmp_path: Path) -> None:
+    """Steps are counted in batches: images would be trained on twice, and others never."""
+    state = make_task(tmp_path, [], DATA__TRAIN__DATA_LIMIT=11).get_classy_state()
+    changes = {"DATA__TRAIN__DATA_LIMIT": 11, "DATA__TRAIN__BATCHSIZE_PER_REPLICA": 5}
+    with pytest.raises(CheckpointError, match="in images of a step: 4 -> 5"):
+        make_task(tmp_path, [], **changes).set_classy_state(state)
+    del state["data"]["images of a step"]  # an older checkpoint does not know
+    make_task(tmp_path, [], **changes).set_classy_state(state)
+
+
+@pytest.mark.parametrize("changed", ["", "names", "labels"])
+def test_images_that_were_exchanged_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, changed: str
+) -> None:
+    folder = tmp_path / "images"
+    for number in range(12):
+        write_picture(folder / "ab"[number % 2] / f"{number:02}.png", number)
+    split = {
+        "DATA__TRAIN__DATA_SOURCES": ["disk_folder"],
+        "DATA__TRAIN__LABEL_SOURCES": ["disk_folder"],
+        "DATA__TRAIN__DATA_LIMIT": -1,
+    }
+    state = make_task(
+        tmp_path, [], **split, DATA__TRAIN__DATA_PATHS=[str(folder)]
+    ).get_classy_state()
+    moved = folder.rename(tmp_path / "moved")  # that changes nothing
+    if changed == "names":
+        (moved / "a" / "00.png").rename(moved / "a" / "99.png")
+    if changed == "labels":
+        (moved / "a" / "10.png").rename(moved / "b" / "10.png")
+    task = make_task(tmp_path, [], **split, DATA__TRAIN__DATA_PATHS=[str(moved)])
+    task.set_classy_state(state)
+    assert ("their names" in caplog.text) == bool(changed)
+    assert ("and labels differ" in caplog.text) == (changed == "labels")

@@ -24,7 +24,7 @@ from sslengine.data.options import DataOptions, split_options
 from sslengine.data.sources import tar_stream
 from sslengine.data.sources.base import build_sources
 from sslengine.data.sources.stream import StreamSource
-from sslengine.errors import ConfigError, DataError, UntrustedError
+from sslengine.errors import CheckpointError, ConfigError, DataError, UntrustedError
 from sslengine.monitor import history
 from sslengine.trust import Opened, closed
 from tests import warm
@@ -34,6 +34,7 @@ from tests.integration.command import ROOT, same_weights
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.ranks import RankPool
 from tests.tail import slow_but
+from tests.task.runs import make_task
 
 pytestmark = pytest.mark.filterwarnings("ignore:Cannot .*MonthDayNano")
 
@@ -383,6 +384,16 @@ def _resumes(folder: Path, changes: dict[str, Any], after: int) -> None:
 def test_a_run_resumes_bit_by_bit(stream: dict[str, Any], tmp_path: Path) -> None:
     changes = _changes(stream["DATA_PATHS"][0], stream["DATA_SOURCES"][0])
     _resumes(tmp_path, changes, after=5)  # of 8 in an epoch
+
+
+@pytest.mark.parametrize("stream", ["webdataset_stream"], indirect=True)
+def test_a_run_with_other_lanes_is_refused(stream: dict[str, Any], tmp_path: Path) -> None:
+    """Without LANES there are as many as workers, and a step has other images."""
+    changes = _changes(stream["DATA_PATHS"][0], stream["DATA_SOURCES"][0])
+    state = make_task(tmp_path, [], **changes).get_classy_state()
+    changes["DATA__TRAIN"]["LANES"] = 2
+    with pytest.raises(CheckpointError, match="in ranks x LANES: 1 x 1 -> 1 x 2"):
+        make_task(tmp_path, [], **changes).set_classy_state(state)
 
 
 @pytest.mark.slow
