@@ -39,12 +39,12 @@ log = logging.getLogger("sslengine")
 
 @register_engine("train")
 def train(run: Run) -> bool:
-    """Returns whether it has trained: not where the run was complete, or only tests."""
+    """Returns whether the run is trained: not where it only tests."""
     return train_task(run)[1]
 
 
 def train_task(run: Run) -> tuple[Any, bool]:
-    """The task at its end, and whether it has trained."""
+    """The task at its end, and whether it is trained."""
     task = TASKS.get(read(run.config, TrainerOptions).TASK_NAME)(
         run.config, run.run_dir, run.device
     )
@@ -64,7 +64,7 @@ def _train(task: Any, run: Run) -> bool:
         )
         task.close()
         check_results(run, task.results)
-        return False
+        return not task.test_only
     run.describe()
     task.writers.extend(make_writers(run, task.iteration, marks))
     _introduce(task, run)

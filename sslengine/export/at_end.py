@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from sslengine.checkpoint.options import CheckpointOptions
+from sslengine.checkpoint.retention import saved
 from sslengine.config.sections import read
 from sslengine.engines.run import Run
 from sslengine.errors import ExportError
 from sslengine.export.folder import expect_free, usage, write
 from sslengine.export.formats import Made, find
-from sslengine.export.manifest import is_untouched
+from sslengine.export.manifest import checkpoint_of, is_untouched
 from sslengine.export.subject import Subject, subject_of
 from sslengine.models.networks import AUTO
 from sslengine.models.weight_file import first_line
@@ -34,6 +35,8 @@ def write_weights(run: Run) -> None:
         return
     place = run.run_dir / FOLDER
     try:
+        if _is_of_the_newest(place, run.run_dir / "checkpoints"):
+            return
         _make_room(place)
         subject = subject_of(run.resolved, run.run_dir, AUTO)
         to, made, refused = _first(subject)
@@ -43,6 +46,12 @@ def write_weights(run: Run) -> None:
         return
     run.say(f"  weights     {place}{_FOR.get(to, f', tensors alone: {refused}')}")
     run.say("\n".join(f"    {line}" for line in usage(made, place).splitlines()))
+
+
+def _is_of_the_newest(place: Path, checkpoints: Path) -> bool:
+    """True of a complete run that is started again, unless it was killed before they were there."""
+    newest = next(iter(saved(checkpoints)), None)
+    return newest is not None and newest.sha256 == checkpoint_of(place)
 
 
 def _make_room(place: Path) -> None:

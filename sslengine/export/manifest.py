@@ -128,6 +128,15 @@ def write(folder: Path, content: Mapping[str, Any]) -> None:
     (folder / NAME).write_text(json.dumps(whole, indent=2) + "\n")
 
 
+def checkpoint_of(folder: Path) -> str | None:
+    """The SHA-256 of the checkpoint whose weights an export holds; None if there is none."""
+    try:
+        found = json.loads((folder / NAME).read_bytes())["checkpoint"]["sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return str(found)
+
+
 def is_untouched(folder: Path) -> bool:
     """Does the folder hold an export, and nothing that somebody has changed or added?"""
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,20 @@ def test_a_run_that_goes_on_replaces_its_weights_and_nothing_else(
     assert "weights was not written: " in capsys.readouterr().err
     assert (folder / "weights" / "notes.txt").read_text() == "mine"
     assert (folder / "weights" / "model.safetensors").read_bytes() == kept
+
+
+def test_a_run_that_was_killed_before_its_weights_were_there_writes_them(tmp_path: Path) -> None:
+    _train(tmp_path)
+    shutil.rmtree(tmp_path / "weights")
+    _train(tmp_path)  # complete
+    assert _holds_the_newest(tmp_path)
+    earlier = tmp_path / "earlier_weights"
+    (tmp_path / "weights").rename(earlier)
+    _train(tmp_path, OPTIMIZER__num_epochs=3)
+    shutil.rmtree(tmp_path / "weights")
+    earlier.rename(tmp_path / "weights")  # those of the shorter run are still there
+    _train(tmp_path, OPTIMIZER__num_epochs=3)
+    assert _holds_the_newest(tmp_path)
 
 
 def test_weights_that_were_moved_to_another_disk(
