@@ -132,12 +132,18 @@ def _place(task: Any) -> str:
 def _same_run(run: Run, options: CheckpointOptions) -> None:
     """Report what changed in the config since the last start; refuse another model or method."""
     path = run.run_dir / "config.yaml"
-    there = is_primary() and path.exists()
-    text = broadcast_object(path.read_text(encoding="utf-8") if there else None)
+    there = is_primary() and path.is_file()
+    text = broadcast_object(path.read_text("utf-8", errors="replace") if there else None)
     if text is None:
         return
     now = as_stored(run.config, run.resolved.texts)
-    found = changes(text, now, run.resolved.origins)
+    try:
+        found = changes(text, now, run.resolved.origins)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{path}: {error}\nA run that resumes is compared with it. Restore it; or move it "
+            f"away, and nothing is compared."
+        ) from error
     refused = [] if options.ALLOW_CHANGED_CONFIG else [each for each in found if not each.allowed]
     if refused:
         raise ConfigError(

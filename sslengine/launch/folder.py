@@ -45,4 +45,16 @@ def expect_run_folder(config: DictConfig) -> Path:
             f"({shown}), and no config.yaml or checkpoint with a manifest of a run. "
             f"Choose a new or empty folder, such as {folder / 'run'}."
         )
+    _expect_place(folder / "checkpoints")
     return folder
+
+
+def _expect_place(checkpoints: Path) -> None:
+    """A run whose checkpoints are on a disk that is missing must not start from the beginning."""
+    if not os.path.lexists(checkpoints) or checkpoints.is_dir():
+        return
+    what = "is no folder"
+    if checkpoints.is_symlink():
+        target = os.readlink(checkpoints)
+        what = f"is a link to {target}, and no folder is there. Is its disk mounted?"
+    raise ConfigError(f"config.CHECKPOINT.DIR: {checkpoints} {what}")

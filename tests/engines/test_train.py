@@ -482,6 +482,18 @@ def test_what_changed_is_told_and_another_model_refused(tmp_path: Path) -> None:
     assert _final(tmp_path)["progress"]["iteration"] == 16
 
 
+@pytest.mark.parametrize("content", [b"a: [1\n", b"\xff\xfe\0", b"", b"- 1\n"])
+def test_a_config_that_was_damaged_is_named(tmp_path: Path, content: bytes) -> None:
+    train(make_run(tmp_path))
+    (tmp_path / "config.yaml").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"/config.yaml: .*\n(.*\n)*.* Restore it; or move it"):
+        train(make_run(tmp_path, OPTIMIZER__num_epochs=3))
+    assert (tmp_path / "config.yaml").read_bytes() == content
+    (tmp_path / "config.yaml").unlink()
+    train(make_run(tmp_path, OPTIMIZER__num_epochs=3))
+    assert _final(tmp_path)["progress"]["iteration"] == 12
+
+
 RECORDED: dict[str, Any] = {**SUPERVISED, **WITH_TEST, "LOG_FREQUENCY": 1,
                             "HOOKS__WRITERS": ["json", "csv"]}  # fmt: skip
 _TIMES = ("images_per_s", "data_seconds")

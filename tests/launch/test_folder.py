@@ -64,3 +64,23 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ConfigError, match="file cannot be the folder of a run: Not a directory"):
         expect_run_folder(resolved(CHECKPOINT__DIR=str(tmp_path / "file")).config)
+
+
+@pytest.mark.parametrize(
+    ("link", "message"), [(False, "is no folder"), (True, "is a link to .*gone, .* mounted?")]
+)
+def test_checkpoints_that_are_not_there_are_no_new_run(
+    tmp_path: Path, link: bool, message: str
+) -> None:
+    config = resolved(CHECKPOINT__DIR=str(tmp_path / "run")).config
+    checkpoints = tmp_path / "run" / "checkpoints"
+    checkpoints.parent.mkdir()
+    if link:
+        checkpoints.symlink_to(tmp_path / "gone")
+    else:
+        checkpoints.write_text("mine")
+    with pytest.raises(ConfigError, match=f"config.CHECKPOINT.DIR: {checkpoints} {message}"):
+        expect_run_folder(config)
+    if link:
+        (tmp_path / "gone").mkdir()
+        expect_run_folder(config)
