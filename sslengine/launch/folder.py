@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 from omegaconf import DictConfig
 
 from sslengine.checkpoint.contents import foreign, run_folder
 from sslengine.errors import ConfigError
+
+LEAST = 2**20  # bytes; a run's config and log take a tenth
 
 
 def make_run_folder(config: DictConfig) -> None:
@@ -27,6 +30,12 @@ def make_run_folder(config: DictConfig) -> None:
         ) from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(f"config.CHECKPOINT.DIR: the folder {folder} is not writable.")
+    free = shutil.disk_usage(folder).free
+    if free < LEAST:
+        raise ConfigError(
+            f"config.CHECKPOINT.DIR: the disk of {folder} has {free} bytes free, too few for a "
+            f"run. Delete files, or choose a folder on another disk."
+        )
 
 
 def expect_run_folder(config: DictConfig) -> Path:

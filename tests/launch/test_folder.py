@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,17 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConfigError, match="config.CHECKPOINT.DIR"):
         make_run_folder(resolved(CHECKPOINT__DIR=str(tmp_path / name)).config)
+
+
+def test_a_full_disk_is_an_error_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = resolved(CHECKPOINT__DIR=str(tmp_path)).config
+    make_run_folder(config)
+    full = shutil.disk_usage(tmp_path)._replace(free=4096)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: full)
+    with pytest.raises(ConfigError, match="has 4096 bytes free, too few for a run. Delete files"):
+        make_run_folder(config)
 
 
 @pytest.mark.parametrize("value", ["", " "])
