@@ -139,6 +139,11 @@ def newest(
     candidates, broken = _listed(folder)
     for problem in broken.values():
         log.warning("skipped: %s", problem)
+    if position > len(candidates) > 0:
+        raise CheckpointError(
+            f"config.CHECKPOINT.LATEST_CHECKPOINT_RESUME_FILE_NUM is {position}, and {folder} "
+            f"holds {len(candidates)} checkpoints."
+        )
     for path in candidates[position - 1 :]:
         try:
             verify(path)

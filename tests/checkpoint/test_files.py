@@ -196,6 +196,12 @@ def test_if_none_can_be_read_the_run_must_not_start_from_zero(tmp_path: Path) ->
         files.newest(tmp_path)
 
 
+def test_a_position_behind_the_oldest_says_how_many_there_are(tmp_path: Path) -> None:
+    files.write(STATE, tmp_path, "model_phase0.torch")
+    with pytest.raises(CheckpointError, match=r"RESUME_FILE_NUM is 2, and .* holds 1 checkpoints"):
+        files.newest(tmp_path, position=2)
+
+
 def test_an_empty_or_missing_folder_has_none(tmp_path: Path) -> None:
     assert files.newest(tmp_path) is None
     assert files.newest(tmp_path / "not there") is None
