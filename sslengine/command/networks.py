@@ -167,7 +167,7 @@ def find(given: str) -> Network:
     if library in PLACES and name:
         raise ConfigError(
             f"--model: {given} names weights, and --model takes a network. Give both, the network "
-            f"as `architecture` in the config.json beside the weights has it: --model NAME "
+            f"as `architecture` in the config.json of the weights has it: --model NAME "
             f"--weights FILE.safetensors."
         )
     if ":" in given or given in trunks():

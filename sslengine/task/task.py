@@ -22,7 +22,6 @@ from sslengine.config.sections import read
 from sslengine.distributed.data_parallel import batch_norm_buffers, broadcast_all
 from sslengine.distributed.device import pick_device
 from sslengine.distributed.ranks import world_size
-from sslengine.distributed.same_buffers import warn_of_differing
 from sslengine.errors import TrainingError
 from sslengine.hooks.events import compile_events
 from sslengine.hooks.options import HooksOptions
@@ -43,6 +42,7 @@ from sslengine.task.judged import Judged, judged_features
 from sslengine.task.make_parts import PartsOfConfig
 from sslengine.task.parts import Parts
 from sslengine.task.run_state import Reading, RunState
+from sslengine.task.same_buffers import warn_of_differing
 from sslengine.task.set_loss import set_loss
 from sslengine.task.state import get_state, set_state
 from sslengine.task.whole import expect_whole
