@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig
+from torch import nn
 
 from sslengine.config.sections import read
 from sslengine.distributed.data_parallel import batch_norm_buffers, broadcast_all
@@ -45,6 +46,7 @@ from sslengine.task.run_state import Reading, RunState
 from sslengine.task.same_buffers import warn_of_differing
 from sslengine.task.set_loss import set_loss
 from sslengine.task.state import get_state, set_state
+from sslengine.task.unsaved import Seen, plain_values, warn_of_unsaved
 from sslengine.task.whole import expect_whole
 
 log = logging.getLogger("sslengine")
@@ -71,7 +73,8 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
     replayable = True
     first_step = True  # that this process trains
     _first_of_phase = False
-    _compared = False  # the buffers of the method, between ranks
+    _looked_at_method = False
+    _plain: Seen | None = None  # what the method holds outside of buffers after the first step
 
     def __init__(
         self,
@@ -185,6 +188,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
             self.first_step = self._first_of_phase = False
             parts = self.parts
             expect_none_made_late(parts.base_model, parts.loss, parts.optimizer.param_groups)
+            self._plain = self._plain or plain_values(parts.loss)
         state.count_step()
         self.run_hooks("on_step")
 
@@ -207,13 +211,18 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         state = self.state
         mean = state.storage.losses.phase_mean()
         measured = {meter.name: meter.value() for meter in state.active_meters}
-        if state.train and world_size() > 1 and not self._compared:
-            self._compared = True
-            parts = self.parts
-            warn_of_differing(parts.loss, build.copies_of_model(parts.loss))
+        if state.train and not self._looked_at_method:
+            self._looked_at_method = True
+            self._look_at(self.parts.loss)
         state.end_phase(({} if mean is None else {"loss": mean}) | measured)
         self.run_hooks("on_phase_end")
         state.keep_results()
+
+    def _look_at(self, method: nn.Module) -> None:
+        """Has every checkpoint all that it remembers?"""
+        if world_size() > 1:
+            warn_of_differing(method, build.copies_of_model(method))
+        warn_of_unsaved(method, self._plain or {})
 
     def on_end(self) -> None:
         self.run_hooks("on_end")
