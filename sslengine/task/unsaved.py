@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from sslengine.errors import listing
 from sslengine.methods.base import Method
 from sslengine.models.model import Model
+from sslengine.precision import widest
 
 log = logging.getLogger("sslengine")
 
@@ -52,7 +53,8 @@ def _plain_values(module: nn.Module, prefix: str) -> Iterator[tuple[str, Any]]:
         if name.startswith("_"):
             continue
         if isinstance(value, Tensor):
-            yield f"{prefix}{name}", (tuple(value.shape), float(value.detach().double().sum()))
+            wide = value.detach().to(widest(value.device))
+            yield f"{prefix}{name}", (tuple(value.shape), float(wide.sum()))
         elif isinstance(value, (int, float)):
             yield f"{prefix}{name}", value
     for name, child in module.named_children():
