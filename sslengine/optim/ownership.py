@@ -86,9 +86,11 @@ def expect_none_made_late(
 
 def expect_gradients(optimizer: Any) -> None:
     """Raise TrainingError if no parameter has a gradient: before the first update."""
-    if all(p.grad is None for group in optimizer.param_groups for p in group["params"]):
+    owned = [each for group in optimizer.param_groups for each in group["params"]]
+    if owned and all(each.grad is None for each in owned):
         raise TrainingError(
-            "the first optimizer step finds no gradient: either config.TRAINER.TRAIN_STEP_NAME "
-            "names a step that does not call stages.backward(task, loss), or all parameters are "
-            "frozen, by a hook or config.MODEL.TEMP_FROZEN_PARAMS_ITER_MAP (_EPOCH_MAP)."
+            "the first optimizer step finds no gradient: the loss depends on no parameter that is "
+            "trained; or config.TRAINER.TRAIN_STEP_NAME names a step that does not call "
+            "stages.backward(task, loss); or all parameters are frozen, by a hook or "
+            "config.MODEL.TEMP_FROZEN_PARAMS_ITER_MAP (_EPOCH_MAP)."
         )

@@ -78,7 +78,8 @@ def schedule(name: str, **keys: Any) -> SchedulerOptions:
 def build_schedule(options: SchedulerOptions, num_epochs: float) -> Schedule:
     """Build the schedule; a mistake raises a ConfigError whose text starts with the key."""
     curve = build_curve(options.name, _arguments(options), num_epochs)
-    _expect_function_of_where(curve, options.name)
+    if SCHEDULERS.is_users(options.name):
+        _expect_function_of_where(curve, options.name)
     own_interval = "epoch" if options.name in PER_EPOCH else "step"
     return Schedule(curve, options.update_interval or own_interval)
 

@@ -243,6 +243,8 @@ class Predictor:
             train or self.data.TRAIN, INPUT_KEY_NAMES=["data"], TARGET_KEY_NAMES=["label"]
         )
         feed = self.feed(train)
+        count = len(feed.dataset)
+        log.info("computing the features of %d images", count, extra={"on_screen": True})
         parts: list[Features] = []
         try:
             with closed(self.resolved.opened):
@@ -276,8 +278,6 @@ class Predictor:
             raise ConfigError(refused[0])
 
     def _make_index(self) -> Index:
-        images, on_screen = len(self.dataset), {"on_screen": True}
-        log.info("computing the features of %d training images, once", images, extra=on_screen)
         found = self.read_all()
         labelled = self.data.TRAIN.LABEL_TYPE == "standard"
         labels = found.targets

@@ -42,7 +42,7 @@ def warn_of_unsaved(method: nn.Module, first: Seen) -> None:
 
 
 def _saves_itself(method: nn.Module) -> bool:
-    """In a way of its own, as far as can be seen."""
+    """By a method for that, as far as can be seen."""
     own = ("rank_state", "get_extra_state", "state_dict")
     known = {getattr(kind, name, None) for kind in (nn.Module, Method) for name in own}
     return any(getattr(type(method), name, None) not in known for name in own)

@@ -15,7 +15,7 @@ from tests.data.deep_files import numbers, tiff
 from tests.predictor.runs import make_classifier
 
 FAILED, TYPED = 1, 2
-COMPUTING = "INFO: computing the features of {} training images, once\n"
+COMPUTING = "INFO: computing the features of {} images\n"
 
 
 @pytest.fixture(scope="module")

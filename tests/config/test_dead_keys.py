@@ -15,6 +15,7 @@ from sslengine.config.dead_keys import DEAD_KEYS, dead_key, is_above_dead_keys
 from sslengine.config.resolve import Resolved, resolve
 from sslengine.config.sections import schema
 from sslengine.errors import ConfigError
+from sslengine.meters.mean_ap import MeanAPListMeter
 from tests.config.recipes import recipe, resolved
 
 SIMCLR = "LOSS__simclr_info_nce_loss"
@@ -149,7 +150,11 @@ def test_sections_above_dead_keys() -> None:
 
 
 def test_a_component_of_that_name_is_a_component(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry.METERS._things, "model_output_mask", dict)
+    class Mine(MeanAPListMeter):
+        def __init__(self, num_classes: int) -> None:
+            raise AssertionError("it is not built")
+
+    monkeypatch.setitem(registry.METERS._things, "model_output_mask", Mine)
     run = resolved(
         METERS__names=["model_output_mask"], METERS__model_output_mask={"num_classes": 3}
     )
