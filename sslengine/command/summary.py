@@ -10,11 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from sslengine.checkpoint.manifest import is_checkpoint
 from sslengine.command.judged_on import images_of
-from sslengine.config.yaml_text import load
+from sslengine.config.yaml_text import load_run
 from sslengine.errors import ConfigError, DataError
 from sslengine.monitor import history
 
@@ -97,14 +95,7 @@ def _config(file: Path) -> Any:
     """{} if there is no such file."""
     if not file.is_file():
         return {}
-    try:
-        tree = load(file.read_bytes())
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{file}: not valid YAML: {error or type(error).__name__}") from error
-    config = tree.get("config") if isinstance(tree, dict) else None
-    if not isinstance(config, dict):
-        raise ConfigError(f"{file}: expected `config:` with keys below it, as a run writes it.")
-    return config
+    return load_run(file.read_bytes(), str(file))["config"]
 
 
 def _evaluation(folder: Path) -> Any:

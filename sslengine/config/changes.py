@@ -9,13 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-import yaml
-
 from sslengine.config.components import owners_of
 from sslengine.config.dead_keys import has_no_effect
 from sslengine.config.options import SHARDED_TASK
-from sslengine.config.yaml_text import load
-from sslengine.errors import ConfigError
+from sslengine.config.yaml_text import load_run
 from sslengine.registry import DATA_SOURCES, SCHEDULERS
 
 _FIXED = ("MODEL", "LOSS", "TRAINER.TASK_NAME", "TRAINER.TRAIN_STEP_NAME", "OPTIMIZER.name")
@@ -52,19 +49,22 @@ def is_fixed(path: str) -> bool:
     return _below(path, _FIXED) and not free
 
 
-def changes(before: str, now: Mapping[str, Any], origins: Mapping[str, str]) -> list[Change]:
+def changes(
+    before: str, now: Mapping[str, Any], origins: Mapping[str, str], where: str = "config.yaml"
+) -> list[Change]:
     """Return the changes between `config.yaml` of an earlier start and the present config.
 
     now: the present config in the form in which it is stored (stored.py).
+    where: what an error calls the earlier one.
 
     Omitted are: derived values; CHECKPOINT; keys without effect that an earlier version accepted;
     and keys that the earlier version did not have, if they have their defaults.
     """
-    tree = _tree(before)
+    earlier = load_run(before, where)["config"]
     new = dict(_leaves(now))
     old = {
         path: value
-        for path, value in _leaves(tree)
+        for path, value in _leaves(earlier)
         if path in new or not (has_no_effect(f"config.{path}") or _is_of_another(path))
     }
     found = []
@@ -76,17 +76,6 @@ def changes(before: str, now: Mapping[str, Any], origins: Mapping[str, str]) -> 
         if old.get(path) != new.get(path):
             found.append(Change(path, old.get(path, "not set"), new.get(path, "not set")))
     return found
-
-
-def _tree(text: str) -> Mapping[str, Any]:
-    try:
-        tree = load(text)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise ConfigError(f"not plain YAML: {error or type(error).__name__}") from error
-    config = tree.get("config") if isinstance(tree, Mapping) else None
-    if not isinstance(config, Mapping):
-        raise ConfigError("expected `config:` with keys below it, as a run writes it.")
-    return config
 
 
 def _is_of_another(path: str) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from sslengine.config.yaml_text import load
+from sslengine.config.yaml_text import load_run
 from sslengine.errors import NOT_READ, ConfigError, readable
 
 LARGEST = 4 * 2**20  # bytes; a config of sslengine has about 30,000
@@ -23,12 +23,7 @@ LARGEST = 4 * 2**20  # bytes; a config of sslengine has about 30,000
 
 def read_plain(path: Path) -> tuple[dict[str, Any], list[str]]:
     """Return the file's tree, and the key paths whose interpolations were not read."""
-    try:
-        tree = load(_text(path), _not_plain)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise ConfigError(f"{path}: not plain YAML: {error or type(error).__name__}") from error
-    if not isinstance(tree, dict) or not isinstance(tree.get("config"), dict):
-        raise ConfigError(f"{path}: expected `config:` with keys below it, as a run writes it.")
+    tree = load_run(_text(path), str(path), _not_plain, expected="plain")
     if "defaults" in tree:
         raise ConfigError(
             f"{path}: defaults: this file includes others, which is refused because it was opened "

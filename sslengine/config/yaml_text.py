@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from sslengine.errors import readable
+from sslengine.errors import ConfigError, readable
 
 _TAG = "tag:yaml.org,2002:"
 DEEPEST = 100  # levels; a config of sslengine has about 10
@@ -72,6 +72,24 @@ def load(text: str | bytes, refused: Callable[[Any], str] = lambda event: "") ->
                 None, None, what, event.start_mark
             )
     return yaml.load(text, _Loader)  # type: ignore[no-untyped-call]
+
+
+def load_run(
+    text: str | bytes,
+    where: str,
+    refused: Callable[[Any], str] = lambda event: "",
+    expected: str = "valid",
+) -> dict[str, Any]:
+    """The tree of a run's config.yaml. A ConfigError begins with where."""
+    try:
+        tree = load(text, refused)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ConfigError(
+            f"{where}: not {expected} YAML: {error or type(error).__name__}"
+        ) from error
+    if not isinstance(tree, dict) or not isinstance(tree.get("config"), dict):
+        raise ConfigError(f"{where}: expected `config:` with keys below it, as a run writes it.")
+    return tree
 
 
 def dump(value: Any) -> str:

@@ -138,10 +138,10 @@ def _same_run(run: Run, options: CheckpointOptions) -> None:
         return
     now = as_stored(run.config, run.resolved.texts)
     try:
-        found = changes(text, now, run.resolved.origins)
+        found = changes(text, now, run.resolved.origins, str(path))
     except ConfigError as error:
         raise ConfigError(
-            f"{path}: {error}\nA run that resumes is compared with it. Restore it; or move it "
+            f"{error}\nA run that resumes is compared with it. Restore it; or move it "
             f"away, and nothing is compared."
         ) from error
     refused = [] if options.ALLOW_CHANGED_CONFIG else [each for each in found if not each.allowed]
