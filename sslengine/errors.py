@@ -57,6 +57,10 @@ class MissingCheckpointError(CheckpointError, ConfigError):
     """What was named as a checkpoint, or as a run, is not one."""
 
 
+class FolderInUseError(CheckpointError):
+    """Another run is using the folder, its log too."""
+
+
 class ExportError(SSLEngineError):
     """The trunk cannot be written in a format, or what was written is not the same network."""
 

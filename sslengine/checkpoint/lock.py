@@ -25,7 +25,7 @@ from sslengine.atomic import make_folder
 from sslengine.checkpoint import lease
 from sslengine.distributed.collectives import broadcast_object
 from sslengine.distributed.ranks import is_primary
-from sslengine.errors import CheckpointError
+from sslengine.errors import CheckpointError, FolderInUseError
 
 try:
     import fcntl
@@ -44,7 +44,7 @@ def owned(folder: Path) -> Iterator[None]:
     held, problem = _take(folder) if is_primary() else (None, None)
     problem = broadcast_object(problem)
     if problem is not None:
-        raise CheckpointError(problem)
+        raise problem
     try:
         yield
     finally:
@@ -52,18 +52,20 @@ def owned(folder: Path) -> Iterator[None]:
             held()
 
 
-def _take(folder: Path) -> tuple[Callable[[], None] | None, str | None]:
+def _take(folder: Path) -> tuple[Callable[[], None] | None, CheckpointError | None]:
     """(the function that releases the lock, what is wrong)."""
     path = folder / NAME
     try:
         make_folder(folder)
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        return None, f"{folder} cannot be the folder of a run: {error.strerror} ({error.filename})."
+        return None, CheckpointError(
+            f"{folder} cannot be the folder of a run: {error.strerror} ({error.filename})."
+        )
     release = _lock(file, folder)
     if release is None:
         os.close(file)
-        return None, (
+        return None, FolderInUseError(
             f"another run is using {folder}: {_owner(path)}. Wait for its end, or set another "
             f"folder for this one: config.CHECKPOINT.DIR."
         )

@@ -29,7 +29,7 @@ from sslengine.distributed.elastic import fail_at_once
 from sslengine.distributed.heartbeat import heartbeat
 from sslengine.distributed.ranks import is_primary, rank
 from sslengine.engines.run import Run
-from sslengine.errors import LaunchError, Preempted
+from sslengine.errors import FolderInUseError, LaunchError, Preempted
 from sslengine.export.at_end import write_weights
 from sslengine.monitor.log_file import close_log, open_log
 from sslengine.precision import set_kernels
@@ -77,7 +77,7 @@ def _run_rank(resolved: Resolved, join: bool) -> None:
             trained = engine(run)
         if trained and is_primary():
             write_weights(run)
-    except Preempted:
+    except (Preempted, FolderInUseError):  # the log of a folder in use is another run's
         raise
     except BaseException:
         log.info("the run ended with an error", exc_info=True)  # the caller prints it
