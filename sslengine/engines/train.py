@@ -48,8 +48,8 @@ def train_task(run: Run) -> tuple[Any, bool]:
     task = TASKS.get(read(run.config, TrainerOptions).TASK_NAME)(
         run.config, run.run_dir, run.device
     )
+    task.prepare()
     with owned(run.run_dir):
-        task.prepare()
         return task, _train(task, run)
 
 
