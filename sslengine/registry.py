@@ -18,11 +18,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import os
+import pkgutil
 import sys
 import traceback
 import types
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from pathlib import Path, PurePath
 from typing import Any, Generic, TypeVar
 
 from sslengine.errors import ConfigError, SSLEngineError, UnknownNameError, listing, nearest
@@ -306,7 +309,7 @@ def import_dotted(path: str, where: str = "") -> Any:
         module = _import(module_name)
     except SSLEngineError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if not _is_missing(error, module_name):
             raise ConfigError(f"{place}{_why_not_imported(module_name, error)}") from error
         raise UnknownNameError(
@@ -325,18 +328,55 @@ def import_dotted(path: str, where: str = "") -> Any:
 def load_plugins(modules: Iterable[str], where: str = "config.PLUGINS") -> None:
     """Import the user's modules, which register their components."""
     for index, module in enumerate(modules):
+        place = f"{where}.{index}"
+        _expect_module_name(module, place)
         if module not in sys.modules:
-            expect_trust(_named(module), f"{where}.{index}", module)
+            expect_trust(_named(module), place, module)
         _may_be_here(module)
         try:
             _import(module)
         except SSLEngineError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             why = f"cannot import {module!r}. Is it on PYTHONPATH or in the current folder?"
+            why = f"{why} {_nearest_here(module)}".rstrip()
             if not _is_missing(error, module):
                 why = _why_not_imported(module, error)
-            raise ConfigError(f"{where}.{index}: {why}") from error
+            raise ConfigError(f"{place}: {why}") from error
+        _expect_not_hidden(module, place)
+
+
+def _expect_module_name(module: str, place: str) -> None:
+    if not module.startswith(".") and not module.endswith(".py") and not {*module} & {*"/\\:"}:
+        return
+    path = PurePath(module.partition(":")[0].removesuffix(".py"))
+    name = path.name if path.is_absolute() or ".." in path.parts else ".".join(path.parts)
+    raise ConfigError(
+        f"{place}: expected the name of a module, got {module!r}. It is the path of its file from "
+        f"the current folder, or from a folder on PYTHONPATH, with dots and without .py: "
+        f"{name.lstrip('.~')}."
+    )
+
+
+def _nearest_here(module: str) -> str:
+    """A module in the current folder, or in the package there, with a similar name."""
+    package, dot, _ = module.rpartition(".")
+    folder = os.path.abspath(package.replace(".", os.sep))
+    return nearest(module, (each.name for each in pkgutil.iter_modules([folder], package + dot)))
+
+
+def _expect_not_hidden(module: str, place: str) -> None:
+    """Raise ConfigError if a file in the current folder has the name of another module."""
+    top = module.partition(".")[0]
+    here = [each for each in (Path(top, "__init__.py"), Path(f"{top}.py")) if each.is_file()]
+    if is_closed() or not here:  # installed modules come first where a folder is not trusted
+        return
+    found = getattr(sys.modules[top], "__file__", None)
+    if found is None or Path(found).parent.resolve() != here[0].parent.resolve():
+        raise ConfigError(
+            f"{place}: {top!r} is the module {found or 'of that name in Python'}, not "
+            f"{here[0].absolute()}, which cannot be imported too. Rename the latter."
+        )
 
 
 def _is_missing(error: Exception, module: str) -> bool:

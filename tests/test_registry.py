@@ -1,3 +1,4 @@
+import queue
 import sys
 from pathlib import Path
 
@@ -5,6 +6,7 @@ import pytest
 from torch import nn
 from torchvision import transforms
 
+from sslengine.config.resolve import resolve
 from sslengine.errors import ConfigError, UnknownNameError
 from sslengine.registry import (
     LOSSES,
@@ -152,6 +154,36 @@ def test_an_error_inside_the_users_module_is_told_with_its_place(
 def test_a_missing_plugin_is_told_with_its_place_in_the_list() -> None:
     with pytest.raises(ConfigError, match=r"config.PLUGINS.1: cannot import 'nowhere_module'"):
         load_plugins(["pathlib", "nowhere_module"])
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("my_parts/mine.py", "without .py: my_parts.mine."),
+        ("./mine.py", "without .py: mine."),
+        ("/home/me/my parts/mine.py", "without .py: mine."),
+        ("../mine", "without .py: mine."),
+        (".mine", "without .py: mine."),
+        ("mine:Noisy", "without .py: mine."),
+        ("mien", "in the current folder? Did you mean 'mine'?"),
+        ("my_parts.mien", "in the current folder? Did you mean 'my_parts.mine'?"),
+        ("ends", "importing 'ends' fails: SystemExit: 3"),
+        ("queue", f"'queue' is the module {queue.__file__}, not"),
+    ],
+)
+def test_a_plugin_that_is_typed_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "my_parts").mkdir()
+    for name in ("mine", "my_parts/mine", "queue"):
+        (tmp_path / f"{name}.py").touch()
+    (tmp_path / "ends.py").write_text("raise SystemExit(3)")
+    arguments = ["config=testing/small", f"config.PLUGINS=['{typed}']"]
+    with pytest.raises(ConfigError, match=r"config.PLUGINS.0: ") as raised:
+        resolve(arguments)
+    assert said in str(raised.value)
 
 
 def test_torch_losses_and_torchvision_transforms_are_known_by_their_own_names() -> None:
