@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from sslengine.atomic import write_json
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
+from sslengine.config.users_code import hash_of_users_code
 from sslengine.data.fingerprint import hash_here, identity, of_labels
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.manifest.classes import Classes
@@ -176,7 +177,8 @@ def _of_images(options: SplitOptions, dataset: SSLDataset, run: Run) -> dict[str
     view = {key: value for key, value in vars(options).items() if key not in WITHOUT_EFFECT}
     seed = read(run.config, RunOptions).SEED_VALUE
     images = broadcast_object(hash_here(dataset) if is_primary() else "")
-    return {"view": view, "seed": seed, "images_sha256": images}
+    code = hash_of_users_code(run.config)
+    return {"view": view, "seed": seed, "images_sha256": images, **code}
 
 
 def _pieces(images: range, size: int) -> list[range]:

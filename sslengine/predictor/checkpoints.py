@@ -24,6 +24,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from sslengine.config.sections import read
+from sslengine.config.users_code import hash_of_users_code
 from sslengine.data.fingerprint import hash_here
 from sslengine.data.options import DataOptions, PowerLawSampler, SplitOptions, StratifiedSampler
 from sslengine.engines.run import Run
@@ -134,6 +135,7 @@ def _kept_outputs(predictor: Predictor, count: int, folder: Path) -> dict[str, T
     depends_on = name_of({
         **_weights(predictor), "count": count, "view": asdict(options), "seed": predictor.seed,
         "precision": predictor.precision.name, "images": hash_here(predictor.dataset),
+        **hash_of_users_code(predictor.config),
     })  # fmt: skip
     kept = Kept(folder, depends_on)
     found: Mapping[str, Any] | None = kept.get(f"views-{depends_on}")

@@ -21,6 +21,7 @@ from sslengine.checkpoint.manifest import sha256_of
 from sslengine.config.options import RunOptions
 from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read
+from sslengine.config.users_code import hash_of_users_code
 from sslengine.data.augment.transform import MakesLabel
 from sslengine.data.decode.decoding import Decoder
 from sslengine.data.decode.files import open_image
@@ -224,7 +225,8 @@ class Predictor:
     def index(self) -> Index:
         transforms = [dict(entry) for entry in self.view.entries]
         weights = f"{self.network} of {sha256_of(self.checkpoint)}, {self.decoder}"
-        key = key_of(weights, transforms, self.dataset)
+        code = hash_of_users_code(self.config).values()
+        key = key_of(" ".join([weights, *code]), transforms, self.dataset)
         return load_or_make(self.run_folder / "predictor" / "index.torch", key, self._make_index)
 
     def feed(self, train: SplitOptions, training: bool = False) -> DataFeed:
