@@ -77,6 +77,7 @@ def chosen_on(run: Path) -> str:
     return str(scores[0]["about"]["chosen_on"]["linear"])
 
 
+@pytest.mark.slow
 def test_a_run_of_all_images_is_judged_by_groups(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -161,6 +162,7 @@ def test_a_list_of_paths(tmp_path: Path) -> None:
     assert dataset.name(0).startswith(str(photos / "dark"))
 
 
+@pytest.mark.slow
 def test_embed_says_which_columns_there_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -12,6 +12,7 @@ from sslengine.command import recipes
 from sslengine.command.front import main
 from sslengine.config.resolve import resolve
 from tests.command.photos import SMALL, config_of, write_photos
+from tests.tail import slow_but
 
 A_VIT = "--model=vit_small_patch16_224", "--pretrained"
 RUN = ["--model", "resnet10t", *SMALL]
@@ -63,6 +64,7 @@ def test_frozen_for_an_epoch_of_accumulated_batches(
     assert moved(weights(trained)["trunk"], after["trunk"]) > 0
 
 
+@pytest.mark.slow
 def test_a_run_whose_prototypes_were_frozen_is_judged_by_heads_that_are_not(
     photos: Path, tmp_path: Path
 ) -> None:
@@ -99,7 +101,7 @@ def test_no_such_form(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "there is no form '8gpus' of simclr. Did you mean '8gpu'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("method", recipes.methods())
+@pytest.mark.parametrize("method", slow_but(["dino", "msn", "moco"], recipes.methods()))
 def test_a_warm_up_of_the_method_ends_in_the_first_half(method: str, photos: Path) -> None:
     """Recipes have 100 epochs or more, a continued one 30."""
     config = config_of(str(photos), f"--recipe={method}/continued", *A_VIT)

@@ -76,6 +76,7 @@ def test_torchvision_to_vissl_and_back(tmp_path: Path, capsys: pytest.CaptureFix
     torch.testing.assert_close(images, _outputs(original, tmp_path / "back.pth"))
 
 
+@pytest.mark.slow
 def test_timm_to_sslengine_and_back(tmp_path: Path) -> None:
     name = "vit_tiny_patch16_224"
     original = timm.create_model(name)
@@ -128,6 +129,7 @@ def _error(*arguments: Any) -> str:
     return str(error.value)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_mapped_is_named(tmp_path: Path) -> None:
     file, out = _library(torchvision.models.resnet18(), tmp_path / "in.pth"), tmp_path / "out.pth"
     assert "trunk.fc.bias, trunk.fc.weight" in _error(RESNET, file, "vissl", out)
@@ -152,6 +154,7 @@ def test_what_cannot_be_mapped_is_named(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [file]
 
 
+@pytest.mark.slow
 def test_an_architecture_with_the_same_names_and_other_outputs(tmp_path: Path) -> None:
     """ResNet v1.5 has the stride in another convolution; every shape fits."""
     model = torchvision.models.resnet50()

@@ -35,6 +35,7 @@ def test_a_list_that_is_not_there(
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_other_images_are_used_as_a_whole(tmp_path: Path) -> None:
     """By embed and judge: what a run was trained on is no choice among them."""
     photos, run = write_photos(tmp_path / "photos"), tmp_path / "run"

@@ -70,7 +70,7 @@ FORMS: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("form", slow_but(["torch Dataset", "datasets"], FORMS))
+@pytest.mark.parametrize("form", slow_but(["datasets"], FORMS))
 def test_each_form_has_the_losses_and_features_of_the_array(form: str, tmp_path: Path) -> None:
     make, called = FORMS[form]
     plain = sslengine.train(pixels(), out=tmp_path / "array", **FROM_PYTHON)

@@ -52,7 +52,7 @@ def _scores(report: dict[str, Any]) -> list[Any]:
     return [[each["features"], each["knn"], each["linear"]] for each in report["scores"]]
 
 
-@pytest.mark.parametrize("kind", slow_but(["csv"], ["csv", "parquet"]))
+@pytest.mark.parametrize("kind", slow_but([], ["csv", "parquet"]))
 def test_the_scores_of_tables_are_those_of_folders(kind: str, here: Path) -> None:
     """By options, by --set, and of the run's own table without either."""
     wanted = _scores(_judged(here / "run", here / "train", here / "val"))
@@ -104,6 +104,7 @@ def test_own_images_by_another_column(here: Path) -> None:
     assert report["classes"] == ["p0", "p1", "p2"]
 
 
+@pytest.mark.slow
 def test_checkpoints_are_measured_on_columns(
     here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

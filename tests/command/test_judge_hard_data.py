@@ -41,7 +41,7 @@ CASES: dict[str, Case] = {
 UNLABELLED = {"no labels", "one class"}
 # Protocols that need data or columns which no case names: the first row has a note.
 OF_OTHER_DATA = {"copies", "domains", "other_sets", "videos"}
-QUICK = [("no labels", "full"), ("one class", "frozen"), ("NaN features", "quick")]
+QUICK = [("NaN features", "quick")]
 ALL = [(name, suite) for suite in ("quick", "frozen", "full") for name in CASES]
 FEW = {
     "EVALUATE.CORRUPTIONS.KINDS": "[fog]", "EVALUATE.CORRUPTIONS.SEVERITIES": "[1]",
@@ -155,6 +155,7 @@ def test_too_few_images_for_a_sweep(trained: Path, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_labels_of_the_training_images_alone(trained: Path, tmp_path: Path) -> None:
     """Each image is classified by the others: of --val without classes, and of a run's two images."""
     bare = write_picture(tmp_path / "bare" / "0.png", 5, SIDE).parent

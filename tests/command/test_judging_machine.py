@@ -86,6 +86,7 @@ def _scores(judged: dict[str, Any]) -> list[Any]:
     return [(each["features"], each["knn"], each["linear"]) for each in judged["scores"]]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(gpu_count() > 0, reason="for a machine without GPUs")
 def test_a_run_of_eight_gpus_is_judged_without_any(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -76,7 +76,7 @@ TYPED = {verb: ["--set", "PLUGINS=[my_metrics]"] for verb in VERBS}
 TYPED["replay"] = ["config.PLUGINS=[my_metrics]"]
 
 
-@pytest.mark.parametrize("verb", slow_but(["judge", "embed"], VERBS))
+@pytest.mark.parametrize("verb", slow_but(["embed"], VERBS))
 def test_a_plugin_that_is_typed_is_found(verb: str, here: Path) -> None:
     done = command(here, verb, *VERBS[verb], *TYPED[verb])
     assert "cannot import" not in done.stderr
@@ -87,7 +87,7 @@ def test_a_plugin_that_is_typed_is_found(verb: str, here: Path) -> None:
         assert "mean_norm" in report["scores"][0]["label_free"]
 
 
-@pytest.mark.parametrize("verb", slow_but(["rank", "predict"], VERBS))
+@pytest.mark.parametrize("verb", slow_but(["predict"], VERBS))
 def test_a_plugin_of_a_run_is_found_with_trust_alone(verb: str, here: Path) -> None:
     name_it_in_the_run(here)
     done = command(here, verb, *VERBS[verb])

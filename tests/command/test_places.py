@@ -91,6 +91,7 @@ def test_a_run_that_cannot_keep_its_scores(run: Path, capsys: pytest.CaptureFixt
     assert f"{run} is not writable" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_copied_run_is_not_resumed_elsewhere_in_silence(photos: Path, tmp_path: Path) -> None:
     """By its config.yaml, which names the folder where it was trained."""
     first, copy = tmp_path / "first", tmp_path / "copy"

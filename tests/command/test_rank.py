@@ -384,6 +384,7 @@ def test_images_are_those_of_their_fingerprint_wherever_they_are(
     assert compared(capsys, verb, few, whole)[1][0]["differs_in"] == ["images"]
 
 
+@pytest.mark.slow
 def test_images_with_other_classes_are_not_the_same(
     run: Path, judged: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

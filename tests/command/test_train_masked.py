@@ -141,7 +141,11 @@ def test_many_bands_of_a_recipe_with_colour_jitter(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "method", sorted(path.stem for path in (ROOT / "configs" / "photos").glob("*.yaml"))
+    "method",
+    slow_but(
+        ["dino", "mae", "simclr"],
+        sorted(path.stem for path in (ROOT / "configs" / "photos").glob("*.yaml")),
+    ),
 )
 def test_views_of_each_recipe_take_many_bands(method: str) -> None:
     """As `sslengine train` changes them; random ones are drawn six times."""

@@ -106,6 +106,7 @@ def test_a_folder_whose_name_is_not_utf8(
     assert main(["train", str(tmp_path / "link"), *arguments, f"--out={tmp_path / 'run'}"]) == 0
 
 
+@pytest.mark.slow
 def test_a_pickled_network_of_ones_own(
     tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,7 +166,7 @@ def test_the_config_is_resolved_once(
     assert len(opened) == 3
 
 
-@pytest.mark.parametrize("ending", ["npz", "csv", "parquet"])
+@pytest.mark.parametrize("ending", slow_but(["csv"], ["npz", "csv", "parquet"]))
 def test_rows_of_several_classes_are_judged(
     ending: str, run: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -222,6 +223,7 @@ def test_rows_of_several_classes_are_judged(
     assert report["scores"][0]["linear"] is not None
 
 
+@pytest.mark.slow
 def test_a_key_of_the_config_makes_deep_images_readable(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -255,7 +257,7 @@ def test_a_key_of_the_config_makes_deep_images_readable(
     assert told in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("bands", [1, 4])
+@pytest.mark.parametrize("bands", slow_but([4], [1, 4]))
 def test_images_of_other_bands_than_the_run_takes(
     bands: int, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

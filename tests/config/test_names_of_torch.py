@@ -14,6 +14,7 @@ from sslengine.config.resolve import resolve
 from sslengine.config.signature_in_source import arguments_of
 from sslengine.launch import cli
 from tests.config.test_shipped import RUNS
+from tests.tail import slow_but
 
 _SHOW_ALL = """
 import json, sys
@@ -75,7 +76,7 @@ def _expect_alike(text: str, with_torch: str) -> None:
     assert {line for line in others if "  # " in line} <= lines  # set by someone, or derived
 
 
-@pytest.mark.parametrize("name", ["moco", "dinov2", "simsiam"])
+@pytest.mark.parametrize("name", slow_but(["dinov2"], ["moco", "dinov2", "simsiam"]))
 def test_show_prints_what_a_run_uses_and_imports_no_torch(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

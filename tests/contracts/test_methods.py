@@ -166,7 +166,14 @@ IN_HALF = [
     for name in (*METHODS, *MODELS_SMALL)
     if name not in OFTEN_IN_HALF
 ]
+# What differs between ranks: a queue, a memory, a centre, statistics of all images.
+ACROSS_RANKS = ("simclr_info_nce_loss", "moco_loss", "swav_loss", "dino_loss", "msn_loss", "dinov3_loss", "capi_loss",
+                "deepclusterv2_loss", "nce_loss_with_memory", "multi_input_output_model")  # fmt: skip
+OF_ONE_RANK = [
+    f"{name}-ranks_stay_equal" for name in (*METHODS, *MODELS_SMALL) if name not in ACROSS_RANKS
+]
 SLOW = (
+    *OF_ONE_RANK,
     "accumulates",
     "ranks_stay_equal_with_manual_reduction",
     "ranks_stay_equal_sharded",

@@ -93,11 +93,12 @@ SLOW = ("accumulates", "ranks_stay_equal", "ranks_stay_equal_with_manual_reducti
         "trains_in_bfloat16", "first_loss_is_close_in_bfloat16")  # fmt: skip
 
 
-OFTEN_RESUMED = ("resnet", "vision_transformer", "convnext")
-RESUMED = [f"{name}-resumes_bit_exactly" for name in TRUNKS_SMALL if name not in OFTEN_RESUMED]
+OFTEN = ("resnet", "vision_transformer", "convnext")
+OF_OTHERS = ("resumes_bit_exactly", "treats_images_independently")
+RARELY = [f"{name}-{each}" for name in TRUNKS_SMALL if name not in OFTEN for each in OF_OTHERS]
 
 
-@pytest.mark.parametrize(("tried", "promise"), cases("trunk", TRUNKS_SMALL, (*SLOW, *RESUMED)))
+@pytest.mark.parametrize(("tried", "promise"), cases("trunk", TRUNKS_SMALL, (*SLOW, *RARELY)))
 def test_trunk(tried: Contract, promise: str) -> None:
     tried.keep(promise)
 

@@ -27,6 +27,7 @@ from sslengine.data.options import (
 from sslengine.registry import AUGMENT_BACKENDS
 from tests.data.pictures import picture
 from tests.data.sources.every import COUNT, INSTALLED, all_at_once, all_of_one_length
+from tests.tail import slow_but
 
 # dill, by which `datasets` makes its fingerprints, of types of pyarrow.
 pytestmark = pytest.mark.filterwarnings("ignore:Cannot .*MonthDayNano")
@@ -149,7 +150,7 @@ def expected(every_source: Keys) -> dict[int, list[Batch]]:
     return {epoch: list(alone.batches(epoch)) for epoch in (0, 2)}
 
 
-@pytest.fixture(params=WORKERS)
+@pytest.fixture(params=slow_but(["pil", "device"], WORKERS))
 def backend(request: pytest.FixtureRequest) -> str:
     if problem := why_not(request.param):
         pytest.skip(problem)

@@ -69,8 +69,18 @@ class _LooksSeldom(LaunchConfig):
     ("kind", "error", "text"),
     [
         ("user", LaunchError, f"rank 1 on {socket.gethostname()} failed: config.X: this is wrong"),
-        ("told", Preempted, "stopped by a signal to a rank; the ranks have ended."),
-        ("told before it listened", Preempted, "stopped by a signal to a rank; the ranks"),
+        pytest.param(
+            "told",
+            Preempted,
+            "stopped by a signal to a rank; the ranks have ended.",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "told before it listened",
+            Preempted,
+            "stopped by a signal to a rank; the ranks",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_users_mistake_and_a_signal_are_not_tried_again(

@@ -128,6 +128,7 @@ def test_copies_find_their_originals_as_by_the_formulas(
     assert "strong mAP" in text
 
 
+@pytest.mark.slow
 def test_a_convolutional_trunk(tmp_path: Path, trained: str, copydays: Path) -> None:
     """The final feature in place of a class token."""
     found, _ = judged(tmp_path, trained, EVALUATE=_asked(copydays, DISTRACTORS=""))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from tests.engines.test_on_images import judged, trained
@@ -47,6 +48,7 @@ def test_a_column_of_the_table(tmp_path: Path, trained: str) -> None:
     assert "has no column 'cameras'. Did you mean 'camera'?" in note
 
 
+@pytest.mark.slow
 def test_images_without_columns(tmp_path: Path, trained: str) -> None:
     given = {"PROTOCOLS": ["domains"], "DOMAIN_COLUMN": "camera"}
     found, _ = judged(tmp_path, trained, EVALUATE=given)

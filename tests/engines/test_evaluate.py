@@ -24,6 +24,7 @@ from sslengine.evaluation.versions import VERSIONS
 from tests.data.pictures import write_picture
 from tests.engines.rows import expect_complete
 from tests.engines.runs import make_run, screen
+from tests.tail import slow_but
 
 SHAPES: dict[str, Any] = {
     "DATA__TRAIN__DATA_SOURCES": ["shapes"],
@@ -144,6 +145,7 @@ def test_few_labels_are_judged_as_far_as_they_go(tmp_path: Path) -> None:
     assert "are all the same" in report["notes"][-1]
 
 
+@pytest.mark.slow
 def test_images_without_a_label_are_left_out(tmp_path: Path) -> None:
     """As if the set had only the others: every third label in a .npy is -1."""
     paths, labels = tmp_path / "paths.npy", tmp_path / "labels.npy"
@@ -176,7 +178,7 @@ def test_images_without_a_label_are_left_out(tmp_path: Path) -> None:
     assert judged("without")[1] == scores
 
 
-@pytest.mark.parametrize("split", ["TRAIN", "TEST"])
+@pytest.mark.parametrize("split", slow_but(["TEST"], ["TRAIN", "TEST"]))
 def test_a_split_of_which_no_image_has_a_label(split: str, tmp_path: Path) -> None:
     """All labels in a .npy are -1: as images without labels, and a note."""
     labels = {name: tmp_path / f"{name}.npy" for name in ("TRAIN", "TEST")}
@@ -219,6 +221,7 @@ def _stores(folder: Path) -> list[Path]:
     return [path.parent for path in folder.rglob("manifest.json")]
 
 
+@pytest.mark.slow
 def test_features_that_float16_cannot_hold(tmp_path: Path) -> None:
     """Those of one network: the others are scored, the note says what to do."""
     train(make_run(tmp_path, **SHAPES, OPTIMIZER__num_epochs=1))
@@ -323,6 +326,7 @@ def test_a_reference_sees_images_as_it_was_trained_on() -> None:
     torch.testing.assert_close(found(given)["seen"], wanted)
 
 
+@pytest.mark.slow
 def test_protocols_that_are_named_are_reported(tmp_path: Path) -> None:
     """Those that have too few images say so; the others have metrics."""
     train(make_run(tmp_path, **SHAPES))

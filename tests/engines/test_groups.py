@@ -66,6 +66,7 @@ def _pixels(folder: Path, *given: Any, **changes: Any) -> dict[str, Any]:
     return next(each for each in scores if each["features"] == "raw pixels")
 
 
+@pytest.mark.slow
 def test_a_column_of_the_table(tmp_path: Path, trained: str, tables: dict[str, Any]) -> None:
     alone = _pixels(tmp_path, trained, **tables, LINEAR_PROBE={})
     whole = _pixels(tmp_path, trained, **tables, LINEAR_PROBE={"GROUP_COLUMN": "thing"})
@@ -87,6 +88,7 @@ def _on_ranks(folder: Path, trained: str, ranks: int, tables: dict[str, Any]) ->
     return {each["features"]: (each["linear"], each["about"]["penalty"]) for each in scores}
 
 
+@pytest.mark.slow
 def test_two_ranks_choose_alike(
     tmp_path: Path, trained: str, tables: dict[str, Any], two_ranks: RankPool
 ) -> None:
@@ -96,6 +98,7 @@ def test_two_ranks_choose_alike(
     assert shared == {name: pytest.approx(each) for name, each in alone.items()}
 
 
+@pytest.mark.slow
 def test_the_groups_of_held_out_test_images(
     tmp_path: Path, trained: str, tables: dict[str, Any]
 ) -> None:

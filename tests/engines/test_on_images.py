@@ -107,6 +107,7 @@ def test_lists_of_few_labels_are_kept(tmp_path: Path, trained: str) -> None:
     assert 0 <= found["trained"]["calibration"]["metrics"]["ECE"] <= 100
 
 
+@pytest.mark.slow
 def test_what_cannot_be_done_is_said_and_the_rest_goes_on(tmp_path: Path, trained: str) -> None:
     """One class; no other set."""
     found, text = judged(
@@ -126,6 +127,7 @@ def test_what_cannot_be_done_is_said_and_the_rest_goes_on(tmp_path: Path, traine
     assert found["trained"]["view_retrieval"]["metrics"]
 
 
+@pytest.mark.slow
 def test_maps_are_judged_by_the_masks_of_shapes_and_of_files(tmp_path: Path, trained: str) -> None:
     """The same images and masks as files: the same numbers."""
     given = {"PROTOCOLS": ["dense"], "DENSE": {"IMAGES": 5}}

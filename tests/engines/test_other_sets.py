@@ -101,6 +101,7 @@ def test_sets_of_a_part_of_the_classes_other_names_and_several_labels(
     assert "other_sets" in text
 
 
+@pytest.mark.slow
 def test_without_other_sets_or_labels(tmp_path: Path, trained: str) -> None:
     found, _ = judged(tmp_path, trained, EVALUATE={"PROTOCOLS": ["other_sets"]})
     assert found["trained"]["other_sets"]["notes"] == [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from tests.engines.test_on_images import judged
@@ -42,6 +43,7 @@ def _bands(root: Path) -> dict[str, object]:
     return {**train, "DATA__TEST": sources["TEST"]}
 
 
+@pytest.mark.slow
 def test_bands_are_learnt(tmp_path: Path, weights: str) -> None:
     changes, masks = _bands(tmp_path), str(tmp_path / "masks")
     dense = {"MASKS_TRAIN": masks, "MASKS_TEST": masks, "SIDE": 48}

@@ -85,7 +85,10 @@ def test_transformers_own_dinov2(name: str, tmp_path: Path) -> None:
     assert maps[-1].shape == (len(given.images), 32, 4, 4)
 
 
-@pytest.mark.parametrize("trunk", [RESNET, timm_vit()], ids=["resnet", "vit"])
+@pytest.mark.parametrize(
+    "trunk",
+    [pytest.param(RESNET, id="resnet"), pytest.param(timm_vit(), id="vit", marks=pytest.mark.slow)],
+)
 def test_onnx_with_normalised_images_and_with_bytes(trunk: Any, tmp_path: Path) -> None:
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

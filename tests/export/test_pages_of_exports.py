@@ -121,7 +121,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[P
 @pytest.mark.parametrize(
     ("kind", "to"),
     slow_but(
-        [("vit", "hf-dinov2")],
+        [("rgb", "timm")],
         [*(("rgb", to) for to in ("timm", "torchvision", "onnx", "pt2")), ("vit", "hf-dinov2"),
          ("vit", "timm"), ("vit", "pt2"),
          *(("range", to) for to in ("timm", "torchvision", "onnx"))],
@@ -135,7 +135,7 @@ def test_a_page_computes_the_features_of_an_image(
     np.testing.assert_allclose(read_page(out, image), expected(run, image), atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", slow_but(["bands"], ["deep", "bands", "range", "bands of bytes"]))
+@pytest.mark.parametrize("kind", slow_but([], ["deep", "bands", "range", "bands of bytes"]))
 def test_onnx_of_images_of_more_bits_or_bands(
     kind: str, trained: Callable[[str], tuple[Path, Path]]
 ) -> None:
@@ -188,7 +188,7 @@ def settings_of(page: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     return shown["cfg"].MODEL
 
 
-@pytest.mark.parametrize("kind", slow_but(["rgb"], ["deep", "bands", "rgb"]))
+@pytest.mark.parametrize("kind", slow_but([], ["deep", "bands", "rgb"]))
 def test_detectron2_normalises_the_values_that_it_gets(
     kind: str, trained: Callable[[str], tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

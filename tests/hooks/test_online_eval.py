@@ -20,6 +20,7 @@ from sslengine.testing.state import differences, flat
 from tests.engines.runs import PowerCut, make_run
 from tests.methods.test_dino import RESNET as DINO
 from tests.ranks import RankPool
+from tests.tail import slow_but
 
 SHAPES: dict[str, Any] = {
     "DATA__TRAIN__DATA_SOURCES": ["shapes"],
@@ -76,7 +77,13 @@ def expect_no_trace(plain: Path, watched: Path) -> None:
     assert losses[0] == losses[1] != []
 
 
-@pytest.mark.parametrize("method", [{}, TEACHER], ids=["simclr", "dino's teacher"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param({}, id="simclr", marks=pytest.mark.slow),
+        pytest.param(TEACHER, id="dino's teacher"),
+    ],
+)
 def test_the_run_does_not_change_by_a_bit(method: dict[str, Any], tmp_path: Path) -> None:
     """With loader workers, and dropout's draws."""
     plain = trained(tmp_path / "plain", **EACH_STEP, **method)
@@ -87,7 +94,7 @@ def test_the_run_does_not_change_by_a_bit(method: dict[str, Any], tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "method", [pytest.param({}, id="simclr"),
+    "method", [pytest.param({}, id="simclr", marks=pytest.mark.slow),
                pytest.param(TEACHER, id="dino's teacher", marks=pytest.mark.slow)]
 )  # fmt: skip
 def test_killed_and_resumed_it_finds_the_same(method: dict[str, Any], tmp_path: Path) -> None:
@@ -156,7 +163,10 @@ def test_the_network_that_the_method_is_judged_by(network: str, tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("metric", "mode", "name"),
-    [("train.online.uniformity", "min", "uniformity"), ("online.knn5", "max", "knn_5")],
+    slow_but(
+        [("online.knn5", "max", "knn_5")],
+        [("train.online.uniformity", "min", "uniformity"), ("online.knn5", "max", "knn_5")],
+    ),
 )
 def test_the_best_checkpoint_by_it(
     metric: str, mode: str, name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -176,6 +186,7 @@ def test_the_best_checkpoint_by_it(
     assert "there is no metric" not in caplog.text
 
 
+@pytest.mark.slow
 def test_a_run_ends_early_by_it(tmp_path: Path) -> None:
     """Phases without an evaluation do not count."""
     stopping = {"MONITOR": "online.rankme", "MODE": "max", "PATIENCE": 1, "MIN_DELTA": 1e9}

@@ -22,6 +22,7 @@ from sslengine.services.order import Services
 from tests.engines.runs import PowerCut, make_run
 from tests.engines.test_train import _assert_same_state, _final, _losses
 from tests.ranks import RankPool
+from tests.tail import slow_but
 from tests.task.runs import Stop, Watch, make_task, same, train, weights
 from tests.task.test_task import SUPERVISED, SYNC_BN, WITH_TEST
 from tests.train_steps.tasks import ListModel, begin, make_batch
@@ -139,7 +140,7 @@ def test_it_moves_no_weight_and_no_random_stream(tmp_path: Path) -> None:
     assert moved == {name for name in weights(one) if "running_" in name}
 
 
-@pytest.mark.parametrize("cut_after", [3, 6])
+@pytest.mark.parametrize("cut_after", slow_but([3], [3, 6]))
 def test_a_run_goes_on_bit_by_bit(tmp_path: Path, cut_after: int) -> None:
     changes: dict[str, Any] = {
         **DROPOUT, **ON, "LOG_FREQUENCY": 1, "CHECKPOINT__CHECKPOINT_ITER_FREQUENCY": 1,

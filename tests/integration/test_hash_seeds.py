@@ -33,7 +33,7 @@ FEW = {
 }
 
 
-@pytest.mark.parametrize("recipe", slow_but(["dinov2"], RECIPES))
+@pytest.mark.parametrize("recipe", slow_but([], RECIPES))
 def test_processes_with_other_hashes(recipe: str, tmp_path: Path) -> None:
     """DINOv2's final norm serves class tokens and patches: its gradient is a sum of several."""
     command = [sys.executable, "-m", "sslengine", f"config=quickstart/{recipe}", *SMALL]

@@ -118,7 +118,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 WAYS["compiled"] = {"MODEL__COMPILE": {"USE_COMPILE": True, "BACKEND": "aot_eager"}}
 # What is tried in each run of the tests; the others in `make test-slow`.
-OFTEN = ("ddp", "accumulated", "bf16", "sync bn")
+OFTEN = ("accumulated", "sync bn")
 IN_SHARDS = ("ddp", "accumulated", "clipped", "in chunks", "bf16", "loss of two arguments")
 
 

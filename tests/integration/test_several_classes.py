@@ -137,6 +137,7 @@ def test_predictions(images: Path, trained: Path) -> None:
     assert "class green, red)" in as_text(predictor, found)
 
 
+@pytest.mark.slow
 def test_judging(images: Path, trained: Path) -> None:
     frozen = {"MODEL__FEATURE_EVAL_SETTINGS": {"EVAL_MODE_ON": True,
                                                "EXTRACT_TRUNK_FEATURES_ONLY": True},

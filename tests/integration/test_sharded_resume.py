@@ -158,6 +158,7 @@ def test_no_rank_reads_the_whole(two_ranks: RankPool, cut: Path) -> None:
     assert max(held for held, _ in results) < 0.6 * results[0][1]
 
 
+@pytest.mark.slow
 def test_what_lies_in_the_folder(two_ranks: RankPool, tmp_path: Path) -> None:
     two_ranks.run(start, tmp_path, {**DINO, **SHARDED})
     checkpoints = tmp_path / "checkpoints"

@@ -25,6 +25,7 @@ from sslengine.train_steps.samples import single_input_sample
 from sslengine.trainer import loop
 from tests.ranks import RankPool
 from tests.registries import as_before
+from tests.tail import slow_but
 from tests.task.runs import Watch, make_task
 
 DOC = Path(__file__).resolve().parents[2] / "docs" / "train_steps.md"
@@ -70,7 +71,7 @@ def test_every_shipped_step_has_an_example() -> None:
     assert named == shipped
 
 
-@pytest.mark.parametrize(("name", "example"), EXAMPLES)
+@pytest.mark.parametrize(("name", "example"), slow_but(EXAMPLES[:3], EXAMPLES))
 def test_two_steps_on_one_rank_and_on_two(
     tmp_path: Path, two_ranks: RankPool, name: str, example: str
 ) -> None:

@@ -38,6 +38,7 @@ def test_short_names() -> None:
     assert full_metric_name("test.knn20") == "test.knn20"
 
 
+@pytest.mark.slow
 def test_all_that_a_run_reports_may_be_named(tmp_path: Path) -> None:
     """The results in the manifest of a run's checkpoint: each is a known name."""
     trained(tmp_path, **ALL)

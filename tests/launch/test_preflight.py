@@ -136,6 +136,7 @@ QUICKSTARTS = ("barlow_twins", "byol", "deepclusterv2", "dino", "moco", "pirl", 
                "dinov3", "distillation", "capi")  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_method_is_passed_through(monkeypatch: pytest.MonkeyPatch) -> None:
     """To its end, in a run that fits. Others would be left to the run, and tell nothing here."""
     results: list[Any] = []

@@ -464,7 +464,13 @@ def test_initial_weights_reach_the_teacher(tmp_path: Path) -> None:
     assert_attached_anew(tmp_path, "momentum_teacher", **RESNET)
 
 
-@pytest.mark.parametrize("extra", [{}, SYNC_BN], ids=["batch norm", "synchronised"])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        pytest.param({}, id="batch norm"),
+        pytest.param(SYNC_BN, id="synchronised", marks=pytest.mark.slow),
+    ],
+)
 def test_the_state_is_the_same_on_ranks(
     two_ranks: RankPool, tmp_path: Path, extra: dict[str, Any]
 ) -> None:

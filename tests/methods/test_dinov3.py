@@ -27,6 +27,7 @@ from sslengine.trainer import loop
 from tests.engines.runs import make_run
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.methods.test_ibot import OTHER, SCORES, Toy, toy_inputs
+from tests.tail import slow_but
 from tests.task.runs import make_task
 
 # The side of the model's grid and of the Gram teacher's; facebookresearch/dinov3 at commit 6876159:
@@ -219,6 +220,7 @@ def test_anchoring_to_a_network_that_is_not_trained_is_told(
     assert len(told) == (not starts_trained)
 
 
+@pytest.mark.slow
 def test_three_steps_each_from_the_one_before(tmp_path: Path) -> None:
     """The second anchors to the network of the first, by its folder; the third to the second's."""
     weights: dict[str, Any] = {}
@@ -252,7 +254,7 @@ SMALL = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("named", slow_but([], [False, True]))
 def test_resumes_without_the_folder_that_it_started_from(
     named: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

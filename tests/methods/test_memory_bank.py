@@ -468,6 +468,7 @@ def _restored(folder: Path, method: dict[str, Any]) -> tuple[int, Tensor]:
     return local(task.loss.memory).shape[0], whole(task.loss.memory)
 
 
+@pytest.mark.slow
 def test_another_number_of_ranks_goes_on_with_the_same_memory(
     two_ranks: RankPool, four_ranks: RankPool, tmp_path: Path
 ) -> None:

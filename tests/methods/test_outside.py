@@ -26,6 +26,7 @@ from tests.contracts.cases import Of, cases
 from tests.integration.command import ROOT, same_weights
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.ranks import RankPool
+from tests.tail import slow_but
 from tests.task.runs import make_task
 from tests.task.sharded import (
     SHARDED,
@@ -161,7 +162,7 @@ def _resumed(folder: Path, changes: dict[str, Any]) -> None:
     assert_goes_on_bit_by_bit(folder / str(rank()), **on_ranks(changes, world_size(), 4))
 
 
-@pytest.mark.parametrize("method", RUNS)
+@pytest.mark.parametrize("method", slow_but(["nnclr"], RUNS))
 def test_resumed_on_two_ranks_it_is_the_same_run_bit_by_bit(
     two_ranks: RankPool, tmp_path: Path, method: str
 ) -> None:

@@ -89,6 +89,7 @@ def test_a_path_and_an_image_are_the_same_and_again_the_same(tmp_path: Path) -> 
     assert not (tmp_path / "run" / "predictor").exists()
 
 
+@pytest.mark.slow
 def test_the_index_is_made_once_for_each_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,6 +74,7 @@ def wheel(folder: Path, name: str, text: str) -> None:
         file.writestr(f"{info}/RECORD", "")
 
 
+@pytest.mark.slow
 def test_the_environment_has_ours_and_what_was_missing(tmp_path: Path) -> None:
     """Also where this Python is that of a virtual environment; what is there stays."""
     wheels = tmp_path / "wheels"
@@ -93,6 +94,7 @@ def test_the_environment_has_ours_and_what_was_missing(tmp_path: Path) -> None:
     assert seen.stdout.startswith("True <module 'torch.nn'"), seen.stderr
 
 
+@pytest.mark.slow
 def test_make_gpu_finds_the_engine_in_its_environment(tmp_path: Path) -> None:
     """As far as a machine without a GPU goes: the report's program starts, and says so."""
     command = ["make", "gpu", f"PYTHON={sys.executable}", f"WHEELS={tmp_path}"]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.integration.test_configs import QUICK
+from tests.tail import slow_but
 from tests.train_steps.operations import Case
 from tools.perf_measurement import by_hand
 from tools.perf_measurement.by_hand import Batch, ByHand
@@ -453,7 +454,7 @@ def test_every_quickstart_is_counted() -> None:
     assert GOLDEN.keys() == set(QUICK)
 
 
-@pytest.mark.parametrize("name", GOLDEN)
+@pytest.mark.parametrize("name", slow_but(["simclr", "moco", "dino", "dinov2", "mae"], GOLDEN))
 def test_a_step_launches_what_one_by_hand_does(name: str, tmp_path: Path) -> None:
     written, ours, theirs = GOLDEN[name]
     case = Case(name, tmp_path, *CHANGES.get(name, ()))

@@ -107,6 +107,7 @@ except ConfigError as error:
 """
 
 
+@pytest.mark.slow
 def test_numba_that_cannot_be_imported_leaves_pillow(package: Path) -> None:
     (package / "numba.py").write_text("raise ImportError('Numba needs NumPy 2.3 or less')")
     (package / "simplejpeg.py").write_text("")

@@ -3,6 +3,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 # Each is tried in a process of its own, forked from one that has torch.
 USES = (
     "from torchvision.transforms import ToTensor, RandomResizedCrop\n"
@@ -37,9 +39,10 @@ for number, use in enumerate({uses!r}):
 """
 
 
-def test_transforms_come_alone_and_the_rest_when_it_is_asked_for() -> None:
+@pytest.mark.parametrize("uses", [USES[:3], pytest.param(USES[3:], marks=pytest.mark.slow)])
+def test_transforms_come_alone_and_the_rest_when_it_is_asked_for(uses: tuple[str, ...]) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FORK.format(uses=USES)],
+        [sys.executable, "-W", "ignore", "-c", FORK.format(uses=uses)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

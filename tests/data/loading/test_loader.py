@@ -87,6 +87,7 @@ def script(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     main.communicate()
 
 
+@pytest.mark.slow
 def test_the_workers_of_a_script(script: subprocess.Popen[str], tmp_path: Path) -> None:
     """One imports the script only if it needs it. They end with a main process that is killed."""
     assert script.stdout is not None

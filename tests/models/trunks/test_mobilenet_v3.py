@@ -115,6 +115,7 @@ def test_vissl_names(make: Make) -> None:
     assert all(name.startswith("model.") for name in to_vissl(model))
 
 
+@pytest.mark.slow
 @BOTH
 def test_activation_checkpointing_changes_nothing(make: Make) -> None:
     # As many parts as there are steps.
