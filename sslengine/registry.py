@@ -379,13 +379,13 @@ def _expect_not_hidden(module: str, place: str) -> None:
         )
 
 
-def _is_missing(error: Exception, module: str) -> bool:
+def _is_missing(error: BaseException, module: str) -> bool:
     """Whether the module does not exist; otherwise the error comes from its code."""
     name = error.name if isinstance(error, ModuleNotFoundError) else None
     return name is not None and f"{module}.".startswith(f"{name}.")
 
 
-def _why_not_imported(module: str, error: Exception) -> str:
+def _why_not_imported(module: str, error: BaseException) -> str:
     """Return the text of the module's error, with the last frame outside the import system."""
     frames = [
         each
