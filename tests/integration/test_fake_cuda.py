@@ -79,15 +79,11 @@ def small(kind: str, name: str, values: dict[str, Any]) -> Resolved:
     return contract.suite.spec.having({"LOG_FREQUENCY": 1000, **values}).resolve()
 
 
-def _is_quick(number: int, way: int) -> bool:
-    return number % 2 == 0 and (7 * number) % len(WAYS) == way
-
-
 def _product() -> list[Any]:
-    """Quick: of every other component one way, the next one's another."""
+    """Quick: of each component one way, the next component's another."""
     return [
         pytest.param(kind, name, half, form, id=f"{name}-{half or 'fp32'}-{form}",
-                     marks=() if _is_quick(number, way) else pytest.mark.slow)
+                     marks=() if (7 * number) % len(WAYS) == way else pytest.mark.slow)
         for number, (kind, name) in enumerate(TRIED)
         for way, (half, form) in enumerate(WAYS)
         if (name, form) not in REFUSED
