@@ -436,7 +436,7 @@ TRANSFORMS: Registry[Any] = Registry(
     packages={"augly": "augly.image"},
 )
 COLLATORS: Registry[Any] = Registry("collator", engine_arguments=("batch",))
-DATA_SOURCES: Registry[Any] = Registry("data source")
+DATA_SOURCES: Registry[Any] = Registry("data source", base="sslengine.data.sources.base:DataSource")
 AUGMENT_BACKENDS: Registry[Any] = Registry("augmentation back-end", instead_of_options=_A_SECTION)
 LABEL_FREE: Registry[Any] = Registry("label-free metric", instead_of_options=_A_SECTION)
 

@@ -11,8 +11,10 @@ several classes, see `sources/class_numbers.py`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sslengine.data.manifest.classes import Classes, Column, Labels, in_numbers_of
 from sslengine.data.manifest.shared import SharedArray
@@ -45,7 +47,7 @@ def standard_labels(
             _read(options, split, position)
             if from_file
             else Labels(
-                source.labels(),
+                _of_source(source, where),
                 tuple(source.class_names),
                 where,
                 by_column,
@@ -120,6 +122,30 @@ def in_train_numbers(
         classes = train[min(position, len(train) - 1)]
         columns.append(in_numbers_of(classes, labels, source.path))
     return columns
+
+
+def _of_source(source: DataSource, where: str) -> NDArray[np.generic]:
+    """What `labels` gives; DataError unless these are class numbers, or rows for the classes."""
+    found = np.asarray(source.labels())
+    name, classes = type(source).__name__, len(source.class_names)
+    if found.ndim == 1 and found.dtype.kind == "f" and (found == np.rint(found)).all():
+        found = found.astype(np.int64)
+    if found.dtype.kind not in ("iub" if found.ndim == 1 else "iubf"):
+        other = next(each for each in found.tolist() if not _is_whole(each))
+        raise DataError(
+            f"{where}: a label of {name} is {other!r}; expected the number of a class, from 0 (its "
+            f"name is in class_names), or a row of indicators of the classes."
+        )
+    most = int(found.max()) + 1 if found.ndim == 1 and len(found) else found.shape[-1]
+    if classes and (most > classes or (found.ndim == 2 and most < classes)):
+        raise DataError(
+            f"{where}: labels of {name} are of {most} classes, and class_names has {classes}."
+        )
+    return found
+
+
+def _is_whole(label: Any) -> bool:
+    return isinstance(label, (int, float)) and float(label).is_integer()
 
 
 def _read(options: SplitOptions, split: str, position: int) -> Labels:

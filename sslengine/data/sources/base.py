@@ -78,7 +78,8 @@ class DataSource(ABC):
 
     def labels(self) -> NDArray[np.generic]:
         """The classes of all images; of several each a matrix: 1, 0, or -1 for not known."""
-        return np.fromiter((self.label(index) for index in range(len(self))), np.int64, len(self))
+        found = np.array([self.label(index) for index in range(len(self))])
+        return found.astype(np.int64) if found.dtype.kind in "iub" or not found.size else found
 
     def mask(self, index: int) -> NDArray[np.generic]:
         """The class of each pixel of an image, height x width, if the source knows it."""

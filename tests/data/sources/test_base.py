@@ -1,13 +1,20 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 from PIL import Image
 
 from sslengine.data.options import DataLimitSampling, SplitOptions
 from sslengine.data.sources.base import DataSource, build_sources, generated_length, grey_image
-from sslengine.errors import DataError, UnknownNameError
+from sslengine.data.sources.synthetic import SyntheticSource
+from sslengine.engines.train import train
+from sslengine.errors import DataError, SSLEngineError, UnknownNameError
 from tests.data.pictures import picture
+from tests.engines.runs import make_run
 
 
 class Labelled(DataSource):
@@ -70,3 +77,73 @@ def test_a_generated_source_is_long_enough_for_what_is_asked() -> None:
 def test_grey() -> None:
     assert np.unique(np.asarray(grey_image(5))) == [128]
     assert np.asarray(grey_image(5)).shape == (5, 5, 3)
+
+
+class Named(SyntheticSource):
+    class_names = ("cat", "dog")
+    given: tuple[Any, ...] = (0, 1)
+
+    def label(self, index: int) -> Any:
+        return self.given[index % len(self.given)]
+
+
+class Texts(Named):
+    given = ("cat", "dog")
+
+
+class Halves(Named):
+    given = (0, 0.5)
+
+
+class Wholes(Named):
+    given = (0.0, 1.0)
+
+
+class Missing(Named):
+    given = (0, None)
+
+
+class Unnamed(Named):
+    given = (0, 1, 2)
+
+
+class Rows(Named):
+    given = ([0, 1], [1, 1])
+
+
+class Wide(Named):
+    given = ([0, 1, 0], [1, 1, 0])
+
+
+class Foreign:
+    """A dataset of torch's."""
+
+    def __init__(self, options: Any, split: str, position: int) -> None:
+        pass
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        return Image.new("RGB", (8, 8)), 0
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("Named", ""),
+        ("Wholes", ""),
+        ("Rows", ""),
+        ("Texts", "a label of Texts is 'cat'; expected the number of a class"),
+        ("Halves", "a label of Halves is 0.5; expected the number of a class"),
+        ("Missing", "a label of Missing is None; expected the number of a class"),
+        ("Unnamed", "labels of Unnamed are of 3 classes, and class_names has 2"),
+        ("Wide", "labels of Wide are of 3 classes, and class_names has 2"),
+        ("Foreign", "expected a class that derives from sslengine.data.sources.base:DataSource"),
+    ],
+)
+def test_a_source_of_the_users(tmp_path: Path, source: str, said: str) -> None:
+    listed = [f"{__name__}:{source}"]
+    keys = {"DATA__TRAIN__DATA_SOURCES": listed, "DATA__TRAIN__LABEL_SOURCES": listed}
+    with pytest.raises(SSLEngineError, match=said) if said else nullcontext():
+        train(make_run(tmp_path, **keys))
