@@ -366,16 +366,22 @@ def _nearest_here(module: str) -> str:
 
 
 def _expect_not_hidden(module: str, place: str) -> None:
-    """Raise ConfigError if a file in the current folder has the name of another module."""
+    """Raise ConfigError if a file in the current folder has the name of an installed module.
+
+    Not of any other: a job of SLURM imports a copy of the user's modules.
+    """
     top = module.partition(".")[0]
     here = [each for each in (Path(top, "__init__.py"), Path(f"{top}.py")) if each.is_file()]
     if is_closed() or not here:  # installed modules come first where a folder is not trusted
         return
-    found = getattr(sys.modules[top], "__file__", None)
-    if found is None or Path(found).parent.resolve() != here[0].parent.resolve():
+    found = Path(getattr(sys.modules[top], "__file__", None) or "")
+    installed = top in sys.stdlib_module_names or {"site-packages", "dist-packages"} & {
+        *found.parts
+    }
+    if installed and found.parent.resolve() != here[0].parent.resolve():
         raise ConfigError(
-            f"{place}: {top!r} is the module {found or 'of that name in Python'}, not "
-            f"{here[0].absolute()}, which cannot be imported too. Rename the latter."
+            f"{place}: {top!r} is the module {found if found.name else 'of that name in Python'}, "
+            f"not {here[0].absolute()}, which cannot be imported too. Rename the latter."
         )
 
 

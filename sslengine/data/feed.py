@@ -24,7 +24,7 @@ from sslengine.data.loading.dataset import UNREADABLE, SSLDataset
 from sslengine.data.loading.device_prefetch import on_device
 from sslengine.data.loading.invalid import InvalidSamples
 from sslengine.data.loading.loader import Loader
-from sslengine.data.loading.repeated import warn_if_not_repeated
+from sslengine.data.loading.repeated import repeat_check
 from sslengine.data.manifest.classes import Classes
 from sslengine.data.options import DataOptions, SplitOptions, StreamOptions, own
 from sslengine.data.sources.stream import StreamSource
@@ -140,9 +140,7 @@ class DataFeed:
         if chosen.DROP_LAST and split == "TEST" and not training:
             logger.warning("%s.DROP_LAST does nothing: each test sample counts.", self.where)
         make_batch = COLLATORS.maker(chosen.COLLATE_FUNCTION, chosen.COLLATE_FUNCTION_PARAMS)
-        if training and rank == 0:
-            copy = options.NUM_DATALOADER_WORKERS > 0
-            warn_if_not_repeated(self.dataset, make_batch, chosen, self.where, copy)
+        checked = training and rank == 0
         self._loader = Loader(
             self.dataset,
             self._sampler,
@@ -150,6 +148,7 @@ class DataFeed:
             options,
             pin_memory=options.PIN_MEMORY and self.device.type == "cuda",
             mp_method=mp_method,
+            check=repeat_check(self.dataset, chosen, self.where) if checked else None,
         )
         self._ahead = LoadedAhead(self._loader, self._sampler)
         self._overlap = options.ENABLE_ASYNC_GPU_COPY

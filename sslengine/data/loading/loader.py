@@ -23,10 +23,10 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 
 from sslengine.data.augment.transform import Sample
 from sslengine.data.batch.collators import Batch
@@ -36,6 +36,9 @@ from sslengine.data.loading.dataset import SSLDataset, collate_seeded
 from sslengine.data.options import DataOptions
 from sslengine.errors import DataError
 from sslengine.trust import Opened, hand_on, take_over
+
+if TYPE_CHECKING:  # it imports more than workers need
+    from sslengine.data.loading.repeated import RepeatCheck
 
 Collate = Callable[[Sequence[Sample]], Batch]
 
@@ -64,6 +67,7 @@ class Loader:
         options: DataOptions,
         pin_memory: bool,
         mp_method: str,
+        check: RepeatCheck | None = None,
     ) -> None:
         workers = options.NUM_DATALOADER_WORKERS
         if workers and mp_method == "forkserver":
@@ -79,7 +83,11 @@ class Loader:
                 persistent_workers=workers > 0,
                 multiprocessing_context=mp_method if workers else None,
                 worker_init_fn=partial(
-                    prepare_worker, main=os.getpid(), places=self._places, opened=hand_on()
+                    prepare_worker,
+                    main=os.getpid(),
+                    places=self._places,
+                    opened=hand_on(),
+                    check=partial(check.make, collate=collate) if check else None,
                 ),
                 pin_memory=pin_memory,
                 # An iterator draws a seed for its workers: not from the global stream.
@@ -88,6 +96,9 @@ class Loader:
         self._waits = options.WORKER_TIMEOUT if workers else 0.0
         pickled = workers and mp_method != "fork"
         self._main_needed = pickled and _refers_to_main(dataset, collate)
+        self._check = check
+        if check and not workers:
+            check.make(dataset, collate)
 
     def batches(self) -> Iterator[Batch]:
         """The batches of the sampler's window. Workers are at work when this returns."""
@@ -97,7 +108,8 @@ class Loader:
             iterator = iter(self._loader)
         if self._waits:
             _wait_at_most(self._waits, iterator, partial(self._in_hand, iterator))
-        return _in_plain_words(iterator, partial(self._in_hand, iterator, dead=True))
+        batches = _in_plain_words(iterator, partial(self._in_hand, iterator, dead=True))
+        return self._check.heard(batches) if self._check else batches
 
     def _in_hand(self, iterator: Any, dead: bool = False) -> str:
         """A line for each worker, or each that has died, that was at work on a sample."""
@@ -131,13 +143,18 @@ def boot_server(more: Sequence[str] = ()) -> None:
 
 
 def prepare_worker(
-    worker: int, main: int, places: torch.Tensor, opened: tuple[Opened, ...] = ()
+    worker: int,
+    main: int,
+    places: torch.Tensor,
+    opened: tuple[Opened, ...] = (),
+    check: Callable[[Any], None] | None = None,
 ) -> None:
     """Runs in each worker before its first sample. (torch limits it to one thread itself.)
 
     main: the process that the worker loads for.
     places: where it notes which sample it is at.
     opened: what it loads for and was opened without trust.
+    check: made by the first worker.
     """
     take_over(opened)
     current_sample.note_in(places, worker)
@@ -150,6 +167,8 @@ def prepare_worker(
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         threading.Thread(target=_end_by, args=(main,), daemon=True).start()
     threading.Thread(target=_end_with, args=(main,), daemon=True).start()
+    if check is not None and worker == 0:
+        check(get_worker_info().dataset)  # type: ignore[union-attr]
     # About EXIF and palettes, once for each such file in each worker.
     warnings.filterwarnings("ignore", module=r"PIL\.")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from sslengine.config.components import named_entries
 from sslengine.data.augment.transform import Sample
+from sslengine.data.batch.collators import Batch
 from sslengine.data.loading.dataset import SSLDataset, collate_seeded
 from sslengine.data.options import SplitOptions
 from sslengine.errors import listing
@@ -34,22 +34,33 @@ WARNING = (
 )
 
 
-def warn_if_not_repeated(
-    dataset: SSLDataset,
-    collate: Callable[[Sequence[Sample]], Any],
-    options: SplitOptions,
-    where: str,
-    copy: bool,
-) -> None:
-    """copy: made by a copy, as workers get: objects may open files that cannot be sent to them."""
+class RepeatCheck:
+    """Made where the samples are made: in a worker, if there are any, whose copies of objects may
+    open files, and where a part that hangs is noticed. The main process says what it found."""
+
+    def __init__(self, parts: Sequence[str], where: str) -> None:
+        self.parts, self.where = parts, where
+        self._differ = torch.zeros(1, dtype=torch.uint8).share_memory_()
+
+    def make(self, dataset: SSLDataset, collate: Callable[[Sequence[Sample]], Any]) -> None:
+        with suppress(Exception):  # the run reports what fails
+            first, again = (collate_seeded(collate, dataset.__getitems__(KEYS)) for _ in range(2))
+            self._differ.fill_(not _are_equal(first, again))
+
+    def heard(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The batches; the first brings the warning, if there is one."""
+        for batch in batches:
+            if self._differ.item():
+                self._differ.zero_()
+                logger.warning(WARNING, self.where, listing(self.parts))
+            yield batch
+
+
+def repeat_check(dataset: SSLDataset, options: SplitOptions, where: str) -> RepeatCheck | None:
+    """None where all parts ship with the engine, or samples have no keys."""
     parts = [*_of_users(options)]
-    if not parts or dataset.stream or len(dataset) < len(KEYS):
-        return
-    with suppress(Exception):  # the run reports what fails
-        maker = ForkingPickler.loads(ForkingPickler.dumps(dataset)) if copy else dataset
-        first, again = (collate_seeded(collate, maker.__getitems__(KEYS)) for _ in range(2))
-        if not _are_equal(first, again):
-            logger.warning(WARNING, where, listing(parts))
+    possible = parts and not dataset.stream and len(dataset) >= len(KEYS)
+    return RepeatCheck(parts, where) if possible else None
 
 
 def _of_users(options: SplitOptions) -> Iterator[str]:
