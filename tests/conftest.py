@@ -30,7 +30,11 @@ settings.load_profile("repeatable")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The processes of a test run have to agree on the names of the tests."""
+    """What takes a minute comes first: at the end the other processes would wait for it.
+
+    The processes of a test run have to agree on the names of the tests.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("first") is None)
     changing = [item.nodeid for item in items if " at 0x" in item.nodeid]
     if changing:
         raise pytest.UsageError(f"give it an id that is no address: {changing[0]}")

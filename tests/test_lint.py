@@ -70,6 +70,7 @@ MISTAKES = {
 }  # fmt: skip
 
 
+@pytest.mark.first
 def test_types_fit_and_those_of_users_calls_are_checked(tmp_path: Path) -> None:
     """One run of mypy: the package and its tools have no error, and each mistake of a caller's is one."""
     if others := _not_as_locked():

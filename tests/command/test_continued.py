@@ -55,6 +55,7 @@ def test_frozen_at_first(trained: Path, photos: Path, tmp_path: Path) -> None:
     assert moved(before["heads"], after["heads"]) > 0.01
 
 
+@pytest.mark.slow
 def test_frozen_for_an_epoch_of_accumulated_batches(
     trained: Path, photos: Path, tmp_path: Path
 ) -> None:

@@ -66,6 +66,7 @@ def test_the_scores_of_tables_are_those_of_folders(kind: str, here: Path) -> Non
         assert _scores(_judged(here / "run", *tables)) == wanted
 
 
+@pytest.mark.slow
 def test_a_table_in_which_no_labels_are_found_is_named(here: Path) -> None:
     """The run's own columns are not those of another table."""
     tables = [

@@ -175,6 +175,7 @@ def test_a_collator_that_cannot_mask_many_bands_is_known_before_the_launch(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_stored_images_that_pillow_holds_are_not_taken_for_arrays(tmp_path: Path) -> None:
     """A transform of Pillow's images, and one mean for all three bands."""
     photos = write_photos(tmp_path / "photos")

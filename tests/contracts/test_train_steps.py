@@ -79,7 +79,10 @@ def test_train_step(tried: Contract, promise: str) -> None:
     tried.keep(promise)
 
 
-@pytest.mark.parametrize(("tried", "promise"), cases("meter", METERS_SMALL, SLOW))
+@pytest.mark.parametrize(
+    ("tried", "promise"),
+    cases("meter", METERS_SMALL, (*SLOW, "resumes_bit_exactly", "ranks_stay_equal")),
+)
 def test_meter(tried: Contract, promise: str) -> None:
     tried.keep(promise)
 

@@ -28,6 +28,7 @@ def _split(root: Path, count: int, domains: int) -> dict[str, Any]:
             "DATA_PATHS": [str(root / "table.csv")], "TRANSFORMS": [{"name": "ToTensor"}]}  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_column_of_the_table(tmp_path: Path, trained: str) -> None:
     train = _split(tmp_path / "train", 36, 3)
     changes = {f"DATA__TRAIN__{key}": value for key, value in train.items()}

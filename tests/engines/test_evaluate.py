@@ -110,6 +110,7 @@ def _of_pixels(store: Store) -> NDArray[np.float64]:
     return store.layer("16x16").tensor().flatten(1).double().numpy()
 
 
+@pytest.mark.slow
 def test_the_weights_may_be_given(tmp_path: Path) -> None:
     train(make_run(tmp_path / "trained", **SHAPES))
     file = tmp_path / "trained" / "checkpoints" / "checkpoint.torch"
@@ -124,6 +125,7 @@ def _scores(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return report, {score["features"]: score for score in report["scores"]}
 
 
+@pytest.mark.slow
 def test_few_labels_are_judged_as_far_as_they_go(tmp_path: Path) -> None:
     """Twelve images of ten classes, and all 200 neighbours; then a single class."""
     train(make_run(tmp_path, **SHAPES))
@@ -267,6 +269,7 @@ def test_nothing_trained_nothing_judged(tmp_path: Path) -> None:
         evaluate(make_run(tmp_path, "evaluate", **FROZEN))
 
 
+@pytest.mark.slow
 def test_without_labels_the_metrics_that_need_none(tmp_path: Path) -> None:
     """Of images that no source has classes for, with and without a test set."""
     train(make_run(tmp_path, **SHAPES))

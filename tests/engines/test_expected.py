@@ -103,6 +103,7 @@ def test_the_test_phase_too(tmp_path: Path) -> None:
     assert f"as expected  {name}" in screen(run)
 
 
+@pytest.mark.slow
 def test_a_frozen_trunks_scores(tmp_path: Path) -> None:
     train(make_run(tmp_path, **SHAPES))
     expected = [

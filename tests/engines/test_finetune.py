@@ -188,6 +188,7 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
 SAMPLING = "DATA__TRAIN__DATA_LIMIT_SAMPLING"
 
 
+@pytest.mark.slow
 def test_few_labels_are_drawn_or_listed(tmp_path: Path) -> None:
     """The list that a draw writes gives the same training; another list another folder."""
     _pretrained(tmp_path)

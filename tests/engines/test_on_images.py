@@ -45,6 +45,7 @@ def judged(folder: Path, weights: str, **changes: Any) -> tuple[dict[str, Any], 
     return {each["features"]: each["protocols"] for each in report["scores"]}, screen(run)
 
 
+@pytest.mark.slow
 def test_images_of_another_set(tmp_path: Path, trained: str) -> None:
     outside = {"SOURCE": "upright_shapes", "LIMIT": 30}
     found, text = judged(
@@ -77,6 +78,7 @@ def test_all_images_of_another_set(tmp_path: Path, trained: str) -> None:
     assert 20 not in counts
 
 
+@pytest.mark.slow
 def test_two_views_of_each_image(tmp_path: Path, trained: str) -> None:
     found, _ = judged(tmp_path, trained, EVALUATE={"PROTOCOLS": ["view_retrieval"]})
     stores = map(Store.read, (path.parent for path in tmp_path.rglob("manifest.json")))

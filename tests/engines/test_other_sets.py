@@ -49,6 +49,7 @@ def _scores(train: NDArray[np.float64], tested: NDArray[np.float64]) -> NDArray[
     return scores
 
 
+@pytest.mark.slow
 def test_sets_of_a_part_of_the_classes_other_names_and_several_labels(
     tmp_path: Path, trained: str
 ) -> None:

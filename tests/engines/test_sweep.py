@@ -84,6 +84,7 @@ def _heads(folder: Path) -> dict[str, torch.Tensor]:
     return found
 
 
+@pytest.mark.slow
 def test_the_best_head_on_held_out_images_is_tested_once(trained: Path) -> None:
     run = make_run(trained, "sweep", **HEAD_SWEEP)
     sweep(run)

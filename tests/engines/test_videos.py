@@ -123,6 +123,7 @@ def test_squares_are_followed(tmp_path: Path, weights: str, davis: Path) -> None
     assert "J&F" in text
 
 
+@pytest.mark.slow
 def test_what_a_video_lacks_does_not_stop_the_others(
     tmp_path: Path, trained: str, davis: Path
 ) -> None:

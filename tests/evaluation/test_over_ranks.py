@@ -26,6 +26,7 @@ from sslengine.evaluation.retrieval.labelled import retrieval, view_retrieval
 from sslengine.evaluation.samples import Samples, standardisation
 from sslengine.evaluation.store import Store
 from tests.ranks import RankPool
+from tests.tail import slow_but
 
 
 def noisy() -> tuple[Tensor, Tensor]:
@@ -45,7 +46,7 @@ def _retrieved(queries: int, over_ranks: bool) -> list[Outcome]:
     ]
 
 
-@pytest.mark.parametrize("queries", [pytest.param(1, marks=pytest.mark.slow), 75])
+@pytest.mark.parametrize("queries", slow_but([], [1, 75]))
 def test_two_ranks_share_the_queries(two_ranks: RankPool, queries: int) -> None:
     one = _retrieved(queries, over_ranks=False)
     for each in two_ranks.run(_retrieved, queries, True):

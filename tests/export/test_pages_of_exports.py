@@ -121,7 +121,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[P
 @pytest.mark.parametrize(
     ("kind", "to"),
     slow_but(
-        [("rgb", "timm")],
+        [("rgb", "torchvision")],
         [*(("rgb", to) for to in ("timm", "torchvision", "onnx", "pt2")), ("vit", "hf-dinov2"),
          ("vit", "timm"), ("vit", "pt2"),
          *(("range", to) for to in ("timm", "torchvision", "onnx"))],

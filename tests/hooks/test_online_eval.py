@@ -57,6 +57,7 @@ def trained(folder: Path, **changes: Any) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_every_second_phase_and_the_last(tmp_path: Path) -> None:
     found = online(trained(tmp_path, HOOKS__ONLINE_EVAL=ONLINE))
     assert list(found) == [1, 2]
@@ -127,6 +128,7 @@ def on_rank(folder: Path, **changes: Any) -> None:
             DISTRIBUTED__NUM_PROC_PER_NODE=2, OPTIMIZER__num_epochs=2, **changes)  # fmt: skip
 
 
+@pytest.mark.slow
 def test_at_two_ranks(tmp_path: Path, two_ranks: RankPool) -> None:
     watched = {**ONLINE, "IMAGES": 20}
     two_ranks.run(on_rank, tmp_path / "plain")
@@ -146,7 +148,7 @@ def test_killed_and_resumed_at_two_ranks(tmp_path: Path, two_ranks: RankPool) ->
     expect_no_trace(tmp_path / "plain", tmp_path / "cut")
 
 
-@pytest.mark.parametrize("network", ["auto", "student", "teacher"])
+@pytest.mark.parametrize("network", slow_but(["teacher"], ["auto", "student", "teacher"]))
 def test_the_network_that_the_method_is_judged_by(network: str, tmp_path: Path) -> None:
     """DINO's teacher, or its student if it is asked for, as the predictor finds it."""
     options = {"EVERY": 1, "WHAT": ["label_free"], "IMAGES": 24, "LABEL_FREE": ["rankme"],

@@ -105,6 +105,7 @@ def _profile_on_ranks(folder: Path) -> None:
     assert rank() in (0, 1)
 
 
+@pytest.mark.slow
 def test_on_the_ranks_that_are_named(two_ranks: RankPool, tmp_path: Path) -> None:
     two_ranks.run(_profile_on_ranks, tmp_path)
     assert sorted(path.name for path in (tmp_path / "profile").iterdir()) == [

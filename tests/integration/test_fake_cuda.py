@@ -127,7 +127,7 @@ def test_a_log_line_reads_nothing_at_its_step(
 
 
 def _compiled() -> list[Any]:
-    quick = ("cross_entropy_multiple_output_single_target", "mae")
+    quick = ("mae",)
     return [pytest.param(kind, name, id=name, marks=() if name in quick else pytest.mark.slow)
             for kind, name in TRIED]  # fmt: skip
 

@@ -81,7 +81,7 @@ def _features(runs: Path, method: str, network: str, images: Tensor) -> Tensor:
     return features
 
 
-@pytest.mark.parametrize("method", slow_but(["byol"], METHODS))
+@pytest.mark.parametrize("method", slow_but([], METHODS))
 def test_the_report_names_the_network_that_the_method_is_judged_by(runs: Path, method: str) -> None:
     _, _, judged = METHODS[method]
     run = make_run(runs / method, "evaluate", **FROZEN)
@@ -182,6 +182,7 @@ def test_the_predictor_asks_the_same_network_and_says_so(runs: Path) -> None:
     assert found["teacher"].nearest[0].similarity != found["student"].nearest[0].similarity
 
 
+@pytest.mark.slow
 def test_converted_weights_are_of_that_network(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -186,6 +186,7 @@ def test_weights_that_are_collapsed_at_the_start(
     assert "try " not in found
 
 
+@pytest.mark.slow
 def test_weights_that_the_first_epoch_destroys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
