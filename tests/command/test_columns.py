@@ -42,7 +42,7 @@ def datasets_of(config: Any) -> list[SSLDataset]:
             for split in ("TRAIN", "TEST")]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", slow_but(["csv"], ["csv", "parquet"]))
+@pytest.mark.parametrize("kind", slow_but([], ["csv", "parquet"]))
 def test_groups_are_trained_on_or_judged_on(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

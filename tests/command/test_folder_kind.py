@@ -128,6 +128,7 @@ def test_shards_in_the_folder_of_a_split(tmp_path: Path, capfd: pytest.CaptureFi
     assert read(tmp_path, capfd)[0].startswith("12 images, ")
 
 
+@pytest.mark.slow
 def test_arrays_of_one_image_each_keep_their_values(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -50,7 +50,8 @@ def test_a_process_that_is_stopped_is_named_and_killed(tmp_path: Path) -> None:
         _start(_lose_rank_2, tmp_path, signal.SIGSTOP)
     # The agent alone would take 30 seconds more to kill it.
     assert time.time() - (tmp_path / "pid").stat().st_mtime < SILENCE + 30
-    assert "HEARTBEAT_SECONDS" in (tmp_path / "rank1").read_text()
+    # Of ranks 0 and 1 the agent may end one before it has written.
+    assert any("HEARTBEAT_SECONDS" in each.read_text() for each in tmp_path.glob("rank*"))
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
@@ -64,6 +65,7 @@ def _be_slow_and_end_early() -> None:
     process_group.leave()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_slow_rank_is_waited_for_and_one_that_is_done_is_not_lost() -> None:
     _start(_be_slow_and_end_early)

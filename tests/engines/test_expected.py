@@ -128,6 +128,7 @@ def _on_ranks(folder: Path) -> str:
     return "as expected"
 
 
+@pytest.mark.slow
 def test_all_ranks_fail_alike(two_ranks: RankPool, tmp_path: Path) -> None:
     one, two = two_ranks.run(_on_ranks, tmp_path)
     assert one == two

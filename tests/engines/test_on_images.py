@@ -65,6 +65,7 @@ def test_images_of_another_set(tmp_path: Path, trained: str) -> None:
     assert "out_of_set" in text
 
 
+@pytest.mark.slow
 def test_all_images_of_another_set(tmp_path: Path, trained: str) -> None:
     """Also where a share of the test images is judged."""
     share = {**FROZEN["DATA__TEST"], "DATA_LIMIT_SAMPLING": {"SHARE": 0.5}}

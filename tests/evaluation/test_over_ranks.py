@@ -102,7 +102,7 @@ def _among_themselves(rows: int) -> tuple[dict[int, float], dict[int, float], li
     return score.knn, score.knn_top5, notes
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", slow_but([], [2, 4]))
 def test_ranks_share_images_that_are_classified_by_the_others(
     count: int, request: pytest.FixtureRequest
 ) -> None:

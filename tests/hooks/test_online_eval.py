@@ -166,7 +166,7 @@ def test_the_network_that_the_method_is_judged_by(network: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("metric", "mode", "name"),
     slow_but(
-        [("online.knn5", "max", "knn_5")],
+        [],
         [("train.online.uniformity", "min", "uniformity"), ("online.knn5", "max", "knn_5")],
     ),
 )

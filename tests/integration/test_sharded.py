@@ -131,7 +131,7 @@ def test_losses(two_ranks: RankPool, tmp_path: Path, loss: str) -> None:
         _compare(two_ranks, tmp_path, changes, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("way", slow_but(("adamw", "clip"), WAYS))
+@pytest.mark.parametrize("way", slow_but(("clip",), WAYS))
 def test_ways(two_ranks: RankPool, tmp_path: Path, way: str) -> None:
     given = {**SMALL_VIT, **WAYS[way]}
     outcome = _compare(two_ranks, tmp_path, given, rtol=1e-4, atol=1e-6)
@@ -310,6 +310,7 @@ def _with_tests(folder: Path, changes: dict[str, Any]) -> tuple[Outcome, dict[st
     return outcome(task, watch), task.phase_results
 
 
+@pytest.mark.slow
 def test_test_phases_and_hooks(two_ranks: RankPool, tmp_path: Path) -> None:
     changes = {**SMALL_VIT, **SUPERVISED}
     alone, figures = _with_tests(tmp_path, changes)

@@ -390,7 +390,7 @@ def test_initial_weights_reach_the_key_encoder(tmp_path: Path) -> None:
     assert_attached_anew(tmp_path, "key_encoder", **RECIPE)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_queue_and_key_encoder_are_the_same_on_all_ranks(
     tmp_path: Path, ranks: int, request: pytest.FixtureRequest
 ) -> None:

@@ -160,6 +160,7 @@ train(folder, [Hang(), saves, stop])
 """
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", TWICE, str(tmp_path)], stdout=subprocess.PIPE, text=True

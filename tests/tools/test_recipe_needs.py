@@ -26,7 +26,9 @@ SENTENCE = re.compile(
 
 
 # A pass backward costs two forward, a teacher's is forward alone; heads are below 2 %.
-@pytest.mark.parametrize(("recipe", "passes"), [("rotnet", 3), ("byol", 2 * 3 + 2)])
+@pytest.mark.parametrize(
+    ("recipe", "passes"), [("rotnet", 3), pytest.param("byol", 2 * 3 + 2, marks=pytest.mark.slow)]
+)
 def test_operations_are_those_of_torchvisions_table(recipe: str, passes: int) -> None:
     cost = cost_of(resolve([f"config=photos/{recipe}", "config.MACHINE.DEVICE=cpu"]).config)
     assert cost.flops == pytest.approx(passes * 2e9 * RESNET50["_ops"], rel=0.02)

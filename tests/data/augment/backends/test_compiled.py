@@ -235,6 +235,7 @@ def batches(folder: Path, backend: str) -> list[Any]:
     return [batch for epoch in range(2) for batch in feed.batches(epoch)]
 
 
+@pytest.mark.slow
 def test_pillow_alone_does_not_import_numba() -> None:
     code = (
         "import sys, sslengine.data.loading.lean_torchvision;"  # half the time
