@@ -21,6 +21,7 @@ import inspect
 import os
 import pkgutil
 import sys
+import sysconfig
 import traceback
 import types
 from collections.abc import Callable, Iterable, Mapping
@@ -375,14 +376,18 @@ def _expect_not_hidden(module: str, place: str) -> None:
     if is_closed() or not here:  # installed modules come first where a folder is not trusted
         return
     found = Path(getattr(sys.modules[top], "__file__", None) or "")
-    installed = top in sys.stdlib_module_names or {"site-packages", "dist-packages"} & {
-        *found.parts
-    }
+    installed = top in sys.stdlib_module_names or is_installed(found)
     if installed and found.parent.resolve() != here[0].parent.resolve():
         raise ConfigError(
             f"{place}: {top!r} is the module {found if found.name else 'of that name in Python'}, "
             f"not {here[0].absolute()}, which cannot be imported too. Rename the latter."
         )
+
+
+def is_installed(file: Path) -> bool:
+    """Is it a file of Python's, or of a package that was installed? Others are the user's."""
+    packages = {"site-packages", "dist-packages"} & {*file.parts}
+    return bool(packages) or file.is_relative_to(sysconfig.get_path("stdlib"))
 
 
 def _is_missing(error: BaseException, module: str) -> bool:

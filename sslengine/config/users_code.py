@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import sysconfig
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-_STANDARD = Path(sysconfig.get_path("stdlib"))
-_PACKAGES = {"site-packages", "dist-packages"}
+from sslengine.registry import is_installed
+
 _ENGINE = __name__.partition(".")[0]
 
 
@@ -43,7 +42,7 @@ def _add(module: ModuleType, files: set[Path]) -> None:
     """Add the module's file, and those of the user's modules that its names are from."""
     file = Path(getattr(module, "__file__", None) or "")
     ours = module.__name__.partition(".")[0] in (_ENGINE, "__main__")
-    if ours or file in files or not file.is_file() or _is_installed(file):
+    if ours or file in files or not file.is_file() or is_installed(file):
         return
     files.add(file)
     for value in list(vars(module).values()):
@@ -51,7 +50,3 @@ def _add(module: ModuleType, files: set[Path]) -> None:
         for each in (value, used):
             if isinstance(each, ModuleType):
                 _add(each, files)
-
-
-def _is_installed(file: Path) -> bool:
-    return file.is_relative_to(_STANDARD) or bool(_PACKAGES & {*file.parts})

@@ -176,9 +176,10 @@ def _of_images(options: SplitOptions, dataset: SSLDataset, run: Run) -> dict[str
     """What features depend on in addition to the network: the view and the images."""
     view = {key: value for key, value in vars(options).items() if key not in WITHOUT_EFFECT}
     seed = read(run.config, RunOptions).SEED_VALUE
-    images = broadcast_object(hash_here(dataset) if is_primary() else "")
-    code = hash_of_users_code(run.config)
-    return {"view": view, "seed": seed, "images_sha256": images, **code}
+    hashes = {}
+    if is_primary():
+        hashes = {"images_sha256": hash_here(dataset), **hash_of_users_code(run.config)}
+    return {"view": view, "seed": seed, **broadcast_object(hashes)}
 
 
 def _pieces(images: range, size: int) -> list[range]:

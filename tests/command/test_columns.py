@@ -20,7 +20,6 @@ from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import DataOptions
 from sslengine.launch.cli import resolve_all
 from tests.command.photos import SMALL, write_photos, write_table
-from tests.tail import slow_but
 
 NAMES = ["photo", "species", "patient"]
 RUN = ["--method=simclr", "--model=resnet10t", *SMALL]
@@ -42,7 +41,8 @@ def datasets_of(config: Any) -> list[SSLDataset]:
             for split in ("TRAIN", "TEST")]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", slow_but([], ["csv", "parquet"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_groups_are_trained_on_or_judged_on(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,7 +12,6 @@ import pytest
 import sslengine
 from sslengine.command.front import main
 from tests.command.photos import write_photos, write_table
-from tests.tail import slow_but
 
 TYPED = 2
 NAMES = ["site", "species", "photo"]
@@ -52,7 +51,8 @@ def _scores(report: dict[str, Any]) -> list[Any]:
     return [[each["features"], each["knn"], each["linear"]] for each in report["scores"]]
 
 
-@pytest.mark.parametrize("kind", slow_but([], ["csv", "parquet"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_the_scores_of_tables_are_those_of_folders(kind: str, here: Path) -> None:
     """By options, by --set, and of the run's own table without either."""
     wanted = _scores(_judged(here / "run", here / "train", here / "val"))

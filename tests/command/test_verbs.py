@@ -166,7 +166,8 @@ def test_the_config_is_resolved_once(
     assert len(opened) == 3
 
 
-@pytest.mark.parametrize("ending", slow_but([], ["npz", "csv", "parquet"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ["npz", "csv", "parquet"])
 def test_rows_of_several_classes_are_judged(
     ending: str, run: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -257,7 +258,8 @@ def test_a_key_of_the_config_makes_deep_images_readable(
     assert told in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("bands", slow_but([], [1, 4]))
+@pytest.mark.slow
+@pytest.mark.parametrize("bands", [1, 4])
 def test_images_of_other_bands_than_the_run_takes(
     bands: int, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

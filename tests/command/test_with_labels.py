@@ -14,7 +14,6 @@ from sslengine.config.resolve import Resolved
 from sslengine.engines.train import train
 from tests.data.pictures import write_picture
 from tests.engines.runs import make_run
-from tests.tail import slow_but
 
 VIT: dict[str, Any] = {
     "MODEL__TRUNK": {
@@ -37,9 +36,10 @@ def _images(root: Path) -> list[str]:
     return ["--train", str(root / "train"), "--val", str(root / "val")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trunk", "decay", "mixed"),
-    slow_but([], [(VIT, 0.65, True), ({}, 0.7, False)]),
+    [(VIT, 0.65, True), ({}, 0.7, False)],
 )
 def test_the_recipe_fits_the_trunk(
     trunk: dict[str, Any], decay: float, mixed: bool, tmp_path: Path, monkeypatch: Any

@@ -227,7 +227,8 @@ EVERY_SCHEDULE: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("name", "optimizer", "scaled"),
     [
-        *(pytest.param(name, "sgd", n % 2 == 0, marks=pytest.mark.slow if n % 3 else ()) for n, name in enumerate(SCHEDULERS.names())
+        *(pytest.param(name, "sgd", n % 2 == 0, marks=pytest.mark.slow if n % 3 else ())
+          for n, name in enumerate(SCHEDULERS.names())
           if SCHEDULERS.owner(name).startswith("sslengine.")),
         *(("composite", optimizer, scaled)
           for optimizer in ("adamw", "lars") for scaled in (False, True)),

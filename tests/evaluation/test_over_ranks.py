@@ -26,7 +26,6 @@ from sslengine.evaluation.retrieval.labelled import retrieval, view_retrieval
 from sslengine.evaluation.samples import Samples, standardisation
 from sslengine.evaluation.store import Store
 from tests.ranks import RankPool
-from tests.tail import slow_but
 
 
 def noisy() -> tuple[Tensor, Tensor]:
@@ -46,7 +45,8 @@ def _retrieved(queries: int, over_ranks: bool) -> list[Outcome]:
     ]
 
 
-@pytest.mark.parametrize("queries", slow_but([], [1, 75]))
+@pytest.mark.slow
+@pytest.mark.parametrize("queries", [1, 75])
 def test_two_ranks_share_the_queries(two_ranks: RankPool, queries: int) -> None:
     one = _retrieved(queries, over_ranks=False)
     for each in two_ranks.run(_retrieved, queries, True):
@@ -102,7 +102,8 @@ def _among_themselves(rows: int) -> tuple[dict[int, float], dict[int, float], li
     return score.knn, score.knn_top5, notes
 
 
-@pytest.mark.parametrize("count", slow_but([], [2, 4]))
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
 def test_ranks_share_images_that_are_classified_by_the_others(
     count: int, request: pytest.FixtureRequest
 ) -> None:

@@ -135,7 +135,8 @@ def test_a_page_computes_the_features_of_an_image(
     np.testing.assert_allclose(read_page(out, image), expected(run, image), atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", slow_but([], ["deep", "bands", "range", "bands of bytes"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["deep", "bands", "range", "bands of bytes"])
 def test_onnx_of_images_of_more_bits_or_bands(
     kind: str, trained: Callable[[str], tuple[Path, Path]]
 ) -> None:
@@ -188,7 +189,8 @@ def settings_of(page: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     return shown["cfg"].MODEL
 
 
-@pytest.mark.parametrize("kind", slow_but([], ["deep", "bands", "rgb"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["deep", "bands", "rgb"])
 def test_detectron2_normalises_the_values_that_it_gets(
     kind: str, trained: Callable[[str], tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

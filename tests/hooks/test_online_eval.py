@@ -163,12 +163,10 @@ def test_the_network_that_the_method_is_judged_by(network: str, tmp_path: Path) 
     assert online(tmp_path)[last]["rankme"] == pytest.approx(wanted, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("metric", "mode", "name"),
-    slow_but(
-        [],
-        [("train.online.uniformity", "min", "uniformity"), ("online.knn5", "max", "knn_5")],
-    ),
+    [("train.online.uniformity", "min", "uniformity"), ("online.knn5", "max", "knn_5")],
 )
 def test_the_best_checkpoint_by_it(
     metric: str, mode: str, name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

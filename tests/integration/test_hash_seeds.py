@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from tests.integration.command import ROOT, same_weights
-from tests.tail import slow_but
 from tests.teachers import needed
 
 RECIPES = sorted(path.stem for path in (ROOT / "configs" / "quickstart").glob("*.yaml"))
@@ -33,7 +32,8 @@ FEW = {
 }
 
 
-@pytest.mark.parametrize("recipe", slow_but([], RECIPES))
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_processes_with_other_hashes(recipe: str, tmp_path: Path) -> None:
     """DINOv2's final norm serves class tokens and patches: its gradient is a sum of several."""
     command = [sys.executable, "-m", "sslengine", f"config=quickstart/{recipe}", *SMALL]

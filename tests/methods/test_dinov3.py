@@ -27,7 +27,6 @@ from sslengine.trainer import loop
 from tests.engines.runs import make_run
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.methods.test_ibot import OTHER, SCORES, Toy, toy_inputs
-from tests.tail import slow_but
 from tests.task.runs import make_task
 
 # The side of the model's grid and of the Gram teacher's; facebookresearch/dinov3 at commit 6876159:
@@ -254,7 +253,8 @@ SMALL = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("named", slow_but([], [False, True]))
+@pytest.mark.slow
+@pytest.mark.parametrize("named", [False, True])
 def test_resumes_without_the_folder_that_it_started_from(
     named: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,7 +25,6 @@ from sslengine.trainer import loop
 from tests.engines.runs import make_run
 from tests.methods.resuming import KeepState, assert_goes_on_bit_by_bit
 from tests.ranks import RankPool
-from tests.tail import slow_but
 from tests.task.runs import make_task
 from tests.teachers import WIDTH, weights_of_timms
 
@@ -165,7 +164,8 @@ def test_resumes_when_the_teacher_has_moved_and_its_place_is_said(tmp_path: Path
     assert train(make_run(tmp_path / "run", OPTIMIZER__num_epochs=2, **changes, **allowed))
 
 
-@pytest.mark.parametrize("name", slow_but([], ["ibot", "dinov2"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ibot", "dinov2"])
 def test_of_a_teacher_with_several_heads_it_is_that_of_the_class_token(
     name: str, tmp_path: Path
 ) -> None:

@@ -34,7 +34,6 @@ from tests.engines.test_evaluate import FROZEN, SHAPES
 from tests.methods.test_byol import RECIPE as BYOL
 from tests.methods.test_dino import RESNET as DINO
 from tests.methods.test_moco import RECIPE as MOCO
-from tests.tail import slow_but
 from tests.task.runs import make_task, same
 
 Content = dict[str, Any]
@@ -81,7 +80,8 @@ def _features(runs: Path, method: str, network: str, images: Tensor) -> Tensor:
     return features
 
 
-@pytest.mark.parametrize("method", slow_but([], METHODS))
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
 def test_the_report_names_the_network_that_the_method_is_judged_by(runs: Path, method: str) -> None:
     _, _, judged = METHODS[method]
     run = make_run(runs / method, "evaluate", **FROZEN)

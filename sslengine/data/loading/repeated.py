@@ -35,8 +35,11 @@ WARNING = (
 
 
 class RepeatCheck:
-    """Made where the samples are made: in a worker, if there are any, whose copies of objects may
-    open files, and where a part that hangs is noticed. The main process says what it found."""
+    """Makes two samples twice, in the process that makes samples, and compares them.
+
+    That is a worker, if there are any: it has a copy of the objects, which may open files, and
+    WORKER_TIMEOUT ends a part that hangs there. The main process logs the warning.
+    """
 
     def __init__(self, parts: Sequence[str], where: str) -> None:
         self.parts, self.where = parts, where
