@@ -63,7 +63,7 @@ PLATFORMS = $(foreach libc,2_28 2_27 2_17,--platform manylinux_$(libc)_x86_64) -
 # The same for every Python. A test compares both lists with what the engine and its tests ask for.
 PURE = anyio antlr4-python3-runtime==4.9.3 classy-vision click cloudpickle execnet fvcore h11 \
   httpcore2 httpx2 huggingface-hub hydra-core idna iniconfig iopath joblib lightly markdown-it-py \
-  mdurl narwhals omegaconf packaging pluggy portalocker pygments pytest pytest-timeout pytest-xdist \
+  mdurl narwhals omegaconf==2.3.1 packaging pluggy portalocker pygments pytest pytest-timeout pytest-xdist \
   rich sortedcontainers submitit tabulate termcolor threadpoolctl timm tqdm truststore yacs
 COMPILED = hf-xet hypothesis llvmlite numba pyyaml safetensors scikit-learn scipy simplejpeg
 gpu:

@@ -102,6 +102,7 @@ def run_tests(given: argparse.Namespace, report: Report) -> None:
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.jsonl"
         command = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "tests.gpu.results"]
+        command += ["-W", "default"]  # other versions of packages warn of other things
         if given.tiny:
             command += [FIRST[0], "-k", "simsiam"]
         else:

@@ -130,9 +130,10 @@ class CapiLoss(Method):
             weight, clusters = next(trunk.patch_embed.parameters()), self.options.num_clusters
             self.predictor = Predictor(self.options, trunk.embed_dim).to(weight)
             self.head = CosineScores(self.predictor.width, clusters).to(weight)
-            self.clusters = nn.Linear(trunk.embed_dim, clusters).to(weight)
-            nn.init.normal_(self.clusters.weight)
+            self.clusters = nn.Linear(trunk.embed_dim, clusters)
+            nn.init.normal_(self.clusters.weight)  # on the CPU: on each device the same numbers
             nn.init.zeros_(self.clusters.bias)
+            self.clusters.to(weight)
 
     def multipliers(self) -> Mapping[str, Multiplier]:
         options = self.options

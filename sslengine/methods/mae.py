@@ -38,6 +38,7 @@ from sslengine.models.trunks.patches import (
     split_patches,
 )
 from sslengine.models.trunks.vision_transformer import VisionTransformer
+from sslengine.precision import as_full
 from sslengine.registry import register_model
 
 
@@ -132,7 +133,7 @@ class MaskedAutoencoder(nn.Module):
         if self.options.NORMALIZE_PIXELS:
             mean, deviation = _statistics(target)
             target = (target - mean) / deviation
-        error = F.mse_loss(reconstructed.float(), target.float(), reduction="none").mean(-1)
+        error = F.mse_loss(*as_full((reconstructed, target)), reduction="none").mean(-1)
         return (error * hidden).sum() / hidden.sum()
 
     @torch.no_grad()

@@ -9,7 +9,8 @@ import copy
 import logging
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from sslengine.checkpoint.rng import rng_state, seed_all, set_rng_state
 from sslengine.distributed.collectives import gather_objects
@@ -219,7 +220,7 @@ def _load_rank_state(task: Any, ranks: list[dict[str, Any]]) -> None:
     if len(ranks) == world_size():
         mine = ranks[rank()]
         for meter in task.meters:
-            meter.load_state_dict(mine["meters"][meter.name])
+            meter.load_state_dict(_on(task.device, mine["meters"][meter.name]))
         set_rng_state(mine["rng"])
         if task.compression is not None:
             task.compression.load_state_dict(mine.get("compression", {}), task.device)
@@ -232,9 +233,14 @@ def _load_rank_state(task: Any, ranks: list[dict[str, Any]]) -> None:
         seed_all(task.progress.iteration * 1000 + rank())
         if rank() == 0:
             for meter in task.meters:
-                meter.load_sum([each["meters"][meter.name] for each in ranks])
+                meter.load_sum([_on(task.device, each["meters"][meter.name]) for each in ranks])
     if hasattr(task.loss, "load_rank_state"):
         _load_loss_rank_state(task.loss, ranks)
+
+
+def _on(device: Any, state: Any) -> Any:
+    """Tensors of a file are on the CPU; a meter adds its batches to them."""
+    return tree_map(lambda each: each.to(device) if isinstance(each, Tensor) else each, state)
 
 
 def _load_loss_rank_state(loss: Any, ranks: list[dict[str, Any]]) -> None:

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,25 @@ def quickstart(name: str, device: str = NAME) -> Spec:
 
 def trained(spec: Spec, folder: Path, resume_from: Path | None = None) -> Outcome:
     return run(spec, folder, resume_from)
+
+
+@contextmanager
+def nothing_waits() -> Iterator[None]:
+    """CUDA raises an error where the host waits for the device."""
+    if not IS_CUDA:
+        yield
+        return
+    expect_no_waiting()
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def expect_no_waiting() -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
+        torch.cuda.set_sync_debug_mode("error")
 
 
 @pytest.fixture

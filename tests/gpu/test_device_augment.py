@@ -1,4 +1,4 @@
-"""The device's part of augmentation on a GPU: the values of a CPU, and nobody waits."""
+"""The device's part of augmentation on a GPU: the values of a CPU, and the host does not wait."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from tests.data.augment.backends.device.cases import Kernel, kernel_of, noise
 from tests.data.augment.backends.device.test_blur import blur, radii
 from tests.data.augment.backends.device.test_colour import ALL, colours
 from tests.data.augment.lists import LISTS
+from tests.gpu.place import nothing_waits
 
 pytestmark = [
     pytest.mark.gpu,
@@ -101,11 +102,8 @@ def test_the_host_does_not_wait(overlap: bool) -> None:
     loaded = list(some._loader.batches())
     opened = [group for batch in loaded for group in backend.opened(batch["data"])]
     assert all(group.schedule.which.is_pinned() for group in opened)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_waits():
         made = list(on_device(loaded, torch.device("cuda"), overlap, arrival))
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert all(image.is_cuda for batch in made for image in images(batch))
 
 
@@ -121,8 +119,5 @@ def test_a_schedule_runs_without_waiting() -> None:
         tables={code: table.cuda() for code, table in todo.tables.items()},
     )
     pixels = torch.cat([parcels.cuda()[:, :, :32]] * 2)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_waits():
         run(moved, pixels)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from sslengine.hooks.events import Hook
 from sslengine.testing import runs
 from sslengine.trainer import loop
-from tests.gpu.place import IS_CUDA, NAME, QUICK, needs_a_gpu, quickstart
+from tests.gpu.place import NAME, QUICK, needs_a_gpu, nothing_waits, quickstart
 
 pytestmark = needs_a_gpu
 
@@ -21,19 +22,18 @@ WARM_UP = 2  # libraries initialize themselves
 
 
 class NoWaiting(Hook):
-    """From the third step on."""
+    """From the third step to the last: the phase's end reads the meters."""
+
+    def __init__(self, exits: ExitStack) -> None:
+        self.exits = exits
 
     def on_step_start(self, task: Any) -> None:
-        if task.iteration >= WARM_UP and IS_CUDA:
-            torch.cuda.set_sync_debug_mode("error")
+        if task.iteration == WARM_UP:
+            self.exits.enter_context(nothing_waits())
 
-    def on_phase_end(self, task: Any) -> None:
-        _waiting_is_fine()
-
-
-def _waiting_is_fine() -> None:
-    if IS_CUDA:
-        torch.cuda.set_sync_debug_mode("default")
+    def on_step(self, task: Any) -> None:
+        if task.iteration == STEPS:
+            self.exits.close()
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -44,9 +44,7 @@ def test_a_step_waits_for_nothing(name: str, tmp_path: Path) -> None:
         "DATA.TRAIN.DATA_LIMIT": 4 * STEPS,
     }
     resolved = quickstart(name).having(values).resolve()
-    task = runs.build(resolved, tmp_path, [NoWaiting()], torch.device(NAME))
-    try:
+    with ExitStack() as exits:
+        task = runs.build(resolved, tmp_path, [NoWaiting(exits)], torch.device(NAME))
         loop.run(task)
-    finally:
-        _waiting_is_fine()
     assert task.iteration == STEPS

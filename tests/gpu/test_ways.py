@@ -42,6 +42,7 @@ def test_mixed_precision(name: str, values: dict[str, Any], tmp_path: Path) -> N
     assert math.isclose(half.losses[0], full.losses[0], rel_tol=NEAR, abs_tol=NEAR)
 
 
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # by full_float32
 @pytest.mark.parametrize("name", WAYS)
 def test_compiled(name: str, tmp_path: Path, full_float32: None) -> None:
     compiled = trained(quickstart(name).having(COMPILED), tmp_path / "compiled")
@@ -65,7 +66,11 @@ def deterministic() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.parametrize("name", QUICK)
+# Crops of two sizes and learned positions: torch has no deterministic kernel that resamples them.
+RESAMPLED = ("dinov2", "ibot", "msn")
+
+
+@pytest.mark.parametrize("name", [name for name in QUICK if name not in RESAMPLED or not IS_CUDA])
 def test_a_resumed_run_is_equal_to_the_bit(name: str, tmp_path: Path, deterministic: None) -> None:
     """Needs CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment, which `make gpu` sets."""
     saved = {"CHECKPOINT.CHECKPOINT_ITER_FREQUENCY": SAVED_AT}

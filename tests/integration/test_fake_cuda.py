@@ -6,6 +6,7 @@ Every method and every train step at a small size, in each precision and form: o
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from sslengine.checkpoint.snapshot import to_host
@@ -29,7 +31,9 @@ from sslengine.monitor.writers import Record, Writer
 from sslengine.services.checkpointing import checkpoint_state
 from sslengine.services.metrics import LogMetrics
 from sslengine.services.order import Services
+from sslengine.task import build
 from sslengine.task.run_state import Reading
+from sslengine.task.state import get_state
 from sslengine.task.task import SelfSupervisionTask
 from sslengine.testing import Contract
 from tests.config.recipes import resolved
@@ -38,6 +42,7 @@ from tests.contracts.test_methods import METHODS, MODELS_SMALL
 from tests.contracts.test_train_steps import STEPS
 from tests.data.augment.lists import LISTS
 from tests.integration.test_configs import QUICK, TWO_STEPS
+from tests.tail import slow_but
 from tests.teachers import needed
 
 fake_cuda = pytest.importorskip("tests.fake_cuda", reason="this torch has no FakeTensorMode")
@@ -227,6 +232,7 @@ def test_features_are_computed_on_the_gpu(tmp_path: Path) -> None:
     assert {each.layers["head"].device.type for each in found} == {"cpu"}
 
 
+RESUMED = (*TESTED, "moco_loss", "simclr_info_nce_loss", "dinov2_loss")
 SAVED = ("simclr_info_nce_loss", "byol_loss", "moco_loss", "deepclusterv2_loss", "dinov2_loss")
 
 
@@ -261,6 +267,52 @@ def test_a_checkpoint_waits_once(
     assert 0 < copies.started <= len(there)
     assert waited_after == [copies.started] == [sum(pinned)] == [len(pinned)]
     assert not any(fake_cuda.is_there(each) for each in tree_leaves(snapshot))
+
+
+@pytest.mark.parametrize("name", slow_but([TESTED[0]], RESUMED))
+def test_a_step_after_a_resume_stays_on_the_gpu(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within a phase, so that meters go on from sums of a file, whose tensors are on the CPU."""
+    begun, resumed = (task_of(with_tests(name), tmp_path / each) for each in ("begun", "resumed"))
+    begun.prepare()
+    begun.on_start()
+    begun.start_phase()
+    begun.on_phase_start()
+    begun.step()
+    state = get_state(begun, deep_copy=True)
+    monkeypatch.setattr("sslengine.task.state.set_rng_state", lambda _: None)
+    with fake_cuda.on_cuda(resumed) as mode:
+        with fake_cuda.Answers():
+            resumed.set_classy_state(tree_map(partial(_of_a_file, mode), state))
+        with fake_cuda.NothingOfTheHost():
+            resumed.step()
+        with fake_cuda.Answers():
+            assert all(each.value() for each in resumed.meters)
+
+
+class _NothingDrawn(TorchDispatchMode):
+    """Raises where random numbers are drawn on the device of the model."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        draws = torch.Tag.nondeterministic_seeded in func.tags
+        result = func(*args, **(kwargs or {}))
+        assert not (draws and result.device.type == "meta"), func
+        return result
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_draws_its_first_values_on_the_host(name: str) -> None:
+    """A seed gives the same values on each device, to which the model is moved before."""
+    config, cpu = small("method", name, {}).config, torch.device("cpu")
+    model = build.build_base_model(config, cpu).to("meta")
+    loss = build.build_loss(config, 16, cpu, [8])
+    with _NothingDrawn():
+        build.attach(config, loss, model)
+
+
+def _of_a_file(mode: Any, value: Any) -> Any:
+    return mode.from_tensor(value) if isinstance(value, Tensor) else value
 
 
 def _none_of_the_host(value: Any) -> Any:

@@ -3,6 +3,7 @@
 
     python tools/perf_measurement/bench_gpu.py --out gpu.json         all of it, some minutes
     python tools/perf_measurement/bench_gpu.py --case simclr --batch 256
+    python tools/perf_measurement/bench_gpu.py --case --recipes photos/dino photos/mae
 
 SimCLR and MoCo with a ResNet-50, DINO and MAE with a ViT-S/16, in bfloat16 and channels-last: our
 step with the default hooks on a batch in the GPU's memory, and a loop written by hand (for SimCLR
@@ -11,6 +12,7 @@ memory, the operations that torch counts and their share of the card's peak in b
 cards in PEAKS, or --tflops). Then SimCLR from JPEG files, beside a loop by hand with torchvision's
 and with lightly's transforms; the time of each stage of a step; SimCLR with one switch changed at
 a time; and the other methods from JPEG files, by loader workers alone and with the GPU's help.
+--recipes: our step of recipes as they are written, on a batch in the GPU's memory.
 
 Contestants take turns, and the median of the rounds counts. One that fails, for want of memory
 say, has its error as its row. `--device cpu --tiny` tries the tool itself.
@@ -60,7 +62,7 @@ MAE_SMALL = [
     "config.MODEL.TRUNK.VISION_TRANSFORMERS.MLP_DIM=1536",
 ]
 CUDNN_BENCHMARK = "torch.backends.cudnn.benchmark"
-# The switches: what is changed for a row of the ablation.
+# The switches: what is changed for a row of the ablation, of the first case.
 SWITCHES: dict[str, dict[str, str]] = {
     "as it is": {},
     "float32": {"MACHINE.PRECISION": "fp32"},
@@ -82,8 +84,10 @@ PEAKS = {
     "L4": 121.0,
 }
 HALF = ("bf16", "fp16")
+PARTS = ("memory", "files", "stages", "switches")
 WARM_UP = 5  # steps that are not counted
 TURN = 10  # steps; the engine logs once in so many
+FEW = 20  # batches of an epoch: some methods look at all images first
 
 
 Rows = list[dict[str, Any]]
@@ -98,10 +102,9 @@ class Ours(by_hand.Begun):
         values = {"MACHINE.PRECISION": "bf16", CUDNN_BENCHMARK: "true", **changed}
         self.tries = values.pop(CUDNN_BENCHMARK) == "true"
         self.precision = values["MACHINE.PRECISION"]
-        words = [f"config={CASES[case]}", *_sizes(case, given)]
-        config = resolve(
-            [*words, *(f"config.{key}={value}" for key, value in values.items())]
-        ).config
+        words = [f"config={CASES.get(case, case)}", *_sizes(case, given)]
+        words += [f"config.{key}={value}" for key, value in values.items()]
+        config = resolve(words).config
         self.folder = tempfile.TemporaryDirectory(prefix="bench_gpu_")  # deleted with this object
         self.task = TASKS.get(config.TRAINER.TASK_NAME)(config, Path(self.folder.name), self.device)
         self.begin()
@@ -361,6 +364,20 @@ def stages(case: str, given: argparse.Namespace) -> Rows:
     return [failed]
 
 
+def as_written(recipe: str, given: argparse.Namespace) -> dict[str, Any]:
+    """Our step of a recipe with its own batch, and the GPU's memory that is then in use."""
+    batch = resolve([f"config={recipe}"]).config.DATA.TRAIN.BATCHSIZE_PER_REPLICA
+    own = argparse.Namespace(**{**vars(given), "batch": 2 if given.tiny else batch})
+    own.set = [*given.set, f"config.DATA.TRAIN.DATA_LIMIT={FEW * own.batch}"]
+    if given.device.startswith("cuda"):
+        torch.cuda.empty_cache()
+    (row,) = race({recipe: partial(Ours, recipe, own, {})}, own)
+    if given.device.startswith("cuda"):
+        free, total = torch.cuda.mem_get_info(given.device)
+        row["used_gb"] = (total - free) / 1e9
+    return row
+
+
 def in_memory(case: str, given: argparse.Namespace) -> Rows:
     makers: dict[str, Callable[[], Any]] = {
         "sslengine": partial(Ours, case, given, {}),
@@ -379,24 +396,28 @@ def measured(given: argparse.Namespace) -> dict[str, Rows]:
         results.setdefault(title, []).extend(rows)
         _show(title, results, given)
 
+    cases = {part: given.case if part in given.parts else [] for part in PARTS}
     with tempfile.TemporaryDirectory() as folder:
         count = 2 * given.batch if given.tiny else 8192
         files = argparse.Namespace(**{**vars(given), "jpegs": _jpegs(Path(folder), count)})
-        for case in given.case:
+        for case in cases["memory"]:
             add(case, in_memory(case, given))
-        first, others = given.case[:1], given.case[1:]
-        add("files", from_files(first, files))
-        for case in given.case:
+        for recipe in given.recipes:
+            add("recipes", [as_written(recipe, given)])
+        for case in cases["files"][:1]:
+            add("files", from_files([case], files))
+        for case in cases["stages"]:
             add("stages", stages(case, given))
-        for name, changed in islice(SWITCHES.items(), 3 if given.tiny else None):
-            add("switches", race({name: partial(Ours, "simclr", given, changed)}, given))
-        for case in others:
+        for case in cases["switches"][:1]:
+            for name, changed in islice(SWITCHES.items(), 3 if given.tiny else None):
+                add("switches", race({name: partial(Ours, case, given, changed)}, given))
+        for case in cases["files"][1:]:
             add("files", from_files([case], files))
     return results
 
 
-COLUMNS = ("name", "batch", "images_per_s", "ms", "gpu_ms", "launches", "peak_gb", "tflop", "mfu",
-           "error")  # fmt: skip
+COLUMNS = ("name", "batch", "images_per_s", "ms", "gpu_ms", "launches", "peak_gb", "used_gb", "tflop",
+           "mfu", "error")  # fmt: skip
 
 
 def table(rows: Rows) -> str:
@@ -426,6 +447,8 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--case", choices=CASES, nargs="*", default=list(CASES))
+    parser.add_argument("--parts", choices=PARTS, nargs="*", default=list(PARTS))
+    parser.add_argument("--recipes", nargs="*", default=[], help="photos/dino, and others")
     parser.add_argument("--batch", type=int, default=256, help="images of a step")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=14, help="that read JPEG files")

@@ -11,6 +11,7 @@ from sslengine.data.augment.arrival import Arrival
 from sslengine.data.augment.backends.pil import PilBackend
 from sslengine.data.augment.finish import CPU, Finish
 from sslengine.data.loading.device_prefetch import on_device, one_ahead
+from tests.gpu.place import nothing_waits
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 5])
@@ -89,16 +90,13 @@ def test_on_a_gpu_batches_arrive_whole_and_in_order_without_waiting(overlap: boo
         for number in range(8)
     ]
     sums, crops = [], []
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_waits():
         for batch in on_device(batches, device, overlap):
             busy = torch.ones(2048, 2048, device=device)
             for _ in range(8):
                 busy = busy @ busy / 2048
             sums.append((batch["data"][0].sum() / (1 << 20), batch["data_idx"][0]))
             crops.append([crop.mean() for crop in batch["crops"][0]])
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert [float(mean) for mean, _ in sums] == list(range(8))
     assert [list(map(float, means)) for means in crops] == [[float(n)] * 2 for n in range(8)]
     assert [int(index) for _, index in sums] == list(range(8))
@@ -115,15 +113,12 @@ def test_on_a_gpu_images_are_finished_without_waiting(overlap: bool) -> None:
     pixels = [torch.randint(256, (64, 3, 96, 96), dtype=torch.uint8) for _ in range(6)]
     batches = [{"data": [each.pin_memory()], "data_idx": [torch.zeros(1)]} for each in pixels]
     given = []
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_waits():
         for batch in on_device(batches, device, overlap, arrival):
             busy = torch.ones(2048, 2048, device=device)
             for _ in range(8):
                 busy = busy @ busy / 2048
             given.append(batch["data"][0])
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     for each, images in zip(pixels, given, strict=True):
         torch.testing.assert_close(images.cpu(), finish.on(CPU)(each), rtol=0, atol=0)
 
