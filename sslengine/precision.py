@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
@@ -273,6 +274,12 @@ def set_kernels(choice: str, benchmark: bool, deterministic: bool) -> None:
     cudnn.benchmark = benchmark or (choice == "auto" and not deterministic)
     if choice:
         cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = choice != "fp32"
+
+
+def set_deterministic() -> None:
+    """Of all of torch. cuBLAS reads its variable when it is first used."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
 
 
 def _torch_amp(device: torch.device, dtype: torch.dtype, scaler: Mapping[str, Any]) -> TorchAmp:

@@ -95,7 +95,8 @@ def machine(device: str) -> dict[str, str]:
 
 # What can be said on a GPU alone comes first.
 FIRST = ("tests/gpu/test_waits.py", "tests/gpu/test_methods.py", "tests/gpu")
-AT_ONCE = 4  # processes: most of a small test is spent on the host
+# Processes: most of a small test is spent on the host.
+AT_ONCE = max(2, min(14, (os.cpu_count() or 2) - 2))
 
 
 def run_tests(given: argparse.Namespace, report: Report) -> None:

@@ -112,15 +112,19 @@ class MachineOptions:
 @section("REPRODUCIBILITY")
 @dataclass
 class ReproducibilityOptions:
-    # Deterministic kernels on the GPU (VISSL's spelling).
+    # Deterministic kernels of cuDNN, the GPU's convolutions (VISSL's spelling).
     CUDDN_DETERMINISTIC: bool = False
+    # Deterministic kernels of all of torch: on a GPU too a resumed run is equal bit by bit. An
+    # operation that has none is an error, such as crops of two sizes with learned positions.
+    DETERMINISTIC: bool = False
     # Let cuDNN time its kernels for each new input size and use the fastest. Runs are then not
     # reproducible bit by bit.
     CUDNN_BENCHMARK: bool = False
 
     def check(self) -> Iterator[str]:
-        if self.CUDDN_DETERMINISTIC and self.CUDNN_BENCHMARK:
-            yield "CUDNN_BENCHMARK: cannot be combined with CUDDN_DETERMINISTIC."
+        for key in ("CUDDN_DETERMINISTIC", "DETERMINISTIC"):
+            if getattr(self, key) and self.CUDNN_BENCHMARK:
+                yield f"CUDNN_BENCHMARK: cannot be combined with {key}."
 
 
 @section("TRAINER", components=TRAIN_STEPS)

@@ -32,7 +32,7 @@ from sslengine.engines.run import Run
 from sslengine.errors import FolderInUseError, LaunchError, Preempted
 from sslengine.export.at_end import write_weights
 from sslengine.monitor.log_file import close_log, open_log
-from sslengine.precision import set_kernels
+from sslengine.precision import set_deterministic, set_kernels
 from sslengine.registry import ENGINES, load_plugins
 from sslengine.trust import closed
 
@@ -55,7 +55,10 @@ def _run_rank(resolved: Resolved, join: bool) -> None:
     folder = run_folder(config)
     machine, kernels = read(config, MachineOptions), read(config, ReproducibilityOptions)
     device = pick_device(machine.DEVICE)
-    set_kernels(machine.PRECISION, kernels.CUDNN_BENCHMARK, kernels.CUDDN_DETERMINISTIC)
+    of_cudnn = kernels.CUDDN_DETERMINISTIC or kernels.DETERMINISTIC
+    set_kernels(machine.PRECISION, kernels.CUDNN_BENCHMARK, of_cudnn)
+    if kernels.DETERMINISTIC:
+        set_deterministic()
     _set_threads(config, device)
     workers = read(config, DataOptions).NUM_DATALOADER_WORKERS
     if workers and options.MULTI_PROCESSING_METHOD == "forkserver":

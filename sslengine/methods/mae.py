@@ -133,7 +133,8 @@ class MaskedAutoencoder(nn.Module):
         if self.options.NORMALIZE_PIXELS:
             mean, deviation = _statistics(target)
             target = (target - mean) / deviation
-        error = F.mse_loss(*as_full((reconstructed, target)), reduction="none").mean(-1)
+        made, wanted = as_full((reconstructed, target))
+        error = F.mse_loss(made, wanted, reduction="none").mean(-1)
         return (error * hidden).sum() / hidden.sum()
 
     @torch.no_grad()

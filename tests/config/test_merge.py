@@ -114,7 +114,7 @@ def test_a_section_that_is_null_by_default() -> None:
     [
         ({"OPTIMZER": {"num_epochs": 1}}, "config.OPTIMZER: unknown key. Did you mean 'OPTIMIZER'? Set by file0.yaml."),
         ({"OPTIMIZER": {"num_epoch": 1}}, "config.OPTIMIZER.num_epoch: unknown key. Did you mean 'num_epochs'?"),
-        ({"REPRODUCIBILITY": {"zzzzz": 1}}, "config.REPRODUCIBILITY.zzzzz: unknown key. Known: CUDDN_DETERMINISTIC, CUDNN_BENCHMARK."),
+        ({"REPRODUCIBILITY": {"zzzzz": 1}}, "config.REPRODUCIBILITY.zzzzz: unknown key. Known: CUDDN_DETERMINISTIC, CUDNN_BENCHMARK, DETERMINISTIC."),
         ({"OPTIMIZER": {"num_epochs": "ten"}}, "config.OPTIMIZER.num_epochs: expected int, got 'ten'. Set by file0.yaml."),
         ({"SEED_VALUE": 1.5}, "config.SEED_VALUE: expected int, got 1.5."),
         ({"TEST_MODEL": "perhaps"}, "config.TEST_MODEL: expected bool, got 'perhaps'."),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +64,28 @@ def test_kernels_are_chosen_as_the_config_says(
     both = {"CUDDN_DETERMINISTIC": True, "CUDNN_BENCHMARK": True}
     with pytest.raises(ConfigError, match="CUDNN_BENCHMARK: cannot be combined with CUDDN_DET"):
         resolved(**changes, REPRODUCIBILITY=both)
+
+
+def test_all_of_torch_can_be_deterministic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuBLAS reads its variable when it is first used."""
+    seen: list[Any] = []
+    cudnn = torch.backends.cudnn
+    monkeypatch.setattr(cudnn, "deterministic", False)
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setattr(
+        "sslengine.launch.rank.open_log",
+        lambda *_: seen.extend(
+            (torch.are_deterministic_algorithms_enabled(), cudnn.deterministic, cudnn.benchmark)
+        ),
+    )
+    changes = {"CHECKPOINT__DIR": str(tmp_path), "DATA__TRAIN__DATA_LIMIT": 3}
+    run = resolved(**changes, REPRODUCIBILITY={"DETERMINISTIC": True}, MACHINE__PRECISION="auto")
+    try:
+        with pytest.raises(SSLEngineError):
+            run_rank(run, join=False)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert seen == [True, True, False]
+    assert os.environ.pop("CUBLAS_WORKSPACE_CONFIG") == ":4096:8"
+    with pytest.raises(ConfigError, match="CUDNN_BENCHMARK: cannot be combined with DETERMINISTIC"):
+        resolved(REPRODUCIBILITY={"DETERMINISTIC": True, "CUDNN_BENCHMARK": True})
