@@ -22,6 +22,7 @@ from sslengine.config.places import Places
 from sslengine.config.sections import (
     fields_of,
     keys_beside,
+    move,
     new_node,
     put_in,
     typed_nodes,
@@ -85,6 +86,6 @@ def keep_chosen(config: DictConfig) -> None:
             own = {field.name for field in dataclasses.fields(cls)}
             for name in fields_of(kept).keys() & fields_of(node).keys():
                 if name in own or node[name] is not None:
-                    kept[name] = node[name]
+                    move(node, name, kept)
             parent, _, last = path.removeprefix(".").rpartition(".")
             put_in(OmegaConf.select(config, parent) if parent else config, last, kept)

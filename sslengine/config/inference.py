@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -16,6 +16,7 @@ from sslengine.config.facts import run_facts, unique_names, world_size
 from sslengine.config.hold_out import values_of_test
 from sslengine.config.lr_scaling import optimizers, scale_schedule, with_peak
 from sslengine.config.merge import Merged
+from sslengine.config.objects import to_object
 from sslengine.config.reference_world_size import scale_to_ranks
 from sslengine.config.sharding import expect_no_conflict, sharding_values
 from sslengine.config.views import expect_views
@@ -186,10 +187,10 @@ def _loss_options(config: DictConfig) -> Iterator[Derived]:
     name = component_key(config.LOSS.name)
     node = config.LOSS.get(name) if name else None
     if hasattr(OmegaConf.get_type(node), "infer"):
-        options = OmegaConf.to_object(node)
-        before = dataclasses.asdict(options)  # type: ignore[call-overload,arg-type]
-        options.infer(run_facts(config))  # type: ignore[union-attr]
-        after = dataclasses.asdict(options)  # type: ignore[call-overload,arg-type]
+        options = to_object(cast(DictConfig, node))
+        before = dataclasses.asdict(options)
+        options.infer(run_facts(config))
+        after = dataclasses.asdict(options)
         yield from _changes(f"LOSS.{name}", before, after, f"by {name} from the run")
 
 

@@ -31,7 +31,7 @@ from sslengine.config.sections import (
     typed_nodes,
     with_all,
 )
-from sslengine.config.stored import Path, is_secret, texts_of_environment
+from sslengine.config.stored import Path, interpolations, is_secret, texts_of_environment
 from sslengine.errors import ConfigError, UntrustedError, listing, nearest
 from sslengine.registry import ENGINES, Registry, component_key
 
@@ -90,7 +90,8 @@ def merge(
         if is_secret(path[-1]) or not is_fixed(".".join(map(str, path)))
     }
     try:
-        OmegaConf.resolve(root)
+        if any(interpolations(root)):
+            OmegaConf.resolve(root)
     except OmegaConfBaseException as error:
         raise ConfigError(f"cannot resolve an interpolation: {error}") from error
     return merged

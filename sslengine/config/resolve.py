@@ -27,6 +27,7 @@ from sslengine.config.stored import Path
 from sslengine.config.unused_sections import warn_of_unused_sections
 from sslengine.errors import ConfigError
 from sslengine.registry import load_plugins
+from sslengine.startup import without_garbage_collection
 from sslengine.trust import Opened, closed
 
 
@@ -79,6 +80,11 @@ def freeze(composition: Composition, judged: bool = False) -> Resolved:
     judged: nothing is trained, so nothing is said of the length of its training.
     """
     load_plugins(_plugins(composition))
+    with without_garbage_collection():  # thousands of nodes, of which most are kept
+        return _frozen(composition, judged)
+
+
+def _frozen(composition: Composition, judged: bool) -> Resolved:
     merged = merge(composition, partial(_check_plain, composition))
     settle_schedules(merged, composition)  # again, for schedules in the options of components
     places = Places(merged, composition)

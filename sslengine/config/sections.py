@@ -25,14 +25,14 @@ import pickle
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache, lru_cache
-from types import MappingProxyType
+from functools import lru_cache
 from typing import Any, TypeVar, cast
 
 from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
 from sslengine.config.components import Made, is_of_signature, options_of
+from sslengine.config.objects import fields, object_of_own_keys, to_object
 from sslengine.errors import ConfigError, nearest
 from sslengine.registry import Registry
 
@@ -226,14 +226,7 @@ def fields_of(node: DictConfig) -> Mapping[str, dataclasses.Field[Any]]:
     """Return the dataclass fields of a typed node; none for a dict without a dataclass."""
     # What OmegaConf.get_type and items_ex give, at a tenth of the time: this runs a thousand times.
     cls: Any = node._metadata.object_type if isinstance(node._content, dict) else None
-    return _fields(cls)
-
-
-@cache
-def _fields(cls: type[Any] | None) -> Mapping[str, dataclasses.Field[Any]]:
-    if cls is None or not dataclasses.is_dataclass(cls):
-        return MappingProxyType({})
-    return MappingProxyType({field.name: field for field in dataclasses.fields(cls)})
+    return fields(cls)
 
 
 def element_type(node: DictConfig) -> type[Any] | None:
@@ -263,11 +256,11 @@ def as_objects(
     there yet, each node by itself, and those that fail are left out.
     """
     try:
-        whole = OmegaConf.to_object(root)
+        whole = to_object(root)
     except OmegaConfBaseException:
         for path, node in nodes:
             with suppress(OmegaConfBaseException):
-                yield path, OmegaConf.to_object(node)
+                yield path, to_object(node)
         return
     for path, _ in nodes:
         found: Any = whole
@@ -293,14 +286,19 @@ def put_in(parent: DictConfig, key: str, node: DictConfig) -> None:
         parent[key] = node
 
 
+def move(node: DictConfig, key: str, other: DictConfig) -> None:
+    """Take a node out of one that is not needed any more, into one of the same field."""
+    taken: Any = node._get_node(key)
+    taken._set_parent(other)
+    other._content[key] = taken  # type: ignore[index,call-overload]
+
+
 def read(config: DictConfig, cls: type[C]) -> C:
     """Return a section of the config as an object of its dataclass."""
     path = next(path for path, each in _SECTIONS.items() if each is cls)
     if path:
-        return cast(C, OmegaConf.to_object(OmegaConf.select(config, path)))
-    # Of the config itself, its own keys: it would be converted with all its sections.
-    own: Any = OmegaConf.to_object(OmegaConf.masked_copy(config, [*_fields(cast(Any, cls))]))
-    return cls(**own)
+        return cast(C, to_object(OmegaConf.select(config, path)))
+    return cast(C, object_of_own_keys(config, cls))
 
 
 def replaced(config: DictConfig, values: Mapping[str, Any]) -> DictConfig:
@@ -322,7 +320,7 @@ def sections_of(given: Sequence[str], kinds: Sequence[type[Any]]) -> list[Any]:
             merged = OmegaConf.merge(tree, typed)
     except OmegaConfBaseException as error:
         raise ConfigError(f"--set: expected a key of {', '.join(paths)}: {error}") from error
-    found: list[Any] = [OmegaConf.to_object(OmegaConf.select(merged, path)) for path in paths]
+    found: list[Any] = [to_object(OmegaConf.select(merged, path)) for path in paths]
     problems = [f"config.{path}.{each}" for path, one in zip(paths, found) for each in one.check()]
     if problems:
         raise ConfigError("\n".join(problems))

@@ -67,7 +67,7 @@ def texts_of_environment(root: DictConfig) -> dict[Path, str]:
     """Return the interpolations that read the environment, directly or through other values."""
     found = {}
     with _env_reads() as reads:
-        for path, node, key in _interpolations(root, ()):
+        for path, node, key in interpolations(root):
             reads.clear()
             try:
                 value = node[key]
@@ -78,16 +78,15 @@ def texts_of_environment(root: DictConfig) -> dict[Path, str]:
     return found
 
 
-def _interpolations(node: Any, path: Path) -> Iterator[tuple[Path, Any, Any]]:
-    keys = list(node.keys()) if isinstance(node, DictConfig) else range(len(node))
-    for key in keys:
-        child = node._get_node(key)
-        if child is None or child._is_none() or child._is_missing():
-            continue
-        if child._is_interpolation():
+def interpolations(node: Any, path: Path = ()) -> Iterator[tuple[Path, Any, Any]]:
+    """Of the tree: path, the node that has it, and its key there."""
+    content = node._content
+    entries = [*content.items()] if isinstance(content, dict) else [*enumerate(content or ())]
+    for key, child in entries:
+        if isinstance(child, (DictConfig, ListConfig)) and not isinstance(child._content, str):
+            yield from interpolations(child, (*path, key))
+        elif child._is_interpolation():
             yield (*path, key), node, key
-        elif isinstance(child, (DictConfig, ListConfig)):
-            yield from _interpolations(child, (*path, key))
 
 
 @contextmanager

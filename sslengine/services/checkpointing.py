@@ -127,7 +127,15 @@ def _results(task: TaskView) -> dict[str, Any]:
 
 
 def _digest(config: Any) -> str:
-    return hashlib.sha256(OmegaConf.to_yaml(config, sort_keys=True).encode()).hexdigest()
+    """Of the values: not of the order in which keys were written."""
+    text = json.dumps(_with_text_keys(OmegaConf.to_container(config)), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _with_text_keys(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _with_text_keys(each) for key, each in value.items()}
+    return [_with_text_keys(each) for each in value] if isinstance(value, list) else value
 
 
 def _final_name(task: TaskView) -> str:
