@@ -99,7 +99,8 @@ def main(arguments: Sequence[str]) -> int:
         raise ConfigError("--train, --val: give both, or none of them.")
     trusted = given.trust_config
     values, notes = _images(given) if given.train else _own_images(given)
-    opened = open_run(given.run, overrides(values), trusted=trusted, judged=True)
+    said = [*overrides(values), *typed(given.values)]
+    opened = open_run(given.run, said, trusted=trusted, judged=True)
     _expect_writable(given.run)
     on_machine = import_dotted("sslengine.command.judging_machine:of_machine")
     machine, note = on_machine(given, opened.config)
@@ -194,7 +195,8 @@ def _columns(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
 def _own_images(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """Of the run: labels if its source knows them, a fifth as test images if it has none."""
     values = _own_columns(given, "TRAIN")
-    opened = open_run(given.run, overrides(values), trusted=given.trust_config, judged=True)
+    said = [*overrides(values), *typed(given.values)]
+    opened = open_run(given.run, said, trusted=given.trust_config, judged=True)
     data = read(opened.config, DataOptions)
     splits = ("TRAIN", "TEST")
     if data.TEST.DATA_SOURCES:

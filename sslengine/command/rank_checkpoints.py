@@ -25,6 +25,7 @@ from sslengine.predictor.predictor import Predictor
 from sslengine.registry import load_plugins
 
 FEW = 6  # checkpoints
+AGREEMENTS = ("Spearman [95 %]", "Kendall [95 %]", "Spearman, linear")
 
 
 def rank(given: argparse.Namespace) -> int:
@@ -118,19 +119,23 @@ def _show(paths: list[str], networks: list[str], rows: list[Row], notes: list[st
     console = console if console.is_terminal else Console(width=200)
     for number, (path, network) in enumerate(zip(paths, networks, strict=True), 1):
         console.print(f"{number}  {path} ({network})", soft_wrap=True, highlight=False)
-    table = Table("metric", "best", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("metric", min_width=max(len(row.name) for row in rows))
+    table.add_column("best")
     for number in range(1, len(paths) + 1):
         table.add_column(str(number), justify="right")
-    for name in ("order", "Spearman [95 %]", "Kendall [95 %]", "Spearman, linear"):
+    agrees = any(row.spearman or row.kendall or row.linear for row in rows)
+    for name in ("order", *(AGREEMENTS if agrees else ())):
         table.add_column(name)
     for row in rows:
         order = " ".join(str(number + 1) for number in row.order)
         values = (f"{each.value:.4g}" if each.defined else "-" for each in row.values)
-        agreements = map(_interval, (row.spearman, row.kendall, row.linear))
-        table.add_row(row.name, row.best or "", *values, order, *agreements)
+        found = map(_interval, (row.spearman, row.kendall, row.linear) if agrees else ())
+        table.add_row(row.name, row.best or "", *values, order, *found)
     console.print(table)
     for note in notes:
-        console.print(f"note: {note}", soft_wrap=True, highlight=False, markup=False)
+        whole = not console.is_terminal
+        console.print(f"note: {note}", soft_wrap=whole, highlight=False, markup=False)
 
 
 def _interval(found: Interval | None) -> str:

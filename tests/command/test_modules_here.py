@@ -72,6 +72,7 @@ VERBS = {
     "predict": ["run", "images/class0/00.png", "--nearest=0"],
     "replay": ["run"],
 }  # fmt: skip
+OWN_IMAGES = {"judge": ["run", "--workers=0"]}
 TYPED = {verb: ["--set", "PLUGINS=[my_metrics]"] for verb in VERBS}
 TYPED["replay"] = ["config.PLUGINS=[my_metrics]"]
 
@@ -85,6 +86,15 @@ def test_a_plugin_that_is_typed_is_found(verb: str, here: Path) -> None:
     if verb == "judge":
         report = json.loads((here / "run" / "evaluation.json").read_text())
         assert "mean_norm" in report["scores"][0]["label_free"]
+
+
+@pytest.mark.parametrize("verb", slow_but(["judge"], VERBS))
+def test_a_plugin_of_a_run_that_is_typed_again_is_trusted(verb: str, here: Path) -> None:
+    """And what the run names besides is not."""
+    name_it_in_the_run(here)
+    done = command(here, verb, *OWN_IMAGES.get(verb, VERBS[verb]), *TYPED[verb])
+    assert done.returncode == 0, done.stderr
+    assert (here / "imported").exists()
 
 
 @pytest.mark.parametrize("verb", slow_but(["predict"], VERBS))
