@@ -48,6 +48,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--resume", type=Path, metavar="FILE", help="store verdicts here, and resume"
     )
+    parser.add_argument(
+        "--trust-config", action="store_true", help="let the config.yaml of a run run code"
+    )
     documents.add_json(parser, "print all verdicts as one JSON document")
     return parser
 

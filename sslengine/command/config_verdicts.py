@@ -29,7 +29,8 @@ from sslengine.command import documents
 from sslengine.command.new_file import expect_writable
 from sslengine.config.compose import compose
 from sslengine.config.files import readable_path
-from sslengine.config.resolve import Resolved, resolve
+from sslengine.config.resolve import Resolved
+from sslengine.config.run_folder import open_named
 from sslengine.config.yaml_text import load
 from sslengine.data.options import OF_ENCODED_SOURCES, SplitOptions
 from sslengine.errors import OutputError, SSLEngineError
@@ -37,6 +38,7 @@ from sslengine.services.order import Services
 from sslengine.task import build
 from sslengine.task.task import SelfSupervisionTask
 from sslengine.trainer import loop
+from sslengine.trust import closed
 
 PRELOADED = ["torchvision", "timm", "sslengine.catalog", "sslengine.task.task"]
 STEPS = 2
@@ -117,6 +119,7 @@ class Trial:
     root: Path
     train: bool
     overrides: tuple[str, ...] = ()
+    trusted: bool = False  # the config.yaml of a run's folder
 
 
 @dataclass(frozen=True)
@@ -206,9 +209,11 @@ def attempt(trial: Trial) -> None:
     """Raise an error if the composition is wrong."""
     engine = engine_argument(trial.arguments, trial.root)
     small = for_this_machine(trial.arguments, trial.root) if trial.train else []
-    run = resolve([*trial.arguments, *engine, *small, *trial.overrides], [str(trial.root)])
+    arguments = [*trial.arguments, *engine, *small, *trial.overrides]
+    run = open_named(arguments, [str(trial.root)], trial.trusted)
     trains = trial.train and run.engine_name == "train"
-    (train_two_steps if trains else build_without_memory)(run)
+    with closed(run.opened):
+        (train_two_steps if trains else build_without_memory)(run)
 
 
 def engine_argument(arguments: Sequence[str], root: Path) -> list[str]:
@@ -351,7 +356,7 @@ def check(file: File, runs: Sequence[File], options: argparse.Namespace, worker:
     choices = compositions(file, runs)[:MOST_BASES]
     verdicts: list[Verdict] = []
     for arguments in choices:
-        trial = Trial(arguments, file.root, options.train, tuple(options.set))
+        trial = Trial(arguments, file.root, options.train, tuple(options.set), options.trust_config)
         verdicts.append(worker.judge(trial, options.timeout))
         if not verdicts[-1].problem:
             return verdicts[-1]
@@ -409,7 +414,7 @@ class Kept:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._path: Path | None = options.resume
-        self._how = f"{options.train} {options.set}"
+        self._how = f"{options.train} {options.set} {options.trust_config}"
         self._known: dict[tuple[str, ...], Verdict] = {}
         if self._path is None:
             return

@@ -51,6 +51,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--config-dir", action="append", default=[], metavar="DIR")
     add("--image-size", type=int, default=224,
         help="side of the images on which outputs are compared")  # fmt: skip
+    add("--trust-config", action="store_true", help="allow a run's config.yaml to run code")
     add("--trust-pickle", action="store_true", help="allow the weights file to run code")
     return parser
 

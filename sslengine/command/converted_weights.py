@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from omegaconf import DictConfig
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from sslengine import catalog  # noqa: F401 - declares all names
 from sslengine.command.convert import OWN
 from sslengine.command.networks import expect_known
-from sslengine.config.resolve import resolve
+from sslengine.config.run_folder import open_named
 from sslengine.config.sections import read
 from sslengine.errors import CheckpointError, ConfigError, DoesNotFitError, listing
 from sslengine.export.twins import filled
@@ -36,6 +37,7 @@ from sslengine.models.weights import (
     model_state,
     vissl_state,
 )
+from sslengine.trust import closed
 
 # Rounding of float32 sums in another order; a wrong tensor differs by far more.
 TOLERANCE = 1e-4
@@ -137,8 +139,12 @@ def convert(options: argparse.Namespace) -> list[str]:
         if form and form not in OWN:
             library, _, name = form.partition(":")
             expect_known(library, name, option)
-    config = resolve(options.config, options.config_dir).config
+    run = open_named(options.config, options.config_dir, options.trust_config)
+    with closed(run.opened):
+        return _converted(options, run.config)
 
+
+def _converted(options: argparse.Namespace, config: DictConfig) -> list[str]:
     def settings(heads: bool = True, network: str = AUTO) -> ModelOptions:
         chosen = read(config, ModelOptions)
         chosen.WEIGHTS_INIT.NETWORK = network

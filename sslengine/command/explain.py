@@ -37,6 +37,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--views", type=int, metavar="N", help="of each image in the picture (at least 8)"
     )
+    parser.add_argument("--trust-config", action="store_true", help="allow config.yaml to run code")
     documents.add_json(parser)
     return parser
 

@@ -24,7 +24,7 @@ from torchvision.transforms import Normalize
 
 from sslengine import catalog
 from sslengine.command import documents
-from sslengine.config.resolve import resolve
+from sslengine.config.run_folder import open_named
 from sslengine.config.sections import read
 from sslengine.data.augment.backends.base import Backend
 from sslengine.data.augment.explain import explain, why_floats
@@ -41,6 +41,7 @@ from sslengine.data.sources.base import DataSource
 from sslengine.data.sources.shapes import draw_shape
 from sslengine.errors import ConfigError, DataError, SSLEngineError
 from sslengine.registry import COLLATORS
+from sslengine.trust import closed
 
 WIDTH, HEIGHT, QUALITY = 500, 375, 90  # of generated JPEGs
 SEED, CPU = 0, torch.device("cpu")
@@ -350,9 +351,9 @@ def run(given: argparse.Namespace) -> int:
     if not console.is_terminal:
         console = Console(stderr=given.json, width=120)
     torch.set_num_threads(1)
-    run = resolve(given.overrides, given.config_dir)
+    run = open_named(given.overrides, given.config_dir, given.trust_config)
     data = read(run.config, DataOptions)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, closed(run.opened):
         name, backend = f"{run.name}, {given.split}", data.AUGMENT_BACKEND
         with documents.apart(given.json):
             subject = open_subject(data, given.split, Path(folder), max(given.count, given.images))

@@ -69,16 +69,17 @@ def open_run(
 
 def run_of(arguments: Sequence[str], config_dirs: Sequence[str]) -> Path | None:
     """Return the run's folder if a command selects its config.yaml by --config-dir, else None."""
-    if not any(_selects_config_yaml(each) for each in arguments):
-        return None
-    folders = (Path(each) for each in config_dirs if (Path(each) / "config.yaml").is_file())
-    folder = next(folders, None)
+    chosen = [each.partition("=")[2] for each in arguments if _selects_config_yaml(each)]
+    folders = (Path(each, name).parent for name in chosen[:1] for each in config_dirs)
+    folder = next((each for each in folders if (each / "config.yaml").is_file()), None)
     is_run = folder is not None and any((folder / name).exists() for name in _RUN_ENTRIES)
     return folder if is_run else None
 
 
 def _selects_config_yaml(argument: str) -> bool:
-    return argument.removesuffix(".yaml") == "config=config"
+    """config=config, or config=mine/config: of a run in the folder."""
+    key, _, name = argument.removesuffix(".yaml").partition("=")
+    return key == "config" and Path(name).name == "config"
 
 
 def open_named(

@@ -39,6 +39,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 TOOLS: dict[str, Callable[[list[str]], int]] = {
     "predict": partial(run, "predict"), "replay": partial(run, "replay"), "command": cli.main,
+    "explain": partial(run, "explain"), "convert": partial(run, "convert"),
 }  # fmt: skip
 
 
@@ -75,6 +76,12 @@ class Place:
         if tool == "command":
             named = ["config=config", "--config-dir", str(self.run), "engine_name=evaluate"]
             return [*named, f"config.CHECKPOINT.DIR='{self.run}'", *arguments]
+        if tool == "explain":
+            return ["config=run/config", "--config-dir", str(self.run.parent), *arguments]
+        if tool == "convert":
+            weights = str(next((self.run / "checkpoints").glob("model_final*.torch")))
+            wanted = ["--from", weights, "--to", "vissl", "--out", str(self.run.parent / "made")]
+            return ["config=config", "--config-dir", str(self.run), *wanted, *arguments]
         return [str(self.run), *([str(self.image)] if tool == "predict" else []), *arguments]
 
 
@@ -130,6 +137,11 @@ def transform_that_is_called(p: Place) -> None:
     """By a class of Python's own that writes a file."""
     entry = {"name": "zipfile:ZipFile", "file": str(p.mark), "mode": "w"}
     p.change(DATA__TEST__TRANSFORMS=[entry])
+
+
+def transform_that_is_called_in_training(p: Place) -> None:
+    entry = {"name": "zipfile:ZipFile", "file": str(p.mark), "mode": "w"}
+    p.change(DATA__TRAIN__TRANSFORMS=[entry])
 
 
 def source(p: Place) -> None:
@@ -247,6 +259,8 @@ CASES: list[tuple[str, Callable[[Place], None], tuple[str, ...]]] = [
     )),
     *(("replay", each, ()) for each in (hook_that_is_called, weights_that_are_trusted, other_node)),
     *(("command", each, ()) for each in (plugin, interpolation, defaults)),
+    *(("explain", each, ()) for each in (plugin, transform_that_is_called_in_training)),
+    *(("convert", each, ()) for each in (plugin, trunk)),
     ("predict", plugin, ("--set", "config.SEED_VALUE=1")),
     ("replay", plugin, ("config.SEED_VALUE=0,1",)),
     ("replay", file_on_top, ("+config/deep=other",)),
@@ -330,6 +344,19 @@ def test_the_predictor_of_python_asks_the_same(place: Place) -> None:
     assert not place.mark.exists()
     with pytest.raises(Exception, match="code was run"):
         Predictor(place.run, trust_config=True)
+    assert place.mark.exists()
+
+
+def test_a_check_of_a_folder_with_runs_asks_the_same(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each in a process that finds modules here."""
+    plugin(place)
+    place.patch.setenv("PYTHONPATH", str(place.run.parent))
+    assert run("check", [str(place.run.parent), "--jobs=1"]) == 1
+    assert "names Python code" in "".join(capsys.readouterr())
+    assert not place.mark.exists()
+    run("check", [str(place.run.parent), "--jobs=1", "--trust-config"])
     assert place.mark.exists()
 
 
