@@ -64,8 +64,9 @@ def _of(node: Container, values: dict[Any, Any]) -> Any:
         made = cls(**first)
     except TypeError as error:
         raise _LeftToOmegaConfError from error
-    for key in values.keys() - first.keys():
-        setattr(made, key, values[key])
+    for key, value in values.items():
+        if key not in first:
+            setattr(made, key, value)
     return made
 
 

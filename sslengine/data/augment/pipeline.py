@@ -116,6 +116,11 @@ class Step:
                 f"{self.where} failed on sample {sample['data_idx'][0]}: "
                 f"{type(error).__name__}: {error}{_why_not_pil(sample['data'])}"
             ) from error
+        if any(image is None for image in sample["data"]):
+            raise DataError(
+                f"{self.where} returned None for sample {sample['data_idx'][0]}. Expected the image "
+                f"that takes the place of the one it was given."
+            )
 
 
 def _why_not_pil(images: Sequence[Any]) -> str:

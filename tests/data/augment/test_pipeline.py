@@ -159,3 +159,14 @@ def test_a_failure_names_the_transform_and_the_sample() -> None:
     broken = {**sample(), "data": [np.zeros((1, 1, 2, 2)), 0]}
     with pytest.raises(DataError, match=r"here.0 \(ToTensor\) failed on sample 3: ValueError: pic"):
         pipeline(broken)
+
+
+class Forgets:
+    def __call__(self, value: int) -> None:
+        """Returns nothing."""
+
+
+def test_a_transform_that_returns_nothing_is_named_and_not_the_next() -> None:
+    entries = [{"name": f"{HERE}:Forgets"}, {"name": f"{HERE}:Add"}]
+    with pytest.raises(DataError, match=r"here.0 \(.*Forgets\) returned None for sample 3"):
+        Pipeline(entries, "here")({"data": [1], "data_idx": [3]})
