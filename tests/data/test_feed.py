@@ -5,6 +5,7 @@ import os
 import random
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -356,3 +357,12 @@ def test_dropping_test_samples_is_refused_aloud(caplog: pytest.LogCaptureFixture
 def test_more_than_one_batch_can_hold() -> None:
     with pytest.raises(DataError, match=r"22 samples, fewer than the global batch of 64"):
         feed(DROP_LAST=True, BATCHSIZE_PER_REPLICA=32, world_size=2)
+
+
+def _forgets(samples: Any) -> None:
+    """Returns nothing."""
+
+
+def test_a_collator_that_returns_nothing_is_named() -> None:
+    with pytest.raises(DataError, match=r"the collator _forgets returned None"):
+        collate_seeded(partial(_forgets), Samples([], 3, [(0, 0)]))

@@ -118,8 +118,8 @@ class Step:
             ) from error
         if any(image is None for image in sample["data"]):
             raise DataError(
-                f"{self.where} returned None for sample {sample['data_idx'][0]}. Expected the image "
-                f"that takes the place of the one it was given."
+                f"{self.where} returned None for sample {sample['data_idx'][0]}. Expected the "
+                f"image that takes the place of the one it was given."
             )
 
 

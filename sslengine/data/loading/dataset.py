@@ -77,6 +77,10 @@ def collate_seeded(collate: Callable[[Sequence[Sample]], T], samples: Samples) -
     with _main_process_streams():
         seed_batch(samples.seed, samples.key)
         batch = collate(samples)
+    if batch is None:
+        made_of = getattr(collate, "func", collate)  # with its parameters, a partial
+        name = getattr(made_of, "__name__", type(made_of).__name__)
+        raise DataError(f"the collator {name} returned None. Expected a batch, such as a dict.")
     if samples.unreadable and isinstance(batch, dict):
         batch[UNREADABLE] = torch.tensor(samples.unreadable)
     return batch
