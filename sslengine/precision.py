@@ -108,7 +108,7 @@ class TorchAmp(Precision):
         return torch.autocast(self.device.type, dtype=self.dtype)
 
     def as_full(self, output: Any) -> Any:
-        return as_full(output)
+        return _as_full(output)
 
     def backward(
         self,
@@ -154,7 +154,7 @@ class ApexAmp(Precision):
         return cast(optim.Optimizer, self._optimizer)
 
     def as_full(self, output: Any) -> Any:
-        return as_full(output)
+        return _as_full(output)
 
     def backward(
         self,
@@ -173,14 +173,13 @@ class ApexAmp(Precision):
             self._amp.load_state_dict(state)
 
 
-def as_full(output: Any) -> Any:
-    """Half-precision tensors in float32, others unchanged."""
+def _as_full(output: Any) -> Any:
     if isinstance(output, Tensor):
         return output.float() if output.dtype in (torch.float16, torch.bfloat16) else output
     if isinstance(output, (list, tuple)):
-        return type(output)(as_full(each) for each in output)
+        return type(output)(_as_full(each) for each in output)
     if isinstance(output, dict):
-        return {key: as_full(each) for key, each in output.items()}
+        return {key: _as_full(each) for key, each in output.items()}
     return output
 
 

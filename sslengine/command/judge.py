@@ -99,7 +99,7 @@ def main(arguments: Sequence[str]) -> int:
         raise ConfigError("--train, --val: give both, or none of them.")
     trusted = given.trust_config
     values, notes = _images(given) if given.train else _own_images(given)
-    said = [*overrides(values), *typed(given.values)]
+    said = [*overrides(values), *_typed_plugins(given)]
     opened = open_run(given.run, said, trusted=trusted, judged=True)
     _expect_writable(given.run)
     on_machine = import_dotted("sslengine.command.judging_machine:of_machine")
@@ -195,7 +195,7 @@ def _columns(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
 def _own_images(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """Of the run: labels if its source knows them, a fifth as test images if it has none."""
     values = _own_columns(given, "TRAIN")
-    said = [*overrides(values), *typed(given.values)]
+    said = [*overrides(values), *_typed_plugins(given)]
     opened = open_run(given.run, said, trusted=given.trust_config, judged=True)
     data = read(opened.config, DataOptions)
     splits = ("TRAIN", "TEST")
@@ -220,6 +220,11 @@ def _own_images(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
         return values, []
     note = columns.without_labels(data.TRAIN.DATA_PATHS[0], columns.of_set(given.values))
     return values, [note] if note else []
+
+
+def _typed_plugins(given: argparse.Namespace) -> list[str]:
+    """Named by the user, so that they are imported although the run names them too."""
+    return [each for each in typed(given.values) if each.startswith("config.PLUGINS=")]
 
 
 def _own_columns(given: argparse.Namespace, split: str) -> dict[str, Any]:

@@ -141,6 +141,11 @@ class _Class(ABCMeta):
             return _Name(path)
         raise TorchNeeded(path)
 
+    def __subclasscheck__(cls, other: type[Any]) -> bool:
+        """What torch's own derive from is not known: `torch.nn:CrossEntropyLoss` is a Module."""
+        of_torch = all("of_torch" in vars(each) for each in (cls, other))
+        return of_torch or super().__subclasscheck__(other)
+
     @property
     def __signature__(cls) -> inspect.Signature | None:
         owner = vars(next(each for each in cls.__mro__ if "__init__" in vars(each)))
