@@ -248,6 +248,20 @@ def test_between_the_decoders_blocks_is_float32_under_autocast() -> None:
     assert not torch.equal(seen[-1], seen[-1].bfloat16().float())
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (torch.float64, torch.float64),
+        (torch.float32, torch.float32),
+        (torch.bfloat16, torch.float32),
+    ],
+)
+def test_the_loss_is_in_float32_at_least(given: torch.dtype, expected: torch.dtype) -> None:
+    model, batch = make(), images().to(given)
+    made = torch.zeros(3, noise().shape[1], 3 * PATCH**2, dtype=given)
+    assert model.loss(batch, made, torch.ones_like(noise()).to(given)).dtype == expected
+
+
 def test_weight_decay_as_timm_2021_set_it() -> None:
     """None on what has one dimension and on biases; the tokens decay (optim_factory)."""
     config = resolve(["config=quickstart/mae"]).config
