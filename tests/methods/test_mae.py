@@ -259,7 +259,7 @@ def test_between_the_decoders_blocks_is_float32_under_autocast() -> None:
 def test_the_loss_is_in_float32_at_least(given: torch.dtype, expected: torch.dtype) -> None:
     model, batch = make(), images().to(given)
     made = torch.zeros(3, noise().shape[1], 3 * PATCH**2, dtype=given)
-    assert model.loss(batch, made, torch.ones_like(noise()).to(given)).dtype == expected
+    assert model.loss(batch, made, torch.ones_like(noise())).dtype == expected
 
 
 def test_weight_decay_as_timm_2021_set_it() -> None:
