@@ -108,7 +108,7 @@ class TorchAmp(Precision):
         return torch.autocast(self.device.type, dtype=self.dtype)
 
     def as_full(self, output: Any) -> Any:
-        return _as_full(output)
+        return as_full(output)
 
     def backward(
         self,
@@ -154,7 +154,7 @@ class ApexAmp(Precision):
         return cast(optim.Optimizer, self._optimizer)
 
     def as_full(self, output: Any) -> Any:
-        return _as_full(output)
+        return as_full(output)
 
     def backward(
         self,
@@ -173,13 +173,14 @@ class ApexAmp(Precision):
             self._amp.load_state_dict(state)
 
 
-def _as_full(output: Any) -> Any:
+def as_full(output: Any) -> Any:
+    """The output with its half-precision tensors in float32."""
     if isinstance(output, Tensor):
         return output.float() if output.dtype in (torch.float16, torch.bfloat16) else output
     if isinstance(output, (list, tuple)):
-        return type(output)(_as_full(each) for each in output)
+        return type(output)(as_full(each) for each in output)
     if isinstance(output, dict):
-        return {key: _as_full(each) for key, each in output.items()}
+        return {key: as_full(each) for key, each in output.items()}
     return output
 
 
@@ -276,7 +277,7 @@ def set_kernels(choice: str, benchmark: bool, deterministic: bool) -> None:
 
 
 def set_deterministic() -> None:
-    """Of all of torch. cuBLAS reads its variable when it is first used."""
+    """Take deterministic kernels in all of torch. cuBLAS reads its variable at its first use."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
 

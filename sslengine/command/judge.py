@@ -223,7 +223,7 @@ def _own_images(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
 
 
 def _typed_plugins(given: argparse.Namespace) -> list[str]:
-    """Named by the user, so that they are imported although the run names them too."""
+    """The user trusts them by typing them, also where the run's config names them."""
     return [each for each in typed(given.values) if each.startswith("config.PLUGINS=")]
 
 

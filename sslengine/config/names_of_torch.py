@@ -142,7 +142,8 @@ class _Class(ABCMeta):
         raise TorchNeeded(path)
 
     def __subclasscheck__(cls, other: type[Any]) -> bool:
-        """What torch's own derive from is not known: `torch.nn:CrossEntropyLoss` is a Module."""
+        """The bases of torch's own classes are not known: each is taken for any other's subclass,
+        as CrossEntropyLoss for a Module."""
         of_torch = all("of_torch" in vars(each) for each in (cls, other))
         return of_torch or super().__subclasscheck__(other)
 

@@ -287,7 +287,7 @@ def put_in(parent: DictConfig, key: str, node: DictConfig) -> None:
 
 
 def move(node: DictConfig, key: str, other: DictConfig) -> None:
-    """Take a node out of one that is not needed any more, into one of the same field."""
+    """Move a key's node from a section that is dropped into another that has the same key."""
     taken: Any = node._get_node(key)
     taken._set_parent(other)
     other._content[key] = taken  # type: ignore[index,call-overload]

@@ -79,7 +79,7 @@ def texts_of_environment(root: DictConfig) -> dict[Path, str]:
 
 
 def interpolations(node: Any, path: Path = ()) -> Iterator[tuple[Path, Any, Any]]:
-    """Of the tree: path, the node that has it, and its key there."""
+    """Yield the path of each, the node that it is in, and its key in that node."""
     content = node._content
     entries = [*content.items()] if isinstance(content, dict) else [*enumerate(content or ())]
     for key, child in entries:

@@ -38,6 +38,7 @@ from sslengine.models.trunks.patches import (
     split_patches,
 )
 from sslengine.models.trunks.vision_transformer import VisionTransformer
+from sslengine.precision import as_full
 from sslengine.registry import register_model
 
 
@@ -132,7 +133,8 @@ class MaskedAutoencoder(nn.Module):
         if self.options.NORMALIZE_PIXELS:
             mean, deviation = _statistics(target)
             target = (target - mean) / deviation
-        error = F.mse_loss(_full(reconstructed), _full(target), reduction="none").mean(-1)
+        made, wanted = as_full((reconstructed, target))
+        error = F.mse_loss(made, wanted, reduction="none").mean(-1)
         return (error * hidden).sum() / hidden.sum()
 
     @torch.no_grad()
@@ -211,11 +213,6 @@ def _initialise(module: nn.Module) -> None:
         nn.init.xavier_uniform_(module.weight)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
-
-
-def _full(values: Tensor) -> Tensor:
-    """In float32 at least."""
-    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def _statistics(patches: Tensor) -> tuple[Tensor, Tensor]:

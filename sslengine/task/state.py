@@ -239,7 +239,8 @@ def _load_rank_state(task: Any, ranks: list[dict[str, Any]]) -> None:
 
 
 def _on(device: Any, state: Any) -> Any:
-    """Tensors of a file are on the CPU; a meter adds its batches to them."""
+    """The state with its tensors on the device. Those of a file are on the CPU, and a meter adds
+    the next batches to them."""
     return tree_map(lambda each: each.to(device) if isinstance(each, Tensor) else each, state)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from sslengine import startup
 from sslengine.errors import ConfigError, SSLEngineError
 from sslengine.launch.rank import run_rank
+from sslengine.task.task import SelfSupervisionTask
 from tests.config.recipes import resolved
 
 
@@ -67,25 +68,25 @@ def test_kernels_are_chosen_as_the_config_says(
 
 
 def test_all_of_torch_can_be_deterministic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """cuBLAS reads its variable when it is first used."""
-    seen: list[Any] = []
-    cudnn = torch.backends.cudnn
+    """In a whole run. cuBLAS reads its variable when it is first used."""
+    cudnn, seen, started = torch.backends.cudnn, [], SelfSupervisionTask.on_start
     monkeypatch.setattr(cudnn, "deterministic", False)
+    monkeypatch.setattr(cudnn, "benchmark", False)
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     monkeypatch.setattr(
-        "sslengine.launch.rank.open_log",
-        lambda *_: seen.extend(
+        SelfSupervisionTask, "on_start",
+        lambda task: seen.append(
             (torch.are_deterministic_algorithms_enabled(), cudnn.deterministic, cudnn.benchmark)
-        ),
-    )
-    changes = {"CHECKPOINT__DIR": str(tmp_path), "DATA__TRAIN__DATA_LIMIT": 3}
-    run = resolved(**changes, REPRODUCIBILITY={"DETERMINISTIC": True}, MACHINE__PRECISION="auto")
+        ) or started(task),
+    )  # fmt: skip
+    changes = {"CHECKPOINT__DIR": str(tmp_path), "MACHINE__PRECISION": "auto"}
     try:
-        with pytest.raises(SSLEngineError):
-            run_rank(run, join=False)
+        run_rank(resolved(**changes, REPRODUCIBILITY={"DETERMINISTIC": True}), join=False)
     finally:
         torch.use_deterministic_algorithms(False)
-    assert seen == [True, True, False]
-    assert os.environ.pop("CUBLAS_WORKSPACE_CONFIG") == ":4096:8"
+        variable = os.environ.pop("CUBLAS_WORKSPACE_CONFIG", "")
+    assert seen == [(True, True, False)]
+    assert variable == ":4096:8"
+    assert (tmp_path / "checkpoints" / "checkpoint.torch").exists()
     with pytest.raises(ConfigError, match="CUDNN_BENCHMARK: cannot be combined with DETERMINISTIC"):
         resolved(REPRODUCIBILITY={"DETERMINISTIC": True, "CUDNN_BENCHMARK": True})

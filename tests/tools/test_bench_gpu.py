@@ -83,3 +83,23 @@ def test_a_step_has_the_kernels_of_its_row(precision: str, tf32: bool, kernels: 
     )
     ours.step()
     assert seen == [tf32, tf32, False]
+
+
+def test_a_recipe_as_it_is_written_and_no_other_part() -> None:
+    words = ["--device=cpu", "--tiny", "--case", "--recipes", "quickstart/simsiam"]
+    results = bench_gpu.main(words)
+    assert list(results) == ["recipes"]
+    (row,) = results["recipes"]
+    assert (row["name"], row["batch"]) == ("quickstart/simsiam", 2)
+    assert row["ms"] > 0
+    assert "used_gb" not in row  # of a GPU
+
+
+def test_the_parts_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for part in ("in_memory", "from_files", "stages"):
+        monkeypatch.setattr(bench_gpu, part, lambda *_, part=part: [{"name": part}])
+    asked = ["--device=cpu", "--tiny", "--case", "simclr", "mae", "--parts", "memory", "stages"]
+    results = bench_gpu.main(asked)
+    assert {title: len(rows) for title, rows in results.items()} == {
+        "simclr": 1, "mae": 1, "stages": 2,
+    }  # fmt: skip

@@ -23,10 +23,12 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import shutil
 import statistics
 import sys
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -87,7 +89,9 @@ HALF = ("bf16", "fp16")
 PARTS = ("memory", "files", "stages", "switches")
 WARM_UP = 5  # steps that are not counted
 TURN = 10  # steps; the engine logs once in so many
-FEW = 200  # batches of an epoch: an end would count, and some methods look at all images first
+# Batches of an epoch of a recipe: its end is not measured, and methods that look at all images
+# before they train need not wait long.
+FEW = 200
 
 
 Rows = list[dict[str, Any]]
@@ -105,8 +109,9 @@ class Ours(by_hand.Begun):
         words = [f"config={CASES.get(case, case)}", *_sizes(case, given)]
         words += [f"config.{key}={value}" for key, value in values.items()]
         config = resolve(words).config
-        self.folder = tempfile.TemporaryDirectory(prefix="bench_gpu_")  # deleted with this object
-        self.task = TASKS.get(config.TRAINER.TASK_NAME)(config, Path(self.folder.name), self.device)
+        folder = Path(tempfile.mkdtemp(prefix="bench_gpu_"))
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self.task = TASKS.get(config.TRAINER.TASK_NAME)(config, folder, self.device)
         self.begin()
         if not given.jpegs:
             self.batch = self.task.next_batch()
@@ -399,7 +404,8 @@ def measured(given: argparse.Namespace) -> dict[str, Rows]:
     cases = {part: given.case if part in given.parts else [] for part in PARTS}
     with tempfile.TemporaryDirectory() as folder:
         count = 2 * given.batch if given.tiny else 8192
-        files = argparse.Namespace(**{**vars(given), "jpegs": _jpegs(Path(folder), count)})
+        jpegs = _jpegs(Path(folder), count) if cases["files"] else ""
+        files = argparse.Namespace(**{**vars(given), "jpegs": jpegs})
         for case in cases["memory"]:
             add(case, in_memory(case, given))
         for recipe in given.recipes:
