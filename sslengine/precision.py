@@ -282,6 +282,18 @@ def set_deterministic() -> None:
     torch.use_deterministic_algorithms(True)
 
 
+def said_of_nondeterminism(error: Exception) -> str:
+    """Of torch's error where an operation has no deterministic kernel; "" of another."""
+    name, found, _ = str(error).partition(" does not have a deterministic implementation")
+    if not found:
+        return ""
+    return (
+        f"config.REPRODUCIBILITY.DETERMINISTIC: {name.split()[-1]} of torch has no deterministic "
+        f"kernel on this device, and this run needs it. Set the key to false: a resumed run is "
+        f"equal but for rounding then."
+    )
+
+
 def _torch_amp(device: torch.device, dtype: torch.dtype, scaler: Mapping[str, Any]) -> TorchAmp:
     if dtype == torch.float16 and device.type != "cuda":
         raise ConfigError(

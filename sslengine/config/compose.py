@@ -54,9 +54,10 @@ class Composition:
         value = None
         for layer in self.layers:
             value = below(layer.tree, path.split("."), value)
-        for assignment in self.assignments:
-            if assignment.path == path and not assignment.delete:
-                value = assignment.value
+        for each in self.assignments:
+            if f"{path}.".startswith(f"{each.path}.") and not each.delete:  # it, or a section of it
+                rest = path.removeprefix(each.path).split(".")[1:]
+                value = below(each.value, rest, value)
         return value
 
 

@@ -1,9 +1,11 @@
-"""The user's code that a config names: kept features depend on it."""
+"""The user's code that a config names: kept features and resumed runs depend on it."""
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
@@ -18,12 +20,31 @@ _ENGINE = __name__.partition(".")[0]
 
 def hash_of_users_code(config: DictConfig) -> dict[str, str]:
     """Return {"code": hash} of its imported files, and of those that they use; {} without any."""
+    contents = sorted(users_code(config).values())
+    return {"code": sha256("".join(contents).encode()).hexdigest()} if contents else {}
+
+
+def users_code(config: DictConfig) -> dict[str, str]:
+    """The hash of each imported file, and of those that they use, by the module's name."""
     named = {text.partition(":")[0] for text in _texts(OmegaConf.to_container(config))}
-    files: set[Path] = set()
+    files: dict[str, Path] = {}
     for name in named & {*sys.modules}:
         _add(sys.modules[name], files)
-    contents = sorted(sha256(file.read_bytes()).hexdigest() for file in files)
-    return {"code": sha256("".join(contents).encode()).hexdigest()} if files else {}
+    return {name: sha256(file.read_bytes()).hexdigest() for name, file in sorted(files.items())}
+
+
+def code_of_object(part: Any) -> str:
+    """The hash of the source of a user's function or class; of what is installed, the name."""
+    while isinstance(part, partial):
+        part = part.func
+    part = part if hasattr(part, "__qualname__") else type(part)
+    try:
+        file, source = inspect.getfile(part), inspect.getsource(part)
+    except (OSError, TypeError):  # of C, or typed at a prompt
+        file, source = "", ""
+    if not source or is_installed(Path(file)) or part.__module__.partition(".")[0] == _ENGINE:
+        source = f"{part.__module__}.{part.__qualname__}"
+    return sha256(source.encode()).hexdigest()
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -38,13 +59,13 @@ def _texts(value: Any) -> Iterator[str]:
         yield value
 
 
-def _add(module: ModuleType, files: set[Path]) -> None:
+def _add(module: ModuleType, files: dict[str, Path]) -> None:
     """Add the module's file, and those of the user's modules that its names are from."""
     file = Path(getattr(module, "__file__", None) or "")
     ours = module.__name__.partition(".")[0] in (_ENGINE, "__main__")
-    if ours or file in files or not file.is_file() or is_installed(file):
+    if ours or module.__name__ in files or not file.is_file() or is_installed(file):
         return
-    files.add(file)
+    files[module.__name__] = file
     for value in list(vars(module).values()):
         used = sys.modules.get(getattr(value, "__module__", None) or "")
         for each in (value, used):

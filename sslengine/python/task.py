@@ -13,10 +13,12 @@ from torch import nn
 
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
+from sslengine.config.users_code import code_of_object
 from sslengine.data.given import DatasetFeed, LoaderFeed, make_feed
 from sslengine.distributed.ranks import world_size
 from sslengine.errors import ConfigError, DataError
 from sslengine.methods.base import Method
+from sslengine.methods.foreign import FunctionLoss
 from sslengine.models.build import freeze_parameters
 from sslengine.models.options import ModelOptions
 from sslengine.optim.scheduled import ScheduledOptimizer
@@ -102,6 +104,15 @@ class PartsOfObjects(PartsOfConfig):
 
     def hooks_of_run(self) -> list[Any]:
         return [*super().hooks_of_run(), *self.given.hooks]
+
+    def code(self) -> dict[str, str]:
+        given = self.given
+        loss = given.loss.function if isinstance(given.loss, FunctionLoss) else given.loss
+        return {
+            **super().code(),
+            "model": code_of_object(given.model),
+            "loss": code_of_object(loss),
+        }
 
     def services_of_run(self) -> Services:
         readers = self.given.readers

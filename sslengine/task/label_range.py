@@ -34,7 +34,11 @@ def check_label_range(
     dataset = getattr(feed, "dataset", None)
     if not isinstance(loss, (*ONE_CLASS, *SEVERAL)) or not outputs:
         return
-    if options.LABEL_TYPE != "standard" or _are_changed(options):
+    if _are_changed(options):
+        return
+    if feed and options.LABEL_TYPE == "sample_index" and isinstance(loss, ONE_CLASS):
+        _check_numbers(feed.num_samples, outputs, split)
+    if options.LABEL_TYPE != "standard":
         return
     for position, column in enumerate(getattr(dataset, "standard_labels", [])):
         where = f"config.DATA.{split}.LABEL_SOURCES.{position}"
@@ -45,6 +49,16 @@ def check_label_range(
         names = feed.classes[position].names if position < len(feed.classes) else ()
         if wrong.size:
             raise DataError(_message(where, int(column[wrong[0]]), names, outputs, wrong, feed))
+
+
+def _check_numbers(count: int, outputs: int, split: str) -> None:
+    """Each image may be a class: then there is an output for each."""
+    if count > outputs:
+        raise DataError(
+            f"config.DATA.{split}.LABEL_TYPE: sample_index: labels are the numbers of {count} "
+            f"images, and the model's head (config.MODEL.HEAD.PARAMS) has {outputs} outputs. For "
+            f"labels of classes set config.DATA.{split}.LABEL_SOURCES."
+        )
 
 
 def _are_changed(options: SplitOptions) -> bool:

@@ -18,6 +18,7 @@ from sslengine import startup
 from sslengine.checkpoint.rng import seed_all
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
+from sslengine.config.users_code import users_code
 from sslengine.data.options import DataOptions
 from sslengine.distributed.data_parallel import broadcast_all
 from sslengine.distributed.ranks import rank, world_size
@@ -70,6 +71,9 @@ class PartsOfConfig:
     def services_of_run(self) -> Services:
         return self.services or services_of(self.config, self.run_dir)
 
+    def code(self) -> dict[str, str]:
+        return users_code(self.config)
+
     # ---- all of them
 
     def make(self) -> Parts:
@@ -109,7 +113,7 @@ class PartsOfConfig:
             peers=Peers() if sharded or any(map(is_sharded, loss.buffers())) else None,
             meters=all_meters, train_meters=all_meters if meters.enable_training_meter else [],
             own_hooks=own_hooks, hooks=hooks,
-            services=self.services_of_run(),
+            services=self.services_of_run(), code=self.code(),
         )  # fmt: skip
         # From here on ranks draw differently (dropout), but always the same for one seed.
         seed_all(seed * 1_000_003 + rank() + 1)

@@ -56,3 +56,4 @@ class Parts:
     own_hooks: list[Any]  # those of the loss, and of a model that brings some
     hooks: list[Any]
     services: Services
+    code: dict[str, str]  # of the user: the hash of each module, or the name of a part

@@ -22,6 +22,7 @@ from sslengine.models.networks import networks_of
 from sslengine.models.weights import load_model_state, model_state
 from sslengine.task.phases import place_again
 from sslengine.task.progress import Progress
+from sslengine.task.same_run import expect_same_run, facts_of_run
 
 log = logging.getLogger("sslengine")
 
@@ -43,12 +44,15 @@ KEYS = frozenset(
         "hooks",
         "data",
         "list_hashes",
+        "code",
         "ranks",
     )
 )
 
 # Older checkpoints have none of these.
-_LATER: dict[str, Any] = {"figures": None, "networks": {}, "classes": [], "list_hashes": {}}
+_LATER: dict[str, Any] = {
+    "figures": None, "networks": {}, "classes": [], "list_hashes": {}, "code": {},
+}  # fmt: skip
 
 
 def get_state(task: Any, deep_copy: bool = False) -> dict[str, Any]:
@@ -58,7 +62,6 @@ def get_state(task: Any, deep_copy: bool = False) -> dict[str, Any]:
         "base_model": model_state(task.base_model),
         "loss": task.loss.state_dict(),
         "networks": networks_of(task.loss),
-        "classes": task.class_names,
         "optimizer": task.optimizer.state_dict(),
         "amp": task.precision.state_dict(),
         "progress": task.progress.state_dict(),
@@ -68,8 +71,7 @@ def get_state(task: Any, deep_copy: bool = False) -> dict[str, Any]:
         "figures": task.storage.state_dict(),  # reads the losses too
         "losses": task.ledger.state_dict(),
         "hooks": hook_states((*task.hooks, *task.services)),
-        "data": _data_facts(task),
-        "list_hashes": _list_hashes(task),
+        **facts_of_run(task),
         "ranks": gather_objects(_rank_state(task)),
     }
     return copy.deepcopy(state) if deep_copy else state
@@ -90,10 +92,7 @@ def _rank_state(task: Any) -> dict[str, Any]:
 
 def set_state(task: Any, state: dict[str, Any]) -> None:
     _same_names("the checkpoint", KEYS, {**_LATER, **state})
-    if not task.test_only:
-        _same_data(task, state)
-        _tell_other_images(_list_hashes(task), state.get("list_hashes") or {})
-    _same_classes(task.class_names, state.get("classes") or [])
+    expect_same_run(task, state)
     load_model_state(task.base_model, state["base_model"])
     _load_loss(task.loss, state["loss"])
     task.optimizer.load_state_dict(state["optimizer"])
@@ -135,72 +134,6 @@ def _same_names(what: str, expected: Any, found: Any) -> None:
             f"not known here {listing(unknown, 6) or 'nothing'}. "
             f"{' '.join(filter(None, hints))}".rstrip()
         )
-
-
-def _data_facts(task: Any) -> dict[str, Any]:
-    """What must be the same for a step count to mean the same place in the data."""
-    feed, plan = task.parts.feeds.for_training, task.parts.plan
-    facts = {
-        "training samples": feed.num_samples,
-        "steps per epoch": feed.steps_per_epoch,
-        "OPTIMIZER.accumulate": plan.accumulate,
-        "SEED_VALUE": task.seed,
-    }
-    # Groups of batches end with a phase. Checkpoints of one phase an epoch know no such key.
-    parts = plan.phases_per_epoch
-    return facts | ({"TRAIN_PHASES_PER_EPOCH": parts} if parts > 1 else {}) | _of_batches(feed)
-
-
-def _of_batches(feed: Any) -> dict[str, Any]:
-    """Older checkpoints know neither. They may differ where an epoch has as many steps."""
-    stream = getattr(getattr(feed, "dataset", None), "stream", None)
-    lanes = {"ranks x LANES": f"{stream.lanes.ranks} x {stream.lanes.of_a_rank}"} if stream else {}
-    return {"images of a step": max(feed.global_batch_sizes), **lanes}
-
-
-def _same_data(task: Any, state: dict[str, Any]) -> None:
-    """Steps are counted in batches: with other batches the count would mean another place."""
-    now = _data_facts(task)
-    then = {**_of_batches(task.parts.feeds.for_training), **state["data"]}
-    changed = [
-        f"{key}: {then.get(key)} -> {now.get(key)}"
-        for key in dict.fromkeys((*now, *then))
-        if then.get(key) != now.get(key)
-    ]
-    if changed:
-        raise CheckpointError(
-            f"this run differs from the one that wrote the checkpoint in {'; '.join(changed)}. "
-            f"Its place in the data cannot be found again. Give the old values, or start again "
-            f"with the weights alone: config.MODEL.WEIGHTS_INIT.PARAMS_FILE and another "
-            f"config.CHECKPOINT.DIR."
-        )
-
-
-def _list_hashes(task: Any) -> dict[str, str]:
-    """Of the training images; {} of a stream, and of objects of Python."""
-    return getattr(task.parts.feeds.for_training, "list_hashes", {})
-
-
-def _tell_other_images(now: dict[str, str], then: dict[str, str]) -> None:
-    """Not an error: names and labels may have been corrected."""
-    other = [each for each in now if then.get(each, now[each]) != now[each]]
-    if other:
-        log.warning(
-            "config.DATA.TRAIN: there are as many images as when the checkpoint was written, but "
-            "their %s differ, or have another order. The run uses the present ones.",
-            " and ".join(other),
-        )
-
-
-def _same_classes(now: list[list[str]], then: list[list[str]]) -> None:
-    """A number must mean the class that it meant: the heads have learned it."""
-    for ours, theirs in zip(now, then, strict=False):
-        if ours and theirs and ours != theirs:
-            raise CheckpointError(
-                f"the checkpoint's classes are {listing(theirs, 12)}; this run's are "
-                f"{listing(ours, 12)}. Their numbers would be confused: give config.DATA.TRAIN "
-                f"(DATA_SOURCES, DATA_PATHS, LABEL_SOURCES) the labels that the run was trained on."
-            )
 
 
 def _load_loss(loss: Any, state: dict[str, Any]) -> None:

@@ -34,6 +34,7 @@ from sslengine.monitor.perf import PerfStats
 from sslengine.monitor.store import MetricStore, current, make_current
 from sslengine.monitor.writers import Writer
 from sslengine.optim.ownership import expect_none_made_late, expect_owners
+from sslengine.precision import said_of_nondeterminism
 from sslengine.registry import register_task
 from sslengine.services.order import Services
 from sslengine.task import build
@@ -178,10 +179,13 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
             self.run_hooks("on_step_start")
         try:
             self.parts.train_step_function(self)
-        except ValueError as error:
-            if not single_rows.is_of_single_row(error):
+        except (ValueError, RuntimeError) as error:
+            said = said_of_nondeterminism(error)
+            if single_rows.is_of_single_row(error):
+                said = single_rows.said_of("This batch")
+            if not said:
                 raise
-            raise TrainingError(single_rows.said_of("This batch")) from error
+            raise TrainingError(said) from error
         if state.train:
             expect_whole(self)
         if self._first_of_phase and state.train:

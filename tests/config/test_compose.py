@@ -84,6 +84,20 @@ def test_the_last_to_set_a_key_wins(folder: Path) -> None:
     assert got.last_value("config.PLUGINS") == ["two"]
 
 
+def test_the_last_to_set_a_key_may_have_set_its_section(folder: Path) -> None:
+    got = compose(
+        ["config=plugins", "config.LOSS={name: one, one: {k: 2}}", "config.LOSS={two: {}}"],
+        [str(folder)],
+    )
+    assert got.last_value("config.LOSS.name") == "one"
+    assert got.last_value("config.LOSS.one.k") == 2
+    assert got.last_value("config.LOSSES") is None
+    got = compose(
+        ["config=plugins", "config.LOSS={name: one}", "config.LOSS.name=two"], [str(folder)]
+    )
+    assert got.last_value("config.LOSS.name") == "two"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

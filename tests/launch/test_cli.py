@@ -116,6 +116,30 @@ def test_a_plugin_in_the_current_folder(project: Path) -> None:
     assert (project / "runs" / "tiny" / "note").read_text() == "hello"
 
 
+@pytest.mark.parametrize("edited", [False, True])
+def test_a_resumed_run_tells_that_the_users_code_was_edited(project: Path, edited: bool) -> None:
+    """Here of a module that the plugin imports."""
+    (project / "my_loss.py").write_text(
+        "from sslengine.registry import register_loss\n"
+        "from my_formula import squares\n"
+        "register_loss('my_squares')(squares)\n"
+    )
+    formula = project / "my_formula.py"
+    formula.write_text("def squares(output, target):\n    return output.pow(2).mean()\n")
+    run = [
+        sys.executable, str(TOOL), "config=tiny", "config.PLUGINS=[my_loss]",
+        "config.LOSS={name: my_squares}", "config.CHECKPOINT.CHECKPOINT_ITER_FREQUENCY=1",
+    ]  # fmt: skip
+    assert warm.run(run, cwd=project).returncode == 0
+    if edited:
+        formula.write_text(formula.read_text().replace("pow(2)", "pow(4)"))
+    again = warm.run([*run, "config.OPTIMIZER.num_epochs=3"], cwd=project)
+    assert again.returncode == 0, again.stderr
+    log = (project / "runs" / "tiny" / "log.txt").read_text()
+    said = "my_formula: other code than when the checkpoint was written"
+    assert [said in text for text in (again.stdout + again.stderr, log)] == [edited, edited]
+
+
 def test_a_sweep_is_checked_whole_and_each_run_has_its_folder(project: Path) -> None:
     runs = resolve_all(
         ["config=tiny", "config.SEED_VALUE=1,2", "config.OPTIMIZER.num_epochs=1,3"], []

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sslengine import startup
-from sslengine.errors import ConfigError, SSLEngineError
+from sslengine.errors import ConfigError, SSLEngineError, TrainingError
 from sslengine.launch.rank import run_rank
 from sslengine.task.task import SelfSupervisionTask
 from tests.config.recipes import resolved
@@ -65,6 +65,25 @@ def test_kernels_are_chosen_as_the_config_says(
     both = {"CUDDN_DETERMINISTIC": True, "CUDNN_BENCHMARK": True}
     with pytest.raises(ConfigError, match="CUDNN_BENCHMARK: cannot be combined with CUDDN_DET"):
         resolved(**changes, REPRODUCIBILITY=both)
+
+
+def placed(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    torch.zeros(4).put_(torch.tensor([1]), torch.tensor([2.0]))
+    return output.mean()
+
+
+def test_an_operation_without_a_deterministic_kernel_is_named(tmp_path: Path) -> None:
+    """torch has none for `put_` on a CPU either."""
+    changes = {"CHECKPOINT__DIR": str(tmp_path), "LOSS": {"name": f"{__name__}:placed"}}
+    run_rank(resolved(**changes), join=False)
+    changes["CHECKPOINT__DIR"] = str(tmp_path / "deterministic")
+    said = r"config.REPRODUCIBILITY.DETERMINISTIC: put_ of torch has no .* Set the key to false"
+    try:
+        with pytest.raises(TrainingError, match=said):
+            run_rank(resolved(**changes, REPRODUCIBILITY={"DETERMINISTIC": True}), join=False)
+    finally:
+        torch.use_deterministic_algorithms(False)
+        os.environ.pop("CUBLAS_WORKSPACE_CONFIG", "")
 
 
 def test_all_of_torch_can_be_deterministic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

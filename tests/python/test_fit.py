@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import typing
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils.data import BatchSampler, DataLoader, WeightedRandomSampler
 
 import sslengine
@@ -174,6 +176,28 @@ def test_the_callers_random_streams_stay() -> None:
 
 def _noisy(form: str) -> Any:
     return Noisy() if form == "set" else DataLoader(Noisy(), batch_size=4, shuffle=True)
+
+
+def _fourth_powers(output: Tensor, target: Tensor) -> Tensor:
+    return (output - target).pow(4).mean()
+
+
+def test_a_run_that_resumes_with_another_loss_tells_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def resume(loss: Any, epochs: int) -> str:
+        model = net()
+        fit(model, loss, Points(), sgd(model), epochs=epochs, device="cpu", folder=tmp_path)
+        said = caplog.text
+        caplog.clear()
+        return said
+
+    assert "other code" not in resume(square, 1) + resume(partial(square), 2)
+    assert "loss: other code than when the checkpoint was written" in resume(_fourth_powers, 3)
+    # What another version of torch has in it is not the user's edit: the name counts.
+    assert "loss: other code" in resume(F.mse_loss, 4)
+    assert "other code" not in resume(F.mse_loss, 5)
+    assert "loss: other code" in resume(F.l1_loss, 6)
 
 
 @pytest.mark.parametrize("form", ["set", "loader"])

@@ -35,3 +35,15 @@ def test_a_label_beyond_the_outputs(images: Path, tmp_path: Path) -> None:
     # One that cross entropy leaves out is none that is out of range.
     np.save(tmp_path / "labels.npy", np.where(labels == 7, -100, labels))
     train(make_run(tmp_path / "ignored", **{**changes, "OPTIMIZER__num_epochs": 1}))
+
+
+def test_numbers_of_images_in_place_of_classes(images: Path, tmp_path: Path) -> None:
+    """As where LABEL_SOURCES is forgotten. With an output for each image it is a method."""
+    changes = changes_for(images, TEST_MODEL=False, OPTIMIZER__num_epochs=1)
+    changes["DATA__TRAIN"] |= {"LABEL_SOURCES": [], "LABEL_TYPE": "sample_index"}
+    with pytest.raises(
+        DataError, match=r"TRAIN.LABEL_TYPE: .* 24 images.*3 outputs.*LABEL_SOURCES"
+    ):
+        train(make_run(tmp_path / "wrong", **changes))
+    changes["MODEL__HEAD__PARAMS"] = [["mlp", {"dims": [32, 24]}]]
+    train(make_run(tmp_path / "right", **changes))
