@@ -121,7 +121,9 @@ def embed(
         columns_given = columns.of_split(image_column, label_column)
         own = {**files.keys, **columns.of_set(overrides), **columns_given}
         said = columns.of_run(Path(run), files.images, own)
-        found = import_dotted("sslengine.command.images:look")(files.images, said.get, files.labels)
+        found = import_dotted("sslengine.command.images:look")(
+            files.images, said.get, files.labels, all_splits=True
+        )
         check_columns(found, columns_given, said)
         values = {**ALL_OF_IT, **files.values, **found.keys_over(labels=found.has_classes)}
         if batch_size is not None:

@@ -75,6 +75,11 @@ def source_of_folder(path: Path, is_stored: bool = False) -> str:
     raise DataError(_nothing(path, counts["compressed"]))
 
 
+def holds_images(path: Path) -> bool:
+    """Or shards, tables, videos; right in the folder or below it."""
+    return any(_counts(path).values())
+
+
 def _counts(path: Path) -> dict[str, int]:
     kinds = list(KINDS.values())
     found = indexed(

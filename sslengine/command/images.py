@@ -19,9 +19,11 @@ from sslengine.command.folder_kind import (
     COMPRESSED,
     IMAGES,
     UNPACK,
+    holds_images,
     is_saved_to_disk,
     source_of_folder,
 )
+from sslengine.command.split_folders import folder_of_split
 from sslengine.config.components import keys_of
 from sslengine.data.options import split_options
 from sslengine.data.sources.base import DataSource, build_sources
@@ -121,13 +123,14 @@ class Images(NamedTuple):
 
 def look(
     given: str, said: Said = nothing, label_file: str = "", streams: bool = False,
-    split: str = "TRAIN", as_stream: bool = False,
+    split: str = "TRAIN", as_stream: bool = False, all_splits: bool = False,
 ) -> Images:  # fmt: skip
     """Raises if there is no image. said: of keys by which a source is read.
 
     streams: may it be one? as_stream: read what could be read at random as one.
+    all_splits: of a folder of images with `train` and `val` in it, not the one of `split` alone.
     """
-    place, name = _found(given, said)
+    place, name = _found(given, said, "" if all_splits else split)
     name = _streamed(given, Path(place), name) if as_stream else name
     arrays = name == ARRAYS
     name = IMAGES if arrays else name
@@ -162,8 +165,8 @@ def _source(
     return build_sources(options, split)[0]
 
 
-def _found(given: str, said: Said) -> tuple[str, str]:
-    """The place as a config has it, and the source that reads it."""
+def _found(given: str, said: Said, split: str) -> tuple[str, str]:
+    """The place as a config has it, and the source that reads it. split: "" for all."""
     if "://" in given:
         of_the_hub = _OF_THE_HUB.fullmatch(given)
         if of_the_hub:
@@ -172,7 +175,10 @@ def _found(given: str, said: Said) -> tuple[str, str]:
     path = there(given)
     if path.exists():
         stored = said("IMAGE_MODE") == STORED
-        return str(path), source_of(path, said("IMAGE_COLUMN") or "", stored)
+        name = source_of(path, said("IMAGE_COLUMN") or "", stored)
+        if split and path.is_dir() and name in (IMAGES, ARRAYS, "video"):
+            path = folder_of_split(path, split, holds_images)
+        return str(path), name
     return str(path), "webdataset"  # a pattern
 
 

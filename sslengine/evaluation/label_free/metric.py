@@ -81,6 +81,8 @@ class Metric:
             n = min(map(len, rows))
             for need, each in zip(self.needs, rows, strict=True):
                 _expect_finite(need, each)
+            if not self.compute.__module__.startswith("sslengine."):
+                rows = [each.clone() for each in rows]  # it may change them in place
             found = self.compute(*rows)
         except Undefined as reason:
             return Measured(math.nan, n, str(reason))

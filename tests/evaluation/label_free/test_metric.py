@@ -159,6 +159,19 @@ def test_a_metric_of_ones_own(no_traces: None) -> None:
             return 0.0
 
 
+def test_a_metric_of_ones_own_may_change_its_argument_in_place(no_traces: None) -> None:
+    @register_metric("emptied")
+    def emptied(features: Tensor) -> float:
+        return features.zero_().sum().item()
+
+    features = torch.randn(20, 4, dtype=torch.float64)
+    before = features.clone()
+    found = measure(Inputs(features), ["emptied", "rankme"])
+    assert found["emptied"].value == 0
+    assert found["rankme"] == rankme(before)
+    assert features.equal(before)
+
+
 def test_what_is_not_given_is_said() -> None:
     found = measure(Inputs(torch.randn(20, 4), missing={"views": "they are masked patches"}))
     assert found["alignment"].why == "not computed: they are masked patches"
