@@ -60,7 +60,8 @@ def _train(task: Any, run: Run) -> bool:
     if task.done_training():
         run.say(
             f"{run.run_dir}: this run is complete, {task.iteration} steps; nothing to do. "
-            f"Train it again: config.CHECKPOINT.OVERWRITE_EXISTING=true."
+            f"Train it again: config.CHECKPOINT.OVERWRITE_EXISTING=true, which moves its files "
+            f"aside. Another run: another config.CHECKPOINT.DIR."
         )
         task.close()
         check_results(run, task.results)

@@ -236,10 +236,9 @@ def _frame_times(file: str) -> _Times:
         trouble = error
     times = _times(np.array(packets, np.int64).reshape(-1, 3))
     if times.start_again or trouble:
-        log.warning(
-            "%s: %s: its first %d frames are used",
-            readable(file), trouble or START_AGAIN, len(times.times),
-        )  # fmt: skip
+        count = len(times.times)
+        used = f"its first {count} frames are used" if count else "it is left out"
+        log.warning("%s: %s: %s", readable(file), trouble or START_AGAIN, used)
     return times
 
 

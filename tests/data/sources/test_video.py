@@ -121,6 +121,17 @@ def test_a_damaged_file_gives_the_same_in_any_order(
         assert {**alone, **read(source, order)} == alone
 
 
+def test_a_file_without_a_frame_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_video(tmp_path / "whole.ts", ramp(), "libx264")
+    (tmp_path / "empty.mp4").write_bytes(b"")
+    source = opened(tmp_path, FRAME_STRIDE=1)
+    assert len(source) == 50
+    (line,) = [each.message for each in caplog.records if "empty.mp4" in each.message]
+    assert line.endswith(": it is left out")
+
+
 def test_files_joined_byte_by_byte_are_read_until_their_times_start_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
