@@ -66,11 +66,7 @@ def deterministic() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-# Crops of two sizes and learned positions: torch has no deterministic kernel that resamples them.
-RESAMPLED = ("dinov2", "ibot", "msn")
-
-
-@pytest.mark.parametrize("name", [name for name in QUICK if name not in RESAMPLED or not IS_CUDA])
+@pytest.mark.parametrize("name", QUICK)
 def test_a_resumed_run_is_equal_to_the_bit(name: str, tmp_path: Path, deterministic: None) -> None:
     """Needs CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment, which `make gpu` sets."""
     saved = {"CHECKPOINT.CHECKPOINT_ITER_FREQUENCY": SAVED_AT}

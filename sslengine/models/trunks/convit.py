@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
-from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.models.convit import GPSA, Block
 from timm.models.convit import ConVit as TimmConvit
 from torch import Tensor, nn
@@ -28,6 +27,7 @@ from sslengine.models.trunks.patches import (
     mlp_ratio,
     set_attention_scale,
 )
+from sslengine.models.trunks.resampled import resampled
 from sslengine.registry import register_trunk
 
 
@@ -82,7 +82,7 @@ class Convit(PatchTrunk, TimmConvit):  # type: ignore[misc] # Trunk's forward
         grid = self.grid(x)
         places, embedding = self._relative_places(*grid), cast(Tensor, self.pos_embed)
         if grid != (self.side, self.side):
-            embedding = resample_abs_pos_embed(embedding, grid, num_prefix_tokens=0)
+            embedding = resampled(embedding, (self.side, self.side), grid)
         tokens: Tensor = self.pos_drop(self.patch_embed(x) + embedding)
         for block in self.blocks[: self.local_up_to_layer]:
             tokens = block(tokens, places)

@@ -39,6 +39,7 @@ from sslengine.models.trunks.patches import (
     set_attention_scale,
     set_drop_path,
 )
+from sslengine.models.trunks.resampled import resampled
 from sslengine.models.trunks.rotary_blocks import RotaryBlock
 from sslengine.models.trunks.rotations import CentreRotations, CornerRotations
 from sslengine.models.trunks.shown import SHOWN, add_shown
@@ -102,11 +103,20 @@ class VisionTransformer(PatchTrunk, TimmVisionTransformer):  # type: ignore[misc
         return self.norm(tokens)  # type: ignore[no-any-return]
 
     def _pos_embed(self, x: Tensor) -> Tensor:
-        if self.rotations is None:
-            return super()._pos_embed(x)  # type: ignore[no-any-return]
+        """x: N x rows x columns x D."""
         before = [each for each in (self.cls_token, self.reg_token) if each is not None]
         count = x.shape[0]  # torch.export takes len(x) for a constant
-        tokens = torch.cat([*(each.expand(count, -1, -1) for each in before), x.flatten(1, 2)], 1)
+        first = [each.expand(count, -1, -1) for each in before]
+        patches = x.flatten(1, 2)
+        if self.pos_embed is None:
+            return self.pos_drop(torch.cat([*first, patches], 1))  # type: ignore[no-any-return]
+        own = 0 if self.no_embed_class else self.num_prefix_tokens
+        grid = (x.shape[1], x.shape[2])
+        positions = resampled(self.pos_embed, self.patch_embed.grid_size, grid, own)
+        if self.no_embed_class:
+            tokens = torch.cat([*first, patches + positions], 1)
+        else:
+            tokens = torch.cat([*first, patches], 1) + positions
         return self.pos_drop(tokens)  # type: ignore[no-any-return]
 
 
