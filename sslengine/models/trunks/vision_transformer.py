@@ -104,20 +104,24 @@ class VisionTransformer(PatchTrunk, TimmVisionTransformer):  # type: ignore[misc
 
     def _pos_embed(self, x: Tensor) -> Tensor:
         """x: N x rows x columns x D."""
-        before = [each for each in (self.cls_token, self.reg_token) if each is not None]
-        count = x.shape[0]  # torch.export takes len(x) for a constant
-        first = [each.expand(count, -1, -1) for each in before]
         patches = x.flatten(1, 2)
         if self.pos_embed is None:
-            return self.pos_drop(torch.cat([*first, patches], 1))  # type: ignore[no-any-return]
+            return self.pos_drop(self._with_prefix(patches))  # type: ignore[no-any-return]
         own = 0 if self.no_embed_class else self.num_prefix_tokens
         grid = (x.shape[1], x.shape[2])
         positions = resampled(self.pos_embed, self.patch_embed.grid_size, grid, own)
         if self.no_embed_class:
-            tokens = torch.cat([*first, patches + positions], 1)
+            tokens = self._with_prefix(patches + positions)
         else:
-            tokens = torch.cat([*first, patches], 1) + positions
+            tokens = self._with_prefix(patches) + positions
         return self.pos_drop(tokens)  # type: ignore[no-any-return]
+
+    def _with_prefix(self, patches: Tensor) -> Tensor:
+        before = [each for each in (self.cls_token, self.reg_token) if each is not None]
+        if not before:
+            return patches
+        count = patches.shape[0]  # torch.export takes len(patches) for a constant
+        return torch.cat([*(each.expand(count, -1, -1) for each in before), patches], 1)
 
 
 def _rotations(options: VisionTransformerOptions) -> CentreRotations | CornerRotations | None:
