@@ -432,7 +432,7 @@ GOLDEN = {
     "simsiam": (_simsiam, 164, 191),
     "byol": (_byol, 210, 210),
     "mae": (by_hand.mae, 249, 244),
-    "data2vec": (_data2vec, 368, 364),
+    "data2vec": (_data2vec, 366, 362),
     "simmim": (_simmim, 165, 164),
     "ijepa": (_ijepa, 274, 278),
     "capi": (_capi, 529, 524),
