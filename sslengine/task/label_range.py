@@ -8,6 +8,7 @@ import numpy as np
 from torch import nn
 
 from sslengine.data.augment.transform import MakesLabel, TakesLabels
+from sslengine.data.feed import DataFeed
 from sslengine.data.options import SplitOptions
 from sslengine.errors import DataError, listing
 from sslengine.methods import supervised
@@ -36,7 +37,8 @@ def check_label_range(
         return
     if _are_changed(options):
         return
-    if feed and options.LABEL_TYPE == "sample_index" and isinstance(loss, ONE_CLASS):
+    numbered = isinstance(feed, DataFeed) and options.LABEL_TYPE == "sample_index"
+    if numbered and isinstance(loss, ONE_CLASS):
         _check_numbers(feed.num_samples, outputs, split)
     if options.LABEL_TYPE != "standard":
         return

@@ -6,9 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch.nn import CrossEntropyLoss
+from torch.utils.data import TensorDataset
 
+from sslengine.config.sections import read
 from sslengine.engines.train import train
 from sslengine.errors import DataError
+from sslengine.models.build import build_model
+from sslengine.models.options import ModelOptions
+from sslengine.python.fit import fit
+from tests.config.recipes import resolved
 from tests.engines.runs import make_run
 from tests.integration.test_classes import _changes as changes_for
 from tests.integration.test_classes import _write
@@ -35,6 +43,15 @@ def test_a_label_beyond_the_outputs(images: Path, tmp_path: Path) -> None:
     # One that cross entropy leaves out is none that is out of range.
     np.save(tmp_path / "labels.npy", np.where(labels == 7, -100, labels))
     train(make_run(tmp_path / "ignored", **{**changes, "OPTIMIZER__num_epochs": 1}))
+
+
+def test_labels_of_a_dataset_of_python_are_its_own(images: Path) -> None:
+    """`fit` has no LABEL_SOURCES either, and its labels are no numbers of images."""
+    config = resolved(**changes_for(images, TEST_MODEL=False)).config
+    model = build_model(read(config, ModelOptions))
+    data = TensorDataset(torch.rand(24, 3, 8, 8), torch.arange(24) % 3)
+    session = fit(model, CrossEntropyLoss(), data, {"name": "sgd"}, iterations=1, device="cpu")
+    assert session.complete
 
 
 def test_numbers_of_images_in_place_of_classes(images: Path, tmp_path: Path) -> None:
