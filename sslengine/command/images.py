@@ -19,7 +19,6 @@ from sslengine.command.folder_kind import (
     COMPRESSED,
     IMAGES,
     UNPACK,
-    holds_images,
     is_saved_to_disk,
     source_of_folder,
 )
@@ -177,7 +176,7 @@ def _found(given: str, said: Said, split: str) -> tuple[str, str]:
         stored = said("IMAGE_MODE") == STORED
         name = source_of(path, said("IMAGE_COLUMN") or "", stored)
         if split and path.is_dir() and name in (IMAGES, ARRAYS, "video"):
-            path = folder_of_split(path, split, holds_images)
+            path = folder_of_split(path, split)
         return str(path), name
     return str(path), "webdataset"  # a pattern
 

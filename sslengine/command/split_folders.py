@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
 from pathlib import Path
 
+from sslengine.command.folder_kind import holds_images
 from sslengine.data.sources.folder_scan import is_hidden
 from sslengine.errors import DataError, listing, readable
 
@@ -24,7 +24,7 @@ _ANY = {name for names in NAMES.values() for name in names}
 _YEAR = re.compile(r"[-_]?\d+$")  # train2017
 
 
-def folder_of_split(path: Path, split: str, holds_images: Callable[[Path], bool]) -> Path:
+def folder_of_split(path: Path, split: str) -> Path:
     """The folder of the split in `path`; `path` itself if its folders are not splits alone."""
     folders = sorted(each for each in path.iterdir() if each.is_dir() and not is_hidden(each.name))
     splits = {each: _name(each) for each in folders if _name(each) in _ANY}

@@ -73,10 +73,14 @@ def _list_hashes(task: Any) -> dict[str, str]:
     return getattr(task.parts.feeds.for_training, "list_hashes", {})
 
 
+def _other(now: dict[str, str], then: dict[str, str]) -> list[str]:
+    """The keys whose hash is another than in the checkpoint, of those that it has."""
+    return [each for each in now if then.get(each, now[each]) != now[each]]
+
+
 def _warn_of_other_images(now: dict[str, str], then: dict[str, str]) -> None:
     """Not an error: names and labels may have been corrected."""
-    other = [each for each in now if then.get(each, now[each]) != now[each]]
-    if other:
+    if other := _other(now, then):
         log.warning(
             "config.DATA.TRAIN: there are as many images as when the checkpoint was written, but "
             "their %s differ, or have another order. The run uses the present ones.",
@@ -97,8 +101,7 @@ def _expect_same_classes(now: list[list[str]], then: list[list[str]]) -> None:
 
 def _warn_of_other_code(now: dict[str, str], then: dict[str, str]) -> None:
     """Not an error: what was edited may be a mistake that was found, or a comment."""
-    other = [each for each in now if then.get(each, now[each]) != now[each]]
-    if other:
+    if other := _other(now, then):
         log.warning(
             "%s: other code than when the checkpoint was written. The steps before it were made by "
             "that one, those that follow are made by the present one.",

@@ -6,12 +6,14 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sslengine.command.embed import embed
 from sslengine.command.front import main
 from sslengine.engines.train import train
 from tests.command.photos import SMALL, write_photos
+from tests.data.sources.videos import noise, write_video
 from tests.engines.runs import make_run
 from tests.predictor.runs import changes
 
@@ -54,6 +56,24 @@ def test_train_reads_its_split(
     assert f"{10 if read else 10 * len(names)} images" in said
     told = f"are splits of a set; {read} is read"
     assert (told in said) == bool(read and len(names) > 1)
+
+
+def test_a_folder_of_arrays_and_of_videos(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("av")
+    for split in ("train", "val"):
+        for name in "ab":
+            arrays, videos = (tmp_path / kind / split / name for kind in ("arrays", "videos"))
+            arrays.mkdir(parents=True)
+            videos.mkdir(parents=True)
+            for number in range(2):
+                np.save(arrays / f"{number}.npy", np.full((40, 40), number, np.float32))
+                write_video(videos / f"{number}.mp4", noise(4), "mpeg4")
+    for kind in ("arrays", "videos"):
+        assert f"DATA_PATHS=[{tmp_path / kind / 'train'}]" in said_of_training(
+            tmp_path / kind, capfd
+        )
 
 
 def test_two_of_a_split_are_an_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

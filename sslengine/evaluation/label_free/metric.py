@@ -81,7 +81,7 @@ class Metric:
             n = min(map(len, rows))
             for need, each in zip(self.needs, rows, strict=True):
                 _expect_finite(need, each)
-            if not self.compute.__module__.startswith("sslengine."):
+            if LABEL_FREE.is_users(self.name):
                 rows = [each.clone() for each in rows]  # it may change them in place
             found = self.compute(*rows)
         except Undefined as reason:

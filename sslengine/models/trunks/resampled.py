@@ -7,8 +7,6 @@ matrices.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from timm.layers.pos_embed import resample_abs_pos_embed
 from torch import Tensor
@@ -26,13 +24,12 @@ def resampled(positions: Tensor, old: Grid, new: Grid, before: int = 0) -> Tenso
         return made
     # Not in float32, which a GPU may round to TF32, and autocast to bfloat16.
     wide = positions[0, before:].to(widest(positions.device)).unflatten(0, old)
-    rows, columns = (_matrix(*sides).to(wide) for sides in zip(old, new, strict=True))
+    rows, columns = (_matrix(*sides, wide) for sides in zip(old, new, strict=True))
     patches = torch.einsum("ih,hwd,jw->ijd", rows, wide, columns).flatten(0, 1)
     return torch.cat([positions[:, :before], patches[None].to(positions.dtype)], dim=1)
 
 
-@lru_cache(maxsize=64)
-def _matrix(old: int, new: int) -> Tensor:
-    """new x old: what each of `new` places takes of each of `old` ones."""
-    each_alone = torch.eye(old, dtype=torch.float64)[None, None]
+def _matrix(old: int, new: int, like: Tensor) -> Tensor:
+    """new x old: what each of `new` places takes of each of `old` ones. like: type and device."""
+    each_alone = torch.eye(old, dtype=like.dtype, device=like.device)[None, None]
     return interpolate(each_alone, (new, old), mode="bicubic", antialias=True)[0, 0]

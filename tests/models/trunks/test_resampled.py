@@ -46,6 +46,13 @@ def test_it_gives_what_timm_gives(
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
+def test_an_evaluation_first_changes_nothing(deterministic: None) -> None:
+    positions = torch.randn(1, 48, 5, dtype=torch.float64, requires_grad=True)
+    with torch.inference_mode():
+        before = resampled(positions, (8, 6), (5, 5))
+    assert both(resampled(positions, (8, 6), (5, 5)), positions)[0].equal(before)
+
+
 def names_of(graph: Any) -> set[str]:
     """Of the operations whose gradients the graph computes."""
     found, left = set(), [graph]
