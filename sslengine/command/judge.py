@@ -30,6 +30,7 @@ from sslengine.command import columns, documents
 from sslengine.command.counts import expect_counts
 from sslengine.command.embed import ALL_OF_IT
 from sslengine.command.judged_parts import start_parts
+from sslengine.command.own_images import own_images, typed_plugins
 from sslengine.config.assignments import overrides, typed
 from sslengine.config.options import DEVICES
 from sslengine.config.run_folder import open_run
@@ -39,13 +40,11 @@ from sslengine.errors import ConfigError, OutputError
 from sslengine.evaluation.options import SUITES
 from sslengine.launch.widths import settle_widths
 from sslengine.registry import import_dotted
-from sslengine.trust import closed
 
 assert catalog  # importing it declares all names
 
 PROBE_GROUP = "LINEAR_PROBE.GROUP_COLUMN"
 NEIGHBOURS = [1, 20]
-HELD_OUT = 0.2  # of a run without test images
 # What a suite trains with labels: functions of with_labels.py.
 TRAINED = {"quick": (), "frozen": ("swept",), "full": ("swept", "fine_tuned")}
 
@@ -98,8 +97,8 @@ def main(arguments: Sequence[str]) -> int:
     if (given.train is None) != (given.val is None):
         raise ConfigError("--train, --val: give both, or none of them.")
     trusted = given.trust_config
-    values, notes = _images(given) if given.train else _own_images(given)
-    said = [*overrides(values), *_typed_plugins(given)]
+    values, notes = _images(given) if given.train else own_images(given)
+    said = [*overrides(values), *typed_plugins(given.values)]
     opened = open_run(given.run, said, trusted=trusted, judged=True)
     _expect_writable(given.run)
     on_machine = import_dotted("sslengine.command.judging_machine:of_machine")
@@ -190,48 +189,6 @@ def _columns(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
     )
     alike = Path(given.train).suffix == Path(given.val).suffix
     return {"TRAIN": train, "TEST": columns.over(train, test) if alike else test}
-
-
-def _own_images(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
-    """Of the run: labels if its source knows them, a fifth as test images if it has none."""
-    values = _own_columns(given, "TRAIN")
-    said = [*overrides(values), *_typed_plugins(given)]
-    opened = open_run(given.run, said, trusted=given.trust_config, judged=True)
-    data = read(opened.config, DataOptions)
-    splits = ("TRAIN", "TEST")
-    if data.TEST.DATA_SOURCES:
-        values |= _own_columns(given, "TEST")
-    with closed(opened.opened):
-        source, *_ = import_dotted("sslengine.data.sources.base:build_sources")(data.TRAIN, "TRAIN")
-    if not data.TEST.DATA_SOURCES and not data.HOLD_OUT.SHARE:
-        values["DATA.TRAIN.DATA_LIMIT"] = -1
-        if round(HELD_OUT * len(source)):  # otherwise kNN leaves one out
-            values["DATA.HOLD_OUT.SHARE"] = HELD_OUT
-            values |= {columns.GROUP: given.group} if given.group else {}
-    labelled = bool(data.TRAIN.LABEL_SOURCES)
-    if not labelled:
-        labelled = source.num_classes > 1
-        if labelled:
-            own = {"TRAIN": data.TRAIN.DATA_SOURCES[:1], "TEST": data.TEST.DATA_SOURCES[:1]}
-            values |= {f"DATA.{split}.LABEL_SOURCES": own[split] for split in splits if own[split]}
-    kind = "standard" if labelled else "sample_index"
-    values |= {f"DATA.{split}.LABEL_TYPE": kind for split in splits}
-    if labelled or source.num_classes or len(data.TRAIN.DATA_PATHS) != 1:
-        return values, []
-    note = columns.without_labels(data.TRAIN.DATA_PATHS[0], columns.of_set(given.values))
-    return values, [note] if note else []
-
-
-def _typed_plugins(given: argparse.Namespace) -> list[str]:
-    """The user trusts them by typing them, also where the run's config names them."""
-    return [each for each in typed(given.values) if each.startswith("config.PLUGINS=")]
-
-
-def _own_columns(given: argparse.Namespace, split: str) -> dict[str, Any]:
-    """What is asked for of the run's own images."""
-    asked = columns.of_split(given.image_column, given.label_column)
-    said = {**columns.of_set(given.values, split), **asked}
-    return {f"DATA.{split}.{key}": value for key, value in said.items()}
 
 
 def _protocol(given: argparse.Namespace, entries: list[dict[str, Any]]) -> dict[str, Any]:

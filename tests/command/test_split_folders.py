@@ -80,7 +80,7 @@ def test_two_of_a_split_are_an_error(tmp_path: Path, capfd: pytest.CaptureFixtur
     root = folders(tmp_path, train2014=4, train2017=4, val2017=4)
     said = said_of_training(root, capfd)
     assert "it holds splits of a set: train2014, train2017, val2017. Expected one for TRAIN" in said
-    assert "named train or training; there are 2" in said
+    assert "Expected one for TRAIN (train, training); there are 2" in said
 
 
 def test_judge_takes_both_of_one_folder_and_embed_all(
@@ -103,5 +103,5 @@ def test_judge_takes_both_of_one_folder_and_embed_all(
     capfd.readouterr()
     assert main(["judge", str(tmp_path / "run"), "--train", str(root), "--val", str(root)]) == 1
     said = " ".join(capfd.readouterr().err.split())
-    assert "it holds splits of a set: train. Expected one for TEST, named val or valid" in said
+    assert "it holds splits of a set: train. Expected one for TEST (val, valid" in said
     assert "there is none" in said

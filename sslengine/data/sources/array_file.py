@@ -26,6 +26,7 @@ from sslengine.data.options import ArrayOptions, SplitOptions, own
 from sslengine.data.sources.base import DataSource, such_as
 from sslengine.data.sources.class_numbers import count_classes
 from sslengine.data.sources.paths import data_path, how_far
+from sslengine.data.sources.split_names import OF_ANY, SPLITS
 from sslengine.errors import DataError, MissingDataError, SSLEngineError, listing, nearest
 from sslengine.registry import register_data_source
 
@@ -33,8 +34,6 @@ Array = NDArray[Any]
 
 IMAGE_NAMES = ("images", "image", "imgs", "x", "data")
 LABEL_NAMES = ("labels", "label", "y", "targets", "target")
-SPLITS = {"TRAIN": ("train",), "TEST": ("val", "valid", "validation", "test", "t10k")}
-_OF_ANY_SPLIT = {name for names in SPLITS.values() for name in names}
 _IDX_IMAGES = re.compile(r"(?P<split>\w+?)-images[-.]idx3-ubyte(\.gz)?")
 # The third byte of an IDX file: the type of its numbers, which are big-endian.
 _IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
@@ -139,7 +138,7 @@ class ArraySource(DataSource):
 
     def _goes_with(self, images: str, labels: str) -> bool:
         """Labels of `x_val` are not `y_test`, both of which are TEST's."""
-        of_images, of_labels = (_words(name) & _OF_ANY_SPLIT for name in (images, labels))
+        of_images, of_labels = (_words(name) & OF_ANY for name in (images, labels))
         return not of_images or not of_labels or of_images == of_labels
 
     def _name(self, names: Iterable[str], wanted: str, usual: Iterable[str], key: str) -> list[str]:
@@ -154,7 +153,7 @@ class ArraySource(DataSource):
         parts = {name: _words(name) for name in names}
         ours = [name for split in SPLITS[self._split] for name, each in parts.items()
                 if split in each]  # fmt: skip
-        shared = [name for name, each in parts.items() if not each & _OF_ANY_SPLIT]
+        shared = [name for name, each in parts.items() if not each & OF_ANY]
         return [name for kind in usual for name in (*ours, *shared) if kind in parts[name]][:1]
 
     def _checked(self, labels: Array) -> Array:

@@ -29,9 +29,10 @@ except ImportError:
 from sslengine.data.options import ColumnOptions, SplitOptions, own
 from sslengine.data.sources.base import DataSource, EncodedSource
 from sslengine.data.sources.class_numbers import ClassNumbers, LabelError, all_known, count_classes
-from sslengine.data.sources.parts import SPLITS, of_split
+from sslengine.data.sources.parts import of_split
 from sslengine.data.sources.paths import data_path, how_far
 from sslengine.data.sources.regular_file import read_file
+from sslengine.data.sources.split_names import SPLITS
 from sslengine.data.sources.tables import expect_column
 from sslengine.errors import DataError, MissingDataError, listing
 from sslengine.registry import register_data_source
@@ -190,8 +191,8 @@ def _load(root: Path, split: str, where: str) -> Any:
     names = [name for name in SPLITS[split] if name in found]
     if not names:
         raise DataError(
-            f"{where}: {root} has no split {' or '.join(SPLITS[split])}; it has "
-            f"{listing(found)}. Give the folder of one of them."
+            f"{where}: {root} has no split for {split} ({', '.join(SPLITS[split])}). It has "
+            f"{listing(found)}. Give the folder of one."
         )
     return found[names[0]]
 
@@ -213,7 +214,8 @@ def _of_split(files: Sequence[Path], root: Path, split: str, where: str) -> list
     if found := of_split(files, root, split, where):
         return found
     raise DataError(
-        f"{where}: no parquet file in {root} is of the split {' or '.join(SPLITS[split])}. It has: "
+        f"{where}: no parquet file in {root} is of a split for {split} "
+        f"({', '.join(SPLITS[split])}). It has: "
         f"{listing(str(each.relative_to(root)) for each in files)}. Give the path of a file."
     )
 

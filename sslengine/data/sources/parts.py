@@ -12,17 +12,15 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from sslengine.data.sources.split_names import OF_ANY, SPLITS
 from sslengine.errors import DataError, listing
-
-SPLITS = {"TRAIN": ("train",), "TEST": ("validation", "val", "test")}
-_ANY = {name for names in SPLITS.values() for name in names}
 
 
 def of_split(files: Sequence[Path], root: Path, split: str, where: str) -> list[Path]:
     """Those whose path names the split; all, if none names any; none, if all name another."""
     _expect_one_configuration(files, root, where)
     words = {each: _words(str(each.relative_to(root))) for each in files}
-    if not any(found & _ANY for found in words.values()):
+    if not any(found & OF_ANY for found in words.values()):
         return list(files)
     chosen = ([each for each in files if name in words[each]] for name in SPLITS[split])
     return next(filter(None, chosen), [])
@@ -36,7 +34,7 @@ def _expect_one_configuration(files: Sequence[Path], root: Path, where: str) -> 
     below = [each.relative_to(root).parts for each in files]
     found = {
         first for first, *rest in below
-        if rest and not _words(first) & _ANY and _words("/".join(rest)) & _ANY
+        if rest and not _words(first) & OF_ANY and _words("/".join(rest)) & OF_ANY
     }  # fmt: skip
     if len(found) > 1:
         raise DataError(

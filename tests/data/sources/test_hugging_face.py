@@ -115,7 +115,7 @@ def test_splits(datasets: Any, tmp_path: Path) -> None:
     assert test[0, 0]["data"][0].tobytes() == picture(3).tobytes()
     assert test[0, 0]["label"] == [1]
     datasets.DatasetDict({"train": parts["train"]}).save_to_disk(str(tmp_path / "one"))
-    with pytest.raises(DataError, match=r"has no split validation or val or test; it has train"):
+    with pytest.raises(DataError, match=r"has no split for TEST \(val, .*\)\. It has train"):
         source(tmp_path / "one", "TEST")
 
 
@@ -193,7 +193,7 @@ def test_a_folder_as_the_hub_ships_it(datasets: Any, tmp_path: Path) -> None:
     assert (found.labels().tolist(), list(found.class_names)) == ([0, 1, 0], ["even", "odd"])
     assert len(source(data.parent, "TEST")) == 1
     (data / "test-00000-of-00001.parquet").unlink()
-    with pytest.raises(DataError, match=r"(?s)is of the split validation or val or test.*train-0"):
+    with pytest.raises(DataError, match=r"(?s)is of a split for TEST \(val, .*train-0"):
         source(data.parent, "TEST")
     for file in sorted(data.iterdir()):
         file.rename(data / f"{file.stem[6:11]}.parquet")

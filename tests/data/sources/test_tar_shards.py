@@ -173,8 +173,9 @@ def test_a_pattern_that_means_nothing_or_too_much(three: Path) -> None:
     assert numbers(shards(named)) == [0, 1, 2]  # a file that is called so
 
 
-def test_a_folder_gives_each_split_its_shards(three: Path) -> None:
-    test = [str((three / "train-001.tar").rename(three / "val-000.tar"))]
+@pytest.mark.parametrize("name", ["val", "validation", "dev"])
+def test_a_folder_gives_each_split_its_shards(three: Path, name: str) -> None:
+    test = [str((three / "train-001.tar").rename(three / f"{name}-000.tar"))]
     train = [str(three / f"train-00{number}.tar") for number in (0, 2)]
     assert find_shards(str(three), "here") == train
     assert find_shards(str(three), "here", "TEST") == test
