@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor
 
 from sslengine.distributed.sharding import whole
@@ -34,4 +36,5 @@ class TensorBoardHistograms(Hook):
         self, writers: list[TensorBoardWriter], name: str, values: Tensor, task: TaskView
     ) -> None:
         for writer in writers:
-            writer.summary.add_histogram(name, values, task.iteration)  # type: ignore[no-untyped-call]
+            add = partial(writer.summary.add_histogram, name, values, task.iteration)
+            writer.attempt(add)

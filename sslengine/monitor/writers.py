@@ -10,8 +10,10 @@ import json
 import logging
 import math
 import os
+import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -145,6 +147,8 @@ def _plain(value: Any) -> Any:
 
 
 _EVENTS = "events.out.tfevents.*"
+# Bytes that are free before a new file is begun where one could not be written.
+_ROOM = 2**20
 
 
 class TensorBoardWriter(Writer):
@@ -162,12 +166,35 @@ class TensorBoardWriter(Writer):
                 "WRITERS, and is not installed. pip install 'sslengine[tensorboard]'"
             ) from error
         self.folder = folder
+        self._failed = False
         self._files: dict[str, RecordFile] = {}
         if marks is not None and folder.name in marks:
             self._cut_back(marks)
         self.summary = SummaryWriter(str(folder), flush_secs=int(60 * flush_minutes))  # type: ignore[no-untyped-call]
 
     def write(self, record: Record) -> None:
+        self.attempt(lambda: self._write(record))
+
+    def attempt(self, add: Callable[[], object]) -> None:
+        """A full disk must not end a run. The summary's thread has ended then: values that come
+        once there is room begin a new file."""
+        try:
+            if self._failed and shutil.disk_usage(self.folder).free < _ROOM:
+                return
+            add()
+            self._failed = False
+        except OSError as error:
+            if not self._failed:
+                log.error(
+                    "%s: values could not be written: %s. Training continues; further values may "
+                    "be missing.", self.folder, error,
+                )  # fmt: skip
+            self._failed = True
+            with suppress(OSError):
+                self.summary.close()  # type: ignore[no-untyped-call]
+            self.summary.file_writer = self.summary.all_writers = None
+
+    def _write(self, record: Record) -> None:
         prefix = record.split if record.kind == "step" else f"{record.split}_{record.kind}"
         for name, value in leaves(record.values, "/"):
             if isinstance(value, (int, float)):
@@ -193,7 +220,7 @@ class TensorBoardWriter(Writer):
                 report_gap(path, why)
 
     def marks(self) -> dict[str, dict[str, Any]]:
-        self.summary.flush()  # type: ignore[no-untyped-call]
+        self.attempt(self.summary.flush)
         found: dict[str, dict[str, Any]] = {self.folder.name: {}}
         for path in sorted(self.folder.glob(_EVENTS)):
             file = self._files.setdefault(path.name, RecordFile(path))
@@ -217,4 +244,4 @@ class TensorBoardWriter(Writer):
         )
 
     def close(self) -> None:
-        self.summary.close()  # type: ignore[no-untyped-call]
+        self.attempt(self.summary.close)

@@ -14,6 +14,7 @@ from typing import Any
 from sslengine import startup
 from sslengine.distributed.ranks import is_primary
 from sslengine.hooks.events import Hook, TaskView
+from sslengine.monitor.delivery import Delivery
 from sslengine.monitor.loss_ledger import MAIN, LossEntry
 from sslengine.monitor.pictures import OpenPictures
 from sslengine.monitor.writers import Record
@@ -32,6 +33,7 @@ class LogMetrics(Hook):
 
     def __init__(self, frequency: int, rolling: int = -1) -> None:
         self.frequency = frequency
+        self._delivery = Delivery()
         # (time, train steps made, samples seen) at the last reads: the speed is between two.
         self._marks: deque[tuple[float, int, int]] = deque(
             maxlen=max(2, rolling // frequency + 1) if rolling > 0 else 2
@@ -85,8 +87,7 @@ class LogMetrics(Hook):
             if values:
                 self._write(task, kind, values)
         finally:
-            for writer in task.writers:
-                writer.close()
+            self._delivery.close(task.writers)
 
     def _begin_line(self, task: TaskView) -> None:
         """Note what the line says of this step; what is on the device follows."""
@@ -115,7 +116,7 @@ class LogMetrics(Hook):
             values["loss_mean"] = sum(e.parts[MAIN] for e in entries) / len(entries)
         left = self._total_steps - line.iteration
         display = {**line.display, "eta_seconds": step_seconds * left}
-        _hand_out(task, line._replace(values=values | put, display=display), pictures)
+        self._hand_out(task, line._replace(values=values | put, display=display), pictures)
 
     def _note_waiting(self, task: TaskView) -> None:
         """How long a step waited for its batch, on the rank that waited longest."""
@@ -127,7 +128,13 @@ class LogMetrics(Hook):
     def _write(self, task: TaskView, kind: str, values: dict[str, Any]) -> None:
         record = Record(kind, *_place(task), values, {"epochs": self._epochs})
         failed = kind == "exception"  # then pictures may have to be waited for
-        _hand_out(task, record, None if failed else task.storage.take_pictures())
+        self._hand_out(task, record, None if failed else task.storage.take_pictures())
+
+    def _hand_out(self, task: TaskView, record: Record, pictures: OpenPictures | None) -> None:
+        if pictures is not None and any(pictures):
+            images, histograms = pictures.read()
+            record = record._replace(images=images, histograms=histograms)
+        self._delivery.hand_out(record, task.writers)
 
     def _speed(self) -> tuple[float, float]:
         """(images per second, seconds per step) over the marks kept."""
@@ -153,11 +160,3 @@ def _tell_start_up() -> None:
 def _place(task: TaskView) -> tuple[int, int, str]:
     """Iteration, epoch, split."""
     return task.iteration, task.phase.epoch, "train" if task.train else "test"
-
-
-def _hand_out(task: TaskView, record: Record, pictures: OpenPictures | None) -> None:
-    if pictures is not None and any(pictures):
-        images, histograms = pictures.read()
-        record = record._replace(images=images, histograms=histograms)
-    for writer in task.writers:
-        writer.write(record._replace(values=dict(record.values)))

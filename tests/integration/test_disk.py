@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import sslengine
@@ -18,7 +19,7 @@ from sslengine.checkpoint.manifest import verify
 from sslengine.errors import CheckpointError, OutputError
 from sslengine.hooks.default import default_hooks
 from sslengine.hooks.events import Hook
-from sslengine.monitor.writers import JsonLinesWriter
+from sslengine.monitor.writers import JsonLinesWriter, TensorBoardWriter, Writer
 from sslengine.task.task import SelfSupervisionTask
 from sslengine.trainer import loop
 from tests.config.recipes import resolved
@@ -58,10 +59,18 @@ class At(Hook):
         self.doings.get(task.iteration + 1, lambda: None)()
 
 
-def _run(folder: Path, doings: dict[int, Any]) -> SelfSupervisionTask:
+class Noise(Hook):
+    """A picture of several pages of the disk in each record."""
+
+    def on_update(self, task: Any) -> None:
+        picture = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+        task.storage.put_image("noise", picture)
+
+
+def _run(folder: Path, doings: dict[int, Any], *more: Writer) -> SelfSupervisionTask:
     config = resolved(LOG_FREQUENCY=1, CHECKPOINT__CHECKPOINT_ITER_FREQUENCY=1).config
-    hooks = [At(doings), *default_hooks(config, folder)]
-    writers = [JsonLinesWriter(folder / "metrics.jsonl")]
+    hooks = [At(doings), Noise(), *default_hooks(config, folder)]
+    writers = [JsonLinesWriter(folder / "metrics.jsonl"), *more]
     task = SelfSupervisionTask(config, folder, CPU, writers=writers, hooks=hooks)
     task.prepare()
     loop.run(task)
@@ -111,6 +120,30 @@ def test_a_disk_that_stays_full_makes_the_end_an_error(small_disk: Path) -> None
     newest = files.newest(small_disk / "checkpoints")
     assert newest is not None
     assert newest[0].name == "model_iteration6.torch"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # its thread's
+def test_tensorboard_begins_a_new_file_once_there_is_room(
+    small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = small_disk / "tb_logs"
+    board = TensorBoardWriter(folder)
+    empty = (small_disk / "filler").unlink
+    with caplog.at_level(logging.ERROR, "sslengine"):
+        _run(small_disk, {3: lambda: _fill(small_disk), 6: empty}, board)
+    assert (
+        caplog.text.count(f"{folder}: values could not be written: [Errno 28] No space left") == 1
+    )
+    first, last = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    steps = []
+    for file in (first, last):
+        events = EventAccumulator(str(file))
+        events.Reload()
+        steps.append([event.step for event in events.Scalars("train/loss")])
+    assert {1, 2} <= {*steps[0]} < {1, 2, 3, 4, 5}
+    assert {7, 8} <= {*steps[1]}
 
 
 def test_a_disk_that_becomes_read_only(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
