@@ -24,19 +24,13 @@ from sslengine.export.twins import filled
 from sslengine.models.build import build_model, trunk_with_heads
 from sslengine.models.channels import RGB
 from sslengine.models.model import Model
+from sslengine.models.model_state import model_state, vissl_state
 from sslengine.models.networks import AUTO, MODEL
 from sslengine.models.options import ModelOptions, WeightsInitOptions
 from sslengine.models.trunks.from_torchvision import without_classes
 from sslengine.models.trunks.library_options import TorchvisionOptions
 from sslengine.models.vissl_names import to_vissl
-from sslengine.models.weights import (
-    COUNTERS,
-    Loaded,
-    expect_whole,
-    init_from_file,
-    model_state,
-    vissl_state,
-)
+from sslengine.models.weights import COUNTERS, Loaded, expect_whole, init_from_file
 from sslengine.trust import closed
 
 # Rounding of float32 sums in another order; a wrong tensor differs by far more.

@@ -34,7 +34,7 @@ from sslengine.errors import ConfigError, DataError, SSLEngineError
 from sslengine.launch.meta_pass import FIXED_SIZE_SOURCES, META, pass_alone, pass_through
 from sslengine.models.model import Model
 from sslengine.models.options import ModelOptions
-from sslengine.models.weights import expect_file_of
+from sslengine.models.weight_content import expect_file_of
 from sslengine.registry import COLLATORS, DATA_SOURCES, TRANSFORMS, Registry
 from sslengine.task.build import build_base_model
 from sslengine.train_steps.samples import multi_input_sample, single_input_sample

@@ -40,7 +40,8 @@ from sslengine.models.options import (
     WeightsInitOptions,
 )
 from sslengine.models.trunks.library_options import TimmOptions
-from sslengine.models.weights import TO_ADAPT, TO_TRUST, WHERE, init_weights
+from sslengine.models.weight_content import TO_TRUST, WHERE
+from sslengine.models.weights import TO_ADAPT, init_weights
 from sslengine.trust import closed
 
 HASH = "sha256"

@@ -18,8 +18,8 @@ from sslengine.distributed.ranks import rank, world_size
 from sslengine.distributed.sharding import like
 from sslengine.errors import CheckpointError, listing, nearest
 from sslengine.hooks.events import OPTIONAL, hook_name, hook_state, hook_states, load_hook_state
+from sslengine.models.model_state import load_model_state, model_state
 from sslengine.models.networks import networks_of
-from sslengine.models.weights import load_model_state, model_state
 from sslengine.task.phases import place_again
 from sslengine.task.progress import Progress
 from sslengine.task.same_run import expect_same_run, facts_of_run

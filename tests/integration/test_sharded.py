@@ -15,7 +15,7 @@ from sslengine.distributed.ranks import rank, world_size
 from sslengine.errors import ConfigError
 from sslengine.hooks.collapse import LogCollapse
 from sslengine.hooks.tensorboard import TensorBoardHistograms
-from sslengine.models.weights import vissl_state
+from sslengine.models.model_state import vissl_state
 from sslengine.monitor.writers import TensorBoardWriter
 from sslengine.trainer import loop
 from tests.methods.test_dinov3 import of_run

@@ -17,8 +17,9 @@ from sslengine.distributed.ranks import rank
 from sslengine.errors import ConfigError
 from sslengine.methods.mae import MaskedAutoencoder
 from sslengine.models.build import build_model
+from sslengine.models.model_state import model_state
 from sslengine.models.options import ModelOptions
-from sslengine.models.weights import init_from_file, model_state
+from sslengine.models.weights import init_from_file
 from sslengine.optim.options import OptimizerOptions
 from sslengine.optim.param_groups import build_param_groups
 from tests.config.recipes import recipe

@@ -13,8 +13,9 @@ from omegaconf import OmegaConf
 
 from sslengine.errors import CheckpointError
 from sslengine.models.build import build_model
+from sslengine.models.model_state import vissl_state
 from sslengine.models.options import ModelOptions
-from sslengine.models.weights import init_from_file, vissl_state
+from sslengine.models.weights import init_from_file
 
 CONVNEXT = {"DEPTH": [1, 1, 1, 1], "DIMS": [8, 8, 8, 8]}
 

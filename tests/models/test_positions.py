@@ -14,8 +14,9 @@ from timm.layers.pos_embed import resample_abs_pos_embed
 from sslengine.errors import CheckpointError
 from sslengine.models.build import build_model
 from sslengine.models.model import Model
+from sslengine.models.model_state import vissl_state
 from sslengine.models.options import ModelOptions
-from sslengine.models.weights import init_from_file, vissl_state
+from sslengine.models.weights import init_from_file
 
 TRUNKS: dict[str, dict[str, Any]] = {
     "class token": {"NAME": "vision_transformer"},

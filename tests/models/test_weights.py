@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from sslengine.errors import CheckpointError
 from sslengine.models.build import build_model
 from sslengine.models.model import Model
+from sslengine.models.model_state import load_model_state, model_state, vissl_state
 from sslengine.models.options import (
     FeatureEvalOptions,
     HeadOptions,
@@ -24,7 +25,7 @@ from sslengine.models.options import (
     TrunkOptions,
     WeightsInitOptions,
 )
-from sslengine.models.weights import init_from_file, load_model_state, model_state, vissl_state
+from sslengine.models.weights import init_from_file
 
 HEAD = [["mlp", {"dims": [512, 4]}]]
 
