@@ -38,7 +38,7 @@ ASKED = {
     "doctor": ("photos", "what"),
     "doctor RUN": ("run", "what"),
 }
-# Of `check` tests/tools/test_check_configs.py tests it too.
+# Of `check` tests/command/test_config_verdicts.py tests it too.
 SLOW = {"judge", "check", "rank checkpoints"}
 
 

@@ -12,7 +12,8 @@ import torch
 
 from sslengine import catalog  # noqa: F401
 from sslengine.command.check import main
-from sslengine.command.config_verdicts import SMALL, find, for_this_machine
+from sslengine.command.checked_files import find
+from sslengine.command.config_trials import SMALL, for_this_machine
 from sslengine.config.resolve import Resolved, resolve
 from sslengine.errors import ConfigError
 from sslengine.services.order import Services

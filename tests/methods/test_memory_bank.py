@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.checkpoint.resume import find
-from sslengine.command.config_verdicts import SMALL
+from sslengine.command.config_trials import SMALL
 from sslengine.config.facts import RunFacts
 from sslengine.config.resolve import resolve
 from sslengine.distributed.ranks import rank, world_size

@@ -10,21 +10,18 @@ import yaml
 
 from sslengine.command import config_verdicts as check_configs
 from sslengine.command.check import main
-from sslengine.command.config_verdicts import (
-    FOREIGN,
-    OVERLAY,
-    PART,
-    RUN,
-    File,
-    Trial,
-    Verdict,
-    Worker,
-    bases,
-    find,
-    judge,
-)
+from sslengine.command.checked_files import FOREIGN, OVERLAY, PART, RUN, File, bases, find
+from sslengine.command.config_trials import Trial, Verdict, Worker
 from sslengine.errors import OutputError
 from tests.config.recipes import recipe
+
+
+def judge(trial: Trial, timeout: float) -> Verdict:
+    worker = Worker()
+    try:
+        return worker.judge(trial, timeout)
+    finally:
+        worker.end()
 
 
 def _write(path: Path, tree: Any) -> None:
