@@ -3,70 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
 import torch
 
-from sslengine.data.batch.class_samplers import PowerLawBatchSampler, StratifiedBatchSampler
 from sslengine.data.batch.collators import Batch, image_keys
-from sslengine.data.batch.samplers import (
-    BatchSampler,
-    DistributedBatchSampler,
-    OrderedBatchSampler,
-    StreamBatchSampler,
-    StretchBatchSampler,
-)
 from sslengine.data.fingerprint import of_list
 from sslengine.data.loading.ahead import LoadedAhead
 from sslengine.data.loading.dataset import UNREADABLE, SSLDataset
 from sslengine.data.loading.device_prefetch import on_device
 from sslengine.data.loading.invalid import InvalidSamples
 from sslengine.data.loading.loader import Loader
+from sslengine.data.loading.order import Stretches, batches_of
 from sslengine.data.loading.repeated import repeat_check
 from sslengine.data.manifest.classes import Classes
-from sslengine.data.options import DataOptions, SplitOptions, StreamOptions, own
-from sslengine.data.sources.stream import StreamSource
-from sslengine.errors import ConfigError, DataError
+from sslengine.data.options import DataOptions, SplitOptions
+from sslengine.errors import ConfigError
 from sslengine.registry import COLLATORS
 
 logger = logging.getLogger(__name__)
-
-
-def training_sampler(
-    dataset: SSLDataset, options: SplitOptions, rank: int, world_size: int, seed: int, where: str
-) -> BatchSampler:
-    by_class = {
-        StratifiedBatchSampler: options.STRATIFIED_SAMPLER.ENABLED,
-        PowerLawBatchSampler: options.POWER_LAW_SAMPLER.ENABLED,
-    }
-    for chosen, enabled in by_class.items():
-        if enabled:
-            return chosen(dataset.standard_labels, options, rank, world_size, seed, where)
-    share = (len(dataset), options.BATCHSIZE_PER_REPLICA, rank, world_size)
-    shuffle = not options.USE_DEBUGGING_SAMPLER
-    return DistributedBatchSampler(
-        *share, seed=seed, drop_last=options.DROP_LAST, shuffle=shuffle, where=where
-    )
-
-
-def stream_sampler(
-    dataset: SSLDataset, stream: StreamSource, options: SplitOptions, workers: int, rank: int,
-    world_size: int, where: str,
-) -> BatchSampler:  # fmt: skip
-    batch = options.BATCHSIZE_PER_REPLICA
-    sampler = StreamBatchSampler(len(stream), batch, rank, world_size, options.DROP_LAST, where)
-    stream.distribute(batch, world_size, workers, own(options, StreamOptions).LANES)
-    dataset.distribute(sum(sampler.global_batch_sizes))
-    return sampler
-
-
-def ordered_sampler(
-    dataset: SSLDataset, options: SplitOptions, rank: int, world_size: int, where: str
-) -> BatchSampler:
-    share = (len(dataset), options.BATCHSIZE_PER_REPLICA, rank, world_size)
-    return OrderedBatchSampler(*share, where=where)
 
 
 class DataFeed:
@@ -89,7 +46,7 @@ class DataFeed:
         device: torch.device | str = "cpu",
         mp_method: str = "forkserver",
         classes: Sequence[Classes] = (),
-        stretches: Callable[[SSLDataset], Sequence[range]] | None = None,
+        stretches: Stretches | None = None,
     ) -> None:
         """
         split: TRAIN or TEST, whose options to use.
@@ -112,30 +69,8 @@ class DataFeed:
             self._check_what_is_left_to_the_device(
                 options.AUGMENT_BACKEND, chosen.COLLATE_FUNCTION, bool(image_keys(collate))
             )
-        share = (self.dataset, chosen, rank, world_size)
-        stream = self.dataset.stream
-        if stream and not training:
-            raise DataError(
-                f"{self.where}.DATA_SOURCES: {chosen.DATA_SOURCES[0]} is a stream, which gives no "
-                f"pass over each sample once. Evaluate on other data, for example on shards that "
-                f"are stored here (webdataset)."
-            )
-        self._sampler: BatchSampler = (
-            stream_sampler(
-                self.dataset,
-                stream,
-                chosen,
-                options.NUM_DATALOADER_WORKERS,
-                rank,
-                world_size,
-                self.where,
-            )
-            if stream
-            else StretchBatchSampler(stretches(self.dataset))
-            if stretches
-            else training_sampler(*share, seed, self.where)
-            if training
-            else ordered_sampler(*share, self.where)
+        self._sampler = batches_of(
+            self.dataset, options, split, rank, world_size, seed if training else None, stretches
         )
         if chosen.DROP_LAST and split == "TEST" and not training:
             logger.warning("%s.DROP_LAST does nothing: each test sample counts.", self.where)
