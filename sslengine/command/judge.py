@@ -99,7 +99,7 @@ def main(arguments: Sequence[str]) -> int:
     trusted = given.trust_config
     values, notes = _images(given) if given.train else own_images(given)
     said = [*overrides(values), *typed_plugins(given.values)]
-    opened = open_run(given.run, said, trusted=trusted, judged=True)
+    opened = open_run(given.run, said, trusted=trusted, judged=True, as_trained=True)
     _expect_writable(given.run)
     on_machine = import_dotted("sslengine.command.judging_machine:of_machine")
     machine, note = on_machine(given, opened.config)
@@ -117,7 +117,7 @@ def main(arguments: Sequence[str]) -> int:
         values, images = {**values, **decoded}, {**images, **decoded}
     run = open_run(
         given.run, ["engine_name=evaluate", *overrides(values), *typed(given.values)],
-        trusted=trusted, judged=True,
+        trusted=trusted, judged=True, as_trained=True,
     )  # fmt: skip
     runs = [run]
     for part in TRAINED[given.suite]:

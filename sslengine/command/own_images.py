@@ -30,7 +30,7 @@ def own_images(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """Keys of the config, and notes."""
     values = _columns(given, "TRAIN")
     said = [*overrides(values), *typed_plugins(given.values)]
-    opened = open_run(given.run, said, trusted=given.trust_config, judged=True)
+    opened = open_run(given.run, said, trusted=given.trust_config, judged=True, as_trained=True)
     data = read(opened.config, DataOptions)
     if data.TEST.DATA_SOURCES:
         values |= _columns(given, "TEST")

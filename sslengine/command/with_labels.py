@@ -162,7 +162,10 @@ def _length(
 
 def _open(given: argparse.Namespace, values: Mapping[str, Any], recipe: str) -> Resolved:
     said = [*overrides(values), *typed(given.values)]
-    return open_run(given.run, said, given.trust_config, judged=True, added=f"benchmark/{recipe}")
+    return open_run(
+        given.run, said, given.trust_config, judged=True, added=f"benchmark/{recipe}",
+        as_trained=True,
+    )  # fmt: skip
 
 
 def _recipe(options: ModelOptions) -> tuple[str, bool]:

@@ -28,7 +28,8 @@ from sslengine.trust import Opened, closed
 # Sections that only training uses.
 _TRAINING_ONLY = ("HOOKS", "SLURM")
 # Entries that a run's folder has in addition to config.yaml, and a folder of configs has not.
-_RUN_ENTRIES = ("checkpoints", "environment.json", "metrics.jsonl")
+_CHECKPOINTS = "checkpoints"
+_RUN_ENTRIES = (_CHECKPOINTS, "environment.json", "metrics.jsonl")
 
 
 def open_run(
@@ -37,26 +38,29 @@ def open_run(
     trusted: bool = False,
     judged: bool = False,
     added: str = "",
+    as_trained: bool = False,
 ) -> Resolved:
     """Resolve the config of the run with the user's overrides.
 
     trusted: the config may import code, and refer to other files and to the environment.
     judged: the run's model is evaluated and not trained; sections that only training uses are
         removed.
+    as_trained: WEIGHTS_INIT, which a run with checkpoints started from, is removed too.
     added: a file that ships with sslengine, on top of the config.
     """
     path = folder / "config.yaml"
     if not path.is_file():
         raise ConfigError(f"{folder} has no config.yaml: it is not the folder of a run.")
+    started = as_trained and any((folder / _CHECKPOINTS).glob("*"))
     if trusted:
         composition = compose(["config=config", *overrides], [str(folder)])
-        composition = _with(_for_judging(composition) if judged else composition, added)
+        composition = _with(_for_judging(composition, started) if judged else composition, added)
         return freeze(composition, judged)
     tree, not_read = read_plain(path)
     composition = compose_on(Layer(str(path), tree), overrides, "config")
     opened = Opened(str(path), frozenset(_typed(composition.assignments)))
     with closed(opened):
-        composition = _with(_for_judging(composition) if judged else composition, added)
+        composition = _with(_for_judging(composition, started) if judged else composition, added)
         resolved = freeze(composition, judged)
     warnings = tuple(
         f"{each} refers to another value or to the environment, which is not read, because the "
@@ -124,14 +128,20 @@ def _texts(value: Any) -> Iterator[str]:
         yield from (text for each in value for text in _texts(each))
 
 
-def _for_judging(composition: Composition) -> Composition:
-    """Remove sections that only training uses; replace an augmentation back-end that is missing."""
+def _for_judging(composition: Composition, started: bool) -> Composition:
+    """Remove what only training uses; replace an augmentation back-end that is missing.
+
+    started: WEIGHTS_INIT has been used.
+    """
     layers = []
     for layer in composition.layers:
         tree = dict(layer.tree)
         config = tree["config"] = dict(tree.get("config") or {})
         for key in _TRAINING_ONLY:
             config.pop(key, None)
+        model = config.get("MODEL")
+        if started and isinstance(model, dict):
+            config["MODEL"] = {k: each for k, each in model.items() if k != "WEIGHTS_INIT"}
         data = config.get("DATA")
         # All back-ends make the same pixels: see docs/augmentation.md.
         if isinstance(data, dict) and _is_missing(data.get("AUGMENT_BACKEND")):

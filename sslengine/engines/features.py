@@ -52,11 +52,16 @@ def trained_weights(config: DictConfig, run_dir: Path) -> Path:
 
     Collective. Without one it is `checkpoint.torch`, which another program may have written.
     """
-    given = read(config, ModelOptions).WEIGHTS_INIT.PARAMS_FILE
-    if given:
-        return Path(given)
-    folder = run_dir / "checkpoints"
-    return newest_path(folder) or folder / files.POINTER
+    given, folder = read(config, ModelOptions).WEIGHTS_INIT.PARAMS_FILE, run_dir / "checkpoints"
+    newest = newest_path(folder)
+    if not given:
+        return newest or folder / files.POINTER
+    if newest:
+        log.warning(
+            "config.MODEL.WEIGHTS_INIT.PARAMS_FILE: %s is used, and not %s. For the checkpoint of "
+            "the run in this folder leave it out.", given, newest,
+        )  # fmt: skip
+    return Path(given)
 
 
 def required_weights(run: Run) -> Path | None:

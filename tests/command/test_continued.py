@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -83,6 +85,27 @@ def test_a_run_whose_prototypes_were_frozen_is_judged_by_heads_that_are_not(
         added = ["config=photos/dino", f"config.CHECKPOINT.DIR={run}", *split]
         config = resolve([*added, f"+config/benchmark/{benchmark}"]).config
         assert not config.MODEL.TEMP_FROZEN_PARAMS_EPOCH_MAP
+
+
+def test_judged_is_what_it_became(trained: Path, photos: Path, tmp_path: Path) -> None:
+    """Not the weights that it started from, which may be gone; unless --set names them."""
+    start = tmp_path / "start"
+    shutil.copytree(trained, start)
+    run = continued(start, photos, tmp_path / "run")
+    judge = ["judge", str(run), f"--train={photos}", f"--val={photos}"]
+    file = f"--set=MODEL.WEIGHTS_INIT.PARAMS_FILE={start}"
+    assert main([*judge, file]) == 0
+    assert _judged(run).startswith(str(start))
+    shutil.rmtree(start)
+    assert main(judge) == 0
+    assert _judged(run).startswith(str(run / "checkpoints"))
+
+
+def _judged(run: Path) -> str:
+    report = json.loads((run / "evaluation.json").read_text())
+    found = {each["about"]["weights"] for each in report["scores"] if each["features"] == "trained"}
+    assert len(found) == 1
+    return found.pop()
 
 
 def test_layers_near_the_input_move_less(trained: Path, photos: Path, tmp_path: Path) -> None:

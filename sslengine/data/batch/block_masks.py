@@ -21,11 +21,11 @@ from sslengine.data.augment.transform import Sample
 from sslengine.data.augment.transforms.masking import (
     block_mask,
     no_room,
-    ratios_in_order,
 )
 from sslengine.data.batch.collators import Batch, column, only_moves, stacked, view_by_view
 from sslengine.data.batch.samplers import Place
 from sslengine.data.loading.seeding import generator
+from sslengine.data.ranges import in_order
 from sslengine.errors import DataError
 from sslengine.registry import register_collator
 
@@ -72,14 +72,15 @@ def spread_masks_collator(
     resized_to: global views are resized to this side; as they were they are the input `gram_views`
         (DINOv3). 0: they are not.
     """
-    low, high = shares
-    if patch_size < 1 or not 0 <= masked_views <= 1 or not 0 <= low <= high <= 1:
+    if min(patch_size, smallest_block) < 1 or not (0 <= masked_views <= 1 and largest_block > 0):
         raise DataError(
-            f"{HERE}: expected a patch_size of 1 or more, masked_views from 0 to 1 and two shares "
-            f"in order, got {patch_size}, {masked_views} and {list(shares)}."
+            f"{HERE}: expected a patch_size and a smallest_block of 1 or more, masked_views from 0 "
+            f"to 1 and a largest_block above 0, got {patch_size}, {smallest_block}, {masked_views} "
+            f"and {largest_block}."
         )
     try:
-        aspects = ratios_in_order("aspect_ratios", aspect_ratios)
+        low, high = in_order("shares", shares, most=1, with_zero=True)
+        aspects = in_order("aspect_ratios", aspect_ratios)
     except ValueError as error:
         raise DataError(f"{HERE}: {error}") from error
     large, collated = by_size(batch)

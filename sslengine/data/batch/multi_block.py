@@ -28,6 +28,7 @@ from sslengine.data.augment.transform import Sample
 from sslengine.data.batch.collators import Batch, default_collate, only_moves
 from sslengine.data.batch.samplers import Place
 from sslengine.data.loading.seeding import generator
+from sslengine.data.ranges import in_order
 from sslengine.errors import DataError
 from sslengine.registry import register_collator
 
@@ -69,8 +70,17 @@ def multi_block_collator(
     """
     if places not in PLACES:
         raise DataError(f"{NAME}: expected places {' or '.join(PLACES)}, got {places!r}.")
-    if targets < 1:
-        raise DataError(f"{NAME}: expected 1 or more targets, got {targets}.")
+    if targets < 1 or patch_size < 1:
+        raise DataError(
+            f"{NAME}: expected 1 or more targets and a patch_size of 1 or more, got {targets} and "
+            f"{patch_size}."
+        )
+    try:
+        in_order("target_scale", target_scale, most=1)
+        in_order("context_scale", context_scale, most=1)
+        in_order("target_aspect", target_aspect)
+    except ValueError as error:
+        raise DataError(f"COLLATE_FUNCTION_PARAMS of {NAME}: {error}") from error
     collated = default_collate(batch)
     if len(collated["data"]) != 1:
         raise DataError(f"{NAME} takes one view of each image, and got {len(collated['data'])}.")

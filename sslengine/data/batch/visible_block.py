@@ -21,6 +21,7 @@ from sslengine.data.augment.transform import Sample
 from sslengine.data.batch.collators import Batch, default_collate, only_moves
 from sslengine.data.batch.samplers import Place
 from sslengine.data.loading.seeding import generator
+from sslengine.data.ranges import in_order
 from sslengine.errors import DataError
 from sslengine.registry import register_collator
 
@@ -53,6 +54,8 @@ def visible_block_collator(
     collated = default_collate(batch)
     if len(collated["data"]) != 1:
         raise DataError(f"{NAME} takes one view of each image, and got {len(collated['data'])}.")
+    if patch_size < 1:
+        raise DataError(f"{NAME}: expected a patch_size of 1 or more, got {patch_size}.")
     height, width = collated["data"][0].shape[-2:]
     rows, columns = height // patch_size, width // patch_size
     away = int(rows * columns * hidden)
@@ -77,10 +80,10 @@ def visible_block_collator(
 def _check(masks: str, aspects: Sequence[float], patches: int, away: int, asked: int) -> None:
     if masks not in MASKS:
         raise DataError(f"{NAME}: expected masks {', '.join(MASKS)}, got {masks!r}.")
-    if len(aspects) != 2 or not 0 < aspects[0] <= aspects[1]:
-        raise DataError(
-            f"{NAME}: expected two aspect_ratios above 0 in order, got {list(aspects)}."
-        )
+    try:
+        in_order("aspect_ratios", aspects)
+    except ValueError as error:
+        raise DataError(f"COLLATE_FUNCTION_PARAMS of {NAME}: {error}") from error
     if not 0 < away < patches or not 0 < asked <= away:
         raise DataError(
             f"{NAME}: of {patches} patches of an image {away} are hidden, of which {asked} are "

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 
 from sslengine.errors import ConfigError, UnknownNameError
 from sslengine.models.options import HeadOptions
@@ -42,11 +43,22 @@ def build_module(entry: Any, where: str) -> nn.Module:
 
 def _module(name: str, arguments: dict[str, Any], where: str) -> nn.Module:
     try:
-        return HEADS.make(name, arguments, where)  # type: ignore[no-any-return]
+        made: nn.Module = HEADS.make(name, arguments, where)
     except UnknownNameError:
         raise  # it already names the key
     except ConfigError as error:
         raise ConfigError(f"{where}.{error}") from error
+    except RuntimeError as error:
+        if "negative dimension" not in str(error):
+            raise
+        raise ConfigError(f"{where}.{name}: a width in {arguments} is below 0.") from error
+    for path, parameter in made.named_parameters():
+        if not is_lazy(parameter) and 0 in parameter.shape:
+            raise ConfigError(
+                f"{where}.{name}: a width in {arguments} is 0: {path} has the shape "
+                f"{tuple(parameter.shape)}."
+            )
+    return made
 
 
 def _scale(linear: nn.Linear, factor: float) -> None:

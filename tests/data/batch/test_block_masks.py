@@ -172,8 +172,11 @@ def test_places_of_a_batch_without_a_sampler_and_of_an_ordered_one() -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [({"shares": [0.5, 0.1]}, "two shares in order"), ({"masked_views": 2}, "masked_views from 0 to 1"),
-     ({"aspect_ratios": [2, 1]}, "aspect_ratios: expected two ratios")],
+    [({"shares": [0.5, 0.1]}, "shares: expected two numbers from 0 to 1, in order"),
+     ({"shares": [0.5]}, "shares: expected two numbers"), ({"shares": [0.5, 1.5]}, "to 1, in order"),
+     ({"masked_views": 2}, "masked_views from 0 to 1"), ({"smallest_block": 0}, "smallest_block of 1"),
+     ({"largest_block": 0}, "a largest_block above 0"),
+     ({"aspect_ratios": [2, 1]}, "aspect_ratios: expected two numbers above 0, in order")],
 )  # fmt: skip
 def test_wrong_options(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):

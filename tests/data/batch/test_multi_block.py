@@ -110,6 +110,13 @@ def test_a_context_that_is_too_small_may_overlap_targets() -> None:
     ("params", "message"),
     [
         ({"min_keep": 225}, "15 x 15 patches cannot have more than min_keep, 225"),
+        (
+            {"target_scale": [-0.2, 0.2]},
+            "target_scale: expected two numbers above 0 to 1, in order",
+        ),
+        ({"context_scale": [0.5]}, "context_scale: expected two numbers"),
+        ({"target_aspect": [2.0, 1.0]}, "target_aspect: expected two numbers above 0, in order"),
+        ({"patch_size": 0}, "a patch_size of 1 or more, got 4 and 0"),
         ({"places": "papers"}, "expected places code or paper, got 'papers'"),
     ],
 )

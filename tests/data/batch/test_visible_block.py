@@ -69,7 +69,8 @@ def test_ranks_have_their_rows_of_what_one_process_draws() -> None:
     ("params", "message"),
     [
         ({"masks": "inside"}, "expected masks outside, block, random, got 'inside'"),
-        ({"aspect_ratios": [2.0, 0.5]}, "two aspect_ratios above 0 in order"),
+        ({"aspect_ratios": [2.0, 0.5]}, "aspect_ratios: expected two numbers above 0, in order"),
+        ({"patch_size": 0}, "a patch_size of 1 or more, got 0"),
         ({"hidden": 1.0}, "of 256 patches of an image 256 are hidden"),
         ({"predicted": 0.001}, "166 are hidden, of which 0 are predicted"),
     ],

@@ -15,6 +15,7 @@ from torch import Tensor
 from sslengine.data.augment.operation import Operation, Size
 from sslengine.data.augment.transform import MakesKeys
 from sslengine.data.augment.view import size_of
+from sslengine.data.ranges import in_order
 from sslengine.registry import register_transform
 
 # How often to try to place a block before the mask is left unchanged.
@@ -68,7 +69,7 @@ class MaskedImageModeling(_DrawsMask):
                 )
         if patch_size < 1:
             raise ValueError(f"patch_size: expected 1 or more, got {patch_size}.")
-        low, high = ratios_in_order("log_aspect_ratio", log_aspect_ratio)
+        low, high = in_order("log_aspect_ratio", log_aspect_ratio)
         self.ratios = list(zip(pred_ratio_mean, pred_ratio_var))
         self.patch_size = patch_size
         self.aspects = (low, high)
@@ -114,12 +115,6 @@ class RandomPatchMask(_DrawsMask):
         times, nothing = self.cell_size // self.patch_size, list[Operation]()
         mask = cells.view(rows, columns).repeat_interleave(times, 0).repeat_interleave(times, 1)
         return {"data": nothing, "mask": mask}
-
-
-def ratios_in_order(key: str, ratios: Sequence[float]) -> tuple[float, float]:
-    if len(ratios) != 2 or not 0 < ratios[0] <= ratios[1]:
-        raise ValueError(f"{key}: expected two ratios above 0 in order, got {list(ratios)}.")
-    return ratios[0], ratios[1]
 
 
 def block_mask(

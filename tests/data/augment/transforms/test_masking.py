@@ -105,7 +105,7 @@ def test_each_image_of_a_sample_has_its_mask() -> None:
         ({"pred_ratio_mean": [0.3], "pred_ratio_var": [0.4]}, "shares between 0 and 1, got 0.3 - 0.4"),
         ({"pred_ratio_mean": [0.8], "pred_ratio_var": [0.4]}, "got 0.8 - 0.4 to 0.8"),
         ({"patch_size": 0}, "patch_size: expected 1 or more"),
-        ({"log_aspect_ratio": [2.0, 1.0]}, "two ratios above 0 in order"),
+        ({"log_aspect_ratio": [2.0, 1.0]}, "two numbers above 0, in order"),
     ],
 )  # fmt: skip
 def test_what_cannot_be(keys: dict[str, Any], message: str) -> None:
