@@ -57,8 +57,8 @@ def changes(
     now: the present config in the form in which it is stored (stored.py).
     where: what an error calls the earlier one.
 
-    Omitted are: derived values; CHECKPOINT; keys without effect that an earlier version accepted;
-    and keys that the earlier version did not have, if they have their defaults.
+    Omitted are: values that follow from others; CHECKPOINT; keys without effect that an earlier
+    version accepted; and keys that the earlier version did not have, if they have their defaults.
     """
     earlier = load_run(before, where)["config"]
     new = dict(_leaves(now))
@@ -69,13 +69,18 @@ def changes(
     }
     found = []
     for path in dict.fromkeys((*new, *old)):
-        derived = origins.get(f"config.{path}", "").startswith("derived:")
+        derived = _follows(origins.get(f"config.{path}", ""))
         later = path not in old and not _is_given(path, origins)
         if derived or later or _below(path, ("CHECKPOINT",)):
             continue
         if old.get(path) != new.get(path):
             found.append(Change(path, old.get(path, "not set"), new.get(path, "not set")))
     return found
+
+
+def _follows(origin: str) -> bool:
+    """Not so where `auto` in what was given became a number: that has a place for each start."""
+    return origin.startswith("derived:") and not origin.startswith("derived: auto:")
 
 
 def _is_of_another(path: str) -> bool:

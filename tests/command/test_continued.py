@@ -101,6 +101,17 @@ def test_judged_is_what_it_became(trained: Path, photos: Path, tmp_path: Path) -
     assert _judged(run).startswith(str(run / "checkpoints"))
 
 
+def test_another_head_is_another_model(
+    trained: Path, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where the recipe's width is `auto`."""
+    other = "--set=MODEL.HEAD.PARAMS.0.1.use_relu=false"
+    assert main(["train", str(photos), "--method=simclr", *RUN, other, "--out", str(trained)]) != 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "another model or method" in said
+    assert "config.MODEL.HEAD.PARAMS" in said
+
+
 def _judged(run: Path) -> str:
     report = json.loads((run / "evaluation.json").read_text())
     found = {each["about"]["weights"] for each in report["scores"] if each["features"] == "trained"}

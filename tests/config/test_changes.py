@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from sslengine.config.changes import Change, changes, is_fixed
+from sslengine.config.resolve import settled
 from sslengine.config.show import show
 from sslengine.config.stored import as_stored
 from tests.config.recipes import resolved
@@ -41,6 +42,18 @@ def test_what_may_change(now: dict[str, Any], allowed: bool) -> None:
     found = _between({}, now)
     assert found
     assert all(each.allowed for each in found) == allowed
+
+
+def test_a_head_whose_width_is_auto() -> None:
+    def settled_run(**more: Any) -> Any:
+        head = [["mlp", {"dims": [32, 8], **more}]]
+        return settled(resolved(), "MODEL.HEAD.PARAMS", head, "auto: the widths of the features")
+
+    before, now = settled_run(), settled_run(use_relu=True)
+    stored = as_stored(now.config, now.texts)
+    assert changes(show(now), stored, now.origins) == []
+    (change,) = changes(show(before), stored, now.origins)
+    assert (change.path, change.allowed) == ("MODEL.HEAD.PARAMS", False)
 
 
 def test_how_a_memory_is_kept_may_change() -> None:
