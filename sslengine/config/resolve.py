@@ -20,7 +20,7 @@ from sslengine.config.inference import infer
 from sslengine.config.length import settle_length
 from sslengine.config.merge import Merged, merge
 from sslengine.config.optimizer_keys import warn_of_keys_without_effect
-from sslengine.config.outlasting import warn_of_long_warmups
+from sslengine.config.outlasting import warn_of_long_warmups, warn_of_never_trained
 from sslengine.config.places import Places
 from sslengine.config.schedules import settle_schedules
 from sslengine.config.stored import Path
@@ -96,6 +96,7 @@ def _frozen(composition: Composition, judged: bool) -> Resolved:
     keep_chosen(merged.root.config)
     if not judged:
         warn_of_long_warmups(merged)
+        warn_of_never_trained(merged)
     OmegaConf.set_readonly(merged.root.config, True)
     return Resolved(
         config=merged.root.config,

@@ -13,6 +13,7 @@ earlier ones. Metrics that are absent say nothing. remedies.py names the key to 
     fewer prototypes    less than a quarter of the prototypes that were in use
     without images      the targets of patches depend on their positions alone
     equal images        they are copies of one, or the trunk gives all the same features
+    no hidden patches   so none is predicted
     equal patches       it gives all patches of an image the same features
     fewer dimensions    RankMe of the trunk is below a quarter of what it was, or of what the
                         weights gave that the run started from
@@ -37,13 +38,15 @@ Metrics = Mapping[str, float]
 # The metrics that the rules read.
 ENTROPY, USED = IMAGES.entropy, IMAGES.used
 PATCH_ENTROPY, PATCH_USED = PATCHES.entropy, PATCHES.used
+PATCH_LOSS = "loss.patches"
 KOLEO, INFORMATION = "loss.koleo", "loss.image_information"
 TRUNK_RANK, TRUNK_ROWS = "trunk_rank", "trunk_rows"
 START_RANK, START_ROWS = "start_rank", "start_rows"  # in the first step, of weights that were given
 PATCH_SPREAD, INPUT_STD = "patch_spread", "input_std"
 LOSS_FINITE, LOSS_SCALE = "loss_finite", "loss_scale"
-READ = (ENTROPY, USED, PATCH_ENTROPY, PATCH_USED, KOLEO, INFORMATION, TRUNK_RANK, TRUNK_ROWS,
-        START_RANK, START_ROWS, PATCH_SPREAD, INPUT_STD, LOSS_FINITE, LOSS_SCALE)  # fmt: skip
+READ = (ENTROPY, USED, PATCH_ENTROPY, PATCH_USED, PATCH_LOSS, KOLEO, INFORMATION, TRUNK_RANK,
+        TRUNK_ROWS, START_RANK, START_ROWS, PATCH_SPREAD, INPUT_STD, LOSS_FINITE,
+        LOSS_SCALE)  # fmt: skip
 
 SAYS_NOTHING = 0.02  # nats
 LEFT = 0.25  # of the largest value so far
@@ -130,7 +133,10 @@ def _more_prototypes(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding
 
 
 def _prototypes(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
-    for targets in (IMAGES, PATCHES) if _rows(ends[-1]) >= FEWEST_ROWS else ():
+    hidden = ends[-1].get(PATCH_LOSS) != 0.0
+    for targets in (IMAGES, *([PATCHES] if hidden else [])):
+        if _rows(ends[-1]) < FEWEST_ROWS:
+            return
         used = ends[-1].get(targets.used, math.nan)
         most = _most(targets.used, ends)
         of_all = f"{used:.1f} of {run.prototypes(targets):g} prototypes are in use"
@@ -144,6 +150,16 @@ def _prototypes(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
             )
             value = f"{of_all}, after {most:.1f}"
             yield Finding(f"fewer {targets.of}prototypes", value, advice or too_many)
+
+
+def _no_hidden_patches(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
+    """A cross entropy is never 0, but where it has no terms."""
+    if ends[-1].get(PATCH_LOSS) == 0.0 and run.get("patch_weight") > 0.0:
+        where = "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS (of MaskedImageModeling pred_ratio_mean)"
+        advice = f"Raise shares and masked_views in {where}, or the size of the views"
+        yield Finding(
+            "no hidden patches", f"{PATCH_LOSS} is 0", f"{advice}; or: {run.set('patch_weight', 0)}"
+        )
 
 
 def _positions(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
@@ -223,6 +239,6 @@ def _at_start(end: Metrics) -> float:
 
 
 _RULES: tuple[Callable[[Sequence[Metrics], Remedies], Iterator[Finding]], ...] = (
-    _uniform, _one_hot, _more_prototypes, _prototypes, _positions, _equal_images, _equal_patches,
-    _koleo, _not_finite,
+    _uniform, _one_hot, _more_prototypes, _prototypes, _no_hidden_patches, _positions,
+    _equal_images, _equal_patches, _koleo, _not_finite,
 )  # fmt: skip

@@ -102,6 +102,8 @@ DEATHS: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "one image per rank": ("dinov2", {"DATA.TRAIN.BATCHSIZE_PER_REPLICA": 1,
                                       "DATA.TRAIN.DATA_LIMIT": 4},
                            "KoLeo", "raise config.DATA.TRAIN.BATCHSIZE_PER_REPLICA"),
+    "nothing hidden": ("dinov2", {"DATA.TRAIN.COLLATE_FUNCTION_PARAMS.shares": [0, 0]},
+                       "no hidden patches", "Raise shares and masked_views in config.DATA.TRAIN"),
     "copies of an image": ("dinov2", GREY, "equal images", "Look at the images of config.DATA"),
     "equal features": ("msn", {"momentum": 0, **rate(1.0)},
                        "equal images", "config.LOSS.msn_loss.momentum=0.99 (now 0"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -43,7 +44,9 @@ def build_module(entry: Any, where: str) -> nn.Module:
 
 def _module(name: str, arguments: dict[str, Any], where: str) -> nn.Module:
     try:
-        made: nn.Module = HEADS.make(name, arguments, where)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Initializing zero-element tensors")
+            made: nn.Module = HEADS.make(name, arguments, where)
     except UnknownNameError:
         raise  # it already names the key
     except ConfigError as error:

@@ -51,6 +51,19 @@ def test_errors_say_which_head() -> None:
         build(["mpl", {}])
 
 
+@pytest.mark.parametrize("width", [0, -5])
+@pytest.mark.parametrize("head", ["dino_head", "swav_head", "mlp"])
+def test_a_head_without_outputs_is_refused(head: str, width: int) -> None:
+    """The loss of 0 prototypes is 0, and training would go on."""
+    arguments: dict[str, Any] = {
+        "dino_head": {"in_dim": 3, "num_clusters": [width]},
+        "swav_head": {"dims": [3, 4], "use_bn": False, "num_clusters": [width]},
+        "mlp": {"dims": [3, width]},
+    }[head]
+    with pytest.raises(ConfigError, match=rf"PARAMS\.0\.{head}: a width in .* is (0: |below 0)"):
+        build([head, arguments])
+
+
 def test_a_head_of_ones_own() -> None:
     @register_head("doubling_head_of_test_build")
     class Doubling(nn.Module):

@@ -67,6 +67,8 @@ class MaskedImageModeling(_DrawsMask):
                     f"pred_ratio_mean, pred_ratio_var: expected shares between 0 and 1, got "
                     f"{mean} - {variation} to {mean} + {variation}."
                 )
+        if not any(pred_ratio_mean):
+            raise ValueError("pred_ratio_mean: 0 alone hides no patch, and nothing is learned.")
         if patch_size < 1:
             raise ValueError(f"patch_size: expected 1 or more, got {patch_size}.")
         low, high = in_order("log_aspect_ratio", log_aspect_ratio)
@@ -96,9 +98,9 @@ class RandomPatchMask(_DrawsMask):
         cell_size: the side of a cell, in pixels; a multiple of patch_size.
         ratio: the share of the cells that is hidden, rounded up.
         """
-        if patch_size < 1 or cell_size < 1 or cell_size % patch_size or not 0 <= ratio <= 1:
+        if patch_size < 1 or cell_size < 1 or cell_size % patch_size or not 0 < ratio <= 1:
             raise ValueError(
-                f"expected a cell_size that is a multiple of patch_size, and a ratio from 0 to 1, "
+                f"expected a cell_size that is a multiple of patch_size, and a ratio above 0 to 1, "
                 f"got {cell_size}, {patch_size} and {ratio}."
             )
         self.patch_size, self.cell_size, self.ratio = patch_size, cell_size, ratio

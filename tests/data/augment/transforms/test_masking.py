@@ -87,7 +87,8 @@ def test_any_place_may_be_hidden() -> None:
 
 def test_nothing_is_hidden_where_nothing_is_to_be() -> None:
     assert not block_mask(14, 14, 0, ASPECTS).any()
-    assert not masks(3, pred_ratio_mean=[0.0], pred_ratio_var=[0.0]).any()
+    with pytest.raises(ValueError, match="0 alone hides no patch"):
+        masks(3, pred_ratio_mean=[0.0], pred_ratio_var=[0.0])
 
 
 def test_each_image_of_a_sample_has_its_mask() -> None:
@@ -131,7 +132,8 @@ def test_whole_cells_are_hidden_of_each_image_as_many_and_anywhere() -> None:
     ("keys", "message"),
     [
         ({"cell_size": 24}, "multiple of patch_size"),
-        ({"ratio": 1.2}, "ratio from 0 to 1"),
+        ({"ratio": 1.2}, "a ratio above 0 to 1"),
+        ({"ratio": 0.0}, "a ratio above 0 to 1"),
         ({"patch_size": 0}, "multiple of patch_size"),
     ],
 )
