@@ -7,12 +7,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sslengine.errors import CheckpointError, DoesNotFitError, listing
+from sslengine.models.attention_heads import expect_heads
 from sslengine.models.channels import RGB, fit_channels
 from sslengine.models.model import Model
 from sslengine.models.model_state import tensors_of
@@ -90,6 +92,7 @@ def init_from_file(model: nn.Module, options: ModelOptions) -> Loaded:
     if not isinstance(trunk, Trunk):
         return _init_whole(expected, held, weights)
     source = of_family(trunk, held, weights) or of_vissl(trunk, list(expected), held, weights)
+    expect_heads(trunk, Path(weights.PARAMS_FILE), f"{WHERE}.PARAMS_FILE")
     given = fit_positions(trunk, without(source.tensors, weights.SKIP_LAYERS))
     given = _in_names_of_heads(model, given)
     given = fit_channels(expected, given, weights)

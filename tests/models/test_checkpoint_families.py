@@ -15,6 +15,7 @@ import json
 import logging
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -438,3 +439,41 @@ def test_the_log_says_what_went_where(tmp_path: Path, caplog: pytest.LogCaptureF
     (told,) = (each for each in caplog.records if "65 trunk and 0 head" in each.getMessage())
     assert told.__dict__["on_screen"]  # one line; the others are in the log alone
     assert "not used: state_dict/queue (1), of the network fc.bias, fc.weight." in caplog.text
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize(("said", "fits"), [(3, True), (12, False), ([3, 6], True), (None, True)])
+def test_heads_of_attention_are_in_the_config_of_a_folder_alone(
+    said: Any, fits: bool, nested: bool, tmp_path: Path
+) -> None:
+    """Their number changes no shape. As transformers writes it, of CLIP in `vision_config`."""
+    theirs = timm.create_model("vit_tiny_patch16_224", num_classes=0, **SMALL_TINY)
+    save_file(theirs.state_dict(), tmp_path / "model.safetensors")
+    config = {} if said is None else {"num_attention_heads": said}
+    text = json.dumps({"vision_config": config} if nested else config)
+    (tmp_path / "config.json").write_text(text)
+    trunk = {"NAME": "timm", "TIMM": {"model": "vit_tiny_patch16_224", "arguments": SMALL_TINY}}
+    with nullcontext() if fits else pytest.raises(CheckpointError, match=r"arguments.num_heads=12"):
+        start(trunk, tmp_path)
+
+
+def test_of_transformers_with_another_number_of_heads(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViTConfig(
+        hidden_size=192,
+        num_hidden_layers=1,
+        intermediate_size=768,
+        image_size=32,
+        patch_size=16,
+        layer_norm_eps=1e-6,
+    )
+    theirs = shaken(transformers.ViTModel(config, add_pooling_layer=False), 1).eval()
+    theirs.save_pretrained(tmp_path)
+    trunk: dict[str, Any] = {"NAME": "timm", "TIMM": {"model": "vit_tiny_patch16_224", "arguments": SMALL_TINY}}  # fmt: skip
+    with pytest.raises(CheckpointError, match=r"says num_attention_heads 12, and the trunk has 3"):
+        start(trunk, tmp_path)
+    trunk["TIMM"]["arguments"] = {**SMALL_TINY, "num_heads": config.num_attention_heads}
+    ours, _ = start(trunk, tmp_path)
+    with torch.no_grad():
+        wanted = theirs(images(32)).last_hidden_state[:, 0]
+        torch.testing.assert_close(ours(images(32))[0].flatten(1), wanted, rtol=1e-4, atol=1e-4)
