@@ -17,6 +17,7 @@ was chosen: --show.
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -294,7 +295,8 @@ def _sides(network: Network | None, given: argparse.Namespace, recipe: Recipe) -
     if not size or not (given.size or network):
         return {}
     own = Network("", recipe.trunk) if not network and not recipe.takes_any_network else None
-    patch = _patch(network or own, recipe)
+    in_parts = recipe.is_masked or recipe.leaves_patches_out or recipe.many_views
+    patch = _patch(network or own, recipe) if given.size or in_parts or recipe.teacher else None
     values = sides.keys(recipe.views, size, patch)
     if own and own.section:
         values[f"MODEL.TRUNK.{own.section}.IMAGE_SIZE"] = size
@@ -302,16 +304,14 @@ def _sides(network: Network | None, given: argparse.Namespace, recipe: Recipe) -
 
 
 def _patch(network: Network | None, recipe: Recipe) -> int | None:
-    """The side of a network's patches, where views or masks depend on it."""
-    if recipe.teacher:
-        return recipe.teacher.patch_side
-    if network is None:
-        return None
-    if not network.library and network.section:
-        said = recipe.said(f"MODEL.TRUNK.{network.section}.PATCH_SIZE")
-        return said or network.patch_side  # type: ignore[no-any-return]
-    in_parts = recipe.is_masked or recipe.leaves_patches_out or recipe.many_views
-    return network.patch_side if in_parts else None
+    """The side that is whole patches of the network and of its teacher."""
+    found = [recipe.teacher.patch_side] if recipe.teacher else []
+    if network is not None:
+        own = not network.library and network.section
+        said = recipe.said(f"MODEL.TRUNK.{network.section}.PATCH_SIZE") if own else None
+        found.append(said or network.patch_side)
+    patches = [each for each in found if each]
+    return math.lcm(*patches) if patches else None
 
 
 def _masks(recipe: Recipe, network: Network, patch: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,20 @@ def test_a_network_of_another_patch_has_crops_of_whole_patches(photos: Path) -> 
     assert config_of(*given).DATA.TRAIN.TRANSFORMS[0].size_crops == [224, 98]
     arguments = config_of(str(photos), "--recipe=simclr/cpu", "--model=vit_tiny_patch16_224")
     assert arguments.MODEL.TRUNK.TIMM.arguments.img_size == 28
+
+
+@pytest.mark.parametrize(
+    ("method", "size", "patch"),
+    [("simclr", 100, 16), ("distillation", 98, 112), ("distillation", 112, 0)],
+)
+def test_views_are_whole_patches_of_all_networks(
+    method: str, size: int, patch: int, photos: Path
+) -> None:
+    """Also of a plain method; the teacher of distillation has patches of 14 pixels."""
+    said = [f"--method={method}", "--model=vit_tiny_patch16_224", f"--size={size}"]
+    wrong = pytest.raises(ConfigError, match=f"{size} pixels are not whole patches of {patch},")
+    with wrong if patch else nullcontext():
+        config_of(str(photos), *said)
 
 
 def test_views_without_a_side(photos: Path) -> None:
