@@ -104,6 +104,8 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _describe(hint: Any) -> str:
+    if typing.get_origin(hint) in (list, Sequence):
+        return " of ".join(("a list", *map(_describe, typing.get_args(hint))))
     return hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)
 
 

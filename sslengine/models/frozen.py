@@ -65,7 +65,11 @@ class FrozenOptions:
     def check(self) -> Iterator[str]:
         yield from one_of(self, "network", *CHOICES)
         if self.given() and not self.timm:
-            yield "timm: `arguments` is set, but no network is named."
+            unset = ", ".join(f"arguments.{name}=null" for name in self.given())
+            yield (
+                f"timm: `arguments` is set, but no network is named. Name one; or, for the network "
+                f"of a run, set {unset}."
+            )
 
     def check_chosen(self) -> Iterator[str]:
         for problem in TimmOptions(self.timm).check_chosen():
@@ -144,7 +148,12 @@ class FrozenNetwork(nn.Module):
         """An error of a run's weights, whose keys a teacher has not."""
         for advice in (TO_TRUST, TO_ADAPT):
             text = text.replace(advice, "")
-        return text.replace(f"{WHERE}.PARAMS_FILE", "weights")
+        text = text.replace(f"{WHERE}.PARAMS_FILE", "weights")
+        options = self.options
+        if options.timm and (Path(options.weights) / "config.yaml").is_file():
+            keys = ["timm=''", *(f"arguments.{name}=null" for name in options.given())]
+            text += f"\n  {options.weights} is a run. For its own network set {', '.join(keys)}."
+        return text
 
     def _of_run(self, folder: Path, channels: int, read_weights: bool) -> Model:
         if not (folder / "config.yaml").is_file():

@@ -43,7 +43,7 @@ def test_what_fits(arguments: dict[str, Any]) -> None:
         ({"dims": [1], "use_nb": True}, "HEAD.0.use_nb: Head takes no such argument. Did you mean"),
         ({"dims": [1], "zzz": 1}, "It takes: anything, dims"),
         ({}, "config.HEAD.0.dims: Head requires this argument"),
-        ({"dims": "128"}, "config.HEAD.0.dims: expected collections.abc.Sequence[int], got '128'"),
+        ({"dims": "128"}, "config.HEAD.0.dims: expected a list of int, got '128'"),
         ({"dims": [1, "x"]}, "config.HEAD.0.dims: expected"),
         ({"dims": [1], "use_bn": "yes"}, "expected bool, got 'yes'"),
         ({"dims": [1], "use_bn": 1}, "expected bool, got 1"),
