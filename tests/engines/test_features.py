@@ -85,7 +85,7 @@ def test_the_trunks_last_feature_and_the_heads_have_names_too() -> None:
 
 
 def test_the_newest_weights_whatever_the_pointer_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     config, folder = resolved().config, tmp_path / "checkpoints"
     assert trained_weights(config, tmp_path) == folder / files.POINTER
@@ -94,6 +94,11 @@ def test_the_newest_weights_whatever_the_pointer_says(
     monkeypatch.setattr(files, "point_to", lambda *_: None)
     files.write({"n": 2}, folder, "model_phase1.torch", {"number": 2})
     assert trained_weights(config, tmp_path) == folder / "model_phase1.torch"
+    # A file that is named is taken, and that is said.
+    named = resolved(MODEL__WEIGHTS_INIT__PARAMS_FILE="other.pth").config
+    with caplog.at_level("WARNING", "sslengine"):
+        assert trained_weights(named, tmp_path) == Path("other.pth")
+    assert f"other.pth is used, and not {folder / 'model_phase1.torch'}" in caplog.text
     # A broken one is not judged.
     (folder / "model_phase1.torch").write_bytes(b"broken")
     assert trained_weights(config, tmp_path) == folder / "model_phase0.torch"
