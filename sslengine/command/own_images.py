@@ -18,7 +18,7 @@ from sslengine.command import columns
 from sslengine.config.assignments import overrides, typed
 from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read
-from sslengine.data.options import DataOptions
+from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.errors import DataError
 from sslengine.registry import import_dotted
 from sslengine.trust import closed
@@ -37,9 +37,13 @@ def own_images(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     with closed(opened.opened):
         build = import_dotted("sslengine.data.sources.base:build_sources")
         sources = build(data.TRAIN, "TRAIN")
-    values |= _labels(data, sources[0])
+    names = data.TRAIN.LABEL_SOURCES
+    if not names and sources[0].num_classes > 1:
+        names = data.TRAIN.DATA_SOURCES[:1]
+    values |= _labels(data, names)
     if not data.TEST.DATA_SOURCES and not data.HOLD_OUT.SHARE:
-        values |= _test_images(data, sources, given.group)
+        labelled = replace(data.TRAIN, LABEL_SOURCES=names)
+        values |= _test_images(labelled, sources, given.group)
     if data.TRAIN.LABEL_SOURCES or sources[0].num_classes or len(data.TRAIN.DATA_PATHS) != 1:
         return values, []
     note = columns.without_labels(data.TRAIN.DATA_PATHS[0], columns.of_set(given.values))
@@ -58,35 +62,33 @@ def _columns(given: argparse.Namespace, split: str) -> dict[str, Any]:
     return {f"DATA.{split}.{key}": value for key, value in said.items()}
 
 
-def _labels(data: DataOptions, source: Any) -> dict[str, Any]:
-    splits, made = {"TRAIN": data.TRAIN, "TEST": data.TEST}, {}
-    labelled = bool(data.TRAIN.LABEL_SOURCES) or source.num_classes > 1
-    if not data.TRAIN.LABEL_SOURCES and labelled:
-        own = {split: each.DATA_SOURCES[:1] for split, each in splits.items()}
-        made = {f"DATA.{split}.LABEL_SOURCES": each for split, each in own.items() if each}
-    kind = "standard" if labelled else "sample_index"
-    return {**made, **{f"DATA.{split}.LABEL_TYPE": kind for split in splits}}
+def _labels(data: DataOptions, names: Sequence[str]) -> dict[str, Any]:
+    """names: of TRAIN's sources of labels; empty if it has none."""
+    made: dict[str, Any] = {}
+    for split, each in (("TRAIN", data.TRAIN), ("TEST", data.TEST)):
+        if names and not data.TRAIN.LABEL_SOURCES and each.DATA_SOURCES:
+            made[f"DATA.{split}.LABEL_SOURCES"] = each.DATA_SOURCES[:1]
+        made[f"DATA.{split}.LABEL_TYPE"] = "standard" if names else "sample_index"
+    return made
 
 
-def _test_images(data: DataOptions, sources: Sequence[Any], group: str) -> dict[str, Any]:
+def _test_images(train: SplitOptions, sources: Sequence[Any], group: str) -> dict[str, Any]:
     """None of so few that none would be one: kNN leaves each out then."""
     made: dict[str, Any] = {"DATA.TRAIN.DATA_LIMIT": -1}
     if round(HELD_OUT * len(sources[0])):
         made["DATA.HOLD_OUT.SHARE"] = HELD_OUT
         if group:
             made[columns.GROUP] = group
-        elif _has_some_of_each_class(data, sources):
+        elif _has_some_of_each_class(train, sources):
             made["DATA.HOLD_OUT.STRATIFIED"] = True
     return made
 
 
-def _has_some_of_each_class(data: DataOptions, sources: Sequence[Any]) -> bool:
+def _has_some_of_each_class(train: SplitOptions, sources: Sequence[Any]) -> bool:
     """Would the share of every class be an image or more? Not where images have several."""
     read_labels = import_dotted("sslengine.data.manifest.labels:standard_labels")
-    names = data.TRAIN.LABEL_SOURCES or data.TRAIN.DATA_SOURCES[:1]
     with suppress(DataError):  # reported where the images are read
-        labelled = replace(data.TRAIN, LABEL_SOURCES=names)
-        found = read_labels(labelled, "TRAIN", sources, needed=True)
+        found = read_labels(train, "TRAIN", sources, needed=True)
         if found and found[0].column.ndim == 1:
             smallest = np.unique(found[0].column, return_counts=True)[1].min()
             return bool(round(HELD_OUT * smallest))

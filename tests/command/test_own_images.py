@@ -60,6 +60,17 @@ def test_each_class_is_among_the_test_images(
     assert len(train) + len(test) == sum(counts.values())
 
 
+@pytest.mark.parametrize("name", ["", "cat"])
+def test_without_classes_they_are_drawn_from_all(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images(tmp_path / "set", {name: 10})
+    data = {"DATA_SOURCES": ["disk_folder"], "DATA_PATHS": [str(tmp_path / "set")]}
+    config = judged(tmp_path / "run", data, monkeypatch)
+    assert [len(each) for each in datasets_of(config)] == [8, 2]
+    assert not config.DATA.TRAIN.LABEL_SOURCES
+
+
 def test_images_of_several_classes_are_drawn_from_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
