@@ -79,7 +79,9 @@ def changes(
 
 
 def _follows(origin: str) -> bool:
-    """Not so where `auto` in what was given became a number: that has a place for each start."""
+    """Does the value follow from other keys, which are compared? A number in place of `auto` does
+    not: HEAD.PARAMS, which has it, was given, and config.yaml holds the number of the other start.
+    """
     return origin.startswith("derived:") and not origin.startswith("derived: auto:")
 
 

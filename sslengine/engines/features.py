@@ -53,13 +53,12 @@ def trained_weights(config: DictConfig, run_dir: Path) -> Path:
     Collective. Without one it is `checkpoint.torch`, which another program may have written.
     """
     given, folder = read(config, ModelOptions).WEIGHTS_INIT.PARAMS_FILE, run_dir / "checkpoints"
-    newest = newest_path(folder)
     if not given:
-        return newest or folder / files.POINTER
-    if newest:
+        return newest_path(folder) or folder / files.POINTER
+    if own := files.in_order(folder):  # not read: they are not used
         log.warning(
             "config.MODEL.WEIGHTS_INIT.PARAMS_FILE: %s is used, and not %s. For the checkpoint of "
-            "the run in this folder leave it out.", given, newest,
+            "the run in this folder leave it out.", given, own[0],
         )  # fmt: skip
     return Path(given)
 

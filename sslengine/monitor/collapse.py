@@ -133,10 +133,9 @@ def _more_prototypes(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding
 
 
 def _prototypes(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
-    hidden = ends[-1].get(PATCH_LOSS) != 0.0
-    for targets in (IMAGES, *([PATCHES] if hidden else [])):
-        if _rows(ends[-1]) < FEWEST_ROWS:
-            return
+    if _rows(ends[-1]) < FEWEST_ROWS:
+        return
+    for targets in (IMAGES, PATCHES) if ends[-1].get(PATCH_LOSS) != 0.0 else (IMAGES,):
         used = ends[-1].get(targets.used, math.nan)
         most = _most(targets.used, ends)
         of_all = f"{used:.1f} of {run.prototypes(targets):g} prototypes are in use"
