@@ -51,6 +51,7 @@ class Registry(Generic[T]):
         engine_arguments: tuple[str, ...] = (),
         packages: Mapping[str, str] | None = None,
         base: str = "",
+        first: str = "",
         takes_foreign: bool = False,
         instead_of_options: str = "",
     ) -> None:
@@ -60,6 +61,7 @@ class Registry(Generic[T]):
         engine_arguments: arguments that the engine passes and YAML may not set.
         packages: maps `transform_type` of an entry to the module that contains its name.
         base: `module:Class` from which a class of this kind must derive.
+        first: what the engine passes as the first argument, which must be taken.
         takes_foreign: a class with `from_config` checks its options itself, and a function may
             be a component, whose caller passes the arguments that YAML does not set.
         instead_of_options: for a kind that has no dataclass of options, what to do.
@@ -75,6 +77,7 @@ class Registry(Generic[T]):
         self._suffix = suffix
         self._packages = packages or {}
         self._base = base
+        self.first = first
         self.takes_foreign = takes_foreign
         self._instead_of_options = instead_of_options
 
@@ -155,15 +158,19 @@ class Registry(Generic[T]):
         """Return what was expected if a class or function cannot be of this kind, else ""."""
         thing = self.get(name, where)
         if isinstance(thing, type):
-            module, _, name = self._base.partition(":")
-            base = getattr(_import(module), name) if name else object
+            module, _, member = self._base.partition(":")
+            base = getattr(_import(module), member) if member else object
             if not issubclass(thing, base):
                 return f"a class that derives from {self._base}"
             missing = sorted(getattr(thing, "__abstractmethods__", ()))
-            return f"a class that defines {' and '.join(missing)}" if missing else ""
+            if missing:
+                return f"a class that defines {' and '.join(missing)}"
         # A Python function may return a component; a function written in C does not.
-        plain = callable(thing) and not isinstance(thing, types.BuiltinFunctionType)
-        return "" if plain else "a class or a function"
+        elif not callable(thing) or isinstance(thing, types.BuiltinFunctionType):
+            return "a class or a function"
+        if self.first and not self.options(name) and not _takes_one(thing):
+            return f"what takes {self.first} as the first argument"
+        return ""
 
     def _known(self, path: str, where: str) -> T | None:
         """Return a dotted path's target if it is registered, or in one of the known packages.
@@ -413,7 +420,18 @@ def _why_not_imported(module: str, error: BaseException) -> str:
     return f"importing {module!r} fails: {type(error).__name__}: {error}{at}{hint}"
 
 
-TRAIN_STEPS: Registry[Any] = Registry("train step", engine_arguments=("task",))
+def _takes_one(thing: Any) -> bool:
+    """Whether it can be called with one argument, and others by their names."""
+    try:
+        inspect.signature(thing).bind_partial(None)
+    except TypeError:
+        return False
+    except ValueError:  # its signature cannot be read
+        return True
+    return True
+
+
+TRAIN_STEPS: Registry[Any] = Registry("train step", engine_arguments=("task",), first="the task")
 _A_SECTION = "declare keys of the config with @section(...) and read(config, ...) them"
 TASKS: Registry[Any] = Registry("task", instead_of_options=_A_SECTION)
 ENGINES: Registry[Any] = Registry("engine", instead_of_options=_A_SECTION)
@@ -431,7 +449,7 @@ HEADS: Registry[Any] = Registry("head", base="torch.nn:Module")
 HOOKS: Registry[Any] = Registry("hook")
 # An adapter wraps a hook of another engine; it returns None for a hook that it does not support.
 HOOK_ADAPTERS: Registry[Any] = Registry("hook adapter", instead_of_options=_A_SECTION)
-WRITERS: Registry[Any] = Registry("writer", engine_arguments=("run",))
+WRITERS: Registry[Any] = Registry("writer", engine_arguments=("run",), first="the run's RunPlace")
 METERS: Registry[Any] = Registry("meter", base="sslengine.meters.base:Meter")
 OPTIMIZERS: Registry[Any] = Registry(
     "optimizer",
@@ -446,7 +464,9 @@ TRANSFORMS: Registry[Any] = Registry(
     entry_keys=("name", "indices", PACKAGE_KEY),
     packages={"augly": "augly.image"},
 )
-COLLATORS: Registry[Any] = Registry("collator", engine_arguments=("batch",))
+COLLATORS: Registry[Any] = Registry(
+    "collator", engine_arguments=("batch",), first="the samples of a batch"
+)
 DATA_SOURCES: Registry[Any] = Registry("data source", base="sslengine.data.sources.base:DataSource")
 AUGMENT_BACKENDS: Registry[Any] = Registry("augmentation back-end", instead_of_options=_A_SECTION)
 LABEL_FREE: Registry[Any] = Registry("label-free metric", instead_of_options=_A_SECTION)

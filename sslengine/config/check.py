@@ -138,7 +138,7 @@ def _name_problems(registry: Registry[Any], value: Any, path: str) -> Iterator[s
         else:
             yield from _call_problems(registry, registry.name_in(value, path), arguments, path)
     elif _is_pair(registry, value):
-        yield from _call_problems(registry, value[0], value[1], path)
+        yield from _call_problems(registry, value[0], value[1], path, f"{path}.1")
     else:
         for index, each in enumerate(value):
             yield from _name_problems(registry, each, f"{path}.{index}")
@@ -182,8 +182,14 @@ def _kind_problems(registry: Registry[Any], name: str, path: str) -> Iterator[st
 
 
 def _call_problems(
-    registry: Registry[Any], name: str, arguments: Mapping[str, Any], path: str
+    registry: Registry[Any],
+    name: str,
+    arguments: Mapping[str, Any],
+    path: str,
+    arguments_at: str = "",
 ) -> Iterator[str]:
+    """`path`: of the name; of the arguments too, unless `arguments_at` is given."""
+    where = arguments_at or path
     try:
         thing = registry.get(name, path)
     except UntrustedError:
@@ -203,12 +209,12 @@ def _call_problems(
             return
         if registry.takes_foreign:
             by_engine = (*by_engine, *loss_arguments(thing, {*arguments, *by_engine}))
-        yield from argument_problems(thing, given, path, by_engine)
+        yield from argument_problems(thing, given, where, by_engine)
         return
-    problems = argument_problems(options, given, path)
+    problems = argument_problems(options, given, where)
     yield from problems
     if not problems and hasattr(options, "check"):
-        yield from (f"{path}.{text}" for text in options(**given).check())
+        yield from (f"{where}.{text}" for text in options(**given).check())
 
 
 def _section_problems(section: Any, path: str, method: str) -> Iterator[str]:

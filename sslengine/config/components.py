@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from sslengine.errors import listing
-from sslengine.registry import COLLATORS, DATA_SOURCES, WRITERS, Registry
+from sslengine.registry import DATA_SOURCES, Registry
 
 _MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -29,7 +29,7 @@ def options_of(registry: Registry[Any], name: str) -> type[Any]:
 
 def given_by_engine(registry: Registry[Any], thing: Any) -> tuple[str, ...]:
     """The arguments that YAML may not set: some are passed first, under any name."""
-    first = list(_parameters(thing))[:1] if registry in (COLLATORS, WRITERS) else []
+    first = list(_parameters(thing))[:1] if registry.first else []
     return (*registry.engine_arguments, *first)
 
 

@@ -78,6 +78,8 @@ def start_processes(
     """
     for name in _SILENCED:
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    # Ranks would print the C++ frames of each connection that a failed rank closes.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if not endpoint:
         store = open_store("127.0.0.1", 0, True, _OPEN)  # kept for all attempts
         endpoint = f"127.0.0.1:{store.port}"

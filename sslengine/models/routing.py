@@ -132,7 +132,7 @@ def _expect_auto_first(arguments: Mapping[Any, Any], where: str) -> None:
     for key, value in arguments.items():
         if _is_list(value) and AUTO in (value[1:-1] if key == "dims" else value[1:]):
             raise ConfigError(
-                f"{where}.{key}: {AUTO} is the width of the feature as the first number, and the "
+                f"{where}.1.{key}: {AUTO} is the width of the feature as the first number, and the "
                 f"number of classes as the last of dims; got {list(value)}."
             )
 

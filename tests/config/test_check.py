@@ -24,6 +24,7 @@ from sslengine.monitor.writers import Writer
 from sslengine.optim.options import OptimizerOptions
 from sslengine.optim.schedules import build_schedule
 from sslengine.registry import (
+    COLLATORS,
     HEADS,
     HOOKS,
     LOSSES,
@@ -60,7 +61,7 @@ def _problem(**changes: Any) -> str:
         ({"DATA__TRAIN__TRANSFORMS": [{"name": "RandomCrp"}]}, "config.DATA.TRAIN.TRANSFORMS.0: there is no transform named 'RandomCrp'. Did you mean 'RandomCrop'"),
         ({"DATA__TRAIN__TRANSFORMS": [{"size": 3}]}, "config.DATA.TRAIN.TRANSFORMS.0: this entry has no `name`"),
         ({"DATA__TRAIN__TRANSFORMS": [{"name": "RandomResizedCrop", "sise": 3}]}, "config.DATA.TRAIN.TRANSFORMS.0.sise: RandomResizedCrop takes no such argument"),
-        ({"MODEL__HEAD__PARAMS": [["mlp", {"dims": [32, 8], "use_nb": True}]]}, "config.MODEL.HEAD.PARAMS.0.use_nb: "),
+        ({"MODEL__HEAD__PARAMS": [["mlp", {"dims": [32, 8], "use_nb": True}]]}, "config.MODEL.HEAD.PARAMS.0.1.use_nb: "),
         ({"MODEL__HEAD__PARAMS": [["mpl", {"dims": [32, 8]}]]}, "config.MODEL.HEAD.PARAMS.0: there is no head named 'mpl'"),
         ({"METERS__names": ["accuracy"]}, "config.METERS.names.0: there is no meter named 'accuracy'"),
         ({"LOSS": {"name": "CrossEntropyLoss", "CrossEntropyLoss": {"ignore": 1}}}, "config.LOSS.CrossEntropyLoss.ignore: "),
@@ -193,7 +194,7 @@ def test_hooks_writers_and_heads_bring_a_dataclass_as_methods_do(place: str) -> 
         ({"sharpness": "very"}, "sharpness: expected int, got 'very'"),
         ({"sharpness": 0}, "sharpness: expected 1 or more, got 0"),
     ):
-        with pytest.raises(ConfigError, match=rf"config\.{where}(\.0)?\.{said}"):
+        with pytest.raises(ConfigError, match=rf"config\.{where}(\.[01])*\.{said}"):
             resolved(**{place: entry(**wrong)})
     assert make({"sharpness": 5}).options == SharpOptions(5, [4, 2])
     assert make({}).options == SharpOptions()
@@ -323,3 +324,22 @@ def test_a_registered_class_is_of_its_kind(
         problem = _problem(**{field: ["mine"] if field != key else "mine"})
     where = "config." + key.replace("__", ".")
     assert f"{where}: 'mine' cannot be used as {registry.kind}: expected {expected}" in problem
+
+
+@pytest.mark.parametrize(
+    ("registry", "key", "takes"),
+    [
+        (TRAIN_STEPS, "TRAINER__TRAIN_STEP_NAME", "the task"),
+        (WRITERS, "HOOKS__WRITERS", "the run's RunPlace"),
+        (COLLATORS, "DATA__TRAIN__COLLATE_FUNCTION", "the samples of a batch"),
+    ],
+)
+def test_what_the_engine_passes_must_be_taken(
+    registry: Registry[Any], key: str, takes: str
+) -> None:
+    with as_before(registry):
+        registry.register("deaf")(lambda *, cold=1: cold)
+        registry.register("right")(lambda first, cold=1: cold)
+        deaf, right = (["deaf"], ["right"]) if registry is WRITERS else ("deaf", "right")
+        resolved(**{key: right})
+        assert f"expected what takes {takes} as the first argument" in _problem(**{key: deaf})

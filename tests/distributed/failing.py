@@ -32,3 +32,12 @@ def fail_at_first(folder: Path, kind: str, times: int = 1) -> None:
     total = sum_in_place(torch.tensor(rank() + 1)).item()
     (folder / f"sum{rank()}").write_text(str(total))
     process_group.leave()
+
+
+def fail_with_the_store(folder: Path) -> None:
+    """Rank 0, which holds the store, fails while rank 1 waits for a key of it."""
+    process_group.join("gloo", torch.device("cpu"), timeout_minutes=10)
+    sum_in_place(torch.tensor(0))
+    if rank() == 0:
+        raise ValueError("a bug in the step")
+    process_group.own_store("test").get("never set")

@@ -18,7 +18,7 @@ from sslengine.distributed import elastic
 from sslengine.distributed.elastic import start_processes
 from sslengine.distributed.meeting import meet
 from sslengine.errors import LaunchError, Preempted
-from tests.distributed.failing import fail_at_first
+from tests.distributed.failing import fail_at_first, fail_with_the_store
 from tests.ranks import free_port
 from tests.tail import slow_but
 
@@ -57,6 +57,16 @@ def test_a_bug_is_told_with_its_traceback_after_as_many_restarts_as_it_may(
     assert "fail_at_first" in text
     assert "torch/" not in capfd.readouterr().err  # what the agent itself would say
     assert (tmp_path / "starts1").read_text() == "x" * (1 + restarts)
+
+
+def test_a_rank_that_loses_the_store_prints_no_frames_of_torch(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(LaunchError, match="a bug in the step"):
+        start_processes(
+            fail_with_the_store, (tmp_path,), processes=2, nodes=1, node_id=0, run_id="test"
+        )
+    assert "torch" not in capfd.readouterr().err
 
 
 class _LooksSeldom(LaunchConfig):

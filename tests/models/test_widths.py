@@ -125,7 +125,7 @@ def test_heads_of_pretraining_that_the_judged_features_do_not_fit() -> None:
 
 def test_auto_is_the_first_width_or_the_last_and_no_other() -> None:
     (problem,) = options([["mlp", {"dims": [64, "auto", 8]}]]).check()
-    assert "HEAD.PARAMS.0.dims: auto is the width of the feature" in problem
+    assert "HEAD.PARAMS.0.1.dims: auto is the width of the feature" in problem
     with pytest.raises(ConfigError, match="the number of classes is `auto`; the command fills it"):
         known_heads(options([["mlp", {"dims": [64, "auto"]}]]))
 
