@@ -7,6 +7,7 @@ mistake with its origin.
 from __future__ import annotations
 
 import itertools
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,13 +111,19 @@ def parse(arguments: Sequence[str]) -> list[Override]:
         bare = next((each for each in arguments if "=" not in each and each[:1] != "~"), None)
         if bare is not None and not bare.startswith("config."):
             raise ConfigError(
-                f"{COMMAND_LINE}: {bare!r} is not KEY=VALUE. To select a file: config={stem(bare)}"
+                f"{COMMAND_LINE}: {bare!r} is not KEY=VALUE. {_to_select(bare)}"
             ) from error
         raise ConfigError(
             f"{COMMAND_LINE}: {detail}\n  Write KEY=VALUE; quote a value that contains spaces, "
             f"commas or braces: \"config.CHECKPOINT.DIR='my dir'\"."
         ) from error
     return list(overrides)
+
+
+def _to_select(bare: str) -> str:
+    if (Path(bare) / "config.yaml").is_file():
+        return f"To select the config of this run: config=config --config-dir {shlex.quote(bare)}"
+    return f"To select a file: config={stem(bare)}"
 
 
 def sweep(arguments: Sequence[str]) -> Iterator[list[str]]:

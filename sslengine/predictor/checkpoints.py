@@ -161,8 +161,9 @@ def _outputs(
             for numbers, views in map(_views_of, feed.batches(epoch)):
                 images = views.to(predictor.device)
                 _add(features, numbers, predictor.trunk_features(images)["trunk"])
-                if _has_heads(predictor.model):
-                    _add(projections, numbers, _projected(predictor, images))
+                projected = _projected(predictor, images)
+                if projected is not None:
+                    _add(projections, numbers, projected)
             epoch += 1
     finally:
         feed.close()
@@ -203,16 +204,18 @@ def _views_of(samples: Any) -> tuple[list[int], Tensor]:
     return numbers, torch.stack(found)
 
 
-def _has_heads(model: nn.Module) -> bool:
-    return isinstance(model, Model) and len(model.heads) > 0
-
-
-def _projected(predictor: Predictor, images: Tensor) -> Tensor:
+def _projected(predictor: Predictor, images: Tensor) -> Tensor | None:
+    """What the model's first head returns; None without one, and of one that returns maps."""
+    model = predictor.model
+    routes = [each for each in model.routes if each.heads] if isinstance(model, Model) else []
+    if not routes:
+        return None
+    key = routes[0].key
     with predictor.precision.autocast():
-        output = predictor.precision.as_full(predictor.model(images))
+        output = predictor.precision.as_full(model({key: images} if key else images))
     while not isinstance(output, Tensor):  # a head may return embeddings and scores
         output = output[0]
-    return output.flatten(1)
+    return None if output.shape[2:].numel() > 1 else output.flatten(1)
 
 
 def _add(found: dict[int, list[Tensor]], numbers: Sequence[int], rows: Tensor) -> None:

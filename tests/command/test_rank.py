@@ -256,6 +256,22 @@ def test_of_crops_of_several_sizes_the_largest_are_taken(run: Path) -> None:
     assert inputs.views.shape == (IMAGES, VIEWS, 32)
 
 
+@pytest.mark.parametrize("method", slow_but(["ibot"], ["ibot", "dinov2", "msn", "capi", "simmim"]))
+def test_methods_with_inputs_by_name(method: str, tmp_path: Path) -> None:
+    """Those with a projection head have all metrics of views, the others all but LiDAR."""
+    run, sizes = tmp_path / "run", ["config.DATA.TRAIN.DATA_LIMIT=16"]
+    sizes += ["config.DATA.TRAIN.BATCHSIZE_PER_REPLICA=16", "config.OPTIMIZER.num_epochs=1"]
+    assert main([f"config=quickstart/{method}", *sizes, f"config.CHECKPOINT.DIR={run}"]) == 0
+    predictor = Predictor(run, nearest=0, device="cpu")
+    (read,) = read_checkpoints(predictor, [predictor.checkpoint], 16, VIEWS)
+    assert read.inputs.views is not None and read.inputs.views.shape[:2] == (16, VIEWS)
+    if method in ("capi", "simmim"):
+        assert read.inputs.missing["projections"] == "the model has no projection head"
+    else:
+        assert read.inputs.projections is not None
+        assert read.inputs.projections.shape == (16, VIEWS, 64)
+
+
 def test_why_views_cannot_be_drawn(run: Path, tmp_path: Path) -> None:
     photos = write_photos(tmp_path / "photos", 2)  # of several sizes
     paths = f"config.DATA.TRAIN.DATA_PATHS=[{photos}]"

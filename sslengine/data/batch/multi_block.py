@@ -93,7 +93,8 @@ def multi_block_collator(
     if math.prod(context) <= min_keep:
         raise DataError(
             f"{NAME}: a context of {context[0]} x {context[1]} patches cannot have more than "
-            f"min_keep, {min_keep}. Lower it in COLLATE_FUNCTION_PARAMS, or make patches smaller."
+            f"min_keep, {min_keep}. Lower it in COLLATE_FUNCTION_PARAMS, or take larger images or "
+            f"smaller patches."
         )
     hidden = grid.blocks(draw, target, total * targets).unflatten(0, (total, targets))
     seen = _contexts(grid, draw, context, hidden, min_keep)

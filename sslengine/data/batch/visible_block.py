@@ -88,7 +88,7 @@ def _check(masks: str, aspects: Sequence[float], patches: int, away: int, asked:
         raise DataError(
             f"{NAME}: of {patches} patches of an image {away} are hidden, of which {asked} are "
             f"predicted. Some must be shown and some predicted: change hidden or predicted in "
-            f"COLLATE_FUNCTION_PARAMS, or make patches smaller."
+            f"COLLATE_FUNCTION_PARAMS, or take larger images or smaller patches."
         )
 
 
