@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from torch import Tensor, nn
+from torch import Tensor
 
 from sslengine.config.sections import read
 from sslengine.config.users_code import hash_of_users_code

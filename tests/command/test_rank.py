@@ -264,7 +264,8 @@ def test_methods_with_inputs_by_name(method: str, tmp_path: Path) -> None:
     assert main([f"config=quickstart/{method}", *sizes, f"config.CHECKPOINT.DIR={run}"]) == 0
     predictor = Predictor(run, nearest=0, device="cpu")
     (read,) = read_checkpoints(predictor, [predictor.checkpoint], 16, VIEWS)
-    assert read.inputs.views is not None and read.inputs.views.shape[:2] == (16, VIEWS)
+    assert read.inputs.views is not None
+    assert read.inputs.views.shape[:2] == (16, VIEWS)
     if method in ("capi", "simmim"):
         assert read.inputs.missing["projections"] == "the model has no projection head"
     else:
