@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests.command.photos import SMALL, write_photos
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -37,36 +42,63 @@ def test_the_configs_are_inside(wheel: Path) -> None:
     assert not [name for name in names if name.startswith(("tests/", "tools/", "configs/"))]
 
 
-def test_it_trains_from_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
-    site, work = tmp_path / "site", tmp_path / "work"
-    work.mkdir()
-    zipfile.ZipFile(wheel).extractall(site)
+@dataclass(frozen=True)
+class Installed:
+    """The wheel, in a folder of modules, and an empty folder to work in."""
+
+    site: Path
+    work: Path
+
+    def python(self, *arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *arguments], cwd=self.work, capture_output=True, text=True,
+            env={**os.environ, "PYTHONPATH": str(self.site)}, timeout=240, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, (arguments, done.stderr)
+        return done.stdout
+
+    def sslengine(self, *arguments: str) -> str:
+        return self.python("-m", "sslengine", *arguments)
+
+
+@pytest.fixture
+def installed(wheel: Path, tmp_path: Path) -> Installed:
+    found = Installed(tmp_path / "site", tmp_path / "work")
+    found.work.mkdir()
+    zipfile.ZipFile(wheel).extractall(found.site)
+    where = found.python("-c", "import sslengine; print(sslengine.__file__)")
+    assert where.startswith(str(found.site))
+    return found
+
+
+def test_it_trains_from_an_empty_folder(installed: Installed) -> None:
     arguments = [
         "config=quickstart/simclr", "config.OPTIMIZER.num_iterations=2",
         "config.DATA.TRAIN.DATA_LIMIT=16", "config.DATA.TRAIN.BATCHSIZE_PER_REPLICA=8",
         "config.DATA.NUM_DATALOADER_WORKERS=1", "config.DATA.AUGMENT_BACKEND=pil",
     ]  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": str(site)}
-    where = subprocess.run(
-        [sys.executable, "-c", "import sslengine; print(sslengine.__file__)"],
-        cwd=work, env=environment, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert where.stdout.startswith(str(site))
-    done = subprocess.run(
-        [sys.executable, "-m", "sslengine", *arguments],
-        cwd=work, env=environment, capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    installed.sslengine(*arguments)
     run = "runs/quickstart/simclr"
-    assert (work / run / "checkpoints/checkpoint.torch").exists()
+    assert (installed.work / run / "checkpoints/checkpoint.torch").exists()
     # The verbs, of which none needs a file of the checkout.
     verbs = [("list", "recipes"), ("completion", "bash"), ("report", run), ("doctor", "--json"),
              ("make", "permutations", "--count=8", "p.npy")]  # fmt: skip
-    for verb, *given in (*verbs, ("export", run, "out", "--to=state-dict")):
-        done = subprocess.run(
-            [sys.executable, "-m", "sslengine", verb, *given],
-            cwd=work, env=environment, capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, (verb, done.stderr)
-        assert done.stdout, verb
-    assert (work / "out" / "model.safetensors").exists()
+    for verb in (*verbs, ("export", run, "out", "--to=state-dict")):
+        assert installed.sslengine(*verb), verb
+    assert (installed.work / "out" / "model.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_a_folder_with_splits_a_continued_run_and_its_scores(installed: Installed) -> None:
+    """Judged is what training made of the weights, which are gone by then."""
+    for split, each in (("train", 8), ("val", 4)):
+        write_photos(installed.work / "photos" / split, each)
+    small = ["photos", "--model=resnet10t", *SMALL]
+    installed.sslengine("train", *small, "--method=simclr", "--out=first")
+    continued = "--recipe=simclr/continued", "--weights=first", "--freeze-trunk=0"
+    installed.sslengine("train", *small, *continued, "--out=second")
+    shutil.rmtree(installed.work / "first")
+    found = installed.sslengine("judge", "second", "--train=photos", "--val=photos", "--json")
+    judged = json.loads(found)
+    assert judged["weights"].startswith("second/checkpoints")
+    assert [judged["images"][split]["images"] for split in ("TRAIN", "TEST")] == [16, 8]
