@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from sslengine import catalog  # noqa: F401 - declares all names, in the processes too
 from sslengine.command.checked_files import ENGINE_OF
 from sslengine.config.compose import compose
 from sslengine.config.resolve import Resolved

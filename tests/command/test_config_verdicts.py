@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +132,15 @@ def test_one_that_is_killed(root: Path) -> None:
         patch.syspath_prepend(str(folder))
         trial = Trial(("config=clr/run", "config.PLUGINS=[ends_it]"), root, train=False)
         assert judge(trial, timeout=120).problem.startswith("the process ended with status -9")
+
+
+def test_its_processes_know_all_names() -> None:
+    """Also those of a fork server that was started for something else, with other modules."""
+    code = (
+        "from sslengine.command import config_trials; from sslengine.registry import TRAIN_STEPS;"
+        "assert 'standard_train_step' in TRAIN_STEPS"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_folder_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

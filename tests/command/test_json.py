@@ -78,7 +78,7 @@ def test_stdout_is_one_document(
     if verb == "check":
         assert {each["file"]: each["verdict"] for each in document} == {
             "right": "right", "wrong": "wrong"
-        }, document  # fmt: skip
+        }, json.dumps(document)  # fmt: skip
         assert "2 files: 1 right, 1 wrong" in err
     if asked == "judge":
         assert document == json.loads((here / "run" / "evaluation.json").read_text())
