@@ -161,14 +161,12 @@ class PartsOfConfig:
         # DDP is around the model alone: the method's gradients follow when its backward is done.
         own = world_size() > 1 and not sharded and trains(loss)
         mode = build.broadcast_mode(self.config)
-        forward = mode == "forward_pass"
         return Exchange(
             reduce_by_hand=by_hand,
             reduced_by_hand=learner if by_hand else loss if own else None,
             broadcasts_buffers=mode != "disabled",
             # Where DDP is not there to send them.
-            broadcast_buffers_by_hand=forward and (by_hand or sharded),
-            broadcasts_before_eval=mode == "before_eval" or (forward and sharded),
+            broadcast_buffers_by_hand=mode == "forward_pass" and (by_hand or sharded),
         )
 
 

@@ -29,7 +29,6 @@ class Exchange:
     reduced_by_hand: nn.Module | None  # whose gradients follow when the backward is done
     broadcasts_buffers: bool  # rank 0's are every rank's
     broadcast_buffers_by_hand: bool  # before each forward
-    broadcasts_before_eval: bool
 
 
 @dataclass(frozen=True, eq=False)

@@ -278,12 +278,13 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
             yield {**named, "input": named[inputs[0]], "target": named[targets[0]]}
 
     def same_statistics(self) -> None:
-        """Before a test: rank 0's running statistics on all ranks, where steps do not see to it."""
+        """Before a test: rank 0's running statistics on all ranks, as a checkpoint has them.
+
+        The last step changed each rank's, whatever was sent before its forward pass.
+        """
         parts = self.parts
-        if parts.exchange.broadcasts_before_eval:
-            broadcast_all(parts.base_model.buffers())
         if parts.exchange.broadcasts_buffers:
-            broadcast_all(batch_norm_buffers(parts.loss))
+            broadcast_all((*parts.base_model.buffers(), *batch_norm_buffers(parts.loss)))
 
     # ---- what hooks ask of it
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from sslengine.distributed.data_parallel import broadcast_all
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.errors import NonFiniteLossError, SSLEngineError
 from sslengine.hooks.default import default_hooks
@@ -383,8 +384,11 @@ def test_test_metrics_are_exact_over_ranks(two_ranks: RankPool, tmp_path: Path) 
         assert result["loss"] == pytest.approx(alone.phase_results["loss"], rel=1e-5)
 
 
+@pytest.mark.parametrize("by_hand", [False, True])
 @pytest.mark.parametrize("mode", ["disabled", "before_eval", True])
-def test_modes_of_broadcasting_buffers(two_ranks: RankPool, tmp_path: Path, mode: object) -> None:
+def test_modes_of_broadcasting_buffers(
+    two_ranks: RankPool, tmp_path: Path, mode: object, by_hand: bool
+) -> None:
     """Batch norm statistics of two ranks, without SyncBN, after a test phase."""
     test = {key: value for key, value in WITH_TEST.items() if key != "METERS"}
     test["DATA__TEST"] = {
@@ -393,12 +397,35 @@ def test_modes_of_broadcasting_buffers(two_ranks: RankPool, tmp_path: Path, mode
         "DATA_LIMIT": 8,
         "TRANSFORMS": [{"name": "ImgReplicatePil"}, {"name": "ToTensor"}],
     }
-    changes = {**test, "OPTIMIZER__num_epochs": 1, "DISTRIBUTED__BROADCAST_BUFFERS": mode}
+    changes = {
+        **test,
+        "OPTIMIZER__num_epochs": 1,
+        "DISTRIBUTED__BROADCAST_BUFFERS": mode,
+        "DISTRIBUTED__MANUAL_GRADIENT_REDUCTION": by_hand,
+    }
     first, second = two_ranks.run(_run_on_ranks, tmp_path, changes)
     statistics = [name for name in first[1] if "running_mean" in name]
     assert same({n: first[1][n] for n in statistics}, {n: second[1][n] for n in statistics}) is (
         mode != "disabled"
     )
+
+
+def _judged_on_ranks(folder: Path, by_hand: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    changes = {"OPTIMIZER__num_epochs": 1, "DISTRIBUTED__MANUAL_GRADIENT_REDUCTION": by_hand}
+    changes["DISTRIBUTED__NUM_PROC_PER_NODE"] = world_size()
+    task = train(folder / str(rank()), [], **changes)
+    before = task.judged_features(8).features
+    broadcast_all(task.base_model.buffers())
+    return before, task.judged_features(8).features
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_features_of_a_rank_are_those_of_the_checkpoint(
+    two_ranks: RankPool, tmp_path: Path, by_hand: bool
+) -> None:
+    """By rank 0's statistics: the last step changed each rank's own."""
+    for before, after in two_ranks.run(_judged_on_ranks, tmp_path, by_hand):
+        assert torch.equal(before, after)
 
 
 class FailsTwice(Hook):
