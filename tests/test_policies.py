@@ -203,7 +203,7 @@ def _assigned(tree: ast.AST) -> Iterator[ast.Attribute]:
 
 def test_what_a_run_is_made_of_stays() -> None:
     with pytest.raises(FrozenInstanceError):
-        Exchange(False, None, False, False, False).reduce_by_hand = True  # type: ignore[misc]
+        Exchange(False, None, False, False).reduce_by_hand = True  # type: ignore[misc]
 
 
 @cache

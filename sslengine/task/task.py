@@ -280,7 +280,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
     def same_statistics(self) -> None:
         """Before a test: rank 0's running statistics on all ranks, as a checkpoint has them.
 
-        The last step changed each rank's, whatever was sent before its forward pass.
+        The last step changed each rank's, also where its forward pass began with rank 0's.
         """
         parts = self.parts
         if parts.exchange.broadcasts_buffers:
