@@ -134,13 +134,36 @@ def test_one_that_is_killed(root: Path) -> None:
         assert judge(trial, timeout=120).problem.startswith("the process ended with status -9")
 
 
-def test_its_processes_know_all_names() -> None:
-    """Also those of a fork server that was started for something else, with other modules."""
+def test_what_its_processes_import_knows_all_names() -> None:
     code = (
         "from sslengine.command import config_trials; from sslengine.registry import TRAIN_STEPS;"
         "assert 'standard_train_step' in TRAIN_STEPS"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+AFTER_ANOTHER = """
+import multiprocessing, sys
+if __name__ == "__main__":  # what is above, the processes import too
+    from sslengine.command.front import main
+    other = multiprocessing.get_context("forkserver").Process(target=print)
+    other.start()
+    other.join()
+    sys.exit(main(["check", sys.argv[1], "--jobs=1"]))
+"""
+
+
+@pytest.mark.slow
+def test_the_fork_server_may_be_there_already(tmp_path: Path) -> None:
+    """Started for something else, it has imported other modules."""
+    folder = tmp_path / "configs"
+    folder.mkdir()
+    text = yaml.safe_dump({"config": recipe()})
+    (folder / "right.yaml").write_text(f"# @package _global_\n{text}")
+    (tmp_path / "after.py").write_text(AFTER_ANOTHER)
+    command = [sys.executable, str(tmp_path / "after.py"), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 def test_a_folder_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

@@ -184,7 +184,7 @@ KINDS = {
 @pytest.mark.parametrize("place", KINDS)
 def test_hooks_writers_and_heads_bring_a_dataclass_as_methods_do(place: str) -> None:
     entry, make = KINDS[place]
-    where = place.replace("__", ".")
+    where = place.replace("__", ".") + (".0.1" if place.startswith("MODEL") else ".0")
     resolved(**{place: entry(sharpness=5)})
     for wrong, said in (
         (
@@ -194,7 +194,7 @@ def test_hooks_writers_and_heads_bring_a_dataclass_as_methods_do(place: str) -> 
         ({"sharpness": "very"}, "sharpness: expected int, got 'very'"),
         ({"sharpness": 0}, "sharpness: expected 1 or more, got 0"),
     ):
-        with pytest.raises(ConfigError, match=rf"config\.{where}(\.[01])*\.{said}"):
+        with pytest.raises(ConfigError, match=rf"config\.{where}\.{said}"):
             resolved(**{place: entry(**wrong)})
     assert make({"sharpness": 5}).options == SharpOptions(5, [4, 2])
     assert make({}).options == SharpOptions()

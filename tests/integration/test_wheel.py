@@ -49,16 +49,16 @@ class Installed:
     site: Path
     work: Path
 
-    def python(self, *arguments: str) -> str:
+    def python(self, *arguments: str, seconds: float = 240) -> str:
         done = subprocess.run(
             [sys.executable, *arguments], cwd=self.work, capture_output=True, text=True,
-            env={**os.environ, "PYTHONPATH": str(self.site)}, timeout=240, check=False,
+            env={**os.environ, "PYTHONPATH": str(self.site)}, timeout=seconds, check=False,
         )  # fmt: skip
         assert done.returncode == 0, (arguments, done.stderr)
         return done.stdout
 
-    def sslengine(self, *arguments: str) -> str:
-        return self.python("-m", "sslengine", *arguments)
+    def sslengine(self, *arguments: str, seconds: float = 240) -> str:
+        return self.python("-m", "sslengine", *arguments, seconds=seconds)
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_it_trains_from_an_empty_folder(installed: Installed) -> None:
     verbs = [("list", "recipes"), ("completion", "bash"), ("report", run), ("doctor", "--json"),
              ("make", "permutations", "--count=8", "p.npy")]  # fmt: skip
     for verb in (*verbs, ("export", run, "out", "--to=state-dict")):
-        assert installed.sslengine(*verb), verb
+        assert installed.sslengine(*verb, seconds=120), verb
     assert (installed.work / "out" / "model.safetensors").exists()
 
 
