@@ -96,6 +96,15 @@ _SEEN = [
 
 
 @dataclass(frozen=True)
+class Budget:
+    """What is trained, and for how long."""
+
+    trunk: str
+    steps: int
+    images_seen: int
+
+
+@dataclass(frozen=True)
 class Row:
     """A method, or a variant of it, on some images."""
 
@@ -135,6 +144,17 @@ class Row:
             steps = SHAPES_OF_AN_EPOCH // said["DATA"]["TRAIN"]["BATCHSIZE_PER_REPLICA"]
             values["OPTIMIZER.num_iterations"] = said["OPTIMIZER"]["num_epochs"] * steps
         return [*_overrides(values), *self.overrides]
+
+    def budget(self) -> Budget:
+        called = [f"config={self.yaml.stem}", *self.training()]
+        value = compose(called, [str(self.yaml.parent)]).last_value
+        batch = value("config.DATA.TRAIN.BATCHSIZE_PER_REPLICA")
+        steps = value("config.OPTIMIZER.num_iterations")
+        if not steps:
+            an_epoch = value("config.DATA.TRAIN.DATA_LIMIT") // batch
+            steps = value("config.OPTIMIZER.num_epochs") * an_epoch
+        is_resnet = value("config.MODEL.TRUNK.NAME") == "resnet"
+        return Budget("ResNet" if is_resnet else "ViT", steps, steps * batch)
 
     def judging(self) -> list[str]:
         """Further overrides, of kNN and a linear probe."""

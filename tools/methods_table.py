@@ -101,6 +101,8 @@ class Measured:
         if self._all.get(row.key, {}).get("config") != config:
             self._all[row.key] = {"config": config, "scores": {}, "cost": None}
         entry = cast(dict[str, Any], self._all[row.key])
+        if "steps" not in entry:
+            entry |= asdict(row.budget())
         if row.images == SHAPES:
             entry["trained_on"] = config_of(row.yaml)["DATA"]["TRAIN"]["DATA_SOURCES"]
         else:
@@ -141,27 +143,39 @@ class Measured:
 
 
 def table(measured: dict[str, dict[str, Any]]) -> str:
-    """Markdown: mean over seeds, with the range if there are several. Best kNN first.
+    """Return a Markdown table for each kind of trunk, rows by name.
 
+    Scores are the mean and the range over the seeds that no hyper-parameter was chosen on.
     Columns without any number are left out.
     """
-    rows = {name: list(of["scores"].values()) for name, of in measured.items() if of["scores"]}
-    lines = []
-    for name in sorted(rows, key=lambda name: -_mean(rows[name], "knn")):
-        scores, cost = rows[name], measured[name]["cost"]
-        cells = {"method": _titled(name, measured[name])}
-        cells["network"] = ", ".join(sorted({row["network"] for row in scores}))
-        cells["seeds"] = str(len(scores))
-        for prefix, show in (("", _spread), ("untrained ", _plain), ("pixels ", _plain)):
-            for kind, title in PROBES.items():
-                cells[f"{prefix}{title}"] = show(scores, f"{prefix.strip()}_{kind}".strip("_"))
-        cells["linear %"] += "" if all(map(_is_current, scores)) else f" {OLD_PROBE}"
-        for key, title in COSTS.items():
-            cells[title] = f"{cost[key]:.0f}" if cost else ""
-        cells["code"] = _commits([*scores, *([cost] if cost else [])])
-        lines.append(cells)
-    shown = [title for title in lines[0] if any(cells[title] for cells in lines)] if lines else []
-    made = [shown, *([cells[title] for title in shown] for cells in lines)]
+    kinds: dict[str, list[dict[str, str]]] = {}
+    for name in sorted(measured):
+        if measured[name]["scores"]:
+            kinds.setdefault(measured[name]["trunk"], []).append(_cells(name, measured[name]))
+    return "\n\n".join(f"{kind}:\n\n{_markdown(kinds[kind])}" for kind in sorted(kinds))
+
+
+def _cells(name: str, of: dict[str, Any]) -> dict[str, str]:
+    free = {seed: each for seed, each in of["scores"].items() if seed != CHOSEN_ON}
+    seeds, cost = free or of["scores"], of["cost"]
+    scores = list(seeds.values())
+    cells = {"method": _titled(name, of), "steps": f"{of['steps']:,}"}
+    cells["images seen"] = f"{of['images_seen']:,}"
+    cells["network"] = ", ".join(sorted({row["network"] for row in scores}))
+    cells["seeds"] = ", ".join(seeds) + ("" if free else f" {CHOSEN}")
+    for prefix, show in (("", _spread), ("untrained ", _plain), ("pixels ", _plain)):
+        for kind, title in PROBES.items():
+            cells[f"{prefix}{title}"] = show(scores, f"{prefix.strip()}_{kind}".strip("_"))
+    cells["linear %"] += "" if all(map(_is_current, scores)) else f" {OLD_PROBE}"
+    for key, title in COSTS.items():
+        cells[title] = f"{cost[key]:.0f}" if cost else ""
+    cells["code"] = _commits([*scores, *([cost] if cost else [])])
+    return cells
+
+
+def _markdown(rows: list[dict[str, str]]) -> str:
+    shown = [title for title in rows[0] if any(cells[title] for cells in rows)]
+    made = [shown, *([cells[title] for title in shown] for cells in rows)]
     head, *body = (f"| {' | '.join(cells)} |" for cells in made)
     return "\n".join([head, "|---" * len(shown) + "|", *body])
 
@@ -172,6 +186,8 @@ COSTS = {"batch": "batch", "step_ms": "ms/step", "memory_mib": "MiB"}
 
 # Behind scores of an earlier version of the linear probe.
 OLD_PROBE = "†"
+# Hyper-parameters were chosen by the scores of this seed. Rows without another seed are marked.
+CHOSEN_ON, CHOSEN = "0", "‡"
 
 
 def _is_current(score: dict[str, Any]) -> bool:

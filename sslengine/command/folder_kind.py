@@ -1,9 +1,9 @@
 """By which source a folder is read.
 
-An image cache, or a dataset that `save_to_disk` wrote, is known by a file of theirs. Otherwise the
-number of files of each kind decides: it is what most of the files are, images, shards, parquet
-files with images in them, or videos; then MNIST's files, then .npy files with an image in each. So
-a clip among photos is left out, and so is the logo of a hub's repository among its parquet files.
+A dataset that `save_to_disk` wrote is known by a file of its own. Otherwise the number of files of
+each kind decides: it is what most of the files are, images, shards, parquet files with images in
+them, or videos; then MNIST's files, then .npy files with an image in each. So a clip among photos
+is left out, and so is the logo of a hub's repository among its parquet files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import numpy as np
 from sslengine.data.manifest.index_cache import indexed
 from sslengine.data.sources.disk import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from sslengine.data.sources.folder_scan import count_kinds
-from sslengine.data.sources.image_cache import MANIFEST, PLAN, part_name
 from sslengine.errors import DataError, readable
 
 log = logging.getLogger("sslengine")
@@ -49,18 +48,10 @@ def is_saved_to_disk(path: Path) -> bool:
     return any((path / file).exists() for file in OF_SAVE_TO_DISK)
 
 
-def is_image_cache(path: Path) -> bool:
-    """Has `sslengine make image-cache` written the folder, or begun to?"""
-    begun = any((path / file).is_file() for file in (MANIFEST, PLAN))
-    return begun and (path / f"{part_name(0)}.bin").is_file()
-
-
 def source_of_folder(path: Path, is_stored: bool = False) -> str:
     """Or ARRAYS, for .npy files. is_stored: these are images among others."""
     if is_saved_to_disk(path):
         return "huggingface_dataset"
-    if is_image_cache(path):
-        return "image_cache"
     counts = _counts(path)
     found = {name: counts[name] for name in NAMES}
     found[IMAGES] += counts[ARRAYS] if is_stored else 0

@@ -32,7 +32,7 @@ VERBS = {
     "predict": "classes and nearest training images of single images",
     "export": "write a run's network as other libraries read it",
     "convert": "weights between the names of VISSL, torchvision and timm",
-    "make": "file lists, image caches, permutations, one file of a sharded checkpoint",
+    "make": "file lists, permutations, one file of a sharded checkpoint",
     "report": "show a run: what was trained, its metrics, how it was judged",
     "compare": "the same of several runs, side by side",
     "rank": "order runs by how they were judged, checkpoints by metrics without labels",

@@ -1,7 +1,6 @@
 """Make files that runs read.
 
     sslengine make file-lists /data/imagenet lists --name imagenet
-    sslengine make image-cache disk_folder /data/imagenet/train /fast/train --side 256
     sslengine make permutations --count 2000 permutations_2000.npy
     sslengine make whole-checkpoint runs/mine/checkpoints/checkpoint.torch --out whole.torch
 
@@ -29,13 +28,6 @@ FILE_LISTS = """Lists of a folder of images, for the source disk_filelist.
 A folder without train/ is one split, train. Without class folders there are no labels. Labels are
 numbers in the order of the class names, which are in lists/classes.txt. With the catalogue
 lists/dataset_catalog.json configs can name the data: DATASET_NAMES=[imagenet].
-"""
-IMAGE_CACHE = """Smaller copies of images in a few large files, for the source image_cache.
-
-Each image is scaled so that its shorter side is --side (none is enlarged), and stored as JPEG of
---quality, or with --raw as plain pixels: no decoding, 10 to 20 times the size. Training then uses
-images that differ from the originals. Images of more than 8 bits need --pixel-range, with the
-values of PIXEL_RANGE in config.DATA. If interrupted, the same command resumes.
 """
 PERMUTATIONS = """A file of permutations for the jigsaw task (ShuffleImgPatches: perm_file).
 
@@ -80,28 +72,6 @@ def _write_lists(given: argparse.Namespace) -> list[str]:
     told: list[str] = import_dotted("sslengine.command.file_lists:write")(
         given.folder, given.out, name
     )
-    return told
-
-
-def _image_cache(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("source", nargs="?", metavar="SOURCE",
-        help="by which PATH is read: disk_folder ...; default: as for a run")  # fmt: skip
-    add("path", metavar="PATH", help="images, as for `sslengine train`")
-    add("out", type=Path, help="the folder to write into")
-    add("--side", type=int, default=256, help="shorter side of the copies, in pixels (256)")
-    add("--quality", type=int, default=90, help="JPEG quality (90)")
-    add("--raw", action="store_true", help="store pixels without compression")
-    add("--exif-rotation", action="store_true", help="rotate images by their EXIF data")
-    add("--pixel-range", default="", help="as PIXEL_RANGE, for images of more than 8 bits")
-    add("--workers", type=int, metavar="N", help="processes; default: a core each")
-
-
-def _copy_images(given: argparse.Namespace) -> list[str]:
-    expect_counts(given, side=1, workers=1)
-    if not 1 <= given.quality <= 100:
-        raise ConfigError(f"--quality: expected 1 to 100, got {given.quality}.")
-    told: list[str] = import_dotted("sslengine.command.image_copies:copy")(given)
     return told
 
 
@@ -151,7 +121,6 @@ def _join(given: argparse.Namespace) -> list[str]:
 KINDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[Any], list[str]]]]
 KINDS = {
     "file-lists": (FILE_LISTS, _file_lists, _write_lists),
-    "image-cache": (IMAGE_CACHE, _image_cache, _copy_images),
     "permutations": (PERMUTATIONS, _permutations, _draw_permutations),
     "whole-checkpoint": (WHOLE_CHECKPOINT, _whole_checkpoint, _join),
 }

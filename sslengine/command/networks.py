@@ -13,10 +13,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import Any
 
 from sslengine import catalog
-from sslengine.config.signature_in_source import folder_of
 from sslengine.errors import ConfigError, UnknownNameError, nearest
 from sslengine.registry import TRUNKS, import_dotted
 
@@ -37,8 +38,9 @@ _DECORATED = re.compile(r"^@register_model(?:\(.*?\))?\n(?:@.*\n)*def (\w+)\(", 
 @cache
 def names_of(library: str) -> tuple[str, ...]:
     """The networks of a library, from its source: it is not imported."""
-    folder = folder_of(library)
-    files = sorted((folder / "models").glob("*.py")) if folder else []
+    spec = PathFinder.find_spec(library)
+    folders = spec.submodule_search_locations if spec else None
+    files = sorted(Path(next(iter(folders)), "models").glob("*.py")) if folders else []
     texts = (file.read_text(encoding="utf-8") for file in files)
     return tuple(sorted({name for text in texts for name in _DECORATED.findall(text)}))
 

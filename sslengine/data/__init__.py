@@ -21,7 +21,6 @@ DATA_SOURCES.declare("sslengine.data.sources.disk", "disk_filelist", options=Pat
 DATA_SOURCES.declare("sslengine.data.sources.tables", "csv_filelist", options=TableOptions)
 DATA_SOURCES.declare("sslengine.data.sources.tar_shards", "webdataset", options=ShardOptions)
 DATA_SOURCES.declare("sslengine.data.sources.array_file", "array_file", options=ArrayOptions)
-DATA_SOURCES.declare("sslengine.data.sources.image_cache", "image_cache")
 DATA_SOURCES.declare(
     "sslengine.data.sources.hugging_face", "huggingface_dataset", options=ColumnOptions
 )

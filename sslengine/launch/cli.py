@@ -9,12 +9,10 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from functools import partial
 
 from sslengine import catalog, startup
 from sslengine.config.assignments import overrides as assign
 from sslengine.config.compose import sweep
-from sslengine.config.names_of_torch import without_torch
 from sslengine.config.resolve import Resolved
 from sslengine.config.run_folder import open_named, run_of
 from sslengine.config.show import show
@@ -89,9 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     choice = overrides, given.config_dir, trusted
     try:
         if given.show:
-            # The meanings of arguments are in docstrings of torch's classes too.
-            text = None if given.all else without_torch(partial(shown, *choice))
-            print(text or shown(*choice, explained=given.all), end="")  # noqa: T201
+            print(shown(*choice, explained=given.all), end="")  # noqa: T201
             return 0
         runs = settled(*choice)
     except SSLEngineError as error:

@@ -24,7 +24,6 @@ def settle_widths(resolved: Resolved) -> Resolved:
     model = resolved.config.MODEL
     if next(auto_places(OmegaConf.to_container(model.HEAD.PARAMS)), None) is None:
         return resolved
-    # A late import, so that `--show` without `auto` does not import torch.
     widths_of = import_dotted("sslengine.task.build:known_heads_of")
     with closed(resolved.opened):
         params = widths_of(resolved.config)

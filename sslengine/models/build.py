@@ -23,7 +23,6 @@ import torch
 from torch import nn
 
 from sslengine.config.auto_widths import auto_places, class_places
-from sslengine.config.names_of_torch import has_names_only
 from sslengine.errors import ConfigError, nearest
 from sslengine.models.features import build_pooling
 from sslengine.models.heads.build import build_heads
@@ -32,7 +31,7 @@ from sslengine.models.options import FeatureEvalOptions, ModelOptions
 from sslengine.models.sync_batchnorm import synchronise
 from sslengine.models.trunks.base import Trunk
 from sslengine.models.trunks.tokens import MASK, add_mask_token
-from sslengine.models.widths import fill_in_widths, told_widths
+from sslengine.models.widths import fill_in_widths
 from sslengine.registry import MODELS, TRUNKS, component_key, register_model
 
 WHERE = "config.MODEL.BASE_MODEL_NAME"
@@ -76,8 +75,6 @@ def known_heads(options: ModelOptions) -> list[Any]:
         )
     if next(auto_places(params), None) is None:
         return params
-    if has_names_only():
-        return told_widths(options)
     with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device("meta"):
         return fill_in_widths(options, build_trunk(options).eval())
 

@@ -81,13 +81,6 @@ class ResNetOptions:
         stem = round(64 * self.WIDTH_MULTIPLIER)
         return tuple(self.CHANNELS) or (stem, 2 * stem, 4 * stem, 8 * stem)
 
-    def width_of(self, features: tuple[str, ...]) -> int | None:
-        """Return the channels of each of these features (of the final one if there are none).
-
-        None: a trunk must be built to know.
-        """
-        return None if features else self.channels()[-1] * (1 if self.is_basic() else 4)
-
     def check(self) -> Iterator[str]:
         yield from one_of(self, "DEPTH", *RESNET_STAGES)
         yield from one_of(self, "BLOCK", "auto", "basic", "bottleneck")
@@ -186,10 +179,6 @@ class VisionTransformerOptions:
     QK_SCALE: bool | float | None = False
     # Recompute each block in the backward pass instead of keeping its activations.
     CHECKPOINT_BLOCK: bool = False
-
-    def width_of(self, features: tuple[str, ...]) -> int | None:
-        told = all(each.startswith("last") and "+" not in each for each in features)
-        return self.HIDDEN_DIM if told else None
 
     def check(self) -> Iterator[str]:
         yield from no_scale(self)

@@ -17,14 +17,12 @@ import torch
 from torch import Tensor
 
 from sslengine.config.auto_widths import AUTO, auto_places
-from sslengine.config.names_of_torch import TorchNeeded
 from sslengine.errors import ConfigError
 from sslengine.models.features import build_pooling
 from sslengine.models.heads.build import build_module
 from sslengine.models.options import ModelOptions
 from sslengine.models.routing import plan_routes
 from sslengine.models.trunks.base import Trunk, single_features
-from sslengine.registry import TRUNKS
 
 WHERE = "config.MODEL.HEAD.PARAMS"
 # The sides of images for a trunk that takes images of any size.
@@ -94,27 +92,6 @@ def _filled(options: ModelOptions, trunk: Trunk, images: Tensor) -> list[Any]:
             if not route.chained:
                 given = features[position]
             given = _through(params[head], given, f"{WHERE}.{head}")
-    return params
-
-
-def told_widths(options: ModelOptions) -> list[Any]:
-    """Return what `fill_in_widths` does, without torch, where options of the trunk give the width.
-
-    Elsewhere TorchNeeded is raised. Nothing is checked, for example that there is such a feature.
-    """
-    params: list[Any] = _copied(options.HEAD.PARAMS)
-    trunk = options.TRUNK.section_of(TRUNKS.options(options.TRUNK.NAME))
-    pooled = options.FEATURE_EVAL_SETTINGS.LINEAR_EVAL_FEAT_POOL_OPS_MAP
-    if pooled or not hasattr(trunk, "width_of"):
-        raise TorchNeeded(WHERE)
-    for route in plan_routes(params, [], options.MULTI_INPUT_HEAD_MAPPING, trunk_only=False):
-        width = trunk.width_of(route.features)
-        for head in route.heads[:1] if route.chained else route.heads:
-            for arguments, key in auto_places(_modules(params[head])[:1] if width else []):
-                if isinstance(key, str) or not route.features:
-                    arguments[key] = width
-    if next(auto_places(params), None) is not None:
-        raise TorchNeeded(WHERE)
     return params
 
 

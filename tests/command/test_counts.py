@@ -36,9 +36,6 @@ TRAIN = "train images --method simclr"
         ("check images --jobs=0", "--jobs: expected 1 or more"),
         ("convert config=quickstart/simclr --from=images --to=vissl --out=x --image-size=0",
          "--image-size: expected 1 or more"),
-        ("make image-cache disk_folder images cache --side=-4", "--side: expected 1 or more"),
-        ("make image-cache disk_folder images cache --quality=500", "--quality: expected 1 to 100"),
-        ("make image-cache disk_folder images cache --workers=0", "--workers: expected 1 or more"),
         ("make permutations drawn.npy --count=0", "--count: expected 1 or more"),
     ],
 )  # fmt: skip

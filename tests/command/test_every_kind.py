@@ -257,13 +257,6 @@ def fashion_of_debian(_: Path) -> Kind:
                 trained_on=str(FASHION))  # fmt: skip
 
 
-def image_cache(root: Path) -> Kind:
-    files, made = photos(root), root / "cache"
-    assert main(["make", "image-cache", str(root / "photos"), str(made), "--workers=1"]) == 0
-    numbered = [f"image {number} of the cache {made}" for number in range(len(files))]
-    return Kind(made, numbered, names(files))
-
-
 KINDS: dict[str, Callable[[Path], Kind]] = {
     "folder": folder,
     "flat folder": flat_folder,
@@ -275,7 +268,6 @@ KINDS: dict[str, Callable[[Path], Kind]] = {
     "parquet of bytes, pyarrow": parquet_with_images,
     "parquet of a hub, datasets": partial(of_datasets, as_a_hub=True),
     "on disk, datasets": of_datasets,
-    "image cache, made by this command": image_cache,
     "npy, channels last": array,
     "npy, channels first": partial(array, first=True),
     "npz with labels": arrays_with_labels,

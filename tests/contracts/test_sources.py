@@ -14,7 +14,7 @@ from tests.data.sources.every import EVERY, INSTALLED, OF_PICTURES, STREAMS, mni
 pytestmark = pytest.mark.filterwarnings("ignore:Cannot .*MonthDayNano")
 
 LABELLED = {
-    "disk_folder", "csv_filelist", "webdataset", "array_file", "image_cache", "shapes",
+    "disk_folder", "csv_filelist", "webdataset", "array_file", "shapes",
     "upright_shapes",
 }  # fmt: skip
 

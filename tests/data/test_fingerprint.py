@@ -200,7 +200,6 @@ FILES = {
     "disk_roi_annotations": ("img/0/00.png", ""),
     "webdataset": ("shards/1.tar", ""),
     "array_file": ("images.npz", ""),
-    "image_cache": ("cache/part-00000.bin", "cache/labels.npy"),
     "huggingface_dataset": ("rows/data-00000-of-00001.arrow", "rows/state.json"),
     "video": ("mov/0/00.mov", ""),
     "torchvision_dataset": ("MNIST/raw/train-images-idx3-ubyte", ""),

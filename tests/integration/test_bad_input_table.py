@@ -213,7 +213,6 @@ DATA = [
     row(f"{FOLDER}=[not_there]", f"{PATHS}.0", "not_there", phase=RUN),
     row(f"{LISTED}=[imges/list.npy]", f"{PATHS}.0", "'images'", phase=RUN),
     row(f"config.DATA.TRAIN.DATA_SOURCES=[array_file] {PATHS}=[none.npy]", "none.npy", phase=RUN),
-    row(f"config.DATA.TRAIN.DATA_SOURCES=[image_cache] {PATHS}=[none]", "'none'", phase=RUN),
     row(f"config.DATA.TRAIN.DATA_SOURCES=[webdataset] {PATHS}=[none.tar]", "none.tar", phase=RUN),
     row(f"config.DATA.TRAIN.DATA_SOURCES=[video] {PATHS}=[none]", "'none'", phase=RUN),
     row(f"{FOLDER}=[a_file]", f"{PATHS}.0", "a file, not a folder", phase=RUN, status=1),

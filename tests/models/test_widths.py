@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from sslengine.config.names_of_torch import TorchNeeded
 from sslengine.errors import ConfigError
 from sslengine.launch.cli import main
 from sslengine.models.build import build_model, build_trunk, known_heads, trunk_with_heads
@@ -18,7 +17,6 @@ from sslengine.models.options import (
     ModelOptions,
     TrunkOptions,
 )
-from sslengine.models.widths import told_widths
 
 MLP = [["mlp", {"dims": ["auto", 8]}]]
 
@@ -146,64 +144,3 @@ def test_the_widths_of_the_library_trunks() -> None:
         chosen.model = model
         assert known_heads(asked) == [["mlp", {"dims": [width, 8]}]]
         assert build_trunk(asked)(torch.zeros(1, 3, 160, 160))[0].shape == (1, width)
-
-
-# ---- without torch: `--show`
-
-MAPPED = [
-    ("views", {"feat_names": ["lastCLS", "lastPATCH"], "head_index": [0, 1]}),
-    ("others", {"feat_names": ["lastCLS"], "head_index": 0}),
-]
-TOLD: list[tuple[list[Any], list[Any], dict[str, Any]]] = [
-    ([*MLP, ["mlp", {"dims": [8, 4]}]], [], {"NAME": "resnet"}),
-    ([["dino_head", {"in_dim": "auto", "num_clusters": [8]}]], [], {"NAME": "resnet_bottleneck"}),
-    (MLP, [], {"NAME": "vision_transformer"}),
-    ([["pixel_head", {"in_dim": "auto", "stride": 16}]],
-     [("data", {"feat_names": ["lastPATCH"], "head_index": 0})], {"NAME": "vision_transformer"}),
-    ([["dino_head", {"in_dim": "auto", "num_clusters": [8]}]] * 2, MAPPED,
-     {"NAME": "vision_transformer"}),
-]  # fmt: skip
-
-
-def _asked(params: list[Any], mapping: list[Any], trunk: dict[str, Any]) -> ModelOptions:
-    name = trunk["NAME"]
-    asked = options(params, NAME=name.partition("_bottleneck")[0])
-    asked.MULTI_INPUT_HEAD_MAPPING = mapping
-    if name.endswith("_bottleneck"):
-        asked.TRUNK.RESNETS.DEPTH = 50
-    return asked
-
-
-@pytest.mark.parametrize("case", TOLD, ids=lambda case: f"{case[2]['NAME']}, {case[0][0][0]}")
-def test_told_widths_are_those_of_the_built_trunk(
-    case: tuple[list[Any], list[Any], dict[str, Any]],
-) -> None:
-    asked = _asked(*case)
-    assert told_widths(asked) == known_heads(asked)
-
-
-@pytest.mark.parametrize(("depth", "width"), [(18, 40), (50, 160)])
-def test_channels_of_the_last_stage_are_the_width(depth: int, width: int) -> None:
-    asked = options(MLP)
-    resnet = asked.TRUNK.RESNETS
-    resnet.DEPTH, resnet.WIDTH_MULTIPLIER, resnet.CHANNELS = depth, 1.0, [4, 8, 16, 40]
-    assert told_widths(asked) == known_heads(asked) == [["mlp", {"dims": [width, 8]}]]
-
-
-@pytest.mark.parametrize(
-    ("params", "mapping", "trunk"),
-    [
-        ([["mlp", {"dims": [64, 8]}], ["mlp", {"dims": ["auto", 4]}]], [], "resnet"),
-        ([[["mlp", {"dims": [64, 8]}], ["mlp", {"dims": ["auto", 4]}]]], [], "resnet"),
-        (MLP, [("data", {"feat_names": ["lastPATCH"], "head_index": 0})], "vision_transformer"),
-        (MLP, [("data", {"feat_names": ["concatCLS4"], "head_index": 0})], "vision_transformer"),
-        (MLP, [("data", {"feat_names": ["res4"], "head_index": 0})], "resnet"),
-        (MLP, [], "alexnet"),
-    ],
-    ids=["second head", "second module", "tokens", "joined", "inner feature", "no such option"],
-)
-def test_what_options_do_not_tell_needs_torch(
-    params: list[Any], mapping: list[Any], trunk: str
-) -> None:
-    with pytest.raises(TorchNeeded):
-        told_widths(_asked(params, mapping, {"NAME": trunk}))

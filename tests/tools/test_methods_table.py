@@ -14,19 +14,22 @@ import pytest
 from sslengine.config.resolve import resolve
 from sslengine.evaluation.versions import VERSIONS
 from tools import methods_runs, methods_table
-from tools.methods_runs import Cost, Job, Row, Scores, cost_of, scores_of
+from tools.methods_runs import Budget, Cost, Job, Row, Scores, cost_of, scores_of
 from tools.methods_table import BEGIN, BEGINS, END, Measured, table, write_table
 
 SIMCLR = Row("simclr")
 ABOUT = {"versions": dict(VERSIONS)}
 
 
-def _measured(*knn: float, cost: Cost | None = None) -> dict[str, Any]:
+def _measured(
+    *knn: float, cost: Cost | None = None, trunk: str = "ResNet", first: int = 1
+) -> dict[str, Any]:
     scores = {
         str(seed): asdict(Scores(value, 50.0, 30.0, 40.0, linear_version=VERSIONS["linear"]))
-        for seed, value in enumerate(knn)
+        for seed, value in enumerate(knn, first)
     }
-    return {"scores": scores, "cost": cost and asdict(cost)}
+    budget = {"trunk": trunk, "steps": 624, "images_seen": 79_872}
+    return {"scores": scores, "cost": cost and asdict(cost), **budget}
 
 
 class _Runs:
@@ -83,7 +86,7 @@ def test_the_cost_is_of_a_short_run_of_its_own(
 def test_scores_of_an_earlier_probe_are_marked() -> None:
     rows = {"old": _measured(60.0, 70.0), "new": _measured(50.0)}
     del rows["old"]["scores"]["1"]["linear_version"]  # before it was recorded
-    old, new = table(rows).splitlines()[2:]
+    new, old = table(rows).splitlines()[4:]
     assert "| 50.0 (50.0 to 50.0) † |" in old
     assert "†" not in new
 
@@ -101,7 +104,7 @@ def test_what_is_measured_is_kept_until_the_config_changes(
     ]  # fmt: skip
     monkeypatch.setattr(methods_table, "code_commit", lambda: "abc")
     assert methods_table.main(call) == 0
-    row = "| simclr | teacher | 2 | 81.0 (81.0 to 81.0) | 85.0 (85.0 to 85.0) | 30.0 | 40.0 |"
+    row = "| simclr | 624 | 79,872 | teacher | 1 | 81.0 | 85.0 | 30.0 | 40.0 |"
     assert f"{row} 50 | 250 | 700 | abc |" in doc.read_text()
     made = len(runs.calls)
     assert made == 5  # two seeds trained and judged, and the cost
@@ -167,18 +170,52 @@ def test_the_real_command_takes_the_folder_of_a_job(tmp_path: Path) -> None:
     assert (job.folder / "checkpoints" / "checkpoint.torch").exists()
 
 
-def test_best_first_with_mean_and_range_and_costs_where_they_are_known() -> None:
+def test_a_table_for_each_kind_of_trunk_in_order_of_names() -> None:
     cost = Cost(batch=128, step_ms=250.4, memory_mib=512.3)
-    lines = table({"b": _measured(50.0), "a": _measured(80.0, 82.0, cost=cost)}).splitlines()
+    rows = {
+        "b": _measured(80.0, 82.0, cost=cost),
+        "c": _measured(90.0, trunk="ViT"),
+        "a": _measured(50.0),
+    }
+    lines = table(rows).splitlines()
     scores = "81.0 (80.0 to 82.0) | 50.0 (50.0 to 50.0) | 30.0 | 40.0"
-    assert lines[2] == f"| a | model | 2 | {scores} | 128 | 250 | 512 | not recorded |"
-    assert lines[3] == "| b | model | 1 | 50.0 | 50.0 | 30.0 | 40.0 |  |  |  | not recorded |"
+    budget = "624 | 79,872"
+    assert lines[0] == "ResNet:"
+    assert (
+        lines[4]
+        == f"| a | {budget} | model | 1 | 50.0 | 50.0 | 30.0 | 40.0 |  |  |  | not recorded |"
+    )
+    assert (
+        lines[5] == f"| b | {budget} | model | 1, 2 | {scores} | 128 | 250 | 512 | not recorded |"
+    )
+    assert lines[7] == "ViT:"
+    assert lines[11] == f"| c | {budget} | model | 1 | 90.0 | 50.0 | 30.0 | 40.0 | not recorded |"
+
+
+def test_a_seed_that_hyper_parameters_were_chosen_on_is_not_in_the_mean() -> None:
+    both, alone = _measured(10.0, 70.0, 80.0, first=0), _measured(10.0, first=0)
+    assert "| 1, 2 | 75.0 (70.0 to 80.0) |" in table({"a": both})
+    assert "| 0 ‡ | 10.0 |" in table({"a": alone})
+
+
+@pytest.mark.parametrize(
+    ("row", "trunk", "steps", "images_seen"),
+    [
+        (SIMCLR, "ResNet", 16 * (5_000 // 128), 16 * (5_000 // 128) * 128),
+        (Row("dinov2", images="fashion"), "ViT", 2_496, 2_496 * 64),
+        (Row("dinov2", "twice", ("config.OPTIMIZER.num_iterations=4992",)), "ViT", 4_992, 4_992 * 64),
+    ],
+)  # fmt: skip
+def test_a_row_knows_its_steps_and_images(
+    row: Row, trunk: str, steps: int, images_seen: int
+) -> None:
+    assert row.budget() == Budget(trunk, steps, images_seen)
 
 
 def test_what_was_trained_on_other_images_says_so() -> None:
     """In the row itself: of the quickstarts this is RotNet."""
     other = {**_measured(50.0), "trained_on": ["upright_shapes"]}
-    assert "| a (trained on `upright_shapes`) | model | 1 |" in table({"a": other})
+    assert "| a (trained on `upright_shapes`) | 624 | 79,872 | model | 1 |" in table({"a": other})
     measured = Measured(Path("none yet"))
     assert measured.of(Row("rotnet"))["trained_on"] == ["upright_shapes"]
     assert measured.of(SIMCLR)["trained_on"] == ["shapes"]
@@ -234,8 +271,8 @@ def test_a_variant_is_a_row_of_its_own(tmp_path: Path, monkeypatch: pytest.Monke
     assert overrides == ["config.MODEL.VIEWS_APART=true", "config.SEED=1"]
     for _ in range(2):  # and stays when the others are measured
         text = (tmp_path / "methods.md").read_text()
-        assert "| simclr | teacher | 1 |" in text
-        assert "| simclr, views apart | teacher | 1 |" in text
+        assert "| simclr | 624 | 79,872 | teacher | 0 ‡ |" in text
+        assert "| simclr, views apart | 624 | 79,872 | teacher | 0 ‡ |" in text
         methods_table.main(_call(tmp_path))
     assert len(runs.calls) == 6
 
@@ -338,7 +375,7 @@ def test_other_images_a_probe_that_attends_and_fine_tuning(
     methods_table.main([*arguments, "--attentive"])
     text = doc.read_text()
     assert (
-        "| simclr | model | 1 | 81.0 | 82.0 | 70.0 | 30.0 | 31.0 | 60.0 | 50.0 | 51.0 | abc |"
+        "| simclr | 624 | 79,872 | model | 0 ‡ | 81.0 | 82.0 | 70.0 | 30.0 | 31.0 | 60.0 | 50.0 | 51.0 | abc |"
         in text
     )
     assert text.startswith(f"{BEGIN}{END}")
@@ -358,7 +395,7 @@ def test_other_images_a_probe_that_attends_and_fine_tuning(
     methods_table.main([*arguments, "--attentive", "--fine-tuned"])
     methods_table.main([*arguments, "--attentive", "--fine-tuned"])
     assert (
-        "| simclr | model | 1 | 81.0 | 82.0 | 70.0 | 75.0 | 30.0 | 31.0 | 60.0 | 72.0 | 50.0 "
+        "| simclr | 624 | 79,872 | model | 0 ‡ | 81.0 | 82.0 | 70.0 | 75.0 | 30.0 | 31.0 | 60.0 | 72.0 | 50.0 "
         "| 51.0 | abc |" in doc.read_text()
     )
     assert len(calls) == 7

@@ -13,11 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sslengine.command.image_copies import Copies, write_part
-from sslengine.data.options import split_options
 from sslengine.data.sources import shapes, synthetic
-from sslengine.data.sources.disk import FolderSource
-from sslengine.data.sources.image_cache import MANIFEST
 from tests.data.pictures import picture, write_picture
 from tests.data.sources.test_hugging_face import rows
 from tests.data.sources.test_tar_shards import png, write_shard
@@ -62,17 +58,6 @@ def regions(root: Path) -> Path:
     return root / "boxes.json"
 
 
-def image_cache(root: Path) -> Path:
-    source = FolderSource(split_options(DATA_PATHS=[str(folder(root))]), "TRAIN")
-    (root / "cache").mkdir()
-    write_part(source, root / "cache", Copies(256, 0), 0)
-    np.save(root / "cache" / "labels.npy", source.labels())
-    told = {"version": 1, "of": "", "changes": "", "images": COUNT, "images_in_a_part": 1000}
-    told |= {"not_resized": 0, "unreadable": 0}
-    (root / "cache" / MANIFEST).write_text(json.dumps(told))
-    return root / "cache"
-
-
 def hugging_face(root: Path) -> Path:
     datasets = importlib.import_module("datasets")
     rows(datasets, list(range(COUNT))).save_to_disk(str(root / "rows"))
@@ -107,7 +92,6 @@ OF_PICTURES: dict[str, Callable[[Path], Path]] = {
     "webdataset": shards,
     "array_file": array,
     "disk_roi_annotations": regions,
-    "image_cache": image_cache,
     "huggingface_dataset": hugging_face,
     "video": videos,
 }

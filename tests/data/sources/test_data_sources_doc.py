@@ -12,7 +12,6 @@ import pytest
 import torch
 import yaml
 
-from sslengine.command import make
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import HoldOut, split_options
 from tests.data.pictures import picture, write_tree
@@ -48,8 +47,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "bands").mkdir()
     for number in range(4):
         np.save(root / "bands" / f"{number}.npy", np.full((9, 9, 6), number, np.uint16))
-    command = ["disk_folder", str(root / "train"), str(root / "cache"), "--raw", "--workers=1"]
-    make.main(["image-cache", *command])
     return root
 
 
@@ -103,7 +100,7 @@ def test_every_source_of_files_has_an_example() -> None:
     shown = {name for example in EXAMPLES for name in example["DATA_SOURCES"]}
     assert {
         "disk_folder", "disk_filelist", "csv_filelist", "webdataset", "array_file", "huggingface_dataset",
-        "disk_roi_annotations", "image_cache", "video", "webdataset_stream",
+        "disk_roi_annotations", "video", "webdataset_stream",
     } == shown  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from tests.data.sources.every import COUNT, INSTALLED, OF_PICTURES, file_list
 # dill, by which `datasets` makes its fingerprints, of types of pyarrow.
 pytestmark = pytest.mark.filterwarnings("ignore:Cannot .*MonthDayNano")
 
-LABELLED = ["disk_folder", "csv_filelist", "webdataset", "array_file", "image_cache"]
+LABELLED = ["disk_folder", "csv_filelist", "webdataset", "array_file"]
 
 
 @pytest.fixture(params=[name for name in OF_PICTURES if name in INSTALLED])
