@@ -24,6 +24,7 @@ from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.config.options import DistributedOptions
 from sslengine.config.sections import read
 from sslengine.errors import ConfigError
+from sslengine.trust import expect_trust, is_closed
 
 # The files of one run: they are moved aside together when another run takes the folder.
 RESULTS = re.compile(
@@ -101,6 +102,26 @@ def results(folder: Path) -> list[Path]:
     """The folder's files that belong to its run; checkpoints last: they mark a run's folder."""
     found = [path for path in folder.iterdir() if RESULTS.fullmatch(path.name)]
     return sorted(found, key=lambda path: (path.name == "checkpoints", path.name))
+
+
+def expect_no_links_out(folder: Path, training: bool = False) -> None:
+    """Before a run's folder is written to: UntrustedError if it was opened without trust and an
+    entry is a link to another place, where the files would be written.
+
+    training: also `checkpoints` and `weights`, which only training writes. Links within
+    `checkpoints` are replaced, and not followed.
+    """
+    if not is_closed():
+        return
+    top, only_read = os.path.realpath(folder), set() if training else {"checkpoints", "weights"}
+    for place, folders, names in os.walk(folder):
+        for path in (Path(place, each) for each in (*folders, *names)):
+            target = os.path.realpath(path)
+            outside = os.path.commonpath([top, target]) != top
+            if path.is_symlink() and outside and str(path.relative_to(folder)) not in only_read:
+                expect_trust(f"files would be written to {target}, where it links", str(path))
+        if Path(place) == folder and "checkpoints" in folders:
+            folders.remove("checkpoints")
 
 
 def remove_leftovers(folder: Path) -> None:
