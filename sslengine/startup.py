@@ -35,21 +35,18 @@ VARIABLE = "SSLENGINE_START_UP"
 
 
 _of_multiprocessing: Any = multiprocessing.util
-_start_python = _of_multiprocessing.spawnv_passfds
+_spawn = _of_multiprocessing.spawnv_passfds
 
 
-def _start_outside(path: Any, arguments: Sequence[str], descriptors: Any) -> int:
-    """Start Python without the current folder in its sys.path, if it runs `-c`."""
-    words = list(arguments)
-    if "-c" in words:
-        words[words.index("-c") + 1] = (
-            f"import sys; sys.path[:] = filter(None, sys.path); {words[words.index('-c') + 1]}"
-        )
-    return int(_start_python(path, words, descriptors))
+def _start(path: Any, words: Sequence[str], *others: Any) -> int:
+    """Start Python; if it runs `-c`, without the current folder in its sys.path."""
+    head = "import sys; sys.path[:] = filter(None, sys.path); "
+    words = [head + each if last == "-c" else each for last, each in zip(["", *words], words)]
+    return int(_spawn(path, words, *others))
 
 
-# Not PYTHONSAFEPATH: it would reach programs that a user's code starts, and 3.10 has none.
-_of_multiprocessing.spawnv_passfds = _start_outside
+# PYTHONSAFEPATH would reach programs that a user's code starts, and 3.10 has none.
+_of_multiprocessing.spawnv_passfds = _start
 
 
 @dataclass

@@ -22,6 +22,7 @@ import argparse
 import hashlib
 import json
 import os
+import shlex
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -183,7 +184,7 @@ def copy(given: argparse.Namespace) -> list[str]:
     return [
         f"{told['images']:,} images in {given.out}: {told['changes']}; "
         f"{told['not_resized']:,} were not larger, {told['unreadable']:,} could not be read",
-        f"to use it: sslengine train {given.out}",
+        f"to use it: sslengine train {shlex.quote(str(given.out))}",
     ]
 
 

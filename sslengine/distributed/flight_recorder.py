@@ -16,7 +16,6 @@ from typing import Any
 
 from torch._C import _distributed_c10d
 
-from sslengine.atomic import open_no_link
 from sslengine.distributed.ranks import rank, world_size
 
 log = logging.getLogger("sslengine")
@@ -39,9 +38,8 @@ def keep(folder: Path) -> Path | None:
     lines = [json.dumps(each) for each in (about, *last_collectives())]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with open(path, "wb", opener=open_no_link) as file:
-            file.write(("\n".join(lines) + "\n").encode())
-        with open(path.with_suffix(".txt"), "wb", opener=open_no_link) as stacks:
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        with path.with_suffix(".txt").open("w", encoding="utf-8") as stacks:
             faulthandler.dump_traceback(stacks, all_threads=True)
     except OSError as error:
         log.warning("could not write %s: %s", path, error)
