@@ -11,6 +11,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 
+def open_no_link(path: str | Path, flags: int) -> int:
+    """Open a file for `open(opener=...)`; OSError if it is a link: a folder may be anyone's."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary file to write; rename it to `path` if the block ends without an error.
@@ -20,7 +25,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with open(temporary, "wb", opener=open_no_link) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -7,6 +7,8 @@ import shutil
 import textwrap
 from typing import TextIO
 
+from sslengine.errors import readable
+
 _LEAST = 20  # columns; a terminal may report 0
 
 
@@ -39,8 +41,8 @@ def _wrapped(line: str, width: int) -> str:
 
 
 def say(text: str, stream: TextIO, flush: bool = False) -> None:
-    """Print it, wrapped if the stream is a terminal."""
-    print(wrapped(text, columns(stream)), file=stream, flush=flush)
+    """Print it, wrapped if the stream is a terminal. A name in it does not command the terminal."""
+    print(wrapped(readable(text, but="\n\t"), columns(stream)), file=stream, flush=flush)
 
 
 def fit_line(parts: list[str], width: int | None, more: bool = True) -> str:

@@ -12,21 +12,41 @@ On a terminal each long phase is announced when it starts.
 Imports create millions of objects and hardly any garbage, and Python's garbage collector would
 scan all of them repeatedly: a fifth of the CPU time until the first step. So the collector is
 disabled during imports, and these objects are excluded from later collections.
+
+multiprocessing starts `python -c`, which searches the current folder first: a multiprocessing.py
+there would run. So these processes start without it, and get this process's sys.path later.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import multiprocessing.util
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 VARIABLE = "SSLENGINE_START_UP"
+
+
+_of_multiprocessing: Any = multiprocessing.util
+_spawn = _of_multiprocessing.spawnv_passfds
+
+
+def _start(path: Any, words: Sequence[str], *others: Any) -> int:
+    """Start Python; if it runs `-c`, without the current folder in its sys.path."""
+    head = "import sys; sys.path[:] = filter(None, sys.path); "
+    words = [head + each if last == "-c" else each for last, each in zip(["", *words], words)]
+    return int(_spawn(path, words, *others))
+
+
+# PYTHONSAFEPATH would reach programs that a user's code starts, and 3.10 has none.
+_of_multiprocessing.spawnv_passfds = _start
 
 
 @dataclass

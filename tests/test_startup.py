@@ -178,3 +178,25 @@ def test_who_collects_no_garbage_keeps_it_so() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+START = """\
+import multiprocessing, os, sslengine.registry
+if __name__ == "__main__":
+    process = multiprocessing.get_context({method!r}).Process(target=os.getcwd)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_no_process_imports_what_is_in_the_current_folder(tmp_path: Path, method: str) -> None:
+    """A process of this kind, and multiprocessing's resource tracker, which it starts."""
+    here = tmp_path / "here"
+    here.mkdir()
+    for name in ("multiprocessing", "random", "signal", "pickle"):
+        (here / f"{name}.py").write_text("open('imported', 'w').close()\n")
+    (tmp_path / "start.py").write_text(START.format(method=method))
+    subprocess.run([sys.executable, str(tmp_path / "start.py")], cwd=here, check=True)
+    assert not (here / "imported").exists()

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -24,6 +23,7 @@ from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.config.options import DistributedOptions
 from sslengine.config.sections import read
 from sslengine.errors import ConfigError
+from sslengine.trust import expect_trust, is_closed
 
 # The files of one run: they are moved aside together when another run takes the folder.
 RESULTS = re.compile(
@@ -34,7 +34,7 @@ RESULTS = re.compile(
 )
 # Not moved: runs that were moved aside, the lock (it is held), and the runs of a sweep.
 _NOT_MOVED = re.compile(r"earlier|\.lock(_held(\.\w+)?)?|sweep_\d+")
-_UNFINISHED = re.compile(rf"\.({RESULTS.pattern})\.\d+\.tmp")
+UNFINISHED = re.compile(rf"\.({RESULTS.pattern})\.\d+\.tmp")
 # Written before config.yaml. Not `images`: a user may have made a folder of that name.
 _FIRST = re.compile(r"log(_rank\d+)?\.txt|checkpoints|flight_recorder")
 # Written by file systems and desktops, and by a shell or a scheduler that logs a run's output.
@@ -67,7 +67,7 @@ def foreign(folder: Path) -> list[str]:
     if not folder.exists() or _is_known(folder):
         return []
     names = sorted(path.name for path in folder.iterdir())
-    expected = (_FIRST, _NOT_MOVED, _UNFINISHED, _BY_OTHERS)
+    expected = (_FIRST, _NOT_MOVED, UNFINISHED, _BY_OTHERS)
     return [name for name in names if not any(each.fullmatch(name) for each in expected)]
 
 
@@ -103,12 +103,18 @@ def results(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: (path.name == "checkpoints", path.name))
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove the unfinished files of a run that was killed. They have no final name yet."""
-    for path in folder.glob(".*.tmp"):
-        if not _UNFINISHED.fullmatch(path.name):
+def expect_no_links_out(folder: Path, training: bool = False) -> None:
+    """Raise UntrustedError, before a folder that was opened without trust is written to, if an
+    entry links to another place: files would be written there.
+
+    training: also for `checkpoints` and `weights`, which nothing else writes.
+    """
+    top = os.path.realpath(folder)
+    for path in folder.rglob("*") if is_closed() else ():
+        first, *below = path.relative_to(folder).parts
+        if first == "checkpoints" and below:  # links there are replaced, and not followed
             continue
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+        only_read = not training and not below and first in ("checkpoints", "weights")
+        target = os.path.realpath(path) if path.is_symlink() else top
+        if not only_read and os.path.commonpath([top, target]) != top:
+            expect_trust(f"files would be written to {target}, where it links", str(path))

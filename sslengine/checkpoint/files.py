@@ -87,10 +87,10 @@ def point_to(folder: Path, pointer: str, name: str) -> None:
     sync_folder(folder)
 
 
-def remove_leftovers(folder: Path) -> None:
+def remove_leftovers(folder: Path, names: re.Pattern[str] = _UNFINISHED) -> None:
     """Remove what a killed run had begun to write or to remove. It has no final name."""
     for path in folder.glob(".*.tmp"):
-        if _UNFINISHED.fullmatch(path.name):
+        if names.fullmatch(path.name):
             _remove_now(path)
 
 

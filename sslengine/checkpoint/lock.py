@@ -21,7 +21,7 @@ from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
-from sslengine.atomic import make_folder
+from sslengine.atomic import make_folder, open_no_link
 from sslengine.checkpoint import lease
 from sslengine.distributed.collectives import broadcast_object
 from sslengine.distributed.ranks import is_primary
@@ -57,7 +57,7 @@ def _take(folder: Path) -> tuple[Callable[[], None] | None, CheckpointError | No
     path = folder / NAME
     try:
         make_folder(folder)
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        file = open_no_link(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         return None, CheckpointError(
             f"{folder} cannot be the folder of a run: {error.strerror} ({error.filename})."

@@ -13,11 +13,12 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from sslengine.command import documents, judged_on
 from sslengine.command.summary import Summary, read
+from sslengine.errors import readable
+from sslengine.screen_console import LiteralConsole
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -38,10 +39,10 @@ def main(arguments: Sequence[str]) -> int:
         different = judged_on.differs_in(judged)
         documents.show([{**each.as_dict(), "differs_in": different} for each in found])
         return 0
-    console = Console()
-    (console if console.is_terminal else Console(width=160)).print(table(found))
+    console = LiteralConsole()
+    (console if console.is_terminal else LiteralConsole(width=160)).print(table(found))
     for line in judged_on.notes(judged):
-        print(line)
+        print(readable(line))
     return 0
 
 

@@ -10,9 +10,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
-
 from sslengine.command import documents
 from sslengine.command.checked_files import (
     FOREIGN,
@@ -25,6 +22,7 @@ from sslengine.command.checked_files import (
 )
 from sslengine.command.config_trials import Trial, Verdict, Worker
 from sslengine.command.kept_verdicts import Kept
+from sslengine.screen_console import LiteralConsole
 
 PRELOADED = ["torchvision", "timm", "sslengine.command.config_trials"]
 # Runs that a part is tried with before it counts as wrong.
@@ -34,16 +32,16 @@ MOST_BASES = 4
 def run(options: argparse.Namespace) -> int:
     """0 if every file is right, else 1."""
     files = [file for path in options.paths for file in find(path)]
-    console = Console(stderr=options.json)
+    console = LiteralConsole(stderr=options.json)
     if not console.is_terminal:
-        console = Console(stderr=options.json, width=140)
+        console = LiteralConsole(stderr=options.json, width=140)
     results: list[tuple[File, Verdict]] = []
     for number, (file, verdict) in enumerate(verdicts(files, options), start=1):
         results.append((file, verdict))
         if verdict.problem or options.all or console.is_terminal or number % 50 == 0:
             tell(number, len(files), file, verdict, console)
     for line in summary(results):
-        console.print(Text(line), soft_wrap=True)
+        console.print(line, soft_wrap=True)
     if options.json:
         documents.show([as_json(*each) for each in results])
     return int(any(verdict.problem and not verdict.left_out for _, verdict in results))
@@ -137,13 +135,13 @@ def as_json(file: File, verdict: Verdict) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def tell(number: int, of: int, file: File, verdict: Verdict, console: Console) -> None:
+def tell(number: int, of: int, file: File, verdict: Verdict, console: LiteralConsole) -> None:
     line = f"[{number}/{of}] {state(verdict):8} {file.role:7} {file.name}  {verdict.seconds:.1f} s"
-    console.print(Text(line), soft_wrap=True)
+    console.print(line, soft_wrap=True)
     if verdict.problem:
         tried = " ".join(verdict.arguments)
         reason = _brief(verdict.problem).replace("\n", "\n      ")
-        console.print(Text(f"      {reason}\n      tried as: {tried}".rstrip()), soft_wrap=True)
+        console.print(f"      {reason}\n      tried as: {tried}".rstrip(), soft_wrap=True)
 
 
 def summary(results: Sequence[tuple[File, Verdict]]) -> Iterator[str]:

@@ -25,7 +25,7 @@ from pathlib import Path
 from sslengine.command.counts import expect_counts
 from sslengine.command.new_file import expect_writable
 from sslengine.command.weights_there import expect_weights
-from sslengine.errors import ConfigError, DoesNotFitError
+from sslengine.errors import ConfigError, DoesNotFitError, readable
 from sslengine.registry import import_dotted
 
 OWN = ("vissl", "sslengine")
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     expect_weights(given.source, "--from")
     convert = import_dotted("sslengine.command.converted_weights:convert")
     try:
-        print("\n".join(convert(given)))
+        print(readable("\n".join(convert(given)), but="\n"))
     except DoesNotFitError as error:
         advice = "--skip NAME leaves out what is of no part of the network, as a classifier is."
         raise DoesNotFitError(f"{error}\n  {advice}") from error

@@ -17,12 +17,13 @@ import argparse
 import csv
 import io
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from sslengine.atomic import write_whole
+from sslengine.atomic import whole_file
 from sslengine.command import columns, documents
 from sslengine.command.counts import expect_counts
 from sslengine.command.new_file import expect_writable
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("sslengine")
 
 NAMED = 20  # images that could not be read
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # of a terminal
 
 
 class Rows(NamedTuple):
@@ -185,12 +187,13 @@ def expect_new(out: Path) -> None:
 
 def write(rows: Rows, out: Path) -> None:
     try:
-        write_whole(out, WRITERS[out.suffix](rows))
+        with whole_file(out) as file:
+            WRITERS[out.suffix](rows, file)
     except OSError as error:  # the disk is full
-        raise OutputError(f"--out {out}: it cannot be written: {error.strerror}.") from error
+        raise OutputError(f"--out {out}: cannot be written: {error.strerror or error}.") from error
 
 
-def _parquet(rows: Rows) -> bytes:
+def _parquet(rows: Rows, file: BinaryIO) -> None:
     import pyarrow
     from pyarrow import parquet
 
@@ -201,9 +204,7 @@ def _parquet(rows: Rows) -> bytes:
     columns |= {
         name: pyarrow.array(_unicode(cells)) for name, cells in _label_columns(rows).items()
     }
-    content = io.BytesIO()
-    parquet.write_table(pyarrow.table(columns), content)
-    return content.getvalue()
+    parquet.write_table(pyarrow.table(columns), file)
 
 
 def _unicode(names: Sequence[Any]) -> Sequence[Any]:
@@ -226,40 +227,38 @@ def _label_columns(rows: Rows) -> dict[str, list[Any]]:
             for name, column in zip(rows.classes, rows.labels.T.tolist(), strict=True)}  # fmt: skip
 
 
-def _csv(rows: Rows) -> bytes:
+def _csv(rows: Rows, file: BinaryIO) -> None:
     content = io.StringIO()
     writer = csv.writer(content)
     labels = _label_columns(rows)
     numbers = [f"feature_{number}" for number in range(rows.features.shape[1])]
+    as_text = import_dotted("sslengine.data.sources.tables:as_text")
     writer.writerow(["path", *labels, *numbers])
     for number, (path, features) in enumerate(zip(rows.paths, rows.features, strict=True)):
         cells = [column[number] for column in labels.values()]
-        writer.writerow([path, *cells, *map(repr, features.tolist())])
-    return content.getvalue().encode(errors="surrogateescape")
+        writer.writerow([*map(as_text, [path, *cells]), *map(repr, features.tolist())])
+    text = _CONTROL.sub(lambda found: readable(found[0]), content.getvalue())
+    file.write(text.encode(errors="surrogateescape"))
 
 
-def _npz(rows: Rows) -> bytes:
+def _npz(rows: Rows, file: BinaryIO) -> None:
     import numpy as np
 
-    content = io.BytesIO()
     arrays: dict[str, Any] = {"paths": np.array(rows.paths), "features": rows.features}
     if rows.labels is not None:
         arrays["labels"] = np.array(rows.labels)
     if rows.classes:
         arrays["classes"] = np.array(rows.classes)
-    np.savez(content, **arrays)
-    return content.getvalue()
+    np.savez(file, **arrays)
 
 
-def _npy(rows: Rows) -> bytes:
+def _npy(rows: Rows, file: BinaryIO) -> None:
     import numpy as np
 
-    content = io.BytesIO()
-    np.save(content, rows.features)
-    return content.getvalue()
+    np.save(file, rows.features)
 
 
-WRITERS: dict[str, Callable[[Rows], bytes]] = {
+WRITERS: dict[str, Callable[[Rows, BinaryIO], None]] = {
     ".parquet": _parquet,
     ".csv": _csv,
     ".npz": _npz,

@@ -16,9 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont, ImageOps
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 from torch import Tensor
 from torchvision.transforms import Normalize
 
@@ -41,6 +39,7 @@ from sslengine.data.sources.base import DataSource
 from sslengine.data.sources.shapes import draw_shape
 from sslengine.errors import ConfigError, DataError, SSLEngineError
 from sslengine.registry import COLLATORS
+from sslengine.screen_console import LiteralConsole
 from sslengine.trust import closed
 
 WIDTH, HEIGHT, QUALITY = 500, 375, 90  # of generated JPEGs
@@ -228,17 +227,17 @@ def measured(subject: Subject, name: str, backend: str, count: int) -> dict[str,
     }  # fmt: skip
 
 
-def show(found: dict[str, Any], console: Console) -> None:
+def show(found: dict[str, Any], console: LiteralConsole) -> None:
     table = Table("", "transform", "segment", "what becomes of it", "ms", title=found["name"])
     table.columns[-1].justify = "right"
     table.add_row("", "", "", "read and decoded", f"{found['read_ms']:.2f}")
     for number, part in enumerate(found["transforms"]):
-        what = Text(part["becomes"] + (f": {part['why']}" if part["why"] else ""))
+        what = part["becomes"] + (f": {part['why']}" if part["why"] else "")
         time = "" if part["ms"] is None else f"{part['ms']:.2f}"
-        table.add_row(str(number), Text(part["transform"]), str(part["segment"] or ""), what, time)
+        table.add_row(str(number), part["transform"], str(part["segment"] or ""), what, time)
     console.print(table)
     for line in found["notes"]:
-        console.print(line, markup=False, highlight=False)
+        console.print(line)
 
 
 def _summary(subject: Subject, backend: str, count: int, whole: dict[str, float]) -> Iterator[str]:
@@ -347,9 +346,9 @@ def _scaled(view: Image.Image, factor: float) -> Image.Image:
 
 def run(given: argparse.Namespace) -> int:
     assert catalog  # importing it declares all names
-    console = Console(stderr=given.json)
+    console = LiteralConsole(stderr=given.json)
     if not console.is_terminal:
-        console = Console(stderr=given.json, width=120)
+        console = LiteralConsole(stderr=given.json, width=120)
     torch.set_num_threads(1)
     run = open_named(given.overrides, given.config_dir, given.trust_config)
     data = read(run.config, DataOptions)
@@ -364,5 +363,5 @@ def run(given: argparse.Namespace) -> int:
             show(found, console)
         if given.picture:
             save_image(draw(subject, given.images, given.views), given.picture)
-            console.print(f"picture: {given.picture}", highlight=False, soft_wrap=True)
+            console.print(f"picture: {given.picture}", soft_wrap=True)
     return 0

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sslengine.command import documents
-from sslengine.errors import ConfigError, UnknownNameError, listing, nearest
+from sslengine.errors import ConfigError, UnknownNameError, listing, nearest, readable
 from sslengine.export import FORMATS, export
 
 
@@ -60,5 +60,5 @@ def main(arguments: Sequence[str]) -> int:
         manifest = json.loads((made / "manifest.json").read_text(encoding="utf-8"))
         documents.show({"folder": str(made), **manifest})
         return 0
-    print(f"{made}: {made / 'README.md'} says how it is read")
+    print(readable(f"{made}: {made / 'README.md'} says how it is read"))
     return 0

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 from torch import Tensor
 
 from sslengine.atomic import write_json
@@ -34,6 +33,7 @@ from sslengine.evaluation.options import (
     SvmOptions,
     published,
 )
+from sslengine.monitor.console import Screen
 
 SECTIONS = (EvaluateOptions, NearestNeighborOptions, LinearProbeOptions, SvmOptions)
 HELD_OUT = 0.2
@@ -190,9 +190,9 @@ def _device(name: str) -> torch.device:
     return torch.device("cuda" if there and name in ("auto", "gpu") else "cpu")
 
 
-def _console() -> Console:
-    console = Console()
-    return console if console.is_terminal else Console(width=200)
+def _console() -> Screen:
+    console = Screen()
+    return console if console.is_terminal else Screen(width=200)
 
 
 def _document(

@@ -17,7 +17,7 @@ from typing import Any
 
 from sslengine.command.counts import expect_counts
 from sslengine.command.new_file import expect_new
-from sslengine.errors import ConfigError
+from sslengine.errors import ConfigError, readable
 from sslengine.registry import import_dotted
 
 FILE_LISTS = """Lists of a folder of images, for the source disk_filelist.
@@ -56,7 +56,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     given = make_parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    print("\n".join(KINDS[given.kind][2](given)))
+    print(readable("\n".join(KINDS[given.kind][2](given)), but="\n"))
     return 0
 
 

@@ -25,7 +25,7 @@ from sslengine.command import columns, documents, judged_on
 from sslengine.command.counts import expect_counts
 from sslengine.command.summary import Summary, rank_of, read
 from sslengine.config.options import DEVICES
-from sslengine.errors import ConfigError, UnknownNameError, listing, nearest
+from sslengine.errors import ConfigError, UnknownNameError, listing, nearest, readable
 from sslengine.registry import import_dotted
 
 ROWS, VIEWS = 25_600, 16
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
     if given.json:
         documents.show(_rows(found, by))
     else:
-        print("\n".join(_lines(found, by)))
+        print(readable("\n".join(_lines(found, by)), but="\n"))
     return 0
 
 

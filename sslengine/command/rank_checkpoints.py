@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from sslengine.checkpoint import files
@@ -16,13 +15,14 @@ from sslengine.command import columns, documents
 from sslengine.command.embed import ALL_OF_IT, check_columns
 from sslengine.command.images import look
 from sslengine.config.assignments import overrides, typed
-from sslengine.errors import CheckpointError, ConfigError, MissingCheckpointError
+from sslengine.errors import CheckpointError, ConfigError, MissingCheckpointError, readable
 from sslengine.evaluation.label_free.agreement import LEAST, Interval
 from sslengine.evaluation.label_free.inputs import measure
 from sslengine.evaluation.label_free.ranking import Row, probe_of, ranked, score_of
 from sslengine.predictor.checkpoints import Read, read_checkpoints
 from sslengine.predictor.predictor import Predictor
 from sslengine.registry import load_plugins
+from sslengine.screen_console import LiteralConsole
 
 FEW = 6  # checkpoints
 AGREEMENTS = ("Spearman [95 %]", "Kendall [95 %]", "Spearman, linear")
@@ -60,7 +60,8 @@ def _read_all(by_run: dict[Path, list[Path]], given: argparse.Namespace) -> Iter
         )  # fmt: skip
         read = read_checkpoints(predictor, checkpoints, given.rows, given.views)
         for each in read:
-            print(f"{each.checkpoint}: {len(each.inputs.features)} images", file=sys.stderr)
+            line = f"{each.checkpoint}: {len(each.inputs.features)} images"
+            print(readable(line), file=sys.stderr)
             yield each
 
 
@@ -115,10 +116,10 @@ def _notes(rows: Sequence[Row], several: bool) -> list[str]:
 
 
 def _show(paths: list[str], networks: list[str], rows: list[Row], notes: list[str]) -> None:
-    console = Console()
-    console = console if console.is_terminal else Console(width=200)
+    console = LiteralConsole()
+    console = console if console.is_terminal else LiteralConsole(width=200)
     for number, (path, network) in enumerate(zip(paths, networks, strict=True), 1):
-        console.print(f"{number}  {path} ({network})", soft_wrap=True, highlight=False)
+        console.print(f"{number}  {path} ({network})", soft_wrap=True)
     table = Table(box=None, pad_edge=False)
     table.add_column("metric", min_width=max(len(row.name) for row in rows))
     table.add_column("best")
@@ -134,12 +135,11 @@ def _show(paths: list[str], networks: list[str], rows: list[Row], notes: list[st
         table.add_row(row.name, row.best or "", *values, order, *found)
     console.print(table)
     for note in notes:
-        whole = not console.is_terminal
-        console.print(f"note: {note}", soft_wrap=whole, highlight=False, markup=False)
+        console.print(f"note: {note}", soft_wrap=not console.is_terminal)
 
 
 def _interval(found: Interval | None) -> str:
-    return "" if found is None else f"{found.value:.2f} \\[{found.low:.2f}, {found.high:.2f}]"
+    return "" if found is None else f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]"
 
 
 def _as_json(

@@ -9,6 +9,7 @@ Nothing is computed: it is read from the files of the run.
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -50,7 +51,8 @@ def _lines(found: Summary) -> Iterator[str]:
         linear = "" if each.get("linear") is None else f"  linear {each['linear']:.1f}"
         yield f"  {each['features']}, {each['layer']}:  {knn}{linear}"
     if not found.evaluation:
-        yield f"  not judged yet: sslengine judge {found.folder} --train DIR --val DIR"
+        named = shlex.quote(str(found.folder))
+        yield f"  not judged yet: sslengine judge {named} --train DIR --val DIR"
 
 
 def _rows(found: Summary) -> Iterator[tuple[str, str]]:

@@ -31,7 +31,7 @@ from sslengine.command.weights_there import expect_weights
 from sslengine.config.assignments import overrides, typed
 from sslengine.config.options import DEVICES, DistributedOptions, MachineOptions
 from sslengine.data.options import DataOptions, SplitOptions
-from sslengine.errors import ConfigError
+from sslengine.errors import ConfigError, readable
 from sslengine.launch import cli
 from sslengine.registry import component_key, import_dotted, load_plugins
 
@@ -93,8 +93,8 @@ def main(arguments: Sequence[str]) -> int:
         return cli.main(arguments)
     given = make_parser().parse_args(arguments)
     chosen, line = choose(given)
-    print(line)
-    print(f"as: {shlex.join(['sslengine', *chosen])}", flush=True)
+    print(readable(line, but="\n"))
+    print(readable(f"as: {shlex.join(['sslengine', *chosen])}"), flush=True)
     folders = [text for each in given.config_dir for text in ("--config-dir", each)]
     return cli.main([*chosen, *folders, *(["--show"] if given.show else [])])
 

@@ -8,14 +8,9 @@ config.MODEL.FEATURE_EVAL_SETTINGS chooses the layers.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
-from sslengine.atomic import write_whole
 from sslengine.checkpoint.rng import seed_all
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
@@ -23,6 +18,7 @@ from sslengine.data.manifest.classes import Classes
 from sslengine.data.options import DataOptions
 from sslengine.distributed.collectives import barrier
 from sslengine.distributed.ranks import rank
+from sslengine.engines.benchmarks.report import save
 from sslengine.engines.features import (
     Features,
     extract,
@@ -79,12 +75,6 @@ def chunks(batches: Iterator[Features], images: int) -> Iterator[Features]:
 
 def _write(chunk: Features, folder: Path, prefix: str) -> None:
     for layer, rows in chunk.layers.items():
-        _save(folder / f"{prefix}_{layer}_features.npy", rows.numpy())
-        _save(folder / f"{prefix}_{layer}_targets.npy", chunk.targets.numpy())
-        _save(folder / f"{prefix}_{layer}_inds.npy", chunk.indices.numpy())
-
-
-def _save(path: Path, array: NDArray[np.generic]) -> None:
-    content = io.BytesIO()
-    np.save(content, array, allow_pickle=False)
-    write_whole(path, content.getvalue())
+        save(folder / f"{prefix}_{layer}_features.npy", rows.numpy())
+        save(folder / f"{prefix}_{layer}_targets.npy", chunk.targets.numpy())
+        save(folder / f"{prefix}_{layer}_inds.npy", chunk.indices.numpy())

@@ -23,6 +23,7 @@ from sslengine.config.sections import read
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.manifest.few_labels import share_of_each_class
 from sslengine.data.options import DataOptions
+from sslengine.data.sources.tables import as_text
 from sslengine.engines.run import Run
 from sslengine.engines.scoring import Sets
 from sslengine.engines.stored import StoredSplit, paths_of
@@ -65,6 +66,6 @@ def _write(
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["number", "path", "label"])
-    table.writerows(zip(numbers.tolist(), paths, called, strict=True))
-    path.parent.mkdir(parents=True, exist_ok=True)
+    texts = (map(as_text, paths), map(as_text, called))
+    table.writerows(zip(numbers.tolist(), *texts, strict=True))
     write_whole(path, text.getvalue().encode(errors="surrogateescape"))

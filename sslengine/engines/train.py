@@ -8,7 +8,7 @@ from typing import Any
 
 from sslengine import startup
 from sslengine.checkpoint import files
-from sslengine.checkpoint.contents import remove_leftovers
+from sslengine.checkpoint.contents import UNFINISHED
 from sslengine.checkpoint.lock import owned
 from sslengine.checkpoint.manifest import path_for, read_manifest
 from sslengine.checkpoint.options import CheckpointOptions
@@ -101,7 +101,7 @@ def resume(task: Any, run: Run) -> Any:
     """
     options = read(run.config, CheckpointOptions)
     if is_primary():
-        remove_leftovers(run.run_dir)
+        files.remove_leftovers(run.run_dir, UNFINISHED)
     found = find(run.run_dir / "checkpoints", options, task.peers)
     if found is not None and "classy_state_dict" not in found.state:
         raise CheckpointError(f"{found.path} has no `classy_state_dict`: no training run saved it.")

@@ -7,7 +7,6 @@ part = kept.get("cls3") or kept.put("cls3", {"weights": ...})
 from __future__ import annotations
 
 import hashlib
-import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from sslengine.atomic import write_whole
+from sslengine.atomic import whole_file
 
 Arrays = Mapping[str, Any]
 _OF = "depends_on"
@@ -26,7 +25,6 @@ class Kept:
     def __init__(self, folder: Path, depends_on: str, again: bool = False) -> None:
         """again: compute each part once more."""
         self.folder, self._of, self._again = folder, depends_on, again
-        folder.mkdir(parents=True, exist_ok=True)
 
     def get(self, name: str) -> Arrays | None:
         """None: it is missing, or depends on something else."""
@@ -40,10 +38,9 @@ class Kept:
         return held if str(held.pop(_OF, "")) == self._of else None
 
     def put(self, name: str, arrays: Arrays) -> Arrays:
-        content = io.BytesIO()
         whole: dict[str, Any] = {_OF: np.array(self._of), **arrays}
-        np.savez(content, **whole)
-        write_whole(self.folder / f"{name}.npz", content.getvalue())
+        with whole_file(self.folder / f"{name}.npz") as file:
+            np.savez(file, **whole)
         return arrays
 
 

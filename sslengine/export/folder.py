@@ -10,7 +10,7 @@ from typing import Any
 
 from sslengine.checkpoint.files import expect_space
 from sslengine.checkpoint.snapshot import size_of
-from sslengine.errors import OutputError
+from sslengine.errors import OutputError, readable
 from sslengine.export import manifest
 from sslengine.export.formats import Made, find, prepare
 from sslengine.export.manifest import YOURS
@@ -114,7 +114,8 @@ def _put(new: Path, out: Path) -> None:
 
 
 def usage(made: Made, folder: Path | str) -> str:
-    return made.usage.replace("{folder}", str(folder)).rstrip()
+    within_quotes = readable(str(folder).replace("\\", "\\\\").replace('"', '\\"'))
+    return made.usage.replace("{folder}", within_quotes).rstrip()
 
 
 def told(proof: Sequence[dict[str, Any]]) -> list[str]:
@@ -139,7 +140,7 @@ def readme(content: dict[str, Any], made: Made, name: str) -> str:
     of = "" if content["network"] == "model" else f", {content['network']}"
     lines = [
         f"---\nlicense: {head}\ntags: [feature-extraction, self-supervised]\n---",
-        f"# {name}",
+        f"# {readable(name)}",
         f"{content['trunk']}, trained by {content['method'] or 'its own losses'}{of}, written by "
         f"sslengine {content['sslengine']}. The output is the feature `{content['layer']}`, "
         f"{content['feature_dim']} numbers per image.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,7 @@ import sys
 sys.modules["sslengine"] = None  # whoever imports it fails
 import numpy
 from importlib.metadata import version
-given, made, library = sys.argv[1:]
+folder, given, made, library = sys.argv[1:]
 images = numpy.load(given)
 """
 _TAIL = """
@@ -84,10 +85,10 @@ def _in_a_new_process(proof: Proof, folder: Path, subject: Subject) -> tuple[str
     with TemporaryDirectory() as place:
         given, made = Path(place, "given.npy"), Path(place, "made.npy")
         np.save(given, subject.images.numpy() if proof.given is None else proof.given)
-        command = [sys.executable, "-c", script(proof, folder), str(given), str(made)]
+        names = [str(each) for each in (folder.resolve(), given, made, proof.library)]
         done = subprocess.run(
-            [*command, proof.library], cwd=place, capture_output=True, text=True, check=False,
-            timeout=_LIMIT,
+            [sys.executable, "-c", script(proof), *names], cwd=place, capture_output=True,
+            text=True, check=False, timeout=_LIMIT,
         )  # fmt: skip
         if done.returncode:
             raise ExportError(
@@ -97,8 +98,9 @@ def _in_a_new_process(proof: Proof, folder: Path, subject: Subject) -> tuple[str
         return done.stdout.split()[-1], np.load(made)
 
 
-def script(proof: Proof, folder: Path) -> str:
-    load = proof.load.replace("{folder}", str(folder.resolve()))
+def script(proof: Proof) -> str:
+    """The program. The folder is an argument: its name may be anything, and is no code."""
+    load = re.sub(r'"([^"\n]*\{folder\})', r'f"\1', proof.load)
     if not proof.torch:
         return f"{_HEAD}{load}\n{proof.features}\n{_TAIL}"
     threads = torch.get_num_threads()

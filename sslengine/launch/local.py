@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from sslengine import startup
+from sslengine.checkpoint.contents import expect_no_links_out
 from sslengine.config.facts import world_size
 from sslengine.config.options import DistributedOptions
 from sslengine.config.resolve import Resolved
@@ -20,7 +21,8 @@ from sslengine.launch.rank import run_rank
 
 def launch(resolved: Resolved) -> None:
     """Run to the end; raise the error of any rank."""
-    expect_run_folder(resolved.config)
+    folder = expect_run_folder(resolved.config)
+    expect_no_links_out(folder, training=resolved.engine_name == "train")
     options = read(resolved.config, DistributedOptions)
     plan = make_plan(options, resolved.node_id)
     resolved = settle_pixels(resolved, plan.prints)

@@ -14,7 +14,8 @@ def code_version(folder: Path) -> str | None:
     note = folder / NOTE
     if note.exists():
         return note.read_text().strip() or None
-    command = ["git", "-C", str(folder), "describe", "--always", "--abbrev=12", "--dirty=+changes"]
+    command = ["git", "-C", str(folder), "-c", "core.fsmonitor=false", "describe", "--always",
+               "--abbrev=12", "--dirty=+changes"]  # fmt: skip
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -26,27 +26,20 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-from sslengine.errors import readable
 from sslengine.monitor.text import Pace, eta, phase_line, step_line, values, where
 from sslengine.monitor.writers import Record, Writer
 from sslengine.screen import fit_line, wrapped
+from sslengine.screen_console import LiteralConsole
 
 
-class Screen(Console):
-    """On a terminal, text is wrapped between words, and a path that is too long stays whole.
-
-    A string is printed literally: a name in it commands neither the terminal nor rich.
-    """
+class Screen(LiteralConsole):
+    """On a terminal, text is wrapped between words, and a path that is too long stays whole."""
 
     def __init__(self, **how: Any) -> None:
-        super().__init__(highlight=False, **how)
+        super().__init__(**how)
         self.soft_wrap = not self.is_terminal
 
     def print(self, *objects: Any, **how: Any) -> None:
-        objects = tuple(
-            readable(each, but="\n\t") if isinstance(each, str) else each for each in objects
-        )
-        how = {"markup": False, **how}
         if self.is_terminal:
             objects = tuple(
                 wrapped(each, self.width) if isinstance(each, str) else each for each in objects

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sslengine.atomic import make_folder, write_whole
+from sslengine.atomic import make_folder, open_no_link, write_whole
 from sslengine.monitor.history import flat
 from sslengine.monitor.record_file import (
     Mark,
@@ -116,7 +116,7 @@ class CsvWriter(Writer):
             self._columns += new
             self._rewrite([*rows, *self._waiting])
         else:
-            with self.path.open("a", encoding="utf-8", newline="") as file:
+            with open(self.path, "a", encoding="utf-8", newline="", opener=open_no_link) as file:
                 file.write(self._text(self._waiting))
             self._lines += len(self._waiting)
         self._waiting = []

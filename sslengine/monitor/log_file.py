@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import sys
+from io import TextIOWrapper
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
 
-from sslengine.atomic import make_folder
+from sslengine.atomic import make_folder, open_no_link
 from sslengine.monitor.text import Pace, phase_line, step_line
 from sslengine.monitor.writers import Record, Writer
 from sslengine.screen_log import ReadableFormatter, to_screen
@@ -28,6 +29,9 @@ class _LogFile(WatchedFileHandler):
     """
 
     _failed = False
+
+    def _open(self) -> TextIOWrapper:
+        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=open_no_link)  # type: ignore[return-value]
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sslengine.atomic import make_folder, sync_folder, write_whole
+from sslengine.atomic import make_folder, open_no_link, sync_folder, write_whole
 
 log = logging.getLogger("sslengine")
 
@@ -106,7 +106,7 @@ def cut(path: Path, size: int, run_folder: Path) -> None:
     """What is longer is kept aside first; both are on the disk when this returns."""
     if not path.exists() or path.stat().st_size <= size:
         return
-    with path.open("rb+") as file:
+    with open(path, "rb+", opener=open_no_link) as file:
         file.seek(size)
         put_aside(path, file.read(), run_folder)
         file.truncate(size)
@@ -128,7 +128,7 @@ def _keep_lines(path: Path, keep: Callable[[bytes], bool]) -> None:
 def put_aside(path: Path, content: bytes, run_folder: Path) -> None:
     """Append what a file loses to its namesake in `superseded/`."""
     target = _aside(path, run_folder)
-    with target.open("ab") as file:
+    with open(target, "ab", opener=open_no_link) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from sslengine.atomic import make_folder
+from sslengine.atomic import make_folder, open_no_link
 from sslengine.dotted import leaves
 from sslengine.errors import ConfigError
 from sslengine.monitor.pictures import Histogram, Image
@@ -116,10 +116,10 @@ class JsonLinesWriter(Writer):
     def _append(self, line: bytes) -> None:
         """Opened again for each line (30 us): the folder may have been moved or removed."""
         try:
-            file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            file = open_no_link(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         except FileNotFoundError:
             make_folder(self.path.parent)
-            file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            file = open_no_link(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
             written = os.write(file, line)
             if written < len(line):  # no half of a line

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import Tensor
 
+from sslengine.checkpoint.contents import expect_no_links_out
 from sslengine.config.sections import read
 from sslengine.config.users_code import hash_of_users_code
 from sslengine.data.fingerprint import hash_here
@@ -35,6 +35,7 @@ from sslengine.evaluation.label_free.inputs import Inputs
 from sslengine.evaluation.store import Store, name_of
 from sslengine.models.model import Model
 from sslengine.models.options import ModelOptions
+from sslengine.monitor.console import Screen
 from sslengine.predictor.predictor import Predictor
 from sslengine.trust import closed
 
@@ -60,6 +61,8 @@ def read_checkpoints(
     """rows: at most so many images; views: of each of VIEWED_IMAGES images, 0 for none."""
     train = _options(predictor, rows)
     previous = None
+    with closed(predictor.resolved.opened):
+        expect_no_links_out(predictor.run_folder)  # features are kept there
     with _folder(predictor.run_folder) as folder:
         for checkpoint in checkpoints:
             try:
@@ -89,7 +92,7 @@ def _folder(run: Path) -> Iterator[Path]:
 
 def _stored(predictor: Predictor, train: SplitOptions, folder: Path) -> Store:
     train = replace(train, INPUT_KEY_NAMES=["data"], TARGET_KEY_NAMES=["label"])
-    screen = Console(file=sys.stderr)  # a table or JSON goes to the other stream
+    screen = Screen(file=sys.stderr)  # a table or JSON goes to the other stream
     run = Run(predictor.resolved, predictor.run_folder, predictor.device, screen)
     name = predictor.checkpoint.name
     network = Network(name, predictor.trunk_features, _weights(predictor))

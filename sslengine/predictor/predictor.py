@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from sslengine import catalog  # noqa: F401 - declares the names that a config has
+from sslengine.checkpoint.contents import expect_no_links_out
 from sslengine.checkpoint.manifest import sha256_of
 from sslengine.config.options import RunOptions
 from sslengine.config.run_folder import open_run
@@ -114,6 +115,8 @@ class Predictor:
 
     @_untrusting
     def _build(self, network: str) -> None:
+        if self.count:
+            expect_no_links_out(self.run_folder)  # the index is kept there
         checkpoint, state = newest_state(self.run_folder)
         self.model = build_base_model(self.config, self.device)
         self.trunk = trunk_of(self.model)

@@ -123,6 +123,21 @@ def test_in_a_process_that_imports_anew(here: Path) -> None:
     assert (here / "imported").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_with_the_name_of_pythons_own_it_is_not_run_in_a_loaders_worker(
+    here: Path, method: str
+) -> None:
+    for name in ("multiprocessing", "random", "numpy"):
+        (here / f"{name}.py").write_text("open('imported', 'w').close()\n")
+    words = ["run", "images", "--out=rows.npy", "--workers=1"]
+    chosen = ["--set", f"MULTI_PROCESSING_METHOD={method}"]
+    script = [sys.executable, str(here / "bin" / "sslengine"), "embed", *words, *chosen]
+    done = subprocess.run(script, cwd=here, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not (here / "imported").exists()
+
+
 def test_what_is_installed_comes_first_beside_an_untrusted_run(here: Path) -> None:
     """A module of the folder cannot take the place of one that the engine imports later."""
     (here / "my_metrics.py").write_text(f"{PLUGIN}\nimport sys\nprint('last', sys.path[-1:])\n")

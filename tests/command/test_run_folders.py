@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import yaml
+from PIL import Image
 
 from sslengine.command import replay
 from sslengine.command.front import main
 from sslengine.config.resolve import Resolved
+from sslengine.errors import readable
 from tests.config.recipes import recipe
 
 
@@ -124,3 +126,36 @@ def test_a_run_whose_name_needs_quotes_is_replayed(
     monkeypatch.chdir(tmp_path)
     assert main(["replay", str(make(Path(name)))]) == 0
     assert [each.config.CHECKPOINT.DIR for each in started] == [name]
+
+
+HOSTILE = "[red]\x1b]0;title\x07\x1b[2J\u202e"
+
+
+@pytest.mark.parametrize("words", [["report"], ["compare"], ["rank", "--by=linear"]])
+def test_names_of_strangers_command_neither_the_terminal_nor_rich(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    folder = make(Path(f"run{HOSTILE}"), linear=1.0)
+    tree = yaml.safe_load((folder / "config.yaml").read_text())
+    tree["config"]["LOSS"]["name"] = f"[/red]{HOSTILE}"
+    (folder / "config.yaml").write_text(yaml.safe_dump(tree))
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / f"model{HOSTILE}.torch").write_text("")
+    assert main([*words, str(folder)]) == 0
+    shown = capsys.readouterr().out
+    assert "run[red]" in shown
+    assert readable(shown, but="\n") == shown
+
+
+def test_a_class_of_strangers_does_not_command_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", f"b{HOSTILE}"):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (32, 32)).save(tmp_path / name / "1.png")
+    main(["doctor", str(tmp_path)])
+    shown = capsys.readouterr().out
+    assert "b[red]" in shown
+    assert readable(shown, but="\n") == shown

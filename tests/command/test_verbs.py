@@ -24,7 +24,9 @@ from sslengine.command.front import main
 from sslengine.command.images import source_of
 from sslengine.config.compose import Composition
 from sslengine.config.resolve import Resolved, freeze
+from sslengine.data.sources.tables import open_table
 from sslengine.errors import ConfigError
+from sslengine.evaluation.given import read_labels
 from tests.command.photos import SMALL, write_photos
 from tests.tail import slow_but
 
@@ -88,6 +90,27 @@ def test_names_that_are_not_utf8(
     escaped = [each.replace("\udce9", "\\udce9") for each in (*paths, *labels)]
     assert table["path"].to_pylist() + table["label"].to_pylist() == escaped
     assert "2 names are not UTF-8, such as " in caplog.text
+
+
+def test_names_that_a_spreadsheet_or_a_terminal_would_run(run: Path, tmp_path: Path) -> None:
+    """Of classes: embed's .csv holds text, which judge --features and csv_filelist read as names."""
+    images = write_photos(tmp_path / "mine", each=2)
+    formula = "=1+cmd|' calc'!A0"
+    os.rename(images / "dark", images / formula)
+    os.rename(images / "light", images / "\x1b[2J")
+    for ending in ("npz", "csv"):
+        out = tmp_path / f"rows.{ending}"
+        assert main(["embed", str(run), str(images), "--out", str(out), "--workers=0"]) == 0
+    with (tmp_path / "rows.csv").open(newline="") as file:
+        _, *rows = csv.reader(file)
+    assert sorted({row[1] for row in rows}) == [f"'{formula}", "\\x1b[2J"]
+    packed = np.load(tmp_path / "rows.npz")
+    assert sorted(set(packed["labels"].tolist())) == ["\x1b[2J", formula]
+    (tmp_path / "labels.csv").write_text(f'label\n"{formula}"\n')
+    own, plain = (read_labels(tmp_path / name) for name in ("rows.csv", "labels.csv"))
+    assert set(plain.values.tolist()) < set(own.values.tolist())
+    names, read = open_table(tmp_path / "rows.csv")
+    assert [formula] in [*read([list(names).index("label")])]
 
 
 def test_a_folder_whose_name_is_not_utf8(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import os
@@ -25,6 +26,7 @@ from sslengine.engines.train import train
 from sslengine.errors import CheckpointError, ExportError, OutputError
 from sslengine.export import FORMATS
 from sslengine.export import folder as export_folder
+from sslengine.export.folder import usage
 from sslengine.export.formats import Made, Proof, prepare
 from sslengine.export.program import trace_subject
 from sslengine.export.proof import difference, prove
@@ -293,6 +295,21 @@ def test_a_network_that_collapsed_proves_nothing(tmp_path: Path) -> None:
     given.features = torch.ones(16, 32)
     (told, _) = prove(Made(print, "", (Proof("timm", "", ""),) * 2), tmp_path, given)
     assert "the same features" in told["not_proved"]
+
+
+@pytest.mark.parametrize("name", ['x"+str(len)+"', "back\\slash", "two\nlines"])
+def test_the_name_of_a_folder_is_no_code(name: str, tmp_path: Path) -> None:
+    """Neither in the lines of a page nor in the proof's process."""
+    given = subject(timm_vit())
+    made = prepare(given, "state-dict")
+    texts = [each.value for each in ast.walk(ast.parse(usage(made, name)))
+             if isinstance(each, ast.Constant)]  # fmt: skip
+    assert f"{name}/model.safetensors" in texts
+    if "str(" in name:
+        (tmp_path / name).mkdir()
+        made.write(tmp_path / name)
+        (told,) = prove(made, tmp_path / name, given)
+        assert "version" in told
 
 
 def test_formats_are_listed_without_torch() -> None:

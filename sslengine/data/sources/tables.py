@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -176,9 +177,23 @@ def _open_text(file: Path) -> Table:
                 raise DataError(
                     f"{file}: line {number + 1} has {len(line)} columns, fewer than the first line."
                 )
-            yield [line[column] for column in columns]
+            yield [as_written(line[column]) for column in columns]
 
     return next(lines(), []), rows
+
+
+# What a spreadsheet takes for a formula. A number stays one.
+_FORMULA = re.compile(r"'*(?![+-]?[\d.]+(e[+-]?\d+)?$)[=+\-@\t\r\n]")
+
+
+def as_text(cell: Any) -> Any:
+    """Put an apostrophe before what a spreadsheet would run: the name may be a stranger's."""
+    return f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell
+
+
+def as_written(cell: str) -> str:
+    """Undo `as_text`."""
+    return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
 
 
 def delimiter_in(file: Path, header: str) -> str:

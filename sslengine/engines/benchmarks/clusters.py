@@ -10,7 +10,6 @@ the run's folder, are written, named by dataset, split, layer, clusters (N) and 
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sslengine.atomic import write_whole
+from sslengine.atomic import whole_file
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
 from sslengine.data.loading.dataset import SSLDataset
@@ -121,17 +120,15 @@ def _write(run: Run, split: str, layer: str, arrays: Mapping[str, NDArray[Any]])
     count, width = arrays["centroids"].shape
     parts = (options.FEATURES.DATASET_NAME, split.lower(), layer, f"N{count}", f"D{width}")
     folder, name = Path(options.OUTPUT_DIR or run.run_dir), "_".join(filter(None, parts))
-    folder.mkdir(parents=True, exist_ok=True)
     data = read(run.config, DataOptions)
     seed = read(run.config, RunOptions).SEED_VALUE
     dataset = SSLDataset(
         getattr(data, split), split, seed, replace=False, hold_out=data.HOLD_OUT
     )  # fmt: skip
     images = np.array(paths_of(dataset, torch.from_numpy(arrays["sample_indices"])))
-    content = io.BytesIO()
     whole: dict[str, Any] = {**arrays, "images": images}
-    np.savez(content, **whole)
-    write_whole(folder / f"{name}.npz", content.getvalue())
+    with whole_file(folder / f"{name}.npz") as file:
+        np.savez(file, **whole)
     save(folder / f"{name}_images.npy", images)
     save(folder / f"{name}_labels.npy", arrays["hard_labels"])
     run.say(f"{split.lower()}: {len(images)} images, {folder / name}_labels.npy")

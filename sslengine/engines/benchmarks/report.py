@@ -50,7 +50,6 @@ class Report:
 
 
 def save(path: Path, array: NDArray[Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     content = io.BytesIO()
     np.save(content, array, allow_pickle=False)
     write_whole(path, content.getvalue())
