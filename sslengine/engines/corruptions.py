@@ -12,6 +12,7 @@ with the next one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -55,7 +56,8 @@ def of_corruptions(judged: Judged) -> Found:
     errors = {key: _errors(of) for key, of in counts.items()}
     for key in probes:
         details = {**about[key], "severities": [*options.SEVERITIES]}
-        outcomes[key] = _outcome(errors[key], errors.get((UNTRAINED, key[1])), details)
+        found = _outcome(errors[key], errors.get((UNTRAINED, key[1])), details)
+        outcomes[key] = replace(found, notes=given.notes[key] + found.notes)
     return outcomes
 
 

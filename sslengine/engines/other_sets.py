@@ -64,7 +64,8 @@ def of_other_sets(judged: Judged) -> Found:
             matched = any_match(probe.answers(rows, each.among), each.shown)
             metrics |= {f"{name} {metric}": value for metric, value in matched.items()}
         details = {**probes.about[network, layer], "images": _counts(tested)}
-        found[network, layer] = Outcome(metrics, tuple(notes), details)
+        said = (*notes, *probes.notes[network, layer])
+        found[network, layer] = Outcome(metrics, said, details)
     return found
 
 
