@@ -38,7 +38,7 @@ BATCH = 16
 
 def of_copies(judged: Judged) -> Found:
     """Collective."""
-    options: CopiesOptions = judged.copies
+    options: CopiesOptions = judged.options.COPIES
     if not options.PATH:
         raise DataError(f"{WHERE}.PATH names no folder of originals and copies.")
     images = read_copies(Path(options.PATH))
@@ -95,7 +95,7 @@ class _Maker:
 
     @classmethod
     def of(cls, judged: Judged) -> _Maker:
-        options: CopiesOptions = judged.copies
+        options: CopiesOptions = judged.options.COPIES
         side = options.SIDE
         resized = {"name": "Resize", "size": [side, side], "interpolation": 3}
         trunk = judged_trunk(judged)

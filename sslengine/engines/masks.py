@@ -22,7 +22,7 @@ class Masks:
 
     def __init__(self, judged: Judged, split: str) -> None:
         self.key = f"config.EVALUATE.DENSE.MASKS_{split}"
-        options: DenseOptions = judged.dense
+        options: DenseOptions = judged.options.DENSE
         self.folder = {"TRAIN": options.MASKS_TRAIN, "TEST": options.MASKS_TEST}[split]
         self.images = (getattr(read(judged.run.config, DataOptions), split).DATA_PATHS or [""])[0]
 

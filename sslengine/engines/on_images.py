@@ -35,7 +35,7 @@ log = logging.getLogger("sslengine")
 
 def _outside(judged: Judged) -> Found:
     """How well features separate the images of EVALUATE.OUTSIDE from the test images."""
-    outside: OutsideOptions = judged.outside
+    outside: OutsideOptions = judged.options.OUTSIDE
     if not outside.SOURCE:
         raise DataError("config.EVALUATE.OUTSIDE.SOURCE names no other set of images.")
     values = {

@@ -44,12 +44,12 @@ class _Tested:
 
 def of_other_sets(judged: Judged) -> Found:
     """What one set lacks does not stop the others. Collective."""
-    if not judged.other_sets:
+    if not judged.options.OTHER_SETS:
         raise DataError("config.EVALUATE.OTHER_SETS names no set of images.")
     probes = probes_of(judged)
     known = Known.of(judged.splits["TRAIN"].classes[0])
     tested, notes = {}, []
-    for name, options in judged.other_sets.items():
+    for name, options in judged.options.OTHER_SETS.items():
         try:
             tested[name] = _tested(judged, options, known)
             notes += [f"{name}: {note}" for note in [tested[name].note] if note]
@@ -63,9 +63,9 @@ def of_other_sets(judged: Judged) -> Found:
             rows = Chosen(each.stored.stores[network].layer(layer), each.rows)
             matched = any_match(probe.answers(rows, each.among), each.shown)
             metrics |= {f"{name} {metric}": value for metric, value in matched.items()}
-        details = {**probes.about[network, layer], "images": _counts(tested)}
-        said = (*notes, *probes.notes[network, layer])
-        found[network, layer] = Outcome(metrics, said, details)
+        about = probes.about[network, layer]
+        details = {**about.details, "images": _counts(tested)}
+        found[network, layer] = Outcome(metrics, (*notes, *about.notes), details)
     return found
 
 

@@ -18,10 +18,8 @@ Key = tuple[str, str]  # network and layer
 @dataclass(frozen=True)
 class Probes:
     fitted: Mapping[Key, Fitted]
-    # What is reported of each.
-    about: Mapping[Key, dict[str, Any]]
-    # What makes each doubtful.
-    notes: Mapping[Key, tuple[str, ...]]
+    # What is reported of each, without metrics.
+    about: Mapping[Key, Outcome]
     # Why some features have none.
     without: Found
 
@@ -29,26 +27,25 @@ class Probes:
 def probes_of(judged: Judged) -> Probes:
     """Collective. DataError if no features have one."""
     probes: dict[Key, Fitted] = {}
-    about: dict[Key, dict[str, Any]] = {}
-    notes: dict[Key, tuple[str, ...]] = {}
+    about: dict[Key, Outcome] = {}
     without: Found = {}
     for each in judged.sets:
         key = each.features, each.layer
         try:
-            probes[key], about[key], notes[key] = _probe(judged, each)
+            probes[key], about[key] = _probe(judged, each)
         except DataError as reason:
             without[key] = Outcome({}, (str(reason),))
             why = reason
     if not probes:
         raise why
-    return Probes(probes, about, notes, without)
+    return Probes(probes, about, without)
 
 
-def _probe(judged: Judged, sets: Sets) -> tuple[Fitted, dict[str, Any], tuple[str, ...]]:
+def _probe(judged: Judged, sets: Sets) -> tuple[Fitted, Outcome]:
     if sets.labelled is None:
         raise DataError("the images have no labels.")
     how: dict[str, Any] = {"device": judged.run.device, "over_ranks": True, "groups": sets.groups}
     found = linear_probe(*sets.labelled, judged.probe, **how)
     assert found.fitted is not None
     about = {"clean": found.test_accuracy, **found.chosen, "layer": sets.layer}
-    return found.fitted, about, found.notes
+    return found.fitted, Outcome({}, found.notes, about)

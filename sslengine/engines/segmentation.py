@@ -29,9 +29,9 @@ def _judge(judged: Judged, network: Network, maps: Maps) -> Outcome:
     train, test = (maps.of(split, network) for split in ("TRAIN", "TEST"))
     wanted = torch.from_numpy(np.stack([*maps.masks_of("TRAIN", network, size)]))
     shown = [torch.from_numpy(each) for each in maps.masks_of("TEST", network)]
-    options: DenseOptions = judged.dense
+    options: DenseOptions = judged.options.DENSE
     outcome = segmentation(
-        train, wanted, test, shown, judged.segmentation, options.IGNORED, judged.run.device
+        train, wanted, test, shown, judged.options.SEGMENTATION, options.IGNORED, judged.run.device
     )
     about = maps.about(network, train, test)
     return replace(outcome, details={**outcome.details, **about})

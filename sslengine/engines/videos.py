@@ -50,7 +50,7 @@ Measured = dict[str, list[tuple[float, float]]]
 
 def of_videos(judged: Judged) -> Found:
     """Collective. What one video lacks does not stop the others."""
-    options: VideosOptions = judged.videos
+    options: VideosOptions = judged.options.VIDEOS
     if not options.PATH:
         raise DataError(f"{WHERE}.PATH names no folder of videos, laid out as DAVIS-2017.")
     videos = read_videos(Path(options.PATH))
@@ -139,7 +139,7 @@ class _Carrier:
 
     def _size(self, video: Video) -> tuple[int, int]:
         """Height and width of the resized frames."""
-        options: VideosOptions = self.judged.videos
+        options: VideosOptions = self.judged.options.VIDEOS
         high, wide = size_of(open_image(video.frames[0], self.decoder))
         ratio = max(high, wide) / min(high, wide)
         several = int(options.SIDE * ratio) // options.MULTIPLE

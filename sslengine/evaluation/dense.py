@@ -148,7 +148,9 @@ def dense(
     metrics: dict[str, float] = {}
     held, chosen_on = _held_out(known)
     about: dict[str, Any] = {"patches": len(known), "classes": len(classes), "chosen_on": chosen_on}
-    notes = () if len(held) else ("one training image: k, distance and penalty are fixed",)
+    notes: tuple[str, ...] = ()
+    if not len(held):
+        notes = ("one training image: k, distance and penalty are fixed",)
     for name, settings, answers, fixed in (
         ("kNN", [(k, each) for each in METRICS for k in NEIGHBOURS], segment.by_knn, FIXED[0]),
         ("linear", PENALTIES, segment.linearly, FIXED[1]),

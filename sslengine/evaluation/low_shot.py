@@ -158,8 +158,7 @@ def _kept_draw(sets: _Sets, k: int, seed: int, options: Svm, kept: Kept | None) 
     name = f"sample{seed}_k{k}"
     held = kept.get(name) if kept else None
     if held is not None:
-        lists = (held[each].tolist() for each in ("results", "held_out", "same"))
-        return _Draw(*lists, int(held["unfinished"]))
+        return _Draw(**{name: value.tolist() for name, value in held.items()})
     found = _draw(sets, k, seed, options)
     if kept:
         kept.put(name, vars(found))
