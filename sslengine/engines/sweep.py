@@ -285,14 +285,17 @@ def _best(cells: list[Cell], chosen_on: Scores) -> Cell:
 
 def _best_of_each(grid: list[Cell], chosen_on: Scores, tested: Scores) -> dict[str, Any]:
     """By feature: its best head, where heads are chosen and on TEST."""
-    found = {}
-    for feature in dict.fromkeys(each.feature for each in grid):
-        best = _best([each for each in grid if each.feature == feature], chosen_on)
-        found[feature] = {
-            "name": best.name, "lr": best.lr, "weight_decay": best.weight_decay,
-            "chosen_on": chosen_on[best.name], "test": tested[best.name],
-        }  # fmt: skip
-    return found
+    return {
+        feature: _row(_best([each for each in grid if each.feature == feature], chosen_on),
+                      chosen_on, tested)
+        for feature in dict.fromkeys(each.feature for each in grid)
+    }  # fmt: skip
+
+
+def _row(cell: Cell, chosen_on: Scores, tested: Scores) -> dict[str, Any]:
+    scores = {"chosen_on": chosen_on[cell.name], "test": tested[cell.name]}
+    return {"name": cell.name, "feature": cell.feature, "lr": cell.lr,
+            "weight_decay": cell.weight_decay, **scores}  # fmt: skip
 
 
 def _images_to_choose_on(run: Run, options: SweepOptions, grid: list[Cell]) -> str:
@@ -322,15 +325,8 @@ def _report(
         "test": tested[best.name],
         "chosen_on": images,
         "best_of_each": by_feature,
-        "heads": [
-            {
-                "name": each.name, "feature": each.feature, "lr": each.lr,
-                "weight_decay": each.weight_decay, "chosen_on": chosen_on[each.name],
-                "test": tested[each.name],
-            }
-            for each in grid
-        ],
-    }  # fmt: skip
+        "heads": [_row(each, chosen_on, tested) for each in grid],
+    }
     write_json(path, content)
     table = Table("feature", "best head", "chosen", "test", box=None, pad_edge=False)
     for feature, top in by_feature.items():

@@ -34,7 +34,6 @@ from sslengine.engines.maps import judged_trunk, last_map, networks_with_maps
 from sslengine.engines.masks import read_mask, resized
 from sslengine.engines.stored import Network
 from sslengine.errors import DataError, SSLEngineError
-from sslengine.evaluation.options import VideosOptions
 from sslengine.evaluation.outcome import Outcome
 from sslengine.evaluation.propagation import Propagation, answers
 from sslengine.evaluation.region_contour import contour, region
@@ -50,7 +49,7 @@ Measured = dict[str, list[tuple[float, float]]]
 
 def of_videos(judged: Judged) -> Found:
     """Collective. What one video lacks does not stop the others."""
-    options: VideosOptions = judged.options.VIDEOS
+    options = judged.options.VIDEOS
     if not options.PATH:
         raise DataError(f"{WHERE}.PATH names no folder of videos, laid out as DAVIS-2017.")
     videos = read_videos(Path(options.PATH))
@@ -139,7 +138,7 @@ class _Carrier:
 
     def _size(self, video: Video) -> tuple[int, int]:
         """Height and width of the resized frames."""
-        options: VideosOptions = self.judged.options.VIDEOS
+        options = self.judged.options.VIDEOS
         high, wide = size_of(open_image(video.frames[0], self.decoder))
         ratio = max(high, wide) / min(high, wide)
         several = int(options.SIDE * ratio) // options.MULTIPLE
