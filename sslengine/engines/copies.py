@@ -25,6 +25,7 @@ from sslengine.engines.judged_networks import PIXELS
 from sslengine.engines.maps import as_map, judged_trunk, last_map, networks_with
 from sslengine.engines.stored import Network
 from sslengine.errors import DataError
+from sslengine.evaluation.options import CopiesOptions
 from sslengine.evaluation.outcome import Outcome
 from sslengine.evaluation.retrieval.copies import copy_detection
 from sslengine.evaluation.retrieval.descriptors import Whitening, gem
@@ -37,7 +38,7 @@ BATCH = 16
 
 def of_copies(judged: Judged) -> Found:
     """Collective."""
-    options = judged.options.COPIES
+    options: CopiesOptions = judged.copies
     if not options.PATH:
         raise DataError(f"{WHERE}.PATH names no folder of originals and copies.")
     images = read_copies(Path(options.PATH))
@@ -94,7 +95,7 @@ class _Maker:
 
     @classmethod
     def of(cls, judged: Judged) -> _Maker:
-        options = judged.options.COPIES
+        options: CopiesOptions = judged.copies
         side = options.SIDE
         resized = {"name": "Resize", "size": [side, side], "interpolation": 3}
         trunk = judged_trunk(judged)

@@ -30,6 +30,7 @@ from sslengine.engines.probes import Key, probes_of
 from sslengine.errors import DataError
 from sslengine.evaluation.kept import Kept
 from sslengine.evaluation.linear import Fitted
+from sslengine.evaluation.options import CorruptionOptions
 from sslengine.evaluation.outcome import Outcome
 from sslengine.evaluation.store import name_of
 from sslengine.task.build import build_run_precision
@@ -41,7 +42,7 @@ Counts = dict[tuple[str, int], Tensor]
 def of_corruptions(judged: Judged) -> Found:
     if judged.test != "TEST":
         raise DataError("there are no test images.")
-    options = judged.options.CORRUPTIONS
+    options: CorruptionOptions = judged.corruptions
     given = probes_of(judged)
     probes, about, outcomes = given.fitted, given.about, given.without
     counts: dict[Key, Counts] = {key: {} for key in probes}

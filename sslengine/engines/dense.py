@@ -26,6 +26,7 @@ from sslengine.engines.masks import Masks
 from sslengine.engines.stored import Network, StoredSplit
 from sslengine.errors import DataError
 from sslengine.evaluation.dense import dense
+from sslengine.evaluation.options import DenseOptions
 from sslengine.evaluation.outcome import Outcome
 
 WHERE = "config.EVALUATE.DENSE.LAYER"
@@ -41,8 +42,8 @@ def of_maps(judged: Judged) -> Found:
 
 def _judge(judged: Judged, network: Network, maps: Maps) -> Outcome:
     (train, known), (test, wanted) = (_with_masks(maps, each, network) for each in maps.splits)
-    ignored = judged.options.DENSE.IGNORED
-    outcome = dense(train, known, test, wanted, ignored, judged.run.device)
+    options: DenseOptions = judged.dense
+    outcome = dense(train, known, test, wanted, options.IGNORED, judged.run.device)
     return replace(outcome, details={**outcome.details, **maps.about(network, train, test)})
 
 
@@ -96,7 +97,7 @@ def stored_maps(judged: Judged) -> Maps:
     """Collective."""
     if judged.test != "TEST":
         raise DataError("there are no test images.")
-    options = judged.options.DENSE
+    options: DenseOptions = judged.dense
     masks = {split: Masks(judged, split) for split in ("TRAIN", "TEST")}
     for split, each in masks.items():
         each.of(judged.splits[split].dataset, 0)  # before the features are computed
@@ -117,7 +118,8 @@ def stored_maps(judged: Judged) -> Maps:
 
 
 def _some(judged: Judged, split: str) -> dict[str, Any]:
-    limit, count = judged.options.DENSE.IMAGES, len(judged.splits[split].dataset)
+    options: DenseOptions = judged.dense
+    limit, count = options.IMAGES, len(judged.splits[split].dataset)
     return {f"DATA.{split}.DATA_LIMIT": limit} if 0 < limit < count else {}
 
 

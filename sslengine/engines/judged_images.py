@@ -13,7 +13,17 @@ from sslengine.engines.run import Run
 from sslengine.engines.scoring import Sets
 from sslengine.engines.stored import Network, StoredSplit, store_split
 from sslengine.errors import DataError
-from sslengine.evaluation.options import EvaluateOptions, LinearProbeOptions
+from sslengine.evaluation.options import (
+    CopiesOptions,
+    CorruptionOptions,
+    DenseOptions,
+    EvaluateOptions,
+    LinearProbeOptions,
+    OtherSetOptions,
+    OutsideOptions,
+    SegmentationOptions,
+    VideosOptions,
+)
 from sslengine.evaluation.outcome import Outcome
 
 # By network and layer.
@@ -36,6 +46,38 @@ class Judged:
     options: EvaluateOptions
     probe: LinearProbeOptions
     weights: str
+
+    @property
+    def outside(self) -> OutsideOptions:
+        return self.options.OUTSIDE
+
+    @property
+    def dense(self) -> DenseOptions:
+        return self.options.DENSE
+
+    @property
+    def segmentation(self) -> SegmentationOptions:
+        return self.options.SEGMENTATION
+
+    @property
+    def videos(self) -> VideosOptions:
+        return self.options.VIDEOS
+
+    @property
+    def corruptions(self) -> CorruptionOptions:
+        return self.options.CORRUPTIONS
+
+    @property
+    def other_sets(self) -> Mapping[str, OtherSetOptions]:
+        return self.options.OTHER_SETS
+
+    @property
+    def domain_column(self) -> str:
+        return self.options.DOMAIN_COLUMN
+
+    @property
+    def copies(self) -> CopiesOptions:
+        return self.options.COPIES
 
     @property
     def test(self) -> str:

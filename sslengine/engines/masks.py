@@ -14,6 +14,7 @@ from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import DataOptions
 from sslengine.engines.judged_images import Judged
 from sslengine.errors import DataError
+from sslengine.evaluation.options import DenseOptions
 
 
 class Masks:
@@ -21,7 +22,7 @@ class Masks:
 
     def __init__(self, judged: Judged, split: str) -> None:
         self.key = f"config.EVALUATE.DENSE.MASKS_{split}"
-        options = judged.options.DENSE
+        options: DenseOptions = judged.dense
         self.folder = {"TRAIN": options.MASKS_TRAIN, "TEST": options.MASKS_TEST}[split]
         self.images = (getattr(read(judged.run.config, DataOptions), split).DATA_PATHS or [""])[0]
 

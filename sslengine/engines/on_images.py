@@ -25,6 +25,7 @@ from sslengine.engines.scoring import Score
 from sslengine.engines.segmentation import of_segmentation
 from sslengine.engines.videos import of_videos
 from sslengine.errors import DataError
+from sslengine.evaluation.options import OutsideOptions
 from sslengine.evaluation.out_of_set import out_of_set
 from sslengine.evaluation.outcome import Outcome
 from sslengine.evaluation.retrieval.copies import copy_detection
@@ -34,7 +35,7 @@ log = logging.getLogger("sslengine")
 
 def _outside(judged: Judged) -> Found:
     """How well features separate the images of EVALUATE.OUTSIDE from the test images."""
-    outside = judged.options.OUTSIDE
+    outside: OutsideOptions = judged.outside
     if not outside.SOURCE:
         raise DataError("config.EVALUATE.OUTSIDE.SOURCE names no other set of images.")
     values = {

@@ -11,6 +11,7 @@ from sslengine.distributed.ranks import is_primary
 from sslengine.engines.dense import Maps, stored_maps
 from sslengine.engines.judged_images import Found, Judged
 from sslengine.engines.stored import Network
+from sslengine.evaluation.options import DenseOptions
 from sslengine.evaluation.outcome import Outcome
 from sslengine.evaluation.segmentation import segmentation
 
@@ -28,9 +29,9 @@ def _judge(judged: Judged, network: Network, maps: Maps) -> Outcome:
     train, test = (maps.of(split, network) for split in ("TRAIN", "TEST"))
     wanted = torch.from_numpy(np.stack([*maps.masks_of("TRAIN", network, size)]))
     shown = [torch.from_numpy(each) for each in maps.masks_of("TEST", network)]
-    options = judged.options
+    options: DenseOptions = judged.dense
     outcome = segmentation(
-        train, wanted, test, shown, options.SEGMENTATION, options.DENSE.IGNORED, judged.run.device
+        train, wanted, test, shown, judged.segmentation, options.IGNORED, judged.run.device
     )
     about = maps.about(network, train, test)
     return replace(outcome, details={**outcome.details, **about})

@@ -34,6 +34,7 @@ from sslengine.engines.maps import judged_trunk, last_map, networks_with_maps
 from sslengine.engines.masks import read_mask, resized
 from sslengine.engines.stored import Network
 from sslengine.errors import DataError, SSLEngineError
+from sslengine.evaluation.options import VideosOptions
 from sslengine.evaluation.outcome import Outcome
 from sslengine.evaluation.propagation import Propagation, answers
 from sslengine.evaluation.region_contour import contour, region
@@ -49,7 +50,7 @@ Measured = dict[str, list[tuple[float, float]]]
 
 def of_videos(judged: Judged) -> Found:
     """Collective. What one video lacks does not stop the others."""
-    options = judged.options.VIDEOS
+    options: VideosOptions = judged.videos
     if not options.PATH:
         raise DataError(f"{WHERE}.PATH names no folder of videos, laid out as DAVIS-2017.")
     videos = read_videos(Path(options.PATH))
@@ -138,7 +139,7 @@ class _Carrier:
 
     def _size(self, video: Video) -> tuple[int, int]:
         """Height and width of the resized frames."""
-        options = self.judged.options.VIDEOS
+        options: VideosOptions = self.judged.videos
         high, wide = size_of(open_image(video.frames[0], self.decoder))
         ratio = max(high, wide) / min(high, wide)
         several = int(options.SIDE * ratio) // options.MULTIPLE
