@@ -12,6 +12,7 @@ with the next one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -54,8 +55,9 @@ def of_corruptions(judged: Judged) -> Found:
                 counts[key][kind, severity] = found
     errors = {key: _errors(of) for key, of in counts.items()}
     for key in probes:
-        details = {**about[key], "severities": [*options.SEVERITIES]}
-        outcomes[key] = _outcome(errors[key], errors.get((UNTRAINED, key[1])), details)
+        details = {**about[key].details, "severities": [*options.SEVERITIES]}
+        said = replace(about[key], details=details)
+        outcomes[key] = _outcome(errors[key], errors.get((UNTRAINED, key[1])), said)
     return outcomes
 
 
@@ -114,15 +116,15 @@ def _errors(counts: Counts) -> dict[str, list[float]]:
 def _outcome(
     errors: Mapping[str, list[float]],
     untrained: Mapping[str, list[float]] | None,
-    about: Mapping[str, Any],
+    about: Outcome,
 ) -> Outcome:
     means = {kind: sum(each) / len(each) for kind, each in errors.items()}
     metrics = {"mean accuracy": 100 * (1 - sum(means.values()) / len(means))}
-    notes: tuple[str, ...] = ()
+    notes = about.notes
     if untrained and all(map(sum, untrained.values())):
         ratios = [sum(each) / sum(untrained[kind]) for kind, each in errors.items()]
         metrics["mCE"] = 100 * sum(ratios) / len(ratios)
     else:
-        notes = ("there is no mCE: the untrained trunk makes no error, or has no such layer",)
+        notes += ("there is no mCE: the untrained trunk makes no error, or has no such layer",)
     metrics |= {kind: 100 * (1 - each) for kind, each in means.items()}
-    return Outcome(metrics, notes, {**about, "errors": dict(errors)})
+    return Outcome(metrics, notes, {**about.details, "errors": dict(errors)})

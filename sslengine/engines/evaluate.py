@@ -75,11 +75,11 @@ def evaluate(run: Run) -> None:
     if "few_labels" in judge.asked.evaluate.PROTOCOLS:
         write_lists(judge.found["TRAIN"], sets[0], run.run_dir / "few_labels", judge.class_names)
     judge.asked.rest(scores, sets, report.write)
-    show_all(run.console, joined(scores), judge.metric, judge.chance, judge.notes)
-    show_protocols(run.console, as_protocols(results_of(run.run_dir)))
     _show_training(run, weights, loaded)
     run.console.print(f"  features    {judge.folder}")
     run.console.print(f"  report      {report.path}")
+    show_protocols(run.console, as_protocols(results_of(run.run_dir)))
+    show_all(run.console, joined(scores), judge.metric, judge.chance, judge.notes)
     check_results_here(run, {"test": _as_results(joined(scores))})
 
 

@@ -30,7 +30,7 @@ from sslengine.models.trunks.library_options import TimmOptions
 from sslengine.models.weights import Loaded, init_weights
 from sslengine.task.build import build_base_model
 
-UNTRAINED, PIXELS, REFERENCE = "untrained", "raw pixels", "reference"
+TRAINED, UNTRAINED, PIXELS, REFERENCE = "trained", "untrained", "raw pixels", "reference"
 
 
 def networks_of(run: Run, weights: str) -> tuple[list[Network], Loaded]:
@@ -48,7 +48,7 @@ def networks_of(run: Run, weights: str) -> tuple[list[Network], Loaded]:
         found.append(_network(name, model, options, {"seeds": [seed + number]}))
     loaded = init_weights(trained, options)
     about = {"network": loaded.network, "weights": loaded.source}
-    found.insert(0, _network("trained", trained, options, about))
+    found.insert(0, _network(TRAINED, trained, options, about))
     if evaluate.REFERENCE.WEIGHTS:
         try:
             found.append(_reference(run, evaluate.REFERENCE))

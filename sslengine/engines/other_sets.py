@@ -63,8 +63,9 @@ def of_other_sets(judged: Judged) -> Found:
             rows = Chosen(each.stored.stores[network].layer(layer), each.rows)
             matched = any_match(probe.answers(rows, each.among), each.shown)
             metrics |= {f"{name} {metric}": value for metric, value in matched.items()}
-        details = {**probes.about[network, layer], "images": _counts(tested)}
-        found[network, layer] = Outcome(metrics, tuple(notes), details)
+        about = probes.about[network, layer]
+        details = {**about.details, "images": _counts(tested)}
+        found[network, layer] = Outcome(metrics, (*notes, *about.notes), details)
     return found
 
 

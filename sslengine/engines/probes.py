@@ -18,8 +18,8 @@ Key = tuple[str, str]  # network and layer
 @dataclass(frozen=True)
 class Probes:
     fitted: Mapping[Key, Fitted]
-    # What is reported of each.
-    about: Mapping[Key, dict[str, Any]]
+    # What is reported of each, without metrics.
+    about: Mapping[Key, Outcome]
     # Why some features have none.
     without: Found
 
@@ -27,7 +27,7 @@ class Probes:
 def probes_of(judged: Judged) -> Probes:
     """Collective. DataError if no features have one."""
     probes: dict[Key, Fitted] = {}
-    about: dict[Key, dict[str, Any]] = {}
+    about: dict[Key, Outcome] = {}
     without: Found = {}
     for each in judged.sets:
         key = each.features, each.layer
@@ -41,10 +41,11 @@ def probes_of(judged: Judged) -> Probes:
     return Probes(probes, about, without)
 
 
-def _probe(judged: Judged, sets: Sets) -> tuple[Fitted, dict[str, Any]]:
+def _probe(judged: Judged, sets: Sets) -> tuple[Fitted, Outcome]:
     if sets.labelled is None:
         raise DataError("the images have no labels.")
     how: dict[str, Any] = {"device": judged.run.device, "over_ranks": True, "groups": sets.groups}
     found = linear_probe(*sets.labelled, judged.probe, **how)
     assert found.fitted is not None
-    return found.fitted, {"clean": found.test_accuracy, **found.chosen, "layer": sets.layer}
+    about = {"clean": found.test_accuracy, **found.chosen, "layer": sets.layer}
+    return found.fitted, Outcome({}, found.notes, about)

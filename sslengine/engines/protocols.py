@@ -104,11 +104,11 @@ def show_protocols(console: Console, found: Mapping[str, Mapping[str, Any]]) -> 
         table.add_row(name, metric, *("-" if v is None else f"{v:.1f} %" for v in values))
     if lines:
         console.print(table)
-    notes = {
-        f"{name}: {note}": None
-        for each in found.values()
-        for name, of in each.items()
-        for note in of["notes"]
-    }
-    for note in notes:
-        console.print(f"  note        {note}", markup=False)
+    notes: dict[tuple[str, str], list[str]] = {}
+    for kind, each in found.items():
+        for name, of in each.items():
+            for note in of["notes"]:
+                notes.setdefault((name, note), []).append(kind)
+    for (name, note), kinds in notes.items():
+        whose = "" if len(kinds) == len(found) else f"{'; '.join(kinds)}: "
+        console.print(f"  note        {name}: {whose}{note}", markup=False)

@@ -1,12 +1,15 @@
-"""The scores as tables on the screen, with intervals, chance and notes."""
+"""The scores as tables on the screen: details and notes, then kNN and linear probe, with intervals
+and chance, and a sentence on them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import hypot
 
 from rich.console import Console
 from rich.table import Table
 
+from sslengine.engines.judged_networks import PIXELS, TRAINED, UNTRAINED
 from sslengine.engines.label_free import show_label_free
 from sslengine.engines.protocols import show_protocols
 from sslengine.engines.scoring import Score
@@ -15,14 +18,17 @@ from sslengine.engines.scoring import Score
 def show_all(
     console: Console, scores: Sequence[Score], metric: str, chance: float | None, notes: list[str]
 ) -> None:
-    if any(score.knn for score in scores):
-        show_scores(console, scores, metric, chance)
     show_label_free(console, {_kind(each): each.label_free for each in scores})
     show_protocols(console, {_kind(each): each.protocols for each in scores if each.protocols})
     for line in _chosen(scores):
         console.print(f"  chosen      {line}", markup=False)
     for note in notes:
         console.print(f"  note        {note}", markup=False)
+    if any(score.knn for score in scores):
+        console.print()
+        show_scores(console, scores, metric, chance)
+        if sentence := _sentence(scores, metric):
+            console.print(f"\n{sentence}", markup=False)
 
 
 def _kind(score: Score) -> str:
@@ -44,7 +50,8 @@ def show_scores(
     for score in scores:
         table.add_row(score.features, score.layer, *(_cell(score, name) for name in names))
     if chance is not None:
-        table.add_row("chance", "", *([f"{chance:.1f} %"] * len(names)))
+        told = "largest class" if metric == "accuracy" else "random order"
+        table.add_row("chance", told, *([f"{chance:.1f} %"] * len(names)))
     console.print(table)
 
 
@@ -52,9 +59,39 @@ def _cell(score: Score, name: str) -> str:
     value, interval = score.metrics.get(name), score.intervals.get(name)
     if value is None:
         return "-"
-    if not interval:
-        return f"{value:.1f} %"
-    return f"{value:.1f} ±{max(value - interval[0], interval[1] - value):.1f} %"
+    return f"{value:.1f} ±{_half(score, name):.1f} %" if interval else f"{value:.1f} %"
+
+
+def _half(score: Score, name: str) -> float:
+    """The longer half of its interval."""
+    value = score.metrics[name]
+    low, high = score.intervals.get(name) or (value, value)
+    return max(value - low, high - value)
+
+
+def _sentence(scores: Sequence[Score], metric: str) -> str:
+    """Say whether training helped, by more than the intervals of two scores."""
+    of = {each.features: each for each in scores if each.knn}
+    if not {TRAINED, UNTRAINED, PIXELS} <= of.keys():
+        return ""
+    name = next(iter(of[TRAINED].metrics))
+    own, untrained, pixels = (of[each] for each in (TRAINED, UNTRAINED, PIXELS))
+    value, told = own.metrics[name], "kNN" if metric == "accuracy" else f"kNN {metric}"
+
+    def gain(other: Score) -> float:
+        found = value - other.metrics[name]
+        return found if found > hypot(_half(own, name), _half(other, name)) else 0.0
+
+    against = f"({told} {value:.1f} against {untrained.metrics[name]:.1f} %)"
+    if not gain(untrained):
+        return (f"The features tell classes apart no better than those of the untrained network "
+                f"{against}: training has not worked yet.")  # fmt: skip
+    better = (f"The features tell classes apart {gain(untrained):.1f} points better than those of "
+              f"the untrained network {against}")  # fmt: skip
+    raw = f"raw pixels ({pixels.metrics[name]:.1f} %)"
+    if not gain(pixels):
+        return f"{better}, but no better than {raw}: training has not paid off yet."
+    return f"{better}, and better than {raw}: training worked."
 
 
 def _chosen(scores: Sequence[Score]) -> list[str]:

@@ -100,16 +100,19 @@ class Asked:
         """All ranks call it. kNN first: it needs less time and fewer labels than a probe."""
         scores = [Score(each.features, each.layer, about=self._about(each)) for each in sets]
         for compute in (self._neighbours, self._linear):
-            why: dict[str, list[str]] = {}  # reason -> the features for which there is no score
+            said: dict[str, list[str]] = {}  # text -> the features that it is of
             for score, each in zip(scores, sets, strict=True):
+                texts: list[str] = []
                 try:
-                    compute(score, each, note)
+                    compute(score, each, texts.append)
                 except DataError as error:  # the other scores are still reported
                     log.warning("%s", error)
-                    why.setdefault(str(error), []).append(f"{each.features}, {each.layer}")
+                    texts.append(str(error))
+                for text in texts:
+                    said.setdefault(text, []).append(f"{each.features}, {each.layer}")
                 write(scores)
-            for reason, which in why.items():
-                note(reason if len(which) == len(sets) else f"{'; '.join(which)}: {reason}")
+            for text, which in said.items():
+                note(text if len(which) == len(sets) else f"{'; '.join(which)}: {text}")
         return scores
 
     def rest(self, scores: list[Score], sets: Sequence[Sets], write: Callable[..., None]) -> None:
@@ -186,11 +189,12 @@ class Asked:
         probe = linear_probe_of_many if labels.ndim > 1 else linear_probe
         how: dict[str, Any] = {"device": self.device, "over_ranks": True, "groups": each.groups}
         found = probe(train, labels, test, wanted, self.probe, **how)
-        note(f"linear probe: {found.note}" if found.note else "")
         score.linear = found.test_accuracy
         score.intervals["linear"] = found.interval or of_accuracy(found.test_accuracy, len(wanted))
         score.about["chosen_on"] = {"linear": found.chosen_on}
         score.about["penalty"] = found.penalty
+        for text in found.notes:
+            note(f"linear probe: {text}")
 
 
 def _near(rows: Any) -> Any:

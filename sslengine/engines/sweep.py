@@ -45,6 +45,7 @@ from sslengine.engines.trained_results import (
 )
 from sslengine.errors import ConfigError
 from sslengine.evaluation.options import LinearProbeOptions
+from sslengine.evaluation.outcome import note_choice
 from sslengine.evaluation.versions import VERSIONS
 from sslengine.models.build import build_trunk
 from sslengine.models.options import ModelOptions
@@ -128,7 +129,7 @@ def _swept(
             "steps": task.iteration,
             "folder": str(folder.relative_to(run.run_dir)),
             "chosen_on": _images_to_choose_on(run, options, grid),
-            "notes": list(_notes(grid, best, chosen_on, start)),
+            "notes": note_choice([best.lr], [each.lr for each in grid], None, "learning rate"),
         }
         write_result(folder, SWEEP, row)
     return chosen_on, tested
@@ -282,30 +283,19 @@ def _best(cells: list[Cell], chosen_on: Scores) -> Cell:
     return max(cells, key=lambda each: chosen_on[each.name])
 
 
-def _notes(grid: list[Cell], best: Cell, chosen_on: Scores, start: str) -> Iterator[str]:
-    """Is the best learning rate at an end of those tried, and better than all others?"""
-    others = [each for each in grid if each.feature == best.feature and each.lr != best.lr]
-    rates = [each.lr for each in others]
-    if not rates or min(rates) < best.lr < max(rates):
-        return
-    if chosen_on[best.name] > max(chosen_on[each.name] for each in others):
-        end = "highest" if best.lr > max(rates) else "lowest"
-        yield (
-            f"{start}: {best.lr:g}, the {end} learning rate, is the best; one beyond it may be "
-            f"better: config.HEAD_SWEEP.LR"
-        )
-
-
 def _best_of_each(grid: list[Cell], chosen_on: Scores, tested: Scores) -> dict[str, Any]:
     """By feature: its best head, where heads are chosen and on TEST."""
-    found = {}
-    for feature in dict.fromkeys(each.feature for each in grid):
-        best = _best([each for each in grid if each.feature == feature], chosen_on)
-        found[feature] = {
-            "name": best.name, "lr": best.lr, "weight_decay": best.weight_decay,
-            "chosen_on": chosen_on[best.name], "test": tested[best.name],
-        }  # fmt: skip
-    return found
+    return {
+        feature: _row(_best([each for each in grid if each.feature == feature], chosen_on),
+                      chosen_on, tested)
+        for feature in dict.fromkeys(each.feature for each in grid)
+    }  # fmt: skip
+
+
+def _row(cell: Cell, chosen_on: Scores, tested: Scores) -> dict[str, Any]:
+    scores = {"chosen_on": chosen_on[cell.name], "test": tested[cell.name]}
+    return {"name": cell.name, "feature": cell.feature, "lr": cell.lr,
+            "weight_decay": cell.weight_decay, **scores}  # fmt: skip
 
 
 def _images_to_choose_on(run: Run, options: SweepOptions, grid: list[Cell]) -> str:
@@ -335,15 +325,8 @@ def _report(
         "test": tested[best.name],
         "chosen_on": images,
         "best_of_each": by_feature,
-        "heads": [
-            {
-                "name": each.name, "feature": each.feature, "lr": each.lr,
-                "weight_decay": each.weight_decay, "chosen_on": chosen_on[each.name],
-                "test": tested[each.name],
-            }
-            for each in grid
-        ],
-    }  # fmt: skip
+        "heads": [_row(each, chosen_on, tested) for each in grid],
+    }
     write_json(path, content)
     table = Table("feature", "best head", "chosen", "test", box=None, pad_edge=False)
     for feature, top in by_feature.items():

@@ -62,4 +62,4 @@ def calibration_of_probe(
     probe = linear_probe(train, labels, test, test_labels, options, groups=groups)
     assert probe.fitted is not None
     found = calibration(probe.fitted.logits(test), probe.fitted.places(test_labels))
-    return Outcome(found.metrics, found.notes, {**probe.chosen, **found.details})
+    return Outcome(found.metrics, probe.notes, {**probe.chosen, **found.details})

@@ -7,8 +7,9 @@ of a patch. Features are standardised by the training patches. Pixels without a 
 not vote and do not count; patches that are mostly such are not trained on.
 
 k and distance, and the penalty, are chosen by the mIoU on a tenth of the training images; then
-all training images are used. mIoU is the mean over the classes that are in the masks or in the
-answers: Jaccard's index, macro average.
+all training images are used. mIoU is Jaccard's index, the mean over the classes that the masks
+show: the same ones for all answers. Classes that are answered and not shown, which CAPI counts as
+0, would reward the answer that names the background alone.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from sslengine.evaluation.features import expect_finite
 from sslengine.evaluation.logistic import Classifier
 from sslengine.evaluation.neighbours import search
 from sslengine.evaluation.options import Metric
-from sslengine.evaluation.outcome import Outcome, protocol
+from sslengine.evaluation.outcome import Outcome, note_choice, protocol
 from sslengine.evaluation.penalty_path import fit_path
 from sslengine.evaluation.samples import Samples, standardisation
 
@@ -37,6 +38,7 @@ METRICS: tuple[Metric, ...] = ("cosine", "euclid")
 PENALTIES = tuple(1 / float(c) for c in np.logspace(-6, 5, 8))
 FIXED = (10, METRICS[0]), 1.0  # where nothing can be held out: k and distance, penalty
 HELD_OUT = 0.1
+FINE = 4  # patches along a side, below which a map cannot tell much
 AT_ONCE = 2**24  # pixels of neighbours
 ITERATIONS = 200
 
@@ -95,12 +97,30 @@ class Confusion:
     @property
     def miou(self) -> float:
         both = self.table.diag().double()
-        either = self.table.sum(0) + self.table.sum(1) - both
-        return 100 * float((both / either)[either > 0].mean())
+        shown = self.table.sum(1)
+        return 100 * float((both / (self.table.sum(0) + shown - both))[shown > 0].mean())
 
     @property
     def accuracy(self) -> float:
         return 100 * float(self.table.diag().sum() / self.table.sum())
+
+    def metrics(self, name: str = "") -> dict[str, float]:
+        return {f"{name}mIoU": self.miou, f"{name}accuracy": self.accuracy}
+
+    def constant(self, known: Tensor) -> dict[str, float]:
+        """Score the answer that is always the class which most of the known pixels have."""
+        known = known[torch.isin(known, self.classes)]
+        best = torch.searchsorted(self.classes, known).bincount().argmax()
+        found = Confusion(self.classes)
+        found.table[:, best] = self.table.sum(1)
+        return found.metrics("constant ")
+
+
+def note_map(maps: Tensor) -> tuple[str, ...]:
+    high, wide = maps.shape[2:]
+    where = "config.EVALUATE.DENSE.LAYER names a finer layer, SIDE larger images"
+    note = f"a map of {high} x {wide} patches is too coarse to tell much: {where}"
+    return (note,) * (min(high, wide) < FINE)
 
 
 @protocol("Dense")
@@ -128,19 +148,24 @@ def dense(
     metrics: dict[str, float] = {}
     held, chosen_on = _held_out(known)
     about: dict[str, Any] = {"patches": len(known), "classes": len(classes), "chosen_on": chosen_on}
-    notes = [] if len(held) else ["one training image: k, distance and penalty are fixed"]
+    notes: tuple[str, ...] = ()
+    if not len(held):
+        notes = ("one training image: k, distance and penalty are fixed",)
     for name, settings, answers, fixed in (
         ("kNN", [(k, each) for each in METRICS for k in NEIGHBOURS], segment.by_knn, FIXED[0]),
-        ("linear", [*PENALTIES], segment.linearly, FIXED[1]),
+        ("linear", PENALTIES, segment.linearly, FIXED[1]),
     ):
         try:
             best, found = _chosen(known, judged, held, settings, answers, fixed)
         except DataError as reason:
-            notes.append(f"{name}: {reason}")
+            notes += (f"{name}: {reason}",)
             continue
-        metrics |= {f"{name} mIoU": found.miou, f"{name} accuracy": found.accuracy}
+        metrics |= found.metrics(f"{name} ")
         about[name] = best
-    return Outcome(metrics, tuple(notes), about)
+        tried = [best] if name == "linear" and len(held) else []
+        said = note_choice(tried, PENALTIES, found.table.sum(0))
+        notes += tuple(f"{name}: {each}" for each in said)
+    return Outcome(metrics | found.constant(known.pixels), notes + note_map(train), about)
 
 
 Answers = Callable[[Patches, Patches, Sequence[Any]], Mapping[Any, Confusion]]

@@ -37,6 +37,7 @@ def leave_one_domain_out(
     """domains: one for each image. how: of linear_probe."""
     own, other = (np.array([str(each) for each in some]) for some in (domains, test_domains))
     answers, penalties = torch.empty(len(other), dtype=torch.long), []
+    notes: dict[str, None] = {}
     for left_out in _folds(other):
         used, asked = (torch.from_numpy(np.flatnonzero(each))
                        for each in (~np.isin(own, left_out), np.isin(other, left_out)))  # fmt: skip
@@ -47,6 +48,7 @@ def leave_one_domain_out(
         assert probe.fitted is not None
         answers[asked] = probe.fitted.answers(tested)
         penalties.append(probe.penalty)
+        notes |= dict.fromkeys(probe.notes)
     by_domain = {str(name): PerClass.of(answers[other == name], test_labels[other == name])
                  for name in np.unique(other)}  # fmt: skip
     details = {
@@ -59,7 +61,7 @@ def leave_one_domain_out(
     return Outcome({
         "accuracy": whole["accuracy"], "macro F1": whole["macro F1"],
         "mean of domains": float(np.mean(accuracies)), "worst domain": min(accuracies),
-    }, details=details)  # fmt: skip
+    }, tuple(notes), details)  # fmt: skip
 
 
 def _folds(domains: Domains) -> Iterator[Domains]:

@@ -50,7 +50,8 @@ def few_labels(
         details["images"][name] = len(rows)
         details["penalties"][name] = [each.penalty for each in found]
         details["chosen_on"][name] = found[0].chosen_on
-        notes += [f"{name}: {text}" for text in dict.fromkeys(each.note for each in found) if text]
+        said = dict.fromkeys(text for each in found for text in each.notes)
+        notes += [f"{name}: {text}" for text in said]
         if not all(each.converged for each in found):
             notes.append(f"{name}: {unconverged(options or LinearProbeOptions())}")
         if raised := int((share * counts < 0.5).sum()):

@@ -25,10 +25,16 @@ from sslengine.evaluation.draws import (
 )
 from sslengine.evaluation.features import Rows, expect_finite, rows_at
 from sslengine.evaluation.knn import knn_curve
-from sslengine.evaluation.linear import FIXED_PENALTY, TOLERANCE, accuracy_of, strength_of
+from sslengine.evaluation.linear import (
+    FIXED_PENALTY,
+    TOLERANCE,
+    accuracy_of,
+    answers_of,
+    strength_of,
+)
 from sslengine.evaluation.logistic import Classifier
 from sslengine.evaluation.options import LinearProbeOptions
-from sslengine.evaluation.outcome import Outcome, protocol
+from sslengine.evaluation.outcome import Outcome, note_choice, protocol
 from sslengine.evaluation.penalty_path import fit_path
 from sslengine.evaluation.samples import Samples, standardisation
 
@@ -85,15 +91,19 @@ def few_shot_logistic(
     judged = Samples(test, test_labels, len(numbers), scale)
     found: dict[str, list[float]] = {}
     penalties: dict[str, list[float]] = {}
+    notes = dict.fromkeys(missing_shots(counts, shots))
     for n in shots:
         for seed in range(draws):
             rows = shots_of_each_class(labels, n, seed)
             some = Samples(rows_at(train, rows), places[rows], len(numbers), scale)
-            penalty = _penalty(some, options) if n >= CROSS_VALIDATED else FIXED_PENALTY
-            best = _fitted(some, [penalty], options, fixed=n < CROSS_VALIDATED)[0]
+            tried = [_penalty(some, options)] if n >= CROSS_VALIDATED else []
+            (penalty,) = tried or [FIXED_PENALTY]
+            best = _fitted(some, [penalty], options, fixed=not tried)[0]
             found.setdefault(f"{n} shots", []).append(accuracy_of(best, judged, numbers))
             penalties.setdefault(f"{n} shots", []).append(penalty)
-    outcome = _outcome(found, missing_shots(counts, shots), draws)
+            said = note_choice(tried, options.PENALTIES, answers_of(best, judged))
+            notes |= dict.fromkeys(f"{n} shots: {each}" for each in said)
+    outcome = _outcome(found, tuple(notes), draws)
     return replace(outcome, details={**outcome.details, "penalties": penalties})
 
 

@@ -26,6 +26,7 @@ from sslengine.errors import DataError
 from sslengine.evaluation.features import Chosen, Rows, blocks, check_features
 from sslengine.evaluation.logistic import Classifier, fit
 from sslengine.evaluation.options import LinearProbeOptions
+from sslengine.evaluation.outcome import note_choice
 from sslengine.evaluation.penalty_path import fit_path
 from sslengine.evaluation.samples import Samples, standardisation
 
@@ -85,8 +86,8 @@ class LinearProbe:
     penalty: float
     # False: more iterations would still change the classifier and its accuracies.
     converged: bool
-    # How the penalty was chosen, if that was unusual.
-    note: str = ""
+    # How the penalty was chosen, if that was unusual, and what makes the score doubtful.
+    notes: tuple[str, ...] = ()
     # By what it was chosen.
     chosen_on: str = ""
     # 95 % interval of the test accuracy where it is no accuracy but mAP.
@@ -116,7 +117,7 @@ def linear_probe(
 
     groups: a number for each training sample; those with the same one are held out together.
     over_ranks: all ranks call it, with the same features, and share the samples.
-    warns: of what is unusual; false where the caller reports `note` and `converged`.
+    warns: of what is unusual; false where the caller reports `notes` and `converged`.
     """
     check_features("Linear probe", train_features, train_labels, test_features, over_ranks)
     if train_labels.ndim != 1:
@@ -150,9 +151,11 @@ def linear_probe(
     if not converged and warns:
         logger.warning("Linear probe: %s.", unconverged(options))
     accuracy = accuracy_of(classifier, test, numbers)
+    tried = [penalty] if start else []
+    notes = note_choice(tried, options.PENALTIES, answers_of(classifier, test))
     return LinearProbe(
-        accuracy, held_out_accuracy, penalty, converged, note, chosen_on,
-        fitted=Fitted(classifier, numbers, scale),
+        accuracy, held_out_accuracy, penalty, converged, (note, *notes) if note else notes,
+        chosen_on, fitted=Fitted(classifier, numbers, scale),
     )  # fmt: skip
 
 
@@ -282,6 +285,15 @@ def _fit(
 def accuracy_of(classifier: Classifier, samples: Samples, numbers: Tensor | None = None) -> float:
     """In percent. numbers: those of the classes, if the labels are not places among them."""
     return accuracies_of([classifier], samples, numbers)[0]
+
+
+def answers_of(classifier: Classifier, samples: Samples) -> Tensor:
+    """Count how often each class is answered."""
+    counts = torch.zeros(samples.classes, dtype=torch.int64, device=samples.labels.device)
+    for features, _ in samples.pieces(ROWS):
+        answers = classifier.scores(features).argmax(dim=1)
+        counts += answers.bincount(minlength=samples.classes)
+    return samples.summed(counts)
 
 
 def accuracies_of(

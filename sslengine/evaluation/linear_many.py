@@ -22,6 +22,7 @@ from sslengine.evaluation.linear import ROWS, TOLERANCE, LinearProbe, expect_gro
 from sslengine.evaluation.logistic import Classifier, curvature
 from sslengine.evaluation.minimise import minimise
 from sslengine.evaluation.options import LinearProbeOptions
+from sslengine.evaluation.outcome import note_choice
 from sslengine.evaluation.samples import Samples, rows_at_once, standardisation
 from sslengine.meters.average_precision import average_precision
 
@@ -72,11 +73,13 @@ def linear_probe_of_many(
             options.MAX_ITERATIONS,
         )
     left_out = width - len(probe.classes)
-    note = f"{left_out} of {width} classes have no images of both kinds" if left_out else ""
+    notes = (f"{left_out} of {width} classes have no images of both kinds",) * bool(left_out)
     scores, wanted = probe.scores(test), test.labels[:, probe.classes]
     interval = of_resamples(lambda some: mean_average_precision(scores[some], wanted[some]), wanted)
     result = mean_average_precision(scores, wanted)
-    return LinearProbe(result, best, penalty, probe.converged, note, chosen_on, interval)
+    answers = scores.unique(dim=0, return_counts=True)[1]
+    notes += note_choice([penalty], options.PENALTIES, answers)
+    return LinearProbe(result, best, penalty, probe.converged, notes, chosen_on, interval)
 
 
 def _held_out(count: int, share: float, groups: Tensor | None) -> Tensor:

@@ -22,7 +22,7 @@ from sslengine.evaluation.draws import Interval, shots_of_each_class
 from sslengine.evaluation.features import Rows, check_features
 from sslengine.evaluation.kept import Kept, digest_of
 from sslengine.evaluation.options import LowShotOptions
-from sslengine.evaluation.outcome import Outcome, protocol
+from sslengine.evaluation.outcome import Outcome, note_choice, protocol
 from sslengine.evaluation.svm import (
     FIXED_COST,
     Features,
@@ -75,7 +75,7 @@ def low_shot_svm(
     sets = _Sets(features, rows[:, classes], judged, wanted[:, classes], labels.ndim == 1)
     expect_shown(wanted[:, classes])
     held = (
-        kept(digest_of(features, rows.numpy(), judged, wanted.numpy(), repr(options)))
+        kept(digest_of(features, rows.numpy(), judged, wanted.numpy(), repr((options, "same"))))
         if kept
         else None
     )
@@ -95,6 +95,9 @@ def low_shot_svm(
             notes += (
                 f"k={k}: no images are left to choose the cost: it is {options.costs[place]:g}",
             )
+        same = torch.tensor([len(judged) * any(each.same[place] for each in found)])
+        said = note_choice([options.costs[place]] * chosen, options.costs, same, "cost")
+        notes += tuple(f"k={k}: {each}" for each in said)
         results = [100 * each.results[place] for each in found]
         published = np.mean([each.results for each in found], axis=0).max()
         metrics[f"k={k} mAP"] = Interval.of(results).mean
@@ -147,6 +150,7 @@ class _Sets:
 class _Draw:
     results: list[float]  # for each cost
     held_out: list[float]
+    same: list[bool]  # the scores of all test images
     unfinished: int
 
 
@@ -154,7 +158,7 @@ def _kept_draw(sets: _Sets, k: int, seed: int, options: Svm, kept: Kept | None) 
     name = f"sample{seed}_k{k}"
     held = kept.get(name) if kept else None
     if held is not None:
-        return _Draw(held["results"].tolist(), held["held_out"].tolist(), int(held["unfinished"]))
+        return _Draw(**{name: value.tolist() for name, value in held.items()})
     found = _draw(sets, k, seed, options)
     if kept:
         kept.put(name, vars(found))
@@ -179,7 +183,8 @@ def _draw(sets: _Sets, k: int, seed: int, options: Svm) -> _Draw:
     of_costs = [found[start : start + classes] for start in range(0, len(found), classes)]
     results = [_mean_ap([each[0] for each in some], sets.wanted) for some in of_costs]
     held_out = [_mean_ap([each[1] for each in some], sets.rows[rest]) for some in of_costs]
-    return _Draw(results, held_out, sum(each[2] for each in found))
+    same = [all(bool((each[0] == each[0][0]).all()) for each in some) for some in of_costs]
+    return _Draw(results, held_out, same, sum(each[2] for each in found))
 
 
 def _mean_ap(scores: list[Features], wanted: Tensor) -> float:

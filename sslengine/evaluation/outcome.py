@@ -10,13 +10,14 @@ without metrics, whose note has the reason: other protocols still run.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, ParamSpec
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from sslengine.errors import DataError
 
@@ -52,3 +53,20 @@ def protocol(name: str) -> Callable[[Callable[Given, Outcome]], Callable[Given, 
         return guarded
 
     return add
+
+
+def note_choice(
+    chosen: Sequence[float], grid: Sequence[float], answers: Tensor | None, what: str = "penalty"
+) -> tuple[str, ...]:
+    """Note what makes a linear classifier's score doubtful: an end of the grid, one answer for all.
+
+    chosen: from the grid, by held-out images; empty: nothing was. answers: how often each is given.
+    """
+    least, most = min(grid, default=0.0), max(grid, default=0.0)
+    ends = sorted({*chosen} & {least, most}) if least < most else ()
+    notes = tuple(
+        f"{what} {each:g} is an end of those tried, {least:g} to {most:g}" for each in ends
+    )
+    if answers is not None and (total := int(answers.sum())) > 1 and int(answers.max()) == total:
+        notes += (f"all {total} answers are the same",)
+    return notes

@@ -75,4 +75,4 @@ def per_class(
     probe = linear_probe(train, labels, test, test_labels, options, groups=groups)
     assert probe.fitted is not None
     found = PerClass.of(probe.fitted.answers(test), test_labels)
-    return Outcome(found.metrics, details={**probe.chosen, "classes": found.rows})
+    return Outcome(found.metrics, probe.notes, {**probe.chosen, "classes": found.rows})

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sslengine.errors import DataError
-from sslengine.evaluation.dense import IGNORED, Confusion
+from sslengine.evaluation.dense import IGNORED, Confusion, note_map
 from sslengine.evaluation.features import expect_finite
 from sslengine.evaluation.options import SegmentationOptions
-from sslengine.evaluation.outcome import Outcome, protocol
+from sslengine.evaluation.outcome import Outcome, note_choice, protocol
 
 DROPOUT, CLIP, SEED = 0.1, 35.0, 0
 WARM_UP = 1500 / 40_000  # of the iterations
@@ -50,7 +50,8 @@ def segmentation(
         answers = seen[enlarged(head(maps[None]), mask.shape)[0].argmax(dim=0).cpu()]
         found.add(answers.flatten(), mask.flatten().long())
     details = {**vars(options), "classes": len(found.classes)}
-    return Outcome({"mIoU": found.miou, "accuracy": found.accuracy}, (), details)
+    notes = note_choice((), (), found.table.sum(0)) + note_map(train)
+    return Outcome(found.metrics() | found.constant(train_masks.long()), notes, details)
 
 
 def trained(

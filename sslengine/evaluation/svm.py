@@ -33,7 +33,7 @@ from sslengine.errors import DataError
 from sslengine.evaluation.features import Rows, blocks, check_features
 from sslengine.evaluation.kept import Kept, digest_of
 from sslengine.evaluation.options import SvmOptions
-from sslengine.evaluation.outcome import Outcome, protocol
+from sslengine.evaluation.outcome import Outcome, note_choice, protocol
 from sslengine.meters.average_precision import average_precision
 
 Features = NDArray[np.float64]
@@ -100,9 +100,10 @@ def svm(
     scores = torch.from_numpy(np.stack([each.scores(judged) for each in found], axis=1))
     precisions = average_precision(scores, wanted[:, classes])
     metrics = {"mAP": 100 * float(precisions.nanmean())}
+    answers = scores
     if labels.ndim == 1:
-        right = classes[scores.argmax(dim=1)] == test_labels.cpu()
-        metrics["accuracy"] = 100 * float(right.double().mean())
+        answers = classes[scores.argmax(dim=1)]
+        metrics["accuracy"] = 100 * float((answers == test_labels.cpu()).double().mean())
     best = [each.held_out.max() for each in found]
     details = {
         "costs": dict(zip(classes.tolist(), [each.cost for each in found])),
@@ -117,6 +118,9 @@ def svm(
     notes = left_out(rows, classes) + not_converged(sum(each.unfinished for each in found))
     if fixed:
         notes += (f"{fixed} classes have too few images to choose a cost: it is {FIXED_COST:g}",)
+    chosen = [each.cost for each, score in zip(found, best, strict=True) if not np.isnan(score)]
+    counts = answers.unique(dim=0, return_counts=True)[1]
+    notes += note_choice(chosen, options.costs, counts, "cost")
     return Outcome(metrics, notes, details, tables)
 
 

@@ -24,5 +24,7 @@ VERSIONS: Mapping[str, int] = {
     # 2: penalties half as far from each other, chosen on whole groups. 3: all of them are tried.
     **dict.fromkeys(_BY_PROBE, 3),
     "retrieval": 2,  # images of several classes of which some are unknown take part
-    "segmentation": 2,  # channels are dropped before the normalisation
+    "dense": 2,  # of the classes that the masks show
+    # 2: channels are dropped before the normalisation. 3: of the classes that the masks show.
+    "segmentation": 3,
 }

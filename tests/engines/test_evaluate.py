@@ -101,6 +101,7 @@ def test_a_trained_trunk_beside_the_untrained_one_and_pixels(tmp_path: Path) -> 
         "metrics.jsonl",
     ):
         assert word in text
+    assert text.splitlines()[-1].startswith("The features tell classes apart ")
     assert (tmp_path / "config_evaluate.yaml").exists()
 
 
@@ -135,7 +136,9 @@ def test_few_labels_are_judged_as_far_as_they_go(tmp_path: Path) -> None:
     report, scores = _scores(tmp_path)
     assert report["knn"] == {"metric": "cosine", "sigma": 0.1}
     assert all(0 <= score["linear"] <= 100 for score in scores.values())
-    neighbours, probe = report["notes"]
+    neighbours, probe, *ends = report["notes"]
+    told = "is an end of those tried", "answers are the same"
+    assert all(any(some in each for some in told) for each in ends)
     assert neighbours == "kNN with k=200: there are only 12 training images, and all of them vote"
     assert "held-out samples, at least one of each class except the" in probe
     assert probe in screen(run)

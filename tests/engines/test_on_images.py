@@ -175,9 +175,10 @@ def test_maps_are_judged_by_the_masks_of_shapes_and_of_files(tmp_path: Path, tra
 def test_accuracy_on_corrupted_images(tmp_path: Path, trained: str) -> None:
     """mCE by hand; and corruption of a kind that changes nothing is not there."""
     kinds = {"KINDS": ["contrast", "gaussian_noise"], "SEVERITIES": [1, 5]}
-    found, _ = judged(
-        tmp_path, trained, EVALUATE={"PROTOCOLS": ["corruptions"], "CORRUPTIONS": kinds}
-    )
+    found, text = judged(
+        tmp_path, trained, LINEAR_PROBE={"PENALTIES": [1.0, 0.1]},
+        EVALUATE={"PROTOCOLS": ["corruptions"], "CORRUPTIONS": kinds},
+    )  # fmt: skip
     some = {name: each["corruptions"] for name, each in found.items()}
     errors = {name: each["details"]["errors"] for name, each in some.items()}
     for name, each in some.items():
@@ -191,6 +192,13 @@ def test_accuracy_on_corrupted_images(tmp_path: Path, trained: str) -> None:
     ]
     assert some["trained"]["metrics"]["mCE"] == pytest.approx(100 * np.mean(ratios))
     assert some["raw pixels"]["details"]["errors"] != some["trained"]["details"]["errors"]
+    # Of two penalties each is an end: the probe says so, and what uses it.
+    end = " is an end of those tried, 0.1 to 1"
+    assert all(each["notes"][0].endswith(end) for each in some.values())
+    notes = json.loads((tmp_path / "evaluation.json").read_text())["notes"]
+    assert sum(f"linear probe: penalty {each}{end}" in " ".join(notes) for each in (0.1, 1)) > 0
+    assert all(f"  note        {each}" in text for each in notes)
+    assert "note        corruptions: " in text
 
 
 @pytest.mark.slow

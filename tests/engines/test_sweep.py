@@ -15,7 +15,7 @@ from rich.console import Console
 from sslengine.config.resolve import resolve
 from sslengine.config.sections import read
 from sslengine.engines.run import Run
-from sslengine.engines.sweep import Cell, _best, _grid, _notes, _values, sweep
+from sslengine.engines.sweep import _grid, _values, sweep
 from sslengine.engines.sweep_options import SweepOptions
 from sslengine.engines.train import train
 from sslengine.errors import CheckpointError, ConfigError, UnexpectedResultError
@@ -101,24 +101,6 @@ def test_the_best_head_on_held_out_images_is_tested_once(trained: Path) -> None:
     assert "chosen on   10% of TRAIN, of 6 heads" in screen(run)
 
 
-@pytest.mark.parametrize(
-    ("scores", "said"),
-    [
-        ([1.0, 2.0, 3.0], "trained: 10, the highest learning rate, is the best; one beyond it may"),
-        ([3.0, 2.0, 1.0], "trained: 0.1, the lowest learning rate, is the best"),
-        ([1.0, 3.0, 2.0], ""),
-        ([3.0, 3.0, 1.0], ""),  # not better than the next
-        ([1.0], ""),
-    ],
-)
-def test_a_best_rate_at_an_end_of_the_grid_is_a_note(scores: list[float], said: str) -> None:
-    cells = [Cell("flatten", lr, 0.0) for lr in (0.1, 1.0, 10.0)[: len(scores)]]
-    of_cells = {cell.name: score for cell, score in zip(cells, scores, strict=True)}
-    notes = list(_notes(cells, _best(cells, of_cells), of_cells, "trained"))
-    assert len(notes) == bool(said)
-    assert said in "".join(notes)
-
-
 @pytest.mark.slow
 def test_the_note_of_a_sweep_is_shown_and_kept(trained: Path) -> None:
     """Of two learning rates the best is at an end."""
@@ -128,9 +110,9 @@ def test_the_note_of_a_sweep_is_shown_and_kept(trained: Path) -> None:
     low, high = (each["chosen_on"] for each in _report(trained)["heads"])
     assert low != high
     (row,) = json.loads((trained / "evaluation.json").read_text())["swept"]
-    said = "0.3, the highest" if high > low else "1e-09, the lowest"
-    assert [f"trained: {said} learning rate" in note for note in row["notes"]] == [True]
-    assert f"note        linear_sweep: trained: {said} learning rate" in screen(run)
+    said = f"learning rate {0.3 if high > low else 1e-09:g} is an end of those tried"
+    assert [said in note for note in row["notes"]] == [True]
+    assert f"note        linear_sweep: {said}" in screen(run)
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ def test_jaccard_is_that_of_scikit_learn() -> None:
     for part in (slice(0, 200), slice(200, 500)):
         found.add(torch.from_numpy(answers[part]), torch.from_numpy(wanted[part]))
     known = wanted != 255
-    expected = jaccard_score(wanted[known], answers[known], average="macro")
+    expected = jaccard_score(wanted[known], answers[known], labels=[0, 2, 5], average="macro")
     assert found.miou == pytest.approx(100 * expected, rel=1e-12)
     assert found.accuracy == pytest.approx(100 * accuracy_score(wanted[known], answers[known]))
 
@@ -101,7 +101,8 @@ def test_the_whole_protocol_is_that_of_scikit_learn() -> None:
         return np.repeat(judge.fit(features[some], most).predict(rows)[:, None], 4, 1)
 
     def miou(answers: Any, truth: Any) -> float:
-        return 100 * jaccard_score(truth.ravel(), answers.ravel(), average="macro")
+        shown = np.unique(truth)
+        return 100 * jaccard_score(truth.ravel(), answers.ravel(), labels=shown, average="macro")
 
     every = np.full(len(image), True)
     settings = [(k, metric) for metric in ("cosine", "euclid") for k in (1, 3, 10, 30)]
@@ -140,3 +141,41 @@ def test_constant_features_and_a_single_image() -> None:
     assert "k, distance and penalty are fixed" in found.notes[0]
     assert found.details["chosen_on"] == "nothing: it is fixed"
     assert 0 <= found.metrics["kNN mIoU"] < 100
+
+
+def _objects(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A patch of four shows one of ten objects, the others the background; roughly told."""
+    draw = torch.Generator().manual_seed(seed)
+    which = (torch.arange(count) % 10 + 1)[torch.randperm(count, generator=draw)]
+    kinds = torch.zeros(count, 4, dtype=torch.long)
+    kinds[torch.arange(count), torch.randint(0, 4, (count,), generator=draw)] = which
+    maps = torch.eye(11, 16)[kinds.view(count, 2, 2)].permute(0, 3, 1, 2)
+    maps = maps + 0.6 * torch.randn(maps.shape, generator=draw)
+    return maps, kinds.view(count, 2, 2).repeat_interleave(4, 1).repeat_interleave(4, 2)
+
+
+def test_no_constant_answer_is_chosen_on_few_images_where_another_knows_more() -> None:
+    """Six held-out images show few of the ten classes that a classifier of all may answer."""
+    found = dense(*_objects(60, 0), *_objects(60, 1))
+    assert found.details["chosen_on"] == "6 of 60 training images"
+    assert found.metrics["constant mIoU"] == pytest.approx(75 / 11)
+    assert found.metrics["constant accuracy"] == pytest.approx(75)
+    assert found.metrics["linear mIoU"] > 2 * found.metrics["constant mIoU"]
+    assert not any("the same" in note for note in found.notes)
+
+
+def test_a_constant_answer_never_beats_one_that_is_right_on_one_class_more() -> None:
+    """Whatever else it answers where the constant one is wrong, also of classes that no mask has."""
+    draw = np.random.default_rng(0)
+    for _ in range(200):
+        wanted = draw.choice(5, size=60, p=draw.dirichlet(np.ones(5)))
+        constant, other = draw.permutation(np.unique(wanted))[:2].repeat(2)[[0, -1]]
+        if constant == other:
+            continue
+        answers = np.where(wanted == constant, constant, draw.integers(0, 12, size=60))
+        answers[draw.choice(np.flatnonzero(wanted == other))] = other
+        always, knowing = (Confusion(torch.arange(12)) for _ in range(2))
+        always.add(torch.full((60,), int(constant)), torch.from_numpy(wanted))
+        knowing.add(torch.from_numpy(answers), torch.from_numpy(wanted))
+        assert knowing.miou > always.miou
+        assert always.miou == pytest.approx(100 * (wanted == constant).mean() / len({*wanted}))

@@ -178,8 +178,8 @@ def test_few_labels_are_held_out_where_there_are_two(
     features = 10.0 * torch.nn.functional.one_hot(torch.tensor(labels), 4)
     features = features + torch.arange(16.0).view(4, 4) / 16
     found = linear_probe(features, torch.tensor(labels), features, torch.tensor(labels))
-    assert re.search(told, found.note)
-    assert found.note in caplog.text
+    assert re.search(told, found.notes[0])
+    assert found.notes[0] in caplog.text
     assert found.test_accuracy >= 75.0
     assert (found.penalty == FIXED_PENALTY) == ("no class" in told)
     assert (found.held_out_accuracy >= 0) == ("no class" not in told)  # NaN otherwise

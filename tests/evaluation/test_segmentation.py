@@ -83,7 +83,7 @@ def test_a_class_of_the_test_masks_alone_is_never_right() -> None:
     other = torch.where(masks == 7, 9, masks)
     found = segmentation(maps, masks, maps, [*other], SHORT)
     assert found.details["classes"] == 3
-    assert found.metrics["mIoU"] < 100 / 3
+    assert 40 < found.metrics["mIoU"] < 50
 
 
 def test_the_training_is_that_of_the_formulas(monkeypatch: pytest.MonkeyPatch) -> None:

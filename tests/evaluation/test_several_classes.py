@@ -83,7 +83,7 @@ def test_a_penalty_is_chosen_and_odd_classes_are_left_out() -> None:
     wanted = torch.cat([WANTED, WANTED[:, :1]], dim=1)
     found = linear_probe_of_many(TRAIN, rows, TEST, wanted)
     assert found.penalty in LinearProbeOptions().PENALTIES
-    assert found.note == "1 of 5 classes have no images of both kinds"
+    assert found.notes[0] == "1 of 5 classes have no images of both kinds"
     assert 60 < found.test_accuracy < 100
     again = linear_probe_of_many(TRAIN, rows, TEST, wanted)
     assert again.test_accuracy == found.test_accuracy

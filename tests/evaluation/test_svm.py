@@ -58,7 +58,7 @@ def test_each_class_has_its_cost() -> None:
         scores = machine(cost).fit(unit(TRAIN), signs).decision_function(unit(TEST))
         expected.append(voc(WANTED[:, each].numpy(), scores))
     assert found.metrics["mAP"] == pytest.approx(100 * np.mean(expected), rel=1e-9)
-    assert not found.notes
+    assert found.notes == ("cost 10 is an end of those tried, 0.1 to 10",)
     assert 50 < found.metrics["mAP"] < 95
 
 
@@ -81,6 +81,7 @@ def test_class_numbers_and_classes_with_few_images() -> None:
     assert found.notes == (
         "2 of 6 classes have no images of both kinds: left out",
         "1 classes have too few images to choose a cost: it is 1",
+        "cost 10 is an end of those tried, 0.1 to 10",
     )
     assert found.details["costs"][5] == 1.0
     assert 35 < found.metrics["accuracy"] < 95
@@ -140,6 +141,7 @@ def test_low_shots_of_class_numbers() -> None:
     found = low_shot_svm(TRAIN, labels, TEST, wanted, [1, 100], 2, options=OPTIONS)
     assert set(found.metrics) == {"k=1 mAP", "k=100 mAP"}
     assert found.notes == (
+        "k=1: cost 10 is an end of those tried, 0.1 to 10",
         "k=100: 2 of 2 classes have fewer images: all are used",
         "k=100: no images are left to choose the cost: it is 1",
     )
