@@ -14,6 +14,8 @@ divides by it.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -27,6 +29,7 @@ def sinkhorn(
     iterations: int,
     shares: Tensor | None = None,
     counted: Tensor | None = None,
+    added: float = 0.0,
 ) -> Tensor:
     """Q of this rank's samples, without gradient: each row is a distribution.
 
@@ -34,13 +37,25 @@ def sinkhorn(
         per iteration.
     shares (K,): of each prototype; None: equal.
     counted (..., B): samples that are false get a row but have no weight.
+    added: to all sums but the first, of scores that are not scaled yet. A row then sums to less
+        than 1, far less where its sample is far from every prototype.
     """
     log_q = scores.detach() / epsilon
-    for _ in range(iterations):
+    for turn in range(iterations):
         mass = _log_mass(log_q if counted is None else _without(log_q, counted))
+        if added and turn:
+            mass = _plus(mass, added)
         wanted = mass if shares is None else mass - shares.log()
-        log_q = (log_q - wanted).log_softmax(dim=-1)
-    return log_q.softmax(dim=-1)
+        log_q = log_q - wanted
+        if added:
+            log_q = log_q - _plus(log_q.logsumexp(dim=-1, keepdim=True), added)
+        else:
+            log_q = log_q.log_softmax(dim=-1)
+    return log_q.exp() if added else log_q.softmax(dim=-1)
+
+
+def _plus(log_sum: Tensor, added: float) -> Tensor:
+    return log_sum.logaddexp(torch.full_like(log_sum, math.log(added)))
 
 
 def power_law(prototypes: int, exponent: float, like: Tensor) -> Tensor:
