@@ -27,15 +27,11 @@ class FreezeParameters(Hook):
     Updates are optimizer steps: VISSL, which counts iterations here, does not accumulate. Names may
     begin with `module.`, as they must in VISSL, and contain `*`: `trunk.*` is the trunk.
 
-    by_rate: they have gradients, which count where gradients are clipped and in the optimizer's
-    moments; only their values do not change, as with a learning rate of 0.
+    by_rate: they have gradients, but stay as with a learning rate of 0; otherwise they have none.
     """
 
     def __init__(self, updates: Frozen = (), epochs: Frozen = (), by_rate: bool = False) -> None:
         self.updates, self.epochs, self.by_rate = updates, epochs, by_rate
-        self._until_update: list[tuple[nn.Parameter, int]] = []
-        self._until_epoch: list[tuple[nn.Parameter, int]] = []
-        self._kept: dict[nn.Parameter, Tensor] = {}
 
     def on_start(self, task: TaskView) -> None:
         known = dict(task.learner.named_parameters())

@@ -14,8 +14,6 @@ divides by it.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -42,20 +40,17 @@ def sinkhorn(
     """
     log_q = scores.detach() / epsilon
     for turn in range(iterations):
-        mass = _log_mass(log_q if counted is None else _without(log_q, counted))
-        if added and turn:
-            mass = _plus(mass, added)
+        ours = log_q if counted is None else log_q.masked_fill(~counted.unsqueeze(-1), -torch.inf)
+        mass = _log_mass(ours)
+        mass = _plus(mass, added) if added and turn else mass
         wanted = mass if shares is None else mass - shares.log()
         log_q = log_q - wanted
-        if added:
-            log_q = log_q - _plus(log_q.logsumexp(dim=-1, keepdim=True), added)
-        else:
-            log_q = log_q.log_softmax(dim=-1)
+        log_q = log_q - _plus(log_q.logsumexp(-1, True), added) if added else log_q.log_softmax(-1)
     return log_q.exp() if added else log_q.softmax(dim=-1)
 
 
 def _plus(log_sum: Tensor, added: float) -> Tensor:
-    return log_sum.logaddexp(torch.full_like(log_sum, math.log(added)))
+    return log_sum.logaddexp(torch.full_like(log_sum, added).log())
 
 
 def power_law(prototypes: int, exponent: float, like: Tensor) -> Tensor:
@@ -63,10 +58,6 @@ def power_law(prototypes: int, exponent: float, like: Tensor) -> Tensor:
     ranks = torch.arange(1, prototypes + 1, device=like.device, dtype=like.dtype)
     shares = ranks.pow(-exponent)
     return shares / shares.sum()
-
-
-def _without(log_q: Tensor, counted: Tensor) -> Tensor:
-    return log_q.masked_fill(~counted.unsqueeze(-1), float("-inf"))
 
 
 def _log_mass(log_q: Tensor) -> Tensor:

@@ -292,8 +292,7 @@ class OptimizerOptions(OptimizerSettings):
     num_epochs: int | None = 90
     # The length of the run in iterations, instead of num_epochs.
     num_iterations: int | None = iterations(None)
-    # Number of batches whose gradients are accumulated for one optimizer step. Losses that compare
-    # images, KoLeo and Sinkhorn-Knopp see each batch alone; auto_lr_scaling counts all.
+    # Number of batches whose gradients are accumulated for one optimizer step.
     accumulate: int = 1
 
     def _length(self) -> float:

@@ -86,9 +86,7 @@ class Steps(Hook):
 
 
 def _trained(task: Any) -> list[tuple[str, nn.Parameter]]:
-    return [
-        (name, each) for name, each in task.base_model.named_parameters() if each.requires_grad
-    ]
+    return [(name, each) for name, each in task.base_model.named_parameters() if each.requires_grad]
 
 
 def _is_last(name: str) -> bool:
@@ -108,7 +106,9 @@ def _by_hand(steps: Steps, by_rate: bool) -> list[dict[str, Tensor]]:
             each.grad = gradients[name].clone()
         if by_rate:
             for module in ("trunk.", "heads.0.", "heads.1."):
-                clip_grad_norm_([each for name, each in mine.items() if name.startswith(module)], CLIP)
+                clip_grad_norm_(
+                    [each for name, each in mine.items() if name.startswith(module)], CLIP
+                )
         for name, each in () if by_rate else mine.items():
             clip_grad_norm_([each], CLIP)
             if step < FROZEN and _is_last(name):

@@ -1,14 +1,10 @@
-"""Which patches of a view a model sees, for methods that drop the others (MSN, MAE).
-
-This is drawn for the global batch, by seed, epoch and step, and each rank takes its rows.
-"""
+"""Which patches of a view a model sees, for methods that drop the others (MSN, MAE)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from sslengine.data.augment.transform import Sample
 from sslengine.data.batch.block_masks import by_size
@@ -34,6 +30,8 @@ def dropped_patches_collator(
     after the other for all samples; `focal_views`, the smaller ones likewise, if there are any; and
     `shown`, the numbers of the patches that are not dropped, for each of the random views.
 
+    It draws for the global batch, by seed, epoch and step.
+
     patch_size: the side of a patch, in pixels; that of the trunk.
     dropped: the share of patches that are dropped from random views.
     same: the same patches in all random views of a step, as in the code of MSN's authors; false:
@@ -53,10 +51,13 @@ def dropped_patches_collator(
     views = collated.pop("global_views")[0].unflatten(0, (len(large), -1))
     focal = {"focal_views": collated.pop("local_views")} if "local_views" in collated else {}
     rows, columns = (side // patch_size for side in views.shape[-2:])
-    patches = rows * columns
-    drawn = _drawn(batch, len(large) - 1, patches, same)
+    place, patches = Place.of(batch), rows * columns
+    draw = generator(b"dropped", *place.stream)
+    total = max(place.size, place.first + len(batch))
+    drawn = torch.rand(len(large) - 1, 1 if same else total, patches, generator=draw)
     order = drawn.argsort(dim=-1)[..., : max(1, int(patches * (1 - dropped)))].sort(dim=-1).values
-    shown = order.expand(-1, len(batch), -1).flatten(0, 1).contiguous()
+    mine = order if same else order[:, place.first : place.first + len(batch)]
+    shown = mine.expand(-1, len(batch), -1).flatten(0, 1).contiguous()
     targets, others = views[0].contiguous(), views[1:].flatten(0, 1).contiguous()
     return {**collated, **focal,
             "target_views": [targets], "random_views": [others], "shown": [shown]}  # fmt: skip
@@ -67,16 +68,12 @@ def dropped_patches_collator(
 def patch_noise_collator(batch: Sequence[Sample], patch_size: int = PATCH_SIZE) -> Batch:
     """`noise`, a random number for each patch of an image: a model sees those with the lowest.
 
+    It draws for the global batch, by seed, epoch and step.
+
     patch_size: the side of a patch, in pixels; that of the trunk.
     """
-    collated = default_collate(batch)
+    collated, place = default_collate(batch), Place.of(batch)
     rows, columns = (side // patch_size for side in collated["data"][0].shape[-2:])
-    return {**collated, "noise": [*_drawn(batch, len(collated["data"]), rows * columns)]}
-
-
-def _drawn(batch: Sequence[Sample], views: int, patches: int, same: bool = False) -> Tensor:
-    """views x this rank's samples x patches, from 0 to 1; same: views x 1 x patches."""
-    place = Place.of(batch)
-    draw, last = generator(b"dropped", *place.stream), place.first + len(batch)
-    drawn = torch.rand(views, 1 if same else max(place.size, last), patches, generator=draw)
-    return drawn if same else drawn[:, place.first : last].clone()  # it is sent by a worker
+    draw, last = generator(b"noise", *place.stream), place.first + len(batch)
+    drawn = torch.rand(max(place.size, last), rows * columns, generator=draw)
+    return {**collated, "noise": [drawn[place.first : last].clone()]}  # these rows alone are sent
