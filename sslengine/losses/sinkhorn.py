@@ -39,18 +39,17 @@ def sinkhorn(
         than 1, far less where its sample is far from every prototype.
     """
     log_q = scores.detach() / epsilon
+    more = log_q.new_full((), added).log() if added else None
     for turn in range(iterations):
         ours = log_q if counted is None else log_q.masked_fill(~counted.unsqueeze(-1), -torch.inf)
         mass = _log_mass(ours)
-        mass = _plus(mass, added) if added and turn else mass
-        wanted = mass if shares is None else mass - shares.log()
-        log_q = log_q - wanted
-        log_q = log_q - _plus(log_q.logsumexp(-1, True), added) if added else log_q.log_softmax(-1)
-    return log_q.exp() if added else log_q.softmax(dim=-1)
-
-
-def _plus(log_sum: Tensor, added: float) -> Tensor:
-    return log_sum.logaddexp(torch.full_like(log_sum, added).log())
+        mass = mass if more is None or turn == 0 else mass.logaddexp(more)
+        log_q = log_q - (mass if shares is None else mass - shares.log())
+        if more is None:
+            log_q = log_q.log_softmax(dim=-1)
+        else:
+            log_q = log_q - log_q.logsumexp(-1, keepdim=True).logaddexp(more)
+    return log_q.softmax(dim=-1) if more is None else log_q.exp()
 
 
 def power_law(prototypes: int, exponent: float, like: Tensor) -> Tensor:
