@@ -92,7 +92,9 @@ COLLATORS.declare(
 COLLATORS.declare(
     "sslengine.data.batch.block_masks", "ibot_multicrop_masking_collator", "spread_masks_collator"
 )
-COLLATORS.declare("sslengine.data.batch.dropped_patches", "dropped_patches_collator")
+COLLATORS.declare(
+    "sslengine.data.batch.dropped_patches", "dropped_patches_collator", "patch_noise_collator"
+)
 COLLATORS.declare("sslengine.data.batch.mixing", "cutmixup_collator", "multicrop_mixup_collator")
 COLLATORS.declare("sslengine.data.batch.multi_block", "multi_block_collator")
 COLLATORS.declare("sslengine.data.batch.visible_block", "visible_block_collator")

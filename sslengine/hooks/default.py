@@ -1,7 +1,7 @@
 """The engine's hooks that a config enables, in the order in which they run.
 
-The method's own hooks run before these. FreezeParameters runs before ClipGradients, so frozen
-gradients do not count in the norm. The hooks of HOOKS.EXTRA run last. The services
+The method's own hooks run before these. FreezeParameters runs before ClipGradients, so gradients
+that it drops do not count in the norm. The hooks of HOOKS.EXTRA run last. The services
 (sslengine/services/order.py) run after all hooks.
 """
 
@@ -46,7 +46,7 @@ def default_hooks(config: DictConfig, run_dir: Path) -> list[Any]:
         chosen.append(ReportUnreachedParameters())
     frozen = model.TEMP_FROZEN_PARAMS_ITER_MAP, model.TEMP_FROZEN_PARAMS_EPOCH_MAP
     if any(frozen):
-        chosen.append(FreezeParameters(*frozen))
+        chosen.append(FreezeParameters(*frozen, model.TEMP_FROZEN_PARAMS_BY == "rate"))
     clip = model.GRAD_CLIP
     if clip.USE_GRAD_CLIP:
         how = clip.PER_PARAMETER, clip.PER_MODULE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,30 +21,38 @@ Frozen = Sequence[tuple[str, int]]
 
 
 class FreezeParameters(Hook):
-    """`MODEL.TEMP_FROZEN_PARAMS_ITER_MAP: [[name, updates], ...]`: no gradients before that; and
+    """`MODEL.TEMP_FROZEN_PARAMS_ITER_MAP: [[name, updates], ...]`: not trained before that; and
     `MODEL.TEMP_FROZEN_PARAMS_EPOCH_MAP: [[name, epochs], ...]`.
 
     Updates are optimizer steps: VISSL, which counts iterations here, does not accumulate. Names may
     begin with `module.`, as they must in VISSL, and contain `*`: `trunk.*` is the trunk.
+
+    by_rate: they have gradients, but stay as with a learning rate of 0; otherwise they have none.
     """
 
-    def __init__(self, updates: Frozen = (), epochs: Frozen = ()) -> None:
-        self.updates, self.epochs = updates, epochs
-        self._until_update: list[tuple[nn.Parameter, int]] = []
-        self._until_epoch: list[tuple[nn.Parameter, int]] = []
+    def __init__(self, updates: Frozen = (), epochs: Frozen = (), by_rate: bool = False) -> None:
+        self.updates, self.epochs, self.by_rate = updates, epochs, by_rate
 
     def on_start(self, task: TaskView) -> None:
         known = dict(task.learner.named_parameters())
         self._until_update = [*_found(known, self.updates, "ITER_MAP")]
         self._until_epoch = [*_found(known, self.epochs, "EPOCH_MAP")]
+        if self.by_rate:
+            for each in getattr(task.optimizer, "owners", ()) or (task,):
+                each.optimizer.inner.register_step_post_hook(self._put_back)
 
     def on_backward(self, task: TaskView) -> None:
-        for parameter, until in self._until_update:
-            if task.num_updates < until:
-                parameter.grad = None
-        for parameter, until in self._until_epoch:
-            if task.phase.epoch < until:
-                parameter.grad = None
+        frozen = [each for each, until in self._until_update if task.num_updates < until]
+        frozen += [each for each, until in self._until_epoch if task.phase.epoch < until]
+        self._kept = {each: each.detach().clone() for each in frozen if self.by_rate}
+        for parameter in () if self.by_rate else frozen:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def _put_back(self, *_: Any) -> None:
+        """Before anything follows the parameters, such as a teacher."""
+        for parameter, value in self._kept.items():
+            parameter.copy_(value)
 
 
 def _found(

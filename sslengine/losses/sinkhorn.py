@@ -27,6 +27,7 @@ def sinkhorn(
     iterations: int,
     shares: Tensor | None = None,
     counted: Tensor | None = None,
+    added: float = 0.0,
 ) -> Tensor:
     """Q of this rank's samples, without gradient: each row is a distribution.
 
@@ -34,13 +35,21 @@ def sinkhorn(
         per iteration.
     shares (K,): of each prototype; None: equal.
     counted (..., B): samples that are false get a row but have no weight.
+    added: to all sums but the first, of scores that are not scaled yet. A row then sums to less
+        than 1, far less where its sample is far from every prototype.
     """
     log_q = scores.detach() / epsilon
-    for _ in range(iterations):
-        mass = _log_mass(log_q if counted is None else _without(log_q, counted))
-        wanted = mass if shares is None else mass - shares.log()
-        log_q = (log_q - wanted).log_softmax(dim=-1)
-    return log_q.softmax(dim=-1)
+    more = log_q.new_full((), added).log() if added else None
+    for turn in range(iterations):
+        ours = log_q if counted is None else log_q.masked_fill(~counted.unsqueeze(-1), -torch.inf)
+        mass = _log_mass(ours)
+        mass = mass if more is None or turn == 0 else mass.logaddexp(more)
+        log_q = log_q - (mass if shares is None else mass - shares.log())
+        if more is None:
+            log_q = log_q.log_softmax(dim=-1)
+        else:
+            log_q = log_q - log_q.logsumexp(-1, keepdim=True).logaddexp(more)
+    return log_q.softmax(dim=-1) if more is None else log_q.exp()
 
 
 def power_law(prototypes: int, exponent: float, like: Tensor) -> Tensor:
@@ -48,10 +57,6 @@ def power_law(prototypes: int, exponent: float, like: Tensor) -> Tensor:
     ranks = torch.arange(1, prototypes + 1, device=like.device, dtype=like.dtype)
     shares = ranks.pow(-exponent)
     return shares / shares.sum()
-
-
-def _without(log_q: Tensor, counted: Tensor) -> Tensor:
-    return log_q.masked_fill(~counted.unsqueeze(-1), float("-inf"))
 
 
 def _log_mass(log_q: Tensor) -> Tensor:

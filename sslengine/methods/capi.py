@@ -5,7 +5,8 @@ Darcet et al., Cluster and Predict Latent Patches for Improved Masked Image Mode
 
     t = teacher(image), of all patches             after the final norm
     s_k = w_k . t / |t| + b_k                      scores of K clusters
-    q = Sinkhorn-Knopp(s / target_temp)            over the images of all ranks, for each position
+    q = Sinkhorn-Knopp(s / target_temp)            over the images of all ranks, for each position;
+                                                   1e-8 is added to each sum
     clustering = mean over patches of - sum_k q_k log softmax_k(s / cluster_temp)
     z = predictor(model(shown patches), places of predicted patches)
     prediction = mean over predicted patches of - sum_k q_k log softmax_k(g_k cos(z, v_k) / temp)
@@ -165,7 +166,7 @@ class CapiLoss(Method):
         with step.autocast():
             scores = step.full(self.clusters(F.normalize(tokens, dim=-1, eps=1e-7)))
         rows = scores.transpose(0, 1) if options.positionwise else scores.flatten(0, 1)
-        q = sinkhorn(rows, options.target_temp, options.sinkhorn_iterations)
+        q = sinkhorn(rows, options.target_temp, options.sinkhorn_iterations, added=1e-8)
         q = q.transpose(0, 1) if options.positionwise else q.view_as(scores)
         return q, _cross_entropy(q, scores / options.cluster_temp)
 

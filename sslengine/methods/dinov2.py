@@ -26,7 +26,6 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from sslengine.config.facts import RunFacts
 from sslengine.config.sections import one_of
 from sslengine.errors import TrainingError
 from sslengine.losses.koleo import koleo
@@ -67,9 +66,6 @@ class DINOv2Loss(IBOTLoss):
     loss_name: ClassVar[str] = "dinov2_loss"
     teacher_inputs: ClassVar[tuple[str, ...]] = ("global_views", "patches_at")
     options: DINOv2Options
-
-    def __init__(self, options: DINOv2Options, run: RunFacts) -> None:
-        super().__init__(options, run)
 
     def weights(self) -> dict[str, float]:
         return {**super().weights(), "koleo": self.options.koleo_weight}

@@ -1,7 +1,7 @@
 """MAE (He et al., 2021): a vision transformer encodes a quarter of an image's patches; a small
 decoder reconstructs the rest.
 
-    hidden = a random 75 % of the patches, drawn for each image
+    hidden = a random 75 % of the patches, drawn for each image by `patch_noise_collator`
     tokens = trunk(visible patches)
     predicted = decoder(tokens, with one learned token in place of each hidden patch)
     loss = mean over hidden patches of (predicted - pixels)^2
@@ -92,11 +92,11 @@ class MaskedAutoencoder(nn.Module):
         if isinstance(self.trunk, VisionTransformer) and self.trunk.pos_embed is not None:
             fix_positions(self.trunk, grid[0])
 
-    def forward(self, data: Tensor, mode: str = "tensor", **_: Any) -> Any:
-        """data: images. Labels in the batch are ignored."""
+    def forward(self, data: Tensor, mode: str = "tensor", noise: Any = None, **_: Any) -> Any:
+        """data: images; noise: see `reconstruct`. Labels in the batch are ignored."""
         if mode == "tensor":
             return self.trunk(data)[0]
-        reconstructed, hidden = self.reconstruct(data, self._noise(data))
+        reconstructed, hidden = self.reconstruct(data, self._noise(data, noise))
         if mode == "predict":
             return reconstructed
         return {"loss": self.loss(data, reconstructed, hidden)}, reconstructed.detach(), hidden
@@ -150,12 +150,16 @@ class MaskedAutoencoder(nn.Module):
         size = self.trunk.patch_size
         return torch.stack([join_patches(each, size, images.shape) for each in panels], dim=1)
 
-    def _noise(self, images: Tensor) -> Tensor:
-        """In test phases from a generator with a fixed seed, so the training's is not advanced."""
+    def _noise(self, images: Tensor, given: Tensor | None) -> Tensor:
+        """The collator's; without it, drawn by each rank, in test phases from a generator with a
+        fixed seed, so the training's is not advanced."""
         rows, columns = patch_grid(images, self.trunk.patch_size)
         shape, device = (len(images), rows * columns), images.device
+        if given is not None and given.shape != shape:
+            where = "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.patch_size"
+            raise ConfigError(f"{where}: it is not that of the trunk, {self.trunk.patch_size}.")
         own = None if self.training else torch.Generator(device).manual_seed(0)
-        return torch.rand(shape, generator=own, device=device)
+        return torch.rand(shape, generator=own, device=device) if given is None else given
 
 
 class Decoder(nn.Module):

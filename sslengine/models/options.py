@@ -528,6 +528,9 @@ class ModelOptions:
     TEMP_FROZEN_PARAMS_ITER_MAP: list[Any] = iterations([])
     # The same for first epochs.
     TEMP_FROZEN_PARAMS_EPOCH_MAP: list[Any] = field(default_factory=list)
+    # What stops these: gradient: they have none; rate: they have one, which counts in GRAD_CLIP and
+    # in the optimizer's moments, and a learning rate of 0, as DINOv2's last layers.
+    TEMP_FROZEN_PARAMS_BY: str = "gradient"
     FEATURE_EVAL_SETTINGS: FeatureEvalOptions = field(default_factory=FeatureEvalOptions)
     WEIGHTS_INIT: WeightsInitOptions = field(default_factory=WeightsInitOptions)
     SYNC_BN_CONFIG: SyncBatchNormOptions = field(default_factory=SyncBatchNormOptions)
@@ -543,6 +546,7 @@ class ModelOptions:
         if not self.BASE_MODEL_NAME:
             yield "BASE_MODEL_NAME: expected the name of a model."
         yield from one_of(self, "INPUT_TYPE", "rgb", "bgr")
+        yield from one_of(self, "TEMP_FROZEN_PARAMS_BY", "gradient", "rate")
         yield from one_of(self, "CHANNELS_LAST", True, False, "auto")
         channels = self.INPUT_CHANNELS
         if channels != "auto" and (not isinstance(channels, int) or channels < 1):

@@ -67,6 +67,7 @@ COLLATORS_SMALL: dict[str, Of] = {
     "visible_block_collator": of(CROP, TENSOR, patch_size=2, predicted=0.2),
     "spread_masks_collator": of(*MULTICROP, patch_size=4),
     "dropped_patches_collator": of(*MULTICROP, patch_size=4),
+    "patch_noise_collator": of(CROP, TENSOR, patch_size=4),
     "identity_collator": of(TENSOR),
     "cutmixup_collator": of(*VIEWS, num_classes=4),
     "targets_one_hot_default_collator": Of(

@@ -156,6 +156,7 @@ MODELS_SMALL: dict[str, Of] = {
     "mae": Of(overrides=(
         "config=quickstart/mae", *TINY_VIT, "config.MODEL.mae.DECODER_DIM=8",
         "config.MODEL.mae.DECODER_LAYERS=1", "config.MODEL.mae.DECODER_HEADS=2",
+        "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.patch_size=4",
     ), more={"without": NOT_SHARDED}),
     "multi_input_output_model": Of(),
 }  # fmt: skip

@@ -200,6 +200,8 @@ LARC = {**SGD, "trust coefficient": 0.001, "clip": False}
 NPID_LOSS = {"loss_type": "nce", "temperature": 0.07, "memory_params.momentum": 0.5,
              "memory_params.embedding_dim": 128}  # fmt: skip
 
+# Images that a residual branch skips. Ours draws for each image, as timm does.
+ONE_NUMBER = "the same number of each batch"
 OFFICIAL: dict[str, dict[str, Any]] = {
     # facebookresearch/simsiam a7bc177: main_simsiam.py, simsiam/builder.py, README (batch 256)
     "simsiam/simsiam_1node_resnet50": {
@@ -284,7 +286,7 @@ OFFICIAL: dict[str, dict[str, Any]] = {
         "head": ["2048 to 2048 + bias", "norm", "ReLU", "2048 to 128 + bias", "128 to 3000"],
         "loss": {"temperature": 0.1, "num_iters": 3, "epsilon": 0.05, "crops_for_assign": [0, 1],
                  "queue.queue_length": 0, "normalize_last_layer": True},
-        "frozen": {"heads.0.prototypes0.weight": 313}, "precision": "float16",
+        "frozen": ({"heads.0.prototypes0.weight": 313}, "gradient"), "precision": "float16",
     },
     # The same: scripts/deepclusterv2_800ep_pretrain.sh, main_deepclusterv2.py
     "deepcluster_v2/deepcluster_v2_64gpu_resnet50": {
@@ -312,7 +314,8 @@ OFFICIAL: dict[str, dict[str, Any]] = {
         "loss": {"student_temp": 0.1, "crops_for_teacher": [0, 1], "ema_center": 0.9},
         "teacher's momentum": rising_to_one(0.996),
         "teacher's temperature": by_epoch(lambda e: min(0.07, 0.04 + 0.03 * e / 29), 300),
-        "frozen": {"heads.0.prototypes0.weight_v": 1251, "heads.0.prototypes0.weight_g": 1251},
+        "frozen": ({"heads.0.prototypes0.weight_v": 1251, "heads.0.prototypes0.weight_g": 1251},
+                   "gradient"),
         "drop path": 0.1, "precision": "float16",
         "positions of small crops": "scaled, 0.1 added to the new side",
     },
@@ -329,7 +332,8 @@ OFFICIAL: dict[str, dict[str, Any]] = {
         "loss": {"student_temp": 0.1, "ema_center": 0.9, "class_weight": 1.0, "patch_weight": 1.0},
         "teacher's momentum": rising_to_one(0.996),
         "teacher's temperature": by_epoch(lambda e: min(0.07, 0.04 + 0.03 * e / 29), 800),
-        "frozen": {"heads.0.prototypes0.weight_v": 1251, "heads.0.prototypes0.weight_g": 1251},
+        "frozen": ({"heads.0.prototypes0.weight_v": 1251, "heads.0.prototypes0.weight_g": 1251},
+                   "gradient"),
         "drop path": 0.1, "precision": "float16",
         "positions of small crops": "scaled, 0.1 added to the new side",
     },
@@ -352,10 +356,10 @@ OFFICIAL: dict[str, dict[str, Any]] = {
                  "koleo_weight": 0.1, "targets": "center", "koleo_over_ranks": False},
         "teacher's momentum": rising_to_one(0.992),
         "teacher's temperature": [min(0.07, 0.04 + 0.03 * p * 125_000 / 37_499) for p in POINTS],
-        "frozen": {"heads.0.prototypes0.weight_v": 1250, "heads.0.prototypes0.weight_g": 1250},
+        "frozen": ({"heads.0.prototypes0.weight_v": 1250, "heads.0.prototypes0.weight_g": 1250}, "rate"),
         "drop path": 0.3, "precision": "float16",
         "positions of small crops": "scaled, 0.1 added to the new side",
-        "class token": "normal, 1e-6",
+        "class token": "normal, 1e-6", "stochastic depth": ONE_NUMBER,
     },
     # facebookresearch/dinov3 6876159: configs/{ssl_default_config,train/vitl_im1k_lin834}.yaml, train/,
     # models/vision_transformer.py. 100 epochs of 1250 steps. The rate of sqrt_wrt_1024: configs/config.py,
@@ -375,10 +379,10 @@ OFFICIAL: dict[str, dict[str, Any]] = {
                  "koleo_weight": 0.1, "targets": "sinkhorn", "koleo_over_ranks": False},
         "model": {"registers": 0, "blocks": 24, "positions": "RotaryEmbeddingDinoV3",
                   "layer scale": 1e-5},
-        "bias of keys": True, "drop path of blocks": "equal",
+        "bias of keys": True, "drop path of blocks": "equal", "stochastic depth": ONE_NUMBER,
         "teacher's momentum": rising_to_one(0.992),
         "teacher's temperature": [min(0.07, 0.04 + 0.03 * p * 125_000 / 37_499) for p in POINTS],
-        "frozen": {f"heads.{n}.prototypes0.weight": 1250 for n in (0, 1)},
+        "frozen": ({f"heads.{n}.prototypes0.weight": 1250 for n in (0, 1)}, "rate"),
         "drop path": 0.3, "precision": "bfloat16",
     },
     # The same: README, "ResNet-50 and other convnets trainings"
@@ -393,7 +397,7 @@ OFFICIAL: dict[str, dict[str, Any]] = {
                  "2048 to 256 + bias", "256 to 65536 unit length"],
         "loss": {"student_temp": 0.1, "crops_for_teacher": [0, 1], "ema_center": 0.9},
         "teacher's momentum": rising_to_one(0.996), "teacher's temperature": constant(0.04),
-        "frozen": {"heads.0.prototypes0.weight_v": 2502}, "precision": "float16",
+        "frozen": ({"heads.0.prototypes0.weight_v": 2502}, "gradient"), "precision": "float16",
     },
     # facebookresearch/mae efb2a80: PRETRAIN.md, main_pretrain.py, models_mae.py, util/lr_sched.py;
     # weight decay: timm 0.3.2, optim_factory.add_weight_decay
@@ -444,7 +448,7 @@ OFFICIAL: dict[str, dict[str, Any]] = {
             "clusters_weight_decay": 0.1, "predictor_dim": 0, "predictor_layers": 12,
             "predictor_heads": 16, "predictor_drop_path": 0.2, "rotation": "code"},
         "teacher's momentum": [1 - 1e-3 * _cut_short(p) for p in POINTS],
-        "drop path": 0.2, "precision": "bfloat16",
+        "drop path": 0.2, "precision": "bfloat16", "stochastic depth": ONE_NUMBER,
     },
     # facebookresearch/msn 4388dc1: configs/pretrain/msn_vits16.yaml, src/{msn_train,data_manager,utils}.py
     "msn/msn_16gpu_vits16": {
@@ -603,13 +607,19 @@ def ours(name: str) -> tuple[dict[str, Any], nn.Module]:
         "batch": facts.global_batch_size * config.OPTIMIZER.accumulate,
         "clip": _clip(options),
         "precision": config.MACHINE.PRECISION,
-        "frozen": dict(map(tuple, config.MODEL.TEMP_FROZEN_PARAMS_ITER_MAP)) or None,
+        "frozen": _frozen(options),
         **_trained(config, model),
         **_network(options, model),
         **_views(config),
         **_of_loss(config),
     }
     return found, model
+
+
+def _frozen(options: ModelOptions) -> tuple[dict[str, int], str] | None:
+    """Parameters, each with so many updates; and what stops them."""
+    found = dict(map(tuple, options.TEMP_FROZEN_PARAMS_ITER_MAP))
+    return (found, options.TEMP_FROZEN_PARAMS_BY) if found else None
 
 
 def _clip(options: ModelOptions) -> dict[str, Any] | None:

@@ -99,6 +99,8 @@ WAYS: dict[str, dict[str, Any]] = {
                   "TRAINER__gradcache_train_step": {"CHUNK_SIZE": 3}},
     "groups by name": {**ADAM, "OPTIMIZER__param_group_constructor": "dino"},
     "frozen for a while": {"MODEL__TEMP_FROZEN_PARAMS_ITER_MAP": [["heads.0.clf.0.weight", 1]]},
+    "frozen by rate": {**ADAM, "MODEL__TEMP_FROZEN_PARAMS_ITER_MAP": [["heads.0.clf.0.weight", 1]],
+                       "MODEL__TEMP_FROZEN_PARAMS_BY": "rate"},
     "frozen": {"MODEL__NON_TRAINABLE_PARAMS": ["trunk.patch_embed.proj.weight"]},
     "whole trunk at once": {"MODEL__FSDP_CONFIG__AUTO_WRAP_THRESHOLD": 1_000_000},
     "compiled": {"MODEL__COMPILE": {"USE_COMPILE": True, "BACKEND": "aot_eager"}},

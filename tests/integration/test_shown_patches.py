@@ -24,7 +24,7 @@ NETWORKS = {
 }
 PATCH = "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.patch_size=8"
 METHODS = {
-    "mae": (),
+    "mae": (PATCH,),
     "ijepa": (PATCH,),
     "capi": (PATCH, "config.LOSS.capi_loss.predictor_heads=2"),
     "msn": (PATCH, "config.MODEL.HEAD.PARAMS.0.1.in_dim=48"),

@@ -132,6 +132,23 @@ def test_as_an_independent_implementation() -> None:
         torch.testing.assert_close(sinkhorn(scores, epsilon, iterations), theirs)
 
 
+@pytest.mark.parametrize("iterations", [1, 2, 3])
+def test_what_is_added_to_each_sum(iterations: int) -> None:
+    """As CAPI's authors compute it: no logarithms, the largest score of each prototype at e^50."""
+    scores = 3 * torch.randn(
+        40, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
+    q = (scores / 0.06 - (scores / 0.06).amax(0) + 50).exp()
+    for _ in range(iterations):
+        q = q / (q.sum(0) + 1e-8)
+        q = q / (q.sum(1, keepdim=True) + 1e-8)
+    assert (
+        q - sinkhorn(scores, 0.06, iterations)
+    ).abs().max() > 0.1  # rows that sum to less than 1
+    ours = sinkhorn(scores, 0.06, iterations, added=1e-8)
+    torch.testing.assert_close(ours, q, rtol=1e-9, atol=1e-12)
+
+
 # ---- several ranks
 
 

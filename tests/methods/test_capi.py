@@ -221,8 +221,6 @@ def test_six_steps_are_those_of_the_official_code(positionwise: bool) -> None:
     """facebookresearch/capi 98b4fa1: the step of train_capi.py, its groups of parameters, both
     optimizers and schedules, run on a CPU in float64 with these images, patches and weights:
     lr 0 -> 0.01 -> 0.01 * 0.095 with two steps of warm-up, weight decay 0.1, momentum 0.9.
-
-    Only its Sinkhorn-Knopp adds 1e-8 to sums.
     """
     model, method, trained = make(positionwise=positionwise)
     clusters = method.multipliers()["clusters.*"]
@@ -319,6 +317,23 @@ def test_gradients_go_where_the_method_says() -> None:
         assert all(each is not None for each in grads[: len(reached)])
         assert all(each is None for each in grads[len(reached) :])
     assert all(not each.requires_grad for each in method.teacher.parameters())
+
+
+def test_targets_have_the_authors_1e_8_in_each_sum() -> None:
+    """A patch that is far from each cluster has targets that sum to less than 1."""
+    _, method, _ = make(positionwise=False)
+    with torch.no_grad():
+        method.clusters.weight.mul_(200)
+        sample = batch()["input"]
+        tokens = method.teacher({"data": sample["data"]}, Step.alone())[:, -16:]
+        scores = method.clusters(F.normalize(tokens, dim=-1)).flatten(0, 1) / 0.06
+        expected = (scores - scores.amax(0) + 50).exp()
+        for _ in range(3):
+            expected = expected / (expected.sum(0) + 1e-8)
+            expected = expected / (expected.sum(1, keepdim=True) + 1e-8)
+        q, _ = method._clustered(sample["data"], (4, 4), Step.alone())
+    assert expected.sum(1).min() < 0.9
+    torch.testing.assert_close(q.flatten(0, 1), expected, rtol=1e-8, atol=1e-12)
 
 
 def test_targets_of_the_position_alone_say_nothing_of_the_image() -> None:

@@ -13,8 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sslengine.config.resolve import resolve, resolve_dict
 from sslengine.config.sections import read
-from sslengine.distributed.ranks import rank
+from sslengine.distributed.ranks import rank, world_size
 from sslengine.errors import ConfigError
+from sslengine.hooks.events import Hook
 from sslengine.methods.mae import MaskedAutoencoder
 from sslengine.models.build import build_model
 from sslengine.models.model_state import model_state
@@ -351,7 +352,9 @@ SMALL_RUN: dict[str, Any] = {
     "MODEL__BASE_MODEL_NAME": "mae", "MODEL__mae": MAE,
     "MODEL__TRUNK": {"NAME": "vision_transformer", "VISION_TRANSFORMERS": VIT},
     "DATA__TRAIN__TRANSFORMS": [{"name": "RandomResizedCrop", "size": SIDE}, {"name": "ToTensor"}],
-    "DATA__TRAIN__COLLATE_FUNCTION": "default_collate",
+    "DATA__TRAIN__COLLATE_FUNCTION": "patch_noise_collator",
+    "DATA__TRAIN__COLLATE_FUNCTION_PARAMS": {"patch_size": PATCH},
+    "DATA__TRAIN__INPUT_KEY_NAMES": ["data", "noise"],
 }  # fmt: skip
 
 
@@ -407,6 +410,41 @@ def test_its_own_checkpoint_fills_the_decoder_too(tmp_path: Path) -> None:
     assert loaded.left_out == ()
     for name, each in before.state_dict().items():
         assert torch.equal(model.state_dict()[name], each), name
+
+
+class Masks(Hook):
+    """Which patches of which image were hidden, step by step."""
+
+    def __init__(self) -> None:
+        self.seen: list[dict[int, list[float]]] = []
+
+    def on_step(self, task: Any) -> None:
+        if task.train:
+            indices, hidden = task.last_batch.indices.tolist(), task.last_batch.vis_masks.tolist()
+            self.seen.append(dict(zip(indices, hidden, strict=True)))
+
+
+def _hidden(folder: Path) -> list[dict[int, list[float]]]:
+    masks, batch = Masks(), 4 // world_size()
+    changes = {"DATA__TRAIN__BATCHSIZE_PER_REPLICA": batch, "OPTIMIZER__num_epochs": 2}
+    ranks = {"DISTRIBUTED__NUM_PROC_PER_NODE": world_size()}
+    train(folder / str(rank()), [masks], **{**SMALL_RUN, **changes, **ranks})
+    return masks.seen
+
+
+def test_masks_are_those_of_any_number_of_ranks(two_ranks: RankPool, tmp_path: Path) -> None:
+    alone = _hidden(tmp_path)
+    first, second = two_ranks.run(_hidden, tmp_path)
+    assert [one | two for one, two in zip(first, second, strict=True)] == alone
+    masks = [tuple(mask) for step in alone for mask in step.values()]
+    assert len({*masks}) > 0.9 * len(masks)  # others in each epoch
+
+
+def test_noise_for_patches_of_another_size() -> None:
+    with pytest.raises(
+        ConfigError, match=r"config\.DATA\.TRAIN\.COLLATE_FUNCTION_PARAMS\.patch_size"
+    ):
+        make()(images(), mode="loss", noise=noise()[:, :4])
 
 
 def _share_of_two_ranks(part: Tensor, draws: Tensor) -> tuple[float, Tensor]:

@@ -92,6 +92,23 @@ def test_a_gan_is_trained_as_a_plain_loop_trains_it() -> None:
     assert seen.events[:4] == ["on_forward", "on_loss_and_meter", "on_backward", "on_update"]
 
 
+def test_what_is_frozen_by_rate_stays_while_its_owners_collect_moments() -> None:
+    task = make({
+        "one": sgd(["trunk.*", "generator.*"], ["size"], momentum=0.9),
+        "two": sgd(["trunk.bias", "critic.*", "loss.*"], ["critic", "fool"], momentum=0.9),
+    }, FreezeParameters([("trunk.bias", 2)], by_rate=True))  # fmt: skip
+    bias, found = task.base_model.trunk.bias, []
+    for _ in range(3):
+        before = bias.detach().clone()
+        task.step()
+        moments = [
+            each.optimizer.inner.state[bias]["momentum_buffer"] for each in task.optimizer.owners
+        ]
+        assert all(each.abs().sum() > 0 for each in moments)
+        found.append(torch.equal(bias, before))
+    assert found == [True, True, False]
+
+
 def test_a_shared_parameter_gets_from_each_owner_its_own_losses_alone() -> None:
     task = make({
         "one": sgd(["trunk.*", "generator.*"], ["size"], 0.1),

@@ -150,8 +150,8 @@ def _capi(case: Case) -> ByHand:
             q = scores.detach().transpose(0, 1) / options.target_temp
             q = torch.exp(q - q.amax(dim=1, keepdim=True))
             for _ in range(3):
-                q = q / q.sum(dim=1, keepdim=True)
-                q = q / q.sum(dim=2, keepdim=True)
+                q = q / (q.sum(dim=1, keepdim=True) + 1e-8)
+                q = q / (q.sum(dim=2, keepdim=True) + 1e-8)
             q = q.transpose(0, 1)
             targets = q.gather(1, predicted.unsqueeze(-1).expand(-1, -1, q.shape[-1]))
         log_p = F.log_softmax(scores / options.cluster_temp, dim=-1)
@@ -431,11 +431,11 @@ GOLDEN = {
     "vicreg": (_vicreg, 171, 217),
     "simsiam": (_simsiam, 164, 191),
     "byol": (_byol, 210, 210),
-    "mae": (by_hand.mae, 249, 244),
+    "mae": (by_hand.mae, 248, 243),
     "data2vec": (_data2vec, 366, 362),
     "simmim": (_simmim, 165, 164),
     "ijepa": (_ijepa, 274, 278),
-    "capi": (_capi, 529, 524),
+    "capi": (_capi, 539, 530),
     "msn": (_msn, 604, 593),
     "distillation": (_distillation, 178, 178),
     "rotnet": (_labelled, 113, 112),

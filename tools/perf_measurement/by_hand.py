@@ -100,7 +100,7 @@ def dino(case: Built) -> ByHand:
 
 def mae(case: Built) -> ByHand:
     """The authors' model is the engine's; its loss is that of `forward`."""
-    return lambda model, batch: model(batch["data"], mode="loss")[0]["loss"], []
+    return lambda model, batch: model(batch["data"], "loss", batch.get("noise"))[0]["loss"], []
 
 
 @torch.no_grad()

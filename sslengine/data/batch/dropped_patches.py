@@ -1,4 +1,4 @@
-"""Which patches of a view a model sees, for methods that drop the others (MSN)."""
+"""Which patches of a view a model sees, for methods that drop the others (MSN, MAE)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from sslengine.data.augment.transform import Sample
 from sslengine.data.batch.block_masks import by_size
-from sslengine.data.batch.collators import Batch, only_moves
+from sslengine.data.batch.collators import Batch, default_collate, only_moves
 from sslengine.data.batch.samplers import Place
 from sslengine.data.loading.seeding import generator
 from sslengine.errors import DataError
@@ -61,3 +61,19 @@ def dropped_patches_collator(
     targets, others = views[0].contiguous(), views[1:].flatten(0, 1).contiguous()
     return {**collated, **focal,
             "target_views": [targets], "random_views": [others], "shown": [shown]}  # fmt: skip
+
+
+@register_collator("patch_noise_collator")
+@only_moves("data")
+def patch_noise_collator(batch: Sequence[Sample], patch_size: int = PATCH_SIZE) -> Batch:
+    """`noise`, a random number for each patch of an image: a model sees those with the lowest.
+
+    It draws for the global batch, by seed, epoch and step.
+
+    patch_size: the side of a patch, in pixels; that of the trunk.
+    """
+    collated, place = default_collate(batch), Place.of(batch)
+    rows, columns = (side // patch_size for side in collated["data"][0].shape[-2:])
+    draw, last = generator(b"noise", *place.stream), place.first + len(batch)
+    drawn = torch.rand(max(place.size, last), rows * columns, generator=draw)
+    return {**collated, "noise": [drawn[place.first : last].clone()]}  # these rows alone are sent
