@@ -36,6 +36,9 @@ from sslengine.data.sources.retries import retried
 from sslengine.errors import DataError
 from sslengine.registry import DATA_SOURCES
 
+# As many images as the largest folder that is measured (docs/data_sources.md); labels are kept.
+MOST_GENERATED = 10_000_000
+
 
 class DataSource(ABC):
     # Does it read what DATA_PATHS or DATASET_NAMES point to?
@@ -171,9 +174,15 @@ def build_sources(options: SplitOptions, split: str) -> list[DataSource]:
     return sources
 
 
-def generated_length(options: SplitOptions, default: int) -> int:
-    """How many images a source holds that can generate any number of them."""
-    return max(default, options.DATA_LIMIT + options.DATA_LIMIT_SAMPLING.SKIP_NUM_SAMPLES)
+def generated_length(options: SplitOptions, split: str, default: int) -> int:
+    """How many images a source holds that generates them: more than by default if asked for."""
+    wanted = options.DATA_LIMIT + options.DATA_LIMIT_SAMPLING.SKIP_NUM_SAMPLES
+    if wanted > MOST_GENERATED:
+        raise DataError(
+            f"config.DATA.{split}.DATA_LIMIT: requires {wanted} samples; at most {MOST_GENERATED} "
+            f"are generated. -1 takes {default}."
+        )
+    return max(default, wanted)
 
 
 def grey_image(side: int) -> Image.Image:

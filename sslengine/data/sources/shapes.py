@@ -50,7 +50,7 @@ class ShapesSource(DataSource):
         self.num_classes = len(CLASSES)
         self._split = split
         self._side = options.DEFAULT_GRAY_IMG_SIZE
-        self._length = generated_length(options, DEFAULT_LENGTHS[split])
+        self._length = generated_length(options, split, DEFAULT_LENGTHS[split])
         self._kept: dict[int, NDArray[np.uint8]] = {}
 
     def __len__(self) -> int:

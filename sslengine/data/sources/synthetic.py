@@ -25,7 +25,7 @@ class SyntheticSource(DataSource):
         self.num_classes = max(1, drawn.RANDOM_SYNTHETIC_LABELS)
         self._side = options.DEFAULT_GRAY_IMG_SIZE
         self._random = drawn.RANDOM_SYNTHETIC_IMAGES
-        self._length = generated_length(options, DEFAULT_LENGTH)
+        self._length = generated_length(options, split, DEFAULT_LENGTH)
 
     def __len__(self) -> int:
         return self._length
