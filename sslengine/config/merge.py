@@ -292,9 +292,7 @@ class _Writer:
             return True
         if named:  # another has replaced it; or its import fails, which check.py reports
             if origin == COMMAND_LINE:
-                self.merged.warnings.append(
-                    f"{path} has no effect: another {registry.kind} is chosen"
-                )
+                self.merged.warnings.append(f"{path} has no effect: another one is chosen")
             return False
         known = {*map(str, node), *registry.names()}
         hint = nearest(key, known) or f"Known: {listing(known)}."

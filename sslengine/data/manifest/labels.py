@@ -157,15 +157,13 @@ def _read(options: SplitOptions, split: str, position: int) -> Labels:
         return Labels(*numbered_names(labels.tolist(), where), where)
     if kind in "iub" and labels.ndim == 2:
         return Labels(_narrow(labels), (), where, indicators=True)
-    if kind in "iub" and labels.ndim == 1:
-        return Labels(labels.astype(np.int64), (), where)
     if kind == "f" and labels.ndim == 2:
         several = _are_indicators(labels)
         return Labels(labels.astype(np.int8 if several else np.float32), (), where, indicators=True)
-    if kind == "f" and labels.ndim == 1:
-        other = next((each for each in labels.tolist() if not _is_whole(each)), None)
-        if other is not None:
-            raise DataError(f"{where}: a label is {other}; expected whole numbers.")
+    if kind in "iubf" and labels.ndim == 1:
+        odd = [each for each in labels.tolist() if not _is_whole(each)] if kind == "f" else []
+        if odd:
+            raise DataError(f"{where}: a label is {odd[0]}; expected whole numbers.")
         return Labels(labels.astype(np.int64), (), where)
     raise DataError(
         f"{file.where}: {file.path} must hold a number or a name for each image, or a row of "
