@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+from rich.filesize import decimal
 
 from sslengine.atomic import make_folder, sync_folder, whole_file
 from sslengine.checkpoint.manifest import (
@@ -64,8 +65,7 @@ def expect_space(
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise OSError(
-            f"it needs {needed / 1e6:.0f} MB and {free / 1e6:.0f} MB are free. Delete files, or "
-            f"{instead}"
+            f"it needs {decimal(needed)} and {decimal(free)} are free. Delete files, or {instead}"
         )
 
 

@@ -73,7 +73,8 @@ class Recipe:
         files = _files(given)
         more = [*overrides(columns.keys(given)), *typed(given.values)]
         composed = compose([*files, *more], given.config_dir)
-        views = composed.last_value("config.DATA.TRAIN.TRANSFORMS") or []
+        listed = composed.last_value("config.DATA.TRAIN.TRANSFORMS") or []
+        views = [{"name": each} if isinstance(each, str) else each for each in listed]
         return cls(files, composed, views, given.recipe == f"{files[0].rpartition('/')[2]}/{CPU}")
 
     def said(self, key: str) -> Any:

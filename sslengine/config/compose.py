@@ -50,16 +50,19 @@ class Composition:
             _put(tree, layer.tree)
         return tree
 
-    def last_value(self, path: str) -> Any:
-        """Return the last value set for `path`, without a schema; None if it was not set."""
-        value = None
-        for layer in self.layers:
-            value = below(layer.tree, path.split("."), value)
+    def values(self, path: str) -> list[Any]:
+        """Return the values set for `path`, in order, without a schema."""
+        unset = object()
+        found = [below(layer.tree, path.split("."), unset) for layer in self.layers]
         for each in self.assignments:
             if f"{path}.".startswith(f"{each.path}.") and not each.delete:  # it, or a section of it
                 rest = path.removeprefix(each.path).split(".")[1:]
-                value = below(each.value, rest, value)
-        return value
+                found.append(below(each.value, rest, unset))
+        return [value for value in found if value is not unset]
+
+    def last_value(self, path: str) -> Any:
+        """Return the last value set for `path`, without a schema; None if it was not set."""
+        return (self.values(path) or [None])[-1]
 
 
 def _put(tree: dict[str, Any], on_top: Mapping[str, Any]) -> None:

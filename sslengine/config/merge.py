@@ -18,9 +18,11 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, Unsupported
 
 from sslengine.config import dead_keys
 from sslengine.config.changes import is_fixed
+from sslengine.config.components import named_entries
 from sslengine.config.compose import COMMAND_LINE, Assignment, Composition
 from sslengine.config.sections import (
     choosing_keys,
+    complete_entries,
     components_of,
     element_type,
     extend,
@@ -33,7 +35,7 @@ from sslengine.config.sections import (
 )
 from sslengine.config.stored import Path, interpolations, is_secret, texts_of_environment
 from sslengine.errors import ConfigError, UntrustedError, listing, nearest
-from sslengine.registry import ENGINES, Registry, component_key
+from sslengine.registry import ENGINES, LOSSES, Registry, component_key
 
 
 @dataclass
@@ -94,6 +96,7 @@ def merge(
             OmegaConf.resolve(root)
     except OmegaConfBaseException as error:
         raise ConfigError(f"cannot resolve an interpolation: {error}") from error
+    complete_entries(root.config)
     return merged
 
 
@@ -134,6 +137,12 @@ class _Writer:
         for key in choosing_keys(node):
             chosen = self.composition.last_value(f"{path}.{key}") or node[key]
             yield from filter(None, [chosen] if isinstance(chosen, str) else chosen)
+
+    def _ever_named(self, path: str, node: DictConfig) -> Iterator[str]:
+        """Yield the names of the section's components that any place chooses."""
+        for key in choosing_keys(node):
+            for value in self.composition.values(f"{path}.{key}"):
+                yield from (name for name, _ in named_entries(LOSSES, value))
 
     def _add_options(
         self, node: DictConfig, registry: Registry[Any], name: str, where: str
@@ -274,14 +283,17 @@ class _Writer:
         """Add the options of a component whose section is set although it is not chosen."""
         registry = components_of(node)
         assert registry is not None
-        if self._deferred is not None:
-            section = path.rpartition(".")[0]
-            if registry.may_know(key) or key in map(component_key, self._chosen(section, node)):
-                raise _NeedsComponentError
-        elif registry.may_know(key):
+        named = key in map(component_key, self._ever_named(path.rpartition(".")[0], node))
+        if self._deferred is not None and (named or registry.may_know(key)):
+            raise _NeedsComponentError
+        if registry.may_know(key):
             self._add_options(node, registry, key, path)
         if key in node:
             return True
+        if named:  # another has replaced it; or its import fails, which check.py reports
+            if origin == COMMAND_LINE:
+                self.merged.warnings.append(f"{path} has no effect: another one is chosen")
+            return False
         known = {*map(str, node), *registry.names()}
         hint = nearest(key, known) or f"Known: {listing(known)}."
         self.merged.problems.append(

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from sslengine.config.beside import keep_chosen, settle_keys_beside
 from sslengine.config.check import check, check_plain
+from sslengine.config.components import named_entries
 from sslengine.config.compose import Composition, compose
 from sslengine.config.files import Layer
 from sslengine.config.inference import infer
@@ -26,7 +27,7 @@ from sslengine.config.schedules import settle_schedules
 from sslengine.config.stored import Path
 from sslengine.config.unused_sections import warn_of_unused_sections
 from sslengine.errors import ConfigError
-from sslengine.registry import load_plugins
+from sslengine.registry import LOSSES, component_key, load_plugins
 from sslengine.startup import without_garbage_collection
 from sslengine.trust import Opened, closed
 
@@ -117,6 +118,9 @@ def changed(resolved: Resolved, values: Mapping[str, object], engine_name: str) 
         node = tree
         for name in parents:
             node = node.setdefault(name, {})
+        for replaced, _ in named_entries(LOSSES, node.get(key)):
+            if ":" in replaced:  # its section is known by its name alone
+                node.pop(component_key(replaced), None)
         node[key] = value
     layer = Layer(resolved.name, {"engine_name": engine_name, "config": tree})
     with closed(resolved.opened):

@@ -129,15 +129,36 @@ def _known_options(registry: Registry[Any]) -> Iterator[type[Any]]:
             yield options_of(registry, name)
 
 
-def named(registry: Registry[Any], default: Any, arguments: str = "") -> Any:
+def named(registry: Registry[Any], default: Any, arguments: str = "", alone: Any = None) -> Any:
     """Declare a field whose value is a name of `registry`, or a list of names or of entries.
 
     arguments: the field that holds those of the component, if the name is given without them.
+    alone: makes an entry of a name that stands alone in a list, for readers that expect entries.
     """
-    metadata = {"registry": registry, "arguments": arguments}
+    metadata = {"registry": registry, "arguments": arguments, "alone": alone}
     if isinstance(default, (list, dict)):
         return dataclasses.field(default_factory=default.copy, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def complete_entries(config: DictConfig) -> None:
+    """Give each name that stands alone in a list of entries the form of an entry."""
+    for _, node in typed_nodes(config):
+        for key, declared in fields_of(node).items():
+            if make_entry := declared.metadata.get("alone"):
+                _complete(node[key], make_entry)
+
+
+def _complete(entries: Any, make_entry: Callable[[str], Any]) -> None:
+    match entries:
+        case [str(), Mapping() as arguments, *_] if "name" not in arguments:
+            return  # an entry with its arguments
+        case [*_]:
+            for index, each in enumerate(entries):
+                if isinstance(each, str):
+                    entries[index] = make_entry(each)
+                else:
+                    _complete(each, make_entry)
 
 
 def iterations(default: Any) -> Any:

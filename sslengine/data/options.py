@@ -205,7 +205,7 @@ class SplitOptions:
     # Leave out the last batch of an epoch if it is smaller than the others.
     DROP_LAST: bool = False
     # What is done to an image, in this order: entries with a name and arguments.
-    TRANSFORMS: list[Any] = named(TRANSFORMS, [])
+    TRANSFORMS: list[Any] = named(TRANSFORMS, [], alone=lambda name: {"name": name})
     # What makes a batch of samples.
     COLLATE_FUNCTION: str = named(COLLATORS, "default_collate", "COLLATE_FUNCTION_PARAMS")
     # Its arguments.

@@ -27,6 +27,8 @@ _numbers = itertools.count()
 
 
 class Agreement:
+    asked = False  # any of this process: elastic.py
+
     def __init__(self) -> None:
         self._step = 0
         self._last: int | None = None  # the step after which all ranks end
@@ -41,6 +43,7 @@ class Agreement:
             threading.Thread(target=self._look, daemon=True, name="agreement").start()
 
     def ask(self) -> None:
+        Agreement.asked = True
         self._asked.set()
 
     def reached(self, step: int) -> bool:

@@ -29,6 +29,7 @@ from torch.multiprocessing import (  # type: ignore[attr-defined]
     _prctl_pr_set_pdeathsig as set_parent_death_signal,
 )
 
+from sslengine.distributed.agreement import Agreement
 from sslengine.distributed.meeting import open_store
 from sslengine.distributed.process_group import LAUNCHED
 from sslengine.errors import LaunchError, Preempted, SSLEngineError
@@ -134,8 +135,12 @@ def _lost_another_rank(error: Exception) -> bool:
 
 def _wait_for_the_agent() -> None:
     """The agent reports one rank, and does not know which of two failed first. A rank that fails
-    because of another one waits here until the agent, which sees the other one, ends it."""
+    because of another one waits here until the agent, which sees the other one, ends it. Training
+    may have noted that signal already."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if Agreement.asked:
+        time.sleep(1)  # it may have been a scheduler's
+        os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_CAUSE)
 
 

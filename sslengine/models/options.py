@@ -276,7 +276,7 @@ class TrunkOptions:
 class HeadOptions:
     # A list of [name, {arguments}]: a chain on one feature, or one head for each feature.
     # A list of such lists: each is a separate head, whose modules are a chain.
-    PARAMS: list[Any] = named(HEADS, [])
+    PARAMS: list[Any] = named(HEADS, [], alone=lambda name: [name, {}])
     # Added to the variance in all batch norms of heads.
     BATCHNORM_EPS: float = 1e-5
     # The share of a new batch in the running statistics of all batch norms in heads.
@@ -446,6 +446,8 @@ class GradClipOptions:
     PER_MODULE: bool = False
 
     def check(self) -> Iterator[str]:
+        if self.MAX_NORM <= 0:
+            yield f"MAX_NORM: expected a number above 0, got {self.MAX_NORM:g}."
         if self.PER_PARAMETER and self.NORM_TYPE != 2.0:
             yield f"PER_PARAMETER: requires NORM_TYPE 2, got {self.NORM_TYPE:g}."
         if self.PER_PARAMETER and self.PER_MODULE:

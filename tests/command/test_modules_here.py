@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -56,10 +57,10 @@ def command(here: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return warm.run([sys.executable, str(here / "bin" / "sslengine"), *words], cwd=here)
 
 
-def name_it_in_the_run(here: Path) -> None:
+def change_the_run(here: Path, **values: Any) -> None:
     file = here / "run" / "config.yaml"
     tree = yaml.safe_load(file.read_text())
-    tree["config"]["PLUGINS"] = ["my_metrics"]
+    tree["config"] |= values
     file.write_text("# @package _global_\n" + yaml.safe_dump(tree))
 
 
@@ -91,7 +92,7 @@ def test_a_plugin_that_is_typed_is_found(verb: str, here: Path) -> None:
 @pytest.mark.parametrize("verb", slow_but(["judge"], VERBS))
 def test_a_plugin_of_a_run_that_is_typed_again_is_trusted(verb: str, here: Path) -> None:
     """And what the run names besides is not."""
-    name_it_in_the_run(here)
+    change_the_run(here, PLUGINS=["my_metrics"])
     done = command(here, verb, *OWN_IMAGES.get(verb, VERBS[verb]), *TYPED[verb])
     assert done.returncode == 0, done.stderr
     assert (here / "imported").exists()
@@ -99,7 +100,7 @@ def test_a_plugin_of_a_run_that_is_typed_again_is_trusted(verb: str, here: Path)
 
 @pytest.mark.parametrize("verb", slow_but(["predict"], VERBS))
 def test_a_plugin_of_a_run_is_found_with_trust_alone(verb: str, here: Path) -> None:
-    name_it_in_the_run(here)
+    change_the_run(here, PLUGINS=["my_metrics"])
     done = command(here, verb, *VERBS[verb])
     assert done.returncode == 2
     assert "config.PLUGINS.0: 'my_metrics' names Python code" in done.stderr
@@ -107,6 +108,27 @@ def test_a_plugin_of_a_run_is_found_with_trust_alone(verb: str, here: Path) -> N
     done = command(here, verb, *VERBS[verb], "--trust-config")
     assert "cannot import" not in done.stderr
     assert (here / "imported").exists(), done.stderr
+
+
+METHOD = """\
+from torch import nn
+
+class NNCLR(nn.Module):
+    def __init__(self, temperature: float = 0.1):
+        super().__init__()
+        self.temperature = temperature
+
+    def forward(self, output, target):
+        return output.square().mean() / self.temperature
+"""
+
+
+@pytest.mark.parametrize("verb", slow_but(["judge"], VERBS))
+def test_a_run_of_a_method_from_outside_with_options(verb: str, here: Path) -> None:
+    (here / "my_method.py").write_text(METHOD)
+    change_the_run(here, LOSS={"name": "my_method:NNCLR", "NNCLR": {"temperature": 0.3}})
+    done = command(here, verb, *OWN_IMAGES.get(verb, VERBS[verb]), "--trust-config")
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_name_of_code_that_is_typed_is_found(here: Path) -> None:

@@ -69,6 +69,9 @@ def _problem(**changes: Any) -> str:
         ({"OPTIMIZER__param_schedulers__lr__name": "cosin"}, "there is no scheduler named 'cosin'"),
         ({"MACHINE__DEVICE": "cup"}, "config.MACHINE.DEVICE: expected one of gpu, mps, cpu, auto; got 'cup'. Did you mean 'cpu'"),
         ({"DATA__TRAIN__DATA_PATHS": ["/caf\udce9"]}, "config.DATA.TRAIN.DATA_PATHS.0: /caf\\udce9 is not UTF-8, and config.yaml is."),
+        ({"MODEL__GRAD_CLIP__MAX_NORM": -1}, "config.MODEL.GRAD_CLIP.MAX_NORM: "),
+        ({"MODEL__HEAD__PARAMS": ["mlp"]}, "config.MODEL.HEAD.PARAMS.0.1.dims: "),
+        ({"DATA__TRAIN__TRANSFORMS": ["RandomCrp"]}, "config.DATA.TRAIN.TRANSFORMS.0: "),
         ({"LOG_FREQUENCY": 0}, "config.LOG_FREQUENCY: expected 1 or more, got 0"),
         ({"DISTRIBUTED__NUM_PROC_PER_NODE": 0}, "config.DISTRIBUTED.NUM_PROC_PER_NODE: expected 1 or more"),
         ({"CHECKPOINT__CHECKPOINT_FREQUENCY": 0}, "config.CHECKPOINT.CHECKPOINT_FREQUENCY: expected a positive number"),
@@ -89,6 +92,17 @@ def test_a_dotted_path_stands_for_a_name() -> None:
     config = resolved(LOSS={"name": "sslengine.methods.simclr:SimCLRLoss"}).config
     assert config.LOSS.SimCLRLoss.temperature == 0.1
     assert "has no 'Nothing'" in _problem(LOSS={"name": "sslengine.methods.simclr:Nothing"})
+
+
+def test_a_module_that_cannot_be_imported_is_told_whatever_options_its_loss_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_loss.py").write_text("\nimport not_there_at_all\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    text = _problem(LOSS={"name": "broken_loss:SupCon", "SupCon": {"temperature": 0.3}})
+    assert text.startswith("config.LOSS.name: ")
+    assert "not_there_at_all" in text
+    assert f"{tmp_path / 'broken_loss.py'}, line 2" in text
 
 
 def test_plain_mistakes_come_first_then_those_for_which_components_are_imported() -> None:

@@ -202,3 +202,24 @@ def test_arguments_belong_to_the_component_that_was_named_with_them() -> None:
     assert found(masked, **{f"{arguments}.beta": 0.5, name: mixed}) == beta
     assert found(masked, **{name: masked[name]}) == masked[arguments]
     assert found({arguments: beta}, {name: mixed}) == beta
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_the_options_of_a_loss_from_outside_go_with_it(typed: bool) -> None:
+    """They are known by its name alone. What was typed for it is told."""
+    loss = {"name": "outside:NNCLR", "NNCLR": {"temperature": 0.3}}
+    values = {"config.LOSS.NNCLR.temperature": 0.2} if typed else {}
+    merged = _merge({"LOSS": loss}, values={"config.LOSS.name": "CrossEntropyLoss", **values})
+    assert set(merged.root.config.LOSS) == {"name", "CrossEntropyLoss"}
+    assert [each.split()[0] for each in merged.warnings] == ["config.LOSS.NNCLR"] * typed
+
+
+def test_a_name_alone_is_an_entry_without_arguments() -> None:
+    relu, mlp = "torch.nn:ReLU", ["mlp", {"dims": [8, 8]}]
+    config = _merge(
+        {"DATA": {"TRAIN": {"TRANSFORMS": ["ToTensor", {"name": "Resize", "size": 8}]}},
+         "MODEL": {"HEAD": {"PARAMS": [mlp, relu, [mlp, relu]]}}},
+        values={"config.DATA.TRAIN.TRANSFORMS.1": "PILToTensor"},
+    ).root.config  # fmt: skip
+    assert config.DATA.TRAIN.TRANSFORMS == [{"name": "ToTensor"}, {"name": "PILToTensor"}]
+    assert [mlp, [relu, {}], [mlp, [relu, {}]]] == config.MODEL.HEAD.PARAMS

@@ -9,7 +9,7 @@ from omegaconf.errors import ReadonlyConfigError
 
 from sslengine import catalog  # noqa: F401
 from sslengine.config import sections
-from sslengine.config.resolve import resolve
+from sslengine.config.resolve import changed, resolve
 from sslengine.errors import ConfigError
 from tests.config.recipes import resolved
 
@@ -86,3 +86,9 @@ def test_the_result_is_read_only_and_stays_so_through_pickling() -> None:
     with pytest.raises(ReadonlyConfigError):
         run.config.DATA.TRAIN.TRANSFORMS.append({})
     assert run.config["METERS"]["enable_training_meter"] is True
+
+
+def test_another_loss_comes_without_the_options_of_one_from_outside() -> None:
+    run = resolved(LOSS={"name": "torch.nn:MultiMarginLoss", "MultiMarginLoss": {"margin": 2.0}})
+    config = changed(run, {"LOSS.name": "CrossEntropyLoss"}, "train").config
+    assert set(config.LOSS) == {"name", "CrossEntropyLoss"}

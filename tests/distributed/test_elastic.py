@@ -18,7 +18,7 @@ from sslengine.distributed import elastic
 from sslengine.distributed.elastic import start_processes
 from sslengine.distributed.meeting import meet
 from sslengine.errors import LaunchError, Preempted
-from tests.distributed.failing import fail_at_first, fail_with_the_store
+from tests.distributed.failing import fail_at_first, fail_with_the_store, lose_a_rank
 from tests.ranks import free_port
 from tests.tail import slow_but
 
@@ -67,6 +67,12 @@ def test_a_rank_that_loses_the_store_prints_no_frames_of_torch(
             fail_with_the_store, (tmp_path,), processes=2, nodes=1, node_id=0, run_id="test"
         )
     assert "torch" not in capfd.readouterr().err
+
+
+@pytest.mark.timeout(120)  # not the ten minutes for which a rank would wait for the agent
+def test_a_rank_that_has_noted_the_agents_signal_ends_with_the_killed_one(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match=f"rank 1 on {socket.gethostname()} failed: Signal 9"):
+        start_processes(lose_a_rank, (tmp_path,), processes=2, nodes=1, node_id=0, run_id="test")
 
 
 class _LooksSeldom(LaunchConfig):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import math
 from pathlib import Path
 
@@ -12,8 +13,17 @@ from sslengine.config.resolve import resolve
 from tools.perf_measurement import bench_end_to_end as bench
 
 
-@pytest.mark.parametrize("name", ["fashion48", "jpeg224"])
-def test_the_engine_gets_the_files_and_views_of_the_case(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "installed"), [("fashion48", False), ("fashion48", True), ("jpeg224", False)]
+)
+def test_the_engine_gets_the_files_and_views_of_the_case(
+    name: str, installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of Fashion-MNIST where Debian's package is installed, of generated images elsewhere."""
+    fashion = tmp_path / "train-images-idx3-ubyte.gz"
+    if installed:
+        fashion.write_bytes(gzip.compress(bytes(16) + bytes([7]) * 3 * 28 * 28))
+    monkeypatch.setattr(bench, "FASHION", fashion)
     case = bench.CASES[name]
     bench.write_files(case, 3, tmp_path)
     files = sorted((tmp_path / "images").iterdir())
@@ -21,6 +31,7 @@ def test_the_engine_gets_the_files_and_views_of_the_case(name: str, tmp_path: Pa
     for file in files:
         with Image.open(file) as image:
             assert image.mode == "RGB"
+            assert (image.getextrema() == ((7, 7),) * 3) == installed
     given = bench.parsed(["--case", name, "--workers", "1", "--precision", "bf16"])
     words = [word for word in bench.config_of(case, tmp_path, given) if "EXTRA" not in word]
     config = resolve(words).config

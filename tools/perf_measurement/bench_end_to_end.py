@@ -72,7 +72,7 @@ def shapes() -> Iterator[Image.Image]:
     from sslengine.data.sources.shapes import draw_shape
 
     for number in range(60_000):
-        yield Image.fromarray(draw_shape("train", number, 48))
+        yield Image.fromarray(draw_shape("TRAIN", number, 48))
 
 
 def jpegs() -> Iterator[bytes]:

@@ -128,7 +128,7 @@ def _of_source(source: DataSource, where: str) -> NDArray[np.generic]:
     """What `labels` gives; DataError unless these are class numbers, or rows for the classes."""
     found = np.asarray(source.labels())
     name, classes = type(source).__name__, len(source.class_names)
-    if found.ndim == 1 and found.dtype.kind == "f" and (found == np.rint(found)).all():
+    if found.ndim == 1 and found.dtype.kind == "f" and all(map(_is_whole, found.tolist())):
         found = found.astype(np.int64)
     if found.dtype.kind not in ("iub" if found.ndim == 1 else "iubf"):
         other = next(each for each in found.tolist() if not _is_whole(each))
@@ -145,7 +145,7 @@ def _of_source(source: DataSource, where: str) -> NDArray[np.generic]:
 
 
 def _is_whole(label: Any) -> bool:
-    return isinstance(label, (int, float)) and float(label).is_integer()
+    return isinstance(label, (int, float)) and float(label).is_integer() and abs(label) < 2**63
 
 
 def _read(options: SplitOptions, split: str, position: int) -> Labels:
@@ -157,12 +157,13 @@ def _read(options: SplitOptions, split: str, position: int) -> Labels:
         return Labels(*numbered_names(labels.tolist(), where), where)
     if kind in "iub" and labels.ndim == 2:
         return Labels(_narrow(labels), (), where, indicators=True)
-    if kind in "iub" and labels.ndim == 1:
-        return Labels(labels.astype(np.int64), (), where)
     if kind == "f" and labels.ndim == 2:
         several = _are_indicators(labels)
         return Labels(labels.astype(np.int8 if several else np.float32), (), where, indicators=True)
-    if kind == "f" and labels.ndim == 1 and (labels == np.floor(labels)).all():
+    if kind in "iubf" and labels.ndim == 1:
+        odd = [each for each in labels.tolist() if not _is_whole(each)] if kind == "f" else []
+        if odd:
+            raise DataError(f"{where}: a label is {odd[0]}; expected whole numbers.")
         return Labels(labels.astype(np.int64), (), where)
     raise DataError(
         f"{file.where}: {file.path} must hold a number or a name for each image, or a row of "

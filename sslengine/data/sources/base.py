@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,9 @@ from sslengine.data.options import OF_ENCODED_SOURCES, SplitOptions
 from sslengine.data.sources.retries import retried
 from sslengine.errors import DataError
 from sslengine.registry import DATA_SOURCES
+
+# As many images as the largest folder that is measured (docs/data_sources.md).
+MOST_GENERATED = 10_000_000
 
 
 class DataSource(ABC):
@@ -110,6 +113,27 @@ class DataSource(ABC):
         return path.removeprefix(os.path.join(self.root, "")) if self.root else path
 
 
+class GeneratedSource(DataSource):
+    """Images that are drawn by number: more than by default if DATA_LIMIT asks for them."""
+
+    reads = ()
+    default_lengths: ClassVar[Mapping[str, int]]  # by split
+
+    def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
+        super().__init__(options, split, position)
+        wanted = options.DATA_LIMIT + options.DATA_LIMIT_SAMPLING.SKIP_NUM_SAMPLES
+        if wanted > MOST_GENERATED:
+            where, most = f"config.DATA.{split}.DATA_LIMIT", MOST_GENERATED
+            raise DataError(f"{where}: requires {wanted} samples; at most {most} are generated.")
+        self._length = max(self.default_lengths[split], wanted)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def files_of(self, rows: NDArray[np.int64]) -> tuple[str, ...]:
+        return ()
+
+
 class EncodedSource(DataSource):
     """Images that are stored encoded."""
 
@@ -169,11 +193,6 @@ def build_sources(options: SplitOptions, split: str) -> list[DataSource]:
     if len(set(sizes)) > 1:
         raise DataError(f"{where}: the sources must hold equally many images, not {sizes}.")
     return sources
-
-
-def generated_length(options: SplitOptions, default: int) -> int:
-    """How many images a source holds that can generate any number of them."""
-    return max(default, options.DATA_LIMIT + options.DATA_LIMIT_SAMPLING.SKIP_NUM_SAMPLES)
 
 
 def grey_image(side: int) -> Image.Image:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
 from sslengine.data.options import SplitOptions, SyntheticOptions, own
-from sslengine.data.sources.base import DataSource, generated_length, grey_image
+from sslengine.data.sources.base import GeneratedSource, grey_image
 from sslengine.registry import register_data_source
-
-DEFAULT_LENGTH = 50_000
 
 
 @register_data_source("synthetic")
-class SyntheticSource(DataSource):
+class SyntheticSource(GeneratedSource):
     """Grey images, or with RANDOM_SYNTHETIC_IMAGES smooth coloured noise drawn from the index."""
 
-    reads = ()
+    default_lengths: ClassVar = {"TRAIN": 50_000, "TEST": 50_000}
 
     def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
         super().__init__(options, split, position)
@@ -25,16 +24,9 @@ class SyntheticSource(DataSource):
         self.num_classes = max(1, drawn.RANDOM_SYNTHETIC_LABELS)
         self._side = options.DEFAULT_GRAY_IMG_SIZE
         self._random = drawn.RANDOM_SYNTHETIC_IMAGES
-        self._length = generated_length(options, DEFAULT_LENGTH)
-
-    def __len__(self) -> int:
-        return self._length
 
     def image(self, index: int) -> Image.Image:
         return _noise(index, self._side) if self._random else grey_image(self._side)
-
-    def files_of(self, rows: NDArray[np.int64]) -> tuple[str, ...]:
-        return ()
 
     def label(self, index: int) -> int:
         return index % self.num_classes

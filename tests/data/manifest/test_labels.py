@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -69,8 +70,11 @@ def test_labels_that_do_not_fit(tmp_path: Path) -> None:
         DataError, match=r"LABEL_SOURCES.0: there are 3 labels in .*npy for 4 images"
     ):
         from_file(tmp_path, [0, 1, 2])
-    with pytest.raises(DataError, match=r"LABEL_PATHS.0: .*shape \(4,\) and the type float64"):
-        from_file(tmp_path, [0.5, 1.0, 2.0, 3.0])
+    for odd in (0.5, float("inf"), float("-inf"), float("nan"), 1e30):
+        with pytest.raises(
+            DataError, match=rf"LABEL_PATHS.0 .*: a label is {re.escape(str(odd))};"
+        ):
+            from_file(tmp_path, [1.0, odd, 2.0, 3.0])
     with pytest.raises(DataError, match=r"LABEL_PATHS.0: there is no file .*gone.npy"):
         columns(tmp_path, LABEL_SOURCES=["disk_filelist"], LABEL_PATHS=["gone.npy"])
 

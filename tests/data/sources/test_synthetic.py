@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from sslengine.data.options import split_options
+from sslengine.data.sources.base import DataSource
+from sslengine.data.sources.shapes import ShapesSource
 from sslengine.data.sources.synthetic import SyntheticSource
+from sslengine.errors import DataError
 
 
 def source(**keys: object) -> SyntheticSource:
@@ -33,3 +37,9 @@ def test_labels_are_balanced() -> None:
 
 def test_more_than_it_has_by_default() -> None:
     assert len(source(DATA_LIMIT=60_000)) == 60_000
+
+
+@pytest.mark.parametrize("kind", [SyntheticSource, ShapesSource])
+def test_a_limit_that_no_training_ends_is_refused(kind: type[DataSource]) -> None:
+    with pytest.raises(DataError, match=r"config\.DATA\.TEST\.DATA_LIMIT: "):
+        kind(split_options(DATA_LIMIT=99_999_999), "TEST")
