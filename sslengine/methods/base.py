@@ -31,7 +31,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from sslengine.errors import ConfigError
+from sslengine.errors import ConfigError, nearest
 from sslengine.hooks.events import Hook
 from sslengine.methods.step import Step
 from sslengine.optim.multipliers import Multiplier
@@ -84,15 +84,27 @@ class Method(nn.Module):
 
 
 def expect_known_callbacks(method: nn.Module) -> None:
-    """Raise ConfigError for a `before_...` or `after_...` that would never be called."""
+    """Raise ConfigError for a `before_...`, `after_...` or `on_...` that would never be called.
+
+    A method may also be a hook, which `hooks()` returns, or have another base class that calls
+    its own `on_...`.
+    """
+    has_hooks = getattr(type(method), "hooks", Method.hooks) is not Method.hooks
+    uncalled = Method if has_hooks else (Method, Hook)
     for kind in {type(part) for part in method.modules() if isinstance(part, Method)}:
+        callers = [each for each in kind.__mro__ if not issubclass(each, uncalled)]
         for name in dir(kind):
-            if name.startswith(("before_", "after_")) and not hasattr(Method, name):
-                raise ConfigError(
-                    f"{kind.__name__}.{name}: there is no such callback, so it would never be "
-                    f"called. There are {', '.join(IN_STEPS)}. If it is none, let its name begin "
-                    f"with something else."
-                )
+            known = hasattr(Method, name) or getattr(kind, name) is getattr(Hook, name, None)
+            if known or not name.startswith(("before_", "after_", "on_")):
+                continue
+            if name.startswith("on_") and any(hasattr(each, name) for each in callers):
+                continue
+            raise ConfigError(
+                f"{kind.__name__}.{name}: there is no such callback, so it would never be called. "
+                f"{nearest(name, IN_STEPS)} There are {', '.join(IN_STEPS)}; `on_...` are events "
+                f"of hooks, which `hooks()` returns. If it is none, let its name begin with "
+                f"something else."
+            )
 
 
 def callbacks(method: nn.Module, name: str) -> tuple[Callable[[Any], None], ...]:
