@@ -10,7 +10,10 @@ whose bands and type only the files know, the collator alone is checked here.
 
 from __future__ import annotations
 
+import pdb
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +52,18 @@ _ANY_SIZE = ((1024, 768), (640, 896))
 _OURS = ("sslengine.", "torchvision.")
 
 
+@contextmanager
+def _without_breakpoints() -> Iterator[None]:
+    """Do not stop in a user's code here, where tensors have no values: the run itself stops."""
+    before = sys.breakpointhook, pdb.set_trace
+    sys.breakpointhook = pdb.set_trace = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        sys.breakpointhook, pdb.set_trace = before
+
+
+@_without_breakpoints()
 def expect_fitting_shapes(config: DictConfig) -> None:
     """Raise ConfigError if images cannot pass the transforms, the model or the method."""
     data = read(config, DataOptions)
@@ -57,6 +72,8 @@ def expect_fitting_shapes(config: DictConfig) -> None:
     build = _SAMPLES_OF.get(read(config, TrainerOptions).TRAIN_STEP_NAME)
     if build is None or config.MODEL.BASE_MODEL_NAME != "multi_input_output_model":
         return  # this step chooses the model's inputs itself
+    if sys.gettrace() is not None:
+        return  # a debugger would stop here first
     with META:
         model = build_base_model(config, META)
     batch = batches["TRAIN"]

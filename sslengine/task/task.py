@@ -23,7 +23,7 @@ from sslengine.config.sections import read
 from sslengine.distributed.data_parallel import batch_norm_buffers, broadcast_all
 from sslengine.distributed.device import pick_device
 from sslengine.distributed.ranks import world_size
-from sslengine.errors import TrainingError
+from sslengine.errors import SSLEngineError, TrainingError
 from sslengine.hooks.events import compile_events
 from sslengine.hooks.options import HooksOptions
 from sslengine.methods.step import Step
@@ -180,11 +180,13 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
             self.run_hooks("on_step_start")
         try:
             self.parts.train_step_function(self)
-        except (ValueError, RuntimeError) as error:
+        except Exception as error:
             said = said_of_nondeterminism(error)
             if single_rows.is_of_single_row(error):
                 said = single_rows.said_of("This batch")
             if not said:
+                if not isinstance(error, SSLEngineError):
+                    log.error("%s, where the batch is %s", type(error).__name__, state.last_batch)
                 raise
             raise TrainingError(said) from error
         if state.train:

@@ -95,7 +95,10 @@ def test_a_state_that_cannot_be_loaded_names_its_hook(tmp_path: Path, kind: type
     task.on_start()
     state = task.get_classy_state()
     state["hooks"][kind.__name__] = {"counted": 1}
-    resumed = make_task(tmp_path, [kind()])
     with pytest.raises(CheckpointError, match=f"the hook {kind.__name__} .* KeyError: 'count'"):
-        resumed.set_classy_state(state)
-        resumed.on_start()
+        _resume(make_task(tmp_path, [kind()]), state)
+
+
+def _resume(task: Any, state: dict[str, Any]) -> None:
+    task.set_classy_state(state)
+    task.on_start()
