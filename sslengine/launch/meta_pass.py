@@ -143,20 +143,13 @@ def through_method(config: DictConfig, model: Model, output: Any, sample: dict[s
 
 
 def _target(config: DictConfig, method: nn.Module, sample: dict[str, Any]) -> Any:
-    """Return the target for a method of (output, target).
-
-    Raise _UnknownError if it is unknown whether labels are numbers or rows.
-    """
+    """Return the target for a method of (output, target); LookupError if its shape is unknown."""
     parameter = list(inspect.signature(method.forward).parameters.values())[1]
     train = config.DATA.TRAIN
     known = train.LABEL_TYPE != "standard" or {*train.DATA_SOURCES} <= {*FIXED_SIZE_SOURCES}
     if not known and parameter.default is parameter.empty:
-        raise _UnknownError
+        raise LookupError("labels may be numbers or rows")
     return sample["target"]
-
-
-class _UnknownError(Exception):
-    """The arguments of the method are unknown."""
 
 
 def _is_shape_error(error: Exception) -> bool:

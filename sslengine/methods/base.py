@@ -86,25 +86,23 @@ class Method(nn.Module):
 def expect_known_callbacks(method: nn.Module) -> None:
     """Raise ConfigError for a `before_...`, `after_...` or `on_...` that would never be called.
 
-    A method may also be a hook, which `hooks()` returns, or have another base class that calls
-    its own `on_...`.
+    Names `on_...` of another base class are its own; of Hook only if the method has hooks.
     """
     has_hooks = getattr(type(method), "hooks", Method.hooks) is not Method.hooks
     uncalled = Method if has_hooks else (Method, Hook)
     for kind in {type(part) for part in method.modules() if isinstance(part, Method)}:
-        callers = [each for each in kind.__mro__ if not issubclass(each, uncalled)]
+        others = [each for each in kind.__mro__ if not issubclass(each, uncalled)]
         for name in dir(kind):
-            known = hasattr(Method, name) or getattr(kind, name) is getattr(Hook, name, None)
-            if known or not name.startswith(("before_", "after_", "on_")):
+            if hasattr(Method, name) or not name.startswith(("before_", "after_", "on_")):
                 continue
-            if name.startswith("on_") and any(hasattr(each, name) for each in callers):
-                continue
-            raise ConfigError(
-                f"{kind.__name__}.{name}: there is no such callback, so it would never be called. "
-                f"{nearest(name, IN_STEPS)} There are {', '.join(IN_STEPS)}; `on_...` are events "
-                f"of hooks, which `hooks()` returns. If it is none, let its name begin with "
-                f"something else."
-            )
+            theirs = name.startswith("on_") and any(hasattr(each, name) for each in others)
+            if not theirs and getattr(kind, name) is not getattr(Hook, name, None):
+                raise ConfigError(
+                    f"{kind.__name__}.{name}: there is no such callback, so it would never be "
+                    f"called. {nearest(name, IN_STEPS)} There are {', '.join(IN_STEPS)}; `on_...` "
+                    f"are events of hooks, which `hooks()` returns. If it is none, let its name "
+                    f"begin with something else."
+                )
 
 
 def callbacks(method: nn.Module, name: str) -> tuple[Callable[[Any], None], ...]:

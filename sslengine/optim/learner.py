@@ -34,8 +34,7 @@ def learner_of(model: nn.Module, method: nn.Module) -> nn.Module:
     if lazy := [name for name, each in named if is_lazy(each)]:
         raise ConfigError(
             f"{listing(lazy, 6)}: a lazy module gets its width from the first batch, after the "
-            f"optimizer is made. Give it the width: nn.Linear(width, ...), which is the last of "
-            f"`dims` in config.MODEL.HEAD.PARAMS for the model's output."
+            f"optimizer is made. Give it one: nn.Linear(width, ...)."
         )
     if not trains(method):
         return model

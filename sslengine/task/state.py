@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from torch import Tensor, nn
@@ -109,11 +110,9 @@ def set_state(task: Any, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _load_hooks(hooks: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
-    """Return the states. A hook may be added on resume; one may be left out if it had no state, or
-    an optional one.
+    """Return the states. A hook may be added; one without state, or with an optional one, left out.
 
-    A hook's on_start may read its state, or make what the state is loaded into: what cannot be
-    loaded yet is loaded by load_hooks_again.
+    A hook's on_start may read its state, or make what it is loaded into: load_hooks_again.
     """
     stored = {
         name: kept
@@ -122,11 +121,8 @@ def _load_hooks(hooks: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
     }
     _same_names("the hooks of the checkpoint", hooks, stored, optional=hooks)
     for name, kept in stored.items():
-        try:
+        with suppress(CheckpointError) if overrides(hooks[name], "on_start") else nullcontext():
             load_hook_state(hooks[name], kept)
-        except CheckpointError:
-            if not overrides(hooks[name], "on_start"):
-                raise
     return stored
 
 
