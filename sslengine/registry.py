@@ -397,6 +397,18 @@ def is_installed(file: Path) -> bool:
     return bool(packages) or file.is_relative_to(sysconfig.get_path("stdlib"))
 
 
+def users_frames(error: BaseException) -> types.TracebackType | None:
+    """Return the part of the error's traceback that begins in the user's code, called by ours."""
+    trace, called = error.__traceback__, False
+    while trace is not None:
+        file = Path(trace.tb_frame.f_code.co_filename)
+        ours = file.is_relative_to(Path(__file__).parent)
+        if called and not ours and not is_installed(file):
+            return trace
+        trace, called = trace.tb_next, called or ours
+    return None
+
+
 def _is_missing(error: BaseException, module: str) -> bool:
     """Whether the module does not exist; otherwise the error comes from its code."""
     name = error.name if isinstance(error, ModuleNotFoundError) else None

@@ -17,12 +17,14 @@ import io
 import os
 import select
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from sslengine import __version__
 from sslengine.errors import ConfigError, SSLEngineError, nearest
 from sslengine.launch import cli
+from sslengine.registry import users_frames
 from sslengine.screen_log import heard
 
 VERBS = {
@@ -114,6 +116,12 @@ def _status_of(main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -
             return UNREAD
         place = error.filename2 or error.filename or "what was to be written"
         return cli.ended_by(SSLEngineError(f"{place}: {error.strerror}."))
+    except Exception as error:
+        users = users_frames(error)
+        if users is None:
+            raise
+        traceback.print_exception(type(error), error, users)  # the log has all frames
+        return 1
 
 
 def _is_unread(stream: TextIO) -> bool:

@@ -91,8 +91,6 @@ class Detectron2Hook(Hook):
             call()
 
     def state_dict(self) -> dict[str, Any]:
-        if self._trainer is None:  # many hooks create their state in before_train
-            return self._loaded or {}
         get = getattr(self.hook, "state_dict", None)
         return dict(get() or {}) if get is not None else {}
 

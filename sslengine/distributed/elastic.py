@@ -33,6 +33,7 @@ from sslengine.distributed.agreement import Agreement
 from sslengine.distributed.meeting import open_store
 from sslengine.distributed.process_group import LAUNCHED
 from sslengine.errors import LaunchError, Preempted, SSLEngineError
+from sslengine.registry import users_frames
 
 log = logging.getLogger("sslengine")
 
@@ -126,7 +127,7 @@ def _run_rank(function: Callable[..., Any], arguments: tuple[Any, ...], attempt:
     except Exception as error:
         if _lost_another_rank(error):
             _wait_for_the_agent()
-        raise
+        raise error.with_traceback(users_frames(error) or error.__traceback__)  # noqa: B904
 
 
 def _lost_another_rank(error: Exception) -> bool:

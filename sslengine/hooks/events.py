@@ -17,6 +17,7 @@ costs one empty loop.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -109,7 +110,7 @@ class Hook:
 
     State that a resumed run needs goes through `state_dict` / `load_state_dict`. It is stored
     under the hook's `name`, so the names of a task's hooks must differ. A state with the key
-    OPTIONAL may be missing, and is dropped where a resumed run has no such hook.
+    OPTIONAL is dropped where a resumed run has no such hook.
     """
 
     @property
@@ -117,7 +118,8 @@ class Hook:
         return type(self).__name__
 
     def on_start(self, task: TaskView) -> None:
-        """Before the first phase, also of a resumed run. Everything is built and loaded."""
+        """Before the first phase, also of a resumed run: everything is built and loaded. If this
+        is overridden, `load_state_dict` is called again after it, as it may set initial values."""
 
     def on_phase_start(self, task: TaskView) -> None:
         """A phase begins, or a resumed run continues it (`task.progress.step` is not 0)."""
@@ -166,7 +168,7 @@ def compile_events(hooks: Iterable[Any], timer: AbstractContextManager[Any] | No
     """
     hooks = list(hooks)
     calls: Calls = {
-        event: tuple(getattr(hook, event) for hook in hooks if _overrides(hook, event))
+        event: tuple(getattr(hook, event) for hook in hooks if overrides(hook, event))
         for event in EVENTS
     }
     if timer is not None:
@@ -183,7 +185,7 @@ def _timed(
             call(task)
 
 
-def _overrides(hook: Any, event: str) -> bool:
+def overrides(hook: Any, event: str) -> bool:
     method = getattr(type(hook), event, None) or getattr(hook, event, None)
     if method is None or method is getattr(Hook, event):
         return False
@@ -217,5 +219,11 @@ def hook_states(hooks: Iterable[Any]) -> dict[str, dict[str, Any]]:
 
 def load_hook_state(hook: Any, state: dict[str, Any]) -> None:
     load = getattr(hook, "load_state_dict", None) or getattr(hook, "set_classy_state", None)
-    if load is not None:
-        load(state)
+    try:
+        if load is not None:
+            load(copy.deepcopy(state))
+    except Exception as error:
+        raise CheckpointError(
+            f"the hook {hook_name(hook)} cannot load its state of the checkpoint: "
+            f"{type(error).__name__}: {error}"
+        ) from error

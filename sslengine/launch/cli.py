@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         runs = settled(*choice)
     except SSLEngineError as error:
-        _print_error(f"error: {error}")
+        say(f"error: {error}", sys.stderr)
         return 2
     startup.mark("config")
     return start(runs)
@@ -128,7 +128,7 @@ def ended_by(error: SSLEngineError | KeyboardInterrupt, printed: bool = True) ->
         print("interrupted", file=sys.stderr)  # noqa: T201
         return INTERRUPTED
     if printed:
-        _print_error(str(error) if isinstance(error, Preempted) else f"error: {error}")
+        say(str(error) if isinstance(error, Preempted) else f"error: {error}", sys.stderr)
     if isinstance(error, Preempted):
         return os.EX_TEMPFAIL
     return 2 if isinstance(error, ConfigError) else 1
@@ -162,10 +162,6 @@ def run_all(runs: Sequence[Resolved]) -> int:
     return 0
 
 
-def _print_error(text: str) -> None:
-    say(text, sys.stderr)
-
-
 def _submit(runs: Sequence[Resolved]) -> int:
     for run in runs:
         with closed(run.opened):
@@ -184,12 +180,8 @@ def resolve_all(
     runs = [open_named(each, config_dirs, trusted) for each in choices]
     if len(runs) == 1:
         return runs
+    folders = [f"{run.config.CHECKPOINT.DIR}/sweep_{index}" for index, run in enumerate(runs)]
     return [
-        open_named([*each, _sweep_folder(run, index)], config_dirs, trusted)
-        for index, (each, run) in enumerate(zip(choices, runs, strict=True))
+        open_named([*each, *assign({"CHECKPOINT.DIR": folder})], config_dirs, trusted)
+        for each, folder in zip(choices, folders, strict=True)
     ]
-
-
-def _sweep_folder(run: Resolved, index: int) -> str:
-    (assigned,) = assign({"CHECKPOINT.DIR": f"{run.config.CHECKPOINT.DIR}/sweep_{index}"})
-    return assigned

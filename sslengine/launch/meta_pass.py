@@ -29,6 +29,7 @@ from sslengine.optim.multipliers import chosen_multipliers
 from sslengine.optim.options import OptimizerOptions
 from sslengine.registry import LOSSES, component_key
 from sslengine.task.build import attach, build_loss
+from sslengine.task.last_batch import shapes
 
 META = torch.device("meta")
 # Sources of images of one size (DEFAULT_GRAY_IMG_SIZE), whose labels are numbers.
@@ -98,8 +99,7 @@ def _through_model(model: Model, images: Any) -> Any:
         where, given = entered[-1]
         part = dict(parts)[where]
         raise ConfigError(
-            f"{where}: {type(part).__name__} cannot take an input of shape {_shapes(given)}: "
-            f"{error}"
+            f"{where}: {type(part).__name__} cannot take an input of shape {shapes(given)}: {error}"
         ) from error
     finally:
         for handle in handles:
@@ -138,25 +138,18 @@ def through_method(config: DictConfig, model: Model, output: Any, sample: dict[s
         where = f"config.LOSS.{component_key(name)}"
         raise ConfigError(
             f"{where}: {thing.__name__} cannot take the model's output, of shape "
-            f"{_shapes(output)}: {error}\n  {_where_to_look(config, where, str(error))}"
+            f"{shapes(output)}: {error}\n  {_where_to_look(config, where, str(error))}"
         ) from error
 
 
 def _target(config: DictConfig, method: nn.Module, sample: dict[str, Any]) -> Any:
-    """Return the target for a method of (output, target).
-
-    Raise _UnknownError if it is unknown whether labels are numbers or rows.
-    """
+    """Return the target for a method of (output, target); LookupError if its shape is unknown."""
     parameter = list(inspect.signature(method.forward).parameters.values())[1]
     train = config.DATA.TRAIN
     known = train.LABEL_TYPE != "standard" or {*train.DATA_SOURCES} <= {*FIXED_SIZE_SOURCES}
     if not known and parameter.default is parameter.empty:
-        raise _UnknownError
+        raise LookupError("labels may be numbers or rows")
     return sample["target"]
-
-
-class _UnknownError(Exception):
-    """The arguments of the method are unknown."""
 
 
 def _is_shape_error(error: Exception) -> bool:
@@ -187,9 +180,3 @@ def _numbers(value: Any, path: str) -> Iterator[tuple[str, int]]:
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
         for key, each in items:
             yield from _numbers(each, f"{path}.{key}")
-
-
-def _shapes(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_shapes, value))}]"
-    return str(tuple(getattr(value, "shape", ())))

@@ -10,7 +10,10 @@ whose bands and type only the files know, the collator alone is checked here.
 
 from __future__ import annotations
 
+import pdb
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +52,18 @@ _ANY_SIZE = ((1024, 768), (640, 896))
 _OURS = ("sslengine.", "torchvision.")
 
 
+@contextmanager
+def _without_breakpoints() -> Iterator[None]:
+    """Do not stop in a user's code here, where tensors have no values: the run itself stops."""
+    before = sys.breakpointhook, pdb.set_trace
+    sys.breakpointhook = pdb.set_trace = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        sys.breakpointhook, pdb.set_trace = before
+
+
+@_without_breakpoints()
 def expect_fitting_shapes(config: DictConfig) -> None:
     """Raise ConfigError if images cannot pass the transforms, the model or the method."""
     data = read(config, DataOptions)
@@ -57,6 +72,8 @@ def expect_fitting_shapes(config: DictConfig) -> None:
     build = _SAMPLES_OF.get(read(config, TrainerOptions).TRAIN_STEP_NAME)
     if build is None or config.MODEL.BASE_MODEL_NAME != "multi_input_output_model":
         return  # this step chooses the model's inputs itself
+    if sys.gettrace() is not None:  # by a debugger, which would stop here first
+        return
     with META:
         model = build_base_model(config, META)
     batch = batches["TRAIN"]
@@ -96,10 +113,10 @@ def expect_weights(config: DictConfig) -> None:
 def first_batch(options: SplitOptions, split: str, images: int = 2) -> dict[str, Any] | None:
     """Return a collated batch of one or two samples; None if their shapes depend on the files."""
     where = f"config.DATA.{split}"
-    if any(_takes_long(entry) for entry in _entries(options.TRANSFORMS)):
-        return None
-    if not _are_ours(options):
-        return None
+    for name in map(TRANSFORMS.name_in, _entries(options.TRANSFORMS)):
+        slow = getattr(TRANSFORMS.get(name), "takes_long_to_make", False)
+        if slow or not _is_ours(TRANSFORMS, name):  # creating a custom one may take long
+            return None
     pipeline = Pipeline(options.TRANSFORMS, f"{where}.TRANSFORMS")
     if not _can_be_run(options):
         return None
@@ -111,8 +128,9 @@ def first_batch(options: SplitOptions, split: str, images: int = 2) -> dict[str,
     if errors and options.IMAGE_MODE == "stored":
         return None  # a guess: the launch tries an image of the files
     if len(errors) == len(tries):
-        mode = f"{where}.IMAGE_MODE is {options.IMAGE_MODE}"
-        raise ConfigError(f"{_without_sample(errors[0])}\n  {mode}.")
+        before, numbered, after = str(errors[0]).partition(" failed on sample ")
+        text = f"{before}: {after.partition(': ')[2]}" if numbered else before
+        raise ConfigError(f"{text}\n  {where}.IMAGE_MODE is {options.IMAGE_MODE}.")
     one, *others = tries
     if errors or any(_shapes(each) != _shapes(one) for each in others):
         return None
@@ -128,12 +146,6 @@ def first_batch(options: SplitOptions, split: str, images: int = 2) -> dict[str,
     except Exception:  # the collator may need fields that only real samples have
         return None
     return batch if isinstance(batch, dict) else None
-
-
-def _are_ours(options: SplitOptions) -> bool:
-    """Whether all transforms ship with sslengine; creating a custom one may take long."""
-    named = [TRANSFORMS.name_in(entry) for entry in _entries(options.TRANSFORMS)]
-    return all(_is_ours(TRANSFORMS, name) for name in named)
 
 
 def _can_be_run(options: SplitOptions) -> bool:
@@ -159,10 +171,6 @@ def _entries(entries: Sequence[Any]) -> Iterator[Mapping[str, Any]]:
             yield entry
             for value in entry.values():
                 yield from _entries(value if isinstance(value, list) else ())
-
-
-def _takes_long(entry: Mapping[str, Any]) -> bool:
-    return bool(getattr(TRANSFORMS.get(TRANSFORMS.name_in(entry)), "takes_long_to_make", False))
 
 
 def _is_ours(registry: Registry[Any], name: str) -> bool:
@@ -191,12 +199,6 @@ def _transformed(
             return error
         finally:
             current_sample.note()
-
-
-def _without_sample(error: DataError) -> str:
-    """Return the error's text without the number of the sample."""
-    before, _, after = str(error).partition(" failed on sample ")
-    return f"{before}: {after.partition(': ')[2]}" if after else before
 
 
 def _shapes(sample: Any) -> Any:

@@ -87,6 +87,8 @@ def rising_momentum(base: float, where: float, end: float = 1.0, linear: bool = 
 def rank_0_statistics(teacher: nn.Module) -> None:
     """Copy rank 0's batch norm statistics to all ranks, as DDP does for the model.
 
-    Call it after each forward pass in training: the ranks have different images.
+    Call it after each forward pass of a copy in training, in which ranks have different images.
+    The copy has no gradient: a backward pass needs the statistics of its forward pass unchanged.
+    A method's batch norms with gradient need no call: the engine copies rank 0's before each test.
     """
     broadcast_all(each for each in teacher.buffers() if each.is_floating_point())

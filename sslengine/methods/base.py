@@ -31,7 +31,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from sslengine.errors import ConfigError
+from sslengine.errors import ConfigError, nearest
 from sslengine.hooks.events import Hook
 from sslengine.methods.step import Step
 from sslengine.optim.multipliers import Multiplier
@@ -84,14 +84,24 @@ class Method(nn.Module):
 
 
 def expect_known_callbacks(method: nn.Module) -> None:
-    """Raise ConfigError for a `before_...` or `after_...` that would never be called."""
+    """Raise ConfigError for a `before_...`, `after_...` or `on_...` that would never be called.
+
+    Names `on_...` of another base class are its own; of Hook only if the method has hooks.
+    """
+    has_hooks = getattr(type(method), "hooks", Method.hooks) is not Method.hooks
+    uncalled = Method if has_hooks else (Method, Hook)
     for kind in {type(part) for part in method.modules() if isinstance(part, Method)}:
+        others = [each for each in kind.__mro__ if not issubclass(each, uncalled)]
         for name in dir(kind):
-            if name.startswith(("before_", "after_")) and not hasattr(Method, name):
+            if hasattr(Method, name) or not name.startswith(("before_", "after_", "on_")):
+                continue
+            theirs = name.startswith("on_") and any(hasattr(each, name) for each in others)
+            if not theirs and getattr(kind, name) is not getattr(Hook, name, None):
                 raise ConfigError(
                     f"{kind.__name__}.{name}: there is no such callback, so it would never be "
-                    f"called. There are {', '.join(IN_STEPS)}. If it is none, let its name begin "
-                    f"with something else."
+                    f"called. {nearest(name, IN_STEPS)} There are {', '.join(IN_STEPS)}; `on_...` "
+                    f"are events of hooks, which `hooks()` returns. If it is none, let its name "
+                    f"begin with something else."
                 )
 
 

@@ -7,9 +7,12 @@ method's parameters are trained as the model's are.
 
 from __future__ import annotations
 
-from torch import nn
+from itertools import chain
 
-from sslengine.errors import ConfigError
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from sslengine.errors import ConfigError, listing
 
 LOSS = "loss"
 
@@ -25,6 +28,14 @@ def trains(module: nn.Module) -> bool:
 
 
 def learner_of(model: nn.Module, method: nn.Module) -> nn.Module:
+    named = chain(
+        model.named_parameters(), method.named_parameters(LOSS), method.named_buffers(LOSS)
+    )
+    if lazy := [name for name, each in named if is_lazy(each)]:
+        raise ConfigError(
+            f"{listing(lazy, 6)}: a lazy module gets its width from the first batch, after the "
+            f"optimizer is made. Give it one: nn.Linear(width, ...)."
+        )
     if not trains(method):
         return model
     both = Learner()

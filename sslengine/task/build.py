@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from torch import nn
 
 from sslengine.checkpoint.contents import has_checkpoints
-from sslengine.config.facts import RunFacts, run_facts
+from sslengine.config.facts import run_facts
 from sslengine.config.options import (
     SHARDED_TASK,
     DistributedOptions,
@@ -149,7 +149,8 @@ def build_loss(
     options = getattr(read(config, LossOptions), component_key(name))
     loss: Any
     if isinstance(options, dict):
-        loss = foreign.build(chosen, options, component_key(name), _facts_argument(chosen, facts))
+        given = {"run": facts} if "run" in inspect.signature(chosen).parameters else {}
+        loss = foreign.build(chosen, options, component_key(name), given)
     else:
         loss = chosen(options, facts)
     if not isinstance(loss, nn.Module):
@@ -171,10 +172,6 @@ def build_train_step(config: DictConfig) -> Any:
     if isinstance(chosen, type):
         return chosen(**given)
     return partial(chosen, **given) if given else chosen
-
-
-def _facts_argument(chosen: Any, facts: RunFacts) -> dict[str, RunFacts]:
-    return {"run": facts} if "run" in inspect.signature(chosen).parameters else {}
 
 
 def in_shards(config: DictConfig) -> bool:

@@ -27,3 +27,12 @@ class LastBatch:
         self.sample, self.target = sample, sample["target"]
         self.indices = sample.get("data_idx")
         self.vis_preds = self.vis_masks = None
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {shapes(each)}" for name, each in self.sample.items())
+
+
+def shapes(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(shapes, value[:12]))}]"
+    return str(tuple(getattr(value, "shape", ())))

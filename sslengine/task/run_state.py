@@ -88,6 +88,7 @@ class RunState:
     def next_batch(self) -> Any:
         reading, step, last = self.reading, self.progress.step, self.last_batch
         assert reading is not None
+        last.sample = {}
         with self.perf.data:
             batch = next(reading.batches, None)
         if batch is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from sslengine.distributed.collectives import gather_objects
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.distributed.sharding import like
 from sslengine.errors import CheckpointError, listing, nearest
-from sslengine.hooks.events import OPTIONAL, hook_name, hook_state, hook_states, load_hook_state
+from sslengine.hooks.events import OPTIONAL, hook_name, hook_states, load_hook_state, overrides
 from sslengine.models.model_state import load_model_state, model_state
 from sslengine.models.networks import networks_of
 from sslengine.task.phases import place_again
@@ -90,7 +91,8 @@ def _rank_state(task: Any) -> dict[str, Any]:
     }
 
 
-def set_state(task: Any, state: dict[str, Any]) -> None:
+def set_state(task: Any, state: dict[str, Any]) -> dict[str, Any]:
+    """Return the states of hooks, for load_hooks_again after on_start."""
     _same_names("the checkpoint", KEYS, {**_LATER, **state})
     expect_same_run(task, state)
     load_model_state(task.base_model, state["base_model"])
@@ -102,31 +104,39 @@ def set_state(task: Any, state: dict[str, Any]) -> None:
     task.ledger.load_state_dict(state["losses"])
     if state.get("figures") is not None:
         task.storage.load_state_dict(state["figures"])
-    _load_hooks(_hooks(task), state["hooks"])
+    hooks = _load_hooks(_hooks(task), state["hooks"])
     _load_rank_state(task, state["ranks"])
+    return hooks
 
 
-def _load_hooks(hooks: dict[str, Any], state: dict[str, Any]) -> None:
-    """Logging may change from start to start: a hook without state may come or go, and one whose
-    state is optional too."""
+def _load_hooks(hooks: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+    """Return the states. A hook may be added; one without state, or with an optional one, left out.
+
+    A hook's on_start may read its state, or make what it is loaded into: load_hooks_again.
+    """
     stored = {
         name: kept
         for name, kept in state.items()
         if kept and (name in hooks or not kept.get(OPTIONAL))
     }
-    own = {name: hook_state(hook) for name, hook in hooks.items()}
-    expected = {name for name, kept in own.items() if name in stored or _is_needed(kept)}
-    _same_names("the hooks of the checkpoint", expected, stored)
+    _same_names("the hooks of the checkpoint", hooks, stored, optional=hooks)
     for name, kept in stored.items():
-        load_hook_state(hooks[name], kept)
+        with suppress(CheckpointError) if overrides(hooks[name], "on_start") else nullcontext():
+            load_hook_state(hooks[name], kept)
+    return stored
 
 
-def _is_needed(state: dict[str, Any]) -> bool:
-    return bool(state) and not state.get(OPTIONAL)
+def load_hooks_again(task: Any, stored: dict[str, Any]) -> None:
+    """Replace the initial values that hooks have set in on_start."""
+    hooks = _hooks(task)
+    for name, kept in stored.items():
+        if overrides(hooks[name], "on_start"):
+            load_hook_state(hooks[name], kept)
 
 
-def _same_names(what: str, expected: Any, found: Any) -> None:
-    missing, unknown = set(expected) - set(found), sorted(set(found) - set(expected))
+def _same_names(what: str, expected: Any, found: Any, optional: Any = ()) -> None:
+    missing = set(expected) - set(found) - set(optional)
+    unknown = sorted(set(found) - set(expected))
     if missing or unknown:
         hints = [nearest(name, expected) for name in unknown[:3]]
         raise CheckpointError(

@@ -23,7 +23,7 @@ from sslengine.config.sections import read
 from sslengine.distributed.data_parallel import batch_norm_buffers, broadcast_all
 from sslengine.distributed.device import pick_device
 from sslengine.distributed.ranks import world_size
-from sslengine.errors import TrainingError
+from sslengine.errors import SSLEngineError, TrainingError
 from sslengine.hooks.events import compile_events
 from sslengine.hooks.options import HooksOptions
 from sslengine.methods.step import Step
@@ -46,7 +46,7 @@ from sslengine.task.parts import Parts
 from sslengine.task.run_state import Reading, RunState
 from sslengine.task.same_buffers import warn_of_differing
 from sslengine.task.set_loss import set_loss
-from sslengine.task.state import get_state, set_state
+from sslengine.task.state import get_state, load_hooks_again, set_state
 from sslengine.task.unsaved import Seen, plain_values, warn_of_unsaved
 from sslengine.task.whole import expect_whole
 
@@ -75,6 +75,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
     first_step = True  # that this process trains
     _first_of_phase = False
     _looked_at_method = False
+    _hook_states: dict[str, Any] | None = None  # of the checkpoint from which it resumes
     _plain: Seen | None = None  # what the method holds outside of buffers after the first step
 
     def __init__(
@@ -179,11 +180,13 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
             self.run_hooks("on_step_start")
         try:
             self.parts.train_step_function(self)
-        except (ValueError, RuntimeError) as error:
+        except Exception as error:
             said = said_of_nondeterminism(error)
             if single_rows.is_of_single_row(error):
                 said = single_rows.said_of("This batch")
             if not said:
+                if not isinstance(error, SSLEngineError):
+                    log.error("%s, where the batch is %s", type(error).__name__, state.last_batch)
                 raise
             raise TrainingError(said) from error
         if state.train:
@@ -206,6 +209,8 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
     def on_start(self) -> None:
         make_current(self.state.storage)
         self.run_hooks("on_start")
+        if self._hook_states is not None:
+            load_hooks_again(self, self._hook_states)
 
     def on_phase_start(self) -> None:
         self.run_hooks("on_phase_start")
@@ -307,7 +312,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         return get_state(self, deep_copy)
 
     def set_classy_state(self, state: dict[str, Any]) -> None:
-        set_state(self, state)
+        self._hook_states = set_state(self, state)
 
     # ---- other names of it, for hooks; some are VISSL's and Classy Vision's
 

@@ -28,28 +28,19 @@ IMAGES = 6
 class MethodSuite(RunSuite):
     """arguments: below config.LOSS.<name>."""
 
-    kind = "method"
-
-    def chosen(self) -> Values:
-        return {"LOSS.name": self.component, **self._below(f"LOSS.{self.name}")}
+    kind, key, in_own_section = "method", "LOSS.name", True
 
 
 class ModelSuite(RunSuite):
     """A whole model in place of trunk and heads; arguments: below config.MODEL.<name>."""
 
-    kind = "model"
-
-    def chosen(self) -> Values:
-        return {"MODEL.BASE_MODEL_NAME": self.component, **self._below(f"MODEL.{self.name}")}
+    kind, key, in_own_section = "model", "MODEL.BASE_MODEL_NAME", True
 
 
 class TrainStepSuite(RunSuite):
     """arguments: below config.TRAINER.<name>."""
 
-    kind = "train_step"
-
-    def chosen(self) -> Values:
-        return {"TRAINER.TRAIN_STEP_NAME": self.component, **self._below(f"TRAINER.{self.name}")}
+    kind, key, in_own_section = "train_step", "TRAINER.TRAIN_STEP_NAME", True
 
 
 class NetworkSuite(RunSuite):
@@ -92,10 +83,7 @@ class NetworkSuite(RunSuite):
 class TrunkSuite(NetworkSuite):
     """arguments: below config.MODEL.TRUNK."""
 
-    kind = "trunk"
-
-    def chosen(self) -> Values:
-        return {"MODEL.TRUNK.NAME": self.component, **self._below("MODEL.TRUNK")}
+    kind, key = "trunk", "MODEL.TRUNK.NAME"
 
     def network(self) -> tuple[nn.Module, Tensor]:
         return self.model.trunk, self.images
@@ -137,16 +125,13 @@ class HeadSuite(NetworkSuite):
 class OptimizerSuite(RunSuite):
     """arguments: below config.OPTIMIZER."""
 
-    kind = "optimizer"
+    kind, key = "optimizer", "OPTIMIZER.name"
     # It is compared itself.
     plain: Values = {
         key: value
         for key, value in PLAIN.items()
         if key.rpartition(".")[2] not in ("name", "momentum")
     }
-
-    def chosen(self) -> Values:
-        return {"OPTIMIZER.name": self.component, **self._below("OPTIMIZER")}
 
     @promise()
     def follows_the_learning_rate(self) -> None:
@@ -184,11 +169,7 @@ class ScheduleSuite(RunSuite):
 class ParamGroupsSuite(RunSuite):
     """arguments: below config.OPTIMIZER."""
 
-    kind = "param_groups"
-
-    def chosen(self) -> Values:
-        chosen = {"OPTIMIZER.param_group_constructor": self.component}
-        return {**chosen, **self._below("OPTIMIZER")}
+    kind, key = "param_groups", "OPTIMIZER.param_group_constructor"
 
     @promise()
     def has_each_parameter_once(self) -> None:

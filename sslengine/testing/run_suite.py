@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from fnmatch import fnmatch
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from omegaconf import OmegaConf
@@ -44,6 +45,8 @@ class RunSuite(Suite):
     """Test a component in a few steps of a run. Each run is made once and shared by promises."""
 
     trains = True
+    key: ClassVar[str]  # names the component; the arguments are in the same section, or below it
+    in_own_section: ClassVar[bool] = False
     # What runs are made with that are compared with each other.
     plain: Values = PLAIN
 
@@ -55,7 +58,9 @@ class RunSuite(Suite):
 
     def chosen(self) -> Values:
         """The config keys that choose the component and set its arguments."""
-        raise NotImplementedError
+        section = self.key.rpartition(".")[0]
+        below = f"{section}.{self.name}" if self.in_own_section else section
+        return {self.key: self.component, **self._below(below)}
 
     def _below(self, path: str) -> Values:
         return {f"{path}.{key}": value for key, value in self.arguments.items()}

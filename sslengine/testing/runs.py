@@ -149,6 +149,7 @@ def run(spec: Spec, folder: Path, resume_from: Path | None = None) -> Outcome:
         everything |= {f"loss.{name}" for name, _ in task.loss.named_parameters()}
         outcome.frozen = sorted(everything - outcome.start.keys())
         loop.run(task)
+    task.same_statistics()  # as before a test: batch norms of a rank are not state of the method
     outcome.end = {name: _copy(each) for name, each in trainable(task).items()}
     state = get_state(task)
     outcome.state = copied({key: state[key] for key in OF_TRAINING})

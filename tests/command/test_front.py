@@ -5,19 +5,25 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import Tensor
 
 import sslengine
 from sslengine import __version__
 from sslengine.command.front import VERBS, main
 from sslengine.config.sections import read
 from sslengine.errors import CheckpointError
+from sslengine.methods.base import Method
+from sslengine.methods.step import Step
 from sslengine.models.frozen import FrozenOptions
 from sslengine.models.options import ModelOptions
+from sslengine.testing.recipe import SMALL
 from tests.config.recipes import resolved
 
 
@@ -35,6 +41,27 @@ def without_torch(*arguments: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+class AsksForMasks(Method):
+    def forward(self, output: Tensor, sample: Any, step: Step) -> Tensor:
+        return (output * sample["mask"]).mean()
+
+
+def test_an_error_of_the_users_code_begins_there_and_says_what_the_batch_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = {**SMALL, "LOSS.name": f"'{__name__}:AsksForMasks'", "CHECKPOINT.DIR": f"'{tmp_path}'"}
+    arguments = [f"config.{key}={value}" for key, value in small.items()]
+    assert main(["config=testing/small", *arguments]) == 1
+    told = capsys.readouterr().err
+    (before, _, trace) = told.partition("Traceback")
+    assert re.search(
+        r"KeyError, where the batch is .*input \(8, 3, \d+, \d+\), target \(8,\)", before
+    )
+    assert trace.rstrip().endswith("KeyError: 'mask'")
+    assert re.findall(r'File "(.*?)"', trace) == [__file__]
+    assert str(Path(sslengine.__file__).parent) in (tmp_path / "log.txt").read_text()
 
 
 def test_lists_come_without_torch() -> None:

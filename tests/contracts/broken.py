@@ -19,6 +19,8 @@ from sslengine.data.sources.base import DataSource
 from sslengine.distributed.ranks import rank
 from sslengine.hooks.events import Hook
 from sslengine.meters.base import Meter
+from sslengine.methods.base import Method, Step
+from sslengine.methods.teacher import Teacher
 from sslengine.monitor.build import RunPlace
 from sslengine.monitor.writers import Record, Writer
 
@@ -136,6 +138,34 @@ class OwnCentreOnEachRank(nn.Module):
         if self.training:
             self.centre.lerp_(output.detach().mean(dim=0), 0.1)
         return agreement(output - self.centre)
+
+
+class PredictsATeacher(Method):
+    """As BYOL; its own predictor has a batch norm, whose statistics are each rank's. Breaks none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.predictor = nn.Sequential(
+            nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8)
+        )
+        self.teacher = Teacher(momentum=0.9)
+
+    def forward(self, output: Tensor, sample: Any, step: Step) -> Tensor:
+        targets = self.teacher(sample["input"], step).chunk(2)
+        return agreement(torch.cat([self.predictor(output), *targets[::-1]]))
+
+
+class OwnCentreBesideIt(PredictsATeacher):
+    """Has a buffer of one rank's images as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(8))
+
+    def forward(self, output: Tensor, sample: Any, step: Step) -> Tensor:
+        if step.train:
+            self.centre.lerp_(output.detach().mean(dim=0), 0.1)
+        return super().forward(output, sample, step)
 
 
 class LossInHalf(nn.Module):

@@ -163,6 +163,21 @@ test_one_that_breaks_none = contract(
 )
 
 
+EQUAL_RANKS = [
+    "ranks_stay_equal",
+    "ranks_stay_equal_with_manual_reduction",
+    "ranks_stay_equal_sharded",
+]
+
+
+@pytest.mark.parametrize("promise", slow_but(EQUAL_RANKS[:1], EQUAL_RANKS))
+def test_statistics_of_a_method_are_each_ranks_own(promise: str) -> None:
+    """Batch norms of its own, as those of a model with DDP. Other buffers are all ranks'."""
+    Contract("method", broken.PredictsATeacher).keep(promise)
+    with pytest.raises(BrokenPromise, match=r"ranks differ in centre\."):
+        Contract("method", broken.OwnCentreBesideIt).keep(promise)
+
+
 def test_mistakes_of_the_caller_are_told() -> None:
     with pytest.raises(UnknownNameError, match=r"no contract for 'methd'. Did you mean 'method'"):
         contract("methd", broken.Sound)

@@ -55,6 +55,7 @@ def test_a_bug_is_told_with_its_traceback_after_as_many_restarts_as_it_may(
         f"rank 1 on {socket.gethostname()} failed: ValueError: a bug in the step"
     )
     assert "fail_at_first" in text
+    assert "function(*arguments)" not in text  # which calls it, as many others would in a run
     assert "torch/" not in capfd.readouterr().err  # what the agent itself would say
     assert (tmp_path / "starts1").read_text() == "x" * (1 + restarts)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pdb
+import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -210,6 +212,49 @@ def test_a_method_of_ones_own_names_the_keys_that_hold_the_sizes() -> None:
     assert "config.LOSS.preflight_test_loss.width (9)" in str(told.value)
     _expect(LOSS={"name": "preflight_test_loss", "preflight_test_loss": {"width": 8}})
     _expect(LOSS={"name": "preflight_test_late_loss"})  # of what it says here nothing is known
+
+
+@register_loss("preflight_test_lazy_loss")
+class _Lazy(Method):
+    def __init__(self) -> None:
+        super().__init__()
+        self.predictor = nn.LazyLinear(4)
+
+    def forward(self, output: Any, sample: Any, step: Step) -> Any:
+        return self.predictor(output).mean()
+
+
+def test_a_lazy_module_is_named() -> None:
+    """In a head as in a method: an optimizer and ranks need its shape before the first batch."""
+    for known in ({}, FILES):
+        with pytest.raises(
+            ConfigError, match=r"loss\.predictor\.bias, loss\.predictor\.weight: a lazy"
+        ):
+            _expect(LOSS={"name": "preflight_test_lazy_loss"}, **known)
+
+
+@register_loss("preflight_test_stopping_loss")
+class _Stopping(Method):
+    passed: ClassVar[list[str]] = []
+
+    def forward(self, output: Any, sample: Any, step: Step) -> Any:
+        breakpoint()
+        pdb.set_trace()
+        self.passed.append(output.device.type)
+        return output.mean()
+
+
+def test_a_breakpoint_does_not_stop_on_tensors_without_values(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stops = [sys.breakpointhook, pdb.set_trace]
+    _expect(LOSS={"name": "preflight_test_stopping_loss"})
+    assert _Stopping.passed == ["meta"]
+    assert stops == [sys.breakpointhook, pdb.set_trace]
+    # Nor one of an editor, whose debugger stops at a line.
+    monkeypatch.setattr(sys, "gettrace", lambda: print)
+    _expect(LOSS={"name": "preflight_test_stopping_loss"})
+    assert _Stopping.passed == ["meta"]
 
 
 class Heavy:

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from sslengine.errors import ConfigError
+from sslengine.hooks.events import Hook
 from sslengine.methods.base import Method, Step
 from sslengine.trainer import loop
 from tests.methods.resuming import KeepState
-from tests.task.runs import Watch, make_task
+from tests.task.runs import Watch, make_task, train
 
 CHANGES: dict[str, Any] = {
     "LOSS__name": f"{__name__}:Phases",
@@ -57,10 +58,55 @@ class Misspelt(_Plain):
         raise AssertionError("never called")
 
 
-def test_a_callback_that_is_never_called_is_an_error(tmp_path: Path) -> None:
-    changes = {**CHANGES, "LOSS__name": f"{__name__}:Misspelt"}
-    with pytest.raises(ConfigError, match=r"Misspelt\.after_step: .* There are before_phase, af"):
+class NamedAsOfHooks(_Plain):
+    def on_update(self, step: Step) -> None:
+        raise AssertionError("never called")
+
+
+class Unannounced(_Plain, Hook):
+    """A hook that no hooks() returns."""
+
+    def on_update(self, task: Any) -> None:
+        raise AssertionError("never called")
+
+
+class Announced(_Plain, Hook):
+    seen = 0
+
+    def on_update(self, task: Any) -> None:
+        self.seen += 1
+
+    def hooks(self) -> list[Hook]:
+        return [self]
+
+
+class _OfAnother:
+    def on_fit_start(self) -> None:
+        """Called by another package, if at all."""
+
+
+class OfBoth(_OfAnother, _Plain):
+    def on_fit_start(self) -> None:
+        super().on_fit_start()
+
+
+@pytest.mark.parametrize(
+    ("kind", "nearest"),
+    [(Misspelt, "after_step"), (NamedAsOfHooks, "on_update"), (Unannounced, "on_update")],
+)
+def test_a_callback_that_is_never_called_is_an_error(
+    tmp_path: Path, kind: type[Method], nearest: str
+) -> None:
+    changes = {**CHANGES, "LOSS__name": f"{__name__}:{kind.__name__}"}
+    message = rf"{kind.__name__}\.{nearest}: .* mean 'after_update'\? There are before_phase, af"
+    with pytest.raises(ConfigError, match=message):
         make_task(tmp_path, [], **changes)
+
+
+def test_a_method_may_be_a_hook_or_of_another_base_class(tmp_path: Path) -> None:
+    task = train(tmp_path, [], **{**CHANGES, "LOSS__name": f"{__name__}:Announced"})
+    assert task.loss.seen == task.num_updates > 0
+    make_task(tmp_path, [], **{**CHANGES, "LOSS__name": f"{__name__}:OfBoth"})
 
 
 def test_phases_begin_once(tmp_path: Path) -> None:

@@ -138,8 +138,13 @@ def test_hooks_without_state_may_come_and_go(tmp_path: Path) -> None:
     assert late.seen == 3
     nothing = make_task(tmp_path, [Late()]).get_classy_state()
     make_task(tmp_path, [Quiet()]).set_classy_state(nothing)
-    with pytest.raises(CheckpointError, match=r"missing Counter;"):
-        make_task(tmp_path, [Counter()]).set_classy_state(nothing)
+
+
+def test_a_hook_may_be_added_on_resume(tmp_path: Path) -> None:
+    state = make_task(tmp_path, []).get_classy_state()
+    added = Counter(3)
+    make_task(tmp_path, [added]).set_classy_state(state)
+    assert added.count == 3
 
 
 def _state_of_two(folder: Path) -> Any:
