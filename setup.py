@@ -60,7 +60,7 @@ setup(
         "fvcore>=0.1.5.post20221221",
         "iopath>=0.1.9",
         "hydra-core>=1.3,<1.4",
-        "timm>=1.0.21",
+        "timm>=1.0.26",
         "scikit-learn>=1.2",
         "scipy>=1.10",
         "rich>=13",
