@@ -19,9 +19,12 @@ from hydra.errors import HydraException
 
 from sslengine.config.files import Choice, Files, Layer, stem
 from sslengine.dotted import below
-from sslengine.errors import ConfigError
+from sslengine.errors import ConfigError, UntrustedError
 
 COMMAND_LINE = "command line"
+CHECKPOINTS = "checkpoints"
+# Entries that a run's folder has in addition to config.yaml, and a folder of configs has not.
+_RUN_ENTRIES = (CHECKPOINTS, "environment.json", "metrics.jsonl")
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,26 @@ def search_folders(config_dirs: Sequence[str]) -> list[Path]:
     return list(dict.fromkeys(candidates))
 
 
+def run_of(file: Path) -> Path | None:
+    """Return the folder of the run that a file is in or below, also through links, else None."""
+    found = file.resolve()
+    if shipped_configs() in found.parents:
+        return None
+    for folder in (*file.absolute().parents, *found.parents):
+        if (folder / "config.yaml").is_file() and any((folder / n).exists() for n in _RUN_ENTRIES):
+            return folder
+    return None
+
+
+def _expect_of_user(file: Path) -> None:
+    if run := run_of(file):
+        raise UntrustedError(
+            f"{file} is in the folder of a run, {run}, which may come from anyone, and is not read "
+            f"together with other files. If you trust it: --trust-config, or copy the file into a "
+            f"folder of your own YAML."
+        )
+
+
 def is_group(override: Override) -> bool:
     """Whether the override selects a file (`config=...`, `+config/models=...`)."""
     return override.key_or_group == "config" or override.key_or_group.startswith("config/")
@@ -138,12 +161,17 @@ def sweep(arguments: Sequence[str]) -> Iterator[list[str]]:
     yield from (list(each) for each in itertools.product(*choices))
 
 
-def compose(arguments: Sequence[str], config_dirs: Sequence[str] = ()) -> Composition:
-    """Read the files that the arguments select and the values that they set."""
+def compose(
+    arguments: Sequence[str], config_dirs: Sequence[str] = (), trusted: bool = True
+) -> Composition:
+    """Read the files that the arguments select and the values that they set.
+
+    trusted: also files in the folders of runs.
+    """
     overrides = [each for each in parse(arguments) if not each.key_or_group.startswith("hydra")]
     groups = [each for each in overrides if is_group(each)]
     name = _chosen([_file_named(each) for each in groups if each.key_or_group == "config"])
-    files = Files(search_folders(config_dirs))
+    files = Files(search_folders(config_dirs), *(() if trusted else (_expect_of_user,)))
     layers: list[Layer] = []
     for each in sorted(groups, key=lambda each: each.key_or_group != "config"):
         choice = Choice(f"/{each.key_or_group}", _file_named(each), each.package)

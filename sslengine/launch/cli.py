@@ -16,7 +16,7 @@ from sslengine.config.assignments import overrides as assign
 from sslengine.config.compose import sweep
 from sslengine.config.names_of_torch import without_torch
 from sslengine.config.resolve import Resolved
-from sslengine.config.run_folder import open_named, run_of
+from sslengine.config.run_folder import open_named
 from sslengine.config.show import show
 from sslengine.data.loading import lean_torchvision
 from sslengine.errors import ConfigError, Preempted, SSLEngineError
@@ -85,8 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not given.show:
         startup.announce("reading the config, importing torch")
     overrides = [*given.overrides, *(given.overrides_of_flags or ())]
-    trusted = given.trust_config or run_of(overrides, given.config_dir) is None
-    choice = overrides, given.config_dir, trusted
+    choice = overrides, given.config_dir, given.trust_config
     try:
         if given.show:
             # The meanings of arguments are in docstrings of torch's classes too.
@@ -102,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def settled(
-    overrides: Sequence[str], config_dirs: Sequence[str], trusted: bool = True
+    overrides: Sequence[str], config_dirs: Sequence[str], trusted: bool = False
 ) -> list[Resolved]:
     """Every run of a sweep, with all that is known before it starts."""
     return [settle_widths(run) for run in resolve_all(overrides, config_dirs, trusted)]
@@ -111,7 +110,7 @@ def settled(
 def shown(
     overrides: Sequence[str],
     config_dirs: Sequence[str],
-    trusted: bool = True,
+    trusted: bool = False,
     explained: bool = False,
 ) -> str:
     runs = settled(overrides, config_dirs, trusted)

@@ -384,6 +384,15 @@ def test_a_check_of_a_folder_with_runs_asks_the_same(
     assert place.mark.exists()
 
 
+def test_a_run_is_no_recipe(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """Plugins of a recipe are imported before it is composed."""
+    plugin(place)
+    images = str(place.image.parents[1])
+    assert run("train", [images, "--recipe", "config", "--config-dir", str(place.run)]) == 2
+    assert "run/config.yaml" in capsys.readouterr().err
+    assert not place.mark.exists()
+
+
 def test_what_is_looked_up_late_is_refused_too(place: Place) -> None:
     """The training set is opened with the first question about it."""
     predictor = Predictor(place.run)
