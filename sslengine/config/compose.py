@@ -129,7 +129,7 @@ def is_group(override: Override) -> bool:
 def parse(arguments: Sequence[str]) -> list[Override]:
     try:
         overrides = OverridesParser.create().parse_overrides(list(arguments))
-    except HydraException as error:
+    except (HydraException, ValueError) as error:  # ValueError: an integer of 5000 digits
         detail = str(error).splitlines()[0]
         bare = next((each for each in arguments if "=" not in each and each[:1] != "~"), None)
         if bare is not None and not bare.startswith("config."):
