@@ -115,9 +115,8 @@ def run_of(file: Path) -> Path | None:
 def _expect_of_user(file: Path) -> None:
     if run := run_of(file):
         raise UntrustedError(
-            f"{file} is in the folder of a run, {run}, which may come from anyone, and is not read "
-            f"together with other files. If you trust it: --trust-config, or copy the file into a "
-            f"folder of your own YAML."
+            f"{file} is of a run, {run}, which may come from anyone: it is not combined with "
+            f"other files. If you trust it: --trust-config, or copy it to your own YAML."
         )
 
 
@@ -164,10 +163,7 @@ def sweep(arguments: Sequence[str]) -> Iterator[list[str]]:
 def compose(
     arguments: Sequence[str], config_dirs: Sequence[str] = (), trusted: bool = True
 ) -> Composition:
-    """Read the files that the arguments select and the values that they set.
-
-    trusted: also files in the folders of runs.
-    """
+    """Read the files that the arguments select, with trust also of runs, and the values set."""
     overrides = [each for each in parse(arguments) if not each.key_or_group.startswith("hydra")]
     groups = [each for each in overrides if is_group(each)]
     name = _chosen([_file_named(each) for each in groups if each.key_or_group == "config"])

@@ -41,8 +41,8 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
     def construct_yaml_int(self, node: Any) -> int:
         if len(node.value) > LONGEST:
-            raise yaml.constructor.ConstructorError(  # type: ignore[no-untyped-call]
-                None, None, f"a number of {len(node.value)} digits is refused", node.start_mark
+            raise yaml.YAMLError(
+                f"a number of {len(node.value)} digits is refused{node.start_mark}"
             )
         return super().construct_yaml_int(node)  # type: ignore[no-untyped-call, no-any-return]
 

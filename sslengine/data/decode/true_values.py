@@ -22,6 +22,7 @@ from sslengine.errors import DataError
 
 Values = NDArray[Any]
 Page = int | str | None  # number, all, or not said
+CheckSize = Callable[[int, int, int], None]  # of width, height and bytes of a pixel; may raise
 
 LARGE_BIG_ENDIAN = b"MM\0+"  # a TIFF that Pillow does not know
 TIFF = (b"II*\0", b"MM\0*", b"II+\0", LARGE_BIG_ENDIAN)
@@ -51,17 +52,11 @@ class Bands:
 
 
 def read_bands(
-    encoded: bytes,
-    image: Image.Image | None,
-    page: Page,
-    every: bool,
-    check_size: Callable[[int, int, int], None],
+    encoded: bytes, image: Image.Image | None, page: Page, every: bool, check_size: CheckSize
 ) -> Bands | None:
     """None: Pillow has all values of the file. image: as Pillow opened it, if it could.
 
     every: all bands and pages are asked for, not those alone that make an RGB image.
-    check_size: called with width, height and bytes of a pixel before more memory is taken than 4
-        bytes for each pixel of `image`.
     """
     if encoded.startswith(TIFF):
         return _tiff(encoded, image, page, every, check_size)
@@ -146,11 +141,7 @@ def _bits(encoded: bytes, image: Image.Image) -> int:
 
 
 def _tiff(
-    encoded: bytes,
-    image: Image.Image | None,
-    page: Page,
-    every: bool,
-    check_size: Callable[[int, int, int], None],
+    encoded: bytes, image: Image.Image | None, page: Page, every: bool, check_size: CheckSize
 ) -> Bands | None:
     true = image is not None and _pillow_has_all(image, every)
     if image is not None and true and page is None and not every:
