@@ -11,7 +11,7 @@ TENSORBOARD = ["tensorboard>=2.12"]
 SLURM = ["submitit>=1.5"]
 FAST = ["numba>=0.60", "simplejpeg>=1.7.4"]
 # Sources of images that are in other formats than files and folders of them.
-TABLES = ["pyarrow>=14", "datasets>=2.16", "tifffile>=2023.1"]
+TABLES = ["pyarrow>=14.0.1", "datasets>=2.16", "tifffile>=2023.1"]
 # Weights for other libraries; the last two prove them.
 EXPORT = ["onnx>=1.16", "onnxscript>=0.5", "onnxruntime>=1.18", "transformers>=4.48"]
 # imagecodecs: compressions of TIFFs of many bands that tifffile alone cannot read.
@@ -60,7 +60,7 @@ setup(
         "fvcore>=0.1.5.post20221221",
         "iopath>=0.1.9",
         "hydra-core>=1.3,<1.4",
-        "timm>=1.0.21",
+        "timm>=1.0.26",
         "scikit-learn>=1.2",
         "scipy>=1.10",
         "rich>=13",

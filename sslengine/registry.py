@@ -20,6 +20,7 @@ import importlib.util
 import inspect
 import os
 import pkgutil
+import re
 import sys
 import sysconfig
 import traceback
@@ -226,6 +227,9 @@ class Registry(Generic[T]):
         thing = getattr(thing, method) if method else thing
         options = self.options(name, where)
         if options is None:
+            # Libraries open addresses, and iopath keeps what they give where their path leads.
+            for address in _ADDRESS.findall(str(arguments)):
+                expect_trust(f"{address!r} may be read from the network", where or name, address)
             return partial(thing, **arguments)
         return partial(_with_options, thing, options(**arguments))
 
@@ -444,6 +448,7 @@ def _takes_one(thing: Any) -> bool:
 
 
 TRAIN_STEPS: Registry[Any] = Registry("train step", engine_arguments=("task",), first="the task")
+_ADDRESS = re.compile(r"[^\s'\"]+://[^\s'\"]+")
 _A_SECTION = "declare keys of the config with @section(...) and read(config, ...) them"
 TASKS: Registry[Any] = Registry("task", instead_of_options=_A_SECTION)
 ENGINES: Registry[Any] = Registry("engine", instead_of_options=_A_SECTION)

@@ -196,3 +196,17 @@ def test_a_rank_is_bound_by_its_config(tmp_path: Path) -> None:
         run_rank(pickle.loads(pickle.dumps(sent)), join=False)
     assert seen == [True, False]
     assert not trust.is_closed()
+
+
+def test_an_address_among_the_arguments_of_a_library() -> None:
+    """AugLy's overlays open it, and what it gives is kept where its path leads: `/../..`."""
+    address = "https://example.org/../x.png"
+    arguments = {"value": [{"overlay": address}]}
+    with (
+        closed(Opened("run")),
+        pytest.raises(UntrustedError, match=r"A\.0: 'https://example.org/\."),
+    ):
+        TRANSFORMS.maker("RandomErasing", arguments, "A.0")
+    with closed(Opened("run", frozenset({address}))):
+        TRANSFORMS.maker("RandomErasing", arguments, "A.0")
+    TRANSFORMS.maker("RandomErasing", arguments, "A.0")

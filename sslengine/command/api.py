@@ -163,7 +163,7 @@ def train(
         )  # fmt: skip
         arguments, line = verb.choose(given)
         log.info("%s", line)
-        runs = [settle_widths(run) for run in resolve_all(arguments, given.config_dir, True)]
+        runs = [settle_widths(run) for run in resolve_all(arguments, given.config_dir)]
         run_all(runs)
     return TrainedRun(Path(runs[0].config.CHECKPOINT.DIR))
 

@@ -72,7 +72,7 @@ class Recipe:
     def of(cls, given: argparse.Namespace) -> Recipe:
         files = _files(given)
         more = [*overrides(columns.keys(given)), *typed(given.values)]
-        composed = compose([*files, *more], given.config_dir)
+        composed = compose([*files, *more], given.config_dir, trusted=False)
         listed = composed.last_value("config.DATA.TRAIN.TRANSFORMS") or []
         views = [{"name": each} if isinstance(each, str) else each for each in listed]
         return cls(files, composed, views, given.recipe == f"{files[0].rpartition('/')[2]}/{CPU}")

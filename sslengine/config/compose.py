@@ -19,9 +19,12 @@ from hydra.errors import HydraException
 
 from sslengine.config.files import Choice, Files, Layer, stem
 from sslengine.dotted import below
-from sslengine.errors import ConfigError
+from sslengine.errors import ConfigError, UntrustedError
 
 COMMAND_LINE = "command line"
+CHECKPOINTS = "checkpoints"
+# Entries that a run's folder has in addition to config.yaml, and a folder of configs has not.
+_RUN_ENTRIES = (CHECKPOINTS, "environment.json", "metrics.jsonl")
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,25 @@ def search_folders(config_dirs: Sequence[str]) -> list[Path]:
     return list(dict.fromkeys(candidates))
 
 
+def run_of(file: Path) -> Path | None:
+    """Return the folder of the run that a file is in or below, also through links, else None."""
+    found = file.resolve()
+    if shipped_configs() in found.parents:
+        return None
+    for folder in (*file.absolute().parents, *found.parents):
+        if (folder / "config.yaml").is_file() and any((folder / n).exists() for n in _RUN_ENTRIES):
+            return folder
+    return None
+
+
+def _expect_of_user(file: Path) -> None:
+    if run := run_of(file):
+        raise UntrustedError(
+            f"{file} is of a run, {run}, which may come from anyone: it is not combined with "
+            f"other files. If you trust it: --trust-config, or copy it to your own YAML."
+        )
+
+
 def is_group(override: Override) -> bool:
     """Whether the override selects a file (`config=...`, `+config/models=...`)."""
     return override.key_or_group == "config" or override.key_or_group.startswith("config/")
@@ -109,7 +131,7 @@ def is_group(override: Override) -> bool:
 def parse(arguments: Sequence[str]) -> list[Override]:
     try:
         overrides = OverridesParser.create().parse_overrides(list(arguments))
-    except HydraException as error:
+    except (HydraException, ValueError) as error:  # ValueError: an integer of 5000 digits
         detail = str(error).splitlines()[0]
         bare = next((each for each in arguments if "=" not in each and each[:1] != "~"), None)
         if bare is not None and not bare.startswith("config."):
@@ -141,12 +163,14 @@ def sweep(arguments: Sequence[str]) -> Iterator[list[str]]:
     yield from (list(each) for each in itertools.product(*choices))
 
 
-def compose(arguments: Sequence[str], config_dirs: Sequence[str] = ()) -> Composition:
-    """Read the files that the arguments select and the values that they set."""
+def compose(
+    arguments: Sequence[str], config_dirs: Sequence[str] = (), trusted: bool = True
+) -> Composition:
+    """Read the files that the arguments select, with trust also of runs, and the values set."""
     overrides = [each for each in parse(arguments) if not each.key_or_group.startswith("hydra")]
     groups = [each for each in overrides if is_group(each)]
     name = _chosen([_file_named(each) for each in groups if each.key_or_group == "config"])
-    files = Files(search_folders(config_dirs))
+    files = Files(search_folders(config_dirs), *(() if trusted else (_expect_of_user,)))
     layers: list[Layer] = []
     for each in sorted(groups, key=lambda each: each.key_or_group != "config"):
         choice = Choice(f"/{each.key_or_group}", _file_named(each), each.package)

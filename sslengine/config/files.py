@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,9 +59,15 @@ class Choice:
 
 
 class Files:
-    """The YAML files of several folders; the first folder that has a file wins."""
+    """The YAML files of several folders; the first folder that has a file wins.
 
-    def __init__(self, folders: Sequence[Path]) -> None:
+    expect: called with each file before it is read.
+    """
+
+    def __init__(
+        self, folders: Sequence[Path], expect: Callable[[Path], None] = lambda file: None
+    ) -> None:
+        self._expect = expect
         self.folders = [
             folder / "config" if (folder / "config").is_dir() else folder for folder in folders
         ]
@@ -89,7 +95,7 @@ class Files:
         group = posixpath.normpath(posixpath.join(parent, choice.group))
         name = self._overrides.get(group, choice.name) if choice.grouped else choice.name
         path = posixpath.normpath(posixpath.join(group, stem(name)))
-        file = self._find(path) if name is not None else None
+        file = self.find(path) if name is not None else None
         if file is None:
             if name is not None and not choice.optional:
                 raise ConfigError(self._missing(path, inside))
@@ -99,6 +105,7 @@ class Files:
                 f"{inside[0]}: `defaults` lists form a cycle: "
                 f"{' -> '.join([*inside[inside.index(path) :], path])}."
             )
+        self._expect(file)
         tree, header = _read(file)
         own = choice.package or choice.group.strip("/").replace("/", ".")
         package = _joined(package, own) if header is None else header
@@ -114,7 +121,8 @@ class Files:
             elif not each.override:
                 yield from self._chosen(each, folder, package, (*inside, path))
 
-    def _find(self, path: str) -> Path | None:
+    def find(self, path: str) -> Path | None:
+        """Return the file of a path such as /config/quickstart/simclr."""
         under = path.removeprefix("/config/") if path.startswith("/config/") else None
         found = (folder / f"{under}.yaml" for folder in self.folders)
         return next((file for file in found if under and file.is_file()), None)

@@ -48,9 +48,11 @@ class Resolved:
     opened: Opened | None = None
 
 
-def resolve(arguments: Sequence[str], config_dirs: Sequence[str] = ()) -> Resolved:
-    """Resolve the arguments of a command line."""
-    return freeze(compose(arguments, config_dirs))
+def resolve(
+    arguments: Sequence[str], config_dirs: Sequence[str] = (), trusted: bool = False
+) -> Resolved:
+    """Resolve the arguments of a command line. trusted: also files in the folders of runs."""
+    return freeze(compose(arguments, config_dirs, trusted))
 
 
 def resolve_dict(tree: dict[str, object], name: str = "python", engine: str = "train") -> Resolved:

@@ -7,19 +7,24 @@ unless the user trusts it, it is read as plain values, and may name only compone
 from __future__ import annotations
 
 import dataclasses
+import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from sslengine.config.compose import (
+    CHECKPOINTS,
     Assignment,
     Composition,
     compose,
     compose_on,
+    parse,
+    run_of,
+    search_folders,
     shipped_layers,
 )
 from sslengine.config.fast import FAST, why_not
-from sslengine.config.files import Layer
+from sslengine.config.files import Files, Layer, stem
 from sslengine.config.plain_file import read_plain
 from sslengine.config.resolve import Resolved, freeze, resolve
 from sslengine.errors import ConfigError
@@ -27,9 +32,6 @@ from sslengine.trust import Opened, closed
 
 # Sections that only training uses.
 _TRAINING_ONLY = ("HOOKS", "SLURM")
-# Entries that a run's folder has in addition to config.yaml, and a folder of configs has not.
-_CHECKPOINTS = "checkpoints"
-_RUN_ENTRIES = (_CHECKPOINTS, "environment.json", "metrics.jsonl")
 
 
 def open_run(
@@ -39,6 +41,7 @@ def open_run(
     judged: bool = False,
     added: str = "",
     as_trained: bool = False,
+    name: str = "config",
 ) -> Resolved:
     """Resolve the config of the run with the user's overrides.
 
@@ -47,17 +50,18 @@ def open_run(
         removed.
     as_trained: WEIGHTS_INIT, which a run with checkpoints started from, is removed too.
     added: a file that ships with sslengine, on top of the config.
+    name: of the file: each engine writes its own config.
     """
-    path = folder / "config.yaml"
+    path = folder / f"{name}.yaml"
     if not path.is_file():
         raise ConfigError(f"{folder} has no config.yaml: it is not the folder of a run.")
-    started = as_trained and any((folder / _CHECKPOINTS).glob("*"))
+    started = as_trained and any((folder / CHECKPOINTS).glob("*"))
     if trusted:
-        composition = compose(["config=config", *overrides], [str(folder)])
+        composition = compose([f"config={name}", *overrides], [str(folder)])
         composition = _with(_for_judging(composition, started) if judged else composition, added)
         return freeze(composition, judged)
     tree, not_read = read_plain(path)
-    composition = compose_on(Layer(str(path), tree), overrides, "config")
+    composition = compose_on(Layer(str(path), tree), overrides, name)
     opened = Opened(str(path), frozenset(_typed(composition.assignments)))
     with closed(opened):
         composition = _with(_for_judging(composition, started) if judged else composition, added)
@@ -71,32 +75,25 @@ def open_run(
     return dataclasses.replace(resolved, warnings=(*resolved.warnings, *warnings), opened=opened)
 
 
-def run_of(arguments: Sequence[str], config_dirs: Sequence[str]) -> Path | None:
-    """Return the run's folder if a command selects its config.yaml by --config-dir, else None."""
-    chosen = [each.partition("=")[2] for each in arguments if _selects_config_yaml(each)]
-    folders = (Path(each, name).parent for name in chosen[:1] for each in config_dirs)
-    folder = next((each for each in folders if (each / "config.yaml").is_file()), None)
-    is_run = folder is not None and any((folder / name).exists() for name in _RUN_ENTRIES)
-    return folder if is_run else None
-
-
-def _selects_config_yaml(argument: str) -> bool:
-    """config=config, or config=mine/config: of a run in the folder."""
-    key, _, name = argument.removesuffix(".yaml").partition("=")
-    return key == "config" and Path(name).name == "config"
+def _selected(arguments: Sequence[str], config_dirs: Sequence[str]) -> Path | None:
+    """Return the file of config=NAME; None if there is none, or several are named."""
+    names = [each.value() for each in parse(arguments) if each.key_or_group == "config"]
+    files = Files(search_folders(config_dirs))
+    return files.find(posixpath.join("/config", stem(names[0]))) if len(names) == 1 else None
 
 
 def open_named(
     arguments: Sequence[str], config_dirs: Sequence[str], trusted: bool = False
 ) -> Resolved:
     """Resolve the arguments of a command; if they select a run's config, see open_run."""
-    folder = run_of(arguments, config_dirs)
-    if folder is None:
-        return resolve(arguments, config_dirs)
+    file = _selected(arguments, config_dirs)
+    folder = file and run_of(file)
+    if file is None or folder is None:
+        return resolve(arguments, config_dirs, trusted)
     if trusted:
-        return _placed(resolve(arguments, config_dirs), folder, arguments)
-    chosen = [each for each in arguments if not _selects_config_yaml(each)]
-    return _placed(open_run(folder, chosen), folder, arguments)
+        return _placed(resolve(arguments, config_dirs, trusted), folder, arguments)
+    chosen = [each for each in arguments if not each.startswith("config=")]
+    return _placed(open_run(file.parent, chosen, name=file.stem), folder, arguments)
 
 
 def _placed(resolved: Resolved, folder: Path, arguments: Sequence[str]) -> Resolved:

@@ -16,6 +16,7 @@ from sslengine.errors import ConfigError, readable
 
 _TAG = "tag:yaml.org,2002:"
 DEEPEST = 100  # levels; a config of sslengine has about 10
+LONGEST = 100  # digits of a whole number; Python refuses to read or to print very long ones
 # PyYAML's own rule takes numbers for text whose exponent has no sign, or that have no point.
 _EXPONENT = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$")
 _BREAKS = re.compile("[\x85\u2028\u2029]")
@@ -37,6 +38,16 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
                 )
             keys.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
         return super().construct_mapping(node, deep)
+
+    def construct_yaml_int(self, node: Any) -> int:
+        if len(node.value) > LONGEST:
+            raise yaml.YAMLError(
+                f"a number of {len(node.value)} digits is refused{node.start_mark}"
+            )
+        return super().construct_yaml_int(node)  # type: ignore[no-untyped-call, no-any-return]
+
+
+_Loader.add_constructor(f"{_TAG}int", _Loader.construct_yaml_int)  # type: ignore[no-untyped-call]
 
 
 class _Dumper(yaml.Dumper):

@@ -13,10 +13,10 @@ from sslengine.registry import COLLATORS, DATA_SOURCES, TRANSFORMS
 
 C = TypeVar("C")
 
-# Options of a split that have an effect with some sources alone; see DataSource.reads.
+# Options of a split that have an effect with some sources alone; see DataSource.reads. Not the
+# limit MAX_IMAGE_PIXELS, which harms none, and which earlier versions wrote for all.
 OF_ENCODED_SOURCES = (
     "IMAGE_MODE", "PIXEL_RANGE", "IMAGE_PAGE", "EXIF_ROTATION", "READ_RETRIES", "READ_RETRY_WAIT",
-    "MAX_IMAGE_PIXELS",
 )  # fmt: skip
 
 
@@ -221,8 +221,9 @@ class SplitOptions:
     TRAIN_PHASES_PER_EPOCH: int = 1
     # Side of generated images.
     DEFAULT_GRAY_IMG_SIZE: int = 224
-    # An image with more pixels counts as unreadable, before its pixels take any memory.
-    MAX_IMAGE_PIXELS: int = 178_956_970
+    # An image with more pixels counts as unreadable, before its pixels take any memory. A pixel of
+    # more than 4 bytes (RGB of 16 bits has 6, RGBA 8) counts as several. Default: 512 MiB.
+    MAX_IMAGE_PIXELS: int = 2**27
     # RGB; L, grey levels; stored, as the file has them, with any number of channels.
     IMAGE_MODE: str = "RGB"
     # Of images with more than 8 bits in modes RGB and L: the values that become black and white,

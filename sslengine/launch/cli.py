@@ -14,7 +14,7 @@ from sslengine import catalog, startup
 from sslengine.config.assignments import overrides as assign
 from sslengine.config.compose import sweep
 from sslengine.config.resolve import Resolved
-from sslengine.config.run_folder import open_named, run_of
+from sslengine.config.run_folder import open_named
 from sslengine.config.show import show
 from sslengine.data.loading import lean_torchvision
 from sslengine.errors import ConfigError, Preempted, SSLEngineError
@@ -83,8 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not given.show:
         startup.announce("reading the config, importing torch")
     overrides = [*given.overrides, *(given.overrides_of_flags or ())]
-    trusted = given.trust_config or run_of(overrides, given.config_dir) is None
-    choice = overrides, given.config_dir, trusted
+    choice = overrides, given.config_dir, given.trust_config
     try:
         if given.show:
             print(shown(*choice, explained=given.all), end="")  # noqa: T201
@@ -98,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def settled(
-    overrides: Sequence[str], config_dirs: Sequence[str], trusted: bool = True
+    overrides: Sequence[str], config_dirs: Sequence[str], trusted: bool = False
 ) -> list[Resolved]:
     """Every run of a sweep, with all that is known before it starts."""
     return [settle_widths(run) for run in resolve_all(overrides, config_dirs, trusted)]
@@ -107,7 +106,7 @@ def settled(
 def shown(
     overrides: Sequence[str],
     config_dirs: Sequence[str],
-    trusted: bool = True,
+    trusted: bool = False,
     explained: bool = False,
 ) -> str:
     runs = settled(overrides, config_dirs, trusted)

@@ -9,6 +9,7 @@ these objects are not made: an empty object replaces each.
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import re
 from collections.abc import Iterator
@@ -143,6 +144,19 @@ def _without_settings() -> Iterator[None]:
     stand_ins.append((_empty_dict, "collections.defaultdict"))
     with torch.serialization.safe_globals(stand_ins):
         yield
+
+
+@contextmanager
+def weights_only() -> Iterator[None]:
+    """Restrict torch.load in libraries too, whatever they pass to it."""
+    names = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
+    before = {name: os.environ.pop(name) for name in names if name in os.environ}
+    os.environ[names[0]] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[names[0]]
+        os.environ.update(before)
 
 
 def read_weights(path: Path, trusted: bool = False, peers: Peers | None = None) -> Any:

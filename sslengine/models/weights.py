@@ -39,7 +39,8 @@ from sslengine.models.weight_content import (
     of_vissl,
     read_file,
 )
-from sslengine.models.weight_file import first_line
+from sslengine.models.weight_file import first_line, weights_only
+from sslengine.trust import expect_trust
 
 LOG = logging.getLogger("sslengine")
 
@@ -145,8 +146,9 @@ def _init_from_library(model: nn.Module, options: ModelOptions) -> Loaded:
     assert isinstance(trunk, ByName)
     where, skip = f"{trunk.section}.pretrained", options.WEIGHTS_INIT.SKIP_LAYERS
     source = f"{library.library}'s weights of {library.model}"
+    expect_trust(f"{source} would be downloaded", where, where, library.model)
     try:
-        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        with weights_only(), torch.random.fork_rng(devices=[]), torch.device("cpu"):
             given = without(trunk.library_weights(trunk.in_chans or RGB), skip)
     except Exception as error:  # without a network there are many
         raise CheckpointError(

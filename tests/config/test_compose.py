@@ -18,6 +18,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "models/big.yaml": GLOBAL + "engine_name: other\nconfig:\n  LOG_FREQUENCY: 2\n",
         "child.yaml": "defaults: [base, _self_]\nSEED_VALUE: 3\n",
         "broken.yaml": GLOBAL + "config: [unclosed\n",
+        "digits.yaml": f"{GLOBAL}config:\n  SEED_VALUE: {'1' * 5000}\n",
         "bare.yaml": "config:\n  LOG_FREQUENCY: 1\n",
         "plugins.yaml": GLOBAL + "config:\n  PLUGINS: [one]\n",
     }
@@ -107,6 +108,8 @@ def test_the_last_to_set_a_key_may_have_set_its_section(folder: Path) -> None:
         (["config=base", "+config=plugins"], "config=base, .* Add others .*: .config/FOLDER=FILE"),
         (["config=broken"], "broken.yaml: not valid YAML"),
         (["config=base", "config.A"], "(?s)command line: .*Write KEY=VALUE"),
+        (["config=digits"], "digits.yaml: not valid YAML"),
+        (["config=base", f"config.A={'1' * 5000}"], "(?s)command line: .*Write KEY=VALUE"),
         (["base.yaml"], "command line: 'base.yaml' is not KEY=VALUE. .*: config=base$"),
         (["config=bare"], "(?s)mine/bare.yaml: its first line must be.*# @package _global_"),
     ],

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from sslengine.config.changes import changes
 from sslengine.config.run_folder import open_run
 from sslengine.config.stored import as_stored
 from sslengine.data.sources.base import build_sources
-from sslengine.errors import ConfigError, DataError, UntrustedError
+from sslengine.errors import ConfigError, DataError, SSLEngineError, UntrustedError
+from sslengine.launch.cli import resolve_all
 from tests.config.recipes import recipe
 
 
@@ -42,6 +44,39 @@ def test_code_that_the_user_types_is_his_own(tmp_path: Path) -> None:
     with pytest.raises(UntrustedError, match=r"config\.HOOKS\.EXTRA\.0: 'tests.hooks"):
         open_run(tmp_path)
     assert [path] == open_run(tmp_path, [f"config.HOOKS.EXTRA=['{path}']"]).config.HOOKS.EXTRA
+
+
+@pytest.mark.parametrize("arguments", [
+    ["config=config"], ["config=config_evaluate"], ["config=superseded/config.yaml"],
+    ["config=earlier/1/config"], ["config=config,config_evaluate"], ["config=mine/linked"],
+    ["config=mine/based"], ["config=mine/own", "+config/theirs=config_evaluate"],
+])  # fmt: skip
+def test_every_file_of_a_runs_folder_is_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    """By any name and at any place of a composition. A plugin leaves a mark when it is imported."""
+    mine, run, mark = tmp_path / "configs" / "mine", tmp_path / "run", tmp_path / "mark"
+    mine.mkdir(parents=True)
+    (tmp_path / "configs" / "theirs").symlink_to(run)
+    plugin = f"hostile_{abs(hash(tmp_path))}"
+    (tmp_path / f"{plugin}.py").write_text(f"open({str(mark)!r}, 'w').close()")
+    for name in (".", "superseded", "earlier/1"):
+        (run / name).mkdir(parents=True, exist_ok=True)
+        _folder(run / name, PLUGINS=[plugin])
+    (run / "metrics.jsonl").touch()
+    shutil.copy(run / "config.yaml", run / "config_evaluate.yaml")
+    (mine / "linked.yaml").symlink_to(run / "config.yaml")
+    (mine / "own.yaml").write_text((_folder(mine) / "config.yaml").read_text())
+    (mine / "based.yaml").write_text(
+        "# @package _global_\ndefaults: [/config/mine/own, /config/theirs/config]\nconfig: {}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SSLEngineError, match=r"run/|theirs/|linked\.yaml"):
+        resolve_all(arguments, [str(run)])
+    assert not mark.exists()
+    resolve_all(arguments, [str(run)], trusted=True)
+    assert mark.exists()
 
 
 def test_a_judged_run_is_opened_without_what_training_alone_needs(tmp_path: Path) -> None:

@@ -81,6 +81,12 @@ def test_what_is_too_deep_is_refused_before_it_is_read(text: str) -> None:
         load(text)
 
 
+@pytest.mark.parametrize("number", ["1" * 5000, "0x" + "f" * 5000, "1" + ":1" * 5000])
+def test_a_number_that_python_would_not_print_is_refused(number: str) -> None:
+    with pytest.raises(yaml.YAMLError, match="digits is refused.*line 2"):
+        load(f"a: 1\nb: [{number}]")
+
+
 def test_without_libyaml(monkeypatch: pytest.MonkeyPatch) -> None:
     """As PyYAML is where it was built without."""
     assert issubclass(yaml_text._Loader, yaml.CSafeLoader)

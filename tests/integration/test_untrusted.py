@@ -30,6 +30,7 @@ from sslengine import trust
 from sslengine.command.front import run
 from sslengine.errors import LaunchError, UntrustedError
 from sslengine.launch import cli, local
+from sslengine.models.trunks.from_timm import TimmTrunk
 from sslengine.predictor import Predictor
 from tests import warm
 from tests.predictor.runs import make_classifier
@@ -229,6 +230,25 @@ def weights_that_are_trusted(p: Place) -> None:
     p.change(MODEL__WEIGHTS_INIT=weights)
 
 
+def _timm(p: Place, **options: Any) -> None:
+    """Training starts with timm's weights. torch keeps what it downloads below the mark."""
+    p.patch.setattr(torch.hub, "_hub_dir", str(p.mark))
+    shutil.rmtree(p.run / "checkpoints")
+    trunk = {"NAME": "timm", "TIMM": {"model": "test_byobnet", "pretrained": True, **options}}
+    p.change(MODEL__TRUNK=trunk, MODEL__HEAD={"PARAMS": [["mlp", {"dims": [256, 3]}]]})
+
+
+def weights_of_a_library(p: Place) -> None:
+    _timm(p)
+    p.patch.setattr(TimmTrunk, "library_weights", lambda self, channels: p.mark.touch())
+
+
+def address_of_weights(p: Place) -> None:
+    weights = p.run / "resnet18-f37072fd.pth"
+    torch.save(_Hostile(p.mark), weights)
+    _timm(p, arguments={"pretrained_cfg_overlay": {"url": weights.as_uri(), "hf_hub_id": None}})
+
+
 def file_on_top(p: Place) -> None:
     p.write(f"# @package _global_\nconfig:\n  PLUGINS: [{p.module}]\n", "deep/other.yaml")
 
@@ -257,7 +277,9 @@ CASES: list[tuple[str, Callable[[Place], None], tuple[str, ...]]] = [
         backend, optimizer, engine, defaults_by_absolute_path, header_of_another_package,
         environment, resolver_of_the_users, link_to_another_config, merge_key, copy_to_elsewhere,
     )),
-    *(("replay", each, ()) for each in (hook_that_is_called, weights_that_are_trusted, other_node)),
+    *(("replay", each, ()) for each in (
+        hook_that_is_called, weights_that_are_trusted, weights_of_a_library, other_node,
+    )),
     *(("command", each, ()) for each in (plugin, interpolation, defaults)),
     *(("explain", each, ()) for each in (plugin, transform_that_is_called_in_training)),
     *(("convert", each, ()) for each in (plugin, trunk)),
@@ -265,9 +287,11 @@ CASES: list[tuple[str, Callable[[Place], None], tuple[str, ...]]] = [
     ("replay", plugin, ("config.SEED_VALUE=0,1",)),
     ("replay", file_on_top, ("+config/deep=other",)),
 ]  # fmt: skip
-# What is no class is refused with trust too, so that nothing proves that these can be run.
+# What is no class, and an address of weights, is refused with trust too, so that nothing proves
+# that these can be run.
 REFUSED_ANYWAY: list[tuple[str, Callable[[Place], None], tuple[str, ...]]] = [
     ("replay", hook_of_the_shell, ()), ("predict", function_of_pythons, ()),
+    ("replay", address_of_weights, ()), ("predict", address_of_weights, ()),
 ]  # fmt: skip
 # One of each kind; the others take as long and are marked as slow.
 PROVED_EACH_TIME = (
@@ -318,7 +342,7 @@ def test_without_trust_nothing_is_run(
     if case not in _PASSED_OVER:
         assert status != 0
         assert told.startswith("error: "), told
-        assert "config.yaml" in told or "+config/" in told
+        assert re.search(r"config\.yaml|\+config/|\.arguments\.pretrained_cfg_overlay", told), told
     if "names Python code" in told:
         assert "--trust-config" in told
         assert re.search(r"run/config\.yaml: (config\.[\w.:]+|engine_name): '", told), told
@@ -358,6 +382,15 @@ def test_a_check_of_a_folder_with_runs_asks_the_same(
     assert not place.mark.exists()
     run("check", [str(place.run.parent), "--jobs=1", "--trust-config"])
     assert place.mark.exists()
+
+
+def test_a_run_is_no_recipe(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """Plugins of a recipe are imported before it is composed."""
+    plugin(place)
+    images = str(place.image.parents[1])
+    assert run("train", [images, "--recipe", "config", "--config-dir", str(place.run)]) == 2
+    assert "run/config.yaml" in capsys.readouterr().err
+    assert not place.mark.exists()
 
 
 def test_what_is_looked_up_late_is_refused_too(place: Place) -> None:

@@ -50,6 +50,8 @@ ORIENTATION = 0x0112
 LARGEST = 2**24
 WHITE = 255  # of 8 bits
 
+PIXEL = 4  # bytes, in which Pillow keeps RGB
+
 _pillow_limit = threading.Lock()
 
 
@@ -123,7 +125,7 @@ class Decoder:
             image = None
         if image is not None:
             self._check_size(*image.size)
-        bands = read_bands(encoded, image, self.page, self.mode == "stored")
+        bands = read_bands(encoded, image, self.page, self.mode == "stored", self._check_size)
         if bands is not None:
             return self._of_bands(bands, image)
         assert image is not None
@@ -206,11 +208,13 @@ class Decoder:
                 f"values up to {limits[1]:g} ({self.where}.PIXEL_RANGE)."
             )
 
-    def _check_size(self, width: int, height: int) -> None:
-        if width * height > self.max_pixels:
+    def _check_size(self, width: int, height: int, size: int = PIXEL) -> None:
+        """size: bytes of a pixel. The limit is for pixels of 4; larger ones count as several."""
+        if width * height * max(size, PIXEL) > self.max_pixels * PIXEL:
+            pixels = f"pixels of {size} bytes" if size > PIXEL else "pixels"
             raise Image.DecompressionBombError(
-                f"the image has {width} x {height} pixels, more than "
-                f"{self.where}.MAX_IMAGE_PIXELS={self.max_pixels}"
+                f"the image has {width} x {height} {pixels}, more than "
+                f"{self.where}.MAX_IMAGE_PIXELS={self.max_pixels}{f' of {PIXEL}' * (size > PIXEL)}"
             )
 
 

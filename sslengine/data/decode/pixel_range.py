@@ -17,6 +17,8 @@ if TYPE_CHECKING:  # options are read without numpy, which takes its time
     import numpy as np
     from numpy.typing import NDArray
 
+# So many are computed at a time: in float64 all values would take eight times the image's memory.
+ROWS = 64
 FORMS = "[low, high] (values), [1%, 99%] (shares of an image's values), image, or type"
 
 
@@ -52,8 +54,12 @@ class PixelRange:
         import numpy as np
 
         low, high = self._limits(values)
-        numbers = np.clip(values.astype(np.float64), low, high) - low
-        return np.rint(numbers * 255 / ((high - low) or 1.0)).astype(np.uint8)
+        made = np.empty(values.shape, np.uint8)
+        for first in range(0, len(values), ROWS):
+            rows = slice(first, first + ROWS)
+            numbers = np.clip(values[rows].astype(np.float64), low, high) - low
+            made[rows] = np.rint(numbers * 255 / ((high - low) or 1.0))
+        return made
 
     def _limits(self, values: NDArray[Any]) -> tuple[float, float]:
         import numpy as np

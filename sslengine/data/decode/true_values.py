@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from typing import Any
@@ -22,6 +22,7 @@ from sslengine.errors import DataError
 
 Values = NDArray[Any]
 Page = int | str | None  # number, all, or not said
+CheckSize = Callable[[int, int, int], None]  # of width, height and bytes of a pixel; may raise
 
 LARGE_BIG_ENDIAN = b"MM\0+"  # a TIFF that Pillow does not know
 TIFF = (b"II*\0", b"MM\0*", b"II+\0", LARGE_BIG_ENDIAN)
@@ -50,16 +51,19 @@ class Bands:
     white_is_zero: bool = False
 
 
-def read_bands(encoded: bytes, image: Image.Image | None, page: Page, every: bool) -> Bands | None:
+def read_bands(
+    encoded: bytes, image: Image.Image | None, page: Page, every: bool, check_size: CheckSize
+) -> Bands | None:
     """None: Pillow has all values of the file. image: as Pillow opened it, if it could.
 
     every: all bands and pages are asked for, not those alone that make an RGB image.
     """
     if encoded.startswith(TIFF):
-        return _tiff(encoded, image, page, every)
+        return _tiff(encoded, image, page, every, check_size)
     assert image is not None
     _turn_to(image, page, every)
     if image.format == "PNG" and encoded[24] == 16:
+        check_size(*image.size, 2 * BANDS[encoded[25]])
         return _png(encoded, image)
     if image.format == "PPM" and (found := _DEEP_PPM.match(encoded)) and int(found[7]) > 255:
         return _ppm(encoded, found)
@@ -136,7 +140,9 @@ def _bits(encoded: bytes, image: Image.Image) -> int:
 # ---- TIFF
 
 
-def _tiff(encoded: bytes, image: Image.Image | None, page: Page, every: bool) -> Bands | None:
+def _tiff(
+    encoded: bytes, image: Image.Image | None, page: Page, every: bool, check_size: CheckSize
+) -> Bands | None:
     true = image is not None and _pillow_has_all(image, every)
     if image is not None and true and page is None and not every:
         return _single(image)
@@ -152,10 +158,15 @@ def _tiff(encoded: bytes, image: Image.Image | None, page: Page, every: bool) ->
         if page == "all" and len(pages) > 1:
             raise DataError("to join pages takes tifffile: pip install tifffile") from error
         image.seek(pages[_chosen(len(pages), page, every)[0]])
+        check_size(*image.size, 4)
         return _single(image)
     with tifffile.TiffFile(BytesIO(encoded)) as file:
         found = [each for each in file.pages if not each.subfiletype & REDUCED_OR_MASK]
         chosen = _chosen(len(found), page, every)
+        for each in (found[number] for number in chosen):
+            size = each.nbytes // max(1, each.imagewidth * each.imagelength)
+            sides = max(each.imagewidth, each.tilewidth), max(each.imagelength, each.tilelength)
+            check_size(*sides, len(chosen) * size)
         if image is not None and true and len(chosen) == 1:
             image.seek(found[chosen[0]].index)
             if _pillow_has_all(image, every):

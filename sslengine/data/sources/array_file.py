@@ -43,7 +43,7 @@ _USUAL_CHANNELS = (1, 3, 4)
 
 @register_data_source("array_file")
 class ArraySource(DataSource):
-    reads = ("IMAGE_MODE", "PIXEL_RANGE", "MAX_IMAGE_PIXELS")
+    reads = ("IMAGE_MODE", "PIXEL_RANGE")
     needs_path = True
 
     def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:

@@ -46,7 +46,7 @@ class HubStream(StreamSource):
             raise DataError(f"{self.where}: to read it install datasets: pip install datasets.")
         self._place = Path(name).expanduser()
         path = str(self._place)
-        if not self._place.exists():
+        if not _is_parquet(self._place):  # a folder's card may name addresses, or code be in it
             self.expect_trust(name)
         try:
             rows = _opened(path, chosen)
@@ -76,6 +76,8 @@ class HubStream(StreamSource):
             for image, label in zip(some[self._column], some.get(self._label) or repeat(None))
         )
         for row, (image, label) in enumerate(stored):
+            if image and "://" in (image["path"] or "") and not image["bytes"]:
+                self.expect_trust(image["path"])
             content, problem = _content(image)
             yield Streamed(f"row {row} of shard {number}{problem}", content, label)
 
@@ -93,8 +95,12 @@ class HubStream(StreamSource):
         )
 
 
+def _is_parquet(path: Path) -> bool:
+    return path.suffix.lower() == ".parquet" and path.is_file()
+
+
 def _opened(path: str, chosen: HubStreamOptions) -> Any:
-    if Path(path).suffix.lower() == ".parquet" and Path(path).is_file():
+    if _is_parquet(Path(path)):
         files = {chosen.HUB_SPLIT: path}
         return datasets.load_dataset(
             "parquet", data_files=files, split=chosen.HUB_SPLIT, streaming=True

@@ -117,7 +117,7 @@ class StreamSource(EncodedSource):
 
     def expect_trust(self, address: str) -> None:
         """A config from elsewhere does not decide which servers are contacted."""
-        expect_trust(f"{address!r} would be read from the network", self.where, address)
+        expect_trust(f"{address!r} may be read from the network", self.where, address)
 
     def distribute(self, batch: int, ranks: int, workers: int, lanes: int) -> Lanes:
         """lanes: LANES; 0: as many as workers, or as there are parts."""

@@ -41,10 +41,11 @@ class TarStream(StreamSource):
         super().__init__(options, split, position)
         pattern = options.DATA_PATHS[position] if options.DATA_PATHS else ""
         if "://" in pattern:
-            self.expect_trust(pattern)
             self._shards = expanded(pattern, self.where)
         else:
             self._shards = find_shards(os.path.expanduser(pattern), self.where, split)
+        if any("://" in each for each in self._shards):  # braces may make addresses
+            self.expect_trust(pattern)
         self.parts = len(self._shards)
         label_key = self._label_column if self.reads_labels else None
         self._samples = Samples(own(options, StreamOptions).IMAGE_COLUMN, label_key, self.where)

@@ -79,6 +79,7 @@ def timm_trunk(options: TimmOptions, in_chans: int = 3) -> TimmTrunk:
 
 
 def _make(options: TimmOptions, in_chans: int, **more: Any) -> Any:
+    options.expect_valid(WHERE)
     try:
         return timm.create_model(
             options.model, num_classes=0, in_chans=in_chans, **options.arguments, **more

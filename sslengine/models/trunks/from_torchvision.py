@@ -79,6 +79,7 @@ def without_classes(options: TorchvisionOptions) -> tuple[nn.Module, str]:
 
 
 def _make(options: TorchvisionOptions, **more: Any) -> nn.Module:
+    options.expect_valid(WHERE)
     make = partial(torchvision.models.get_model, options.model)  # type: ignore[attr-defined]
     if options.model in ("googlenet", "inception_v3") and "weights" not in more:
         more |= {"aux_logits": False, "init_weights": True}  # no auxiliary classifiers

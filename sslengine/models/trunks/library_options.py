@@ -6,15 +6,18 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from sslengine.errors import nearest
+from sslengine.errors import ConfigError, nearest
 
-# Arguments that the engine sets, and what the user should do instead.
+_WEIGHTS = "set the key `pretrained` of this section, or MODEL.WEIGHTS_INIT.PARAMS_FILE"
+# Arguments that the engine sets, and what the user should do instead. Those of weights could
+# download any address, and would write it where other programs look for weights.
 _SET_BY_ENGINE = {
     "num_classes": "a trunk has no classifier",
     "in_chans": "set MODEL.INPUT_CHANNELS",
-    "pretrained": "set the key `pretrained` of this section",
-    "weights": "set the key `pretrained` of this section",
     "features_only": "features are requested by name",
+    "weights": _WEIGHTS,
+    "checkpoint_path": _WEIGHTS,
+    "cache_dir": "set the environment variable HF_HOME or TORCH_HOME",
 }
 
 
@@ -34,8 +37,10 @@ class LibraryOptions:
         raise NotImplementedError
 
     def check(self) -> Iterator[str]:
-        for key in self.arguments.keys() & _SET_BY_ENGINE.keys():
-            yield f"arguments.{key}: {_SET_BY_ENGINE[key]}."
+        for key in self.arguments:
+            of_weights = _WEIGHTS if str(key).startswith("pretrained") else ""
+            if instead := of_weights or _SET_BY_ENGINE.get(key):
+                yield f"arguments.{key}: {instead}."
         if self.arguments and not self.model:
             yield "model: `arguments` is set, but no network is named."
 
@@ -46,6 +51,11 @@ class LibraryOptions:
 
     def is_known(self) -> bool:
         return self.model in self.known()
+
+    def expect_valid(self, where: str) -> None:
+        """Raise a ConfigError for what `check` finds: not all options are read from a config."""
+        for problem in self.check():
+            raise ConfigError(f"{where}.{problem}")
 
 
 @dataclass

@@ -178,24 +178,26 @@ def test_postscript_starts_no_program(mode: str, monkeypatch: pytest.MonkeyPatch
         Decoder.of(SplitOptions(IMAGE_MODE=mode), "TRAIN")(EPS)
 
 
-def bomb(width: int, height: int) -> bytes:
-    """A PNG that says it has so many pixels, in hundred bytes."""
+def bomb(width: int, height: int, bits: int = 8, kind: int = 2) -> bytes:
+    """A PNG that says it has so many pixels, in hundred bytes. kind: 2 for RGB, 6 for RGBA."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return (
             struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
         )
 
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, kind, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
 
 
 def test_a_gigapixel_image_is_refused_before_it_takes_memory() -> None:
     with pytest.raises(
         Image.DecompressionBombError,
-        match=r"has 50000 x 40000 pixels, more than config.DATA.TRAIN.MAX_IMAGE_PIXELS=178956970",
+        match=r"has 50000 x 40000 pixels, more than config.DATA.TRAIN.MAX_IMAGE_PIXELS=134217728",
     ):
         decode(bomb(50_000, 40_000))
+    with pytest.raises(Image.DecompressionBombError, match=r"10000 x 7000 pixels of 8 bytes, more"):
+        decode(bomb(10_000, 7_000, bits=16, kind=6))
     with pytest.raises(Image.DecompressionBombError, match=r"8 x 8 pixels.*MAX_IMAGE_PIXELS=63"):
         decode(encode(picture(0)), MAX_IMAGE_PIXELS=63)
     assert same(decode(encode(picture(0)), MAX_IMAGE_PIXELS=64), picture(0))

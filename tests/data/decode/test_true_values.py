@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from sslengine.data.decode import true_values
 from sslengine.data.decode.decoding import Decoder
 from sslengine.data.options import SplitOptions
 from sslengine.errors import ConfigError, DataError
@@ -206,6 +207,47 @@ def test_white_is_zero(dtype: Any) -> None:
     grey = decoded(encoded, "L", PIXEL_RANGE="type")
     most = np.iinfo(dtype).max
     np.testing.assert_array_equal(grey, 255 - np.rint(values.astype(float) * 255 / most))
+
+
+@pytest.mark.parametrize(
+    ("encoded", "keys"),
+    [
+        (png(np.zeros((64, 64, 4), np.uint16), 6), {}),
+        (tiff(np.zeros((64, 64, 4), np.uint16), planarconfig="contig", compression="zlib"), {}),
+        (
+            tiff(
+                np.zeros((64, 64, 8), np.uint8), planarconfig="contig", bigtiff=True, byteorder=">"
+            ),
+            {},
+        ),
+        (tiff(np.zeros((2, 64, 64), np.float32)), {"IMAGE_PAGE": "all"}),
+        (tiff(np.zeros((9, 9, 8), np.uint8), tile=(64, 64), planarconfig="contig"), {}),
+    ],
+    ids=["PNG", "TIFF", "large TIFF", "pages", "tile"],
+)
+def test_deep_pixels_count_by_their_bytes_before_they_are_made(
+    encoded: bytes, keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has 8, which count as two pixels."""
+    with monkeypatch.context() as patch:
+        for owner, name in ((true_values, "decode_16_bits"), (tifffile.TiffPage, "asarray")):
+            patch.setattr(owner, name, lambda _: pytest.fail("the pixels are made"))
+        with pytest.raises(Image.DecompressionBombError, match="8 bytes.*MAX_IMAGE_PIXELS=8191 of"):
+            decoded(encoded, MAX_IMAGE_PIXELS=2 * 64 * 64 - 1, **keys)
+    decoded(encoded, MAX_IMAGE_PIXELS=2 * 64 * 64, **keys)
+
+
+@pytest.mark.parametrize("reader", ["tifffile", "Pillow"])
+def test_a_large_page_behind_a_small_one(reader: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = BytesIO()
+    with tifffile.TiffWriter(file) as writer:
+        for side in (8, 64):
+            writer.write(np.zeros((side, side, 3), np.uint8), photometric="rgb")
+    if reader == "Pillow":
+        monkeypatch.setitem(sys.modules, "tifffile", None)
+    assert decoded(file.getvalue(), "RGB", IMAGE_PAGE=1, MAX_IMAGE_PIXELS=4096).size == (64, 64)
+    with pytest.raises(Image.DecompressionBombError, match="64 x 64 pixels, more"):
+        decoded(file.getvalue(), "RGB", IMAGE_PAGE=1, MAX_IMAGE_PIXELS=4095)
 
 
 def test_a_volume_is_refused() -> None:

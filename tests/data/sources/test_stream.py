@@ -342,11 +342,35 @@ def test_labels_that_are_no_classes(
 
 
 def test_no_server_is_contacted_for_a_config_from_elsewhere(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    split = split_options(**keys("webdataset_stream", f"{server.address}/train-0.tar"))
-    with closed(Opened("theirs.yaml")), pytest.raises(UntrustedError, match="from the network"):
-        build_sources(split, "TRAIN")
+    """Braces make an address of what is a file here too."""
+    local = tmp_path / f"{server.address}/train-0.tar"
+    local.parent.mkdir(parents=True)
+    local.touch()
+    monkeypatch.chdir(tmp_path)
+    for slashes in ("//", "{/,/}/"):
+        path = f"{server.address}/train-0.tar".replace("//", slashes)
+        split = split_options(**keys("webdataset_stream", path))
+        with closed(Opened("theirs.yaml")), pytest.raises(UntrustedError, match="from the network"):
+            build_sources(split, "TRAIN")
+
+
+def test_datasets_of_a_config_from_elsewhere(tmp_path: Path, server: Server) -> None:
+    """The card of a folder may name addresses, and old `datasets` run a script that is in it."""
+    datasets: Any = pytest.importorskip("datasets", reason="reads its data sets")
+    arrow: Any = pytest.importorskip("pyarrow")
+    parquet: Any = pytest.importorskip("pyarrow.parquet")
+    schema = datasets.Features({"image": datasets.Image()}).arrow_schema
+    rows = [{"image": {"bytes": None, "path": f"{server.address}/x.png"}}]
+    parquet.write_table(arrow.Table.from_pylist(rows, schema), str(tmp_path / "rows.parquet"))
+    with closed(Opened("theirs.yaml")):
+        with pytest.raises(UntrustedError, match="from the network"):
+            build_sources(split_options(**keys("huggingface_stream", str(tmp_path))), "TRAIN")
+        split = split_options(**keys("huggingface_stream", str(tmp_path / "rows.parquet")))
+        (source,) = build_sources(split, "TRAIN")
+        with pytest.raises(UntrustedError, match=r"x.png' may be read from the network"):
+            next(source.part(0))
 
 
 def test_a_worker_reads_a_shard_once_in_an_epoch(folder: Path) -> None:

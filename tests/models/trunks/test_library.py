@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -244,6 +245,17 @@ def test_arguments_that_the_library_refuses(library: str) -> None:
         trunk(library, name, nonsense=1)
 
 
+@pytest.mark.parametrize(
+    ("library", "name"),
+    [*(("timm", each) for each in ("pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path",
+                                   "cache_dir", "pretrained_filter_fn")),
+     ("torchvision", "weights"), ("torchvision", "pretrained")],
+)  # fmt: skip
+def test_arguments_that_would_load_weights(library: str, name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"TRUNK\.{library.upper()}\.arguments\.{name}: set"):
+        trunk(library, SMALL[library][0], **{name: "x"})
+
+
 def test_images_of_another_size_than_the_network_takes() -> None:
     ours = trunk("timm", "test_vit")
     with pytest.raises(ConfigError, match=r"TRUNK\.TIMM: .* \(2, 3, 33, 33\): .*Resize"):
@@ -318,6 +330,29 @@ def test_pretrained_inception_gets_images_as_it_was_trained_with(
     given = (images - mean) / deviation
     expected = 2 * images - 1 if pretrained and not arguments else given
     torch.testing.assert_close(ours._transform_input(given), expected)
+
+
+class _Hostile:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("mark",)
+
+
+def test_a_librarys_file_that_holds_code_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchvision asks torch.load for any pickle, and checks no hash of what is there already."""
+    name, arguments = SMALL["torchvision"]
+    asked = options("torchvision", name, arguments, HEAD=HeadOptions())
+    model = build_model(asked)
+    url = torchvision.models.get_model_weights(name).DEFAULT.url
+    monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    torch.save(_Hostile(), tmp_path / "checkpoints" / url.rpartition("/")[2])
+    with pytest.raises(CheckpointError, match=r"TORCHVISION\.pretrained: "):
+        init_weights(model, asked)
+    assert not Path("mark").exists()
+    assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
 
 
 @pytest.mark.parametrize("library", SMALL)
