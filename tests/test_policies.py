@@ -23,7 +23,7 @@ MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
 
 # Ground floor first: a file imports from its own floor or from lower ones.
 FLOORS = (
-    ("__init__", "dotted", "errors", "startup", "screen", "screen_log", "trust", "atomic"),
+    ("__init__", "absent", "dotted", "errors", "startup", "screen", "screen_log", "trust", "atomic"),
     ("registry",),
     ("config",),
     ("distributed",),
@@ -45,7 +45,7 @@ FLOORS = (
     ("engines",),
     ("catalog", "contrib", "export", "launch", "predictor", "python", "testing"),
     ("command", "__main__"),
-)
+)  # fmt: skip
 LEVEL = {name: level for level, names in enumerate(FLOORS) for name in names}
 
 # Folders declare the names that ship with them before anything else is imported. What the

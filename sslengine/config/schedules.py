@@ -132,9 +132,7 @@ def _is_empty(value: Any) -> bool:
     return value is None or (OmegaConf.is_config(value) and not value)
 
 
-def _unknown(
-    key: str, path: str, name: str, parameters: Mapping[str, Any], places: Places
-) -> str:
+def _unknown(key: str, path: str, name: str, parameters: Mapping[str, Any], places: Places) -> str:
     takes = [each for each in parameters if each != "num_epochs"]
     return (
         f"it {belongs_to(SCHEDULERS, key, owners_of(SCHEDULERS, key))}; here {name} is chosen, "

@@ -61,6 +61,7 @@ class TaskView(Protocol):
     run_dir: Path
     device: torch.device
     train_feed: Any  # the training data: `train_feed.batches(epoch)`; None if the run only tests
+    test_feed: Any  # None if the run has no test phases
     model: nn.Module  # wrapped for data parallel training
     base_model: nn.Module  # not wrapped
     loss: nn.Module

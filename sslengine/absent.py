@@ -1,10 +1,13 @@
-"""The table of VISSL's keys that have no effect in sslengine.
+"""What VISSL's YAML may say and sslengine does not have: NAMES of components, and keys.
 
-The keys are not in the schema, because nothing reads them. Setting one gives a warning that says
+Errors and warnings about these names and keys, the tables of docs/vissl_differences.md and `list
+--vissl` are made from this file.
+
+DEAD_KEYS are not in the schema, because nothing reads them. Setting one gives a warning that says
 what to do instead, or an error if the run would differ from what the key requests. A value that
 requests the behaviour that sslengine always has is accepted silently.
 
-`*` in a path matches one name: a split of DATA, or a loss.
+`*` in a name matches any part of it; in a key's path one name: a split of DATA, or a loss.
 """
 
 from __future__ import annotations
@@ -13,6 +16,63 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
+
+_DISTILLATION = (
+    "LOSS.distillation_loss.teacher names a trained network, and the student learns its features "
+    "or scores; its options are other ones (configs/pretrain/distillation)"
+)
+_IBOT = "iBOT is here with dino_head and other options: config=pretrain/ibot/ibot_16gpu_vits16"
+_CLASSY = "it is for Classy Vision's samples, a dict; here a transform gets the image"
+
+# By the kind of component as errors name it (registry.py).
+NAMES: dict[str, dict[str, str]] = {
+    "trunk": {
+        "alexnet_*": "alexnet is torchvision's network; published weights of these do not fit it",
+        "classy_vit": "vision_transformer has the same layers and keys, other names of weights",
+    },
+    "head": {
+        "eval_mlp_pooled": "it makes one prediction a token; take eval_mlp of lastPOOL",
+        **dict.fromkeys(("ibot_head", "ibot_distillation_head"), _IBOT),
+        "mlp_res": "it adds shortcuts to mlp; take mlp",
+        "vision_transformer_head": (
+            "take mlp with the dims [in_plane, num_classes]; there is no tanh after hidden_dim"
+        ),
+    },
+    "loss": {
+        "swav_momentum_loss": "take swav_loss, without a momentum encoder, or dino_loss with one",
+        **{f"{each}_distillation_loss": _DISTILLATION for each in ("dino", "ibot", "msn", "swav")},
+    },
+    "meter": {"mean_ap_meter": "take mean_ap_list_meter"},
+    "optimizer": {
+        "rmsprop_tf": "take rmsprop, which adds eps outside of the root",
+        "zero": "set OPTIMIZER.use_zero",
+    },
+    "task": {"self_supervision_sdp_task": "set OPTIMIZER.use_zero, or self_supervision_fsdp_task"},
+    "data source": dict.fromkeys(
+        ("airstore", "everstore"), "it is a service of Meta's; take disk_folder or disk_filelist"
+    ),
+    "transform": {
+        "SSLTransformsWrapper": "list its transforms by themselves, with `indices` if it has any",
+        "imagenet_autoaugment": "torchvision's AutoAugment has the same policy",
+        **dict.fromkeys(
+            ("generic_image_transform", "apply_transform_to_key", "tuple_to_map",
+             "dummy_audio_transform"), _CLASSY,
+        ),
+    },
+}  # fmt: skip
+
+
+def instead_of(kind: str, name: str) -> str:
+    """Return what to use in place of VISSL's component `name`, or an empty string."""
+    found = (text for pattern, text in NAMES.get(kind, {}).items() if fnmatchcase(name, pattern))
+    return next(found, "")
+
+
+def rows() -> Iterator[tuple[str, str, str]]:
+    """Yield all that is absent: its kind, its name or key, and what to do."""
+    for kind, names in NAMES.items():
+        yield from ((kind, name, text) for name, text in names.items())
+    yield from (("key", path, key.instead) for path, key in DEAD_KEYS.items())
 
 
 @dataclass(frozen=True)
@@ -41,6 +101,7 @@ def _same(paths: Iterable[str], key: DeadKey) -> dict[str, DeadKey]:
 
 _OTHER_TOOL = DeadKey("it is read by a tool of VISSL that sslengine does not have.")
 _NOT_READ = DeadKey("VISSL never reads it.")
+_NAMED = ("VISION_TRANSFORMERS", "XCIT", "SWIN_TRANSFORMER")
 _EMA = "there is no moving average of the model; DINO, BYOL and MoCo keep their own teacher."
 _FAIRSCALE = DeadKey("it is a setting of fairscale's FSDP, which torch's FSDP does not have.")
 
@@ -52,6 +113,7 @@ DEAD_KEYS: dict[str, DeadKey] = {
         ),
         _OTHER_TOOL,
     ),
+    "DISTILLATION": _off(_DISTILLATION, None),
     # ---- processes
     "DISTRIBUTED.DISTR_ON": _NOT_READ,
     "DISTRIBUTED.INIT_METHOD": DeadKey(
@@ -104,7 +166,8 @@ DEAD_KEYS: dict[str, DeadKey] = {
         (f"MODEL.TRUNK.REGNET.{key}" for key in ("stage_checkpoints", "stage_checkpointing")),
         DeadKey("set MODEL.ACTIVATION_CHECKPOINTING: its parts have nearly equal length."),
     ),
-    "MODEL.TRUNK.VISION_TRANSFORMERS.name": _NOT_READ,
+    **_same((f"MODEL.TRUNK.{each}.name" for each in _NAMED), _NOT_READ),
+    "MODEL.TRUNK.CONVIT.QKV_BIAS": _off("set VISION_TRANSFORMERS.QKV_BIAS", None),
     "MODEL.TRUNK.VISION_TRANSFORMERS.CLASSIFIER": _off(
         "to average the patches set USE_CLASS_TOKEN to false", "token"
     ),
@@ -115,7 +178,8 @@ DEAD_KEYS: dict[str, DeadKey] = {
         "set STEM: conv for a convolutional stem", None, ""
     ),
     "MODEL.TRUNK.VISION_TRANSFORMERS.MASKED_IMAGE_MODELING.NAME": _off(
-        "pass `mask` by additional_keys of MULTI_INPUT_HEAD_MAPPING: it adds a mask token", ""
+        "iBOT and MSN are here with other keys; begin with config=pretrain/ibot/ibot_16gpu_vits16 "
+        "or config=pretrain/msn/msn_16gpu_vits16", "",
     ),
     "MODEL.TRUNK.VISION_TRANSFORMERS.MASKED_IMAGE_MODELING.PARAMS": DeadKey(
         "a mask token has no parameters.", ({},)
@@ -142,7 +206,6 @@ DEAD_KEYS: dict[str, DeadKey] = {
         "each loss has a fixed reduction; remove it.", ("mean", "none")
     ),
     # ---- what is measured
-    "METERS.model_output_mask": _off("not available"),
     "EXTRACT_FEATURES.MAP_FEATURES_TO_IMG_NAME": _off(
         "not available; the `inds` files map rows to images"
     ),
