@@ -7,6 +7,7 @@ unless the user trusts it, it is read as plain values, and may name only compone
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from sslengine.config.compose import (
     Composition,
     compose,
     compose_on,
+    search_folders,
     shipped_layers,
 )
 from sslengine.config.fast import FAST, why_not
@@ -29,6 +31,9 @@ from sslengine.trust import Opened, closed
 _TRAINING_ONLY = ("HOOKS", "SLURM")
 # Entries that a run's folder has in addition to config.yaml, and a folder of configs has not.
 _CHECKPOINTS = "checkpoints"
+# The catalogue of datasets in the folders of configs, and where it may be in one.
+FOUND_CATALOGUE = "SSLENGINE_FOUND_DATASET_CATALOG"
+_CATALOGUES = ("config/dataset_catalog.json", "dataset_catalog.json")
 _RUN_ENTRIES = (_CHECKPOINTS, "environment.json", "metrics.jsonl")
 
 
@@ -90,6 +95,9 @@ def open_named(
     arguments: Sequence[str], config_dirs: Sequence[str], trusted: bool = False
 ) -> Resolved:
     """Resolve the arguments of a command; if they select a run's config, see open_run."""
+    places = [each / name for each in search_folders(config_dirs) for name in _CATALOGUES]
+    # Ranks and loader workers inherit it.
+    os.environ[FOUND_CATALOGUE] = next((str(each) for each in places if each.is_file()), "")
     folder = run_of(arguments, config_dirs)
     if folder is None:
         return resolve(arguments, config_dirs)
