@@ -51,7 +51,10 @@ setup(
     packages=[*find_packages(include=["sslengine", "sslengine.*"]), "sslengine.configs"],
     # The YAML travels with the wheel as sslengine/configs.
     package_dir={"sslengine.configs": "configs"},
-    package_data={"sslengine": ["py.typed"], "sslengine.configs": ["**/*.yaml", "schema.json"]},
+    package_data={
+        "sslengine": ["py.typed", "absent.json"],
+        "sslengine.configs": ["**/*.yaml", "schema.json"],
+    },
     entry_points={"console_scripts": ["sslengine = sslengine.command.front:main"]},
     install_requires=[
         "torch>=2.6",

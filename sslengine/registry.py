@@ -30,6 +30,7 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, Generic, TypeVar
 
+from sslengine.absent import instead_of
 from sslengine.errors import ConfigError, SSLEngineError, UnknownNameError, listing, nearest
 from sslengine.startup import importing
 from sslengine.trust import expect_trust, is_closed, search_current_folder
@@ -270,6 +271,9 @@ class Registry(Generic[T]):
     def unknown(self, name: str, where: str = "") -> UnknownNameError:
         """Return the error for an unknown name."""
         place = f"{where}: " if where else ""
+        instead = instead_of(self.kind, name)
+        if instead:
+            return UnknownNameError(f"{place}VISSL's {self.kind} {name!r} is not here: {instead}.")
         fallback = self._fallback_classes() if self.may_know(name) else {}
         # The fallback module is searched last: importing it takes seconds.
         hint = nearest(name, [*self.names(), *fallback]) or nearest(name, self._fallback_classes())

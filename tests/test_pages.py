@@ -17,9 +17,9 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from sslengine import catalog, registry
+from sslengine.absent import DEAD_KEYS
 from sslengine.command.completion import words
 from sslengine.command.front import VERBS
-from sslengine.config.dead_keys import DEAD_KEYS
 from sslengine.config.sections import schema
 from sslengine.launch.cli import main
 from sslengine.registry import Registry

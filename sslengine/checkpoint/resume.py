@@ -15,6 +15,9 @@ from sslengine.distributed.ranks import is_primary
 from sslengine.distributed.shard_files import Peers
 from sslengine.errors import CheckpointError
 
+# Its checkpoints, beside its logs.
+_VISSLS = ("model_phase*.torch", "model_iteration*.torch", "model_final_checkpoint_*.torch")
+
 
 @dataclass(frozen=True)
 class Found:
@@ -57,7 +60,15 @@ def _look(folder: Path, options: CheckpointOptions) -> tuple[Path | None, str | 
                 f"them aside."
             )
         return None, None
-    return _newest(folder, options.LATEST_CHECKPOINT_RESUME_FILE_NUM)
+    path, problem = _newest(folder, options.LATEST_CHECKPOINT_RESUME_FILE_NUM)
+    theirs = sorted(each for pattern in _VISSLS for each in folder.parent.glob(pattern))
+    if path is None and problem is None and theirs and not options.OVERWRITE_EXISTING:
+        problem = (
+            f"config.CHECKPOINT.DIR: {folder.parent} is a run of VISSL's, which cannot be resumed. "
+            f"To begin with its weights set config.MODEL.WEIGHTS_INIT.PARAMS_FILE={theirs[-1]} and "
+            f"another DIR."
+        )
+    return path, problem
 
 
 def _newest(folder: Path, position: int = 1) -> tuple[Path | None, str | None]:

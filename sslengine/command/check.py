@@ -7,13 +7,13 @@
 
 Each file has a role. A run names its data and its model: it is checked alone. An overlay sets
 several sections and a part sets one (`+config/...`): they are merged onto the nearest runs that are
-right, and are right if one of these combinations is. A file without `config:` belongs to another
-program; it is listed and skipped.
+right, or lack their data source alone, and are right if one of these combinations is. A file
+without `config:` belongs to another program; it is listed and skipped.
 
 Each verdict is printed at once and kept in the file of --resume: the same command then continues
 with files that have no verdict or have changed. Without --train nothing is computed: models are
-built on the meta device. With it each run gets one process, the CPU, fp32, generated images and a
-batch of 4; the values of --set take precedence.
+built on the meta device. With it each run gets one process, the CPU, fp32, generated images, small
+crops if it works with them, and a batch of 4; the values of --set take precedence.
 """
 
 from __future__ import annotations

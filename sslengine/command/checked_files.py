@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,11 +66,14 @@ def config_root(path: Path) -> Path:
 
 
 def find(given: Path) -> list[File]:
-    """The files of one folder, or one file."""
+    """The files of one folder, in which may be folders of configs, or one file."""
     given = given.resolve()
-    root = config_root(given)
-    paths = [given] if given.is_file() else sorted(given.rglob("*.yaml"))
-    return [File(root, name_of(path, root), role_of(path, root)) for path in paths]
+    found = []
+    for path in [given] if given.is_file() else sorted(given.rglob("*.yaml")):
+        root = config_root(path)
+        root = config_root(given) if root == path.parent else root
+        found.append(File(root, name_of(path, root), role_of(path, root)))
+    return found
 
 
 def name_of(path: Path, root: Path) -> str:
@@ -79,11 +83,14 @@ def name_of(path: Path, root: Path) -> str:
 
 
 def role_of(path: Path, root: Path) -> str:
-    """The role; an unreadable file counts as a run, so that its error is reported."""
+    """The role; an unreadable file of ours counts as a run, so that its error is reported."""
+    text = ""
     try:
-        tree = load(path.read_text())
+        text = path.read_text()
+        tree = load(text)
     except (OSError, ValueError, yaml.YAMLError, RecursionError):
-        return RUN
+        ours = not text or re.search(r"^(# @package|config:)", text, re.MULTILINE)
+        return RUN if ours else FOREIGN
     if isinstance(tree, dict) and "defaults" in tree:
         tree = _with_its_bases(name_of(path, root), root)
     if not isinstance(tree, dict):

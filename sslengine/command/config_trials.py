@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import multiprocessing
 import os
+import re
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -17,11 +20,14 @@ from typing import Any
 import torch
 
 from sslengine import catalog  # noqa: F401 - declares all names, in the processes too
+from sslengine.absent import instead_of
 from sslengine.command.checked_files import ENGINE_OF
-from sslengine.config.compose import compose
+from sslengine.config.assignments import overrides
+from sslengine.config.compose import Composition, compose
 from sslengine.config.resolve import Resolved
 from sslengine.config.run_folder import open_named
 from sslengine.data.options import OF_ENCODED_SOURCES, SplitOptions
+from sslengine.dotted import below
 from sslengine.errors import SSLEngineError
 from sslengine.services.order import Services
 from sslengine.task import build
@@ -30,31 +36,32 @@ from sslengine.trainer import loop
 from sslengine.trust import closed
 
 STEPS = 2
-SMALL = [
+
+
+def _generated(split: str) -> list[str]:
+    values = {
+        "DATA_SOURCES": ["synthetic"],
+        "DATA_PATHS": [],
+        "LABEL_PATHS": [],
+        "RANDOM_SYNTHETIC_IMAGES": True,
+        "DEFAULT_GRAY_IMG_SIZE": 40,
+        "DATA_LIMIT": 16,
+        "BATCHSIZE_PER_REPLICA": 4,
+        # Options of files, which generated images do not have.
+        **{key: getattr(SplitOptions(), key) for key in OF_ENCODED_SOURCES},
+    }
+    return overrides({f"DATA.{split}.{key}": value for key, value in values.items()})
+
+
+_HERE = [
     f"config.OPTIMIZER.num_iterations={STEPS}",
     "config.MACHINE.DEVICE=cpu",
     "config.MODEL.AMP_PARAMS.USE_AMP=false",
     "config.DISTRIBUTED.NUM_NODES=1",
     "config.DISTRIBUTED.NUM_PROC_PER_NODE=1",
     "config.DATA.NUM_DATALOADER_WORKERS=0",
-    "config.DATA.TRAIN.DATA_SOURCES=[synthetic]",
-    "config.DATA.TRAIN.DATA_PATHS=[]",
-    "config.DATA.TRAIN.LABEL_PATHS=[]",
-    "config.DATA.TRAIN.RANDOM_SYNTHETIC_IMAGES=true",
-    "config.DATA.TRAIN.DEFAULT_GRAY_IMG_SIZE=40",
-    "config.DATA.TRAIN.DATA_LIMIT=16",
-    "config.DATA.TRAIN.BATCHSIZE_PER_REPLICA=4",
-    "config.TEST_MODEL=false",
-    # Options of files, which generated images do not have.
-    *(
-        f"config.DATA.TRAIN.{key}={json.dumps(getattr(SplitOptions(), key))}"
-        for key in OF_ENCODED_SOURCES
-    ),
 ]
-WITH_LABELS = [
-    "config.DATA.TRAIN.LABEL_SOURCES=[synthetic]",
-    "config.DATA.TRAIN.RANDOM_SYNTHETIC_LABELS=3",
-]
+SMALL = [*_HERE, *_generated("TRAIN"), "config.TEST_MODEL=false"]
 
 
 @dataclass(frozen=True)
@@ -74,12 +81,12 @@ class Verdict:
     problem: str = ""  # empty: it is right
     seconds: float = 0.0
     left_out: bool = False
+    source_alone: bool = False  # a run that is right with a data source that is here
 
 
-def attempt(trial: Trial) -> None:
+def attempt(trial: Trial, small: Sequence[str] = ()) -> None:
     """Raise an error if the composition is wrong."""
     engine = engine_argument(trial.arguments, trial.root)
-    small = for_this_machine(trial.arguments, trial.root) if trial.train else []
     arguments = [*trial.arguments, *engine, *small, *trial.overrides]
     run = open_named(arguments, [str(trial.root)], trial.trusted)
     trains = trial.train and run.engine_name == "train"
@@ -105,10 +112,58 @@ def _of_frozen(config: dict[str, Any]) -> list[str]:
     return []
 
 
-def for_this_machine(arguments: Sequence[str], root: Path) -> list[str]:
-    """Overrides with which a config of any size can train here."""
-    sources = compose(arguments, [str(root)]).last_value("config.DATA.TRAIN.LABEL_SOURCES")
-    return [*SMALL, *(WITH_LABELS if sources else [])]
+def for_this_machine(arguments: Sequence[str], root: Path, sizes: bool = False) -> list[str]:
+    """Overrides with which a config of any size can train here, or test if it only does that.
+
+    sizes: of crops too.
+    """
+    said = compose(arguments, [str(root)])
+    split = "TEST" if said.last_value("config.TEST_ONLY") else "TRAIN"
+    small = [*_HERE, *_generated("TEST")] if split == "TEST" else SMALL
+    more: dict[str, Any] = {}
+    transforms = said.last_value(f"config.DATA.{split}.TRANSFORMS") or []
+    if sizes:
+        more["TRANSFORMS"] = transforms = _with_small_sizes(transforms)
+    if said.last_value(f"config.DATA.{split}.LABEL_SOURCES"):
+        width = _last_width(said)
+        more |= {"LABEL_SOURCES": ["synthetic"], "RANDOM_SYNTHETIC_LABELS": min(3, width)}
+        if said.last_value("config.LOSS.name") == "bce_logits_multiple_output_single_target":
+            rows = {"name": "OneHotEncode", "num_classes": width}
+            more |= {"TRANSFORMS": [rows, *transforms], "COLLATE_FUNCTION": "default_collate"}
+            more["COLLATE_FUNCTION_PARAMS"] = {}
+    return [*small, *overrides({f"DATA.{split}.{key}": value for key, value in more.items()})]
+
+
+def _last_width(said: Composition) -> int:
+    """The number of outputs of the last head, as far as the file says it."""
+    heads = str(said.last_value("config.MODEL.HEAD.PARAMS"))
+    found = re.findall(r"'(?:dims|num_classes)': \[?(?:[^]}]*, )?(\d+)[]},]", heads)
+    return int(found[-1]) if found else 3
+
+
+def _with_small_sizes(value: Any, key: str = "") -> Any:
+    """Transforms that make images of about a quarter of the side, a multiple of 32."""
+    match value:
+        case dict():
+            return {name: _with_small_sizes(each, name) for name, each in value.items()}
+        case list():
+            return [_with_small_sizes(each, key) for each in value]
+        case int() if key in ("size", "size_crops"):
+            return min(value, 32 * max(1, round(value / 128)))
+    return value
+
+
+def available_sources(trial: Trial) -> list[str]:
+    """Overrides of data sources that are not here, unless the overlay or part itself names them."""
+    said = compose(trial.arguments, [str(trial.root)])
+    own = said.layers[-1].tree if len(trial.arguments) > 1 else {}
+    found: dict[str, Any] = {}
+    for split, key in product(("TRAIN", "TEST"), ("DATA_SOURCES", "LABEL_SOURCES")):
+        names = said.last_value(f"config.DATA.{split}.{key}") or []
+        absent = any(instead_of("data source", str(each)) for each in names)
+        if absent and below(own, ("config", "DATA", split, key)) is None:
+            found[f"DATA.{split}.{key}"] = ["disk_folder"] * len(names)
+    return overrides(found)
 
 
 def build_without_memory(run: Resolved) -> None:
@@ -129,7 +184,7 @@ def train_two_steps(run: Resolved) -> None:
         )
         task.prepare()
         loop.run(task)
-        if task.iteration != STEPS:
+        if task.iteration != STEPS and not task.test_only:
             raise RuntimeError(f"{task.iteration} steps instead of {STEPS}")
 
 
@@ -143,13 +198,26 @@ def _serve(trials: Connection) -> None:
         except EOFError:
             return
         before = len(sys.modules)
-        problem = _problem(trial)
-        trials.send((problem, len(sys.modules) > before and _brings_code(trial)))
+        problem, alone = _problem(trial), False
+        with suppress(SSLEngineError):  # it is the problem already
+            if problem and (instead := available_sources(trial)):
+                again = _problem(dataclasses.replace(trial, overrides=(*instead, *trial.overrides)))
+                alone = not again
+                problem = problem if len(trial.arguments) == 1 else again
+        trials.send((problem, alone, len(sys.modules) > before and _brings_code(trial)))
 
 
 def _problem(trial: Trial) -> str:
+    """Crops are small at first: if that fails, it may be for the sizes."""
     try:
-        attempt(trial)
+        if trial.train:
+            with suppress(Exception):
+                return (
+                    attempt(trial, for_this_machine(trial.arguments, trial.root, sizes=True)) or ""
+                )
+            attempt(trial, for_this_machine(trial.arguments, trial.root))
+        else:
+            attempt(trial)
     except SSLEngineError as error:
         return str(error)
     except Exception as error:  # any error is the file's verdict
@@ -181,17 +249,17 @@ class Worker:
         began = time.monotonic()
         self._pipe.send(trial)
         try:
-            problem, done_with_it = f"not finished after {timeout:.0f} s", True
+            problem, alone, done_with_it = f"not finished after {timeout:.0f} s", False, True
             if self._pipe.poll(timeout):
-                problem, done_with_it = self._pipe.recv()
+                problem, alone, done_with_it = self._pipe.recv()
         except (EOFError, OSError):
-            done_with_it = True
+            alone, done_with_it = False, True
             self._process.join()
             status = self._process.exitcode
             problem = f"the process ended with status {status}; out of memory?"
         if trial.train or done_with_it:
             self.end()
-        return Verdict(trial.arguments, problem, time.monotonic() - began)
+        return Verdict(trial.arguments, problem, time.monotonic() - began, source_alone=alone)
 
     def _start(self) -> None:
         context = multiprocessing.get_context("forkserver")

@@ -48,11 +48,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def verdicts(files: Sequence[File], options: argparse.Namespace) -> Iterator[tuple[File, Verdict]]:
-    """Yield verdicts: runs first, since other files are checked with the right ones."""
+    """Yield verdicts: runs first, since other files are checked with the right ones, and with those
+    that only lack their data source."""
     # The runs that parts may belong to need not be among the files to check.
     roots = {file.root: None for file in files}
     known = dict.fromkeys([*(file for root in roots for file in find(root)), *files])
-    runs = [file for file in known if file.is_run]
+    right, nearly = [file for file in known if file.is_run], list[File]()
     kept = Kept(options)
     # Imported once, by the fork server of the processes.
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
@@ -62,16 +63,16 @@ def verdicts(files: Sequence[File], options: argparse.Namespace) -> Iterator[tup
         if not hasattr(own, "worker"):
             own.worker = Worker()
             workers.append(own.worker)
-        return check(file, runs, options, own.worker)
+        return check(file, (right, nearly), options, own.worker)
 
     try:
         for chosen in ([f for f in files if f.is_run], [f for f in files if not f.is_run]):
-            wrong = set()
             for file, verdict in _stage(chosen, work, kept, options.jobs):
-                if verdict.problem and file.is_run:
-                    wrong.add(file)
+                if verdict.problem and file in right:
+                    right.remove(file)
+                if verdict.source_alone:
+                    nearly.append(file)
                 yield file, verdict
-            runs = [run for run in runs if run not in wrong]
             while workers:  # the next stage has its own threads
                 workers.pop().end()
     finally:
@@ -99,19 +100,23 @@ def _stage(
             pool.shutdown(cancel_futures=True)
 
 
-def check(file: File, runs: Sequence[File], options: argparse.Namespace, worker: Worker) -> Verdict:
-    """The verdict on a file; a part is right if it is right with one run."""
+def check(
+    file: File, groups: Sequence[Sequence[File]], options: argparse.Namespace, worker: Worker
+) -> Verdict:
+    """The verdict on a file; a part is right if it is right with one run of these groups."""
     if file.role == FOREIGN:
         return Verdict((), "it has no `config:`: a file of another program", left_out=True)
-    choices = compositions(file, runs)[:MOST_BASES]
     verdicts: list[Verdict] = []
-    for arguments in choices:
-        trial = Trial(arguments, file.root, options.train, tuple(options.set), options.trust_config)
-        verdicts.append(worker.judge(trial, options.timeout))
-        if not verdicts[-1].problem:
-            return verdicts[-1]
-        if [each.problem for each in verdicts].count(verdicts[-1].problem) > 1:
-            break  # the same error with another run: the part causes it
+    how = file.root, options.train, tuple(options.set), options.trust_config
+    for runs in groups[:1] if file.is_run else groups:
+        problems: list[str] = []
+        for arguments in compositions(file, runs)[:MOST_BASES]:
+            verdicts.append(worker.judge(Trial(arguments, *how), options.timeout))
+            if not verdicts[-1].problem:
+                return verdicts[-1]
+            if verdicts[-1].problem in problems:
+                break  # the same error with another run: the part causes it
+            problems.append(verdicts[-1].problem)
     if verdicts:
         return verdicts[0]
     if file.folder:
@@ -158,7 +163,19 @@ def summary(results: Sequence[tuple[File, Verdict]]) -> Iterator[str]:
             yield f"{len(of_role)} files of other programs left out"
         elif of_role:
             yield f"{len(of_role)} {role}s: {len(of_role) - bad} right, {bad} wrong"
+    if len(families := Counter(_family(file) for file, _ in results)) > 1:
+        wrong_of = Counter(_family(file) for file, verdict in results if verdict in wrong)
+        left_out = Counter(_family(file) for file, verdict in results if verdict.left_out)
+        yield f"{'family':44} right  wrong"
+        for name in sorted(families.keys() - {n for n in families if families[n] == left_out[n]}):
+            right = families[name] - wrong_of[name] - left_out[name]
+            yield f"{name:44} {right:5}  {wrong_of[name]:5}"
     yield f"{len(tried)} files: {len(tried) - len(wrong)} right, {len(wrong)} wrong"
+
+
+def _family(file: File) -> str:
+    """The first two folders of its name."""
+    return "/".join(file.name.split("/")[:-1][:2]) or "."
 
 
 def _brief(problem: str) -> str:

@@ -4,6 +4,7 @@
     sslengine list models                 trunks of sslengine, and of plugins (--plugin MODULE)
     sslengine list models 'vit_*dino*'    all that --model takes, timm's and torchvision's too
     sslengine list transforms --json
+    sslengine list --vissl                names and keys of VISSL that are not here, what to use
 
 Of torch.nn a config may name any loss too, of torchvision any transform.
 """
@@ -15,7 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
 
-from sslengine import catalog, registry
+from sslengine import absent, catalog, registry
 from sslengine.command import documents
 from sslengine.command.networks import names_of, trunks
 from sslengine.command.recipes import PHOTOS, QUICK, SMALL, methods, methods_with_forms
@@ -69,17 +70,26 @@ def make_parser() -> argparse.ArgumentParser:
         prog="sslengine list", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("kind", type=_kind, choices=tuple(KINDS), metavar="KIND",
+    parser.add_argument("kind", type=_kind, choices=tuple(KINDS), metavar="KIND", nargs="?",
                         help=", ".join(KINDS))  # fmt: skip
     parser.add_argument("pattern", nargs="?", metavar="PATTERN", help="with * and ?, in quotes")
     parser.add_argument("--plugin", action="append", default=[], metavar="MODULE",
                         help="a module of yours that registers components")  # fmt: skip
+    parser.add_argument("--vissl", action="store_true",
+                        help="VISSL's names and keys that are not here")  # fmt: skip
     documents.add_json(parser)
     return parser
 
 
 def main(arguments: Sequence[str]) -> int:
-    given = make_parser().parse_args(arguments)
+    parser = make_parser()
+    given = parser.parse_args(arguments)
+    if given.vissl == bool(given.kind):
+        parser.error(f"name one list: --vissl, or one of {listing(KINDS)}")
+    if given.vissl:
+        rows = list(absent.rows())
+        documents.show(rows) if given.json else print("\n".join(map(": ".join, rows)))
+        return 0
     load_plugins(given.plugin, "--plugin")
     names = list(KINDS[given.kind]())
     of_libraries = given.kind == "models"

@@ -14,8 +14,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from sslengine.absent import is_of_vissl
 from sslengine.config.components import belongs_to, keys_of, options_of, owners_of
-from sslengine.config.dead_keys import is_of_vissl
 from sslengine.config.hold_out import sources_from_train
 from sslengine.config.merge import Merged
 from sslengine.config.places import Places

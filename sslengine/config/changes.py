@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from sslengine.absent import has_no_effect
 from sslengine.config.components import owners_of
-from sslengine.config.dead_keys import has_no_effect
 from sslengine.config.options import SHARDED_TASK
 from sslengine.config.yaml_text import load_run
 from sslengine.registry import DATA_SOURCES, SCHEDULERS

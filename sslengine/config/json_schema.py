@@ -18,8 +18,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from sslengine.absent import DEAD_KEYS, DeadKey
 from sslengine.config.components import options_of
-from sslengine.config.dead_keys import DEAD_KEYS, DeadKey
 from sslengine.config.meanings import meaning_of_section, meanings
 from sslengine.config.merge import Root
 from sslengine.config.sections import components_of, schema, with_all

@@ -16,7 +16,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, UnsupportedValueType
 
-from sslengine.config import dead_keys
+from sslengine import absent
 from sslengine.config.changes import is_fixed
 from sslengine.config.components import named_entries
 from sslengine.config.compose import COMMAND_LINE, Assignment, Composition
@@ -256,15 +256,15 @@ class _Writer:
         registry = components_of(node)
         if key in node or (registry is not None and key in registry):
             return False
-        dead = dead_keys.dead_key(path)
+        dead = absent.dead_key(path)
         if not fields_of(node):
             return dead is not None and dead.argument
-        return bool(dead or dead_keys.is_above_dead_keys(path))
+        return bool(dead or absent.is_above_dead_keys(path))
 
     def _report_dead(self, path: str, value: Any, origin: str) -> None:
         """Report keys without effect; warn once for each key, even if several files set it."""
-        for place, each in dead_keys.leaves(value, path):
-            key = dead_keys.dead_key(place)
+        for place, each in absent.leaves(value, path):
+            key = absent.dead_key(place)
             if key is None:
                 if each:
                     self.merged.problems.append(f"{place}: unknown key. Set by {origin}.")
@@ -272,8 +272,9 @@ class _Writer:
                 continue
             elif key.refused:
                 expected = " or ".join(map(repr, key.accepted))
+                got = "a section" if isinstance(each, Mapping) else repr(each)
                 self.merged.problems.append(
-                    f"{place}: expected {expected}, got {each!r}: {key.instead}. Set by {origin}."
+                    f"{place}: expected {expected}, got {got}: {key.instead}. Set by {origin}."
                 )
             elif place not in self._warned:
                 self._warned.add(place)
@@ -296,6 +297,10 @@ class _Writer:
             return False
         known = {*map(str, node), *registry.names()}
         hint = nearest(key, known) or f"Known: {listing(known)}."
+        instead = absent.instead_of(registry.kind, key)
+        if instead:  # if it is chosen, the check of names is an error
+            self.merged.warnings.append(f"{path} has no effect: {instead} ({origin})")
+            return False
         self.merged.problems.append(
             f"{path}: neither a key nor the name of a {registry.kind}. {hint} Set by {origin}."
         )
@@ -311,7 +316,7 @@ class _Writer:
         for name in parents:
             walked = f"{walked}.{name}" if walked else name
             if isinstance(node, DictConfig) and self._is_dead(node, name, walked):
-                at = walked if dead_keys.dead_key(walked) else assignment.path
+                at = walked if absent.dead_key(walked) else assignment.path
                 self._report_dead(at, assignment.value, COMMAND_LINE)
                 return
             if isinstance(node, DictConfig) and name not in fields_of(node):

@@ -7,6 +7,7 @@ unless the user trusts it, it is read as plain values, and may name only compone
 from __future__ import annotations
 
 import dataclasses
+import os
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -32,6 +33,9 @@ from sslengine.trust import Opened, closed
 
 # Sections that only training uses.
 _TRAINING_ONLY = ("HOOKS", "SLURM")
+# The catalogue of datasets in the folders of configs, and where it may be in one.
+FOUND_CATALOGUE = "SSLENGINE_FOUND_DATASET_CATALOG"
+_CATALOGUES = ("config/dataset_catalog.json", "dataset_catalog.json")
 
 
 def open_run(
@@ -86,6 +90,9 @@ def open_named(
     arguments: Sequence[str], config_dirs: Sequence[str], trusted: bool = False
 ) -> Resolved:
     """Resolve the arguments of a command; if they select a run's config, see open_run."""
+    places = [each / name for each in search_folders(config_dirs) for name in _CATALOGUES]
+    # Ranks and loader workers inherit it.
+    os.environ[FOUND_CATALOGUE] = next((str(each) for each in places if each.is_file()), "")
     file = _selected(arguments, config_dirs)
     folder = file and run_of(file)
     if file is None or folder is None:

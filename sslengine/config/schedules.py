@@ -2,7 +2,8 @@
 
 A place (a file, the command line) that gives a schedule another name replaces it: arguments of
 the earlier schedule that the new one does not take are dropped. Arguments that the new one does
-not take, and that are set with or after its name, are mistakes.
+not take, and that are set with or after its name, are dropped with a warning if a file has them,
+as VISSL's files do; typed, they are mistakes.
 
 VISSL's default learning rate (0.1 and the values derived from it) applies to SGD only. A config
 with another optimizer must set a complete schedule, and so must a place that replaces a schedule.
@@ -51,7 +52,8 @@ def settle_schedules(merged: Merged, composition: Composition) -> None:
                 if _is_used(optimizer, str(key)):
                     where = f"config.{path}.param_schedulers.{key}"
                     node = optimizer.param_schedulers[key]
-                    merged.problems.extend(_settle(where, node, optimizer.name, places))
+                    problems = _settle(where, node, optimizer.name, places, merged.warnings)
+                    merged.problems.extend(problems)
 
 
 def _is_used(optimizer: DictConfig, key: str) -> bool:
@@ -77,7 +79,9 @@ def _name_of(path: str, name: str, places: Places) -> _Name:
     return current
 
 
-def _settle(path: str, node: DictConfig, optimizer: str, places: Places) -> Iterator[str]:
+def _settle(
+    path: str, node: DictConfig, optimizer: str, places: Places, warnings: list[str]
+) -> Iterator[str]:
     called = _name_of(path, node.name, places)
     own_default = optimizer in _VISSLS_OPTIMIZERS and not called.before
     if called.since == BY_DEFAULT and not own_default:
@@ -99,11 +103,14 @@ def _settle(path: str, node: DictConfig, optimizer: str, places: Places) -> Iter
         if key in parameters or takes_any:
             if place == BY_DEFAULT and not own_default:
                 missing.append(key)
-        elif place < max(called.since, 0) or _is_vissls(f"{path}.{key}", node[key], places):
+        elif place == places.command_line:
+            yield f"{path}.{key}: {_unknown(key, path, called.name, parameters, places)}"
+        else:
+            if place >= max(called.since, 0) and not _is_vissls(f"{path}.{key}", node[key], places):
+                text = _unknown(key, path, called.name, parameters, places)
+                warnings.append(f"{path}.{key} has no effect: {text}")
             node[key] = None
             places.forget(f"{path}.{key}")
-        else:
-            yield _unknown(f"{path}.{key}", path, called.name, parameters, places)
     if missing:
         why = f"it replaces {called.before}" if called.before else (
             f"VISSL's defaults are for sgd, not for {optimizer}"
@@ -125,15 +132,12 @@ def _is_empty(value: Any) -> bool:
     return value is None or (OmegaConf.is_config(value) and not value)
 
 
-def _unknown(
-    where: str, path: str, name: str, parameters: Mapping[str, Any], places: Places
-) -> str:
+def _unknown(key: str, path: str, name: str, parameters: Mapping[str, Any], places: Places) -> str:
     takes = [each for each in parameters if each != "num_epochs"]
-    key = where.rpartition(".")[2]
     return (
-        f"{where}: it {belongs_to(SCHEDULERS, key, owners_of(SCHEDULERS, key))}; here {name} is "
-        f"chosen, which takes {listing(takes)}. {path}.peak sets the largest value of the whole "
-        f"schedule. Set by {places.origins.get(where)}."
+        f"it {belongs_to(SCHEDULERS, key, owners_of(SCHEDULERS, key))}; here {name} is chosen, "
+        f"which takes {listing(takes)}. {path}.peak sets the largest value of the whole schedule. "
+        f"Set by {places.origins.get(f'{path}.{key}')}."
     )
 
 

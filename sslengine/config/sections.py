@@ -9,7 +9,7 @@ adds `config.OPTIMIZER` to the schema. A plugin adds a section in the same way, 
 any depth. `read(config, OptimizerOptions)` returns the section as a plain typed
 object: a copy, so the config cannot be changed by accident.
 
-Every field has a reader. VISSL's keys that nothing reads are in no dataclass: dead_keys.py.
+Every field has a reader. VISSL's keys that nothing reads are in no dataclass: absent.py.
 
 A dataclass may have methods that check or derive values:
 

@@ -20,12 +20,14 @@ from sslengine.hooks.gradients import ClipGradients, FreezeParameters
 from sslengine.hooks.iteration_timer import IterationTimer
 from sslengine.hooks.machine import LogComplexity, LogGpuMemory, LogGpus, LogMemoryPeaks
 from sslengine.hooks.options import HooksOptions, ProfilingOptions
+from sslengine.hooks.output_mask import MaskAbsentClasses
 from sslengine.hooks.perf import LogPerfStats
 from sslengine.hooks.precise_bn import PreciseBatchNorm
 from sslengine.hooks.profiling import ProfileSteps
 from sslengine.hooks.set_loss import EvaluateLoss
 from sslengine.hooks.tensorboard import TensorBoardHistograms
 from sslengine.hooks.unreached import ReportUnreachedParameters
+from sslengine.meters.options import MetersOptions
 from sslengine.models.options import ModelOptions
 from sslengine.registry import HOOK_ADAPTERS, HOOKS
 
@@ -60,6 +62,8 @@ def default_hooks(config: DictConfig, run_dir: Path) -> list[Any]:
         )
     if hooks.PRECISE_BN.ENABLED:
         chosen.append(PreciseBatchNorm(hooks.PRECISE_BN.NUM_ITERS))
+    if read(config, MetersOptions).model_output_mask:
+        chosen.append(MaskAbsentClasses())
     if hooks.EVALUATE_LOSS.SETS:
         chosen.append(EvaluateLoss(hooks.EVALUATE_LOSS))
     if hooks.ONLINE_EVAL.EVERY:

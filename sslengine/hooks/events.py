@@ -10,9 +10,9 @@
     on_end
     on_exception                               when an exception is raised
 
-A hook subclasses `Hook` and overrides the events it needs; each gets the task. Hooks written
-for VISSL or Classy Vision (`ClassyHook`) work unchanged. An event that no hook overrides
-costs one empty loop.
+A hook subclasses `Hook` and overrides the events it needs; each gets the task. The events of hooks
+written for VISSL or Classy Vision (`ClassyHook`) are called as there, but many attributes of the
+task are others (docs/vissl_differences.md). An event that no hook overrides costs one empty loop.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ class TaskView(Protocol):
     run_dir: Path
     device: torch.device
     train_feed: Any  # the training data: `train_feed.batches(epoch)`; None if the run only tests
+    test_feed: Any  # None if the run has no test phases
     model: nn.Module  # wrapped for data parallel training
     base_model: nn.Module  # not wrapped
     loss: nn.Module

@@ -17,3 +17,6 @@ class MetersOptions:
     names: list[str] = named(METERS, [])
     # Measure in train phases too.
     enable_training_meter: bool = True
+    # In tests a class that no label of TEST has is never predicted: ImageNet-A, -R and ObjectNet
+    # show some of the classes of a model.
+    model_output_mask: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,3 +41,21 @@ def as_indicators(meter: str, target: Tensor, output: Tensor) -> Tensor:
             f"{tuple(output.shape)}: expected an indicator for each image and class."
         )
     return (target > 0.5).to(torch.int8).masked_fill(target < 0, UNKNOWN)
+
+
+def present_classes(labels: Any) -> Tensor:
+    """The classes in a column of class numbers or in rows of indicators."""
+    known = torch.as_tensor(labels)
+    return (known if known.ndim == 1 else (known > 0).any(dim=0).nonzero()).unique()
+
+
+def without_absent(output: Any, present: Tensor) -> Any:
+    """The scores with the least number in place of those of classes that are not in `present`.
+
+    VISSL has -inf, times which an indicator of 0 makes the loss NaN.
+    """
+    if not isinstance(output, Tensor):
+        return [without_absent(each, present) for each in output]
+    classes = torch.arange(output.shape[-1], device=output.device)
+    absent = torch.isin(classes, present.to(output.device), invert=True)
+    return output.masked_fill(absent, torch.finfo(output.dtype).min)

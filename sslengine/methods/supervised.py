@@ -44,7 +44,8 @@ class CrossEntropyOptions:
 
 @register_loss("cross_entropy_multiple_output_single_target", options=CrossEntropyOptions)
 class CrossEntropyLoss(Method):
-    """Targets are class numbers (B,) or, for mixed images, class probabilities (B, C)."""
+    """Targets are class numbers (B,) or, for mixed images, class probabilities (B, C); rows of
+    indicators, as OneHotEncode makes them, count as such."""
 
     def __init__(self, options: CrossEntropyOptions, run: RunFacts) -> None:
         super().__init__()
@@ -70,7 +71,7 @@ class CrossEntropyLoss(Method):
             logits = logits / self.options.temperature
         return F.cross_entropy(
             logits,
-            target,
+            target if target.ndim == 1 else target.to(logits.dtype),
             weight=self.weight,
             ignore_index=self.options.ignore_index if target.ndim == 1 else -100,
             label_smoothing=self.options.label_smoothing,

@@ -360,7 +360,7 @@ class AmpOptions:
     USE_AMP: bool = False
     # apex or pytorch; if apex (with apex.amp) is not installed, pytorch is used.
     AMP_TYPE: str = "apex"
-    # apex: opt_level O0 (float32), O1 or O2.
+    # apex: opt_level O0 (float32), O1, O2 or O3. Without apex all but O0 are torch fp16 AMP.
     AMP_ARGS: dict[str, Any] = field(default_factory=lambda: {"opt_level": "O1"})
     # pytorch: float16 (with loss scaling) or bfloat16.
     AMP_DTYPE: str = "float16"
@@ -370,8 +370,9 @@ class AmpOptions:
     def check(self) -> Iterator[str]:
         yield from one_of(self, "AMP_TYPE", "apex", "pytorch")
         yield from one_of(self, "AMP_DTYPE", "float16", "bfloat16")
-        if self.AMP_ARGS.get("opt_level", "O1") not in ("O0", "O1", "O2"):
-            yield f"AMP_ARGS.opt_level: expected O0, O1 or O2; got {self.AMP_ARGS['opt_level']!r}."
+        if self.AMP_ARGS.get("opt_level", "O1") not in ("O0", "O1", "O2", "O3"):
+            got = self.AMP_ARGS["opt_level"]
+            yield f"AMP_ARGS.opt_level: expected O0, O1, O2 or O3 (letter O); got {got!r}."
 
 
 @dataclass

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +14,11 @@ import yaml
 from sslengine.command import config_verdicts as check_configs
 from sslengine.command.check import main
 from sslengine.command.checked_files import FOREIGN, OVERLAY, PART, RUN, File, bases, find
-from sslengine.command.config_trials import Trial, Verdict, Worker
+from sslengine.command.config_trials import Trial, Verdict, Worker, for_this_machine
+from sslengine.config.compose import compose
 from sslengine.errors import OutputError
 from tests.config.recipes import recipe
+from tests.task.test_task import SUPERVISED, WITH_TEST
 
 
 def judge(trial: Trial, timeout: float) -> Verdict:
@@ -83,6 +86,7 @@ def test_the_table(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ]  # fmt: skip
     assert {name for name in found if found[name] == "wrong"} == {"broken", "clr/models/odd"}
     assert "6 files: 4 right, 2 wrong" in told
+    assert re.search(r"^family +right +wrong\n\. +0 +1\nclr +2 +0\nclr/models +1 +1\n", told, re.M)
     assert (
         "config.MODEL.TRUNC: neither a key nor the name of a model. Did you mean 'TRUNK'?" in told
     )
@@ -98,7 +102,7 @@ def test_two_steps(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     smaller += ["--set", "config.MODEL.TRUNK.RESNETS.BLOCK=basic"]
     assert main([*files, "--train", "--all", *smaller]) == 0
     told = capsys.readouterr().out
-    assert told.count(" right ") == 2
+    assert told.count("] right ") == 2
     assert "2 files: 2 right, 0 wrong" in told
 
 
@@ -198,6 +202,60 @@ def test_what_a_file_is(tmp_path: Path, tree: Any, role: str) -> None:
     _write(tmp_path / "config" / "file.yaml", tree)
     (file,) = find(tmp_path)
     assert file.role == role
+
+
+def test_a_file_of_another_program_need_not_be_valid(tmp_path: Path) -> None:
+    """detectron2's files in VISSL's folder have keys twice."""
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "theirs.yaml").write_text("MODEL:\n  DEPTH: 50\n  DEPTH: 101\n")
+    (tmp_path / "config" / "ours.yaml").write_text("config:\n  A: 1\n  A: 2\n")
+    assert {file.name: file.role for file in find(tmp_path)} == {"theirs": FOREIGN, "ours": RUN}
+
+
+def test_a_folder_that_has_folders_of_configs_in_it(tmp_path: Path) -> None:
+    """As VISSL's own: a name is what `config=` takes with that folder."""
+    _write(tmp_path / "configs" / "config" / "pretrain" / "run.yaml", recipe())
+    (file,) = find(tmp_path)
+    assert (file.root, file.name) == (tmp_path / "configs", "pretrain/run")
+
+
+def test_parts_of_a_run_that_only_lacks_its_source(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The part fits its own run, and not the one elsewhere, which takes two views."""
+    everstore = {"DATA__TRAIN__DATA_SOURCES": ["everstore"],
+                 "DATA__TRAIN__LABEL_SOURCES": ["everstore"]}  # fmt: skip
+    folder = tmp_path / "config"
+    _write(folder / "other" / "run.yaml", recipe())
+    _write(folder / "places" / "run.yaml", recipe(**{**SUPERVISED, **everstore}))
+    one_view = {"DATA": {"TRAIN": {"TRANSFORMS": [{"name": "ToTensor"}]}}}
+    _write(folder / "places" / "transforms" / "one.yaml", one_view)
+    _write(folder / "places" / "data" / "own.yaml", {"DATA": {"TRAIN": {"DATA_SOURCES": ["everstore"]}}})  # fmt: skip
+    assert main([str(tmp_path), "--jobs=1", "--json"]) == 1
+    found = {each["file"]: each for each in json.loads(capsys.readouterr().out)}
+    wrong = {name for name, each in found.items() if each["verdict"] == "wrong"}
+    assert wrong == {"places/run", "places/data/own"}
+    assert all("everstore" in found[name]["problem"] for name in wrong)
+    assert found["places/transforms/one"]["tried_as"][0] == "config=places/run"
+
+
+TWO_LABELS: dict[str, Any] = {
+    **SUPERVISED, "MODEL__HEAD__PARAMS": [["mlp", {"dims": [32, 2]}]],
+    "LOSS": {"name": "bce_logits_multiple_output_single_target"},
+    "DATA__TRAIN__TRANSFORMS": [{"name": "RandomResizedCrop", "size": 224}, {"name": "ToTensor"}],
+}  # fmt: skip
+
+
+def test_a_trial_has_labels_of_the_head_and_small_images(tmp_path: Path) -> None:
+    _write(tmp_path / "config" / "two.yaml", recipe(**TWO_LABELS))
+    _write(tmp_path / "config" / "tests.yaml", recipe(**SUPERVISED, **WITH_TEST, TEST_ONLY=True))
+    arguments = ["config=two"]
+    small = for_this_machine(arguments, tmp_path, sizes=True)
+    composed = compose([*arguments, *small], [str(tmp_path)])
+    transforms = composed.last_value("config.DATA.TRAIN.TRANSFORMS")
+    assert [each.get("size") for each in transforms] == [None, 64, None]
+    for name in ("two", "tests"):
+        assert judge(Trial((f"config={name}",), tmp_path, train=True), 240).problem == ""
 
 
 class _NoWorker(Worker):

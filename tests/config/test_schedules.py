@@ -129,12 +129,18 @@ def test_arguments_that_the_schedule_does_not_know(key: str, value: float) -> No
     text = rf"^{LR}.{key}: {belongs} composite is chosen, .*schedulers.* {LR}.peak sets"
     with pytest.raises(ConfigError, match=text):
         resolve([QUICKSTART, f"{LR}.{key}={value}"])
-    with pytest.raises(ConfigError, match=rf"{LR}.{key}: {belongs} cosine is chosen.* by 1.yaml"):
-        given(recipe(), schedule(**{key: value}))
-    tree = recipe()
-    tree["OPTIMIZER"]["param_schedulers"]["lr"][key] = value
-    with pytest.raises(ConfigError, match=rf"{LR}.{key}: {belongs} cosine is chosen"):
-        resolve_dict(tree)
+
+
+def test_a_files_arguments_of_another_schedule_are_dropped_with_a_warning() -> None:
+    """VISSL ignores them."""
+    for run in (
+        given(recipe(), schedule(lengths=[0.1, 0.9])),
+        resolve_dict(recipe(OPTIMIZER__param_schedulers__lr__lengths=[0.1, 0.9])),
+    ):
+        assert lr(run) == lr(resolve_dict(recipe()))
+        assert any(each.startswith(f"{LR}.lengths has no effect") for each in run.warnings)
+    with pytest.raises(ConfigError, match=rf"^{LR}\.lenghts: "):
+        given(recipe(), schedule(lenghts=[0.1, 0.9]))
 
 
 @pytest.mark.parametrize("changes", [{}, {"name": "multistep", "values": [0.2, 0.1],

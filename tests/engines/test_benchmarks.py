@@ -183,7 +183,8 @@ def _of_files(root: Path, **changes: Any) -> dict[str, Any]:
 def test_label_predictions(tmp_path: Path) -> None:
     changes = _of_files(
         tmp_path / "images", MODEL__HEAD__PARAMS=[["mlp", {"dims": [32, 3]}]],
-        METERS={"name": "accuracy_list_meter", "accuracy_list_meter": {"topk_values": [1, 2]}},
+        METERS={"name": "accuracy_list_meter", "accuracy_list_meter": {"topk_values": [1, 2]},
+                "model_output_mask": True},
     )  # fmt: skip
     run = make_run(tmp_path / "run", "extract_label_predictions", **changes)
     extract_label_predictions(run)
@@ -194,6 +195,7 @@ def test_label_predictions(tmp_path: Path) -> None:
         )
         assert found.tolist() == (-scores).argsort(axis=1, kind="stable")[:, :2].tolist()
         assert scores.sum(axis=1) == pytest.approx(1)
+        assert (scores[:, 2] == 0).all() == (split == "test")  # no label is of the third class
         assert inds.tolist() == list(range(16))
         assert [Path(each).parent.name for each in images] == [
             ("cat", "dog")[each] for each in targets[:, 0]

@@ -91,8 +91,8 @@ NEVER_RAN = {
 }
 # What VISSL's benchmarks name and this engine does not have; only these may stop one.
 NOT_THERE = (
-    r"no trunk named '(alexnet_\w+|classy_vit)'",
-    r"no data source named 'everstore'",  # of Facebook's own network
+    r"VISSL's trunk '(alexnet_\w+|classy_vit)' is not here",
+    r"VISSL's data source 'everstore' is not here",  # of Facebook's own network
     r"INPUT_TYPE: expected one of rgb, bgr; got 'lab'",
     # Of a composition with a run that the part was not made for.
     r"HEAD.PARAMS: 1 heads for the \d features",

@@ -410,6 +410,18 @@ def test_initial_weights_reach_the_prototypes(tmp_path: Path) -> None:
     torch.testing.assert_close(norms, torch.ones(6))
 
 
+def test_mixed_views_reach_the_loss_as_multicrop_collator_has_them(tmp_path: Path) -> None:
+    """As VISSL's pretrain/vision_transformer/swav: without labels, and so of one class."""
+    mixed = {"ssl_method": "swav", "num_classes": 1, "cutmix_alpha": 1.0}
+    watch = Watch()
+    changes = {"COLLATE_FUNCTION": "cutmixup_collator", "COLLATE_FUNCTION_PARAMS": mixed,
+               "LABEL_TYPE": "zero"}  # fmt: skip
+    named = {f"DATA__TRAIN__{key}": each for key, each in changes.items()}
+    train(tmp_path, [watch], **RUN | named)
+    assert len(watch.losses) == 8
+    assert all(map(math.isfinite, watch.losses))
+
+
 def test_a_run_learns_and_goes_on_bit_by_bit(tmp_path: Path) -> None:
     watch = Watch()
     train(tmp_path / "first", [watch], **{**RUN, "OPTIMIZER__num_epochs": 6})

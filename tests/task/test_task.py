@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -501,3 +502,16 @@ def test_parameters_that_are_not_trained_keep_their_values(prefix: str, tmp_path
              for each, value in task.base_model.named_parameters()}  # fmt: skip
     assert not moved.pop(name)
     assert all(moved.values())
+
+
+def test_what_the_page_says_moves_from_vissls_hooks_is_of_the_task(tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "vissl_differences.md").read_text()
+    (kept, changed) = re.findall(r"^\| hooks \| (.*?) \| (.*?) \|$", page, re.MULTILINE)[0]
+    task = make_task(tmp_path, [])
+    names = re.findall(r"`(\w+)`", kept)
+    assert len(names) == 18
+    assert [each for each in names if not hasattr(task, each)] == []
+    absent = ("datasets", "dataloaders", "max_iteration", "additional_log_data", "ema_model")
+    assert all(f"`{each}`" in changed and not hasattr(task, each) for each in absent)
+    here = ("train_feed", "test_feed", "phases", "storage", "phase_results", "perf", "precision")
+    assert all(hasattr(task, each) for each in here)

@@ -22,8 +22,6 @@ from sslengine.registry import register_collator
 
 HERE = "COLLATE_FUNCTION_PARAMS of cutmixup_collator"
 MODES = ("batch", "pair", "elem")
-# ssl_method names them without `_collator`.
-LAYOUTS = ("simclr_collator", "moco_collator")
 
 
 @register_collator("cutmixup_collator")
@@ -43,8 +41,8 @@ def cutmixup_collator(
     """Each view of the samples is mixed by itself; `label` holds probabilities of classes. Rows of
     indicators are mixed as the images are; what of one of two images is not known (-1) stays so.
 
-    ssl_method: simclr or moco lays the views out as the collator of that name does;
-        without it `data` is the list of the views.
+    ssl_method: simclr or moco lays the views out as the collator of that name does; without it,
+        or with any other name, `data` is the list of the views.
     mixup_alpha, cutmix_alpha: of the beta distributions of the shares; 0: without it.
     cutmix_minmax: in place of cutmix_alpha, the least and greatest side of the pasted part.
     prob: probability of mixing at all.
@@ -61,12 +59,8 @@ def cutmixup_collator(
     minmax = None if cutmix_minmax is None else tuple(cutmix_minmax)
     if mixup_alpha <= 0 and cutmix_alpha <= 0 and minmax is None:
         raise DataError(f"{HERE}: set one of mixup_alpha, cutmix_alpha and cutmix_minmax.")
-    layout = f"{ssl_method}_collator" if ssl_method else ""
-    if mode not in MODES or layout not in ("", *LAYOUTS):
-        raise DataError(
-            f"{HERE}: expected a mode of {MODES} and an ssl_method of one of {LAYOUTS}, got "
-            f"{mode!r} and {ssl_method!r}."
-        )
+    if mode not in MODES:
+        raise DataError(f"{HERE}: mode: expected one of {MODES}, got {mode!r}.")
     collated = multicrop_collator(batch)
     (views,), (labels,) = collated["data"], collated["label"]
     _check_fit(labels, len(batch), num_classes)
@@ -77,15 +71,14 @@ def cutmixup_collator(
     mixed = [mix(*each) for each in zip(views, labels.chunk(len(views)))]
     images, probabilities = [list(each) for each in zip(*mixed)]
     mixed_labels = torch.cat(probabilities)
-    if not layout:
-        return {**collated, "data": [images], "label": [mixed_labels]}
-    if layout == "simclr_collator":
-        return {**collated, "data": [torch.cat(images)], "label": [mixed_labels]}
+    if ssl_method != "moco":
+        data = torch.cat(images) if ssl_method == "simclr" else images
+        return {**collated, "data": [data], "label": [mixed_labels]}
     if len(images) < 2:
         raise DataError(f"{HERE}: ssl_method {ssl_method!r} needs two views of each image.")
     first = {key: [values[0][: len(batch)]] for key, values in collated.items() if key != "data"}
-    data = {"data": [images[0]], "data_momentum": [images[1]]}
-    return {**first, **data, "label": [probabilities[0]]}
+    views_of_pair = {"data": [images[0]], "data_momentum": [images[1]]}
+    return {**first, **views_of_pair, "label": [probabilities[0]]}
 
 
 @register_collator("multicrop_mixup_collator")

@@ -2,7 +2,8 @@
 
 A catalogue is a JSON file as VISSL has it, `{name: {split: [data, labels]}}`, with the
 splits train and val (or test). It is $SSLENGINE_DATASET_CATALOG, else
-$VISSL_DATASET_CATALOG_PATH, else configs/dataset_catalog.json in the current folder.
+$VISSL_DATASET_CATALOG_PATH, else dataset_catalog.json in a folder of configs or in its `config`
+folder, where VISSL has it: --config-dir, then configs in the current folder.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sslengine.config.run_folder import FOUND_CATALOGUE
 from sslengine.data.manifest.local_copy import local_copy
 from sslengine.data.options import SplitOptions
 from sslengine.errors import DataError, MissingDataError, listing, nearest
 from sslengine.trust import is_closed
 
-CATALOGUE_VARIABLES = ("SSLENGINE_DATASET_CATALOG", "VISSL_DATASET_CATALOG_PATH")
+CATALOGUE_VARIABLES = ("SSLENGINE_DATASET_CATALOG", "VISSL_DATASET_CATALOG_PATH", FOUND_CATALOGUE)
 DEFAULT_CATALOGUE = Path("configs/dataset_catalog.json")
 SPLIT_NAMES = {"TRAIN": ("train",), "TEST": ("val", "test")}
 

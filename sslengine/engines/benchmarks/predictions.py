@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from sslengine.atomic import write_json
 from sslengine.config.sections import read
@@ -28,11 +29,11 @@ from sslengine.engines.options import ExtractFeaturesOptions
 from sslengine.engines.run import Run
 from sslengine.engines.stored import StoredSplit
 from sslengine.errors import ConfigError
-from sslengine.evaluation.features import BLOCK, blocks
 from sslengine.evaluation.store import Store, file_name
 from sslengine.meters.accuracy import AccuracyListMeter
 from sslengine.meters.base import build_meters
 from sslengine.meters.options import MetersOptions
+from sslengine.meters.targets import present_classes, without_absent
 from sslengine.meters.top_k import TopKMeter
 from sslengine.registry import register_engine
 
@@ -51,9 +52,12 @@ def extract_label_predictions(run: Run) -> None:
         store = stored.stores["trained"]
         for layer in store.layers:
             prefix = f"rank0_{split.lower()}_{file_name(layer)}"
-            _write(stored, store, layer, meter, folder / prefix)
+            outputs = store.layer(layer).tensor().float()
+            if split == "TEST" and read(run.config, MetersOptions).model_output_mask:
+                outputs = without_absent(outputs, present_classes(store.targets))
+            _write(stored, store, outputs, meter, folder / prefix)
             if getattr(data, split).LABEL_TYPE == "standard":
-                metrics = _measured(store, layer, meter)
+                metrics = _measured(outputs, store.targets, meter)
                 results.setdefault(split.lower(), {})[layer] = metrics
                 shown = ", ".join(f"{name} {value:.2f}" for name, value in metrics.items())
                 run.say(f"{split.lower()}: {layer}: {shown}")
@@ -73,8 +77,9 @@ def _meter(run: Run) -> TopKMeter:
     return found[0]
 
 
-def _write(stored: StoredSplit, store: Store, layer: str, meter: TopKMeter, prefix: Path) -> None:
-    outputs = store.layer(layer).tensor().float()
+def _write(
+    stored: StoredSplit, store: Store, outputs: Tensor, meter: TopKMeter, prefix: Path
+) -> None:
     columns = {
         "predictions": meter.predictions(outputs).numpy(),
         "conf_scores": outputs.softmax(dim=1).numpy(),
@@ -86,10 +91,9 @@ def _write(stored: StoredSplit, store: Store, layer: str, meter: TopKMeter, pref
         save(prefix.with_name(f"{prefix.name}_{kind}.npy"), column)
 
 
-def _measured(store: Store, layer: str, meter: TopKMeter) -> dict[str, float]:
+def _measured(outputs: Tensor, targets: Tensor, meter: TopKMeter) -> dict[str, float]:
     """The metrics of one output."""
     one = type(meter)(topk_values=meter.topk_values)
-    for rows, targets in zip(blocks(store.layer(layer)), store.targets.split(BLOCK), strict=True):
-        one.update(rows.float(), targets)
+    one.update(outputs, targets)
     assert one.totals is not None
     return {name: of["0"] for name, of in one.measure(one.totals.tolist()).items() if "0" in of}

@@ -1,13 +1,20 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+import yaml
+from PIL import Image
 
-from sslengine.data.options import SplitOptions
-from sslengine.data.sources.paths import Located, data_path, label_path
+from sslengine.config.sections import read
+from sslengine.data.options import DataOptions, SplitOptions
+from sslengine.data.sources.paths import CATALOGUE_VARIABLES, Located, data_path, label_path
 from sslengine.errors import DataError
+from sslengine.launch.cli import resolve_all
+from sslengine.registry import DATA_SOURCES
+from tests.config.recipes import recipe, resolved
 
 CATALOGUE = {
     "birds": {
@@ -90,3 +97,44 @@ def test_a_broken_catalogue(catalogue: Path) -> None:
     catalogue.write_text("{")
     with pytest.raises(DataError, match=r"not valid JSON"):
         data_path(SplitOptions(DATASET_NAMES=["birds"]), "TRAIN", 0)
+
+
+def test_a_catalogue_is_found_where_vissl_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """configs/config/dataset_catalog.json, with --config-dir configs."""
+    for name in CATALOGUE_VARIABLES:
+        monkeypatch.setenv(name, "")
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "theirs" / "config" / "dataset_catalog.json"
+    file.parent.mkdir(parents=True)
+    (file.parent / "mine.yaml").write_text(
+        f"# @package _global_\n{yaml.safe_dump({'config': recipe()})}"
+    )
+    file.write_text(json.dumps({"birds": {"train": ["/theirs"]}}))
+    options = SplitOptions(DATASET_NAMES=["birds"])
+    resolve_all(["config=mine"], [str(file.parents[1])])
+    assert data_path(options, "TRAIN", 0) == Located(Path("/theirs"), f"{file}, birds.train")
+    resolve_all(["config=quickstart/simclr"], [])  # another config: nothing of it is left
+    with pytest.raises(DataError, match="does not exist"):
+        data_path(options, "TRAIN", 0)
+
+
+def test_the_pages_source_takes_a_name_of_the_catalogue(
+    catalogue: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "data_sources.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page.partition("## A custom source")[2], re.S)[:1]
+    (tmp_path / "tiles.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(DATA_SOURCES._things, "tiles", None)
+    monkeypatch.delitem(DATA_SOURCES._things, "tiles")
+    Image.new("RGB", (96, 64)).save(tmp_path / "slide.png")
+    catalogue.write_text(json.dumps({"slides": {"train": [str(tmp_path / "slide.png")]}}))
+    data = {"DATASET_NAMES": ["slides"], "LABEL_TYPE": "zero", "DATA_LIMIT": -1}
+    changes = {f"DATA__TRAIN__{key}": value for key, value in data.items()}
+    run = resolved(PLUGINS=["tiles"], DATA__TRAIN__DATA_SOURCES=["tiles"], **changes)
+    split = read(run.config, DataOptions).TRAIN
+    source = DATA_SOURCES.get("tiles")(split, "TRAIN")
+    assert len(source) == 6
+    assert source.image(5).size == (32, 32)

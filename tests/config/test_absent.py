@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 import yaml
 from omegaconf import OmegaConf
+from torch import nn
 
 from sslengine import catalog, registry
+from sslengine.absent import DEAD_KEYS, NAMES, dead_key, instead_of, is_above_dead_keys
+from sslengine.command.list import main
 from sslengine.config.compose import shipped_configs
-from sslengine.config.dead_keys import DEAD_KEYS, dead_key, is_above_dead_keys
 from sslengine.config.resolve import Resolved, resolve
 from sslengine.config.sections import schema
 from sslengine.errors import ConfigError
-from sslengine.meters.mean_ap import MeanAPListMeter
 from tests.config.recipes import recipe, resolved
 
 SIMCLR = "LOSS__simclr_info_nce_loss"
@@ -68,7 +69,6 @@ def test_a_key_without_effect_is_a_warning_that_says_what_to_do(
         ("HOOKS__MEMORY_SUMMARY__DUMP_MEMORY_ON_EXCEPTION", True, False, "LOG_PEAKS"),
         ("MONITORING__MONITOR_ACTIVATION_STATISTICS", 5, 0, "not available"),
         ("MODEL__TRUNK__XCIT__QK_SCALE", 0.3, False, "temperature"),
-        ("METERS__model_output_mask", True, False, "not available"),
         ("EXTRACT_FEATURES__MAP_FEATURES_TO_IMG_NAME", True, False, "inds"),
         ("MODEL__SHARDED_DDP_SETUP__USE_SDP", True, False, "OPTIMIZER.use_zero"),
         ("MODEL__TRUNK__MOBILE_NET__PRETRAINED", True, False, "WEIGHTS_INIT.PARAMS_FILE"),
@@ -79,7 +79,7 @@ def test_a_key_without_effect_is_a_warning_that_says_what_to_do(
             "MODEL__TRUNK__VISION_TRANSFORMERS__MASKED_IMAGE_MODELING__NAME",
             "ibot",
             "",
-            "mask token",
+            "config=pretrain/ibot/",
         ),
         ("MODEL__TRUNK__CONVIT__CLASS_TOKEN_IN_LOCAL_LAYERS", True, False, "class token"),
     ],
@@ -150,16 +150,14 @@ def test_sections_above_dead_keys() -> None:
 
 
 def test_a_component_of_that_name_is_a_component(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Mine(MeanAPListMeter):
+    class Mine(nn.Module):
         def __init__(self, num_classes: int) -> None:
             raise AssertionError("it is not built")
 
-    monkeypatch.setitem(registry.METERS._things, "model_output_mask", Mine)
-    run = resolved(
-        METERS__names=["model_output_mask"], METERS__model_output_mask={"num_classes": 3}
-    )
+    monkeypatch.setitem(registry.LOSSES._things, "ignore_index", Mine)
+    run = resolved(LOSS={"name": "ignore_index", "ignore_index": {"num_classes": 3}})
     assert run.warnings == ()
-    assert run.config.METERS.model_output_mask.num_classes == 3
+    assert run.config.LOSS.ignore_index.num_classes == 3
 
 
 SHIPPED = sorted(
@@ -174,8 +172,16 @@ def test_shipped_files_set_no_key_without_effect(name: str) -> None:
     assert not [each for each in resolve([f"config={name}"]).warnings if "no effect" in each]
 
 
+def names_as_markdown() -> str:
+    """The table of names as docs/vissl_differences.md has it."""
+    lines = ["| kind | name | what to use |", "|---|---|---|"]
+    for kind, names in NAMES.items():
+        lines.extend(f"| {kind} | `{name}` | {instead} |" for name, instead in names.items())
+    return "\n".join(lines) + "\n"
+
+
 def as_markdown() -> str:
-    """The table as docs/vissl_differences.md has it."""
+    """The table of keys as docs/vissl_differences.md has it."""
     lines = ["| key | accepted silently | another value | what to do |", "|---|---|---|---|"]
     for path, key in DEAD_KEYS.items():
         silent = ", ".join(f"`{each!r}`" for each in key.accepted) or "-"
@@ -185,6 +191,70 @@ def as_markdown() -> str:
     return "\n".join(lines) + "\n"
 
 
-def test_the_page_has_the_table() -> None:
+def test_the_page_has_the_tables() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "vissl_differences.md").read_text()
-    assert page.partition("## Keys without effect\n")[2].endswith(as_markdown())
+    names, _, keys = page.partition("## Keys without effect\n")
+    assert names.rstrip().endswith(names_as_markdown().rstrip())
+    assert keys.endswith(as_markdown())
+
+
+# Of VISSL's registries at its last commit, those that sslengine knows under no such name.
+ABSENT = {
+    "MODEL__TRUNK__NAME": ["alexnet_bvlc", "alexnet_deepcluster", "classy_vit"],
+    "LOSS__name": ["swav_momentum_loss", "dino_distillation_loss", "ibot_distillation_loss",
+                   "msn_distillation_loss", "swav_distillation_loss"],
+    "METERS__name": ["mean_ap_meter"],
+    "TRAINER__TASK_NAME": ["self_supervision_sdp_task"],
+    "DATA__TRAIN__DATA_SOURCES": ["airstore", "everstore"],
+    "OPTIMIZER__name": ["zero"],
+}  # fmt: skip
+IN_LISTS = {
+    "MODEL__HEAD__PARAMS": ["eval_mlp_pooled", "ibot_distillation_head", "ibot_head", "mlp_res",
+                            "vision_transformer_head"],
+    "DATA__TRAIN__TRANSFORMS": ["SSLTransformsWrapper", "imagenet_autoaugment", "tuple_to_map"],
+}  # fmt: skip
+
+
+def test_a_name_that_is_absent_says_what_to_use_and_nothing_alike() -> None:
+    named = [(key, name, name) for key, names in ABSENT.items() for name in names]
+    named += [(key, name, [name]) for key in IN_LISTS for name in IN_LISTS[key]]
+    kinds = []
+    for key, name, value in named:
+        value = [name] if key.endswith("SOURCES") else value
+        value = [{"name": name}] if key.endswith("TRANSFORMS") else value
+        value = [[name, {}]] if key.endswith("PARAMS") else value
+        with pytest.raises(ConfigError) as told:
+            resolved(**{key: value})
+        (line,) = [each for each in str(told.value).splitlines() if repr(name) in each]
+        assert line.startswith(f"config.{key.replace('__', '.')}"), line
+        assert "Did you mean" not in line
+        kinds.append(next(kind for kind in NAMES if instead_of(kind, name)))
+        assert instead_of(kinds[-1], name) in line
+    assert {*kinds} == {*NAMES}
+
+
+def test_the_section_of_an_absent_loss_is_a_warning_and_distillation_an_error() -> None:
+    section = {"LOSS__swav_momentum_loss": {"momentum": 0.99}}
+    (warning,) = resolved(**section).warnings
+    assert warning.startswith("config.LOSS.swav_momentum_loss has no effect: take swav_loss")
+    with pytest.raises(ConfigError) as told:
+        resolved(DISTILLATION={"TEACHER_MODEL": {"MODEL": {}}})
+    assert "config.DISTILLATION: " in str(told.value)
+    assert "DISTRIBUTED" not in str(told.value)
+
+
+def test_nothing_that_is_here_is_in_the_table() -> None:
+    assert catalog
+    for each in vars(registry).values():
+        for name in each.names() if isinstance(each, registry.Registry) else ():
+            assert not instead_of(each.kind, name), name
+
+
+def test_the_list_has_names_and_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--vissl"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == sum(map(len, NAMES.values())) + len(DEAD_KEYS)
+    assert any(each.startswith("trunk: classy_vit: ") for each in lines)
+    assert any(each.startswith("key: DISTILLATION: ") for each in lines)
+    with pytest.raises(SystemExit):
+        main([])
