@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,17 @@ from sslengine.config.compose import (
 from sslengine.config.fast import FAST, why_not
 from sslengine.config.files import Layer
 from sslengine.config.plain_file import read_plain
-from sslengine.config.resolve import Resolved, freeze, resolve
+from sslengine.config.resolve import Resolved, freeze, resolve, settled
+from sslengine.dotted import below, leaves
 from sslengine.errors import ConfigError
 from sslengine.trust import Opened, closed
 
+# What versions without the key did. Its origin is as that of a value that follows from others: it
+# is not compared when the run resumes.
+_OLDER = Layer(
+    "derived: as the run's version, which did not have the key",
+    {"config": {"DATA": {split: {"TRANSPARENT": "drop"} for split in ("TRAIN", "TEST")}}},
+)
 # Sections that only training uses.
 _TRAINING_ONLY = ("HOOKS", "SLURM")
 # Entries that a run's folder has in addition to config.yaml, and a folder of configs has not.
@@ -40,7 +48,8 @@ def open_run(
     added: str = "",
     as_trained: bool = False,
 ) -> Resolved:
-    """Resolve the config of the run with the user's overrides.
+    """Resolve the config of the run with the user's overrides. A key that the file lacks, because
+    the run is of an earlier version, has the value by which the run was trained.
 
     trusted: the config may import code, and refer to other files and to the environment.
     judged: the run's model is evaluated and not trained; sections that only training uses are
@@ -53,11 +62,11 @@ def open_run(
         raise ConfigError(f"{folder} has no config.yaml: it is not the folder of a run.")
     started = as_trained and any((folder / _CHECKPOINTS).glob("*"))
     if trusted:
-        composition = compose(["config=config", *overrides], [str(folder)])
+        composition = _on_older(compose(["config=config", *overrides], [str(folder)]))
         composition = _with(_for_judging(composition, started) if judged else composition, added)
         return freeze(composition, judged)
     tree, not_read = read_plain(path)
-    composition = compose_on(Layer(str(path), tree), overrides, "config")
+    composition = _on_older(compose_on(Layer(str(path), tree), overrides, "config"))
     opened = Opened(str(path), frozenset(_typed(composition.assignments)))
     with closed(opened):
         composition = _with(_for_judging(composition, started) if judged else composition, added)
@@ -92,11 +101,30 @@ def open_named(
     """Resolve the arguments of a command; if they select a run's config, see open_run."""
     folder = run_of(arguments, config_dirs)
     if folder is None:
-        return resolve(arguments, config_dirs)
+        return _as_it_began(resolve(arguments, config_dirs))
     if trusted:
-        return _placed(resolve(arguments, config_dirs), folder, arguments)
+        resolved = freeze(_on_older(compose(arguments, config_dirs)))
+        return _placed(resolved, folder, arguments)
     chosen = [each for each in arguments if not _selects_config_yaml(each)]
     return _placed(open_run(folder, chosen), folder, arguments)
+
+
+def _as_it_began(resolved: Resolved) -> Resolved:
+    """With the values of an earlier version for keys that nothing sets, if its run goes on here."""
+    folder = Path(resolved.config.CHECKPOINT.DIR).expanduser()
+    earlier: dict[str, Any] = {}
+    if any((folder / _CHECKPOINTS).glob("*")) and (folder / "config.yaml").is_file():
+        with suppress(ConfigError):  # reported where the run resumes
+            earlier = read_plain(folder / "config.yaml")[0]
+    for path, value in leaves(_OLDER.tree["config"]) if earlier else ():
+        given = f"config.{path}" in resolved.origins
+        if not given and below(earlier, ["config", *path.split(".")]) is None:
+            resolved = settled(resolved, path, value, _OLDER.origin.removeprefix("derived: "))
+    return resolved
+
+
+def _on_older(composition: Composition) -> Composition:
+    return dataclasses.replace(composition, layers=[_OLDER, *composition.layers])
 
 
 def _placed(resolved: Resolved, folder: Path, arguments: Sequence[str]) -> Resolved:

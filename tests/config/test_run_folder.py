@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,12 @@ import yaml
 
 from sslengine import catalog  # noqa: F401 - declares the names that ship with sslengine
 from sslengine.config.changes import changes
-from sslengine.config.run_folder import open_run
+from sslengine.config.run_folder import open_named, open_run
+from sslengine.config.show import show
 from sslengine.config.stored import as_stored
 from sslengine.data.sources.base import build_sources
 from sslengine.errors import ConfigError, DataError, UntrustedError
-from tests.config.recipes import recipe
+from tests.config.recipes import recipe, resolved
 
 
 def _folder(folder: Path, **changes: Any) -> Path:
@@ -80,3 +82,31 @@ def test_a_file_that_has_the_keys_of_all_components(tmp_path: Path) -> None:
     assert [str(each) for each in changes(text, now, run.origins)] == []
     (later,) = changes(text.replace("amsgrad: null", "amsgrad: true"), now, run.origins)
     assert str(later) == "config.OPTIMIZER.amsgrad: True -> None"
+
+
+def _transparent(run: Any) -> list[Any]:
+    return [run.config.DATA[split].TRANSPARENT for split in ("TRAIN", "TEST")]
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_a_run_without_a_key_keeps_what_its_version_did(trusted: bool, tmp_path: Path) -> None:
+    """Also where it goes on, selected by its folder or by the config that it began from."""
+    run, configs = _folder(tmp_path), tmp_path / "configs"
+    assert _transparent(open_run(run, trusted=trusted, judged=True)) == ["drop", "drop"]
+    typed = ["config.DATA.TRAIN.TRANSPARENT=black"]
+    assert _transparent(open_run(run, typed, trusted=trusted)) == ["black", "drop"]
+    configs.mkdir()
+    begun = ["config=mine", f"config.CHECKPOINT.DIR={run}"]
+    shutil.copy(run / "config.yaml", configs / "mine.yaml")
+    assert _transparent(open_named(begun, [str(configs)])) == ["white", "white"]
+    (run / "checkpoints" / "model_final.torch").mkdir(parents=True)
+    for given, folder in ((begun, configs), (["config=config"], run)):
+        found = open_named(given, [str(folder)], trusted)
+        assert _transparent(found) == ["drop", "drop"]
+        text = (run / "config.yaml").read_text()
+        now = as_stored(found.config, found.texts)
+        assert not any("TRANSPARENT" in str(each) for each in changes(text, now, found.origins))
+        assert _transparent(open_named([*given, *typed], [str(folder)], trusted))[0] == "black"
+    (run / "config.yaml").write_text(show(resolved(DATA__TRAIN__TRANSPARENT="white")))
+    for given, folder in ((begun, configs), (["config=config"], run)):
+        assert _transparent(open_named(given, [str(folder)], trusted)) == ["white", "white"]

@@ -1,8 +1,8 @@
 """The one place where encoded bytes become an image.
 
-As in VISSL an image is RGB, transparency is dropped, an animation is its first frame, and
-nothing is turned as EXIF may say. What an image takes in memory is known before its pixels are
-read: one with more than MAX_IMAGE_PIXELS of them is refused.
+As in VISSL an image is RGB, an animation is its first frame, and nothing is turned as EXIF may
+say. Through transparent pixels a colour is seen, TRANSPARENT. What an image takes in memory is
+known before its pixels are read: one with more than MAX_IMAGE_PIXELS of them is refused.
 
 No value is narrowed without being asked for. An image of more than 8 bits becomes one of 8 as
 PIXEL_RANGE says, and is refused without it. IMAGE_MODE says otherwise: L, grey levels; stored, as
@@ -14,7 +14,7 @@ values.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from io import BytesIO
 from typing import Any, cast
@@ -24,6 +24,16 @@ from numpy.typing import NDArray
 from PIL import Image, ImageChops, ImageOps, UnidentifiedImageError
 
 from sslengine.data.decode.pixel_range import FORMS, PixelRange
+from sslengine.data.decode.transparency import (
+    NOT_ALPHA,
+    WAS_TRANSPARENT,
+    WHITE,
+    Colour,
+    has_alpha,
+    parse_colour,
+    put_array_on_colour,
+    put_on_colour,
+)
 from sslengine.data.decode.true_values import (
     LARGE_BIG_ENDIAN,
     PHOTOMETRIC,
@@ -33,6 +43,7 @@ from sslengine.data.decode.true_values import (
     Page,
     of_pillow,
     read_bands,
+    says_alpha,
 )
 from sslengine.data.options import SplitOptions
 from sslengine.errors import ConfigError
@@ -48,7 +59,7 @@ NPY = b"\x93NUMPY"
 ORIENTATION = 0x0112
 # What float32 holds exactly.
 LARGEST = 2**24
-WHITE = 255  # of 8 bits
+GREATEST = 255  # of 8 bits
 
 _pillow_limit = threading.Lock()
 
@@ -82,6 +93,7 @@ class Decoder:
     mode: str = "RGB"
     pixel_range: PixelRange | None = None
     page: Page = None
+    background: Colour | None = WHITE
 
     @classmethod
     def of(cls, options: SplitOptions, split: str) -> Decoder:
@@ -92,6 +104,7 @@ class Decoder:
             options.IMAGE_MODE,
             PixelRange.parse(options.PIXEL_RANGE),
             options.IMAGE_PAGE,
+            parse_colour(options.TRANSPARENT),
         )
 
     def __call__(self, encoded: bytes) -> Image.Image:
@@ -127,6 +140,8 @@ class Decoder:
         if bands is not None:
             return self._of_bands(bands, image)
         assert image is not None
+        if not says_alpha(encoded, image):
+            image.info[NOT_ALPHA] = True
         return image
 
     def is_plain_jpeg(self, image: Any) -> bool:
@@ -145,6 +160,10 @@ class Decoder:
         if self.mode == "stored":
             self._refuse_among_deeper()
             return ImageChops.invert(image) if white_is_zero else _as_stored(image)
+        if image.mode in ("La", "RGBa"):  # multiplied with alpha, which Pillow makes no RGB of
+            image = image.convert(image.mode.upper())
+        if self.background is not None and has_alpha(image):
+            image = put_on_colour(image, self.background)
         return to_rgb(image) if self.mode == "RGB" else to_grey(image)
 
     def _of_bands(self, bands: Bands, image: Image.Image | None) -> Image.Image:
@@ -159,17 +178,23 @@ class Decoder:
                 f"it has {bands.colours} bands, and IMAGE_MODE {self.mode} is for one or three: "
                 f"set {self.where}.IMAGE_MODE to stored."
             )
-        made = self._in_8_bits(values[..., : bands.colours])
+        bands = replace(bands, values=values)
+        opacity = None if self.background is None else bands.opacity()
+        made = self._in_8_bits(bands.visible(opacity), None if opacity is None else opacity > 0)
         made = 255 - made if bands.white_is_zero else made
-        return Image.fromarray(made if bands.colours == 3 else made[..., 0])
+        if opacity is None or self.background is None:
+            return Image.fromarray(made if bands.colours == 3 else made[..., 0])
+        found = Image.fromarray(put_array_on_colour(made, opacity, self.background))
+        found.info[WAS_TRANSPARENT] = True
+        return found
 
-    def _in_8_bits(self, values: NDArray[Any]) -> NDArray[np.uint8]:
+    def _in_8_bits(self, values: NDArray[Any], seen: NDArray[np.bool_] | None) -> NDArray[np.uint8]:
         if values.dtype == np.uint8:
             return np.array(values, order="C")
         if self.pixel_range is None:
             low, high = float(np.nanmin(values)), float(np.nanmax(values))
             raise NarrowedError(self.where, self.mode, str(values.dtype), low, high)
-        return np.array(self.pixel_range.to_8_bits(values), order="C")
+        return np.array(self.pixel_range.to_8_bits(values, seen), order="C")
 
     def _array(self, values: NDArray[Any]) -> Image.Image:
         """As ToTensor takes it; an image by its use alone, not by its type."""
@@ -200,9 +225,9 @@ class Decoder:
     def _refuse_among_deeper(self) -> None:
         """An image of 8 bits, if the others have more: ToTensor divides its values alone by 255."""
         limits = self.pixel_range and self.pixel_range.limits
-        if limits and limits[1] > WHITE:
+        if limits and limits[1] > GREATEST:
             raise ConfigError(
-                f"its values are of 8 bits, and are divided by {WHITE}; the run is trained on "
+                f"its values are of 8 bits, and are divided by {GREATEST}; the run is trained on "
                 f"values up to {limits[1]:g} ({self.where}.PIXEL_RANGE)."
             )
 

@@ -48,18 +48,23 @@ class PixelRange:
         """If they are the same for all images."""
         return (self.low, self.high) if self.kind == "fixed" else None
 
-    def to_8_bits(self, values: NDArray[Any]) -> NDArray[np.uint8]:
+    def to_8_bits(
+        self, values: NDArray[Any], seen: NDArray[np.bool_] | None = None
+    ) -> NDArray[np.uint8]:
+        """seen: which pixels are not invisible; None: all. The limits are those of their values."""
         import numpy as np
 
-        low, high = self._limits(values)
+        low, high = self._limits(values, seen)
         numbers = np.clip(values.astype(np.float64), low, high) - low
         return np.rint(numbers * 255 / ((high - low) or 1.0)).astype(np.uint8)
 
-    def _limits(self, values: NDArray[Any]) -> tuple[float, float]:
+    def _limits(self, values: NDArray[Any], seen: NDArray[np.bool_] | None) -> tuple[float, float]:
         import numpy as np
 
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             raise ValueError("some of its values are not finite")
+        if seen is not None and seen.any():
+            values = values[seen]
         if self.kind == "fixed":
             return self.low, self.high
         if self.kind == "image":

@@ -48,6 +48,30 @@ class Bands:
     values: Values
     colours: int
     white_is_zero: bool = False
+    opaque: float = 1.0  # the greatest value of alpha
+    premultiplied: bool = False  # the colours are multiplied with alpha
+    key: Any = None  # the colour whose pixels are invisible, in a file without alpha
+
+    def opacity(self) -> NDArray[np.float64] | None:
+        """Return that of each pixel, from 0 to 1; None if the whole image is opaque."""
+        if self.key is not None:
+            found = (self.values != np.array(self.key)).any(-1).astype(np.float64)
+        elif self.values.shape[2] > self.colours:
+            found = np.clip(self.values[..., self.colours] / self.opaque, 0, 1)
+        else:
+            return None
+        return found if found.min(initial=1) < 1 else None
+
+    def visible(self, opacity: NDArray[np.float64] | None) -> Values:
+        """Return the colours, not multiplied with alpha. opacity: None if it is dropped."""
+        stored = self.values[..., : self.colours]
+        if opacity is None or not self.premultiplied:
+            return stored
+        seen, whole = opacity[..., None], stored.astype(np.float64)
+        np.divide(whole, seen, out=whole, where=seen > 0)
+        if stored.dtype.kind in "iu":
+            whole = np.rint(np.minimum(whole, self.opaque))
+        return whole.astype(stored.dtype)
 
 
 def read_bands(encoded: bytes, image: Image.Image | None, page: Page, every: bool) -> Bands | None:
@@ -61,6 +85,9 @@ def read_bands(encoded: bytes, image: Image.Image | None, page: Page, every: boo
     _turn_to(image, page, every)
     if image.format == "PNG" and encoded[24] == 16:
         return _png(encoded, image)
+    if image.format == "PNG" and image.mode == "L" and "transparency" in image.info:
+        # A grey level in the bits of the file, which Pillow has spread over 8.
+        image.info["transparency"] *= 255 // (2 ** encoded[24] - 1)
     if image.format == "PPM" and (found := _DEEP_PPM.match(encoded)) and int(found[7]) > 255:
         return _ppm(encoded, found)
     if image.format in ("JPEG2000", "AVIF") and (bits := _bits(encoded, image)) > 8:
@@ -78,9 +105,22 @@ def of_pillow(image: Image.Image) -> Bands | None:
     return _by_pillow(image) if image.mode in ("I", "F") or "I;16" in image.mode else None
 
 
+def says_alpha(encoded: bytes, image: Any) -> bool:
+    """Is a band that Pillow takes for alpha declared as that? It may be infrared."""
+    if image.format == "TIFF":
+        return image.mode == "P" or image.tag_v2.get(EXTRA, (0,))[0] in ALPHA
+    if image.format == "JPEG2000":
+        header = encoded[: encoded.find(b"jp2c")]
+        begin = header.find(b"cdef") + 4  # how many bands, and of each: number, kind, of which
+        kinds = header[begin + 5 : begin + 2 + 6 * header[begin + 1] : 6] if begin > 3 else b""
+        return any(each in ALPHA for each in kinds)
+    return True
+
+
 def _by_pillow(image: Image.Image, dtype: str = "") -> Bands:
     values = np.asarray(image)
-    return Bands((values.astype(dtype) if dtype else values)[..., None], 1)
+    key = image.info.get("transparency")
+    return Bands((values.astype(dtype) if dtype else values)[..., None], 1, key=key)
 
 
 def _turn_to(image: Image.Image, page: Page, every: bool) -> None:
@@ -111,7 +151,10 @@ def _png(encoded: bytes, image: Image.Image) -> Bands:
     bands = BANDS[encoded[25]]
     if bands == 1:
         return _by_pillow(image, "uint16")
-    return Bands(decode_16_bits(encoded), bands - (bands in (2, 4)))
+    return Bands(
+        decode_16_bits(encoded), bands - (bands in (2, 4)), opaque=65535,
+        key=image.info.get("transparency"),
+    )  # fmt: skip
 
 
 def _ppm(encoded: bytes, found: re.Match[bytes]) -> Bands:
@@ -228,5 +271,10 @@ def _page_of_tiff(page: Any) -> Bands:
     if values.ndim != 3:
         raise DataError(f"a page of shape {values.shape} is no image.")
     extra = [int(each) for each in page.extrasamples]
-    colours = samples - sum(each in ALPHA for each in extra)
-    return Bands(values, colours, int(page.photometric) == WHITE_IS_ZERO)
+    return Bands(
+        values,
+        colours=samples - sum(each in ALPHA for each in extra),
+        white_is_zero=int(page.photometric) == WHITE_IS_ZERO,
+        opaque=2.0**page.bitspersample - 1 if values.dtype.kind == "u" else 1.0,
+        premultiplied=extra[:1] == [1],
+    )
