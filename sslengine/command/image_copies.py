@@ -55,11 +55,12 @@ class Copies(NamedTuple):
     side: int
     quality: int  # 0: plain pixels
     pixel_range: Any = ""
+    transparent: str = "white"
 
     def words(self) -> str:
         kept = f"JPEG of quality {self.quality}" if self.quality else "plain pixels"
         shown = f", PIXEL_RANGE {self.pixel_range}" if self.pixel_range else ""
-        return f"shorter side {self.side}, {kept}{shown}"
+        return f"shorter side {self.side}, {kept}{shown}, TRANSPARENT {self.transparent}"
 
     def encode(self, image: Image.Image) -> bytes:
         scale = self.side / min(image.size)
@@ -169,11 +170,11 @@ def _fingerprint(source: DataSource) -> str:
 def copy(given: argparse.Namespace) -> list[str]:
     """What `sslengine make image-cache` does; the lines that it prints."""
     pixel_range: Any = yaml.safe_load(given.pixel_range)  # type: ignore[no-untyped-call]
-    copies = Copies(given.side, 0 if given.raw else given.quality, pixel_range)
+    copies = Copies(given.side, 0 if given.raw else given.quality, pixel_range, given.transparent)
     name, place = (given.source, given.path) if given.source else _found(given.path)
     options = SplitOptions(
         DATA_SOURCES=[name], DATA_PATHS=[place], EXIF_ROTATION=given.exif_rotation,
-        PIXEL_RANGE=pixel_range,
+        PIXEL_RANGE=pixel_range, TRANSPARENT=given.transparent,
     )  # fmt: skip
     for problem in options.check():
         raise ConfigError(problem)

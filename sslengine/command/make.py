@@ -94,6 +94,7 @@ def _image_cache(parser: argparse.ArgumentParser) -> None:
     add("--raw", action="store_true", help="store pixels without compression")
     add("--exif-rotation", action="store_true", help="rotate images by their EXIF data")
     add("--pixel-range", default="", help="as PIXEL_RANGE, for images of more than 8 bits")
+    add("--transparent", default="white", metavar="COLOUR", help="as TRANSPARENT: black, drop, ...")
     add("--workers", type=int, metavar="N", help="processes; default: a core each")
 
 

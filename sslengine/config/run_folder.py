@@ -110,7 +110,7 @@ def open_named(
 
 
 def _as_it_began(resolved: Resolved) -> Resolved:
-    """With the values of an earlier version for keys that nothing sets, if its run goes on here."""
+    """With the values of an earlier version for keys that nothing sets, if its run resumes here."""
     folder = Path(resolved.config.CHECKPOINT.DIR).expanduser()
     earlier: dict[str, Any] = {}
     if any((folder / _CHECKPOINTS).glob("*")) and (folder / "config.yaml").is_file():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sslengine.data.decode.pixel_range import PixelRange
+from sslengine.data.decode.transparency import Colour, parse_colour
 from sslengine.export.array_code import array_code, listed, resized_and_cropped
 from sslengine.export.subject import Subject
 
@@ -18,19 +19,32 @@ from PIL import Image
 def eight_bits(image):
     # as the run: PIXEL_RANGE {given}. Pillow's image or an array; 8 bits do not change
     values = np.array(image)
-    if values.dtype == np.uint8:
-        return Image.fromarray(values).convert("{mode}")
-    low, high = {limits}
-    values = (np.clip(values.astype(np.float64), low, high) - low) * 255 / ((high - low) or 1.0)
-    return Image.fromarray(np.rint(values).astype(np.uint8)).convert("{mode}")
+    if values.dtype.itemsize > 1:
+        has_alpha = values.dtype.kind == "u" and values.shape[2:] in ((2,), (4,))
+        seen = values[..., :-1]{visible} if has_alpha else values
+        low, high = {limits}
+        made = (np.clip(values.astype(np.float64), low, high) - low) * 255 / ((high - low) or 1.0)
+        if has_alpha:
+            made[..., -1] = values[..., -1] * (255 / np.iinfo(values.dtype).max)
+        values = np.rint(made).astype(np.uint8)
+        image = Image.fromarray(values)
+    elif not isinstance(image, Image.Image):
+        image = Image.fromarray(values)
+    return {made}
 """
 _LIMITS = {
     "fixed": "{low}, {high}",
-    "percentile": "np.percentile(values, [{low}, {high}])",
-    "image": "float(values.min()), float(values.max())",
+    "percentile": "np.percentile(seen, [{low}, {high}])",
+    "image": "float(seen.min()), float(seen.max())",
     "type": "float(np.iinfo(values.dtype).min), float(np.iinfo(values.dtype).max)",
 }
 _OPEN = 'from PIL import Image\nimage = Image.open("image.png")\n'
+# As the run: TRANSPARENT.
+_DROPPED = 'image.convert("{mode}")'
+_ON_COLOUR = (
+    'Image.alpha_composite(Image.new("RGBA", image.size, {colour}), image.convert("RGBA"))'
+    '.convert("{mode}")'
+)
 _OPEN_BANDS = 'import tifffile\nimage = tifffile.imread("image.tif")\n'
 
 _RESIZED = "def resized(image):\n"
@@ -71,7 +85,20 @@ def eight_bits_code(subject: Subject) -> str:
         return ""
     limits = _LIMITS[found.kind].format(low=found.low, high=found.high)
     given = subject.image_options.PIXEL_RANGE
-    return _EIGHT_BITS.format(given=_plain(given), mode=subject.image_mode, limits=limits)
+    visible = "[values[..., -1] > 0]" if _colour(subject) else ""
+    return _EIGHT_BITS.format(
+        given=_plain(given), limits=limits, visible=visible, made=_without_alpha(subject)
+    )
+
+
+def _colour(subject: Subject) -> Colour | None:
+    return parse_colour(subject.image_options.TRANSPARENT)
+
+
+def _without_alpha(subject: Subject) -> str:
+    colour = _colour(subject)
+    made = _DROPPED if colour is None else _ON_COLOUR
+    return made.format(mode=subject.image_mode, colour=colour)
 
 
 def _plain(given: Any) -> Any:
@@ -84,7 +111,7 @@ def opening(subject: Subject) -> str:
         return _OPEN if subject.channels == 1 else _OPEN_BANDS
     if pixel_range(subject):
         return _OPEN.replace("Image.open(", "eight_bits(Image.open(").replace('png")', 'png"))')
-    return _OPEN.replace('png")', f'png").convert("{subject.image_mode}")')
+    return f"{_OPEN}image = {_without_alpha(subject)}\n"
 
 
 def torch_example(subject: Subject, output: str = "") -> str:

@@ -90,7 +90,7 @@ def _transparent(run: Any) -> list[Any]:
 
 @pytest.mark.parametrize("trusted", [False, True])
 def test_a_run_without_a_key_keeps_what_its_version_did(trusted: bool, tmp_path: Path) -> None:
-    """Also where it goes on, selected by its folder or by the config that it began from."""
+    """Also where it resumes, selected by its folder or by the config that it began from."""
     run, configs = _folder(tmp_path), tmp_path / "configs"
     assert _transparent(open_run(run, trusted=trusted, judged=True)) == ["drop", "drop"]
     typed = ["config.DATA.TRAIN.TRANSPARENT=black"]

@@ -8,6 +8,7 @@ A pixel of the colour c and the opacity a becomes c * a + colour * (1 - a), roun
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # options are read without numpy and Pillow, which take their time
@@ -34,12 +35,10 @@ def parse_colour(given: Any) -> Colour | None:
         case str(name):
             from PIL import ImageColor
 
-            try:
-                found = ImageColor.getrgb(name)
-            except ValueError:
-                found = ()
-            if len(found) == 3:
-                return found
+            with suppress(ValueError):
+                red, green, blue, *alpha = ImageColor.getrgb(name)
+                if not alpha:
+                    return red, green, blue
         case [int(red), int(green), int(blue)] if min(given) >= 0 and max(given) <= 255:
             return red, green, blue
     raise ValueError(f"expected {FORMS}; got {given!r}.")
@@ -73,4 +72,5 @@ def put_array_on_colour(
     import numpy as np
 
     seen = opacity[..., None]
-    return np.rint(values * seen + np.array(colour) * (1 - seen)).astype(np.uint8)
+    made: NDArray[Any] = np.rint(values * seen + np.array(colour) * (1 - seen))
+    return made.astype(np.uint8)
