@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,11 @@ from sslengine.config.compose import (
 from sslengine.config.fast import FAST, why_not
 from sslengine.config.files import Layer
 from sslengine.config.plain_file import read_plain
-from sslengine.config.resolve import Resolved, freeze, resolve, settled
-from sslengine.dotted import below, leaves
+from sslengine.config.resolve import Resolved, freeze
 from sslengine.errors import ConfigError
 from sslengine.trust import Opened, closed
 
-# What versions without the key did. Its origin is as that of a value that follows from others: it
-# is not compared when the run resumes.
+# What versions without the key did. A value that is derived is not compared when a run resumes.
 _OLDER = Layer(
     "derived: as the run's version, which did not have the key",
     {"config": {"DATA": {split: {"TRANSPARENT": "drop"} for split in ("TRAIN", "TEST")}}},
@@ -100,27 +97,22 @@ def open_named(
 ) -> Resolved:
     """Resolve the arguments of a command; if they select a run's config, see open_run."""
     folder = run_of(arguments, config_dirs)
-    if folder is None:
-        return _as_it_began(resolve(arguments, config_dirs))
-    if trusted:
-        resolved = freeze(_on_older(compose(arguments, config_dirs)))
-        return _placed(resolved, folder, arguments)
+    if folder is None or trusted:
+        composition = compose(arguments, config_dirs)
+        if folder is not None:
+            return _placed(freeze(_on_older(composition)), folder, arguments)
+        resolved = freeze(composition)
+        older = _is_older(Path(resolved.config.CHECKPOINT.DIR).expanduser())
+        return freeze(_on_older(composition)) if older else resolved
     chosen = [each for each in arguments if not _selects_config_yaml(each)]
     return _placed(open_run(folder, chosen), folder, arguments)
 
 
-def _as_it_began(resolved: Resolved) -> Resolved:
-    """With the values of an earlier version for keys that nothing sets, if its run resumes here."""
-    folder = Path(resolved.config.CHECKPOINT.DIR).expanduser()
-    earlier: dict[str, Any] = {}
-    if any((folder / _CHECKPOINTS).glob("*")) and (folder / "config.yaml").is_file():
-        with suppress(ConfigError):  # reported where the run resumes
-            earlier = read_plain(folder / "config.yaml")[0]
-    for path, value in leaves(_OLDER.tree["config"]) if earlier else ():
-        given = f"config.{path}" in resolved.origins
-        if not given and below(earlier, ["config", *path.split(".")]) is None:
-            resolved = settled(resolved, path, value, _OLDER.origin.removeprefix("derived: "))
-    return resolved
+def _is_older(folder: Path) -> bool:
+    """Is there a run in it that began without the key, and resumes?"""
+    file = folder / "config.yaml"
+    resumes = file.is_file() and any((folder / _CHECKPOINTS).glob("*"))
+    return resumes and "TRANSPARENT:" not in file.read_text("utf-8", errors="replace")
 
 
 def _on_older(composition: Composition) -> Composition:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sslengine.data.decode.pixel_range import PixelRange
-from sslengine.data.decode.transparency import Colour, parse_colour
+from sslengine.data.decode.transparency import parse_colour
 from sslengine.export.array_code import array_code, listed, resized_and_cropped
 from sslengine.export.subject import Subject
 
@@ -27,9 +27,7 @@ def eight_bits(image):
         if has_alpha:
             made[..., -1] = values[..., -1] * (255 / np.iinfo(values.dtype).max)
         values = np.rint(made).astype(np.uint8)
-        image = Image.fromarray(values)
-    elif not isinstance(image, Image.Image):
-        image = Image.fromarray(values)
+    image = image if getattr(image, "mode", "I")[0] not in "IF" else Image.fromarray(values)
     return {made}
 """
 _LIMITS = {
@@ -39,12 +37,7 @@ _LIMITS = {
     "type": "float(np.iinfo(values.dtype).min), float(np.iinfo(values.dtype).max)",
 }
 _OPEN = 'from PIL import Image\nimage = Image.open("image.png")\n'
-# As the run: TRANSPARENT.
-_DROPPED = 'image.convert("{mode}")'
-_ON_COLOUR = (
-    'Image.alpha_composite(Image.new("RGBA", image.size, {colour}), image.convert("RGBA"))'
-    '.convert("{mode}")'
-)
+_ON_COLOUR = 'Image.alpha_composite(Image.new("RGBA", image.size, {}), image.convert("RGBA"))'
 _OPEN_BANDS = 'import tifffile\nimage = tifffile.imread("image.tif")\n'
 
 _RESIZED = "def resized(image):\n"
@@ -85,20 +78,16 @@ def eight_bits_code(subject: Subject) -> str:
         return ""
     limits = _LIMITS[found.kind].format(low=found.low, high=found.high)
     given = subject.image_options.PIXEL_RANGE
-    visible = "[values[..., -1] > 0]" if _colour(subject) else ""
-    return _EIGHT_BITS.format(
-        given=_plain(given), limits=limits, visible=visible, made=_without_alpha(subject)
-    )
-
-
-def _colour(subject: Subject) -> Colour | None:
-    return parse_colour(subject.image_options.TRANSPARENT)
+    made = _without_alpha(subject)
+    visible = "[values[..., -1] > 0]" if "composite" in made else ""
+    return _EIGHT_BITS.format(given=_plain(given), limits=limits, visible=visible, made=made)
 
 
 def _without_alpha(subject: Subject) -> str:
-    colour = _colour(subject)
-    made = _DROPPED if colour is None else _ON_COLOUR
-    return made.format(mode=subject.image_mode, colour=colour)
+    """`image`, as the run has it by TRANSPARENT."""
+    colour = parse_colour(subject.image_options.TRANSPARENT)
+    made = "image" if colour is None else _ON_COLOUR.format(colour)
+    return f'{made}.convert("{subject.image_mode}")'
 
 
 def _plain(given: Any) -> Any:

@@ -31,7 +31,7 @@ YOURS = (
 
 def describe(subject: Subject) -> dict[str, Any]:
     """What is true of the trunk in any format."""
-    trunk, options, given = subject.trunk, subject.options, subject.image_options.TRANSPARENT
+    trunk, options = subject.trunk, subject.options
     library = options.TRUNK.library()
     return {
         "sslengine": sslengine.__version__,
@@ -42,7 +42,7 @@ def describe(subject: Subject) -> dict[str, Any]:
         "network": subject.network,
         "method": read(subject.config, LossOptions).name,
         "view": asdict(subject.preprocessing),
-        "transparent": given if isinstance(given, str) else list(given),
+        "transparent": subject.image_options.TRANSPARENT,
         "started_from": _started_from(subject),
         **(
             _of_file(subject.checkpoint)

@@ -105,9 +105,6 @@ def _before(subject: Subject) -> str:
     """What is done to an image first."""
     range = subject.image_options.PIXEL_RANGE if pixel_range(subject) else None
     brought = "" if range is None else f"brought to 8 bits by PIXEL_RANGE {range}, "
-    transparent = subject.image_options.TRANSPARENT
-    if subject.image_mode != "stored" and transparent != "drop":
-        brought += f"put on {transparent} where it is transparent, "
     return f"{brought}resized and cropped"
 
 

@@ -23,17 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageChops, ImageOps, UnidentifiedImageError
 
+from sslengine.data.decode import transparency
 from sslengine.data.decode.pixel_range import FORMS, PixelRange
-from sslengine.data.decode.transparency import (
-    NOT_ALPHA,
-    WAS_TRANSPARENT,
-    WHITE,
-    Colour,
-    has_alpha,
-    parse_colour,
-    put_array_on_colour,
-    put_on_colour,
-)
 from sslengine.data.decode.true_values import (
     LARGE_BIG_ENDIAN,
     PHOTOMETRIC,
@@ -59,7 +50,7 @@ NPY = b"\x93NUMPY"
 ORIENTATION = 0x0112
 # What float32 holds exactly.
 LARGEST = 2**24
-GREATEST = 255  # of 8 bits
+WHITE = 255  # of 8 bits
 
 _pillow_limit = threading.Lock()
 
@@ -93,7 +84,7 @@ class Decoder:
     mode: str = "RGB"
     pixel_range: PixelRange | None = None
     page: Page = None
-    background: Colour | None = WHITE
+    background: transparency.Colour | None = transparency.WHITE
 
     @classmethod
     def of(cls, options: SplitOptions, split: str) -> Decoder:
@@ -104,7 +95,7 @@ class Decoder:
             options.IMAGE_MODE,
             PixelRange.parse(options.PIXEL_RANGE),
             options.IMAGE_PAGE,
-            parse_colour(options.TRANSPARENT),
+            transparency.parse_colour(options.TRANSPARENT),
         )
 
     def __call__(self, encoded: bytes) -> Image.Image:
@@ -141,7 +132,7 @@ class Decoder:
             return self._of_bands(bands, image)
         assert image is not None
         if not says_alpha(encoded, image):
-            image.info[NOT_ALPHA] = True
+            image.info[transparency.NOT_ALPHA] = True
         return image
 
     def is_plain_jpeg(self, image: Any) -> bool:
@@ -162,9 +153,9 @@ class Decoder:
             return ImageChops.invert(image) if white_is_zero else _as_stored(image)
         if image.mode in ("La", "RGBa"):  # multiplied with alpha, which Pillow makes no RGB of
             image = image.convert(image.mode.upper())
-        if self.background is not None and has_alpha(image):
-            image = put_on_colour(image, self.background)
-        return to_rgb(image) if self.mode == "RGB" else to_grey(image)
+        if self.background is not None and transparency.has_alpha(image):
+            image = transparency.put_on_colour(image, self.background)
+        return to_rgb(image) if self.mode == "RGB" else to_rgb(image).convert("L")
 
     def _of_bands(self, bands: Bands, image: Image.Image | None) -> Image.Image:
         values = bands.values
@@ -178,23 +169,23 @@ class Decoder:
                 f"it has {bands.colours} bands, and IMAGE_MODE {self.mode} is for one or three: "
                 f"set {self.where}.IMAGE_MODE to stored."
             )
-        bands = replace(bands, values=values)
-        opacity = None if self.background is None else bands.opacity()
-        made = self._in_8_bits(bands.visible(opacity), None if opacity is None else opacity > 0)
+        colours, opacity = replace(bands, values=values).seen(self.background is None)
+        made = self._in_8_bits(colours, opacity)
         made = 255 - made if bands.white_is_zero else made
-        if opacity is None or self.background is None:
-            return Image.fromarray(made if bands.colours == 3 else made[..., 0])
-        found = Image.fromarray(put_array_on_colour(made, opacity, self.background))
-        found.info[WAS_TRANSPARENT] = True
+        if opacity is not None:
+            made = np.rint(made * opacity + np.array(self.background) * (1 - opacity)).astype("u1")
+        found = Image.fromarray(made if made.shape[2] == 3 else made[..., 0])
+        found.info |= {} if opacity is None else {transparency.WAS_TRANSPARENT: True}
         return found
 
-    def _in_8_bits(self, values: NDArray[Any], seen: NDArray[np.bool_] | None) -> NDArray[np.uint8]:
+    def _in_8_bits(self, values: NDArray[Any], opacity: NDArray[Any] | None) -> NDArray[np.uint8]:
         if values.dtype == np.uint8:
             return np.array(values, order="C")
         if self.pixel_range is None:
             low, high = float(np.nanmin(values)), float(np.nanmax(values))
             raise NarrowedError(self.where, self.mode, str(values.dtype), low, high)
-        return np.array(self.pixel_range.to_8_bits(values, seen), order="C")
+        decide = values if opacity is None else values[opacity[..., 0] > 0]
+        return np.array(self.pixel_range.to_8_bits(values, decide), order="C")
 
     def _array(self, values: NDArray[Any]) -> Image.Image:
         """As ToTensor takes it; an image by its use alone, not by its type."""
@@ -225,9 +216,9 @@ class Decoder:
     def _refuse_among_deeper(self) -> None:
         """An image of 8 bits, if the others have more: ToTensor divides its values alone by 255."""
         limits = self.pixel_range and self.pixel_range.limits
-        if limits and limits[1] > GREATEST:
+        if limits and limits[1] > WHITE:
             raise ConfigError(
-                f"its values are of 8 bits, and are divided by {GREATEST}; the run is trained on "
+                f"its values are of 8 bits, and are divided by {WHITE}; the run is trained on "
                 f"values up to {limits[1]:g} ({self.where}.PIXEL_RANGE)."
             )
 
@@ -244,10 +235,6 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if "transparency" in image.info and image.mode == "P":
         image = image.convert("RGBA")  # Pillow warns of the direct way, with the same colours
     return image.convert("RGB")
-
-
-def to_grey(image: Image.Image) -> Image.Image:
-    return to_rgb(image).convert("L")
 
 
 def _as_stored(image: Image.Image) -> Image.Image:

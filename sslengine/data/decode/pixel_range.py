@@ -48,23 +48,19 @@ class PixelRange:
         """If they are the same for all images."""
         return (self.low, self.high) if self.kind == "fixed" else None
 
-    def to_8_bits(
-        self, values: NDArray[Any], seen: NDArray[np.bool_] | None = None
-    ) -> NDArray[np.uint8]:
-        """seen: which pixels are not invisible; None: all. The limits are those of their values."""
+    def to_8_bits(self, values: NDArray[Any], decide: NDArray[Any]) -> NDArray[np.uint8]:
+        """decide: those of them that determine what is black and white."""
         import numpy as np
 
-        low, high = self._limits(values, seen)
-        numbers = np.clip(values.astype(np.float64), low, high) - low
+        low, high = self._limits(decide if decide.size else values)
+        numbers = np.nan_to_num(np.clip(values.astype(np.float64), low, high) - low)
         return np.rint(numbers * 255 / ((high - low) or 1.0)).astype(np.uint8)
 
-    def _limits(self, values: NDArray[Any], seen: NDArray[np.bool_] | None) -> tuple[float, float]:
+    def _limits(self, values: NDArray[Any]) -> tuple[float, float]:
         import numpy as np
 
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             raise ValueError("some of its values are not finite")
-        if seen is not None and seen.any():
-            values = values[seen]
         if self.kind == "fixed":
             return self.low, self.high
         if self.kind == "image":

@@ -35,6 +35,8 @@ WHITE_IS_ZERO = 0  # a PHOTOMETRIC
 # Of a PPM file with a maximum in two bytes: P5 (grey) or P6 (RGB), width, height, maximum.
 _DEEP_PPM = re.compile(rb"P([56])((?:\s|#[^\n]*\n)+)(\d+)((?:\s|#[^\n]*\n)+)(\d+)"
                        rb"((?:\s|#[^\n]*\n)+)(\d+)\s")  # fmt: skip
+# Of a JPEG 2000 file the kinds of bands: after some of colour, 0, alpha, or alpha multiplied in.
+_DEFINED_ALPHA = re.compile(rb"cdef..(?:..\0\0..)*..\0[\1\2]", re.DOTALL)
 ANIMATED = ("GIF", "WEBP", "PNG")
 
 # Of each TIFF of many bands it says that it cannot read it; tifffile can.
@@ -52,26 +54,21 @@ class Bands:
     premultiplied: bool = False  # the colours are multiplied with alpha
     key: Any = None  # the colour whose pixels are invisible, in a file without alpha
 
-    def opacity(self) -> NDArray[np.float64] | None:
-        """Return that of each pixel, from 0 to 1; None if the whole image is opaque."""
+    def seen(self, dropped: bool) -> tuple[Values, Values | None]:
+        """Return the colours, not multiplied with alpha, and the opacity of each pixel from 0 to 1,
+        None if all are opaque. dropped: so is alpha, and the colours are as stored."""
+        colours, alpha = np.split(self.values, [self.colours], axis=2)
         if self.key is not None:
-            found = (self.values != np.array(self.key)).any(-1).astype(np.float64)
-        elif self.values.shape[2] > self.colours:
-            found = np.clip(self.values[..., self.colours] / self.opaque, 0, 1)
+            opacity = (colours != np.array(self.key)).any(2, keepdims=True) * 1.0
         else:
-            return None
-        return found if found.min(initial=1) < 1 else None
-
-    def visible(self, opacity: NDArray[np.float64] | None) -> Values:
-        """Return the colours, not multiplied with alpha. opacity: None if it is dropped."""
-        stored = self.values[..., : self.colours]
-        if opacity is None or not self.premultiplied:
-            return stored
-        seen, whole = opacity[..., None], stored.astype(np.float64)
-        np.divide(whole, seen, out=whole, where=seen > 0)
-        if stored.dtype.kind in "iu":
-            whole = np.rint(np.minimum(whole, self.opaque))
-        return whole.astype(stored.dtype)
+            opacity = np.clip(alpha[..., :1] / self.opaque, 0, 1)
+        if dropped or opacity.min(initial=1) == 1:
+            return colours, None
+        if self.premultiplied:
+            whole = np.divide(colours, opacity, out=np.zeros(colours.shape), where=opacity > 0)
+            limit = self.opaque if colours.dtype.kind == "u" else np.inf
+            colours = np.minimum(np.rint(whole) if limit < np.inf else whole, limit)
+        return colours.astype(self.values.dtype), opacity
 
 
 def read_bands(encoded: bytes, image: Image.Image | None, page: Page, every: bool) -> Bands | None:
@@ -107,14 +104,9 @@ def of_pillow(image: Image.Image) -> Bands | None:
 
 def says_alpha(encoded: bytes, image: Any) -> bool:
     """Is a band that Pillow takes for alpha declared as that? It may be infrared."""
-    if image.format == "TIFF":
-        return image.mode == "P" or image.tag_v2.get(EXTRA, (0,))[0] in ALPHA
     if image.format == "JPEG2000":
-        header = encoded[: encoded.find(b"jp2c")]
-        begin = header.find(b"cdef") + 4  # how many bands, and of each: number, kind, of which
-        kinds = header[begin + 5 : begin + 2 + 6 * header[begin + 1] : 6] if begin > 3 else b""
-        return any(each in ALPHA for each in kinds)
-    return True
+        return bool(_DEFINED_ALPHA.search(encoded, 0, encoded.find(b"jp2c")))
+    return image.format != "TIFF" or image.tag_v2.get(EXTRA, (0,))[0] in ALPHA
 
 
 def _by_pillow(image: Image.Image, dtype: str = "") -> Bands:
