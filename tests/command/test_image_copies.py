@@ -129,7 +129,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     main([str(tmp_path / "data"), str(tmp_path / "out"), "--side=16", "--workers=1"])
     told = capsys.readouterr().out
     assert told.startswith(
-        f"3 images in {tmp_path / 'out'}: shorter side 16, JPEG of quality 90; 0 w"
+        f"3 images in {tmp_path / 'out'}: shorter side 16, JPEG of quality 90, TRANSPARENT w"
     )
     assert told.endswith(f"\nto use it: sslengine train {tmp_path / 'out'}\n")
     copies = cached(tmp_path / "out")
@@ -186,6 +186,8 @@ def test_images_of_more_than_8_bits_need_a_range(
         main([*command, "--pixel-range=[0, 4095]"])
     shutil.rmtree(tmp_path / "out")
     main([*command, "--pixel-range=[0, 4095]"])
-    assert "plain pixels, PIXEL_RANGE [0, 4095]; 1 were" in capsys.readouterr().out
+    assert (
+        "plain pixels, PIXEL_RANGE [0, 4095], TRANSPARENT white; 1 were" in capsys.readouterr().out
+    )
     expected = np.rint(levels * (255 / 4095)).astype(np.uint8)
     assert (np.asarray(cached(tmp_path / "out").image(0))[..., 0] == expected).all()

@@ -90,23 +90,28 @@ def _transparent(run: Any) -> list[Any]:
 
 @pytest.mark.parametrize("trusted", [False, True])
 def test_a_run_without_a_key_keeps_what_its_version_did(trusted: bool, tmp_path: Path) -> None:
-    """Also where it resumes, selected by its folder or by the config that it began from."""
-    run, configs = _folder(tmp_path), tmp_path / "configs"
+    run, chosen = _folder(tmp_path), (["config=config"], [str(tmp_path)], trusted)
     assert _transparent(open_run(run, trusted=trusted, judged=True)) == ["drop", "drop"]
     typed = ["config.DATA.TRAIN.TRANSPARENT=black"]
     assert _transparent(open_run(run, typed, trusted=trusted)) == ["black", "drop"]
+    (run / "checkpoints").mkdir()
+    found = open_named(*chosen)
+    assert _transparent(found) == ["drop", "drop"]
+    text, now = (run / "config.yaml").read_text(), as_stored(found.config, found.texts)
+    assert not any("TRANSPARENT" in str(each) for each in changes(text, now, found.origins))
+    (run / "config.yaml").write_text(show(resolved()))
+    assert _transparent(open_named(*chosen)) == ["white", "white"]
+
+
+def test_also_where_the_config_that_it_began_from_resumes_it(tmp_path: Path) -> None:
+    run, configs = _folder(tmp_path), tmp_path / "configs"
     configs.mkdir()
-    begun = ["config=mine", f"config.CHECKPOINT.DIR={run}"]
     shutil.copy(run / "config.yaml", configs / "mine.yaml")
+    begun = ["config=mine", f"config.CHECKPOINT.DIR={run}"]
     assert _transparent(open_named(begun, [str(configs)])) == ["white", "white"]
     (run / "checkpoints" / "model_final.torch").mkdir(parents=True)
-    for given, folder in ((begun, configs), (["config=config"], run)):
-        found = open_named(given, [str(folder)], trusted)
-        assert _transparent(found) == ["drop", "drop"]
-        text = (run / "config.yaml").read_text()
-        now = as_stored(found.config, found.texts)
-        assert not any("TRANSPARENT" in str(each) for each in changes(text, now, found.origins))
-        assert _transparent(open_named([*given, *typed], [str(folder)], trusted))[0] == "black"
-    (run / "config.yaml").write_text(show(resolved(DATA__TRAIN__TRANSPARENT="white")))
-    for given, folder in ((begun, configs), (["config=config"], run)):
-        assert _transparent(open_named(given, [str(folder)], trusted)) == ["white", "white"]
+    assert _transparent(open_named(begun, [str(configs)])) == ["drop", "drop"]
+    typed = [*begun, "config.DATA.TRAIN.TRANSPARENT=black"]
+    assert _transparent(open_named(typed, [str(configs)])) == ["black", "drop"]
+    (run / "config.yaml").write_text(show(resolved()))
+    assert _transparent(open_named(begun, [str(configs)])) == ["white", "white"]
