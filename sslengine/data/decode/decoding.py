@@ -131,7 +131,7 @@ class Decoder:
         if bands is not None:
             return self._of_bands(bands, image)
         assert image is not None
-        if not says_alpha(encoded, image):
+        if image.mode in ("RGBA", "LA", "PA") and not says_alpha(encoded, image):
             image.info[transparency.NOT_ALPHA] = True
         return image
 
@@ -153,7 +153,8 @@ class Decoder:
             return ImageChops.invert(image) if white_is_zero else _as_stored(image)
         if image.mode in ("La", "RGBa"):  # multiplied with alpha, which Pillow makes no RGB of
             image = image.convert(image.mode.upper())
-        if self.background is not None and transparency.has_alpha(image):
+        is_plain = image.mode == "RGB" and "transparency" not in image.info
+        if self.background is not None and not is_plain and transparency.has_alpha(image):
             image = transparency.put_on_colour(image, self.background)
         return to_rgb(image) if self.mode == "RGB" else to_rgb(image).convert("L")
 
