@@ -98,7 +98,8 @@ class Backbone(nn.Module):
     def transform(self, image: Image.Image | NDArray[Any]) -> Tensor:
         """An image as the trunk takes it: resized, cropped in the centre, normalised.
 
-        It is converted as a file of DATA would be: transparency is dropped, grey becomes RGB.
+        It is converted as a file of DATA would be: grey becomes RGB, and through transparent
+        pixels the colour of the run's TRANSPARENT is seen.
         image: an array is height x width, or height x width x channels.
         """
         if isinstance(image, Image.Image):

@@ -43,6 +43,7 @@ OPTIONAL = {
 LOOKED_AT = 200
 SMALL_SET, SMALL_CLASS, UNEVEN, TINY_SIDE = 5000, 10, 10, 64
 ROTATED = "by EXIF, as phones do: read as stored; --set DATA.TRAIN.EXIF_ROTATION=true turns them"
+SHOWN_ON = "pixels are seen on white; --set DATA.TRAIN.TRANSPARENT=black, another colour, or drop"
 COPIES = "pixels of another image opened: to KoLeo and contrastive losses copies are two images"
 SHARED = Path("/dev/shm")
 
@@ -218,6 +219,7 @@ def _classes(source: Any) -> Iterator[Finding]:
 def _pictures(source: Any, rows: Sequence[int]) -> Iterator[Finding]:
     sides: list[int] = []
     turned, orientation = 0, import_dotted("sslengine.data.decode.decoding:ORIENTATION")
+    transparent, mark = 0, import_dotted("sslengine.data.decode.transparency:WAS_TRANSPARENT")
     found: Counter[int] = Counter()
     broken = [f"{file}: no image in it can be read" for file in source.left_out()]
     for row in rows:
@@ -228,12 +230,15 @@ def _pictures(source: Any, rows: Sequence[int]) -> Iterator[Finding]:
         else:
             sides.append(min(image.size if hasattr(image, "mode") else image.shape[:2]))
             found[hash(image.tobytes())] += 1
+            transparent += mark in getattr(image, "info", ())
             turned += hasattr(image, "getexif") and image.getexif().get(orientation, 1) != 1
     yield Finding("opened", len(rows))
     example = f"the first is {broken[0]}" if broken else ""
     yield Finding("unreadable", len(broken), example)
     if copies := len(sides) - len(found):
         yield Finding("copies", copies, COPIES)
+    if transparent:
+        yield Finding("transparent", transparent, SHOWN_ON)
     if turned:
         yield Finding("rotated", turned, ROTATED)
     if sides:

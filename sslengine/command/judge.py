@@ -141,7 +141,7 @@ def _expect_writable(run: Path) -> None:
 
 
 # Both sets are decoded as the images that the network was trained on.
-DECODED_BY = ("IMAGE_MODE", "PIXEL_RANGE", "IMAGE_PAGE", "EXIF_ROTATION")
+DECODED_BY = ("IMAGE_MODE", "PIXEL_RANGE", "TRANSPARENT", "IMAGE_PAGE", "EXIF_ROTATION")
 
 
 def _features(given: argparse.Namespace) -> int:

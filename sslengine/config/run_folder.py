@@ -27,10 +27,15 @@ from sslengine.config.compose import (
 from sslengine.config.fast import FAST, why_not
 from sslengine.config.files import Files, Layer, stem
 from sslengine.config.plain_file import read_plain
-from sslengine.config.resolve import Resolved, freeze, resolve
+from sslengine.config.resolve import Resolved, freeze
 from sslengine.errors import ConfigError
 from sslengine.trust import Opened, closed
 
+# What versions without the key did. A value that is derived is not compared when a run resumes.
+_OLDER = Layer(
+    "derived: as the run's version, which did not have the key",
+    {"config": {"DATA": {split: {"TRANSPARENT": "drop"} for split in ("TRAIN", "TEST")}}},
+)
 # Sections that only training uses.
 _TRAINING_ONLY = ("HOOKS", "SLURM")
 # The catalogue of datasets in the folders of configs, and where it may be in one.
@@ -47,7 +52,8 @@ def open_run(
     as_trained: bool = False,
     name: str = "config",
 ) -> Resolved:
-    """Resolve the config of the run with the user's overrides.
+    """Resolve the config of the run with the user's overrides. A key that the file lacks, because
+    the run is of an earlier version, has the value by which the run was trained.
 
     trusted: the config may import code, and refer to other files and to the environment.
     judged: the run's model is evaluated and not trained; sections that only training uses are
@@ -61,11 +67,11 @@ def open_run(
         raise ConfigError(f"{folder} has no config.yaml: it is not the folder of a run.")
     started = as_trained and any((folder / CHECKPOINTS).glob("*"))
     if trusted:
-        composition = compose([f"config={name}", *overrides], [str(folder)])
+        composition = _on_older(compose([f"config={name}", *overrides], [str(folder)]))
         composition = _with(_for_judging(composition, started) if judged else composition, added)
         return freeze(composition, judged)
     tree, not_read = read_plain(path)
-    composition = compose_on(Layer(str(path), tree), overrides, name)
+    composition = _on_older(compose_on(Layer(str(path), tree), overrides, name))
     opened = Opened(str(path), frozenset(_typed(composition.assignments)))
     with closed(opened):
         composition = _with(_for_judging(composition, started) if judged else composition, added)
@@ -95,12 +101,26 @@ def open_named(
     os.environ[FOUND_CATALOGUE] = next((str(each) for each in places if each.is_file()), "")
     file = _selected(arguments, config_dirs)
     folder = file and run_of(file)
-    if file is None or folder is None:
-        return resolve(arguments, config_dirs, trusted)
-    if trusted:
-        return _placed(resolve(arguments, config_dirs, trusted), folder, arguments)
+    if file is None or folder is None or trusted:
+        composition = compose(arguments, config_dirs, trusted)
+        if folder is not None:
+            return _placed(freeze(_on_older(composition)), folder, arguments)
+        resolved = freeze(composition)
+        older = _is_older(Path(resolved.config.CHECKPOINT.DIR).expanduser())
+        return freeze(_on_older(composition)) if older else resolved
     chosen = [each for each in arguments if not each.startswith("config=")]
     return _placed(open_run(file.parent, chosen, name=file.stem), folder, arguments)
+
+
+def _is_older(folder: Path) -> bool:
+    """Is there a run in it that began without the key, and resumes?"""
+    file = folder / "config.yaml"
+    resumes = file.is_file() and any((folder / CHECKPOINTS).glob("*"))
+    return resumes and "TRANSPARENT:" not in file.read_text("utf-8", errors="replace")
+
+
+def _on_older(composition: Composition) -> Composition:
+    return dataclasses.replace(composition, layers=[_OLDER, *composition.layers])
 
 
 def _placed(resolved: Resolved, folder: Path, arguments: Sequence[str]) -> Resolved:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from sslengine.config.fast import why_not
 from sslengine.config.sections import beside, named, one_of, section, with_all
 from sslengine.data.decode.pixel_range import PixelRange
+from sslengine.data.decode.transparency import parse_colour
 from sslengine.registry import COLLATORS, DATA_SOURCES, TRANSFORMS
 
 C = TypeVar("C")
@@ -231,6 +232,10 @@ class SplitOptions:
     # those of its type. Without it such images are refused. 8-bit images do not change. In mode
     # stored: the limits of what transforms make of images of more than 8 bits, [0, 4095].
     PIXEL_RANGE: Any = ""
+    # What is seen through transparent pixels in modes RGB and L: white, black, another colour by
+    # its name, as '#rrggbb' or [red, green, blue]; drop: the colours that the file has below its
+    # transparency, as in VISSL. Mode stored keeps the alpha of a file as one of its bands.
+    TRANSPARENT: Any = "white"
     # Of files with several pages: the number of one, from 0; all, with mode stored, makes bands of
     # them. null: the first frame of an animation, and no stack in mode stored.
     IMAGE_PAGE: int | str | None = None
@@ -276,6 +281,10 @@ class SplitOptions:
             yield "COPY_DESTINATION_DIR: COPY_TO_LOCAL_DISK needs a folder on a disk of each node."
 
     def _pixel_problems(self) -> Iterator[str]:
+        try:
+            parse_colour(self.TRANSPARENT)
+        except ValueError as error:
+            yield f"TRANSPARENT: {error}"
         try:
             given = PixelRange.parse(self.PIXEL_RANGE)
         except ValueError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sslengine.data.decode.pixel_range import PixelRange
+from sslengine.data.decode.transparency import parse_colour
 from sslengine.export.array_code import array_code, listed, resized_and_cropped
 from sslengine.export.subject import Subject
 
@@ -18,19 +19,25 @@ from PIL import Image
 def eight_bits(image):
     # as the run: PIXEL_RANGE {given}. Pillow's image or an array; 8 bits do not change
     values = np.array(image)
-    if values.dtype == np.uint8:
-        return Image.fromarray(values).convert("{mode}")
-    low, high = {limits}
-    values = (np.clip(values.astype(np.float64), low, high) - low) * 255 / ((high - low) or 1.0)
-    return Image.fromarray(np.rint(values).astype(np.uint8)).convert("{mode}")
+    if values.dtype.itemsize > 1:
+        has_alpha = values.dtype.kind == "u" and values.shape[2:] in ((2,), (4,))
+        seen = values[..., :-1]{visible} if has_alpha else values
+        low, high = {limits}
+        made = (np.clip(values.astype(np.float64), low, high) - low) * 255 / ((high - low) or 1.0)
+        if has_alpha:
+            made[..., -1] = values[..., -1] * (255 / np.iinfo(values.dtype).max)
+        values = np.rint(made).astype(np.uint8)
+    image = image if getattr(image, "mode", "I")[0] not in "IF" else Image.fromarray(values)
+    return {made}
 """
 _LIMITS = {
     "fixed": "{low}, {high}",
-    "percentile": "np.percentile(values, [{low}, {high}])",
-    "image": "float(values.min()), float(values.max())",
+    "percentile": "np.percentile(seen, [{low}, {high}])",
+    "image": "float(seen.min()), float(seen.max())",
     "type": "float(np.iinfo(values.dtype).min), float(np.iinfo(values.dtype).max)",
 }
 _OPEN = 'from PIL import Image\nimage = Image.open("image.png")\n'
+_ON_COLOUR = 'Image.alpha_composite(Image.new("RGBA", image.size, {}), image.convert("RGBA"))'
 _OPEN_BANDS = 'import tifffile\nimage = tifffile.imread("image.tif")\n'
 
 _RESIZED = "def resized(image):\n"
@@ -71,7 +78,16 @@ def eight_bits_code(subject: Subject) -> str:
         return ""
     limits = _LIMITS[found.kind].format(low=found.low, high=found.high)
     given = subject.image_options.PIXEL_RANGE
-    return _EIGHT_BITS.format(given=_plain(given), mode=subject.image_mode, limits=limits)
+    made = _without_alpha(subject)
+    visible = "[values[..., -1] > 0]" if "composite" in made else ""
+    return _EIGHT_BITS.format(given=_plain(given), limits=limits, visible=visible, made=made)
+
+
+def _without_alpha(subject: Subject) -> str:
+    """`image`, as the run has it by TRANSPARENT."""
+    colour = parse_colour(subject.image_options.TRANSPARENT)
+    made = "image" if colour is None else _ON_COLOUR.format(colour)
+    return f'{made}.convert("{subject.image_mode}")'
 
 
 def _plain(given: Any) -> Any:
@@ -84,7 +100,7 @@ def opening(subject: Subject) -> str:
         return _OPEN if subject.channels == 1 else _OPEN_BANDS
     if pixel_range(subject):
         return _OPEN.replace("Image.open(", "eight_bits(Image.open(").replace('png")', 'png"))')
-    return _OPEN.replace('png")', f'png").convert("{subject.image_mode}")')
+    return f"{_OPEN}image = {_without_alpha(subject)}\n"
 
 
 def torch_example(subject: Subject, output: str = "") -> str:

@@ -42,6 +42,7 @@ def describe(subject: Subject) -> dict[str, Any]:
         "network": subject.network,
         "method": read(subject.config, LossOptions).name,
         "view": asdict(subject.preprocessing),
+        "transparent": subject.image_options.TRANSPARENT,
         "started_from": _started_from(subject),
         **(
             _of_file(subject.checkpoint)

@@ -508,6 +508,9 @@ def test_the_doctor_on_images(
     sideways = Image.Exif()
     sideways[0x0112] = 6
     Image.new("RGB", (9, 7), "red").save(tmp_path / "mine" / "light" / "phone.jpg", exif=sideways)
+    for number, alpha in enumerate((0, 254, 255)):
+        icon = Image.new("RGBA", (9, 8), (number, 99, 0, alpha))
+        icon.save(tmp_path / "mine" / "light" / f"{alpha}.png")
     assert main(["doctor", str(tmp_path / "mine"), "--json"]) == 1
     found = {each["what"]: each for each in json.loads(capsys.readouterr().out)}
     assert found["unreadable"]["value"] == 1
@@ -517,6 +520,8 @@ def test_the_doctor_on_images(
     assert found["other files"]["value"] == 1
     assert ".heic (1)" in found["other files"]["advice"]
     assert found["empty classes"]["advice"] == "no image: grey"
+    assert found["transparent"]["value"] == 2
+    assert "DATA.TRAIN.TRANSPARENT" in found["transparent"]["advice"]
     assert found["rotated"]["value"] == 1
     assert "--set DATA.TRAIN.EXIF_ROTATION=true" in found["rotated"]["advice"]
     assert "can hardly be judged" in found["smallest class"]["advice"]

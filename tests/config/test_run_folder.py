@@ -9,12 +9,13 @@ import yaml
 
 from sslengine import catalog  # noqa: F401 - declares the names that ship with sslengine
 from sslengine.config.changes import changes
-from sslengine.config.run_folder import open_run
+from sslengine.config.run_folder import open_named, open_run
+from sslengine.config.show import show
 from sslengine.config.stored import as_stored
 from sslengine.data.sources.base import build_sources
 from sslengine.errors import ConfigError, DataError, SSLEngineError, UntrustedError
 from sslengine.launch.cli import resolve_all
-from tests.config.recipes import recipe
+from tests.config.recipes import recipe, resolved
 
 
 def _folder(folder: Path, **changes: Any) -> Path:
@@ -115,3 +116,36 @@ def test_a_file_that_has_the_keys_of_all_components(tmp_path: Path) -> None:
     assert [str(each) for each in changes(text, now, run.origins)] == []
     (later,) = changes(text.replace("amsgrad: null", "amsgrad: true"), now, run.origins)
     assert str(later) == "config.OPTIMIZER.amsgrad: True -> None"
+
+
+def _transparent(run: Any) -> list[Any]:
+    return [run.config.DATA[split].TRANSPARENT for split in ("TRAIN", "TEST")]
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_a_run_without_a_key_keeps_what_its_version_did(trusted: bool, tmp_path: Path) -> None:
+    run, chosen = _folder(tmp_path), (["config=config"], [str(tmp_path)], trusted)
+    assert _transparent(open_run(run, trusted=trusted, judged=True)) == ["drop", "drop"]
+    typed = ["config.DATA.TRAIN.TRANSPARENT=black"]
+    assert _transparent(open_run(run, typed, trusted=trusted)) == ["black", "drop"]
+    (run / "checkpoints").mkdir()
+    found = open_named(*chosen)
+    assert _transparent(found) == ["drop", "drop"]
+    text, now = (run / "config.yaml").read_text(), as_stored(found.config, found.texts)
+    assert not any("TRANSPARENT" in str(each) for each in changes(text, now, found.origins))
+    (run / "config.yaml").write_text(show(resolved()))
+    assert _transparent(open_named(*chosen)) == ["white", "white"]
+
+
+def test_also_where_the_config_that_it_began_from_resumes_it(tmp_path: Path) -> None:
+    run, configs = _folder(tmp_path), tmp_path / "configs"
+    configs.mkdir()
+    shutil.copy(run / "config.yaml", configs / "mine.yaml")
+    begun = ["config=mine", f"config.CHECKPOINT.DIR={run}"]
+    assert _transparent(open_named(begun, [str(configs)])) == ["white", "white"]
+    (run / "checkpoints" / "model_final.torch").mkdir(parents=True)
+    assert _transparent(open_named(begun, [str(configs)])) == ["drop", "drop"]
+    typed = [*begun, "config.DATA.TRAIN.TRANSPARENT=black"]
+    assert _transparent(open_named(typed, [str(configs)])) == ["black", "drop"]
+    (run / "config.yaml").write_text(show(resolved()))
+    assert _transparent(open_named(begun, [str(configs)])) == ["white", "white"]

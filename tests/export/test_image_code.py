@@ -1,7 +1,8 @@
-"""The lines that crop pictures in the page of an ONNX file, beside torchvision's CenterCrop."""
+"""The lines of pages that crop pictures, beside torchvision's CenterCrop, and that read them."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,10 @@ import pytest
 from PIL import Image
 from torchvision.transforms import CenterCrop
 
-from sslengine.export.image_code import view_code
+from sslengine.data.decode.decoding import Decoder
+from sslengine.export.image_code import eight_bits_code, opening, view_code
+from tests.data.decode.test_decoding import encode
+from tests.data.deep_files import numbers, png
 from tests.export.subjects import subject, timm_vit
 
 SIDES = range(17, 49)  # smaller and larger than the crop
@@ -28,3 +32,39 @@ def test_all_margins_are_cropped_and_padded_as_torchvision_does(crop: list[int])
             picture = Image.fromarray(draw.integers(1, 256, (*shape, 3), dtype=np.uint8))
             wanted = np.asarray(CenterCrop(crop)(picture))
             np.testing.assert_array_equal(found["view"](picture), wanted, f"{shape}")
+
+
+def _read(code: str, **values: Any) -> np.ndarray:
+    exec(code, values)
+    return np.asarray(values["image"])
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("given", ["drop", "white", "#2060a0"])
+def test_a_page_shows_the_same_through_transparent_pixels(
+    given: str, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each kind of file; of 16 bits from an array, as tifffile reads it."""
+    monkeypatch.chdir(tmp_path)
+    keys = {
+        "DATA__TRAIN__TRANSPARENT": given, "DATA__TRAIN__IMAGE_MODE": mode,
+        "DATA__TRAIN__DATA_SOURCES": ["disk_folder"], "DATA__TRAIN__RANDOM_SYNTHETIC_IMAGES": False,
+    }  # fmt: skip
+    channels = 3 if mode == "RGB" else 1
+    plain, ranged = (
+        subject(timm_vit(), channels, DATA__TRAIN__PIXEL_RANGE=range, **keys)
+        for range in ("", "image")
+    )
+    decoder = Decoder.of(ranged.image_options, "TRAIN")
+    image = Image.fromarray(numbers((16, 16, 4), np.uint8), "RGBA")
+    for each in (image, image.convert("LA"), image.convert("RGB").quantize(8), image.convert("L")):
+        encoded = encode(each, **({"transparency": 3} if each.mode == "P" else {}))
+        Path("image.png").write_bytes(encoded)
+        expected = np.asarray(decoder(encoded))
+        for one in (plain, ranged):
+            np.testing.assert_array_equal(_read(eight_bits_code(one) + opening(one)), expected)
+    for bands, kind in ((4, 6), (2, 4)):
+        values = numbers((16, 16, bands), np.uint16)
+        made = _read(eight_bits_code(ranged) + "image = eight_bits(given)", given=values)
+        difference = made.astype(float) - np.asarray(decoder(png(values, kind)))
+        assert np.abs(difference).max() <= 1

@@ -1,8 +1,8 @@
 """The one place where encoded bytes become an image.
 
-As in VISSL an image is RGB, transparency is dropped, an animation is its first frame, and
-nothing is turned as EXIF may say. What an image takes in memory is known before its pixels are
-read: one with more than MAX_IMAGE_PIXELS of them is refused.
+As in VISSL an image is RGB, an animation is its first frame, and nothing is turned as EXIF may
+say. Through transparent pixels a colour is seen, TRANSPARENT. What an image takes in memory is
+known before its pixels are read: one with more than MAX_IMAGE_PIXELS of them is refused.
 
 No value is narrowed without being asked for. An image of more than 8 bits becomes one of 8 as
 PIXEL_RANGE says, and is refused without it. IMAGE_MODE says otherwise: L, grey levels; stored, as
@@ -14,7 +14,7 @@ values.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from io import BytesIO
 from typing import Any, cast
@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageChops, ImageOps, UnidentifiedImageError
 
+from sslengine.data.decode import transparency
 from sslengine.data.decode.pixel_range import FORMS, PixelRange
 from sslengine.data.decode.true_values import (
     LARGE_BIG_ENDIAN,
@@ -33,6 +34,7 @@ from sslengine.data.decode.true_values import (
     Page,
     of_pillow,
     read_bands,
+    says_alpha,
 )
 from sslengine.data.options import SplitOptions
 from sslengine.errors import ConfigError
@@ -84,6 +86,7 @@ class Decoder:
     mode: str = "RGB"
     pixel_range: PixelRange | None = None
     page: Page = None
+    background: transparency.Colour | None = transparency.WHITE
 
     @classmethod
     def of(cls, options: SplitOptions, split: str) -> Decoder:
@@ -94,6 +97,7 @@ class Decoder:
             options.IMAGE_MODE,
             PixelRange.parse(options.PIXEL_RANGE),
             options.IMAGE_PAGE,
+            transparency.parse_colour(options.TRANSPARENT),
         )
 
     def __call__(self, encoded: bytes) -> Image.Image:
@@ -129,6 +133,8 @@ class Decoder:
         if bands is not None:
             return self._of_bands(bands, image)
         assert image is not None
+        if image.mode in ("RGBA", "LA", "PA") and not says_alpha(encoded, image):
+            image.info[transparency.NOT_ALPHA] = True
         return image
 
     def is_plain_jpeg(self, image: Any) -> bool:
@@ -147,7 +153,12 @@ class Decoder:
         if self.mode == "stored":
             self._refuse_among_deeper()
             return ImageChops.invert(image) if white_is_zero else _as_stored(image)
-        return to_rgb(image) if self.mode == "RGB" else to_grey(image)
+        if image.mode in ("La", "RGBa"):  # multiplied with alpha, which Pillow makes no RGB of
+            image = image.convert(image.mode.upper())
+        is_plain = image.mode == "RGB" and "transparency" not in image.info
+        if self.background is not None and not is_plain and transparency.has_alpha(image):
+            image = transparency.put_on_colour(image, self.background)
+        return to_rgb(image) if self.mode == "RGB" else to_rgb(image).convert("L")
 
     def _of_bands(self, bands: Bands, image: Image.Image | None) -> Image.Image:
         values = bands.values
@@ -161,17 +172,23 @@ class Decoder:
                 f"it has {bands.colours} bands, and IMAGE_MODE {self.mode} is for one or three: "
                 f"set {self.where}.IMAGE_MODE to stored."
             )
-        made = self._in_8_bits(values[..., : bands.colours])
+        colours, opacity = replace(bands, values=values).seen(self.background is None)
+        made = self._in_8_bits(colours, opacity)
         made = 255 - made if bands.white_is_zero else made
-        return Image.fromarray(made if bands.colours == 3 else made[..., 0])
+        if opacity is not None:
+            made = np.rint(made * opacity + np.array(self.background) * (1 - opacity)).astype("u1")
+        found = Image.fromarray(made if made.shape[2] == 3 else made[..., 0])
+        found.info |= {} if opacity is None else {transparency.WAS_TRANSPARENT: True}
+        return found
 
-    def _in_8_bits(self, values: NDArray[Any]) -> NDArray[np.uint8]:
+    def _in_8_bits(self, values: NDArray[Any], opacity: NDArray[Any] | None) -> NDArray[np.uint8]:
         if values.dtype == np.uint8:
             return np.array(values, order="C")
         if self.pixel_range is None:
             low, high = float(np.nanmin(values)), float(np.nanmax(values))
             raise NarrowedError(self.where, self.mode, str(values.dtype), low, high)
-        return np.array(self.pixel_range.to_8_bits(values), order="C")
+        decide = values if opacity is None else values[opacity[..., 0] > 0]
+        return np.array(self.pixel_range.to_8_bits(values, decide), order="C")
 
     def _array(self, values: NDArray[Any]) -> Image.Image:
         """As ToTensor takes it; an image by its use alone, not by its type."""
@@ -223,10 +240,6 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if "transparency" in image.info and image.mode == "P":
         image = image.convert("RGBA")  # Pillow warns of the direct way, with the same colours
     return image.convert("RGB")
-
-
-def to_grey(image: Image.Image) -> Image.Image:
-    return to_rgb(image).convert("L")
 
 
 def _as_stored(image: Image.Image) -> Image.Image:

@@ -50,14 +50,15 @@ class PixelRange:
         """If they are the same for all images."""
         return (self.low, self.high) if self.kind == "fixed" else None
 
-    def to_8_bits(self, values: NDArray[Any]) -> NDArray[np.uint8]:
+    def to_8_bits(self, values: NDArray[Any], decide: NDArray[Any]) -> NDArray[np.uint8]:
+        """decide: those of them that determine what is black and white."""
         import numpy as np
 
-        low, high = self._limits(values)
+        low, high = self._limits(decide if decide.size else values)
         made = np.empty(values.shape, np.uint8)
         for first in range(0, len(values), ROWS):
             rows = slice(first, first + ROWS)
-            numbers = np.clip(values[rows].astype(np.float64), low, high) - low
+            numbers = np.nan_to_num(np.clip(values[rows].astype(np.float64), low, high) - low)
             made[rows] = np.rint(numbers * 255 / ((high - low) or 1.0))
         return made
 

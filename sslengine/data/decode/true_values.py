@@ -36,6 +36,8 @@ WHITE_IS_ZERO = 0  # a PHOTOMETRIC
 # Of a PPM file with a maximum in two bytes: P5 (grey) or P6 (RGB), width, height, maximum.
 _DEEP_PPM = re.compile(rb"P([56])((?:\s|#[^\n]*\n)+)(\d+)((?:\s|#[^\n]*\n)+)(\d+)"
                        rb"((?:\s|#[^\n]*\n)+)(\d+)\s")  # fmt: skip
+# Of a JPEG 2000 file the kinds of bands: after some of colour, 0, alpha, or alpha multiplied in.
+_DEFINED_ALPHA = re.compile(rb"cdef..(?:..\0\0..)*..\0[\1\2]", re.DOTALL)
 ANIMATED = ("GIF", "WEBP", "PNG")
 
 # Of each TIFF of many bands it says that it cannot read it; tifffile can.
@@ -49,6 +51,25 @@ class Bands:
     values: Values
     colours: int
     white_is_zero: bool = False
+    opaque: float = 1.0  # the greatest value of alpha
+    premultiplied: bool = False  # the colours are multiplied with alpha
+    key: Any = None  # the colour whose pixels are invisible, in a file without alpha
+
+    def seen(self, dropped: bool) -> tuple[Values, Values | None]:
+        """Return the colours, not multiplied with alpha, and the opacity of each pixel from 0 to 1,
+        None if all are opaque. dropped: so is alpha, and the colours are as stored."""
+        colours, alpha = np.split(self.values, [self.colours], axis=2)
+        if self.key is not None:
+            opacity = (colours != np.array(self.key)).any(2, keepdims=True) * 1.0
+        else:
+            opacity = np.clip(alpha[..., :1] / self.opaque, 0, 1)
+        if dropped or opacity.min(initial=1) == 1:
+            return colours, None
+        if self.premultiplied:
+            whole = np.divide(colours, opacity, out=np.zeros(colours.shape), where=opacity > 0)
+            limit = self.opaque if colours.dtype.kind == "u" else np.inf
+            colours = np.minimum(np.rint(whole) if limit < np.inf else whole, limit)
+        return colours.astype(self.values.dtype), opacity
 
 
 def read_bands(
@@ -65,6 +86,9 @@ def read_bands(
     if image.format == "PNG" and encoded[24] == 16:
         check_size(*image.size, 2 * BANDS[encoded[25]])
         return _png(encoded, image)
+    if image.format == "PNG" and image.mode == "L" and "transparency" in image.info:
+        # A grey level in the bits of the file, which Pillow has spread over 8.
+        image.info["transparency"] *= 255 // (2 ** encoded[24] - 1)
     if image.format == "PPM" and (found := _DEEP_PPM.match(encoded)) and int(found[7]) > 255:
         return _ppm(encoded, found)
     if image.format in ("JPEG2000", "AVIF") and (bits := _bits(encoded, image)) > 8:
@@ -82,9 +106,17 @@ def of_pillow(image: Image.Image) -> Bands | None:
     return _by_pillow(image) if image.mode in ("I", "F") or "I;16" in image.mode else None
 
 
+def says_alpha(encoded: bytes, image: Any) -> bool:
+    """Is a band that Pillow takes for alpha declared as that? It may be infrared."""
+    if image.format == "JPEG2000":
+        return bool(_DEFINED_ALPHA.search(encoded, 0, encoded.find(b"jp2c")))
+    return image.format != "TIFF" or image.tag_v2.get(EXTRA, (0,))[0] in ALPHA
+
+
 def _by_pillow(image: Image.Image, dtype: str = "") -> Bands:
     values = np.asarray(image)
-    return Bands((values.astype(dtype) if dtype else values)[..., None], 1)
+    key = image.info.get("transparency")
+    return Bands((values.astype(dtype) if dtype else values)[..., None], 1, key=key)
 
 
 def _turn_to(image: Image.Image, page: Page, every: bool) -> None:
@@ -115,7 +147,10 @@ def _png(encoded: bytes, image: Image.Image) -> Bands:
     bands = BANDS[encoded[25]]
     if bands == 1:
         return _by_pillow(image, "uint16")
-    return Bands(decode_16_bits(encoded), bands - (bands in (2, 4)))
+    return Bands(
+        decode_16_bits(encoded), bands - (bands in (2, 4)), opaque=65535,
+        key=image.info.get("transparency"),
+    )  # fmt: skip
 
 
 def _ppm(encoded: bytes, found: re.Match[bytes]) -> Bands:
@@ -239,5 +274,10 @@ def _page_of_tiff(page: Any) -> Bands:
     if values.ndim != 3:
         raise DataError(f"a page of shape {values.shape} is no image.")
     extra = [int(each) for each in page.extrasamples]
-    colours = samples - sum(each in ALPHA for each in extra)
-    return Bands(values, colours, int(page.photometric) == WHITE_IS_ZERO)
+    return Bands(
+        values,
+        colours=samples - sum(each in ALPHA for each in extra),
+        white_is_zero=int(page.photometric) == WHITE_IS_ZERO,
+        opaque=2.0**page.bitspersample - 1 if values.dtype.kind == "u" else 1.0,
+        premultiplied=extra[:1] == [1],
+    )

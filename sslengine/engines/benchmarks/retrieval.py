@@ -23,7 +23,8 @@ from sslengine.atomic import write_json
 from sslengine.checkpoint.rng import seed_all
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
-from sslengine.data.decode.decoding import FORMATS
+from sslengine.data.decode.decoding import Decoder
+from sslengine.data.decode.files import open_image
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.distributed.collectives import barrier
 from sslengine.distributed.ranks import is_primary
@@ -118,6 +119,7 @@ class _Maker:
         data.TEST = SplitOptions(
             DATA_SOURCES=["disk_filelist"], DATA_PATHS=[str(listed)], LABEL_TYPE="sample_index",
             BATCHSIZE_PER_REPLICA=1, TRANSFORMS=[*sizes, *TO_TENSOR],
+            TRANSPARENT=data.TEST.TRANSPARENT,
         )  # fmt: skip
         depends_on = {
             **of_weights(self.model, read(run.config, ModelOptions)), **more, "kind": kind,
@@ -203,9 +205,10 @@ def _cropped(run: Run, images: Images, side: int) -> list[Path]:
     paths = [folder / f"{number:05d}.png" for number in range(len(images.queries))]
     if is_primary():
         folder.mkdir(exist_ok=True)
+        transparent = read(run.config, DataOptions).TEST.TRANSPARENT
+        decoder = Decoder.of(SplitOptions(TRANSPARENT=transparent), "TEST")
         for path, source, box in zip(paths, images.queries, images.boxes, strict=True):
-            with Image.open(source, formats=FORMATS) as file:
-                image = file.convert("RGB")
+            image = open_image(source, decoder)
             factor = 1.0 if side == -1 else side / max(image.size)
             width, height = (max(1, round(each * factor)) for each in image.size)
             left, top, right, bottom = (round(each * factor) for each in box)

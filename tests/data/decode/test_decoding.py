@@ -101,17 +101,17 @@ def _cmyk(ink: np.ndarray) -> Image.Image:
     return Image.merge("CMYK", [Image.fromarray(ink[..., band]) for band in range(4)])
 
 
-def test_transparency_is_dropped() -> None:
+def test_transparency_is_dropped_if_asked() -> None:
     colours, alpha = picture(0), Image.fromarray(np.eye(8, dtype=np.uint8) * 255)
-    light = colours.convert("L")
-    assert same(decode(encode(Image.merge("RGBA", [*colours.split(), alpha]))), colours)
+    light, dropped = colours.convert("L"), {"TRANSPARENT": "drop"}
+    assert same(decode(encode(Image.merge("RGBA", [*colours.split(), alpha])), **dropped), colours)
     with_alpha = encode(Image.merge("LA", [light, alpha]))
-    assert np.array_equal(pixels(with_alpha), grey(np.asarray(light)))
+    assert np.array_equal(pixels(with_alpha, **dropped), grey(np.asarray(light)))
     palette = colours.quantize(8)
     for transparency in (3, bytes(range(8))):
         encoded = encode(palette, transparency=transparency)
         assert "transparency" in Image.open(BytesIO(encoded)).info
-        assert same(decode(encoded), palette.convert("RGB"))
+        assert same(decode(encoded, **dropped), palette.convert("RGB"))
 
 
 @pytest.mark.parametrize("kind", ["GIF", "PNG", "TIFF", "WEBP"])

@@ -11,7 +11,7 @@ from sslengine.data.decode.pixel_range import PixelRange
 def in_8_bits(given: Any, values: Any) -> list[int]:
     made = PixelRange.parse(given)
     assert made is not None
-    return made.to_8_bits(np.asarray(values)).tolist()
+    return made.to_8_bits(np.asarray(values), np.asarray(values)).tolist()
 
 
 def test_a_window_of_twelve_bits_keeps_256_levels() -> None:
