@@ -12,13 +12,11 @@ import torch
 from PIL import Image
 
 import sslengine
-from sslengine.command import make
 from sslengine.command.embed import embed
 from sslengine.config.sections import read
 from sslengine.config.show import show
 from sslengine.data.feed import DataFeed
-from sslengine.data.options import DataOptions, split_options
-from sslengine.data.sources.base import build_sources
+from sslengine.data.options import DataOptions
 from sslengine.predictor import Predictor
 from tests.command.photos import SMALL, config_of, write_table
 from tests.command.test_columns import datasets_of
@@ -108,12 +106,3 @@ def test_other_images_are_read_as_the_run_was_trained(
     assert torch.equal(backbone.transform(image), backbone.transform(seen))
     rows = embed(run, tmp_path / "images", workers=0).features
     np.testing.assert_allclose(rows[0], rows[1], atol=1e-6)
-
-
-def test_copies_of_images_are_put_on_a_colour(tmp_path: Path) -> None:
-    images, out = write_invisible(tmp_path / "images", count=2), str(tmp_path / "out")
-    make.main(["image-cache", str(images), out, "--transparent=black", "--workers=1", "--raw"])
-    (source,) = build_sources(
-        split_options(DATA_SOURCES=["image_cache"], DATA_PATHS=[out]), "TRAIN"
-    )
-    assert not np.asarray(source.image(1)).any()
