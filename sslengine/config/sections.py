@@ -133,7 +133,7 @@ def named(registry: Registry[Any], default: Any, arguments: str = "", alone: Any
     """Declare a field whose value is a name of `registry`, or a list of names or of entries.
 
     arguments: the field that holds those of the component, if the name is given without them.
-    alone: makes an entry of a name that stands alone in a list, for readers that expect entries.
+    alone: makes the entry for a name without arguments in a list, for readers that expect entries.
     """
     metadata = {"registry": registry, "arguments": arguments, "alone": alone}
     if isinstance(default, (list, dict)):
@@ -142,7 +142,7 @@ def named(registry: Registry[Any], default: Any, arguments: str = "", alone: Any
 
 
 def complete_entries(config: DictConfig) -> None:
-    """Give each name that stands alone in a list of entries the form of an entry."""
+    """Replace each name without arguments in a list of entries by an entry."""
     for _, node in typed_nodes(config):
         for key, declared in fields_of(node).items():
             if make_entry := declared.metadata.get("alone"):
