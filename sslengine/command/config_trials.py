@@ -212,9 +212,8 @@ def _problem(trial: Trial) -> str:
     try:
         if trial.train:
             with suppress(Exception):
-                return (
-                    attempt(trial, for_this_machine(trial.arguments, trial.root, sizes=True)) or ""
-                )
+                attempt(trial, for_this_machine(trial.arguments, trial.root, sizes=True))
+                return ""
             attempt(trial, for_this_machine(trial.arguments, trial.root))
         else:
             attempt(trial)

@@ -46,7 +46,8 @@ def as_indicators(meter: str, target: Tensor, output: Tensor) -> Tensor:
 def present_classes(labels: Any) -> Tensor:
     """The classes in a column of class numbers or in rows of indicators."""
     known = torch.as_tensor(labels)
-    return (known if known.ndim == 1 else (known > 0).any(dim=0).nonzero()).unique()
+    found: Tensor = known if known.ndim == 1 else (known > 0).any(dim=0).nonzero()
+    return found.unique()  # type: ignore[no-untyped-call,no-any-return]
 
 
 def without_absent(output: Any, present: Tensor) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -207,8 +208,6 @@ ABSENT = {
     "TRAINER__TASK_NAME": ["self_supervision_sdp_task"],
     "DATA__TRAIN__DATA_SOURCES": ["airstore", "everstore"],
     "OPTIMIZER__name": ["zero"],
-}  # fmt: skip
-IN_LISTS = {
     "MODEL__HEAD__PARAMS": ["eval_mlp_pooled", "ibot_distillation_head", "ibot_head", "mlp_res",
                             "vision_transformer_head"],
     "DATA__TRAIN__TRANSFORMS": ["SSLTransformsWrapper", "imagenet_autoaugment", "tuple_to_map"],
@@ -216,13 +215,14 @@ IN_LISTS = {
 
 
 def test_a_name_that_is_absent_says_what_to_use_and_nothing_alike() -> None:
-    named = [(key, name, name) for key, names in ABSENT.items() for name in names]
-    named += [(key, name, [name]) for key in IN_LISTS for name in IN_LISTS[key]]
+    forms: dict[str, Callable[[str], Any]] = {
+        "SOURCES": lambda name: [name],
+        "TRANSFORMS": lambda name: [{"name": name}],
+        "PARAMS": lambda name: [[name, {}]],
+    }
     kinds = []
-    for key, name, value in named:
-        value = [name] if key.endswith("SOURCES") else value
-        value = [{"name": name}] if key.endswith("TRANSFORMS") else value
-        value = [[name, {}]] if key.endswith("PARAMS") else value
+    for key, name in [(key, name) for key, names in ABSENT.items() for name in names]:
+        value = forms.get(key.rpartition("_")[2], str)(name)
         with pytest.raises(ConfigError) as told:
             resolved(**{key: value})
         (line,) = [each for each in str(told.value).splitlines() if repr(name) in each]
