@@ -148,7 +148,7 @@ def _without_settings() -> Iterator[None]:
 
 @contextmanager
 def weights_only() -> Iterator[None]:
-    """Restrict torch.load in libraries too, whatever they pass to it."""
+    """Restrict torch.load in libraries too, which may ask it for any pickle."""
     names = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
     before = {name: os.environ.pop(name) for name in names if name in os.environ}
     os.environ[names[0]] = "1"
