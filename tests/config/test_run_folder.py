@@ -138,8 +138,10 @@ def test_a_run_without_a_key_keeps_what_its_version_did(trusted: bool, tmp_path:
 
 
 def test_also_where_the_config_that_it_began_from_resumes_it(tmp_path: Path) -> None:
-    run, configs = _folder(tmp_path), tmp_path / "configs"
+    run, configs = tmp_path / "run", tmp_path / "configs"
+    run.mkdir()
     configs.mkdir()
+    _folder(run)
     shutil.copy(run / "config.yaml", configs / "mine.yaml")
     begun = ["config=mine", f"config.CHECKPOINT.DIR={run}"]
     assert _transparent(open_named(begun, [str(configs)])) == ["white", "white"]
