@@ -375,8 +375,9 @@ def test_the_trunk_takes_what_a_file_holds(run: Path, photos: Path, tmp_path: Pa
     rows = sslengine.embed(run, tmp_path, workers=0)
     assert [Path(path).name for path in rows.paths] == list(cases)
     for features, image in zip(rows.features, cases.values(), strict=True):
-        made = network.transform(image)
-        assert torch.equal(made, network.transform(image.convert("RGB")))
+        made, seen = network.transform(image), Image.new("RGB", image.size, "white")
+        seen.paste(image.convert("RGB"), mask=image.getchannel("A") if "A" in image.mode else None)
+        assert torch.equal(made, network.transform(seen))
         with torch.no_grad():
             found = network(made[None])[0].numpy()
         np.testing.assert_allclose(found, features, rtol=1e-4, atol=1e-5)

@@ -47,8 +47,9 @@ HOOKS: dict[str, Of] = {
     "TensorBoardHistograms": on(
         "config.HOOKS.TENSORBOARD_SETUP={USE_TENSORBOARD:true,LOG_PARAMS:true}"),
 }  # fmt: skip
-# Of a GPU; of a model that paints; that ends the run when it has what it wants.
-ELSEWHERE = {"LogGpus", "LogGpuMemory", "SavePictures", "ProfileSteps"}
+# Of a GPU; of a model that paints; that ends the run when it has what it wants; that changes what
+# meters see.
+ELSEWHERE = {"LogGpus", "LogGpuMemory", "SavePictures", "ProfileSteps", "MaskAbsentClasses"}
 QUICK = ("is_added_by_its_options", "does_not_change_the_run")
 SLOW = [name for name in Contract("hook", "any:Hook").promises if name not in QUICK]
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sslengine.data.options import DataLimitSampling, SplitOptions
-from sslengine.data.sources.base import DataSource, build_sources, generated_length, grey_image
+from sslengine.data.options import SplitOptions
+from sslengine.data.sources.base import DataSource, build_sources, grey_image
 from sslengine.data.sources.synthetic import SyntheticSource
 from sslengine.engines.train import train
 from sslengine.errors import DataError, SSLEngineError, UnknownNameError
@@ -63,15 +63,6 @@ def test_no_source_and_an_unknown_one() -> None:
         build_sources(SplitOptions(), "TEST")
     with pytest.raises(UnknownNameError, match=r"DATA_SOURCES.0: .*'disk_foldr'.*'disk_folder'"):
         build_sources(SplitOptions(DATA_SOURCES=["disk_foldr"]), "TRAIN")
-
-
-def test_a_generated_source_is_long_enough_for_what_is_asked() -> None:
-    assert generated_length(SplitOptions(), 100) == 100
-    assert generated_length(SplitOptions(DATA_LIMIT=30), 100) == 100
-    skipping = SplitOptions(
-        DATA_LIMIT=90, DATA_LIMIT_SAMPLING=DataLimitSampling(SKIP_NUM_SAMPLES=20)
-    )
-    assert generated_length(skipping, 100) == 110
 
 
 def test_grey() -> None:
