@@ -71,7 +71,6 @@ def _problem(**changes: Any) -> str:
         ({"DATA__TRAIN__DATA_PATHS": ["/caf\udce9"]}, "config.DATA.TRAIN.DATA_PATHS.0: /caf\\udce9 is not UTF-8, and config.yaml is."),
         ({"MODEL__GRAD_CLIP__MAX_NORM": -1}, "config.MODEL.GRAD_CLIP.MAX_NORM: "),
         ({"MODEL__HEAD__PARAMS": ["mlp"]}, "config.MODEL.HEAD.PARAMS.0.1.dims: "),
-        ({"DATA__TRAIN__TRANSFORMS": ["RandomCrp"]}, "config.DATA.TRAIN.TRANSFORMS.0: "),
         ({"LOG_FREQUENCY": 0}, "config.LOG_FREQUENCY: expected 1 or more, got 0"),
         ({"DISTRIBUTED__NUM_PROC_PER_NODE": 0}, "config.DISTRIBUTED.NUM_PROC_PER_NODE: expected 1 or more"),
         ({"CHECKPOINT__CHECKPOINT_FREQUENCY": 0}, "config.CHECKPOINT.CHECKPOINT_FREQUENCY: expected a positive number"),

@@ -21,7 +21,7 @@ NAMED = sorted(stem for stem, each in _PROGRAMS.items() if each.name in _NAMES)
 # README names their folder.
 SCRIPTS_BESIDE = sorted(each.stem for each in ROOT.glob("extra_scripts/*.py"))
 
-# With these arguments the tool takes about as long as its imports.
+# The least that these do: a minute or two of imports and steps on a quiet machine.
 SMALLEST = {
     "bench_gradcache": ["--rounds", "1"],
     "bench_methods": ["dino", "--batch", "2", "--rounds", "1"],
@@ -75,6 +75,7 @@ def test_each_does_its_work_in_some_test() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("tool", SMALLEST)
 def test_it_runs_with_its_smallest_arguments(tool: str, tmp_path: Path) -> None:
     if tool in NEEDS and not find_spec(NEEDS[tool]):

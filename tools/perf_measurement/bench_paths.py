@@ -150,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         os.environ["SSLENGINE_CACHE"] = f"{folder}/cache"
-        for files in (PER_FOLDER, options.files):
+        for files in dict.fromkeys((PER_FOLDER, options.files)):
             root = Path(folder) / str(files)
             root.mkdir()
             images, paths = make_paths(root, files)
