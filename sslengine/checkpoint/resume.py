@@ -15,7 +15,7 @@ from sslengine.distributed.ranks import is_primary
 from sslengine.distributed.shard_files import Peers
 from sslengine.errors import CheckpointError
 
-# Its checkpoints, beside its logs.
+# Its checkpoints, next to its logs.
 _VISSLS = ("model_phase*.torch", "model_iteration*.torch", "model_final_checkpoint_*.torch")
 
 

@@ -1,7 +1,7 @@
 """By which source a folder is read.
 
-A dataset that `save_to_disk` wrote is known by a file of its own. Otherwise the number of files of
-each kind decides: it is what most of the files are, images, shards, parquet files with images in
+A dataset that `save_to_disk` wrote is known by a file of it. Otherwise the number of files of each
+kind decides: it is what most of the files are, images, shards, parquet files with images in
 them, or videos; then MNIST's files, then .npy files with an image in each. So a clip among photos
 is left out, and so is the logo of a hub's repository among its parquet files.
 """

@@ -11,6 +11,8 @@ from sslengine.registry import TASKS, TRAIN_STEPS
 
 # Seeds derived from it must fit into 64 bits, in torch and in numpy.
 MOST_SEED = 2**32 - 1
+# The environment variable with the path of the catalogue of datasets found below --config-dir.
+FOUND_CATALOGUE = "SSLENGINE_FOUND_DATASET_CATALOG"
 SHARDED_TASK = "self_supervision_fsdp_task"
 
 

@@ -26,6 +26,7 @@ from sslengine.config.compose import (
 )
 from sslengine.config.fast import FAST, why_not
 from sslengine.config.files import Files, Layer, stem
+from sslengine.config.options import FOUND_CATALOGUE
 from sslengine.config.plain_file import read_plain
 from sslengine.config.resolve import Resolved, freeze
 from sslengine.errors import ConfigError
@@ -38,8 +39,7 @@ _OLDER = Layer(
 )
 # Sections that only training uses.
 _TRAINING_ONLY = ("HOOKS", "SLURM")
-# The catalogue of datasets in the folders of configs, and where it may be in one.
-FOUND_CATALOGUE = "SSLENGINE_FOUND_DATASET_CATALOG"
+# Where the catalogue of datasets may be in a folder of configs.
 _CATALOGUES = ("config/dataset_catalog.json", "dataset_catalog.json")
 
 
@@ -115,7 +115,7 @@ def open_named(
 def _is_older(folder: Path) -> bool:
     """Is there a run in it that began without the key, and resumes?"""
     file = folder / "config.yaml"
-    resumes = file.is_file() and any((folder / CHECKPOINTS).glob("*"))
+    resumes = os.path.isfile(file) and any((folder / CHECKPOINTS).glob("*"))
     return resumes and "TRANSPARENT:" not in file.read_text("utf-8", errors="replace")
 
 

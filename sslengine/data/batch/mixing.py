@@ -71,8 +71,9 @@ def cutmixup_collator(
     mixed = [mix(*each) for each in zip(views, labels.chunk(len(views)))]
     images, probabilities = [list(each) for each in zip(*mixed)]
     mixed_labels = torch.cat(probabilities)
-    if ssl_method != "moco":
-        data = torch.cat(images) if ssl_method == "simclr" else images
+    layout = f"{ssl_method}_collator"
+    if layout != "moco_collator":
+        data = torch.cat(images) if layout == "simclr_collator" else images
         return {**collated, "data": [data], "label": [mixed_labels]}
     if len(images) < 2:
         raise DataError(f"{HERE}: ssl_method {ssl_method!r} needs two views of each image.")

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sslengine.config.run_folder import FOUND_CATALOGUE
+from sslengine.config.options import FOUND_CATALOGUE
 from sslengine.data.manifest.local_copy import local_copy
 from sslengine.data.options import SplitOptions
 from sslengine.errors import DataError, MissingDataError, listing, nearest

@@ -122,6 +122,6 @@ def all_at_once(root: Path) -> dict[str, Any]:
 def all_of_one_length() -> Iterator[None]:
     """Sources that draw images have as many as the others; whoever opened them keeps to that."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(shapes.DEFAULT_LENGTHS, "TRAIN", COUNT)
-        patch.setattr(synthetic, "DEFAULT_LENGTH", COUNT)
+        patch.setitem(shapes.ShapesSource.default_lengths, "TRAIN", COUNT)
+        patch.setitem(synthetic.SyntheticSource.default_lengths, "TRAIN", COUNT)
         yield
