@@ -66,7 +66,7 @@ def config_root(path: Path) -> Path:
 
 
 def find(given: Path) -> list[File]:
-    """The files of one folder, in which may be folders of configs, or one file."""
+    """Return the files of a folder, in which may be folders of configs, or one file."""
     given = given.resolve()
     found = []
     for path in [given] if given.is_file() else sorted(given.rglob("*.yaml")):
@@ -83,7 +83,7 @@ def name_of(path: Path, root: Path) -> str:
 
 
 def role_of(path: Path, root: Path) -> str:
-    """The role; an unreadable file of ours counts as a run, so that its error is reported."""
+    """Return the role; an unreadable file of ours is a run, so that its error is reported."""
     text = ""
     try:
         text = path.read_text()

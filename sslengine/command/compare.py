@@ -39,8 +39,7 @@ def main(arguments: Sequence[str]) -> int:
         different = judged_on.differs_in(judged)
         documents.show([{**each.as_dict(), "differs_in": different} for each in found])
         return 0
-    console = LiteralConsole()
-    (console if console.is_terminal else LiteralConsole(width=160)).print(table(found))
+    LiteralConsole(width_of_file=160).print(table(found))
     for line in judged_on.notes(judged):
         print(readable(line))
     return 0

@@ -113,7 +113,7 @@ def _of_frozen(config: dict[str, Any]) -> list[str]:
 
 
 def for_this_machine(arguments: Sequence[str], root: Path, sizes: bool = False) -> list[str]:
-    """Overrides with which a config of any size can train here, or test if it only does that.
+    """Return overrides with which a config of any size can train here, or only test.
 
     sizes: of crops too.
     """
@@ -123,7 +123,7 @@ def for_this_machine(arguments: Sequence[str], root: Path, sizes: bool = False) 
     more: dict[str, Any] = {}
     transforms = said.last_value(f"config.DATA.{split}.TRANSFORMS") or []
     if sizes:
-        more["TRANSFORMS"] = transforms = _with_small_sizes(transforms)
+        more["TRANSFORMS"] = transforms = _shrink_sizes(transforms)
     if said.last_value(f"config.DATA.{split}.LABEL_SOURCES"):
         width = _last_width(said)
         more |= {"LABEL_SOURCES": ["synthetic"], "RANDOM_SYNTHETIC_LABELS": min(3, width)}
@@ -135,26 +135,26 @@ def for_this_machine(arguments: Sequence[str], root: Path, sizes: bool = False) 
 
 
 def _last_width(said: Composition) -> int:
-    """The number of outputs of the last head, as far as the file says it."""
+    """Return the number of outputs of the last head, as far as the file says it."""
     heads = str(said.last_value("config.MODEL.HEAD.PARAMS"))
     found = re.findall(r"'(?:dims|num_classes)': \[?(?:[^]}]*, )?(\d+)[]},]", heads)
     return int(found[-1]) if found else 3
 
 
-def _with_small_sizes(value: Any, key: str = "") -> Any:
-    """Transforms that make images of about a quarter of the side, a multiple of 32."""
+def _shrink_sizes(value: Any, key: str = "") -> Any:
+    """Return the transforms with sides of about a quarter, a multiple of 32."""
     match value:
         case dict():
-            return {name: _with_small_sizes(each, name) for name, each in value.items()}
+            return {name: _shrink_sizes(each, name) for name, each in value.items()}
         case list():
-            return [_with_small_sizes(each, key) for each in value]
+            return [_shrink_sizes(each, key) for each in value]
         case int() if key in ("size", "size_crops"):
             return min(value, 32 * max(1, round(value / 128)))
     return value
 
 
 def available_sources(trial: Trial) -> list[str]:
-    """Overrides of data sources that are not here, unless the overlay or part itself names them."""
+    """Return overrides of data sources that are not here, but for those of the overlay or part."""
     said = compose(trial.arguments, [str(trial.root)])
     own = said.layers[-1].tree if len(trial.arguments) > 1 else {}
     found: dict[str, Any] = {}
@@ -208,7 +208,7 @@ def _serve(trials: Connection) -> None:
 
 
 def _problem(trial: Trial) -> str:
-    """Crops are small at first: if that fails, it may be for the sizes."""
+    """Return the error's text, or nothing. Sizes are small at first; an error may be of those."""
     try:
         if trial.train:
             with suppress(Exception):

@@ -32,9 +32,7 @@ MOST_BASES = 4
 def run(options: argparse.Namespace) -> int:
     """0 if every file is right, else 1."""
     files = [file for path in options.paths for file in find(path)]
-    console = LiteralConsole(stderr=options.json)
-    if not console.is_terminal:
-        console = LiteralConsole(stderr=options.json, width=140)
+    console = LiteralConsole(width_of_file=140, stderr=options.json)
     results: list[tuple[File, Verdict]] = []
     for number, (file, verdict) in enumerate(verdicts(files, options), start=1):
         results.append((file, verdict))
@@ -103,7 +101,7 @@ def _stage(
 def check(
     file: File, groups: Sequence[Sequence[File]], options: argparse.Namespace, worker: Worker
 ) -> Verdict:
-    """The verdict on a file; a part is right if it is right with one run of these groups."""
+    """Return the verdict on a file; a part is right if it is with one run of these groups."""
     if file.role == FOREIGN:
         return Verdict((), "it has no `config:`: a file of another program", left_out=True)
     verdicts: list[Verdict] = []
@@ -174,7 +172,7 @@ def summary(results: Sequence[tuple[File, Verdict]]) -> Iterator[str]:
 
 
 def _family(file: File) -> str:
-    """The first two folders of its name."""
+    """Return the first two folders of the file's name."""
     return "/".join(file.name.split("/")[:-1][:2]) or "."
 
 

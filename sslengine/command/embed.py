@@ -232,11 +232,11 @@ def _csv(rows: Rows, file: BinaryIO) -> None:
     writer = csv.writer(content)
     labels = _label_columns(rows)
     numbers = [f"feature_{number}" for number in range(rows.features.shape[1])]
-    as_text = import_dotted("sslengine.data.sources.tables:as_text")
+    escape_formula = import_dotted("sslengine.data.sources.tables:escape_formula")
     writer.writerow(["path", *labels, *numbers])
     for number, (path, features) in enumerate(zip(rows.paths, rows.features, strict=True)):
         cells = [column[number] for column in labels.values()]
-        writer.writerow([*map(as_text, [path, *cells]), *map(repr, features.tolist())])
+        writer.writerow([*map(escape_formula, [path, *cells]), *map(repr, features.tolist())])
     text = _CONTROL.sub(lambda found: readable(found[0]), content.getvalue())
     file.write(text.encode(errors="surrogateescape"))
 

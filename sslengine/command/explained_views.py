@@ -346,9 +346,7 @@ def _scaled(view: Image.Image, factor: float) -> Image.Image:
 
 def run(given: argparse.Namespace) -> int:
     assert catalog  # importing it declares all names
-    console = LiteralConsole(stderr=given.json)
-    if not console.is_terminal:
-        console = LiteralConsole(stderr=given.json, width=120)
+    console = LiteralConsole(width_of_file=120, stderr=given.json)
     torch.set_num_threads(1)
     run = open_named(given.overrides, given.config_dir, given.trust_config)
     data = read(run.config, DataOptions)

@@ -73,7 +73,7 @@ def judge_features(given: argparse.Namespace, neighbours: Sequence[int]) -> int:
     if given.json:
         documents.show(content)
     else:
-        show_all(_console(), scores, metric, by_chance, notes)
+        show_all(Screen(width_of_file=200), scores, metric, by_chance, notes)
     if given.out is not None:
         write_json(given.out, content)
     return 0
@@ -188,11 +188,6 @@ def _device(name: str) -> torch.device:
     if name == "gpu" and not there:
         raise ConfigError("--device gpu: torch sees no GPU.")
     return torch.device("cuda" if there and name in ("auto", "gpu") else "cpu")
-
-
-def _console() -> Screen:
-    console = Screen()
-    return console if console.is_terminal else Screen(width=200)
 
 
 def _document(

@@ -116,8 +116,7 @@ def _notes(rows: Sequence[Row], several: bool) -> list[str]:
 
 
 def _show(paths: list[str], networks: list[str], rows: list[Row], notes: list[str]) -> None:
-    console = LiteralConsole()
-    console = console if console.is_terminal else LiteralConsole(width=200)
+    console = LiteralConsole(width_of_file=200)
     for number, (path, network) in enumerate(zip(paths, networks, strict=True), 1):
         console.print(f"{number}  {path} ({network})", soft_wrap=True)
     table = Table(box=None, pad_edge=False)

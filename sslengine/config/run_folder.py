@@ -67,11 +67,11 @@ def open_run(
         raise ConfigError(f"{folder} has no config.yaml: it is not the folder of a run.")
     started = as_trained and any((folder / CHECKPOINTS).glob("*"))
     if trusted:
-        composition = _on_older(compose([f"config={name}", *overrides], [str(folder)]))
+        composition = _add_older(compose([f"config={name}", *overrides], [str(folder)]))
         composition = _with(_for_judging(composition, started) if judged else composition, added)
         return freeze(composition, judged)
     tree, not_read = read_plain(path)
-    composition = _on_older(compose_on(Layer(str(path), tree), overrides, name))
+    composition = _add_older(compose_on(Layer(str(path), tree), overrides, name))
     opened = Opened(str(path), frozenset(_typed(composition.assignments)))
     with closed(opened):
         composition = _with(_for_judging(composition, started) if judged else composition, added)
@@ -104,10 +104,10 @@ def open_named(
     if file is None or folder is None or trusted:
         composition = compose(arguments, config_dirs, trusted)
         if folder is not None:
-            return _placed(freeze(_on_older(composition)), folder, arguments)
+            return _placed(freeze(_add_older(composition)), folder, arguments)
         resolved = freeze(composition)
         older = _is_older(Path(resolved.config.CHECKPOINT.DIR).expanduser())
-        return freeze(_on_older(composition)) if older else resolved
+        return freeze(_add_older(composition)) if older else resolved
     chosen = [each for each in arguments if not each.startswith("config=")]
     return _placed(open_run(file.parent, chosen, name=file.stem), folder, arguments)
 
@@ -119,7 +119,7 @@ def _is_older(folder: Path) -> bool:
     return resumes and "TRANSPARENT:" not in file.read_text("utf-8", errors="replace")
 
 
-def _on_older(composition: Composition) -> Composition:
+def _add_older(composition: Composition) -> Composition:
     return dataclasses.replace(composition, layers=[_OLDER, *composition.layers])
 
 

@@ -23,7 +23,7 @@ from sslengine.config.sections import read
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.manifest.few_labels import share_of_each_class
 from sslengine.data.options import DataOptions
-from sslengine.data.sources.tables import as_text
+from sslengine.data.sources.tables import escape_formula
 from sslengine.engines.run import Run
 from sslengine.engines.scoring import Sets
 from sslengine.engines.stored import StoredSplit, paths_of
@@ -66,6 +66,6 @@ def _write(
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["number", "path", "label"])
-    texts = (map(as_text, paths), map(as_text, called))
+    texts = (map(escape_formula, paths), map(escape_formula, called))
     table.writerows(zip(numbers.tolist(), *texts, strict=True))
     write_whole(path, text.getvalue().encode(errors="surrogateescape"))

@@ -63,7 +63,7 @@ def _cell(score: Score, name: str) -> str:
 
 
 def _half(score: Score, name: str) -> float:
-    """The longer half of its interval."""
+    """Return the longer half of the score's interval."""
     value = score.metrics[name]
     low, high = score.intervals.get(name) or (value, value)
     return max(value - low, high - value)

@@ -25,7 +25,7 @@ from numpy.lib.format import open_memmap, read_array
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sslengine.data.sources.tables import as_written, delimiter_in
+from sslengine.data.sources.tables import delimiter_in, unescape_formula
 from sslengine.errors import ConfigError, DataError, MissingDataError, listing, readable
 from sslengine.evaluation.feature_files import layers_in, read_features
 from sslengine.evaluation.features import Rows
@@ -311,7 +311,7 @@ def _csv(path: Path) -> _Table:
     def rows() -> Tensor:
         return torch.from_numpy(_columns(path, names, lambda name: np.array(columns[name])))
 
-    return _Table(names, lambda name: [*map(as_written, columns[name])], of_text, rows)
+    return _Table(names, lambda name: [*map(unescape_formula, columns[name])], of_text, rows)
 
 
 def _expect_rows(path: Path, count: int) -> None:

@@ -78,13 +78,13 @@ def eight_bits_code(subject: Subject) -> str:
         return ""
     limits = _LIMITS[found.kind].format(low=found.low, high=found.high)
     given = subject.image_options.PIXEL_RANGE
-    made = _without_alpha(subject)
+    made = _composite_code(subject)
     visible = "[values[..., -1] > 0]" if "composite" in made else ""
     return _EIGHT_BITS.format(given=_plain(given), limits=limits, visible=visible, made=made)
 
 
-def _without_alpha(subject: Subject) -> str:
-    """`image`, as the run has it by TRANSPARENT."""
+def _composite_code(subject: Subject) -> str:
+    """Return the code that makes of `image` what the run sees by TRANSPARENT."""
     colour = parse_colour(subject.image_options.TRANSPARENT)
     made = "image" if colour is None else _ON_COLOUR.format(colour)
     return f'{made}.convert("{subject.image_mode}")'
@@ -100,7 +100,7 @@ def opening(subject: Subject) -> str:
         return _OPEN if subject.channels == 1 else _OPEN_BANDS
     if pixel_range(subject):
         return _OPEN.replace("Image.open(", "eight_bits(Image.open(").replace('png")', 'png"))')
-    return f"{_OPEN}image = {_without_alpha(subject)}\n"
+    return f"{_OPEN}image = {_composite_code(subject)}\n"
 
 
 def torch_example(subject: Subject, output: str = "") -> str:

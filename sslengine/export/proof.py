@@ -99,7 +99,7 @@ def _in_a_new_process(proof: Proof, folder: Path, subject: Subject) -> tuple[str
 
 
 def script(proof: Proof) -> str:
-    """The program. The folder is an argument: its name may be anything, and is no code."""
+    """Return the program. The folder is an argument: its name may be anything, and is no code."""
     load = re.sub(r'"([^"\n]*\{folder\})', r'f"\1', proof.load)
     if not proof.torch:
         return f"{_HEAD}{load}\n{proof.features}\n{_TAIL}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from sslengine.hooks.events import Hook, TaskView
-from sslengine.meters.targets import present_classes, without_absent
+from sslengine.meters.targets import mask_absent, present_classes
 
 
 class MaskAbsentClasses(Hook):
@@ -19,4 +19,4 @@ class MaskAbsentClasses(Hook):
     def on_forward(self, task: TaskView) -> None:
         if not task.train:
             batch = task.last_batch
-            batch.model_output = without_absent(batch.model_output, self._present)
+            batch.model_output = mask_absent(batch.model_output, self._present)

@@ -53,7 +53,7 @@ _OURS = ("sslengine.", "torchvision.")
 
 
 @contextmanager
-def _without_breakpoints() -> Iterator[None]:
+def _ignore_breakpoints() -> Iterator[None]:
     """Do not stop in a user's code here, where tensors have no values: the run itself stops."""
     before = sys.breakpointhook, pdb.set_trace
     sys.breakpointhook = pdb.set_trace = lambda *_, **__: None
@@ -63,7 +63,7 @@ def _without_breakpoints() -> Iterator[None]:
         sys.breakpointhook, pdb.set_trace = before
 
 
-@_without_breakpoints()
+@_ignore_breakpoints()
 def expect_fitting_shapes(config: DictConfig) -> None:
     """Raise ConfigError if images cannot pass the transforms, the model or the method."""
     data = read(config, DataOptions)

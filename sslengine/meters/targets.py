@@ -44,19 +44,19 @@ def as_indicators(meter: str, target: Tensor, output: Tensor) -> Tensor:
 
 
 def present_classes(labels: Any) -> Tensor:
-    """The classes in a column of class numbers or in rows of indicators."""
+    """Return the classes in a column of class numbers or in rows of indicators."""
     known = torch.as_tensor(labels)
     found: Tensor = known if known.ndim == 1 else (known > 0).any(dim=0).nonzero()
     return found.unique()  # type: ignore[no-untyped-call,no-any-return]
 
 
-def without_absent(output: Any, present: Tensor) -> Any:
-    """The scores with the least number in place of those of classes that are not in `present`.
+def mask_absent(output: Any, present: Tensor) -> Any:
+    """Give classes that are not in `present` the least number as their score.
 
     VISSL has -inf, times which an indicator of 0 makes the loss NaN.
     """
     if not isinstance(output, Tensor):
-        return [without_absent(each, present) for each in output]
+        return [mask_absent(each, present) for each in output]
     classes = torch.arange(output.shape[-1], device=output.device)
     absent = torch.isin(classes, present.to(output.device), invert=True)
     return output.masked_fill(absent, torch.finfo(output.dtype).min)

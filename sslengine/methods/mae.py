@@ -151,8 +151,8 @@ class MaskedAutoencoder(nn.Module):
         return torch.stack([join_patches(each, size, images.shape) for each in panels], dim=1)
 
     def _noise(self, images: Tensor, given: Tensor | None) -> Tensor:
-        """The collator's; without it, drawn by each rank, in test phases from a generator with a
-        fixed seed, so the training's is not advanced."""
+        """Return the collator's noise. Without it each rank draws, in test phases from a generator
+        with a fixed seed, so the training's is not advanced."""
         rows, columns = patch_grid(images, self.trunk.patch_size)
         shape, device = (len(images), rows * columns), images.device
         if given is not None and given.shape != shape:

@@ -66,7 +66,7 @@ def dropped_patches_collator(
 @register_collator("patch_noise_collator")
 @only_moves("data")
 def patch_noise_collator(batch: Sequence[Sample], patch_size: int = PATCH_SIZE) -> Batch:
-    """`noise`, a random number for each patch of an image: a model sees those with the lowest.
+    """Add `noise`, a random number for each patch of an image: a model sees those with the lowest.
 
     It draws for the global batch, by seed, epoch and step.
 

@@ -18,7 +18,7 @@ NOT_ALPHA = "not_alpha"
 
 
 def parse_colour(given: Any) -> Colour | None:
-    """None: transparency is dropped. Raises ValueError."""
+    """Return the colour, None if transparency is dropped; ValueError if it is neither."""
     match given:
         case "drop":
             return None

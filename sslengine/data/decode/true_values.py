@@ -107,7 +107,7 @@ def of_pillow(image: Image.Image) -> Bands | None:
 
 
 def says_alpha(encoded: bytes, image: Any) -> bool:
-    """Is a band that Pillow takes for alpha declared as that? It may be infrared."""
+    """Whether a band that Pillow takes for alpha is declared as that. It may be infrared."""
     if image.format == "JPEG2000":
         return bool(_DEFINED_ALPHA.search(encoded, 0, encoded.find(b"jp2c")))
     return image.format != "TIFF" or image.tag_v2.get(EXTRA, (0,))[0] in ALPHA

@@ -114,7 +114,7 @@ class DataSource(ABC):
 
 
 class GeneratedSource(DataSource):
-    """Images that are drawn by number: more than by default if DATA_LIMIT asks for them."""
+    """Draw images by number: more than by default if DATA_LIMIT asks for them."""
 
     reads = ()
     default_lengths: ClassVar[Mapping[str, int]]  # by split

@@ -177,7 +177,7 @@ def _open_text(file: Path) -> Table:
                 raise DataError(
                     f"{file}: line {number + 1} has {len(line)} columns, fewer than the first line."
                 )
-            yield [as_written(line[column]) for column in columns]
+            yield [unescape_formula(line[column]) for column in columns]
 
     return next(lines(), []), rows
 
@@ -186,13 +186,13 @@ def _open_text(file: Path) -> Table:
 _FORMULA = re.compile(r"'*(?![+-]?[\d.]+(e[+-]?\d+)?$)[=+\-@\t\r\n]")
 
 
-def as_text(cell: Any) -> Any:
+def escape_formula(cell: Any) -> Any:
     """Put an apostrophe before what a spreadsheet would run: the name may be a stranger's."""
     return f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell
 
 
-def as_written(cell: str) -> str:
-    """Undo `as_text`."""
+def unescape_formula(cell: str) -> str:
+    """Undo `escape_formula`."""
     return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
 
 

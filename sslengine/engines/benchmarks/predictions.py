@@ -33,7 +33,7 @@ from sslengine.evaluation.store import Store, file_name
 from sslengine.meters.accuracy import AccuracyListMeter
 from sslengine.meters.base import build_meters
 from sslengine.meters.options import MetersOptions
-from sslengine.meters.targets import present_classes, without_absent
+from sslengine.meters.targets import mask_absent, present_classes
 from sslengine.meters.top_k import TopKMeter
 from sslengine.registry import register_engine
 
@@ -54,7 +54,7 @@ def extract_label_predictions(run: Run) -> None:
             prefix = f"rank0_{split.lower()}_{file_name(layer)}"
             outputs = store.layer(layer).tensor().float()
             if split == "TEST" and read(run.config, MetersOptions).model_output_mask:
-                outputs = without_absent(outputs, present_classes(store.targets))
+                outputs = mask_absent(outputs, present_classes(store.targets))
             _write(stored, store, outputs, meter, folder / prefix)
             if getattr(data, split).LABEL_TYPE == "standard":
                 metrics = _measured(outputs, store.targets, meter)
