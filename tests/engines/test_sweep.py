@@ -319,7 +319,7 @@ def test_images_of_several_classes(tmp_path: Path) -> None:
     assert _report(tmp_path)["test"] == high["test"]
     line, *notes = [each for each in screen(run).splitlines() if "linear_sweep" in each]
     assert line.split()[:2] == ["linear_sweep", "mAP"]
-    assert "trained: 1, the highest learning rate" in notes[0]
+    assert "learning rate 1 is an end of those tried" in notes[0]
     report = json.loads((tmp_path / "evaluation.json").read_text())
     expect_complete({"scores": [], **report})
     swept = report["swept"]
