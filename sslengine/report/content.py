@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sslengine.report.verdict import Verdict
+from sslengine.monitor.verdict import Verdict
 
 
 @dataclass(frozen=True)
