@@ -1,24 +1,31 @@
-"""Runs side by side: method, network, last metrics, scores.
+"""Runs side by side: in what they differ, how they ended, their scores; a row a run.
 
     sslengine compare runs/birds runs/birds-2
-    sslengine compare runs/* --json
+    sslengine compare runs/*                 what is no run is passed over; sweeps are opened
+    sslengine compare runs/sweep --json
 
-What is compared is read from the files of the runs. Scores of different metrics (accuracy, mAP),
-or on different images, cannot be compared: a note says so, and `differs_in` of --json.
+The best run comes first. Two runs that were judged on the same images are compared image by image,
+so that a difference has an interval. `sslengine report A B C` makes a page of it.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
+from rich.console import Console
 from rich.table import Table
 
-from sslengine.command import documents, judged_on
-from sslengine.command.summary import Summary, read
-from sslengine.errors import readable
+from sslengine.command import documents
+from sslengine.report.comparison import compare_runs, short_keys
+from sslengine.report.content import Comparison, Row
+from sslengine.report.runs import runs_in
+from sslengine.report.summary import read
 from sslengine.screen_console import LiteralConsole
+
+KEYS = 3  # that differ, of which a table has a column
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -33,44 +40,48 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str]) -> int:
     given = make_parser().parse_args(arguments)
-    found = [read(each) for each in given.runs]
-    judged = [each for each in found if each.scores]
+    folders, notes = runs_in(given.runs)
+    found = compare_runs([read(each) for each in folders])
     if given.json:
-        different = judged_on.differs_in(judged)
-        documents.show([{**each.as_dict(), "differs_in": different} for each in found])
-        return 0
-    LiteralConsole(width_of_file=160).print(table(found))
-    for line in judged_on.notes(judged):
-        print(readable(line))
+        documents.show({**asdict(found), "passed_over": notes})
+    else:
+        show(LiteralConsole(width_of_file=100), found, notes)
     return 0
 
 
-def table(found: Sequence[Summary]) -> Table:
-    """A row for each property that a run has: runs are columns."""
-    made = Table("", *(str(each.folder) for each in found))
-    made.add_row("method", *(each.method for each in found))
-    made.add_row("network", *(each.network for each in found))
-    if any(each.epochs for each in found):
-        made.add_row("epochs", *(str(each.epochs or "") for each in found))
-    made.add_row("iterations", *(str(each.iterations) for each in found))
-    _add_numbers(made, [each.metrics for each in found])
-    _add_judged(made, found)
-    _add_numbers(made, [each.scores for each in found])
-    return made
+def show(console: Console, found: Comparison, notes: Sequence[str] = ()) -> None:
+    """Print the sentence, the table and what cannot be compared."""
+    keys = list(found.rows[0].differs)[:KEYS]
+    names = short_keys(keys)
+    metrics = list(dict.fromkeys(each.metric for row in found.rows for each in row.scores))
+    table = Table(box=None, pad_edge=False)
+    table.add_column("run", overflow="fold")
+    for key in keys:
+        table.add_column(names[key], justify="right", overflow="fold")
+    for title in (*map(name_metric, metrics), "loss", "steps"):
+        table.add_column(title, justify="right")
+    table.add_column("status")
+    for row in found.rows:
+        table.add_row(*_cells(row, keys, metrics))
+    console.print(found.sentence)
+    console.print(*filter(None, [found.detail]), "", sep="\n")
+    console.print(table)
+    more = len(found.rows[0].differs) - len(keys)
+    told = [f"{more} more keys differ: --json has them, the page too"] * (more > 0)
+    for note in (*told, *found.notes, *notes):
+        console.print(f"  note  {note}")
 
 
-def _add_numbers(made: Table, values: Sequence[Mapping[str, float]]) -> None:
-    for name in dict.fromkeys(name for each in values for name in each):
-        made.add_row(name, *(f"{each[name]:.4g}" if name in each else "" for each in values))
+def _cells(row: Row, keys: Sequence[str], metrics: Sequence[str]) -> list[str]:
+    scores = {each.metric: each for each in row.scores}
+    cells = [f"{scores[each].value:.1f}" if each in scores else "-" for each in metrics]
+    loss = row.metrics.get("loss")
+    state = f"{row.status}: {', '.join(row.findings)}" if row.findings else row.status
+    return [
+        row.name, *(row.differs[key] for key in keys), *cells,
+        "-" if loss is None else f"{loss:.4g}", row.length.partition(" ")[0], state,
+    ]  # fmt: skip
 
 
-def _add_judged(made: Table, found: Sequence[Summary]) -> None:
-    """By which metric; and on which images, where these are not the same."""
-    sets = judged_on.image_sets([each for each in found if each.scores])
-    if sets:
-        made.add_row("metric", *(each.metric or "" for each in found))
-    if len(sets) > 1:
-        made.add_row(
-            "images",
-            *(str(judged_on.number_in(sets, each.images)) if each.scores else "" for each in found),
-        )
+def name_metric(metric: str) -> str:
+    return f"kNN (k={metric.removeprefix('knn_')})" if metric.startswith("knn_") else metric

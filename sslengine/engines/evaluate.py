@@ -43,7 +43,6 @@ from sslengine.engines.trained_results import (
     write_report,
 )
 from sslengine.evaluation.features import Chosen, Rows
-from sslengine.evaluation.intervals import of_pairs
 from sslengine.evaluation.leak import count_copies
 from sslengine.evaluation.options import (
     EvaluateOptions,
@@ -52,6 +51,8 @@ from sslengine.evaluation.options import (
     SvmOptions,
     published,
 )
+from sslengine.evaluation.pairs import compare_pairs
+from sslengine.evaluation.spread import spectrum
 from sslengine.evaluation.store import Store
 from sslengine.models.weights import Loaded, other_classes
 from sslengine.monitor import history
@@ -61,6 +62,8 @@ from sslengine.monitor.verdict import judge_run
 from sslengine.precision import for_float64
 from sslengine.registry import register_engine
 
+# Images of which singular values are kept.
+SPECTRUM = 2000
 NO_LABELS = "the images have no labels: kNN, linear probe and what else needs them are left out"
 
 
@@ -83,7 +86,7 @@ def evaluate(run: Run) -> None:
     if "few_labels" in judge.asked.evaluate.PROTOCOLS:
         write_lists(judge.found["TRAIN"], sets[0], run.run_dir / "few_labels", judge.class_names)
     judge.asked.rest(scores, sets, report.write)
-    report.write_answers(scores, sets[0])
+    report.write_answers(scores, sets)
     _show_training(run, weights, loaded)
     run.console.print(f"  features    {judge.folder}")
     run.console.print(f"  report      {run.run_dir / REPORT}")
@@ -123,6 +126,13 @@ class _Judge:
         self.groups: Tensor | None = None  # of TRAIN's images
         self.wanted: Tensor | None = None  # of the test images
         self.copies = 0  # test images that are also training images
+
+    @property
+    def place(self) -> str:
+        """Where the test images are, or those of training where there are none."""
+        split = getattr(self.data, self.splits[-1])
+        named = split.DATA_PATHS or split.DATASET_NAMES or split.DATA_SOURCES
+        return ", ".join(map(str, named))
 
     @property
     def splits(self) -> list[str]:
@@ -182,7 +192,7 @@ class _Judge:
         for number in self.wanted.unique().tolist():
             some = self.wanted == number
             right = (of[kind][metric][some] == number for kind in (PIXELS, TRAINED))
-            if of_pairs(*right)[1] > 0:
+            if compare_pairs(*right)[1] > 0:
                 below.append(self.class_names[number] if self.class_names else str(number))
         return below
 
@@ -273,19 +283,23 @@ class _Report:
             "images": judge.images,
             "copies": judge.copies,
             "below_pixels": judge.below_pixels(scores),
+            "data": judge.place,
             "notes": judge.notes,
             "scores": [score.as_dict() for score in judge.compared(scores)],
             **results_of(self.run_dir),
         }
         write_report(self.run_dir, content)
 
-    def write_answers(self, scores: Sequence[Score], images: Sets) -> None:
-        """Keep the class that each kind of features gives to each test image."""
+    def write_answers(self, scores: Sequence[Score], sets: Sequence[Sets]) -> None:
+        """Keep the class that each kind of features gives to each test image, and spectra."""
+        images = sets[0]
+        spectra = {f"spectrum/{each.features}": spectrum(each.train[:SPECTRUM]).numpy()
+                   for each in sets if each.features in (TRAINED, UNTRAINED)}  # fmt: skip
         answers = {f"{each.features}/{each.layer}/{metric}": classes.numpy()
                    for each in scores for metric, classes in each.answers.items()}  # fmt: skip
         if answers and images.wanted is not None and images.tested is not None:
             about = {"numbers": images.tested.numpy(), "wanted": images.wanted.numpy()}
-            write_answers(self.run_dir, self.judge.images, {**about, **answers})
+            write_answers(self.run_dir, self.judge.images, {**about, **answers, **spectra})
 
 
 def _as_results(scores: Sequence[Score]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from sslengine.engines.protocols import run_protocols
 from sslengine.errors import DataError
 from sslengine.evaluation.draws import Interval
 from sslengine.evaluation.features import Rows, check_features, held, own_share
-from sslengine.evaluation.intervals import of_accuracy, of_pairs, of_resamples
+from sslengine.evaluation.intervals import of_accuracy, of_resamples
 from sslengine.evaluation.knn import curve, knn_curve, knn_scores_curve
 from sslengine.evaluation.linear import linear_probe
 from sslengine.evaluation.linear_many import linear_probe_of_many, mean_average_precision
@@ -31,6 +31,7 @@ from sslengine.evaluation.options import (
     NearestNeighborOptions,
     SvmOptions,
 )
+from sslengine.evaluation.pairs import compare_pairs
 from sslengine.evaluation.versions import VERSIONS
 from sslengine.monitor.run_facts import TRAINED
 
@@ -270,6 +271,6 @@ def add_gains(scores: Sequence[Score], wanted: Tensor) -> None:
     for score in scores if trained else ():
         own = next((each for each in trained if each.layer == score.layer), trained[-1])
         for name in score.answers.keys() & own.answers.keys() if score not in trained else ():
-            right = [(each.answers[name] == wanted).double().reshape(-1, len(wanted)).mean(dim=0)
-                     for each in (own, score)]  # fmt: skip
-            score.gains[name] = of_pairs(*right)
+            answers = (each.answers[name].reshape(-1, len(wanted)) for each in (own, score))
+            right = [(each == wanted).double().mean(dim=0).numpy() for each in answers]
+            score.gains[name] = [*compare_pairs(*right)]

@@ -67,7 +67,7 @@ def _train(task: Any, run: Run) -> bool:
         task.close()
         check_results(run, task.results)
         return not task.test_only
-    environment = run.describe()
+    environment = {**run.describe(), "recipe": run.resolved.name}
     task.writers.extend(make_writers(run, task.iteration, marks))
     _introduce(task, run)
     startup.announce("making the first step")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from sslengine.data.options import DataOptions
 from sslengine.engines.judged_networks import trunk_name
 from sslengine.engines.run import Run
 from sslengine.models.options import ModelOptions
-from sslengine.monitor.run_facts import JUDGEMENTS, REPORT
+from sslengine.monitor.run_facts import JUDGEMENTS, REPORT, name_of_images
 
 FINETUNE, SWEEP = "finetune", "sweep"  # folders in the run's
 _RESULT = {FINETUNE: "finetuned.json", SWEEP: "swept.json"}
@@ -84,12 +83,6 @@ def write_answers(
     with whole_file(run_dir / JUDGEMENTS / f"{name_of_images(images)}.npz") as file:
         arrays: dict[str, Any] = dict(answers)
         np.savez_compressed(file, **arrays)
-
-
-def name_of_images(images: Mapping[str, Any]) -> str:
-    """Name a set of images by what identifies those of each split."""
-    content = json.dumps(images, sort_keys=True, default=str)
-    return sha256(content.encode()).hexdigest()[:12]
 
 
 def add_to_report(run_dir: Path) -> None:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-NORMAL = 1.959964  # of 95 %
+from sslengine.evaluation.pairs import NORMAL
+
 RESAMPLES = 200
 # Scores that are sorted for an interval.
 SORTED = 2**28
@@ -37,18 +38,3 @@ def of_resamples(measure: Callable[[Tensor], float], wanted: Tensor) -> list[flo
     if not len(values):
         return []
     return torch.quantile(values, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-
-
-def of_pairs(own: Tensor, other: Tensor) -> list[float]:
-    """The difference of two scores on the same images in percent, and its 95 % interval.
-
-    own, other: of each image whether the answer is right, or how often over several networks.
-    Agresti and Min's interval: half an image more for each way in which two answers can be right.
-    """
-    each = own.double() - other.double()
-    count, total = len(each) + 2, float(each.sum())
-    variance = (float(each.square().sum()) + 1 - total**2 / count) / count**2
-    half = NORMAL * math.sqrt(max(0.0, variance))
-    return [
-        100 * value for value in (total / len(each), total / count - half, total / count + half)
-    ]

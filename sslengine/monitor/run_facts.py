@@ -7,7 +7,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,32 @@ class Facts:
         return first
 
     @property
+    def method(self) -> str:
+        name = self.config.get("LOSS", {}).get("name")
+        return str(name or self.config.get("MODEL", {}).get("BASE_MODEL_NAME", ""))
+
+    @property
+    def network(self) -> str:
+        trunk = self.config.get("MODEL", {}).get("TRUNK", {})
+        name = str(trunk.get("NAME", ""))
+        return str(trunk.get(name.upper(), {}).get("model") or name)
+
+    @property
+    def seconds(self) -> float:
+        """How long it trained, over all starts; 0 if its records do not say when they were."""
+        begun = [datetime.fromisoformat(each["time"]).timestamp() for each in self.starts]
+        times = [row["time"] for row in self.rows if "time" in row]
+        ends = [max((each for each in times if each < later), default=start)
+                for start, later in zip(begun, [*begun[1:], float("inf")])]  # fmt: skip
+        return sum(max(0.0, end - start) for start, end in zip(begun, ends))
+
+    @property
+    def answers(self) -> Path:
+        """The file with the answer to each test image of the newest judgement."""
+        name = name_of_images(self.evaluation.get("images", {}))
+        return self.folder / JUDGEMENTS / f"{name}.npz"
+
+    @property
     def is_labelled(self) -> bool:
         return bool(self.config.get("DATA", {}).get("TRAIN", {}).get("LABEL_SOURCES"))
 
@@ -163,6 +191,12 @@ def read_judgements(facts: Facts) -> list[Mapping[str, Any]]:
     newest = facts.evaluation
     others = [each for each in found if each.get("images") != newest.get("images")]
     return [newest, *others] if newest else others
+
+
+def name_of_images(images: Mapping[str, Any]) -> str:
+    """Name a set of images by what identifies those of each split."""
+    content = json.dumps(images, sort_keys=True, default=str)
+    return sha256(content.encode()).hexdigest()[:12]
 
 
 def read_report(file: Path) -> Mapping[str, Any]:

@@ -27,7 +27,7 @@ from sslengine.monitor.environment import peak_memory
 STATUS, STARTS = "status.json", "starts.jsonl"
 RUNNING, COMPLETE, STOPPED, FAILED = "running", "complete", "stopped", "failed"
 # What of environment.json a start keeps.
-_OF_START = ("time", "command", "folder", "host", "code", "sslengine", "python", "gpus")
+_OF_START = ("recipe", "time", "command", "folder", "host", "code", "sslengine", "python", "gpus")
 
 
 @dataclass(frozen=True)

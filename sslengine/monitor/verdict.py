@@ -239,7 +239,7 @@ def caveats_of(facts: Facts) -> Iterator[str]:
         yield f"raw pixels are better for {', '.join(below[:5])}{', ...' * (len(below) > 5)}."
     if facts.ends and (step := _spike(facts)):
         yield f"the loss jumped at step {step}, and came back."
-    waited = _waiting(facts)
+    waited = share_waited(facts)
     if waited > WAITING:
         yield (f"steps waited for images {waited:.0%} of the time: more DATA."
                f"NUM_DATALOADER_WORKERS, or smaller files.")  # fmt: skip
@@ -256,8 +256,8 @@ def _spike(facts: Facts) -> int:
     return 0
 
 
-def _waiting(facts: Facts) -> float:
-    """The share of a step in which it waits for its batch; 0 where it is not known."""
+def share_waited(facts: Facts) -> float:
+    """Return the share of a step in which it waits for its batch; 0 where it is not known."""
     ranks = facts.config.get("DISTRIBUTED", {})
     images = facts.config.get("DATA", {}).get("TRAIN", {}).get("BATCHSIZE_PER_REPLICA", 0)
     images *= ranks.get("NUM_NODES", 1) * ranks.get("NUM_PROC_PER_NODE", 1)
