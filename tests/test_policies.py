@@ -44,7 +44,9 @@ FLOORS = (
     ("train_steps",),
     ("trainer",),
     ("engines",),
-    ("catalog", "contrib", "export", "launch", "predictor", "python", "testing"),
+    ("catalog", "contrib", "export", "predictor", "testing"),
+    ("report",),
+    ("launch", "python"),
     ("command", "__main__"),
 )  # fmt: skip
 LEVEL = {name: level for level, names in enumerate(FLOORS) for name in names}
