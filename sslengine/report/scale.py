@@ -25,7 +25,8 @@ def format_number(value: float) -> str:
 
 def format_points(value: float, signed: bool = False) -> str:
     """Write percent, or points between two of them, with one decimal."""
-    return f"{value:{'+' if signed else ''}.1f}".replace("-", _MINUS)
+    # Adding 0 makes 0.0 of -0.0.
+    return f"{round(value, 1) + 0.0:{'+' if signed else ''}.1f}".replace("-", _MINUS)
 
 
 def format_duration(seconds: float) -> str:
@@ -85,7 +86,8 @@ def _linear_ticks(axis: Axis, most: int) -> list[tuple[float, str]]:
     values = [number * step for number in range(first, last + 1)]
     if largest >= 1e6 or decimals > 5:
         return [(value, format_number(value)) for value in values]
-    return [(value, f"{value:,.{decimals}f}".replace("-", _MINUS)) for value in values]
+    texts = [f"{value:,.{decimals}f}" if value else "0" for value in values]
+    return [(value, text.replace("-", _MINUS)) for value, text in zip(values, texts)]
 
 
 def _log_ticks(axis: Axis, most: int) -> list[tuple[float, str]]:
