@@ -19,12 +19,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from sslengine import __version__
 from sslengine.command import columns, documents
 from sslengine.errors import ConfigError, listing
 from sslengine.registry import import_dotted
+from sslengine.report.data_check import Finding, check_classes, describe, open_images
 from sslengine.screen import say
 
 # What each optional package is for.
@@ -41,20 +42,9 @@ OPTIONAL = {
     "tensorboard": "the writer of that name (pip install 'sslengine[tensorboard]')",
 }
 LOOKED_AT = 200
-SMALL_SET, SMALL_CLASS, UNEVEN, TINY_SIDE = 5000, 10, 10, 64
-ROTATED = "by EXIF, as phones do: read as stored; --set DATA.TRAIN.EXIF_ROTATION=true turns them"
-SHOWN_ON = "pixels are seen on white; --set DATA.TRAIN.TRANSPARENT=black, another colour, or drop"
-COPIES = "pixels of another image opened: to KoLeo and contrastive losses copies are two images"
+SMALL_SET = 5000
 SHARED = Path("/dev/shm")
-
-
 COLLAPSED = "signs of collapse"
-
-
-class Finding(NamedTuple):
-    what: str
-    value: Any
-    advice: str = ""
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -177,9 +167,9 @@ def of_images(given: str, every: bool, said: Callable[[str], Any]) -> Iterator[F
         yield Finding("pixels", str(bands))
         found = found.stored()
     if found.has_classes:
-        yield from _classes(found.source)
+        yield from check_classes(found.source)
     step = 1 if every else max(1, count // LOOKED_AT)
-    yield from _pictures(found.source, range(0, count, step))
+    yield from describe(open_images(found.source, range(0, count, step)))
 
 
 def _other_files(folder: Path, read: tuple[str, ...]) -> Iterator[Finding]:
@@ -194,59 +184,3 @@ def _other_files(folder: Path, read: tuple[str, ...]) -> Iterator[Finding]:
     if others:
         kinds = listing((f"{each} ({number})" for each, number in others.most_common()), 5)
         yield Finding("other files", others.total(), f"not read: {kinds}")
-
-
-def _classes(source: Any) -> Iterator[Finding]:
-    labels = source.labels()
-    yield Finding("classes", source.num_classes)
-    if labels.ndim > 1:
-        return
-    sizes = Counter(labels.tolist())
-    names = source.class_names or {number: str(number) for number in sizes}
-    (most, high), (least, low) = sizes.most_common()[0], sizes.most_common()[-1]
-    advice = ""
-    if low < SMALL_CLASS:
-        advice = f"of fewer than {SMALL_CLASS} images a class can hardly be judged"
-    elif high > UNEVEN * low:
-        advice = "uneven: judge by the mean over classes; CLASS samplers: docs/data.md"
-    yield Finding("largest class", f"{names[most]}, {high} images")
-    yield Finding("smallest class", f"{names[least]}, {low} images", advice)
-    empty = [name for number, name in enumerate(source.class_names) if number not in sizes]
-    if empty:
-        yield Finding("empty classes", len(empty), f"no image: {listing(empty, 5)}")
-
-
-def _pictures(source: Any, rows: Sequence[int]) -> Iterator[Finding]:
-    sides: list[int] = []
-    turned, orientation = 0, import_dotted("sslengine.data.decode.decoding:ORIENTATION")
-    transparent, mark = 0, import_dotted("sslengine.data.decode.transparency:WAS_TRANSPARENT")
-    found: Counter[int] = Counter()
-    broken = [f"{file}: no image in it can be read" for file in source.left_out()]
-    for row in rows:
-        try:
-            image = source.image(row)
-        except Exception as error:  # decoders raise many kinds
-            broken.append(f"{source.path(row)}: {error}")
-        else:
-            sides.append(min(image.size if hasattr(image, "mode") else image.shape[:2]))
-            found[hash(image.tobytes())] += 1
-            transparent += mark in getattr(image, "info", ())
-            turned += hasattr(image, "getexif") and image.getexif().get(orientation, 1) != 1
-    yield Finding("opened", len(rows))
-    example = f"the first is {broken[0]}" if broken else ""
-    yield Finding("unreadable", len(broken), example)
-    if copies := len(sides) - len(found):
-        yield Finding("copies", copies, COPIES)
-    if transparent:
-        yield Finding("transparent", transparent, SHOWN_ON)
-    if turned:
-        yield Finding("rotated", turned, ROTATED)
-    if sides:
-        sides.sort()
-        middle = sides[len(sides) // 2]
-        small = (
-            f"small: try --size {max(32, middle // 16 * 16)}; on a CPU --recipe METHOD/cpu"
-            if middle < TINY_SIDE
-            else ""
-        )
-        yield Finding("shorter side", f"{sides[0]} to {sides[-1]}, median {middle}", small)

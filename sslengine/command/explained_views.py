@@ -17,8 +17,6 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 from rich.table import Table
-from torch import Tensor
-from torchvision.transforms import Normalize
 
 from sslengine import catalog
 from sslengine.command import documents
@@ -28,6 +26,7 @@ from sslengine.data.augment.backends.base import Backend
 from sslengine.data.augment.explain import explain, why_floats
 from sslengine.data.augment.finish import is_uint8
 from sslengine.data.augment.pipeline import Pipeline
+from sslengine.data.augment.shown import pictures_of
 from sslengine.data.augment.transform import Sample
 from sslengine.data.augment.view import View
 from sslengine.data.batch.collators import image_keys
@@ -279,31 +278,9 @@ def views_of(subject: Subject, number: int, wanted: int | None) -> list[Image.Im
     while len(found) < (wanted or AT_LEAST):
         sample = _run(subject, number, subject.dataset.plan, subject.dataset.read, epoch)
         sample = subject.dataset.plan.finished(sample)
-        found += [view for image in sample["data"] for view in _pictures(subject, image)]
+        found += [view for image in sample["data"] for view in pictures_of(image, subject.pipeline)]
         epoch += 1
     return found[:wanted]
-
-
-def _pictures(subject: Subject, image: Any) -> Iterator[Image.Image]:
-    if isinstance(image, Image.Image):
-        yield image.convert("RGB")
-        return
-    if not isinstance(image, Tensor) or image.ndim not in (3, 4):
-        raise DataError(
-            f"a picture is made of images, and the TRANSFORMS give {type(image).__name__}."
-        )
-    values = _as_before_normalize(subject, image)
-    for each in values if values.ndim == 4 else [values]:  # patches are in one tensor
-        pixels = (255 * each.clamp(0, 1)).round().byte().movedim(0, -1).numpy()
-        yield Image.fromarray(pixels if pixels.shape[-1] == 3 else pixels[..., 0]).convert("RGB")
-
-
-def _as_before_normalize(subject: Subject, values: Tensor) -> Tensor:
-    for step in reversed(subject.pipeline.steps):
-        if isinstance(step.transform, Normalize):
-            mean, std = (torch.tensor(each) for each in (step.transform.mean, step.transform.std))
-            values = values * std.view(-1, 1, 1) + mean.view(-1, 1, 1)
-    return values
 
 
 def draw(subject: Subject, images: int, views: int | None) -> Image.Image:

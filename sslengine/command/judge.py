@@ -37,7 +37,7 @@ from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read
 from sslengine.data.options import DataOptions
 from sslengine.errors import ConfigError, OutputError
-from sslengine.evaluation.options import SUITES
+from sslengine.evaluation.options import SUITES, frozen_protocol
 from sslengine.launch.widths import settle_widths
 from sslengine.registry import import_dotted
 
@@ -192,28 +192,9 @@ def _columns(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 
 def _protocol(given: argparse.Namespace, entries: list[dict[str, Any]]) -> dict[str, Any]:
-    values: dict[str, Any] = {
+    return {
         "CHECKPOINT.DIR": str(given.run),
-        "MODEL.FEATURE_EVAL_SETTINGS.EVAL_MODE_ON": True,
-        "MODEL.FEATURE_EVAL_SETTINGS.FREEZE_TRUNK_ONLY": True,
-        "MODEL.FEATURE_EVAL_SETTINGS.EXTRACT_TRUNK_FEATURES_ONLY": True,
-        "MODEL.BASE_MODEL_NAME": "multi_input_output_model",
-        "MODEL.MULTI_INPUT_HEAD_MAPPING": [],
-        "MODEL.TEMP_FROZEN_PARAMS_ITER_MAP": [],
-        "MODEL.TEMP_FROZEN_PARAMS_EPOCH_MAP": [],
-        "MODEL.WEIGHTS_INIT.NETWORK": given.network,
-        "TRAINER.TRAIN_STEP_NAME": "standard_train_step",
-        "LOSS.name": "CrossEntropyLoss",
         "NEAREST_NEIGHBOR.TOPK": NEIGHBOURS,
         "NEAREST_NEIGHBOR.L2_NORM_FEATS": True,
+        **frozen_protocol(given.network, entries),
     }
-    for split in ("TRAIN", "TEST"):
-        values |= {
-            f"DATA.{split}.TRANSFORMS": entries,
-            f"DATA.{split}.COLLATE_FUNCTION": "default_collate",
-            f"DATA.{split}.COLLATE_FUNCTION_PARAMS": {},
-            f"DATA.{split}.INPUT_KEY_NAMES": ["data"],
-            f"DATA.{split}.TARGET_KEY_NAMES": ["label"],
-            f"DATA.{split}.DROP_LAST": False,
-        }
-    return values

@@ -39,6 +39,35 @@ DEFAULT_LABEL_FREE = [
 ]  # fmt: skip
 
 
+def frozen_protocol(network: str, entries: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the keys by which a run's config gives features of its frozen trunk.
+
+    entries: the TRANSFORMS of single images (data/judged_view.py).
+    """
+    values: dict[str, Any] = {
+        "MODEL.FEATURE_EVAL_SETTINGS.EVAL_MODE_ON": True,
+        "MODEL.FEATURE_EVAL_SETTINGS.FREEZE_TRUNK_ONLY": True,
+        "MODEL.FEATURE_EVAL_SETTINGS.EXTRACT_TRUNK_FEATURES_ONLY": True,
+        "MODEL.BASE_MODEL_NAME": "multi_input_output_model",
+        "MODEL.MULTI_INPUT_HEAD_MAPPING": [],
+        "MODEL.TEMP_FROZEN_PARAMS_ITER_MAP": [],
+        "MODEL.TEMP_FROZEN_PARAMS_EPOCH_MAP": [],
+        "MODEL.WEIGHTS_INIT.NETWORK": network,
+        "TRAINER.TRAIN_STEP_NAME": "standard_train_step",
+        "LOSS.name": "CrossEntropyLoss",
+    }
+    for split in ("TRAIN", "TEST"):
+        values |= {
+            f"DATA.{split}.TRANSFORMS": entries,
+            f"DATA.{split}.COLLATE_FUNCTION": "default_collate",
+            f"DATA.{split}.COLLATE_FUNCTION_PARAMS": {},
+            f"DATA.{split}.INPUT_KEY_NAMES": ["data"],
+            f"DATA.{split}.TARGET_KEY_NAMES": ["label"],
+            f"DATA.{split}.DROP_LAST": False,
+        }
+    return values
+
+
 @dataclass
 class ReferenceOptions:
     # A file of weights to compare with, for example of ImageNet; empty: no reference.

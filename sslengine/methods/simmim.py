@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -41,6 +42,7 @@ class PixelHead(nn.Module):
         channels: of the image.
         """
         super().__init__()
+        self.stride = stride
         self.pixels = nn.Linear(in_dim, channels * stride * stride)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -54,6 +56,16 @@ class PixelHead(nn.Module):
             )
         pixels: Tensor = self.pixels(tokens)
         return pixels
+
+    def picture(self, images: Tensor, output: Tensor, mask: Tensor) -> Tensor:
+        """N x 3 x C x H x W: each image, with hidden patches grey, and with these reconstructed."""
+        height, width = images.shape[-2:]
+        grid = (height // self.stride, width // self.stride)
+        made = F.pixel_shuffle(output.mT.unflatten(2, grid), self.stride)
+        away = F.interpolate(mask.unsqueeze(1).to(images.dtype), (height, width))
+        grey = images.mean(dim=(1, 2, 3), keepdim=True).expand_as(images)
+        panels = (images, torch.lerp(images, grey, away), torch.lerp(images, made, away))
+        return torch.stack(panels, dim=1)
 
 
 @dataclass

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from sslengine.data.decode.files import save_image
+from sslengine.data.decode.files import as_rgb, save_image
 from sslengine.predictor.predictor import Neighbour, Prediction, Predictor
 from sslengine.predictor.report import named
 
@@ -49,7 +48,7 @@ def _put(
     sheet: Image.Image, at: tuple[int, int], image: Any, text: list[str], frame: str | None
 ) -> None:
     left, top = at
-    small = ImageOps.pad(_shown(image), (SIDE, SIDE), color="white")
+    small = ImageOps.pad(as_rgb(image), (SIDE, SIDE), color="white")
     sheet.paste(small, at)
     drawing, font = ImageDraw.Draw(sheet), ImageFont.load_default()
     if frame:
@@ -57,13 +56,3 @@ def _put(
     for number, line in enumerate(text):
         short = line if len(line) <= LETTERS else f"{line[: LETTERS - 3]}..."
         drawing.text((left, top + SIDE + 2 + number * LINE), short, "black", font)
-
-
-def _shown(image: Any) -> Image.Image:
-    """As RGB; of an array the first three bands, or the first, scaled to its value range."""
-    if isinstance(image, Image.Image):
-        return image.convert("RGB")
-    bands = image[..., : 3 if image.shape[2] >= 3 else 1].astype(np.float64)
-    least, most = np.nanmin(bands), np.nanmax(bands)
-    levels = np.nan_to_num((bands - least) / max(most - least, 1e-12) * 255).astype(np.uint8)
-    return Image.fromarray(np.broadcast_to(levels, (*levels.shape[:2], 3)).copy())

@@ -124,18 +124,17 @@ def _answers(
     names = [*names, *(str(each) for each in range(len(names), count))]
     rights = {kind: (found == wanted).reshape(-1, len(wanted)).mean(axis=0)
               for kind in KINDS if (found := _first(answers, kind)) is not None}  # fmt: skip
-    rows = []
-    for number, name in enumerate(names):
+    rows, there = [], np.unique(wanted)
+    for number in there.tolist():
         some = wanted == number
-        if some.any():
-            shares = {kind: 100 * float(right[some].mean()) for kind, right in rights.items()}
-            rows.append(ClassRow(name, int(some.sum()), shares))
+        shares = {kind: 100 * float(right[some].mean()) for kind, right in rights.items()}
+        rows.append(ClassRow(names[number], int(some.sum()), shares))
     confusion = np.zeros((count, count), int)
     np.add.at(confusion, (wanted, own), 1)
     tested = str(images.get("TEST", {}).get("fingerprint") or "")
     mistakes = (parts.mistakes(answers["numbers"], wanted, own)
                 if tested and parts.fingerprint == tested else [])  # fmt: skip
-    return {"classes": rows, "confusion": confusion.tolist(), "mistakes": mistakes}
+    return {"classes": rows, "confusion": confusion[np.ix_(there, there)].tolist(), "mistakes": mistakes}
 
 
 def _first(answers: Mapping[str, Any], kind: str) -> Any:

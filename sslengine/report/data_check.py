@@ -1,0 +1,101 @@
+"""What a look at the images finds: classes, copies, sizes, files that cannot be read.
+
+`sslengine doctor` prints it, and the page of a run has it: one look, and one wording.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from sslengine.data.decode.decoding import ORIENTATION
+from sslengine.data.decode.transparency import WAS_TRANSPARENT
+from sslengine.errors import listing
+
+SMALL_CLASS, UNEVEN, TINY_SIDE = 10, 10, 64
+ROTATED = "by EXIF, as phones do: read as stored; --set DATA.TRAIN.EXIF_ROTATION=true turns them"
+SHOWN_ON = "pixels are seen on white; --set DATA.TRAIN.TRANSPARENT=black, another colour, or drop"
+COPIES = "pixels of another image opened: to KoLeo and contrastive losses copies are two images"
+
+
+class Finding(NamedTuple):
+    what: str
+    value: Any
+    advice: str = ""
+
+
+@dataclass
+class OpenedImages:
+    """What was seen of the images that were opened; rows are those of their source."""
+
+    rows: Sequence[int]
+    sides: list[int] = field(default_factory=list)  # the shorter one of each image
+    unreadable: list[str] = field(default_factory=list)
+    transparent: list[int] = field(default_factory=list)
+    turned: list[int] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)  # a row, and the first such row
+    pixels: dict[int, int] = field(default_factory=dict)  # hash -> the first row
+
+
+def check_classes(source: Any, labels: Any = None) -> Iterator[Finding]:
+    """labels: of the images that count; by default of all."""
+    labels = source.labels() if labels is None else labels
+    yield Finding("classes", source.num_classes)
+    if labels.ndim > 1:
+        return
+    sizes = Counter(labels.tolist())
+    names = source.class_names or {number: str(number) for number in sizes}
+    (most, high), (least, low) = sizes.most_common()[0], sizes.most_common()[-1]
+    advice = ""
+    if low < SMALL_CLASS:
+        advice = f"of fewer than {SMALL_CLASS} images a class can hardly be judged"
+    elif high > UNEVEN * low:
+        advice = "uneven: judge by the mean over classes; CLASS samplers: docs/data.md"
+    yield Finding("largest class", f"{names[most]}, {high} images")
+    yield Finding("smallest class", f"{names[least]}, {low} images", advice)
+    empty = [name for number, name in enumerate(source.class_names) if number not in sizes]
+    if empty:
+        yield Finding("empty classes", len(empty), f"no image: {listing(empty, 5)}")
+
+
+def open_images(source: Any, rows: Sequence[int]) -> OpenedImages:
+    found = OpenedImages(rows)
+    found.unreadable += [f"{file}: no image in it can be read" for file in source.left_out()]
+    for row in rows:
+        try:
+            image = source.image(row)
+        except Exception as error:  # decoders raise many kinds
+            found.unreadable.append(f"{source.path(row)}: {error}")
+            continue
+        found.sides.append(min(image.size if hasattr(image, "mode") else image.shape[:2]))
+        first = found.pixels.setdefault(hash(image.tobytes()), row)
+        if first != row:
+            found.copies.append((row, first))
+        if WAS_TRANSPARENT in getattr(image, "info", ()):
+            found.transparent.append(row)
+        if hasattr(image, "getexif") and image.getexif().get(ORIENTATION, 1) != 1:
+            found.turned.append(row)
+    return found
+
+
+def describe(found: OpenedImages) -> Iterator[Finding]:
+    yield Finding("opened", len(found.rows))
+    broken = found.unreadable
+    yield Finding("unreadable", len(broken), f"the first is {broken[0]}" if broken else "")
+    if found.copies:
+        yield Finding("copies", len(found.copies), COPIES)
+    if found.transparent:
+        yield Finding("transparent", len(found.transparent), SHOWN_ON)
+    if found.turned:
+        yield Finding("rotated", len(found.turned), ROTATED)
+    if found.sides:
+        sides = sorted(found.sides)
+        middle = sides[len(sides) // 2]
+        small = (
+            f"small: try --size {max(32, middle // 16 * 16)}; on a CPU --recipe METHOD/cpu"
+            if middle < TINY_SIDE
+            else ""
+        )
+        yield Finding("shorter side", f"{sides[0]} to {sides[-1]}, median {middle}", small)
