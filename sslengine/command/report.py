@@ -19,7 +19,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sslengine.command import documents
-from sslengine.command.compare import show
 from sslengine.command.new_file import expect_writable
 from sslengine.errors import ConfigError
 from sslengine.monitor.run_facts import read_judgements
@@ -27,6 +26,7 @@ from sslengine.monitor.run_status import RUNNING
 from sslengine.monitor.verdict import judge_run
 from sslengine.registry import import_dotted
 from sslengine.report.comparison import compare_runs
+from sslengine.report.comparison_table import show
 from sslengine.report.judged_on import fingerprints, images_of, numbers
 from sslengine.report.runs import runs_in
 from sslengine.report.summary import Summary, read, scores_in
@@ -84,7 +84,7 @@ def _is_running(folder: Path) -> bool:
 def _report(given: argparse.Namespace, folder: Path) -> Path:
     notes: list[str] = []
     if given.map:
-        make_parts = import_dotted("sslengine.report.parts:make_parts")
+        make_parts = import_dotted("sslengine.report.make_parts:make_parts")
         make_parts(folder, trust_config=given.trust_config, want_map=True, notes=notes)
     page = write_page(folder, given.out)
     say("\n".join([*_lines(read(folder)), *(f"  note  {each}" for each in notes)]), sys.stdout)

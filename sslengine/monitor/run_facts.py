@@ -116,10 +116,6 @@ class Facts:
         name = name_of_images(self.evaluation.get("images", {}))
         return self.folder / JUDGEMENTS / f"{name}.npz"
 
-    @property
-    def is_labelled(self) -> bool:
-        return bool(self.config.get("DATA", {}).get("TRAIN", {}).get("LABEL_SOURCES"))
-
     def scores(self, metric: str) -> dict[str, Score]:
         """By kind of features, of their last layer."""
         found = {}

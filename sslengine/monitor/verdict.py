@@ -126,10 +126,7 @@ def _not_judged(facts: Facts) -> Said | None:
     end = "Trained to the end, no sign of collapse"
     if facts.evaluation:
         return f"{end}; labels would say whether it learned.", "", ""
-    if facts.is_labelled:
-        return f"{end}; not judged yet.", "", f"sslengine judge {facts.run}"
-    return (f"{end}; images with labels would say whether it learned.", "",
-            f"sslengine judge {facts.run} --train DIR --val DIR")  # fmt: skip
+    return f"{end}; not judged yet.", "", f"sslengine judge {facts.run}"
 
 
 def _learned_nothing(facts: Facts) -> Said | None:

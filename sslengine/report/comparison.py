@@ -31,6 +31,7 @@ _NO_MATTER = re.compile(
     r"CHECKPOINT\..*|LOG_FREQUENCY|VERBOSE|HOOKS\.(WRITERS|ONLINE_EVAL|TENSORBOARD).*"
     r"|DATA\.(NUM_DATALOADER_WORKERS|PIN_MEMORY).*"
 )
+TYPED = "command line"
 # Curves that are laid over each other.
 CURVES = 4
 Right = NDArray[np.float64]
@@ -65,27 +66,42 @@ def compare_runs(found: Sequence[Summary]) -> Comparison:
 
 
 def keys_that_differ(runs: Sequence[Facts]) -> list[str]:
-    """Return the keys in which configs differ; those that were typed first."""
+    """Return the keys in which configs differ; those that were typed first.
+
+    Left out is what follows from other keys: `derived`, and the rest of a section with a typed key.
+    """
     flat = [dict(leaves(each.config)) for each in runs]
     names = dict.fromkeys(name for each in flat for name in each)
     found = [name for name in names if not _NO_MATTER.fullmatch(name)
              and len({str(each.get(name, "")) for each in flat}) > 1]  # fmt: skip
-    typed = {key for each in runs for key in typed_keys(each.folder / "config.yaml")}
-    return sorted(found, key=lambda name: (not any(name.startswith(each) for each in typed),))
+    origins = [origins_in(each.folder / "config.yaml") for each in runs]
+    typed = [name for name in found if any(each.get(name) == TYPED for each in origins)]
+    sections = {name.rpartition(".")[0] for name in typed}
+    others = [name for name in found if name not in typed
+              and not any(name.startswith(f"{each}.") for each in sections if each)
+              and not any(each.get(name, "").startswith("derived") for each in origins)]  # fmt: skip
+    return [*typed, *others]
 
 
-def typed_keys(file: Path) -> Iterator[str]:
-    """Yield the keys of a stored config whose value was typed at the command line."""
+def typed_keys(file: Path) -> list[str]:
+    """Return the keys of a stored config whose value was typed at the command line."""
+    return [key for key, origin in origins_in(file).items() if origin == TYPED]
+
+
+def origins_in(file: Path) -> dict[str, str]:
+    """Return the origin of each value of a stored config that is no default."""
+    found: dict[str, str] = {}
     above: list[tuple[int, str]] = []
     lines = file.read_text("utf-8", errors="replace").splitlines() if file.is_file() else []
     for line in lines:
-        key = re.match(r"^( *)([\w.-]+):", line)
+        key = re.match(r"^( *)([\w.-]+):(?: (.*))?$", line)
         if key is None:
             continue
-        depth = len(key[1])
-        above = [*(each for each in above if each[0] < depth), (depth, key[2])]
-        if line.endswith("# command line"):
-            yield ".".join(name for _, name in above[1:])
+        above = [*(each for each in above if each[0] < len(key[1])), (len(key[1]), key[2])]
+        _, comment, origin = (key[3] or "").rpartition("  # ")
+        if comment:
+            found[".".join(name for _, name in above[1:])] = origin.strip()
+    return found
 
 
 def short_keys(names: Sequence[str]) -> dict[str, str]:

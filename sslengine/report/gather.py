@@ -134,7 +134,8 @@ def _answers(
     tested = str(images.get("TEST", {}).get("fingerprint") or "")
     mistakes = (parts.mistakes(answers["numbers"], wanted, own)
                 if tested and parts.fingerprint == tested else [])  # fmt: skip
-    return {"classes": rows, "confusion": confusion[np.ix_(there, there)].tolist(), "mistakes": mistakes}
+    shown = confusion[np.ix_(there, there)].tolist()
+    return {"classes": rows, "confusion": shown, "mistakes": mistakes}
 
 
 def _first(answers: Mapping[str, Any], kind: str) -> Any:
@@ -202,7 +203,7 @@ def _commands(facts: Facts) -> Iterator[Command]:
 
 def _differs(facts: Facts) -> Iterator[tuple[str, str, str]]:
     """Yield the keys that were typed, their values, and those of the recipe where it is known."""
-    typed = [*typed_keys(facts.folder / "config.yaml")]
+    typed = typed_keys(facts.folder / "config.yaml")
     recipe = _recipe(facts)
     for key in typed:
         value = below(facts.config, key.split("."), "")
