@@ -18,6 +18,7 @@ from pathlib import Path
 from sslengine.command import documents
 from sslengine.report.comparison import compare_runs
 from sslengine.report.comparison_table import show
+from sslengine.report.judged_on import differs_in
 from sslengine.report.runs import runs_in
 from sslengine.report.summary import read
 from sslengine.screen_console import LiteralConsole
@@ -36,9 +37,11 @@ def make_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str]) -> int:
     given = make_parser().parse_args(arguments)
     folders, notes = runs_in(given.runs)
-    found = compare_runs([read(each) for each in folders])
+    runs = [read(each) for each in folders]
+    found = compare_runs(runs)
     if given.json:
-        documents.show({**asdict(found), "passed_over": notes})
+        differs = differs_in([each for each in runs if each.scores])
+        documents.show({**asdict(found), "differs_in": differs, "passed_over": notes})
     else:
         show(LiteralConsole(width_of_file=100), found, notes)
     return 0

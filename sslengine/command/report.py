@@ -21,7 +21,7 @@ from pathlib import Path
 from sslengine.command import documents
 from sslengine.command.new_file import expect_writable
 from sslengine.errors import ConfigError
-from sslengine.monitor.run_facts import read_judgements
+from sslengine.monitor.run_facts import checkpoints_in, read_judgements
 from sslengine.monitor.run_status import RUNNING
 from sslengine.monitor.verdict import judge_run
 from sslengine.registry import import_dotted
@@ -126,9 +126,11 @@ def _rows(found: Summary) -> Iterator[tuple[str, str]]:
         yield "network", facts.network
         yield "status", f"{facts.status.status}, {facts.status.step}{of} steps"
     yield from ((name, f"{value:.4g}") for name, value in found.last.items())
-    for each in read_judgements(facts):
+    if shown := ", ".join(checkpoints_in(found.folder / "checkpoints")):
+        yield "checkpoints", shown
+    for number, each in enumerate(read_judgements(facts)):
         scores = "  ".join(f"{name} {value:.1f}" for name, value in scores_in(each).items())
-        images = images_of(each, {})
+        images = images_of(each, {}) if number else found.images
         yield f"judged by {each.get('metric', 'accuracy')}", f"{scores}  on {numbers(images)}"
         if shown := fingerprints(images):
             yield "fingerprint", shown

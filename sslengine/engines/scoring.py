@@ -84,7 +84,7 @@ class Score:
     answers: dict[str, Tensor] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """All but the answers, which have a file of their own."""
+        """All but the answers, which have a separate file."""
         return {name: value for name, value in vars(self).items() if name != "answers"}
 
     @property

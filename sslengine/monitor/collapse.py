@@ -15,7 +15,7 @@ earlier ones. Metrics that are absent say nothing. remedies.py names the key to 
     equal images        they are copies of one, or the trunk gives all the same features
     no hidden patches   so none is predicted
     equal patches       it gives all patches of an image the same features
-    equal projections   RankMe of the projections is that of one direction, and was more
+    equal projections   RankMe of the projections is hardly that of more than one direction
     fewer dimensions    RankMe of the trunk is below a quarter of what it was, or of what the
                         weights gave that the run started from
     KoLeo               nearest neighbours coincide, or there are none
@@ -53,6 +53,7 @@ READ = (ENTROPY, USED, PATCH_ENTROPY, PATCH_USED, PATCH_LOSS, KOLEO, INFORMATION
 SAYS_NOTHING = 0.02  # nats
 LEFT = 0.25  # of the largest value so far
 ALIKE_RANK, ALIKE_SPREAD, ALIKE_INPUT = 1.5, 0.05, 1e-6
+ONE_LINE = 2.0  # RankMe of projections that are hardly more than a line
 FEWEST_ROWS = 8  # of the trunk, to judge how many dimensions or prototypes they fill
 COINCIDE = 14.0  # KoLeo of two views: a mean distance of exp(-7), 1e-3
 COPIES = (
@@ -105,7 +106,7 @@ def healthy_ranges(ends: Sequence[Metrics], config: Mapping[str, Any]) -> list[R
               max(ALIKE_RANK, LEFT * max(_most(TRUNK_RANK, ends), _at_start(last)))),
         Range(PROJECTION_RANK, "Dimensions in use, projection",
               "RankMe of the outputs that the loss compares. Near 1 they are all alike.",
-              ALIKE_RANK),
+              ONE_LINE),
         Range(PROJECTION_STD, "Spread of the projections",
               "Standard deviation of unit vectors over images. 0: all are alike.", 0.0),
         Range(PATCH_SPREAD, "Spread of the patches",
@@ -231,9 +232,9 @@ def _equal_images(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
         yield Finding("equal images", f"RankMe of the trunk is {rank:.2f}", advice)
     elif rank < LEFT * most:
         yield Finding("fewer dimensions", f"RankMe is {rank:.1f}, after {most:.1f}", advice)
-    rank, most = ends[-1].get(PROJECTION_RANK, math.nan), _most(PROJECTION_RANK, ends)
-    if rank < ALIKE_RANK < LEFT * most:
-        value = f"RankMe of the projections is {rank:.2f}, after {most:.1f}"
+    projections = ends[-1].get(PROJECTION_RANK, math.nan)
+    if projections < ONE_LINE and not rank < ALIKE_RANK:
+        value = f"RankMe of the projections is {projections:.2f}"
         yield Finding("equal projections", value, advice)
 
 

@@ -1,4 +1,4 @@
-"""How a run stands: running, complete, stopped or failed, and why. And each of its starts.
+"""Is a run running, complete, stopped or failed, and why? And each of its starts.
 
     status.json     the newest start's state; a killed run's still says `running`
     starts.jsonl    a line a start: the command, the machine, the code, the step it begins at
@@ -56,10 +56,12 @@ def recorded(task: Any, run_dir: Path, environment: Mapping[str, Any]) -> Iterat
         _append(run_dir / STARTS, begun)
     _write(run_dir, Status(RUNNING, task.iteration, steps))
 
-    def end(status: str, cause: str = "", error: str = "") -> None:
+    def end(status: str, cause: str = "", error: BaseException | None = None) -> None:
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        step = getattr(error, "iteration", None) or task.iteration
+        kind = type(error).__name__ if error is not None else ""
         memory = peak_memory(task.device)
-        _write(run_dir, Status(status, task.iteration, steps, cause, error, now, memory))
+        _write(run_dir, Status(status, step, steps, cause, kind, now, memory))
 
     try:
         yield
@@ -68,13 +70,13 @@ def recorded(task: Any, run_dir: Path, environment: Mapping[str, Any]) -> Iterat
         raise
     except BaseException as error:
         told = str(error).strip() or type(error).__name__
-        end(FAILED, told.splitlines()[0], type(error).__name__)
+        end(FAILED, told.splitlines()[0], error)
         raise
     end(COMPLETE)
 
 
 def read_status(folder: Path, step: int = 0, steps: int = 0) -> Status:
-    """Return how the run stands. step, steps: those of a run whose version wrote no status."""
+    """Return the state of the run. step, steps: those of a run whose version wrote no status."""
     found: Any = {}
     with suppress(OSError, ValueError):
         found = json.loads((folder / STATUS).read_bytes())
@@ -83,7 +85,7 @@ def read_status(folder: Path, step: int = 0, steps: int = 0) -> Status:
         status = RUNNING if is_held(folder) else COMPLETE if step >= steps > 0 else STOPPED
         return Status(status, step, steps)
     if known["status"] == RUNNING and not is_held(folder):
-        known |= {"status": STOPPED, "cause": "its process ended without a word: killed?"}
+        known |= {"status": STOPPED, "cause": "its process is gone: killed?"}
     if known["status"] in (RUNNING, STOPPED):
         known["step"] = max(step, known.get("step", 0))
     return Status(**known)

@@ -12,7 +12,7 @@
     learned
 
 Scores are compared on the same test images: by the paired difference and its 95 % interval, where
-the report has it. What makes the sentence doubtful stands in the caveats. The end of a run,
+the report has it. The caveats say what makes the sentence doubtful. The end of a run,
 `judge`, `doctor`, `report` and the page of a run all show this, and nothing else says it.
 """
 
@@ -55,13 +55,10 @@ class Verdict:
 
 
 def judge_run(facts: Facts) -> Verdict:
-    for rule, compute in RULES.items():
-        found = compute(facts)
-        if found is not None:
-            sentence, detail, command = found
-            caveats = tuple(caveats_of(facts))
-            return Verdict(rule, facts.status.status, sentence, detail, command, caveats)
-    raise AssertionError("the last rule holds always")
+    """Apply the first rule that holds; the last one always does."""
+    found = ((rule, compute(facts)) for rule, compute in RULES.items())
+    rule, said = next((rule, said) for rule, said in found if said is not None)
+    return Verdict(rule, facts.status.status, *said, tuple(caveats_of(facts)))
 
 
 Said = tuple[str, str, str]  # sentence, detail, command
@@ -71,7 +68,7 @@ def _failed(facts: Facts) -> Said | None:
     status = facts.status
     if status.status != FAILED or (status.error == CollapseError.__name__ and facts.found):
         return None
-    told = f"Failed at step {status.step + is_not_finite(status)}: {status.cause.rstrip('.')}."
+    told = f"Failed at step {status.step}: {status.cause.rstrip('.')}."
     advice = ""
     if is_not_finite(status):
         advice = next((each.advice for each in findings(facts.ends, facts.config)
@@ -106,7 +103,7 @@ def _stopped(facts: Facts) -> Said | None:
     of = f"step {status.step} of {status.steps}" if status.steps else f"step {status.step}"
     told = f"Stopped{' and ' * bool(saved)}{saved.strip()} after {of}."
     why = "" if saved or not status.cause else f"{status.cause[0].upper()}{status.cause[1:]} "
-    return told, f"{why}The same command goes on.", facts.command
+    return told, f"{why}The same command resumes it.", facts.command
 
 
 def _running(facts: Facts) -> Said | None:

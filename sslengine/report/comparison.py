@@ -77,10 +77,9 @@ def keys_that_differ(runs: Sequence[Facts]) -> list[str]:
     origins = [origins_in(each.folder / "config.yaml") for each in runs]
     typed = [name for name in found if any(each.get(name) == TYPED for each in origins)]
     sections = {name.rpartition(".")[0] for name in typed}
-    others = [name for name in found if name not in typed
-              and not any(name.startswith(f"{each}.") for each in sections if each)
-              and not any(each.get(name, "").startswith("derived") for each in origins)]  # fmt: skip
-    return [*typed, *others]
+    follow = {name for name in found for each in origins if each.get(name, "")[:7] == "derived"}
+    follow |= {name for name in found for each in sections if name.startswith(f"{each}.")}
+    return [*typed, *(name for name in found if name not in typed and name not in follow)]
 
 
 def typed_keys(file: Path) -> list[str]:
@@ -250,7 +249,7 @@ def _sentence(
     differences: Sequence[Sequence[Difference | None]],
     swept: str,
 ) -> tuple[str, str]:
-    """Say which run is best, and whether the next ones can be told from it."""
+    """Say which run is best, and whether the next ones are clearly worse."""
     judged = [row for row in rows if by and _value(row, by) is not None]
     if not judged:
         return f"{len(rows)} runs, none of them judged.", "Scores say which of them learned more."
@@ -272,7 +271,7 @@ def _sentence(
     if not alike:
         return f"{name} is best: {kind} {own} against {against}.", detail
     return (f"{name} is first by {kind}, {own} against {against}, but {len(alike)} of "
-            f"{len(judged) - 1} others cannot be told from it."), detail  # fmt: skip
+            f"{len(judged) - 1} others may be as good."), detail  # fmt: skip
 
 
 def _named(row: Row, swept: str) -> str:

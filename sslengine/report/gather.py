@@ -61,7 +61,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def _facts(facts: Facts) -> Iterator[Fact]:
-    """Yield what stands below the sentence."""
+    """Yield what is below the sentence."""
     config, start = facts.config, facts.starts[-1] if facts.starts else {}
     if not config:
         return

@@ -1,7 +1,7 @@
 """Which images a run's map shows, and their features by the trained and the untrained trunk.
 
 The features are those of `sslengine judge`: of the images that it scored the run on, from the
-stores in `RUN/features`. Of a run that nobody has judged, or of more images since then than are
+stores in `RUN/features`. Of a run that was not judged, or of more images since then than are
 shown, they are computed for as many as are shown, and stored there by the same code.
 """
 

@@ -16,15 +16,16 @@ def runs_in(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
     found: list[Path] = []
     notes: list[str] = []
     for path in paths:
+        if not path.exists():
+            raise ConfigError(f"{path} is not there: it is not the folder of a run.")
         runs = [path] if is_run(path) else sweep_of(path)
         found += runs
         if not runs:
-            what = "is not there" if not path.exists() else "is not the folder of a run"
-            notes.append(f"passed over: {path} {what}")
+            notes.append(f"passed over: {path} is not the folder of a run")
     if not found:
         raise ConfigError(
-            f"none of these is the folder of a run: {', '.join(map(str, paths[:5]))}. A run's "
-            f"folder has a config.yaml: start one with `sslengine train`."
+            f"{', '.join(map(str, paths[:5]))}: it is not the folder of a run, which has a "
+            f"config.yaml. `sslengine train` makes one."
         )
     return list(dict.fromkeys(found)), notes
 
