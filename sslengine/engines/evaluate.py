@@ -50,6 +50,7 @@ from sslengine.evaluation.options import (
 from sslengine.evaluation.store import Store
 from sslengine.models.weights import Loaded, other_classes
 from sslengine.monitor import history
+from sslengine.monitor.trackers import add_scores
 from sslengine.precision import for_float64
 from sslengine.registry import register_engine
 
@@ -78,9 +79,11 @@ def evaluate(run: Run) -> None:
     _show_training(run, weights, loaded)
     run.console.print(f"  features    {judge.folder}")
     run.console.print(f"  report      {report.path}")
+    results = {"test": _as_results(joined(scores))}
+    judge.notes += add_scores(run.run_dir, results["test"])
     show_protocols(run.console, as_protocols(results_of(run.run_dir)))
     show_all(run.console, joined(scores), judge.metric, judge.chance, judge.notes)
-    check_results_here(run, {"test": _as_results(joined(scores))})
+    check_results_here(run, results)
 
 
 def _leak(sets: Sequence[Sets]) -> str:
