@@ -28,7 +28,7 @@ from typing import Any, ClassVar
 from sslengine.atomic import make_folder, write_whole
 from sslengine.config.sections import one_of
 from sslengine.dotted import leaves
-from sslengine.monitor.build import METRICS, RunPlace
+from sslengine.monitor.build import METRICS, RunPlace, build_writers
 from sslengine.monitor.history import read_nested
 from sslengine.monitor.writers import Record, Writer
 from sslengine.registry import register_writer
@@ -78,8 +78,9 @@ class MlflowOptions:
 class TrackerWriter(Writer):
     """What all of them have in common; a subclass makes the package's calls."""
 
-    # Seconds after which the package has written what it was sent.
-    settled_after = 0.0
+    # Seconds after which the package has written what it was sent; wandb: not the step that may
+    # get more values.
+    settled_after, keeps_step_open = 0.0, False
 
     def __init__(self, run: RunPlace, package: str, options: Any) -> None:
         where = "config.HOOKS.WRITERS"
@@ -88,7 +89,9 @@ class TrackerWriter(Writer):
         self.folder = run.folder / FOLDER
         self.name = options.run_name or run.folder.resolve().name
         self._failed = False
-        self._sent: dict[str, int] = {}  # the last iteration by the prefix of its names
+        # The last iteration by the prefix of its names; what is noted once it has settled.
+        self._sent: dict[str, int] = {}
+        self._settling = self._sent
         self._is_waiting = False
         self._noting = threading.Lock()
         self._note_file = self.folder / f"{package}.sent"
@@ -102,8 +105,10 @@ class TrackerWriter(Writer):
         file = self.folder / f"{self.package}.json"
         known = json.loads(file.read_text()) if file.is_file() else None
         self.id = known["id"] if known else self.new_id(module)
-        content = json.dumps({"id": self.id, "options": asdict(self.options)}, indent=2)
-        write_whole(file, content.encode(), private=True)
+        # Also when scores are added: trackio would replace it by none.
+        self.config = dict(self.place.config or (known or {}).get("config", {}))
+        kept = {"id": self.id, "options": asdict(self.options), "config": self.config}
+        write_whole(file, json.dumps(kept, indent=2).encode(), private=True)
         self.start(module, is_new=known is None)
         with suppress(OSError, ValueError):  # killed while it was written
             self._sent = json.loads(self._note_file.read_text())
@@ -128,22 +133,27 @@ class TrackerWriter(Writer):
         """Up to the checkpoint: later steps are made again. `write` leaves out what is noted."""
         file = self.place.folder / METRICS
         for line in read_nested(file) if file.is_file() else ():
-            place = [line.pop(each, 0) for each in ("kind", "iteration", "epoch", "split")]
-            if place[1] <= self.place.iteration:
-                self.write(Record(*place, line))
+            if line["iteration"] <= self.place.iteration:
+                names = ("kind", "iteration", "epoch", "split")
+                kind, iteration, epoch, split = (line.pop(each, 0) for each in names)
+                self.write(Record(kind, iteration, epoch, split, line))
 
     def write(self, record: Record) -> None:
         is_there = record.iteration <= self._sent.get(record.prefix, -1) and self.place.trains
         if self.is_open and not is_there and self.attempt(lambda: self.send(record)):
-            self._sent = {**self._sent, record.prefix: record.iteration}
+            before, self._sent = self._sent, {**self._sent, record.prefix: record.iteration}
+            if not self.keeps_step_open:
+                self._settling = self._sent
+            elif record.iteration > max(before.values(), default=-1):
+                self._settling = before
             if not self.settled_after:
-                self._note(self._sent)
+                self._note(self._settling)
             elif not self._is_waiting:
                 self._note_later()
 
     def _note_later(self) -> None:
         self._is_waiting = True
-        timer = threading.Timer(self.settled_after, self._note, (self._sent,))
+        timer = threading.Timer(self.settled_after, self._note, (self._settling,))
         timer.daemon = True
         timer.start()
 
@@ -154,7 +164,7 @@ class TrackerWriter(Writer):
             if self.is_settled():
                 self._write_note(sent)
         self._is_waiting = False
-        if self._sent is not sent:
+        if self._settling is not sent:
             self._note_later()
 
     def _write_note(self, sent: dict[str, int]) -> None:
@@ -164,6 +174,10 @@ class TrackerWriter(Writer):
     def is_settled(self) -> bool:
         """Return whether what was sent `settled_after` seconds ago is kept if the run is killed."""
         return True
+
+    def add_scores(self, scores: Mapping[str, float]) -> None:
+        if self.is_open:
+            self.attempt(lambda: self.send_scores(scores))
 
     def attempt(self, call: Callable[[], object]) -> bool:
         """Call it, and report the first of several failures in a row."""
@@ -198,6 +212,7 @@ class SharedCallsTracker(TrackerWriter):
     def start(self, module: Any, is_new: bool) -> None:
         self._module, name, options = module, self.name, self.options
         self.settled_after = self._SETTLED_AFTER[self.package]
+        self.keeps_step_open = self.package == "wandb"
         arguments: dict[str, Any] = {
             "wandb": {"name": name, "id": self.id, "dir": str(self.folder)},
             "swanlab": {"name": name, "id": self.id, "log_dir": str(self.folder / "swanlog")},
@@ -208,10 +223,8 @@ class SharedCallsTracker(TrackerWriter):
                 os.environ.pop(each, None)
         elif options.offline:
             arguments["mode"] = "offline"
-        if self.place.config:
-            arguments["config"] = dict(self.place.config)
-        arguments |= {"project": options.project, "resume": "allow", **options.init}
-        self._run = module.init(**arguments)
+        arguments |= {"project": options.project, "config": self.config, "resume": "allow"}
+        self._run = module.init(**{**arguments, **options.init})
 
     def send(self, record: Record) -> None:
         values: dict[str, Any] = {**record.numbers}
@@ -259,8 +272,8 @@ class MlflowTracker(TrackerWriter):
     def start(self, module: Any, is_new: bool) -> None:
         self._module, self._run = module, self._client(module)
         self._run.update_run(self.id, status="RUNNING")
-        if is_new and self.place.config:
-            self._run.log_dict(self.id, dict(self.place.config), "config.yaml")
+        if is_new:
+            self._run.log_dict(self.id, self.config, "config.yaml")
 
     def send(self, record: Record) -> None:
         self._send_numbers(record.numbers, record.iteration)
@@ -306,12 +319,9 @@ def add_scores(folder: Path, scores: Mapping[str, Any]) -> list[str]:
             notes.append(f"the scores are not sent to {file.stem}: --trust-config allows it")
             continue
         options = json.loads(file.read_text())["options"]
-        place = RunPlace(folder, 0)
-        writer = mlflow(place, MlflowOptions(**options)) if file.stem == "mlflow" else tracker(
-            place, TrackerOptions(**options)
-        )  # fmt: skip
-        if isinstance(writer, TrackerWriter) and writer.is_open:
-            named = {f"judge/{name}": value for name, value in leaves(scores, "/")}
-            writer.attempt(lambda: writer.send_scores(named))
+        name = "mlflow" if file.stem == "mlflow" else "tracker"
+        for writer in build_writers([{"name": name, **options}], RunPlace(folder, 0)):
+            assert isinstance(writer, TrackerWriter)
+            writer.add_scores({f"judge/{name}": each for name, each in leaves(scores, "/")})
             writer.close()
     return notes

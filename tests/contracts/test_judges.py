@@ -58,9 +58,7 @@ EVALUATORS: dict[str, Of] = {
 
 
 @pytest.mark.parametrize(("tried", "promise"), cases("writer", WRITERS_SMALL))
-def test_writer(
-    tried: Contract, promise: str, fake_package: Callable[[str], FakePackage]
-) -> None:
+def test_writer(tried: Contract, promise: str, fake_package: Callable[[str], FakePackage]) -> None:
     fake_package("wandb")
     fake_package("mlflow")
     tried.keep(promise)

@@ -31,7 +31,9 @@ class FakePackage(ModuleType):
 
     def steps(self, name: str) -> list[tuple[int, float]]:
         """All values of a metric in all runs."""
-        return [(step, row[name]) for rows in self.runs.values() for step, row in rows if name in row]
+        return [
+            (step, row[name]) for rows in self.runs.values() for step, row in rows if name in row
+        ]
 
 
 class SharedCalls(FakePackage):

@@ -28,7 +28,8 @@ class KillOnce(Hook):
         if task.iteration < self.after or self.mark.exists() or not task.train:
             return
         note = Path(task.run_dir) / "trackers" / f"{self.package}.sent"
-        while self.waits and not (note.exists() and f'"train": {self.after}' in note.read_text()):
+        noted = self.after - (self.package == "wandb")  # which keeps a step until the next
+        while self.waits and not (note.exists() and f'"train": {noted}' in note.read_text()):
             time.sleep(0.1)
         task.services.checkpoints.saver.wait()
         self.mark.touch()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests import warm
 from tests.integration.command import COMMAND, write_config
@@ -71,7 +72,7 @@ def of_wandb(folder: Path, kept: Kept) -> None:
                 kept.config = kept.config or found
             for item in record.history.item:
                 name = item.key or "/".join(item.nested_key)
-                kept.add(name, record.history.step.num, json.loads(item.value_json.replace("NaN", '"NaN"')))
+                kept.add(name, record.history.step.num, json.loads(item.value_json))
                 kept.images += name == "train/first/_type"
             for item in record.summary.update:
                 if "judge" in (name := item.key or "/".join(item.nested_key)):
@@ -89,13 +90,9 @@ def of_swanlab(folder: Path, kept: Kept) -> None:
                 kept.add(record.scalar.key, record.scalar.step, record.scalar.value.number)
             kept.images += record.HasField("media") and record.media.key == "train/first"
         config = file.parent / "files" / "config.yaml"
-        kept.config = kept.config or (config.is_file() and _plain(config.read_text()))
-
-
-def _plain(text: str) -> dict[str, Any]:
-    import yaml
-
-    return {name: each["value"] for name, each in yaml.safe_load(text).items()}
+        if config.is_file():
+            found = yaml.safe_load(config.read_text()).items()
+            kept.config = {name: each["value"] for name, each in found}
 
 
 def of_trackio(folder: Path, kept: Kept) -> None:
@@ -109,19 +106,13 @@ def of_trackio(folder: Path, kept: Kept) -> None:
 
 
 def of_mlflow(folder: Path, kept: Kept) -> None:
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
-    for run in client.search_runs([client.get_experiment_by_name("sslengine").experiment_id]):
-        kept.ids.add(run.info.run_id)
-        for name in run.data.metrics:
-            for each in client.get_metric_history(run.info.run_id, name):
-                kept.add(name, each.step, each.value)
-        (config,) = folder.glob(f"mlruns/**/{run.info.run_id}/artifacts/config.yaml")
-        import yaml
-
-        kept.config = yaml.safe_load(config.read_text())
-        kept.images += len([*config.parent.glob("images/train~first*.png")])
+    with sqlite3.connect(folder / "mlflow.db") as store:
+        for name, step, value in store.execute("select key, step, value from metrics"):
+            kept.add(name, step, value)
+        kept.ids = {run for (run,) in store.execute("select run_uuid from runs")}
+    (config,) = folder.glob("mlruns/**/artifacts/config.yaml")
+    kept.config = yaml.safe_load(config.read_text())
+    kept.images = len([*config.parent.glob("images/train~first*.png")])
 
 
 READERS: dict[str, Callable[[Path, Kept], None]] = {
@@ -136,7 +127,8 @@ def test_killed_and_resumed(tmp_path: Path, package: str, waits: bool) -> None:
     pytest.importorskip(package)
     (tmp_path / "trackio").mkdir()
     kill = {"name": "kills_once:KillOnce", "after": 5, "package": package, "waits": waits}
-    more = {"tracking_uri": f"sqlite:///{tmp_path}/mlflow.db"} if package == "mlflow" else {"offline": True}
+    store = {"tracking_uri": f"sqlite:///{tmp_path}/mlflow.db"}
+    more = store if package == "mlflow" else {"offline": True}
     write_config(
         tmp_path, **SUPERVISED, **WITH_TEST, LOG_FREQUENCY=1, HOOKS__EXTRA=[kill],
         HOOKS__WRITERS=["json", entry(package, **more)], CHECKPOINT__CHECKPOINT_ITER_FREQUENCY=3,
@@ -148,9 +140,11 @@ def test_killed_and_resumed(tmp_path: Path, package: str, waits: bool) -> None:
         assert (done.returncode == 0) == (status == 0), done.stderr
     kept = Kept()
     READERS[package](tmp_path, kept)
-    for name, kind, split in (("train/loss", "step", "train"), ("test_phase/loss", "phase", "test")):
-        lines = map(json.loads, (tmp_path / "runs" / "tiny" / "metrics.jsonl").read_text().splitlines())
-        made = [(each["iteration"], each["loss"]) for each in lines if (each["kind"], each["split"]) == (kind, split)]
+    text = (tmp_path / "runs" / "tiny" / "metrics.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    for name, place in (("train/loss", ["step", "train"]), ("test_phase/loss", ["phase", "test"])):
+        chosen = [each for each in lines if [each["kind"], each["split"]] == place]
+        made = [(each["iteration"], each["loss"]) for each in chosen]
         found = kept.points[name]
         assert sorted(found if waits else {*found}) == [
             (step, pytest.approx(loss, rel=1e-6)) for step, loss in made

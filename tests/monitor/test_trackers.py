@@ -78,7 +78,8 @@ def test_what_a_kill_took_from_the_package_is_sent_again(
         lines.write(_step(iteration))
         writer.write(_step(iteration))
         if iteration == 2:
-            settle.pop()()  # notes 1, and waits for 2
+            settle.pop()()  # notes nothing, then waits for 1: of 2 more may come
+            settle.pop()()
     fake.runs[fake.calls[0]["id"]].clear()  # none of the others is on the disk
     (again,) = build_writers([offline], RunPlace(tmp_path, 3))
     for iteration in (4, 5):
@@ -121,7 +122,9 @@ def test_one_that_cannot_begin_ends_no_run(
     assert "wandb: Away: not logged in" in caplog.text
 
 
-@pytest.mark.parametrize(("package", "key"), [(each, "module") for each in ALL[:3]] + [("mlflow", "name")])
+@pytest.mark.parametrize(
+    ("package", "key"), [(each, "module") for each in ALL[:3]] + [("mlflow", "name")]
+)
 def test_one_that_is_not_installed_is_an_error_before_anything_starts(
     package: str, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,7 +140,9 @@ def test_images_and_histograms(tmp_path: Path, fake_package: Install, package: s
     bins = Histogram([1, 2], 0.0, 1.0, 2.0, 2.0)
     images = {"first": np.zeros((4, 6, 3), np.uint8)}
     writer.write(_step(1, images=images, histograms={"norms": bins}))
-    sent = {name: value for rows in fake.runs.values() for _, row in rows for name, value in row.items()}
+    sent = {
+        name: value for rows in fake.runs.values() for _, row in rows for name, value in row.items()
+    }
     assert sent.keys() >= {"train/loss", "train/first"}
     assert (sent.get("train/norms") == ("histogram", 2)) == (package != "mlflow")
 
@@ -145,17 +150,18 @@ def test_images_and_histograms(tmp_path: Path, fake_package: Install, package: s
 @pytest.mark.parametrize("package", ALL)
 def test_scores_are_added_to_the_run(tmp_path: Path, fake_package: Install, package: str) -> None:
     fake = fake_package(package)
-    (writer,) = build_writers([entry(package)], RunPlace(tmp_path, 0))
+    (writer,) = build_writers([entry(package)], RunPlace(tmp_path, 0, config={"LOSS": {}}))
     writer.write(_step(1))
     assert add_scores(tmp_path, {"trained": {"flatten": {"knn_20": 82.5}}}) == []
     added = fake.scores or next(iter(fake.runs.values()))[-1][1]
     assert added == {"judge/trained/flatten/knn_20": 82.5}
+    assert all(call["config"] == {"LOSS": {}} for call in fake.calls)
     assert len(fake.runs) == 1
 
 
 def test_a_folder_from_elsewhere_sends_nothing(tmp_path: Path, fake_package: Install) -> None:
     fake = fake_package("wandb")
-    (writer,) = build_writers([entry("wandb")], RunPlace(tmp_path, 0))
+    build_writers([entry("wandb")], RunPlace(tmp_path, 0))
     assert stat.S_IMODE((tmp_path / "trackers" / "wandb.json").stat().st_mode) == 0o600
     del fake.calls[:]
     with closed(Opened("config.yaml")):
