@@ -105,13 +105,13 @@ class TrackerWriter(Writer):
         file = self.folder / f"{self.package}.json"
         known = json.loads(file.read_text()) if file.is_file() else None
         self.id = known["id"] if known else self.new_id(module)
-        # Also when scores are added: trackio would replace it by none.
+        # Each start gives it, also the one that adds scores: trackio keeps that of the last.
         self.config = dict(self.place.config or (known or {}).get("config", {}))
         kept = {"id": self.id, "options": asdict(self.options), "config": self.config}
         write_whole(file, json.dumps(kept, indent=2).encode(), private=True)
         self.start(module, is_new=known is None)
         with suppress(OSError, ValueError):  # killed while it was written
-            self._sent = json.loads(self._note_file.read_text())
+            self._sent = self._settling = json.loads(self._note_file.read_text())
 
     def new_id(self, module: Any) -> str:
         return secrets.token_hex(8)
