@@ -2,7 +2,7 @@
 
 A tracker is for watching: whatever it raises is reported once, and the run goes on. A run that
 resumes continues under the id that is kept in `trackers/<package>.json` of its folder. A tracker
-cannot take a record back: what it has is noted beside the id, and is not sent again when a resumed
+cannot take a record back: what it has is noted with the id, and is not sent again when a resumed
 run makes its steps again. What a kill took from the package before it was written is read from
 metrics.jsonl.
 """

@@ -1,4 +1,4 @@
-"""A plugin for test_real_trackers: it is copied beside the config."""
+"""A plugin for test_real_trackers: it is copied into the folder."""
 
 from __future__ import annotations
 

@@ -152,4 +152,4 @@ def test_killed_and_resumed(tmp_path: Path, package: str, waits: bool) -> None:
     assert [value for _, value in kept.points["judge/trained/knn_20"]] == [82.5]
     assert len(kept.ids) == 1
     assert kept.config["LOSS"]["name"] == SUPERVISED["LOSS"]["name"]
-    assert kept.images
+    assert kept.images or not waits  # metrics.jsonl has no pictures
