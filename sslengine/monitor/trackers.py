@@ -1,8 +1,8 @@
 """Trackers of other packages: wandb, trackio and swanlab by the calls that they share, and MLflow.
 
-A tracker is for watching: whatever it raises is reported once, and the run goes on. A run that
+A tracker is for watching: its first error is reported, and the run continues. A run that
 resumes continues under the id that is kept in `trackers/<package>.json` of its folder. A tracker
-cannot take a record back: what it has is noted with the id, and is not sent again when a resumed
+cannot take a record back: the records it holds are noted, and not sent again when a resumed
 run makes its steps again. What a kill took from the package before it was written is read from
 metrics.jsonl.
 """
