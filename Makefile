@@ -16,13 +16,14 @@ endif
 # Two processes more than a small machine's cores: many tests wait for other processes.
 PARALLEL = -n 4 --dist worksteal
 # Tests start hundreds of interpreters: those would compile the package again each time.
-test test-slow test-floor: export PYTHONDONTWRITEBYTECODE =
+test test-slow test-trackers test-floor: export PYTHONDONTWRITEBYTECODE =
 RUN = $(VENV)/bin/python tools/run_distributed_engines.py
 
 help:
 	@echo "make quickstart     install, pretrain SimCLR on built-in images, judge it (minutes, no GPU)"
 	@echo "make test           install what the tests need, run them all"
 	@echo "make test-slow      the long tail as well (two hours)"
+	@echo "make test-trackers  runs that wandb, trackio, SwanLab and MLflow follow (minutes)"
 	@echo "make test-floor     the tests with the oldest versions that are supported"
 	@echo "make bench          what the engine costs a step, and the same losses as other engines"
 	@echo "make gpu            on a machine with a GPU: tests, speed, a report in docs/gpu (8 minutes)"
@@ -43,6 +44,15 @@ test: $(VENV)/.installed-test
 
 test-slow: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest $(PARALLEL) -m "slow or not slow"
+
+# Packages of trackers need other versions than the tests' of what both need: an environment of
+# their own, with torch's pair alone held.
+TRACKERS_VENV ?= .venv-trackers
+test-trackers:
+	@$(PYTHON) -m venv $(TRACKERS_VENV)
+	@$(TRACKERS_VENV)/bin/pip install --quiet --disable-pip-version-check \
+	  --constraint constraints/torch.txt --editable '.[trackers]' pytest pytest-timeout pytest-xdist hypothesis
+	$(TRACKERS_VENV)/bin/python -m pytest $(PARALLEL) -m slow tests/monitor/test_real_trackers.py
 
 test-floor:
 	$(MAKE) test VENV=.venv-floor CONSTRAINTS=constraints/floor.txt
@@ -103,6 +113,6 @@ lock:
 	$(PYTHON) .ci/lock.py
 
 clean:
-	rm -rf .venv .venv-floor build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-floor .venv-trackers build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
-.PHONY: help quickstart test test-slow test-floor bench gpu gpu-wheels methods-table chaos lock clean
+.PHONY: help quickstart test test-slow test-trackers test-floor bench gpu gpu-wheels methods-table chaos lock clean

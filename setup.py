@@ -17,6 +17,14 @@ EXPORT = ["onnx>=1.16", "onnxscript>=0.5", "onnxruntime>=1.18", "transformers>=4
 # imagecodecs: compressions of TIFFs of many bands that tifffile alone cannot read.
 TIFF = ["tifffile>=2023.1", "imagecodecs>=2023.1.23"]
 VIDEO = ["av>=14"]
+# Each under its name, and all of them as `trackers`. They have many dependencies: tests of them
+# have an environment of their own.
+TRACKERS = {
+    "wandb": ["wandb>=0.19"],
+    "trackio": ["trackio>=0.20"],
+    "swanlab": ["swanlab>=0.7"],
+    "mlflow": ["mlflow>=2.14"],
+}
 TEST = [
     "pytest>=7.4",
     "setuptools>=68",  # a test builds the wheel
@@ -81,6 +89,8 @@ setup(
         "export": EXPORT,
         "tiff": TIFF,
         "video": VIDEO,
+        **TRACKERS,
+        "trackers": [each for needs in TRACKERS.values() for each in needs],
         "bench": ["lightning>=2.2", "accelerate>=0.30", "lightly>=1.5"],
         "test": TEST,
     },

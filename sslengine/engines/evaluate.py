@@ -58,6 +58,7 @@ from sslengine.models.weights import Loaded, other_classes
 from sslengine.monitor import history
 from sslengine.monitor.run_facts import PIXELS, REPORT, TRAINED, UNTRAINED, read_facts
 from sslengine.monitor.run_status import COMPLETE
+from sslengine.monitor.trackers import add_scores
 from sslengine.monitor.verdict import judge_run
 from sslengine.precision import for_float64
 from sslengine.registry import register_engine
@@ -90,12 +91,14 @@ def evaluate(run: Run) -> None:
     _show_training(run, weights, loaded)
     run.console.print(f"  features    {judge.folder}")
     run.console.print(f"  report      {run.run_dir / REPORT}")
+    results = {"test": _as_results(joined(scores))}
+    judge.notes += add_scores(run.run_dir, results["test"])
     show_protocols(run.console, as_protocols(results_of(run.run_dir)))
     show_all(run.console, joined(scores), judge.metric, judge.chance, judge.notes)
     facts = read_facts(run.run_dir)
     scored = replace(facts, status=replace(facts.status, status=COMPLETE))
     run.console.print(f"\n{judge_run(scored).text}")
-    check_results_here(run, {"test": _as_results(joined(scores))})
+    check_results_here(run, results)
 
 
 def _copies(sets: Sequence[Sets]) -> int:

@@ -93,7 +93,9 @@ def make_writers(run: Run, iteration: int, marks: Any = None) -> list[Writer]:
     if board.USE_TENSORBOARD and "tensorboard" not in names:
         entries.append({"name": "tensorboard", "flush_minutes": board.FLUSH_EVERY_N_MIN})
     trains = not read(run.config, RunOptions).TEST_ONLY
-    return build_writers(entries, RunPlace(run.run_dir, iteration, run.console, marks, trains))
+    config = as_stored(run.config, run.resolved.texts)
+    place = RunPlace(run.run_dir, iteration, run.console, marks, trains, config)
+    return build_writers(entries, place)
 
 
 def resume(task: Any, run: Run) -> Any:

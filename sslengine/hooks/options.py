@@ -66,9 +66,9 @@ class TensorBoardOptions:
     # Minutes between two writes to the disk.
     FLUSH_EVERY_N_MIN: float = 5
     # Write histograms of parameters.
-    LOG_PARAMS: bool = True
+    LOG_PARAMS: bool = False
     # Write histograms of gradients.
-    LOG_PARAMS_GRADIENTS: bool = True
+    LOG_PARAMS_GRADIENTS: bool = False
     # Steps between two histograms.
     LOG_PARAMS_EVERY_N_ITERS: int = 310
 

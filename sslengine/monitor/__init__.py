@@ -3,3 +3,4 @@
 from sslengine.registry import WRITERS
 
 WRITERS.declare("sslengine.monitor.build", "console", "csv", "images", "json", "log", "tensorboard")
+WRITERS.declare("sslengine.monitor.trackers", "mlflow", "tracker")

@@ -39,6 +39,8 @@ class RunPlace(NamedTuple):
     marks: Mapping[str, Any] | None = None
     # Are later steps made again? Not in a run that only tests: there every line stays.
     trains: bool = True
+    # As it is stored: without secrets and environment.
+    config: Mapping[str, Any] | None = None
 
     @property
     def last_kept(self) -> float:

@@ -34,12 +34,16 @@ def read(
             f"{path} is not there: is {run_folder} the folder of a run, and was `json` among its "
             f"config.HOOKS.WRITERS?"
         )
-    lines = _as_if_never_killed(_parsed(_text(path)))
     return [
         dict(flat(line))
-        for line in lines
+        for line in read_nested(path)
         if kind in (None, line["kind"]) and split in (None, line["split"])
     ]
+
+
+def read_nested(path: Path) -> list[dict[str, Any]]:
+    """Return all lines of a metrics.jsonl as they were written."""
+    return _as_if_never_killed(_parsed(_text(path)))
 
 
 def _text(path: Path) -> str:

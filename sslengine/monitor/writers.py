@@ -54,6 +54,20 @@ class Record(NamedTuple):
     images: Mapping[str, Image] = MappingProxyType({})
     histograms: Mapping[str, Histogram] = MappingProxyType({})
 
+    @property
+    def prefix(self) -> str:
+        """What names begin with where a run has one list of them: `train`, `test_phase`."""
+        return self.split if self.kind == "step" else f"{self.split}_{self.kind}"
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The values that are numbers, by names with the prefix."""
+        return {
+            f"{self.prefix}/{name}": value
+            for name, value in leaves(self.values, "/")
+            if isinstance(value, (int, float))
+        }
+
 
 class Writer(ABC):
     """Takes records. Rank 0 alone has writers."""
@@ -197,10 +211,9 @@ class TensorBoardWriter(Writer):
             self.summary.file_writer = self.summary.all_writers = None
 
     def _write(self, record: Record) -> None:
-        prefix = record.split if record.kind == "step" else f"{record.split}_{record.kind}"
-        for name, value in leaves(record.values, "/"):
-            if isinstance(value, (int, float)):
-                self.summary.add_scalar(f"{prefix}/{name}", value, record.iteration)  # type: ignore[no-untyped-call]
+        prefix = record.prefix
+        for name, value in record.numbers.items():
+            self.summary.add_scalar(name, value, record.iteration)  # type: ignore[no-untyped-call]
         for name, image in record.images.items():
             form = "HW" if image.ndim == 2 else "HWC"
             self.summary.add_image(f"{prefix}/{name}", image, record.iteration, dataformats=form)  # type: ignore[no-untyped-call]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,10 @@ from sslengine.evaluation.versions import VERSIONS
 from tests.data.pictures import write_picture
 from tests.engines.rows import expect_complete
 from tests.engines.runs import make_run, screen
+from tests.monitor.fake_trackers import FakePackage, entry, fake_package
 from tests.tail import slow_but
+
+assert fake_package  # a fixture
 
 SHAPES: dict[str, Any] = {
     "DATA__TRAIN__DATA_SOURCES": ["shapes"],
@@ -51,8 +55,11 @@ FROZEN: dict[str, Any] = {
 }
 
 
-def test_a_trained_trunk_beside_the_untrained_one_and_pixels(tmp_path: Path) -> None:
-    train(make_run(tmp_path, **SHAPES))
+def test_a_trained_trunk_beside_the_untrained_one_and_pixels(
+    tmp_path: Path, fake_package: Callable[[str], FakePackage]
+) -> None:
+    tracker = fake_package("wandb")
+    train(make_run(tmp_path, **SHAPES, HOOKS__WRITERS=["json", "log", entry("wandb")]))
     with (tmp_path / "metrics.jsonl").open("a") as metrics:
         metrics.write('{"kind": "step", "loss":')  # the run was killed as it wrote
     run = make_run(tmp_path, "evaluate", **FROZEN)
@@ -73,6 +80,9 @@ def test_a_trained_trunk_beside_the_untrained_one_and_pixels(tmp_path: Path) -> 
         assert score["about"]["images"] == {"train": 60, "test": 20}
         assert score["about"]["view"] == [{"name": "ToTensor"}]
         assert score["about"]["chosen_on"]["linear"].endswith("of 60 training images")
+        name = f"judge/{score['features']}/{score['about']['layer']}/linear"
+        assert tracker.scores[name] == pytest.approx(score["linear"])
+    assert len(tracker.runs) == 1
     assert not any("equal a training one" in each for each in report["notes"])
     about = scores["trained"]["about"]
     assert (about["network"], about["layer"], about["trunk"]) == ("model", "flatten", "resnet")

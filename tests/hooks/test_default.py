@@ -24,7 +24,7 @@ def test_what_can_be_asked_for_in_its_order() -> None:
         HOOKS={
             "PERF_STATS": {"MONITOR_PERF_STATS": True},
             "MODEL_COMPLEXITY": {"COMPUTE_COMPLEXITY": True},
-            "TENSORBOARD_SETUP": {"USE_TENSORBOARD": True},
+            "TENSORBOARD_SETUP": {"USE_TENSORBOARD": True, "LOG_PARAMS": True},
             "EVALUATE_LOSS": {"SETS": ["TRAIN"]},
             "MEMORY_SUMMARY": {"LOG_PEAKS": True},
             "EXTRA": [{"name": "test_power_cut", "after": 1}],
