@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from sslengine import __version__
 from sslengine.command import columns, documents
 from sslengine.errors import ConfigError, listing
+from sslengine.progress import progress
 from sslengine.registry import import_dotted
 from sslengine.screen import say
 
@@ -222,16 +223,18 @@ def _pictures(source: Any, rows: Sequence[int]) -> Iterator[Finding]:
     transparent, mark = 0, import_dotted("sslengine.data.decode.transparency:WAS_TRANSPARENT")
     found: Counter[int] = Counter()
     broken = [f"{file}: no image in it can be read" for file in source.left_out()]
-    for row in rows:
-        try:
-            image = source.image(row)
-        except Exception as error:  # decoders raise many kinds
-            broken.append(f"{source.path(row)}: {error}")
-        else:
-            sides.append(min(image.size if hasattr(image, "mode") else image.shape[:2]))
-            found[hash(image.tobytes())] += 1
-            transparent += mark in getattr(image, "info", ())
-            turned += hasattr(image, "getexif") and image.getexif().get(orientation, 1) != 1
+    with progress("opening images", len(rows)) as step:
+        for row in rows:
+            try:
+                image = source.image(row)
+            except Exception as error:  # decoders raise many kinds
+                broken.append(f"{source.path(row)}: {error}")
+            else:
+                sides.append(min(image.size if hasattr(image, "mode") else image.shape[:2]))
+                found[hash(image.tobytes())] += 1
+                transparent += mark in getattr(image, "info", ())
+                turned += hasattr(image, "getexif") and image.getexif().get(orientation, 1) != 1
+            step(1)
     yield Finding("opened", len(rows))
     example = f"the first is {broken[0]}" if broken else ""
     yield Finding("unreadable", len(broken), example)
