@@ -168,17 +168,18 @@ def _make_live(stages: list[_Stage]) -> Any:
     from rich.live import Live
     from rich.progress_bar import ProgressBar
     from rich.table import Table
+    from rich.text import Text
 
     console = Console(stderr=True, markup=False, highlight=False, emoji=False)
 
     def draw() -> Table:
         table = Table.grid(padding=(0, 1))
-        for _ in range(5):
-            table.add_column(no_wrap=True, overflow="ellipsis")
+        for last in (False, False, False, False, True):  # which gives way
+            table.add_column(no_wrap=not last, overflow="ellipsis")
         for each in [*stages]:
-            total = each.total or None
-            bar = ProgressBar(total, each.done, width=10, pulse=not each.done)
-            table.add_row(each.what, bar, each.counted, each.left, each.then)
+            bar = ProgressBar(each.total or None, each.done, width=10, pulse=not each.done)
+            then = Text(each.then, no_wrap=True, overflow="ellipsis")
+            table.add_row(each.what, bar, each.counted, each.left, then)
         return table
 
     return Live(
