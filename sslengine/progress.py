@@ -80,7 +80,7 @@ class _Stage:
     def left(self) -> str:
         """The time that is left; the time so far, if that cannot be known."""
         if not self.total or not self.done:
-            return _clock(self.seconds)
+            return _clock(self.seconds) if self.seconds >= 1 else ""
         return f"{_clock(self.seconds * (self.total - self.done) / self.done)} left"
 
     @property
@@ -90,7 +90,7 @@ class _Stage:
     @property
     def line(self) -> str:
         rest = ", ".join(filter(None, (self.counted, self.left, self.then)))
-        return f"{self.what}: {rest}"
+        return f"{self.what}: {rest}" if rest else f"{self.what} ..."
 
     @property
     def last_line(self) -> str:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from sslengine import progress
 from tests.ranks import RankPool
 
 # Tests are many small computations, often in several processes: threads only get in the way,
@@ -42,6 +43,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     changing = [item.nodeid for item in items if " at 0x" in item.nodeid]
     if changing:
         raise pytest.UsageError(f"give it an id that is no address: {changing[0]}")
+
+
+@pytest.fixture
+def progress_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each stage is shown from its start, each line of it printed."""
+    monkeypatch.setattr(progress, "AFTER", 0.0)
+    monkeypatch.setattr(progress.pace, "seconds", 0.0)
 
 
 @pytest.fixture(scope="module")

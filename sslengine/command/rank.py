@@ -25,7 +25,14 @@ from sslengine.command import columns, documents, judged_on
 from sslengine.command.counts import expect_counts
 from sslengine.command.summary import Summary, rank_of, read
 from sslengine.config.options import DEVICES
-from sslengine.errors import ConfigError, UnknownNameError, listing, nearest, readable
+from sslengine.errors import (
+    ConfigError,
+    MissingCheckpointError,
+    UnknownNameError,
+    listing,
+    nearest,
+    readable,
+)
 from sslengine.registry import import_dotted
 
 ROWS, VIEWS = 25_600, 16
@@ -70,6 +77,8 @@ def main(arguments: Sequence[str]) -> int:
     if not any(runs) and any(map(_may_be_checkpoints, given.runs)):
         if given.by:
             raise ConfigError("--by orders runs; a table of checkpoints has each metric's order.")
+        for each in filter(lambda path: not path.exists(), given.runs):
+            raise MissingCheckpointError(f"{each}: there is no checkpoint.")
         status: int = import_dotted("sslengine.command.rank_checkpoints:rank")(given)
         return status
     by = given.by or "linear"

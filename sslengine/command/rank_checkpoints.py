@@ -33,7 +33,7 @@ def rank(given: argparse.Namespace) -> int:
     by_run = _by_run(given.runs)
     paths, networks, found, scores, probes = [], [], [], [], []
     count = sum(map(len, by_run.values()))
-    with progress("rank", count, "checkpoints", then="the table") as step:
+    with progress("ranking", count, "checkpoints", then="the table") as step:
         for each in _read_all(by_run, given):
             paths.append(str(each.checkpoint))
             networks.append(each.network)

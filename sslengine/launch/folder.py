@@ -10,7 +10,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from sslengine.checkpoint.contents import LOG, foreign, run_folder
+from sslengine.checkpoint.contents import UNUSED, foreign, run_folder
 from sslengine.errors import ConfigError
 
 LEAST = 2**20  # bytes; a run's config and log take a tenth
@@ -50,11 +50,11 @@ def make_run_folder(config: DictConfig) -> list[Path]:
 
 
 def remove_unused(new: Sequence[Path]) -> None:
-    """Remove these folders again if a run has written nothing but its log."""
+    """Remove these folders again if the run has not begun: its error was printed."""
     with suppress(OSError):  # another rank may do the same
         for folder in new:
             names = os.listdir(folder)
-            if not all(map(LOG.fullmatch, names)):
+            if not all(map(UNUSED.fullmatch, names)):
                 return
             for name in names:
                 (folder / name).unlink()
