@@ -24,7 +24,7 @@ def two_stages() -> None:
     with progress("features of val", 4, then="kNN") as step:
         step(3)
         with progress("kNN"):
-            print("the result")
+            sys.stdout.write("the result\n")
         step(1)
 
 
@@ -52,7 +52,7 @@ def test_lines_in_a_pipe_have_time_between_them(
 
 
 @pytest.mark.usefixtures("progress_at_once")
-@pytest.mark.parametrize("width", [60, 100])
+@pytest.mark.parametrize("width", [40, 100])
 def test_a_terminal_has_a_bar_that_leaves_a_line(
     width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,7 +62,7 @@ def test_a_terminal_has_a_bar_that_leaves_a_line(
     two_stages()
     raw = sys.stderr.getvalue()  # type: ignore[attr-defined]
     assert "━" in raw
-    assert "3/4 images" in raw
+    assert "0/4 images" in raw
     assert ("then kNN" in raw) == (width == 100)
     terminal = Terminal(width).feed(raw)
     assert terminal.shown == ["kNN: 0:00:00", "features of val: 4 images in 0:00:00"]

@@ -14,7 +14,7 @@ from sslengine.engines.train import train
 from sslengine.errors import ConfigError
 from tests.config.recipes import resolved
 from tests.data.pictures import write_tree
-from tests.engines.runs import make_run, screen
+from tests.engines.runs import make_run
 from tests.ranks import RankPool
 
 Changes = dict[str, Any]

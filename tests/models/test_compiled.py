@@ -53,8 +53,7 @@ def test_the_first_step_says_that_it_compiles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch, "compile", lambda forward, **_: forward)
-    task = make_task(tmp_path, **COMPILED, OPTIMIZER__num_epochs=1)
-    train(task)
+    task = train(tmp_path, **COMPILED, OPTIMIZER__num_epochs=1)
     assert task.iteration > 1
     words = "compiling the network (torch.compile), which can take minutes"
     assert capsys.readouterr().err.splitlines() == [f"{words} ...", f"{words}: 0:00:00"]
