@@ -89,8 +89,9 @@ class _Stage:
 
     @property
     def line(self) -> str:
-        rest = ", ".join(filter(None, (self.counted, self.left, self.then)))
-        return f"{self.what}: {rest}" if rest else f"{self.what} ..."
+        far = ", ".join(filter(None, (self.counted, self.left)))
+        line = f"{self.what}: {far}" if far else self.what
+        return ", ".join(filter(None, (line, self.then))) if far or self.then else f"{line} ..."
 
     @property
     def last_line(self) -> str:

@@ -41,12 +41,12 @@ ASKED = {
 # What stderr has of each verb that may take long, where it does not compute a part of another.
 PROGRESS = {
     "judge": "linear probe 3/3: raw pixels, 16x16, then metrics without labels",
-    "judge --features": "kNN 1/1: given, features ...",
+    "judge --features": "kNN 1/1: given, rows, then linear probe",
     "embed": "computing features: 8 images in ",
     "predict": "predictions: 0/1 images; computing features: ",
     "export": "converting the network to state-dict, then writing and proving",
     "rank checkpoints": "ranking: 1 checkpoints in ",
-    "explain": "timing each transform on 1 images: then all of them together",
+    "explain": "timing each transform on 1 images, then all of them together",
     "check": "checking files: 2 files in ",
     "doctor": "opening images: 8 images in ",
 }
