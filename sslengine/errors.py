@@ -70,11 +70,18 @@ class TrainingError(SSLEngineError):
 
 
 class NonFiniteLossError(TrainingError):
-    """The loss became NaN or infinite. parts: what it was made of, by name."""
+    """The loss became NaN or infinite. parts: what it was made of, by name; iteration: the step,
+    counted from 1."""
 
-    def __init__(self, text: str, parts: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self, text: str, parts: Mapping[str, float] | None = None, iteration: int | None = None
+    ) -> None:
         super().__init__(text)
-        self.parts = dict(parts or {})
+        self.parts, self.iteration = dict(parts or {}), iteration
+
+    def add(self, advice: str) -> None:
+        """Add a line to the text."""
+        self.args = (f"{self}\n  {advice}",)
 
 
 class CollapseError(TrainingError):

@@ -5,11 +5,28 @@ from __future__ import annotations
 import os
 import shutil
 import textwrap
+import time
 from typing import TextIO
 
 from sslengine.errors import readable
 
 _LEAST = 20  # columns; a terminal may report 0
+SECONDS_BETWEEN_LINES = 10.0
+
+
+class Pace:
+    """Thins out lines for people: the first, then one every few seconds."""
+
+    def __init__(self, seconds: float = SECONDS_BETWEEN_LINES) -> None:
+        self.seconds = seconds
+        self._last = float("-inf")
+
+    def is_due(self) -> bool:
+        now = time.monotonic()
+        if now - self._last < self.seconds:
+            return False
+        self._last = now
+        return True
 
 
 def columns(stream: TextIO) -> int | None:

@@ -112,6 +112,11 @@ def announce(doing: str) -> None:
         print(f"{doing} ...", flush=True)  # noqa: T201
 
 
+def is_measured() -> bool:
+    """Is this the start of a run, which announces its phases?"""
+    return _account is not None
+
+
 @contextmanager
 def importing() -> Iterator[None]:
     """Count the time of the block as imports, not as the current phase."""

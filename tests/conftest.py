@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from sslengine import progress
 from tests.ranks import RankPool
 
 # Tests are many small computations, often in several processes: threads only get in the way,
@@ -58,6 +59,13 @@ def without_pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     """
     if "with_pages" not in request.fixturenames:
         monkeypatch.setattr("sslengine.launch.rank.reported", lambda run: nullcontext())
+
+
+@pytest.fixture
+def progress_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each stage is shown from its start, each line of it printed."""
+    monkeypatch.setattr(progress, "AFTER", 0.0)
+    monkeypatch.setattr(progress.pace, "seconds", 0.0)
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from sslengine.data.loading.loader import WORKER_MODULES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -82,6 +84,29 @@ def test_help_needs_none_of_it(tmp_path: Path) -> None:
 def test_a_plain_mistake_is_told_without_any(tmp_path: Path) -> None:
     found = imported(tmp_path, *mistakes(*PLAIN_MISTAKES))
     assert dict(zip(PLAIN_MISTAKES, found)) == {each: set() for each in PLAIN_MISTAKES}
+
+
+def test_what_is_not_there_is_told_before_torch_is_imported(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    other = tmp_path_factory.mktemp("other")
+    (other / "config.yaml").write_text("config: {}\n")  # a run without a checkpoint
+    run, file = str(other), str(other / "config.yaml")
+    train = ["train", run, "--method=simclr"]
+    wrong = [
+        ["embed", "runs/nope", "photos", "--out=x.csv"], ["embed", run, "photos", "--out=x.csv"],
+        ["embed", run, "photos", "--out=nope/x.csv"], ["judge", "runs/nope"],
+        ["judge", "runs/nope", "--train=a", "--val=b"], ["predict", "runs/nope", "x.png"],
+        ["judge", "--features", "a.npy", "--out=nope/x.json"], ["rank", "nope/checkpoints"],
+        ["export", "runs/nope", "x"], ["export", run, "x", "--to=nonsense"],
+        ["export", run, "x", "--to=onnx"], ["export", run, f"{file}/x"],
+        [*train, "--model=resnet9"], [*train, "--model=timm:resnet9"], [*train, f"--out={file}/x"],
+    ]  # fmt: skip
+    lines = ["sys.modules['onnx'] = None", "from sslengine.command.front import main"]
+    for each in wrong:
+        lines += [f"assert main({each!r}), {each}", "tell()"]
+    found = imported(tmp_path, *lines)
+    assert dict(zip(map(str, wrong), found)) == {str(each): set() for each in wrong}
 
 
 def test_to_check_a_run_is_to_import_components_alone(tmp_path: Path) -> None:

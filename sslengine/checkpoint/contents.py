@@ -33,6 +33,8 @@ RESULTS = re.compile(
     r"|status\.json|starts\.jsonl"
     r"|(train_svm(_low_shot)?|low_shot_test|nearest_neighbor_test|instance_retrieval_test|extract_label_predictions)\.json|kNN_.*\.npy"
 )
+# All that is in the folder of a run that has not begun.
+UNUSED = re.compile(r"log(_rank\d+)?\.txt|\.lock")
 # Not moved: runs that were moved aside, the lock (it is held), and the runs of a sweep.
 _NOT_MOVED = re.compile(r"earlier|\.lock(_held(\.\w+)?)?|sweep_\d+")
 UNFINISHED = re.compile(rf"\.({RESULTS.pattern})\.\d+\.tmp")

@@ -22,6 +22,7 @@ from sslengine.command.checked_files import (
 )
 from sslengine.command.config_trials import Trial, Verdict, Worker
 from sslengine.command.kept_verdicts import Kept
+from sslengine.progress import progress
 from sslengine.screen_console import LiteralConsole
 
 PRELOADED = ["torchvision", "timm", "sslengine.command.config_trials"]
@@ -34,10 +35,12 @@ def run(options: argparse.Namespace) -> int:
     files = [file for path in options.paths for file in find(path)]
     console = LiteralConsole(width_of_file=140, stderr=options.json)
     results: list[tuple[File, Verdict]] = []
-    for number, (file, verdict) in enumerate(verdicts(files, options), start=1):
-        results.append((file, verdict))
-        if verdict.problem or options.all or console.is_terminal or number % 50 == 0:
-            tell(number, len(files), file, verdict, console)
+    with progress("checking files", len(files), "files") as step:
+        for number, (file, verdict) in enumerate(verdicts(files, options), start=1):
+            results.append((file, verdict))
+            if verdict.problem or options.all:
+                tell(number, len(files), file, verdict, console)
+            step(1)
     for line in summary(results):
         console.print(line, soft_wrap=True)
     if options.json:

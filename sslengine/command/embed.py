@@ -27,10 +27,12 @@ from sslengine.atomic import whole_file
 from sslengine.command import columns, documents
 from sslengine.command.counts import expect_counts
 from sslengine.command.new_file import expect_writable
+from sslengine.command.run_there import expect_run
 from sslengine.config.assignments import overrides as as_overrides
 from sslengine.config.assignments import typed
 from sslengine.config.options import DEVICES
 from sslengine.errors import OutputError, is_unicode, listing, readable
+from sslengine.progress import progress
 from sslengine.registry import import_dotted
 
 if TYPE_CHECKING:
@@ -119,6 +121,7 @@ def embed(
     data: as for `sslengine.train`.
     overrides: KEY=VALUE, as --set.
     """
+    expect_run(Path(run))
     with import_dotted("sslengine.command.in_memory:as_files")(data) as files:
         columns_given = columns.of_split(image_column, label_column)
         own = {**files.keys, **columns.of_set(overrides), **columns_given}
@@ -187,7 +190,7 @@ def expect_new(out: Path) -> None:
 
 def write(rows: Rows, out: Path) -> None:
     try:
-        with whole_file(out) as file:
+        with progress(f"writing {out}"), whole_file(out) as file:
             WRITERS[out.suffix](rows, file)
     except OSError as error:  # the disk is full
         raise OutputError(f"--out {out}: cannot be written: {error.strerror or error}.") from error

@@ -37,6 +37,7 @@ from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.data.sources.base import DataSource
 from sslengine.data.sources.shapes import draw_shape
 from sslengine.errors import ConfigError, DataError, SSLEngineError
+from sslengine.progress import progress
 from sslengine.registry import COLLATORS
 from sslengine.screen_console import LiteralConsole
 from sslengine.trust import closed
@@ -209,8 +210,10 @@ def measured(subject: Subject, name: str, backend: str, count: int) -> dict[str,
     """What is shown, and printed as JSON."""
     plan = subject.dataset.plan
     _run(subject, 0, plan, subject.dataset.read)  # a back-end may compile code on first use
-    reading, alone = each_alone(subject, count)
-    whole = as_a_whole(subject, count)
+    with progress(f"timing each transform on {count} images", then="all of them together"):
+        reading, alone = each_alone(subject, count)
+    with progress(f"timing the whole list on {count} images"):
+        whole = as_a_whole(subject, count)
     return {
         "name": name, "backend": backend, "images": count, "read_ms": reading,
         "transforms": [
@@ -337,6 +340,7 @@ def run(given: argparse.Namespace) -> int:
         else:
             show(found, console)
         if given.picture:
-            save_image(draw(subject, given.images, given.views), given.picture)
+            with progress(f"drawing {given.picture}"):
+                save_image(draw(subject, given.images, given.views), given.picture)
             console.print(f"picture: {given.picture}", soft_wrap=True)
     return 0

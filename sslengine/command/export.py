@@ -15,7 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sslengine.command import documents
-from sslengine.errors import ConfigError, UnknownNameError, listing, nearest, readable
+from sslengine.command.run_there import expect_run
+from sslengine.command.weights_there import expect_weights
+from sslengine.errors import ConfigError, readable
 from sslengine.export import FORMATS, export
 
 
@@ -42,13 +44,12 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str]) -> int:
     given = make_parser().parse_args(arguments)
-    if given.to not in FORMATS:
-        raise UnknownNameError(
-            f"--to: there is no format {given.to!r}. {nearest(given.to, FORMATS)}\n  "
-            f"There is: {listing(FORMATS)}"
-        )
     if given.trust_pickle and not given.config:
         raise ConfigError("--trust-pickle: it is for a file of weights, with --config.")
+    if given.config:
+        expect_weights(given.run, "RUN")
+    elif not given.run.exists() or (given.run / "config.yaml").is_file():
+        expect_run(given.run)
     trusted = ["config.MODEL.WEIGHTS_INIT.TRUST_PICKLE=true"] if given.trust_pickle else []
     with documents.apart(given.json):
         made = export(

@@ -30,7 +30,9 @@ from sslengine.command import columns, documents
 from sslengine.command.counts import expect_counts
 from sslengine.command.embed import ALL_OF_IT
 from sslengine.command.judged_parts import start_parts
+from sslengine.command.new_file import expect_writable
 from sslengine.command.own_images import own_images, typed_plugins
+from sslengine.command.run_there import expect_run
 from sslengine.config.assignments import overrides, typed
 from sslengine.config.options import DEVICES
 from sslengine.config.run_folder import open_run
@@ -96,6 +98,7 @@ def main(arguments: Sequence[str]) -> int:
         raise ConfigError("--labels, --out: they belong to --features.")
     if (given.train is None) != (given.val is None):
         raise ConfigError("--train, --val: give both, or none of them.")
+    expect_run(given.run, trained=False)
     trusted = given.trust_config
     values, notes = _images(given) if given.train else own_images(given)
     said = [*overrides(values), *typed_plugins(given.values)]
@@ -154,6 +157,10 @@ def _features(given: argparse.Namespace) -> int:
             "--train, --val, --image-column, --label-column, --group, --network, --gpus, "
             "--workers: they belong to a run, not to --features."
         )
+    if given.out is not None:
+        if given.out.suffix != ".json":
+            raise OutputError(f"--out {given.out}: expected a name that ends in .json.")
+        expect_writable(given.out, "--out")
     status: int = import_dotted("sslengine.command.judge_features:judge_features")(
         given, NEIGHBOURS
     )

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from sslengine.atomic import write_json
 from sslengine.command import documents
-from sslengine.command.new_file import expect_writable
 from sslengine.config.assignments import typed
 from sslengine.config.sections import sections_of
 from sslengine.engines.score_table import show_all
@@ -40,12 +39,6 @@ HELD_OUT = 0.2
 
 
 def judge_features(given: argparse.Namespace, neighbours: Sequence[int]) -> int:
-    if given.out is not None:
-        if given.out.exists() or given.out.suffix != ".json":
-            raise ConfigError(
-                f"--out {given.out}: expected the name of a new file that ends in .json."
-            )
-        expect_writable(given.out, "--out")
     first = f"NEAREST_NEIGHBOR.TOPK=[{','.join(map(str, neighbours))}]"
     suite = [f"EVALUATE.PROTOCOLS=[{','.join(SUITES[given.suite])}]"]
     evaluate, nearest, probe, machines = sections_of(

@@ -10,6 +10,7 @@ The words before the colon are a library, or a module.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -38,11 +39,14 @@ _DECORATED = re.compile(r"^@register_model(?:\(.*?\))?\n(?:@.*\n)*def (\w+)\(", 
 @cache
 def names_of(library: str) -> tuple[str, ...]:
     """The networks of a library, from its source: it is not imported."""
+    return tuple(sorted({name for text in _sources(library) for name in _DECORATED.findall(text)}))
+
+
+def _sources(library: str) -> Iterator[str]:
     spec = PathFinder.find_spec(library)
     folders = spec.submodule_search_locations if spec else None
     files = sorted(Path(next(iter(folders)), "models").glob("*.py")) if folders else []
-    texts = (file.read_text(encoding="utf-8") for file in files)
-    return tuple(sorted({name for text in texts for name in _DECORATED.findall(text)}))
+    return (file.read_text(encoding="utf-8") for file in files)
 
 
 def trunks() -> list[str]:
@@ -193,8 +197,11 @@ def expect_known(library: str, name: str, option: str) -> None:
 
 
 def has(library: str, name: str) -> bool:
-    if library == "torchvision":
-        return name in names_of(library)
+    arch = name.partition(".")[0] if library == "timm" else name  # without the name of weights
+    if arch in names_of(library) or library == "torchvision":
+        return arch in names_of(library)
+    if "timm" not in sys.modules and not any(f"'{arch}'" in text for text in _sources(library)):
+        return False
     import timm
 
-    return bool(timm.is_model(name))  # also with the name of weights, and what a plugin adds
+    return bool(timm.is_model(name))  # an earlier name, or what a plugin adds

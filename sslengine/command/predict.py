@@ -22,10 +22,12 @@ from typing import Any
 from sslengine.command import documents
 from sslengine.command.counts import expect_counts
 from sslengine.command.new_file import expect_writable
+from sslengine.command.run_there import expect_run
 from sslengine.config.assignments import typed
 from sslengine.config.options import DEVICES
 from sslengine.errors import SSLEngineError
 from sslengine.launch.cli import ended_by
+from sslengine.progress import progress
 from sslengine.registry import import_dotted
 from sslengine.screen import say
 
@@ -61,6 +63,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     given = make_parser().parse_args(arguments)
     expect_counts(given, nearest=0)
+    expect_run(given.folder)
     if given.picture:
         expect_writable(given.picture, "--picture")
     with documents.apart(given.json):
@@ -90,12 +93,14 @@ def _predictions(predictor: Any, images: Sequence[str]) -> tuple[dict[str, Any],
     found: dict[str, Any] = {}
     unreadable: list[str] = []
     worst = 0
-    for name in images:
-        try:
-            decoded = predictor.read(name)
-        except SSLEngineError as error:
-            worst = max(worst, ended_by(error))
-            unreadable.append(name)
-        else:
-            found[name] = predictor.predict(decoded)
+    with progress("predictions", len(images)) as step:
+        for name in images:
+            try:
+                decoded = predictor.read(name)
+            except SSLEngineError as error:
+                worst = max(worst, ended_by(error))
+                unreadable.append(name)
+            else:
+                found[name] = predictor.predict(decoded)
+            step(1)
     return found, unreadable, worst

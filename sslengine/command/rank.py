@@ -26,7 +26,14 @@ from typing import Any
 from sslengine.command import columns, documents
 from sslengine.command.counts import expect_counts
 from sslengine.config.options import DEVICES
-from sslengine.errors import ConfigError, UnknownNameError, listing, nearest, readable
+from sslengine.errors import (
+    ConfigError,
+    MissingCheckpointError,
+    UnknownNameError,
+    listing,
+    nearest,
+    readable,
+)
 from sslengine.registry import import_dotted
 from sslengine.report import judged_on
 from sslengine.report.runs import runs_in
@@ -75,6 +82,8 @@ def main(arguments: Sequence[str]) -> int:
             raise ConfigError("expected runs, or checkpoints, and not both.")
         if given.by:
             raise ConfigError("--by orders runs; a table of checkpoints has each metric's order.")
+        for each in filter(lambda path: not path.exists(), given.runs):
+            raise MissingCheckpointError(f"{each}: there is no checkpoint.")
         status: int = import_dotted("sslengine.command.rank_checkpoints:rank")(given)
         return status
     by = given.by or "linear"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,13 @@ from sslengine.command import columns, documents
 from sslengine.command.embed import ALL_OF_IT, check_columns
 from sslengine.command.images import look
 from sslengine.config.assignments import overrides, typed
-from sslengine.errors import CheckpointError, ConfigError, MissingCheckpointError, readable
+from sslengine.errors import CheckpointError, ConfigError, MissingCheckpointError
 from sslengine.evaluation.label_free.agreement import LEAST, Interval
 from sslengine.evaluation.label_free.inputs import measure
 from sslengine.evaluation.label_free.ranking import Row, probe_of, ranked, score_of
 from sslengine.predictor.checkpoints import Read, read_checkpoints
 from sslengine.predictor.predictor import Predictor
+from sslengine.progress import progress
 from sslengine.registry import load_plugins
 from sslengine.screen_console import LiteralConsole
 
@@ -32,12 +32,16 @@ def rank(given: argparse.Namespace) -> int:
     load_plugins(given.plugin, "--plugin")
     by_run = _by_run(given.runs)
     paths, networks, found, scores, probes = [], [], [], [], []
-    for each in _read_all(by_run, given):
-        paths.append(str(each.checkpoint))
-        networks.append(each.network)
-        found.append(measure(each.inputs))
-        scores.append(score_of(each.inputs.features, each.labels))
-        probes.append(probe_of(each.inputs.features, each.labels))
+    count = sum(map(len, by_run.values()))
+    with progress("ranking", count, "checkpoints", then="the table") as step:
+        for each in _read_all(by_run, given):
+            paths.append(str(each.checkpoint))
+            networks.append(each.network)
+            with progress(f"metrics of {each.checkpoint.name}"):
+                found.append(measure(each.inputs))
+                scores.append(score_of(each.inputs.features, each.labels))
+                probes.append(probe_of(each.inputs.features, each.labels))
+            step(1)
     if not found:
         raise CheckpointError("none of the checkpoints can be read.")
     rows = ranked(found, scores, probes)
@@ -58,11 +62,7 @@ def _read_all(by_run: dict[Path, list[Path]], given: argparse.Namespace) -> Iter
             overrides=[*overrides({**values, **_images(run, given)}), *typed(given.values)],
             trust_config=given.trust_config,
         )  # fmt: skip
-        read = read_checkpoints(predictor, checkpoints, given.rows, given.views)
-        for each in read:
-            line = f"{each.checkpoint}: {len(each.inputs.features)} images"
-            print(readable(line), file=sys.stderr)
-            yield each
+        yield from read_checkpoints(predictor, checkpoints, given.rows, given.views)
 
 
 def _images(run: Path, given: argparse.Namespace) -> dict[str, Any]:

@@ -21,6 +21,7 @@ import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from sslengine.command import columns, networks, sides
@@ -28,11 +29,12 @@ from sslengine.command.counts import expect_counts
 from sslengine.command.networks import Network
 from sslengine.command.recipes import Recipe
 from sslengine.command.weights_there import expect_weights
-from sslengine.config.assignments import overrides, typed
+from sslengine.config.assignments import overrides, typed, words
 from sslengine.config.options import DEVICES, DistributedOptions, MachineOptions
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.errors import ConfigError, readable
 from sslengine.launch import cli
+from sslengine.launch.folder import expect_place
 from sslengine.registry import component_key, import_dotted, load_plugins
 
 BATCH, WORKERS = "DATA.TRAIN.BATCHSIZE_PER_REPLICA", "DATA.NUM_DATALOADER_WORKERS"
@@ -96,7 +98,9 @@ def main(arguments: Sequence[str]) -> int:
     print(readable(line, but="\n"))
     print(readable(f"as: {shlex.join(['sslengine', *chosen])}"), flush=True)
     folders = [text for each in given.config_dir for text in ("--config-dir", each)]
-    return cli.main([*chosen, *folders, *(["--show"] if given.show else [])])
+    typed_words = {"OPTIMIZER.param_schedulers.lr": "--lr"} if given.lr is not None else {}
+    with words(typed_words):
+        return cli.main([*chosen, *folders, *(["--show"] if given.show else [])])
 
 
 def _is_config(arguments: Sequence[str]) -> bool:
@@ -114,6 +118,10 @@ def choose(given: argparse.Namespace) -> tuple[list[str], str]:
     _load_plugins(given, recipe)
     if given.weights is not None:
         expect_weights(given.weights, "--weights")
+    if given.model:  # its name, before images are looked at
+        networks.find(given.model)
+    if given.out:
+        expect_place(Path(given.out).expanduser())
     data = import_dotted("sslengine.command.images:look")(
         given.data, lambda key: recipe.said(f"DATA.TRAIN.{key}"), given.label_file, streams=True,
         as_stream=given.stream,

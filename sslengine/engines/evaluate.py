@@ -153,7 +153,13 @@ class _Judge:
             self.groups = groups_of(self.run, self.asked.probe.GROUP_COLUMN)
         for split in self.splits:
             found[split] = store_split(
-                self.run, split, networks, self.folder, classes, self.asked.evaluate.DTYPE
+                self.run,
+                split,
+                networks,
+                self.folder,
+                classes,
+                self.asked.evaluate.DTYPE,
+                then="kNN" if split == self.splits[-1] else "features of test",
             )
             classes = found[split].classes
         if not self.labelled("TRAIN"):

@@ -30,6 +30,7 @@ from sslengine.models.model import Model
 from sslengine.models.options import ModelOptions
 from sslengine.models.weights import init_weights
 from sslengine.precision import Precision
+from sslengine.progress import progress
 from sslengine.train_steps.samples import single_input_sample
 
 log = logging.getLogger("sslengine")
@@ -113,11 +114,13 @@ def ordered_feed(
 
 
 def extract(
-    compute: Compute, feed: DataFeed, options: SplitOptions, precision: Precision
+    compute: Compute, feed: DataFeed, options: SplitOptions, precision: Precision, then: str = ""
 ) -> Iterator[Features]:
-    """The features of this rank's batches."""
-    for batch in feed.batches():
-        yield features_of(batch, compute, options, precision)
+    """The features of this rank's batches. then: the stage that follows."""
+    with progress("computing features", sum(feed.batch_sizes), then=then) as step:
+        for number, batch in enumerate(feed.batches()):
+            yield features_of(batch, compute, options, precision)
+            step(feed.batch_sizes[number])
 
 
 @torch.no_grad()

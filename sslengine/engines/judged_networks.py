@@ -29,11 +29,13 @@ from sslengine.models.options import ModelOptions, WeightsInitOptions
 from sslengine.models.trunks.library_options import TimmOptions
 from sslengine.models.weights import Loaded, init_weights
 from sslengine.monitor.run_facts import PIXELS, TRAINED, UNTRAINED
+from sslengine.progress import progress
 from sslengine.task.build import build_base_model
 
 REFERENCE = "reference"
 
 
+@progress("loading the networks", then="features of train")
 def networks_of(run: Run, weights: str) -> tuple[list[Network], Loaded]:
     """weights: a file, or "" for those that a library has for the trunk."""
     options, seed = read(run.config, ModelOptions), read(run.config, RunOptions).SEED_VALUE

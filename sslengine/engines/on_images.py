@@ -29,6 +29,7 @@ from sslengine.evaluation.options import OutsideOptions
 from sslengine.evaluation.out_of_set import out_of_set
 from sslengine.evaluation.outcome import Outcome
 from sslengine.evaluation.retrieval.copies import copy_detection
+from sslengine.progress import progress
 
 log = logging.getLogger("sslengine")
 
@@ -111,7 +112,8 @@ def run_on_images(
         if name not in ON_IMAGES:
             continue
         try:
-            found = ON_IMAGES[name](judged)
+            with progress(f"protocol {name}"):
+                found = ON_IMAGES[name](judged)
         except DataError as reason:
             log.warning("%s: %s", name, reason)
             found = {(judged.networks[0].name, FIRST): Outcome({}, (str(reason),))}

@@ -23,6 +23,7 @@ from sslengine.evaluation.per_class import per_class
 from sslengine.evaluation.retrieval.labelled import retrieval
 from sslengine.evaluation.svm import Svm, svm
 from sslengine.evaluation.versions import VERSIONS
+from sslengine.progress import progress
 
 # Training features and labels, test features and labels.
 Sets = tuple[Rows, Tensor, Rows, Tensor]
@@ -59,11 +60,11 @@ def run_protocols(
         "few_shot_linear": {"options": probe}, "few_labels": by_probe,
         "calibration": by_probe, "per_class": by_probe,
     }  # fmt: skip
-    return {
-        name: row_of(name, COMPUTE[name](*sets, **options.get(name, {})))
-        for name in names
-        if name in COMPUTE
-    }
+    found = {}
+    for name in filter(COMPUTE.__contains__, names):
+        with progress(f"protocol {name}"):
+            found[name] = row_of(name, COMPUTE[name](*sets, **options.get(name, {})))
+    return found
 
 
 # Where hyper-parameters are chosen, of protocols whose details do not say it.

@@ -23,6 +23,7 @@ from sslengine.distributed.ranks import rank
 from sslengine.distributed.sharding import local
 from sslengine.engines.run import Run
 from sslengine.errors import NonFiniteLossError, TrainingError
+from sslengine.monitor.loss_ledger import name_few
 from sslengine.registry import TASKS, register_engine
 from sslengine.trainer import loop
 
@@ -70,8 +71,8 @@ def _replay(task: Any) -> str | None:
         if isinstance(error, RuntimeError) and "nan" not in str(error):
             raise
         samples = task.last_batch.indices
-        listed = "" if samples is None else f"\n  samples: {torch.unique(samples).tolist()}"
-        return f"iteration {task.iteration}, rank {rank()}: {error}{listed}"
+        named = "" if samples is None else f"\n  images: {name_few(samples, task.name_sample)}"
+        return f"iteration {task.iteration + 1}, rank {rank()}: {error}{named}"
     return None
 
 

@@ -34,6 +34,7 @@ from sslengine.evaluation.options import (
 from sslengine.evaluation.pairs import compare_pairs
 from sslengine.evaluation.versions import VERSIONS
 from sslengine.monitor.run_facts import TRAINED
+from sslengine.progress import progress
 
 log = logging.getLogger("sslengine")
 
@@ -109,12 +110,16 @@ class Asked:
     ) -> list[Score]:
         """All ranks call it. kNN first: it needs less time and fewer labels than a probe."""
         scores = [Score(each.features, each.layer, about=self._about(each)) for each in sets]
-        for compute in (self._neighbours, self._linear):
+        linear, last = "linear probe", "metrics without labels"
+        stages = (("kNN", linear, self._neighbours), (linear, last, self._linear))
+        for name, then, compute in stages:
             said: dict[str, list[str]] = {}  # text -> the features that it is of
-            for score, each in zip(scores, sets, strict=True):
+            for number, (score, each) in enumerate(zip(scores, sets, strict=True), 1):
                 texts: list[str] = []
                 try:
-                    compute(score, each, texts.append)
+                    of = f"{number}/{len(sets)}: {each.features}, {each.layer}"
+                    with progress(f"{name} {of}", then=then):
+                        compute(score, each, texts.append)
                 except DataError as error:  # the other scores are still reported
                     log.warning("%s", error)
                     texts.append(str(error))
@@ -127,7 +132,8 @@ class Asked:
 
     def rest(self, scores: list[Score], sets: Sequence[Sets], write: Callable[..., None]) -> None:
         for score, each in zip(scores, sets, strict=True):
-            score.label_free = label_free(each.train, self.evaluate.LABEL_FREE)
+            with progress(f"metrics without labels of {each.features}, {each.layer}"):
+                score.label_free = label_free(each.train, self.evaluate.LABEL_FREE)
             write(scores)
         for score, each in zip(scores, sets, strict=True):
             if self.evaluate.PROTOCOLS and each.labelled:

@@ -7,7 +7,8 @@ has (modulo the number of ranks), where they are missing: see sslengine/evaluati
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import islice
@@ -32,7 +33,10 @@ from sslengine.evaluation.store import Shard, Store, name_of
 from sslengine.models.frozen import digest
 from sslengine.models.options import ModelOptions
 from sslengine.precision import Precision
+from sslengine.progress import progress
 from sslengine.task.build import build_run_precision
+
+log = logging.getLogger("sslengine")
 
 # In the store of the first network: what identifies the images that were read.
 IMAGES = "images.json"
@@ -105,10 +109,11 @@ def store_split(
     classes: Sequence[Classes] = (),
     dtype: str = "float32",
     data: DataOptions | None = None,
+    then: str = "",
 ) -> StoredSplit:
     """Compute what is missing. Collective.
 
-    classes: those of TRAIN, for another split. data: in place of config.DATA.
+    classes: those of TRAIN, for another split. data: in place of config.DATA. then: what follows.
     """
     data = data or read(run.config, DataOptions)
     options: SplitOptions = getattr(data, split)
@@ -131,14 +136,16 @@ def store_split(
     feed = ordered_feed(run.config, split, run.device, classes, plan, data)
     try:
         batches = feed.batches() if work else iter(())
-        for shard, missing in work:
-            pieces = _pieces(shard.images, options.BATCHSIZE_PER_REPLICA)
-            some = islice(batches, len(pieces))
-            needed = [each for each in networks if each.name in missing]
-            for name, found in _computed(needed, some, options, precision).items():
-                paths = _relative_paths(feed.dataset, found.indices)
-                stores[name].write(shard, found.layers, found.targets, found.indices, paths)
-        barrier()
+        count = sum(len(shard.images) for shard, _ in work)
+        with progress(_stage(split, work), count, then=then) as step:
+            for shard, missing in work:
+                pieces = _pieces(shard.images, options.BATCHSIZE_PER_REPLICA)
+                some = _counted(islice(batches, len(pieces)), map(len, pieces), step)
+                needed = [each for each in networks if each.name in missing]
+                for name, found in _computed(needed, some, options, precision).items():
+                    paths = _relative_paths(feed.dataset, found.indices)
+                    stores[name].write(shard, found.layers, found.targets, found.indices, paths)
+            barrier()
         return StoredSplit(stores, feed.classes, len(feed.unreadable), feed.dataset)
     finally:
         feed.close()
@@ -147,10 +154,22 @@ def store_split(
 def _announce(run: Run, split: str, stores: Mapping[str, Store]) -> None:
     new = [name for name, store in stores.items() if store.missing()]
     images = next(iter(stores.values())).samples
-    if new:  # said before: it may take minutes
-        run.say(f"{split.lower()}: computing features of {images} images: {', '.join(new)}")
+    if new:
+        log.info("%s: computing features of %d images: %s", split.lower(), images, ", ".join(new))
     else:
         run.say(f"{split.lower()}: features of {images} images are on the disk")
+
+
+def _stage(split: str, work: Sequence[tuple[Shard, list[str]]]) -> str:
+    names = {name: None for _, missing in work for name in missing}
+    by = next(iter(names), "") if len(names) < 2 else f"{len(names)} networks"
+    return f"features of {split.lower()} by {by}"
+
+
+def _counted(batches: Iterator[Any], sizes: Iterator[int], step: Callable[[int], None]) -> Any:
+    for batch, size in zip(batches, sizes):
+        yield batch
+        step(size)
 
 
 def _of_this_rank(stores: Mapping[str, Store]) -> Iterator[tuple[Shard, list[str]]]:

@@ -8,13 +8,16 @@ Importing this package imports no torch: `FORMATS` can be listed at once.
 
 from __future__ import annotations
 
-import importlib
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
 from sslengine.config.assignments import typed
+from sslengine.errors import UnknownNameError, listing, nearest
+from sslengine.export.place import expect_free, expect_packages
+from sslengine.registry import import_dotted
 
 # The formats, each a module of this package: to_<name>.py.
 FORMATS: dict[str, str] = {
@@ -50,10 +53,15 @@ def export(
         their network, such as `pretrain/simclr/simclr_64gpu_resnet50`.
     license: of the weights, an identifier such as `mit`; they are yours.
     """
-    folder = importlib.import_module("sslengine.export.folder")
-    made: Path = folder.export(
-        source, out, to, network, typed(overrides), trust_config, license, config
-    )
+    if to not in FORMATS:
+        raise UnknownNameError(
+            f"--to: there is no format {to!r}. {nearest(to, FORMATS)}\n  "
+            f"There is: {listing(FORMATS)}"
+        )
+    expect_packages(to)
+    expect_free(Path(os.path.abspath(out)))
+    folder = import_dotted("sslengine.export.folder:export")
+    made: Path = folder(source, out, to, network, typed(overrides), trust_config, license, config)
     return made
 
 

@@ -14,9 +14,10 @@ from sslengine.checkpoint.retention import saved
 from sslengine.config.sections import read
 from sslengine.engines.run import Run
 from sslengine.errors import ExportError
-from sslengine.export.folder import expect_free, usage, write
+from sslengine.export.folder import usage, write
 from sslengine.export.formats import Made, find
 from sslengine.export.manifest import checkpoint_of, is_untouched
+from sslengine.export.place import expect_free
 from sslengine.export.subject import Subject, subject_of
 from sslengine.models.networks import AUTO
 from sslengine.models.weight_file import first_line

@@ -12,10 +12,11 @@ from sslengine.checkpoint.files import expect_space
 from sslengine.checkpoint.snapshot import size_of
 from sslengine.errors import OutputError, readable
 from sslengine.export import manifest
-from sslengine.export.formats import Made, find, prepare
+from sslengine.export.formats import Made, prepare
 from sslengine.export.manifest import YOURS
 from sslengine.export.proof import prove
 from sslengine.export.subject import Subject, opened
+from sslengine.progress import progress
 
 
 def export(
@@ -30,25 +31,11 @@ def export(
 ) -> Path:
     """See `sslengine.export`."""
     place = Path(os.path.abspath(out))
-    find(to)
-    expect_free(place)
     with opened(Path(source), network, overrides, trust_config, config) as subject:
-        made = prepare(subject, to, license)
+        with progress(f"converting the network to {to}", then="writing and proving"):
+            made = prepare(subject, to, license)
         write(subject, made, place, to, license, prove)
     return Path(out)
-
-
-def expect_free(out: Path) -> None:
-    if out.is_dir() and not out.is_symlink():
-        if any(out.iterdir()):
-            raise OutputError(f"{out} is not empty, and is not overwritten. Give a new folder.")
-    elif out.exists() or out.is_symlink():
-        raise OutputError(f"{out} is no folder, and is not overwritten. Give a new folder.")
-    above = next(each for each in out.absolute().parents if each.exists())
-    if not above.is_dir():
-        raise OutputError(f"{out} cannot be a folder: {above} is a file.")
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise OutputError(f"{out} cannot be written: the folder {above} is not writable.")
 
 
 def write(

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from sslengine.errors import ExportError
 from sslengine.export.formats import Made, Proof
 from sslengine.export.subject import Subject
+from sslengine.progress import progress
 
 _LIMIT = 1800  # seconds
 
@@ -86,10 +87,11 @@ def _in_a_new_process(proof: Proof, folder: Path, subject: Subject) -> tuple[str
         given, made = Path(place, "given.npy"), Path(place, "made.npy")
         np.save(given, subject.images.numpy() if proof.given is None else proof.given)
         names = [str(each) for each in (folder.resolve(), given, made, proof.library)]
-        done = subprocess.run(
-            [sys.executable, "-c", script(proof), *names], cwd=place, capture_output=True,
-            text=True, check=False, timeout=_LIMIT,
-        )  # fmt: skip
+        with progress(f"comparing with the features that {proof.library} computes"):
+            done = subprocess.run(
+                [sys.executable, "-c", script(proof), *names], cwd=place, capture_output=True,
+                text=True, check=False, timeout=_LIMIT,
+            )  # fmt: skip
         if done.returncode:
             raise ExportError(
                 f"{proof.library} cannot read what was exported, so nothing was written:\n"

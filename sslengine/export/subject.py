@@ -32,6 +32,7 @@ from sslengine.models.options import ModelOptions
 from sslengine.models.trunks.base import Trunk
 from sslengine.models.weights import expect_whole, init_from_file
 from sslengine.predictor.view import View
+from sslengine.progress import progress
 from sslengine.task.channels import input_channels
 from sslengine.task.trained import load_network, newest_state, state_of, trunk_of
 from sslengine.trust import closed
@@ -155,7 +156,9 @@ def opened(
     for warning in resolved.warnings:
         log.warning("%s", warning)
     with closed(resolved.opened):
-        yield subject_of(resolved, folder, network, checkpoint)
+        with progress("loading the network", then="converting it"):
+            subject = subject_of(resolved, folder, network, checkpoint)
+        yield subject
 
 
 def _run_of(source: Path) -> tuple[Path, Path | None]:

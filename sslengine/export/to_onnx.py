@@ -7,7 +7,6 @@ model_values.onnx, which takes the values of the files.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import logging
 import warnings
@@ -22,6 +21,7 @@ from torch.export import ExportedProgram
 from sslengine.errors import ExportError
 from sslengine.export.formats import Made, Proof
 from sslengine.export.image_code import eight_bits_code, opening, pixel_range, view_code
+from sslengine.export.place import expect_packages
 from sslengine.export.program import FeaturesOfPixels, trace_subject, traced
 from sslengine.export.subject import IMAGES, UNKNOWN, Subject
 from sslengine.models.weight_file import first_line
@@ -57,11 +57,7 @@ VALUES = Pixels("model_values.onnx", "input_values", "values of the files", 1)
 
 
 def prepare(subject: Subject, license: str) -> Made:
-    missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ExportError(
-            f"install {' and '.join(missing)} first: pip install 'sslengine[export]'."
-        )
+    expect_packages("onnx")
     program, free = trace_subject(subject)
     made = Made(
         partial(_write, {"model.onnx": program}),

@@ -35,6 +35,7 @@ from sslengine.monitor.collapse import (
     INPUT_STD,
     LOSS_FINITE,
     LOSS_SCALE,
+    NOT_FINITE,
     READ,
     START_RANK,
     START_ROWS,
@@ -103,7 +104,7 @@ class LogCollapse(Hook):
             for name, value in end.items():
                 task.storage.put_own(name, value)
             for each in findings([*self._ends, end], task.config):
-                log.error("%s", each)
+                task.exception.add(each.advice if each.what == NOT_FINITE else str(each))
 
     def state_dict(self) -> dict[str, Any]:
         return {OPTIONAL: True, "ends": self._ends}

@@ -19,7 +19,7 @@ from sslengine.config.run_folder import open_named
 from sslengine.config.show import show
 from sslengine.data.loading import lean_torchvision
 from sslengine.errors import ConfigError, Preempted, SSLEngineError
-from sslengine.launch.folder import make_run_folder
+from sslengine.launch.folder import expect_place
 from sslengine.launch.widths import settle_widths
 from sslengine.registry import import_dotted
 from sslengine.screen import say
@@ -136,6 +136,9 @@ def ended_by(error: SSLEngineError | KeyboardInterrupt, printed: bool = True) ->
 
 def run_all(runs: Sequence[Resolved]) -> int:
     """The same; an error is raised."""
+    submits = any(run.config.SLURM.USE_SLURM for run in runs)
+    for run in runs if not submits else ():
+        expect_place(run_folder(run.config))
     # Imported only now: --help and a config error should not wait for torch.
     expect_fitting_shapes = import_dotted("sslengine.launch.preflight:expect_fitting_shapes")
     expect_lists = import_dotted("sslengine.launch.preflight:expect_lists")
@@ -149,11 +152,9 @@ def run_all(runs: Sequence[Resolved]) -> int:
             expect_lists(run.config)
             expect_fitting_shapes(run.config)
     startup.mark("check")
-    if any(run.config.SLURM.USE_SLURM for run in runs):
+    if submits:
         return _submit(runs)
     launch = import_dotted("sslengine.launch.local:launch")
-    for run in runs:
-        make_run_folder(run.config)
     try:
         for number, run in enumerate(runs):
             if number:

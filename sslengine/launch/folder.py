@@ -4,38 +4,61 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from omegaconf import DictConfig
 
-from sslengine.checkpoint.contents import foreign, run_folder
+from sslengine.checkpoint.contents import UNUSED, foreign, run_folder
 from sslengine.errors import ConfigError
 
 LEAST = 2**20  # bytes; a run's config and log take a tenth
 
 
-def make_run_folder(config: DictConfig) -> None:
-    """Create the folder before any process is started; ConfigError if that is impossible."""
+def expect_place(folder: Path) -> None:
+    """Raise ConfigError if the folder cannot be made, or not be written to. Nothing is made."""
+    where = "config.CHECKPOINT.DIR"
+    try:
+        there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+        if not there.is_dir():
+            raise ConfigError(f"{where}: {folder} cannot be a folder: {there} is a file.")
+        free = shutil.disk_usage(there).free
+    except OSError as error:
+        raise ConfigError(f"{where}: the folder {folder} cannot be created: {error}") from error
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"{where}: {folder} cannot be written: {there} is not writable.")
+    if free < LEAST:
+        raise ConfigError(
+            f"{where}: the disk of {folder} has {free} bytes free, too few for a run. Delete "
+            f"files, or choose a folder on another disk."
+        )
+
+
+def make_run_folder(config: DictConfig) -> list[Path]:
+    """Create the folder before any process is started; return what was created, innermost first."""
     folder = run_folder(config)
+    expect_place(folder)
+    new = [each for each in (folder, *folder.parents) if not each.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        file = next(each for each in (folder, *folder.parents) if each.exists())
-        raise ConfigError(
-            f"config.CHECKPOINT.DIR: {folder} cannot be a folder: {file} is a file."
-        ) from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise ConfigError(
             f"config.CHECKPOINT.DIR: the folder {folder} cannot be created: {error}"
         ) from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"config.CHECKPOINT.DIR: the folder {folder} is not writable.")
-    free = shutil.disk_usage(folder).free
-    if free < LEAST:
-        raise ConfigError(
-            f"config.CHECKPOINT.DIR: the disk of {folder} has {free} bytes free, too few for a "
-            f"run. Delete files, or choose a folder on another disk."
-        )
+    return new
+
+
+def remove_unused(new: Sequence[Path]) -> None:
+    """Remove these folders again if the run has not begun: its error was printed."""
+    with suppress(OSError):  # another rank may do the same
+        for folder in new:
+            names = os.listdir(folder)
+            if not all(map(UNUSED.fullmatch, names)):
+                return
+            for name in names:
+                (folder / name).unlink()
+            folder.rmdir()
 
 
 def expect_run_folder(config: DictConfig) -> Path:

@@ -12,15 +12,15 @@ from sslengine.config.resolve import Resolved
 from sslengine.config.sections import read
 from sslengine.distributed.elastic import start_processes
 from sslengine.distributed.meeting import find, meet
-from sslengine.errors import readable
-from sslengine.launch.folder import expect_run_folder
+from sslengine.errors import SSLEngineError, readable
+from sslengine.launch.folder import expect_run_folder, make_run_folder, remove_unused
 from sslengine.launch.pixels import settle_pixels
 from sslengine.launch.plan import Plan, make_plan
 from sslengine.launch.rank import run_rank
 
 
 def launch(resolved: Resolved) -> None:
-    """Run to the end; raise the error of any rank."""
+    """Run to the end; raise the error of any rank. One before a run has begun leaves no folder."""
     folder = expect_run_folder(resolved.config)
     expect_no_links_out(folder, training=resolved.engine_name == "train")
     options = read(resolved.config, DistributedOptions)
@@ -28,6 +28,15 @@ def launch(resolved: Resolved) -> None:
     resolved = settle_pixels(resolved, plan.prints)
     if plan.prints:
         print(f"launch: {readable(plan.text)}", flush=True)  # noqa: T201
+    new = make_run_folder(resolved.config)
+    try:
+        _run(resolved, plan, options)
+    except SSLEngineError:
+        remove_unused(new)
+        raise
+
+
+def _run(resolved: Resolved, plan: Plan, options: DistributedOptions) -> None:
     if plan.how == "node":
         run_node(resolved, plan)
         return

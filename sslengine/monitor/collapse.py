@@ -50,6 +50,7 @@ READ = (ENTROPY, USED, PATCH_ENTROPY, PATCH_USED, PATCH_LOSS, KOLEO, INFORMATION
         TRUNK_ROWS, START_RANK, START_ROWS, PROJECTION_RANK, PATCH_SPREAD, INPUT_STD, LOSS_FINITE,
         LOSS_SCALE, PROJECTION_STD)  # fmt: skip
 
+NOT_FINITE = "not finite"  # a finding
 SAYS_NOTHING = 0.02  # nats
 LEFT = 0.25  # of the largest value so far
 ALIKE_RANK, ALIKE_SPREAD, ALIKE_INPUT = 1.5, 0.05, 1e-6
@@ -272,7 +273,7 @@ def _not_finite(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
         return
     value = "the loss is not finite" if not finite else f"the loss scale is down at {scale:.1e}"
     advice = run.without_fp16() or run.softer(IMAGES, times=0.1) or run.softer(PATCHES, times=0.1)
-    yield Finding("not finite", value, advice or run.lower_rate())
+    yield Finding(NOT_FINITE, value, advice or run.lower_rate())
 
 
 def _rows(end: Metrics) -> float:

@@ -26,9 +26,9 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-from sslengine.monitor.text import Pace, eta, phase_line, step_line, values, where
+from sslengine.monitor.text import eta, phase_line, step_line, values, where
 from sslengine.monitor.writers import Record, Writer
-from sslengine.screen import fit_line, wrapped
+from sslengine.screen import Pace, fit_line, wrapped
 from sslengine.screen_console import LiteralConsole
 
 

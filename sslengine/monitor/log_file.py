@@ -9,8 +9,9 @@ from logging.handlers import WatchedFileHandler
 from pathlib import Path
 
 from sslengine.atomic import make_folder, open_no_link
-from sslengine.monitor.text import Pace, phase_line, step_line
+from sslengine.monitor.text import phase_line, step_line
 from sslengine.monitor.writers import Record, Writer
+from sslengine.screen import Pace
 from sslengine.screen_log import ReadableFormatter, to_screen
 
 _log = logging.getLogger("sslengine")

@@ -23,8 +23,9 @@ _CAUSES = (
     "Usual causes: a learning rate that is too high, fp16 overflow, an input that is not finite. "
     "No checkpoint was written since."
 )
-_REPLAY = " The last steps again, with the place named: sslengine replay RUN_FOLDER."
+_REPLAY = "\n  Repeat the last steps, to find the module: "
 _SWITCH = "config.HOOKS.CHECK_NAN=false continues."
+_NAMED = 4  # images
 
 
 class LossEntry(NamedTuple):
@@ -50,14 +51,16 @@ class LossLedger:
         check_finite: bool = True,
         read: Callable[[], None] = lambda: None,
         feed: Callable[[dict[str, list[float]]], None] | None = None,
-        replayable: bool = True,
+        replay: str = "",
+        name: Callable[[int], str] = str,
     ) -> None:
         """read: takes what is open and notes its values; collective where something is open.
 
         feed: gets the values that are read, by their names.
-        replayable: can `sslengine replay` repeat the run's steps?
+        replay: the command that repeats the run's last steps; empty if none can.
+        name: what to call the sample of an index.
         """
-        self._replayable = replayable
+        self._replay, self._name = replay, name
         self.check_finite, self._read, self._feed = check_finite, read, feed
         self._open: list[OpenLoss] = []
         self._unread: list[LossEntry] = []
@@ -116,7 +119,8 @@ class LossLedger:
                 parts = dict(zip(each.names, read, strict=True))
                 entry = LossEntry(each.iteration, parts, each.batch_size)
                 if self.check_finite and not all(map(math.isfinite, read)):
-                    raise NonFiniteLossError(self._not_finite(entry, each.samples), parts)
+                    text = self._not_finite(entry, each.samples)
+                    raise NonFiniteLossError(text, parts, entry.iteration + 1)
                 self._unread.append(entry)
                 self.phase_losses.append(parts[MAIN] * each.batch_size)
                 self.phase_samples += each.batch_size
@@ -168,10 +172,15 @@ class LossLedger:
 
     def _not_finite(self, entry: LossEntry, samples: Tensor | None) -> str:
         parts = ", ".join(f"{name} {value}" for name, value in entry.parts.items())
-        text = f"the loss of iteration {entry.iteration} is not finite: {parts}."
+        text = f"the loss of iteration {entry.iteration + 1} is not finite: {parts}."
         if samples is not None:
-            indices = torch.unique(samples).tolist()
-            shown = ", ".join(map(str, indices[:64]))
-            more = f", ... ({len(indices)} in all)" if len(indices) > 64 else ""
-            text += f"\n  This rank's samples in that step: {shown}{more}."
-        return f"{text}\n  {_CAUSES}{_REPLAY if self._replayable else ''} {_SWITCH}"
+            text += f"\n  Its images, of this rank: {name_few(samples, self._name)}."
+        replay = f"{_REPLAY}{self._replay}" if self._replay else ""
+        return f"{text}\n  {_CAUSES} {_SWITCH}{replay}"
+
+
+def name_few(samples: Tensor, name: Callable[[int], str]) -> str:
+    """The names of the first samples, and how many others there are."""
+    indices = torch.unique(samples).tolist()
+    more = f" and {len(indices) - _NAMED} more" if len(indices) > _NAMED else ""
+    return ", ".join(map(name, indices[:_NAMED])) + more

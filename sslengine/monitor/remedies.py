@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from sslengine.config.assignments import word_of
 from sslengine.registry import component_key
 
 UNIFORM = 0.99  # of ln K
@@ -132,12 +133,12 @@ class Remedies:
         return f"The centre does not move. {self.set('ema_center', 0.9)}"
 
     def lower_rate(self) -> str:
-        where = "config.OPTIMIZER.param_schedulers.lr"
+        where = word_of("OPTIMIZER.param_schedulers.lr")
         schedule = self.config["OPTIMIZER"]["param_schedulers"].get("lr")
         highest = max(_rates(schedule), default=math.nan)
         return (
-            f"The learning rate may be too high. Lower the values of {where}: the highest is "
-            f"{highest:g}, try {highest / 3:.2g}."
+            f"The learning rate may be too high. Lower {where}: the highest is {highest:g}, try "
+            f"{highest / 3:.2g}."
         )
 
     def without_fp16(self) -> str:

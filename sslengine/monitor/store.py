@@ -50,15 +50,19 @@ class Open:
 
 class MetricStore:
     def __init__(
-        self, active: bool = True, check_finite: bool = True, replayable: bool = True
+        self,
+        active: bool = True,
+        check_finite: bool = True,
+        replay: str = "",
+        name: Callable[[int], str] = str,
     ) -> None:
         """An inactive one takes everything and keeps the losses alone.
 
-        check_finite, replayable: of the losses.
+        check_finite, replay, name: of the losses.
         """
         self.active = active
         feed = self._feed if active else None
-        self.losses = LossLedger(check_finite, self._flush_losses, feed, replayable)
+        self.losses = LossLedger(check_finite, self._flush_losses, feed, replay, name)
         self._alone = world_size() == 1
         self.split = "train"
         self._series: dict[str, dict[str, Series]] = {"train": {}, "test": {}}

@@ -2,29 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
 from sslengine.monitor.writers import Record
 from sslengine.screen import fit_line
-
-SECONDS_BETWEEN_LINES = 10.0
-
-
-class Pace:
-    """Thins out lines for people: the first, then one every few seconds."""
-
-    def __init__(self, seconds: float = SECONDS_BETWEEN_LINES) -> None:
-        self.seconds = seconds
-        self._last = float("-inf")
-
-    def is_due(self) -> bool:
-        now = time.monotonic()
-        if now - self._last < self.seconds:
-            return False
-        self._last = now
-        return True
 
 
 def step_line(record: Record) -> str:

@@ -37,6 +37,7 @@ from sslengine.models.model import Model
 from sslengine.models.options import ModelOptions
 from sslengine.monitor.console import Screen
 from sslengine.predictor.predictor import Predictor
+from sslengine.progress import progress
 from sslengine.trust import closed
 
 log = logging.getLogger("sslengine")
@@ -160,14 +161,17 @@ def _outputs(
     feed = predictor.feed(options, training=True)
     try:
         epoch = 0
-        while not features or any(len(each) < count for each in features.values()):
-            for numbers, views in map(_views_of, feed.batches(epoch)):
-                images = views.to(predictor.device)
-                _add(features, numbers, predictor.trunk_features(images)["trunk"])
-                projected = _projected(predictor, images)
-                if projected is not None:
-                    _add(projections, numbers, projected)
-            epoch += 1
+        name, total = predictor.checkpoint.name, count * len(feed.dataset)
+        with progress(f"augmented views by {name}", total, "views", f"metrics of {name}") as step:
+            while not features or any(len(each) < count for each in features.values()):
+                for numbers, views in map(_views_of, feed.batches(epoch)):
+                    images = views.to(predictor.device)
+                    _add(features, numbers, predictor.trunk_features(images)["trunk"])
+                    projected = _projected(predictor, images)
+                    if projected is not None:
+                        _add(projections, numbers, projected)
+                    step(len(numbers))
+                epoch += 1
     finally:
         feed.close()
     return _stacked(features, count), _stacked(projections, count) if projections else None

@@ -239,21 +239,19 @@ class Predictor:
             device=self.device, mp_method=read(self.config, RunOptions).MULTI_PROCESSING_METHOD,
         )  # fmt: skip
 
-    def read_all(self, train: SplitOptions | None = None) -> Features:
+    def read_all(self, train: SplitOptions | None = None, then: str = "") -> Features:
         """The features, labels and numbers of all training images that can be read.
 
-        train: other options than those of `data`.
+        train: other options than those of `data`. then: the stage that follows.
         """
         train = dataclasses.replace(
             train or self.data.TRAIN, INPUT_KEY_NAMES=["data"], TARGET_KEY_NAMES=["label"]
         )
         feed = self.feed(train)
-        count = len(feed.dataset)
-        log.info("computing the features of %d images", count, extra={"on_screen": True})
         parts: list[Features] = []
         try:
             with closed(self.resolved.opened):
-                parts.extend(extract(self.trunk_features, feed, train, self.precision))
+                parts.extend(extract(self.trunk_features, feed, train, self.precision, then))
             return join(parts)
         except Exception:
             self._expect_fitting(feed, len(parts))
@@ -283,7 +281,7 @@ class Predictor:
             raise ConfigError(refused[0])
 
     def _make_index(self) -> Index:
-        found = self.read_all()
+        found = self.read_all(then="the nearest training images")
         labelled = self.data.TRAIN.LABEL_TYPE == "standard"
         labels = found.targets
         by_number = labels.new_zeros((len(self.dataset), *labels.shape[1:]))

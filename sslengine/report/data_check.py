@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from sslengine.data.decode.decoding import ORIENTATION
 from sslengine.data.decode.transparency import WAS_TRANSPARENT
 from sslengine.errors import listing
+from sslengine.progress import progress
 
 SMALL_CLASS, UNEVEN, TINY_SIDE = 10, 10, 64
 ROTATED = "by EXIF, as phones do: read as stored; --set DATA.TRAIN.EXIF_ROTATION=true turns them"
@@ -63,21 +64,27 @@ def check_classes(source: Any, labels: Any = None) -> Iterator[Finding]:
 def open_images(source: Any, rows: Sequence[int]) -> OpenedImages:
     found = OpenedImages(rows)
     found.unreadable += [f"{file}: no image in it can be read" for file in source.left_out()]
-    for row in rows:
-        try:
-            image = source.image(row)
-        except Exception as error:  # decoders raise many kinds
-            found.unreadable.append(f"{source.path(row)}: {error}")
-            continue
-        found.sides.append(min(image.size if hasattr(image, "mode") else image.shape[:2]))
-        first = found.pixels.setdefault(hash(image.tobytes()), row)
-        if first != row:
-            found.copies.append((row, first))
-        if WAS_TRANSPARENT in getattr(image, "info", ()):
-            found.transparent.append(row)
-        if hasattr(image, "getexif") and image.getexif().get(ORIENTATION, 1) != 1:
-            found.turned.append(row)
+    with progress("opening images", len(rows)) as step:
+        for row in rows:
+            _open(source, row, found)
+            step(1)
     return found
+
+
+def _open(source: Any, row: int, found: OpenedImages) -> None:
+    try:
+        image = source.image(row)
+    except Exception as error:  # decoders raise many kinds
+        found.unreadable.append(f"{source.path(row)}: {error}")
+        return
+    found.sides.append(min(image.size if hasattr(image, "mode") else image.shape[:2]))
+    first = found.pixels.setdefault(hash(image.tobytes()), row)
+    if first != row:
+        found.copies.append((row, first))
+    if WAS_TRANSPARENT in getattr(image, "info", ()):
+        found.transparent.append(row)
+    if hasattr(image, "getexif") and image.getexif().get(ORIENTATION, 1) != 1:
+        found.turned.append(row)
 
 
 def describe(found: OpenedImages) -> Iterator[Finding]:

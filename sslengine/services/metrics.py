@@ -13,6 +13,7 @@ from typing import Any
 
 from sslengine import startup
 from sslengine.distributed.ranks import is_primary
+from sslengine.errors import NonFiniteLossError
 from sslengine.hooks.events import Hook, TaskView
 from sslengine.monitor.delivery import Delivery
 from sslengine.monitor.loss_ledger import MAIN, LossEntry
@@ -21,6 +22,8 @@ from sslengine.monitor.writers import Record
 from sslengine.screen import say
 
 log = logging.getLogger("sslengine")
+
+Mark = tuple[float, int, int]  # time, train steps made, samples seen
 
 
 class LogMetrics(Hook):
@@ -34,10 +37,11 @@ class LogMetrics(Hook):
     def __init__(self, frequency: int, rolling: int = -1) -> None:
         self.frequency = frequency
         self._delivery = Delivery()
-        # (time, train steps made, samples seen) at the last reads: the speed is between two.
-        self._marks: deque[tuple[float, int, int]] = deque(
+        # At the last reads: the speed is between two.
+        self._marks: deque[Mark] = deque(
             maxlen=max(2, rolling // frequency + 1) if rolling > 0 else 2
         )
+        self._warm = False  # has this process trained a step? The first may compile for minutes
         self._first = self._epochs = 1
         self._waited = (0.0, 0)  # seconds for the loader, steps of the phase: at the last read
 
@@ -61,6 +65,10 @@ class LogMetrics(Hook):
             self._begin_line(task)
         if made == steps:  # what hooks put at the phase's end belongs to the phase's record
             storage.settle()
+        if not self._warm:
+            self._warm = True
+            self._marks.clear()
+            self._marks.append((time.perf_counter(), task.iteration, progress.samples))
         if made == self._first:
             _tell_start_up()
 
@@ -99,23 +107,28 @@ class LogMetrics(Hook):
         }
         line = Record("step", *_place(task), task.optimizer.learning_rates(), display)
         mark = task.iteration, task.progress.samples
+        first = None if self._warm else self._marks[0]
         written = task.writers and task.ledger.has_entries
         pictures = task.storage.take_pictures() if written else None
-        task.storage.read_later(lambda: self._complete_line(task, line, mark, pictures))
+        task.storage.read_later(lambda: self._complete_line(task, line, mark, pictures, first))
 
     def _complete_line(
-        self, task: TaskView, line: Record, mark: tuple[int, int], pictures: OpenPictures | None
-    ) -> None:
+        self, task: TaskView, line: Record, mark: tuple[int, int], pictures: OpenPictures | None,
+        first: Mark | None,
+    ) -> None:  # fmt: skip
+        """first: what precedes the first step, which says nothing of how long others will take."""
         entries, put = task.ledger.take_read(), task.storage.take_scalars()
-        self._marks.append((time.perf_counter(), *mark))
+        now = (time.perf_counter(), *mark)
+        if first is None:
+            self._marks.append(now)
         if pictures is None:
             return
-        speed, step_seconds = self._speed()
+        speed, step_seconds = _speed(first or self._marks[0], now)
         values = {**_losses(entries), **line.values, "images_per_s": round(speed, 1)}
         if len(entries) > 1:
             values["loss_mean"] = sum(e.parts[MAIN] for e in entries) / len(entries)
-        left = self._total_steps - line.iteration
-        display = {**line.display, "eta_seconds": step_seconds * left}
+        left = step_seconds * (self._total_steps - line.iteration)
+        display = {**line.display, "eta_seconds": left if first is None else None}
         self._hand_out(task, line._replace(values=values | put, display=display), pictures)
 
     def _note_waiting(self, task: TaskView) -> None:
@@ -127,6 +140,8 @@ class LogMetrics(Hook):
 
     def _write(self, task: TaskView, kind: str, values: dict[str, Any]) -> None:
         record = Record(kind, *_place(task), values, {"epochs": self._epochs})
+        if isinstance(task.exception, NonFiniteLossError):  # it may be found some steps later
+            record = record._replace(iteration=task.exception.iteration or record.iteration)
         failed = kind == "exception"  # then pictures may have to be waited for
         self._hand_out(task, record, None if failed else task.storage.take_pictures())
 
@@ -136,11 +151,12 @@ class LogMetrics(Hook):
             record = record._replace(images=images, histograms=histograms)
         self._delivery.hand_out(record, task.writers)
 
-    def _speed(self) -> tuple[float, float]:
-        """(images per second, seconds per step) over the marks kept."""
-        (t0, steps0, samples0), (t1, steps1, samples1) = self._marks[0], self._marks[-1]
-        seconds = max(t1 - t0, 1e-9)
-        return (samples1 - samples0) / seconds, seconds / max(steps1 - steps0, 1)
+
+def _speed(begin: Mark, end: Mark) -> tuple[float, float]:
+    """(images per second, seconds per step) between two marks."""
+    (t0, steps0, samples0), (t1, steps1, samples1) = begin, end
+    seconds = max(t1 - t0, 1e-9)
+    return (samples1 - samples0) / seconds, seconds / max(steps1 - steps0, 1)
 
 
 def _losses(entries: list[LossEntry]) -> dict[str, Any]:

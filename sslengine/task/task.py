@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import copy
 import logging
+import shlex
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
@@ -20,6 +22,7 @@ from omegaconf import DictConfig
 from torch import nn
 
 from sslengine.config.sections import read
+from sslengine.data.loading.dataset import SSLDataset
 from sslengine.distributed.data_parallel import batch_norm_buffers, broadcast_all
 from sslengine.distributed.device import pick_device
 from sslengine.distributed.ranks import world_size
@@ -29,12 +32,14 @@ from sslengine.hooks.options import HooksOptions
 from sslengine.methods.step import Step
 from sslengine.models import single_rows
 from sslengine.models.networks import AUTO
+from sslengine.models.options import ModelOptions
 from sslengine.monitor.loss_ledger import LossLedger
 from sslengine.monitor.perf import PerfStats
 from sslengine.monitor.store import MetricStore, current, make_current
 from sslengine.monitor.writers import Writer
 from sslengine.optim.ownership import expect_none_made_late, expect_owners
 from sslengine.precision import said_of_nondeterminism
+from sslengine.progress import progress
 from sslengine.registry import register_task
 from sslengine.services.order import Services
 from sslengine.task import build
@@ -51,6 +56,8 @@ from sslengine.task.unsaved import Seen, plain_values, warn_of_unsaved
 from sslengine.task.whole import expect_whole
 
 log = logging.getLogger("sslengine")
+
+COMPILING = "compiling the network (torch.compile), which can take minutes"
 
 
 def _shows(**held: type) -> Any:
@@ -74,6 +81,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
     replayable = True
     first_step = True  # that this process trains
     _first_of_phase = False
+    _compiles = False  # will its next step compile the network?
     _looked_at_method = False
     _hook_states: dict[str, Any] | None = None  # of the checkpoint from which it resumes
     _plain: Seen | None = None  # what the method holds outside of buffers after the first step
@@ -108,10 +116,12 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         """Build everything. Nothing is written, no step is made, no weights are read."""
         self.parts = parts = self.made_by.make()
         hooks = read(self.config, HooksOptions)
+        self._compiles = read(self.config, ModelOptions).COMPILE.USE_COMPILE
         perf = PerfStats()
         everyone = [*parts.hooks, *parts.services]
+        replay = shlex.join(["sslengine", "replay", str(self.run_dir)]) if self.replayable else ""
         self.state = RunState(
-            MetricStore(check_finite=hooks.CHECK_NAN, replayable=self.replayable),
+            MetricStore(check_finite=hooks.CHECK_NAN, replay=replay, name=self.name_sample),
             perf,
             compile_events(everyone, perf.hooks if hooks.ITERATION_TIMER else None),
             parts.plan.phases[0],
@@ -179,7 +189,9 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         if state.calls["on_step_start"]:
             self.run_hooks("on_step_start")
         try:
-            self.parts.train_step_function(self)
+            with progress(COMPILING, at_once=True) if self._compiles else nullcontext():
+                self.parts.train_step_function(self)
+            self._compiles = False
         except Exception as error:
             said = said_of_nondeterminism(error)
             if single_rows.is_of_single_row(error):
@@ -200,6 +212,11 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         self.run_hooks("on_step")
 
     train_step = eval_step = step
+
+    def name_sample(self, index: int) -> str:
+        """The file of a sample of this phase; its number, if its feed knows no files."""
+        dataset = getattr(self.parts.feeds.of_phase(self.state.phase.train), "dataset", None)
+        return dataset.name(index) if isinstance(dataset, SSLDataset) else str(index)
 
     def run_hooks(self, event: str) -> None:  # type: ignore[override]
         """All hooks, then the services."""

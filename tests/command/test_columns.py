@@ -42,6 +42,7 @@ def datasets_of(config: Any) -> list[SSLDataset]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("progress_at_once")
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_groups_are_trained_on_or_judged_on(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -61,9 +62,9 @@ def test_groups_are_trained_on_or_judged_on(
     assert len(test) == 4
 
     assert main(["judge", str(out)]) == 0
-    told = capsys.readouterr().out
-    assert "train: computing features of 12 images" in told
-    assert "test: computing features of 4 images" in told
+    told = capsys.readouterr().err
+    assert "features of train by 3 networks: 12 images in " in told
+    assert "features of test by 3 networks: 4 images in " in told
     assert chosen_on(out) == "4 of 12 training images in whole groups"
     # Of the same table the run knows the columns; of another it does not.
     rows = sslengine.embed(out, table, workers=0)

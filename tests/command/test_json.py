@@ -38,6 +38,18 @@ ASKED = {
     "doctor": ("photos", "what"),
     "doctor RUN": ("run", "what"),
 }
+# What stderr has of each verb that may take long, where it does not compute a part of another.
+PROGRESS = {
+    "judge": "linear probe 3/3: raw pixels, 16x16, then metrics without labels",
+    "judge --features": "kNN 1/1: given, rows, then linear probe",
+    "embed": "computing features: 8 images in ",
+    "predict": "predictions: 0/1 images; computing features: ",
+    "export": "converting the network to state-dict, then writing and proving",
+    "rank checkpoints": "ranking: 1 checkpoints in ",
+    "explain": "timing each transform on 1 images, then all of them together",
+    "check": "checking files: 2 files in ",
+    "doctor": "opening images: 8 images in ",
+}
 # Of `check` tests/command/test_config_verdicts.py tests it too.
 SLOW = {"judge", "check", "rank checkpoints"}
 
@@ -60,6 +72,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.usefixtures("progress_at_once")
 @pytest.mark.parametrize("asked", slow_but(set(ASKED) - SLOW, ASKED))
 def test_stdout_is_one_document(
     asked: str, here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -82,7 +95,8 @@ def test_stdout_is_one_document(
         assert "2 files: 1 right, 1 wrong" in err
     if asked == "judge":
         assert document == json.loads((here / "run" / "evaluation.json").read_text())
-        assert "computing features" in err
+    if asked in PROGRESS:
+        assert PROGRESS[asked] in err
 
 
 def test_every_verb_that_has_it_is_tested() -> None:

@@ -15,7 +15,7 @@ from tests.data.deep_files import numbers, tiff
 from tests.predictor.runs import make_classifier
 
 FAILED, TYPED = 1, 2
-COMPUTING = "INFO: computing the features of {} images\n"
+COMPUTING = "computing features: {} images in "
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +71,7 @@ def test_the_other_images_have_their_results(
     assert why in err
 
 
+@pytest.mark.usefixtures("progress_at_once")
 def test_it_says_that_it_computes_the_training_images_once(
     photos: list[Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

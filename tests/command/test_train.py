@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,28 @@ FEWER = {
     ],
     "deepclusterv2": ["--set", "LOSS.deepclusterv2_loss.num_clusters=[4]"],
 }
+
+
+def test_a_loss_that_is_not_finite_is_told_once_with_the_command_that_finds_it(
+    photos: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--method=simclr", "--model=resnet10t", "--lr=1e30", "--batch-size=4", *SMALL]
+    run = tmp_path / "a run"
+    more = ["--set=LOG_FREQUENCY=1", f"--out={run}"]
+    assert main(["train", str(photos), *arguments, *more]) == 1
+    err = capfd.readouterr().err
+    assert len(re.findall("^(?:error|[A-Z]+): ", err, re.M)) == 1
+    assert re.search(
+        rf"images, of this rank: ({re.escape(str(photos))}/\w+/\d.png(, |\.)){{4}}", err
+    )
+    assert "Lower --lr: the highest is 1e+30" in err
+    assert "param_schedulers" not in err
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert f"iteration {records[-1]['iteration']} is not finite" in err
+    command = shlex.split(re.findall("sslengine (replay .*)", err)[0])
+    assert command == ["replay", str(run)]
+    assert main(command) == 1
+    assert f"error: iteration {records[-1]['iteration']}, rank 0: model." in capfd.readouterr().err
 
 
 @pytest.fixture(scope="module")

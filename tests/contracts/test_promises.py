@@ -21,7 +21,7 @@ METHODS: list[tuple[Any, str, str]] = [
         "trains_every_parameter",
         r"finds no gradient: the loss depends on no parameter",
     ),
-    (broken.NotANumber, "trains_with_finite_losses", "the loss of iteration 2 is not finite"),
+    (broken.NotANumber, "trains_with_finite_losses", "the loss of iteration 3 is not finite"),
     (broken.MovesInTests, "tests_change_nothing", r"a test phase has changed loss\.centre"),
     (broken.DrawsInTests, "tests_change_nothing", r"has changed random streams"),
     (broken.LossInHalf, "trains_with_finite_losses", "the loss has dtype float16"),

@@ -97,7 +97,6 @@ def test_a_trained_trunk_beside_the_untrained_one_and_pixels(
     # Training moved the weights: the features are other ones.
     assert scores["trained"] != {**scores["untrained"], "features": "trained"}
     text = screen(run)
-    assert "train: computing features of 60 images: trained, untrained, raw pixels" in text
     for word in (
         "kNN (k=5)",
         "linear",

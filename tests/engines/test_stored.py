@@ -46,6 +46,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def stored(
     folder: Path, photos: Path, *networks: Network, **changes: Any
 ) -> tuple[StoredSplit, str]:
+    """And what is printed on stdout, which is not progress."""
     split = {"DATA_SOURCES": ["disk_folder"], "LABEL_SOURCES": ["disk_folder"],
              "DATA_PATHS": [str(photos)], "DATA_LIMIT": -1, "BATCHSIZE_PER_REPLICA": 3,
              "TRANSFORMS": [{"name": "ToTensor"}], "COLLATE_FUNCTION": "default_collate",
@@ -176,7 +177,10 @@ def test_ranks_write_the_same_files(
     assert contents(tmp_path) == contents(alone[0])
 
 
-def test_only_what_is_missing_is_computed(photos: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("progress_at_once")
+def test_only_what_is_missing_is_computed(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """After a kill: a shard without its indices. And for a network more: its features alone."""
     seen: list[int] = []
 
@@ -187,13 +191,14 @@ def test_only_what_is_missing_is_computed(photos: Path, tmp_path: Path) -> None:
     counted = Network("means", means, MEANS.depends_on)
     found, said = stored(tmp_path, photos, counted)
     assert sum(seen) == IMAGES - 1
-    assert "computing features of 19 images: means" in said
+    assert "features of train by means: 19 images in " in capsys.readouterr().err
+    assert said == ""
     before = contents(tmp_path)
     next(found.stores["means"].folder.glob("00001.indices.npy")).unlink()
     seen.clear()
-    _, said = stored(tmp_path, photos, counted, PIXELS)
+    stored(tmp_path, photos, counted, PIXELS)
     assert sum(seen) == 4
-    assert "means, pixels" in said
+    assert "features of train by 2 networks: 19 images in " in capsys.readouterr().err
     assert {**contents(tmp_path), **before} == contents(tmp_path)
     seen.clear()
     _, said = stored(tmp_path, photos, counted, PIXELS, BATCHSIZE_PER_REPLICA=4)
@@ -228,8 +233,7 @@ def test_an_array_that_is_written_again(tmp_path: Path) -> None:
     found, prints = [], []
     for order in ([0, 1, 2, 3, 4, 5], [3, 1, 2, 0, 4, 5]):
         np.savez(tmp_path / "all.npz", images=images[order])
-        split, said = stored(tmp_path / "run", tmp_path, MEANS, **given)
-        assert "computing features of 6 images" in said
+        split, _ = stored(tmp_path / "run", tmp_path, MEANS, **given)
         found.append(split.stores["means"].layer("mean").tensor())
         prints.append(split.identified(split_options(**given))["fingerprint"])
     assert found[1].equal(found[0][[3, 1, 2, 0, 4, 5]])

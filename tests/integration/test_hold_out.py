@@ -14,7 +14,7 @@ from sslengine.engines.train import train
 from sslengine.errors import ConfigError
 from tests.config.recipes import resolved
 from tests.data.pictures import write_tree
-from tests.engines.runs import make_run, screen
+from tests.engines.runs import make_run
 from tests.ranks import RankPool
 
 Changes = dict[str, Any]
@@ -59,14 +59,17 @@ def _found(folder: Path, split: str, what: str) -> list[int]:
     return np.concatenate([np.load(part) for part in parts]).tolist()  # type: ignore[no-any-return]
 
 
-def test_trained_and_judged(images: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("progress_at_once")
+def test_trained_and_judged(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     changes = _changes(images)
     _train(tmp_path, changes)
     assert sorted(_found(tmp_path, "train", "targets")) == [0] * 6 + [1] * 6
     assert sorted(_found(tmp_path, "test", "targets")) == [0] * 2 + [1] * 2
     run = make_run(tmp_path, "evaluate", **changes, **FROZEN)
     evaluate(run)
-    assert "test: computing features of 4 images" in screen(run)
+    assert "features of test by 3 networks: 4 images in " in capsys.readouterr().err
 
 
 @pytest.mark.slow

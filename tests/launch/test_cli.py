@@ -71,6 +71,8 @@ def test_show_prints_the_config_and_writes_nothing(
         (["config=tiny", "config.MACHINE.DEVICE=gpu"], "finds no GPU"),
         (["config=tiny", "config.DATA.TRAIN.DATA_SOURCES=[disk_folder]", "config.DATA.TRAIN.DATA_PATHS=[configs]"], "configs"),
         (["config=tiny", "config.MODEL.WEIGHTS_INIT.PARAMS_FILE=not_there.torch"], "not_there.torch"),
+        (["config=tiny", "config.MODEL.WEIGHTS_INIT.PARAMS_FILE=configs/tiny.yaml"], "tiny.yaml"),
+        (["config=tiny", "config.CHECKPOINT.DIR=configs/tiny.yaml/run"], "tiny.yaml is a file"),
     ],
 )  # fmt: skip
 def test_mistakes_are_told_without_a_traceback(
@@ -81,7 +83,7 @@ def test_mistakes_are_told_without_a_traceback(
     assert captured.err.startswith("error: ")
     assert message in captured.err
     assert "Traceback" not in captured.err + captured.out
-    assert not list(project.rglob("*.torch"))
+    assert [path.name for path in project.iterdir()] == ["configs"]  # no folder of a run
 
 
 def test_the_command_trains(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,6 +49,17 @@ class Net(nn.Module):
         return self.layer(x).tanh()
 
 
+def test_the_first_step_says_that_it_compiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda forward, **_: forward)
+    task = train(tmp_path, **COMPILED, OPTIMIZER__num_epochs=1)
+    assert task.iteration > 1
+    words = "compiling the network (torch.compile), which can take minutes"
+    told = [each for each in capsys.readouterr().err.splitlines() if each.startswith(words)]
+    assert told == [f"{words} ...", f"{words}: 0:00:00"]
+
+
 def test_a_copy_computes_with_its_own_weights() -> None:
     net = Net()
     names, images = list(net.state_dict()), torch.randn(4, 3)

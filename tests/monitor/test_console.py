@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sslengine.monitor import text
+from sslengine import screen
 from sslengine.monitor.console import ConsoleWriter, Screen
 from sslengine.monitor.log_file import close_log, open_log
 from sslengine.monitor.writers import Record
@@ -44,12 +44,12 @@ def _console(terminal: bool, width: int = 120) -> tuple[Console, io.StringIO]:
 
 def test_without_a_terminal_lines_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(text.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(screen.time, "monotonic", lambda: now[0])
     console, out = _console(terminal=False)
     writer = ConsoleWriter(console)
     for step in range(1, 6):
         writer.write(_step(step))
-        now[0] += text.SECONDS_BETWEEN_LINES / 2
+        now[0] += screen.SECONDS_BETWEEN_LINES / 2
     writer.write(PHASE)
     writer.close()
     lines = out.getvalue().splitlines()

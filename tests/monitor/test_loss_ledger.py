@@ -55,7 +55,7 @@ def test_recording_reads_nothing_from_the_device(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_the_first_bad_step_is_named_with_its_parts_and_samples(bad: float) -> None:
-    ledger = MetricStore().losses
+    ledger = MetricStore(replay="sslengine replay 'my runs'", name="{}.png".format).losses
     ledger.record({"loss": torch.tensor(1.0), "a": torch.tensor(0.5)}, 40, 2)
     ledger.record(
         {"loss": torch.tensor(bad), "a": torch.tensor(bad)},
@@ -67,8 +67,10 @@ def test_the_first_bad_step_is_named_with_its_parts_and_samples(bad: float) -> N
     with pytest.raises(NonFiniteLossError) as error:
         ledger.flush()
     text = str(error.value)
-    assert f"iteration 41 is not finite: loss {bad}, a {bad}" in text
-    assert "samples in that step: 5, 7." in text
+    assert f"iteration 42 is not finite: loss {bad}, a {bad}" in text
+    assert error.value.iteration == 42  # as the lines of metrics.jsonl count steps
+    assert "images, of this rank: 5.png, 7.png." in text
+    assert "sslengine replay 'my runs'" in text
 
 
 def test_a_guard_that_is_off_lets_it_pass() -> None:
@@ -123,7 +125,7 @@ def test_ranks_average_over_all_their_images(two_ranks: RankPool) -> None:
 
 
 def test_one_ranks_nan_stops_all_at_the_same_step(two_ranks: RankPool) -> None:
-    assert two_ranks.run(_two_steps, True) == ["the loss of iteration 1 is not finite"] * 2
+    assert two_ranks.run(_two_steps, True) == ["the loss of iteration 2 is not finite"] * 2
 
 
 def _many_steps(bad: int | None = None) -> object:
@@ -152,8 +154,8 @@ def test_many_steps_are_averaged_at_once(two_ranks: RankPool) -> None:
 
 def test_a_bad_part_is_named_by_step_on_all_ranks(two_ranks: RankPool) -> None:
     for reported in two_ranks.run(_many_steps, 6):
-        assert "iteration 6 is not finite: loss 6.5, double nan" in reported
-        assert "samples in that step: 6." in reported
+        assert "iteration 7 is not finite: loss 6.5, double nan" in reported
+        assert "images, of this rank: 6." in reported
 
 
 def _other_parts() -> str:

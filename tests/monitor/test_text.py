@@ -1,7 +1,7 @@
 import pytest
 
-from sslengine.monitor import text
-from sslengine.monitor.text import Pace, clock, phase_line, step_line
+from sslengine import screen
+from sslengine.monitor.text import clock, phase_line, step_line
 from sslengine.monitor.writers import Record
 
 
@@ -16,8 +16,8 @@ def test_a_pace_lets_the_first_through_and_then_one_in_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     times = iter([100.0, 104.9, 105.0, 106.0])
-    monkeypatch.setattr(text.time, "monotonic", lambda: next(times))
-    pace = Pace(seconds=5.0)
+    monkeypatch.setattr(screen.time, "monotonic", lambda: next(times))
+    pace = screen.Pace(seconds=5.0)
     assert [pace.is_due() for _ in range(4)] == [True, False, True, False]
 
 

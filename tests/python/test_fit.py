@@ -74,7 +74,7 @@ def test_numbers_of_numpy() -> None:
 def test_a_loss_that_is_not_finite_has_no_run_to_replay(tmp_path: Path) -> None:
     for folder in (None, tmp_path / "run"):
         model = net()
-        with pytest.raises(NonFiniteLossError, match="loss of iteration 0 is not finite") as told:
+        with pytest.raises(NonFiniteLossError, match="loss of iteration 1 is not finite") as told:
             fit(model, lambda output, target: square(output, target) * math.nan, Points(),
                 sgd(model), epochs=1, device="cpu", folder=folder)  # fmt: skip
         assert "replay" not in str(told.value)

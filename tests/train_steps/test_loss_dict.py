@@ -93,7 +93,7 @@ def test_a_loss_that_is_not_finite_is_named_with_all_others() -> None:
     batch["data"][0, 0] = float("inf")
     task = _begin([batch], Losses())
     with pytest.raises(
-        TrainingError, match=r"loss of iteration 0 is not finite: loss .*, right .*, small inf"
+        TrainingError, match=r"loss of iteration 1 is not finite: loss .*, right .*, small inf"
     ):
         task.step()
 

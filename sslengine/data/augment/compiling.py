@@ -14,11 +14,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from functools import cache
 from importlib import import_module
 from typing import Any, TypeVar
 
 from sslengine import startup
+from sslengine.progress import progress
 
 logger = logging.getLogger(__name__)
 
@@ -76,8 +76,11 @@ def compile_kernels() -> None:
     global _waiting
     import_module("numba")  # if that fails, the functions of Python stay
     waiting, _waiting = _waiting or (), None
-    for compile_now in waiting:
-        compile_now()
+    what = "compiling augmentation kernels, which are kept for next time"
+    with progress(what, len(waiting), "functions") as step:
+        for compile_now in waiting:
+            compile_now()
+            step(1)
 
 
 def _later(compile_now: Callable[[], None]) -> None:
@@ -113,20 +116,6 @@ def _compiled(function: Any, signature: str) -> Any:
         compiled = _njit(signature, nogil=True)(function)
     if not compiled.stats.cache_hits:
         seconds = time.perf_counter() - began
-        _announce()
         startup.move_from_imports("compiling", seconds)
-        logger.info(
-            "compiled %s for images, in %.1f s",
-            function.__name__, seconds, extra={"on_screen": seconds > 1},
-        )  # fmt: skip
+        logger.info("compiled %s for images, in %.1f s", function.__name__, seconds)
     return compiled
-
-
-@cache
-def _announce() -> None:
-    """Once, after the first kernel that was not kept: the first is small, others take longer."""
-    logger.info(
-        "Compiling the augmentations for this machine: less than half a minute of one core, "
-        "longer on a busy machine. They are kept for later runs.",
-        extra={"on_screen": True},
-    )

@@ -1,0 +1,197 @@
+"""Show on stderr what a command does, how much is left and what comes next.
+
+    with progress("features of val", total=500, then="kNN") as step:
+        for batch in batches:
+            ...
+            step(len(batch))
+
+On a terminal it is a bar that disappears and leaves one line; elsewhere, as in a notebook, a pipe
+or a log, lines with some seconds between them. Nothing is shown of what is done within AFTER
+seconds, and nothing by ranks above 0 or by processes that this command starts for a part of it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from sslengine.errors import readable
+from sslengine.screen import Pace
+
+AFTER = 2.0  # seconds
+# A command of many short stages is silent as long as these follow each other so closely.
+_CLOSE = 1.0
+_FLICKER = 0.2  # a stage that takes less gets no bar
+
+pace = Pace()  # of lines
+
+
+@contextmanager
+def progress(
+    what: str, total: int = 0, unit: str = "images", then: str = "", at_once: bool = False
+) -> Iterator[Callable[[int], None]]:
+    """Show a stage of a command. The function that is returned counts what is done.
+
+    total: how many of `unit` there are; 0: it is not known, and only the time is shown.
+    then: the next stage. at_once: show it from the start, because it takes long if it happens.
+    """
+    if not _is_shown_here():
+        yield lambda count: None
+        return
+    stage = _Stage(what, total, unit, then, at_once)
+    _screen.begin(stage)
+    try:
+        yield stage.step
+    except BaseException:
+        _screen.end(stage, failed=True)
+        raise
+    _screen.end(stage)
+
+
+def _is_shown_here() -> bool:
+    own = multiprocessing.current_process()
+    if own.daemon or (multiprocessing.parent_process() is not None and "RANK" not in os.environ):
+        return False
+    return os.environ.get("RANK", "0") == "0"
+
+
+class _Stage:
+    def __init__(self, what: str, total: int, unit: str, then: str, at_once: bool) -> None:
+        self.what, self.unit, self.then = readable(what), unit, then and f"then {readable(then)}"
+        self.total, self.done, self.at_once = total, 0, at_once
+        self.began = time.monotonic()
+
+    def step(self, count: int = 1) -> None:
+        self.done += count
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+    @property
+    def left(self) -> str:
+        """The time that is left; the time so far, if that cannot be known."""
+        if not self.total or not self.done:
+            return _clock(self.seconds) if self.seconds >= 1 else ""
+        return f"{_clock(self.seconds * (self.total - self.done) / self.done)} left"
+
+    @property
+    def counted(self) -> str:
+        return f"{self.done}/{self.total} {self.unit}" if self.total else ""
+
+    @property
+    def line(self) -> str:
+        far = ", ".join(filter(None, (self.counted, self.left)))
+        line = f"{self.what}: {far}" if far else self.what
+        return ", ".join(filter(None, (line, self.then))) if far or self.then else f"{line} ..."
+
+    @property
+    def last_line(self) -> str:
+        counted = f"{self.done} {self.unit} in " if self.total else ""
+        return f"{self.what}: {counted}{_clock(self.seconds)}"
+
+
+class _Screen:
+    """The stages that run: one, or one within another. A thread shows them when it is time."""
+
+    def __init__(self) -> None:
+        self.stages: list[_Stage] = []
+        self._lock = threading.RLock()
+        self._silent_since = self._ended = float("-inf")
+        self._live: Any = None  # rich's, on a terminal
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def begin(self, stage: _Stage) -> None:
+        with self._lock:
+            if not self.stages and stage.began - self._ended > _CLOSE:
+                self._silent_since = stage.began
+            self.stages.append(stage)
+            if stage.at_once or not AFTER:
+                self._show(at_once=True)
+            if self._thread is None:
+                wait = max(self._silent_since + AFTER - stage.began, _FLICKER)
+                self._over = threading.Event()
+                arguments = (wait, self._over)
+                self._thread = threading.Thread(target=self._watch, args=arguments, daemon=True)
+                self._thread.start()
+
+    def end(self, stage: _Stage, failed: bool = False) -> None:
+        with self._lock:
+            self.stages.remove(stage)
+            self._ended = time.monotonic()
+            thread = self._thread
+            if not self.stages:
+                self._over.set()
+                self._thread = None
+            console = self._live and self._live.console
+            if not self.stages:
+                self.clear()
+            if not failed and (stage.at_once or stage.seconds >= AFTER):
+                if console is not None:
+                    console.print(stage.last_line, soft_wrap=True)
+                elif stage.at_once or pace.is_due():
+                    print(stage.last_line, file=sys.stderr, flush=True)  # noqa: T201
+        if thread is not None and self._over.is_set():
+            thread.join()
+
+    def clear(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _watch(self, wait: float, over: threading.Event) -> None:
+        while not over.wait(wait):
+            with self._lock:
+                if not over.is_set():
+                    self._show()
+            wait = 1.0
+
+    def _show(self, at_once: bool = False) -> None:
+        if self._live is None and sys.stderr.isatty():
+            self._live = _make_live(self.stages)
+            self._live.start()
+        elif self._live is None and (at_once or pace.is_due()):
+            print("; ".join(each.line for each in self.stages), file=sys.stderr, flush=True)  # noqa: T201
+
+
+def _make_live(stages: list[_Stage]) -> Any:
+    """A line for each stage at the bottom of the terminal."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(stderr=True, markup=False, highlight=False, emoji=False)
+
+    def draw() -> Table:
+        table = Table.grid(padding=(0, 1))
+        for last in (False, False, False, False, True):  # which gives way
+            table.add_column(no_wrap=not last, overflow="ellipsis")
+        for each in [*stages]:
+            bar = ProgressBar(each.total or None, each.done, width=10, pulse=not each.done)
+            then = Text(each.then, no_wrap=True, overflow="ellipsis")
+            table.add_row(each.what, bar, each.counted, each.left, then)
+        return table
+
+    return Live(
+        get_renderable=draw, console=console, transient=True,
+        redirect_stdout=sys.stdout.isatty(), redirect_stderr=True,
+    )  # fmt: skip
+
+
+def _clock(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))
+
+
+_screen = _Screen()
+atexit.register(_screen.clear)  # the bar of what an error has ended
