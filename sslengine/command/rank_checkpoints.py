@@ -15,7 +15,13 @@ from sslengine.command import columns, documents
 from sslengine.command.embed import ALL_OF_IT, check_columns
 from sslengine.command.images import look
 from sslengine.config.assignments import overrides, typed
-from sslengine.errors import CheckpointError, ConfigError, MissingCheckpointError, readable
+from sslengine.errors import (
+    CheckpointError,
+    ConfigError,
+    MissingCheckpointError,
+    UntrustedError,
+    readable,
+)
 from sslengine.evaluation.label_free.agreement import LEAST, Interval
 from sslengine.evaluation.label_free.inputs import measure
 from sslengine.evaluation.label_free.ranking import Row, probe_of, ranked, score_of
@@ -32,7 +38,8 @@ def rank(given: argparse.Namespace) -> int:
     load_plugins(given.plugin, "--plugin")
     by_run = _by_run(given.runs)
     paths, networks, found, scores, probes = [], [], [], [], []
-    for each in _read_all(by_run, given):
+    refused: list[str] = []
+    for each in _read_all(by_run, given, refused):
         paths.append(str(each.checkpoint))
         networks.append(each.network)
         found.append(measure(each.inputs))
@@ -41,7 +48,7 @@ def rank(given: argparse.Namespace) -> int:
     if not found:
         raise CheckpointError("none of the checkpoints can be read.")
     rows = ranked(found, scores, probes)
-    notes = _notes(rows, several=len(by_run) > 1 and given.data is None)
+    notes = [*refused, *_notes(rows, several=len(by_run) > 1 and given.data is None)]
     if given.json:
         documents.show(_as_json(paths, networks, rows, notes))
     else:
@@ -49,20 +56,31 @@ def rank(given: argparse.Namespace) -> int:
     return 0
 
 
-def _read_all(by_run: dict[Path, list[Path]], given: argparse.Namespace) -> Iterator[Read]:
+def _read_all(
+    by_run: dict[Path, list[Path]], given: argparse.Namespace, refused: list[str]
+) -> Iterator[Read]:
+    """refused: gets a note of each run that is left out, because it would run code."""
+    for run, checkpoints in by_run.items():
+        try:
+            for each in _read_run(run, checkpoints, given):
+                line = f"{each.checkpoint}: {len(each.inputs.features)} images"
+                print(readable(line), file=sys.stderr)
+                yield each
+        except UntrustedError as error:
+            refused.append(f"left out: {error}")
+            if len(refused) == len(by_run):
+                raise
+
+
+def _read_run(run: Path, checkpoints: list[Path], given: argparse.Namespace) -> Iterator[Read]:
     workers = given.workers
     values = {} if workers is None else {"DATA.NUM_DATALOADER_WORKERS": workers}
-    for run, checkpoints in by_run.items():
-        predictor = Predictor(
-            run, nearest=0, device=given.device, network=given.network,
-            overrides=[*overrides({**values, **_images(run, given)}), *typed(given.values)],
-            trust_config=given.trust_config,
-        )  # fmt: skip
-        read = read_checkpoints(predictor, checkpoints, given.rows, given.views)
-        for each in read:
-            line = f"{each.checkpoint}: {len(each.inputs.features)} images"
-            print(readable(line), file=sys.stderr)
-            yield each
+    predictor = Predictor(
+        run, nearest=0, device=given.device, network=given.network,
+        overrides=[*overrides({**values, **_images(run, given)}), *typed(given.values)],
+        trust_config=given.trust_config,
+    )  # fmt: skip
+    return read_checkpoints(predictor, checkpoints, given.rows, given.views)
 
 
 def _images(run: Path, given: argparse.Namespace) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from sslengine.config.show import show
 from sslengine.distributed.ranks import is_primary
 from sslengine.monitor.console import Screen
 from sslengine.monitor.environment import environment
+from sslengine.signing import sign_config
 
 log = logging.getLogger("sslengine")
 
@@ -50,7 +51,9 @@ class Run:
         if is_primary():
             engine = self.resolved.engine_name
             suffix = "" if engine == "train" else f"_{engine}"
-            write_whole(self.run_dir / f"config{suffix}.yaml", show(self.resolved).encode())
+            path, content = self.run_dir / f"config{suffix}.yaml", show(self.resolved).encode()
+            write_whole(path, content)
+            sign_config(path, content)
             report = json.dumps(environment(), indent=2) + "\n"
             # Private: it holds environment variables.
             path = self.run_dir / f"environment{suffix}.json"

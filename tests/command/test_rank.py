@@ -80,6 +80,18 @@ def test_checkpoints_of_a_run(run: Path, table: dict[str, Any]) -> None:
     assert "100 rows" in metrics["alpha_req"]["values"][0]["why"]
 
 
+def test_of_several_runs_one_that_is_refused_is_left_out(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = shutil.copytree(run, tmp_path / "given", symlinks=True)
+    with (given / "config.yaml").open("a") as file:
+        file.write("  PLUGINS: [of_a_stranger]\n")
+    found = ranked(capsys, given / "checkpoints", run / "checkpoints", "--views=0")
+    assert {Path(each).parents[1] for each in found["checkpoints"]} == {run}
+    assert "of_a_stranger" in found["notes"][0]
+    assert main(["rank", str(given / "checkpoints")]) == 2
+
+
 def _copied(run: Path, checkpoint: Path) -> Path:
     """A run that has this checkpoint alone."""
     folder = run.parent / checkpoint.stem

@@ -97,7 +97,8 @@ def test_what_a_run_leaves_behind(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     run = make_run(tmp_path / "run", LOG_FREQUENCY=1)
     train(run)
     names = sorted(path.name for path in (tmp_path / "run").iterdir())
-    assert names == [".lock", "checkpoints", "config.yaml", "environment.json", "metrics.jsonl"]
+    assert names == [".lock", "checkpoints", "config.yaml", "environment.json", "metrics.jsonl",
+                     "signature.json"]  # fmt: skip
     assert [i for i, _ in _losses(tmp_path / "run")] == list(range(1, 9))
     assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == [
         "checkpoint.torch",
