@@ -13,13 +13,10 @@ from typing import BinaryIO
 
 
 def open_no_link(path: str | Path, flags: int) -> int:
-    """Open a file for `open(opener=...)`; OSError if it is a link: a folder may be anyone's."""
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
-
-
-def open_regular(path: str | Path, flags: int) -> int:
-    """Do the same; OSError also if it is a pipe or another thing than a file."""
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    """Open a file for `open(opener=...)`; OSError if it is a link or a pipe: a folder may be
+    anyone's.
+    """
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is not a regular file")

@@ -33,13 +33,7 @@ from typing import Any, Generic, TypeVar
 from sslengine.absent import instead_of
 from sslengine.errors import ConfigError, SSLEngineError, UnknownNameError, listing, nearest
 from sslengine.startup import importing
-from sslengine.trust import (
-    expect_one_folder,
-    expect_trust,
-    is_closed,
-    search_current_folder,
-    searched,
-)
+from sslengine.trust import expect_trust, is_closed, search_current_folder
 
 T = TypeVar("T")
 
@@ -310,12 +304,9 @@ def _import(module: str) -> types.ModuleType:
         return importlib.import_module(module)
 
 
-def _may_be_here(module: str, named: str) -> None:
-    """Call it for what the user has typed or trusted."""
-    if module in sys.modules:
-        expect_one_folder(named)
-    else:
-        search_current_folder(named)
+def _may_be_here(module: str, named: str) -> str:
+    """Call it for what the user has typed or trusted; returns where modules are searched."""
+    return search_current_folder(named, imported=module in sys.modules)
 
 
 def _named(path: str) -> str:
@@ -325,9 +316,10 @@ def _named(path: str) -> str:
 def import_dotted(path: str, where: str = "") -> Any:
     """Import the target of `pkg.module:Name`."""
     module_name, _, attribute = path.partition(":")
+    here = ""
     if not module_name.startswith("sslengine."):  # the engine uses dotted paths too
         expect_trust(_named(path), where, path)
-        _may_be_here(module_name, path)
+        here = _may_be_here(module_name, path)
     place = f"{where}: " if where else ""
     try:
         module = _import(module_name)
@@ -338,7 +330,7 @@ def import_dotted(path: str, where: str = "") -> Any:
             raise ConfigError(f"{place}{_why_not_imported(module_name, error)}") from error
         raise UnknownNameError(
             f"{place}cannot import module {module_name!r} of {path!r}. "
-            f"Is it on PYTHONPATH or {searched(path)}?"
+            f"Is it on PYTHONPATH or {here}?"
         ) from error
     if not hasattr(module, attribute):
         public = [name for name in vars(module) if not name.startswith("_")]
@@ -356,13 +348,13 @@ def load_plugins(modules: Iterable[str], where: str = "config.PLUGINS") -> None:
         _expect_module_name(module, place)
         if module not in sys.modules:
             expect_trust(_named(module), place, module)
-        _may_be_here(module, module)
+        here = _may_be_here(module, module)
         try:
             _import(module)
         except SSLEngineError:
             raise
         except (Exception, SystemExit) as error:
-            why = f"cannot import {module!r}. Is it on PYTHONPATH or {searched(module)}?"
+            why = f"cannot import {module!r}. Is it on PYTHONPATH or {here}?"
             why = f"{why} {_nearest_here(module)}".rstrip()
             if not _is_missing(error, module):
                 why = _why_not_imported(module, error)

@@ -39,10 +39,6 @@ class Opened:
     # Where modules are searched that only a signed config names, in place of the current folder.
     modules: str = ""  # empty: in no folder
 
-    def names(self, *texts: str) -> bool:
-        """Has the user typed, or signed, one of them?"""
-        return not (self.typed.isdisjoint(texts) and self.signed.isdisjoint(texts))
-
 
 # One entry for each active `closed` block: blocks of several threads may overlap.
 _closed_by: list[Opened] = []
@@ -81,7 +77,7 @@ def expect_trust(what: str, where: str = "", *typed: str) -> None:
     typed: key paths or values; no error is raised if the user typed one of them.
     """
     for opened in tuple(_closed_by):
-        if not opened.names(*typed):
+        if opened.typed.isdisjoint(typed) and opened.signed.isdisjoint(typed):
             place = f"{where}: " if where else ""
             raise UntrustedError(
                 f"{opened.file}: {readable(place)}{readable(what)}. Refused, nothing was run: the "
@@ -90,49 +86,32 @@ def expect_trust(what: str, where: str = "", *typed: str) -> None:
             )
 
 
-def search_current_folder(*names: str) -> None:
+def search_current_folder(*names: str, imported: bool = False) -> str:
     """Find modules there, in this process and its children: for code typed or trusted alone.
 
     They come first, but behind installed modules while the switch is closed. What only a signed
     config names is found where its run was trained instead, as it was then: in the user's folder.
+    Return which it is, in words. imported: this process has them already.
     """
-    folders = expect_one_folder(*names)
-    for folder in filter(None, folders):
-        _searched.add(folder)
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
-    if not folders and {"", os.getcwd()}.isdisjoint(sys.path):
-        sys.path.insert(len(sys.path) if is_closed() else 0, "")
-
-
-def expect_one_folder(*names: str) -> list[str]:
-    """Return the folders of signed configs that name them; UntrustedError if modules of another
-    one are in use, which may have the same names.
-    """
-    folders = _folders_of_signed(names)
-    for folder in filter(None, folders):
-        if _searched - {folder}:
-            raise UntrustedError(
-                f"{listing(names)}: modules of {listing(_searched)} are in use, and this run was "
-                f"trained in {folder}. Open it in a process of its own."
-            )
-    return folders
-
-
-def searched(*names: str) -> str:
-    """Say where `search_current_folder` searches for them."""
-    if _folders_of_signed(names):
-        return "in the folder where the run was trained or, with --trust-config, in the current one"
-    return "in the current folder"
-
-
-def _folders_of_signed(names: tuple[str, ...]) -> list[str]:
-    """Return those of the configs that name one, if the user did not type it."""
-    return [
+    folders = [
         each.modules
         for each in _closed_by
         if each.typed.isdisjoint(names) and not each.signed.isdisjoint(names)
     ]
+    for folder in filter(None, folders):
+        if _searched - {folder}:  # which may have modules of the same names
+            raise UntrustedError(
+                f"{listing(names)}: modules of {listing(_searched)} are in use, and this run was "
+                f"trained in {folder}. Open it in a process of its own."
+            )
+        _searched.add(folder)
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+    if folders:
+        return "in the folder where the run was trained or, with --trust-config, in the current one"
+    if not imported and {"", os.getcwd()}.isdisjoint(sys.path):
+        sys.path.insert(len(sys.path) if is_closed() else 0, "")
+    return "in the current folder"
 
 
 def hand_on() -> tuple[Opened, ...]:

@@ -27,9 +27,10 @@ from sslengine.trust import expect_trust, is_closed
 
 # The files of one run: they are moved aside together when another run takes the folder.
 RESULTS = re.compile(
+    r"signature\.json|"
     r"config(_\w+)?\.yaml|environment(_\w+)?\.json|log(_rank\d+)?\.txt|metrics\.(jsonl|csv)"
     r"|checkpoints|images|tb_logs|superseded|profile|flight_recorder"
-    r"|features|finetune|predictor|weights|evaluation\.json|signature\.json"
+    r"|features|finetune|predictor|weights|evaluation\.json"
     r"|(train_svm(_low_shot)?|low_shot_test|nearest_neighbor_test|instance_retrieval_test|extract_label_predictions)\.json|kNN_.*\.npy"
 )
 # Not moved: runs that were moved aside, the lock (it is held), and the runs of a sweep.

@@ -47,7 +47,6 @@ class Manifest:
     signature: str = ""  # by the user's key: see signing.py
 
     def write(self, folder: Path) -> None:
-        """folder: `checkpoints` of the run."""
         self.signature = sign_manifest(folder.parent, asdict(self))
         write_whole(path_for(folder / self.file), json.dumps(asdict(self), indent=1).encode())
 

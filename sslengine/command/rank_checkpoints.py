@@ -38,8 +38,7 @@ def rank(given: argparse.Namespace) -> int:
     load_plugins(given.plugin, "--plugin")
     by_run = _by_run(given.runs)
     paths, networks, found, scores, probes = [], [], [], [], []
-    refused: list[str] = []
-    for each in _read_all(by_run, given, refused):
+    for each in _read_all(by_run, given):
         paths.append(str(each.checkpoint))
         networks.append(each.network)
         found.append(measure(each.inputs))
@@ -48,7 +47,7 @@ def rank(given: argparse.Namespace) -> int:
     if not found:
         raise CheckpointError("none of the checkpoints can be read.")
     rows = ranked(found, scores, probes)
-    notes = [*refused, *_notes(rows, several=len(by_run) > 1 and given.data is None)]
+    notes = _notes(rows, several=len(by_run) > 1 and given.data is None)
     if given.json:
         documents.show(_as_json(paths, networks, rows, notes))
     else:
@@ -56,20 +55,14 @@ def rank(given: argparse.Namespace) -> int:
     return 0
 
 
-def _read_all(
-    by_run: dict[Path, list[Path]], given: argparse.Namespace, refused: list[str]
-) -> Iterator[Read]:
-    """refused: gets a note of each run that is left out, because it would run code."""
+def _read_all(by_run: dict[Path, list[Path]], given: argparse.Namespace) -> Iterator[Read]:
     for run, checkpoints in by_run.items():
         try:
-            for each in _read_run(run, checkpoints, given):
-                line = f"{each.checkpoint}: {len(each.inputs.features)} images"
-                print(readable(line), file=sys.stderr)
-                yield each
+            yield from _read_run(run, checkpoints, given)
         except UntrustedError as error:
-            refused.append(f"left out: {error}")
-            if len(refused) == len(by_run):
+            if len(by_run) == 1:
                 raise
+            print(readable(f"left out: {error}"), file=sys.stderr)
 
 
 def _read_run(run: Path, checkpoints: list[Path], given: argparse.Namespace) -> Iterator[Read]:
@@ -80,7 +73,10 @@ def _read_run(run: Path, checkpoints: list[Path], given: argparse.Namespace) -> 
         overrides=[*overrides({**values, **_images(run, given)}), *typed(given.values)],
         trust_config=given.trust_config,
     )  # fmt: skip
-    return read_checkpoints(predictor, checkpoints, given.rows, given.views)
+    for each in read_checkpoints(predictor, checkpoints, given.rows, given.views):
+        line = f"{each.checkpoint}: {len(each.inputs.features)} images"
+        print(readable(line), file=sys.stderr)
+        yield each
 
 
 def _images(run: Path, given: argparse.Namespace) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from sslengine.atomic import open_regular
+from sslengine.atomic import open_no_link
 from sslengine.config.yaml_text import load_run
 from sslengine.errors import NOT_READ, ConfigError, readable
 
@@ -46,7 +46,7 @@ def parse_plain(
 def read_content(path: Path) -> bytes:
     """Read a regular file. Links are refused, because they may lead to any file of the user."""
     try:
-        with open(path, "rb", opener=open_regular) as file:
+        with open(path, "rb", opener=open_no_link) as file:
             content = file.read(LARGEST + 1)
     except OSError as error:
         linked = ". It is a link: give the folder that it leads to" if path.is_symlink() else ""

@@ -102,14 +102,12 @@ def open_named(
     arguments: Sequence[str], config_dirs: Sequence[str], trusted: bool = False
 ) -> Resolved:
     """Resolve the arguments of a command; if they select a run's config, see open_run."""
+    places = [each / name for each in search_folders(config_dirs) for name in _CATALOGUES]
+    found = (each for each in places if each.is_file() and (trusted or not run_of(each)))
+    # Ranks and loader workers inherit it.
+    os.environ[FOUND_CATALOGUE] = str(next(found, ""))
     file = _selected(arguments, config_dirs)
     folder = file and run_of(file)
-    places = [each / name for each in search_folders(config_dirs) for name in _CATALOGUES]
-    if folder is not None and not trusted:  # the run's own is not what the user trained with
-        top = folder.resolve()
-        places = [each for each in places if top not in each.resolve().parents]
-    # Ranks and loader workers inherit it.
-    os.environ[FOUND_CATALOGUE] = next((str(each) for each in places if each.is_file()), "")
     if file is None or folder is None or trusted:
         composition = compose(arguments, config_dirs, trusted)
         if folder is not None:

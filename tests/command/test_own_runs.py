@@ -14,7 +14,6 @@ from tests.export.subjects import TEST_VIEW, timm_vit
 from tests.predictor.runs import changes, pictures
 from tests.tail import slow_but
 
-MARK = "open('imported', 'w').close()\n"
 VERBS = {
     "judge": ["run", "--workers=0"],
     "embed": ["run", "images", "--out=rows.npy", "--workers=0"],
@@ -63,16 +62,6 @@ def here(project: Path, tmp_path: Path) -> Path:
 def test_no_flag_is_needed(verb: str, here: Path) -> None:
     done = command(here, verb, *VERBS[verb])
     assert done.returncode == 0, done.stderr
-
-
-def test_a_folder_with_a_changed_config_needs_one(here: Path) -> None:
-    (here / "my_method.py").write_text(MARK + METHOD)
-    with (here / "run" / "config.yaml").open("a") as file:
-        file.write("# changed\n")
-    done = command(here, "predict", *VERBS["predict"])
-    assert done.returncode == 2
-    assert "--trust-config" in done.stderr
-    assert not (here / "imported").exists()
 
 
 def test_a_method_that_was_edited_is_told(project: Path, here: Path) -> None:

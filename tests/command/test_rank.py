@@ -84,11 +84,13 @@ def test_of_several_runs_one_that_is_refused_is_left_out(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = shutil.copytree(run, tmp_path / "given", symlinks=True)
-    with (given / "config.yaml").open("a") as file:
-        file.write("  PLUGINS: [of_a_stranger]\n")
-    found = ranked(capsys, given / "checkpoints", run / "checkpoints", "--views=0")
-    assert {Path(each).parents[1] for each in found["checkpoints"]} == {run}
-    assert "of_a_stranger" in found["notes"][0]
+    text = (given / "config.yaml").read_text()
+    (given / "config.yaml").write_text(text.replace("PLUGINS: []", "PLUGINS: [of_a_stranger]"))
+    arguments = [str(given / "checkpoints"), str(run / "checkpoints"), "--views=0", "--workers=0"]
+    assert main(["rank", *arguments, "--json"]) == 0
+    told = capsys.readouterr()
+    assert {Path(each).parents[1] for each in json.loads(told.out)["checkpoints"]} == {run}
+    assert "of_a_stranger" in told.err
     assert main(["rank", str(given / "checkpoints")]) == 2
 
 
