@@ -12,10 +12,10 @@ nothing gains trust but what is signed. Somebody who gives a signed folder back 
   have another random number: the folder is opened without trust. The bytes that are compared are
   those that are parsed;
 - added files: only a signed config may name code. Links, pickles and catalogues are refused as in
-  any folder, and no YAML beside the config is read;
+  any folder, and no YAML next to the config is read;
 - added modules by the names that the config has: these are searched where the run was trained, and
-  not in the run's folder or the current one. The path of that folder is signed, and nobody but the
-  user may have written to it; the user may have edited the code;
+  not in the run's folder or the current one. The path of that folder is signed, and only the user
+  may have written to it, who may have edited the code;
 - restored an older config or checkpoint of this run: the user has signed that too.
 """
 
@@ -75,7 +75,7 @@ def sign_manifest(folder: Path, manifest: Mapping[str, Any]) -> str:
 
 def modules_of_signed(path: Path, content: bytes) -> str | None:
     """Return the folder where the modules of a config are searched, "" for none; return None if
-    the user has not signed the config and all checkpoints beside it.
+    the user has not signed the config and all checkpoints of its folder.
     """
     with suppress(*_UNREADABLE):
         key, (run, configs) = _key(path.parent), _signatures(path.parent)
@@ -89,7 +89,7 @@ def modules_of_signed(path: Path, content: bytes) -> str | None:
 
 
 def _is_users(modules: str, folder: Path) -> bool:
-    """Can nobody else have put files there? folder: of the run, which anyone may have changed."""
+    """Can only the user have put files there? folder: of the run, which anyone may have changed."""
     with suppress(OSError):
         facts = os.stat(modules)
         private = facts.st_uid in (0, os.geteuid()) and not facts.st_mode & stat.S_IWOTH

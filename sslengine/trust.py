@@ -102,7 +102,7 @@ def search_current_folder(*names: str, imported: bool = False) -> str:
         if _searched - {folder}:  # which may have modules of the same names
             raise UntrustedError(
                 f"{listing(names)}: modules of {listing(_searched)} are in use, and this run was "
-                f"trained in {folder}. Open it in a process of its own."
+                f"trained in {folder}. Open it in another process."
             )
         _searched.add(folder)
         if folder not in sys.path:
