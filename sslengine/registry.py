@@ -316,7 +316,7 @@ def _named(path: str) -> str:
 def import_dotted(path: str, where: str = "") -> Any:
     """Import the target of `pkg.module:Name`."""
     module_name, _, attribute = path.partition(":")
-    here = ""
+    here = "in the current folder"
     if not module_name.startswith("sslengine."):  # the engine uses dotted paths too
         expect_trust(_named(path), where, path)
         here = _may_be_here(module_name, path)
