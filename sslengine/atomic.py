@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,8 +13,14 @@ from typing import BinaryIO
 
 
 def open_no_link(path: str | Path, flags: int) -> int:
-    """Open a file for `open(opener=...)`; OSError if it is a link: a folder may be anyone's."""
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+    """Open a file for `open(opener=...)`; OSError if it is a link or a pipe: a folder may be
+    anyone's.
+    """
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    return descriptor
 
 
 @contextmanager

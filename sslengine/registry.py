@@ -308,10 +308,9 @@ def _import(module: str) -> types.ModuleType:
         return importlib.import_module(module)
 
 
-def _may_be_here(module: str) -> None:
-    """Call it for what the user has typed or trusted."""
-    if module not in sys.modules:
-        search_current_folder()
+def _may_be_here(module: str, named: str) -> str:
+    """Call it for what the user has typed or trusted; returns where modules are searched."""
+    return search_current_folder(named, imported=module in sys.modules)
 
 
 def _named(path: str) -> str:
@@ -321,9 +320,10 @@ def _named(path: str) -> str:
 def import_dotted(path: str, where: str = "") -> Any:
     """Import the target of `pkg.module:Name`."""
     module_name, _, attribute = path.partition(":")
+    here = "in the current folder"
     if not module_name.startswith("sslengine."):  # the engine uses dotted paths too
         expect_trust(_named(path), where, path)
-        _may_be_here(module_name)
+        here = _may_be_here(module_name, path)
     place = f"{where}: " if where else ""
     try:
         module = _import(module_name)
@@ -334,7 +334,7 @@ def import_dotted(path: str, where: str = "") -> Any:
             raise ConfigError(f"{place}{_why_not_imported(module_name, error)}") from error
         raise UnknownNameError(
             f"{place}cannot import module {module_name!r} of {path!r}. "
-            f"Is it on PYTHONPATH or in the current folder?"
+            f"Is it on PYTHONPATH or {here}?"
         ) from error
     if not hasattr(module, attribute):
         public = [name for name in vars(module) if not name.startswith("_")]
@@ -352,13 +352,13 @@ def load_plugins(modules: Iterable[str], where: str = "config.PLUGINS") -> None:
         _expect_module_name(module, place)
         if module not in sys.modules:
             expect_trust(_named(module), place, module)
-        _may_be_here(module)
+        here = _may_be_here(module, module)
         try:
             _import(module)
         except SSLEngineError:
             raise
         except (Exception, SystemExit) as error:
-            why = f"cannot import {module!r}. Is it on PYTHONPATH or in the current folder?"
+            why = f"cannot import {module!r}. Is it on PYTHONPATH or {here}?"
             why = f"{why} {_nearest_here(module)}".rstrip()
             if not _is_missing(error, module):
                 why = _why_not_imported(module, error)

@@ -9,10 +9,11 @@ calls `expect_trust` first:
         expect_trust("'os:system' names Python code", "config.LOSS.name")    # UntrustedError
 
 Components that ship with sslengine, and those that the user has registered, imported or typed,
-stay available. The current folder is searched for modules once one is needed that the user has
-typed or trusted: `search_current_folder`. All threads of a process share the switch, also those
-started later. Ranks get it with their config (`Resolved.opened`), loader workers by `hand_on` and
-`take_over`.
+stay available. So does what a config names that the user's key has signed (signing.py); all other
+files of its folder are as untrusted as those of any. The current folder is searched for modules
+once one is needed that the user has typed or trusted: `search_current_folder`. All threads of a
+process share the switch, also those started later. Ranks get it with their config
+(`Resolved.opened`), loader workers by `hand_on` and `take_over`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from sslengine.errors import UntrustedError, readable
+from sslengine.errors import UntrustedError, listing, readable
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,16 @@ class Opened:
     file: str
     # Key paths and values that the user typed in addition: these may name code.
     typed: frozenset[str] = frozenset()
+    # Texts of its config, if the user's key has signed that: they may name code too.
+    signed: frozenset[str] = frozenset()
+    # Where modules are searched that only a signed config names, in place of the current folder.
+    modules: str = ""  # empty: in no folder
 
 
 # One entry for each active `closed` block: blocks of several threads may overlap.
 _closed_by: list[Opened] = []
+# The folder whose modules were searched for a signed config.
+_searched: set[str] = set()
 
 
 @contextmanager
@@ -57,6 +64,11 @@ def is_closed() -> bool:
     return bool(_closed_by)
 
 
+def is_config_trusted() -> bool:
+    """Is every config that is open the user's own, if not the other files of its folder?"""
+    return all(each.signed for each in _closed_by)
+
+
 def expect_trust(what: str, where: str = "", *typed: str) -> None:
     """Raise UntrustedError if the switch is closed.
 
@@ -65,7 +77,7 @@ def expect_trust(what: str, where: str = "", *typed: str) -> None:
     typed: key paths or values; no error is raised if the user typed one of them.
     """
     for opened in tuple(_closed_by):
-        if opened.typed.isdisjoint(typed):
+        if opened.typed.isdisjoint(typed) and opened.signed.isdisjoint(typed):
             place = f"{where}: " if where else ""
             raise UntrustedError(
                 f"{opened.file}: {readable(place)}{readable(what)}. Refused, nothing was run: the "
@@ -74,13 +86,32 @@ def expect_trust(what: str, where: str = "", *typed: str) -> None:
             )
 
 
-def search_current_folder() -> None:
+def search_current_folder(*names: str, imported: bool = False) -> str:
     """Find modules there, in this process and its children: for code typed or trusted alone.
 
-    They come first, but behind installed modules while the switch is closed.
+    They come first, but behind installed modules while the switch is closed. What only a signed
+    config names is found where its run was trained instead, as it was then: in the user's folder.
+    Return which it is, in words. imported: this process has them already.
     """
-    if {"", os.getcwd()}.isdisjoint(sys.path):
+    folders = [
+        each.modules
+        for each in _closed_by
+        if each.typed.isdisjoint(names) and not each.signed.isdisjoint(names)
+    ]
+    for folder in filter(None, folders):
+        if _searched - {folder}:  # which may have modules of the same names
+            raise UntrustedError(
+                f"{listing(names)}: modules of {listing(_searched)} are in use, and this run was "
+                f"trained in {folder}. Open it in another process."
+            )
+        _searched.add(folder)
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+    if folders:
+        return "in the folder where the run was trained or, with --trust-config, in the current one"
+    if not imported and {"", os.getcwd()}.isdisjoint(sys.path):
         sys.path.insert(len(sys.path) if is_closed() else 0, "")
+    return "in the current folder"
 
 
 def hand_on() -> tuple[Opened, ...]:

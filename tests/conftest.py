@@ -28,6 +28,10 @@ os.environ["SSLENGINE_CACHE"] = os.path.join(
     tempfile.gettempdir(), f"sslengine-tests-{os.getuid()}"
 )
 
+# The key that signs runs is one of this test run, also in commands that get no HOME.
+os.environ["XDG_CONFIG_HOME"] = os.path.join(os.environ["SSLENGINE_CACHE"], "config")
+os.makedirs(os.environ["XDG_CONFIG_HOME"], exist_ok=True)
+
 # The same examples at each run: what is green stays green. Others, and many more of them, are
 # tried by: pytest --hypothesis-profile=explore
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=40)

@@ -27,6 +27,7 @@ from sslengine.trust import expect_trust, is_closed
 
 # The files of one run: they are moved aside together when another run takes the folder.
 RESULTS = re.compile(
+    r"signature\.json|"
     r"config(_\w+)?\.yaml|environment(_\w+)?\.json|log(_rank\d+)?\.txt|metrics\.(jsonl|csv)"
     r"|checkpoints|images|tb_logs|trackers|superseded|profile|flight_recorder"
     r"|features|finetune|predictor|weights|evaluation\.json|judgements|report(\.html)?"

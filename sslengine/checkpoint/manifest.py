@@ -17,6 +17,7 @@ from typing import Any, TypedDict
 
 from sslengine.atomic import write_whole
 from sslengine.errors import CheckpointError
+from sslengine.signing import sign_manifest
 
 _CHUNK = 1 << 22
 _NAME = re.compile(
@@ -43,8 +44,10 @@ class Manifest:
     versions: dict[str, str] = field(default_factory=dict)
     results: dict[str, Any] = field(default_factory=dict)  # by split, as in metrics.jsonl
     files: dict[str, FileFacts] = field(default_factory=dict)  # of a sharded checkpoint
+    signature: str = ""  # by the user's key: see signing.py
 
     def write(self, folder: Path) -> None:
+        self.signature = sign_manifest(folder.parent, asdict(self))
         write_whole(path_for(folder / self.file), json.dumps(asdict(self), indent=1).encode())
 
     def problem(self, path: Path) -> str | None:
@@ -101,7 +104,10 @@ def read_manifest(checkpoint: Path) -> Manifest:
     return Manifest(**{key: value for key, value in stored.items() if key in known})
 
 
-_TEXTS, _NUMBERS = ("sha256", "replaces", "config"), ("number", "iteration", "world_size")
+_TEXTS, _NUMBERS = (
+    ("sha256", "replaces", "config", "signature"),
+    ("number", "iteration", "world_size"),
+)
 
 
 def _problem_of_values(stored: Any, name: str) -> str | None:

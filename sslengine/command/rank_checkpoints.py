@@ -14,7 +14,13 @@ from sslengine.command import columns, documents
 from sslengine.command.embed import ALL_OF_IT, check_columns
 from sslengine.command.images import look
 from sslengine.config.assignments import overrides, typed
-from sslengine.errors import CheckpointError, ConfigError, MissingCheckpointError
+from sslengine.errors import (
+    CheckpointError,
+    ConfigError,
+    MissingCheckpointError,
+    UntrustedError,
+    readable,
+)
 from sslengine.evaluation.label_free.agreement import LEAST, Interval
 from sslengine.evaluation.label_free.inputs import measure
 from sslengine.evaluation.label_free.ranking import Row, probe_of, ranked, score_of
@@ -54,15 +60,24 @@ def rank(given: argparse.Namespace) -> int:
 
 
 def _read_all(by_run: dict[Path, list[Path]], given: argparse.Namespace) -> Iterator[Read]:
+    for run, checkpoints in by_run.items():
+        try:
+            yield from _read_run(run, checkpoints, given)
+        except UntrustedError as error:
+            if len(by_run) == 1:
+                raise
+            print(readable(f"left out: {error}"), file=sys.stderr)
+
+
+def _read_run(run: Path, checkpoints: list[Path], given: argparse.Namespace) -> Iterator[Read]:
     workers = given.workers
     values = {} if workers is None else {"DATA.NUM_DATALOADER_WORKERS": workers}
-    for run, checkpoints in by_run.items():
-        predictor = Predictor(
-            run, nearest=0, device=given.device, network=given.network,
-            overrides=[*overrides({**values, **_images(run, given)}), *typed(given.values)],
-            trust_config=given.trust_config,
-        )  # fmt: skip
-        yield from read_checkpoints(predictor, checkpoints, given.rows, given.views)
+    predictor = Predictor(
+        run, nearest=0, device=given.device, network=given.network,
+        overrides=[*overrides({**values, **_images(run, given)}), *typed(given.values)],
+        trust_config=given.trust_config,
+    )  # fmt: skip
+    yield from read_checkpoints(predictor, checkpoints, given.rows, given.views)
 
 
 def _images(run: Path, given: argparse.Namespace) -> dict[str, Any]:

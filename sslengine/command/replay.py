@@ -3,8 +3,8 @@
     sslengine replay runs/mine
 
 It repeats the steps since the newest checkpoint and checks every module's output and gradient. The
-run's own files do not change. A config in a folder may come from anyone: if the run's config.yaml
-names Python code, other files or environment variables, --trust-config is needed.
+run's own files do not change. A folder that you did not train may come from anyone: if its
+config.yaml names Python code, other files or environment variables, --trust-config is needed.
 """
 
 from __future__ import annotations

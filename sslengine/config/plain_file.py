@@ -7,14 +7,13 @@ the environment. `${oc.env:TOKEN}` becomes the text `$not_read{oc.env:TOKEN}`.
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from sslengine.atomic import open_no_link
 from sslengine.config.yaml_text import load_run
 from sslengine.errors import NOT_READ, ConfigError, readable
 
@@ -23,33 +22,38 @@ LARGEST = 4 * 2**20  # bytes; a config of sslengine has about 30,000
 
 def read_plain(path: Path) -> tuple[dict[str, Any], list[str]]:
     """Return the file's tree, and the key paths whose interpolations were not read."""
-    tree = load_run(_text(path), str(path), _not_plain, expected="plain")
+    return parse_plain(read_content(path), path)
+
+
+def parse_plain(
+    content: bytes, path: Path, whole: bool = False
+) -> tuple[dict[str, Any], list[str]]:
+    """Do the same with content that was read before. whole: keep the interpolations."""
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8: {error}") from error
+    tree = load_run(text, str(path), _not_plain, expected="plain")
     if "defaults" in tree:
         raise ConfigError(
             f"{path}: defaults: this file includes others, which is refused because it was opened "
             f"without trust. If you trust it: --trust-config."
         )
-    found = list(_interpolations(tree, ""))
-    return _without_interpolations(tree), found
+    found = [] if whole else list(_interpolations(tree, ""))
+    return tree if whole else _without_interpolations(tree), found
 
 
-def _text(path: Path) -> str:
+def read_content(path: Path) -> bytes:
     """Read a regular file. Links are refused, because they may lead to any file of the user."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with open(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise ConfigError(f"{path} is not a regular file.")
+        with open(path, "rb", opener=open_no_link) as file:
             content = file.read(LARGEST + 1)
     except OSError as error:
         linked = ". It is a link: give the folder that it leads to" if path.is_symlink() else ""
         raise ConfigError(f"{path} cannot be read: {error.strerror}{linked}.") from error
     if len(content) > LARGEST:
         raise ConfigError(f"{path} has more than {LARGEST} bytes: not the config of a run.")
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8: {error}") from error
+    return content
 
 
 def _not_plain(event: Any) -> str:

@@ -1,7 +1,8 @@
 """Open the config of an existing run, to use its model on images or to replay it.
 
 A config that the user selects may import code. A config in a run's folder may come from anyone:
-unless the user trusts it, it is read as plain values, and may name only components of sslengine.
+unless the user trusts it, or has signed it by training (signing.py), it is read as plain values,
+and may name only components of sslengine.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ from sslengine.config.compose import (
 from sslengine.config.fast import FAST, why_not
 from sslengine.config.files import Files, Layer, stem
 from sslengine.config.options import FOUND_CATALOGUE
-from sslengine.config.plain_file import read_plain
+from sslengine.config.plain_file import parse_plain, read_content
 from sslengine.config.resolve import Resolved, freeze
 from sslengine.errors import ConfigError
+from sslengine.signing import modules_of_signed
 from sslengine.trust import Opened, closed
 
 # What versions without the key did. A value that is derived is not compared when a run resumes.
@@ -55,7 +57,8 @@ def open_run(
     """Resolve the config of the run with the user's overrides. A key that the file lacks, because
     the run is of an earlier version, has the value by which the run was trained.
 
-    trusted: the config may import code, and refer to other files and to the environment.
+    trusted: the config may import code, and refer to other files and to the environment. One that
+        the user has signed may do so too, but for other files.
     judged: the run's model is evaluated and not trained; sections that only training uses are
         removed.
     as_trained: WEIGHTS_INIT, which a run with checkpoints started from, is removed too.
@@ -70,9 +73,12 @@ def open_run(
         composition = _add_older(compose([f"config={name}", *overrides], [str(folder)]))
         composition = _with(_for_judging(composition, started) if judged else composition, added)
         return freeze(composition, judged)
-    tree, not_read = read_plain(path)
+    content = read_content(path)
+    modules = modules_of_signed(path, content)
+    tree, not_read = parse_plain(content, path, whole=modules is not None)
     composition = _add_older(compose_on(Layer(str(path), tree), overrides, name))
-    opened = Opened(str(path), frozenset(_typed(composition.assignments)))
+    signed = frozenset(() if modules is None else _texts(tree))
+    opened = Opened(str(path), frozenset(_typed(composition.assignments)), signed, modules or "")
     with closed(opened):
         composition = _with(_for_judging(composition, started) if judged else composition, added)
         resolved = freeze(composition, judged)
@@ -97,8 +103,9 @@ def open_named(
 ) -> Resolved:
     """Resolve the arguments of a command; if they select a run's config, see open_run."""
     places = [each / name for each in search_folders(config_dirs) for name in _CATALOGUES]
+    found = (each for each in places if each.is_file() and (trusted or not run_of(each)))
     # Ranks and loader workers inherit it.
-    os.environ[FOUND_CATALOGUE] = next((str(each) for each in places if each.is_file()), "")
+    os.environ[FOUND_CATALOGUE] = str(next(found, ""))
     file = _selected(arguments, config_dirs)
     folder = file and run_of(file)
     if file is None or folder is None or trusted:

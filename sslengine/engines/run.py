@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from rich.console import Console
 from sslengine.atomic import write_whole
 from sslengine.config.resolve import Resolved
 from sslengine.config.show import show
+from sslengine.config.users_code import users_code
 from sslengine.distributed.ranks import is_primary
 from sslengine.monitor.console import Screen
 from sslengine.monitor.environment import environment
+from sslengine.signing import write_signed
 
 log = logging.getLogger("sslengine")
 
@@ -53,7 +56,8 @@ class Run:
         if is_primary():
             engine = self.resolved.engine_name
             suffix = "" if engine == "train" else f"_{engine}"
-            write_whole(self.run_dir / f"config{suffix}.yaml", show(self.resolved).encode())
+            code = [Path(sys.modules[name].__file__ or "") for name in users_code(self.config)]
+            write_signed(self.run_dir / f"config{suffix}.yaml", show(self.resolved).encode(), code)
             found = environment()
             report = json.dumps(found, indent=2) + "\n"
             # Private: it holds environment variables.

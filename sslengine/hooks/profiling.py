@@ -24,7 +24,7 @@ from sslengine.distributed.ranks import rank
 from sslengine.errors import ConfigError
 from sslengine.hooks.events import Hook, TaskView
 from sslengine.hooks.options import ProfilingOptions
-from sslengine.trust import is_closed
+from sslengine.trust import is_config_trusted
 
 log = logging.getLogger("sslengine")
 
@@ -33,7 +33,8 @@ OPERATORS = 30  # lines of the table
 
 def profile_folder(run_dir: Path, chosen: str) -> Path:
     """The folder of the profile. A config that is not trusted cannot choose it."""
-    return run_dir / "profile" if chosen in ("", ".") or is_closed() else Path(chosen)
+    own = chosen in ("", ".") or not is_config_trusted()
+    return run_dir / "profile" if own else Path(chosen)
 
 
 class ProfileSteps(Hook):

@@ -23,7 +23,7 @@ from sslengine.launch.folder import expect_place
 from sslengine.launch.widths import settle_widths
 from sslengine.registry import import_dotted
 from sslengine.screen import say
-from sslengine.trust import closed, expect_trust
+from sslengine.trust import closed, expect_trust, is_config_trusted
 
 INTERRUPTED = 130  # as shells have it: 128 + SIGINT
 _DESCRIPTION = """\
@@ -171,10 +171,11 @@ def run_all(runs: Sequence[Resolved]) -> int:
 def _submit(runs: Sequence[Resolved]) -> int:
     for run in runs:
         with closed(run.opened):
-            expect_trust(
-                "a job would be submitted as its config says (to run it here: "
-                "config.SLURM.USE_SLURM=false)", "config.SLURM.USE_SLURM",
-            )  # fmt: skip
+            if not is_config_trusted():
+                expect_trust(
+                    "a job would be submitted as its config says (to run it here: "
+                    "config.SLURM.USE_SLURM=false)", "config.SLURM.USE_SLURM",
+                )  # fmt: skip
     return int(import_dotted("sslengine.launch.slurm.submit:submit")(runs))
 
 

@@ -77,7 +77,8 @@ def _wrong_size(configured: int, started: int) -> LaunchError:
 
 def _by_hand(options: DistributedOptions, node_id: int) -> Plan:
     nodes, where = options.NUM_NODES, "config.DISTRIBUTED.RUN_ID"
-    expect_trust(f"the run would connect to {options.RUN_ID!r} and obey it", where, where)
+    chosen = options.RUN_ID
+    expect_trust(f"the run would connect to {chosen!r} and obey it", where, where, chosen)
     host, _, port = options.RUN_ID.rpartition(":")
     if not host or not port.isdigit():
         raise ConfigError(

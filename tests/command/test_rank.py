@@ -80,6 +80,20 @@ def test_checkpoints_of_a_run(run: Path, table: dict[str, Any]) -> None:
     assert "100 rows" in metrics["alpha_req"]["values"][0]["why"]
 
 
+def test_of_several_runs_one_that_is_refused_is_left_out(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = shutil.copytree(run, tmp_path / "given", symlinks=True)
+    text = (given / "config.yaml").read_text()
+    (given / "config.yaml").write_text(text.replace("PLUGINS: []", "PLUGINS: [of_a_stranger]"))
+    arguments = [str(given / "checkpoints"), str(run / "checkpoints"), "--views=0", "--workers=0"]
+    assert main(["rank", *arguments, "--json"]) == 0
+    told = capsys.readouterr()
+    assert {Path(each).parents[1] for each in json.loads(told.out)["checkpoints"]} == {run}
+    assert "of_a_stranger" in told.err
+    assert main(["rank", str(given / "checkpoints")]) == 2
+
+
 def _copied(run: Path, checkpoint: Path) -> Path:
     """A run that has this checkpoint alone."""
     folder = run.parent / checkpoint.stem

@@ -12,8 +12,8 @@ from tests.engines.runs import make_run
 @pytest.mark.parametrize(
     ("engine", "names"),
     [
-        ("train", ["config.yaml", "environment.json"]),
-        ("evaluate", ["config_evaluate.yaml", "environment_evaluate.json"]),
+        ("train", ["config.yaml", "environment.json", "signature.json"]),
+        ("evaluate", ["config_evaluate.yaml", "environment_evaluate.json", "signature.json"]),
     ],
 )
 def test_a_run_describes_itself_and_leaves_anothers_description_alone(

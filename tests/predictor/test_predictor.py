@@ -210,6 +210,7 @@ def test_code_that_a_runs_config_names_is_not_imported_unasked(tmp_path: Path) -
         tmp_path, OPTIMIZER__num_epochs=1, HOOKS__EXTRA=["tests.hooks.test_default:Plain"],
         DATA__TEST__TRANSFORMS=[{"name": "torchvision.transforms:ToTensor"}],
     )  # fmt: skip
+    (tmp_path / "run" / "signature.json").unlink()  # as that of another user
     with pytest.raises(ConfigError, match=r"TEST.TRANSFORMS.0: 'torchvision.transforms:ToTensor'"):
         Predictor(tmp_path / "run")
     assert len(Predictor(tmp_path / "run", trust_config=True).dataset) == CLASSES * EACH

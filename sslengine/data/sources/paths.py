@@ -19,7 +19,7 @@ from sslengine.config.options import FOUND_CATALOGUE
 from sslengine.data.manifest.local_copy import local_copy
 from sslengine.data.options import SplitOptions
 from sslengine.errors import DataError, MissingDataError, listing, nearest
-from sslengine.trust import is_closed
+from sslengine.trust import is_config_trusted
 
 CATALOGUE_VARIABLES = ("SSLENGINE_DATASET_CATALOG", "VISSL_DATASET_CATALOG_PATH", FOUND_CATALOGUE)
 DEFAULT_CATALOGUE = Path("configs/dataset_catalog.json")
@@ -37,7 +37,7 @@ def data_path(options: SplitOptions, split: str, position: int) -> Located:
     """The folder or file of the source at `position`: the original, or its copy on this node."""
     located = _locate(options, split, position, "DATA_PATHS", column=0)
     # A config that is not trusted does not say where files are written.
-    if not options.COPY_TO_LOCAL_DISK or is_closed():
+    if not options.COPY_TO_LOCAL_DISK or not is_config_trusted():
         return located
     folder = Path(options.COPY_DESTINATION_DIR).expanduser()
     return located._replace(path=local_copy(located.path, folder, located.where))
