@@ -1,6 +1,7 @@
 """Names that a config, or another verb, may have.
 
-    sslengine list methods
+    sslengine list                        what can be listed
+    sslengine list methods                what each is, when to take it, what it needs
     sslengine list models                 trunks of sslengine, and of plugins (--plugin MODULE)
     sslengine list models 'vit_*dino*'    all that --model takes, timm's and torchvision's too
     sslengine list transforms --json
@@ -13,17 +14,19 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatch
+from textwrap import fill
 
 from sslengine import absent, catalog, registry
 from sslengine.command import documents
 from sslengine.command.networks import names_of, trunks
-from sslengine.command.recipes import PHOTOS, QUICK, SMALL, methods, methods_with_forms
+from sslengine.command.recipes import PHOTOS, QUICK, SMALL, about, methods, methods_with_forms
 from sslengine.config.compose import shipped_configs
 from sslengine.errors import listing, nearest
 from sslengine.export import FORMATS
 from sslengine.registry import load_plugins
+from sslengine.screen import columns
 
 assert catalog  # importing it declares all names
 
@@ -40,6 +43,23 @@ def _formats() -> list[str]:
     return [*FORMATS]
 
 
+VISSL = "VISSL's names and keys that are not here"
+ABOUT = {
+    "methods": "--method: what each is, when to take it, what it needs",
+    "models": "--model: trunks of sslengine and plugins; with a pattern all networks",
+    "recipes": "--recipe: a method for a machine, from weights, as published",
+    "transforms": "DATA.TRAIN.TRANSFORMS: how an image becomes views",
+    "train-steps": "TRAINER.TRAIN_STEP_NAME: what is done with a batch",
+    "losses": "LOSS.name: methods, and plain losses",
+    "heads": "MODEL.HEAD.PARAMS: what stands on the trunk",
+    "hooks": "HOOKS.EXTRA: what is done at certain moments of a run",
+    "sources": "DATA.TRAIN.DATA_SOURCES: how files are read as images",
+    "collators": "DATA.TRAIN.COLLATE_FUNCTION: how images become a batch",
+    "schedulers": "OPTIMIZER.param_schedulers: how a learning rate changes",
+    "engines": "engine_name: what is done with a config",
+    "label-free": "EVALUATE.LABEL_FREE: metrics of features without labels",
+    "formats": "export --to: what a network is written as",
+}
 KINDS: dict[str, Callable[[], Sequence[str]]] = {
     "methods": methods,
     "models": trunks,
@@ -76,7 +96,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--plugin", action="append", default=[], metavar="MODULE",
                         help="a module of yours that registers components")  # fmt: skip
     parser.add_argument("--vissl", action="store_true",
-                        help="VISSL's names and keys that are not here")  # fmt: skip
+                        help=VISSL)  # fmt: skip
     documents.add_json(parser)
     return parser
 
@@ -84,8 +104,11 @@ def make_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str]) -> int:
     parser = make_parser()
     given = parser.parse_args(arguments)
-    if given.vissl == bool(given.kind):
+    if given.vissl and given.kind:
         parser.error(f"name one list: --vissl, or one of {listing(KINDS)}")
+    if not given.vissl and not given.kind:
+        documents.show(ABOUT) if given.json else _print({**ABOUT, "--vissl": VISSL})
+        return 0
     if given.vissl:
         rows = list(absent.rows())
         documents.show(rows) if given.json else print("\n".join(map(": ".join, rows)))
@@ -99,11 +122,21 @@ def main(arguments: Sequence[str]) -> int:
         names = [name for name in names if fnmatch(name, given.pattern)]
     if given.json:
         documents.show(names)
+    elif given.kind == "methods":
+        _print({name: about(name) for name in names})
     else:
         print("\n".join(names))
     if of_libraries and not given.json:
         print(_of_models(len(names), given.pattern), file=sys.stderr)
     return 0
+
+
+def _print(lines: Mapping[str, str]) -> None:
+    """In two columns; on a terminal the second is wrapped."""
+    first = max(map(len, lines), default=0) + 2
+    for name, text in lines.items():
+        line = f"{name:{first}}{text}"
+        print(fill(line, columns(sys.stdout) or len(line), subsequent_indent=" " * first))
 
 
 def _of_models(count: int, pattern: str | None) -> str:
