@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import wraps
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-from sslengine.command import judge as judging
+from sslengine.command import judge
 from sslengine.command import train as verb
 from sslengine.command.embed import Rows, embed
 from sslengine.command.in_memory import Data, as_files
@@ -37,68 +36,8 @@ from sslengine.registry import import_dotted
 
 log = logging.getLogger("sslengine")
 
-P = ParamSpec("P")
-R = TypeVar("R")
 # What `predict` takes.
 Picture = str | Path | Image.Image | NDArray[Any]
-
-
-def judge(
-    run: str | Path,
-    train: str | Path | None = None,
-    val: str | Path | None = None,
-    *,
-    suite: str = "quick",
-    network: str = AUTO,
-    device: str = "auto",
-    overrides: Sequence[str] = (),
-) -> dict[str, Any]:
-    """As `sslengine judge`, which prints the scores; the content of evaluation.json.
-
-    train, val: labelled images; without them the run's own. overrides: KEY=VALUE, as --set.
-    """
-    images = {"--train": train, "--val": val}
-    words = [f"{name}={place}" for name, place in images.items() if place is not None]
-    words += [f"--suite={suite}", f"--network={network}", f"--device={device}"]
-    if judging.main([str(run), *words, *(f"--set={each}" for each in overrides)]):
-        raise TrainingError(f"{run}: a part of it was not judged, because of the error above.")
-    found: dict[str, Any] = json.loads(Path(run, "evaluation.json").read_text(encoding="utf-8"))
-    return found
-
-
-def report(run: str | Path) -> Path:
-    """As `sslengine report`; the file of the page."""
-    import_dotted("sslengine.command.report:main")([str(run)])
-    return Path(run, "report.html")
-
-
-def predict(
-    run: str | Path,
-    images: Picture | Sequence[Picture],
-    *,
-    nearest: int = 5,
-    network: str = AUTO,
-    device: str = "auto",
-    overrides: Sequence[str] = (),
-) -> list[Prediction]:
-    """As `sslengine predict`, of one image or several: files, or images in memory."""
-    predictor = Predictor(
-        run, nearest=nearest, device=device, network=network, overrides=typed(overrides)
-    )
-    one = isinstance(images, str | Path | Image.Image | np.ndarray)
-    return [predictor(each) for each in ([images] if one else images)]
-
-
-def _by_folder(
-    function: Callable[Concatenate[Any, P], R],
-) -> Callable[Concatenate[TrainedRun, P], R]:
-    """Make a method of a function of the run's folder."""
-
-    @wraps(function)
-    def method(self: TrainedRun, /, *arguments: P.args, **named: P.kwargs) -> R:
-        return function(self.folder, *arguments, **named)
-
-    return method
 
 
 @dataclass(frozen=True)
@@ -107,14 +46,89 @@ class TrainedRun:
 
     folder: Path
 
+    def __repr__(self) -> str:
+        return f"TrainedRun({self.folder})"
+
     def load(self, network: str = AUTO) -> Backbone:
         return load(self.folder, network=network)
 
-    embed = _by_folder(embed)
-    export = _by_folder(export)
-    judge = _by_folder(judge)
-    report = _by_folder(report)
-    predict = _by_folder(predict)
+    def embed(
+        self,
+        data: Data,
+        *,
+        network: str = AUTO,
+        device: str = "auto",
+        batch_size: int | None = None,
+        workers: int | None = None,
+        image_column: str | None = None,
+        label_column: str | Sequence[str] | None = None,
+        overrides: Sequence[str] = (),
+        tokens: str = "image",
+    ) -> Rows:
+        """As `sslengine.embed`."""
+        return embed(
+            self.folder, data, network=network, device=device, batch_size=batch_size,
+            workers=workers, image_column=image_column, label_column=label_column,
+            overrides=overrides, tokens=tokens,
+        )  # fmt: skip
+
+    def export(
+        self,
+        out: str | Path,
+        to: str = "timm",
+        *,
+        network: str = AUTO,
+        overrides: Sequence[str] = (),
+        license: str = "",
+    ) -> Path:
+        """As `sslengine.export`."""
+        return export(self.folder, out, to, network=network, overrides=overrides, license=license)
+
+    def judge(
+        self,
+        train: str | Path | None = None,
+        val: str | Path | None = None,
+        *,
+        suite: str = "quick",
+        network: str = AUTO,
+        device: str = "auto",
+        overrides: Sequence[str] = (),
+    ) -> dict[str, Any]:
+        """As `sslengine judge`, which prints the scores; the content of evaluation.json.
+
+        train, val: labelled images; without them the run's own. overrides: KEY=VALUE, as --set.
+        """
+        images = {"--train": train, "--val": val}
+        words = [f"{name}={place}" for name, place in images.items() if place is not None]
+        words += [f"--suite={suite}", f"--network={network}", f"--device={device}"]
+        if judge.main([str(self.folder), *words, *(f"--set={each}" for each in overrides)]):
+            raise TrainingError(
+                f"{self.folder}: a part was not judged, because of the error above."
+            )
+        found: dict[str, Any] = json.loads((self.folder / "evaluation.json").read_text("utf-8"))
+        return found
+
+    def report(self) -> Path:
+        """As `sslengine report`; the file of the page."""
+        import_dotted("sslengine.command.report:main")([str(self.folder)])
+        return self.folder / "report.html"
+
+    def predict(
+        self,
+        images: Picture | Sequence[Picture],
+        *,
+        nearest: int = 5,
+        network: str = AUTO,
+        device: str = "auto",
+        overrides: Sequence[str] = (),
+    ) -> list[Prediction]:
+        """As `sslengine predict`, of one image or several: files, or images in memory."""
+        predictor = Predictor(
+            self.folder, nearest=nearest, device=device, network=network, overrides=typed(overrides)
+        )
+        one = isinstance(images, str | Path | Image.Image | np.ndarray)
+        several: Any = [images] if one else images
+        return [predictor(each) for each in several]
 
     def metrics(self, kind: str | None = "step", split: str | None = None) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl; see sslengine.monitor.history."""

@@ -79,7 +79,7 @@ def fit(
     values: Mapping[str, Any] | None = None,
 ) -> Session: ...
 def fit(*given: Any, **options: Any) -> Session | TrainedRun:
-    if given and isinstance(given[0], nn.Module) or isinstance(options.get("model"), nn.Module):
+    if any(isinstance(each, nn.Module) for each in (*given[:1], options.get("model"))):
         return of_objects.fit(*given, **_renamed(options))
     if "data" in options:
         return train(options.pop("data"), *given, **options)

@@ -254,7 +254,7 @@ def _parquet(rows: Rows, file: BinaryIO) -> None:
 
 
 def _cells(rows: Rows) -> dict[str, list[Any]]:
-    """What stands next to the numbers in a table, by column."""
+    """What a table has next to the numbers, by column."""
     cells = {"path": rows.paths, **_label_columns(rows)}
     if rows.grid is None:
         return cells

@@ -170,10 +170,17 @@ def _features(given: argparse.Namespace) -> int:
         raise ConfigError(f"--features: expected one file or two, got {len(given.features)}.")
     of_columns = given.image_column or given.label_column or given.group
     of_loading = (given.gpus, given.workers) != (None, None)
-    if given.train or given.val or given.weights or of_columns or of_loading or given.network != "auto":
+    if (
+        given.train
+        or given.val
+        or given.weights
+        or of_columns
+        or of_loading
+        or given.network != "auto"
+    ):
         raise ConfigError(
-            "--train, --val, --weights, --image-column, --label-column, --group, --network, --gpus, "
-            "--workers: they belong to a run, not to --features."
+            "--train, --val, --weights, --image-column, --label-column, --group, --network, "
+            "--gpus, --workers: they belong to a run, not to --features."
         )
     status: int = import_dotted("sslengine.command.judge_features:judge_features")(
         given, NEIGHBOURS

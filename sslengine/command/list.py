@@ -51,7 +51,7 @@ ABOUT = {
     "transforms": "DATA.TRAIN.TRANSFORMS: how an image becomes views",
     "train-steps": "TRAINER.TRAIN_STEP_NAME: what is done with a batch",
     "losses": "LOSS.name: methods, and plain losses",
-    "heads": "MODEL.HEAD.PARAMS: what stands on the trunk",
+    "heads": "MODEL.HEAD.PARAMS: what comes after the trunk",
     "hooks": "HOOKS.EXTRA: what is done at certain moments of a run",
     "sources": "DATA.TRAIN.DATA_SOURCES: how files are read as images",
     "collators": "DATA.TRAIN.COLLATE_FUNCTION: how images become a batch",

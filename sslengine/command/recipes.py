@@ -29,12 +29,12 @@ from sslengine.registry import MODELS
 # Folders of configs: of --method, two of small images on a CPU, and of what is added to a method's.
 PHOTOS, SMALL, QUICK, FORMS = "photos", "small", "quickstart", "forms"
 CPU, CONTINUED = "cpu", "continued"
-# The method of a command that names none.
-DEFAULT = "simclr"
 # The forms of a method that depends on the number of images of a step.
 BATCH = "batch"
 _IN_A_LINE = re.compile(r"^# In a line: (.+)$", re.MULTILINE)
-_NEEDS = re.compile(r"Needs .*?([\d.]+ GiB) of GPU memory for (\d+ images).*?([\d,]+ images) or more")
+_NEEDS = re.compile(
+    r"Needs .*?([\d.]+ GiB) of GPU memory for (\d+ images).*?([\d,]+ images) or more"
+)
 
 
 def names_in(folder: str) -> list[str]:
@@ -49,7 +49,8 @@ def about(method: str) -> str:
     """What it is, when to take it and what it needs, as the head of its recipe says."""
     head = (shipped_configs() / PHOTOS / f"{method}.yaml").read_text("utf-8")
     needs, line = _NEEDS.search(head.replace("\n# ", " ")), _IN_A_LINE.search(head)
-    assert needs and line  # a test reads all of them
+    assert needs  # a test reads all of them
+    assert line
     return f"{line[1]} From {needs[3]}; {needs[1]} for {needs[2]} a step."
 
 

@@ -106,9 +106,7 @@ def view_of(network: Network) -> list[dict[str, Any]]:
             f"timm/{network.name}: its pretrained config crops by {data['crop_mode']!r} to "
             f"{height} x {width} pixels, which no transform here does."
         )
-    return _entries(
-        resized, [height, width], data["interpolation"], data["mean"], data["std"]
-    )
+    return _entries(resized, [height, width], data["interpolation"], data["mean"], data["std"])
 
 
 def _entries(resized: Any, side: Any, interpolation: str, mean: Any, std: Any) -> list[Any]:
@@ -123,7 +121,8 @@ def _entries(resized: Any, side: Any, interpolation: str, mean: Any, std: Any) -
 def _weights_of_torchvision(name: str) -> Any:
     import torchvision
 
-    return torchvision.models.get_model_weights(name).DEFAULT
+    known: Any = torchvision.models.get_model_weights(name)
+    return known.DEFAULT
 
 
 def _download(network: Network) -> Path:
@@ -132,8 +131,8 @@ def _download(network: Network) -> Path:
         return _of_torchvision(network) if network.library == "torchvision" else _of_timm(network)
     except Exception as error:  # without a network there are many
         raise CheckpointError(
-            f"{network.library}/{network.name}: its weights cannot be downloaded: {error}\n  If you "
-            f"have them in a file: --weights FILE."
+            f"{network.library}/{network.name}: its weights cannot be downloaded: {error}\n  "
+            f"If you have them in a file: --weights FILE."
         ) from error
 
 

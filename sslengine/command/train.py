@@ -28,13 +28,14 @@ from typing import Any
 from sslengine.command import columns, networks, sides
 from sslengine.command.counts import expect_counts
 from sslengine.command.networks import Network
-from sslengine.command.recipes import DEFAULT, Recipe
+from sslengine.command.recipes import Recipe
 from sslengine.command.weights_there import expect_weights
 from sslengine.config.assignments import overrides, typed
 from sslengine.config.options import DEVICES, DistributedOptions, MachineOptions
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.errors import ConfigError, readable
 from sslengine.launch import cli
+from sslengine.methods import DEFAULT
 from sslengine.registry import component_key, import_dotted, load_plugins
 
 BATCH, WORKERS = "DATA.TRAIN.BATCHSIZE_PER_REPLICA", "DATA.NUM_DATALOADER_WORKERS"

@@ -11,7 +11,7 @@ from pathlib import Path
 from sslengine.atomic import write_whole
 from sslengine.monitor.environment import masked
 
-_HEAD = "#!/bin/sh\n# What started this run; again, it resumes it. *** stands for a secret.\n"
+_HEAD = "#!/bin/sh\n# What started this run; again, it resumes it. *** is a secret.\n"
 _AGAIN = "\n# Started again with:\n"
 
 
