@@ -30,6 +30,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from sslengine.atomic import whole_file
@@ -144,9 +145,10 @@ def embed(
     overrides: KEY=VALUE, as --set.
     tokens: image, or patches of a vision transformer.
     """
-    opened_folder = import_dotted("sslengine.command.stock:opened_folder")
+    as_folder = import_dotted("sslengine.command.stock:as_folder")
     as_files = import_dotted("sslengine.command.in_memory:as_files")
-    with opened_folder(run, weights) as run, as_files(data) as files:
+    with TemporaryDirectory(prefix="sslengine-") as other, as_files(data) as files:
+        run = as_folder(run, weights, Path(other))
         columns_given = columns.of_split(image_column, label_column)
         own = {**files.keys, **columns.of_set(overrides), **columns_given}
         said = columns.of_run(Path(run), files.images, own)

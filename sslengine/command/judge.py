@@ -107,7 +107,8 @@ def main(arguments: Sequence[str]) -> int:
         raise ConfigError(f"{given.run}: name the images to judge it on: --train DATA --val DATA.")
     if (given.train is None) != (given.val is None):
         raise ConfigError("--train, --val: give both, or none of them.")
-    _take_network(given, network)
+    as_folder = import_dotted("sslengine.command.stock:as_folder")
+    given.run = as_folder(given.run, given.weights, given.out)
     trusted = given.trust_config
     values, notes = _images(given) if given.train else own_images(given)
     said = [*overrides(values), *typed_plugins(given.values)]
@@ -142,15 +143,6 @@ def main(arguments: Sequence[str]) -> int:
     if given.json and not status and os.environ.get("RANK", "0") == "0":
         documents.show(json.loads((given.run / "evaluation.json").read_text(encoding="utf-8")))
     return status
-
-
-def _take_network(given: argparse.Namespace, network: Any) -> None:
-    """Make the folder of a network that no run here has trained."""
-    if network is None:
-        import_dotted("sslengine.command.stock:expect_no_weights")(given.weights)
-        return
-    given.run = given.out or Path("runs", f"{network.name}-judged")
-    import_dotted("sslengine.command.stock:write_folder")(given.run, network, given.weights)
 
 
 def _expect_writable(run: Path) -> None:

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatch
 from textwrap import fill
+from typing import NamedTuple
 
 from sslengine import absent, catalog, registry
 from sslengine.command import documents
@@ -44,37 +45,28 @@ def _formats() -> list[str]:
 
 
 VISSL = "VISSL's names and keys that are not here"
-ABOUT = {
-    "methods": "--method: what each is, when to take it, what it needs",
-    "models": "--model: trunks of sslengine and plugins; with a pattern all networks",
-    "recipes": "--recipe: a method for a machine, from weights, as published",
-    "transforms": "DATA.TRAIN.TRANSFORMS: how an image becomes views",
-    "train-steps": "TRAINER.TRAIN_STEP_NAME: what is done with a batch",
-    "losses": "LOSS.name: methods, and plain losses",
-    "heads": "MODEL.HEAD.PARAMS: what comes after the trunk",
-    "hooks": "HOOKS.EXTRA: what is done at certain moments of a run",
-    "sources": "DATA.TRAIN.DATA_SOURCES: how files are read as images",
-    "collators": "DATA.TRAIN.COLLATE_FUNCTION: how images become a batch",
-    "schedulers": "OPTIMIZER.param_schedulers: how a learning rate changes",
-    "engines": "engine_name: what is done with a config",
-    "label-free": "EVALUATE.LABEL_FREE: metrics of features without labels",
-    "formats": "export --to: what a network is written as",
-}
-KINDS: dict[str, Callable[[], Sequence[str]]] = {
-    "methods": methods,
-    "models": trunks,
-    "recipes": _recipes,
-    "transforms": lambda: registry.TRANSFORMS.names(),
-    "train-steps": lambda: registry.TRAIN_STEPS.names(),
-    "losses": lambda: registry.LOSSES.names(),
-    "heads": lambda: registry.HEADS.names(),
-    "hooks": lambda: registry.HOOKS.names(),
-    "sources": lambda: registry.DATA_SOURCES.names(),
-    "collators": lambda: registry.COLLATORS.names(),
-    "schedulers": lambda: registry.SCHEDULERS.names(),
-    "engines": lambda: registry.ENGINES.names(),
-    "label-free": lambda: registry.LABEL_FREE.names(),
-    "formats": _formats,
+
+
+class Kind(NamedTuple):
+    names: Callable[[], Sequence[str]]
+    about: str
+
+
+KINDS: dict[str, Kind] = {
+    "methods": Kind(methods, "--method: what each is, when to take it, what it needs"),
+    "models": Kind(trunks, "--model: trunks of sslengine and plugins; with a pattern all networks"),
+    "recipes": Kind(_recipes, "--recipe: a method for a machine, from weights, as published"),
+    "transforms": Kind(registry.TRANSFORMS.names, "TRANSFORMS: how an image becomes views"),
+    "train-steps": Kind(registry.TRAIN_STEPS.names, "TRAIN_STEP_NAME: what is done with a batch"),
+    "losses": Kind(registry.LOSSES.names, "LOSS.name: methods, and plain losses"),
+    "heads": Kind(registry.HEADS.names, "HEAD.PARAMS: what comes after the trunk"),
+    "hooks": Kind(registry.HOOKS.names, "HOOKS.EXTRA: what is done during a run"),
+    "sources": Kind(registry.DATA_SOURCES.names, "DATA_SOURCES: how files are read"),
+    "collators": Kind(registry.COLLATORS.names, "COLLATE_FUNCTION: how images become a batch"),
+    "schedulers": Kind(registry.SCHEDULERS.names, "param_schedulers: how rates change"),
+    "engines": Kind(registry.ENGINES.names, "engine_name: what is done with a config"),
+    "label-free": Kind(registry.LABEL_FREE.names, "LABEL_FREE: metrics without labels"),
+    "formats": Kind(_formats, "export --to: what a network is written as"),
 }
 
 
@@ -95,8 +87,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("pattern", nargs="?", metavar="PATTERN", help="with * and ?, in quotes")
     parser.add_argument("--plugin", action="append", default=[], metavar="MODULE",
                         help="a module of yours that registers components")  # fmt: skip
-    parser.add_argument("--vissl", action="store_true",
-                        help=VISSL)  # fmt: skip
+    parser.add_argument("--vissl", action="store_true", help=VISSL)
     documents.add_json(parser)
     return parser
 
@@ -107,14 +98,15 @@ def main(arguments: Sequence[str]) -> int:
     if given.vissl and given.kind:
         parser.error(f"name one list: --vissl, or one of {listing(KINDS)}")
     if not given.vissl and not given.kind:
-        documents.show(ABOUT) if given.json else _print({**ABOUT, "--vissl": VISSL})
+        kinds = {name: kind.about for name, kind in KINDS.items()}
+        documents.show(kinds) if given.json else _print({**kinds, "--vissl": VISSL})
         return 0
     if given.vissl:
         rows = list(absent.rows())
         documents.show(rows) if given.json else print("\n".join(map(": ".join, rows)))
         return 0
     load_plugins(given.plugin, "--plugin")
-    names = list(KINDS[given.kind]())
+    names = list(KINDS[given.kind].names())
     of_libraries = given.kind == "models"
     if of_libraries and given.pattern:
         names = list(dict.fromkeys([*names, *names_of("timm"), *names_of("torchvision")]))

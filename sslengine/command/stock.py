@@ -9,9 +9,6 @@ what they hold.
 from __future__ import annotations
 
 import math
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,25 +35,19 @@ def find_stock(given: str | Path) -> Network | None:
     return Network(library, name)
 
 
-@contextmanager
-def opened_folder(given: str | Path, weights: str | Path | None) -> Iterator[Path]:
-    """The folder of a run; of a stock network one for the time of the block."""
+def as_folder(given: str | Path, weights: str | Path | None, folder: Path | None = None) -> Path:
+    """The folder of a run as it is; of a stock network the one that is made, `folder`."""
     network = find_stock(given)
-    if network is None:
-        expect_no_weights(weights)
-        yield Path(given)
-        return
-    with tempfile.TemporaryDirectory(prefix="sslengine-") as folder:
-        write_folder(Path(folder), network, weights)
-        yield Path(folder)
-
-
-def expect_no_weights(weights: str | Path | None) -> None:
+    if network is not None:
+        folder = folder or Path("runs", f"{network.name}-judged")
+        _write(folder, network, weights)
+        return folder
     if weights is not None:
         raise ConfigError("--weights: it belongs to timm/NAME or torchvision/NAME, not to a run.")
+    return Path(given)
 
 
-def write_folder(folder: Path, network: Network, weights: str | Path | None) -> None:
+def _write(folder: Path, network: Network, weights: str | Path | None) -> None:
     """weights: a file; None: download it."""
     if weights is not None:
         expect_weights(str(weights), "--weights")

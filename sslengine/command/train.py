@@ -288,7 +288,7 @@ def _given(given: argparse.Namespace) -> dict[str, Any]:
         "SEED_VALUE": given.seed,
         "MACHINE.PRECISION": given.precision,
         WORKERS: given.workers,
-        "MODEL.WEIGHTS_INIT.PARAMS_FILE": given.weights,
+        "MODEL.WEIGHTS_INIT.PARAMS_FILE": given.weights and str(Path(given.weights)),
         "MODEL.WEIGHTS_INIT.TRUST_PICKLE": given.trust_pickle or None,
         "CHECKPOINT.DIR": given.out and str(Path(given.out)),
         "PLUGINS": given.plugin or None,
