@@ -162,14 +162,8 @@ def _features(given: argparse.Namespace) -> int:
         raise ConfigError(f"--features: expected one file or two, got {len(given.features)}.")
     of_columns = given.image_column or given.label_column or given.group
     of_loading = (given.gpus, given.workers) != (None, None)
-    if (
-        given.train
-        or given.val
-        or given.weights
-        or of_columns
-        or of_loading
-        or given.network != "auto"
-    ):
+    of_run = (given.train, given.val, given.weights, of_columns, of_loading)
+    if any(of_run) or given.network != "auto":
         raise ConfigError(
             "--train, --val, --weights, --image-column, --label-column, --group, --network, "
             "--gpus, --workers: they belong to a run, not to --features."

@@ -19,9 +19,11 @@ from sslengine.command.networks import LIBRARIES, Network, expect_known
 from sslengine.command.weights_there import expect_weights
 from sslengine.config.resolve import resolve_dict
 from sslengine.config.show import show
+from sslengine.config.yaml_text import load_run
 from sslengine.errors import CheckpointError, ConfigError, OutputError
 
 BATCH = 64
+FILE = "model.safetensors"  # on the hub: timm's names, and no pickle
 # A run's config.yaml has `train`: its weights are those of its checkpoints.
 ENGINE = "evaluate"
 
@@ -70,12 +72,17 @@ def _write(folder: Path, network: Network, weights: str | Path | None) -> None:
     name = f"{network.library}/{network.name}"
     content = show(resolve_dict(tree, name, ENGINE)).encode()
     config = folder / "config.yaml"
-    if foreign(folder) or (config.exists() and config.read_bytes() != content):
+    if foreign(folder) or (config.exists() and _network(config.read_bytes()) != _network(content)):
         raise OutputError(
             f"{folder} has files of another kind, a run, or another network. Choose a new or empty "
             f"folder: --out FOLDER."
         )
     write_whole(config, content)
+
+
+def _network(config: bytes) -> tuple[Any, Any]:
+    tree: Any = load_run(config, "config.yaml")
+    return tree.get("engine_name"), tree["config"].get("MODEL")
 
 
 def view_of(network: Network) -> list[dict[str, Any]]:
@@ -135,11 +142,9 @@ def _of_timm(network: Network) -> Path:
     if config is None or not config.hf_hub_id:
         raise CheckpointError("timm names none on the hub.")
     repository, _, revision = config.hf_hub_id.partition("@")
-    named = config.hf_hub_filename or "model.safetensors"
-    file = named.replace("open_clip_pytorch_model.bin", "open_clip_model.safetensors")
-    if not file.endswith(".safetensors"):
-        raise CheckpointError(f"on the hub they are {named}, which is no .safetensors.")
-    return Path(hf_hub_download(repository, file, revision=revision or None))
+    if config.hf_hub_filename not in (None, FILE):
+        raise CheckpointError(f"on the hub they are {config.hf_hub_filename}, expected {FILE}.")
+    return Path(hf_hub_download(repository, FILE, revision=revision or None))
 
 
 def _of_torchvision(network: Network) -> Path:
