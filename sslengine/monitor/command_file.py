@@ -32,7 +32,8 @@ def keep_command(run_dir: Path, arguments: Sequence[str]) -> Path:
 
 def _lines(arguments: Sequence[str]) -> str:
     program = Path(sys.argv[0])
-    by_command = "sslengine" in (program.name, program.parent.name)
+    by_module = program.parts[-2:] == ("sslengine", "__main__.py")
+    by_command = by_module or program.name == "sslengine"
     typed, written_out = (
         shlex.join(["sslengine", *masked(words)])
         for words in (sys.argv[1:] if by_command else arguments, arguments)
