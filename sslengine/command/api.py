@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,13 +15,15 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
+from sslengine.command import judge
 from sslengine.command import train as verb
 from sslengine.command.embed import Rows, embed
 from sslengine.command.in_memory import Data, as_files
-from sslengine.config.assignments import overrides
+from sslengine.config.assignments import overrides, typed
 from sslengine.config.sections import read
 from sslengine.data.decode.decoding import Decoder
 from sslengine.data.options import DataOptions
+from sslengine.errors import TrainingError
 from sslengine.export import export
 from sslengine.export.subject import Subject, opened
 from sslengine.launch.cli import resolve_all, run_all
@@ -28,8 +31,13 @@ from sslengine.launch.widths import settle_widths
 from sslengine.models.networks import AUTO
 from sslengine.monitor import history
 from sslengine.predictor.bands import Bands
+from sslengine.predictor.predictor import Prediction, Predictor
+from sslengine.registry import import_dotted
 
 log = logging.getLogger("sslengine")
+
+# What `predict` takes.
+Picture = str | Path | Image.Image | NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,9 @@ class TrainedRun:
     """The folder of a run, and what can be done with it."""
 
     folder: Path
+
+    def __repr__(self) -> str:
+        return f"TrainedRun({self.folder})"
 
     def load(self, network: str = AUTO) -> Backbone:
         return load(self.folder, network=network)
@@ -52,12 +63,13 @@ class TrainedRun:
         image_column: str | None = None,
         label_column: str | Sequence[str] | None = None,
         overrides: Sequence[str] = (),
+        tokens: str = "image",
     ) -> Rows:
         """As `sslengine.embed`."""
         return embed(
             self.folder, data, network=network, device=device, batch_size=batch_size,
             workers=workers, image_column=image_column, label_column=label_column,
-            overrides=overrides,
+            overrides=overrides, tokens=tokens,
         )  # fmt: skip
 
     def export(
@@ -72,6 +84,52 @@ class TrainedRun:
         """As `sslengine.export`."""
         return export(self.folder, out, to, network=network, overrides=overrides, license=license)
 
+    def judge(
+        self,
+        train: str | Path | None = None,
+        val: str | Path | None = None,
+        *,
+        suite: str = "quick",
+        network: str = AUTO,
+        device: str = "auto",
+        overrides: Sequence[str] = (),
+    ) -> dict[str, Any]:
+        """As `sslengine judge`, which prints the scores; the content of evaluation.json.
+
+        train, val: labelled images; without them the run's own. overrides: KEY=VALUE, as --set.
+        """
+        images = {"--train": train, "--val": val}
+        words = [f"{name}={place}" for name, place in images.items() if place is not None]
+        words += [f"--suite={suite}", f"--network={network}", f"--device={device}"]
+        if judge.main([str(self.folder), *words, *(f"--set={each}" for each in overrides)]):
+            raise TrainingError(
+                f"{self.folder}: a part was not judged, because of the error above."
+            )
+        found: dict[str, Any] = json.loads((self.folder / "evaluation.json").read_text("utf-8"))
+        return found
+
+    def report(self) -> Path:
+        """As `sslengine report`; the file of the page."""
+        import_dotted("sslengine.command.report:main")([str(self.folder)])
+        return self.folder / "report.html"
+
+    def predict(
+        self,
+        images: Picture | Sequence[Picture],
+        *,
+        nearest: int = 5,
+        network: str = AUTO,
+        device: str = "auto",
+        overrides: Sequence[str] = (),
+    ) -> list[Prediction]:
+        """As `sslengine predict`, of one image or several: files, or images in memory."""
+        predictor = Predictor(
+            self.folder, nearest=nearest, device=device, network=network, overrides=typed(overrides)
+        )
+        one = isinstance(images, str | Path | Image.Image | np.ndarray)
+        several: Any = [images] if one else images
+        return [predictor(each) for each in several]
+
     def metrics(self, kind: str | None = "step", split: str | None = None) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl; see sslengine.monitor.history."""
         return history.read(self.folder, kind, split)
@@ -83,6 +141,7 @@ class Backbone(nn.Module):
     def __init__(self, subject: Subject) -> None:
         super().__init__()
         self.trunk, self.network = subject.trunk.requires_grad_(True), subject.network
+        self.checkpoint = subject.checkpoint
         self._view = subject.view
         train = read(subject.config, DataOptions).TRAIN
         self._decoder = Decoder.of(train, "TRAIN")
@@ -94,6 +153,11 @@ class Backbone(nn.Module):
         (features,) = self.trunk(images)
         flat: Tensor = features.flatten(1)
         return flat
+
+    @property
+    def run(self) -> TrainedRun:
+        """The run that it was loaded from, whose checkpoints its methods use."""
+        return TrainedRun(self.checkpoint.parent.parent)
 
     def transform(self, image: Image.Image | NDArray[Any]) -> Tensor:
         """An image as the trunk takes it: resized, cropped in the centre, normalised.

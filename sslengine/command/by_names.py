@@ -1,4 +1,4 @@
-"""`fit` by names: fit("simclr", "~/photos", model="resnet50") is `sslengine.train`.
+"""`fit` by names: fit("~/photos", "simclr", "resnet50") is `sslengine.train`.
 
 The two signatures are those of `sslengine.train` and of `sslengine.python.fit.fit`, written out so
 that every editor shows them; a test compares them.
@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from sslengine.command.api import TrainedRun, train
-from sslengine.command.in_memory import Data, is_data
+from sslengine.command.in_memory import Data
+from sslengine.command.recipes import methods
 from sslengine.data.given import Collate
 from sslengine.python import fit as of_objects
 from sslengine.python.fit import Loss
@@ -24,8 +25,8 @@ from sslengine.python.session import Session
 
 @overload
 def fit(
-    method: str,
     data: Data,
+    method: str | None = None,
     model: str | None = None,
     *,
     recipe: str | None = None,
@@ -72,24 +73,36 @@ def fit(
     hooks: Sequence[Any] = (),
     device: str | torch.device | None = None,
     precision: str = "fp32",
-    folder: str | Path | None = None,
+    out: str | Path | None = None,
     seed: int = 0,
-    verbose: bool = False,
-    settings: Mapping[str, Any] | None = None,
+    quiet: bool = False,
+    values: Mapping[str, Any] | None = None,
 ) -> Session: ...
 def fit(*given: Any, **options: Any) -> Session | TrainedRun:
-    named, rest = dict(options), list(given)
-    if rest and isinstance(rest[0], str):
-        named["method"] = rest.pop(0)
-    if rest and "method" in named and "data" not in named:
-        named["data"] = rest.pop(0)
-    if isinstance(named.get("method"), str) and _is_no_loss(named.get("data")):
-        return train(named.pop("data"), named.pop("method"), *rest, **named)
-    return of_objects.fit(*given, **options)
+    if any(isinstance(each, nn.Module) for each in (*given[:1], options.get("model"))):
+        return of_objects.fit(*given, **_renamed(options))
+    if "data" in options:
+        return train(options.pop("data"), *given, **options)
+    if len(given) > 1 and _is_method_first(*given[:2]):
+        given = (given[1], given[0], *given[2:])
+    return train(*given, **options)
 
 
-def _is_no_loss(data: Any) -> bool:
-    return is_data(data) or not (data is None or callable(data))
+def _is_method_first(first: Any, second: Any) -> bool:
+    """Is it fit(method, data), the order of version 0.1?"""
+    if not isinstance(first, str) or second in (None, *methods()):
+        return False
+    there = not isinstance(second, str) or "://" in second or Path(second).expanduser().exists()
+    return first in methods() or there
+
+
+def _renamed(options: Mapping[str, Any]) -> dict[str, Any]:
+    """With today's names for those of version 0.1."""
+    named = {{"folder": "out", "settings": "values"}.get(name, name): value
+             for name, value in options.items()}  # fmt: skip
+    if "verbose" in named:
+        named["quiet"] = not named.pop("verbose")
+    return named
 
 
 # Not as a decorator: editors would not see the overloads.

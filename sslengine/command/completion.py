@@ -42,7 +42,7 @@ def words(verb: str) -> list[str]:
 
 def _configs() -> list[str]:
     """What config=... may be: without the recipes of two files, dino/1gpu."""
-    return sorted({*KINDS["recipes"]()}.difference(methods_with_forms()))
+    return sorted({*KINDS["recipes"].names()}.difference(methods_with_forms()))
 
 
 def _actions(verb: str) -> list[argparse.Action]:
@@ -62,7 +62,7 @@ def _flags(verb: str) -> dict[str, list[str] | None]:
         for name in action.option_strings:
             if name.startswith("--"):
                 taken = name in NAMED and (verb, name) != ("convert", "--to")
-                named = KINDS[NAMED[name]]() if taken else action.choices or ()
+                named = KINDS[NAMED[name]].names() if taken else action.choices or ()
                 found[name] = None if action.nargs == 0 else list(named)
     return found
 

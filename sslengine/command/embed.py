@@ -2,6 +2,8 @@
 
     sslengine embed runs/birds ~/photos --out birds.parquet
     sslengine embed runs/birds ~/photos --out birds.csv --network teacher
+    sslengine embed timm/vit_small_patch16_dinov3 ~/photos --out photos.parquet
+    sslengine embed timm/vit_small_patch16_dinov3 ~/photos --out patches.npz --tokens patches
 
 .parquet (needs pyarrow) has the columns path, features, and label where the images have classes;
 .csv the same with a column for each number; .npz the arrays `paths`, `features`, `labels`; .npy
@@ -9,6 +11,12 @@ the features alone, in the order of DATA's images. Of images with several classe
 column label_CLASS of 1, 0, or nothing for unknown; .npz has `labels`, images x classes, with -1 for
 unknown, and `classes`. An image that cannot be read has no row. The network is that of the run's
 newest checkpoint. Images are resized and cropped in the centre, as for an evaluation.
+
+In place of a run, timm/NAME and torchvision/NAME are a library's network with its weights, which
+are downloaded once (of timm as .safetensors), or with those of --weights FILE; images are resized
+and cropped as its authors do it. --tokens patches, of a vision transformer: .npz and .npy have
+features images x patches x width (.npz also `grid`, the rows and columns of patches); tables a row
+for each patch, with the columns row and column, from 0 at the top left.
 """
 
 from __future__ import annotations
@@ -20,7 +28,9 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from sslengine.atomic import whole_file
@@ -31,7 +41,7 @@ from sslengine.command.run_there import expect_run
 from sslengine.config.assignments import overrides as as_overrides
 from sslengine.config.assignments import typed
 from sslengine.config.options import DEVICES
-from sslengine.errors import OutputError, is_unicode, listing, readable
+from sslengine.errors import ConfigError, OutputError, is_unicode, listing, readable
 from sslengine.progress import progress
 from sslengine.registry import import_dotted
 
@@ -44,6 +54,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("sslengine")
 
 NAMED = 20  # images that could not be read
+TOKENS, PATCHES = ("image", "patches"), "lastPATCH"
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # of a terminal
 
 
@@ -55,6 +66,13 @@ class Rows(NamedTuple):
     labels: list[str] | NDArray[Any] | None
     unreadable: Sequence[str] = ()  # the paths of images without a row
     classes: Sequence[str] = ()  # of the columns of indicators
+    # Rows and columns of patches; then features are (images, patches, numbers).
+    grid: tuple[int, int] | None = None
+
+    def __repr__(self) -> str:
+        labels = "" if self.labels is None else ", with labels"
+        shape = " x ".join(map(str, self.features.shape))
+        return f"Rows(features {shape}{labels}, {len(self.unreadable)} unreadable)"
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -63,10 +81,12 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     add = parser.add_argument
-    add("run", type=Path, metavar="RUN", help="the folder of a run")
+    add("run", type=Path, metavar="RUN", help="the folder of a run; timm/NAME, torchvision/NAME")
     add("data", metavar="DATA", help="images, as for `sslengine train`")
     add("--out", type=Path, required=True, metavar="FILE", help=f"ends in {listing(WRITERS)}")
     columns.add_columns(parser)
+    add("--tokens", choices=TOKENS, default=TOKENS[0], help="a row for each image, or each patch")
+    add("--weights", metavar="FILE", help="of timm/NAME or torchvision/NAME; default: download")
     add("--network", choices=("auto", "student", "teacher"), default="auto")
     add("--device", choices=DEVICES, default="auto")
     add("--batch-size", type=int, metavar="N")
@@ -87,16 +107,18 @@ def main(arguments: Sequence[str]) -> int:
             given.run, given.data, network=given.network, device=given.device,
             batch_size=given.batch_size, workers=given.workers, trust_config=given.trust_config,
             image_column=given.image_column, label_column=given.label_column,
-            overrides=given.values,
+            overrides=given.values, tokens=given.tokens, weights=given.weights,
         )  # fmt: skip
     write(rows, given.out)
     if given.json:
-        count, width = rows.features.shape
+        count, width = len(rows.paths), rows.features.shape[-1]
         made: dict[str, Any] = {"out": str(given.out), "images": count, "feature_dim": width}
+        made |= {"grid": rows.grid} if rows.grid else {}
         made |= {"labels": rows.labels is not None, "classes": rows.classes}
         documents.show({**made, "unreadable": rows.unreadable})
         return 0
-    print(f"{len(rows.paths)} images, {rows.features.shape[1]} numbers each: {given.out}")
+    patches = " for each of {} x {} patches".format(*rows.grid) if rows.grid else " each"
+    print(f"{len(rows.paths)} images, {rows.features.shape[-1]} numbers{patches}: {given.out}")
     if rows.unreadable:
         print(f"no row for {len(rows.unreadable)} that could not be read:")
         print("\n".join(f"  {readable(path)}" for path in rows.unreadable[:NAMED]))
@@ -115,14 +137,21 @@ def embed(
     label_column: str | Sequence[str] | None = None,
     overrides: Sequence[str] = (),
     trust_config: bool = False,
+    tokens: str = "image",
+    weights: str | Path | None = None,
 ) -> Rows:
     """The features of images, which a run's trunk computes.
 
+    run: also timm/NAME or torchvision/NAME; weights: their file, which is downloaded otherwise.
     data: as for `sslengine.train`.
     overrides: KEY=VALUE, as --set.
+    tokens: image, or patches of a vision transformer.
     """
-    expect_run(Path(run))
-    with import_dotted("sslengine.command.in_memory:as_files")(data) as files:
+    as_folder = import_dotted("sslengine.command.stock:as_folder")
+    as_files = import_dotted("sslengine.command.in_memory:as_files")
+    with TemporaryDirectory(prefix="sslengine-") as other, as_files(data) as files:
+        run = as_folder(run, weights, Path(other))
+        expect_run(Path(run))
         columns_given = columns.of_split(image_column, label_column)
         own = {**files.keys, **columns.of_set(overrides), **columns_given}
         said = columns.of_run(Path(run), files.images, own)
@@ -140,7 +169,29 @@ def embed(
             overrides=[*as_overrides(values), *typed(overrides)],
         )  # fmt: skip
         named = f"{files.each} {{}}".format if files.each else predictor.training_path
-        return _rows(found, len(predictor.dataset), named, predictor.read_all())
+        layer = _layer(tokens, predictor.trunk)
+        rows = _rows(found, len(predictor.dataset), named, read := predictor.read_all(layer=layer))
+        if not layer:
+            return rows
+        image = predictor.view(predictor.training_image(int(read.indices[0])))
+        return rows._replace(grid=_grid(rows.features.shape[1], *image.shape[-2:]))
+
+
+def _layer(tokens: str, trunk: Any) -> str:
+    """By the trunk's name; "" for the final feature."""
+    if tokens not in TOKENS:
+        raise ConfigError(f"tokens: expected {listing(TOKENS)}; got {tokens!r}.")
+    if tokens == TOKENS[0]:
+        return ""
+    if PATCHES not in trunk.feature_names:
+        raise ConfigError("--tokens patches: it is for vision transformers; this network has none.")
+    return PATCHES
+
+
+def _grid(patches: int, height: int, width: int) -> tuple[int, int]:
+    """Of square patches: how many rows and columns."""
+    rows = round((patches * height / width) ** 0.5)
+    return rows, patches // rows
 
 
 def check_columns(found: Any, given: Mapping[str, Any], said: Mapping[str, Any]) -> None:
@@ -200,14 +251,23 @@ def _parquet(rows: Rows, file: BinaryIO) -> None:
     import pyarrow
     from pyarrow import parquet
 
-    width = rows.features.shape[1]
+    width = rows.features.shape[-1]
     flat = pyarrow.array(rows.features.reshape(-1))
-    columns = {"path": pyarrow.array(_unicode(rows.paths)),
-               "features": pyarrow.FixedSizeListArray.from_arrays(flat, width)}  # fmt: skip
-    columns |= {
-        name: pyarrow.array(_unicode(cells)) for name, cells in _label_columns(rows).items()
-    }
-    parquet.write_table(pyarrow.table(columns), file)
+    path, *others = ((name, pyarrow.array(_unicode(each))) for name, each in _cells(rows).items())
+    features = ("features", pyarrow.FixedSizeListArray.from_arrays(flat, width))
+    parquet.write_table(pyarrow.table(dict([path, features, *others])), file)
+
+
+def _cells(rows: Rows) -> dict[str, list[Any]]:
+    """What a table has next to the numbers, by column."""
+    cells = {"path": rows.paths, **_label_columns(rows)}
+    if rows.grid is None:
+        return cells
+    places = list(product(*map(range, rows.grid)))
+    each = {name: [cell for cell in column for _ in places] for name, column in cells.items()}
+    for number, name in enumerate(("row", "column")):
+        each[name] = [place[number] for place in places] * len(rows.paths)
+    return each
 
 
 def _unicode(names: Sequence[Any]) -> Sequence[Any]:
@@ -233,13 +293,12 @@ def _label_columns(rows: Rows) -> dict[str, list[Any]]:
 def _csv(rows: Rows, file: BinaryIO) -> None:
     content = io.StringIO()
     writer = csv.writer(content)
-    labels = _label_columns(rows)
-    numbers = [f"feature_{number}" for number in range(rows.features.shape[1])]
+    cells = _cells(rows)
+    numbers = rows.features.reshape(-1, rows.features.shape[-1])
     escape_formula = import_dotted("sslengine.data.sources.tables:escape_formula")
-    writer.writerow(["path", *labels, *numbers])
-    for number, (path, features) in enumerate(zip(rows.paths, rows.features, strict=True)):
-        cells = [column[number] for column in labels.values()]
-        writer.writerow([*map(escape_formula, [path, *cells]), *map(repr, features.tolist())])
+    writer.writerow([*cells, *(f"feature_{number}" for number in range(numbers.shape[1]))])
+    for *named, features in zip(*cells.values(), numbers, strict=True):
+        writer.writerow([*map(escape_formula, named), *map(repr, features.tolist())])
     text = _CONTROL.sub(lambda found: readable(found[0]), content.getvalue())
     file.write(text.encode(errors="surrogateescape"))
 
@@ -248,6 +307,8 @@ def _npz(rows: Rows, file: BinaryIO) -> None:
     import numpy as np
 
     arrays: dict[str, Any] = {"paths": np.array(rows.paths), "features": rows.features}
+    if rows.grid:
+        arrays["grid"] = np.array(rows.grid)
     if rows.labels is not None:
         arrays["labels"] = np.array(rows.labels)
     if rows.classes:

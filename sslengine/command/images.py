@@ -129,6 +129,7 @@ def look(
     streams: may it be one? as_stream: read what could be read at random as one.
     all_splits: of a folder of images with `train` and `val` in it, not the one of `split` alone.
     """
+    given = given if "://" in given else str(Path(given))  # without ./ and //
     place, name = _found(given, said, "" if all_splits else split)
     name = _streamed(given, Path(place), name) if as_stream else name
     arrays = name == ARRAYS

@@ -5,11 +5,16 @@
     sslengine judge runs/birds --suite frozen        more protocols, sweeps of classifiers
     sslengine judge runs/birds --train a.csv --val b.csv --label-column species
     sslengine judge runs/birds --suite full          also corrupted images, and fine-tuned: hours
+    sslengine judge timm/resnet50 --train ~/birds/train --val ~/birds/val
     sslengine judge --features train.npy val.npy --labels train_labels.npy val_labels.npy
 
 The same trunk untrained and raw pixels are scored too: they are what training has to beat. The
 scores are printed, and kept in evaluation.json in the run's folder. Images are resized, and cropped
 in the centre. Without labels, or of a single class, metrics that need no labels are computed.
+
+In place of a run, timm/NAME and torchvision/NAME are a library's network with its weights, which
+are downloaded once (of timm as .safetensors), or with those of --weights FILE. Scores and features
+are kept in --out FOLDER, by default runs/NAME-judged.
 
 --features judges what other programs computed: .npy, .npz, .parquet, .csv, .tsv or .pt of the
 training and test images; or folders of features that this engine has kept. Of one file a fifth of
@@ -57,7 +62,8 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     add = parser.add_argument
-    add("run", type=Path, metavar="RUN", nargs="?", help="the folder of a run")
+    add("run", type=Path, metavar="RUN", nargs="?",
+        help="the folder of a run; timm/NAME, torchvision/NAME")  # fmt: skip
     add("--train", metavar="DATA", help="labelled images, as for `sslengine train`")
     add("--val", metavar="DATA", help="those to score on")
     columns.add_columns(parser, group="images with one value here are held out together")
@@ -69,6 +75,7 @@ def make_parser() -> argparse.ArgumentParser:
         "attentive classifiers; full: also corrupted images, and all layers are trained with "
         "all, 10 %% and 1 %% of the labels (docs/judging/)",
     )
+    add("--weights", metavar="FILE", help="of timm/NAME or torchvision/NAME; default: download")
     add("--network", choices=("auto", "student", "teacher"), default="auto")
     add("--device", choices=DEVICES, default="auto",
         help="auto: the run's, if this machine has it")  # fmt: skip
@@ -82,7 +89,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--features", type=Path, nargs="+", metavar="FILE", help="of training and test images")
     add("--labels", type=Path, nargs="+", metavar="FILE",
         help="their labels, if they are in other files")  # fmt: skip
-    add("--out", type=Path, metavar="FILE", help="also write the scores here, as .json")
+    add("--out", type=Path, metavar="FILE", help="also write the scores here, as .json; of "
+        "timm/NAME and torchvision/NAME a folder for scores and features")  # fmt: skip
     return parser
 
 
@@ -94,10 +102,15 @@ def main(arguments: Sequence[str]) -> int:
     expect_counts(given, gpus=0, workers=0)
     if given.features is not None:
         return _features(given)
-    if given.labels or given.out:
+    network = import_dotted("sslengine.command.stock:find_stock")(given.run)
+    if given.labels or (given.out and not network):
         raise ConfigError("--labels, --out: they belong to --features.")
+    if network and given.train is None:
+        raise ConfigError(f"{given.run}: name the images to judge it on: --train DATA --val DATA.")
     if (given.train is None) != (given.val is None):
         raise ConfigError("--train, --val: give both, or none of them.")
+    as_folder = import_dotted("sslengine.command.stock:as_folder")
+    given.run = as_folder(given.run, given.weights, given.out)
     expect_run(given.run, trained=False)
     trusted = given.trust_config
     values, notes = _images(given) if given.train else own_images(given)
@@ -152,10 +165,11 @@ def _features(given: argparse.Namespace) -> int:
         raise ConfigError(f"--features: expected one file or two, got {len(given.features)}.")
     of_columns = given.image_column or given.label_column or given.group
     of_loading = (given.gpus, given.workers) != (None, None)
-    if given.train or given.val or of_columns or of_loading or given.network != "auto":
+    of_run = (given.train, given.val, given.weights, of_columns, of_loading)
+    if any(of_run) or given.network != "auto":
         raise ConfigError(
-            "--train, --val, --image-column, --label-column, --group, --network, --gpus, "
-            "--workers: they belong to a run, not to --features."
+            "--train, --val, --weights, --image-column, --label-column, --group, --network, "
+            "--gpus, --workers: they belong to a run, not to --features."
         )
     if given.out is not None:
         if given.out.suffix != ".json":

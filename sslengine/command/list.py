@@ -1,6 +1,7 @@
 """Names that a config, or another verb, may have.
 
-    sslengine list methods
+    sslengine list                        what can be listed
+    sslengine list methods                what each is, when to take it, what it needs
     sslengine list models                 trunks of sslengine, and of plugins (--plugin MODULE)
     sslengine list models 'vit_*dino*'    all that --model takes, timm's and torchvision's too
     sslengine list transforms --json
@@ -13,17 +14,20 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatch
+from textwrap import fill
+from typing import NamedTuple
 
 from sslengine import absent, catalog, registry
 from sslengine.command import documents
 from sslengine.command.networks import names_of, trunks
-from sslengine.command.recipes import PHOTOS, QUICK, SMALL, methods, methods_with_forms
+from sslengine.command.recipes import PHOTOS, QUICK, SMALL, about, methods, methods_with_forms
 from sslengine.config.compose import shipped_configs
 from sslengine.errors import listing, nearest
 from sslengine.export import FORMATS
 from sslengine.registry import load_plugins
+from sslengine.screen import columns
 
 assert catalog  # importing it declares all names
 
@@ -40,21 +44,29 @@ def _formats() -> list[str]:
     return [*FORMATS]
 
 
-KINDS: dict[str, Callable[[], Sequence[str]]] = {
-    "methods": methods,
-    "models": trunks,
-    "recipes": _recipes,
-    "transforms": lambda: registry.TRANSFORMS.names(),
-    "train-steps": lambda: registry.TRAIN_STEPS.names(),
-    "losses": lambda: registry.LOSSES.names(),
-    "heads": lambda: registry.HEADS.names(),
-    "hooks": lambda: registry.HOOKS.names(),
-    "sources": lambda: registry.DATA_SOURCES.names(),
-    "collators": lambda: registry.COLLATORS.names(),
-    "schedulers": lambda: registry.SCHEDULERS.names(),
-    "engines": lambda: registry.ENGINES.names(),
-    "label-free": lambda: registry.LABEL_FREE.names(),
-    "formats": _formats,
+VISSL = "VISSL's names and keys that are not here"
+
+
+class Kind(NamedTuple):
+    names: Callable[[], Sequence[str]]
+    about: str
+
+
+KINDS: dict[str, Kind] = {
+    "methods": Kind(methods, "--method: what each is, when to take it, what it needs"),
+    "models": Kind(trunks, "--model: trunks of sslengine and plugins; with a pattern all networks"),
+    "recipes": Kind(_recipes, "--recipe: a method for a machine, from weights, as published"),
+    "transforms": Kind(registry.TRANSFORMS.names, "TRANSFORMS: how an image becomes views"),
+    "train-steps": Kind(registry.TRAIN_STEPS.names, "TRAIN_STEP_NAME: what is done with a batch"),
+    "losses": Kind(registry.LOSSES.names, "LOSS.name: methods, and plain losses"),
+    "heads": Kind(registry.HEADS.names, "HEAD.PARAMS: what comes after the trunk"),
+    "hooks": Kind(registry.HOOKS.names, "HOOKS.EXTRA: what is done during a run"),
+    "sources": Kind(registry.DATA_SOURCES.names, "DATA_SOURCES: how files are read"),
+    "collators": Kind(registry.COLLATORS.names, "COLLATE_FUNCTION: how images become a batch"),
+    "schedulers": Kind(registry.SCHEDULERS.names, "param_schedulers: how rates change"),
+    "engines": Kind(registry.ENGINES.names, "engine_name: what is done with a config"),
+    "label-free": Kind(registry.LABEL_FREE.names, "LABEL_FREE: metrics without labels"),
+    "formats": Kind(_formats, "export --to: what a network is written as"),
 }
 
 
@@ -75,8 +87,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("pattern", nargs="?", metavar="PATTERN", help="with * and ?, in quotes")
     parser.add_argument("--plugin", action="append", default=[], metavar="MODULE",
                         help="a module of yours that registers components")  # fmt: skip
-    parser.add_argument("--vissl", action="store_true",
-                        help="VISSL's names and keys that are not here")  # fmt: skip
+    parser.add_argument("--vissl", action="store_true", help=VISSL)
     documents.add_json(parser)
     return parser
 
@@ -84,14 +95,18 @@ def make_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str]) -> int:
     parser = make_parser()
     given = parser.parse_args(arguments)
-    if given.vissl == bool(given.kind):
+    if given.vissl and given.kind:
         parser.error(f"name one list: --vissl, or one of {listing(KINDS)}")
+    if not given.vissl and not given.kind:
+        kinds = {name: kind.about for name, kind in KINDS.items()}
+        documents.show(kinds) if given.json else _print({**kinds, "--vissl": VISSL})
+        return 0
     if given.vissl:
         rows = list(absent.rows())
         documents.show(rows) if given.json else print("\n".join(map(": ".join, rows)))
         return 0
     load_plugins(given.plugin, "--plugin")
-    names = list(KINDS[given.kind]())
+    names = list(KINDS[given.kind].names())
     of_libraries = given.kind == "models"
     if of_libraries and given.pattern:
         names = list(dict.fromkeys([*names, *names_of("timm"), *names_of("torchvision")]))
@@ -99,11 +114,21 @@ def main(arguments: Sequence[str]) -> int:
         names = [name for name in names if fnmatch(name, given.pattern)]
     if given.json:
         documents.show(names)
+    elif given.kind == "methods":
+        _print({name: about(name) for name in names})
     else:
         print("\n".join(names))
     if of_libraries and not given.json:
         print(_of_models(len(names), given.pattern), file=sys.stderr)
     return 0
+
+
+def _print(lines: Mapping[str, str]) -> None:
+    """In two columns; on a terminal the second is wrapped."""
+    first = max(map(len, lines), default=0) + 2
+    for name, text in lines.items():
+        line = f"{name:{first}}{text}"
+        print(fill(line, columns(sys.stdout) or len(line), subsequent_indent=" " * first))
 
 
 def _of_models(count: int, pattern: str | None) -> str:

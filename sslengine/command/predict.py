@@ -75,7 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             trust_config=given.trust_config,
             network=given.network,
         )
-        found, unreadable, status = _predictions(predictor, given.images)
+        found, unreadable, status = _predictions(
+            predictor, [str(Path(each)) for each in given.images]
+        )
     if not found:
         return status
     if given.picture:

@@ -14,6 +14,7 @@ A form that names a machine is trained as written: only --method looks at this m
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,6 +31,10 @@ PHOTOS, SMALL, QUICK, FORMS = "photos", "small", "quickstart", "forms"
 CPU, CONTINUED = "cpu", "continued"
 # The forms of a method that depends on the number of images of a step.
 BATCH = "batch"
+_IN_A_LINE = re.compile(r"^# In a line: (.+)$", re.MULTILINE)
+_NEEDS = re.compile(
+    r"Needs .*?([\d.]+ GiB) of GPU memory for (\d+ images).*?([\d,]+ images) or more"
+)
 
 
 def names_in(folder: str) -> list[str]:
@@ -38,6 +43,15 @@ def names_in(folder: str) -> list[str]:
 
 def methods() -> list[str]:
     return names_in(PHOTOS)
+
+
+def about(method: str) -> str:
+    """What it is, when to take it and what it needs, as the head of its recipe says."""
+    head = (shipped_configs() / PHOTOS / f"{method}.yaml").read_text("utf-8")
+    needs, line = _NEEDS.search(head.replace("\n# ", " ")), _IN_A_LINE.search(head)
+    assert needs  # a test reads all of them
+    assert line
+    return f"{line[1]} From {needs[3]}; {needs[1]} for {needs[2]} a step."
 
 
 def forms_of(method: str) -> dict[str, str]:
@@ -195,7 +209,7 @@ def _files(given: argparse.Namespace) -> list[str]:
 
 
 def _name_of_recipe(given: argparse.Namespace) -> str:
-    if bool(given.method) == bool(given.recipe):
+    if given.method and given.recipe:
         raise ConfigError(
             f"--method, --recipe: give one of them. Methods: {listing(methods())}; recipes: "
             f"`sslengine list recipes`."

@@ -1,5 +1,6 @@
 """Train on a folder of images, or run a config.
 
+    sslengine train ~/photos
     sslengine train ~/photos --method dino --model vit_small_patch16_224 --out runs/birds
     sslengine train ~/photos --recipe photos/simclr --set OPTIMIZER.num_epochs=50 --show
     sslengine train ~/photos --recipe dino/1gpu/continued --pretrained
@@ -9,9 +10,9 @@ DATA is a folder of images (folders in it are classes, which training does not r
 or .parquet table, a list of paths (.txt, or .npy), .npy or .npz arrays, videos, .tar shards (a
 folder, a pattern, addresses on a server), parquet files with images in them, or a dataset of the
 hub (hf://datasets/USER/NAME). Images of many bands, or of more than 8 bits, keep their values, and
-the recipe's views change no colours. Options stand for keys of the config, and the command that
-says the same with config=... is printed. Any other key: --set KEY=VALUE. The config with all that
-was chosen: --show.
+the recipe's views change no colours. Options stand for keys of the config; the command, and what
+says the same with config=..., are written to command.sh in the run's folder. Any other key: --set
+KEY=VALUE. The config with all that was chosen: --show.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.errors import ConfigError, readable
 from sslengine.launch import cli
 from sslengine.launch.folder import expect_place
+from sslengine.methods import DEFAULT
 from sslengine.registry import component_key, import_dotted, load_plugins
 
 BATCH, WORKERS = "DATA.TRAIN.BATCHSIZE_PER_REPLICA", "DATA.NUM_DATALOADER_WORKERS"
@@ -55,7 +57,7 @@ def make_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add = parser.add_argument
     add("data", metavar="DATA", help="images: see above")
-    add("--method", metavar="NAME", help="see `sslengine list methods`")
+    add("--method", metavar="NAME", help=f"see `list methods`; default: {DEFAULT}")
     add("--recipe", metavar="NAME", help="a config in place of the method's: `list recipes`")
     add("--model", metavar="NAME", help="any network of timm's or torchvision's, or a trunk: `list "
         "models`; default: resnet50, without a GPU resnet18")  # fmt: skip
@@ -95,8 +97,9 @@ def main(arguments: Sequence[str]) -> int:
         return cli.main(arguments)
     given = make_parser().parse_args(arguments)
     chosen, line = choose(given)
-    print(readable(line, but="\n"))
-    print(readable(f"as: {shlex.join(['sslengine', *chosen])}"), flush=True)
+    print(readable(line, but="\n"), flush=True)
+    if given.show:
+        print(readable(f"as: {shlex.join(['sslengine', *chosen])}"), flush=True)
     folders = [text for each in given.config_dir for text in ("--config-dir", each)]
     typed_words = {"OPTIMIZER.param_schedulers.lr": "--lr"} if given.lr is not None else {}
     with words(typed_words):
@@ -114,6 +117,8 @@ def choose(given: argparse.Namespace) -> tuple[list[str], str]:
     )
     if given.val is not None and not 0 < given.val < 1:
         raise ConfigError(f"--val: expected a share, such as 0.1; got {given.val:g}.")
+    by_default = not (given.method or given.recipe)
+    given.method = DEFAULT if by_default else given.method
     recipe = Recipe.of(given)
     _load_plugins(given, recipe)
     if given.weights is not None:
@@ -150,6 +155,8 @@ def choose(given: argparse.Namespace) -> tuple[list[str], str]:
     line = f"{count} images, {name or recipe.trunk}, {_computed_by(values, recipe, found)}"
     if bands:
         line += f"\n{bands}"
+    if by_default:
+        line += f"\nmethod {DEFAULT}, the default; others: sslengine list methods"
     return [*recipe.files, *overrides(values), *typed(given.values)], line
 
 
@@ -288,9 +295,9 @@ def _given(given: argparse.Namespace) -> dict[str, Any]:
         "SEED_VALUE": given.seed,
         "MACHINE.PRECISION": given.precision,
         WORKERS: given.workers,
-        "MODEL.WEIGHTS_INIT.PARAMS_FILE": given.weights,
+        "MODEL.WEIGHTS_INIT.PARAMS_FILE": given.weights and str(Path(given.weights)),
         "MODEL.WEIGHTS_INIT.TRUST_PICKLE": given.trust_pickle or None,
-        "CHECKPOINT.DIR": given.out,
+        "CHECKPOINT.DIR": given.out and str(Path(given.out)),
         "PLUGINS": given.plugin or None,
         **columns.keys(given),
     }

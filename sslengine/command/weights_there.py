@@ -13,4 +13,6 @@ def expect_weights(path: str | Path, option: str) -> None:
         raise MissingCheckpointError(f"{option}: expected a file or a folder, got an empty text.")
     if not Path(path).exists():
         how_far = import_dotted("sslengine.data.sources.paths:how_far")
-        raise MissingCheckpointError(f"{option} {path}: it is not there: {how_far(Path(path))}")
+        raise MissingCheckpointError(
+            f"{option} {Path(path)}: it is not there: {how_far(Path(path))}"
+        )

@@ -46,6 +46,8 @@ class Resolved:
     texts: Mapping[Path, str] = field(default_factory=dict)
     # The file that the config was read from, if it is not trusted: see trust.py.
     opened: Opened | None = None
+    # config=... KEY=VALUE, for a command; none: it is a part of another run, or made of objects.
+    arguments: tuple[str, ...] = ()
 
 
 def resolve(

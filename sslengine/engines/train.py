@@ -26,6 +26,7 @@ from sslengine.hooks.options import HooksOptions
 from sslengine.losses.options import LossOptions
 from sslengine.models.options import ModelOptions
 from sslengine.monitor.build import RunPlace, build_writers
+from sslengine.monitor.command_file import keep_command
 from sslengine.monitor.run_status import recorded
 from sslengine.monitor.text import clock
 from sslengine.monitor.writers import Writer
@@ -177,13 +178,15 @@ def _introduce(task: Any, run: Run) -> None:
     trained = sum(p.numel() for p in task.learner.parameters() if p.requires_grad)
     ranks = f"{world_size()} rank{'s' if world_size() > 1 else ''}"
     feed = task.train_feed or task.test_feed
-    lines = (
+    lines = [
         f"{run.resolved.name} -> {run.run_dir}",
         f"  {ranks} on {run.device.type}, {task.precision.name}, seed {task.seed}",
         f"  {feed.num_samples} images, {feed.steps_per_epoch} steps an epoch, "
         f"{sum(p.own_steps for p in task.phases if p.train)} in total",
         f"  {_names(run)}, {trained / 1e6:.2f} M parameters",
-    )
+    ]
+    if is_primary() and run.resolved.arguments:
+        lines.append(f"  started by {keep_command(run.run_dir, run.resolved.arguments)}")
     run.say("\n".join(lines))
 
 

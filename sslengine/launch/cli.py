@@ -9,6 +9,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from sslengine import catalog, startup
 from sslengine.checkpoint.contents import run_folder
@@ -184,11 +185,16 @@ def resolve_all(
 ) -> list[Resolved]:
     """Resolve every run of a sweep; all are checked before any begins."""
     choices = list(sweep(overrides))
-    runs = [open_named(each, config_dirs, trusted) for each in choices]
+    runs = [_open(each, config_dirs, trusted) for each in choices]
     if len(runs) == 1:
         return runs
     folders = [f"{run.config.CHECKPOINT.DIR}/sweep_{index}" for index, run in enumerate(runs)]
     return [
-        open_named([*each, *assign({"CHECKPOINT.DIR": folder})], config_dirs, trusted)
+        _open([*each, *assign({"CHECKPOINT.DIR": folder})], config_dirs, trusted)
         for each, folder in zip(choices, folders, strict=True)
     ]
+
+
+def _open(arguments: Sequence[str], config_dirs: Sequence[str], trusted: bool) -> Resolved:
+    flags = [f"--config-dir={each}" for each in config_dirs] + ["--trust-config"] * trusted
+    return replace(open_named(arguments, config_dirs, trusted), arguments=(*arguments, *flags))

@@ -2,6 +2,9 @@
 
 from sslengine.registry import HEADS, LOSSES, MODELS, PARAM_GROUPS
 
+# Of a command that names no method.
+DEFAULT = "simclr"
+
 LOSSES.declare("sslengine.methods.simclr", "simclr_info_nce_loss", "multicrop_simclr_info_nce_loss")
 LOSSES.declare("sslengine.methods.moco", "moco_loss")
 LOSSES.declare("sslengine.methods.byol", "byol_loss")

@@ -9,6 +9,7 @@ import re
 import shlex
 import socket
 import sys
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def environment() -> dict[str, Any]:
     """A report that can be stored as JSON."""
     return {
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join(_masked(sys.argv)),
+        "command": shlex.join(masked(sys.argv)),
         "folder": str(Path.cwd()),
         "host": socket.gethostname(),
         "sslengine": sslengine.__version__,
@@ -103,7 +104,7 @@ def _gpus() -> list[str]:
     return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
 
 
-def _masked(arguments: list[str]) -> list[str]:
+def masked(arguments: Sequence[str]) -> list[str]:
     """The value of what is named like a secret: `name=value`, `--name value`, `{name: value}`."""
     masked = [_SECRET_ARGUMENT.sub(r"\1=***", each) for each in arguments]
     masked = [_SECRET_INSIDE.sub(r"\1***", each) for each in masked]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, wraps
+from dataclasses import dataclass, field
+from functools import cached_property, partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -36,6 +36,8 @@ from sslengine.errors import ConfigError, readable
 from sslengine.losses.options import LossOptions
 from sslengine.methods import supervised
 from sslengine.models.networks import AUTO
+from sslengine.models.options import ModelOptions
+from sslengine.models.weights import expect_whole, init_from_file
 from sslengine.predictor import bands
 from sslengine.predictor.index import Index, key_of, load_or_make, unit_length
 from sslengine.predictor.view import View
@@ -62,7 +64,7 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class Prediction:
-    features: Tensor  # of the trunk, as a vector
+    features: Tensor = field(repr=False)  # of the trunk, as a vector
     classes: Tensor | None  # probability of each class, if the run trained a classifier
     nearest: list[Neighbour]
 
@@ -117,11 +119,12 @@ class Predictor:
     def _build(self, network: str) -> None:
         if self.count:
             expect_no_links_out(self.run_folder)  # the index is kept there
-        checkpoint, state = newest_state(self.run_folder)
+        trained = self.resolved.engine_name == "train"
+        newest = newest_state(self.run_folder) if trained else None
         self.model = build_base_model(self.config, self.device)
         self.trunk = trunk_of(self.model)
         self._wanted = network
-        self._load(checkpoint, state)
+        self._load(*newest) if newest else self._load_file()
         self.seed = read(self.config, RunOptions).SEED_VALUE
         data = read(self.config, DataOptions)
         self.view = View(data, self.seed)
@@ -142,6 +145,15 @@ class Predictor:
         self.class_names = [*(state.get("classes") or [[]])[0]]
         self.model.eval()
         vars(self).pop("index", None)  # of the features of another checkpoint
+
+    def _load_file(self) -> None:
+        """The weights of a network that no run here has trained."""
+        options = read(self.config, ModelOptions)
+        loaded = init_from_file(self.model, options)
+        expect_whole(loaded)
+        self.checkpoint, self.network = Path(options.WEIGHTS_INIT.PARAMS_FILE), loaded.network
+        self.class_names = []
+        self.model.eval()
 
     def __call__(self, image: str | Path | Image.Image | NDArray[np.generic]) -> Prediction:
         """image: an array (height x width x channels) only for a run with IMAGE_MODE stored."""
@@ -194,12 +206,13 @@ class Predictor:
         return [numbers.get(name, name) for name in names]
 
     @torch.no_grad()
-    def trunk_features(self, batch: Tensor) -> dict[str, Tensor]:
+    def trunk_features(self, batch: Tensor, layer: str = "") -> dict[str, Tensor]:
+        """The final feature as a vector; of another layer images x tokens x width."""
         if getattr(self.model, "flip_channels", False):
             batch = batch.flip(1)
         with self.precision.autocast():
-            (final,) = self.trunk(batch)
-        return {"trunk": self.precision.as_full(final).flatten(1)}
+            (found,) = self.trunk(batch, [layer] if layer else [])
+        return {"trunk": self.precision.as_full(found).flatten(2 if layer else 1)}
 
     # ---- the training set
 
@@ -239,10 +252,13 @@ class Predictor:
             device=self.device, mp_method=read(self.config, RunOptions).MULTI_PROCESSING_METHOD,
         )  # fmt: skip
 
-    def read_all(self, train: SplitOptions | None = None, then: str = "") -> Features:
+    def read_all(
+        self, train: SplitOptions | None = None, layer: str = "", then: str = ""
+    ) -> Features:
         """The features, labels and numbers of all training images that can be read.
 
-        train: other options than those of `data`. then: the stage that follows.
+        train: other options than those of `data`. layer: see trunk_features. then: the stage that
+        follows.
         """
         train = dataclasses.replace(
             train or self.data.TRAIN, INPUT_KEY_NAMES=["data"], TARGET_KEY_NAMES=["label"]
@@ -251,7 +267,8 @@ class Predictor:
         parts: list[Features] = []
         try:
             with closed(self.resolved.opened):
-                parts.extend(extract(self.trunk_features, feed, train, self.precision, then))
+                compute = partial(self.trunk_features, layer=layer)
+                parts.extend(extract(compute, feed, train, self.precision, then))
             return join(parts)
         except Exception:
             self._expect_fitting(feed, len(parts))

@@ -56,10 +56,10 @@ def fit(
     hooks: Sequence[Any] = (),
     device: str | torch.device | None = None,
     precision: str = "fp32",
-    folder: str | Path | None = None,
+    out: str | Path | None = None,
     seed: int = 0,
-    verbose: bool = False,
-    settings: Mapping[str, Any] | None = None,
+    quiet: bool = False,
+    values: Mapping[str, Any] | None = None,
 ) -> Session:
     """Train the model in place and return a session with it and its history.
 
@@ -72,17 +72,19 @@ def fit(
         learning rate stays constant; or a dict with the keys of config.OPTIMIZER.
     epochs or iterations: the length of the whole run; give one of them.
     batch_size, shuffle, drop_last, collate_fn, workers: how each rank reads a dataset.
-    folder: for checkpoints and metrics.jsonl; the same call resumes from it. None: no files.
-    settings: any other keys under `config` in YAML.
+    out: a folder for checkpoints and metrics.jsonl; the same call resumes from it. None: no files.
+    quiet: print nothing of its progress.
+    values: any other keys under `config` in YAML.
 
-    With the name of a method and a path, fit(method, data, model=...) is `sslengine.train`.
+    With a path and the name of a method, fit(data, method, model) is `sslengine.train`. The names
+    folder, settings and verbose that out, values and quiet had are taken too.
     """
     _expect_objects(model=model, loss=loss, data=data)
     place = choose_device(device)
     join_others(place)
-    run_dir = None if folder is None else Path(folder).expanduser()
+    run_dir = None if out is None else Path(out).expanduser()
     resolved = _resolve(optimizer, epochs, iterations, loss, validation, run_dir, place,
-                        precision, accumulate, seed, settings)  # fmt: skip
+                        precision, accumulate, seed, values)  # fmt: skip
     if run_dir is not None:
         expect_run_folder(resolved.config)
         _check_resumable(data)
@@ -103,18 +105,20 @@ def fit(
         task = PythonTask(resolved.config, run_dir, place, given)
         task.prepare()
         with owned(run_dir) if run_dir is not None else nullcontext():
-            _train(task, resolved, verbose)
+            _train(task, resolved, quiet)
     finally:
         set_rng_state(streams)
     return Session(task, {"train": data, "validation": validation, "test": test}, history)
 
 
-def _train(task: PythonTask, resolved: Resolved, verbose: bool) -> None:
-    console = Screen(quiet=not (verbose and is_primary()))
+def _train(task: PythonTask, resolved: Resolved, quiet: bool) -> None:
+    console = Screen(quiet=quiet or not is_primary())
     marks = None
     if task.folder is not None:
-        marks = resume(task, Run(resolved, task.folder, task.device, console))
-    if is_primary() and verbose:
+        run = Run(resolved, task.folder, task.device, console)
+        marks = resume(task, run)
+        run.describe()
+    if is_primary() and not quiet:
         task.writers.append(ConsoleWriter(console))
     if is_primary() and task.folder is not None:
         task.writers.append(json_lines(RunPlace(task.folder, task.iteration, marks=marks)))
@@ -127,7 +131,7 @@ def _train(task: PythonTask, resolved: Resolved, verbose: bool) -> None:
 def _resolve(
     optimizer: Any, epochs: int | None, iterations: int | None, loss: Loss | None, validation: Any,
     folder: Path | None, device: torch.device, precision: str, accumulate: int, seed: int,
-    settings: Mapping[str, Any] | None,
+    values: Mapping[str, Any] | None,
 ) -> Resolved:  # fmt: skip
     if (epochs is None) == (iterations is None):
         given = "neither" if epochs is None else f"epochs={epochs} and iterations={iterations}"
@@ -158,7 +162,7 @@ def _resolve(
     if loss is None:
         own["LOSS"] = {"name": ""}
         own["TRAINER"] = {"TRAIN_STEP_NAME": "loss_dict_train_step"}
-    return resolve_dict(_merged(own, settings or {}))
+    return resolve_dict(_merged(own, values or {}))
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,7 +178,7 @@ def _expect_objects(**given: Any) -> None:
         if isinstance(value, str | Path):
             raise ConfigError(
                 f"fit: {name}={str(value)!r} among objects. Give objects alone, or names and paths "
-                f'alone: fit("METHOD", "~/photos", model="resnet50").'
+                f'alone: fit("~/photos", "METHOD", "resnet50").'
             )
 
 

@@ -55,9 +55,13 @@ def predict_feed(model: nn.Module, feed: Feed, precision: Precision) -> list[Any
         tree_map(lambda value: value.cpu() if isinstance(value, Tensor) else value, output)
         for output, _ in _outputs(model, feed, precision)
     ]
-    of_ranks = gather_objects(mine)
+    return of_all_ranks(mine)
+
+
+def of_all_ranks(mine: list[Any]) -> list[Any]:
+    """What each rank has of its batches, in the order of the dataset. Collective."""
     # Interleave the ranks' outputs: each step reads one stretch of the dataset over all ranks.
-    return [output for step in zip(*of_ranks) for output in step]
+    return [output for step in zip(*gather_objects(mine)) for output in step]
 
 
 def finish(

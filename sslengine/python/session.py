@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from sslengine.data.given import make_feed
 from sslengine.errors import ConfigError, nearest
 from sslengine.python.history import History
-from sslengine.python.passes import Feed, finish, predict_feed
+from sslengine.python.passes import Feed, finish, of_all_ranks, predict_feed
 from sslengine.python.task import PythonTask
+from sslengine.registry import import_dotted
 
 
 class Session:
+    """A run of `fit`: its model, loss and history, and what can be computed of its datasets."""
+
     def __init__(self, task: PythonTask, sets: dict[str, Any], history: History) -> None:
         self._task, self._sets = task, sets
         self.model: nn.Module = task.parts.base_model
@@ -24,6 +32,11 @@ class Session:
         self.history = history
         self._feeds: dict[str, Feed] = {}
         self._kept: dict[Any, Any] = {}
+
+    def __repr__(self) -> str:
+        losses = (f"{split} loss {record['loss']:.4g}" for split, record in self.results.items())
+        state = "complete" if self.complete else "not complete"
+        return f"Session({', '.join([f'{self.iteration} steps', state, *losses])})"
 
     @property
     def iteration(self) -> int:
@@ -41,19 +54,48 @@ class Session:
 
     def predict(
         self,
-        name: str = "test",
+        name: Any = "test",
         *,
         collate: Callable[[list[Any]], Any] | None = None,
         transform: Callable[[Any], Any] | None = None,
         fresh: bool = False,
     ) -> Any:
-        """`sslengine.predict` on "train", "validation" or "test". Outputs are cached until the
-        model changes. fresh: ignore the cache."""
+        """`sslengine.predict` on "train", "validation" or "test", whose outputs are cached until
+        the model changes (fresh: ignore the cache); or on another dataset or loader."""
+        if not isinstance(name, str):
+            with closing(self._make_feed(name, "images")) as feed:
+                outputs = predict_feed(self.model, feed, self._task.parts.precision)
+            return finish(outputs, collate, transform)
         outputs = self._once(
             "predict", name, fresh,
             lambda feed: predict_feed(self.model, feed, self._task.parts.precision),
         )  # fmt: skip
         return finish(outputs, collate, transform)
+
+    def judge(self, train: str = "train", val: str = "validation") -> dict[str, Any]:
+        """As `sslengine judge --features`, which prints the scores: how well the model's outputs,
+        a row for each sample, tell the targets by nearest neighbours and a linear probe."""
+        with TemporaryDirectory() as folder:
+            files = [Path(folder, f"{split}.npz") for split in ("train", "test")]
+            for name, file in zip((train, val), files, strict=True):
+                rows = self.predict(name).flatten(1).float().numpy()
+                np.savez(file, features=rows, labels=self._targets(name))
+            found = Path(folder, "scores.json")
+            judge = import_dotted("sslengine.command.judge:main")
+            judge(["--features", *map(str, files), "--out", str(found)])
+            scores: dict[str, Any] = json.loads(found.read_text())
+            return scores
+
+    def _targets(self, name: str) -> Any:
+        mine = [batch["label"][0].cpu() for batch in self._feed(name).batches()]
+        return torch.cat(of_all_ranks(mine)).numpy()
+
+    def report(self) -> Path:
+        """As `sslengine report` of the run's folder; the file of its page."""
+        if self._task.folder is None:
+            raise ConfigError("there are no files to make a report of. Give fit a folder: out=...")
+        import_dotted("sslengine.command.report:main")([str(self._task.folder)])
+        return self._task.folder / "report.html"
 
     def evaluate_loss(self, name: str = "test", *, fresh: bool = False) -> dict[str, float]:
         """The mean loss per sample over a dataset, with its parts, as in a test phase."""
@@ -93,14 +135,10 @@ class Session:
                 f"{nearest(name, given)}".rstrip()
             )
         if name not in self._feeds:
-            feeding = {
-                **self._task.given.feeding,
-                "shuffle": False,
-                "drop_last": False,
-                "whole": True,
-            }
-            task = self._task
-            self._feeds[name] = make_feed(
-                self._sets[name], seed=task.parts.seed, device=task.device, where=name, **feeding
-            )
+            self._feeds[name] = self._make_feed(self._sets[name], name)
         return self._feeds[name]
+
+    def _make_feed(self, data: Any, name: str) -> Feed:
+        task, whole = self._task, {"shuffle": False, "drop_last": False, "whole": True}
+        return make_feed(data, seed=task.parts.seed, device=task.device, where=name,
+                         **{**task.given.feeding, **whole})  # fmt: skip

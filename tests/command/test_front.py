@@ -17,6 +17,8 @@ from torch import Tensor
 import sslengine
 from sslengine import __version__
 from sslengine.command.front import VERBS, main
+from sslengine.command.list import KINDS
+from sslengine.command.recipes import methods
 from sslengine.config.sections import read
 from sslengine.errors import CheckpointError
 from sslengine.methods.base import Method
@@ -64,8 +66,22 @@ def test_an_error_of_the_users_code_begins_there_and_says_what_the_batch_has(
     assert str(Path(sslengine.__file__).parent) in (tmp_path / "log.txt").read_text()
 
 
+def test_what_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert [name for name, about in lines if about] == [*KINDS, "--vissl"]
+    found = []
+    for arguments in ([], ["methods"]):
+        assert main(["list", *arguments, "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert (found[0].keys(), found[1]) == (KINDS.keys(), methods())
+
+
 def test_lists_come_without_torch() -> None:
-    assert "simclr" in without_torch("list", "methods").split()
+    lines = {line.split()[0]: line for line in without_torch("list", "methods").splitlines()}
+    assert [*lines] == methods()
+    needs = r"\S+ +\S.*\. .*\. .*\. From [\d,]+ images; [\d.]+ GiB for \d+ images a step\."
+    assert all(re.fullmatch(needs, line) for line in lines.values()), lines
     assert "photos/dino" in json.loads(without_torch("list", "recipes", "--json"))
     assert "vit_small_patch14_dinov2" in without_torch("list", "models", "vit_*dino*").split()
 

@@ -26,7 +26,7 @@ OF_FOURTEEN = {
     "pretrain/ijepa/ijepa_16gpu_vith14",
 }
 REFUSED = {*((name, 224) for name in OF_SIX), *((name, 96) for name in OF_FOURTEEN)}
-RECIPES = [name for name in KINDS["recipes"]() if name.split("/")[0] in
+RECIPES = [name for name in KINDS["recipes"].names() if name.split("/")[0] in
            ("photos", "small", "quickstart", "pretrain")]  # fmt: skip
 QUICK = ["small/simclr", "quickstart/dino", "quickstart/mae", "quickstart/data2vec", "photos/ibot",
          "photos/jigsaw", "quickstart/pirl"]  # fmt: skip

@@ -46,6 +46,24 @@ def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made.folder
 
 
+def test_a_run_is_judged_reported_and_applied_from_python(
+    run: Path, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = sslengine.load(run).run
+    assert repr(made) == f"TrainedRun({run})"
+    found = made.judge(overrides=["EVALUATE.LABEL_FREE=[]"])
+    assert found == json.loads((run / "evaluation.json").read_text())
+    assert [each["features"] for each in found["scores"]] == ["trained", "untrained", "raw pixels"]
+    capsys.readouterr()
+    assert made.report() == run / "report.html"
+    assert str(run) in capsys.readouterr().out
+    image = photos / "dark" / "0.png"
+    (one,) = made.predict(image, nearest=1)
+    two = made.predict([Image.open(image), image], nearest=0)
+    assert one.nearest[0].path == str(image)
+    assert all(torch.equal(each.features, one.features) for each in two)
+
+
 def test_rows_of_embed_in_every_format(run: Path, photos: Path, tmp_path: Path) -> None:
     for ending in ("npy", "npz", "csv", "parquet"):
         if ending == "parquet":

@@ -257,4 +257,4 @@ def test_the_list_has_names_and_keys(capsys: pytest.CaptureFixture[str]) -> None
     assert any(each.startswith("trunk: classy_vit: ") for each in lines)
     assert any(each.startswith("key: DISTILLATION: ") for each in lines)
     with pytest.raises(SystemExit):
-        main([])
+        main(["methods", "--vissl"])

@@ -20,7 +20,7 @@ def _asked(**options: Any) -> list[int]:
     model, points = net(), Points()
     session = fit(
         model, square, batches(points), sgd(model), epochs=5, validation=points, device="cpu",
-        settings={"HOOKS": {"EVALUATE_LOSS": {"SETS": ["train"], **options}}},
+        values={"HOOKS": {"EVALUATE_LOSS": {"SETS": ["train"], **options}}},
     )  # fmt: skip
     told = [record for record in session.history.epochs if "set_loss" in record]
     assert all(record["split"] == "train" for record in told)  # test phases have a loss already

@@ -56,7 +56,7 @@ def two_ranks():  # type: ignore[no-untyped-def]
 
 
 def test_objects_do_not_mix_with_paths() -> None:
-    with pytest.raises(ConfigError, match=r"data=.~/photos. among objects.*fit\(.METHOD., "):
+    with pytest.raises(ConfigError, match=r"data=.~/photos. among objects.*, .METHOD., "):
         fit(net(), square, "~/photos", sgd(net()), epochs=1)
 
 
@@ -67,7 +67,7 @@ def test_numbers_of_numpy() -> None:
     settings = {"LOG_FREQUENCY": np.int64(3), "HOOKS": hooks}
     for length in ({"epochs": np.int64(2)}, {"iterations": np.int32(6)}):
         session = fit(net(), square, Points(), optimizer, device="cpu", seed=np.int16(4),
-                      batch_size=4, settings=settings, **length)  # fmt: skip
+                      batch_size=4, values=settings, **length)  # fmt: skip
         assert (session.iteration, session.complete) == (6, True)
 
 
@@ -76,7 +76,7 @@ def test_a_loss_that_is_not_finite_has_no_run_to_replay(tmp_path: Path) -> None:
         model = net()
         with pytest.raises(NonFiniteLossError, match="loss of iteration 1 is not finite") as told:
             fit(model, lambda output, target: square(output, target) * math.nan, Points(),
-                sgd(model), epochs=1, device="cpu", folder=folder)  # fmt: skip
+                sgd(model), epochs=1, device="cpu", out=folder)  # fmt: skip
         assert "replay" not in str(told.value)
         assert "CHECK_NAN=false continues" in str(told.value)
 
@@ -86,10 +86,39 @@ def test_names_have_the_errors_of_train(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with pytest.raises(SSLEngineError) as by_train:
         sslengine.train(photos, "simclrr", "resnet10t", epochs=1, device="cpu", out=out)
-    with pytest.raises(SSLEngineError) as by_fit:
-        sslengine.fit("simclrr", photos, model="resnet10t", epochs=1, device="cpu", out=out)
-    assert str(by_fit.value) == str(by_train.value)
+    # The order of train, by names, and the order of version 0.1.
+    for given, named in (
+        ((photos, "simclrr", "resnet10t"), {}),
+        ((), {"method": "simclrr", "data": photos, "model": "resnet10t"}),
+        (("simclrr", photos), {"model": "resnet10t"}),
+        (("simclrr", str(photos), "resnet10t"), {}),
+        (("simclrr",), {"data": photos, "model": "resnet10t"}),
+    ):
+        with pytest.raises(SSLEngineError) as by_fit:
+            sslengine.fit(*given, epochs=1, device="cpu", out=out, **named)
+        assert str(by_fit.value) == str(by_train.value)
     assert not out.exists()
+
+
+def test_the_names_that_arguments_had_are_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    earlier: Any = {"folder": tmp_path / "run", "settings": {"LOG_FREQUENCY": 1}, "verbose": False}
+    model = net()
+    sslengine.fit(model, square, Points(), sgd(model), epochs=1, device="cpu", **earlier)
+    assert (tmp_path / "run" / "metrics.jsonl").exists()
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_progress_is_shown_as_of_a_run(quiet: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    model = net()
+    fit(model, square, Points(), sgd(model), epochs=2, validation=Points(), device="cpu",
+        quiet=quiet)  # fmt: skip
+    lines = [
+        line.split("  ")[0] for line in capsys.readouterr().out.splitlines() if "step" not in line
+    ]
+    assert lines == ([] if quiet else ["train 1/2", "test 1/2", "train 2/2", "test 2/2"])
 
 
 class Cut(Hook):
@@ -115,9 +144,6 @@ def test_importing_the_package_loads_nothing() -> None:
 def test_the_signatures_that_editors_see_are_those_of_the_functions() -> None:
     of_names, of_objects = map(inspect.signature, typing.get_overloads(by_names.fit))
     expected = [*inspect.signature(api.train).parameters.values()]
-    data, method = expected[:2]
-    required = inspect.Parameter.empty
-    expected[:2] = [method.replace(default=required, annotation="str"), data]
     assert [*of_names.parameters.values()] == expected
     assert of_objects == inspect.signature(fit)
 
@@ -187,7 +213,7 @@ def test_a_run_that_resumes_with_another_loss_tells_it(
 ) -> None:
     def resume(loss: Any, epochs: int) -> str:
         model = net()
-        fit(model, loss, Points(), sgd(model), epochs=epochs, device="cpu", folder=tmp_path)
+        fit(model, loss, Points(), sgd(model), epochs=epochs, device="cpu", out=tmp_path)
         said = caplog.text
         caplog.clear()
         return said
@@ -204,20 +230,20 @@ def test_a_run_that_resumes_with_another_loss_tells_it(
 def test_a_killed_run_goes_on_bit_by_bit(form: str, tmp_path: Path) -> None:
     common: dict[str, Any] = {
         "epochs": 4, "device": "cpu", "batch_size": 4,
-        "settings": {"CHECKPOINT": {"CHECKPOINT_ITER_FREQUENCY": 1}},
+        "values": {"CHECKPOINT": {"CHECKPOINT_ITER_FREQUENCY": 1}},
     }  # fmt: skip
     whole = net(dropout=0.5)
     expected = fit(whole, square, _noisy(form), sgd(whole), **common).history.losses()
     model = net(dropout=0.5)
     with pytest.raises(KeyboardInterrupt):
-        fit(model, square, _noisy(form), sgd(model), folder=tmp_path, hooks=[Cut(5)], **common)
+        fit(model, square, _noisy(form), sgd(model), out=tmp_path, hooks=[Cut(5)], **common)
     model = net(seed=1, dropout=0.5)
-    rest = fit(model, square, _noisy(form), sgd(model), folder=tmp_path, **common)
+    rest = fit(model, square, _noisy(form), sgd(model), out=tmp_path, **common)
     made = len(rest.history.steps)
     assert 7 <= made < 12
     assert rest.history.losses() == expected[-made:]
     assert same(model, whole)
-    again = fit(model, square, _noisy(form), sgd(model), folder=tmp_path, **common)
+    again = fit(model, square, _noisy(form), sgd(model), out=tmp_path, **common)
     assert again.complete
     assert again.iteration == 12
     assert again.history.steps == []
@@ -249,7 +275,7 @@ def test_other_train_steps_by_their_settings() -> None:
     trainer = {"TRAIN_STEP_NAME": name, name: {"OPTIMIZERS": optimizers}}
     ours, theirs = net(), net()
     session = fit(ours, losses, batches(Points()), epochs=2, device="cpu",
-                  settings={"TRAINER": trainer})  # fmt: skip
+                  values={"TRAINER": trainer})  # fmt: skip
     for x, y in batches(Points()) * 2:
         parts = losses(theirs(x), y)
         first, second = list(theirs[0].parameters()), list(theirs[3].parameters())
@@ -298,7 +324,7 @@ def test_early_stopping_ends_it() -> None:
     model = net()
     stop = {"MONITOR": "train.loss", "PATIENCE": 2, "MIN_DELTA": 100.0}
     session = fit(model, square, batches(Points()), sgd(model), epochs=50, device="cpu",
-                  settings={"HOOKS": {"EARLY_STOPPING": stop}})  # fmt: skip
+                  values={"HOOKS": {"EARLY_STOPPING": stop}})  # fmt: skip
     assert session.complete
     assert session.iteration == 9
 
@@ -395,7 +421,7 @@ def _calls(**changes: Any) -> Session:
         ),
         ({"precision": "fp61"}, ConfigError, r"precision: expected auto, .* Did you mean 'fp16'"),
         (
-            {"settings": {"HOKS": {}}},
+            {"values": {"HOKS": {}}},
             ConfigError,
             r"config.HOKS: unknown key. Did you mean 'HOOKS'",
         ),
@@ -419,14 +445,14 @@ def test_a_loader_without_length() -> None:
 def test_a_loader_with_an_order_of_its_own_has_no_folder(tmp_path: Path) -> None:
     loader = DataLoader(Points(), shuffle=True, generator=torch.Generator())
     with pytest.raises(DataError, match="the DataLoader has its own `generator`"):
-        _calls(data=loader, folder=tmp_path)
+        _calls(data=loader, out=tmp_path)
     drawn = WeightedRandomSampler([1.0] * 10, 10, generator=torch.Generator())
     for order in ({"sampler": drawn}, {"batch_sampler": BatchSampler(drawn, 4, drop_last=False)}):
         with pytest.raises(DataError, match="the WeightedRandomSampler has its own `generator`"):
-            _calls(data=DataLoader(Points(), **order), folder=tmp_path)  # type: ignore[arg-type]
+            _calls(data=DataLoader(Points(), **order), out=tmp_path)  # type: ignore[arg-type]
     kept = DataLoader(Points(), num_workers=1, persistent_workers=True)
     with pytest.raises(DataError, match="Set persistent_workers=False"):
-        _calls(data=kept, folder=tmp_path)
+        _calls(data=kept, out=tmp_path)
 
 
 def test_the_document_runs() -> None:

@@ -37,5 +37,5 @@ def test_what_was_made_before_an_error() -> None:
     model, history = net(), History()
     with pytest.raises(KeyboardInterrupt):
         fit(model, square, batches(Points()), sgd(model), epochs=1, device="cpu",
-            hooks=[KeepHistory(history), Fail()], settings={"LOG_FREQUENCY": 1})  # fmt: skip
+            hooks=[KeepHistory(history), Fail()], values={"LOG_FREQUENCY": 1})  # fmt: skip
     assert [record["iteration"] for record in history.steps] == [1]

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.utils.data import DataLoader
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from sslengine.errors import ConfigError
 from sslengine.python.fit import fit
@@ -50,6 +51,33 @@ def test_predictions_are_made_once_for_one_state_of_the_model() -> None:
     assert passes == [3, 3] * 3
     session.close()
     assert session.predict("train").shape == (10, 1)
+
+
+def test_predictions_of_another_set_and_a_line_about_the_session() -> None:
+    session, _ = trained()
+    other = Points(5, seed=3)
+    torch.testing.assert_close(session.predict(other), rows(session, other))
+    loss = session.results["train"]["loss"]
+    assert repr(session) == f"Session(3 steps, complete, train loss {loss:.4g})"
+
+
+def test_scores_of_outputs_and_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The sign of the first input is the class: neighbours tell it."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(80, 3, generator=draw).sign() * 4 + torch.randn(80, 3, generator=draw) / 9
+    sets = [TensorDataset(part, (part[:, 0] > 0).long()) for part in x.split(40)]
+    model = nn.Linear(3, 3)
+    nn.init.eye_(model.weight)
+    session = fit(model, lambda rows, labels: rows.mean(), sets[0], sgd(model, lr=0.0), epochs=1,
+                  validation=sets[1], device="cpu", out=tmp_path, batch_size=7)  # fmt: skip
+    (score,) = session.judge()["scores"]
+    assert (score["knn"]["1"], score["linear"]) == (100.0, 100.0)
+    assert score["about"]["images"] == {"train": 40, "test": 40}
+    capsys.readouterr()
+    assert session.report().parent == tmp_path
+    assert "6, of 1 epochs" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="out="):
+        trained()[0].report()
 
 
 def test_sets_that_are_loaders_which_shuffle_and_drop_the_last() -> None:

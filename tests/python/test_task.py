@@ -54,6 +54,6 @@ def test_parameters_that_settings_freeze(form: str, prefix: str) -> None:
     lr = {"param_schedulers": {"lr": {"name": "constant", "value": 0.1}}}
     optimizer: Any = sgd(model) if form == "torch" else {"name": "sgd", **lr}
     settings = {"MODEL": {"NON_TRAINABLE_PARAMS": [f"{prefix}0.weight"]}}
-    fit(model, square, Points(), optimizer, epochs=1, device="cpu", settings=settings)
+    fit(model, square, Points(), optimizer, epochs=1, device="cpu", values=settings)
     assert torch.equal(model[0].weight, before)
     assert not torch.equal(model[3].weight, net()[3].weight)

@@ -1,0 +1,74 @@
+"""RUN/command.sh: the words that were typed, quoted, from where they were typed; and later ones."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sslengine.command.front import main
+from sslengine.monitor.command_file import keep_command
+from tests.command.photos import SMALL, write_photos
+
+
+def ran(script: Path, folder: Path) -> list[str]:
+    """The folder and the words with which the script calls `sslengine`, by one that prints them."""
+    fake = folder / "bin" / "sslengine"
+    fake.parent.mkdir(exist_ok=True)
+    fake.write_text('#!/bin/sh\npwd\nprintf "%s\\n" "$@"\n')
+    fake.chmod(0o755)
+    path = f"{fake.parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        [str(script)], env={"PATH": path}, capture_output=True, text=True, check=True
+    )
+    return done.stdout.splitlines()
+
+
+def test_a_training_writes_what_was_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "it's here"
+    write_photos(folder / "my photos", each=4)
+    monkeypatch.chdir(folder)
+    words = ["train", "./my photos", "--model=test_resnet", *SMALL, "--out=./runs//a"]
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/sslengine", *words])
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert "  started by runs/a/command.sh\n" in printed
+    assert "method simclr, the default; others: sslengine list methods\n" in printed
+    script = folder / "runs/a/command.sh"
+    assert ran(script, tmp_path) == [str(folder), *words]
+    written_out = script.read_text().splitlines()[-1]
+    assert written_out.startswith("# sslengine config=photos/simclr ")
+    assert "config.MODEL.TRUNK.TIMM.model=test_resnet" in written_out
+
+
+def test_later_commands_are_comments_and_the_same_is_not_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, *later = (
+        ["config=a"],
+        ["config=b", "config.NAME='x\nreboot'"],
+        ["config=a", "config.B=1"],
+    )
+    for each in (first, *later):
+        monkeypatch.setattr(sys, "argv", ["/usr/bin/sslengine", *each])
+        script = keep_command(tmp_path, each)
+    text = script.read_text()
+    assert ran(script, tmp_path) == [str(tmp_path), *first]
+    assert [text.count(each) for each in ("config=b", "config.B=1", "Started again")] == [1, 1, 2]
+    for each in (first, *later):
+        monkeypatch.setattr(sys, "argv", ["/usr/bin/sslengine", *each])
+        assert keep_command(tmp_path, each).read_text() == text
+
+
+def test_a_secret_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["config=a", "config.TRACKER.API_KEY=hunter2"]
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/sslengine", "--token", "hunter2", *words])
+    text = keep_command(tmp_path, words).read_text()
+    assert "hunter2" not in text
+    assert text.count("***") == 4  # of the head, too
