@@ -82,7 +82,6 @@ def _fill(template: str, **parts: Any) -> str:
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_clean,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -97,24 +96,20 @@ def _fill(template: str, **parts: Any) -> str:
         "label": parts["thumbs"].labels.__getitem__ if parts["thumbs"] else int,
         "style_run": curves.style_run,
     }
-    return environment.get_template(template).render(
+    html = environment.get_template(template).render(
         style=Markup((_TEMPLATES / "style.css").read_text(encoding="utf-8")),
         script=Markup(script),
         # The only script that a browser runs in the page.
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         **parts,
     )
-
-
-def _clean(value: Any) -> Any:
-    """Escape control characters in each text that a template writes; drawings have none."""
-    is_text = isinstance(value, str) and not isinstance(value, Markup)
-    return readable(value, but="\n\t") if is_text else value
+    # Control characters, and those that turn the text around them, are escaped wherever they are.
+    return "\n".join(readable(line, but="\t") for line in html.split("\n"))
 
 
 def _break_name(name: str) -> Markup:
     """Let a file's name be broken at its signs rather than within a word."""
-    parts = re.split(r"(?<=[_/-])|(?=\.)", readable(name))
+    parts = re.split(r"(?<=[_/-])|(?=\.)", name)
     return Markup("<wbr>").join(map(escape, parts))
 
 
@@ -149,7 +144,8 @@ def _thin_content(content: Content) -> Content:
 
 def _find_span(all_series: Sequence[Curve | Health]) -> tuple[float, float]:
     """Find the epochs that all drawings have as their axis."""
-    low, high = find_range(each for series in all_series for each in series.epochs) or (0.0, 0.0)
+    ends = [find_range(series.epochs) or (0.0, 0.0) for series in all_series]
+    low, high = find_range(end for pair in ends for end in pair) or (0.0, 0.0)
     return min(0.0, low), high if high > 0 else 1.0
 
 
