@@ -15,18 +15,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from sslengine.errors import readable
-from sslengine.report import curves, scores
+from sslengine.report import curves, scale, scores
 from sslengine.report.content import ClassRow, Comparison, Content, Curve, Health, Judgement, Score
 from sslengine.report.data import encode_data
-from sslengine.report.scale import (
-    Axis,
-    find_range,
-    fit_axis,
-    format_duration,
-    format_number,
-    format_points,
-    keep_records,
-)
+from sslengine.report.scale import Axis, find_range, fit_axis, format_number, format_points
 from sslengine.report.svg import name_kind
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -46,10 +38,8 @@ def render(content: Content) -> str:
         content=content,
         sections=list_sections(content),
         curves=_draw_curves(content, span),
-        strips=[curves.draw_strip(each, span, content.restarts) for each in content.health],
+        span=span,
         judgements=[_draw_judgement(each) for each in content.judgements],
-        spectra=curves.draw_spectra(content.spectra) if content.spectra else "",
-        maps=_draw_maps(content),
         order=_order_classes(content),
         thumbs=content.thumbs,
         has_map=content.map is not None,
@@ -85,10 +75,17 @@ def _fill(template: str, **parts: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.globals |= {
+        each.__name__: each
+        for each in (
+            curves.draw_spectra, curves.draw_strip, scores.draw_interval, scores.draw_places,
+            scores.draw_ticks,
+        )
+    }  # fmt: skip
     environment.filters |= {
         "number": format_number,
         "points": format_points,
-        "duration": format_duration,
+        "duration": scale.format_duration,
         "kind": name_kind,
         "metric": name_metric,
         "file": _break_name,
@@ -129,7 +126,7 @@ def _is_open(number: int, curve: Curve) -> bool:
 
 def _thin(series: Series, points: int) -> Series:
     """Leave out most records of a long series; the lowest and the highest ones stay."""
-    kept = keep_records(series.values, points)
+    kept = scale.keep_records(series.values, points)
     epochs, values = [series.epochs[i] for i in kept], [series.values[i] for i in kept]
     return replace(series, epochs=epochs, values=values)
 
@@ -164,7 +161,7 @@ def list_sections(content: Content) -> list[Section]:
     if content.map and content.thumbs:
         share = content.map.same_class.get("trained")
         hint = "" if share is None else f"{share:.0f} % of the same class"
-        found.append(Section("map", "Map", f"{len(content.map.clusters):,} images"))
+        found.append(Section("map", "Map", _count_images(content.map.clusters)))
         found += [Section("neighbours", "Neighbours", hint)] if content.map.queries else []
     elif content.map_command:
         found.append(Section("map", "Map", "not made yet"))
@@ -176,7 +173,7 @@ def list_sections(content: Content) -> list[Section]:
         hint = f"{bad} of {len(content.health)} with a finding" if bad else "no sign of collapse"
         found.append(Section("health", "Health", hint if content.health else ""))
     if content.views:
-        found.append(Section("views", "What it saw", f"{len(content.views)} images"))
+        found.append(Section("views", "What it saw", _count_images(content.views)))
     if content.judgements:
         best = [each for each in content.judgements[0].scores if each.features == "trained"][:2]
         hints = (f"{name_metric(each.metric)} {format_points(each.value)}" for each in best)
@@ -188,6 +185,10 @@ def list_sections(content: Content) -> list[Section]:
         [Section("use", "How to use it", "commands, versions, checkpoints")] if any(use) else []
     )
     return found
+
+
+def _count_images(images: Sequence[Any]) -> str:
+    return f"{len(images):,} image{'s' if len(images) > 1 else ''}"
 
 
 def name_metric(metric: str) -> str:
@@ -216,15 +217,6 @@ def _draw_curves(content: Content, span: tuple[float, float]) -> dict[str, Any]:
         groups.setdefault("" if is_open else curve.group or "Further metrics", []).append(shown)
     widths = sorted({curve.smooth for curve in content.curves if curve.smooth > 1})
     return {"open": groups.pop(""), "folded": groups, "widths": widths}
-
-
-def _draw_maps(content: Content) -> dict[str, Markup]:
-    if not content.map or not content.thumbs:
-        return {}
-    labelled = any(label >= 0 for label in content.thumbs.labels)
-    groups = content.thumbs.labels if labelled else content.map.clusters
-    places = content.map.places.items()
-    return {name: scores.draw_places(each, groups, name) for name, each in places}
 
 
 def _order_classes(content: Content) -> list[int]:
@@ -291,10 +283,8 @@ def _draw_columns(comparison: Comparison) -> Iterator[dict[str, Any]]:
     """Draw a column a score: the axis, then a cell a run; the best is marked."""
     kinds = dict.fromkeys((e.layer, e.metric) for row in comparison.rows for e in row.scores)
     for layer, metric in kinds:
-        found = [
-            next((each for each in row.scores if _belongs(each, layer, metric)), None)
-            for row in comparison.rows
-        ]
+        of_rows = ([e for e in row.scores if _belongs(e, layer, metric)] for row in comparison.rows)
+        found = [each[0] if each else None for each in of_rows]
         there = [each for each in found if each]
         base = [each for each in comparison.baselines if _belongs(each, layer, metric)]
         ends = [value for e in [*there, *base] for value in (*(e.interval or ()), e.value)]
@@ -303,13 +293,10 @@ def _draw_columns(comparison: Comparison) -> Iterator[dict[str, Any]]:
         yield {
             "metric": metric,
             "layer": layer if len({each for each, _ in kinds}) > 1 else "",
-            "axis": scores.draw_ticks(x),
+            "axis": x,
+            "baselines": base,
             "scores": found,
             "best": max(each.value for each in there),
-            "drawings": [
-                scores.draw_interval(each, x, run, base) if each else ""
-                for run, each in enumerate(found)
-            ],
         }
 
 

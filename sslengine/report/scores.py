@@ -113,14 +113,6 @@ def draw_sweep(
         drawing.text(40, y.at(value) + 4, text, "e")
     for value, text in x.ticks(6):
         drawing.text(x.at(value), 208, text, "m")
-    # The names of the baselines stand where no run does.
-    gaps = [(x.at(after) - x.at(before), x.at(before)) for before, after in pairwise(keys)]
-    free = max(gaps)[1] + max(gaps)[0] / 2
-    for each in baselines:
-        kind, height = name_kind(each.features), y.at(each.value)
-        drawing.line(46, height, 456, height, f"ref k-{kind}")
-        label = f"{each.features} {format_points(each.value)}"
-        drawing.text(free, height - 4, label, f"m halo f-{kind}")
     seen: dict[float, int] = {}
     for value, run, each_scores in points:
         for number, score in enumerate(each_scores):
@@ -131,4 +123,12 @@ def draw_sweep(
                 low, high = score.interval
                 drawing.line(across, y.at(low), across, y.at(high), f"bar {kind}")
             drawing.dot(across, y.at(score.value), f"{'open' if number else 'full'} {kind}")
+    # The names of the baselines stand where no run does.
+    gaps = [(x.at(after) - x.at(before), x.at(before)) for before, after in pairwise(keys)]
+    free = max(gaps)[1] + max(gaps)[0] / 2
+    for each in baselines:
+        kind, height = name_kind(each.features), y.at(each.value)
+        drawing.line(46, height, 456, height, f"ref k-{kind}")
+        label = f"{each.features} {format_points(each.value)}"
+        drawing.text(free, height - 4, label, f"m halo f-{kind}")
     return drawing.svg(f"Scores against {name}")
