@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import math
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,10 +17,26 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from sslengine.errors import readable
-from sslengine.report import curves, scale, scores
-from sslengine.report.content import ClassRow, Comparison, Content, Curve, Health, Judgement, Score
-from sslengine.report.data import encode_data
-from sslengine.report.scale import Axis, find_range, fit_axis, format_number, format_points
+from sslengine.report import curves, scores
+from sslengine.report.content import (
+    ClassRow,
+    Comparison,
+    Content,
+    Curve,
+    Health,
+    Judgement,
+    Score,
+    Thumbs,
+    Views,
+)
+from sslengine.report.scale import (
+    Axis,
+    find_range,
+    fit_axis,
+    format_number,
+    format_points,
+    keep_records,
+)
 from sslengine.report.svg import name_kind
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -26,6 +44,8 @@ _TEMPLATES = Path(__file__).parent / "templates"
 _OPEN, _POINTS, _FEWER = 9, 400, 120
 _CLASSES = 20  # a confusion matrix of more cannot be read, nor a drawing of more than twice that
 _PICTURE = re.compile(r"data:image/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]*")
+# They are in the page already, and are no numbers.
+_PICTURES: Mapping[type, set[str]] = {Thumbs: {"sprite"}, Views: {"original", "views"}}
 Series = TypeVar("Series", Curve, Health)
 
 
@@ -37,20 +57,18 @@ def render(content: Content) -> str:
         data=encode_data(_thin_content(content)),
         content=content,
         sections=list_sections(content),
-        curves=_draw_curves(content, span),
+        plots=_draw_curves(content, span),
         span=span,
         judgements=[_draw_judgement(each) for each in content.judgements],
         order=_order_classes(content),
         thumbs=content.thumbs,
-        has_map=content.map is not None,
     )
 
 
 def render_comparison(comparison: Comparison) -> str:
     """Write the page that compares runs."""
-    rows = [
-        replace(row, curves=[_thin(each, _FEWER) for each in row.curves]) for row in comparison.rows
-    ]
+    thinned = [[_thin(curve, _FEWER) for curve in row.curves] for row in comparison.rows]
+    rows = [replace(row, curves=each) for row, each in zip(comparison.rows, thinned)]
     return _fill(
         "compare.html.j2",
         data=encode_data(replace(comparison, rows=rows)),
@@ -61,13 +79,13 @@ def render_comparison(comparison: Comparison) -> str:
         overlays=_draw_overlays(comparison),
         sweep=_draw_sweep(comparison),
         thumbs=None,
-        has_map=False,
     )
 
 
 def _fill(template: str, **parts: Any) -> str:
-    names = ["script.js", "map.js"] if parts["has_map"] else ["script.js"]
-    script = "".join((_TEMPLATES / name).read_text(encoding="utf-8") for name in names)
+    names = ("style.css", "script.js", "map.js")
+    style, script, of_map = ((_TEMPLATES / name).read_text(encoding="utf-8") for name in names)
+    script += of_map if parts["thumbs"] and parts["content"].map else ""
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -75,26 +93,18 @@ def _fill(template: str, **parts: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals |= {
-        each.__name__: each
-        for each in (
-            curves.draw_spectra, curves.draw_strip, scores.draw_interval, scores.draw_places,
-            scores.draw_ticks,
-        )
-    }  # fmt: skip
+    environment.globals |= {"curves": curves, "scores": scores}
     environment.filters |= {
         "number": format_number,
         "points": format_points,
-        "duration": scale.format_duration,
         "kind": name_kind,
         "metric": name_metric,
         "file": _break_name,
         "picture": _check_picture,
         "label": parts["thumbs"].labels.__getitem__ if parts["thumbs"] else int,
-        "style_run": curves.style_run,
     }
     html = environment.get_template(template).render(
-        style=Markup((_TEMPLATES / "style.css").read_text(encoding="utf-8")),
+        style=Markup(style),
         script=Markup(script),
         # The only script that a browser runs in the page.
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -117,7 +127,33 @@ def _check_picture(uri: str) -> Markup:
     return Markup(uri)
 
 
-# -- long series ---------------------------------------------------------------------------------
+def encode_data(data: Content | Comparison) -> Markup:
+    """Write content as JSON that can stand within a script element.
+
+    Pictures, and numbers that are not finite, are null.
+    """
+    text = json.dumps(_simplify(data), separators=(",", ":"), allow_nan=False)
+    for sign in "<>&":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return Markup(text)
+
+
+def _simplify(part: Any) -> Any:
+    if is_dataclass(part) and not isinstance(part, type):
+        shown = (each.name for each in fields(part))
+        left_out = _PICTURES.get(type(part), set())
+        return {
+            name: None if name in left_out else _simplify(getattr(part, name)) for name in shown
+        }
+    if isinstance(part, Mapping):
+        return {str(key): _simplify(value) for key, value in part.items()}
+    if isinstance(part, str) or part is None:
+        return part
+    if isinstance(part, Integral):
+        return int(part)
+    if isinstance(part, Real):
+        return float(part) if math.isfinite(part) else None
+    return [_simplify(each) for each in part] if isinstance(part, Sequence) else str(part)
 
 
 def _is_open(number: int, curve: Curve) -> bool:
@@ -126,7 +162,7 @@ def _is_open(number: int, curve: Curve) -> bool:
 
 def _thin(series: Series, points: int) -> Series:
     """Leave out most records of a long series; the lowest and the highest ones stay."""
-    kept = scale.keep_records(series.values, points)
+    kept = keep_records(series.values, points)
     epochs, values = [series.epochs[i] for i in kept], [series.values[i] for i in kept]
     return replace(series, epochs=epochs, values=values)
 
@@ -146,9 +182,6 @@ def _find_span(all_series: Sequence[Curve | Health]) -> tuple[float, float]:
     return min(0.0, low), high if high > 0 else 1.0
 
 
-# -- the page of a run ---------------------------------------------------------------------------
-
-
 class Section(NamedTuple):
     key: str
     title: str
@@ -161,7 +194,7 @@ def list_sections(content: Content) -> list[Section]:
     if content.map and content.thumbs:
         share = content.map.same_class.get("trained")
         hint = "" if share is None else f"{share:.0f} % of the same class"
-        found.append(Section("map", "Map", _count_images(content.map.clusters)))
+        found.append(Section("map", "Map", f"{len(content.map.clusters):,} images"))
         found += [Section("neighbours", "Neighbours", hint)] if content.map.queries else []
     elif content.map_command:
         found.append(Section("map", "Map", "not made yet"))
@@ -173,7 +206,7 @@ def list_sections(content: Content) -> list[Section]:
         hint = f"{bad} of {len(content.health)} with a finding" if bad else "no sign of collapse"
         found.append(Section("health", "Health", hint if content.health else ""))
     if content.views:
-        found.append(Section("views", "What it saw", _count_images(content.views)))
+        found.append(Section("views", "What it saw", f"{len(content.views)} images"))
     if content.judgements:
         best = [each for each in content.judgements[0].scores if each.features == "trained"][:2]
         hints = (f"{name_metric(each.metric)} {format_points(each.value)}" for each in best)
@@ -181,14 +214,9 @@ def list_sections(content: Content) -> list[Section]:
     for key, title, facts in (("data", "Data", content.data), ("cost", "Cost", content.cost)):
         found += [Section(key, title, f"{facts[0].what}: {facts[0].value}")] if facts else []
     use = (content.commands, content.differs, content.versions, content.starts, content.checkpoints)
-    found += (
-        [Section("use", "How to use it", "commands, versions, checkpoints")] if any(use) else []
-    )
+    if any(use):
+        found.append(Section("use", "How to use it", "commands, versions, checkpoints"))
     return found
-
-
-def _count_images(images: Sequence[Any]) -> str:
-    return f"{len(images):,} image{'s' if len(images) > 1 else ''}"
 
 
 def name_metric(metric: str) -> str:
@@ -200,9 +228,7 @@ def name_metric(metric: str) -> str:
 
 
 def _write_last(curve: Curve) -> str:
-    if not curve.values:
-        return ""
-    last = curve.values[-1]
+    last = curve.values[-1] if curve.values else math.nan
     return f"{format_points(last)} %" if curve.percent else format_number(last)
 
 
@@ -227,9 +253,10 @@ def _order_classes(content: Content) -> list[int]:
 
 
 def _draw_judgement(judgement: Judgement) -> dict[str, Any]:
-    groups = dict.fromkeys((e.layer, e.metric) for e in judgement.scores if e.features == "trained")
+    trained = [each for each in judgement.scores if each.features == "trained"]
+    groups = dict.fromkeys((each.layer, each.metric) for each in trained or judgement.scores)
     bars = []
-    for layer, metric in groups or dict.fromkeys((e.layer, e.metric) for e in judgement.scores):
+    for layer, metric in groups:
         group = [each for each in judgement.scores if _belongs(each, layer, metric)]
         bars.append((layer, metric, scores.draw_bars(group, judgement.chance)))
     rows: dict[tuple[str, str], dict[str, Score]] = {}
@@ -274,9 +301,6 @@ def _list_confused(judgement: Judgement) -> Iterator[tuple[str, str, int]]:
     names = [row.name for row in judgement.classes]
     for (one, other), count in sorted(pairs.items(), key=lambda each: (-each[1], each[0]))[:10]:
         yield names[one], names[other], count
-
-
-# -- the comparison ------------------------------------------------------------------------------
 
 
 def _draw_columns(comparison: Comparison) -> Iterator[dict[str, Any]]:

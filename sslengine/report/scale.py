@@ -32,15 +32,6 @@ def format_points(value: float, signed: bool = False) -> str:
     return f"{round(value, 1) + 0.0:{'+' if signed else ''}.1f}".replace("-", _MINUS)
 
 
-def format_duration(seconds: float) -> str:
-    """Write a time with the two units that count: 3 min 21 s, 5 h 2 min."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
 def find_range(values: Iterable[float]) -> tuple[float, float] | None:
     """Give the lowest and the highest of the finite values; None: there is none."""
     numbers = np.fromiter(values, dtype=float)
