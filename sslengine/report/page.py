@@ -287,7 +287,11 @@ def _list_cells(judgement: Judgement) -> Iterator[tuple[ClassRow, list[tuple[int
     """Give a row a class: the images of each answer with a shade of 0 to 9, the share right."""
     for number, (row, images) in enumerate(zip(judgement.classes, judgement.confusion)):
         total = sum(images) or 1
-        yield row, [(n, math.ceil(9 * n / total)) for n in images], 100 * images[number] / total
+        yield (
+            row,
+            [(n, math.ceil(9 * math.sqrt(n / total))) for n in images],
+            100 * images[number] / total,
+        )
 
 
 def _list_confused(judgement: Judgement) -> Iterator[tuple[str, str, int]]:
