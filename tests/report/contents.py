@@ -128,11 +128,9 @@ def unlabelled() -> Content:
 
 def long(epochs: int = 10_000, metrics: int = 200) -> Content:
     numbers = [float(i) for i in range(epochs)]
-    curves = []
-    for metric in range(metrics):
-        values = [math.sin(i / 900 + metric) + (i * 7919 % 101) / 500 for i in range(epochs)]
-        values[epochs // 2], values[7] = 53.0, -53.0
-        curves.append(Curve(f"metric {metric}", "", numbers, values, smooth=25))
+    values = [math.sin(i / 900) + (i * 7919 % 101) / 500 for i in range(epochs)]
+    values[epochs // 2], values[7] = 53.0, -53.0
+    curves = [Curve(f"metric {i}", "", numbers, values, smooth=25) for i in range(metrics)]
     ranks = Health("RankMe", "", numbers, [60.0 + i % 5 for i in range(epochs)], 20.0)
     return replace(healthy(), curves=curves, health=[ranks])
 
