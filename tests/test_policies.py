@@ -44,9 +44,7 @@ FLOORS = (
     ("train_steps",),
     ("trainer",),
     ("engines",),
-    ("catalog", "contrib", "export", "predictor", "testing"),
-    ("report",),
-    ("launch", "python"),
+    ("catalog", "contrib", "export", "launch", "predictor", "python", "report", "testing"),
     ("command", "__main__"),
 )  # fmt: skip
 LEVEL = {name: level for level, names in enumerate(FLOORS) for name in names}

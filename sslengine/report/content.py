@@ -171,7 +171,7 @@ class Content:
     verdict: Verdict
     facts: Sequence[Fact]  # method, network, images, length, machine, time
     curves: Sequence[Curve] = ()
-    # Epochs at which the run was resumed.
+    # Epochs at which the run resumed.
     restarts: Sequence[float] = ()
     health: Sequence[Health] = ()
     findings: Sequence[Fact] = ()

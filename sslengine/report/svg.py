@@ -70,7 +70,7 @@ class Drawing:
         self._parts.append(f'<rect class="{kind}" x="{x:g}" y="{y:g}" {size}/>')
 
     def mark(self, kind: str, x: float, y: float) -> None:
-        """Draw a score as a shape that differs from others without its colour."""
+        """Draw a score as a shape that is known without its colour."""
         if kind == "pixels":
             self.box(x - 4, y - 4, 8, 8, "f-pixels")
         elif kind == "untrained":
