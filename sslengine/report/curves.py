@@ -62,8 +62,6 @@ def _draw_scale(
         drawing.text(LEFT - 6, y.at(value) + 4, text, "e")
     for name, value in references.items():
         drawing.line(LEFT, y.at(value), RIGHT, y.at(value), f"ref k-{name_kind(name)}")
-        label = f"{name} {format_number(value)}"
-        drawing.text(LEFT + 4, y.at(value) - 4, label, f"halo f-{name_kind(name)}")
     for line in lines:
         points = [
             (x.at(epoch), y.at(value))
@@ -74,6 +72,9 @@ def _draw_scale(
         drawing.path(points, line.kind)
         if len(points) <= 24:
             drawing.points((point for point in points if point), line.kind)
+    for name, value in references.items():
+        label = f"{name} {format_number(value)}"
+        drawing.text(LEFT + 4, y.at(value) - 4, label, f"halo f-{name_kind(name)}")
 
 
 def _draw_plot(
@@ -122,11 +123,13 @@ def draw_curve(
         drawing.text(x - 4, TOP + 12, "not finite", "e halo f-bad")
     drawing.line(0, TOP, 0, BOTTOM, "cursor")
     box = f"{LEFT} {RIGHT} {WIDTH} {span[0]:g} {span[1]:g}"
-    hidden = ""
-    if found[1] > values[1] + 0.5 * (values[1] - values[0]):
-        epoch = curve.epochs[list(curve.values).index(found[1])]
-        hidden = f"Highest: {format_number(found[1])}, in epoch {format_number(epoch)}."
-    return drawing.svg(_describe(curve), f' data-curve="{number}" data-box="{box}"'), hidden
+    hidden, reach = [], 0.5 * (values[1] - values[0])
+    for word, value in zip(("Lowest", "Highest"), found):
+        if not values[0] - reach <= value <= values[1] + reach:
+            epoch = curve.epochs[list(curve.values).index(value)]
+            hidden.append(f"{word}: {format_number(value)}, in epoch {format_number(epoch)}.")
+    svg = drawing.svg(_describe(curve), f' data-curve="{number}" data-box="{box}"')
+    return svg, " ".join(hidden)
 
 
 def _describe(curve: Curve) -> str:

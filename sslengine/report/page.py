@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import math
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,13 +18,21 @@ from markupsafe import Markup, escape
 
 from sslengine.errors import readable
 from sslengine.report import curves, scores
-from sslengine.report.content import ClassRow, Comparison, Content, Curve, Health, Judgement, Score
-from sslengine.report.data import encode_data
+from sslengine.report.content import (
+    ClassRow,
+    Comparison,
+    Content,
+    Curve,
+    Health,
+    Judgement,
+    Score,
+    Thumbs,
+    Views,
+)
 from sslengine.report.scale import (
     Axis,
     find_range,
     fit_axis,
-    format_duration,
     format_number,
     format_points,
     keep_records,
@@ -34,6 +44,8 @@ _TEMPLATES = Path(__file__).parent / "templates"
 _OPEN, _POINTS, _FEWER = 9, 400, 120
 _CLASSES = 20  # a confusion matrix of more cannot be read, nor a drawing of more than twice that
 _PICTURE = re.compile(r"data:image/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]*")
+# They are in the page already, and are no numbers.
+_PICTURES: Mapping[type, set[str]] = {Thumbs: {"sprite"}, Views: {"original", "views"}}
 Series = TypeVar("Series", Curve, Health)
 
 
@@ -45,22 +57,18 @@ def render(content: Content) -> str:
         data=encode_data(_thin_content(content)),
         content=content,
         sections=list_sections(content),
-        curves=_draw_curves(content, span),
-        strips=[curves.draw_strip(each, span, content.restarts) for each in content.health],
+        plots=_draw_curves(content, span),
+        span=span,
         judgements=[_draw_judgement(each) for each in content.judgements],
-        spectra=curves.draw_spectra(content.spectra) if content.spectra else "",
-        maps=_draw_maps(content),
         order=_order_classes(content),
         thumbs=content.thumbs,
-        has_map=content.map is not None,
     )
 
 
 def render_comparison(comparison: Comparison) -> str:
     """Write the page that compares runs."""
-    rows = [
-        replace(row, curves=[_thin(each, _FEWER) for each in row.curves]) for row in comparison.rows
-    ]
+    thinned = [[_thin(curve, _FEWER) for curve in row.curves] for row in comparison.rows]
+    rows = [replace(row, curves=each) for row, each in zip(comparison.rows, thinned)]
     return _fill(
         "compare.html.j2",
         data=encode_data(replace(comparison, rows=rows)),
@@ -71,50 +79,44 @@ def render_comparison(comparison: Comparison) -> str:
         overlays=_draw_overlays(comparison),
         sweep=_draw_sweep(comparison),
         thumbs=None,
-        has_map=False,
     )
 
 
 def _fill(template: str, **parts: Any) -> str:
-    names = ["script.js", "map.js"] if parts["has_map"] else ["script.js"]
-    script = "".join((_TEMPLATES / name).read_text(encoding="utf-8") for name in names)
+    names = ("style.css", "script.js", "map.js")
+    style, script, of_map = ((_TEMPLATES / name).read_text(encoding="utf-8") for name in names)
+    script += of_map if parts["thumbs"] and parts["content"].map else ""
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_clean,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.globals |= {"curves": curves, "scores": scores}
     environment.filters |= {
         "number": format_number,
         "points": format_points,
-        "duration": format_duration,
         "kind": name_kind,
         "metric": name_metric,
         "file": _break_name,
         "picture": _check_picture,
         "label": parts["thumbs"].labels.__getitem__ if parts["thumbs"] else int,
-        "style_run": curves.style_run,
     }
-    return environment.get_template(template).render(
-        style=Markup((_TEMPLATES / "style.css").read_text(encoding="utf-8")),
+    html = environment.get_template(template).render(
+        style=Markup(style),
         script=Markup(script),
         # The only script that a browser runs in the page.
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         **parts,
     )
-
-
-def _clean(value: Any) -> Any:
-    """Escape control characters in each text that a template writes; drawings have none."""
-    is_text = isinstance(value, str) and not isinstance(value, Markup)
-    return readable(value, but="\n\t") if is_text else value
+    # Control characters, and those that turn the text around them, are escaped wherever they are.
+    return "\n".join(readable(line, but="\t") for line in html.split("\n"))
 
 
 def _break_name(name: str) -> Markup:
     """Let a file's name be broken at its signs rather than within a word."""
-    parts = re.split(r"(?<=[_/-])|(?=\.)", readable(name))
+    parts = re.split(r"(?<=[_/-])|(?=\.)", name)
     return Markup("<wbr>").join(map(escape, parts))
 
 
@@ -125,7 +127,33 @@ def _check_picture(uri: str) -> Markup:
     return Markup(uri)
 
 
-# -- long series ---------------------------------------------------------------------------------
+def encode_data(data: Content | Comparison) -> Markup:
+    """Write content as JSON that can stand within a script element.
+
+    Pictures, and numbers that are not finite, are null.
+    """
+    text = json.dumps(_simplify(data), separators=(",", ":"), allow_nan=False)
+    for sign in "<>&":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return Markup(text)
+
+
+def _simplify(part: Any) -> Any:
+    if is_dataclass(part) and not isinstance(part, type):
+        shown = (each.name for each in fields(part))
+        left_out = _PICTURES.get(type(part), set())
+        return {
+            name: None if name in left_out else _simplify(getattr(part, name)) for name in shown
+        }
+    if isinstance(part, Mapping):
+        return {str(key): _simplify(value) for key, value in part.items()}
+    if isinstance(part, str) or part is None:
+        return part
+    if isinstance(part, Integral):
+        return int(part)
+    if isinstance(part, Real):
+        return float(part) if math.isfinite(part) else None
+    return [_simplify(each) for each in part] if isinstance(part, Sequence) else str(part)
 
 
 def _is_open(number: int, curve: Curve) -> bool:
@@ -149,11 +177,9 @@ def _thin_content(content: Content) -> Content:
 
 def _find_span(all_series: Sequence[Curve | Health]) -> tuple[float, float]:
     """Find the epochs that all drawings have as their axis."""
-    low, high = find_range(each for series in all_series for each in series.epochs) or (0.0, 0.0)
+    ends = [find_range(series.epochs) or (0.0, 0.0) for series in all_series]
+    low, high = find_range(end for pair in ends for end in pair) or (0.0, 0.0)
     return min(0.0, low), high if high > 0 else 1.0
-
-
-# -- the page of a run ---------------------------------------------------------------------------
 
 
 class Section(NamedTuple):
@@ -188,9 +214,8 @@ def list_sections(content: Content) -> list[Section]:
     for key, title, facts in (("data", "Data", content.data), ("cost", "Cost", content.cost)):
         found += [Section(key, title, f"{facts[0].what}: {facts[0].value}")] if facts else []
     use = (content.commands, content.differs, content.versions, content.starts, content.checkpoints)
-    found += (
-        [Section("use", "How to use it", "commands, versions, checkpoints")] if any(use) else []
-    )
+    if any(use):
+        found.append(Section("use", "How to use it", "commands, versions, checkpoints"))
     return found
 
 
@@ -203,9 +228,7 @@ def name_metric(metric: str) -> str:
 
 
 def _write_last(curve: Curve) -> str:
-    if not curve.values:
-        return ""
-    last = curve.values[-1]
+    last = curve.values[-1] if curve.values else math.nan
     return f"{format_points(last)} %" if curve.percent else format_number(last)
 
 
@@ -222,15 +245,6 @@ def _draw_curves(content: Content, span: tuple[float, float]) -> dict[str, Any]:
     return {"open": groups.pop(""), "folded": groups, "widths": widths}
 
 
-def _draw_maps(content: Content) -> dict[str, Markup]:
-    if not content.map or not content.thumbs:
-        return {}
-    labelled = any(label >= 0 for label in content.thumbs.labels)
-    groups = content.thumbs.labels if labelled else content.map.clusters
-    places = content.map.places.items()
-    return {name: scores.draw_places(each, groups, name) for name, each in places}
-
-
 def _order_classes(content: Content) -> list[int]:
     """Put the classes whose neighbours are most alike first."""
     shares = content.map.by_class.get("trained", ()) if content.map else ()
@@ -239,9 +253,10 @@ def _order_classes(content: Content) -> list[int]:
 
 
 def _draw_judgement(judgement: Judgement) -> dict[str, Any]:
-    groups = dict.fromkeys((e.layer, e.metric) for e in judgement.scores if e.features == "trained")
+    trained = [each for each in judgement.scores if each.features == "trained"]
+    groups = dict.fromkeys((each.layer, each.metric) for each in trained or judgement.scores)
     bars = []
-    for layer, metric in groups or dict.fromkeys((e.layer, e.metric) for e in judgement.scores):
+    for layer, metric in groups:
         group = [each for each in judgement.scores if _belongs(each, layer, metric)]
         bars.append((layer, metric, scores.draw_bars(group, judgement.chance)))
     rows: dict[tuple[str, str], dict[str, Score]] = {}
@@ -272,7 +287,11 @@ def _list_cells(judgement: Judgement) -> Iterator[tuple[ClassRow, list[tuple[int
     """Give a row a class: the images of each answer with a shade of 0 to 9, the share right."""
     for number, (row, images) in enumerate(zip(judgement.classes, judgement.confusion)):
         total = sum(images) or 1
-        yield row, [(n, math.ceil(9 * n / total)) for n in images], 100 * images[number] / total
+        yield (
+            row,
+            [(n, math.ceil(9 * math.sqrt(n / total))) for n in images],
+            100 * images[number] / total,
+        )
 
 
 def _list_confused(judgement: Judgement) -> Iterator[tuple[str, str, int]]:
@@ -288,17 +307,12 @@ def _list_confused(judgement: Judgement) -> Iterator[tuple[str, str, int]]:
         yield names[one], names[other], count
 
 
-# -- the comparison ------------------------------------------------------------------------------
-
-
 def _draw_columns(comparison: Comparison) -> Iterator[dict[str, Any]]:
     """Draw a column a score: the axis, then a cell a run; the best is marked."""
     kinds = dict.fromkeys((e.layer, e.metric) for row in comparison.rows for e in row.scores)
     for layer, metric in kinds:
-        found = [
-            next((each for each in row.scores if _belongs(each, layer, metric)), None)
-            for row in comparison.rows
-        ]
+        of_rows = ([e for e in row.scores if _belongs(e, layer, metric)] for row in comparison.rows)
+        found = [each[0] if each else None for each in of_rows]
         there = [each for each in found if each]
         base = [each for each in comparison.baselines if _belongs(each, layer, metric)]
         ends = [value for e in [*there, *base] for value in (*(e.interval or ()), e.value)]
@@ -307,13 +321,10 @@ def _draw_columns(comparison: Comparison) -> Iterator[dict[str, Any]]:
         yield {
             "metric": metric,
             "layer": layer if len({each for each, _ in kinds}) > 1 else "",
-            "axis": scores.draw_ticks(x),
+            "axis": x,
+            "baselines": base,
             "scores": found,
             "best": max(each.value for each in there),
-            "drawings": [
-                scores.draw_interval(each, x, run, base) if each else ""
-                for run, each in enumerate(found)
-            ],
         }
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
+
+import numpy as np
 
 _MINUS = "\N{MINUS SIGN}"
 
@@ -29,19 +32,11 @@ def format_points(value: float, signed: bool = False) -> str:
     return f"{round(value, 1) + 0.0:{'+' if signed else ''}.1f}".replace("-", _MINUS)
 
 
-def format_duration(seconds: float) -> str:
-    """Write a time with the two units that count: 3 min 21 s, 5 h 2 min."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
 def find_range(values: Iterable[float]) -> tuple[float, float] | None:
     """Give the lowest and the highest of the finite values; None: there is none."""
-    finite = [value for value in values if math.isfinite(value)]
-    return (min(finite), max(finite)) if finite else None
+    numbers = np.fromiter(values, dtype=float)
+    finite = numbers[np.isfinite(numbers)]
+    return (float(finite.min()), float(finite.max())) if finite.size else None
 
 
 @dataclass(frozen=True)
@@ -110,17 +105,16 @@ def keep_records(values: Sequence[float], points: int) -> list[int]:
 
     The first value that is not finite is kept too.
     """
-    total = len(values)
+    total, numbers = len(values), np.asarray(values, dtype=float)
     if total <= points:
         return list(range(total))
-    kept = {0, total - 1}
-    kept.update(next(([i] for i in range(total) if not math.isfinite(values[i])), []))
-    stretches = points // 2
-    for number in range(stretches):
-        stretch = range(number * total // stretches, (number + 1) * total // stretches)
-        finite = [i for i in stretch if math.isfinite(values[i])]
-        if finite:
-            kept.update((min(finite, key=values.__getitem__), max(finite, key=values.__getitem__)))
+    finite = np.isfinite(numbers)
+    kept = {0, total - 1} | ({int(np.argmin(finite))} if not finite.all() else set())
+    low, high = (np.where(finite, numbers, edge) for edge in (np.inf, -np.inf))
+    ends = [number * total // (points // 2) for number in range(points // 2 + 1)]
+    for start, end in pairwise(ends):
+        if finite[start:end].any():
+            kept |= {start + int(low[start:end].argmin()), start + int(high[start:end].argmax())}
     return sorted(kept)
 
 
@@ -128,14 +122,21 @@ def smooth_series(
     epochs: Sequence[float], values: Sequence[float], width: int, points: int
 ) -> tuple[list[float], list[float]]:
     """Give running medians over so many records, at most so many of them."""
-    finite = [(epoch, value) for epoch, value in zip(epochs, values) if math.isfinite(value)]
-    stretch = math.ceil(len(finite) / points)
+    numbers, times = np.asarray(values, dtype=float), np.asarray(epochs, dtype=float)
+    finite = np.isfinite(numbers)
+    numbers, times = numbers[finite], times[finite]
+    stretch = max(1, math.ceil(len(numbers) / points))
     if stretch > 1:
-        parts = [finite[start : start + stretch] for start in range(0, len(finite), stretch)]
-        finite = [(part[len(part) // 2][0], median(each[1] for each in part)) for part in parts]
-    reach = max(0, round(width / max(1, stretch)) - 1) // 2
-    numbers = [value for _, value in finite]
-    # Fewer at both ends, the same on each side: a slope is not bent there.
-    sides = [min(reach, i, len(numbers) - 1 - i) for i in range(len(numbers))]
-    medians = [median(numbers[i - side : i + side + 1]) for i, side in enumerate(sides)]
-    return [epoch for epoch, _ in finite], medians
+        # The first few are left out if they do not make a whole stretch.
+        start = len(numbers) % stretch
+        numbers = np.median(numbers[start:].reshape(-1, stretch), axis=1)
+        times = times[start:].reshape(-1, stretch)[:, stretch // 2]
+    reach = max(0, round(width / stretch) - 1) // 2
+    medians = numbers.tolist()
+    if reach:
+        # Fewer at both ends, the same on each side: a slope is not bent there.
+        sides = [min(reach, i, len(numbers) - 1 - i) for i in range(len(numbers))]
+        medians = [
+            median(numbers[i - side : i + side + 1].tolist()) for i, side in enumerate(sides)
+        ]
+    return times.tolist(), medians

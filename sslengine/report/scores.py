@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -48,16 +49,16 @@ def draw_classes(rows: Sequence[ClassRow]) -> Markup:
     """Draw the scores of each class by kind of features on one line, ends joined."""
     drawing, words = _start_rows(len(rows)), []
     for number, row in enumerate(rows):
-        y = 26 * number + 16
-        places = [_SHARES.at(value) for value in row.shares.values()]
+        y, shares = 26 * number + 16, {k: v for k, v in row.shares.items() if math.isfinite(v)}
+        places = [_SHARES.at(value) for value in shares.values()] or [_SHARES.start]
         drawing.text(0, y + 4, row.name if len(row.name) <= 16 else row.name[:15] + "…", "t2")
         drawing.line(min(places), y, max(places), y, "join")
         # The trained one last: it lies above the others.
-        for features, value in sorted(row.shares.items(), key=lambda each: each[0] == "trained"):
+        for features, value in sorted(shares.items(), key=lambda each: each[0] == "trained"):
             drawing.mark(name_kind(features), _SHARES.at(value), y)
-        if "trained" in row.shares:
-            drawing.text(400, y + 4, format_points(row.shares["trained"]), "e t1")
-        said = ", ".join(f"{name} {format_points(value)}" for name, value in row.shares.items())
+        if "trained" in shares:
+            drawing.text(400, y + 4, format_points(shares["trained"]), "e t1")
+        said = ", ".join(f"{name} {format_points(value)}" for name, value in shares.items())
         words.append(f"{row.name}: {said}")
     return drawing.svg("; ".join(words))
 
@@ -71,14 +72,6 @@ def draw_places(places: Sequence[Point], groups: Sequence[int], title: str) -> M
     for group, points in sorted(by_group.items()):
         drawing.points(points, f"c{group % 10}" if group >= 0 else "k-other")
     return drawing.svg(f"Map of the images, {title}")
-
-
-def draw_ticks(x: Axis) -> Markup:
-    """Draw the numbers above a column of intervals."""
-    drawing = Drawing(150, 14)
-    for value, text in x.ticks(4):
-        drawing.text(x.at(value), 11, text, "m")
-    return drawing.svg("")
 
 
 def draw_interval(score: Score, x: Axis, run: int, baselines: Sequence[Score]) -> Markup:
@@ -113,14 +106,6 @@ def draw_sweep(
         drawing.text(40, y.at(value) + 4, text, "e")
     for value, text in x.ticks(6):
         drawing.text(x.at(value), 208, text, "m")
-    # The names of the baselines stand where no run does.
-    gaps = [(x.at(after) - x.at(before), x.at(before)) for before, after in pairwise(keys)]
-    free = max(gaps)[1] + max(gaps)[0] / 2
-    for each in baselines:
-        kind, height = name_kind(each.features), y.at(each.value)
-        drawing.line(46, height, 456, height, f"ref k-{kind}")
-        label = f"{each.features} {format_points(each.value)}"
-        drawing.text(free, height - 4, label, f"m halo f-{kind}")
     seen: dict[float, int] = {}
     for value, run, each_scores in points:
         for number, score in enumerate(each_scores):
@@ -131,4 +116,12 @@ def draw_sweep(
                 low, high = score.interval
                 drawing.line(across, y.at(low), across, y.at(high), f"bar {kind}")
             drawing.dot(across, y.at(score.value), f"{'open' if number else 'full'} {kind}")
+    # The names of the baselines stand where no run does.
+    gaps = [(x.at(after) - x.at(before), x.at(before)) for before, after in pairwise(keys)]
+    free = max(gaps)[1] + max(gaps)[0] / 2
+    for each in baselines:
+        kind, height = name_kind(each.features), y.at(each.value)
+        drawing.line(46, height, 456, height, f"ref k-{kind}")
+        label = f"{each.features} {format_points(each.value)}"
+        drawing.text(free, height - 4, label, f"m halo f-{kind}")
     return drawing.svg(f"Scores against {name}")

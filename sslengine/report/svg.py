@@ -10,8 +10,6 @@ from contextlib import contextmanager
 
 from markupsafe import Markup, escape
 
-from sslengine.errors import readable
-
 Point = tuple[float, float]
 _KINDS = {"raw pixels": "pixels"} | {
     kind: kind for kind in ("trained", "untrained", "reference", "chance")
@@ -32,7 +30,7 @@ class Drawing:
 
     def svg(self, label: str, more: str = "") -> Markup:
         """Give the element; without a label it is hidden from screen readers."""
-        said = f'role="img" aria-label="{escape(readable(label))}"' if label else "aria-hidden=true"
+        said = f'role="img" aria-label="{escape(label)}"' if label else "aria-hidden=true"
         box = f'viewBox="0 0 {self.width:g} {self.height:g}"'
         return Markup(f"<svg {box} {said}{more}>{''.join(self._parts)}</svg>")
 
@@ -44,8 +42,7 @@ class Drawing:
         self._parts.append("</g>")
 
     def text(self, x: float, y: float, text: str, kind: str = "") -> None:
-        words = escape(readable(text))
-        self._parts.append(f'<text class="{kind}" x="{x:g}" y="{y:g}">{words}</text>')
+        self._parts.append(f'<text class="{kind}" x="{x:g}" y="{y:g}">{escape(text)}</text>')
 
     def line(self, x: float, y: float, to_x: float, to_y: float, kind: str) -> None:
         self._parts.append(f'<path class="{kind}" d="M{x:g} {y:g}L{to_x:g} {to_y:g}"/>')

@@ -33,12 +33,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_the_configs_are_inside(wheel: Path) -> None:
+def test_the_configs_and_the_templates_are_inside(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert "sslengine/configs/quickstart/simclr.yaml" in names
     assert "sslengine/configs/base/views/shapes/pair.yaml" in names
     assert "sslengine/configs/schema.json" in names
     assert "sslengine/py.typed" in names
+    for part in ("page.html.j2", "style.css", "script.js"):
+        assert f"sslengine/report/templates/{part}" in names
     assert not [name for name in names if name.startswith(("tests/", "tools/", "configs/"))]
 
 

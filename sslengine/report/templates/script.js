@@ -92,8 +92,8 @@ for (const part of findAll("[data-run]")) {
     document.body.classList.toggle("picked", on);
     findAll(`.n${part.dataset.run}`).forEach((line) => line.classList.toggle("on", on));
   };
-  part.addEventListener("pointerenter", () => pick(true));
-  part.addEventListener("pointerleave", () => pick(false));
+  for (const name of ["pointerenter", "focus"]) part.addEventListener(name, () => pick(true));
+  for (const name of ["pointerleave", "blur"]) part.addEventListener(name, () => pick(false));
 }
 const readCell = (cell) => {
   const text = cell.dataset.value ?? cell.textContent.trim();
