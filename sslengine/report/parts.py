@@ -42,7 +42,8 @@ class Parts:
     data: Sequence[Fact] = ()
     # The fingerprint of the judged images that the map shows; empty: it shows others.
     fingerprint: str = ""
-    arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # of the map
+    # Of the map.
+    arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict, repr=False, compare=False)
 
     def mistakes(
         self, numbers: NDArray[Any], wanted: NDArray[Any], answers: NDArray[Any]

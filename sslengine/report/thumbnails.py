@@ -24,12 +24,14 @@ from sslengine.report.content import Thumbs
 SMALLEST, LARGEST = 28, 40
 # What a sprite may take in a page. Quality falls until it is reached.
 SPRITE_BYTES, QUALITIES = 1_500_000, (85, 70, 50, 30, 10)
+SMALL = 64
 FORMAT = "WEBP" if features.check("webp") else "JPEG"
 
 
 def data_uri(picture: Image.Image, quality: int = 85) -> str:
     file = BytesIO()
-    picture.save(file, FORMAT, quality=quality)
+    exact = max(picture.size) <= SMALL  # of few pixels each is seen
+    picture.save(file, FORMAT, quality=quality, lossless=exact)
     return f"data:image/{FORMAT.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
 
 

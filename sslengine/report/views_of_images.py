@@ -201,8 +201,8 @@ def principal_colours(tokens: Tensor) -> Tensor:
     largest = axes.gather(0, axes.abs().argmax(dim=0, keepdim=True))
     values = rows @ (axes * largest.sign())  # the sign of an eigenvector has no meaning
     low, high = (values.quantile(share, dim=0) for share in (DARK, BRIGHT))
-    colours = ((values - low) / (high - low).clamp(min=1e-12)).clamp(0, 1).float()
-    return colours.view(*tokens.shape[:2], 3)
+    colours: Tensor = ((values - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)
+    return colours.float().view(len(tokens), -1, 3)
 
 
 @contextmanager
