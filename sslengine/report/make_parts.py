@@ -122,6 +122,7 @@ class _Maker:
             if held is not None and str(held["digest"]) == digest and album.entries:
                 return
             found = read_features(mapped)
+            mapped.run.say(f"map: placing {len(found.numbers)} images by their features")
             arrays = draw_map(found)
             keys = [f"{_key(mapped.split, hash)}:{number}" for number in found.numbers]
             source, rows = mapped.dataset.sources[0], mapped.dataset.rows

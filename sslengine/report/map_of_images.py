@@ -1,8 +1,8 @@
 """The map of a run's images: where they are by their features, and which are their neighbours.
 
 The features are those of `sslengine judge`: of the images that it scored the run on, from the
-stores in `RUN/features`. Of a run that nobody has judged they are computed, for as many images as
-are shown, and stored there by the same code.
+stores in `RUN/features`. Of a run that was not judged they are computed, for as many images as are
+shown, and stored there by the same code.
 
 Places are those of t-SNE on features of unit length, the untrained map turned onto the trained
 one. All is the same for the same features: seeds are fixed, and sums have one order.
@@ -51,8 +51,9 @@ from sslengine.evaluation.options import EvaluateOptions, frozen_protocol
 from sslengine.evaluation.store import Store, file_name
 from sslengine.models.options import ModelOptions
 from sslengine.monitor.console import Screen
-from sslengine.report.parts import JUDGED, choose_images, spread
+from sslengine.report.parts import JUDGED, choose_images
 from sslengine.task.build import classes_of_train
+from sslengine.trust import closed
 
 FEWEST, MOST, NEAREST, QUERIES = 5, 2000, 10, 12
 PERPLEXITY, COMPONENTS = 30, 50
@@ -97,25 +98,27 @@ def open_mapped(folder: Path, trusted: bool) -> MappedSet:
     judged = (folder / f"{JUDGED}.yaml").is_file()
     if judged:
         resolved = open_run(folder, name=JUDGED, **how)
-        data = read(resolved.config, DataOptions)
     else:
         entries, _ = choose(read(open_run(folder, as_trained=True, **how).config, DataOptions))
         values = overrides(frozen_protocol("auto", [dict(each) for each in entries]))
         resolved = open_run(folder, ["engine_name=evaluate", *values], as_trained=True, **how)
-        data = read(resolved.config, DataOptions)
-        data.TRAIN, data.TEST = (_single_images(data, split) for split in ("TRAIN", "TEST"))
-    tested = data.TEST.DATA_SOURCES and data.TEST.LABEL_TYPE == "standard"
-    split = "TEST" if tested else "TRAIN"
-    classes = classes_of_train(resolved.config) if tested and judged else []
-    seed, options = read(resolved.config, RunOptions).SEED_VALUE, getattr(data, split)
-    dataset = SSLDataset(
-        options, split, seed, classes=classes, replace=False, hold_out=data.HOLD_OUT
-    )
-    if dataset.stream is not None:
-        raise DataError("the images are a stream, which is read once from one end to the other")
-    device = pick_device("auto")
+    data, seed = read(resolved.config, DataOptions), read(resolved.config, RunOptions).SEED_VALUE
+    device, classes = pick_device("auto"), list[Classes]()
     with suppress(SSLEngineError):  # this machine does not have the run's
         device = pick_device(read(resolved.config, MachineOptions).DEVICE)
+    with closed(resolved.opened):
+        if not judged:
+            data.TRAIN, data.TEST = (_single_images(data, split) for split in ("TRAIN", "TEST"))
+        tested = data.TEST.DATA_SOURCES and data.TEST.LABEL_TYPE == "standard"
+        if tested and judged:
+            classes = classes_of_train(resolved.config)
+        split = "TEST" if tested else "TRAIN"
+        dataset = SSLDataset(
+            getattr(data, split), split, seed, classes=classes, replace=False,
+            hold_out=data.HOLD_OUT,
+        )  # fmt: skip
+    if dataset.stream is not None:
+        raise DataError("the images are a stream, which is read once from one end to the other")
     run = Run(resolved, folder, device, Screen(file=sys.stderr))
     return MappedSet(run, data, split, classes, dataset, judged)
 
@@ -224,7 +227,7 @@ def draw_map(found: MappedFeatures) -> dict[str, NDArray[Any]]:
         arrays[f"similar_{name}"] = near.similarities.numpy()
     centroids = kmeans(rows[TRAINED], min(len(found.classes) or CLUSTERS, count), ITERATIONS)
     arrays["clusters"] = assign(rows[TRAINED], centroids)[0].numpy()
-    queries = choose_queries(found.labels)
+    queries = choose_images(found.labels, QUERIES)
     return {**arrays, "queries": queries, "labels": found.labels, "numbers": found.numbers}
 
 
@@ -248,16 +251,3 @@ def _places(rows: Tensor) -> NDArray[np.float64]:
         made = place().fit_transform(points)
     centred: NDArray[np.float64] = made.astype(np.float64) - made.mean(axis=0)
     return centred
-
-
-def choose_queries(labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Choose images whose neighbours are shown: one of each class first."""
-    groups = [np.flatnonzero(labels == each) for each in np.unique(labels) if each >= 0]
-    if not groups:
-        return spread(np.arange(len(labels)), QUERIES)
-    if len(groups) > QUERIES:
-        groups = [groups[each] for each in spread(np.arange(len(groups)), QUERIES)]
-    each = -(-QUERIES // len(groups))
-    orders = [spread(group, each) for group in groups]
-    chosen = [order[turn] for turn in range(each) for order in orders if turn < len(order)]
-    return np.array(chosen[:QUERIES])

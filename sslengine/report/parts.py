@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -70,11 +71,19 @@ class Parts:
 
 
 def read_parts(folder: Path) -> Parts:
-    """Read what is there: nothing is computed, and no image is opened."""
-    place, weights = folder / FOLDER, digest_of_checkpoint(folder)
-    album = Album(place / THUMBS)
-    thumbs, held = album.thumbs(), Kept(place, weights).get(MAP)
-    places = {key: place for place, key in enumerate(album.entries)}
+    """Read what is there: nothing is computed, and no image is opened.
+
+    Files that are not as make_parts writes them are not shown.
+    """
+    try:
+        return _read(folder / FOLDER, digest_of_checkpoint(folder))
+    except (AttributeError, TypeError, KeyError, ValueError, IndexError):
+        return Parts()
+
+
+def _read(place: Path, weights: str) -> Parts:
+    album, held = Album(place / THUMBS), Kept(place, weights).get(MAP)
+    thumbs, places = album.thumbs(), {key: row for row, key in enumerate(album.entries)}
     data = [
         Fact(**{**fact, "thumbs": [places[key] for key in fact["thumbs"] if key in places]})
         for fact in read_json(place / DATA).get("facts", [])
@@ -82,10 +91,18 @@ def read_parts(folder: Path) -> Parts:
     kept = read_json(place / VIEWS)
     network = kept.get("network", []) if kept.get("weights") == weights else []
     views = [Views(**each) for each in (*kept.get("views", []), *network)]
+    pictures = [uri for each in views for uri in (each.original, *each.views)]
+    expect_pictures([*pictures, *([thumbs.sprite] if thumbs else [])])
     if held is None or thumbs is None:
         return Parts(thumbs, None, views, data)
     drawn = as_map(held, len(thumbs.classes))
     return Parts(thumbs, drawn, views, [*data, _oddest(drawn)], str(held["fingerprint"]), held)
+
+
+def expect_pictures(uris: Sequence[str]) -> None:
+    """Raise ValueError unless each is an encoded picture: a page shows them without escaping."""
+    if not all(re.fullmatch(r"data:image/(webp|jpeg);base64,[A-Za-z0-9+/=]+", uri) for uri in uris):
+        raise ValueError("it is no picture")
 
 
 def digest_of_checkpoint(folder: Path) -> str:

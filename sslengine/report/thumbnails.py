@@ -25,6 +25,7 @@ SMALLEST, LARGEST = 28, 40
 # What a sprite may take in a page. Quality falls until it is reached.
 SPRITE_BYTES, QUALITIES = 1_500_000, (85, 70, 50, 30, 10)
 SMALL = 64
+_KEPT = ("sprite", "side", "columns", "classes", "entries")
 FORMAT = "WEBP" if features.check("webp") else "JPEG"
 
 
@@ -45,7 +46,8 @@ class Album:
         self.entries: dict[str, tuple[str, int]] = {}  # name of the file, label
         self._new: dict[str, NDArray[np.uint8]] = {}
         with suppress(OSError, ValueError):
-            vars(self).update(json.loads(file.read_bytes()))
+            held = dict(json.loads(file.read_bytes()))
+            vars(self).update({name: held[name] for name in _KEPT if name in held})
 
     def thumbs(self) -> Thumbs | None:
         if not self.entries:
@@ -76,8 +78,7 @@ class Album:
             if len(self.sprite) <= SPRITE_BYTES:
                 break
         self._new = {}
-        held = {name: each for name, each in vars(self).items() if not name.startswith("_")}
-        write_json(self._file, held)
+        write_json(self._file, {name: getattr(self, name) for name in _KEPT})
 
     def _tiles(self) -> dict[str, NDArray[np.uint8]]:
         held = [key for key in self.entries if key not in self._new]
