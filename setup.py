@@ -53,6 +53,7 @@ setup(
     package_dir={"sslengine.configs": "configs"},
     package_data={
         "sslengine": ["py.typed", "absent.json"],
+        "sslengine.report": ["templates/*"],
         "sslengine.configs": ["**/*.yaml", "schema.json"],
     },
     entry_points={"console_scripts": ["sslengine = sslengine.command.front:main"]},
@@ -70,6 +71,7 @@ setup(
         "numpy>=1.24",
         "pillow>=9.4",
         "safetensors>=0.4",
+        "jinja2>=3.1",
     ],
     extras_require={
         "tensorboard": TENSORBOARD,

@@ -103,6 +103,7 @@ class TorchAmp(Precision):
         self.device, self.dtype = device, dtype
         enabled = dtype == torch.float16
         self.scaler = torch.amp.GradScaler(device.type, enabled=enabled, **scaler)
+        self._unscaled: set[int] = set()  # optimizers, since the last update
 
     def autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.device.type, dtype=self.dtype)
@@ -123,13 +124,17 @@ class TorchAmp(Precision):
         self.update()
 
     def unscale(self, optimizer: optim.Optimizer) -> None:
-        self.scaler.unscale_(optimizer)
+        """Do it once until the next update, whoever asks."""
+        if id(optimizer) not in self._unscaled:
+            self.scaler.unscale_(optimizer)
+            self._unscaled.add(id(optimizer))
 
     def step_one(self, optimizer: optim.Optimizer) -> None:
         self.scaler.step(optimizer)
 
     def update(self) -> None:
         self.scaler.update()
+        self._unscaled.clear()
 
     def state_dict(self) -> dict[str, Any]:
         return self.scaler.state_dict()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -42,6 +43,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     changing = [item.nodeid for item in items if " at 0x" in item.nodeid]
     if changing:
         raise pytest.UsageError(f"give it an id that is no address: {changing[0]}")
+
+
+@pytest.fixture
+def with_pages() -> None:
+    """Runs of this test write their pages at their end."""
+
+
+@pytest.fixture(autouse=True)
+def without_pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs in this process write no page at their end, which takes a second: few tests look at it.
+
+    Those of commands in other processes do.
+    """
+    if "with_pages" not in request.fixturenames:
+        monkeypatch.setattr("sslengine.launch.rank.reported", lambda run: nullcontext())
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,8 @@ from sslengine.trust import expect_trust, is_closed
 RESULTS = re.compile(
     r"config(_\w+)?\.yaml|environment(_\w+)?\.json|log(_rank\d+)?\.txt|metrics\.(jsonl|csv)"
     r"|checkpoints|images|tb_logs|superseded|profile|flight_recorder"
-    r"|features|finetune|predictor|weights|evaluation\.json"
+    r"|features|finetune|predictor|weights|evaluation\.json|judgements|report(\.html)?"
+    r"|status\.json|starts\.jsonl"
     r"|(train_svm(_low_shot)?|low_shot_test|nearest_neighbor_test|instance_retrieval_test|extract_label_predictions)\.json|kNN_.*\.npy"
 )
 # Not moved: runs that were moved aside, the lock (it is held), and the runs of a sweep.

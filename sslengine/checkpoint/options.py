@@ -57,6 +57,8 @@ class CheckpointOptions:
     # At the end of a run, write DIR/weights: the trunk for timm, transformers and lightly, or in
     # the nearest format that it has.
     EXPORT_AT_END: bool = True
+    # Write the page of the run, report.html, at its end.
+    REPORT_AT_END: bool = True
     # Resume although the model or the method has changed since the last start.
     ALLOW_CHANGED_CONFIG: bool = False
     # Which checkpoint to resume from: 1 is the newest, 2 the one before it, and so on.

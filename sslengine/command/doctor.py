@@ -134,21 +134,19 @@ def _version(package: str) -> str:
 
 
 def of_run(folder: Path) -> Iterator[Finding]:
-    has_metrics = (folder / "metrics.jsonl").is_file()
-    rows = import_dotted("sslengine.monitor.history:read")(folder, None) if has_metrics else []
-    config = import_dotted("sslengine.config.plain_file:read_plain")(folder / "config.yaml")[0]
-    rules = import_dotted("sslengine.monitor.collapse:findings")
-    ends = import_dotted("sslengine.monitor.collapse:ends_of_phases")(rows)
-    found = list(rules(ends, config["config"]))
-    for name, value in ends[-1].items() if ends else ():
+    facts = import_dotted("sslengine.monitor.run_facts:read_facts")(folder)
+    verdict = import_dotted("sslengine.monitor.verdict:judge_run")(facts)
+    for name, value in facts.ends[-1].items() if facts.ends else ():
         yield Finding(name, f"{value:.4g}")
-    yield from (Finding(*each) for each in found)
-    yield Finding("train phases", len(ends), "" if ends else _no_phase(has_metrics))
-    yield Finding(COLLAPSED, len(found))
+    yield from (Finding(*each) for each in facts.found)
+    yield Finding("train phases", len(facts.ends), "" if facts.ends else _no_phase(folder))
+    yield Finding(COLLAPSED, len(facts.found))
+    yield Finding("verdict", verdict.sentence, verdict.command)
 
 
-def _no_phase(has_metrics: bool) -> str:
-    return "none has ended yet" if has_metrics else "there is no metrics.jsonl yet"
+def _no_phase(folder: Path) -> str:
+    there = (folder / "metrics.jsonl").is_file()
+    return "none has ended yet" if there else "there is no metrics.jsonl yet"
 
 
 def of_images(given: str, every: bool, said: Callable[[str], Any]) -> Iterator[Finding]:

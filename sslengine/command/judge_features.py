@@ -197,5 +197,5 @@ def _document(
     return {
         "metric": metric, "knn": {"metric": neighbours.metric, "sigma": neighbours.SIGMA},
         "linear_probe": vars(probe), "chance": by_chance, "notes": notes,
-        "scores": [vars(score) for score in scores],
+        "scores": [score.as_dict() for score in scores],
     }  # fmt: skip

@@ -5,7 +5,8 @@
     sslengine rank runs/*/checkpoints                  checkpoints, by metrics without labels
     sslengine rank runs/mine/checkpoints --data ~/birds/val
 
-`sslengine judge` writes evaluation.json; a run without one comes last. Scores of different metrics
+`sslengine judge` writes evaluation.json; a run without one comes last, and what is no run is passed
+over. The runs of a sweep are found in its folder. Scores of different metrics
 (accuracy, mAP), or on different images, cannot be compared: a note says so, and `differs_in` of
 --json. Of checkpoints a table is printed, with each metric's order. Where the images have classes
 it shows how each metric agrees with nearest neighbours, and with a linear probe, over the
@@ -17,16 +18,20 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from sslengine.command import columns, documents, judged_on
+from sslengine.command import columns, documents
 from sslengine.command.counts import expect_counts
-from sslengine.command.summary import Summary, rank_of, read
 from sslengine.config.options import DEVICES
 from sslengine.errors import ConfigError, UnknownNameError, listing, nearest, readable
 from sslengine.registry import import_dotted
+from sslengine.report import judged_on
+from sslengine.report.runs import runs_in
+from sslengine.report.summary import Summary, rank_of, read
+from sslengine.screen import say
 
 ROWS, VIEWS = 25_600, 16
 
@@ -64,16 +69,19 @@ def make_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str]) -> int:
     given = make_parser().parse_args(arguments)
     expect_counts(given, rows=2, views=0, workers=0)
-    runs = [(each / "config.yaml").is_file() for each in given.runs]
-    if any(runs) and not all(runs):
-        raise ConfigError("expected runs, or checkpoints, and not both.")
-    if not any(runs) and any(map(_may_be_checkpoints, given.runs)):
+    checkpoints = [_may_be_checkpoints(each) for each in given.runs]
+    if any(checkpoints):
+        if not all(checkpoints):
+            raise ConfigError("expected runs, or checkpoints, and not both.")
         if given.by:
             raise ConfigError("--by orders runs; a table of checkpoints has each metric's order.")
         status: int = import_dotted("sslengine.command.rank_checkpoints:rank")(given)
         return status
     by = given.by or "linear"
-    found = ordered([read(each) for each in given.runs], by)
+    folders, notes = runs_in(given.runs)
+    found = ordered([read(each) for each in folders], by)
+    for note in notes:
+        say(note, sys.stderr)
     if given.json:
         documents.show(_rows(found, by))
     else:

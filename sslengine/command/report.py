@@ -1,23 +1,40 @@
-"""Show a run: what was trained, its last metrics, how it was judged.
+"""Write the page of a run: is it good, how it went, what it learned, what comes next.
 
-    sslengine report runs/birds
-    sslengine report runs/birds --json
+    sslengine report runs/birds                   write runs/birds/report.html, print its sentence
+    sslengine report runs/birds --map             add a map of images, and their neighbours
+    sslengine report runs/a runs/b runs/sweep     a page that compares runs
+    sslengine report runs/birds --watch           again every 30 seconds, while it trains
+    sslengine report runs/birds --json            print all of it as one JSON document
 
-Nothing is computed: it is read from the files of the run.
+The page is one file that opens anywhere, without a server or a network.
 """
 
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
+import time
+import webbrowser
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sslengine.command import documents
-from sslengine.command.judged_on import fingerprints, numbers
-from sslengine.command.summary import Summary, read
+from sslengine.command.new_file import expect_writable
+from sslengine.errors import ConfigError
+from sslengine.monitor.run_facts import checkpoints_in, read_judgements
+from sslengine.monitor.run_status import RUNNING
+from sslengine.monitor.verdict import judge_run
+from sslengine.registry import import_dotted
+from sslengine.report.comparison import compare_runs
+from sslengine.report.comparison_table import show
+from sslengine.report.judged_on import fingerprints, images_of, numbers
+from sslengine.report.runs import runs_in
+from sslengine.report.summary import Summary, read, scores_in
+from sslengine.report.write import write_comparison, write_page
 from sslengine.screen import say
+from sslengine.screen_console import LiteralConsole
+
+SECONDS = 30.0
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -25,19 +42,70 @@ def make_parser() -> argparse.ArgumentParser:
         prog="sslengine report", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run")
+    add = parser.add_argument
+    add("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs; the folder of a sweep")
+    add("--map", action="store_true", help="compute the map of images, where it is not there yet")
+    add("--out", type=Path, metavar="FILE", help="the page; else report.html in the run's folder")
+    add("--open", action="store_true", help="open the page in a browser")
+    add("--watch", action="store_true", help="write it again while the run trains")
+    add("--trust-config", action="store_true", help="with --map: allow config.yaml to run code")
     documents.add_json(parser)
     return parser
 
 
 def main(arguments: Sequence[str]) -> int:
     given = make_parser().parse_args(arguments)
-    found = read(given.run)
+    folders, notes = runs_in(given.runs)
+    if given.out is not None and given.out.suffix != ".html":
+        raise ConfigError(f"--out {given.out}: expected a name that ends in .html.")
+    if given.out is not None and not given.out.exists():
+        expect_writable(given.out, "--out")
+    several = len(folders) > 1
+    if several and given.map:
+        raise ConfigError("--map: it belongs to one run.")
     if given.json:
-        documents.show(found.as_dict())
-    else:
-        say("\n".join(_lines(found)), sys.stdout)
+        found = [read(each).as_dict() for each in folders]
+        documents.show(found if several else found[0])
+        return 0
+    while True:
+        page = _compare(given, folders, notes) if several else _report(given, folders[0])
+        if not given.watch or not any(_is_running(each) for each in folders):
+            break
+        time.sleep(SECONDS)
+    if given.open:
+        webbrowser.open(page.resolve().as_uri())
     return 0
+
+
+def _is_running(folder: Path) -> bool:
+    return read(folder).facts.status.status == RUNNING
+
+
+def _report(given: argparse.Namespace, folder: Path) -> Path:
+    notes: list[str] = []
+    if given.map:
+        make_parts = import_dotted("sslengine.report.make_parts:make_parts")
+        make_parts(folder, trust_config=given.trust_config, want_map=True, notes=notes)
+    page = write_page(folder, given.out)
+    say("\n".join([*_lines(read(folder)), *(f"  note  {each}" for each in notes)]), sys.stdout)
+    say(f"page: {page}", sys.stdout)
+    return page
+
+
+def _compare(given: argparse.Namespace, folders: Sequence[Path], notes: Sequence[str]) -> Path:
+    found = compare_runs([read(each) for each in folders])
+    out = given.out or _place(given.runs, folders)
+    page = write_comparison(found, out)
+    show(LiteralConsole(width_of_file=100), found, notes)
+    say(f"page: {page}", sys.stdout)
+    return page
+
+
+def _place(given: Sequence[Path], folders: Sequence[Path]) -> Path:
+    """In the folder of a sweep; otherwise in the current one: the runs may be anywhere."""
+    if len(given) == 1 and given[0] not in folders:
+        return given[0] / "report.html"
+    return Path("report.html")
 
 
 def _lines(found: Summary) -> Iterator[str]:
@@ -46,28 +114,23 @@ def _lines(found: Summary) -> Iterator[str]:
     yield str(found.folder)
     for name, value in rows:
         yield f"  {name:{width}}  {value}"
-    for each in found.evaluation.get("scores", []):
-        knn = "  ".join(f"knn@{k} {value:.1f}" for k, value in each["knn"].items())
-        linear = "" if each.get("linear") is None else f"  linear {each['linear']:.1f}"
-        yield f"  {each['features']}, {each['layer']}:  {knn}{linear}"
-    if not found.evaluation:
-        named = shlex.quote(str(found.folder))
-        yield f"  not judged yet: sslengine judge {named} --train DIR --val DIR"
+    yield ""
+    yield judge_run(found.facts).text
 
 
 def _rows(found: Summary) -> Iterator[tuple[str, str]]:
-    yield "method", str(found.method)
-    yield "network", str(found.network)
-    yield "iterations", _length(found)
-    yield from ((name, f"{value:.4g}") for name, value in found.metrics.items())
-    yield "checkpoints", ", ".join(found.checkpoints) or "none"
-    if found.metric:
-        yield "judged by", f"{found.metric}, on {numbers(found.images)}"
-    if shown := fingerprints(found.images):
-        yield "fingerprint", shown
-
-
-def _length(found: Summary) -> str:
-    if found.epochs:
-        return f"{found.iterations}, of {found.epochs} epochs"
-    return f"{found.iterations} of {found.num_iterations or '?'}"
+    facts = found.facts
+    if facts.config:
+        of = f" of {facts.status.steps}" if facts.status.steps else ""
+        yield "method", facts.method
+        yield "network", facts.network
+        yield "status", f"{facts.status.status}, {facts.status.step}{of} steps"
+    yield from ((name, f"{value:.4g}") for name, value in found.last.items())
+    if shown := ", ".join(checkpoints_in(found.folder / "checkpoints")):
+        yield "checkpoints", shown
+    for number, each in enumerate(read_judgements(facts)):
+        scores = "  ".join(f"{name} {value:.1f}" for name, value in scores_in(each).items())
+        images = images_of(each, {}) if number else found.images
+        yield f"judged by {each.get('metric', 'accuracy')}", f"{scores}  on {numbers(images)}"
+        if shown := fingerprints(images):
+            yield "fingerprint", shown

@@ -21,7 +21,6 @@ from sslengine.distributed.ranks import is_primary
 from sslengine.engines.benchmarks.report import save
 from sslengine.engines.features import Compute
 from sslengine.engines.judged_images import ALL_OF_THEM, Found, Judged
-from sslengine.engines.judged_networks import PIXELS
 from sslengine.engines.maps import as_map, judged_trunk, last_map, networks_with
 from sslengine.engines.stored import Network
 from sslengine.errors import DataError
@@ -30,6 +29,7 @@ from sslengine.evaluation.outcome import Outcome
 from sslengine.evaluation.retrieval.copies import copy_detection
 from sslengine.evaluation.retrieval.descriptors import Whitening, gem
 from sslengine.evaluation.retrieval.on_disk import Copies, images_of, read_copies
+from sslengine.monitor.run_facts import PIXELS
 
 WHERE = "config.EVALUATE.COPIES"
 LAYER, POWER = "class token + GeM", 4.0

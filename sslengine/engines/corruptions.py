@@ -25,7 +25,6 @@ from sslengine.distributed.collectives import broadcast_object, sum_over_ranks
 from sslengine.distributed.ranks import is_primary
 from sslengine.engines.features import features_of, ordered_feed
 from sslengine.engines.judged_images import Found, Judged
-from sslengine.engines.judged_networks import UNTRAINED
 from sslengine.engines.probes import Key, probes_of
 from sslengine.errors import DataError
 from sslengine.evaluation.kept import Kept
@@ -33,6 +32,7 @@ from sslengine.evaluation.linear import Fitted
 from sslengine.evaluation.options import CorruptionOptions
 from sslengine.evaluation.outcome import Outcome
 from sslengine.evaluation.store import name_of
+from sslengine.monitor.run_facts import UNTRAINED
 from sslengine.task.build import build_run_precision
 
 # Of each corruption and severity: right answers, and images.

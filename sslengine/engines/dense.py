@@ -20,7 +20,6 @@ from torch.nn import functional as F
 from sslengine.data.judged_view import described
 from sslengine.distributed.ranks import is_primary
 from sslengine.engines.judged_images import Found, Judged
-from sslengine.engines.judged_networks import PIXELS
 from sslengine.engines.maps import judged_trunk, last_map, networks_with_maps
 from sslengine.engines.masks import Masks
 from sslengine.engines.stored import Network, StoredSplit
@@ -28,6 +27,7 @@ from sslengine.errors import DataError
 from sslengine.evaluation.dense import dense
 from sslengine.evaluation.options import DenseOptions
 from sslengine.evaluation.outcome import Outcome
+from sslengine.monitor.run_facts import PIXELS
 
 WHERE = "config.EVALUATE.DENSE.LAYER"
 

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sslengine.atomic import write_json
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
 from sslengine.data.judged_view import described
@@ -30,16 +29,21 @@ from sslengine.engines.features import required_weights
 from sslengine.engines.few_label_lists import write_lists
 from sslengine.engines.groups import group_column, groups_of
 from sslengine.engines.judged_images import Judged
-from sslengine.engines.judged_networks import PIXELS, UNTRAINED, networks_of
+from sslengine.engines.judged_networks import networks_of
 from sslengine.engines.on_images import run_on_images
 from sslengine.engines.protocols import show_protocols
 from sslengine.engines.run import Run
 from sslengine.engines.score_table import show_all
-from sslengine.engines.scoring import Asked, Score, Sets, averaged, chance
+from sslengine.engines.scoring import Asked, Score, Sets, add_gains, averaged, chance
 from sslengine.engines.stored import Network, StoredSplit, store_split
-from sslengine.engines.trained_results import as_protocols, results_of
+from sslengine.engines.trained_results import (
+    as_protocols,
+    results_of,
+    write_answers,
+    write_report,
+)
 from sslengine.evaluation.features import Chosen, Rows
-from sslengine.evaluation.leak import note_of_leak
+from sslengine.evaluation.leak import count_copies
 from sslengine.evaluation.options import (
     EvaluateOptions,
     LinearProbeOptions,
@@ -47,12 +51,19 @@ from sslengine.evaluation.options import (
     SvmOptions,
     published,
 )
+from sslengine.evaluation.pairs import compare_pairs
+from sslengine.evaluation.spread import spectrum
 from sslengine.evaluation.store import Store
 from sslengine.models.weights import Loaded, other_classes
 from sslengine.monitor import history
+from sslengine.monitor.run_facts import PIXELS, REPORT, TRAINED, UNTRAINED, read_facts
+from sslengine.monitor.run_status import COMPLETE
+from sslengine.monitor.verdict import judge_run
 from sslengine.precision import for_float64
 from sslengine.registry import register_engine
 
+# Images of which singular values are kept.
+SPECTRUM = 2000
 NO_LABELS = "the images have no labels: kNN, linear probe and what else needs them are left out"
 
 
@@ -64,28 +75,33 @@ def evaluate(run: Run) -> None:
     networks, loaded = networks_of(run, str(weights or ""))
     sets = judge.sets(networks)
     judge.note(other_classes(loaded.classes, [judge.class_names]))
-    report = _Report(run.run_dir / "evaluation.json", loaded, judge)
+    report = _Report(run.run_dir, loaded, judge)
     scores = judge.asked.by_labels(sets, judge.note, report.write)
     judged = judge.judged(networks, sets, str(weights or ""))
     run_on_images(judged, scores, report.write)
     if not is_primary():
         return
     run.describe()
-    judge.note(_leak(sets))
+    judge.copies = _copies(sets)
     if "few_labels" in judge.asked.evaluate.PROTOCOLS:
         write_lists(judge.found["TRAIN"], sets[0], run.run_dir / "few_labels", judge.class_names)
     judge.asked.rest(scores, sets, report.write)
+    report.write_answers(scores, sets)
     _show_training(run, weights, loaded)
     run.console.print(f"  features    {judge.folder}")
-    run.console.print(f"  report      {report.path}")
+    run.console.print(f"  report      {run.run_dir / REPORT}")
     show_protocols(run.console, as_protocols(results_of(run.run_dir)))
     show_all(run.console, joined(scores), judge.metric, judge.chance, judge.notes)
+    facts = read_facts(run.run_dir)
+    scored = replace(facts, status=replace(facts.status, status=COMPLETE))
+    run.console.print(f"\n{judge_run(scored).text}")
     check_results_here(run, {"test": _as_results(joined(scores))})
 
 
-def _leak(sets: Sequence[Sets]) -> str:
+def _copies(sets: Sequence[Sets]) -> int:
+    """Count test images that are also training images: what they score says nothing of others."""
     pixels = next(each for each in sets if each.features == PIXELS)
-    return "" if pixels.test is None else note_of_leak(pixels.train, pixels.test, "images")
+    return 0 if pixels.test is None else count_copies(pixels.train, pixels.test)
 
 
 class _Judge:
@@ -108,6 +124,15 @@ class _Judge:
         self.chance: float | None = None
         self.found: dict[str, StoredSplit] = {}
         self.groups: Tensor | None = None  # of TRAIN's images
+        self.wanted: Tensor | None = None  # of the test images
+        self.copies = 0  # test images that are also training images
+
+    @property
+    def place(self) -> str:
+        """Where the test images are, or those of training where there are none."""
+        split = getattr(self.data, self.splits[-1])
+        named = split.DATA_PATHS or split.DATASET_NAMES or split.DATA_SOURCES
+        return ", ".join(map(str, named))
 
     @property
     def splits(self) -> list[str]:
@@ -133,7 +158,9 @@ class _Judge:
         else:
             self.class_names = list(classes[0].names)
             self.metric = "mAP" if classes[0].width else "accuracy"
-        return [each for network in networks for each in self._of(network, found)]
+        sets = [each for network in networks for each in self._of(network, found)]
+        self.wanted = sets[0].wanted
+        return sets
 
     @cached_property
     def images(self) -> dict[str, Any]:
@@ -147,6 +174,27 @@ class _Judge:
         return Judged(
             self.run, networks, sets, self.found, self.folder, asked.evaluate, asked.probe, weights
         )
+
+    def compared(self, scores: Sequence[Score]) -> list[Score]:
+        """The untrained networks as one, and each kind of features with the trained ones."""
+        found = joined(scores)
+        if self.wanted is not None and self.wanted.ndim == 1:
+            add_gains(found, self.wanted)
+        return found
+
+    def below_pixels(self, scores: Sequence[Score]) -> list[str]:
+        """Name the classes for which raw pixels answer more test images rightly."""
+        of = {each.features: each.answers for each in scores}
+        if self.wanted is None or not of.get(PIXELS) or not of.get(TRAINED):
+            return []
+        metric = next(iter(of[TRAINED]))
+        below = []
+        for number in self.wanted.unique().tolist():
+            some = self.wanted == number
+            right = (of[kind][metric][some] == number for kind in (PIXELS, TRAINED))
+            if compare_pairs(*right)[1] > 0:
+                below.append(self.class_names[number] if self.class_names else str(number))
+        return below
 
     def _of(self, network: Network, found: Mapping[str, StoredSplit]) -> list[Sets]:
         """A network's layers."""
@@ -210,9 +258,9 @@ def joined(scores: Sequence[Score]) -> list[Score]:
 
 @dataclass
 class _Report:
-    """evaluation.json, which is complete after every write. Rank 0 writes it."""
+    """The report, which is complete after every write. Rank 0 writes it."""
 
-    path: Path
+    run_dir: Path
     loaded: Loaded
     judge: _Judge
 
@@ -233,11 +281,25 @@ class _Report:
             "classes": judge.class_names,
             # Of TRAIN and TEST: how many, their fingerprint, and that of their labels.
             "images": judge.images,
+            "copies": judge.copies,
+            "below_pixels": judge.below_pixels(scores),
+            "data": judge.place,
             "notes": judge.notes,
-            "scores": [vars(score) for score in joined(scores)],
-            **results_of(self.path.parent),
+            "scores": [score.as_dict() for score in judge.compared(scores)],
+            **results_of(self.run_dir),
         }
-        write_json(self.path, content)
+        write_report(self.run_dir, content)
+
+    def write_answers(self, scores: Sequence[Score], sets: Sequence[Sets]) -> None:
+        """Keep the class that each kind of features gives to each test image, and spectra."""
+        images = sets[0]
+        spectra = {f"spectrum/{each.features}": spectrum(each.train[:SPECTRUM]).numpy()
+                   for each in sets if each.features in (TRAINED, UNTRAINED)}  # fmt: skip
+        answers = {f"{each.features}/{each.layer}/{metric}": classes.numpy()
+                   for each in scores for metric, classes in each.answers.items()}  # fmt: skip
+        if answers and images.wanted is not None and images.tested is not None:
+            about = {"numbers": images.tested.numpy(), "wanted": images.wanted.numpy()}
+            write_answers(self.run_dir, self.judge.images, {**about, **answers, **spectra})
 
 
 def _as_results(scores: Sequence[Score]) -> dict[str, Any]:

@@ -28,9 +28,10 @@ from sslengine.evaluation.options import EvaluateOptions, ReferenceOptions
 from sslengine.models.options import ModelOptions, WeightsInitOptions
 from sslengine.models.trunks.library_options import TimmOptions
 from sslengine.models.weights import Loaded, init_weights
+from sslengine.monitor.run_facts import PIXELS, TRAINED, UNTRAINED
 from sslengine.task.build import build_base_model
 
-TRAINED, UNTRAINED, PIXELS, REFERENCE = "trained", "untrained", "raw pixels", "reference"
+REFERENCE = "reference"
 
 
 def networks_of(run: Run, weights: str) -> tuple[list[Network], Loaded]:

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from sslengine.engines.features import Compute
 from sslengine.engines.judged_images import Judged
-from sslengine.engines.judged_networks import PIXELS, REFERENCE, networks_of
+from sslengine.engines.judged_networks import REFERENCE, networks_of
 from sslengine.engines.stored import Network
 from sslengine.errors import ConfigError, DataError
 from sslengine.models.build import trunk_with_heads
 from sslengine.models.trunks.base import Trunk
+from sslengine.monitor.run_facts import PIXELS
 from sslengine.task.build import build_base_model
 
 SETTINGS = "MODEL.FEATURE_EVAL_SETTINGS"

@@ -6,6 +6,7 @@ import json
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from omegaconf import DictConfig
@@ -42,16 +43,20 @@ class Run:
         self.console.print(text)
         log.info("%s", text, extra={"on_screen": False})
 
-    def describe(self) -> None:
+    def describe(self) -> dict[str, Any]:
         """Write the config, the machine and the code version: config.yaml and environment.json.
 
         Other engines than `train` add their name to these files, to keep those of the training.
+        Returns the machine and the code version; {} on other ranks than 0.
         """
+        found: dict[str, Any] = {}
         if is_primary():
             engine = self.resolved.engine_name
             suffix = "" if engine == "train" else f"_{engine}"
             write_whole(self.run_dir / f"config{suffix}.yaml", show(self.resolved).encode())
-            report = json.dumps(environment(), indent=2) + "\n"
+            found = environment()
+            report = json.dumps(found, indent=2) + "\n"
             # Private: it holds environment variables.
             path = self.run_dir / f"environment{suffix}.json"
             write_whole(path, report.encode(), private=True)
+        return found

@@ -1,15 +1,13 @@
 """The scores as tables on the screen: details and notes, then kNN and linear probe, with intervals
-and chance, and a sentence on them."""
+and chance."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import hypot
 
 from rich.console import Console
 from rich.table import Table
 
-from sslengine.engines.judged_networks import PIXELS, TRAINED, UNTRAINED
 from sslengine.engines.label_free import show_label_free
 from sslengine.engines.protocols import show_protocols
 from sslengine.engines.scoring import Score
@@ -27,8 +25,6 @@ def show_all(
     if any(score.knn for score in scores):
         console.print()
         show_scores(console, scores, metric, chance)
-        if sentence := _sentence(scores, metric):
-            console.print(f"\n{sentence}", markup=False)
 
 
 def _kind(score: Score) -> str:
@@ -67,31 +63,6 @@ def _half(score: Score, name: str) -> float:
     value = score.metrics[name]
     low, high = score.intervals.get(name) or (value, value)
     return max(value - low, high - value)
-
-
-def _sentence(scores: Sequence[Score], metric: str) -> str:
-    """Say whether training helped, by more than the intervals of two scores."""
-    of = {each.features: each for each in scores if each.knn}
-    if not {TRAINED, UNTRAINED, PIXELS} <= of.keys():
-        return ""
-    name = next(iter(of[TRAINED].metrics))
-    own, untrained, pixels = (of[each] for each in (TRAINED, UNTRAINED, PIXELS))
-    value, told = own.metrics[name], "kNN" if metric == "accuracy" else f"kNN {metric}"
-
-    def gain(other: Score) -> float:
-        found = value - other.metrics[name]
-        return found if found > hypot(_half(own, name), _half(other, name)) else 0.0
-
-    against = f"({told} {value:.1f} against {untrained.metrics[name]:.1f} %)"
-    if not gain(untrained):
-        return (f"The features tell classes apart no better than those of the untrained network "
-                f"{against}: training has not worked yet.")  # fmt: skip
-    better = (f"The features tell classes apart {gain(untrained):.1f} points better than those of "
-              f"the untrained network {against}")  # fmt: skip
-    raw = f"raw pixels ({pixels.metrics[name]:.1f} %)"
-    if not gain(pixels):
-        return f"{better}, but no better than {raw}: training has not paid off yet."
-    return f"{better}, and better than {raw}: training worked."
 
 
 def _chosen(scores: Sequence[Score]) -> list[str]:

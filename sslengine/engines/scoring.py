@@ -31,7 +31,9 @@ from sslengine.evaluation.options import (
     NearestNeighborOptions,
     SvmOptions,
 )
+from sslengine.evaluation.pairs import compare_pairs
 from sslengine.evaluation.versions import VERSIONS
+from sslengine.monitor.run_facts import TRAINED
 
 log = logging.getLogger("sslengine")
 
@@ -75,7 +77,15 @@ class Score:
     label_free: dict[str, Any] = field(default_factory=dict)  # by metric
     # 95 % intervals by metric: over the test images, or, of several seeds, over these.
     intervals: dict[str, list[float]] = field(default_factory=dict)
+    # By metric: the trained features' score minus this one on the same images, and its interval.
+    gains: dict[str, list[float]] = field(default_factory=dict)
     about: dict[str, Any] = field(default_factory=dict)
+    # By metric: the class that each test image gets; of several networks a row for each.
+    answers: dict[str, Tensor] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All but the answers, which have a separate file."""
+        return {name: value for name, value in vars(self).items() if name != "answers"}
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -150,9 +160,11 @@ class Asked:
                 score.knn[k] = measure()
                 score.intervals[f"knn_{k}"] = of_resamples(measure, wanted)
             return
-        shares = knn_curve(train, labels, test, wanted, **how, top=(1, 5))
+        answers: dict[int, Tensor] = {}
+        shares = knn_curve(train, labels, test, wanted, **how, top=(1, 5), answers=answers)
         for k, fewer in used.items():
             score.knn[k], score.knn_top5[k] = shares[fewer]
+            score.answers[f"knn_{k}"] = answers[fewer].cpu()
             score.intervals[f"knn_{k}"] = of_accuracy(score.knn[k], len(wanted))
 
     def _among_themselves(self, score: Score, each: Sets, note: Callable[[str], None]) -> None:
@@ -193,6 +205,10 @@ class Asked:
         score.intervals["linear"] = found.interval or of_accuracy(found.test_accuracy, len(wanted))
         score.about["chosen_on"] = {"linear": found.chosen_on}
         score.about["penalty"] = found.penalty
+        if found.fitted is not None:
+            score.answers["linear"] = found.fitted.answers(test)
+        score.about["constant"] = [name for name, each in score.answers.items()
+                                   if len(each) > 1 and each.unique().numel() == 1]  # fmt: skip
         for text in found.notes:
             note(f"linear probe: {text}")
 
@@ -240,5 +256,21 @@ def averaged(scores: Sequence[Score]) -> Score:
         first.protocols,
         first.label_free,
         {name: [each.mean - each.half, each.mean + each.half] for name, each in means.items()},
-        {**first.about, "seeds": seeds, "number_of_seeds": len(seeds), "values": values},
-    )
+        about={**first.about, "seeds": seeds, "number_of_seeds": len(seeds), "values": values},
+        answers={name: torch.stack([each.answers[name] for each in scores])
+                 for name in first.answers if all(name in each.answers for each in scores)},
+    )  # fmt: skip
+
+
+def add_gains(scores: Sequence[Score], wanted: Tensor) -> None:
+    """Compare the trained features with each other kind by their answers to the same images.
+
+    Of several layers the one of the same name is compared, or else the last.
+    """
+    trained = [each for each in scores if each.features == TRAINED]
+    for score in scores if trained else ():
+        own = next((each for each in trained if each.layer == score.layer), trained[-1])
+        for name in score.answers.keys() & own.answers.keys() if score not in trained else ():
+            answers = (each.answers[name].reshape(-1, len(wanted)) for each in (own, score))
+            right = [(each == wanted).double().mean(dim=0).numpy() for each in answers]
+            score.gains[name] = [*compare_pairs(*right)]

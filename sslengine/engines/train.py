@@ -26,6 +26,7 @@ from sslengine.hooks.options import HooksOptions
 from sslengine.losses.options import LossOptions
 from sslengine.models.options import ModelOptions
 from sslengine.monitor.build import RunPlace, build_writers
+from sslengine.monitor.run_status import recorded
 from sslengine.monitor.text import clock
 from sslengine.monitor.writers import Writer
 from sslengine.registry import TASKS, component_key, register_engine
@@ -66,11 +67,12 @@ def _train(task: Any, run: Run) -> bool:
         task.close()
         check_results(run, task.results)
         return not task.test_only
-    run.describe()
+    environment = {**run.describe(), "recipe": run.resolved.name}
     task.writers.extend(make_writers(run, task.iteration, marks))
     _introduce(task, run)
     startup.announce("making the first step")
-    loop.run(task)
+    with recorded(task, run.run_dir, environment):
+        loop.run(task)
     run.say(
         f"done: {task.iteration} steps in {clock(time.monotonic() - began)}\n"
         f"  checkpoint  {run.run_dir / 'checkpoints' / files.POINTER}"

@@ -1,13 +1,22 @@
-"""The results of sweeps and of fine-tuning: a file in each of their folders in the run's."""
+"""The files of a run's results: the report of `judge`, and what sweeps and fine-tuning found.
+
+evaluation.json             the newest report
+judgements/NAME.json        the same of each set of images: NAME is made of their fingerprints
+judgements/NAME.npz         the answer to each of its test images
+finetune/*/, sweep/*/       a file in the folder of each
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sslengine.atomic import write_json
+import numpy as np
+from numpy.typing import NDArray
+
+from sslengine.atomic import make_folder, whole_file, write_json
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
 from sslengine.data.judged_view import described
@@ -15,9 +24,9 @@ from sslengine.data.options import DataOptions
 from sslengine.engines.judged_networks import trunk_name
 from sslengine.engines.run import Run
 from sslengine.models.options import ModelOptions
+from sslengine.monitor.run_facts import JUDGEMENTS, REPORT, name_of_images
 
 FINETUNE, SWEEP = "finetune", "sweep"  # folders in the run's
-REPORT = "evaluation.json"
 _RESULT = {FINETUNE: "finetuned.json", SWEEP: "swept.json"}
 
 
@@ -59,8 +68,25 @@ def as_protocols(results: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str
     return found
 
 
+def write_report(run_dir: Path, report: Mapping[str, Any]) -> None:
+    """Replace the report, and that on the same images; reports on other images stay."""
+    write_json(run_dir / REPORT, report)
+    if report.get("images"):
+        make_folder(run_dir / JUDGEMENTS)
+        write_json(run_dir / JUDGEMENTS / f"{name_of_images(report['images'])}.json", report)
+
+
+def write_answers(
+    run_dir: Path, images: Mapping[str, Any], answers: Mapping[str, NDArray[Any]]
+) -> None:
+    make_folder(run_dir / JUDGEMENTS)
+    with whole_file(run_dir / JUDGEMENTS / f"{name_of_images(images)}.npz") as file:
+        arrays: dict[str, Any] = dict(answers)
+        np.savez_compressed(file, **arrays)
+
+
 def add_to_report(run_dir: Path) -> None:
-    write_json(run_dir / REPORT, _report(run_dir) | results_of(run_dir))
+    write_report(run_dir, _report(run_dir) | results_of(run_dir))
 
 
 def add_notes(run_dir: Path, notes: Sequence[str]) -> None:
@@ -68,7 +94,7 @@ def add_notes(run_dir: Path, notes: Sequence[str]) -> None:
     report = _report(run_dir)
     known = report.get("notes", [])
     if new := [each for each in notes if each not in known]:
-        write_json(run_dir / REPORT, {**report, "notes": [*known, *new]})
+        write_report(run_dir, {**report, "notes": [*known, *new]})
 
 
 def _report(run_dir: Path) -> dict[str, Any]:

@@ -29,7 +29,6 @@ from sslengine.distributed.collectives import gather_objects
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.engines.davis import WHERE, Video, read_videos
 from sslengine.engines.judged_images import Found, Judged
-from sslengine.engines.judged_networks import PIXELS
 from sslengine.engines.maps import judged_trunk, last_map, networks_with_maps
 from sslengine.engines.masks import read_mask, resized
 from sslengine.engines.stored import Network
@@ -38,6 +37,7 @@ from sslengine.evaluation.options import VideosOptions
 from sslengine.evaluation.outcome import Outcome
 from sslengine.evaluation.propagation import Propagation, answers
 from sslengine.evaluation.region_contour import contour, region
+from sslengine.monitor.run_facts import PIXELS
 from sslengine.precision import Precision
 from sslengine.task.build import build_run_precision
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-NORMAL = 1.959964  # of 95 %
+from sslengine.evaluation.pairs import NORMAL
+
 RESAMPLES = 200
 # Scores that are sorted for an interval.
 SORTED = 2**28

@@ -72,16 +72,18 @@ def knn_curve(
     top: Sequence[int] = (1,),
     device: torch.device | None = None,
     over_ranks: bool = False,
+    answers: dict[int, Tensor] | None = None,
 ) -> dict[int, list[float]]:
     """For each k the percentages of test features with their class among the `top` best ones.
 
     over_ranks: all ranks call it, with the same features, and each takes its share of the queries.
+    answers: gets the class of each test feature by each k.
     """
     _expect_numbers(train_features, train_labels, test_features, over_ranks)
     among = own_share(len(test_features), over_ranks)
     found = knn_search(train_features, test_features, max(ks), metric, device=device, among=among)
     wanted = test_labels[among.start : among.stop]
-    return curve(found, train_labels, wanted, ks, sigma, top, over_ranks)
+    return curve(found, train_labels, wanted, ks, sigma, top, over_ranks, answers)
 
 
 @torch.no_grad()
@@ -100,7 +102,7 @@ def knn_within(
 
 def curve(
     found: Found, labels: Tensor, wanted: Tensor, ks: Sequence[int], sigma: float | None,
-    top: Sequence[int], over_ranks: bool = False,
+    top: Sequence[int], over_ranks: bool = False, answers: dict[int, Tensor] | None = None,
 ) -> dict[int, list[float]]:  # fmt: skip
     """For each k the percentages of queries with their class among the best ones."""
     classes, order = int(labels.max()) + 1, sorted({*ks})
@@ -108,12 +110,17 @@ def curve(
     # Of each k a row of hits, and the number of queries.
     hits = torch.zeros(len(order), len(top) + 1, dtype=torch.float64, device=labels.device)
     hits[:, -1] = len(wanted)
+    best = {k: torch.empty_like(wanted) for k in order}
     for part in pieces_of(range(len(wanted)), max(1, COUNTED // classes)):
         some = slice(part.start, part.stop)
         near = Found(found.similarities[some], found.rows[some])
-        for row, counted in zip(hits, _votes(near, labels, classes, order, sigma)):
+        for k, row, counted in zip(order, hits, _votes(near, labels, classes, order, sigma)):
+            ranked = counted.argsort(dim=1, descending=True, stable=True)
+            best[k][some] = ranked[:, 0]
             for place, count in enumerate(top):
-                row[place] += _hits(counted, wanted[some], count).sum()
+                row[place] += _among(ranked, wanted[some], count).sum()
+    if answers is not None:
+        answers |= {k: gather(each).rows if over_ranks else each for k, each in best.items()}
     hits = sum_in_place(hits) if over_ranks else hits
     shares = dict(zip(order, (100.0 * hits[:, :-1] / hits[:, -1:]).tolist(), strict=True))
     return {k: shares[k] for k in ks}
@@ -227,8 +234,11 @@ def top_accuracy(scores: Tensor, labels: Tensor, top: int = 1) -> float:
 
 
 def _hits(scores: Tensor, labels: Tensor, top: int) -> Tensor:
-    best = scores.argsort(dim=1, descending=True, stable=True)[:, :top]
-    return (best == labels.unsqueeze(1)).any(dim=1)
+    return _among(scores.argsort(dim=1, descending=True, stable=True), labels, top)
+
+
+def _among(ranked: Tensor, labels: Tensor, top: int) -> Tensor:
+    return (ranked[:, :top] == labels.unsqueeze(1)).any(dim=1)
 
 
 def _weights(similarities: Tensor, sigma: float | None) -> Tensor:

@@ -9,14 +9,13 @@ from sslengine.evaluation.features import Rows, blocks
 
 def note_of_leak(train: Rows, test: Rows, what: str) -> str:
     """Of rows that are equal to the bit; empty if there are none. what: the rows are of these."""
+    count = count_copies(train, test)
+    return f"{count} of {len(test)} test {what} are also training {what}" if count else ""
+
+
+def count_copies(train: Rows, test: Rows) -> int:
     known = set(_hashes(train))
-    count = sum(each in known for each in _hashes(test))
-    if not count:
-        return ""
-    return (
-        f"{count} of {len(test)} test {what} equal a training one: they are found by themselves. "
-        f"Take other images for one of them"
-    )
+    return sum(each in known for each in _hashes(test))
 
 
 def _hashes(features: Rows) -> Iterator[int]:

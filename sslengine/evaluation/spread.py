@@ -41,6 +41,14 @@ def rankme(features: Tensor) -> Tensor:
     return exp_entropy(singular, RANKME_EPS)
 
 
+@torch.no_grad()
+def spectrum(features: Tensor) -> Tensor:
+    """Return the singular values of centred (N, ...) features, the largest is 1."""
+    rows = _matrix(features.flatten(1), "Spectrum of features")
+    singular: Tensor = torch.linalg.svdvals(rows - rows.mean(dim=0))
+    return singular / singular.max().clamp(min=torch.finfo(singular.dtype).tiny)
+
+
 def _matrix(features: Tensor, of: str) -> Tensor:
     """Check the shape, and convert to at least single precision."""
     if features.ndim != 2 or not features.numel():

@@ -16,7 +16,7 @@ from sslengine.config.options import DistributedOptions, MachineOptions, RunOpti
 from sslengine.config.sections import read
 from sslengine.hooks.collapse import LogCollapse
 from sslengine.hooks.events import EVENTS
-from sslengine.hooks.gradients import ClipGradients, FreezeParameters
+from sslengine.hooks.gradients import ClipGradients, FreezeParameters, LogGradientNorm
 from sslengine.hooks.iteration_timer import IterationTimer
 from sslengine.hooks.machine import LogComplexity, LogGpuMemory, LogGpus, LogMemoryPeaks
 from sslengine.hooks.options import HooksOptions, ProfilingOptions
@@ -49,6 +49,7 @@ def default_hooks(config: DictConfig, run_dir: Path) -> list[Any]:
     frozen = model.TEMP_FROZEN_PARAMS_ITER_MAP, model.TEMP_FROZEN_PARAMS_EPOCH_MAP
     if any(frozen):
         chosen.append(FreezeParameters(*frozen, model.TEMP_FROZEN_PARAMS_BY == "rate"))
+    chosen.append(LogGradientNorm(read(config, RunOptions).LOG_FREQUENCY))
     clip = model.GRAD_CLIP
     if clip.USE_GRAD_CLIP:
         how = clip.PER_PARAMETER, clip.PER_MODULE

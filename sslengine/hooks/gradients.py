@@ -69,6 +69,27 @@ def _found(
         yield from ((known[each], int(until)) for each in names)
 
 
+class LogGradientNorm(Hook):
+    """`grad_norm`, with each log line: the norm of all gradients, before they are clipped.
+
+    Does not synchronise with the device.
+    """
+
+    def __init__(self, frequency: int) -> None:
+        self.frequency = frequency
+
+    def on_backward(self, task: TaskView) -> None:
+        made = task.progress.step + 1
+        due = made in (1, task.phase.steps) or (task.iteration + 1) % self.frequency == 0
+        if not (due and task.train and task.updating):
+            return
+        task.precision.unscale(task.optimizer.inner)
+        gradients = [each.grad for each in task.learner.parameters() if each.grad is not None]
+        if gradients:
+            (lengths,) = norms(gradients)
+            task.storage.put_own("grad_norm", lengths.norm(), window=1)
+
+
 class ClipGradients(Hook):
     """`MODEL.GRAD_CLIP`: clip the norm of all gradients together, of each separately, or of those
     of each module: the trunk, each head, the method, another part of a custom model.

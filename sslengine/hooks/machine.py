@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Sequence
 
 import torch
 
 from sslengine.hooks.events import Hook, TaskView
+from sslengine.monitor.environment import peak_memory
 
 log = logging.getLogger("sslengine")
 
@@ -55,25 +55,8 @@ class LogMemoryPeaks(Hook):
     def on_step(self, task: TaskView) -> None:
         first_or_due = task.progress.step == 1 or task.iteration % self.frequency == 0
         if task.train and first_or_due:
-            for name, value in self.metrics(task.device).items():
+            for name, value in peak_memory(task.device).items():
                 task.storage.put_scalar(name, round(value, 3), window=1, reduce="max", keep=False)
-
-    def metrics(self, device: torch.device) -> dict[str, float]:
-        metrics = {"rss_gb": _peak_of_process() / 1e9}
-        if device.type == "cuda":
-            metrics["gpu_allocated_gb"] = torch.cuda.max_memory_allocated(device) / 1e9
-            metrics["gpu_reserved_gb"] = torch.cuda.max_memory_reserved(device) / 1e9
-        return metrics
-
-
-def _peak_of_process() -> int:
-    """In bytes; 0 where the system does not report it."""
-    try:
-        import resource  # not on Windows
-    except ImportError:
-        return 0
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 class LogComplexity(Hook):

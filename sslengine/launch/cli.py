@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from sslengine import catalog, startup
+from sslengine.checkpoint.contents import run_folder
 from sslengine.config.assignments import overrides as assign
 from sslengine.config.compose import sweep
 from sslengine.config.resolve import Resolved
@@ -153,11 +154,16 @@ def run_all(runs: Sequence[Resolved]) -> int:
     launch = import_dotted("sslengine.launch.local:launch")
     for run in runs:
         make_run_folder(run.config)
-    for number, run in enumerate(runs):
-        if number:
-            startup.begin()
-        with closed(run.opened):
-            launch(run)
+    try:
+        for number, run in enumerate(runs):
+            if number:
+                startup.begin()
+            with closed(run.opened):
+                launch(run)
+    finally:
+        if len(runs) > 1 and os.environ.get("RANK", "0") == "0":
+            report_sweep = import_dotted("sslengine.report.end_pages:report_sweep")
+            report_sweep(run_folder(runs[0].config).parent)
     return 0
 
 

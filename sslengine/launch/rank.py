@@ -34,6 +34,7 @@ from sslengine.export.at_end import write_weights
 from sslengine.monitor.log_file import close_log, open_log
 from sslengine.precision import set_deterministic, set_kernels
 from sslengine.registry import ENGINES, load_plugins
+from sslengine.report.at_end import reported
 from sslengine.trust import closed
 
 log = logging.getLogger("sslengine")
@@ -77,9 +78,10 @@ def _run_rank(resolved: Resolved, join: bool) -> None:
                 Run(resolved, folder, device),
             )
             startup.imported()
-            trained = engine(run)
-        if trained and is_primary():
-            write_weights(run)
+            with reported(run):
+                trained = engine(run)
+                if trained and is_primary():
+                    write_weights(run)
     except (Preempted, FolderInUseError):  # the log of a folder in use is another run's
         raise
     except BaseException:

@@ -15,6 +15,7 @@ earlier ones. Metrics that are absent say nothing. remedies.py names the key to 
     equal images        they are copies of one, or the trunk gives all the same features
     no hidden patches   so none is predicted
     equal patches       it gives all patches of an image the same features
+    equal projections   RankMe of the projections is hardly that of more than one direction
     fewer dimensions    RankMe of the trunk is below a quarter of what it was, or of what the
                         weights gave that the run started from
     KoLeo               nearest neighbours coincide, or there are none
@@ -31,7 +32,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sslengine.monitor.remedies import IMAGES, PATCHES, SPREAD, Remedies
+from sslengine.monitor.remedies import IMAGES, PATCHES, SPREAD, UNIFORM, Remedies
 
 Metrics = Mapping[str, float]
 
@@ -42,15 +43,17 @@ PATCH_LOSS = "loss.patches"
 KOLEO, INFORMATION = "loss.koleo", "loss.image_information"
 TRUNK_RANK, TRUNK_ROWS = "trunk_rank", "trunk_rows"
 START_RANK, START_ROWS = "start_rank", "start_rows"  # in the first step, of weights that were given
+PROJECTION_RANK, PROJECTION_STD = "projection_rank", "projection_std"
 PATCH_SPREAD, INPUT_STD = "patch_spread", "input_std"
 LOSS_FINITE, LOSS_SCALE = "loss_finite", "loss_scale"
 READ = (ENTROPY, USED, PATCH_ENTROPY, PATCH_USED, PATCH_LOSS, KOLEO, INFORMATION, TRUNK_RANK,
-        TRUNK_ROWS, START_RANK, START_ROWS, PATCH_SPREAD, INPUT_STD, LOSS_FINITE,
-        LOSS_SCALE)  # fmt: skip
+        TRUNK_ROWS, START_RANK, START_ROWS, PROJECTION_RANK, PATCH_SPREAD, INPUT_STD, LOSS_FINITE,
+        LOSS_SCALE, PROJECTION_STD)  # fmt: skip
 
 SAYS_NOTHING = 0.02  # nats
 LEFT = 0.25  # of the largest value so far
 ALIKE_RANK, ALIKE_SPREAD, ALIKE_INPUT = 1.5, 0.05, 1e-6
+ONE_LINE = 2.0  # RankMe of projections that are hardly more than a line
 FEWEST_ROWS = 8  # of the trunk, to judge how many dimensions or prototypes they fill
 COINCIDE = 14.0  # KoLeo of two views: a mean distance of exp(-7), 1e-3
 COPIES = (
@@ -80,6 +83,52 @@ def findings(ends: Sequence[Metrics], config: Mapping[str, Any]) -> Iterator[Fin
     elif ends:
         for rule in _RULES:
             yield from rule(ends, Remedies(config))
+
+
+class Range(NamedTuple):
+    """A metric of health, and between which values it is healthy."""
+
+    metric: str
+    title: str
+    caption: str
+    low: float | None = None
+    high: float | None = None
+
+
+def healthy_ranges(ends: Sequence[Metrics], config: Mapping[str, Any]) -> list[Range]:
+    """Return the ranges of the metrics that the last train phase has: the rules' own limits."""
+    if not ends:
+        return []
+    run, last = Remedies(config), ends[-1]
+    quarter = f"Below {LEFT:.0%} of the most so far it has lost them."
+    found = [
+        Range(TRUNK_RANK, "Dimensions in use, trunk", f"RankMe of one batch. {quarter}",
+              max(ALIKE_RANK, LEFT * max(_most(TRUNK_RANK, ends), _at_start(last)))),
+        Range(PROJECTION_RANK, "Dimensions in use, projection",
+              "RankMe of the outputs that the loss compares. Near 1 they are all alike.",
+              ONE_LINE),
+        Range(PROJECTION_STD, "Spread of the projections",
+              "Standard deviation of unit vectors over images. 0: all are alike.", 0.0),
+        Range(PATCH_SPREAD, "Spread of the patches",
+              "How far an image's patches differ from their mean. 0: all are alike.", ALIKE_SPREAD),
+        Range(INPUT_STD, "Spread of the input",
+              "Of the images that the network gets. 0: they are copies of one.", ALIKE_INPUT),
+        Range(KOLEO, "KoLeo", "Above its limit nearest images have the same features.",
+              None, COINCIDE),
+        Range(INFORMATION, "Information of the targets",
+              "Nats that a target says of its image. 0: nothing.", SAYS_NOTHING),
+        Range(LOSS_SCALE, "Loss scale", "fp16: it falls with every overflow.", 1.0),
+    ]  # fmt: skip
+    for targets in (IMAGES, PATCHES):
+        most = math.log(run.prototypes(targets))
+        found += [
+            Range(targets.entropy, f"Entropy of the {targets.of}targets",
+                  "At ln K all prototypes are alike to the teacher, at 0 each target is one.",
+                  SAYS_NOTHING, None if math.isnan(most) else UNIFORM * most),
+            Range(targets.used, f"Prototypes in use{', patches' if targets.of else ''}", quarter,
+                  LEFT * _most(targets.used, ends)),
+        ]  # fmt: skip
+    return [each for each in found if each.metric in last]
 
 
 def ends_of_phases(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -183,6 +232,10 @@ def _equal_images(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
         yield Finding("equal images", f"RankMe of the trunk is {rank:.2f}", advice)
     elif rank < LEFT * most:
         yield Finding("fewer dimensions", f"RankMe is {rank:.1f}, after {most:.1f}", advice)
+    projections = ends[-1].get(PROJECTION_RANK, math.nan)
+    if projections < ONE_LINE and not rank < ALIKE_RANK:
+        value = f"RankMe of the projections is {projections:.2f}"
+        yield Finding("equal projections", value, advice)
 
 
 def _equal_patches(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:

@@ -33,7 +33,7 @@ from sslengine.monitor.series import Series
 WINDOW = 20
 # Names of the metrics that the engine itself writes.
 _TAKEN = re.compile(
-    r"loss(\..*)?|loss_mean|lr|images_per_s|data_seconds|kind|split|iteration|epoch"
+    r"loss(\..*)?|loss_mean|lr|images_per_s|data_seconds|grad_norm|kind|split|iteration|epoch"
 )
 _NAME = re.compile(r"[\w.\- ]+(/[\w.\- ]+)*")
 

@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import shutil
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -100,6 +101,7 @@ class JsonLinesWriter(Writer):
             "split": record.split,
             "iteration": record.iteration,
             "epoch": record.epoch,
+            "time": round(time.time(), 1),
             **{key: _plain(value) for key, value in record.values.items()},
         }
         try:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sslengine.report.verdict import Verdict
+from sslengine.monitor.verdict import Verdict
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class Mistake:
     name: str
     wanted: str
     answer: str
+    # The neighbours that give this answer, by weight, in percent; None: unknown.
+    votes: float | None = None
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ class Judgement:
     protocols: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     # Of the trained features' first metric; empty without one class an image.
     classes: Sequence[ClassRow] = ()
-    confusion: Sequence[Sequence[int]] = ()  # a row: the images of a class, by answer
+    # A row: the images of a class, by answer; both in the order of `classes`.
+    confusion: Sequence[Sequence[int]] = ()
     mistakes: Sequence[Mistake] = ()
 
 
@@ -99,6 +102,10 @@ class Curve:
     percent: bool = False
     # Medians over so many records by default; 1: none.
     smooth: int = 1
+    # Curves of a group are folded below the others, under its name.
+    group: str = ""
+    # Values to compare with, by name: raw pixels, untrained.
+    references: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -144,6 +151,8 @@ class Fact:
     advice: str = ""
     # Pictures that show it.
     thumbs: Sequence[int] = ()
+    # Parts of a whole, drawn as one bar: the milliseconds of a step by what they are spent on.
+    shares: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -162,7 +171,7 @@ class Content:
     verdict: Verdict
     facts: Sequence[Fact]  # method, network, images, length, machine, time
     curves: Sequence[Curve] = ()
-    # Epochs at which the run went on after a stop.
+    # Epochs at which the run resumed.
     restarts: Sequence[float] = ()
     health: Sequence[Health] = ()
     findings: Sequence[Fact] = ()

@@ -29,7 +29,7 @@ ASKED = {
     "predict": ("run photos/dark/0.png", "images"),
     "export": ("run out --to=state-dict", "feature_dim"),
     "report": ("run", "metrics"),
-    "compare": ("run run", "metrics"),
+    "compare": ("run run", "rows"),
     "rank": ("run", "linear"),
     "rank checkpoints": ("run/checkpoints --views=0 --workers=0", "metrics"),
     "explain": ("config=quickstart/simclr --count=1", "transforms"),

@@ -336,16 +336,16 @@ def test_scores_that_cannot_be_compared(
 ) -> None:
     whole, again, few, several, never = judged
     shown, document = compared(capsys, verb, whole, again, never)
-    assert "accuracy" in shown
-    assert "note" not in shown
-    found = {Path(each["folder" if verb == "compare" else "run"]): each for each in document}
-    assert [each["differs_in"] for each in document] == [[], [], []]
-    assert [found[each]["metric"] for each in (whole, never)] == ["accuracy", None]
-    assert found[whole]["images"] == found[again]["images"]
-    assert found[whole]["images"]["test"] == IMAGES
+    assert "cannot be compared" not in shown
+    assert differences(document) == []
+    if verb == "rank":
+        found = {Path(each["run"]): each for each in document}
+        assert [found[each]["metric"] for each in (whole, never)] == ["accuracy", None]
+        assert found[whole]["images"] == found[again]["images"]
+        assert found[whole]["images"]["test"] == IMAGES
 
     shown, document = compared(capsys, verb, whole, few)
-    assert {*document[0]["differs_in"], *document[1]["differs_in"]} == {"images"}
+    assert differences(document) == ["images"]
     assert "different metrics" not in shown
     note = shown.partition("note  scores on different images cannot be compared:")[2]
     for count, data in ((IMAGES, "images"), (IMAGES // 2, "few")):
@@ -353,10 +353,17 @@ def test_scores_that_cannot_be_compared(
         assert line.endswith(f"/{data}")
 
     shown, document = compared(capsys, verb, whole, several)
-    assert document[0]["differs_in"] == ["metric", "images"]
-    assert {each["metric"] for each in document} == {"accuracy", "mAP"}
+    assert differences(document) == ["metric", "images"]
     assert "scores of different metrics cannot be compared: " in shown
     assert "TRAIN.LABEL_SEPARATOR +" in shown
+
+
+def differences(document: Any) -> list[str]:
+    """The same of each row of rank; of compare once."""
+    if isinstance(document, dict):
+        return list(document["differs_in"])
+    (found,) = {tuple(each["differs_in"]) for each in document}
+    return list(found)
 
 
 def judge_copy(run: Path, copy: Path, data: Path) -> Path:
@@ -383,22 +390,20 @@ def test_images_are_those_of_their_fingerprint_wherever_they_are(
     after = judge_copy(never, tmp_path / "after", moved)
 
     shown, document = compared(capsys, verb, whole, before)
-    assert [each["differs_in"] for each in document] == [[], []]
-    assert "note" not in shown
+    assert differences(document) == []
+    assert "cannot be compared" not in shown
     shown, document = compared(capsys, verb, before, after)
-    assert [each["differs_in"] for each in document] == [["images"], ["images"]]
+    assert differences(document) == ["images"]
     assert "scores on different images cannot be compared" in shown
-    prints = {each["images"]["TEST.fingerprint"] for each in document}
-    assert len(prints) == 2
-    assert all(f"TEST.fingerprint {each[7:19]}" in shown for each in prints)
+    assert len({*re.findall(r"TEST.fingerprint [0-9a-f]{12}", shown)}) == 2
 
     for each in (before, after):  # as an earlier version wrote it
         report = json.loads((each / "evaluation.json").read_text())
         del report["images"]
         (each / "evaluation.json").write_text(json.dumps(report))
-    assert compared(capsys, verb, before, after)[1][0]["differs_in"] == []
-    assert compared(capsys, verb, whole, before)[1][0]["differs_in"] == ["images"]
-    assert compared(capsys, verb, few, whole)[1][0]["differs_in"] == ["images"]
+    assert differences(compared(capsys, verb, before, after)[1]) == []
+    assert differences(compared(capsys, verb, whole, before)[1]) == ["images"]
+    assert differences(compared(capsys, verb, few, whole)[1]) == ["images"]
 
 
 @pytest.mark.slow
@@ -448,24 +453,17 @@ def test_a_row_of_rank_has_its_metric(
     assert first.split()[1:] == ["mAP", str(several)]
     assert second.split() == ["not", "judged", str(never)]
     shown, _ = compared(capsys, "report", several)
-    assert re.search(rf"judged by +mAP, on {IMAGES} train images, {IMAGES} test images", shown)
+    assert re.search(rf"judged by mAP .* on {IMAGES} train images, {IMAGES} test images", shown)
 
 
-@pytest.mark.parametrize("length", ["num_epochs", "num_iterations"])
-def test_the_length_of_a_run(
-    length: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_length_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     photos = write_photos(tmp_path / "photos", 4)
     given = ["--method=simclr", "--model=resnet10t", "--size=32", "--workers=0", "--device=cpu"]
     run = tmp_path / "run"
-    assert main(["train", str(photos), *given, f"--set=OPTIMIZER.{length}=3", f"--out={run}"]) == 0
-    in_epochs = length == "num_epochs"
-    shown, document = compared(capsys, "report", run)
-    steps = document["iterations"]
-    assert (document["epochs"], document["num_iterations"]) == (
-        (3, None) if in_epochs else (None, 3)
+    assert (
+        main(["train", str(photos), *given, "--set=OPTIMIZER.num_iterations=3", f"--out={run}"])
+        == 0
     )
-    length = f"{steps}, of 3 epochs" if in_epochs else "3 of 3"
-    assert re.search(rf"iterations +{length}\n", shown)
-    shown, _ = compared(capsys, "compare", run)
-    assert ("epochs" in shown) == in_epochs
+    shown, document = compared(capsys, "report", run)
+    assert (document["iterations"], document["num_iterations"]) == (3, 3)
+    assert re.search(r"status +complete, 3 of 3 steps\n", shown)

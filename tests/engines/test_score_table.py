@@ -1,10 +1,9 @@
-"""What a judge run prints last: one table of 80 columns, and a sentence."""
+"""What a judge run prints last: one table of 80 columns."""
 
 from __future__ import annotations
 
 import io
 
-import pytest
 from rich.console import Console
 
 from sslengine.engines.score_table import show_all
@@ -33,43 +32,23 @@ def _text(lines: list[str]) -> str:
     return " ".join(" ".join(lines).split())
 
 
-def test_the_table_and_a_sentence_are_last_and_fit_80_columns() -> None:
+def test_the_table_is_last_and_fits_80_columns() -> None:
     lines = _shown(82.1)
     assert max(map(len, lines)) <= 80
     (head,) = [number for number, line in enumerate(lines) if line.startswith("features")]
-    assert [line.split() for line in lines[head : head + 6]] == [
+    assert [line.split() for line in lines[head:]] == [
         ["features", "layer", "kNN", "(k=20)", "linear"],
         ["trained", "flatten", "82.1", "±2.0", "%", "50.0", "±2.0", "%"],
         ["untrained", "flatten", "30.6", "±2.0", "%", "50.0", "±2.0", "%"],
         ["raw", "pixels", "16x16", "28.0", "±2.0", "%", "50.0", "±2.0", "%"],
         ["chance", "largest", "class", "10.0", "%", "10.0", "%"],
-        [],
     ]
-    assert _text(lines[head + 6 :]) == (
-        "The features tell classes apart 51.5 points better than those of the untrained network "
-        "(kNN 82.1 against 30.6 %), and better than raw pixels (28.0 %): training worked."
-    )
     before = _text(lines[:head])
     assert f"note dense: raw pixels, 16x16: {NOTE}" in before
     assert "note linear probe: penalty 10" in before
 
 
-@pytest.mark.parametrize(
-    ("trained", "untrained", "said"),
-    [
-        (33.0, 30.6, "no better than those of the untrained network (kNN 33.0 against 30.6 %)"),
-        (20.0, 30.6, "no better than those of the untrained network (kNN 20.0 against 30.6 %)"),
-        (30.0, 20.0, "10.0 points better than those of the untrained network"),
-        (30.0, 20.0, "but no better than raw pixels (28.0 %): training has not paid off yet"),
-    ],
-)
-def test_what_did_not_work_is_said(trained: float, untrained: float, said: str) -> None:
-    text = _text(_shown(trained, untrained))
-    assert said in text
-    assert "training worked" not in text
-
-
-def test_images_of_several_classes_are_told_by_their_metric() -> None:
+def test_images_of_several_classes_have_their_metric() -> None:
     text = _text(_shown(82.1, metric="mAP"))
     assert "random order" in text
-    assert "(kNN mAP 82.1 against 30.6 %)" in text
+    assert "kNN mAP" in text

@@ -97,7 +97,10 @@ def test_what_a_run_leaves_behind(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     run = make_run(tmp_path / "run", LOG_FREQUENCY=1)
     train(run)
     names = sorted(path.name for path in (tmp_path / "run").iterdir())
-    assert names == [".lock", "checkpoints", "config.yaml", "environment.json", "metrics.jsonl"]
+    assert names == [
+        ".lock", "checkpoints", "config.yaml", "environment.json", "metrics.jsonl", "starts.jsonl",
+        "status.json",
+    ]  # fmt: skip
     assert [i for i, _ in _losses(tmp_path / "run")] == list(range(1, 9))
     assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == [
         "checkpoint.torch",
@@ -189,7 +192,7 @@ class PutFigures(Hook):
         task.storage.put_image("view", task.last_batch.sample["input"][0])
 
 
-_TIMES = ("images_per_s", "data_seconds")
+_TIMES = ("time", "images_per_s", "data_seconds")
 
 
 def _timeless(folder: Path) -> list[dict[str, Any]]:
@@ -496,7 +499,6 @@ def test_a_config_that_was_damaged_is_named(tmp_path: Path, content: bytes) -> N
 
 RECORDED: dict[str, Any] = {**SUPERVISED, **WITH_TEST, "LOG_FREQUENCY": 1,
                             "HOOKS__WRITERS": ["json", "csv"]}  # fmt: skip
-_TIMES = ("images_per_s", "data_seconds")
 
 
 class CutAfterTest(Hook):

@@ -14,8 +14,9 @@ def _names(**changes: Any) -> list[str]:
 
 
 def test_what_every_run_has() -> None:
-    assert _names() == ["LogCollapse"]
-    assert _names(MACHINE__DEVICE="auto") == ["LogGpus", "LogGpuMemory", "LogCollapse"]
+    assert _names() == ["LogGradientNorm", "LogCollapse"]
+    on_gpu = ["LogGpus", "LogGpuMemory", "LogGradientNorm", "LogCollapse"]
+    assert _names(MACHINE__DEVICE="auto") == on_gpu
 
 
 def test_what_can_be_asked_for_in_its_order() -> None:
@@ -36,6 +37,7 @@ def test_what_can_be_asked_for_in_its_order() -> None:
         "LogPerfStats",
         "LogComplexity",
         "FreezeParameters",
+        "LogGradientNorm",
         "ClipGradients",
         "TensorBoardHistograms",
         "EvaluateLoss",

@@ -4,6 +4,7 @@ import json
 import logging
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from sslengine.distributed.ranks import rank
 from sslengine.engines.train import train as train_engine
 from sslengine.hooks.machine import LogComplexity, LogGpuMemory, LogGpus, LogMemoryPeaks
+from sslengine.monitor.environment import peak_memory
 from sslengine.monitor.store import MetricStore
 from tests.engines.runs import make_run
 from tests.ranks import RankPool
@@ -54,19 +56,12 @@ def test_gpu_hooks_name_the_gpu_and_its_memory(caplog: pytest.LogCaptureFixture)
 
 
 def test_the_peak_of_the_process_is_what_the_system_tells() -> None:
-    metrics = LogMemoryPeaks(1).metrics(CPU)
+    metrics = peak_memory(CPU)
     status = Path("/proc/self/status")
     if not status.exists():
         pytest.skip("the system tells it in another way")
     kilobytes = int(status.read_text().split("VmHWM:")[1].split()[0])
     assert metrics == {"rss_gb": pytest.approx(kilobytes * 1024 / 1e9, rel=0.05, abs=0.002)}
-
-
-class Peaks(LogMemoryPeaks):
-    """Of known size: rank 1 takes more in the host's memory, rank 0 on its GPU."""
-
-    def metrics(self, device: torch.device) -> dict[str, float]:
-        return {"rss_gb": 1.0 + rank(), "gpu_allocated_gb": 2.0 - rank()}
 
 
 def test_peaks_are_in_each_line_if_asked_for(tmp_path: Path) -> None:
@@ -82,9 +77,12 @@ def _largest() -> dict[str, float]:
     task = SimpleNamespace(
         train=True, iteration=4, progress=SimpleNamespace(step=4), device=CPU, storage=MetricStore()
     )
-    Peaks(2).on_step(task)
-    task.iteration = 5
-    Peaks(2).on_step(task)  # no line, no metric
+    # Rank 1 takes more in the host's memory, rank 0 on its GPU.
+    known = {"rss_gb": 1.0 + rank(), "gpu_allocated_gb": 2.0 - rank()}
+    with patch("sslengine.hooks.machine.peak_memory", lambda device: known):
+        LogMemoryPeaks(2).on_step(task)
+        task.iteration = 5
+        LogMemoryPeaks(2).on_step(task)  # no line, no metric
     task.storage.read()
     return {name: len(task.storage.history(name)) * value
             for name, value in task.storage.latest().items()}  # fmt: skip
@@ -99,6 +97,6 @@ def test_they_are_the_largest_over_ranks(two_ranks: RankPool) -> None:
 def test_the_peaks_of_the_gpu_are_torchs() -> None:
     device = torch.device("cuda", 0)
     block = torch.empty(2**28, dtype=torch.uint8, device=device)
-    metrics = LogMemoryPeaks(1).metrics(device)
+    metrics = peak_memory(device)
     del block
     assert 0.268 <= metrics["gpu_allocated_gb"] <= metrics["gpu_reserved_gb"]

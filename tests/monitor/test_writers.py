@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,9 @@ def _iterations(path: Path) -> list[int]:
 def test_a_line_holds_the_values_and_is_there_at_once(tmp_path: Path) -> None:
     writer = JsonLinesWriter(tmp_path / "new" / "metrics.jsonl")
     writer.write(_record(3, loss=1.5, acc={"top_1": {"0": 50.0}}))
-    assert json.loads((tmp_path / "new" / "metrics.jsonl").read_text()) == {
+    line = json.loads((tmp_path / "new" / "metrics.jsonl").read_text())
+    assert 0 <= time.time() - line.pop("time") < 3600
+    assert line == {
         "kind": "step",
         "split": "train",
         "iteration": 3,
@@ -149,7 +152,7 @@ def test_json_lines_have_no_pictures(tmp_path: Path) -> None:
     image = np.zeros((2, 2), np.uint8)
     writer.write(Record("step", 1, 0, "train", {"loss": 1.0}, images={"view": image}))
     assert json.loads((tmp_path / "metrics.jsonl").read_text()).keys() == {
-        "kind", "split", "iteration", "epoch", "loss",
+        "kind", "split", "iteration", "epoch", "time", "loss",
     }  # fmt: skip
 
 

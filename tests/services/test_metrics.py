@@ -115,6 +115,7 @@ def test_the_first_step_and_every_nth_are_written(clock: Clock) -> None:
         "images_per_s": 8.0,
         "loss_mean": 2.0,
         "data_seconds": 0.25,
+        "grad_norm": 0.0,
     }
     assert steps[1].display == {"step": 4, "steps": 10, "epochs": 1, "eta_seconds": 3.0}
 

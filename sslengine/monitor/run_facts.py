@@ -1,0 +1,242 @@
+"""What a run's folder says of it, read without torch: for the verdict, the page, tables of runs."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from sslengine.checkpoint.manifest import is_checkpoint
+from sslengine.config.yaml_text import load_run
+from sslengine.errors import ConfigError, DataError
+from sslengine.monitor import history
+from sslengine.monitor.collapse import Finding, ends_of_phases, findings
+from sslengine.monitor.run_status import COMPLETE, Status, read_starts, read_status
+
+TRAINED, UNTRAINED, PIXELS = "trained", "untrained", "raw pixels"
+COMPLETE_RUN = Status(COMPLETE)
+REPORT, JUDGEMENTS = "evaluation.json", "judgements"
+
+
+@dataclass(frozen=True)
+class Score:
+    """A score of one kind of features."""
+
+    value: float
+    interval: tuple[float, float]
+    # The trained features' score minus this one, and its interval.
+    gain: tuple[float, float, float] | None = None
+
+    @property
+    def half(self) -> float:
+        return max(self.value - self.interval[0], self.interval[1] - self.value)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the rules read: all of it is in the run's folder."""
+
+    folder: Path
+    config: Mapping[str, Any] = field(default_factory=dict)  # `config` of config.yaml
+    status: Status = COMPLETE_RUN
+    rows: Sequence[Mapping[str, Any]] = ()  # of metrics.jsonl
+    evaluation: Mapping[str, Any] = field(default_factory=dict)
+    starts: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def run(self) -> str:
+        return shlex.quote(str(self.folder))
+
+    @property
+    def command(self) -> str:
+        """Of the newest start, as it is typed; empty if the run kept none."""
+        if not self.starts:
+            return ""
+        first, *rest = shlex.split(str(self.starts[-1].get("command", ""))) or [""]
+        program = ["python", first] if first.endswith(".py") else [Path(first).name]
+        return shlex.join([*program, *rest])
+
+    @cached_property
+    def losses(self) -> list[float]:
+        return [row["loss"] for row in self.rows
+                if row["kind"] == "step" and isinstance(row.get("loss"), float)]  # fmt: skip
+
+    @cached_property
+    def ends(self) -> list[dict[str, Any]]:
+        return ends_of_phases(self.rows)
+
+    @cached_property
+    def found(self) -> list[Finding]:
+        """What the collapse rules find, but a loss that is not finite."""
+        if not self.config.get("LOSS", {}).get("name"):
+            return []
+        return [each for each in findings(self.ends, self.config) if each.what != "not finite"]
+
+    @property
+    def since(self) -> int:
+        """The first epoch, from 1, after which the first finding was there until now."""
+        what, first = self.found[0].what, len(self.ends)
+        while first > 1:
+            before = findings(self.ends[: first - 1], self.config)
+            if not any(each.what == what for each in before):
+                break
+            first -= 1
+        return first
+
+    @property
+    def method(self) -> str:
+        name = self.config.get("LOSS", {}).get("name")
+        return str(name or self.config.get("MODEL", {}).get("BASE_MODEL_NAME", ""))
+
+    @property
+    def network(self) -> str:
+        trunk = self.config.get("MODEL", {}).get("TRUNK", {})
+        name = str(trunk.get("NAME", ""))
+        return str(trunk.get(name.upper(), {}).get("model") or name)
+
+    @property
+    def seconds(self) -> float:
+        """How long it trained, over all starts; 0 if its records do not say when they were."""
+        begun = [datetime.fromisoformat(each["time"]).timestamp() for each in self.starts]
+        times = [row["time"] for row in self.rows if "time" in row]
+        ends = [max((each for each in times if each < later), default=start)
+                for start, later in zip(begun, [*begun[1:], float("inf")])]  # fmt: skip
+        return sum(max(0.0, end - start) for start, end in zip(begun, ends))
+
+    @property
+    def answers(self) -> Path:
+        """The file with the answer to each test image of the newest judgement."""
+        name = name_of_images(self.evaluation.get("images", {}))
+        return self.folder / JUDGEMENTS / f"{name}.npz"
+
+    def scores(self, metric: str) -> dict[str, Score]:
+        """By kind of features, of their last layer."""
+        found = {}
+        for each in self.evaluation.get("scores", ()):
+            value = values_of(each).get(metric)
+            if value is not None:
+                low, high = each.get("intervals", {}).get(metric) or (value, value)
+                gain = each.get("gains", {}).get(metric)
+                found[each["features"]] = Score(value, (low, high), gain and tuple(gain))
+        return found
+
+    @property
+    def metrics(self) -> list[str]:
+        """Of the trained features, kNN first."""
+        own = [each for each in self.evaluation.get("scores", ()) if each["features"] == TRAINED]
+        return [*values_of(own[-1])] if own else []
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """How the trained features were scored; {} if they were not."""
+        for each in self.evaluation.get("scores", ()):
+            if each["features"] == TRAINED:
+                return dict(each.get("about", {}))
+        return {}
+
+    def name(self, metric: str) -> str:
+        kind = "" if self.evaluation.get("metric", "accuracy") == "accuracy" else " mAP"
+        return f"{'linear probe' if metric == 'linear' else 'kNN'}{kind}"
+
+    @property
+    def tested(self) -> int:
+        """How many images were tested."""
+        for each in self.evaluation.get("scores", ()):
+            images = each.get("about", {}).get("images", {})
+            return int(images.get("test", images.get("train", 0)))
+        return 0
+
+
+def values_of(score: Mapping[str, Any]) -> dict[str, float]:
+    """The scores of a row of the report by metric."""
+    values = {f"knn_{k}": value for k, value in score.get("knn", {}).items()}
+    linear = score.get("linear")
+    return values if linear is None else {**values, "linear": linear}
+
+
+def is_run(folder: Path) -> bool:
+    """Is it the folder of a run, or of a network that was judged?"""
+    return (folder / "config.yaml").is_file() or (folder / REPORT).is_file()
+
+
+def read_facts(folder: Path) -> Facts:
+    if not is_run(folder):
+        raise ConfigError(f"{folder} has no config.yaml: it is not the folder of a run.")
+    config = config_in(folder / "config.yaml")
+    rows = history.read(folder, None) if (folder / "metrics.jsonl").exists() else []
+    made = max((row["iteration"] for row in rows), default=0)
+    starts = read_starts(folder)
+    status = read_status(folder, made, _length(config, rows))
+    if not config:
+        status = COMPLETE_RUN  # it was not trained here
+    return Facts(folder, config, status, rows, read_report(folder / REPORT), tuple(starts))
+
+
+def read_judgements(facts: Facts) -> list[Mapping[str, Any]]:
+    """Return the reports on all sets of images, the newest first."""
+    files = sorted((facts.folder / JUDGEMENTS).glob("*.json"),
+                   key=lambda each: each.stat().st_mtime, reverse=True)  # fmt: skip
+    found = [read_report(each) for each in files]
+    newest = facts.evaluation
+    others = [each for each in found if each.get("images") != newest.get("images")]
+    return [newest, *others] if newest else others
+
+
+def name_of_images(images: Mapping[str, Any]) -> str:
+    """Name a set of images by what identifies those of each split."""
+    content = json.dumps(images, sort_keys=True, default=str)
+    return sha256(content.encode()).hexdigest()[:12]
+
+
+def read_report(file: Path) -> Mapping[str, Any]:
+    """Return a report of `judge`; {} if there is none."""
+    if not file.is_file():
+        return {}
+    with suppress(ValueError):
+        found = json.loads(file.read_bytes())
+        if isinstance(found, dict) and _are_scores(found.get("scores", [])):
+            return found
+    raise DataError(f"{file} is no report: remove it, and judge the run again: `sslengine judge`.")
+
+
+def config_in(file: Path) -> Mapping[str, Any]:
+    """Return `config` of a stored config; {} if there is no such file."""
+    if not file.is_file():
+        return {}
+    found: Mapping[str, Any] = load_run(file.read_bytes(), str(file))["config"]
+    return found
+
+
+def checkpoints_in(folder: Path) -> list[str]:
+    """Return files, also those that only point to one, and the folders of sharded runs."""
+    paths = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [path.name for path in paths if path.suffix == ".torch" or is_checkpoint(path)]
+
+
+def _length(config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> int:
+    """Return the steps of a run that kept no status; 0: unknown."""
+    phases = sum(row["kind"] == "phase" and row["split"] == "train" for row in rows)
+    epochs = config.get("OPTIMIZER", {}).get("num_epochs") or 0
+    steps = config.get("OPTIMIZER", {}).get("num_iterations") or 0
+    made = max((row["iteration"] for row in rows), default=0)
+    return int(steps or (made * epochs / phases if phases else 0))
+
+
+def _are_scores(found: Any) -> bool:
+    return isinstance(found, list) and all(map(_is_score, found))
+
+
+def _is_score(found: Any) -> bool:
+    match found:
+        case {"features": str(), "layer": str(), "knn": dict() as knn}:
+            linear = found.get("linear")
+            numbers = [*knn.values(), *([] if linear is None else [linear])]
+            return all(isinstance(each, (int, float)) for each in numbers)
+    return False

@@ -1,0 +1,303 @@
+"""Several runs side by side: in which keys they differ, how they end, which is best, and whether
+the difference is larger than the choice of test images explains."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sslengine.dotted import leaves
+from sslengine.evaluation.pairs import compare_pairs
+from sslengine.monitor.run_facts import (
+    PIXELS,
+    TRAINED,
+    UNTRAINED,
+    Facts,
+    values_of,
+)
+from sslengine.report import judged_on
+from sslengine.report.content import Comparison, Fact, Row, Score
+from sslengine.report.read_curves import read_curves
+from sslengine.report.summary import Summary
+
+# Keys that say where a run is, what it prints, or how fast it reads.
+_NO_MATTER = re.compile(
+    r"CHECKPOINT\..*|LOG_FREQUENCY|VERBOSE|HOOKS\.(WRITERS|ONLINE_EVAL|TENSORBOARD).*"
+    r"|DATA\.(NUM_DATALOADER_WORKERS|PIN_MEMORY).*"
+)
+TYPED = "command line"
+# Curves that are laid over each other.
+CURVES = 4
+Right = NDArray[np.float64]
+Difference = tuple[float, float, float]
+
+
+def compare_runs(found: Sequence[Summary]) -> Comparison:
+    """Put runs side by side, the best first."""
+    runs = [each.facts for each in found]
+    names = _short_names([each.folder for each in runs])
+    differs = keys_that_differ(runs)
+    by = _metric_of_all(runs)
+    order = sorted(range(len(runs)), key=lambda each: (_rank(runs[each], by), each))
+    rows = [_row(runs[each], names[each], differs) for each in order]
+    runs, names = [runs[each] for each in order], [names[each] for each in order]
+    answers = [_Answers.read(each) for each in runs]
+    metrics = list(dict.fromkeys(metric for each in runs for metric in each.metrics))
+    together = {metric: _differences(answers, metric) for metric in metrics}
+    swept = _swept(rows, differs)
+    sentence, detail = _sentence(rows, by, together.get(by, []), swept)
+    return Comparison(
+        title=f"{len(rows)} runs", sentence=sentence, detail=detail,
+        command=f"sslengine embed {shlex.quote(str(runs[0].folder))} IMAGES --out features.parquet"
+        if rows[0].scores else _judge_all(runs),
+        rows=rows, baselines=_baselines(runs), names=names, differences=together, swept=swept,
+        best=[_best(rows, metric, together[metric]) for metric in metrics],
+        same=[*_same(runs)], notes=[*_notes(found)],
+    )  # fmt: skip
+
+
+# ---- what differs
+
+
+def keys_that_differ(runs: Sequence[Facts]) -> list[str]:
+    """Return the keys in which configs differ; those that were typed first.
+
+    Left out is what follows from other keys: `derived`, and the rest of a section with a typed key.
+    """
+    flat = [dict(leaves(each.config)) for each in runs]
+    names = dict.fromkeys(name for each in flat for name in each)
+    found = [name for name in names if not _NO_MATTER.fullmatch(name)
+             and len({str(each.get(name, "")) for each in flat}) > 1]  # fmt: skip
+    origins = [origins_in(each.folder / "config.yaml") for each in runs]
+    typed = [name for name in found if any(each.get(name) == TYPED for each in origins)]
+    sections = {name.rpartition(".")[0] for name in typed}
+    follow = {name for name in found for each in origins if each.get(name, "")[:7] == "derived"}
+    follow |= {name for name in found for each in sections if name.startswith(f"{each}.")}
+    return [*typed, *(name for name in found if name not in typed and name not in follow)]
+
+
+def typed_keys(file: Path) -> list[str]:
+    """Return the keys of a stored config whose value was typed at the command line."""
+    return [key for key, origin in origins_in(file).items() if origin == TYPED]
+
+
+def origins_in(file: Path) -> dict[str, str]:
+    """Return the origin of each value of a stored config that is no default."""
+    found: dict[str, str] = {}
+    above: list[tuple[int, str]] = []
+    lines = file.read_text("utf-8", errors="replace").splitlines() if file.is_file() else []
+    for line in lines:
+        key = re.match(r"^( *)([\w.-]+):(?: (.*))?$", line)
+        if key is None:
+            continue
+        above = [*(each for each in above if each[0] < len(key[1])), (len(key[1]), key[2])]
+        _, comment, origin = (key[3] or "").rpartition("  # ")
+        if comment:
+            found[".".join(name for _, name in above[1:])] = origin.strip()
+    return found
+
+
+def short_keys(names: Sequence[str]) -> dict[str, str]:
+    """Map each key to its last parts: as few as tell the keys apart."""
+    found = {}
+    for name in names:
+        parts = name.split(".")
+        count = next(count for count in range(1, len(parts) + 1)
+                     if count == len(parts) or sum(each.split(".")[-count:] == parts[-count:]
+                                                   for each in names) == 1)  # fmt: skip
+        found[name] = ".".join(parts[-count:])
+    return found
+
+
+def _row(run: Facts, name: str, differs: Sequence[str]) -> Row:
+    values = dict(leaves(run.config))
+    last = run.ends[-1] if run.ends else {}
+    metrics = {"loss": run.losses[-1]} if run.losses else {}
+    metrics |= {"RankMe": last["trunk_rank"]} if "trunk_rank" in last else {}
+    status = run.status
+    return Row(
+        name, status.status, {key: _told(values.get(key, "")) for key in differs},
+        scores_of(run.evaluation, TRAINED), metrics,
+        f"{status.step} of {status.steps} steps" if status.steps else f"{status.step} steps",
+        run.seconds, [each.what for each in run.found], read_curves(run)[:CURVES],
+    )  # fmt: skip
+
+
+def _told(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def scores_of(report: Mapping[str, Any], features: str = "") -> list[Score]:
+    """Return the scores of one kind of features, or of all; of several layers all of them."""
+    found = []
+    for each in report.get("scores", ()):
+        if features and each["features"] != features:
+            continue
+        for metric, value in values_of(each).items():
+            low_high = each.get("intervals", {}).get(metric)
+            gain = each.get("gains", {}).get(metric)
+            found.append(Score(each["features"], each["layer"], metric, value,
+                               tuple(low_high) if low_high else None,
+                               tuple(gain) if gain else None))  # fmt: skip
+    return found
+
+
+def _short_names(folders: Sequence[Path]) -> list[str]:
+    """Return the last part of each folder, or as many as tell them apart."""
+    for count in range(1, 5):
+        names = ["/".join(each.parts[-count:]) for each in folders]
+        if len({*names}) == len(names):
+            return names
+    return [str(each) for each in folders]
+
+
+def _swept(rows: Sequence[Row], differs: Sequence[str]) -> str:
+    """Return the first key that differs, if its values are numbers; empty: none."""
+    for key in differs[:1]:
+        try:
+            return key if len({float(row.differs[key]) for row in rows}) > 1 else ""
+        except ValueError:
+            return ""
+    return ""
+
+
+# ---- scores
+
+
+def _metric_of_all(runs: Sequence[Facts]) -> str:
+    """Return the metric to order by: the linear probe where all judged runs have it."""
+    judged = [each.metrics for each in runs if each.metrics]
+    for metric in ("linear", *(judged[0] if judged else ())):
+        if judged and all(metric in each for each in judged):
+            return metric
+    return ""
+
+
+def _rank(run: Facts, metric: str) -> float:
+    found = run.scores(metric).get(TRAINED) if metric else None
+    value = found.value if found else -1.0
+    return -value if value == value else 0.0  # a score that is no number is the worst
+
+
+class _Answers:
+    """Which test images a run's features answer rightly, by metric."""
+
+    def __init__(self, judged_on: str, right: Mapping[str, Right]) -> None:
+        self.judged_on, self.right = judged_on, right
+
+    @classmethod
+    def read(cls, run: Facts) -> _Answers:
+        if not run.answers.is_file():
+            return cls("", {})
+        with np.load(run.answers, allow_pickle=False) as held:
+            right = {name.rpartition("/")[2]: (held[name] == held["wanted"]).astype(float)
+                     for name in held.files if name.startswith(f"{TRAINED}/")}  # fmt: skip
+        return cls(run.answers.stem, right)
+
+
+def _differences(answers: Sequence[_Answers], metric: str) -> list[list[Difference | None]]:
+    """Return row minus column, with its interval, where both answered the same images."""
+    return [
+        [
+            compare_pairs(one.right[metric], other.right[metric])
+            if one is not other and one.judged_on and one.judged_on == other.judged_on
+            and metric in one.right and metric in other.right else None
+            for other in answers
+        ]
+        for one in answers
+    ]  # fmt: skip
+
+
+def _baselines(runs: Sequence[Facts]) -> list[Score]:
+    """Return what needs no training, of the first judged run."""
+    for run in runs:
+        found = scores_of(run.evaluation)
+        if found:
+            return [each for each in found if each.features in (UNTRAINED, PIXELS)]
+    return []
+
+
+def _best(
+    rows: Sequence[Row], metric: str, differences: Sequence[Sequence[Difference | None]]
+) -> tuple[str, str, str]:
+    """Return a metric, the run that is best by it, and whether the difference is a real one."""
+    values = [_value(row, metric) for row in rows]
+    best = max(range(len(rows)), key=lambda each: (values[each] is not None, values[each] or 0.0))
+    others = [(rows[each].name, found) for each, found in enumerate(differences[best])
+              if found is not None]  # fmt: skip
+    if not others:
+        return metric, rows[best].name, "not judged on the same images"
+    clear = [name for name, found in others if found[1] > 0]
+    if len(clear) == len(others):
+        return metric, rows[best].name, "yes, than all others"
+    return metric, rows[best].name, f"than {len(clear)} of {len(others)} others"
+
+
+def _value(row: Row, metric: str) -> float | None:
+    return next((each.value for each in row.scores if each.metric == metric), None)
+
+
+def _sentence(
+    rows: Sequence[Row],
+    by: str,
+    differences: Sequence[Sequence[Difference | None]],
+    swept: str,
+) -> tuple[str, str]:
+    """Say which run is best, and whether the next ones are clearly worse."""
+    judged = [row for row in rows if by and _value(row, by) is not None]
+    if not judged:
+        return f"{len(rows)} runs, none of them judged.", "Scores say which of them learned more."
+    name, kind = _named(judged[0], swept), "linear probe" if by == "linear" else "kNN"
+    values = ", ".join(f"{_value(row, by):.1f}" for row in judged[1:4])
+    if len(judged) == 1:
+        return f"{name} alone was judged: {kind} {_value(judged[0], by):.1f} %.", ""
+    own, rest = f"{_value(judged[0], by):.1f}", len(judged) - 4
+    against = f"{values}{f' and {rest} lower' if rest > 0 else ''} %"
+    found = list(differences[0][1 : len(judged)]) if differences else []
+    alike = [row for row, each in zip(judged[1:], found) if each is None or each[1] <= 0]
+    detail = ""
+    if found and found[0] is not None:
+        by_points, low, high = found[0]
+        detail = (
+            f"To the next it is {by_points:.1f} points ({low:.1f} to {high:.1f}) on the same "
+            f"images. The interval covers the choice of test images, not another seed."
+        )
+    if not alike:
+        return f"{name} is best: {kind} {own} against {against}.", detail
+    return (f"{name} is first by {kind}, {own} against {against}, but {len(alike)} of "
+            f"{len(judged) - 1} others may be as good."), detail  # fmt: skip
+
+
+def _named(row: Row, swept: str) -> str:
+    return f"{swept.rpartition('.')[2]} {row.differs[swept]}" if swept else row.name
+
+
+def _judge_all(runs: Sequence[Facts]) -> str:
+    return f"sslengine judge {shlex.quote(str(runs[0].folder))}"
+
+
+def _same(runs: Sequence[Facts]) -> Iterator[Fact]:
+    """Yield what all runs have in common."""
+    kinds = {
+        "method": [each.method for each in runs],
+        "network": [each.network for each in runs],
+        "judged on": [f"{each.tested} images" for each in runs if each.metrics],
+        "sslengine": [str(start.get("sslengine")) for each in runs for start in each.starts[-1:]],
+    }
+    for name, values in kinds.items():
+        if len({*values}) == 1 and values[0]:
+            yield Fact(name, values[0])
+
+
+def _notes(found: Sequence[Summary]) -> Iterator[str]:
+    judged = [each for each in found if each.scores]
+    yield from judged_on.notes(judged)
+    unjudged = [str(each.folder) for each in found if not each.scores]
+    if judged and unjudged:
+        yield f"not judged: {', '.join(unjudged)}"

@@ -1,0 +1,64 @@
+"""The pages of runs that have ended: of one, and of a sweep.
+
+At the end of a training the page has pictures of what the network saw, and the check of the data;
+`sslengine report RUN --map` adds the map.
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from pathlib import Path
+
+from sslengine.atomic import write_json
+from sslengine.engines.run import Run
+from sslengine.monitor.run_facts import read_facts
+from sslengine.monitor.run_status import COMPLETE
+from sslengine.monitor.verdict import judge_run
+from sslengine.report.comparison import compare_runs
+from sslengine.report.comparison_table import show
+from sslengine.report.make_parts import make_live_parts
+from sslengine.report.runs import sweep_of
+from sslengine.report.summary import read
+from sslengine.report.write import PAGE, write_comparison, write_page
+from sslengine.screen_console import LiteralConsole
+
+log = logging.getLogger("sslengine")
+
+SWEEP = "sweep.json"
+
+
+def report_end(run: Run, trained: bool) -> None:
+    """Write the page of a run that has ended, or was judged; print its sentence and its place."""
+    facts = read_facts(run.run_dir)
+    notes: list[str] = []
+    if trained and facts.status.status == COMPLETE:
+        make_live_parts(run.resolved, run.run_dir, notes)
+    for note in notes:
+        log.info("page: %s", note)
+    page = write_page(run.run_dir)
+    if trained:
+        run.say(f"\n{judge_run(facts).text}\n")
+    run.say(f"  page        {page}")
+    run.say(f"  its map     sslengine report {shlex.quote(str(run.run_dir))} --map")
+
+
+def report_sweep(folder: Path) -> None:
+    """Compare the runs of a sweep: print the table, write sweep.json and the page."""
+    runs = sweep_of(folder)
+    if len(runs) < 2:
+        return
+    try:
+        found = compare_runs([read(each) for each in runs])
+        rows = [{"run": each.name, **each.differs, "status": each.status,
+                 "scores": {score.metric: score.value for score in each.scores},
+                 **each.metrics} for each in found.rows]  # fmt: skip
+        write_json(folder / SWEEP, {"sentence": found.sentence, "runs": rows})
+        page = write_comparison(found, folder / PAGE)
+    except Exception as error:  # the runs have ended: their results are there
+        log.warning("%s was not written: %s", folder / PAGE, error)
+        return
+    console = LiteralConsole(width_of_file=100)
+    console.print()
+    show(console, found)
+    console.print(f"page: {page}")

@@ -1,0 +1,344 @@
+"""Draw the page of a run, and the page that compares runs: one HTML file each."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from sslengine.errors import readable
+from sslengine.report import curves, scores
+from sslengine.report.content import ClassRow, Comparison, Content, Curve, Health, Judgement, Score
+from sslengine.report.data import encode_data
+from sslengine.report.scale import (
+    Axis,
+    find_range,
+    fit_axis,
+    format_duration,
+    format_number,
+    format_points,
+    keep_records,
+)
+from sslengine.report.svg import name_kind
+
+_TEMPLATES = Path(__file__).parent / "templates"
+# So many curves are open, with so many points; the rest are folded, and have fewer.
+_OPEN, _POINTS, _FEWER = 9, 400, 120
+_CLASSES = 20  # a confusion matrix of more cannot be read, nor a drawing of more than twice that
+_PICTURE = re.compile(r"data:image/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]*")
+Series = TypeVar("Series", Curve, Health)
+
+
+def render(content: Content) -> str:
+    """Write the page of one run."""
+    span = _find_span([*content.curves, *content.health])
+    return _fill(
+        "page.html.j2",
+        data=encode_data(_thin_content(content)),
+        content=content,
+        sections=list_sections(content),
+        curves=_draw_curves(content, span),
+        strips=[curves.draw_strip(each, span, content.restarts) for each in content.health],
+        judgements=[_draw_judgement(each) for each in content.judgements],
+        spectra=curves.draw_spectra(content.spectra) if content.spectra else "",
+        maps=_draw_maps(content),
+        order=_order_classes(content),
+        thumbs=content.thumbs,
+        has_map=content.map is not None,
+    )
+
+
+def render_comparison(comparison: Comparison) -> str:
+    """Write the page that compares runs."""
+    rows = [
+        replace(row, curves=[_thin(each, _FEWER) for each in row.curves]) for row in comparison.rows
+    ]
+    return _fill(
+        "compare.html.j2",
+        data=encode_data(replace(comparison, rows=rows)),
+        comparison=comparison,
+        keys=list(dict.fromkeys(key for row in comparison.rows for key in row.differs)),
+        metrics=list(dict.fromkeys(key for row in comparison.rows for key in row.metrics)),
+        columns=list(_draw_columns(comparison)),
+        overlays=_draw_overlays(comparison),
+        sweep=_draw_sweep(comparison),
+        thumbs=None,
+        has_map=False,
+    )
+
+
+def _fill(template: str, **parts: Any) -> str:
+    names = ["script.js", "map.js"] if parts["has_map"] else ["script.js"]
+    script = "".join((_TEMPLATES / name).read_text(encoding="utf-8") for name in names)
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_clean,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "number": format_number,
+        "points": format_points,
+        "duration": format_duration,
+        "kind": name_kind,
+        "metric": name_metric,
+        "file": _break_name,
+        "picture": _check_picture,
+        "label": parts["thumbs"].labels.__getitem__ if parts["thumbs"] else int,
+        "style_run": curves.style_run,
+    }
+    return environment.get_template(template).render(
+        style=Markup((_TEMPLATES / "style.css").read_text(encoding="utf-8")),
+        script=Markup(script),
+        # The only script that a browser runs in the page.
+        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        **parts,
+    )
+
+
+def _clean(value: Any) -> Any:
+    """Escape control characters in each text that a template writes; drawings have none."""
+    is_text = isinstance(value, str) and not isinstance(value, Markup)
+    return readable(value, but="\n\t") if is_text else value
+
+
+def _break_name(name: str) -> Markup:
+    """Let a file's name be broken at its signs rather than within a word."""
+    parts = re.split(r"(?<=[_/-])|(?=\.)", readable(name))
+    return Markup("<wbr>").join(map(escape, parts))
+
+
+def _check_picture(uri: str) -> Markup:
+    """Let through a picture that lies in the page, no address."""
+    if not _PICTURE.fullmatch(uri):
+        raise ValueError(f"not a picture in base64: {uri[:40]!r}")
+    return Markup(uri)
+
+
+# -- long series ---------------------------------------------------------------------------------
+
+
+def _is_open(number: int, curve: Curve) -> bool:
+    return number < _OPEN and not curve.group
+
+
+def _thin(series: Series, points: int) -> Series:
+    """Leave out most records of a long series; the lowest and the highest ones stay."""
+    kept = keep_records(series.values, points)
+    epochs, values = [series.epochs[i] for i in kept], [series.values[i] for i in kept]
+    return replace(series, epochs=epochs, values=values)
+
+
+def _thin_content(content: Content) -> Content:
+    thinned = [
+        _thin(curve, _POINTS if _is_open(number, curve) else _FEWER)
+        for number, curve in enumerate(content.curves)
+    ]
+    return replace(content, curves=thinned, health=[_thin(each, 300) for each in content.health])
+
+
+def _find_span(all_series: Sequence[Curve | Health]) -> tuple[float, float]:
+    """Find the epochs that all drawings have as their axis."""
+    low, high = find_range(each for series in all_series for each in series.epochs) or (0.0, 0.0)
+    return min(0.0, low), high if high > 0 else 1.0
+
+
+# -- the page of a run ---------------------------------------------------------------------------
+
+
+class Section(NamedTuple):
+    key: str
+    title: str
+    hint: str
+
+
+def list_sections(content: Content) -> list[Section]:
+    """Name the sections for which there is something to show, in their order, each with a hint."""
+    found = [Section("verdict", "Verdict", content.verdict.rule)]
+    if content.map and content.thumbs:
+        share = content.map.same_class.get("trained")
+        hint = "" if share is None else f"{share:.0f} % of the same class"
+        found.append(Section("map", "Map", f"{len(content.map.clusters):,} images"))
+        found += [Section("neighbours", "Neighbours", hint)] if content.map.queries else []
+    elif content.map_command:
+        found.append(Section("map", "Map", "not made yet"))
+    if content.curves:
+        first = content.curves[0]
+        found.append(Section("curves", "Curves", f"{first.title} {_write_last(first)}"))
+    if content.health or content.findings or content.spectra:
+        bad = sum(bool(each.finding) for each in content.health)
+        hint = f"{bad} of {len(content.health)} with a finding" if bad else "no sign of collapse"
+        found.append(Section("health", "Health", hint if content.health else ""))
+    if content.views:
+        found.append(Section("views", "What it saw", f"{len(content.views)} images"))
+    if content.judgements:
+        best = [each for each in content.judgements[0].scores if each.features == "trained"][:2]
+        hints = (f"{name_metric(each.metric)} {format_points(each.value)}" for each in best)
+        found.append(Section("scores", "Scores", ", ".join(hints)))
+    for key, title, facts in (("data", "Data", content.data), ("cost", "Cost", content.cost)):
+        found += [Section(key, title, f"{facts[0].what}: {facts[0].value}")] if facts else []
+    use = (content.commands, content.differs, content.versions, content.starts, content.checkpoints)
+    found += (
+        [Section("use", "How to use it", "commands, versions, checkpoints")] if any(use) else []
+    )
+    return found
+
+
+def name_metric(metric: str) -> str:
+    """Write a metric as people do: knn_20 is kNN, k = 20."""
+    known = re.fullmatch(r"knn_(\d+)", metric)
+    if known:
+        return f"kNN, k = {known[1]}"
+    return {"knn": "kNN", "linear": "linear probe"}.get(metric, metric)
+
+
+def _write_last(curve: Curve) -> str:
+    if not curve.values:
+        return ""
+    last = curve.values[-1]
+    return f"{format_points(last)} %" if curve.percent else format_number(last)
+
+
+def _draw_curves(content: Content, span: tuple[float, float]) -> dict[str, Any]:
+    groups: dict[str, list[dict[str, Any]]] = {"": []}
+    for number, curve in enumerate(content.curves):
+        is_open = _is_open(number, curve)
+        points = _POINTS if is_open else _FEWER
+        drawing, hidden = curves.draw_curve(curve, span, content.restarts, points, number)
+        caption = " ".join(filter(None, (curve.caption, hidden)))
+        shown = {"title": curve.title, "last": _write_last(curve), "svg": drawing, "text": caption}
+        groups.setdefault("" if is_open else curve.group or "Further metrics", []).append(shown)
+    widths = sorted({curve.smooth for curve in content.curves if curve.smooth > 1})
+    return {"open": groups.pop(""), "folded": groups, "widths": widths}
+
+
+def _draw_maps(content: Content) -> dict[str, Markup]:
+    if not content.map or not content.thumbs:
+        return {}
+    labelled = any(label >= 0 for label in content.thumbs.labels)
+    groups = content.thumbs.labels if labelled else content.map.clusters
+    places = content.map.places.items()
+    return {name: scores.draw_places(each, groups, name) for name, each in places}
+
+
+def _order_classes(content: Content) -> list[int]:
+    """Put the classes whose neighbours are most alike first."""
+    shares = content.map.by_class.get("trained", ()) if content.map else ()
+    names = content.thumbs.classes if content.thumbs else ()
+    return sorted(range(len(names)), key=lambda i: -shares[i] if i < len(shares) else 1.0)
+
+
+def _draw_judgement(judgement: Judgement) -> dict[str, Any]:
+    groups = dict.fromkeys((e.layer, e.metric) for e in judgement.scores if e.features == "trained")
+    bars = []
+    for layer, metric in groups or dict.fromkeys((e.layer, e.metric) for e in judgement.scores):
+        group = [each for each in judgement.scores if _belongs(each, layer, metric)]
+        bars.append((layer, metric, scores.draw_bars(group, judgement.chance)))
+    rows: dict[tuple[str, str], dict[str, Score]] = {}
+    for each in judgement.scores:
+        rows.setdefault((each.features, each.layer), {})[each.metric] = each
+    ranked = sorted(judgement.classes, key=lambda row: -row.shares.get("trained", 0.0))
+    drawn = ranked if len(ranked) <= 2 * _CLASSES else ranked[:10] + ranked[10 - 2 * _CLASSES :]
+    return {
+        "judgement": judgement,
+        "bars": bars,
+        "rows": rows,
+        "has_layers": len({layer for layer, _ in groups}) > 1,
+        "classes": scores.draw_classes(drawn) if drawn else "",
+        "kinds": list(dict.fromkeys(kind for row in drawn for kind in row.shares)),
+        "drawn": len(drawn),
+        "matrix": list(_list_cells(judgement)) if len(judgement.classes) <= _CLASSES else [],
+        "confused": list(_list_confused(judgement)),
+    }
+
+
+def _belongs(score: Score, layer: str, metric: str) -> bool:
+    """Check whether a score is of this layer, or of features that have no such layer."""
+    is_beside = score.layer == layer or score.features not in ("trained", "untrained")
+    return score.metric == metric and is_beside
+
+
+def _list_cells(judgement: Judgement) -> Iterator[tuple[ClassRow, list[tuple[int, int]], float]]:
+    """Give a row a class: the images of each answer with a shade of 0 to 9, the share right."""
+    for number, (row, images) in enumerate(zip(judgement.classes, judgement.confusion)):
+        total = sum(images) or 1
+        yield row, [(n, math.ceil(9 * n / total)) for n in images], 100 * images[number] / total
+
+
+def _list_confused(judgement: Judgement) -> Iterator[tuple[str, str, int]]:
+    """Give the ten pairs of classes that are taken for each other most often."""
+    pairs: dict[tuple[int, int], int] = {}
+    for wanted, images in enumerate(judgement.confusion):
+        for answer, count in enumerate(images):
+            if wanted != answer and count:
+                pair = min(wanted, answer), max(wanted, answer)
+                pairs[pair] = pairs.get(pair, 0) + count
+    names = [row.name for row in judgement.classes]
+    for (one, other), count in sorted(pairs.items(), key=lambda each: (-each[1], each[0]))[:10]:
+        yield names[one], names[other], count
+
+
+# -- the comparison ------------------------------------------------------------------------------
+
+
+def _draw_columns(comparison: Comparison) -> Iterator[dict[str, Any]]:
+    """Draw a column a score: the axis, then a cell a run; the best is marked."""
+    kinds = dict.fromkeys((e.layer, e.metric) for row in comparison.rows for e in row.scores)
+    for layer, metric in kinds:
+        found = [
+            next((each for each in row.scores if _belongs(each, layer, metric)), None)
+            for row in comparison.rows
+        ]
+        there = [each for each in found if each]
+        base = [each for each in comparison.baselines if _belongs(each, layer, metric)]
+        ends = [value for e in [*there, *base] for value in (*(e.interval or ()), e.value)]
+        x = fit_axis(min(ends), max(ends), 8, 142)
+        x = Axis(max(0.0, x.low), min(100.0, x.high) if x.low < 100 else x.high, 8, 142)
+        yield {
+            "metric": metric,
+            "layer": layer if len({each for each, _ in kinds}) > 1 else "",
+            "axis": scores.draw_ticks(x),
+            "scores": found,
+            "best": max(each.value for each in there),
+            "drawings": [
+                scores.draw_interval(each, x, run, base) if each else ""
+                for run, each in enumerate(found)
+            ],
+        }
+
+
+def _draw_overlays(comparison: Comparison) -> list[dict[str, Any]]:
+    found: dict[str, list[tuple[int, Curve]]] = {}
+    for run, row in enumerate(comparison.rows):
+        for curve in row.curves:
+            if curve.values:
+                found.setdefault(curve.title, []).append((run, curve))
+    span = _find_span([curve for row in comparison.rows for curve in row.curves])
+    return [
+        {"title": title, "svg": curves.draw_overlay(pairs, span), "text": pairs[0][1].caption}
+        for title, pairs in found.items()
+    ]
+
+
+def _draw_sweep(comparison: Comparison) -> Markup | str:
+    """Draw the scores against the swept key where its values are numbers."""
+    points = []
+    for run, row in enumerate(comparison.rows):
+        text = row.differs.get(comparison.swept, "")
+        if row.scores and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", text, re.IGNORECASE):
+            points.append((float(text), run, row.scores[:2]))
+    if len({value for value, _, _ in points}) < 2:
+        return ""
+    metric = points[0][2][0].metric
+    base = [each for each in comparison.baselines if each.metric == metric]
+    return scores.draw_sweep(points, base, comparison.swept)
