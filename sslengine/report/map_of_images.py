@@ -40,7 +40,7 @@ from sslengine.data.options import DataLimitSampling, DataOptions, SplitOptions
 from sslengine.data.sources.base import build_sources
 from sslengine.distributed.device import pick_device
 from sslengine.engines.features import required_weights
-from sslengine.engines.judged_networks import TRAINED, UNTRAINED, networks_of
+from sslengine.engines.judged_networks import networks_of
 from sslengine.engines.run import Run
 from sslengine.engines.stored import StoredSplit, store_split
 from sslengine.errors import DataError, SSLEngineError
@@ -51,6 +51,7 @@ from sslengine.evaluation.options import EvaluateOptions, frozen_protocol
 from sslengine.evaluation.store import Store, file_name
 from sslengine.models.options import ModelOptions
 from sslengine.monitor.console import Screen
+from sslengine.monitor.run_facts import TRAINED, UNTRAINED
 from sslengine.report.parts import JUDGED, choose_images
 from sslengine.task.build import classes_of_train
 from sslengine.trust import closed

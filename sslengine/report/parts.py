@@ -60,13 +60,13 @@ class Parts:
         for number, right, answer in zip(numbers.tolist(), wanted.tolist(), answers.tolist()):
             row = place.get(number)
             if row is not None and right != answer:
+                similar = held["similar_trained"][row]
                 agree = held["labels"][held["nearest_trained"][row]] == answer
-                found.append(
-                    (-float(held["similar_trained"][row][agree].sum()), row, right, answer)
-                )
+                votes = 100 * float(similar[agree].sum()) / max(float(similar.sum()), 1e-12)
+                found.append((-votes, row, right, answer))
         return [
-            Mistake(row, self.thumbs.names[row], classes[right], classes[answer])
-            for _, row, right, answer in sorted(found)[:MISTAKES]
+            Mistake(row, self.thumbs.names[row], classes[right], classes[answer], -votes)
+            for votes, row, right, answer in sorted(found)[:MISTAKES]
         ]
 
 

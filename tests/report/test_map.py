@@ -200,12 +200,13 @@ def test_mistakes_are_those_on_which_the_neighbours_agree(folder: Path) -> None:
     found = parts.mistakes(numbers, wanted, answers)
     assert len(found) == 12
     agree = [
-        sum(similar for near, similar in zip(nearest, row) if wanted[near] != wanted[place])
+        100 * sum(s for near, s in zip(nearest, row) if wanted[near] != wanted[place]) / sum(row)
         for place, (nearest, row) in enumerate(
             zip(parts.map.nearest["trained"], parts.arrays["similar_trained"])
         )
     ]
     assert agree[found[0].thumb] == pytest.approx(max(agree))
+    assert found[0].votes == pytest.approx(max(agree))
     assert found[0].name == parts.thumbs.names[found[0].thumb]
     assert {found[0].wanted, found[0].answer} == {"blue", "red"}
     assert parts.mistakes(numbers, wanted, wanted) == []
