@@ -1,24 +1,33 @@
 """What a look at the images finds: classes, copies, sizes, files that cannot be read.
 
-`sslengine doctor` prints it, and the page of a run has it: one look, and one wording.
+`sslengine doctor` prints it, and the page of a run has it as facts: one look, and one wording.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from sslengine.data.decode.decoding import ORIENTATION
 from sslengine.data.decode.transparency import WAS_TRANSPARENT
 from sslengine.errors import listing
 from sslengine.progress import progress
+from sslengine.report.parts import spread
+from sslengine.report.thumbnails import Album
 
 SMALL_CLASS, UNEVEN, TINY_SIDE = 10, 10, 64
 ROTATED = "by EXIF, as phones do: read as stored; --set DATA.TRAIN.EXIF_ROTATION=true turns them"
 SHOWN_ON = "pixels are seen on white; --set DATA.TRAIN.TRANSPARENT=black, another colour, or drop"
 COPIES = "pixels of another image opened: to KoLeo and contrastive losses copies are two images"
+LEAK = "what is scored on them says nothing of other images: take others for one of the splits"
+FEWEST, MOST = 24, 4000  # images of a split that are opened for the facts
+SHOWN = 8  # thumbnails of a fact
+CALLED = {"TRAIN": "training images", "TEST": "test images"}
 
 
 class Finding(NamedTuple):
@@ -106,3 +115,62 @@ def describe(found: OpenedImages) -> Iterator[Finding]:
             else ""
         )
         yield Finding("shorter side", f"{sides[0]} to {sides[-1]}, median {middle}", small)
+
+
+# ---- facts of a run
+
+
+def find_facts(
+    datasets: Mapping[str, Any], keys: Mapping[str, str], album: Album, megapixels: float
+) -> list[dict[str, Any]]:
+    """Return facts with the keys of their thumbnails, which are added to the album.
+
+    datasets: an SSLDataset for each split. keys: what the keys of its thumbnails begin with.
+    megapixels: about so much of it is decoded.
+    """
+    facts: list[dict[str, Any]] = []
+    seen: dict[str, OpenedImages] = {}
+
+    def add(split: str, finding: Finding, shown: Sequence[int] = (), what: str = "") -> None:
+        value = f"{finding.value:,}" if isinstance(finding.value, int) else str(finding.value)
+        thumbs = [*_pictured(datasets[split], keys[split], shown[:SHOWN], album)]
+        facts.append({"what": what or f"{CALLED[split]}: {finding.what}", "value": value,
+                      "advice": finding.advice, "thumbs": thumbs})  # fmt: skip
+
+    for split, dataset in datasets.items():
+        source, rows = dataset.sources[0], np.asarray(dataset.rows)
+        add(split, Finding("count", len(rows)), what=CALLED[split])
+        for each in check_classes(source, source.labels()[rows]) if source.num_classes else ():
+            add(split, each)
+        found = seen[split] = open_images(source, _affordable(source, rows, megapixels))
+        shown = {"copies": [row for pair in found.copies for row in pair],
+                 "transparent": found.transparent, "rotated": found.turned}  # fmt: skip
+        for each in describe(found):
+            add(split, each, shown.get(each.what, ()))
+    if len(seen) > 1:
+        train, test = (seen[split].pixels for split in ("TRAIN", "TEST"))
+        same = [row for pixels, row in test.items() if pixels in train]
+        finding = Finding("copies", len(same), LEAK if same else "")
+        add("TEST", finding, same, "test images that are training images")
+    return facts
+
+
+def _affordable(source: Any, rows: Any, megapixels: float) -> list[int]:
+    """Rows evenly apart: as many as the size of some of the images allows."""
+    sizes = []
+    for row in spread(rows, 5).tolist():
+        with suppress(Exception):  # decoders raise many kinds; it is found again
+            image = source.image(row)
+            sizes.append(np.prod(image.size if hasattr(image, "mode") else image.shape[:2]))
+    count = megapixels * 1e6 / float(np.median(sizes)) if sizes else FEWEST
+    chosen: list[int] = spread(rows, int(min(MOST, max(FEWEST, count)))).tolist()
+    return chosen
+
+
+def _pictured(dataset: Any, key: str, rows: Sequence[int], album: Album) -> Iterator[str]:
+    source = dataset.sources[0]
+    for row in rows:
+        name = f"{key}:{int(np.flatnonzero(np.asarray(dataset.rows) == row)[0])}"
+        if name not in album.entries:
+            album.add(name, source.image(row), source.relative_path(row))
+        yield name

@@ -9,13 +9,13 @@ made, because images have moved or memory is short, is a note: the others are ma
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from sslengine import catalog  # noqa: F401 - declares the names that a config has
@@ -32,19 +32,12 @@ from sslengine.distributed.ranks import world_size
 from sslengine.errors import Preempted
 from sslengine.evaluation.kept import Kept, digest_of
 from sslengine.predictor.predictor import Predictor
-from sslengine.report.data_facts import find_facts
-from sslengine.report.map_of_images import draw_map
-from sslengine.report.mapped_images import (
-    JUDGED,
-    MappedFeatures,
-    MappedSet,
-    open_mapped,
-    read_features,
-)
-from sslengine.report.network_pictures import draw_patches
+from sslengine.report.data_check import find_facts
+from sslengine.report.map_of_images import draw_map, open_mapped, read_features
 from sslengine.report.parts import (
     DATA,
     FOLDER,
+    JUDGED,
     MAP,
     THUMBS,
     VIEWS,
@@ -54,7 +47,7 @@ from sslengine.report.parts import (
     read_parts,
 )
 from sslengine.report.thumbnails import Album
-from sslengine.report.views_of_images import draw_masked, draw_views, open_training
+from sslengine.report.views_of_images import draw_masked, draw_patches, draw_views, open_training
 from sslengine.trust import closed
 
 # What the check of the data decodes of each split: at the end of a run, and when it is asked for.
@@ -65,30 +58,35 @@ SMALL = 200 * 2**20
 
 def make_parts(folder: Path, *, trust_config: bool, want_map: bool, notes: list[str]) -> Parts:
     """Make what is missing, the map if it is wanted. notes: gets why a part is not there."""
-    resolved = open_run(folder, trusted=trust_config, judged=True, as_trained=True)
-    maker = _Maker(folder, notes, trust_config, Album.read(folder / FOLDER / THUMBS))
+    how: dict[str, Any] = {"trusted": trust_config, "judged": True}
+    resolved = open_run(folder, as_trained=True, **how)
     with closed(resolved.opened):
         expect_no_links_out(folder)
-    if want_map:
-        with maker.part("map"):
+    maker = _Maker(folder, notes, trust_config)
+    with maker.part("map"):
+        if want_map:
             maker.make_map()
-    maker.make_views(resolved)
-    with maker.part("data"):
+    with maker.part("views"), closed(resolved.opened):
+        maker.make_views(resolved)
+    with maker.part("check of the data"):
         judged = (folder / f"{JUDGED}.yaml").is_file()
-        name = JUDGED if judged else "config"
-        checked = open_run(folder, trusted=trust_config, judged=True, name=name)
-        maker.check_data(checked, MEGAPIXELS)
-    maker.save_thumbnails()
+        checked = open_run(folder, name=JUDGED, **how) if judged else resolved
+        with closed(checked.opened):
+            maker.check_data(checked, MEGAPIXELS)
+    with maker.part("thumbnails"):
+        maker.save_thumbnails()
     return read_parts(folder)
 
 
 def make_live_parts(resolved: Resolved, folder: Path, notes: list[str]) -> Parts:
     """What takes a few seconds, for a run that has just been trained by this config."""
-    maker = _Maker(folder, notes, True, Album.read(folder / FOLDER / THUMBS), live=True)
-    maker.make_views(resolved)
-    with maker.part("data"):
+    maker = _Maker(folder, notes, trusted=True, live=True)
+    with maker.part("views"):
+        maker.make_views(resolved)
+    with maker.part("check of the data"):
         maker.check_data(resolved, MEGAPIXELS_LIVE)
-    maker.save_thumbnails()
+    with maker.part("thumbnails"):
+        maker.save_thumbnails()
     return read_parts(folder)
 
 
@@ -97,8 +95,12 @@ class _Maker:
     folder: Path
     notes: list[str]
     trusted: bool
-    album: Album
     live: bool = False
+
+    def __post_init__(self) -> None:
+        self.place = self.folder / FOLDER
+        self.album = Album(self.place / THUMBS)
+        self.weights = digest_of_checkpoint(self.folder)
 
     @contextmanager
     def part(self, what: str) -> Iterator[None]:
@@ -110,113 +112,88 @@ class _Maker:
             text = " ".join(str(error).split()) or type(error).__name__
             self.notes.append(f"{what}: not made: {text}")
 
-    @property
-    def place(self) -> Path:
-        return self.folder / FOLDER
-
-    # ---- map
-
     def make_map(self) -> None:
-        weights = digest_of_checkpoint(self.folder)
         mapped = open_mapped(self.folder, self.trusted)
         with closed(mapped.run.resolved.opened):
-            kept, digest = Kept(self.place, weights), mapped.digest(weights)
-            held = kept.get(MAP)
-            if held is not None and str(held["digest"]) == digest and self.album.entries:
+            hash, kept = hash_here(mapped.dataset), Kept(self.place, self.weights)
+            view = repr([dict(each) for each in mapped.options.TRANSFORMS])
+            digest = digest_of(hash, mapped.split, view, str(mapped.judged))
+            held, album = kept.get(MAP), self.album
+            if held is not None and str(held["digest"]) == digest and album.entries:
                 return
             found = read_features(mapped)
+            mapped.run.say(f"map: placing {len(found.numbers)} images by their features")
             arrays = draw_map(found)
-            keys = self._add_thumbnails(mapped, found)
-            about = {"fingerprint": found.fingerprint, "keys": keys}
-            kept.put(MAP, {**arrays, "digest": digest, "about": json.dumps(about)})
-
-    def _add_thumbnails(self, mapped: MappedSet, found: MappedFeatures) -> list[str]:
-        album, begin = self.album, _key(mapped.hash, mapped.split)
-        album.classes, keys = [*found.classes], []
-        for number, name, label in zip(found.numbers.tolist(), found.names, found.labels.tolist()):
-            keys.append(f"{begin}:{number}")
-            if keys[-1] not in album.entries:
-                try:
-                    image = mapped.image(number)
-                except Exception:  # it could be read when its features were computed
-                    image = Image.new("RGB", (album.side or 1,) * 2, "grey")
-                album.add(keys[-1], image, name)
-            album.entries[keys[-1]] = (name, label)
-        return keys
-
-    # ---- views
+            keys = [f"{_key(mapped.split, hash)}:{number}" for number in found.numbers]
+            source, rows = mapped.dataset.sources[0], mapped.dataset.rows
+            for key, number, name, label in zip(keys, found.numbers, found.names, found.labels):
+                if key not in album.entries:
+                    try:
+                        image = source.image(int(rows[number]))
+                    except Exception:  # it could be read when its features were computed
+                        image = Image.new("RGB", (1, 1), "grey")
+                    album.add(key, image, name)
+                album.entries[key] = (name, int(label))
+            album.classes = [*found.classes]
+            more = {"digest": digest, "fingerprint": found.fingerprint, "keys": keys}
+            kept.put(MAP, {**arrays, **more})
 
     def make_views(self, resolved: Resolved) -> None:
-        kept, weights = read_json(self.place / VIEWS), digest_of_checkpoint(self.folder)
-        options = read(resolved.config, DataOptions).TRAIN
-        with self.part("views"), closed(resolved.opened):
-            dataset = open_training(resolved)
-            key = digest_of(repr(asdict(options)), str(dataset._seed), hash_here(dataset))
-            network = weights if kept.get("views") and kept.get("key") == key else ""
-            if network and kept.get("weights") == weights:
-                return
-            made: dict[str, Any] = {"key": key, "weights": weights}
-            made["views"] = kept["views"] if network else _plain(draw_views(dataset, options))
-            made["network"] = self._network(dataset, options)
+        kept, options = read_json(self.place / VIEWS), read(resolved.config, DataOptions).TRAIN
+        dataset, seed = open_training(resolved), read(resolved.config, RunOptions).SEED_VALUE
+        key = digest_of(repr(asdict(options)), str(seed), hash_here(dataset))
+        same = kept.get("key") == key
+        if not same or kept.get("weights") != self.weights:
+            views = kept["views"] if same else _plain(draw_views(dataset, options))
+            network = _plain(self._of_network(dataset, options))
+            made = {"key": key, "weights": self.weights, "views": views, "network": network}
             write_json(self.place / VIEWS, made)
 
-    def _network(self, dataset: SSLDataset, options: Any) -> list[dict[str, Any]]:
+    def _of_network(self, dataset: SSLDataset, options: Any) -> list[Any]:
         found: list[Any] = []
         predictor: Predictor | None = None
         if not self.live or (world_size() == 1 and self._is_small()):
             with self.part("pictures of the network"):
-                predictor = Predictor(
-                    self.folder, nearest=0, device="cpu", trust_config=self.trusted
-                )
+                how: dict[str, Any] = {"device": "cpu", "trust_config": self.trusted}
+                predictor = Predictor(self.folder, nearest=0, **how)
         with self.part("hidden patches"):
             found += draw_masked(dataset, options, predictor.model if predictor else None)
         if predictor is not None:
-            with self.part("patches"), closed(predictor.resolved.opened):
+            with self.part("patches"):
                 found += draw_patches(predictor)
-        return _plain(found)
+        return found
 
     def _is_small(self) -> bool:
-        files = [file for file in (self.folder / "checkpoints").rglob("*") if file.is_file()]
-        return max((file.stat().st_size for file in files), default=0) < SMALL
-
-    # ---- data
+        files = (self.folder / "checkpoints").rglob("*")
+        return max((each.stat().st_size for each in files), default=0) < SMALL
 
     def check_data(self, resolved: Resolved, megapixels: float) -> None:
-        data = read(resolved.config, DataOptions)
-        seed = read(resolved.config, RunOptions).SEED_VALUE
-        kept = read_json(self.place / DATA)
-        with closed(resolved.opened):
-            datasets = _open_splits(data, seed)
-            keys = {split: _key(hash_here(each), split) for split, each in datasets.items()}
-            if kept.get("keys") == keys and kept.get("megapixels", 0) >= megapixels:
-                return
+        data, datasets = read(resolved.config, DataOptions), {}
+        seed, kept = read(resolved.config, RunOptions).SEED_VALUE, read_json(self.place / DATA)
+        for split in ("TRAIN", "TEST"):
+            options = getattr(data, split)
+            if options.DATA_SOURCES:
+                dataset = SSLDataset(options, split, seed, replace=False, hold_out=data.HOLD_OUT)
+                if dataset.stream is None:
+                    datasets[split] = dataset
+        keys = {split: _key(split, hash_here(each)) for split, each in datasets.items()}
+        if kept.get("keys") != keys or kept.get("megapixels", 0) < megapixels:
             facts = find_facts(datasets, keys, self.album, megapixels)
-        write_json(self.place / DATA, {"keys": keys, "megapixels": megapixels, "facts": facts})
+            made = {"keys": keys, "megapixels": megapixels, "facts": facts}
+            write_json(self.place / DATA, made)
 
     def save_thumbnails(self) -> None:
         """The map's come first; those that no part shows are removed."""
-        with self.part("thumbnails"):
-            held = Kept(self.place, digest_of_checkpoint(self.folder)).get(MAP)
-            order = json.loads(str(held["about"]))["keys"] if held is not None else []
-            facts = read_json(self.place / DATA).get("facts", [])
-            order += [key for fact in facts for key in fact["thumbs"]]
-            self.album.save(self.place / THUMBS, order)
+        held = Kept(self.place, self.weights).get(MAP) or {}
+        order = np.asarray(held.get("keys", [])).tolist()
+        for fact in read_json(self.place / DATA).get("facts", []):
+            order += fact["thumbs"]
+        self.album.save(dict.fromkeys(order))
 
 
-def _key(hash_of_images: str, split: str) -> str:
+def _key(split: str, hash_of_images: str) -> str:
     return f"{split.lower()}-{hash_of_images[:12]}"
 
 
 def _plain(views: list[Any]) -> list[dict[str, Any]]:
     return [asdict(each) for each in views]
-
-
-def _open_splits(data: DataOptions, seed: int) -> Mapping[str, SSLDataset]:
-    found = {}
-    for split in ("TRAIN", "TEST"):
-        options = getattr(data, split)
-        if options.DATA_SOURCES:
-            dataset = SSLDataset(options, split, seed, replace=False, hold_out=data.HOLD_OUT)
-            if dataset.stream is None:
-                found[split] = dataset
-    return found

@@ -1,12 +1,22 @@
 """The map of a run's images: where they are by their features, and which are their neighbours.
 
+The features are those of `sslengine judge`: of the images that it scored the run on, from the
+stores in `RUN/features`. Of a run that was not judged they are computed, for as many images as are
+shown, and stored there by the same code.
+
 Places are those of t-SNE on features of unit length, the untrained map turned onto the trained
 one. All is the same for the same features: seeds are fixed, and sums have one order.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,46 +29,211 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 from torch.nn import functional as F
 
-from sslengine.errors import DataError
+from sslengine.config.assignments import overrides
+from sslengine.config.options import MachineOptions, RunOptions
+from sslengine.config.run_folder import open_run
+from sslengine.config.sections import read
+from sslengine.data.judged_view import choose, judged_train
+from sslengine.data.loading.dataset import SSLDataset
+from sslengine.data.manifest.classes import Classes
+from sslengine.data.options import DataLimitSampling, DataOptions, SplitOptions
+from sslengine.data.sources.base import build_sources
+from sslengine.distributed.device import pick_device
+from sslengine.engines.features import required_weights
+from sslengine.engines.judged_networks import networks_of
+from sslengine.engines.run import Run
+from sslengine.engines.stored import StoredSplit, store_split
+from sslengine.errors import DataError, SSLEngineError
+from sslengine.evaluation.features import rows_at
 from sslengine.evaluation.kmeans import assign, kmeans
 from sslengine.evaluation.neighbours import search
-from sslengine.report.mapped_images import MappedFeatures, spread
-from sslengine.report.parts import NETWORKS
+from sslengine.evaluation.options import EvaluateOptions, frozen_protocol
+from sslengine.evaluation.store import Store, file_name
+from sslengine.models.options import ModelOptions
+from sslengine.monitor.console import Screen
+from sslengine.monitor.run_facts import TRAINED, UNTRAINED
+from sslengine.report.parts import JUDGED, choose_images
+from sslengine.task.build import classes_of_train
+from sslengine.trust import closed
 
-FEWEST, NEAREST, QUERIES = 5, 10, 12
+FEWEST, MOST, NEAREST, QUERIES = 5, 2000, 10, 12
 PERPLEXITY, COMPONENTS = 30, 50
 CLUSTERS, ITERATIONS = 10, 50
 
 
+@dataclass(frozen=True)
+class MappedSet:
+    """The images that are shown, or of which some are, before any is read."""
+
+    run: Run
+    data: DataOptions
+    split: str
+    classes: Sequence[Classes]  # of TRAIN, for TEST
+    dataset: SSLDataset
+    judged: bool
+
+    @property
+    def options(self) -> SplitOptions:
+        options: SplitOptions = getattr(self.data, self.split)
+        return options
+
+
+@dataclass(frozen=True)
+class MappedFeatures:
+    """Rows for the images that are shown."""
+
+    numbers: NDArray[np.int64]  # of the images in their dataset
+    names: Sequence[str]
+    labels: NDArray[np.int64]  # -1: none, or several
+    classes: Sequence[str]
+    rows: dict[str, Tensor]  # untrained, trained
+    fingerprint: str  # of the images that were judged; empty: they were not
+
+
+# ---- images
+
+
+def open_mapped(folder: Path, trusted: bool) -> MappedSet:
+    """Test images; training images where there are no labelled test images."""
+    how: dict[str, Any] = {"trusted": trusted, "judged": True}
+    judged = (folder / f"{JUDGED}.yaml").is_file()
+    if judged:
+        resolved = open_run(folder, name=JUDGED, **how)
+    else:
+        entries, _ = choose(read(open_run(folder, as_trained=True, **how).config, DataOptions))
+        values = overrides(frozen_protocol("auto", [dict(each) for each in entries]))
+        resolved = open_run(folder, ["engine_name=evaluate", *values], as_trained=True, **how)
+    data, seed = read(resolved.config, DataOptions), read(resolved.config, RunOptions).SEED_VALUE
+    device, classes = pick_device("auto"), list[Classes]()
+    with suppress(SSLEngineError):  # this machine does not have the run's
+        device = pick_device(read(resolved.config, MachineOptions).DEVICE)
+    with closed(resolved.opened):
+        if not judged:
+            data.TRAIN, data.TEST = (_single_images(data, split) for split in ("TRAIN", "TEST"))
+        tested = data.TEST.DATA_SOURCES and data.TEST.LABEL_TYPE == "standard"
+        if tested and judged:
+            classes = classes_of_train(resolved.config)
+        split = "TEST" if tested else "TRAIN"
+        dataset = SSLDataset(
+            getattr(data, split), split, seed, classes=classes, replace=False,
+            hold_out=data.HOLD_OUT,
+        )  # fmt: skip
+    if dataset.stream is not None:
+        raise DataError("the images are a stream, which is read once from one end to the other")
+    run = Run(resolved, folder, device, Screen(file=sys.stderr))
+    return MappedSet(run, data, split, classes, dataset, judged)
+
+
+def _single_images(data: DataOptions, split: str) -> SplitOptions:
+    """Options for the split's first source, with the labels that it knows."""
+    given: SplitOptions = getattr(data, split)
+    if not given.DATA_SOURCES:
+        return given
+    options = judged_train(replace(data, TRAIN=given))
+    if options.LABEL_TYPE == "standard":
+        return options
+    source = build_sources(options, data.HOLD_OUT.read_as(split))[0]
+    if source.num_classes < 2:
+        return options
+    return replace(options, LABEL_SOURCES=options.DATA_SOURCES, LABEL_TYPE="standard")
+
+
+# ---- features
+
+
+def read_features(mapped: MappedSet) -> MappedFeatures:
+    """Compute what is not stored. Raises where the images or the weights are not there."""
+    run, split = mapped.run, mapped.split
+    kinds = (TRAINED, UNTRAINED)
+    found, _ = networks_of(run, str(required_weights(run) or ""))
+    networks = [each for each in found if each.name in kinds]
+    evaluate = read(run.config, EvaluateOptions)
+    named = "" if run.resolved.opened else evaluate.FEATURES  # not where a stranger says
+    folder = Path(named or run.run_dir / "features")
+    limited = False
+    if len(mapped.dataset) > MOST:
+        weights = networks[0].depends_on["weights_sha256"]
+        files = folder.glob(f"{split.lower()}-*/manifest.json")
+        limited = not any(_is_whole(Store.read(file.parent), weights) for file in files)
+    options, data = _limited(mapped) if limited else mapped.options, mapped.data
+    data = replace(data, TRAIN=options) if split == "TRAIN" else replace(data, TEST=options)
+    stored = store_split(run, split, networks, folder, mapped.classes, evaluate.DTYPE, data)
+    known = stored.identified(options) if mapped.judged and not limited else {}
+    return _chosen(mapped, stored, str(known.get("fingerprint") or ""))
+
+
+def _is_whole(store: Store, weights: str) -> bool:
+    """Does it have features of more images than are shown, by these weights?"""
+    same = store.depends_on.get("weights_sha256") == weights
+    return same and store.samples > MOST and not store.missing()
+
+
+def _limited(mapped: MappedSet) -> SplitOptions:
+    """Options for a part of the images."""
+    options, labels = mapped.options, mapped.dataset.standard_labels
+    sampling = options.DATA_LIMIT_SAMPLING
+    if sampling.SHARE or sampling.LIST:
+        return options
+    if options.DATA_LIMIT < 0 and labels and labels[0].ndim == 1:
+        sizes = np.unique(labels[0][labels[0] >= 0], return_counts=True)[1]
+        even = len(sizes) > 0 and bool(sizes.min() >= -(-MOST // len(sizes)))
+        sampling = DataLimitSampling(IS_BALANCED=even)
+    return replace(options, DATA_LIMIT=MOST, DATA_LIMIT_SAMPLING=sampling)
+
+
+def _chosen(mapped: MappedSet, stored: StoredSplit, fingerprint: str) -> MappedFeatures:
+    store, targets = stored.stores[TRAINED], stored.stores[TRAINED].targets
+    labels = np.full(len(store.indices), -1)
+    one_class = targets.ndim == 1 and not targets.is_floating_point()
+    if one_class and mapped.options.LABEL_TYPE == "standard":
+        labels = targets.numpy().astype(np.int64)
+    chosen = choose_images(labels, MOST)
+    at = torch.from_numpy(chosen)
+    # Numbers in the whole set, also where a part of it was read.
+    whole, part = (np.asarray(each.rows) for each in (mapped.dataset, stored.dataset))
+    order = np.argsort(whole)
+    numbers = order[np.searchsorted(whole[order], part[store.indices[at].numpy()])]
+    known = list(stored.classes[0].names) if stored.classes else []
+    classes = known or [str(number) for number in range(int(labels.max(initial=-1)) + 1)]
+    pooled = read(mapped.run.config, ModelOptions).FEATURE_EVAL_SETTINGS
+    layers = [file_name(each[0]) for each in pooled.LINEAR_EVAL_FEAT_POOL_OPS_MAP]
+    layer = [each for each in (*store.layers, *layers) if each in store.layers][-1]  # the deepest
+    rows = {name: rows_at(stored.stores[name].layer(layer), at) for name in (UNTRAINED, TRAINED)}
+    paths = [store.paths[row] for row in chosen]
+    return MappedFeatures(numbers, paths, labels[chosen], classes, rows, fingerprint)
+
+
+# ---- places
+
+
 def draw_map(found: MappedFeatures) -> dict[str, NDArray[Any]]:
     """Compute all of a map; parts.py reads it."""
-    if len(found.numbers) < FEWEST:
-        raise DataError(f"of {len(found.numbers)} images there is no map; it takes {FEWEST}")
-    rows = {name: _unit_length(getattr(found, name)) for name in NETWORKS}
+    count = len(found.numbers)
+    if count < FEWEST:
+        raise DataError(f"there are {count} images, and a map takes {FEWEST}")
+    rows = {name: _unit_length(each) for name, each in found.rows.items()}
     with threadpool_limits(1), ThreadPoolExecutor(len(rows)) as pool:
         places = dict(zip(rows, pool.map(_places, rows.values())))
-    turn, _ = orthogonal_procrustes(*(places[name] for name in NETWORKS))
-    places["untrained"] = places["untrained"] @ turn
+    turn, _ = orthogonal_procrustes(places[UNTRAINED], places[TRAINED])
+    places[UNTRAINED] = places[UNTRAINED] @ turn
     arrays: dict[str, NDArray[Any]] = {}
     for name, each in rows.items():
-        near = search(each, each, min(NEAREST, len(each) - 1), "cosine", own=True)
-        arrays[f"places_{name}"] = _fitted(places[name]).astype(np.float32)
-        arrays[f"nearest_{name}"] = near.rows.numpy().astype(np.int32)
-        similar = near.similarities.numpy()
-    clusters = min(len(found.classes) or CLUSTERS, len(found.numbers))
-    centroids = kmeans(rows["trained"], clusters, ITERATIONS)
-    return {
-        **arrays,
-        "similar": similar.astype(np.float32),  # of the trained neighbours
-        "clusters": assign(rows["trained"], centroids)[0].numpy().astype(np.int32),
-        "queries": choose_queries(found.labels).astype(np.int32),
-        "labels": found.labels,
-        "numbers": found.numbers,
-    }
+        near = search(each, each, min(NEAREST, count - 1), "cosine", own=True)
+        low, high = places[name].min(axis=0), places[name].max(axis=0)
+        fitted = np.where(
+            high > low, (places[name] - low) / np.where(high > low, high - low, 1), 0.5
+        )
+        arrays[f"places_{name}"] = fitted.astype(np.float32)
+        arrays[f"nearest_{name}"] = near.rows.numpy()
+        arrays[f"similar_{name}"] = near.similarities.numpy()
+    centroids = kmeans(rows[TRAINED], min(len(found.classes) or CLUSTERS, count), ITERATIONS)
+    arrays["clusters"] = assign(rows[TRAINED], centroids)[0].numpy()
+    queries = choose_images(found.labels, QUERIES)
+    return {**arrays, "queries": queries, "labels": found.labels, "numbers": found.numbers}
 
 
 def _unit_length(features: Tensor) -> Tensor:
-    return F.normalize(torch.nan_to_num(features))
+    return F.normalize(torch.nan_to_num(features.flatten(1).float()))
 
 
 def _places(rows: Tensor) -> NDArray[np.float64]:
@@ -67,36 +242,13 @@ def _places(rows: Tensor) -> NDArray[np.float64]:
     scale = float(points.std())
     if scale < 1e-9:
         return np.zeros((len(points), 2))
-    points = points / scale
-    if points.shape[1] > COMPONENTS:
-        count = min(COMPONENTS, len(points))
-        reduce: Any = PCA
-        points = reduce(count, svd_solver="randomized", random_state=0).fit_transform(points)
-    perplexity = min(PERPLEXITY, len(points) / 4)
+    count = min(COMPONENTS, *points.shape)
+    reduce: Any = partial(PCA, svd_solver="randomized", random_state=0)
+    points = reduce(count).fit_transform(points / scale)
     init = "pca" if points.shape[1] > 1 else "random"
+    perplexity = min(PERPLEXITY, len(points) / 4)
+    place: Any = partial(TSNE, perplexity=perplexity, init=init, random_state=0)
     with threadpool_limits(1):  # of this thread: several would add in an order that changes
-        place: Any = TSNE
-        made = place(perplexity=perplexity, init=init, random_state=0).fit_transform(points)
+        made = place().fit_transform(points)
     centred: NDArray[np.float64] = made.astype(np.float64) - made.mean(axis=0)
     return centred
-
-
-def _fitted(places: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Each axis from 0 to 1."""
-    low, high = places.min(axis=0), places.max(axis=0)
-    width = np.where(high > low, high - low, 1)
-    fitted: NDArray[np.float64] = np.where(high > low, (places - low) / width, 0.5)
-    return fitted
-
-
-def choose_queries(labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Choose twelve images whose neighbours are shown: one of each class first."""
-    groups = [np.flatnonzero(labels == each) for each in np.unique(labels) if each >= 0]
-    if not groups:
-        return spread(np.arange(len(labels)), min(QUERIES, len(labels)))
-    if len(groups) > QUERIES:
-        groups = [groups[each] for each in spread(np.arange(len(groups)), QUERIES)]
-    each = -(-QUERIES // len(groups))
-    orders = [spread(group, min(each, len(group))) for group in groups]
-    chosen = [order[turn] for turn in range(each) for order in orders if turn < len(order)]
-    return np.array(chosen[:QUERIES])

@@ -1,9 +1,9 @@
 """What a run's folder keeps for its page of images and features, read without torch.
 
-    RUN/report/map.npz      places, neighbours and clusters of up to 2,000 images
-    RUN/report/thumbs.npz   their thumbnails
-    RUN/report/views.json   what the network gets of some images, and what it makes of them
-    RUN/report/data.json    the check of the data
+    RUN/report/map.npz       places, neighbours and clusters of up to 2,000 images
+    RUN/report/thumbs.json   their thumbnails, and others that are shown
+    RUN/report/views.json    what the network gets of some images, and what it makes of them
+    RUN/report/data.json     the check of the data
 
 make_parts.py writes them. What belongs to an earlier checkpoint is not read.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,7 +28,9 @@ from sslengine.evaluation.kept import Kept
 from sslengine.report.content import Fact, Map, Mistake, Thumbs, Views
 from sslengine.report.thumbnails import Album
 
-FOLDER, MAP, THUMBS, VIEWS, DATA = "report", "map", "thumbs.npz", "views.json", "data.json"
+FOLDER, MAP, THUMBS, VIEWS, DATA = "report", "map", "thumbs.json", "views.json", "data.json"
+# The config by which a run was judged.
+JUDGED = "config_evaluate"
 NETWORKS = ("untrained", "trained")
 MISTAKES, ODDEST = 12, 6
 
@@ -40,53 +43,66 @@ class Parts:
     data: Sequence[Fact] = ()
     # The fingerprint of the judged images that the map shows; empty: it shows others.
     fingerprint: str = ""
-    arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # of the map
+    # Of the map.
+    arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict, repr=False, compare=False)
 
     def mistakes(
         self, numbers: NDArray[Any], wanted: NDArray[Any], answers: NDArray[Any]
     ) -> list[Mistake]:
         """Find the judged images whose neighbours agree most on the class of a wrong answer.
 
-        numbers, wanted, answers: of the judged images; those of self.fingerprint. Only images that
-        the map shows are found.
+        numbers, wanted, answers: of the images of `fingerprint`. Those of the map are found.
         """
         if self.thumbs is None or not self.arrays:
             return []
-        thumbs, held = self.thumbs, self.arrays
+        held, classes, found = self.arrays, self.thumbs.classes, []
         place = {int(number): row for row, number in enumerate(held["numbers"])}
-        found = []
         for number, right, answer in zip(numbers.tolist(), wanted.tolist(), answers.tolist()):
             row = place.get(number)
             if row is not None and right != answer:
+                similar = held["similar_trained"][row]
                 agree = held["labels"][held["nearest_trained"][row]] == answer
-                found.append((-float(held["similar"][row][agree].sum()), row, right, answer))
+                votes = 100 * float(similar[agree].sum()) / max(float(similar.sum()), 1e-12)
+                found.append((-votes, row, right, answer))
         return [
-            Mistake(row, thumbs.names[row], *(self._called(each) for each in labels))
-            for _, row, *labels in sorted(found)[:MISTAKES]
+            Mistake(row, self.thumbs.names[row], classes[right], classes[answer], -votes)
+            for votes, row, right, answer in sorted(found)[:MISTAKES]
         ]
-
-    def _called(self, label: int) -> str:
-        classes = self.thumbs.classes if self.thumbs else ()
-        return classes[label] if 0 <= label < len(classes) else str(label)
 
 
 def read_parts(folder: Path) -> Parts:
-    """Read what is there: nothing is computed, and no image is opened."""
-    place, weights = folder / FOLDER, digest_of_checkpoint(folder)
-    album = Album.read(place / THUMBS)
-    held = Kept(place, weights).get(MAP)
-    about = json.loads(str(held["about"])) if held is not None else {}
-    thumbs, facts = album.thumbs(), read_json(place / DATA).get("facts", [])
-    drawn, data = None, [_fact(each, album.places) for each in facts]
-    if held is not None and thumbs is not None:
-        drawn = as_map(held, len(thumbs.classes))
-        data += _oddest(drawn)
+    """Read what is there: nothing is computed, and no image is opened.
+
+    Files that are not as make_parts writes them are not shown.
+    """
+    try:
+        return _read(folder / FOLDER, digest_of_checkpoint(folder))
+    except (AttributeError, TypeError, KeyError, ValueError, IndexError):
+        return Parts()
+
+
+def _read(place: Path, weights: str) -> Parts:
+    album, held = Album(place / THUMBS), Kept(place, weights).get(MAP)
+    thumbs, places = album.thumbs(), {key: row for row, key in enumerate(album.entries)}
+    data = [
+        Fact(**{**fact, "thumbs": [places[key] for key in fact["thumbs"] if key in places]})
+        for fact in read_json(place / DATA).get("facts", [])
+    ]
     kept = read_json(place / VIEWS)
-    pictures = kept.get("views", [])
-    pictures += kept.get("network", []) if kept.get("weights") == weights else []
-    views = [Views(**each) for each in pictures]
-    arrays = held if drawn is not None and held is not None else {}
-    return Parts(thumbs, drawn, views, data, about.get("fingerprint", ""), arrays)
+    network = kept.get("network", []) if kept.get("weights") == weights else []
+    views = [Views(**each) for each in (*kept.get("views", []), *network)]
+    pictures = [uri for each in views for uri in (each.original, *each.views)]
+    expect_pictures([*pictures, *([thumbs.sprite] if thumbs else [])])
+    if held is None or thumbs is None:
+        return Parts(thumbs, None, views, data)
+    drawn = as_map(held, len(thumbs.classes))
+    return Parts(thumbs, drawn, views, [*data, _oddest(drawn)], str(held["fingerprint"]), held)
+
+
+def expect_pictures(uris: Sequence[str]) -> None:
+    """Raise ValueError unless each is an encoded picture: a page shows them without escaping."""
+    if not all(re.fullmatch(r"data:image/(webp|jpeg);base64,[A-Za-z0-9+/=]+", uri) for uri in uris):
+        raise ValueError("it is no picture")
 
 
 def digest_of_checkpoint(folder: Path) -> str:
@@ -115,29 +131,40 @@ def as_map(held: Mapping[str, NDArray[Any]], classes: int) -> Map:
     for name in NETWORKS if known.any() else ():
         same = (labels[held[f"nearest_{name}"]] == labels[:, None]).mean(axis=1) * 100
         shares[name] = float(same[known].mean())
-        by_class[name] = [
-            float(same[labels == each].mean()) if (labels == each).any() else 0.0
-            for each in range(classes)
-        ]
+        of_class = [same[labels == number] for number in range(classes)]
+        by_class[name] = [float(each.mean()) if len(each) else 0.0 for each in of_class]
     return Map(
-        {name: [(float(x), float(y)) for x, y in held[f"places_{name}"]] for name in NETWORKS},
+        {name: [(x, y) for x, y in held[f"places_{name}"].tolist()] for name in NETWORKS},
         {name: held[f"nearest_{name}"].tolist() for name in NETWORKS},
         shares,
         by_class,
         held["clusters"].tolist(),
-        [float(each) for each in (1 - held["similar"]).mean(axis=1)],
+        (1 - held["similar_trained"]).mean(axis=1).tolist(),
         held["queries"].tolist(),
     )
 
 
-def _fact(held: Mapping[str, Any], places: Mapping[str, int]) -> Fact:
-    thumbs = [places[key] for key in held["thumbs"] if key in places]
-    return Fact(held["what"], held["value"], held["advice"], thumbs)
-
-
-def _oddest(drawn: Map) -> list[Fact]:
-    """The images that are farthest from their neighbours."""
+def _oddest(drawn: Map) -> Fact:
     order = np.argsort(-np.array(drawn.distances), kind="stable")[:ODDEST].tolist()
     far, middle = drawn.distances[order[0]], float(np.median(drawn.distances))
     value = f"mean distance to the ten nearest up to {far:.2f}, median {middle:.2f}"
-    return [Fact("oddest images", value, "look at them: they may not belong to the set", order)]
+    return Fact("oddest images", value, "look at them: they may not belong to the set", order)
+
+
+def choose_images(labels: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+    """Choose ascending rows, evenly apart, of each class as many where there are labels."""
+    members = [np.flatnonzero(labels == each) for each in np.unique(labels) if each >= 0]
+    groups = sorted(members or [np.arange(len(labels))], key=len)
+    if len(labels) <= most:
+        return np.arange(len(labels))
+    chosen: list[NDArray[np.int64]] = []
+    for place, group in enumerate(groups):  # what a small class leaves is the others'
+        chosen.append(spread(group, most // (len(groups) - place)))
+        most -= len(chosen[-1])
+    return np.sort(np.concatenate(chosen))
+
+
+def spread(rows: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Return so many of the rows, or all, evenly apart."""
+    count = min(count, len(rows))
+    return rows[np.arange(count) * len(rows) // max(1, count)]

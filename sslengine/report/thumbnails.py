@@ -1,126 +1,95 @@
-"""Thumbnails of a run's images, kept in `RUN/report/thumbs.npz`: the images may move later.
-
-album = Album.read(file)
-album.add("set:17", image, "birds/17.png", label=3)
-album.save(order)
-album.thumbs(), album.places["set:17"]
-"""
+"""Thumbnails of a run's images, in one sprite that is kept: the images may move later."""
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+import math
+from collections.abc import Iterable
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, features
 
-from sslengine.atomic import whole_file
+from sslengine.atomic import write_json
 from sslengine.data.decode.files import as_rgb
 from sslengine.report.content import Thumbs
 
-# Sides of a thumbnail: small images are not enlarged much, and large ones can still be recognised.
+# Sides of a thumbnail: small images are not enlarged much, and of large ones it can be seen what
+# they show.
 SMALLEST, LARGEST = 28, 40
 # What a sprite may take in a page. Quality falls until it is reached.
 SPRITE_BYTES, QUALITIES = 1_500_000, (85, 70, 50, 30, 10)
+SMALL = 64
+_KEPT = ("sprite", "side", "columns", "classes", "entries")
 FORMAT = "WEBP" if features.check("webp") else "JPEG"
 
 
-def encode(picture: Image.Image, quality: int = 85) -> bytes:
+def data_uri(picture: Image.Image, quality: int = 85) -> str:
     file = BytesIO()
-    picture.save(file, FORMAT, quality=quality)
-    return file.getvalue()
-
-
-def data_uri(encoded: bytes) -> str:
-    return f"data:image/{FORMAT.lower()};base64,{base64.b64encode(encoded).decode()}"
+    exact = max(picture.size) <= SMALL  # of few pixels each is seen
+    picture.save(file, FORMAT, quality=quality, lossless=exact)
+    return f"data:image/{FORMAT.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 class Album:
-    """Thumbnails by key, in one sprite."""
+    """Thumbnails by key: what identifies a set of images, a colon, the image's number in it."""
 
-    def __init__(self, sprite: bytes = b"", about: Mapping[str, Any] | None = None) -> None:
-        held = dict(about or {})
-        self.side = int(held.get("side", 0))
-        self.columns = int(held.get("columns", 1))
-        self.classes: list[str] = list(held.get("classes", []))
-        # Key -> name of the file, label.
-        self.entries: dict[str, tuple[str, int]] = {
-            key: (name, label) for key, name, label in held.get("entries", [])
-        }
-        self.sprite = sprite
-        self._changed = False
-
-    @classmethod
-    def read(cls, file: Path) -> Album:
-        """An empty one if there is none, or it cannot be read."""
-        try:
-            with np.load(file, allow_pickle=False) as held:
-                return cls(held["sprite"].tobytes(), json.loads(str(held["about"])))
-        except (OSError, ValueError, KeyError, BadZipFile):
-            return cls()
-
-    @property
-    def places(self) -> dict[str, int]:
-        return {key: place for place, key in enumerate(self.entries)}
+    def __init__(self, file: Path) -> None:
+        """Empty if there is no file, or if it cannot be read."""
+        self._file = file
+        self.sprite, self.side, self.columns, self.classes = "", 0, 1, list[str]()
+        self.entries: dict[str, tuple[str, int]] = {}  # name of the file, label
+        self._new: dict[str, NDArray[np.uint8]] = {}
+        with suppress(OSError, ValueError):
+            held = dict(json.loads(file.read_bytes()))
+            vars(self).update({name: held[name] for name in _KEPT if name in held})
 
     def thumbs(self) -> Thumbs | None:
         if not self.entries:
             return None
         names, labels = zip(*self.entries.values())
-        return Thumbs(data_uri(self.sprite), self.side, self.columns, names, labels, self.classes)
-
-    @cached_property
-    def _tiles(self) -> dict[str, NDArray[np.uint8]]:
-        if not self.entries:
-            return {}
-        with Image.open(BytesIO(self.sprite), formats=(FORMAT,)) as opened:
-            whole = np.asarray(opened.convert("RGB"))
-        found = {}
-        for place, key in enumerate(self.entries):
-            top, left = (self.side * each for each in divmod(place, self.columns))
-            found[key] = whole[top : top + self.side, left : left + self.side]
-        return found
+        return Thumbs(self.sprite, self.side, self.columns, names, labels, self.classes)
 
     def add(self, key: str, image: Any, name: str, label: int = -1) -> None:
         """image: as the run decodes it, a picture or an array."""
         picture = as_rgb(image)
         self.side = self.side or min(LARGEST, max(SMALLEST, *picture.size))
-        tile = ImageOps.fit(picture, (self.side, self.side), Image.Resampling.BOX)
-        self._tiles[key] = np.asarray(tile)
-        self.entries[key] = (name, label)
-        self._changed = True
+        fitted = ImageOps.fit(picture, (self.side, self.side), Image.Resampling.BOX)
+        self._new[key], self.entries[key] = np.asarray(fitted), (name, label)
 
-    def save(self, file: Path, order: Iterable[str]) -> None:
+    def save(self, order: Iterable[str]) -> None:
         """Keep these, in this order; the others are removed."""
-        keys = [key for key in dict.fromkeys(order) if key in self.entries]
-        if not self._changed and keys == list(self.entries):
+        kept = {key: self.entries[key] for key in order if key in self.entries}
+        if not self._new and list(kept) == list(self.entries):
             return
-        tiles, self._changed = self._tiles, False
-        vars(self)["_tiles"] = {key: tiles[key] for key in keys}
-        self.entries = {key: self.entries[key] for key in keys}
-        self.columns = max(1, int(np.ceil(np.sqrt(len(keys)))))
-        self.sprite = self._encoded([tiles[key] for key in keys]) if keys else b""
-        about = {"side": self.side, "columns": self.columns, "classes": self.classes,
-                 "entries": [(key, *each) for key, each in self.entries.items()]}  # fmt: skip
-        with whole_file(file) as opened:
-            np.savez(opened, sprite=np.frombuffer(self.sprite, np.uint8), about=json.dumps(about))
-
-    def _encoded(self, tiles: Sequence[NDArray[np.uint8]]) -> bytes:
-        rows = -(-len(tiles) // self.columns)
+        tiles, self.entries = {**self._tiles(), **self._new}, kept
+        self.columns = max(1, math.ceil(math.sqrt(len(self.entries))))
+        rows = max(1, -(-len(self.entries) // self.columns))
         whole = np.full((rows * self.side, self.columns * self.side, 3), 128, np.uint8)
-        for place, tile in enumerate(tiles):
-            top, left = (self.side * each for each in divmod(place, self.columns))
-            whole[top : top + self.side, left : left + self.side] = tile
-        made = b""
-        for quality in QUALITIES:
-            made = encode(Image.fromarray(whole), quality)
-            if 4 * len(made) <= 3 * SPRITE_BYTES:  # base64 takes four bytes for three
+        for place, key in enumerate(self.entries):
+            whole[self._at(place)] = tiles[key]
+        for quality in QUALITIES if self.entries else ():
+            self.sprite = data_uri(Image.fromarray(whole), quality)
+            if len(self.sprite) <= SPRITE_BYTES:
                 break
-        return made
+        self._new = {}
+        write_json(self._file, {name: getattr(self, name) for name in _KEPT})
+
+    def _tiles(self) -> dict[str, NDArray[np.uint8]]:
+        held = [key for key in self.entries if key not in self._new]
+        if not held:
+            return {}
+        encoded = BytesIO(base64.b64decode(self.sprite.partition(",")[2]))
+        with Image.open(encoded, formats=(FORMAT,)) as opened:
+            whole = np.asarray(opened.convert("RGB"))
+        return {key: whole[self._at(place)] for place, key in enumerate(self.entries)}
+
+    def _at(self, place: int) -> tuple[slice, slice]:
+        row, column = divmod(place, self.columns)
+        top, left = self.side * row, self.side * column
+        return slice(top, top + self.side), slice(left, left + self.side)

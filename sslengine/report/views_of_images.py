@@ -1,19 +1,22 @@
-"""What a network gets of some training images: their views, and which patches are hidden.
+"""What a network gets of some training images, and what it makes of them.
 
 Views are those of the first epochs, drawn by the run's seed as its loader draws them, and shown as
-they are before normalisation.
+they are before normalisation. Of a method that hides patches there is the input of a step, and what
+the model reconstructs; of a transformer its patches by three principal components, and where the
+class token of the last block looks.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from timm.models.vision_transformer import Block
+from torch import Tensor
 from torch.nn import functional as F
 
 from sslengine.config.options import RunOptions
@@ -26,16 +29,19 @@ from sslengine.data.decode.files import as_rgb
 from sslengine.data.loading.dataset import SSLDataset, collate_seeded
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.errors import DataError
+from sslengine.predictor.predictor import Predictor
 from sslengine.registry import COLLATORS
 from sslengine.report.content import Views
-from sslengine.report.mapped_images import spread
-from sslengine.report.thumbnails import data_uri, encode
+from sslengine.report.parts import spread
+from sslengine.report.thumbnails import data_uri
 from sslengine.train_steps.samples import single_input_sample
 
-IMAGES, AT_LEAST, AT_MOST = 6, 4, 12
+IMAGES, OF_NETWORK, AT_LEAST, AT_MOST = 6, 8, 4, 12
 LARGEST = 160  # side of a picture in the page, in pixels
-HIDDEN = 0.5  # grey
 INPUT, MASK, MADE = "input", "hidden patches", "reconstruction"
+PATCHES, ATTENTION = "patches by three components", "attention of the class token"
+GREY, SEEN = 0.5, 0.2  # of hidden patches; brightness where there is no attention
+DARK, BRIGHT = 0.02, 0.98  # shares of the values that are drawn as 0 and 1
 
 
 def open_training(resolved: Resolved) -> SSLDataset:
@@ -51,65 +57,71 @@ def open_training(resolved: Resolved) -> SSLDataset:
 
 
 def draw_views(dataset: SSLDataset, options: SplitOptions) -> list[Views]:
-    pipeline = Pipeline(options.TRANSFORMS, "TRANSFORMS")
-    found = []
-    for number in _numbers(dataset):
+    pipeline, found = Pipeline(options.TRANSFORMS, "TRANSFORMS"), []
+    for number in _some(dataset, IMAGES):
         views: list[Image.Image] = []
         for epoch in range(AT_LEAST):
             if len(views) < AT_LEAST:
                 sample = dataset[epoch, number]
                 views += [each for view in sample["data"] for each in pictures_of(view, pipeline)]
-        name, original = _original(dataset, int(sample["data_idx"][0]))
-        found.append(Views(name, as_uri(original), _at_one_scale(views[:AT_MOST])))
+        found.append(_views(dataset, int(sample["data_idx"][0]), views[:AT_MOST]))
     return found
 
 
-def draw_masked(dataset: SSLDataset, options: SplitOptions, model: nn.Module | None) -> list[Views]:
-    """Empty where no patch is hidden. model: in eval mode, for what it reconstructs."""
-    pipeline = Pipeline(options.TRANSFORMS, "TRANSFORMS")
-    numbers = _numbers(dataset)
-    batch = _batch(dataset, options, numbers)
-    if not isinstance(batch, dict):
-        return []
-    panels = None if model is None else reconstruct(model, batch, options)
-    titles = [INPUT, MASK, MADE]
-    if panels is None:
-        panels, titles = _masked(batch, options, len(numbers)), titles[:2]
-    if panels is None:
-        return []
-    found = []
-    for number, row in zip(numbers, panels):
-        shown = [picture_of(_in_view(each, pipeline)) for each in row]
-        name, original = _original(dataset, number)
-        found.append(Views(name, as_uri(original), _at_one_scale(shown), titles))
-    return found
-
-
-def _in_view(values: Tensor, pipeline: Pipeline) -> Tensor:
-    return as_before_normalize(values.detach().float().cpu(), pipeline).clamp(0, 1)
-
-
-def _numbers(dataset: SSLDataset) -> list[int]:
-    chosen: list[int] = spread(np.arange(len(dataset)), min(IMAGES, len(dataset))).tolist()
+def _some(dataset: SSLDataset, count: int) -> list[int]:
+    chosen: list[int] = spread(np.arange(len(dataset)), count).tolist()
     return chosen
 
 
-def _original(dataset: SSLDataset, number: int) -> tuple[str, Image.Image]:
+def _views(
+    dataset: SSLDataset, number: int, pictures: Sequence[Image.Image], titles: Sequence[str] = ()
+) -> Views:
+    """Pictures of several sizes keep their relation."""
     source, row = dataset.sources[0], int(dataset.rows[number])
-    return source.relative_path(row), as_rgb(source.image(row))
+    factor = min(1.0, LARGEST / max(max(each.size) for each in pictures))
+    original = as_rgb(source.image(row))
+    own = min(1.0, LARGEST / max(original.size))
+    views = [_as_uri(each, factor) for each in pictures]
+    return Views(source.relative_path(row), _as_uri(original, own), views, titles)
 
 
-def _batch(dataset: SSLDataset, options: SplitOptions, numbers: Sequence[int]) -> Any:
-    """What a step of training gets of these images."""
+def _as_uri(picture: Image.Image, factor: float) -> str:
+    width, height = (max(1, round(factor * each)) for each in picture.size)
+    same = (width, height) == picture.size
+    return data_uri(picture if same else picture.resize((width, height), Image.Resampling.BOX))
+
+
+# ---- hidden patches
+
+
+def draw_masked(dataset: SSLDataset, options: SplitOptions, model: Any) -> list[Views]:
+    """Empty where no patch is hidden. model: for what it reconstructs; None: it is not there."""
+    numbers = _some(dataset, IMAGES)
     samples = dataset.__getitems__([(0, number) for number in numbers])
     collate = COLLATORS.maker(options.COLLATE_FUNCTION, options.COLLATE_FUNCTION_PARAMS)
-    batch = collate_seeded(collate, samples)
-    arrival = dataset.arrival(torch.device("cpu"))
-    return batch if arrival is None else arrival.on_device(arrival.on_host(batch))
+    batch, arrival = collate_seeded(collate, samples), dataset.arrival(torch.device("cpu"))
+    if arrival is not None:
+        batch = arrival.on_device(arrival.on_host(batch))
+    if not isinstance(batch, dict):
+        return []
+    pipeline = Pipeline(options.TRANSFORMS, "TRANSFORMS")
+    panels = None if model is None else _reconstructed(model, batch, options)
+    if panels is not None:
+        shown = as_before_normalize(panels.float(), pipeline).clamp(0, 1)
+    else:
+        masked = _masked(batch, options, len(numbers))
+        if masked is None:
+            return []
+        views, away = masked
+        views = as_before_normalize(views.float(), pipeline)
+        shown = torch.stack([views, torch.lerp(views, torch.tensor(GREY), away)], dim=1)
+    titles = [INPUT, MASK, MADE][: shown.shape[1]]
+    rows = ([picture_of(each) for each in row] for row in shown)
+    return [_views(dataset, each, row, titles) for each, row in zip(numbers, rows)]
 
 
 @torch.no_grad()
-def reconstruct(model: nn.Module, batch: Mapping[str, Any], options: SplitOptions) -> Tensor | None:
+def _reconstructed(model: Any, batch: Mapping[str, Any], options: SplitOptions) -> Tensor | None:
     """Images x panels x C x H x W, if the model or a head of it draws its output (`picture`)."""
     drawer: Any = next((each for each in model.modules() if hasattr(each, "picture")), None)
     if drawer is None:
@@ -123,59 +135,94 @@ def reconstruct(model: nn.Module, batch: Mapping[str, Any], options: SplitOption
     return panels
 
 
-def _masked(batch: Mapping[str, Any], options: SplitOptions, count: int) -> Tensor | None:
-    """Of each image the view of which most is hidden, and that with the hidden patches grey."""
+def _masked(
+    batch: Mapping[str, Any], options: SplitOptions, count: int
+) -> tuple[Tensor, Tensor] | None:
+    """Of each image the view of which most is hidden, and 1 in its hidden pixels."""
     held = {key: each[0] for key, each in batch.items() if isinstance(each, list) and each}
-    for images, hidden in _hidden(held, options):
-        share = hidden.flatten(1).float().mean(dim=1)
-        # Views come one after the other for all images.
-        most = share.unflatten(0, (-1, count)).argmax(dim=0)
-        rows = most * count + torch.arange(count)
-        views = images[rows]
-        away = F.interpolate(hidden[rows].unsqueeze(1).float(), views.shape[-2:])
-        grey = views.mean(dim=(1, 2, 3), keepdim=True).expand_as(views)
-        return torch.stack([views, torch.lerp(views, grey, away)], dim=1)
-    return None
-
-
-def _hidden(held: Mapping[str, Any], options: SplitOptions) -> Iterator[tuple[Tensor, Tensor]]:
-    """Images of the batch, and which of their patches are hidden: rows x columns."""
+    name = next((each for each in ("mask", "shown") if each in held), "")
     images = [each for each in held.values() if isinstance(each, Tensor) and each.ndim == 4]
-    images.sort(key=lambda each: each.shape[-1])  # of one size the last: before it are targets
-    for name in ("mask", "shown"):
-        given = held.get(name)
-        fits = [each for each in images if given is not None and len(each) == len(given)]
-        if not fits or given is None:
-            continue
-        height, width = fits[-1].shape[-2:]
-        if name == "shown":
-            side = _patch_size(options)
-            grid = (height // side, width // side)
-            mask = torch.ones(len(given), grid[0] * grid[1], dtype=torch.bool)
-            given = mask.scatter(1, given, False)
-        else:
-            count = given[0].numel()
-            rows = round((count * height / width) ** 0.5)
-            grid = (rows, count // rows)
-        yield fits[-1], given.reshape(-1, *grid)
+    # The largest; of several of a size the last: those before it are targets.
+    fits = sorted((each for each in images if name and len(each) == len(held[name])),
+                  key=lambda each: each.shape[-1])  # fmt: skip
+    if not fits:
+        return None
+    given, views = held[name], fits[-1]
+    if name == "shown":
+        side = options.COLLATE_FUNCTION_PARAMS.get("patch_size", 16)  # as the collators have it
+        patches = torch.ones(len(views), (views.shape[-2] // side) * (views.shape[-1] // side))
+        given = patches.scatter(1, given, 0.0)
+    hidden = given.reshape(len(views), 1, *_grid(given[0].numel(), views)).float()
+    # Views come one after the other for all images.
+    most = hidden.mean(dim=(1, 2, 3)).unflatten(0, (-1, count)).argmax(dim=0)
+    rows = most * count + torch.arange(count)
+    return views[rows], F.interpolate(hidden[rows], views.shape[-2:])
 
 
-def _patch_size(options: SplitOptions) -> int:
-    collator = COLLATORS.get(options.COLLATE_FUNCTION)
-    default = inspect.signature(collator).parameters["patch_size"].default
-    return int(options.COLLATE_FUNCTION_PARAMS.get("patch_size", default))
+def _grid(count: int, images: Tensor) -> tuple[int, int]:
+    rows = round((count * images.shape[-2] / images.shape[-1]) ** 0.5)
+    return rows, count // rows
 
 
-def as_uri(picture: Image.Image, factor: float = 0.0) -> str:
-    """factor: on both sides; 0: as small as the page needs it."""
-    factor = factor or min(1.0, LARGEST / max(picture.size))
-    if factor != 1:
-        size = (max(1, round(factor * each)) for each in picture.size)
-        picture = picture.resize((next(size), next(size)), Image.Resampling.BOX)
-    return data_uri(encode(picture))
+# ---- patches of a transformer
 
 
-def _at_one_scale(views: Sequence[Image.Image]) -> list[str]:
-    """Views of several sizes keep their relation."""
-    largest = max(max(each.size) for each in views)
-    return [as_uri(each, min(1.0, LARGEST / largest)) for each in views]
+@torch.no_grad()
+def draw_patches(predictor: Predictor) -> list[Views]:
+    """Empty for a network without patches."""
+    trunk: Any = predictor.trunk
+    if "lastPATCH" not in trunk.feature_names:
+        return []
+    numbers = _some(predictor.dataset, OF_NETWORK)
+    images = torch.stack([predictor.view(predictor.training_image(each)) for each in numbers])
+    images = images.flip(1) if getattr(predictor.model, "flip_channels", False) else images
+    with recorded_attention(trunk) as seen:
+        tokens = trunk(images.to(predictor.device), ["lastPATCH"])[0].float().cpu()
+    size, grid = images.shape[-2:], _grid(tokens.shape[1], images)
+    pipeline = Pipeline(predictor.view.entries, "TRANSFORMS")
+    inputs = [next(pictures_of(each, pipeline)) for each in images]
+    colours = F.interpolate(principal_colours(tokens).mT.unflatten(2, grid), size)
+    rows = [[given, picture_of(each)] for given, each in zip(inputs, colours)]
+    for attention in seen:
+        heat = attention[:, -tokens.shape[1] :].unflatten(1, grid).unsqueeze(1)
+        heat = F.interpolate(heat / heat.amax(dim=(1, 2, 3), keepdim=True), size, mode="bilinear")
+        for row, light in zip(rows, SEEN + (1 - SEEN) * heat):
+            pixels = torch.from_numpy(np.array(row[0])).movedim(2, 0) / 255
+            row.append(picture_of(pixels * light))
+    titles = [INPUT, PATCHES, ATTENTION][: len(rows[0])]
+    return [_views(predictor.dataset, each, row, titles) for each, row in zip(numbers, rows)]
+
+
+def principal_colours(tokens: Tensor) -> Tensor:
+    """N x L x D to N x L x 3, 0 to 1: the first three components of all patches together."""
+    rows = tokens.flatten(0, 1).double()
+    rows = rows - rows.mean(dim=0)
+    axes = torch.linalg.eigh(rows.T @ rows).eigenvectors[:, -3:].flip(1)
+    largest = axes.gather(0, axes.abs().argmax(dim=0, keepdim=True))
+    values = rows @ (axes * largest.sign())  # the sign of an eigenvector has no meaning
+    low, high = (values.quantile(share, dim=0) for share in (DARK, BRIGHT))
+    colours: Tensor = ((values - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)
+    return colours.float().view(len(tokens), -1, 3)
+
+
+@contextmanager
+def recorded_attention(trunk: Any) -> Iterator[list[Tensor]]:
+    """Add images x tokens after the forward pass, of timm's plain blocks with a class token."""
+    found: list[Tensor] = []
+    block = trunk.blocks[-1] if len(getattr(trunk, "blocks", ())) else None
+    if type(block) is not Block or getattr(trunk, "cls_token", None) is None:
+        yield found
+        return
+
+    def look(module: Any, inputs: tuple[Tensor, ...]) -> None:
+        made = module.qkv(inputs[0]).unflatten(-1, (3, module.num_heads, -1))
+        query, key, _ = made.permute(2, 0, 3, 1, 4)
+        query, key = module.q_norm(query), module.k_norm(key)
+        weights = (query[:, :, :1] * module.scale @ key.mT).softmax(dim=-1)
+        found.append(weights[:, :, 0].mean(dim=1).float().cpu())
+
+    handle = block.attn.register_forward_pre_hook(look)
+    try:
+        yield found
+    finally:
+        handle.remove()
