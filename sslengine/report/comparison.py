@@ -172,11 +172,11 @@ def _swept(rows: Sequence[Row], differs: Sequence[str]) -> str:
 
 def _metric_of_all(runs: Sequence[Facts]) -> str:
     """Return the metric to order by: the linear probe where all judged runs have it."""
-    judged = [each.metrics for each in runs if each.metrics]
-    for metric in ("linear", *(judged[0] if judged else ())):
-        if judged and all(metric in each for each in judged):
-            return metric
-    return ""
+    judged: list[list[str]] = [each.metrics for each in runs if each.metrics]
+    known: list[str] = ["linear", *(judged[0] if judged else ())]
+    return next(
+        (metric for metric in known if judged and all(metric in each for each in judged)), ""
+    )
 
 
 def _rank(run: Facts, metric: str) -> float:

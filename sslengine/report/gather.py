@@ -90,7 +90,9 @@ def _judgement(folder: Path, report: Mapping[str, Any], parts: Parts) -> Judgeme
     prints = [str(each.get("fingerprint") or "").removeprefix("sha256:")[:SHOWN]
               for each in images.values()]  # fmt: skip
     scores = scores_of(report)
-    about = next((each.get("about", {}) for each in report.get("scores", ())), {})
+    about: Mapping[str, Any] = next(
+        (each.get("about", {}) for each in report.get("scores", ())), {}
+    )
     protocols = {
         f"{each['features']}, {protocol}": {
             metric: value for metric, value in row.get("metrics", {}).items()
@@ -223,8 +225,8 @@ def _recipe(facts: Facts) -> Mapping[str, Any]:
     if not isinstance(name, str):
         return {}
     with suppress(SSLEngineError, OSError):
-        config = OmegaConf.to_container(open_named([f"config={name}"], []).config, enum_to_str=True)
-        return config if isinstance(config, dict) else {}
+        config: Any = OmegaConf.to_container(open_named([f"config={name}"], []).config)
+        return dict(config)
     return {}
 
 
