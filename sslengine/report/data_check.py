@@ -134,8 +134,10 @@ def find_facts(
     def add(split: str, finding: Finding, shown: Sequence[int] = (), what: str = "") -> None:
         value = f"{finding.value:,}" if isinstance(finding.value, int) else str(finding.value)
         thumbs = [*_pictured(datasets[split], keys[split], shown[:SHOWN], album)]
+        # The others say what training does with such images.
+        advises = split == "TRAIN" or what or finding.what == "unreadable"
         facts.append({"what": what or f"{CALLED[split]}: {finding.what}", "value": value,
-                      "advice": finding.advice, "thumbs": thumbs})  # fmt: skip
+                      "advice": finding.advice if advises else "", "thumbs": thumbs})  # fmt: skip
 
     for split, dataset in datasets.items():
         source, rows = dataset.sources[0], np.asarray(dataset.rows)

@@ -56,6 +56,8 @@ def test_what_is_odd_is_counted_and_shown(tmp_path: Path) -> None:
     assert shown("training images: rotated") == ["blue/turned.jpg"]
     assert found["test images: unreadable"]["value"] == "1"
     assert "broken.png" in found["test images: unreadable"]["advice"]
+    assert "small" in found["training images: shorter side"]["advice"]
+    assert found["test images: shorter side"]["advice"] == ""  # it is advice for training
     leak = found["test images that are training images"]
     assert (leak["value"], leak["advice"]) == ("1", LEAK)
     assert shown(leak["what"]) == ["red/known.png"]

@@ -144,34 +144,45 @@ def test_after_more_training_it_is_made_again(copied: Path) -> None:
     assert again.places != before.map.places
 
 
-def test_where_images_have_moved_the_thumbnails_are_still_shown(tmp_path: Path) -> None:
-    images = write_classes(tmp_path / "images", EACH)
-    run = trained(tmp_path / "run", **on_disk(images))
-    before = parts_of(run)
-    assert before.map is not None
-    assert before.thumbs is not None
-    images.rename(tmp_path / "elsewhere")
-    notes: list[str] = []
-    assert make_parts(run, trust_config=False, want_map=True, notes=notes) == before
-    assert [note.partition(":")[0] for note in notes] == ["map", "views", "check of the data"]
-    colour = [_tile(before.thumbs, place).mean(axis=(0, 1)) for place in (0, 2 * EACH - 1)]
-    assert colour[0][2] > 150 > 100 > colour[0][0]  # the first is blue, and the last red
-    assert colour[1][0] > 150 > 100 > colour[1][2]
-
-
-def test_without_classes(tmp_path: Path) -> None:
-    images = write_classes(tmp_path / "images", EACH)
+@pytest.fixture(scope="module")
+def flat(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Images without classes, and a run on them that was not judged, with the map."""
+    root = tmp_path_factory.mktemp("flat")
+    images = write_classes(root / "images", EACH)
     for path in images.glob("*/*.png"):
         path.rename(images / f"{path.parent.name}{path.name}")
     for kind in ("blue", "red"):
         (images / kind).rmdir()
-    parts = parts_of(trained(tmp_path / "run", **on_disk(images)))
+    run = trained(root / "run", **on_disk(images))
+    parts_of(run)
+    return images, run
+
+
+def test_without_classes(flat: tuple[Path, Path]) -> None:
+    parts = read_parts(flat[1])
     assert parts.thumbs is not None
     assert parts.map is not None
     assert {*parts.thumbs.labels} == {-1}
     assert parts.map.same_class == {}
     assert len(parts.map.clusters) == len(parts.thumbs.names) == 2 * EACH
     assert {*parts.map.clusters} == {*range(10)}
+
+
+def test_where_images_have_moved_the_thumbnails_are_still_shown(
+    flat: tuple[Path, Path], tmp_path: Path
+) -> None:
+    images, run = flat
+    before, notes = read_parts(run), list[str]()
+    assert before.thumbs is not None
+    images.rename(tmp_path / "elsewhere")
+    try:
+        assert make_parts(run, trust_config=False, want_map=True, notes=notes) == before
+    finally:
+        (tmp_path / "elsewhere").rename(images)
+    assert [note.partition(":")[0] for note in notes] == ["map", "views", "check of the data"]
+    colour = [_tile(before.thumbs, place).mean(axis=(0, 1)) for place in (0, 2 * EACH - 1)]
+    assert colour[0][2] > 150 > 100 > colour[0][0]  # the first is blue, and the last red
+    assert colour[1][0] > 150 > 100 > colour[1][2]
 
 
 def test_of_many_images_a_part_is_shown(
