@@ -61,7 +61,7 @@ def test_the_first_bad_step_is_named_with_its_parts_and_samples(bad: float) -> N
         {"loss": torch.tensor(bad), "a": torch.tensor(bad)},
         41,
         2,
-        samples=torch.tensor([7, 5, 7, 5]),
+        samples=torch.tensor([7, 5, 7, 5, 9, 8, 3, 1]),
     )
     ledger.record({"loss": torch.tensor(bad), "a": torch.tensor(1.0)}, 42, 2)
     with pytest.raises(NonFiniteLossError) as error:
@@ -69,7 +69,7 @@ def test_the_first_bad_step_is_named_with_its_parts_and_samples(bad: float) -> N
     text = str(error.value)
     assert f"iteration 42 is not finite: loss {bad}, a {bad}" in text
     assert error.value.iteration == 42  # as the lines of metrics.jsonl count steps
-    assert "images, of this rank: 5.png, 7.png." in text
+    assert "images, of this rank: 1.png, 3.png, 5.png, 7.png and 2 more." in text
     assert "sslengine replay 'my runs'" in text
 
 
