@@ -179,14 +179,15 @@ def _gains(facts: Facts, than: str) -> str:
             name = facts.name(metric)
             shown.append(f"{by:+.1f} points ({low:.1f} to {high:.1f}) by {name}")
     if not shown:
-        return ""
+        return "The report has no answer to each image: judge again for the difference on the same."
     whom = "the untrained network" if than == UNTRAINED else than
     return f"On the same {facts.tested} images, against {whom}: {', '.join(shown)}."
 
 
 def _needs(facts: Facts) -> str:
     """Say what a run that is not better probably lacks: steps, nearly always."""
-    return f"It made {facts.status.step} steps: train for longer, or on more images."
+    made = facts.status.step  # 0: a network that was not trained here
+    return f"It made {made} steps: train for longer, or on more images." if made else ""
 
 
 def _is_improving(facts: Facts) -> bool:
