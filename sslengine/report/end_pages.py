@@ -13,7 +13,7 @@ from pathlib import Path
 from sslengine.atomic import write_json
 from sslengine.engines.run import Run
 from sslengine.monitor.run_facts import read_facts
-from sslengine.monitor.run_status import COMPLETE
+from sslengine.monitor.run_status import COMPLETE, FAILED
 from sslengine.monitor.verdict import judge_run
 from sslengine.report.comparison import compare_runs
 from sslengine.report.comparison_table import show
@@ -37,10 +37,12 @@ def report_end(run: Run, trained: bool) -> None:
     for note in notes:
         log.info("page: %s", note)
     page = write_page(run.run_dir)
-    if trained:
+    failed = facts.status.status == FAILED  # the error itself follows
+    if trained and not failed:
         run.say(f"\n{judge_run(facts).text}\n")
     run.say(f"  page        {page}")
-    run.say(f"  its map     sslengine report {shlex.quote(str(run.run_dir))} --map")
+    if not failed:
+        run.say(f"  its map     sslengine report {shlex.quote(str(run.run_dir))} --map")
 
 
 def report_sweep(folder: Path) -> None:
