@@ -37,6 +37,7 @@ KINDS = (TRAINED, UNTRAINED, PIXELS)
 
 def gather(facts: Facts) -> Content:
     parts = read_parts(facts.folder)
+    there = checkpoints_in(facts.folder / "checkpoints")
     judgements = [_judgement(facts.folder, each, parts) for each in read_judgements(facts)]
     return Content(
         name="/".join(facts.folder.absolute().parts[-2:]), folder=str(facts.folder),
@@ -48,7 +49,7 @@ def gather(facts: Facts) -> Content:
         judgements=judgements, data=parts.data, cost=[*_cost(facts)], starts=[*_starts(facts)],
         commands=[*_commands(facts)], differs=[*_differs(facts)], versions=[*_versions(facts)],
         checkpoints=[*_checkpoints(facts.folder / "checkpoints")],
-        map_command="" if parts.map else f"sslengine report {facts.run} --map",
+        map_command="" if parts.map or not there else f"sslengine report {facts.run} --map",
     )  # fmt: skip
 
 
