@@ -94,7 +94,7 @@ def test_what_is_not_there_is_told_before_torch_is_imported(
     run, file = str(other), str(other / "config.yaml")
     train = ["train", run, "--method=simclr"]
     wrong = [
-        ["embed", "runs/nope", "photos", "--out=x.csv"], ["embed", run, "photos", "--out=x.csv"],
+        ["embed", "runs/nope", "photos", "--out=x.csv"],
         ["embed", run, "photos", "--out=nope/x.csv"], ["judge", "runs/nope"],
         ["judge", "runs/nope", "--train=a", "--val=b"], ["predict", "runs/nope", "x.png"],
         ["judge", "--features", "a.npy", "--out=nope/x.json"], ["rank", "nope/checkpoints"],

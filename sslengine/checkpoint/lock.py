@@ -52,22 +52,6 @@ def owned(folder: Path) -> Iterator[None]:
             held()
 
 
-def is_held(folder: Path) -> bool:
-    """Is a run in the folder? False where the file system has no locks."""
-    try:
-        file = open_no_link(folder / NAME, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:
-        return error.errno in _TAKEN
-    finally:
-        os.close(file)
-    return False
-
-
 def _take(folder: Path) -> tuple[Callable[[], None] | None, CheckpointError | None]:
     """(the function that releases the lock, what is wrong)."""
     path = folder / NAME

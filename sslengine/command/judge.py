@@ -111,7 +111,7 @@ def main(arguments: Sequence[str]) -> int:
         raise ConfigError("--train, --val: give both, or none of them.")
     as_folder = import_dotted("sslengine.command.stock:as_folder")
     given.run = as_folder(given.run, given.weights, given.out)
-    expect_run(given.run, trained=False)
+    expect_run(given.run)
     trusted = given.trust_config
     values, notes = _images(given) if given.train else own_images(given)
     said = [*overrides(values), *typed_plugins(given.values)]

@@ -276,7 +276,9 @@ def add_gains(scores: Sequence[Score], wanted: Tensor) -> None:
     trained = [each for each in scores if each.features == TRAINED]
     for score in scores if trained else ():
         own = next((each for each in trained if each.layer == score.layer), trained[-1])
-        for name in score.answers.keys() & own.answers.keys() if score not in trained else ():
+        for name in score.answers if score not in trained else ():
+            if name not in own.answers:
+                continue
             answers = (each.answers[name].reshape(-1, len(wanted)) for each in (own, score))
             right = [(each == wanted).double().mean(dim=0).numpy() for each in answers]
             score.gains[name] = [*compare_pairs(*right)]

@@ -27,7 +27,7 @@ from sslengine.losses.options import LossOptions
 from sslengine.models.options import ModelOptions
 from sslengine.monitor.build import RunPlace, build_writers
 from sslengine.monitor.command_file import keep_command
-from sslengine.monitor.run_status import recorded
+from sslengine.monitor.run_record import recorded
 from sslengine.monitor.text import clock
 from sslengine.monitor.writers import Writer
 from sslengine.registry import TASKS, component_key, register_engine

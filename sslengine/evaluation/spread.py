@@ -43,8 +43,11 @@ def rankme(features: Tensor) -> Tensor:
 
 @torch.no_grad()
 def spectrum(features: Tensor) -> Tensor:
-    """Return the singular values of centred (N, ...) features, the largest is 1."""
+    """Return the singular values of centred (N, ...) features, the largest is 1; none of features
+    that are not finite."""
     rows = _matrix(features.flatten(1), "Spectrum of features")
+    if not rows.isfinite().all():
+        return rows.new_zeros(0)
     singular: Tensor = torch.linalg.svdvals(rows - rows.mean(dim=0))
     return singular / singular.max().clamp(min=torch.finfo(singular.dtype).tiny)
 

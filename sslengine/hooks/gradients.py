@@ -83,7 +83,8 @@ class LogGradientNorm(Hook):
         due = made in (1, task.phase.steps) or (task.iteration + 1) % self.frequency == 0
         if not (due and task.train and task.updating):
             return
-        task.precision.unscale(task.optimizer.inner)
+        for each in getattr(task.optimizer, "owners", ()) or (task,):
+            task.precision.unscale(each.optimizer.inner)
         gradients = [each.grad for each in task.learner.parameters() if each.grad is not None]
         if gradients:
             (lengths,) = norms(gradients)

@@ -9,25 +9,26 @@ no lock knows that the process is gone.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from sslengine.atomic import open_no_link, write_json
-from sslengine.checkpoint.lock import is_held
-from sslengine.distributed.ranks import is_primary, world_size
-from sslengine.errors import NonFiniteLossError, Preempted
-from sslengine.monitor.environment import peak_memory
+from sslengine.atomic import open_no_link
+from sslengine.errors import NonFiniteLossError
 
+try:
+    import fcntl
+except ImportError:  # not Unix: nothing is locked
+    fcntl = None  # type: ignore[assignment]
+
+LOCK = ".lock"
 STATUS, STARTS = "status.json", "starts.jsonl"
 RUNNING, COMPLETE, STOPPED, FAILED = "running", "complete", "stopped", "failed"
-# What of environment.json a start keeps.
-_OF_START = ("recipe", "time", "command", "folder", "host", "code", "sslengine", "python", "gpus")
 
 
 @dataclass(frozen=True)
@@ -43,38 +44,6 @@ class Status:
     memory: Mapping[str, float] | None = None  # peaks in GB, of rank 0
 
 
-@contextmanager
-def recorded(task: Any, run_dir: Path, environment: Mapping[str, Any]) -> Iterator[None]:
-    """Write what becomes of the run inside the block. A disk that is full changes nothing."""
-    if not is_primary():
-        yield
-        return
-    steps = sum(each.own_steps for each in task.phases if each.train)
-    begun = {name: environment.get(name) for name in _OF_START}
-    begun |= {"step": task.iteration, "ranks": world_size(), "device": task.device.type}
-    with suppress(OSError):
-        _append(run_dir / STARTS, begun)
-    _write(run_dir, Status(RUNNING, task.iteration, steps))
-
-    def end(status: str, cause: str = "", error: BaseException | None = None) -> None:
-        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        step = getattr(error, "iteration", None) or task.iteration
-        kind = type(error).__name__ if error is not None else ""
-        memory = peak_memory(task.device)
-        _write(run_dir, Status(status, step, steps, cause, kind, now, memory))
-
-    try:
-        yield
-    except (Preempted, KeyboardInterrupt) as error:
-        end(STOPPED, str(error).partition(";")[0] or "interrupted")
-        raise
-    except BaseException as error:
-        told = str(error).strip() or type(error).__name__
-        end(FAILED, told.splitlines()[0], error)
-        raise
-    end(COMPLETE)
-
-
 def read_status(folder: Path, step: int = 0, steps: int = 0) -> Status:
     """Return the state of the run. step, steps: those of a run whose version wrote no status."""
     found: Any = {}
@@ -82,9 +51,9 @@ def read_status(folder: Path, step: int = 0, steps: int = 0) -> Status:
         found = json.loads((folder / STATUS).read_bytes())
     known = {key: found[key] for key in Status.__dataclass_fields__ if key in found}
     if not isinstance(known.get("status"), str):
-        status = RUNNING if is_held(folder) else COMPLETE if step >= steps > 0 else STOPPED
+        status = RUNNING if _is_held(folder) else COMPLETE if step >= steps > 0 else STOPPED
         return Status(status, step, steps)
-    if known["status"] == RUNNING and not is_held(folder):
+    if known["status"] == RUNNING and not _is_held(folder):
         known |= {"status": STOPPED, "cause": "its process is gone: killed?"}
     if known["status"] in (RUNNING, STOPPED):
         known["step"] = max(step, known.get("step", 0))
@@ -105,14 +74,17 @@ def is_not_finite(status: Status) -> bool:
     return status.error == NonFiniteLossError.__name__
 
 
-def _write(run_dir: Path, status: Status) -> None:
-    with suppress(OSError):
-        write_json(run_dir / STATUS, vars(status))
-
-
-def _append(path: Path, content: Mapping[str, Any]) -> None:
-    file = open_no_link(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+def _is_held(folder: Path) -> bool:
+    """Is a run in the folder? False where the file system has no locks."""
     try:
-        os.write(file, json.dumps(content).encode() + b"\n")
+        file = open_no_link(folder / LOCK, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in (errno.EWOULDBLOCK, errno.EAGAIN)
     finally:
         os.close(file)
+    return False

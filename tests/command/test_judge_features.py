@@ -175,7 +175,9 @@ def test_test_rows_that_are_training_rows_too(tmp_path: Path) -> None:
     np.savez(tmp_path / "train.npz", features=ROWS[:100], labels=NAMES[:100])
     np.savez(tmp_path / "test.npz", features=rows, labels=np.concatenate([NAMES[100:], NAMES[:7]]))
     found = judged(tmp_path / "out.json", tmp_path / "train.npz", tmp_path / "test.npz")
-    assert any(each.startswith("7 of 67 test rows equal a training one") for each in found["notes"])
+    assert any(
+        each.startswith("7 of 67 test rows are also training rows") for each in found["notes"]
+    )
 
 
 def test_a_class_that_training_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

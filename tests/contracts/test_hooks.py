@@ -49,7 +49,8 @@ HOOKS: dict[str, Of] = {
 }  # fmt: skip
 # Of a GPU; of a model that paints; that ends the run when it has what it wants; that changes what
 # meters see.
-ELSEWHERE = {"LogGpus", "LogGpuMemory", "SavePictures", "ProfileSteps", "MaskAbsentClasses"}
+ELSEWHERE = {"LogGpus", "LogGpuMemory", "SavePictures", "ProfileSteps", "MaskAbsentClasses",
+             "LogGradientNorm"}  # fmt: skip
 QUICK = ("is_added_by_its_options", "does_not_change_the_run")
 SLOW = [name for name in Contract("hook", "any:Hook").promises if name not in QUICK]
 

@@ -76,7 +76,16 @@ def test_none_is_forgotten() -> None:
     # linear_many takes several classes of an image: tests/evaluation/test_several_classes.py.
     parts = {"__init__", "options", "features", "store", "neighbours", "linear_many"}
     parts |= {"logistic", "minimise", "draws", "outcome", "kept", "feature_files", "kmeans"}
-    parts |= {"intervals", "given", "given_labels", "leak", "versions", "samples", "penalty_path"}
+    parts |= {
+        "intervals",
+        "pairs",
+        "given",
+        "given_labels",
+        "leak",
+        "versions",
+        "samples",
+        "penalty_path",
+    }
     # Protocols with further arguments: each has its tests in tests/evaluation.
     protocols = {"calibration", "dense", "few_labels", "few_shot", "low_shot", "out_of_set", "svm"}
     protocols |= {"per_class", "other_classes", "domains", "propagation", "region_contour"}

@@ -241,14 +241,14 @@ MACHINE = [
     row("config.DISTRIBUTED.BROADCAST_BUFFERS=maybe", "BROADCAST_BUFFERS: expected one of"),
     row("config.MULTI_PROCESSING_METHOD=threads", "config.MULTI_PROCESSING_METHOD: expected one"),
     row("config.SLURM.TIME_HOURS=-1", "config.SLURM.TIME_HOURS: expected 0 or more"),
-    row("config.CHECKPOINT.DIR=a_file", "config.CHECKPOINT.DIR", "a_file is a file", phase=CHECK),
+    row("config.CHECKPOINT.DIR=a_file", "config.CHECKPOINT.DIR", "a_file is a file", phase=CONFIG),
     row("config.CHECKPOINT.DIR=a_file/run", "config.CHECKPOINT.DIR", "a_file is a file",
-        phase=CHECK),
-    row("config.CHECKPOINT.DIR=/dev/null/run", "config.CHECKPOINT.DIR", "/dev/null", phase=CHECK),
+        phase=CONFIG),
+    row("config.CHECKPOINT.DIR=/dev/null/run", "config.CHECKPOINT.DIR", "/dev/null", phase=CONFIG),
     row(f"config.CHECKPOINT.DIR={'x' * 300}", "config.CHECKPOINT.DIR", "cannot be created",
-        phase=CHECK),
+        phase=CONFIG),
     row("config.CHECKPOINT.APPEND_DISTR_RUN_ID=true", "config.CHECKPOINT.APPEND_DISTR_RUN_ID: set",
-        phase=CHECK),
+        phase=CONFIG),
 ]  # fmt: skip
 
 ROWS = [*COMMAND_LINE, *FILES, *VALUES, *METHODS_AND_MODELS, *DATA, *MACHINE]

@@ -19,6 +19,7 @@ from sslengine.command.front import main
 from sslengine.errors import Preempted, TrainingError
 from sslengine.evaluation.pairs import compare_pairs
 from sslengine.monitor.run_facts import Facts, read_facts, read_judgements
+from sslengine.monitor.run_record import recorded
 from sslengine.monitor.run_status import (
     COMPLETE,
     FAILED,
@@ -27,7 +28,6 @@ from sslengine.monitor.run_status import (
     Status,
     read_starts,
     read_status,
-    recorded,
 )
 from sslengine.monitor.verdict import judge_run
 from tests.command.photos import write_photos

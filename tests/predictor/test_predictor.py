@@ -308,7 +308,7 @@ def test_a_query_of_four_bands_is_decoded_as_the_training_images(tmp_path: Path)
         predictor(tmp_path / "rgb.png")
 
 
-def _out_of_memory(images: torch.Tensor) -> Any:
+def _out_of_memory(images: torch.Tensor, layer: str = "") -> Any:
     raise MemoryError
 
 

@@ -75,7 +75,7 @@ def test_scores_of_outputs_and_a_report(tmp_path: Path, capsys: pytest.CaptureFi
     assert score["about"]["images"] == {"train": 40, "test": 40}
     capsys.readouterr()
     assert session.report().parent == tmp_path
-    assert "6, of 1 epochs" in capsys.readouterr().out
+    assert "6 of 6 steps" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="out="):
         trained()[0].report()
 

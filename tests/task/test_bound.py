@@ -40,7 +40,7 @@ def test_an_event_without_hooks_is_not_announced(monkeypatch: pytest.MonkeyPatch
     announced: list[str] = []
     monkeypatch.setattr(type(task), "run_hooks", lambda self, event: announced.append(event))
     task.step()
-    assert announced == ["on_step"]
+    assert announced == ["on_backward", "on_step"]  # that of the gradients' norm
 
 
 def test_a_separate_pass_has_its_own() -> None:

@@ -34,4 +34,4 @@ def test_text_json_and_a_picture(tmp_path: Path) -> None:
 def test_an_error_is_one_line(tmp_path: Path) -> None:
     done = _predict("nothing", "a.png", cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr == ("error: nothing has no config.yaml: it is not the folder of a run.\n")
+    assert done.stderr == ("error: nothing: there is no such folder of a run.\n")
