@@ -147,11 +147,12 @@ def embed(
     overrides: KEY=VALUE, as --set.
     tokens: image, or patches of a vision transformer.
     """
+    if import_dotted("sslengine.command.stock:find_stock")(run) is None:
+        expect_run(Path(run))
     as_folder = import_dotted("sslengine.command.stock:as_folder")
     as_files = import_dotted("sslengine.command.in_memory:as_files")
     with TemporaryDirectory(prefix="sslengine-") as other, as_files(data) as files:
         run = as_folder(run, weights, Path(other))
-        expect_run(Path(run))
         columns_given = columns.of_split(image_column, label_column)
         own = {**files.keys, **columns.of_set(overrides), **columns_given}
         said = columns.of_run(Path(run), files.images, own)

@@ -14,13 +14,13 @@ from typing import Any
 
 from sslengine.atomic import write_whole
 from sslengine.checkpoint.contents import foreign
-from sslengine.command.machine import look
 from sslengine.command.networks import LIBRARIES, Network, expect_known
 from sslengine.command.weights_there import expect_weights
 from sslengine.config.resolve import resolve_dict
 from sslengine.config.show import show
 from sslengine.config.yaml_text import load_run
 from sslengine.errors import CheckpointError, ConfigError, OutputError
+from sslengine.registry import import_dotted
 
 BATCH = 64
 FILE = "model.safetensors"  # on the hub: timm's names, and no pickle
@@ -54,7 +54,7 @@ def _write(folder: Path, network: Network, weights: str | Path | None) -> None:
     if weights is not None:
         expect_weights(str(weights), "--weights")
     file = _download(network) if weights is None else Path(weights).expanduser().absolute()
-    view = view_of(network)
+    view, look = view_of(network), import_dotted("sslengine.command.machine:look")
     tree: dict[str, Any] = {
         "MODEL": {
             "TRUNK": {"NAME": network.library, network.library.upper(): {"model": network.name}},

@@ -121,7 +121,7 @@ def test_matrices_with_labels_elsewhere_and_one_file(
         ([files["features"][0], "--labels", str(tmp_path / "three.npy")], "3 labels for 100 rows"),
         ([str(tmp_path / "labels.npy")], "a row of features for each image"),
         ([str(tmp_path / "nothing.npy")], "there is no such file"),
-        ([files["features"][0], "--out", str(tmp_path / "one.json")], "a new file"),
+        ([files["features"][0], "--out", str(tmp_path / "one.json")], "it is there already"),
         ([files["features"][0], "--set", "EVALUATE.LABEL_FRE=[]"], "expected a key of EVALUATE"),
         ([files["features"][0], "--val", "x"], "belong to a run"),
     ]

@@ -46,7 +46,7 @@ def run(tmp_path: Path) -> Path:
         ("predict {run} {photos} --picture={sealed}/x.png", "the folder {sealed} is not writable"),
         ("export {run} {sealed}/x", "the folder {sealed} is not writable"),
         ("judge --features {rows} --out={sealed}/x.json", "the folder {sealed} is not writable"),
-        ("train {photos} --method=simclr --out={sealed}/x", "{sealed}/x cannot be created"),
+        ("train {photos} --method=simclr --out={sealed}/x", "{sealed}/x cannot be written"),
     ],
 )
 def test_a_folder_that_is_not_writable(

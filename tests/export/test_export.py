@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 import sslengine
 from sslengine.checkpoint import files
 from sslengine.engines.train import train
-from sslengine.errors import CheckpointError, ExportError, OutputError
+from sslengine.errors import CheckpointError, ExportError, OutputError, UnknownNameError
 from sslengine.export import FORMATS
 from sslengine.export import folder as export_folder
 from sslengine.export.folder import usage
@@ -151,7 +151,7 @@ def test_what_a_backbone_cannot_have_is_refused_with_what_it_can(
     assert "--to timm: timm has no ResNet with config.MODEL.TRUNK.RESNETS" in str(raised.value)
     able = str(raised.value).rpartition("--to ")[2].rstrip(".").split(" | ")
     assert {"pt2", "state-dict"} <= set(able) <= {"onnx", "pt2", "state-dict"}
-    with pytest.raises(ExportError, match=r"(?s)no such format. Did you mean 'onnx'.*Known: timm,"):
+    with pytest.raises(UnknownNameError, match=r"(?s)Did you mean 'onnx'.*There is:.* timm,"):
         sslengine.export(narrow, tmp_path / "out", "onx")
     assert not list(tmp_path.iterdir())
 
