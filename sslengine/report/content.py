@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from sslengine.monitor.verdict import Verdict
 
@@ -43,8 +42,7 @@ class Mistake:
     name: str
     wanted: str
     answer: str
-    # The neighbours that give this answer, by weight, in percent; None: unknown.
-    votes: float | None = None
+    votes: float  # of the neighbours that give this answer, by weight, in percent
 
 
 @dataclass(frozen=True)
@@ -102,10 +100,6 @@ class Curve:
     percent: bool = False
     # Medians over so many records by default; 1: none.
     smooth: int = 1
-    # Curves of a group are folded below the others, under its name.
-    group: str = ""
-    # Values to compare with, by name: raw pixels, untrained.
-    references: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -151,8 +145,6 @@ class Fact:
     advice: str = ""
     # Pictures that show it.
     thumbs: Sequence[int] = ()
-    # Parts of a whole, drawn as one bar: the milliseconds of a step by what they are spent on.
-    shares: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -224,4 +216,3 @@ class Comparison:
     best: Sequence[tuple[str, str, str]] = ()
     same: Sequence[Fact] = ()
     notes: Sequence[str] = ()
-    about: Mapping[str, Any] = field(default_factory=dict)

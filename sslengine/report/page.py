@@ -156,10 +156,6 @@ def _simplify(part: Any) -> Any:
     return [_simplify(each) for each in part] if isinstance(part, Sequence) else str(part)
 
 
-def _is_open(number: int, curve: Curve) -> bool:
-    return number < _OPEN and not curve.group
-
-
 def _thin(series: Series, points: int) -> Series:
     """Leave out most records of a long series; the lowest and the highest ones stay."""
     kept = keep_records(series.values, points)
@@ -169,7 +165,7 @@ def _thin(series: Series, points: int) -> Series:
 
 def _thin_content(content: Content) -> Content:
     thinned = [
-        _thin(curve, _POINTS if _is_open(number, curve) else _FEWER)
+        _thin(curve, _POINTS if number < _OPEN else _FEWER)
         for number, curve in enumerate(content.curves)
     ]
     return replace(content, curves=thinned, health=[_thin(each, 300) for each in content.health])
@@ -233,16 +229,15 @@ def _write_last(curve: Curve) -> str:
 
 
 def _draw_curves(content: Content, span: tuple[float, float]) -> dict[str, Any]:
-    groups: dict[str, list[dict[str, Any]]] = {"": []}
+    drawn = []
     for number, curve in enumerate(content.curves):
-        is_open = _is_open(number, curve)
-        points = _POINTS if is_open else _FEWER
+        points = _POINTS if number < _OPEN else _FEWER
         drawing, hidden = curves.draw_curve(curve, span, content.restarts, points, number)
         caption = " ".join(filter(None, (curve.caption, hidden)))
         shown = {"title": curve.title, "last": _write_last(curve), "svg": drawing, "text": caption}
-        groups.setdefault("" if is_open else curve.group or "Further metrics", []).append(shown)
+        drawn.append(shown)
     widths = sorted({curve.smooth for curve in content.curves if curve.smooth > 1})
-    return {"open": groups.pop(""), "folded": groups, "widths": widths}
+    return {"open": drawn[:_OPEN], "folded": drawn[_OPEN:], "widths": widths}
 
 
 def _order_classes(content: Content) -> list[int]:
