@@ -109,12 +109,10 @@ def _rows(found: Sequence[Summary], by: str) -> list[dict[str, Any]]:
 
 def _lines(found: Sequence[Summary], by: str) -> Iterator[str]:
     judged = _judged(found, by)
-    sets = judged_on.image_sets(judged)
     for each in judged:
-        images = f"images {judged_on.number_in(sets, each.images)}  " if len(sets) > 1 else ""
-        yield f"{each.scores[by]:10.1f}  {each.metric:8}  {images}{each.folder}"
+        yield f"{each.scores[by]:10.1f}  {each.metric:8}  {each.folder}"
     yield from (f"not judged  {each.folder}" for each in found if by not in each.scores)
-    yield from judged_on.notes(judged)
+    yield from (f"  note  {each}" for each in judged_on.notes(judged))
 
 
 def _judged(found: Sequence[Summary], by: str) -> list[Summary]:

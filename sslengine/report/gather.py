@@ -26,7 +26,7 @@ from sslengine.monitor.run_facts import (
     read_judgements,
 )
 from sslengine.monitor.verdict import judge_run, share_waited
-from sslengine.report.comparison import scores_of, typed_keys
+from sslengine.report.comparison import TYPED, origins_in, scores_of
 from sslengine.report.content import ClassRow, Command, Content, Fact, Judgement, Spectrum
 from sslengine.report.parts import Parts, read_parts
 from sslengine.report.read_curves import read_curves, read_health, read_restarts
@@ -205,9 +205,8 @@ def _commands(facts: Facts) -> Iterator[Command]:
 
 def _differs(facts: Facts) -> Iterator[tuple[str, str, str]]:
     """Yield the keys that were typed, their values, and those of the recipe where it is known."""
-    typed = typed_keys(facts.folder / "config.yaml")
-    recipe = _recipe(facts)
-    for key in typed:
+    origins, recipe = origins_in(facts.folder / "config.yaml"), _recipe(facts)
+    for key in (key for key, origin in origins.items() if origin == TYPED):
         value = below(facts.config, key.split("."), "")
         usual = below(recipe, key.split("."), "")
         if not isinstance(value, Mapping) and str(value) != str(usual):

@@ -1,13 +1,17 @@
 """What scores of runs were computed by and on: those of other metrics or images have no order.
 
-Images are the same if their fingerprints are, and those of their labels, wherever they are. An
-evaluation.json without fingerprints is compared by the keys of DATA that chose its images.
+Images are the same if their fingerprints are, and those of their labels, wherever they are. Where
+an evaluation.json has no fingerprints, runs are compared by the keys of DATA that chose images.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
+
+from sslengine.errors import listing
 
 # Of DATA.TRAIN and DATA.TEST: what chooses the images and their classes.
 _CHOOSES = (
@@ -16,11 +20,13 @@ _CHOOSES = (
 )  # fmt: skip
 _SPLITS = ("train", "test")
 # What evaluation.json has of the images of a split.
-_IDENTIFIES = ("fingerprint", "labels")
-_SHOWN = 12  # digits of a fingerprint
+_IDENTIFIES = (".fingerprint", ".labels")
 
 
 class Judged(Protocol):
+    @property
+    def folder(self) -> Path: ...
+
     @property
     def metric(self) -> str | None: ...
 
@@ -29,34 +35,21 @@ class Judged(Protocol):
 
 
 def images_of(evaluation: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Their numbers, what identifies them, what chose them; config: that of `sslengine judge`."""
-    data = config.get("DATA", {})
-    train, test = (_chosen(data.get(split, {})) for split in ("TRAIN", "TEST"))
-    held_out = data.get("HOLD_OUT", {}) if data.get("HOLD_OUT", {}).get("SHARE") else {}
-    scores = evaluation.get("scores", [])
-    return {
-        **next((each.get("about", {}).get("images", {}) for each in scores), {}),
-        **_identities(evaluation.get("images", {})),
-        **{f"TRAIN.{key}": value for key, value in train.items()},
-        **{f"TEST.{key}": value for key, value in test.items() if value != train.get(key)},
-        **{f"HOLD_OUT.{key}": value for key, value in held_out.items() if value},
-    }
-
-
-def _identities(images: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """`fingerprint` is there, and is None where there is none: of a stream."""
-    return {f"{split}.{key}": each[key]
-            for split, each in images.items() for key in _IDENTIFIES if key in each}  # fmt: skip
-
-
-def _chosen(split: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what has no effect."""
-    found = {key: split.get(key) for key in _CHOOSES}
-    return {key: value for key, value in found.items() if value != -1 and _says_something(value)}
-
-
-def _says_something(value: Any) -> bool:
-    return any(value.values()) if isinstance(value, Mapping) else bool(value)
+    """Return their numbers, what identifies them, what chose them by the config of `judge`."""
+    data, scores = config.get("DATA", {}), evaluation.get("scores", [])
+    found = dict(next((each.get("about", {}).get("images", {}) for each in scores), {}))
+    for split, each in evaluation.get("images", {}).items():
+        found |= {f"{split}{key}": each[key[1:]] for key in _IDENTIFIES if key[1:] in each}
+    train, test = data.get("TRAIN", {}), data.get("TEST", {})
+    chosen = {f"TRAIN.{key}": train.get(key) for key in _CHOOSES}
+    chosen |= {f"TEST.{key}": test.get(key) for key in _CHOOSES if test.get(key) != train.get(key)}
+    if data.get("HOLD_OUT", {}).get("SHARE"):
+        chosen |= {f"HOLD_OUT.{key}": value for key, value in data["HOLD_OUT"].items()}
+    for key, value in chosen.items():
+        has_effect = any(value.values()) if isinstance(value, Mapping) else value not in (-1, None)
+        if has_effect and value:
+            found[key] = value
+    return found
 
 
 def numbers(images: Mapping[str, Any]) -> str:
@@ -64,77 +57,55 @@ def numbers(images: Mapping[str, Any]) -> str:
 
 
 def fingerprints(images: Mapping[str, Any]) -> str:
-    """In a few digits; "" if there is none."""
+    """Write them with a few digits; empty if there is none."""
     found = {split: images.get(f"{split.upper()}.fingerprint") for split in _SPLITS}
     return ", ".join(f"{split} {_words(value)}" for split, value in found.items() if value)
 
 
-def same_images(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """By fingerprints, if both have them; otherwise by what chose them."""
-    found = [_by_fingerprint(each) for each in (one, other)]
-    if None in found:
-        found = [_without_identity(each) for each in (one, other)]
-    return found[0] == found[1]
-
-
-def _by_fingerprint(images: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The numbers, fingerprints and labels; None if a split has no fingerprint."""
-    splits = [split for split in _SPLITS if split in images]
-    if not splits or not all(images.get(f"{each.upper()}.fingerprint") for each in splits):
-        return None
-    return {key: images[key] for key in images if key in splits or _is_identity(key)}
-
-
-def _without_identity(images: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in images.items() if not _is_identity(key)}
-
-
-def _is_identity(key: str) -> bool:
-    return key.rpartition(".")[2] in _IDENTIFIES
-
-
-def image_sets(judged: Sequence[Judged]) -> list[Mapping[str, Any]]:
-    """One of each. Those without fingerprints come last: they may be like several of the others."""
-    found: list[Mapping[str, Any]] = []
-    for each in sorted(judged, key=lambda each: _by_fingerprint(each.images) is None):
-        if not any(same_images(known, each.images) for known in found):
-            found.append(each.images)
-    return found
-
-
-def number_in(sets: Sequence[Mapping[str, Any]], images: Mapping[str, Any]) -> int:
-    """Of the set that they are, from 1."""
-    return next(number for number, each in enumerate(sets, 1) if same_images(each, images))
-
-
 def differs_in(judged: Sequence[Judged]) -> list[str]:
-    """metric, images: in what runs differ whose scores are put side by side."""
-    several = {"metric": len({each.metric for each in judged}), "images": len(image_sets(judged))}
-    return [name for name, count in several.items() if count > 1]
+    """Return in what runs differ whose scores are put side by side: metric, images."""
+    several = {"metric": {each.metric for each in judged}, "images": _group_by_images(judged)}
+    return [name for name, found in several.items() if len(found) > 1]
 
 
 def notes(judged: Sequence[Judged]) -> Iterator[str]:
-    """Image sets are numbered from 1, and described by the keys in which they differ."""
-    different = differs_in(judged)
-    if "metric" in different:
-        names = ", ".join(dict.fromkeys(str(each.metric) for each in judged))
-        yield f"  note  scores of different metrics cannot be compared: {names}"
-    if "images" in different:
-        yield "  note  scores on different images cannot be compared:"
-        sets = image_sets(judged)
-        for number, each in enumerate(sets, 1):
-            yield f"        images {number}: {_told(each, sets)}"
+    """Yield which scores cannot be compared, with the keys in which their images differ."""
+    metrics = dict.fromkeys(str(each.metric) for each in judged)
+    if len(metrics) > 1:
+        yield f"scores of different metrics cannot be compared: {', '.join(metrics)}"
+    groups = _group_by_images(judged)
+    if len(groups) > 1:
+        yield "scores on different images cannot be compared:"
+        sets = [group[0].images for group in groups]
+        names = dict.fromkeys(name for each in sets for name in each)
+        unlike = [
+            name for name in names if any(each.get(name) != sets[0].get(name) for each in sets)
+        ]
+        for group, images in zip(groups, sets):
+            told = ", ".join(f"{name} {_words(images[name])}" for name in unlike if name in images)
+            yield f"{listing((str(each.folder) for each in group), 3)}: {told}"
 
 
-def _told(images: Mapping[str, Any], sets: Sequence[Mapping[str, Any]]) -> str:
-    names = dict.fromkeys(name for each in sets for name in each)
-    unlike = [name for name in names if any(each.get(name) != images.get(name) for each in sets)]
-    return ", ".join(f"{name} {_words(images[name])}" for name in unlike if name in images)
+def _group_by_images(judged: Sequence[Judged]) -> list[list[Judged]]:
+    """Put runs together that were judged on the same images."""
+    identified = all(map(_is_identified, judged))
+    found: dict[str, list[Judged]] = {}
+    for each in judged:
+        key = {name: value for name, value in each.images.items()
+               if name in _SPLITS or name.endswith(_IDENTIFIES) == identified}  # fmt: skip
+        found.setdefault(json.dumps(key, sort_keys=True, default=str), []).append(each)
+    return list(found.values())
+
+
+def _is_identified(judged: Judged) -> bool:
+    splits = [split.upper() for split in _SPLITS if split in judged.images]
+    return bool(splits) and all(judged.images.get(f"{each}.fingerprint") for each in splits)
 
 
 def _words(value: Any) -> str:
     if isinstance(value, Mapping):
         return " ".join(f"{key}={each}" for key, each in value.items())
-    if isinstance(value, str) and value.startswith("sha256:"):
-        return value.removeprefix("sha256:")[:_SHOWN]
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    text = str(value)
+    return text[7:19] if text.startswith("sha256:") else text

@@ -36,6 +36,7 @@ from sslengine.report.scale import (
     format_number,
     format_points,
     keep_records,
+    name_metric,
 )
 from sslengine.report.svg import name_kind
 
@@ -215,14 +216,6 @@ def list_sections(content: Content) -> list[Section]:
     return found
 
 
-def name_metric(metric: str) -> str:
-    """Write a metric as people do: knn_20 is kNN, k = 20."""
-    known = re.fullmatch(r"knn_(\d+)", metric)
-    if known:
-        return f"kNN, k = {known[1]}"
-    return {"knn": "kNN", "linear": "linear probe"}.get(metric, metric)
-
-
 def _write_last(curve: Curve) -> str:
     last = curve.values[-1] if curve.values else math.nan
     return f"{format_points(last)} %" if curve.percent else format_number(last)
@@ -337,12 +330,10 @@ def _draw_overlays(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _draw_sweep(comparison: Comparison) -> Markup | str:
-    """Draw the scores against the swept key where its values are numbers."""
-    points = []
-    for run, row in enumerate(comparison.rows):
-        text = row.differs.get(comparison.swept, "")
-        if row.scores and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", text, re.IGNORECASE):
-            points.append((float(text), run, row.scores[:2]))
+    """Draw the scores against the swept key."""
+    swept = comparison.swept
+    points = [(float(row.differs[swept]), run, row.scores[:2])
+              for run, row in enumerate(comparison.rows) if swept and row.scores]  # fmt: skip
     if len({value for value, _, _ in points}) < 2:
         return ""
     metric = points[0][2][0].metric

@@ -53,10 +53,6 @@ class Summary:
         return images_of(evaluation, config) if evaluation else {}
 
     @property
-    def epochs(self) -> Any:
-        return self.facts.config.get("OPTIMIZER", {}).get("num_epochs") or ""
-
-    @property
     def last(self) -> dict[str, float]:
         """The last value of each metric of the train and test phases."""
         found: dict[str, float] = {}
@@ -69,9 +65,10 @@ class Summary:
 
     def as_dict(self) -> dict[str, Any]:
         facts, verdict = self.facts, judge_run(self.facts)
+        epochs = facts.config.get("OPTIMIZER", {}).get("num_epochs") or ""
         return {
             "folder": str(self.folder), "method": facts.method, "network": facts.network,
-            "status": vars(facts.status), "verdict": vars(verdict), "epochs": self.epochs,
+            "status": vars(facts.status), "verdict": vars(verdict), "epochs": epochs,
             "iterations": facts.status.step, "num_iterations": facts.status.steps,
             "seconds": facts.seconds, "metrics": self.last, "scores": self.scores,
             "metric": self.metric, "images": self.images, "evaluation": facts.evaluation,
