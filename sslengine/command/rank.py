@@ -36,8 +36,7 @@ from sslengine.errors import (
 )
 from sslengine.registry import import_dotted
 from sslengine.report import judged_on
-from sslengine.report.runs import runs_in
-from sslengine.report.summary import Summary, rank_of, read
+from sslengine.report.summary import Summary, rank_of, read, runs_in
 from sslengine.screen import say
 
 ROWS, VIEWS = 25_600, 16

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from omegaconf import OmegaConf
 
+from sslengine.atomic import write_whole
 from sslengine.config.run_folder import open_named
 from sslengine.dotted import below
 from sslengine.errors import SSLEngineError
@@ -23,16 +24,26 @@ from sslengine.monitor.run_facts import (
     Facts,
     checkpoints_in,
     name_of_images,
+    read_facts,
     read_judgements,
 )
 from sslengine.monitor.verdict import judge_run, share_waited
 from sslengine.report.comparison import TYPED, origins_in, scores_of
 from sslengine.report.content import ClassRow, Command, Content, Fact, Judgement, Spectrum
+from sslengine.report.page import render
 from sslengine.report.parts import Parts, read_parts
 from sslengine.report.read_curves import read_curves, read_health, read_restarts
 
+PAGE = "report.html"
 SHOWN = 12  # digits of a fingerprint
 KINDS = (TRAINED, UNTRAINED, PIXELS)
+
+
+def write_page(folder: Path, out: Path | None = None) -> Path:
+    """Write the page of a run from what its folder holds; return its file."""
+    place = out or folder / PAGE
+    write_whole(place, render(gather(read_facts(folder))).encode())
+    return place
 
 
 def gather(facts: Facts) -> Content:

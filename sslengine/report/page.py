@@ -9,9 +9,8 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -26,8 +25,6 @@ from sslengine.report.content import (
     Health,
     Judgement,
     Score,
-    Thumbs,
-    Views,
 )
 from sslengine.report.scale import (
     Axis,
@@ -45,17 +42,17 @@ _TEMPLATES = Path(__file__).parent / "templates"
 _OPEN, _POINTS, _FEWER = 9, 400, 120
 _CLASSES = 20  # a confusion matrix of more cannot be read, nor a drawing of more than twice that
 _PICTURE = re.compile(r"data:image/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]*")
-# They are in the page already, and are no numbers.
-_PICTURES: Mapping[type, set[str]] = {Thumbs: {"sprite"}, Views: {"original", "views"}}
 Series = TypeVar("Series", Curve, Health)
 
 
 def render(content: Content) -> str:
     """Write the page of one run."""
     span = _find_span([*content.curves, *content.health])
+    thinned = [_thin(each, _count_points(number)) for number, each in enumerate(content.curves)]
+    health = [_thin(each, 300) for each in content.health]
     return _fill(
         "page.html.j2",
-        data=encode_data(_thin_content(content)),
+        data=encode_data(replace(content, curves=thinned, health=health)),
         content=content,
         sections=list_sections(content),
         plots=_draw_curves(content, span),
@@ -140,21 +137,19 @@ def encode_data(data: Content | Comparison) -> Markup:
 
 
 def _simplify(part: Any) -> Any:
-    if is_dataclass(part) and not isinstance(part, type):
-        shown = (each.name for each in fields(part))
-        left_out = _PICTURES.get(type(part), set())
-        return {
-            name: None if name in left_out else _simplify(getattr(part, name)) for name in shown
-        }
+    if is_dataclass(part):
+        return {each.name: _simplify(getattr(part, each.name)) for each in fields(part)}
     if isinstance(part, Mapping):
-        return {str(key): _simplify(value) for key, value in part.items()}
-    if isinstance(part, str) or part is None:
-        return part
-    if isinstance(part, Integral):
-        return int(part)
-    if isinstance(part, Real):
-        return float(part) if math.isfinite(part) else None
-    return [_simplify(each) for each in part] if isinstance(part, Sequence) else str(part)
+        return {key: _simplify(value) for key, value in part.items()}
+    if isinstance(part, (list, tuple)):
+        return [_simplify(each) for each in part]
+    is_picture = isinstance(part, str) and _PICTURE.fullmatch(part)
+    is_no_number = isinstance(part, float) and not math.isfinite(part)
+    return None if is_picture or is_no_number else part
+
+
+def _count_points(number: int) -> int:
+    return _POINTS if number < _OPEN else _FEWER
 
 
 def _thin(series: Series, points: int) -> Series:
@@ -164,14 +159,6 @@ def _thin(series: Series, points: int) -> Series:
     return replace(series, epochs=epochs, values=values)
 
 
-def _thin_content(content: Content) -> Content:
-    thinned = [
-        _thin(curve, _POINTS if number < _OPEN else _FEWER)
-        for number, curve in enumerate(content.curves)
-    ]
-    return replace(content, curves=thinned, health=[_thin(each, 300) for each in content.health])
-
-
 def _find_span(all_series: Sequence[Curve | Health]) -> tuple[float, float]:
     """Find the epochs that all drawings have as their axis."""
     ends = [find_range(series.epochs) or (0.0, 0.0) for series in all_series]
@@ -179,40 +166,34 @@ def _find_span(all_series: Sequence[Curve | Health]) -> tuple[float, float]:
     return min(0.0, low), high if high > 0 else 1.0
 
 
-class Section(NamedTuple):
-    key: str
-    title: str
-    hint: str
-
-
-def list_sections(content: Content) -> list[Section]:
+def list_sections(content: Content) -> list[tuple[str, str, str]]:
     """Name the sections for which there is something to show, in their order, each with a hint."""
-    found = [Section("verdict", "Verdict", content.verdict.rule)]
+    found = [("verdict", "Verdict", content.verdict.rule)]
     if content.map and content.thumbs:
         share = content.map.same_class.get("trained")
         hint = "" if share is None else f"{share:.0f} % of the same class"
-        found.append(Section("map", "Map", f"{len(content.map.clusters):,} images"))
-        found += [Section("neighbours", "Neighbours", hint)] if content.map.queries else []
+        found.append(("map", "Map", f"{len(content.map.clusters):,} images"))
+        found += [("neighbours", "Neighbours", hint)] if content.map.queries else []
     elif content.map_command:
-        found.append(Section("map", "Map", "not made yet"))
+        found.append(("map", "Map", "not made yet"))
     if content.curves:
         first = content.curves[0]
-        found.append(Section("curves", "Curves", f"{first.title} {_write_last(first)}"))
+        found.append(("curves", "Curves", f"{first.title} {_write_last(first)}"))
     if content.health or content.findings or content.spectra:
         bad = sum(bool(each.finding) for each in content.health)
         hint = f"{bad} of {len(content.health)} with a finding" if bad else "no sign of collapse"
-        found.append(Section("health", "Health", hint if content.health else ""))
+        found.append(("health", "Health", hint if content.health else ""))
     if content.views:
-        found.append(Section("views", "What it saw", f"{len(content.views)} images"))
+        found.append(("views", "What it saw", f"{len(content.views)} images"))
     if content.judgements:
         best = [each for each in content.judgements[0].scores if each.features == "trained"][:2]
         hints = (f"{name_metric(each.metric)} {format_points(each.value)}" for each in best)
-        found.append(Section("scores", "Scores", ", ".join(hints)))
+        found.append(("scores", "Scores", ", ".join(hints)))
     for key, title, facts in (("data", "Data", content.data), ("cost", "Cost", content.cost)):
-        found += [Section(key, title, f"{facts[0].what}: {facts[0].value}")] if facts else []
+        found += [(key, title, f"{facts[0].what}: {facts[0].value}")] if facts else []
     use = (content.commands, content.differs, content.versions, content.starts, content.checkpoints)
     if any(use):
-        found.append(Section("use", "How to use it", "commands, versions, checkpoints"))
+        found.append(("use", "How to use it", "commands, versions, checkpoints"))
     return found
 
 
@@ -224,7 +205,7 @@ def _write_last(curve: Curve) -> str:
 def _draw_curves(content: Content, span: tuple[float, float]) -> dict[str, Any]:
     drawn = []
     for number, curve in enumerate(content.curves):
-        points = _POINTS if number < _OPEN else _FEWER
+        points = _count_points(number)
         drawing, hidden = curves.draw_curve(curve, span, content.restarts, points, number)
         caption = " ".join(filter(None, (curve.caption, hidden)))
         shown = {"title": curve.title, "last": _write_last(curve), "svg": drawing, "text": caption}

@@ -1,25 +1,29 @@
-"""What report, rank and `--json` show of a run: its facts in a few names."""
+"""What report, rank and `--json` show of a run, and the runs that a command names."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from sslengine.errors import ConfigError
 from sslengine.monitor.run_facts import (
     TRAINED,
     Facts,
     checkpoints_in,
     config_in,
+    is_run,
     read_facts,
     read_judgements,
     values_of,
 )
 from sslengine.monitor.verdict import judge_run
 from sslengine.report.judged_on import images_of
+
+SWEPT = "sweep_*"
 
 
 def rank_of(score: float) -> float:
@@ -89,3 +93,28 @@ def scores_in(evaluation: Mapping[str, Any]) -> dict[str, float]:
                 name = name.replace("knn_", "knn@")
                 found[name] = max(value, found.get(name, value), key=rank_of)
     return found
+
+
+def runs_in(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
+    """Return the folders of runs, and a note on each path that is none."""
+    found: list[Path] = []
+    notes: list[str] = []
+    for path in paths:
+        if not path.exists():
+            raise ConfigError(f"{path} is not there: it is not the folder of a run.")
+        runs = [path] if is_run(path) else sweep_of(path)
+        found += runs
+        if not runs:
+            notes.append(f"passed over: {path} is not the folder of a run")
+    if not found:
+        raise ConfigError(
+            f"{', '.join(map(str, paths[:5]))}: it is not the folder of a run, which has a "
+            f"config.yaml. `sslengine train` makes one."
+        )
+    return list(dict.fromkeys(found)), notes
+
+
+def sweep_of(folder: Path) -> list[Path]:
+    """Return the runs of a sweep's folder in their order; [] if it is none."""
+    found = [each for each in folder.glob(SWEPT) if is_run(each)]
+    return sorted(found, key=lambda each: (len(each.name), each.name))

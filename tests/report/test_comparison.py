@@ -11,8 +11,7 @@ import pytest
 from sslengine.command.front import main
 from sslengine.monitor.run_facts import read_facts
 from sslengine.report.comparison import compare_runs, keys_that_differ, origins_in
-from sslengine.report.runs import runs_in
-from sslengine.report.summary import read
+from sslengine.report.summary import read, runs_in
 from tests.command.photos import write_photos
 from tests.monitor.test_verdict import TINY
 

@@ -80,14 +80,11 @@ def open_page(content: Content | Comparison) -> Page:
 def expected(content: Any) -> Any:
     """Give the content as JSON has it; pictures and what is not finite are null there."""
     if isinstance(content, dict):
-        return {
-            key: None if key in ("sprite", "original") else expected(each)
-            for key, each in content.items()
-        }
+        return {key: expected(each) for key, each in content.items()}
     if isinstance(content, (list, tuple)):
-        if content and str(content[0]).startswith("data:"):
-            return None
         return [expected(each) for each in content]
+    if isinstance(content, str):
+        return None if content.startswith("data:") else content
     return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
