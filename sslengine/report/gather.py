@@ -31,7 +31,7 @@ from sslengine.monitor.verdict import judge_run, share_waited
 from sslengine.report.comparison import TYPED, origins_in, scores_of
 from sslengine.report.content import ClassRow, Command, Content, Fact, Judgement, Spectrum
 from sslengine.report.page import render
-from sslengine.report.parts import Parts, read_parts
+from sslengine.report.parts import Parts, read_json, read_parts
 from sslengine.report.read_curves import read_curves, read_health, read_restarts
 
 PAGE = "report.html"
@@ -100,23 +100,20 @@ def _judgement(folder: Path, report: Mapping[str, Any], parts: Parts) -> Judgeme
     name = name_of_images(images)
     prints = [str(each.get("fingerprint") or "").removeprefix("sha256:")[:SHOWN]
               for each in images.values()]  # fmt: skip
-    scores = scores_of(report)
-    about: Mapping[str, Any] = next(
-        (each.get("about", {}) for each in report.get("scores", ())), {}
-    )
+    rows = report.get("scores", ())
+    about: Mapping[str, Any] = rows[0].get("about", {}) if rows else {}
     protocols = {
         f"{each['features']}, {protocol}": {
             metric: value for metric, value in row.get("metrics", {}).items()
             if isinstance(value, (int, float))
         }
-        for each in report.get("scores", ())
-        for protocol, row in each.get("protocols", {}).items()
+        for each in rows for protocol, row in each.get("protocols", {}).items()
     }  # fmt: skip
     answered = _answers(folder / JUDGEMENTS / f"{name}.npz", report, parts, images)
     return Judgement(
         name=str(report.get("data") or name), fingerprint=", ".join(filter(None, prints)),
         images=about.get("images", {}), metric=str(report.get("metric", "accuracy")),
-        scores=scores, chance=report.get("chance"), notes=report.get("notes", ()),
+        scores=scores_of(report), chance=report.get("chance"), notes=report.get("notes", ()),
         protocols=protocols, **answered,
     )  # fmt: skip
 
@@ -132,9 +129,8 @@ def _answers(
     wanted, own = answers["wanted"], _first(answers, TRAINED)
     if own is None:
         return {}
-    names = report.get("classes") or [str(each) for each in range(int(wanted.max()) + 1)]
-    count = max(len(names), int(wanted.max()) + 1, int(own.max()) + 1)
-    names = [*names, *(str(each) for each in range(len(names), count))]
+    count = max(int(wanted.max()), int(own.max())) + 1
+    names = report.get("classes") or list(map(str, range(count)))
     rights = {kind: (found == wanted).reshape(-1, len(wanted)).mean(axis=0)
               for kind in KINDS if (found := _first(answers, kind)) is not None}  # fmt: skip
     rows, there = [], np.unique(wanted)
@@ -142,8 +138,7 @@ def _answers(
         some = wanted == number
         shares = {kind: 100 * float(right[some].mean()) for kind, right in rights.items()}
         rows.append(ClassRow(names[number], int(some.sum()), shares))
-    confusion = np.zeros((count, count), int)
-    np.add.at(confusion, (wanted, own), 1)
+    confusion = np.bincount(wanted * count + own, minlength=count**2).reshape(count, count)
     tested = str(images.get("TEST", {}).get("fingerprint") or "")
     mistakes = (parts.mistakes(answers["numbers"], wanted, own)
                 if tested and parts.fingerprint == tested else [])  # fmt: skip
@@ -154,10 +149,8 @@ def _answers(
 def _first(answers: Mapping[str, Any], kind: str) -> Any:
     """Return the answers of one kind of features, by their last layer and first metric."""
     found = [name for name in answers if name.startswith(f"{kind}/")]
-    if not found:
-        return None
-    layer = found[-1].split("/")[1]
-    return answers[next(name for name in found if name.split("/")[1] == layer)]
+    layer = found[-1].rpartition("/")[0] if found else ""
+    return next((answers[name] for name in found if name.startswith(f"{layer}/")), None)
 
 
 def _spectra(file: Path) -> Iterator[Spectrum]:
@@ -242,14 +235,10 @@ def _recipe(facts: Facts) -> Mapping[str, Any]:
 
 def _versions(facts: Facts) -> Iterator[Fact]:
     start = facts.starts[-1] if facts.starts else {}
-    for name in ("sslengine", "code", "python"):
-        if start.get(name):
-            yield Fact(name, str(start[name]))
-    with suppress(OSError, ValueError):
-        packages = json.loads((facts.folder / "environment.json").read_bytes())["packages"]
-        for name in ("torch", "torchvision", "timm", "numpy"):
-            if packages.get(name):
-                yield Fact(name, str(packages[name]))
+    packages = read_json(facts.folder / "environment.json").get("packages", {})
+    for name in ("sslengine", "code", "python", "torch", "torchvision", "timm", "numpy"):
+        if version := start.get(name) or packages.get(name):
+            yield Fact(name, str(version))
 
 
 def _checkpoints(folder: Path) -> Iterator[Fact]:

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ from sslengine.report.content import (
     Judgement,
     Score,
 )
+from sslengine.report.parts import PICTURE, check_picture
 from sslengine.report.scale import (
     Axis,
     find_range,
@@ -41,7 +43,6 @@ _TEMPLATES = Path(__file__).parent / "templates"
 # So many curves are open, with so many points; the rest are folded, and have fewer.
 _OPEN, _POINTS, _FEWER = 9, 400, 120
 _CLASSES = 20  # a confusion matrix of more cannot be read, nor a drawing of more than twice that
-_PICTURE = re.compile(r"data:image/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]*")
 Series = TypeVar("Series", Curve, Health)
 
 
@@ -98,7 +99,7 @@ def _fill(template: str, **parts: Any) -> str:
         "kind": name_kind,
         "metric": name_metric,
         "file": _break_name,
-        "picture": _check_picture,
+        "picture": check_picture,
         "label": parts["thumbs"].labels.__getitem__ if parts["thumbs"] else int,
     }
     html = environment.get_template(template).render(
@@ -116,13 +117,6 @@ def _break_name(name: str) -> Markup:
     """Let a file's name be broken at its signs rather than within a word."""
     parts = re.split(r"(?<=[_/-])|(?=\.)", name)
     return Markup("<wbr>").join(map(escape, parts))
-
-
-def _check_picture(uri: str) -> Markup:
-    """Let through a picture that lies in the page, no address."""
-    if not _PICTURE.fullmatch(uri):
-        raise ValueError(f"not a picture in base64: {uri[:40]!r}")
-    return Markup(uri)
 
 
 def encode_data(data: Content | Comparison) -> Markup:
@@ -143,7 +137,7 @@ def _simplify(part: Any) -> Any:
         return {key: _simplify(value) for key, value in part.items()}
     if isinstance(part, (list, tuple)):
         return [_simplify(each) for each in part]
-    is_picture = isinstance(part, str) and _PICTURE.fullmatch(part)
+    is_picture = isinstance(part, str) and PICTURE.fullmatch(part)
     is_no_number = isinstance(part, float) and not math.isfinite(part)
     return None if is_picture or is_no_number else part
 
@@ -265,23 +259,20 @@ def _list_cells(judgement: Judgement) -> Iterator[tuple[ClassRow, list[tuple[int
 
 def _list_confused(judgement: Judgement) -> Iterator[tuple[str, str, int]]:
     """Give the ten pairs of classes that are taken for each other most often."""
-    pairs: dict[tuple[int, int], int] = {}
-    for wanted, images in enumerate(judgement.confusion):
-        for answer, count in enumerate(images):
-            if wanted != answer and count:
-                pair = min(wanted, answer), max(wanted, answer)
-                pairs[pair] = pairs.get(pair, 0) + count
-    names = [row.name for row in judgement.classes]
-    for (one, other), count in sorted(pairs.items(), key=lambda each: (-each[1], each[0]))[:10]:
-        yield names[one], names[other], count
+    table, names = judgement.confusion, [row.name for row in judgement.classes]
+    pairs = [(table[one][other] + table[other][one], one, other)
+             for one, other in combinations(range(len(table)), 2)]  # fmt: skip
+    for count, one, other in sorted(pairs, key=lambda each: (-each[0], *each[1:]))[:10]:
+        if count:
+            yield names[one], names[other], count
 
 
 def _draw_columns(comparison: Comparison) -> Iterator[dict[str, Any]]:
     """Draw a column a score: the axis, then a cell a run; the best is marked."""
     kinds = dict.fromkeys((e.layer, e.metric) for row in comparison.rows for e in row.scores)
     for layer, metric in kinds:
-        of_rows = ([e for e in row.scores if _belongs(e, layer, metric)] for row in comparison.rows)
-        found = [each[0] if each else None for each in of_rows]
+        found = [next((e for e in row.scores if _belongs(e, layer, metric)), None)
+                 for row in comparison.rows]  # fmt: skip
         there = [each for each in found if each]
         base = [each for each in comparison.baselines if _belongs(each, layer, metric)]
         ends = [value for e in [*there, *base] for value in (*(e.interval or ()), e.value)]
