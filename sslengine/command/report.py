@@ -29,9 +29,16 @@ from sslengine.registry import import_dotted
 from sslengine.report.comparison import compare_runs
 from sslengine.report.comparison_table import show
 from sslengine.report.gather import PAGE, write_page
-from sslengine.report.judged_on import fingerprints, images_of, numbers
 from sslengine.report.page import render_comparison
-from sslengine.report.summary import Summary, read, runs_in, scores_in
+from sslengine.report.summary import (
+    Summary,
+    fingerprints,
+    images_of,
+    numbers,
+    read,
+    runs_in,
+    scores_in,
+)
 from sslengine.screen import say
 from sslengine.screen_console import LiteralConsole
 

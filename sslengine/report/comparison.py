@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from sslengine.dotted import leaves
 from sslengine.evaluation.pairs import compare_pairs
 from sslengine.monitor.run_facts import PIXELS, TRAINED, UNTRAINED, Facts, values_of
-from sslengine.report import judged_on
 from sslengine.report.content import Comparison, Fact, Row, Score
 from sslengine.report.read_curves import read_curves
-from sslengine.report.summary import Summary
+from sslengine.report.summary import Summary, list_incomparable
 
 # Keys that say where a run is, what it prints, or how fast it reads.
 _NO_MATTER = re.compile(
@@ -250,7 +249,7 @@ def _same(runs: Sequence[Facts]) -> Iterator[Fact]:
 
 def _notes(found: Sequence[Summary]) -> Iterator[str]:
     judged = [each for each in found if each.scores]
-    yield from judged_on.notes(judged)
+    yield from list_incomparable(judged)
     unjudged = [str(each.folder) for each in found if not each.scores]
     if judged and unjudged:
         yield f"not judged: {', '.join(unjudged)}"

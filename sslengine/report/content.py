@@ -118,14 +118,6 @@ class Health:
 
 
 @dataclass(frozen=True)
-class Spectrum:
-    """Singular values of the features, the largest is 1."""
-
-    title: str  # epoch 64, untrained
-    values: Sequence[float]
-
-
-@dataclass(frozen=True)
 class Views:
     """What the network gets of an image."""
 
@@ -148,13 +140,6 @@ class Fact:
 
 
 @dataclass(frozen=True)
-class Command:
-    title: str
-    text: str  # several lines are a script
-    about: str = ""
-
-
-@dataclass(frozen=True)
 class Content:
     """All that the page of one run shows. An empty part has no section."""
 
@@ -167,7 +152,8 @@ class Content:
     restarts: Sequence[float] = ()
     health: Sequence[Health] = ()
     findings: Sequence[Fact] = ()
-    spectra: Sequence[Spectrum] = ()
+    # Singular values of the features by kind, the largest is 1.
+    spectra: Mapping[str, Sequence[float]] = field(default_factory=dict)
     thumbs: Thumbs | None = None
     map: Map | None = None
     views: Sequence[Views] = ()
@@ -175,7 +161,7 @@ class Content:
     data: Sequence[Fact] = ()
     cost: Sequence[Fact] = ()
     starts: Sequence[Fact] = ()
-    commands: Sequence[Command] = ()
+    commands: Sequence[Fact] = ()
     # Keys that differ from the recipe: value, the recipe's value; those of the command first.
     differs: Sequence[tuple[str, str, str]] = ()
     versions: Sequence[Fact] = ()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from markupsafe import Markup
 
-from sslengine.report.content import Curve, Health, Spectrum
+from sslengine.report.content import Curve, Health
 from sslengine.report.scale import (
     Axis,
     find_range,
@@ -179,27 +179,26 @@ def draw_strip(health: Health, span: tuple[float, float], restarts: Sequence[flo
     return drawing.svg(f"{health.title}: from {first} to {last}")
 
 
-def draw_spectra(spectra: Sequence[Spectrum]) -> Markup:
+def draw_spectra(spectra: Mapping[str, Sequence[float]]) -> Markup:
     """Draw singular values over their rank, both in logarithms; titles stand at the ends."""
-    kept = [[max(value, 1e-6) for value in each.values] for each in spectra]
-    longest = max(len(values) for values in kept)
+    kept = {title: [max(value, 1e-6) for value in each] for title, each in spectra.items()}
+    longest = max(map(len, kept.values()))
     x = Axis(1, max(2, longest), 50, 340, log=True)
-    y = Axis(min(min(values) for values in kept) * 0.9, 1.1, 190, 8, log=True)
+    y = Axis(min(map(min, kept.values())) * 0.9, 1.1, 190, 8, log=True)
     drawing, ends = Drawing(430, 214), []
     for value, text in y.ticks(6):
         drawing.line(50, y.at(value), 340, y.at(value), "gr")
         drawing.text(44, y.at(value) + 4, text, "e")
     for value, text in x.ticks(6):
         drawing.text(x.at(value), 208, text, "m")
-    for number, (spectrum, values) in enumerate(zip(spectra, kept)):
-        last = "trained" if number == len(spectra) - 1 else "mid"
-        kind = "untrained" if "untrained" in spectrum.title else last
+    for title, values in kept.items():
+        kind = "untrained" if "untrained" in title else "trained"
         ranks = sorted({round(longest ** (step / 150)) for step in range(151)})
         points = [(x.at(rank), y.at(values[rank - 1])) for rank in ranks if rank <= len(values)]
         drawing.path(points, f"l k-{kind}")
-        ends.append((points[-1][1], spectrum.title, kind))
+        ends.append((points[-1][1], title, kind))
     free = 0.0
     for height, title, kind in sorted(ends):
         free = max(height, free + 15)
         drawing.text(347, free + 4, title, f"b f-{kind}")
-    return drawing.svg("Singular values: " + ", ".join(each.title for each in spectra))
+    return drawing.svg("Singular values: " + ", ".join(spectra))

@@ -29,7 +29,7 @@ from sslengine.monitor.run_facts import (
 )
 from sslengine.monitor.verdict import judge_run, share_waited
 from sslengine.report.comparison import TYPED, origins_in, scores_of
-from sslengine.report.content import ClassRow, Command, Content, Fact, Judgement, Spectrum
+from sslengine.report.content import ClassRow, Content, Fact, Judgement
 from sslengine.report.page import render
 from sslengine.report.parts import Parts, read_json, read_parts
 from sslengine.report.read_curves import read_curves, read_health, read_restarts
@@ -54,7 +54,7 @@ def gather(facts: Facts) -> Content:
         verdict=judge_run(facts), facts=[*_facts(facts)],
         curves=read_curves(facts), restarts=read_restarts(facts), health=read_health(facts),
         findings=[Fact(each.what, each.value, each.advice) for each in facts.found],
-        spectra=[*_spectra(facts.answers)],
+        spectra=_read_spectra(facts.answers),
         thumbs=parts.thumbs, map=parts.map, views=parts.views,
         judgements=judgements, data=parts.data, cost=[*_cost(facts)], starts=[*_starts(facts)],
         commands=[*_commands(facts)], differs=[*_differs(facts)], versions=[*_versions(facts)],
@@ -153,13 +153,12 @@ def _first(answers: Mapping[str, Any], kind: str) -> Any:
     return next((answers[name] for name in found if name.startswith(f"{layer}/")), None)
 
 
-def _spectra(file: Path) -> Iterator[Spectrum]:
+def _read_spectra(file: Path) -> dict[str, list[float]]:
     if not file.is_file():
-        return
+        return {}
     with np.load(file, allow_pickle=False) as held:
-        for kind in (UNTRAINED, TRAINED):
-            if f"spectrum/{kind}" in held.files:
-                yield Spectrum(kind, held[f"spectrum/{kind}"].tolist())
+        return {kind: held[f"spectrum/{kind}"].tolist() for kind in (UNTRAINED, TRAINED)
+                if f"spectrum/{kind}" in held.files}  # fmt: skip
 
 
 # ---- cost, starts, use
@@ -189,22 +188,22 @@ def _starts(facts: Facts) -> Iterator[Fact]:
                    f"code {each.get('code') or each.get('sslengine')}")  # fmt: skip
 
 
-def _commands(facts: Facts) -> Iterator[Command]:
+def _commands(facts: Facts) -> Iterator[Fact]:
     run = str(facts.folder)
     if not checkpoints_in(facts.folder / "checkpoints"):
         return
-    yield Command("Features in Python", "\n".join((
+    yield Fact("Features in Python", "\n".join((
         "import sslengine",
         f"found = sslengine.embed({run!r}, {'images'!r})",
         "found.features  # a row for each of found.paths",
     )))  # fmt: skip
-    yield Command("Features in a file",
+    yield Fact("Features in a file",
                   f"sslengine embed {facts.run} IMAGES --out features.parquet")  # fmt: skip
-    yield Command("Classes and nearest images", f"sslengine predict {facts.run} IMAGE")
-    yield Command("Weights for other programs",
+    yield Fact("Classes and nearest images", f"sslengine predict {facts.run} IMAGE")
+    yield Fact("Weights for other programs",
                   f"sslengine export {facts.run} --to timm --out weights")  # fmt: skip
     if facts.command:
-        yield Command("This run again", facts.command, f"in {facts.starts[-1].get('folder')}")
+        yield Fact("This run again", facts.command, f"in {facts.starts[-1].get('folder')}")
 
 
 def _differs(facts: Facts) -> Iterator[tuple[str, str, str]]:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -227,12 +228,12 @@ def _places(rows: Tensor) -> NDArray[np.float64]:
     scale = float(points.std())
     if scale < 1e-9:
         return np.zeros((len(points), 2))
-    fixed: dict[str, Any] = {"random_state": 0}
+    pca: Any = partial(PCA, random_state=0)
+    tsne: Any = partial(TSNE, random_state=0)
     count = min(COMPONENTS, *points.shape)
-    points = PCA(count, svd_solver="randomized", **fixed).fit_transform(points / scale)
+    points = pca(count, svd_solver="randomized").fit_transform(points / scale)
     init = "pca" if points.shape[1] > 1 else "random"
+    place = tsne(perplexity=min(PERPLEXITY, len(points) / 4), init=init)
     with threadpool_limits(1):  # of this thread: several would add in an order that changes
-        made = TSNE(perplexity=min(PERPLEXITY, len(points) / 4), init=init, **fixed).fit_transform(
-            points
-        )
-    return np.asarray(made, dtype=np.float64) - made.mean(axis=0)
+        made: NDArray[np.float64] = place.fit_transform(points).astype(np.float64)
+    return made - made.mean(axis=0)

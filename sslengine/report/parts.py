@@ -34,7 +34,7 @@ FOLDER, MAP, THUMBS, VIEWS, DATA = "report", "map", "thumbs.json", "views.json",
 JUDGED = "config_evaluate"
 NETWORKS = ("untrained", "trained")
 MISTAKES, ODDEST = 12, 6
-PICTURE = re.compile(r"data:image/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]*")
+PICTURE = re.compile(r"data:image/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]+")
 
 
 @dataclass(frozen=True)
