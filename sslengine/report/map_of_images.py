@@ -235,5 +235,6 @@ def _places(rows: Tensor) -> NDArray[np.float64]:
     init = "pca" if points.shape[1] > 1 else "random"
     place = tsne(perplexity=min(PERPLEXITY, len(points) / 4), init=init)
     with threadpool_limits(1):  # of this thread: several would add in an order that changes
-        made: NDArray[np.float64] = place.fit_transform(points).astype(np.float64)
-    return made - made.mean(axis=0)
+        made = place.fit_transform(points).astype(np.float64)
+    centred: NDArray[np.float64] = made - made.mean(axis=0)
+    return centred
