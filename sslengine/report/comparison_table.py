@@ -32,7 +32,7 @@ def show(console: Console, found: Comparison, notes: Sequence[str] = ()) -> None
     more = len(found.rows[0].differs) - len(keys)
     told = [f"{more} more keys differ: --json has them, the page too"] * (more > 0)
     for note in (*told, *found.notes, *notes):
-        console.print(f"  note  {note}")
+        console.print(f"  note  {note}", soft_wrap=True)
 
 
 def _cells(row: Row, keys: Sequence[str], metrics: Sequence[str]) -> list[str]:
