@@ -18,9 +18,7 @@ from pathlib import Path
 from sslengine.command import documents
 from sslengine.report.comparison import compare_runs
 from sslengine.report.comparison_table import show
-from sslengine.report.judged_on import differs_in
-from sslengine.report.runs import runs_in
-from sslengine.report.summary import read
+from sslengine.report.summary import differs_in, read, runs_in
 from sslengine.screen_console import LiteralConsole
 
 

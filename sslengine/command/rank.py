@@ -35,9 +35,7 @@ from sslengine.errors import (
     readable,
 )
 from sslengine.registry import import_dotted
-from sslengine.report import judged_on
-from sslengine.report.runs import runs_in
-from sslengine.report.summary import Summary, rank_of, read
+from sslengine.report.summary import Summary, differs_in, list_incomparable, rank_of, read, runs_in
 from sslengine.screen import say
 
 ROWS, VIEWS = 25_600, 16
@@ -99,7 +97,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _rows(found: Sequence[Summary], by: str) -> list[dict[str, Any]]:
-    different = judged_on.differs_in(_judged(found, by))
+    different = differs_in(_judged(found, by))
     return [
         {"run": str(each.folder), by: each.scores.get(by), "metric": each.metric,
          "images": each.images, "differs_in": different}
@@ -109,12 +107,10 @@ def _rows(found: Sequence[Summary], by: str) -> list[dict[str, Any]]:
 
 def _lines(found: Sequence[Summary], by: str) -> Iterator[str]:
     judged = _judged(found, by)
-    sets = judged_on.image_sets(judged)
     for each in judged:
-        images = f"images {judged_on.number_in(sets, each.images)}  " if len(sets) > 1 else ""
-        yield f"{each.scores[by]:10.1f}  {each.metric:8}  {images}{each.folder}"
+        yield f"{each.scores[by]:10.1f}  {each.metric:8}  {each.folder}"
     yield from (f"not judged  {each.folder}" for each in found if by not in each.scores)
-    yield from judged_on.notes(judged)
+    yield from (f"  note  {each}" for each in list_incomparable(judged))
 
 
 def _judged(found: Sequence[Summary], by: str) -> list[Summary]:

@@ -18,6 +18,7 @@ import webbrowser
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from sslengine.atomic import write_whole
 from sslengine.command import documents
 from sslengine.command.new_file import expect_writable
 from sslengine.errors import ConfigError
@@ -27,10 +28,17 @@ from sslengine.monitor.verdict import judge_run
 from sslengine.registry import import_dotted
 from sslengine.report.comparison import compare_runs
 from sslengine.report.comparison_table import show
-from sslengine.report.judged_on import fingerprints, images_of, numbers
-from sslengine.report.runs import runs_in
-from sslengine.report.summary import Summary, read, scores_in
-from sslengine.report.write import write_comparison, write_page
+from sslengine.report.gather import PAGE, write_page
+from sslengine.report.page import render_comparison
+from sslengine.report.summary import (
+    Summary,
+    fingerprints,
+    images_of,
+    numbers,
+    read,
+    runs_in,
+    scores_in,
+)
 from sslengine.screen import say
 from sslengine.screen_console import LiteralConsole
 
@@ -95,17 +103,17 @@ def _report(given: argparse.Namespace, folder: Path) -> Path:
 def _compare(given: argparse.Namespace, folders: Sequence[Path], notes: Sequence[str]) -> Path:
     found = compare_runs([read(each) for each in folders])
     out = given.out or _place(given.runs, folders)
-    page = write_comparison(found, out)
+    write_whole(out, render_comparison(found).encode())
     show(LiteralConsole(width_of_file=100), found, notes)
-    say(f"page: {page}", sys.stdout)
-    return page
+    say(f"page: {out}", sys.stdout)
+    return out
 
 
 def _place(given: Sequence[Path], folders: Sequence[Path]) -> Path:
     """In the folder of a sweep; otherwise in the current one: the runs may be anywhere."""
     if len(given) == 1 and given[0] not in folders:
-        return given[0] / "report.html"
-    return Path("report.html")
+        return given[0] / PAGE
+    return Path(PAGE)
 
 
 def _lines(found: Summary) -> Iterator[str]:

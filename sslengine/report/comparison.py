@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,10 @@ from numpy.typing import NDArray
 
 from sslengine.dotted import leaves
 from sslengine.evaluation.pairs import compare_pairs
-from sslengine.monitor.run_facts import (
-    PIXELS,
-    TRAINED,
-    UNTRAINED,
-    Facts,
-    values_of,
-)
-from sslengine.report import judged_on
+from sslengine.monitor.run_facts import PIXELS, TRAINED, UNTRAINED, Facts, values_of
 from sslengine.report.content import Comparison, Fact, Row, Score
 from sslengine.report.read_curves import read_curves
-from sslengine.report.summary import Summary
+from sslengine.report.summary import Summary, list_incomparable
 
 # Keys that say where a run is, what it prints, or how fast it reads.
 _NO_MATTER = re.compile(
@@ -47,16 +41,18 @@ def compare_runs(found: Sequence[Summary]) -> Comparison:
     order = sorted(range(len(runs)), key=lambda each: (_rank(runs[each], by), each))
     rows = [_row(runs[each], names[each], differs) for each in order]
     runs, names = [runs[each] for each in order], [names[each] for each in order]
-    answers = [_Answers.read(each) for each in runs]
+    answers = [_read_answers(each) for each in runs]
     metrics = list(dict.fromkeys(metric for each in runs for metric in each.metrics))
     together = {metric: _differences(answers, metric) for metric in metrics}
     swept = _swept(rows, differs)
     sentence, detail = _sentence(rows, by, together.get(by, []), swept)
+    place = shlex.quote(str(runs[0].folder))
+    use = f"sslengine embed {place} IMAGES --out features.parquet"
     return Comparison(
         title=f"{len(rows)} runs", sentence=sentence, detail=detail,
-        command=f"sslengine embed {shlex.quote(str(runs[0].folder))} IMAGES --out features.parquet"
-        if rows[0].scores else _judge_all(runs),
-        rows=rows, baselines=_baselines(runs), names=names, differences=together, swept=swept,
+        command=use if rows[0].scores else f"sslengine judge {place}",
+        rows=rows, baselines=next(filter(None, map(_baselines, runs)), []), names=names,
+        differences=together, swept=swept,
         best=[_best(rows, metric, together[metric]) for metric in metrics],
         same=[*_same(runs)], notes=[*_notes(found)],
     )  # fmt: skip
@@ -82,11 +78,6 @@ def keys_that_differ(runs: Sequence[Facts]) -> list[str]:
     return [*typed, *(name for name in found if name not in typed and name not in follow)]
 
 
-def typed_keys(file: Path) -> list[str]:
-    """Return the keys of a stored config whose value was typed at the command line."""
-    return [key for key, origin in origins_in(file).items() if origin == TYPED]
-
-
 def origins_in(file: Path) -> dict[str, str]:
     """Return the origin of each value of a stored config that is no default."""
     found: dict[str, str] = {}
@@ -100,18 +91,6 @@ def origins_in(file: Path) -> dict[str, str]:
         _, comment, origin = (key[3] or "").rpartition("  # ")
         if comment:
             found[".".join(name for _, name in above[1:])] = origin.strip()
-    return found
-
-
-def short_keys(names: Sequence[str]) -> dict[str, str]:
-    """Map each key to its last parts: as few as tell the keys apart."""
-    found = {}
-    for name in names:
-        parts = name.split(".")
-        count = next(count for count in range(1, len(parts) + 1)
-                     if count == len(parts) or sum(each.split(".")[-count:] == parts[-count:]
-                                                   for each in names) == 1)  # fmt: skip
-        found[name] = ".".join(parts[-count:])
     return found
 
 
@@ -159,11 +138,9 @@ def _short_names(folders: Sequence[Path]) -> list[str]:
 
 def _swept(rows: Sequence[Row], differs: Sequence[str]) -> str:
     """Return the first key that differs, if its values are numbers; empty: none."""
-    for key in differs[:1]:
-        try:
-            return key if len({float(row.differs[key]) for row in rows}) > 1 else ""
-        except ValueError:
-            return ""
+    with suppress(ValueError):
+        if differs and len({float(row.differs[differs[0]]) for row in rows}) > 1:
+            return differs[0]
     return ""
 
 
@@ -172,11 +149,9 @@ def _swept(rows: Sequence[Row], differs: Sequence[str]) -> str:
 
 def _metric_of_all(runs: Sequence[Facts]) -> str:
     """Return the metric to order by: the linear probe where all judged runs have it."""
-    judged: list[list[str]] = [each.metrics for each in runs if each.metrics]
-    known: list[str] = ["linear", *(judged[0] if judged else ())]
-    return next(
-        (metric for metric in known if judged and all(metric in each for each in judged)), ""
-    )
+    judged = [each.metrics for each in runs if each.metrics]
+    known = ["linear", *judged[0]] if judged else []
+    return next((metric for metric in known if all(metric in each for each in judged)), "")
 
 
 def _rank(run: Facts, metric: str) -> float:
@@ -185,42 +160,30 @@ def _rank(run: Facts, metric: str) -> float:
     return -value if value == value else 0.0  # a score that is no number is the worst
 
 
-class _Answers:
-    """Which test images a run's features answer rightly, by metric."""
-
-    def __init__(self, judged_on: str, right: Mapping[str, Right]) -> None:
-        self.judged_on, self.right = judged_on, right
-
-    @classmethod
-    def read(cls, run: Facts) -> _Answers:
-        if not run.answers.is_file():
-            return cls("", {})
-        with np.load(run.answers, allow_pickle=False) as held:
-            right = {name.rpartition("/")[2]: (held[name] == held["wanted"]).astype(float)
-                     for name in held.files if name.startswith(f"{TRAINED}/")}  # fmt: skip
-        return cls(run.answers.stem, right)
+def _read_answers(run: Facts) -> dict[tuple[str, str], Right]:
+    """Return which test images its features answer rightly, by set of images and metric."""
+    if not run.answers.is_file():
+        return {}
+    with np.load(run.answers, allow_pickle=False) as held:
+        return {(run.answers.stem, name.rpartition("/")[2]): (held[name] == held["wanted"]) * 1.0
+                for name in held.files if name.startswith(f"{TRAINED}/")}  # fmt: skip
 
 
-def _differences(answers: Sequence[_Answers], metric: str) -> list[list[Difference | None]]:
+def _differences(
+    answers: Sequence[Mapping[tuple[str, str], Right]], metric: str
+) -> list[list[Difference | None]]:
     """Return row minus column, with its interval, where both answered the same images."""
-    return [
-        [
-            compare_pairs(one.right[metric], other.right[metric])
-            if one is not other and one.judged_on and one.judged_on == other.judged_on
-            and metric in one.right and metric in other.right else None
-            for other in answers
-        ]
-        for one in answers
-    ]  # fmt: skip
+
+    def compare(one: Mapping[Any, Right], other: Mapping[Any, Right]) -> Difference | None:
+        shared = [key for key in one if key in other and key[1] == metric and one is not other]
+        return compare_pairs(one[shared[0]], other[shared[0]]) if shared else None
+
+    return [[compare(one, other) for other in answers] for one in answers]
 
 
-def _baselines(runs: Sequence[Facts]) -> list[Score]:
-    """Return what needs no training, of the first judged run."""
-    for run in runs:
-        found = scores_of(run.evaluation)
-        if found:
-            return [each for each in found if each.features in (UNTRAINED, PIXELS)]
-    return []
+def _baselines(run: Facts) -> list[Score]:
+    """Return the scores of what needs no training."""
+    return [each for each in scores_of(run.evaluation) if each.features in (UNTRAINED, PIXELS)]
 
 
 def _best(
@@ -229,14 +192,12 @@ def _best(
     """Return a metric, the run that is best by it, and whether the difference is a real one."""
     values = [_value(row, metric) for row in rows]
     best = max(range(len(rows)), key=lambda each: (values[each] is not None, values[each] or 0.0))
-    others = [(rows[each].name, found) for each, found in enumerate(differences[best])
-              if found is not None]  # fmt: skip
+    others = [found for found in differences[best] if found is not None]
     if not others:
         return metric, rows[best].name, "not judged on the same images"
-    clear = [name for name, found in others if found[1] > 0]
-    if len(clear) == len(others):
-        return metric, rows[best].name, "yes, than all others"
-    return metric, rows[best].name, f"than {len(clear)} of {len(others)} others"
+    clear = sum(found[1] > 0 for found in others)
+    told = f"than {clear} of {len(others)} others"
+    return metric, rows[best].name, "yes, than all others" if clear == len(others) else told
 
 
 def _value(row: Row, metric: str) -> float | None:
@@ -244,16 +205,15 @@ def _value(row: Row, metric: str) -> float | None:
 
 
 def _sentence(
-    rows: Sequence[Row],
-    by: str,
-    differences: Sequence[Sequence[Difference | None]],
-    swept: str,
+    rows: Sequence[Row], by: str, differences: Sequence[Sequence[Difference | None]], swept: str
 ) -> tuple[str, str]:
     """Say which run is best, and whether the next ones are clearly worse."""
     judged = [row for row in rows if by and _value(row, by) is not None]
     if not judged:
         return f"{len(rows)} runs, none of them judged.", "Scores say which of them learned more."
-    name, kind = _named(judged[0], swept), "linear probe" if by == "linear" else "kNN"
+    name, kind = judged[0].name, "linear probe" if by == "linear" else "kNN"
+    if swept:
+        name = f"{swept.rpartition('.')[2]} {judged[0].differs[swept]}"
     values = ", ".join(f"{_value(row, by):.1f}" for row in judged[1:4])
     if len(judged) == 1:
         return f"{name} alone was judged: {kind} {_value(judged[0], by):.1f} %.", ""
@@ -274,14 +234,6 @@ def _sentence(
             f"{len(judged) - 1} others may be as good."), detail  # fmt: skip
 
 
-def _named(row: Row, swept: str) -> str:
-    return f"{swept.rpartition('.')[2]} {row.differs[swept]}" if swept else row.name
-
-
-def _judge_all(runs: Sequence[Facts]) -> str:
-    return f"sslengine judge {shlex.quote(str(runs[0].folder))}"
-
-
 def _same(runs: Sequence[Facts]) -> Iterator[Fact]:
     """Yield what all runs have in common."""
     kinds = {
@@ -297,7 +249,7 @@ def _same(runs: Sequence[Facts]) -> Iterator[Fact]:
 
 def _notes(found: Sequence[Summary]) -> Iterator[str]:
     judged = [each for each in found if each.scores]
-    yield from judged_on.notes(judged)
+    yield from list_incomparable(judged)
     unjudged = [str(each.folder) for each in found if not each.scores]
     if judged and unjudged:
         yield f"not judged: {', '.join(unjudged)}"

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from sslengine.report.comparison import short_keys
 from sslengine.report.content import Comparison, Row
+from sslengine.report.scale import name_metric
 
 KEYS = 3  # that differ, of which a table has a column
 
@@ -16,12 +16,11 @@ KEYS = 3  # that differ, of which a table has a column
 def show(console: Console, found: Comparison, notes: Sequence[str] = ()) -> None:
     """Print the sentence, the table and what cannot be compared."""
     keys = list(found.rows[0].differs)[:KEYS]
-    names = short_keys(keys)
     metrics = list(dict.fromkeys(each.metric for row in found.rows for each in row.scores))
     table = Table(box=None, pad_edge=False)
     table.add_column("run", overflow="fold")
     for key in keys:
-        table.add_column(names[key], justify="right", overflow="fold")
+        table.add_column(".".join(key.split(".")[-2:]), justify="right", overflow="fold")
     for title in (*map(name_metric, metrics), "loss", "steps"):
         table.add_column(title, justify="right")
     table.add_column("status")
@@ -33,7 +32,7 @@ def show(console: Console, found: Comparison, notes: Sequence[str] = ()) -> None
     more = len(found.rows[0].differs) - len(keys)
     told = [f"{more} more keys differ: --json has them, the page too"] * (more > 0)
     for note in (*told, *found.notes, *notes):
-        console.print(note if note.startswith(" ") else f"  note  {note}", soft_wrap=True)
+        console.print(f"  note  {note}", soft_wrap=True)
 
 
 def _cells(row: Row, keys: Sequence[str], metrics: Sequence[str]) -> list[str]:
@@ -45,7 +44,3 @@ def _cells(row: Row, keys: Sequence[str], metrics: Sequence[str]) -> list[str]:
         row.name, *(row.differs[key] for key in keys), *cells,
         "-" if loss is None else f"{loss:.4g}", row.length.partition(" ")[0], state,
     ]  # fmt: skip
-
-
-def name_metric(metric: str) -> str:
-    return f"kNN (k={metric.removeprefix('knn_')})" if metric.startswith("knn_") else metric

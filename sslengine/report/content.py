@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from sslengine.monitor.verdict import Verdict
 
@@ -43,8 +42,7 @@ class Mistake:
     name: str
     wanted: str
     answer: str
-    # The neighbours that give this answer, by weight, in percent; None: unknown.
-    votes: float | None = None
+    votes: float  # of the neighbours that give this answer, by weight, in percent
 
 
 @dataclass(frozen=True)
@@ -102,10 +100,6 @@ class Curve:
     percent: bool = False
     # Medians over so many records by default; 1: none.
     smooth: int = 1
-    # Curves of a group are folded below the others, under its name.
-    group: str = ""
-    # Values to compare with, by name: raw pixels, untrained.
-    references: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -121,14 +115,6 @@ class Health:
     high: float | None = None
     # What the collapse rules say of it; empty: nothing.
     finding: str = ""
-
-
-@dataclass(frozen=True)
-class Spectrum:
-    """Singular values of the features, the largest is 1."""
-
-    title: str  # epoch 64, untrained
-    values: Sequence[float]
 
 
 @dataclass(frozen=True)
@@ -151,15 +137,6 @@ class Fact:
     advice: str = ""
     # Pictures that show it.
     thumbs: Sequence[int] = ()
-    # Parts of a whole, drawn as one bar: the milliseconds of a step by what they are spent on.
-    shares: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Command:
-    title: str
-    text: str  # several lines are a script
-    about: str = ""
 
 
 @dataclass(frozen=True)
@@ -175,7 +152,8 @@ class Content:
     restarts: Sequence[float] = ()
     health: Sequence[Health] = ()
     findings: Sequence[Fact] = ()
-    spectra: Sequence[Spectrum] = ()
+    # Singular values of the features by kind, the largest is 1.
+    spectra: Mapping[str, Sequence[float]] = field(default_factory=dict)
     thumbs: Thumbs | None = None
     map: Map | None = None
     views: Sequence[Views] = ()
@@ -183,7 +161,7 @@ class Content:
     data: Sequence[Fact] = ()
     cost: Sequence[Fact] = ()
     starts: Sequence[Fact] = ()
-    commands: Sequence[Command] = ()
+    commands: Sequence[Fact] = ()
     # Keys that differ from the recipe: value, the recipe's value; those of the command first.
     differs: Sequence[tuple[str, str, str]] = ()
     versions: Sequence[Fact] = ()
@@ -224,4 +202,3 @@ class Comparison:
     best: Sequence[tuple[str, str, str]] = ()
     same: Sequence[Fact] = ()
     notes: Sequence[str] = ()
-    about: Mapping[str, Any] = field(default_factory=dict)

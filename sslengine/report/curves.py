@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from markupsafe import Markup
 
-from sslengine.report.content import Curve, Health, Spectrum
+from sslengine.report.content import Curve, Health
 from sslengine.report.scale import (
     Axis,
     find_range,
@@ -17,10 +17,11 @@ from sslengine.report.scale import (
     keep_records,
     smooth_series,
 )
-from sslengine.report.svg import Drawing, name_kind
+from sslengine.report.svg import Drawing
 
 # The box of a curve's drawing: the same for all, so that their axes are in line.
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 320, 150, 46, 314, 8, 128
+Pair = tuple[float, float]
 _EMPTY = Markup('<p class="note">No finite value.</p>')
 
 
@@ -30,8 +31,7 @@ class _Line(NamedTuple):
     values: Sequence[float]
 
 
-def _smooth(curve: Curve, kind: str, times: int, points: int) -> _Line:
-    width = curve.smooth * times if curve.smooth > 1 else 1
+def _smooth(curve: Curve, kind: str, width: int, points: int) -> _Line:
     return _Line(kind, *smooth_series(curve.epochs, curve.values, width, points))
 
 
@@ -41,27 +41,26 @@ def _choose_lines(curve: Curve, points: int) -> list[_Line]:
     epochs, values = [curve.epochs[i] for i in kept], [curve.values[i] for i in kept]
     if curve.smooth <= 1:
         return [_Line("l", epochs, values)]
-    medians = _smooth(curve, "l s1", 1, points), _smooth(curve, "l s2", 4, points)
+    medians = (
+        _smooth(curve, f"l s{number}", width * curve.smooth, points)
+        for number, width in ((1, 1), (2, 4))
+    )
     return [_Line("raw", epochs, values), *medians]
 
 
-def _choose_range(lines: Sequence[_Line], others: Iterable[float]) -> tuple[float, float] | None:
+def _choose_range(lines: Sequence[_Line]) -> tuple[float, float] | None:
     """Leave out the hundredth of the records at each end that would flatten the rest."""
     values = sorted(value for value in lines[0].values if math.isfinite(value))
     if len(lines) > 1 and len(values) >= 50:
         cut = max(1, len(values) // 100)
         values = values[cut:-cut]
-    return find_range([*values, *others, *(v for line in lines[1:] for v in line.values)])
+    return find_range([*values, *(v for line in lines[1:] for v in line.values)])
 
 
-def _draw_scale(
-    drawing: Drawing, lines: Sequence[_Line], x: Axis, y: Axis, references: Mapping[str, float]
-) -> None:
+def _draw_scale(drawing: Drawing, lines: Sequence[_Line], x: Axis, y: Axis) -> None:
     for value, text in y.ticks(4):
         drawing.line(LEFT, y.at(value), RIGHT, y.at(value), "gr")
         drawing.text(LEFT - 6, y.at(value) + 4, text, "e")
-    for name, value in references.items():
-        drawing.line(LEFT, y.at(value), RIGHT, y.at(value), f"ref k-{name_kind(name)}")
     for line in lines:
         points = [
             (x.at(epoch), y.at(value))
@@ -72,17 +71,10 @@ def _draw_scale(
         drawing.path(points, line.kind)
         if len(points) <= 24:
             drawing.points((point for point in points if point), line.kind)
-    for name, value in references.items():
-        label = f"{name} {format_number(value)}"
-        drawing.text(LEFT + 4, y.at(value) - 4, label, f"halo f-{name_kind(name)}")
 
 
 def _draw_plot(
-    lines: Sequence[_Line],
-    span: tuple[float, float],
-    values: tuple[float, float],
-    references: Mapping[str, float],
-    restarts: Sequence[float],
+    lines: Sequence[_Line], span: Pair, values: Pair, restarts: Sequence[float]
 ) -> Drawing:
     """Draw the axes once in numbers and, where all values allow it, once in their logarithms."""
     drawing = Drawing(WIDTH, HEIGHT)
@@ -95,11 +87,10 @@ def _draw_plot(
     low, high = values
     has_log = low > 0 and high >= 2 * low
     with drawing.group("lin" if has_log else "only"):
-        _draw_scale(drawing, lines, x, fit_axis(low, high, BOTTOM, TOP, zero=True), references)
+        _draw_scale(drawing, lines, x, fit_axis(low, high, BOTTOM, TOP, zero=True))
     if has_log:
         with drawing.group("log"):
-            log = Axis(low * 0.93, high * 1.07, BOTTOM, TOP, log=True)
-            _draw_scale(drawing, lines, x, log, references)
+            _draw_scale(drawing, lines, x, Axis(low * 0.93, high * 1.07, BOTTOM, TOP, log=True))
     return drawing
 
 
@@ -111,10 +102,10 @@ def draw_curve(
     The second is a sentence about a record that lies outside of the drawing.
     """
     lines = _choose_lines(curve, points)
-    values, found = _choose_range(lines, curve.references.values()), find_range(curve.values)
+    values, found = _choose_range(lines), find_range(curve.values)
     if not values or not found:
         return _EMPTY, ""
-    drawing = _draw_plot(lines, span, values, curve.references, restarts)
+    drawing = _draw_plot(lines, span, values, restarts)
     records = zip(lines[0].epochs, lines[0].values)
     broken = next((epoch for epoch, value in records if not math.isfinite(value)), None)
     if broken is not None:
@@ -143,12 +134,14 @@ def _describe(curve: Curve) -> str:
 
 def draw_overlay(curves: Sequence[tuple[int, Curve]], span: tuple[float, float]) -> Markup:
     """Draw one metric of several runs, each with its number's colour and dashes."""
-    lines = [_smooth(each, f"l run {style_run(run)} n{run}", 1, 200) for run, each in curves]
+    lines = [
+        _smooth(each, f"l run {style_run(run)} n{run}", each.smooth, 200) for run, each in curves
+    ]
     values = find_range(value for line in lines for value in line.values)
     if not values:
         return _EMPTY
     label = "; ".join(_describe(curve) for _, curve in curves)
-    return _draw_plot(lines, span, values, {}, ()).svg(label)
+    return _draw_plot(lines, span, values, ()).svg(label)
 
 
 def style_run(run: int) -> str:
@@ -186,27 +179,26 @@ def draw_strip(health: Health, span: tuple[float, float], restarts: Sequence[flo
     return drawing.svg(f"{health.title}: from {first} to {last}")
 
 
-def draw_spectra(spectra: Sequence[Spectrum]) -> Markup:
+def draw_spectra(spectra: Mapping[str, Sequence[float]]) -> Markup:
     """Draw singular values over their rank, both in logarithms; titles stand at the ends."""
-    kept = [[max(value, 1e-6) for value in each.values] for each in spectra]
-    longest = max(len(values) for values in kept)
+    kept = {title: [max(value, 1e-6) for value in each] for title, each in spectra.items()}
+    longest = max(map(len, kept.values()))
     x = Axis(1, max(2, longest), 50, 340, log=True)
-    y = Axis(min(min(values) for values in kept) * 0.9, 1.1, 190, 8, log=True)
+    y = Axis(min(map(min, kept.values())) * 0.9, 1.1, 190, 8, log=True)
     drawing, ends = Drawing(430, 214), []
     for value, text in y.ticks(6):
         drawing.line(50, y.at(value), 340, y.at(value), "gr")
         drawing.text(44, y.at(value) + 4, text, "e")
     for value, text in x.ticks(6):
         drawing.text(x.at(value), 208, text, "m")
-    for number, (spectrum, values) in enumerate(zip(spectra, kept)):
-        last = "trained" if number == len(spectra) - 1 else "mid"
-        kind = "untrained" if "untrained" in spectrum.title else last
+    for title, values in kept.items():
+        kind = "untrained" if "untrained" in title else "trained"
         ranks = sorted({round(longest ** (step / 150)) for step in range(151)})
         points = [(x.at(rank), y.at(values[rank - 1])) for rank in ranks if rank <= len(values)]
         drawing.path(points, f"l k-{kind}")
-        ends.append((points[-1][1], spectrum.title, kind))
+        ends.append((points[-1][1], title, kind))
     free = 0.0
     for height, title, kind in sorted(ends):
         free = max(height, free + 15)
         drawing.text(347, free + 4, title, f"b f-{kind}")
-    return drawing.svg("Singular values: " + ", ".join(each.title for each in spectra))
+    return drawing.svg("Singular values: " + ", ".join(spectra))

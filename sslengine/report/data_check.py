@@ -109,12 +109,9 @@ def describe(found: OpenedImages) -> Iterator[Finding]:
     if found.sides:
         sides = sorted(found.sides)
         middle = sides[len(sides) // 2]
-        small = (
-            f"small: try --size {max(32, middle // 16 * 16)}; on a CPU --recipe METHOD/cpu"
-            if middle < TINY_SIDE
-            else ""
-        )
-        yield Finding("shorter side", f"{sides[0]} to {sides[-1]}, median {middle}", small)
+        small = f"small: try --size {max(32, middle // 16 * 16)}; on a CPU --recipe METHOD/cpu"
+        value = f"{sides[0]} to {sides[-1]}, median {middle}"
+        yield Finding("shorter side", value, small if middle < TINY_SIDE else "")
 
 
 # ---- facts of a run
@@ -133,7 +130,13 @@ def find_facts(
 
     def add(split: str, finding: Finding, shown: Sequence[int] = (), what: str = "") -> None:
         value = f"{finding.value:,}" if isinstance(finding.value, int) else str(finding.value)
-        thumbs = [*_pictured(datasets[split], keys[split], shown[:SHOWN], album)]
+        thumbs, dataset = [], datasets[split]
+        for row in shown[:SHOWN]:
+            key = f"{keys[split]}:{int(np.flatnonzero(np.asarray(dataset.rows) == row)[0])}"
+            thumbs.append(key)
+            if key not in album.entries:
+                source = dataset.sources[0]
+                album.add(key, source.image(row), source.relative_path(row))
         # The others say what training does with such images.
         advises = split == "TRAIN" or what or finding.what == "unreadable"
         facts.append({"what": what or f"{CALLED[split]}: {finding.what}", "value": value,
@@ -150,7 +153,7 @@ def find_facts(
         for each in describe(found):
             add(split, each, shown.get(each.what, ()))
     if len(seen) > 1:
-        train, test = (seen[split].pixels for split in ("TRAIN", "TEST"))
+        train, test = seen["TRAIN"].pixels, seen["TEST"].pixels
         same = [row for pixels, row in test.items() if pixels in train]
         finding = Finding("copies", len(same), LEAK if same else "")
         add("TEST", finding, same, "test images that are training images")
@@ -165,14 +168,4 @@ def _affordable(source: Any, rows: Any, megapixels: float) -> list[int]:
             image = source.image(row)
             sizes.append(np.prod(image.size if hasattr(image, "mode") else image.shape[:2]))
     count = megapixels * 1e6 / float(np.median(sizes)) if sizes else FEWEST
-    chosen: list[int] = spread(rows, int(min(MOST, max(FEWEST, count)))).tolist()
-    return chosen
-
-
-def _pictured(dataset: Any, key: str, rows: Sequence[int], album: Album) -> Iterator[str]:
-    source = dataset.sources[0]
-    for row in rows:
-        name = f"{key}:{int(np.flatnonzero(np.asarray(dataset.rows) == row)[0])}"
-        if name not in album.entries:
-            album.add(name, source.image(row), source.relative_path(row))
-        yield name
+    return list(spread(rows, int(min(MOST, max(FEWEST, count)))).tolist())

@@ -10,17 +10,17 @@ import logging
 import shlex
 from pathlib import Path
 
-from sslengine.atomic import write_json
+from sslengine.atomic import write_json, write_whole
 from sslengine.engines.run import Run
 from sslengine.monitor.run_facts import read_facts
 from sslengine.monitor.run_status import COMPLETE, FAILED
 from sslengine.monitor.verdict import judge_run
 from sslengine.report.comparison import compare_runs
 from sslengine.report.comparison_table import show
+from sslengine.report.gather import PAGE, write_page
 from sslengine.report.make_parts import make_live_parts
-from sslengine.report.runs import sweep_of
-from sslengine.report.summary import read
-from sslengine.report.write import PAGE, write_comparison, write_page
+from sslengine.report.page import render_comparison
+from sslengine.report.summary import read, sweep_of
 from sslengine.screen_console import LiteralConsole
 
 log = logging.getLogger("sslengine")
@@ -56,11 +56,11 @@ def report_sweep(folder: Path) -> None:
                  "scores": {score.metric: score.value for score in each.scores},
                  **each.metrics} for each in found.rows]  # fmt: skip
         write_json(folder / SWEEP, {"sentence": found.sentence, "runs": rows})
-        page = write_comparison(found, folder / PAGE)
+        write_whole(folder / PAGE, render_comparison(found).encode())
     except Exception as error:  # the runs have ended: their results are there
         log.warning("%s was not written: %s", folder / PAGE, error)
         return
     console = LiteralConsole(width_of_file=100)
     console.print()
     show(console, found)
-    console.print(f"page: {page}")
+    console.print(f"page: {folder / PAGE}")

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from omegaconf import OmegaConf
 
+from sslengine.atomic import write_whole
 from sslengine.config.run_folder import open_named
 from sslengine.dotted import below
 from sslengine.errors import SSLEngineError
@@ -23,16 +24,26 @@ from sslengine.monitor.run_facts import (
     Facts,
     checkpoints_in,
     name_of_images,
+    read_facts,
     read_judgements,
 )
 from sslengine.monitor.verdict import judge_run, share_waited
-from sslengine.report.comparison import scores_of, typed_keys
-from sslengine.report.content import ClassRow, Command, Content, Fact, Judgement, Spectrum
-from sslengine.report.parts import Parts, read_parts
+from sslengine.report.comparison import TYPED, origins_in, scores_of
+from sslengine.report.content import ClassRow, Content, Fact, Judgement
+from sslengine.report.page import render
+from sslengine.report.parts import Parts, read_json, read_parts
 from sslengine.report.read_curves import read_curves, read_health, read_restarts
 
+PAGE = "report.html"
 SHOWN = 12  # digits of a fingerprint
 KINDS = (TRAINED, UNTRAINED, PIXELS)
+
+
+def write_page(folder: Path, out: Path | None = None) -> Path:
+    """Write the page of a run from what its folder holds; return its file."""
+    place = out or folder / PAGE
+    write_whole(place, render(gather(read_facts(folder))).encode())
+    return place
 
 
 def gather(facts: Facts) -> Content:
@@ -44,7 +55,7 @@ def gather(facts: Facts) -> Content:
         verdict=judge_run(facts), facts=[*_facts(facts)],
         curves=read_curves(facts), restarts=read_restarts(facts), health=read_health(facts),
         findings=[Fact(each.what, each.value, each.advice) for each in facts.found],
-        spectra=[*_spectra(facts.answers)],
+        spectra=_read_spectra(facts.answers),
         thumbs=parts.thumbs, map=parts.map, views=parts.views,
         judgements=judgements, data=parts.data, cost=[*_cost(facts)], starts=[*_starts(facts)],
         commands=[*_commands(facts)], differs=[*_differs(facts)], versions=[*_versions(facts)],
@@ -90,23 +101,20 @@ def _judgement(folder: Path, report: Mapping[str, Any], parts: Parts) -> Judgeme
     name = name_of_images(images)
     prints = [str(each.get("fingerprint") or "").removeprefix("sha256:")[:SHOWN]
               for each in images.values()]  # fmt: skip
-    scores = scores_of(report)
-    about: Mapping[str, Any] = next(
-        (each.get("about", {}) for each in report.get("scores", ())), {}
-    )
+    rows = report.get("scores", ())
+    about: Mapping[str, Any] = rows[0].get("about", {}) if rows else {}
     protocols = {
         f"{each['features']}, {protocol}": {
             metric: value for metric, value in row.get("metrics", {}).items()
             if isinstance(value, (int, float))
         }
-        for each in report.get("scores", ())
-        for protocol, row in each.get("protocols", {}).items()
+        for each in rows for protocol, row in each.get("protocols", {}).items()
     }  # fmt: skip
     answered = _answers(folder / JUDGEMENTS / f"{name}.npz", report, parts, images)
     return Judgement(
         name=str(report.get("data") or name), fingerprint=", ".join(filter(None, prints)),
         images=about.get("images", {}), metric=str(report.get("metric", "accuracy")),
-        scores=scores, chance=report.get("chance"), notes=report.get("notes", ()),
+        scores=scores_of(report), chance=report.get("chance"), notes=report.get("notes", ()),
         protocols=protocols, **answered,
     )  # fmt: skip
 
@@ -122,9 +130,8 @@ def _answers(
     wanted, own = answers["wanted"], _first(answers, TRAINED)
     if own is None:
         return {}
-    names = report.get("classes") or [str(each) for each in range(int(wanted.max()) + 1)]
-    count = max(len(names), int(wanted.max()) + 1, int(own.max()) + 1)
-    names = [*names, *(str(each) for each in range(len(names), count))]
+    count = max(int(wanted.max()), int(own.max())) + 1
+    names = report.get("classes") or list(map(str, range(count)))
     rights = {kind: (found == wanted).reshape(-1, len(wanted)).mean(axis=0)
               for kind in KINDS if (found := _first(answers, kind)) is not None}  # fmt: skip
     rows, there = [], np.unique(wanted)
@@ -132,8 +139,7 @@ def _answers(
         some = wanted == number
         shares = {kind: 100 * float(right[some].mean()) for kind, right in rights.items()}
         rows.append(ClassRow(names[number], int(some.sum()), shares))
-    confusion = np.zeros((count, count), int)
-    np.add.at(confusion, (wanted, own), 1)
+    confusion = np.bincount(wanted * count + own, minlength=count**2).reshape(count, count)
     tested = str(images.get("TEST", {}).get("fingerprint") or "")
     mistakes = (parts.mistakes(answers["numbers"], wanted, own)
                 if tested and parts.fingerprint == tested else [])  # fmt: skip
@@ -144,19 +150,16 @@ def _answers(
 def _first(answers: Mapping[str, Any], kind: str) -> Any:
     """Return the answers of one kind of features, by their last layer and first metric."""
     found = [name for name in answers if name.startswith(f"{kind}/")]
-    if not found:
-        return None
-    layer = found[-1].split("/")[1]
-    return answers[next(name for name in found if name.split("/")[1] == layer)]
+    layer = found[-1].rpartition("/")[0] if found else ""
+    return next((answers[name] for name in found if name.startswith(f"{layer}/")), None)
 
 
-def _spectra(file: Path) -> Iterator[Spectrum]:
+def _read_spectra(file: Path) -> dict[str, list[float]]:
     if not file.is_file():
-        return
+        return {}
     with np.load(file, allow_pickle=False) as held:
-        for kind in (UNTRAINED, TRAINED):
-            if f"spectrum/{kind}" in held.files:
-                yield Spectrum(kind, held[f"spectrum/{kind}"].tolist())
+        return {kind: held[f"spectrum/{kind}"].tolist() for kind in (UNTRAINED, TRAINED)
+                if f"spectrum/{kind}" in held.files}  # fmt: skip
 
 
 # ---- cost, starts, use
@@ -186,29 +189,28 @@ def _starts(facts: Facts) -> Iterator[Fact]:
                    f"code {each.get('code') or each.get('sslengine')}")  # fmt: skip
 
 
-def _commands(facts: Facts) -> Iterator[Command]:
+def _commands(facts: Facts) -> Iterator[Fact]:
     run = str(facts.folder)
     if not checkpoints_in(facts.folder / "checkpoints"):
         return
-    yield Command("Features in Python", "\n".join((
+    yield Fact("Features in Python", "\n".join((
         "import sslengine",
         f"found = sslengine.embed({run!r}, {'images'!r})",
         "found.features  # a row for each of found.paths",
     )))  # fmt: skip
-    yield Command("Features in a file",
+    yield Fact("Features in a file",
                   f"sslengine embed {facts.run} IMAGES --out features.parquet")  # fmt: skip
-    yield Command("Classes and nearest images", f"sslengine predict {facts.run} IMAGE")
-    yield Command("Weights for other programs",
+    yield Fact("Classes and nearest images", f"sslengine predict {facts.run} IMAGE")
+    yield Fact("Weights for other programs",
                   f"sslengine export {facts.run} --to timm --out weights")  # fmt: skip
     if facts.command:
-        yield Command("This run again", facts.command, f"in {facts.starts[-1].get('folder')}")
+        yield Fact("This run again", facts.command, f"in {facts.starts[-1].get('folder')}")
 
 
 def _differs(facts: Facts) -> Iterator[tuple[str, str, str]]:
     """Yield the keys that were typed, their values, and those of the recipe where it is known."""
-    typed = typed_keys(facts.folder / "config.yaml")
-    recipe = _recipe(facts)
-    for key in typed:
+    origins, recipe = origins_in(facts.folder / "config.yaml"), _recipe(facts)
+    for key in (key for key, origin in origins.items() if origin == TYPED):
         value = below(facts.config, key.split("."), "")
         usual = below(recipe, key.split("."), "")
         if not isinstance(value, Mapping) and str(value) != str(usual):
@@ -233,14 +235,10 @@ def _recipe(facts: Facts) -> Mapping[str, Any]:
 
 def _versions(facts: Facts) -> Iterator[Fact]:
     start = facts.starts[-1] if facts.starts else {}
-    for name in ("sslengine", "code", "python"):
-        if start.get(name):
-            yield Fact(name, str(start[name]))
-    with suppress(OSError, ValueError):
-        packages = json.loads((facts.folder / "environment.json").read_bytes())["packages"]
-        for name in ("torch", "torchvision", "timm", "numpy"):
-            if packages.get(name):
-                yield Fact(name, str(packages[name]))
+    packages = read_json(facts.folder / "environment.json").get("packages", {})
+    for name in ("sslengine", "code", "python", "torch", "torchvision", "timm", "numpy"):
+        if version := start.get(name) or packages.get(name):
+            yield Fact(name, str(version))
 
 
 def _checkpoints(folder: Path) -> Iterator[Fact]:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from sslengine import catalog  # noqa: F401 - declares the names that a config has
 from sslengine.atomic import write_json
@@ -63,31 +62,18 @@ def make_parts(folder: Path, *, trust_config: bool, want_map: bool, notes: list[
     with closed(resolved.opened):
         expect_no_links_out(folder)
     maker = _Maker(folder, notes, trust_config)
-    with maker.part("map"):
-        if want_map:
+    if want_map:
+        with maker.part("map"):
             maker.make_map()
-    with maker.part("views"), closed(resolved.opened):
-        maker.make_views(resolved)
-    with maker.part("check of the data"):
-        judged = (folder / f"{JUDGED}.yaml").is_file()
-        checked = open_run(folder, name=JUDGED, **how) if judged else resolved
-        with closed(checked.opened):
-            maker.check_data(checked, MEGAPIXELS)
-    with maker.part("thumbnails"):
-        maker.save_thumbnails()
-    return read_parts(folder)
+    judged = (folder / f"{JUDGED}.yaml").is_file()
+    checked = open_run(folder, name=JUDGED, **how) if judged else resolved
+    return maker.make_others(resolved, checked, MEGAPIXELS)
 
 
 def make_live_parts(resolved: Resolved, folder: Path, notes: list[str]) -> Parts:
     """What takes a few seconds, for a run that has just been trained by this config."""
     maker = _Maker(folder, notes, trusted=True, live=True)
-    with maker.part("views"):
-        maker.make_views(resolved)
-    with maker.part("check of the data"):
-        maker.check_data(resolved, MEGAPIXELS_LIVE)
-    with maker.part("thumbnails"):
-        maker.save_thumbnails()
-    return read_parts(folder)
+    return maker.make_others(resolved, resolved, MEGAPIXELS_LIVE)
 
 
 @dataclass
@@ -112,6 +98,15 @@ class _Maker:
             text = " ".join(str(error).split()) or type(error).__name__
             self.notes.append(f"{what}: not made: {text}")
 
+    def make_others(self, trained: Resolved, checked: Resolved, megapixels: float) -> Parts:
+        with self.part("views"), closed(trained.opened):
+            self.make_views(trained)
+        with self.part("check of the data"), closed(checked.opened):
+            self.check_data(checked, megapixels)
+        with self.part("thumbnails"):
+            self.save_thumbnails()
+        return read_parts(self.folder)
+
     def make_map(self) -> None:
         mapped = open_mapped(self.folder, self.trusted)
         with closed(mapped.run.resolved.opened):
@@ -128,11 +123,7 @@ class _Maker:
             source, rows = mapped.dataset.sources[0], mapped.dataset.rows
             for key, number, name, label in zip(keys, found.numbers, found.names, found.labels):
                 if key not in album.entries:
-                    try:
-                        image = source.image(int(rows[number]))
-                    except Exception:  # it could be read when its features were computed
-                        image = Image.new("RGB", (1, 1), "grey")
-                    album.add(key, image, name)
+                    album.add(key, source.image(int(rows[number])), name)
                 album.entries[key] = (name, int(label))
             album.classes = [*found.classes]
             more = {"digest": digest, "fingerprint": found.fingerprint, "keys": keys}
@@ -144,38 +135,33 @@ class _Maker:
         key = digest_of(repr(asdict(options)), str(seed), hash_here(dataset))
         same = kept.get("key") == key
         if not same or kept.get("weights") != self.weights:
-            views = kept["views"] if same else _plain(draw_views(dataset, options))
-            network = _plain(self._of_network(dataset, options))
+            views = kept["views"] if same else [*map(asdict, draw_views(dataset, options))]
+            network = [*map(asdict, self._of_network(dataset, options))]
             made = {"key": key, "weights": self.weights, "views": views, "network": network}
             write_json(self.place / VIEWS, made)
 
     def _of_network(self, dataset: SSLDataset, options: Any) -> list[Any]:
-        found: list[Any] = []
-        predictor: Predictor | None = None
-        if not self.live or (world_size() == 1 and self._is_small()):
-            with self.part("pictures of the network"):
+        found, model = list[Any](), None
+        files = (self.folder / "checkpoints").rglob("*")
+        is_small = max((each.stat().st_size for each in files), default=0) < SMALL
+        if not self.live or (world_size() == 1 and is_small):
+            with self.part("patches"):
                 how: dict[str, Any] = {"device": "cpu", "trust_config": self.trusted}
                 predictor = Predictor(self.folder, nearest=0, **how)
-        with self.part("hidden patches"):
-            found += draw_masked(dataset, options, predictor.model if predictor else None)
-        if predictor is not None:
-            with self.part("patches"):
+                model = predictor.model
                 found += draw_patches(predictor)
+        with self.part("hidden patches"):
+            return draw_masked(dataset, options, model) + found
         return found
 
-    def _is_small(self) -> bool:
-        files = (self.folder / "checkpoints").rglob("*")
-        return max((each.stat().st_size for each in files), default=0) < SMALL
-
     def check_data(self, resolved: Resolved, megapixels: float) -> None:
-        data, datasets = read(resolved.config, DataOptions), {}
-        seed, kept = read(resolved.config, RunOptions).SEED_VALUE, read_json(self.place / DATA)
-        for split in ("TRAIN", "TEST"):
-            options = getattr(data, split)
-            if options.DATA_SOURCES:
-                dataset = SSLDataset(options, split, seed, replace=False, hold_out=data.HOLD_OUT)
-                if dataset.stream is None:
-                    datasets[split] = dataset
+        data, kept = read(resolved.config, DataOptions), read_json(self.place / DATA)
+        splits = {split: getattr(data, split) for split in ("TRAIN", "TEST")}
+        how: dict[str, Any] = {"replace": False, "hold_out": data.HOLD_OUT}
+        seed = read(resolved.config, RunOptions).SEED_VALUE
+        datasets = {split: SSLDataset(options, split, seed, **how)
+                    for split, options in splits.items() if options.DATA_SOURCES}  # fmt: skip
+        datasets = {split: each for split, each in datasets.items() if each.stream is None}
         keys = {split: _key(split, hash_here(each)) for split, each in datasets.items()}
         if kept.get("keys") != keys or kept.get("megapixels", 0) < megapixels:
             facts = find_facts(datasets, keys, self.album, megapixels)
@@ -193,7 +179,3 @@ class _Maker:
 
 def _key(split: str, hash_of_images: str) -> str:
     return f"{split.lower()}-{hash_of_images[:12]}"
-
-
-def _plain(views: list[Any]) -> list[dict[str, Any]]:
-    return [asdict(each) for each in views]

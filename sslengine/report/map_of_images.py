@@ -68,14 +68,10 @@ class MappedSet:
     run: Run
     data: DataOptions
     split: str
+    options: SplitOptions  # of the split
     classes: Sequence[Classes]  # of TRAIN, for TEST
     dataset: SSLDataset
     judged: bool
-
-    @property
-    def options(self) -> SplitOptions:
-        options: SplitOptions = getattr(self.data, self.split)
-        return options
 
 
 @dataclass(frozen=True)
@@ -113,15 +109,13 @@ def open_mapped(folder: Path, trusted: bool) -> MappedSet:
         tested = data.TEST.DATA_SOURCES and data.TEST.LABEL_TYPE == "standard"
         if tested and judged:
             classes = classes_of_train(resolved.config)
-        split = "TEST" if tested else "TRAIN"
-        dataset = SSLDataset(
-            getattr(data, split), split, seed, classes=classes, replace=False,
-            hold_out=data.HOLD_OUT,
-        )  # fmt: skip
+        split, options = ("TEST", data.TEST) if tested else ("TRAIN", data.TRAIN)
+        more: dict[str, Any] = {"replace": False, "hold_out": data.HOLD_OUT}
+        dataset = SSLDataset(options, split, seed, classes=classes, **more)
     if dataset.stream is not None:
         raise DataError("the images are a stream, which is read once from one end to the other")
     run = Run(resolved, folder, device, Screen(file=sys.stderr))
-    return MappedSet(run, data, split, classes, dataset, judged)
+    return MappedSet(run, data, split, options, classes, dataset, judged)
 
 
 def _single_images(data: DataOptions, split: str) -> SplitOptions:
@@ -144,17 +138,14 @@ def _single_images(data: DataOptions, split: str) -> SplitOptions:
 def read_features(mapped: MappedSet) -> MappedFeatures:
     """Compute what is not stored. Raises where the images or the weights are not there."""
     run, split = mapped.run, mapped.split
-    kinds = (TRAINED, UNTRAINED)
     found, _ = networks_of(run, str(required_weights(run) or ""))
-    networks = [each for each in found if each.name in kinds]
+    networks = [each for each in found if each.name in (TRAINED, UNTRAINED)]
     evaluate = read(run.config, EvaluateOptions)
     named = "" if run.resolved.opened else evaluate.FEATURES  # not where a stranger says
     folder = Path(named or run.run_dir / "features")
-    limited = False
-    if len(mapped.dataset) > MOST:
-        weights = networks[0].depends_on["weights_sha256"]
-        files = folder.glob(f"{split.lower()}-*/manifest.json")
-        limited = not any(_is_whole(Store.read(file.parent), weights) for file in files)
+    weights = networks[0].depends_on["weights_sha256"]
+    stores = (Store.read(each.parent) for each in folder.glob(f"{split.lower()}-*/manifest.json"))
+    limited = len(mapped.dataset) > MOST and not any(_is_whole(each, weights) for each in stores)
     options, data = _limited(mapped) if limited else mapped.options, mapped.data
     data = replace(data, TRAIN=options) if split == "TRAIN" else replace(data, TEST=options)
     stored = store_split(run, split, networks, folder, mapped.classes, evaluate.DTYPE, data)
@@ -211,7 +202,8 @@ def draw_map(found: MappedFeatures) -> dict[str, NDArray[Any]]:
     count = len(found.numbers)
     if count < FEWEST:
         raise DataError(f"there are {count} images, and a map takes {FEWEST}")
-    rows = {name: _unit_length(each) for name, each in found.rows.items()}
+    rows = {name: F.normalize(torch.nan_to_num(each.flatten(1).float()))
+            for name, each in found.rows.items()}  # fmt: skip
     with threadpool_limits(1), ThreadPoolExecutor(len(rows)) as pool:
         places = dict(zip(rows, pool.map(_places, rows.values())))
     turn, _ = orthogonal_procrustes(places[UNTRAINED], places[TRAINED])
@@ -220,9 +212,7 @@ def draw_map(found: MappedFeatures) -> dict[str, NDArray[Any]]:
     for name, each in rows.items():
         near = search(each, each, min(NEAREST, count - 1), "cosine", own=True)
         low, high = places[name].min(axis=0), places[name].max(axis=0)
-        fitted = np.where(
-            high > low, (places[name] - low) / np.where(high > low, high - low, 1), 0.5
-        )
+        fitted = (places[name] - low) / np.maximum(high - low, 1e-9)
         arrays[f"places_{name}"] = fitted.astype(np.float32)
         arrays[f"nearest_{name}"] = near.rows.numpy()
         arrays[f"similar_{name}"] = near.similarities.numpy()
@@ -232,23 +222,19 @@ def draw_map(found: MappedFeatures) -> dict[str, NDArray[Any]]:
     return {**arrays, "queries": queries, "labels": found.labels, "numbers": found.numbers}
 
 
-def _unit_length(features: Tensor) -> Tensor:
-    return F.normalize(torch.nan_to_num(features.flatten(1).float()))
-
-
 def _places(rows: Tensor) -> NDArray[np.float64]:
     """Centred places; all the same one where the features are."""
     points = (rows - rows.mean(dim=0)).numpy()
     scale = float(points.std())
     if scale < 1e-9:
         return np.zeros((len(points), 2))
+    pca: Any = partial(PCA, random_state=0)
+    tsne: Any = partial(TSNE, random_state=0)
     count = min(COMPONENTS, *points.shape)
-    reduce: Any = partial(PCA, svd_solver="randomized", random_state=0)
-    points = reduce(count).fit_transform(points / scale)
+    points = pca(count, svd_solver="randomized").fit_transform(points / scale)
     init = "pca" if points.shape[1] > 1 else "random"
-    perplexity = min(PERPLEXITY, len(points) / 4)
-    place: Any = partial(TSNE, perplexity=perplexity, init=init, random_state=0)
+    place = tsne(perplexity=min(PERPLEXITY, len(points) / 4), init=init)
     with threadpool_limits(1):  # of this thread: several would add in an order that changes
-        made = place().fit_transform(points)
-    centred: NDArray[np.float64] = made.astype(np.float64) - made.mean(axis=0)
+        made = place.fit_transform(points).astype(np.float64)
+    centred: NDArray[np.float64] = made - made.mean(axis=0)
     return centred

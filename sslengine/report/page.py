@@ -9,9 +9,9 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from numbers import Integral, Real
+from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -26,9 +26,8 @@ from sslengine.report.content import (
     Health,
     Judgement,
     Score,
-    Thumbs,
-    Views,
 )
+from sslengine.report.parts import PICTURE, check_picture
 from sslengine.report.scale import (
     Axis,
     find_range,
@@ -36,6 +35,7 @@ from sslengine.report.scale import (
     format_number,
     format_points,
     keep_records,
+    name_metric,
 )
 from sslengine.report.svg import name_kind
 
@@ -43,18 +43,17 @@ _TEMPLATES = Path(__file__).parent / "templates"
 # So many curves are open, with so many points; the rest are folded, and have fewer.
 _OPEN, _POINTS, _FEWER = 9, 400, 120
 _CLASSES = 20  # a confusion matrix of more cannot be read, nor a drawing of more than twice that
-_PICTURE = re.compile(r"data:image/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]*")
-# They are in the page already, and are no numbers.
-_PICTURES: Mapping[type, set[str]] = {Thumbs: {"sprite"}, Views: {"original", "views"}}
 Series = TypeVar("Series", Curve, Health)
 
 
 def render(content: Content) -> str:
     """Write the page of one run."""
     span = _find_span([*content.curves, *content.health])
+    thinned = [_thin(each, _count_points(number)) for number, each in enumerate(content.curves)]
+    health = [_thin(each, 300) for each in content.health]
     return _fill(
         "page.html.j2",
-        data=encode_data(_thin_content(content)),
+        data=encode_data(replace(content, curves=thinned, health=health)),
         content=content,
         sections=list_sections(content),
         plots=_draw_curves(content, span),
@@ -100,7 +99,7 @@ def _fill(template: str, **parts: Any) -> str:
         "kind": name_kind,
         "metric": name_metric,
         "file": _break_name,
-        "picture": _check_picture,
+        "picture": check_picture,
         "label": parts["thumbs"].labels.__getitem__ if parts["thumbs"] else int,
     }
     html = environment.get_template(template).render(
@@ -120,13 +119,6 @@ def _break_name(name: str) -> Markup:
     return Markup("<wbr>").join(map(escape, parts))
 
 
-def _check_picture(uri: str) -> Markup:
-    """Let through a picture that lies in the page, no address."""
-    if not _PICTURE.fullmatch(uri):
-        raise ValueError(f"not a picture in base64: {uri[:40]!r}")
-    return Markup(uri)
-
-
 def encode_data(data: Content | Comparison) -> Markup:
     """Write content as JSON that can stand within a script element.
 
@@ -139,25 +131,19 @@ def encode_data(data: Content | Comparison) -> Markup:
 
 
 def _simplify(part: Any) -> Any:
-    if is_dataclass(part) and not isinstance(part, type):
-        shown = (each.name for each in fields(part))
-        left_out = _PICTURES.get(type(part), set())
-        return {
-            name: None if name in left_out else _simplify(getattr(part, name)) for name in shown
-        }
+    if is_dataclass(part):
+        return {each.name: _simplify(getattr(part, each.name)) for each in fields(part)}
     if isinstance(part, Mapping):
-        return {str(key): _simplify(value) for key, value in part.items()}
-    if isinstance(part, str) or part is None:
-        return part
-    if isinstance(part, Integral):
-        return int(part)
-    if isinstance(part, Real):
-        return float(part) if math.isfinite(part) else None
-    return [_simplify(each) for each in part] if isinstance(part, Sequence) else str(part)
+        return {key: _simplify(value) for key, value in part.items()}
+    if isinstance(part, (list, tuple)):
+        return [_simplify(each) for each in part]
+    is_picture = isinstance(part, str) and PICTURE.fullmatch(part)
+    is_no_number = isinstance(part, float) and not math.isfinite(part)
+    return None if is_picture or is_no_number else part
 
 
-def _is_open(number: int, curve: Curve) -> bool:
-    return number < _OPEN and not curve.group
+def _count_points(number: int) -> int:
+    return _POINTS if number < _OPEN else _FEWER
 
 
 def _thin(series: Series, points: int) -> Series:
@@ -167,14 +153,6 @@ def _thin(series: Series, points: int) -> Series:
     return replace(series, epochs=epochs, values=values)
 
 
-def _thin_content(content: Content) -> Content:
-    thinned = [
-        _thin(curve, _POINTS if _is_open(number, curve) else _FEWER)
-        for number, curve in enumerate(content.curves)
-    ]
-    return replace(content, curves=thinned, health=[_thin(each, 300) for each in content.health])
-
-
 def _find_span(all_series: Sequence[Curve | Health]) -> tuple[float, float]:
     """Find the epochs that all drawings have as their axis."""
     ends = [find_range(series.epochs) or (0.0, 0.0) for series in all_series]
@@ -182,49 +160,35 @@ def _find_span(all_series: Sequence[Curve | Health]) -> tuple[float, float]:
     return min(0.0, low), high if high > 0 else 1.0
 
 
-class Section(NamedTuple):
-    key: str
-    title: str
-    hint: str
-
-
-def list_sections(content: Content) -> list[Section]:
+def list_sections(content: Content) -> list[tuple[str, str, str]]:
     """Name the sections for which there is something to show, in their order, each with a hint."""
-    found = [Section("verdict", "Verdict", content.verdict.rule)]
+    found = [("verdict", "Verdict", content.verdict.rule)]
     if content.map and content.thumbs:
         share = content.map.same_class.get("trained")
         hint = "" if share is None else f"{share:.0f} % of the same class"
-        found.append(Section("map", "Map", f"{len(content.map.clusters):,} images"))
-        found += [Section("neighbours", "Neighbours", hint)] if content.map.queries else []
+        found.append(("map", "Map", f"{len(content.map.clusters):,} images"))
+        found += [("neighbours", "Neighbours", hint)] if content.map.queries else []
     elif content.map_command:
-        found.append(Section("map", "Map", "not made yet"))
+        found.append(("map", "Map", "not made yet"))
     if content.curves:
         first = content.curves[0]
-        found.append(Section("curves", "Curves", f"{first.title} {_write_last(first)}"))
+        found.append(("curves", "Curves", f"{first.title} {_write_last(first)}"))
     if content.health or content.findings or content.spectra:
         bad = sum(bool(each.finding) for each in content.health)
         hint = f"{bad} of {len(content.health)} with a finding" if bad else "no sign of collapse"
-        found.append(Section("health", "Health", hint if content.health else ""))
+        found.append(("health", "Health", hint if content.health else ""))
     if content.views:
-        found.append(Section("views", "What it saw", f"{len(content.views)} images"))
+        found.append(("views", "What it saw", f"{len(content.views)} images"))
     if content.judgements:
         best = [each for each in content.judgements[0].scores if each.features == "trained"][:2]
         hints = (f"{name_metric(each.metric)} {format_points(each.value)}" for each in best)
-        found.append(Section("scores", "Scores", ", ".join(hints)))
+        found.append(("scores", "Scores", ", ".join(hints)))
     for key, title, facts in (("data", "Data", content.data), ("cost", "Cost", content.cost)):
-        found += [Section(key, title, f"{facts[0].what}: {facts[0].value}")] if facts else []
+        found += [(key, title, f"{facts[0].what}: {facts[0].value}")] if facts else []
     use = (content.commands, content.differs, content.versions, content.starts, content.checkpoints)
     if any(use):
-        found.append(Section("use", "How to use it", "commands, versions, checkpoints"))
+        found.append(("use", "How to use it", "commands, versions, checkpoints"))
     return found
-
-
-def name_metric(metric: str) -> str:
-    """Write a metric as people do: knn_20 is kNN, k = 20."""
-    known = re.fullmatch(r"knn_(\d+)", metric)
-    if known:
-        return f"kNN, k = {known[1]}"
-    return {"knn": "kNN", "linear": "linear probe"}.get(metric, metric)
 
 
 def _write_last(curve: Curve) -> str:
@@ -233,16 +197,15 @@ def _write_last(curve: Curve) -> str:
 
 
 def _draw_curves(content: Content, span: tuple[float, float]) -> dict[str, Any]:
-    groups: dict[str, list[dict[str, Any]]] = {"": []}
+    drawn = []
     for number, curve in enumerate(content.curves):
-        is_open = _is_open(number, curve)
-        points = _POINTS if is_open else _FEWER
+        points = _count_points(number)
         drawing, hidden = curves.draw_curve(curve, span, content.restarts, points, number)
         caption = " ".join(filter(None, (curve.caption, hidden)))
         shown = {"title": curve.title, "last": _write_last(curve), "svg": drawing, "text": caption}
-        groups.setdefault("" if is_open else curve.group or "Further metrics", []).append(shown)
+        drawn.append(shown)
     widths = sorted({curve.smooth for curve in content.curves if curve.smooth > 1})
-    return {"open": groups.pop(""), "folded": groups, "widths": widths}
+    return {"open": drawn[:_OPEN], "folded": drawn[_OPEN:], "widths": widths}
 
 
 def _order_classes(content: Content) -> list[int]:
@@ -296,23 +259,20 @@ def _list_cells(judgement: Judgement) -> Iterator[tuple[ClassRow, list[tuple[int
 
 def _list_confused(judgement: Judgement) -> Iterator[tuple[str, str, int]]:
     """Give the ten pairs of classes that are taken for each other most often."""
-    pairs: dict[tuple[int, int], int] = {}
-    for wanted, images in enumerate(judgement.confusion):
-        for answer, count in enumerate(images):
-            if wanted != answer and count:
-                pair = min(wanted, answer), max(wanted, answer)
-                pairs[pair] = pairs.get(pair, 0) + count
-    names = [row.name for row in judgement.classes]
-    for (one, other), count in sorted(pairs.items(), key=lambda each: (-each[1], each[0]))[:10]:
-        yield names[one], names[other], count
+    table, names = judgement.confusion, [row.name for row in judgement.classes]
+    pairs = [(table[one][other] + table[other][one], one, other)
+             for one, other in combinations(range(len(table)), 2)]  # fmt: skip
+    for count, one, other in sorted(pairs, key=lambda each: (-each[0], *each[1:]))[:10]:
+        if count:
+            yield names[one], names[other], count
 
 
 def _draw_columns(comparison: Comparison) -> Iterator[dict[str, Any]]:
     """Draw a column a score: the axis, then a cell a run; the best is marked."""
     kinds = dict.fromkeys((e.layer, e.metric) for row in comparison.rows for e in row.scores)
     for layer, metric in kinds:
-        of_rows = ([e for e in row.scores if _belongs(e, layer, metric)] for row in comparison.rows)
-        found = [each[0] if each else None for each in of_rows]
+        found = [next((e for e in row.scores if _belongs(e, layer, metric)), None)
+                 for row in comparison.rows]  # fmt: skip
         there = [each for each in found if each]
         base = [each for each in comparison.baselines if _belongs(each, layer, metric)]
         ends = [value for e in [*there, *base] for value in (*(e.interval or ()), e.value)]
@@ -342,12 +302,10 @@ def _draw_overlays(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _draw_sweep(comparison: Comparison) -> Markup | str:
-    """Draw the scores against the swept key where its values are numbers."""
-    points = []
-    for run, row in enumerate(comparison.rows):
-        text = row.differs.get(comparison.swept, "")
-        if row.scores and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", text, re.IGNORECASE):
-            points.append((float(text), run, row.scores[:2]))
+    """Draw the scores against the swept key."""
+    swept = comparison.swept
+    points = [(float(row.differs[swept]), run, row.scores[:2])
+              for run, row in enumerate(comparison.rows) if swept and row.scores]  # fmt: skip
     if len({value for value, _, _ in points}) < 2:
         return ""
     metric = points[0][2][0].metric

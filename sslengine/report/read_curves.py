@@ -42,12 +42,10 @@ def read_health(facts: Facts) -> list[Health]:
                   if isinstance(row.get(each.metric), (int, float))]  # fmt: skip
         if not points:
             continue
-        last = points[-1][1]
-        ill = (each.low is not None and last < each.low) or (
-            each.high is not None and last > each.high
-        )
-        finding = "outside its range" if ill else ""
-        xs, ys = ([point[side] for point in points] for side in (0, 1))
+        xs, ys = map(list, zip(*points))
+        below = each.low is not None and ys[-1] < each.low
+        above = each.high is not None and ys[-1] > each.high
+        finding = "outside its range" if below or above else ""
         found.append(Health(each.title, each.caption, xs, ys, each.low, each.high, finding))
     return found
 

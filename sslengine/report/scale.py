@@ -32,6 +32,12 @@ def format_points(value: float, signed: bool = False) -> str:
     return f"{round(value, 1) + 0.0:{'+' if signed else ''}.1f}".replace("-", _MINUS)
 
 
+def name_metric(metric: str) -> str:
+    """Write a metric as people do: knn_20 is kNN, k = 20."""
+    known = metric.removeprefix("knn_")
+    return f"kNN, k = {known}" if known != metric else metric.replace("linear", "linear probe")
+
+
 def find_range(values: Iterable[float]) -> tuple[float, float] | None:
     """Give the lowest and the highest of the finite values; None: there is none."""
     numbers = np.fromiter(values, dtype=float)

@@ -1,25 +1,42 @@
-"""What report, rank and `--json` show of a run: its facts in a few names."""
+"""What report, rank and `--json` show of a run; the runs that a command names, and their images.
+
+Scores by other metrics, or on other images, have no order. Images are the same if their
+fingerprints are, and those of their labels, wherever they are. Where an evaluation.json has none,
+runs are compared by the keys of DATA that chose images.
+"""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from sslengine.errors import ConfigError, listing
 from sslengine.monitor.run_facts import (
     TRAINED,
     Facts,
     checkpoints_in,
     config_in,
+    is_run,
     read_facts,
     read_judgements,
     values_of,
 )
 from sslengine.monitor.verdict import judge_run
-from sslengine.report.judged_on import images_of
+
+SWEPT = "sweep_*"
+# Of DATA.TRAIN and DATA.TEST: what chooses the images and their classes.
+_CHOOSES = (
+    "DATA_PATHS", "DATASET_NAMES", "DATA_LIMIT", "DATA_LIMIT_SAMPLING", "LABEL_PATHS",
+    "LABEL_COLUMN", "LABEL_COLUMNS", "LABEL_SEPARATOR",
+)  # fmt: skip
+_SPLITS = ("train", "test")
+# What evaluation.json has of the images of a split.
+_IDENTIFIES = (".fingerprint", ".labels")
 
 
 def rank_of(score: float) -> float:
@@ -53,10 +70,6 @@ class Summary:
         return images_of(evaluation, config) if evaluation else {}
 
     @property
-    def epochs(self) -> Any:
-        return self.facts.config.get("OPTIMIZER", {}).get("num_epochs") or ""
-
-    @property
     def last(self) -> dict[str, float]:
         """The last value of each metric of the train and test phases."""
         found: dict[str, float] = {}
@@ -69,9 +82,10 @@ class Summary:
 
     def as_dict(self) -> dict[str, Any]:
         facts, verdict = self.facts, judge_run(self.facts)
+        epochs = facts.config.get("OPTIMIZER", {}).get("num_epochs") or ""
         return {
             "folder": str(self.folder), "method": facts.method, "network": facts.network,
-            "status": vars(facts.status), "verdict": vars(verdict), "epochs": self.epochs,
+            "status": vars(facts.status), "verdict": vars(verdict), "epochs": epochs,
             "iterations": facts.status.step, "num_iterations": facts.status.steps,
             "seconds": facts.seconds, "metrics": self.last, "scores": self.scores,
             "metric": self.metric, "images": self.images, "evaluation": facts.evaluation,
@@ -92,3 +106,108 @@ def scores_in(evaluation: Mapping[str, Any]) -> dict[str, float]:
                 name = name.replace("knn_", "knn@")
                 found[name] = max(value, found.get(name, value), key=rank_of)
     return found
+
+
+def runs_in(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
+    """Return the folders of runs, and a note on each path that is none."""
+    found: list[Path] = []
+    notes: list[str] = []
+    for path in paths:
+        if not path.exists():
+            raise ConfigError(f"{path} is not there: it is not the folder of a run.")
+        runs = [path] if is_run(path) else sweep_of(path)
+        found += runs
+        if not runs:
+            notes.append(f"passed over: {path} is not the folder of a run")
+    if not found:
+        raise ConfigError(
+            f"{', '.join(map(str, paths[:5]))}: it is not the folder of a run, which has a "
+            f"config.yaml. `sslengine train` makes one."
+        )
+    return list(dict.fromkeys(found)), notes
+
+
+def sweep_of(folder: Path) -> list[Path]:
+    """Return the runs of a sweep's folder in their order; [] if it is none."""
+    found = [each for each in folder.glob(SWEPT) if is_run(each)]
+    return sorted(found, key=lambda each: (len(each.name), each.name))
+
+
+# ---- images that scores are of
+
+
+def images_of(evaluation: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return their numbers, what identifies them, what chose them by the config of `judge`."""
+    data, scores = config.get("DATA", {}), evaluation.get("scores", [])
+    found = dict(next((each.get("about", {}).get("images", {}) for each in scores), {}))
+    for split, each in evaluation.get("images", {}).items():
+        found |= {f"{split}{key}": each[key[1:]] for key in _IDENTIFIES if key[1:] in each}
+    train, test = data.get("TRAIN", {}), data.get("TEST", {})
+    chosen = {f"TRAIN.{key}": train.get(key) for key in _CHOOSES}
+    chosen |= {f"TEST.{key}": test.get(key) for key in _CHOOSES if test.get(key) != train.get(key)}
+    if data.get("HOLD_OUT", {}).get("SHARE"):
+        chosen |= {f"HOLD_OUT.{key}": value for key, value in data["HOLD_OUT"].items()}
+    for key, value in chosen.items():
+        has_effect = any(value.values()) if isinstance(value, Mapping) else value not in (-1, None)
+        if has_effect and value:
+            found[key] = value
+    return found
+
+
+def numbers(images: Mapping[str, Any]) -> str:
+    return ", ".join(f"{images[split]} {split} images" for split in _SPLITS if split in images)
+
+
+def fingerprints(images: Mapping[str, Any]) -> str:
+    """Write them with a few digits; empty if there is none."""
+    found = {split: images.get(f"{split.upper()}.fingerprint") for split in _SPLITS}
+    return ", ".join(f"{split} {_words(value)}" for split, value in found.items() if value)
+
+
+def differs_in(judged: Sequence[Summary]) -> list[str]:
+    """Return in what runs differ whose scores are put side by side: metric, images."""
+    several = {"metric": {each.metric for each in judged}, "images": _group_by_images(judged)}
+    return [name for name, found in several.items() if len(found) > 1]
+
+
+def list_incomparable(judged: Sequence[Summary]) -> Iterator[str]:
+    """Yield which scores cannot be compared, with the keys in which their images differ."""
+    metrics = dict.fromkeys(str(each.metric) for each in judged)
+    if len(metrics) > 1:
+        yield f"scores of different metrics cannot be compared: {', '.join(metrics)}"
+    groups = _group_by_images(judged)
+    if len(groups) > 1:
+        yield "scores on different images cannot be compared:"
+        sets = [group[0].images for group in groups]
+        names = dict.fromkeys(name for each in sets for name in each)
+        unlike = [
+            name for name in names if any(each.get(name) != sets[0].get(name) for each in sets)
+        ]
+        for group, images in zip(groups, sets):
+            told = ", ".join(f"{name} {_words(images[name])}" for name in unlike if name in images)
+            yield f"{listing((str(each.folder) for each in group), 3)}: {told}"
+
+
+def _group_by_images(judged: Sequence[Summary]) -> list[list[Summary]]:
+    """Put runs together that were judged on the same images."""
+    identified = all(map(_is_identified, judged))
+    found: dict[str, list[Summary]] = {}
+    for each in judged:
+        key = {name: value for name, value in each.images.items()
+               if name in _SPLITS or name.endswith(_IDENTIFIES) == identified}  # fmt: skip
+        found.setdefault(json.dumps(key, sort_keys=True, default=str), []).append(each)
+    return list(found.values())
+
+
+def _is_identified(judged: Summary) -> bool:
+    splits = [split.upper() for split in _SPLITS if split in judged.images]
+    return bool(splits) and all(judged.images.get(f"{each}.fingerprint") for each in splits)
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return " ".join(f"{key}={each}" for key, each in value.items())
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    text = str(value)
+    return text[7:19] if text.startswith("sha256:") else text

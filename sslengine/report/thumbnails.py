@@ -68,8 +68,8 @@ class Album:
         if not self._new and list(kept) == list(self.entries):
             return
         tiles, self.entries = {**self._tiles(), **self._new}, kept
-        self.columns = max(1, math.ceil(math.sqrt(len(self.entries))))
-        rows = max(1, -(-len(self.entries) // self.columns))
+        self.columns = max(1, math.ceil(math.sqrt(len(kept))))
+        rows = max(1, math.ceil(len(kept) / self.columns))
         whole = np.full((rows * self.side, self.columns * self.side, 3), 128, np.uint8)
         for place, key in enumerate(self.entries):
             whole[self._at(place)] = tiles[key]
@@ -81,8 +81,7 @@ class Album:
         write_json(self._file, {name: getattr(self, name) for name in _KEPT})
 
     def _tiles(self) -> dict[str, NDArray[np.uint8]]:
-        held = [key for key in self.entries if key not in self._new]
-        if not held:
+        if not self.sprite:
             return {}
         encoded = BytesIO(base64.b64decode(self.sprite.partition(",")[2]))
         with Image.open(encoded, formats=(FORMAT,)) as opened:

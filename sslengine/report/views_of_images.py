@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from timm.models.vision_transformer import Block
 from torch import Tensor
 from torch.nn import functional as F
@@ -69,8 +69,7 @@ def draw_views(dataset: SSLDataset, options: SplitOptions) -> list[Views]:
 
 
 def _some(dataset: SSLDataset, count: int) -> list[int]:
-    chosen: list[int] = spread(np.arange(len(dataset)), count).tolist()
-    return chosen
+    return list(spread(np.arange(len(dataset)), count).tolist())
 
 
 def _views(
@@ -78,17 +77,14 @@ def _views(
 ) -> Views:
     """Pictures of several sizes keep their relation."""
     source, row = dataset.sources[0], int(dataset.rows[number])
-    factor = min(1.0, LARGEST / max(max(each.size) for each in pictures))
-    original = as_rgb(source.image(row))
-    own = min(1.0, LARGEST / max(original.size))
-    views = [_as_uri(each, factor) for each in pictures]
-    return Views(source.relative_path(row), _as_uri(original, own), views, titles)
+    (original,), views = _as_uris([as_rgb(source.image(row))]), _as_uris(pictures)
+    return Views(source.relative_path(row), original, views, titles)
 
 
-def _as_uri(picture: Image.Image, factor: float) -> str:
-    width, height = (max(1, round(factor * each)) for each in picture.size)
-    same = (width, height) == picture.size
-    return data_uri(picture if same else picture.resize((width, height), Image.Resampling.BOX))
+def _as_uris(pictures: Sequence[Image.Image]) -> list[str]:
+    parts = max(1.0, max(max(each.size) for each in pictures) / LARGEST)
+    small = (ImageOps.scale(each, 1 / parts, Image.Resampling.BOX) for each in pictures)
+    return [data_uri(each) for each in (small if parts > 1 else pictures)]
 
 
 # ---- hidden patches

@@ -12,7 +12,6 @@ from PIL import Image
 
 from sslengine.report.content import (
     ClassRow,
-    Command,
     Comparison,
     Content,
     Curve,
@@ -23,7 +22,6 @@ from sslengine.report.content import (
     Mistake,
     Row,
     Score,
-    Spectrum,
     Thumbs,
     Verdict,
     Views,
@@ -88,16 +86,16 @@ def healthy() -> Content:
     epochs = list(range(1, 21))
     return Content(
         "birds", "runs/birds", verdict, [Fact("Method", "SimCLR")],
-        curves=[curve("Loss", smooth=7), curve("kNN", references={"raw pixels": 3.0})],
+        curves=[curve("Loss", smooth=7), curve("kNN")],
         restarts=[3.5],
         health=[Health("RankMe", "Dimensions", epochs, [30.0 + e for e in epochs], 20.0)],
         findings=[Fact("not finite", "no")],
-        spectra=[Spectrum(name, [1 / i for i in range(1, 65)]) for name in ("untrained", "epoch 20")],
+        spectra={name: [1 / i for i in range(1, 65)] for name in ("untrained", "trained")},
         thumbs=thumbs, map=mapped, views=[Views("a.png", picture(), [picture()] * 4)],
         judgements=[judgement(), judgement("birds/hard")],
         data=[Fact("images", "2,000"), Fact("copies", "2", "remove them"), Fact("The oddest", "12", thumbs=[1, 2])],
-        cost=[Fact("A step", "280 ms", shares={"data": 45.0, "the rest": 235.0})],
-        starts=[Fact("1", "sslengine train photos")], commands=[Command("Python", "import sslengine\n1 < 2")],
+        cost=[Fact("A step", "280 ms")],
+        starts=[Fact("1", "sslengine train photos")], commands=[Fact("Python", "import sslengine\n1 < 2")],
         differs=[("OPTIMIZER.num_epochs", "20", "100")], versions=[Fact("torch", "2.14")],
         checkpoints=[Fact("model_final.torch", "step 600")],
     )  # fmt: skip

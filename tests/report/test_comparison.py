@@ -10,9 +10,8 @@ import pytest
 
 from sslengine.command.front import main
 from sslengine.monitor.run_facts import read_facts
-from sslengine.report.comparison import compare_runs, keys_that_differ, origins_in, short_keys
-from sslengine.report.runs import runs_in
-from sslengine.report.summary import read
+from sslengine.report.comparison import compare_runs, keys_that_differ, origins_in
+from sslengine.report.summary import read, runs_in
 from tests.command.photos import write_photos
 from tests.monitor.test_verdict import TINY
 
@@ -76,9 +75,6 @@ def test_keys_that_were_typed_differ_first_and_what_follows_from_them_is_left_ou
     origins = origins_in(sweep / "other" / "config.yaml")
     assert origins["SEED_VALUE"] == "command line"
     assert origins["OPTIMIZER.num_epochs"] == "command line"
-    assert short_keys([RATE, "SEED_VALUE", "OPTIMIZER.lr_head.peak"]) == {
-        RATE: "lr.peak", "SEED_VALUE": "SEED_VALUE", "OPTIMIZER.lr_head.peak": "lr_head.peak",
-    }  # fmt: skip
 
 
 def test_a_row_fits_into_80_columns(
