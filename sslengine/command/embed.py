@@ -147,7 +147,7 @@ def embed(
     overrides: KEY=VALUE, as --set.
     tokens: image, or patches of a vision transformer.
     """
-    if import_dotted("sslengine.command.stock:find_stock")(run) is None:
+    if weights is None and import_dotted("sslengine.command.stock:find_stock")(run) is None:
         expect_run(Path(run))
     as_folder = import_dotted("sslengine.command.stock:as_folder")
     as_files = import_dotted("sslengine.command.in_memory:as_files")
