@@ -1,7 +1,6 @@
 """Check for every YAML file in some folders whether sslengine can run it, and if not, why.
 
     sslengine check configs                   # names, keys, values; models built
-    sslengine check ~/vissl/configs --resume verdicts.jsonl
     sslengine check ~/vissl/configs --train   # two steps of each, on this CPU
     sslengine check DIR --train --set config.MODEL.TRUNK.RESNETS.DEPTH=18
 
@@ -10,9 +9,8 @@ several sections and a part sets one (`+config/...`): they are merged onto the n
 right, or lack their data source alone, and are right if one of these combinations is. A file
 without `config:` belongs to another program; it is listed and skipped.
 
-Each verdict is printed at once and kept in the file of --resume: the same command then continues
-with files that have no verdict or have changed. Without --train nothing is computed: models are
-built on the meta device. With it each run gets one process, the CPU, fp32, generated images, small
+Each verdict is printed at once. Without --train nothing is computed: models are built on the meta
+device. With it each run gets one process, the CPU, fp32, generated images, small
 crops if it works with them, and a batch of 4; the values of --set take precedence.
 """
 
@@ -45,9 +43,6 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds per check")
     parser.add_argument("--all", action="store_true", help="print files without problems too")
-    parser.add_argument(
-        "--resume", type=Path, metavar="FILE", help="store verdicts here, and resume"
-    )
     parser.add_argument(
         "--trust-config", action="store_true", help="let the config.yaml of a run run code"
     )

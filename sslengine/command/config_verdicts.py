@@ -21,7 +21,6 @@ from sslengine.command.checked_files import (
     find,
 )
 from sslengine.command.config_trials import Trial, Verdict, Worker
-from sslengine.command.kept_verdicts import Kept
 from sslengine.progress import progress
 from sslengine.screen_console import LiteralConsole
 
@@ -55,7 +54,6 @@ def verdicts(files: Sequence[File], options: argparse.Namespace) -> Iterator[tup
     roots = {file.root: None for file in files}
     known = dict.fromkeys([*(file for root in roots for file in find(root)), *files])
     right, nearly = [file for file in known if file.is_run], list[File]()
-    kept = Kept(options)
     # Imported once, by the fork server of the processes.
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
     own, workers = threading.local(), []
@@ -68,7 +66,7 @@ def verdicts(files: Sequence[File], options: argparse.Namespace) -> Iterator[tup
 
     try:
         for chosen in ([f for f in files if f.is_run], [f for f in files if not f.is_run]):
-            for file, verdict in _stage(chosen, work, kept, options.jobs):
+            for file, verdict in _stage(chosen, work, options.jobs):
                 if verdict.problem and file in right:
                     right.remove(file)
                 if verdict.source_alone:
@@ -81,21 +79,11 @@ def verdicts(files: Sequence[File], options: argparse.Namespace) -> Iterator[tup
             worker.end()
 
 
-def _stage(
-    files: Sequence[File], work: Any, kept: Kept, jobs: int
-) -> Iterator[tuple[File, Verdict]]:
-    todo = []
-    for file in files:
-        verdict = kept.get(file)
-        if verdict is None:
-            todo.append(file)
-        else:
-            yield file, verdict
+def _stage(files: Sequence[File], work: Any, jobs: int) -> Iterator[tuple[File, Verdict]]:
     with ThreadPoolExecutor(jobs) as pool:
-        futures = {pool.submit(work, file): file for file in todo}
+        futures = {pool.submit(work, file): file for file in files}
         try:
             for future in as_completed(futures):
-                kept.put(futures[future], future.result())
                 yield futures[future], future.result()
         finally:
             pool.shutdown(cancel_futures=True)

@@ -24,7 +24,6 @@ from sslengine.config.run_folder import open_named
 from sslengine.config.sections import read
 from sslengine.data.augment.backends.base import Backend
 from sslengine.data.augment.explain import explain, why_floats
-from sslengine.data.augment.finish import is_uint8
 from sslengine.data.augment.pipeline import Pipeline
 from sslengine.data.augment.shown import pictures_of
 from sslengine.data.augment.transform import Sample
@@ -190,7 +189,7 @@ def as_a_whole(subject: Subject, count: int) -> dict[str, float]:
     arrival = dataset.arrival(CPU)
     began = process_time()
     if arrival is not None:
-        arrival.on_device(arrival.on_host(batch))
+        arrival.on_device(batch)
     times = {"plan": planned, "plain list": listed, "arrival": process_time() - began}
     return {name: 1e3 * seconds / count for name, seconds in times.items()}
 
@@ -255,17 +254,8 @@ def _summary(subject: Subject, backend: str, count: int, whole: dict[str, float]
         f"{whole['plain list']:.2f} ms"
     )
     plan = subject.dataset.plan
-    if plan.backend.packs:
-        yield (
-            f"{backend} leaves a part of what is drawn to the device; the lines say what it would "
-            f"cost in the worker"
-        )
     if plan.cut.waits:
         yield "images leave the workers as uint8"
-        samples = (_run(subject, number, plan, subject.dataset.read) for number in range(count))
-        parcels = [image for sample in samples for image in sample["data"] if is_uint8(image)]
-        if left := plan.backend.left_to_the_device(parcels):
-            yield left
     else:
         keys = image_keys(subject.collator)
         yield f"images leave the workers unfinished: {why_floats(subject.pipeline.steps, keys)}"

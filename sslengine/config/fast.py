@@ -1,4 +1,4 @@
-"""Which augmentation back-end is the fastest that is installed."""
+"""Which augmentation back-end is the fastest that is installed, and which no longer exist."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from sslengine.registry import AUGMENT_BACKENDS
 # The packages of the extra `[fast]`.
 FAST_PACKAGES = ("numba", "simplejpeg")
 FAST, ALWAYS_THERE = "numba", "pil"
+# Back-ends of earlier versions, which left a part of the work to a GPU.
+REMOVED = ("device", "device_jpeg")
 
 
 def missing_packages() -> list[str]:
@@ -34,3 +36,7 @@ def why_not(name: str) -> str:
             f"{ALWAYS_THERE}, which requires no other package."
         )
     return ""
+
+
+def is_removed(name: str) -> bool:
+    return name in REMOVED and name not in AUGMENT_BACKENDS

@@ -13,6 +13,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 
 from sslengine.config.facts import run_facts, unique_names, world_size
+from sslengine.config.fast import best_backend, is_removed
 from sslengine.config.hold_out import values_of_test
 from sslengine.config.lr_scaling import optimizers, scale_schedule, with_peak
 from sslengine.config.merge import Merged
@@ -49,6 +50,20 @@ def infer(merged: Merged, name: str) -> None:
             _set(merged, derived)
     if merged.root.engine_name == "train":
         expect_views(config)
+
+
+def replace_removed_backend(merged: Merged) -> None:
+    """Select `auto` in place of a back-end of earlier versions, with a warning."""
+    data, key = merged.root.config.DATA, "AUGMENT_BACKEND"
+    if OmegaConf.is_interpolation(data, key) or not is_removed(data[key]):
+        return
+    path, name = f"config.DATA.{key}", data[key]
+    merged.warnings.append(
+        f"{path}: {name} was removed, and {best_backend()} is used (as with auto). A run that was "
+        f"started with {name} may resume with other random crops and colours, or other pixels "
+        f"({merged.origins.get(path)})"
+    )
+    data[key], merged.origins[path] = "auto", f"derived: {name} was removed"
 
 
 def _set(merged: Merged, derived: Derived) -> None:

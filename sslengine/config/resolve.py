@@ -17,7 +17,7 @@ from sslengine.config.check import check, check_plain
 from sslengine.config.components import named_entries
 from sslengine.config.compose import Composition, compose
 from sslengine.config.files import Layer
-from sslengine.config.inference import infer
+from sslengine.config.inference import infer, replace_removed_backend
 from sslengine.config.length import settle_length
 from sslengine.config.merge import Merged, merge
 from sslengine.config.optimizer_keys import warn_of_keys_without_effect
@@ -143,6 +143,7 @@ def settled(resolved: Resolved, path: str, value: object, reason: str) -> Resolv
 
 
 def _check_plain(composition: Composition, merged: Merged) -> None:
+    replace_removed_backend(merged)
     settle_length(merged, composition)
     settle_schedules(merged, composition)
     check_plain(merged)

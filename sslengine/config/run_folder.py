@@ -25,7 +25,7 @@ from sslengine.config.compose import (
     search_folders,
     shipped_layers,
 )
-from sslengine.config.fast import FAST, why_not
+from sslengine.config.fast import FAST, REMOVED, why_not
 from sslengine.config.files import Files, Layer, stem
 from sslengine.config.options import FOUND_CATALOGUE
 from sslengine.config.plain_file import parse_plain, read_content
@@ -187,4 +187,4 @@ def _with(composition: Composition, added: str) -> Composition:
 
 
 def _is_missing(backend: Any) -> bool:
-    return backend == FAST and bool(why_not(backend))
+    return backend in (FAST, *REMOVED) and bool(why_not(backend))

@@ -102,5 +102,3 @@ COLLATORS.declare("sslengine.data.batch.one_hot_targets", "targets_one_hot_defau
 
 AUGMENT_BACKENDS.declare("sslengine.data.augment.backends.pil", "pil")
 AUGMENT_BACKENDS.declare("sslengine.data.augment.backends.compiled", "numba")
-AUGMENT_BACKENDS.declare("sslengine.data.augment.backends.device.backend", "device")
-AUGMENT_BACKENDS.declare("sslengine.data.augment.backends.device.jpeg", "device_jpeg")

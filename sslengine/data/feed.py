@@ -20,7 +20,6 @@ from sslengine.data.loading.order import Stretches, batches_of
 from sslengine.data.loading.repeated import repeat_check
 from sslengine.data.manifest.classes import Classes
 from sslengine.data.options import DataOptions, SplitOptions
-from sslengine.errors import ConfigError
 from sslengine.registry import COLLATORS
 
 logger = logging.getLogger(__name__)
@@ -65,10 +64,6 @@ class DataFeed:
             options.HOLD_OUT,
         )  # fmt: skip
         self._arrival = self.dataset.arrival(self.device)
-        if self.dataset.plan.backend.packs:
-            self._check_what_is_left_to_the_device(
-                options.AUGMENT_BACKEND, chosen.COLLATE_FUNCTION, bool(image_keys(collate))
-            )
         self._sampler = batches_of(
             self.dataset, options, split, rank, world_size, seed if training else None, stretches
         )
@@ -153,30 +148,6 @@ class DataFeed:
     def close(self) -> None:
         """Stop the workers."""
         self._loader.close()
-
-    def _check_what_is_left_to_the_device(
-        self, backend: str, collator: str, only_moves: bool
-    ) -> None:
-        if not only_moves:
-            raise ConfigError(
-                f"{self.where}.COLLATE_FUNCTION: {collator} may look at pixels, and with "
-                f"config.DATA.AUGMENT_BACKEND={backend} they are made after it. Choose another "
-                f"back-end; or if it is a collator of your own that only moves images, mark it "
-                f"with sslengine.data.batch.collators.only_moves."
-            )
-        if self._arrival is None:
-            logger.warning(
-                "%s.TRANSFORMS: nothing is left to the device (config.DATA.AUGMENT_BACKEND), for "
-                "ToTensor cannot wait: sslengine explain says why. Choose auto.",
-                self.where,
-            )
-        elif self.device.type == "cpu":
-            logger.warning(
-                "%s: config.DATA.AUGMENT_BACKEND=%s without a GPU: the main process does what "
-                "loader workers could do in parallel. Choose auto.",
-                self.where,
-                backend,
-            )
 
     def _watch(self, batches: Iterator[Batch], sizes: Sequence[int]) -> Iterator[Batch]:
         """Take note of unreadable samples, while the batch is on the host."""

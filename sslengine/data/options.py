@@ -455,9 +455,7 @@ class DataOptions:
     PIN_MEMORY: bool = True
     # Copy the next batch to the GPU while the current one is computed on.
     ENABLE_ASYNC_GPU_COPY: bool = True
-    # What makes the pixels of augmented images; auto: the fastest on a CPU that is installed;
-    # device: loader workers crop, and a GPU does colour and blur; device_jpeg: a GPU decodes
-    # JPEG files and crops, too.
+    # What makes the pixels of augmented images; auto: the fastest that is installed.
     AUGMENT_BACKEND: str = "auto"
     # Of gradients that DDP reduces together, in MiB.
     DDP_BUCKET_CAP_MB: int = 25

@@ -97,7 +97,7 @@ def draw_masked(dataset: SSLDataset, options: SplitOptions, model: Any) -> list[
     collate = COLLATORS.maker(options.COLLATE_FUNCTION, options.COLLATE_FUNCTION_PARAMS)
     batch, arrival = collate_seeded(collate, samples), dataset.arrival(torch.device("cpu"))
     if arrival is not None:
-        batch = arrival.on_device(arrival.on_host(batch))
+        batch = arrival.on_device(batch)
     if not isinstance(batch, dict):
         return []
     pipeline = Pipeline(options.TRANSFORMS, "TRANSFORMS")

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from sslengine.command.check import main
 from sslengine.command.checked_files import FOREIGN, OVERLAY, PART, RUN, File, bases, find
 from sslengine.command.config_trials import Trial, Verdict, Worker, for_this_machine
 from sslengine.config.compose import compose
-from sslengine.errors import OutputError
 from tests.config.recipes import recipe
 from tests.task.test_task import SUPERVISED, WITH_TEST
 
@@ -346,38 +344,3 @@ def test_each_verdict_is_printed_when_it_is_there(
         main([str(tree), "--jobs=1", "--all"])
     # Runs are before parts: when the part is tried, all of theirs are there.
     assert [f"run     {name}" in "".join(printed) for name in "abc"] == [True] * 3
-
-
-def test_a_command_that_was_ended_goes_on(
-    tree: Path, asked: list[tuple[str, ...]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    _NoWorker.answers = {"config=a": "wrong"}
-    kept = tree / "verdicts.jsonl"
-    again = [str(tree), "--jobs=1", f"--resume={kept}"]
-    assert main(again) == 1
-    assert len(asked) == 4
-    lines = kept.read_text().splitlines()
-    kept.write_text("\n".join([*lines[:2], lines[2][:20]]))  # killed while it wrote the third
-    asked.clear()
-    assert main(again) == 1
-    assert len(asked) == 2
-    assert "4 files: 3 right, 1 wrong" in capsys.readouterr().out
-    asked.clear()
-    changed = tree / "config" / "a.yaml"
-    os.utime(changed, ns=(1, 1))
-    main(again)
-    assert [each[0] for each in asked] == ["config=a"]
-    asked.clear()
-    main([*again, "--set", "config.SEED_VALUE=1"])  # another question
-    assert len(asked) == 4
-
-
-def test_a_file_with_other_lines_is_not_added_to(tree: Path, asked: list[tuple[str, ...]]) -> None:
-    kept = tree / "verdicts.jsonl"
-    main([str(tree), "--jobs=1", f"--resume={kept}"])
-    kept.write_text(f"{kept.read_text()}my notes\n")
-    before = kept.read_bytes()
-    asked.clear()
-    with pytest.raises(OutputError, match="verdicts.jsonl: line 5 is no verdict of this command"):
-        main([str(tree), "--jobs=1", f"--resume={kept}"])
-    assert (asked, kept.read_bytes()) == ([], before)

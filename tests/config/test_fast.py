@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
 from sslengine import data  # noqa: F401 - declares the back-ends
 from sslengine.config import fast
+from sslengine.config.changes import changes
+from sslengine.config.stored import as_stored
+from tests.config.recipes import resolved
 
 
 @pytest.fixture
@@ -43,3 +47,20 @@ def test_an_unknown_name_is_told_with_the_nearest() -> None:
     told = fast.why_not("pill")
     assert told.startswith("expected one of auto, ")
     assert "got 'pill'. Did you mean 'pil'?" in told
+
+
+@pytest.mark.parametrize("name", fast.REMOVED)
+def test_a_back_end_that_was_removed_is_replaced_with_a_warning(name: str) -> None:
+    run = resolved(DATA__AUGMENT_BACKEND=name)
+    (warning,) = run.warnings
+    assert warning.startswith(f"config.DATA.AUGMENT_BACKEND: {name} ")
+    assert run.config.DATA.AUGMENT_BACKEND == "auto"
+
+
+def test_a_run_that_began_with_it_resumes() -> None:
+    run = resolved(DATA__AUGMENT_BACKEND="device")
+    now = as_stored(run.config, run.texts)
+    now["DATA"]["AUGMENT_BACKEND"] = "device"
+    before = yaml.safe_dump({"config": now})
+    now["DATA"]["AUGMENT_BACKEND"] = "auto"
+    assert changes(before, now, run.origins) == []

@@ -45,10 +45,9 @@ VIEWS = [
 MASKED = [*VIEWS, {"name": "MaskedImageModeling", "patch_size": 2}]
 # Each back-end in another number of loader workers, and on another number of ranks: what one
 # of the two does, it does not do by looking at the other.
-# (Files are too large for views of 8 pixels: device_jpeg leaves none of them to the device.)
 # The one with the most is the first: the server that workers are forked from imports what it needs.
-WORKERS = {"numba": 8, "pil": 1, "device": 2, "device_jpeg": 3}
-RANKS = {"pil": 2, "numba": 4, "device": 4, "device_jpeg": 2}
+WORKERS = {"numba": 8, "pil": 2}
+RANKS = {"pil": 2, "numba": 4}
 # A second of each worker. In that of Pillow it is enough.
 SLOW_TO_IMPORT = "huggingface_dataset"
 SAMPLERS: dict[str, dict[str, Any]] = {
@@ -150,7 +149,7 @@ def expected(every_source: Keys) -> dict[int, list[Batch]]:
     return {epoch: list(alone.batches(epoch)) for epoch in (0, 2)}
 
 
-@pytest.fixture(params=slow_but(["pil", "device"], WORKERS))
+@pytest.fixture(params=slow_but(["pil"], WORKERS))
 def backend(request: pytest.FixtureRequest) -> str:
     if problem := why_not(request.param):
         pytest.skip(problem)

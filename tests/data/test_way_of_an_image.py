@@ -23,7 +23,7 @@ PACKAGE = str(Path(sslengine.__file__).parent)
 
 # Functions and files, as measured: lower them with the code. Of the files eight are SimCLR's
 # operations, one each, and four the trunk's (and its sharding's); the rest read, decode, draw, render, collate.
-MOST = {"pil": (118, 46), "numba": (126, 46), "device": (151, 50)}
+MOST = {"pil": (118, 46), "numba": (126, 46)}
 
 
 @pytest.mark.parametrize("backend", MOST)

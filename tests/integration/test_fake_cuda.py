@@ -22,8 +22,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from sslengine.checkpoint.snapshot import to_host
 from sslengine.config.resolve import Resolved, resolve
-from sslengine.data.feed import DataFeed
-from sslengine.data.options import DataOptions, split_options
 from sslengine.engines.features import extract
 from sslengine.hooks import precise_bn
 from sslengine.hooks.default import default_hooks
@@ -40,7 +38,6 @@ from tests.config.recipes import resolved
 from tests.contracts.cases import Of
 from tests.contracts.test_methods import METHODS, MODELS_SMALL
 from tests.contracts.test_train_steps import STEPS
-from tests.data.augment.lists import LISTS
 from tests.integration.test_configs import QUICK, TWO_STEPS
 from tests.tail import slow_but
 from tests.teachers import needed
@@ -318,29 +315,6 @@ def _of_a_file(mode: Any, value: Any) -> Any:
 def _none_of_the_host(value: Any) -> Any:
     """Such as random states: a clone needs no device."""
     return None if isinstance(value, Tensor) and not fake_cuda.is_there(value) else value
-
-
-@pytest.mark.parametrize("name", ["simclr", "dino"])
-def test_pixels_are_made_on_the_gpu(name: str) -> None:
-    """What the device back-end leaves to the device, but for the copy of the batch."""
-    split = split_options(
-        DATA_SOURCES=["synthetic"], RANDOM_SYNTHETIC_IMAGES=True, DEFAULT_GRAY_IMG_SIZE=20,
-        DATA_LIMIT=8, BATCHSIZE_PER_REPLICA=8, LABEL_TYPE="sample_index", TRANSFORMS=LISTS[name],
-        COLLATE_FUNCTION={"simclr": "simclr_collator", "dino": "multicrop_collator"}[name],
-    )  # fmt: skip
-    options = DataOptions(TRAIN=split, NUM_DATALOADER_WORKERS=0, AUGMENT_BACKEND="device")
-    feed = DataFeed(options, "TRAIN", training=True, seed=3)
-    feed._sampler.set_window(epoch=1)
-    (crops,) = next(iter(feed._loader.batches()))["data"]
-    groups = feed.dataset.plan.backend.opened(crops if isinstance(crops, list) else [crops])
-    assert any(group.schedule.launches for group in groups)
-    with fake_cuda.Mode(allow_non_fake_inputs=False) as mode:
-        for group in groups:
-            there = group._replace(**fake_cuda.moved(
-                {"parcels": group.parcels, "schedule": group.schedule}, mode))  # fmt: skip
-            with fake_cuda.NothingOfTheHost():
-                made = feed.dataset.plan.backend.finished([there])
-            assert all(image.device == fake_cuda.CUDA for image in made)
 
 
 class Faulty(nn.Module):

@@ -49,23 +49,6 @@ def test_what_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "generated JPEGs" not in told
 
 
-def test_what_is_left_to_the_device_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    picture = tmp_path / "views.png"
-    arguments = [*config(tmp_path, [TWO, CROP, COLOUR, *TENSOR]), f"--picture={picture}"]
-    assert main([*arguments, "config.DATA.AUGMENT_BACKEND=device"]) == 0
-    told = capsys.readouterr().out
-    assert "left to the device, of a view on average: Brightness" in told
-    with Image.open(picture) as device:
-        seen = np.asarray(device)
-    picture.unlink()
-    main([*arguments, "config.DATA.AUGMENT_BACKEND=auto"])
-    assert "left to the device" not in capsys.readouterr().out
-    with Image.open(picture) as workers:
-        assert (np.asarray(workers) == seen).all()
-
-
 def test_floats_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = config(tmp_path, [TWO, CROP, *TENSOR, own("Noise")])
     assert main(arguments) == 0

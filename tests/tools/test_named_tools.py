@@ -33,7 +33,6 @@ NEEDS = {"bench_methods": "lightly"}
 _VISSL = "integration/test_vissl_benchmarks.py::test_vissls_file"
 RUN_BY = {
     "bench_data": "test_a_run_writes_its_times",
-    "bench_device_augment": "test_rows_are_measured",
     "bench_end_to_end": "test_the_engine_runs",
     "bench_engine": "test_a_race_times_every_contestant",
     "bench_evaluation": "test_the_table",

@@ -458,7 +458,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=256, help="images of a step")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=14, help="that read JPEG files")
-    parser.add_argument("--backends", nargs="+", default=["numba", "device", "device_jpeg"])
+    parser.add_argument("--backends", nargs="+", default=["numba", "pil"])
     parser.add_argument("--tflops", type=float, help="the peak in bfloat16, for MFU")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--out", type=Path, help="JSON")

@@ -16,7 +16,6 @@ from sslengine.data.augment.plan import (
     Pixels,
     Plan,
     may_follow,
-    only_moves,
     takes_labels,
 )
 
@@ -86,9 +85,7 @@ def why_floats(steps: Sequence[Step], image_keys: Sequence[str]) -> str:
     conversion, *behind = steps[numbers[-1] :]
     if conversion.indices:
         return f"{conversion.where} is for some images only"
-    # If nothing else does, what moves pixels hinders a back-end that packs.
-    hindering = [step for step in behind if not may_follow(step)]
-    found = (hindering or [step for step in behind if only_moves(step)])[0]
+    found = next(step for step in behind if not may_follow(step))
     if can_be_put_off(found.transform):
         return f"{found.where} is for some images only"
     return f"{found.where} follows ToTensor"

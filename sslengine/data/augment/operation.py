@@ -7,26 +7,17 @@ the same bytes, and the transforms that draw it. Frozen dataclasses: plans and v
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
 
 from sslengine.data.augment.arrays import Limits, OnArrays, Pixels
 from sslengine.data.augment.compiling import Array, kernel
 
 Size = tuple[int, int]  # height, width
 Planes = NDArray[np.uint8]  # 3 x height x width, contiguous
-
-
-class Given(NamedTuple):
-    """To a kernel for the device."""
-
-    parameters: Tensor  # of each view, float32 [n]
-    number: int = 0  # by which views were sorted
-    table: Tensor | None = None
 
 
 class Operation(ABC):
@@ -53,32 +44,11 @@ class Operation(ABC):
         pixels = np.asarray(self.on_pil(Image.fromarray(interleaved(planes))))
         return np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
-    @property
-    def parameter(self) -> float:
-        """What `on_device` is to know of it, as float32 holds it."""
-        return 0.0
-
-    @staticmethod
-    def sorted_out(parameters: NDArray[np.float32]) -> tuple[NDArray[Any], NDArray[np.float32]]:
-        """On the host: a number for each view, of which those with the same number go together,
-        and the parameters that the kernel gets."""
-        return np.zeros(len(parameters), np.int64), parameters
-
-    @staticmethod
-    def table() -> Tensor | None:
-        """What `on_device` looks up. It travels with the batch: nothing is left on the host."""
-        return None
-
-    @staticmethod
-    def on_device(pixels: Tensor, given: Given) -> Tensor:
-        """Of a batch, uint8 [n, 3, height, width]. The host does not wait for the device."""
-        raise NotImplementedError
-
     def __init_subclass__(cls) -> None:
         """Who changes what an operation is, gets none of the fast ways of the original."""
         super().__init_subclass__()
         if "on_pil" in vars(cls):
-            for name in ("on_array", "on_planes", "on_device"):
+            for name in ("on_array", "on_planes"):
                 if name not in vars(cls):
                     setattr(cls, name, vars(Operation)[name])
 
@@ -92,11 +62,6 @@ class OfValues(Operation):
     def on_pil(self, image: Image.Image) -> Image.Image:
         made = OnArrays()(np.asarray(image), [self])
         return Image.frombytes(image.mode, image.size, made.tobytes())
-
-
-def has_kernel(kind: type[Operation]) -> bool:
-    """For the device."""
-    return kind.on_device is not Operation.on_device
 
 
 @kernel("uint8[:, :, ::1](uint8[:, :, ::1])")

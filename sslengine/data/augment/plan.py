@@ -9,7 +9,7 @@ lazy views:
     Pixels      ToTensor: the back-end makes the pixels
 
 Where the list ends with ToTensor and Normalize, and its collator only moves images, these two
-wait: they are done after collate (`Arrival`) and views leave the worker as uint8. Transforms that
+wait: they are done after collate (`Arrival`), and views leave the worker as uint8. Transforms that
 only move pixels (`cut`), such as jigsaw's cutting into patches, may follow either of them.
 """
 
@@ -38,7 +38,6 @@ from sslengine.data.augment.transform import (
 )
 from sslengine.data.augment.view import View, as_view, size_of
 from sslengine.data.decode.decoding import Decoder
-from sslengine.errors import DataError
 
 
 class Plan:
@@ -58,8 +57,6 @@ class Plan:
         self.backend = backend
         self._keys = tuple(image_keys)
         self.cut = cut(pipeline.steps) if image_keys else Cut(pipeline.steps)
-        if backend.packs and self.cut.on_bytes:
-            self.cut = Cut(pipeline.steps)  # they would move what is packed below the pixels
         self._finish = _finish_of(self.cut.waits) if self.cut.waits else None
         self.order = [step.where for step in pipeline.steps]
         self.steps = [
@@ -98,14 +95,14 @@ class Plan:
             return sample
         key = self._keys[0]
         batch = {key: [image[None] for image in sample["data"]]}
-        arrived = arrival.on_device(arrival.on_host(batch))[key]
+        arrived = arrival.on_device(batch)[key]
         return {**sample, "data": [image[0] for image in arrived]}
 
     def arrival(self, device: torch.device) -> Arrival | None:
         """The rest of the work on a batch."""
         if self._finish is None:
             return None
-        return Arrival(self._keys, self.backend, self._finish.on(device))
+        return Arrival(self._keys, self._finish.on(device))
 
 
 class Cut(NamedTuple):
@@ -298,17 +295,7 @@ class Parcel:
     def __call__(self, image: Any) -> Any:
         view = as_view(image)
         if view is not None:
-            return self.backend.parcel(view.source, view.ops)
-        if self.backend.packs:
-            raise DataError(
-                f"expected an RGB image, got {_kind(image)}. Set config.DATA.AUGMENT_BACKEND=pil, "
-                f"which takes any image."
-            )
+            return self.backend.tensor(view.source, view.ops)
         for transform in self.waits:
             image = transform(image)
         return image
-
-
-def _kind(image: Any) -> str:
-    mode = getattr(image, "mode", None)
-    return f"a PIL image of mode {mode}" if mode else type(image).__name__

@@ -34,7 +34,7 @@ def on_device(
     def arrive(batch: Batch) -> Batch:
         if arrival is None or not isinstance(batch, dict):
             return _move(batch, device)
-        return arrival.on_device(_move(arrival.on_host(batch), device))
+        return arrival.on_device(_move(batch, device))
 
     if device.type == "cuda" and overlap:
         copier = _SideStream(device, arrive)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,32 +10,10 @@ from torchvision.transforms import Normalize, ToTensor
 from sslengine.data.augment.arrival import Arrival
 from sslengine.data.augment.backends.pil import PilBackend
 from sslengine.data.augment.finish import CPU, Finish
-from sslengine.data.augment.operation import Operation
-from sslengine.data.augment.view import Source
 from sslengine.data.loading.device_prefetch import on_device
 from tests.data.augment.photos import photo
 
 FINISH = Finish(ToTensor(), [Normalize([0.5], [0.25])])
-
-
-class Darker(PilBackend):
-    """Sends in a row below the pixels how much darker they are to be."""
-
-    packs = True
-
-    def parcel(self, source: Source, ops: Sequence[Operation]) -> Tensor:
-        pixels = self.tensor(source, ops)
-        row = torch.full_like(pixels[:, :1], len(ops))
-        return torch.cat([pixels, row], dim=1)
-
-    def opened(self, parcels: list[Tensor]) -> Any:
-        assert all(each.device.type == "cpu" for each in parcels)
-        return parcels, [each[:, 0, -1, 0].float() for each in parcels]
-
-    def finished(self, moved: Any) -> list[Tensor]:
-        return [
-            parcels[:, :, :-1].float() - amount.view(-1, 1, 1, 1) for parcels, amount in zip(*moved)
-        ]
 
 
 def expected(pixels: Tensor) -> Tensor:
@@ -49,7 +26,7 @@ def arrived(arrival: Arrival, batch: dict[str, list[Any]]) -> dict[str, list[Any
 
 
 def test_bytes_under_the_keys_become_floats_and_nothing_else() -> None:
-    arrival = Arrival(("data", "other"), PilBackend(), FINISH.on(CPU))
+    arrival = Arrival(("data", "other"), FINISH.on(CPU))
     pixels = PilBackend().tensor(photo(0), [])[None]
     floats, mask = torch.rand(1, 3, 4, 4), torch.ones(2, dtype=torch.uint8)
     batch = {"data": [pixels, [pixels, floats]], "mask": [mask], "label": [torch.zeros(1)]}
@@ -59,16 +36,6 @@ def test_bytes_under_the_keys_become_floats_and_nothing_else() -> None:
     assert given["data"][1][1] is floats
     assert given["mask"][0] is mask
     assert given["label"][0] is batch["label"][0]
-
-
-def test_what_a_back_end_packs_it_opens_on_the_host_and_finishes_on_the_device() -> None:
-    backend = Darker()
-    arrival = Arrival(("data",), backend, FINISH.on(CPU))
-    parcels = torch.stack([backend.parcel(photo(0), []), backend.parcel(photo(1), [])])
-    parcels[1, :, -1] = 9
-    given = arrived(arrival, {"data": [[parcels]]})
-    pixels = torch.stack([backend.tensor(photo(0), []), backend.tensor(photo(1), []).float() - 9])
-    torch.testing.assert_close(given["data"][0][0], expected(pixels))
 
 
 class NoWaiting(TorchDispatchMode):
@@ -86,8 +53,8 @@ class NoWaiting(TorchDispatchMode):
 
 def test_all_of_it_is_made_on_the_device_without_waiting_for_it() -> None:
     meta = torch.device("meta")
-    arrival = Arrival(("data",), Darker(), FINISH.on(meta))
-    batch = {"data": [torch.zeros(2, 3, 5, 4, dtype=torch.uint8)], "data_idx": [torch.arange(2)]}
+    arrival = Arrival(("data",), FINISH.on(meta))
+    batch = {"data": [torch.zeros(2, 3, 4, 4, dtype=torch.uint8)], "data_idx": [torch.arange(2)]}
     with NoWaiting():
         (given,) = on_device([batch], meta, overlap=True, arrival=arrival)
     assert (given["data"][0].device.type, given["data"][0].shape) == ("meta", (2, 3, 4, 4))

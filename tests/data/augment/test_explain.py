@@ -119,15 +119,6 @@ def test_what_moves_pixels_or_takes_labels_stands_in_its_place() -> None:
     ]
 
 
-def test_what_is_packed_below_pixels_is_not_cut() -> None:
-    pipeline = Pipeline([CROP, *TENSOR, MASK, PATCHES], "T")
-    parts = explain(Plan(pipeline, build_backend("device"), ("data",)))
-    assert [part.what for part in parts] == [DRAWN, PIXELS, *[ON_TENSORS] * 3]
-    assert why_floats(pipeline.steps, ("data",)).startswith("T.3 (Masked")
-    parts = explain(Plan(Pipeline([CROP, *TENSOR, MASK], "T"), build_backend("device"), ("data",)))
-    assert [part.what for part in parts] == [DRAWN, LATER, LATER, DRAWN]
-
-
 def test_why_a_transform_is_not_drawn() -> None:
     entries = [
         own("Posterize"),

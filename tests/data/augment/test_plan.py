@@ -93,7 +93,7 @@ def samples(transform: Any, count: int = 12) -> list[Sample]:
 
 def finished(plan: Plan, batch: Any) -> Any:
     arrival = plan.arrival(CPU)
-    return batch if arrival is None else arrival.on_device(arrival.on_host(batch))
+    return batch if arrival is None else arrival.on_device(batch)
 
 
 COLLATORS = {

@@ -1,1 +1,1 @@
-"""The ways to compute operations: Pillow, numba, the device."""
+"""The ways to compute operations: Pillow, numba."""

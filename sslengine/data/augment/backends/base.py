@@ -7,8 +7,6 @@
 loader worker. A source is shared by views: a back-end never writes to it.
 
 Where the TRANSFORMS end with ToTensor, what leaves a worker is a uint8 tensor for each view.
-A back-end that leaves a part of the work to the device lets what it needs for it travel in that
-tensor (`parcel`), for collators move nothing else; it has to be of one size for views of one size.
 """
 
 from __future__ import annotations
@@ -16,11 +14,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
@@ -35,9 +29,6 @@ logger = logging.getLogger(__name__)
 
 
 class Backend(ABC):
-    # Is a parcel more than the finished pixels?
-    packs: ClassVar[bool] = False
-
     @property
     def modules(self) -> tuple[str, ...]:
         """That a loader worker needs, and that may take long to import."""
@@ -55,35 +46,9 @@ class Backend(ABC):
     def tensor(self, source: Source, ops: Sequence[Operation]) -> Tensor:
         """uint8, 3 x height x width, contiguous, and not the source's memory."""
 
-    def tensor_above(
-        self, source: Source, ops: Sequence[Operation], below: NDArray[np.uint8]
-    ) -> Tensor:
-        """The same with rows, 3 x rows x width, below the pixels."""
-        return torch.cat([self.tensor(source, ops), torch.tensor(below)], dim=1)
-
     def rendered(self, source: Source, ops: Sequence[Operation]) -> Source:
         """The source of views that have these operations in common."""
         return self.image(source, ops)
-
-    def parcel(self, source: Source, ops: Sequence[Operation]) -> Tensor:
-        """In the worker: what travels. Collators stack it."""
-        return self.tensor(source, ops)
-
-    def opened(self, parcels: list[Tensor]) -> Any:
-        """After collate, on the host: what moves to the device. Tensors, in lists and tuples.
-
-        parcels: all under one key of the batch, for instance a tensor for each crop.
-        """
-        return parcels
-
-    def finished(self, moved: Any) -> list[Tensor]:
-        """On the device, without waiting for it: values from 0 to 255, uint8 or float32, for
-        each of the parcels."""
-        return moved  # type: ignore[no-any-return]
-
-    def left_to_the_device(self, parcels: Sequence[Tensor]) -> str:
-        """In words, of parcels of some views; not of ToTensor and Normalize."""
-        return ""
 
 
 def build_backend(name: str, where: str = "config.DATA.AUGMENT_BACKEND") -> Backend:

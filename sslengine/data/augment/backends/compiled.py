@@ -48,29 +48,20 @@ class CompiledBackend(Backend):
     def tensor(self, source: Source, ops: Sequence[Operation]) -> Tensor:
         return torch.from_numpy(_planes(source, ops))
 
-    def tensor_above(
-        self, source: Source, ops: Sequence[Operation], below: NDArray[np.uint8]
-    ) -> Tensor:
-        room = below.shape[1]
-        whole = _planes(source, ops, room)
-        whole[:, whole.shape[1] - room :] = below
-        return torch.from_numpy(whole)
-
     def rendered(self, source: Source, ops: Sequence[Operation]) -> NDArray[np.uint8]:
         return interleaved(_planes(source, ops)) if ops else np.asarray(source)
 
 
-def _planes(source: Source, ops: Sequence[Operation], room: int = 0) -> Planes:
+def _planes(source: Source, ops: Sequence[Operation]) -> Planes:
     """A crop makes planes of the source's own pixels, and flips them if that comes next; what
-    follows changes these. room: rows that are left free below."""
+    follows changes these."""
     pixels = np.ascontiguousarray(source)
     size: Size = pixels.shape[:2]
     crop, first = Crop(0, 0, *size, to=size), 0
     if ops and type(ops[0]) is Crop and ops[0].is_compiled(size):
         crop, first = ops[0], 1
     flip = first == 1 and len(ops) > 1 and type(ops[1]) is FlipLeftRight
-    rest = ops[first + flip :]
-    planes = crop.cut(pixels, flip, 0 if rest else room)
-    for operation in rest:
+    planes = crop.cut(pixels, flip)
+    for operation in ops[first + flip :]:
         planes = operation.on_planes(planes)
-    return np.pad(planes, ((0, 0), (0, room), (0, 0))) if rest and room else planes
+    return planes

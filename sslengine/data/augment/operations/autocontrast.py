@@ -7,15 +7,13 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image, ImageOps
-from torch import Tensor
 from torchvision.transforms import RandomAutocontrast
 
 from sslengine.data.augment.compiling import Array, kernel
 from sslengine.data.augment.draws import Draw, by_chance, draw_for
-from sslengine.data.augment.operation import Given, Operation, Planes
-from sslengine.data.augment.operations.levels import LEVELS, looked_up
+from sslengine.data.augment.operation import Operation, Planes
+from sslengine.data.augment.operations.luminance import LEVELS
 
 
 @dataclass(frozen=True)
@@ -28,16 +26,6 @@ class AutoContrast(Operation):
     def on_planes(self, planes: Planes) -> Planes:
         autocontrast(planes)
         return planes
-
-    @staticmethod
-    def on_device(pixels: Tensor, _: Given) -> Tensor:
-        values = pixels.flatten(2)
-        low, high = values.amin(2, keepdim=True).double(), values.amax(2, keepdim=True).double()
-        levels = torch.arange(LEVELS, device=pixels.device)
-        # A tensor divided, not a number: torch would multiply the number with an inverse.
-        scale = torch.full_like(low, 255).div_((high - low).clamp_(min=1))
-        stretched = (levels * scale - low * scale).clamp_(0, 255)
-        return looked_up(pixels, torch.where(high > low, stretched, levels))
 
 
 @kernel("void(uint8[:, :, ::1])")

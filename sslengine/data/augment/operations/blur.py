@@ -13,14 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
-from torch import Tensor
 
 from sslengine.data.augment.arrays import Limits, Pixels, as_floats
 from sslengine.data.augment.compiling import Array, Number, inlined, kernel, subroutine
-from sslengine.data.augment.operation import Given, Operation, Planes, Size
+from sslengine.data.augment.operation import Operation, Planes, Size
 from sslengine.data.augment.transform import Transform, probability
 from sslengine.registry import register_transform
 
@@ -51,29 +49,6 @@ class Blur(Operation):
             return super().on_planes(planes)
         blur(planes, reach, near, far)
         return planes
-
-    @property
-    def parameter(self) -> float:
-        return self.radius
-
-    @staticmethod
-    def sorted_out(radii: NDArray[np.float32]) -> tuple[NDArray[Any], NDArray[np.float32]]:
-        """By how far the box reaches."""
-        return boxes(radii)
-
-    @staticmethod
-    def on_device(pixels: Tensor, given: Given) -> Tensor:
-        weights, reach, _ = given
-        whole = weights.view(-1, 1, 1, 1).int()
-        inner = (2 * reach + 1) * whole
-        part = (ONE - inner) >> 1
-        # Weights may sum to a bit less than one. About zero, sums of products fit into 32 bits.
-        half = (ONE >> 1) - 128 * (ONE - inner - 2 * part)
-        values = pixels.int().sub_(128)
-        for dim in (3, 2):
-            for _ in range(PASSES):
-                values = _box(values, dim, reach, whole, part).add_(half).bitwise_right_shift_(24)
-        return values.add_(128).to(torch.uint8)
 
 
 @register_transform("ImgPilGaussianBlur")
@@ -205,22 +180,3 @@ def blur(planes: Array, reach: int, near: int, far: int) -> None:
             _pass(old.reshape(-1), new.reshape(-1), begin, end, row, reach, near, far)
             old, new = new, old
         plane[:] = old[edge : edge + height, edge : edge + width]
-
-
-# ---- on the device
-
-
-def _box(values: Tensor, dim: int, reach: int, whole: Tensor, part: Tensor) -> Tensor:
-    size = values.shape[dim]
-    edges = [values.narrow(dim, at, 1) for at in (0, size - 1)]
-    first, last = (edge.expand(*_with(edge.shape, dim, reach + 1)) for edge in edges)
-    wide = torch.cat([first, values, last], dim)
-    total = wide.narrow(dim, 1, size)
-    for shift in range(2, 2 * reach + 2):
-        total = total + wide.narrow(dim, shift, size)
-    ends = wide.narrow(dim, 0, size) + wide.narrow(dim, 2 * reach + 2, size)
-    return ends.mul_(part).add_(total * whole)
-
-
-def _with(shape: torch.Size, dim: int, size: int) -> list[int]:
-    return [size if number == dim else each for number, each in enumerate(shape)]

@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, ImageEnhance
-from torch import Tensor
 
 from sslengine.data.augment.arrays import Limits, Pixels, as_floats
 from sslengine.data.augment.compiling import Array, kernel
-from sslengine.data.augment.operation import Given, Operation, Planes
-from sslengine.data.augment.operations.luminance import WHITE, ZERO, as_bytes, each
+from sslengine.data.augment.operation import Operation, Planes
+from sslengine.data.augment.operations.luminance import WHITE, ZERO
 
 
 @dataclass(frozen=True)
@@ -28,14 +27,6 @@ class Brightness(Operation):
     def on_planes(self, planes: Planes) -> Planes:
         blend_with(planes, 0, self.factor)
         return planes
-
-    @property
-    def parameter(self) -> float:
-        return self.factor
-
-    @staticmethod
-    def on_device(pixels: Tensor, given: Given) -> Tensor:
-        return as_bytes(pixels.float().mul_(each(given.parameters)))
 
 
 @kernel("void(uint8[:, :, ::1], float32, float32)")

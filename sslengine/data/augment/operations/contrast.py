@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, ImageEnhance
-from torch import Tensor
 
 from sslengine.data.augment.arrays import Limits, Pixels, as_floats
 from sslengine.data.augment.compiling import Array, kernel
-from sslengine.data.augment.operation import Given, Operation, Planes
+from sslengine.data.augment.operation import Operation, Planes
 from sslengine.data.augment.operations.brightness import blend_with
 from sslengine.data.augment.operations.luminance import (
     BLUE,
@@ -19,9 +18,6 @@ from sslengine.data.augment.operations.luminance import (
     GREEN,
     RED,
     ROUND,
-    blend,
-    each,
-    luminance,
 )
 
 
@@ -40,17 +36,6 @@ class Contrast(Operation):
     def on_planes(self, planes: Planes) -> Planes:
         blend_with(planes, mean_luminance(planes), self.factor)
         return planes
-
-    @property
-    def parameter(self) -> float:
-        return self.factor
-
-    @staticmethod
-    def on_device(pixels: Tensor, given: Given) -> Tensor:
-        grey = luminance(pixels)
-        count = grey[0].numel()
-        mean = (2 * grey.sum((1, 2, 3)) + count) // (2 * count)  # rounded to the nearest
-        return blend(each(mean.float()), pixels, given.parameters)
 
 
 @kernel("int64(uint8[:, :, ::1])")

@@ -83,12 +83,12 @@ class Crop(Operation):
         within = 0 <= self.top <= size[0] - self.height and 0 <= self.left <= size[1] - self.width
         return within and (self.interpolation in FILTERS or self.to == (self.height, self.width))
 
-    def cut(self, pixels: NDArray[np.uint8], flip: bool = False, room: int = 0) -> Planes:
-        """Of height x width x 3. room: rows that are left free below."""
+    def cut(self, pixels: NDArray[np.uint8], flip: bool = False) -> Planes:
+        """Of height x width x 3."""
         box = (self.top, self.left, self.height, self.width)
         cubic = self.interpolation == InterpolationMode.BICUBIC
         # Made here: what a kernel returns takes it longer to wrap.
-        planes = np.empty((3, self.to[0] + room, self.to[1]), np.uint8)
+        planes = np.empty((3, *self.to), np.uint8)
         resize(pixels, box, self.to, cubic, flip, COLUMNS_MAY_COME_FIRST, planes)
         return planes
 
@@ -292,7 +292,8 @@ def resize(
     columns_may_come_first: bool,
     out: Array,
 ) -> None:
-    """height x width x 3, of the box -> `out`, 3 x height x width, which may have more rows below.
+    """height x width x 3, of the box -> `out`, 3 x height x width.
+
     The box lies within the image: nothing checks that."""
     top, left, old_height, old_width = box
     height, width = to

@@ -7,15 +7,13 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image, ImageOps
-from torch import Tensor
 from torchvision.transforms import RandomEqualize
 
 from sslengine.data.augment.compiling import Array, kernel
 from sslengine.data.augment.draws import Draw, by_chance, draw_for
-from sslengine.data.augment.operation import Given, Operation, Planes
-from sslengine.data.augment.operations.levels import LEVELS, looked_up
+from sslengine.data.augment.operation import Operation, Planes
+from sslengine.data.augment.operations.luminance import LEVELS
 
 
 @dataclass(frozen=True)
@@ -28,17 +26,6 @@ class Equalize(Operation):
     def on_planes(self, planes: Planes) -> Planes:
         equalize(planes)
         return planes
-
-    @staticmethod
-    def on_device(pixels: Tensor, _: Given) -> Tensor:
-        # In order, the place of a level is the number of pixels below it: a histogram without
-        # atomic additions.
-        ordered = pixels.flatten(2).sort(dim=2).values
-        levels = torch.arange(LEVELS, device=pixels.device, dtype=torch.uint8)
-        below = torch.searchsorted(ordered, levels.expand(*ordered.shape[:2], LEVELS).contiguous())
-        step = below.gather(2, ordered[..., -1:].long()) // 255
-        spread = ((step // 2 + below) // step.clamp(min=1)).clamp_(max=255)
-        return looked_up(pixels, torch.where(step > 0, spread, levels))
 
 
 @kernel("void(uint8[:, :, ::1])")

@@ -7,21 +7,18 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor
 from torchvision.transforms import Grayscale, RandomGrayscale
 
 from sslengine.data.augment.compiling import Array, kernel
 from sslengine.data.augment.draws import Draw, always, by_chance, draw_for
-from sslengine.data.augment.operation import Given, Operation, Planes
+from sslengine.data.augment.operation import Operation, Planes
 from sslengine.data.augment.operations.luminance import (
     BLUE,
     FROM_16_BITS,
     GREEN,
     RED,
     ROUND,
-    luminance,
 )
 from sslengine.data.augment.stream import as_compared
 
@@ -35,10 +32,6 @@ class Grey(Operation):
     def on_planes(self, planes: Planes) -> Planes:
         grey(planes)
         return planes
-
-    @staticmethod
-    def on_device(pixels: Tensor, _: Given) -> Tensor:
-        return luminance(pixels).to(torch.uint8).expand_as(pixels)
 
 
 @kernel("void(uint8[:, :, ::1])")

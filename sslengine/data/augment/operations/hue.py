@@ -10,15 +10,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
 from torchvision.transforms import functional
 
 from sslengine.data.augment.compiling import Array, Number, inlined, kernel
-from sslengine.data.augment.operation import Given, Operation, Planes
-from sslengine.data.augment.operations.luminance import WHITE, ZERO, each
+from sslengine.data.augment.operation import Operation, Planes
+from sslengine.data.augment.operations.luminance import WHITE, ZERO
 
 F: Any = functional  # takes images as well as the tensors that its hints name
 
@@ -42,25 +39,6 @@ class Hue(Operation):
     def on_planes(self, planes: Planes) -> Planes:
         turn_hue(planes, self.as_byte)
         return planes
-
-    @property
-    def parameter(self) -> float:
-        return self.as_byte
-
-    @staticmethod
-    def table() -> Tensor:
-        return torch.from_numpy(hues_that_fall_short())
-
-    @staticmethod
-    def on_device(pixels: Tensor, given: Given) -> Tensor:
-        angle, saturated, value = _hsv(pixels, given.table)
-        angle = (angle + each(given.parameters).int()) & 255
-        # Six parts of 255 make a circle; each channel is full in two of them, and in between
-        # rises or falls in a straight line.
-        offset = torch.arange(5, 0, -2, device=pixels.device, dtype=torch.int32) * 255
-        along = (6 * angle + offset.view(3, 1, 1)).remainder_(6 * 255)
-        taken = torch.minimum(along, 4 * 255 - along).clamp_(0, 255).mul_(saturated * value)
-        return (value - _rounded_quotient(taken, 255 * 255)).to(torch.uint8)
 
 
 # ---- compiled
@@ -113,43 +91,3 @@ def turn_hue(planes: Array, steps: float) -> None:
         red[i] = _channel(FIVE * WHITE, angle, saturation, high)
         green[i] = _channel(THREE * WHITE, angle, saturation, high)
         blue[i] = _channel(WHITE, angle, saturation, high)
-
-
-# ---- on the device
-
-
-def _hsv(pixels: Tensor, falls_short: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Hue, saturation and value, int32 [n, 1, height, width] each, from 0 to 255."""
-    red, green, blue = pixels.int().split(1, dim=1)
-    value = torch.maximum(torch.maximum(red, green), blue)
-    chroma = value - torch.minimum(torch.minimum(red, green), blue)
-    along = torch.where(
-        red == value,
-        green - blue,
-        torch.where(green == value, blue - red + 2 * chroma, red - green + 4 * chroma),
-    )
-    along += 6 * chroma * (along < 0)
-    width = (2 * chroma).clamp_(min=1)
-    angle = _quotient(85 * along, width)
-    angle -= ((angle * width == 85 * along) & falls_short[angle]).int()
-    return angle, _quotient(255 * chroma, value.clamp(min=1)), value
-
-
-def hues_that_fall_short() -> NDArray[np.bool_]:
-    """Where 255 times the hue is the whole number n, Pillow's floats may come out just below it.
-
-    Whether they do depends on n alone, so that 255 colours tell.
-    """
-    along = (np.array([5, 3, 1]) * 85 + 2 * np.arange(256)[:, None]) % (6 * 85)
-    colours = 85 - np.clip(np.minimum(along, 4 * 85 - along), 0, 85)
-    image = Image.fromarray(colours.astype(np.uint8)[None])
-    hues = np.asarray(image.convert("HSV"))[0, :, 0]
-    return hues.astype(int) < np.arange(256) % 255
-
-
-def _quotient(numerator: Tensor, denominator: Tensor) -> Tensor:
-    return torch.div(numerator, denominator, rounding_mode="floor")
-
-
-def _rounded_quotient(numerator: Tensor, denominator: int) -> Tensor:
-    return torch.div(2 * numerator + denominator, 2 * denominator, rounding_mode="floor")

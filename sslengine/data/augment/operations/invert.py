@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps
-from torch import Tensor
 from torchvision.transforms import RandomInvert
 
 from sslengine.data.augment.arrays import Limits, Pixels, as_floats
 from sslengine.data.augment.draws import Draw, by_chance, draw_for
-from sslengine.data.augment.operation import Given, Operation, Planes
+from sslengine.data.augment.operation import Operation, Planes
 
 
 @dataclass(frozen=True)
@@ -27,10 +26,6 @@ class Invert(Operation):
 
     def on_planes(self, planes: Planes) -> Planes:
         return np.invert(planes, out=planes)
-
-    @staticmethod
-    def on_device(pixels: Tensor, _: Given) -> Tensor:
-        return 255 - pixels
 
 
 @draw_for(RandomInvert)

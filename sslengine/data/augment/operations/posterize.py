@@ -7,14 +7,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image, ImageOps
-from torch import Tensor
 from torchvision.transforms import RandomPosterize
 
 from sslengine.data.augment.draws import Draw, by_chance, draw_for
-from sslengine.data.augment.operation import Given, Operation, Planes
-from sslengine.data.augment.operations.luminance import each
+from sslengine.data.augment.operation import Operation, Planes
 
 
 @dataclass(frozen=True)
@@ -32,14 +29,6 @@ class Posterize(Operation):
     def on_planes(self, planes: Planes) -> Planes:
         np.bitwise_and(planes, np.uint8(self.kept), out=planes)
         return planes
-
-    @property
-    def parameter(self) -> float:
-        return self.kept
-
-    @staticmethod
-    def on_device(pixels: Tensor, given: Given) -> Tensor:
-        return pixels & each(given.parameters.to(torch.uint8))
 
 
 @draw_for(RandomPosterize)

@@ -7,10 +7,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 from PIL import Image, ImageEnhance
-from torch import Tensor
 
 from sslengine.data.augment.compiling import Array, Number, inlined, kernel
-from sslengine.data.augment.operation import Given, Operation, Planes
+from sslengine.data.augment.operation import Operation, Planes
 from sslengine.data.augment.operations.luminance import (
     BLUE,
     FROM_16_BITS,
@@ -19,8 +18,6 @@ from sslengine.data.augment.operations.luminance import (
     ROUND,
     WHITE,
     ZERO,
-    blend,
-    luminance,
 )
 
 
@@ -36,14 +33,6 @@ class Saturation(Operation):
     def on_planes(self, planes: Planes) -> Planes:
         saturate(planes, self.factor)
         return planes
-
-    @property
-    def parameter(self) -> float:
-        return self.factor
-
-    @staticmethod
-    def on_device(pixels: Tensor, given: Given) -> Tensor:
-        return blend(luminance(pixels).float(), pixels, given.parameters)
 
 
 @inlined

@@ -11,15 +11,13 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image, ImageEnhance
-from torch import Tensor
 from torchvision.transforms import RandomAdjustSharpness
 
 from sslengine.data.augment.compiling import Array, kernel
 from sslengine.data.augment.draws import Draw, by_chance, draw_for
-from sslengine.data.augment.operation import Given, Operation, Planes
-from sslengine.data.augment.operations.luminance import WHITE, ZERO, blend
+from sslengine.data.augment.operation import Operation, Planes
+from sslengine.data.augment.operations.luminance import WHITE, ZERO
 
 HALF, FOUR, PER_WEIGHT = np.float32(0.5), np.float32(4), np.float32(1 / 13)
 
@@ -33,20 +31,6 @@ class Sharpness(Operation):
 
     def on_planes(self, planes: Planes) -> Planes:
         return sharpened(planes, self.factor)  # type: ignore[no-any-return]
-
-    @property
-    def parameter(self) -> float:
-        return self.factor
-
-    @staticmethod
-    def on_device(pixels: Tensor, given: Given) -> Tensor:
-        values = pixels.int()
-        rows = values[..., :-2, :] + values[..., 1:-1, :] + values[..., 2:, :]
-        around = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
-        total = around + 4 * values[..., 1:-1, 1:-1]
-        smooth = pixels.float()
-        smooth[..., 1:-1, 1:-1] = torch.div(2 * total + 13, 26, rounding_mode="floor").float()
-        return blend(smooth, pixels, given.parameters)
 
 
 @kernel("uint8[:, :, ::1](uint8[:, :, ::1], float32)")

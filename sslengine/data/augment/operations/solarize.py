@@ -8,16 +8,14 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image, ImageOps
-from torch import Tensor
 from torchvision.transforms import RandomSolarize
 
 from sslengine.data.augment.arrays import Limits, Pixels, as_floats
 from sslengine.data.augment.compiling import Array, kernel
 from sslengine.data.augment.draws import Draw, by_chance, draw_for
-from sslengine.data.augment.operation import Given, Operation, Planes, Size
-from sslengine.data.augment.operations.luminance import WHITE, each
+from sslengine.data.augment.operation import Operation, Planes, Size
+from sslengine.data.augment.operations.luminance import WHITE
 from sslengine.data.augment.transform import Transform, Wraps, with_probability
 from sslengine.registry import register_transform
 
@@ -38,14 +36,6 @@ class Solarize(Operation):
     def on_planes(self, planes: Planes) -> Planes:
         solarize(planes, self.threshold)
         return planes
-
-    @property
-    def parameter(self) -> float:
-        return self.threshold
-
-    @staticmethod
-    def on_device(pixels: Tensor, given: Given) -> Tensor:
-        return torch.where(pixels < each(given.parameters), pixels, 255 - pixels)
 
 
 @kernel("void(uint8[:, :, ::1], float32)")

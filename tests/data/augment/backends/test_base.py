@@ -4,13 +4,11 @@ from io import BytesIO
 
 import numpy as np
 import pytest
-import torch
 
 from sslengine import data  # noqa: F401 - declares the back-ends
 from sslengine.config import fast
 from sslengine.data.augment.backends.base import build_backend
 from sslengine.data.augment.backends.pil import PilBackend
-from sslengine.data.augment.operations import FlipLeftRight
 from sslengine.data.decode.decoding import Decoder
 from sslengine.data.options import SplitOptions
 from sslengine.errors import ConfigError, UnknownNameError
@@ -32,14 +30,6 @@ def test_what_there_is_not_is_told_with_its_key() -> None:
         build_backend("pli")
     with pytest.raises(UnknownNameError, match="AUGMENT_BACKEND: cannot import module 'no.such'"):
         build_backend("no.such:Backend")
-
-
-def test_a_back_end_that_only_makes_pixels_sends_these() -> None:
-    backend, image = PilBackend(), photo(0)
-    parcel = backend.parcel(image, [FlipLeftRight()])
-    assert torch.equal(parcel, backend.tensor(image, [FlipLeftRight()]))
-    (made,) = backend.finished(backend.opened([parcel]))
-    assert made is parcel
 
 
 def test_decoding_is_the_decoders() -> None:

@@ -73,10 +73,6 @@ def test_as_pillow_does(sequence: list[Operation], as_array: bool) -> None:
     assert (
         np.asarray(COMPILED.image(source, sequence)) == np.asarray(expected.permute(1, 2, 0))
     ).all()
-    below = np.arange(6 * made.shape[2], dtype=np.uint8).reshape(3, 2, -1)
-    above = COMPILED.tensor_above(source, sequence, below)
-    assert torch.equal(above, torch.cat([expected, torch.from_numpy(below)], dim=1))
-    assert torch.equal(PIL.tensor_above(image, sequence, below), above)
     again = COMPILED.rendered(source, sequence)
     assert torch.equal(COMPILED.tensor(again, []), expected)
     assert (np.asarray(image) == pixels).all()

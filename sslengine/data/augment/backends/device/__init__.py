@@ -1,1 +1,0 @@
-"""Operations on the pixels of a batch, by torch, on any device."""
