@@ -155,8 +155,9 @@ class Facts:
 
 
 def values_of(score: Mapping[str, Any]) -> dict[str, float]:
-    """The scores of a row of the report by metric."""
-    values = {f"knn_{k}": value for k, value in score.get("knn", {}).items()}
+    """The scores of a row of the report by metric; of the most neighbours first."""
+    neighbours = sorted(score.get("knn", {}).items(), key=lambda each: -int(each[0]))
+    values = {f"knn_{k}": value for k, value in neighbours}
     linear = score.get("linear")
     return values if linear is None else {**values, "linear": linear}
 

@@ -148,10 +148,11 @@ def _answers(
 
 
 def _first(answers: Mapping[str, Any], kind: str) -> Any:
-    """Return the answers of one kind of features, by their last layer and first metric."""
+    """Return the answers of one kind of features, by their last layer and most neighbours."""
     found = [name for name in answers if name.startswith(f"{kind}/")]
     layer = found[-1].rpartition("/")[0] if found else ""
-    return next((answers[name] for name in found if name.startswith(f"{layer}/")), None)
+    near = [name for name in found if name.startswith(f"{layer}/knn_")]
+    return answers[max(near, key=lambda name: int(name.rpartition("_")[2]))] if near else None
 
 
 def _read_spectra(file: Path) -> dict[str, list[float]]:
