@@ -56,7 +56,14 @@ from sslengine.evaluation.spread import spectrum
 from sslengine.evaluation.store import Store
 from sslengine.models.weights import Loaded, other_classes
 from sslengine.monitor import history
-from sslengine.monitor.run_facts import PIXELS, REPORT, TRAINED, UNTRAINED, read_facts
+from sslengine.monitor.run_facts import (
+    PIXELS,
+    REPORT,
+    TRAINED,
+    UNTRAINED,
+    most_neighbours,
+    read_facts,
+)
 from sslengine.monitor.run_status import COMPLETE
 from sslengine.monitor.trackers import add_scores
 from sslengine.monitor.verdict import judge_run
@@ -196,7 +203,7 @@ class _Judge:
         of = {each.features: each.answers for each in scores}
         if self.wanted is None or not of.get(PIXELS) or not of.get(TRAINED):
             return []
-        metric = next(iter(of[TRAINED]))
+        metric = most_neighbours(of[TRAINED])
         below = []
         for number in self.wanted.unique().tolist():
             some = self.wanted == number

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from sslengine.atomic import write_whole
-from sslengine.monitor.environment import masked
+from sslengine.monitor.environment import masked, typed_command
 
 _HEAD = "#!/bin/sh\n# What started this run; again, it resumes it. *** is a secret.\n"
 _AGAIN = "\n# Started again with:\n"
@@ -31,13 +30,9 @@ def keep_command(run_dir: Path, arguments: Sequence[str]) -> Path:
 
 
 def _lines(arguments: Sequence[str]) -> str:
-    program = Path(sys.argv[0])
-    by_module = program.parts[-2:] == ("sslengine", "__main__.py")
-    by_command = by_module or program.name == "sslengine"
-    typed, written_out = (
-        shlex.join(["sslengine", *masked(words)])
-        for words in (sys.argv[1:] if by_command else arguments, arguments)
-    )
+    written_out, typed = shlex.join(["sslengine", *masked(arguments)]), typed_command()
+    if not typed.startswith("sslengine "):
+        typed = written_out
     text = f"cd {shlex.quote(str(Path.cwd()))} || exit\n{typed}\n"
     if written_out != typed:
         text += f"# The same with all that was chosen:\n{_commented(written_out)}\n"

@@ -72,6 +72,14 @@ def environment() -> dict[str, Any]:
     }
 
 
+def typed_command() -> str:
+    """Return the command of this process as it is typed, without secrets."""
+    program = Path(sys.argv[0])
+    by_module = program.parts[-2:] == ("sslengine", "__main__.py")
+    first = ["sslengine"] if by_module or program.name == "sslengine" else [sys.argv[0]]
+    return shlex.join([*(["python"] * (first[0][-3:] == ".py")), *first, *masked(sys.argv[1:])])
+
+
 def peak_memory(device: torch.device) -> dict[str, float]:
     """Return the largest memory so far of this process, and of its GPU, in GB."""
     found = {"rss_gb": _peak_of_process() / 1e9}

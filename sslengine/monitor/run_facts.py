@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -27,16 +27,22 @@ REPORT, JUDGEMENTS = "evaluation.json", "judgements"
 
 @dataclass(frozen=True)
 class Score:
-    """A score of one kind of features."""
+    """A score of one kind of features on the test images, in percent."""
 
+    features: str  # trained, untrained, raw pixels, reference
+    layer: str
+    metric: str  # knn_20, linear
     value: float
-    interval: tuple[float, float]
-    # The trained features' score minus this one, and its interval.
+    # The 95 % interval over test images; None: unknown.
+    interval: tuple[float, float] | None = None
+    # The trained features' score minus this one on the same images, and its 95 % interval.
     gain: tuple[float, float, float] | None = None
 
     @property
     def half(self) -> float:
-        return max(self.value - self.interval[0], self.interval[1] - self.value)
+        """Return the longer half of the interval."""
+        low, high = self.interval or (self.value, self.value)
+        return max(self.value - low, high - self.value)
 
 
 @dataclass(frozen=True)
@@ -56,12 +62,8 @@ class Facts:
 
     @property
     def command(self) -> str:
-        """Of the newest start, as it is typed; empty if the run kept none."""
-        if not self.starts:
-            return ""
-        first, *rest = shlex.split(str(self.starts[-1].get("command", ""))) or [""]
-        program = ["python", first] if first.endswith(".py") else [Path(first).name]
-        return shlex.join([*program, *rest])
+        """Return that of the newest start, as it was typed; empty if the run kept none."""
+        return str(self.starts[-1].get("command", "")) if self.starts else ""
 
     @cached_property
     def losses(self) -> list[float]:
@@ -74,14 +76,14 @@ class Facts:
 
     @cached_property
     def found(self) -> list[Finding]:
-        """What the collapse rules find, but a loss that is not finite."""
+        """Return what the collapse rules find, but a loss that is not finite."""
         if not self.config.get("LOSS", {}).get("name"):
             return []
         return [each for each in findings(self.ends, self.config) if each.what != "not finite"]
 
     @property
     def since(self) -> int:
-        """The first epoch, from 1, after which the first finding was there until now."""
+        """Return the first epoch, from 1, after which the first finding was there until now."""
         what, first = self.found[0].what, len(self.ends)
         while first > 1:
             before = findings(self.ends[: first - 1], self.config)
@@ -103,7 +105,7 @@ class Facts:
 
     @property
     def seconds(self) -> float:
-        """How long it trained, over all starts; 0 if its records do not say when they were."""
+        """Add up the time of all starts; 0 if the records do not say when they were."""
         begun = [datetime.fromisoformat(each["time"]).timestamp() for each in self.starts]
         times = [row["time"] for row in self.rows if "time" in row]
         ends = [max((each for each in times if each < later), default=start)
@@ -112,30 +114,24 @@ class Facts:
 
     @property
     def answers(self) -> Path:
-        """The file with the answer to each test image of the newest judgement."""
+        """Return the file with the answer to each test image of the newest judgement."""
         name = name_of_images(self.evaluation.get("images", {}))
         return self.folder / JUDGEMENTS / f"{name}.npz"
 
     def scores(self, metric: str) -> dict[str, Score]:
-        """By kind of features, of their last layer."""
-        found = {}
-        for each in self.evaluation.get("scores", ()):
-            value = values_of(each).get(metric)
-            if value is not None:
-                low, high = each.get("intervals", {}).get(metric) or (value, value)
-                gain = each.get("gains", {}).get(metric)
-                found[each["features"]] = Score(value, (low, high), gain and tuple(gain))
-        return found
+        """Map each kind of features to its score, of the last layer."""
+        found = scores_of(self.evaluation)
+        return {each.features: each for each in found if each.metric == metric}
 
     @property
     def metrics(self) -> list[str]:
-        """Of the trained features, kNN first."""
+        """List those of the trained features, kNN first."""
         own = [each for each in self.evaluation.get("scores", ()) if each["features"] == TRAINED]
         return [*values_of(own[-1])] if own else []
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """How the trained features were scored; {} if they were not."""
+        """Return how the trained features were scored; {} if they were not."""
         for each in self.evaluation.get("scores", ()):
             if each["features"] == TRAINED:
                 return dict(each.get("about", {}))
@@ -147,17 +143,38 @@ class Facts:
 
     @property
     def tested(self) -> int:
-        """How many images were tested."""
+        """Count the images that were tested."""
         for each in self.evaluation.get("scores", ()):
             images = each.get("about", {}).get("images", {})
             return int(images.get("test", images.get("train", 0)))
         return 0
 
 
+def scores_of(report: Mapping[str, Any], features: str = "") -> list[Score]:
+    """Return the scores of one kind of features, or of all; of several layers all of them."""
+    found = []
+    for each in report.get("scores", ()):
+        if features and each["features"] != features:
+            continue
+        for metric, value in values_of(each).items():
+            interval, gain = (each.get(key, {}).get(metric) for key in ("intervals", "gains"))
+            found.append(Score(each["features"], each["layer"], metric, value,
+                               tuple(interval) if interval else None,
+                               tuple(gain) if gain else None))  # fmt: skip
+    return found
+
+
+def most_neighbours(metrics: Iterable[str]) -> str:
+    """Return the kNN metric of most neighbours, by which runs are judged; empty: there is none."""
+    near = [each for each in metrics if each.startswith("knn_")]
+    return max(near, key=lambda each: int(each.removeprefix("knn_")), default="")
+
+
 def values_of(score: Mapping[str, Any]) -> dict[str, float]:
-    """The scores of a row of the report by metric; of the most neighbours first."""
-    neighbours = sorted(score.get("knn", {}).items(), key=lambda each: -int(each[0]))
-    values = {f"knn_{k}": value for k, value in neighbours}
+    """Map each metric of a row of the report to its value; that of most neighbours comes first."""
+    values = {f"knn_{k}": value for k, value in score.get("knn", {}).items()}
+    if first := most_neighbours(values):
+        values = {first: values[first], **values}
     linear = score.get("linear")
     return values if linear is None else {**values, "linear": linear}
 
@@ -239,5 +256,6 @@ def _is_score(found: Any) -> bool:
         case {"features": str(), "layer": str(), "knn": dict() as knn}:
             linear = found.get("linear")
             numbers = [*knn.values(), *([] if linear is None else [linear])]
-            return all(isinstance(each, (int, float)) for each in numbers)
+            numeric = all(isinstance(each, (int, float)) for each in numbers)
+            return numeric and all(map(str.isdecimal, knn))
     return False

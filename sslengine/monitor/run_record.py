@@ -13,7 +13,7 @@ from typing import Any
 from sslengine.atomic import open_no_link, write_json
 from sslengine.distributed.ranks import is_primary, world_size
 from sslengine.errors import Preempted
-from sslengine.monitor.environment import peak_memory
+from sslengine.monitor.environment import peak_memory, typed_command
 from sslengine.monitor.run_status import (
     COMPLETE,
     FAILED,
@@ -25,7 +25,7 @@ from sslengine.monitor.run_status import (
 )
 
 # What of environment.json a start keeps.
-_OF_START = ("recipe", "time", "command", "folder", "host", "code", "sslengine", "python", "gpus")
+_OF_START = ("recipe", "time", "folder", "host", "code", "sslengine", "python", "gpus")
 
 
 @contextmanager
@@ -36,7 +36,12 @@ def recorded(task: Any, run_dir: Path, environment: Mapping[str, Any]) -> Iterat
         return
     steps = sum(each.own_steps for each in task.phases if each.train)
     begun = {name: environment.get(name) for name in _OF_START}
-    begun |= {"step": task.iteration, "ranks": world_size(), "device": task.device.type}
+    begun |= {
+        "command": typed_command(),
+        "step": task.iteration,
+        "ranks": world_size(),
+        "device": task.device.type,
+    }
     with suppress(OSError):
         _append(run_dir / STARTS, begun)
     _write(run_dir, Status(RUNNING, task.iteration, steps))

@@ -49,7 +49,7 @@ class Verdict:
 
     @property
     def text(self) -> str:
-        """The whole as lines for a terminal."""
+        """Join the parts as lines for a terminal."""
         lines = [self.sentence, self.detail, *(f"But {each}" for each in self.caveats)]
         return "\n".join([*filter(None, lines), *([f"  {self.command}"] if self.command else [])])
 
@@ -69,7 +69,6 @@ def _failed(facts: Facts) -> Said | None:
     if status.status != FAILED or (status.error == CollapseError.__name__ and facts.found):
         return None
     told = f"Failed at step {status.step}: {status.cause.rstrip('.')}."
-    advice = ""
     if is_not_finite(status):
         advice = next((each.advice for each in findings(facts.ends, facts.config)
                        if each.what == "not finite"), "")  # fmt: skip
@@ -99,9 +98,9 @@ def _stopped(facts: Facts) -> Said | None:
     status = facts.status
     if status.status != STOPPED:
         return None
-    saved = "saved " if status.cause.startswith("stopped by") else ""
-    of = f"step {status.step} of {status.steps}" if status.steps else f"step {status.step}"
-    told = f"Stopped{' and ' * bool(saved)}{saved.strip()} after {of}."
+    saved = status.cause.startswith("stopped by")
+    of = f" of {status.steps}" if status.steps else ""
+    told = f"{'Stopped and saved' if saved else 'Stopped'} after step {status.step}{of}."
     why = "" if saved or not status.cause else f"{status.cause[0].upper()}{status.cause[1:]} "
     return told, f"{why}The same command resumes it.", facts.command
 
@@ -163,7 +162,7 @@ def _not_better(facts: Facts, than: str, said: str) -> Said | None:
 
 
 def _is_better(own: Score, other: Score) -> bool:
-    """By the paired interval; without one, by more than both intervals together."""
+    """Compare by the paired interval; without one, by more than both intervals together."""
     if other.gain is not None:
         return other.gain[1] > 0
     return own.value - other.value > hypot(own.half, other.half)
@@ -241,7 +240,7 @@ def caveats_of(facts: Facts) -> Iterator[str]:
 
 
 def _spike(facts: Facts) -> int:
-    """The step at which the loss was for a moment ten times that of its neighbours; 0: none."""
+    """Return the step at which the loss was for a moment ten times that of its neighbours, or 0."""
     losses = [(row["iteration"], abs(row["loss"])) for row in facts.rows
               if row["kind"] == "step" and isinstance(row.get("loss"), float)]  # fmt: skip
     for place in range(5, len(losses) - 5):

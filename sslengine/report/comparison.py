@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from sslengine.dotted import leaves
 from sslengine.evaluation.pairs import compare_pairs
-from sslengine.monitor.run_facts import PIXELS, TRAINED, UNTRAINED, Facts, values_of
-from sslengine.report.content import Comparison, Fact, Row, Score
+from sslengine.monitor.run_facts import PIXELS, TRAINED, UNTRAINED, Facts, Score, scores_of
+from sslengine.report.content import Comparison, Fact, Row
 from sslengine.report.read_curves import read_curves
-from sslengine.report.summary import Summary, list_incomparable
+from sslengine.report.summary import Summary, list_incomparable, rank_of
 
 # Keys that say where a run is, what it prints, or how fast it reads.
 _NO_MATTER = re.compile(
@@ -112,21 +112,6 @@ def _told(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def scores_of(report: Mapping[str, Any], features: str = "") -> list[Score]:
-    """Return the scores of one kind of features, or of all; of several layers all of them."""
-    found = []
-    for each in report.get("scores", ()):
-        if features and each["features"] != features:
-            continue
-        for metric, value in values_of(each).items():
-            low_high = each.get("intervals", {}).get(metric)
-            gain = each.get("gains", {}).get(metric)
-            found.append(Score(each["features"], each["layer"], metric, value,
-                               tuple(low_high) if low_high else None,
-                               tuple(gain) if gain else None))  # fmt: skip
-    return found
-
-
 def _short_names(folders: Sequence[Path]) -> list[str]:
     """Return the last part of each folder, or as many as tell them apart."""
     for count in range(1, 5):
@@ -154,10 +139,10 @@ def _metric_of_all(runs: Sequence[Facts]) -> str:
     return next((metric for metric in known if all(metric in each for each in judged)), "")
 
 
-def _rank(run: Facts, metric: str) -> float:
-    found = run.scores(metric).get(TRAINED) if metric else None
-    value = found.value if found else -1.0
-    return -value if value == value else 0.0  # a score that is no number is the worst
+def _rank(run: Facts, metric: str) -> tuple[bool, float]:
+    """Order judged runs first, the best score first."""
+    found = run.scores(metric).get(TRAINED)
+    return found is None, -rank_of(found.value) if found else 0.0
 
 
 def _read_answers(run: Facts) -> dict[tuple[str, str], Right]:

@@ -9,21 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from sslengine.monitor.run_facts import Score
 from sslengine.monitor.verdict import Verdict
-
-
-@dataclass(frozen=True)
-class Score:
-    """A score of one kind of features on the test images, in percent."""
-
-    features: str  # trained, untrained, raw pixels, reference
-    layer: str
-    metric: str  # knn_20, linear
-    value: float
-    # The 95 % interval over test images; None: unknown.
-    interval: tuple[float, float] | None = None
-    # The trained features' score minus this one on the same images, and its 95 % interval.
-    gain: tuple[float, float, float] | None = None
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,14 @@ from sslengine.monitor.run_facts import (
     UNTRAINED,
     Facts,
     checkpoints_in,
+    most_neighbours,
     name_of_images,
     read_facts,
     read_judgements,
+    scores_of,
 )
 from sslengine.monitor.verdict import judge_run, share_waited
-from sslengine.report.comparison import TYPED, origins_in, scores_of
+from sslengine.report.comparison import TYPED, origins_in
 from sslengine.report.content import ClassRow, Content, Fact, Judgement
 from sslengine.report.page import render
 from sslengine.report.parts import Parts, read_json, read_parts
@@ -149,10 +151,12 @@ def _answers(
 
 def _first(answers: Mapping[str, Any], kind: str) -> Any:
     """Return the answers of one kind of features, by their last layer and most neighbours."""
-    found = [name for name in answers if name.startswith(f"{kind}/")]
-    layer = found[-1].rpartition("/")[0] if found else ""
-    near = [name for name in found if name.startswith(f"{layer}/knn_")]
-    return answers[max(near, key=lambda name: int(name.rpartition("_")[2]))] if near else None
+    found = [name.rpartition("/") for name in answers if name.startswith(f"{kind}/")]
+    if not found:
+        return None
+    layer = found[-1][0]
+    metric = most_neighbours(name for place, _, name in found if place == layer)
+    return answers.get(f"{layer}/{metric}")
 
 
 def _read_spectra(file: Path) -> dict[str, list[float]]:

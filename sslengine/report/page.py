@@ -17,6 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from sslengine.errors import readable
+from sslengine.monitor.run_facts import Score
 from sslengine.report import curves, scores
 from sslengine.report.content import (
     ClassRow,
@@ -25,7 +26,6 @@ from sslengine.report.content import (
     Curve,
     Health,
     Judgement,
-    Score,
 )
 from sslengine.report.parts import PICTURE, check_picture
 from sslengine.report.scale import (

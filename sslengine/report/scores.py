@@ -8,7 +8,8 @@ from itertools import pairwise
 
 from markupsafe import Markup
 
-from sslengine.report.content import ClassRow, Score
+from sslengine.monitor.run_facts import Score
+from sslengine.report.content import ClassRow
 from sslengine.report.scale import Axis, fit_axis, format_points
 from sslengine.report.svg import Drawing, Point, name_kind
 

@@ -135,7 +135,7 @@ def test_a_report_without_answers_is_compared_by_intervals() -> None:
 
 def test_a_longer_run_is_advised_while_the_loss_falls() -> None:
     rows = steps([5.0 - 0.05 * number for number in range(60)])
-    start = {"command": "/usr/bin/sslengine train photos --lr 0.1", "time": "2026-11-28T00:00:00"}
+    start = {"command": "sslengine train photos --lr 0.1", "time": "2026-11-28T00:00:00"}
     values = {"rows": rows, "evaluation": evaluation(82.8, 30.6, 28.0), "starts": [start]}
     found = judge_run(facts(**values))
     assert found.command == "sslengine train photos --lr 0.1 --epochs 8 --out run-longer"
