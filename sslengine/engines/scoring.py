@@ -213,8 +213,6 @@ class Asked:
         score.about["penalty"] = found.penalty
         if found.fitted is not None:
             score.answers["linear"] = found.fitted.answers(test)
-        score.about["constant"] = [name for name, each in score.answers.items()
-                                   if len(each) > 1 and each.unique().numel() == 1]  # fmt: skip
         for text in found.notes:
             note(f"linear probe: {text}")
 
@@ -269,12 +267,15 @@ def averaged(scores: Sequence[Score]) -> Score:
 
 
 def add_gains(scores: Sequence[Score], wanted: Tensor) -> None:
-    """Compare the trained features with each other kind by their answers to the same images.
+    """Compare the trained features with each other kind by their answers to the same images, and
+    note the metrics by which all answers are the same.
 
     Of several layers the one of the same name is compared, or else the last.
     """
     trained = [each for each in scores if each.features == TRAINED]
     for score in scores if trained else ():
+        score.about["constant"] = [name for name, each in score.answers.items()
+                                   if len(wanted) > 1 and each.unique().numel() == 1]  # fmt: skip
         own = next((each for each in trained if each.layer == score.layer), trained[-1])
         for name in score.answers if score not in trained else ():
             if name not in own.answers:

@@ -32,6 +32,8 @@ from sslengine.monitor.run_status import FAILED, RUNNING, STOPPED, is_not_finite
 
 TIMES = 10.0  # the loss at the end over that at the start: it has diverged
 SPIKE = 10.0  # a loss over the median of its neighbours
+STEADY = 2.0  # times the median: the last loss before one that is not finite
+WAS_STEADY = "The loss was steady before: look for pixels of this step that are not finite."
 FEW_RECORDS, FEW_TESTED = 20, 100
 WAITING = 0.5  # of a step's time: training is limited by reading images
 IMPROVING = 0.01  # of the loss, over the last tenth
@@ -72,6 +74,10 @@ def _failed(facts: Facts) -> Said | None:
     if is_not_finite(status):
         advice = next((each.advice for each in findings(facts.ends, facts.config)
                        if each.what == "not finite"), "")  # fmt: skip
+        if len(facts.losses) > 1 and abs(facts.losses[-1]) <= STEADY * median(
+            map(abs, facts.losses)
+        ):
+            advice = f"{WAS_STEADY} {advice}"
         return told, advice, f"sslengine replay {facts.run}"
     return told, f"The log has the whole error: {facts.folder / 'log.txt'}", facts.command
 
@@ -209,12 +215,29 @@ def longer(facts: Facts) -> str:
                 if facts.config.get("OPTIMIZER", {}).get(each)), "")  # fmt: skip
     if not facts.command or not key:
         return ""
-    length = 2 * int(facts.config["OPTIMIZER"][key])
-    place = shlex.quote(f"{facts.folder}-longer")
+    length, place = 2 * int(facts.config["OPTIMIZER"][key]), f"{facts.folder}-longer"
     if " train " in facts.command and "config=" not in facts.command:
-        more = f"--epochs {length}" if key == "num_epochs" else f"--set OPTIMIZER.{key}={length}"
-        return f"{facts.command} {more} --out {place}"
-    return f"{facts.command} config.OPTIMIZER.{key}={length} config.CHECKPOINT.DIR={place}"
+        more = ["--epochs", str(length)] if key == "num_epochs" else [
+            "--set", f"OPTIMIZER.{key}={length}"
+        ]  # fmt: skip
+        more += ["--out", place]
+    else:
+        more = [f"config.OPTIMIZER.{key}={length}", f"config.CHECKPOINT.DIR={place}"]
+    return shlex.join([*_without(shlex.split(facts.command), key), *more])
+
+
+def _without(words: Sequence[str], key: str) -> Iterator[str]:
+    """Yield the words of a command but those of its length and of its folder."""
+    of_value = (f"OPTIMIZER.{key}=", f"config.OPTIMIZER.{key}=", "config.CHECKPOINT.DIR=")
+    before = ""
+    for word, after in zip(words, [*words[1:], ""]):
+        value = before in ("--out", "--epochs") or word.startswith(
+            (*of_value, "--out=", "--epochs=")
+        )
+        option = word in ("--out", "--epochs") or (word == "--set" and after.startswith(of_value))
+        if not value and not option:
+            yield word
+        before = word
 
 
 def caveats_of(facts: Facts) -> Iterator[str]:

@@ -109,6 +109,8 @@ def _row(run: Facts, name: str, differs: Sequence[str]) -> Row:
 
 
 def _told(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_told, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

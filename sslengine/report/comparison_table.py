@@ -10,7 +10,7 @@ from rich.table import Table
 from sslengine.report.content import Comparison, Row
 from sslengine.report.scale import name_metric
 
-KEYS = 3  # that differ, of which a table has a column
+KEYS, WIDTH = 3, 12  # keys that differ, of which a table has a column; characters of a value
 
 
 def show(console: Console, found: Comparison, notes: Sequence[str] = ()) -> None:
@@ -41,6 +41,11 @@ def _cells(row: Row, keys: Sequence[str], metrics: Sequence[str]) -> list[str]:
     loss = row.metrics.get("loss")
     state = f"{row.status}: {', '.join(row.findings)}" if row.findings else row.status
     return [
-        row.name, *(row.differs[key] for key in keys), *cells,
+        row.name, *(_end_of(row.differs[key]) for key in keys), *cells,
         "-" if loss is None else f"{loss:.4g}", row.length.partition(" ")[0], state,
     ]  # fmt: skip
+
+
+def _end_of(text: str) -> str:
+    """Return a value, or its end, where paths differ."""
+    return text if len(text) <= WIDTH else f"...{text[3 - WIDTH :]}"

@@ -32,6 +32,7 @@ from sslengine.monitor.run_status import (
 from sslengine.monitor.verdict import judge_run
 from tests.command.photos import write_photos
 
+TYPED = "sslengine train '--api_key=***'"
 CONFIG: dict[str, Any] = {
     "LOSS": {"name": "any_loss", "any_loss": {}},
     "OPTIMIZER": {"num_epochs": 4, "param_schedulers": {"lr": {"name": "constant", "value": 0.3}}},
@@ -196,19 +197,23 @@ def test_a_run_that_is_stopped_killed_or_running(tmp_path: Path) -> None:
     ],
 )
 def test_the_status_of_a_run_that_ends(
-    error: BaseException | None, status: str, tmp_path: Path
+    error: BaseException | None,
+    status: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("sys.argv", ["/bin/sslengine", "train", "--api_key=x"])
     phases = [SimpleNamespace(own_steps=7, train=True)]
     task = SimpleNamespace(iteration=3, phases=phases, device=torch.device("cpu"))
     expected = nullcontext() if error is None else pytest.raises(type(error))
-    with expected, recorded(task, tmp_path, {"command": "sslengine x", "time": "now"}):
+    with expected, recorded(task, tmp_path, {"time": "now"}):
         if error is not None:
             raise error
     found = read_status(tmp_path)
     assert (found.status, found.step, found.steps) == (status, 3, 7)
     assert "\n" not in found.cause
     (start,) = read_starts(tmp_path)
-    assert (start["command"], start["step"], start["ranks"]) == ("sslengine x", 3, 1)
+    assert (start["command"], start["step"], start["ranks"]) == (TYPED, 3, 1)
 
 
 def test_a_run_of_an_earlier_version(tmp_path: Path) -> None:
@@ -262,3 +267,20 @@ def test_the_interval_holds_the_true_difference_as_often_as_it_says() -> None:
         _, low, high = compare_pairs(np.isin(kind, (0, 1)), np.isin(kind, (0, 2)))
         held += low <= 10.0 <= high
     assert 0.93 <= held / 2000 <= 0.975
+
+
+def test_a_longer_run_has_a_new_length_and_folder_in_place_of_the_old() -> None:
+    typed = "sslengine train photos --epochs 4 --out=runs/a --set OPTIMIZER.num_epochs=4 --lr 0.1"
+    start = {"command": typed, "time": "2026-11-28T00:00:00"}
+    found = judge_run(facts(evaluation=evaluation(53.8, 30.0, 76.2), starts=[start]))
+    assert found.command == "sslengine train photos --lr 0.1 --epochs 8 --out run-longer"
+
+
+@pytest.mark.parametrize(("losses", "first"), [([5.0] * 9, True), ([5.0] * 8 + [90.0], False)])
+def test_where_the_loss_was_steady_before_it_was_not_finite_images_come_first(
+    losses: list[float], first: bool
+) -> None:
+    status = Status(FAILED, 10, 20, "the loss of iteration 10 is not finite", "NonFiniteLossError")
+    found = judge_run(facts(status=status, rows=steps(losses)))
+    assert found.detail.startswith("The loss was steady") == first
+    assert found.command == "sslengine replay run"
