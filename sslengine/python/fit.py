@@ -73,11 +73,10 @@ def fit(
     epochs or iterations: the length of the whole run; give one of them.
     batch_size, shuffle, drop_last, collate_fn, workers: how each rank reads a dataset.
     out: a folder for checkpoints and metrics.jsonl; the same call resumes from it. None: no files.
-    quiet: print nothing of its progress.
-    values: any other keys under `config` in YAML.
+    quiet: print nothing of its progress. values: any other keys under `config` in YAML.
 
-    With a path and the name of a method, fit(data, method, model) is `sslengine.train`. The names
-    folder, settings and verbose that out, values and quiet had are taken too.
+    With a path and a method's name, fit(data, method, model) is `sslengine.train`. The earlier
+    names folder, settings and verbose are taken too.
     """
     _expect_objects(model=model, loss=loss, data=data)
     place = choose_device(device)
