@@ -256,6 +256,7 @@ def test_what_is_no_data_is_refused_with_what_is(
         "fit": lambda data: sslengine.fit("simclr", data, out=tmp_path / "run"),
         "embed": lambda data: sslengine.embed(tmp_path, data),
     }
+    (tmp_path / "config.yaml").touch()  # embed asks for the folder of a run first
     with pytest.raises((ConfigError, DataError), match=f"^data: .*{message}") as raised:
         calls[verb](make())
     assert isinstance(raised.value, SSLEngineError)

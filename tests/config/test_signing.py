@@ -36,7 +36,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("mine", "home"):
         (tmp_path / name).mkdir()
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each])
     monkeypatch.setattr(trust, "_searched", set())
     monkeypatch.chdir(tmp_path / "mine")
     return tmp_path / "mine"
