@@ -186,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for name, overrides, kills, tests in _plan(given):
             folder = given.folder.absolute() / name
-            make = partial(_resolved, [*PACE, *overrides], given.config_dir, tests)
+            make = partial(resolve_recorded, [*PACE, *overrides], given.config_dir, tests)
             tally = harm(name, make, folder, kills, dice, given.power_cuts)
             print(tally, flush=True)
     except (SSLEngineError, AssertionError) as error:
@@ -204,21 +204,22 @@ def _plan(given: argparse.Namespace) -> Iterator[tuple[str, list[str], int, bool
     together = sum(share for _, _, share in shapes)
     for ranks, workers, share in shapes:
         for method in given.methods:
-            own = METHODS[method]
-            base = (
-                ()
-                if any(each.startswith("config=") for each in own)
-                else (f"config=quickstart/{method}",)
-            )
-            small = [
-                *base, *own, *SMALL,
-                f"config.DATA.NUM_DATALOADER_WORKERS={workers}",
-                f"config.DISTRIBUTED.NUM_PROC_PER_NODE={ranks}",
-                f"config.DATA.TRAIN.BATCHSIZE_PER_REPLICA={4 // ranks}", *given.overrides,
-            ]  # fmt: skip
+            small = [*small_run(method, ranks, workers), *given.overrides]
             kills = max(1, round(given.kills * share / together / len(given.methods)))
             tests = method not in UNTESTED
             yield f"{method}, ranks {ranks}, workers {workers}", small, kills, tests
+
+
+def small_run(method: str, ranks: int = 1, workers: int = 0) -> list[str]:
+    """Return the overrides of 24 images, three epochs and batches of 4."""
+    own = METHODS[method]
+    named = any(each.startswith("config=") for each in own)
+    return [
+        *([] if named else [f"config=quickstart/{method}"]), *own, *SMALL,
+        f"config.DATA.NUM_DATALOADER_WORKERS={workers}",
+        f"config.DISTRIBUTED.NUM_PROC_PER_NODE={ranks}",
+        f"config.DATA.TRAIN.BATCHSIZE_PER_REPLICA={4 // ranks}",
+    ]  # fmt: skip
 
 
 def harm(
@@ -233,7 +234,7 @@ def harm(
     shutil.rmtree(folder, ignore_errors=True)
     whole = make(folder / "whole")
     began = time.monotonic()
-    assert _live(whole, None) == 0, f"the undisturbed run fails; see {folder / 'whole'}"
+    assert live(whole, None) == 0, f"the undisturbed run fails; see {folder / 'whole'}"
     seconds = time.monotonic() - began  # of a run that is not killed
     while tally.kills < kills:
         for each in ("killed", "killed_beside"):
@@ -242,7 +243,7 @@ def harm(
         disk.begin()
         before, began = tally.kills, time.monotonic()
         # The last start is not killed.
-        while _live(killed, _instant(dice, seconds) if tally.kills < kills else None, disk) != 0:
+        while live(killed, _instant(dice, seconds) if tally.kills < kills else None, disk) != 0:
             tally.kills += 1
             checkpoints = folder / "killed" / "checkpoints"
             tally.in_a_save += any(checkpoints.glob(".model_*.tmp"))
@@ -257,12 +258,12 @@ def harm(
     return tally
 
 
-def _resolved(
+def resolve_recorded(
     overrides: Sequence[str], config_dirs: Sequence[str], tests: bool, folder: Path
 ) -> Resolved:
     """The run, in this folder and with an additional hook that records it."""
     run = resolve([*overrides, f"config.CHECKPOINT.DIR='{folder}'"], config_dirs)
-    record = {"name": "chaos:Record", "folder": str(_beside(folder))}
+    record = {"name": "chaos:Record", "folder": str(beside(folder))}
     config = copy.deepcopy(run.config)
     OmegaConf.set_readonly(config, False)
     config.HOOKS.EXTRA = [*config.HOOKS.EXTRA, record]
@@ -274,9 +275,9 @@ def _resolved(
     return dataclasses.replace(run, config=config)
 
 
-def _beside(folder: Path) -> Path:
+def beside(folder: Path) -> Path:
     """The folder of the tool's own records of a run; power cuts do not affect it."""
-    return folder.with_name(f"{folder.name}_beside")
+    return folder.with_name(f"{folder.name}beside")
 
 
 @dataclass(frozen=True)
@@ -296,8 +297,11 @@ def _instant(dice: random.Random, seconds: float) -> Instant:
     return Instant(dice.uniform(0, seconds), dice.random() < IN_A_SAVE)
 
 
-def _live(run: Resolved, kill_at: Instant | None, disk: Disk | None = None) -> int:
-    """Start the run once, in processes forked from this one. Returns 0 if it ended by itself."""
+def live(run: Resolved, kill_at: Any = None, disk: Disk | None = None) -> int:
+    """Start the run once, in processes forked from this one. Returns 0 if it ended by itself.
+
+    kill_at: an Instant, or another object with its has_come.
+    """
     ranks, port = world_size(run.config), _free_port()
     checkpoints = Path(run.config.CHECKPOINT.DIR) / "checkpoints"
     began = time.monotonic()
@@ -349,7 +353,7 @@ def _fork(run: Resolved, number: int, ranks: int, port: int, disk: Disk | None) 
 
 
 def _output(run: Resolved) -> Path:
-    return _beside(Path(run.config.CHECKPOINT.DIR)) / "output.txt"
+    return beside(Path(run.config.CHECKPOINT.DIR)) / "output.txt"
 
 
 def _free_port() -> int:
@@ -363,38 +367,38 @@ def _compare(whole: Path, killed: Path, ranks: int) -> int:
     again = 0
     for number in range(ranks):
         name = f"steps_rank{number}.jsonl"
-        want = {step[0]: step for step in _steps(_beside(whole) / name)}
-        made = list(_steps(_beside(killed) / name))
+        want = {step[0]: step for step in read_steps(beside(whole) / name)}
+        made = list(read_steps(beside(killed) / name))
         for step in made:
             assert step == want[step[0]], f"rank {number}: {step} instead of {want[step[0]]}"
         missing = want.keys() - {step[0] for step in made}
         assert not missing, f"rank {number} lacks the steps {sorted(missing)}"
         again += len(made) - len(want)
-    for read in (_lines, _rows, _pictures):
-        _same(read.__name__[1:], read(whole), read(killed))
-    _same("", _final_state(whole), _final_state(killed))
+    for read in (read_records, read_rows, read_pictures):
+        _same(read.__name__, read(whole), read(killed))
+    _same("", final_state(whole), final_state(killed))
     return again // ranks
 
 
-def _lines(folder: Path) -> list[dict[str, Any]]:
+def read_records(folder: Path) -> list[dict[str, Any]]:
     """All lines of metrics.jsonl; a truncated line is an error."""
     path = folder / "metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     return [{name: line[name] for name in line if name not in TIMES} for line in lines]
 
 
-def _rows(folder: Path) -> list[dict[str, str]]:
+def read_rows(folder: Path) -> list[dict[str, str]]:
     with (folder / "metrics.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     return [{name: row[name] for name in row if name not in TIMES} for row in rows]
 
 
-def _pictures(folder: Path) -> dict[str, str]:
+def read_pictures(folder: Path) -> dict[str, str]:
     paths = (folder / "images").rglob("*.png")
     return {str(path.relative_to(folder)): sha256_of(path) for path in sorted(paths)}
 
 
-def _steps(path: Path) -> Iterator[list[Any]]:
+def read_steps(path: Path) -> Iterator[list[Any]]:
     for line in path.read_bytes().splitlines():
         try:
             yield json.loads(line)
@@ -402,7 +406,7 @@ def _steps(path: Path) -> Iterator[list[Any]]:
             continue  # empty, or truncated by a kill
 
 
-def _final_state(folder: Path) -> Any:
+def final_state(folder: Path) -> Any:
     found = files.newest(folder / "checkpoints")
     assert found is not None
     return found[1]["classy_state_dict"]
