@@ -33,7 +33,7 @@ from typing import Any, Generic, TypeVar
 from sslengine.absent import instead_of
 from sslengine.errors import ConfigError, SSLEngineError, UnknownNameError, listing, nearest
 from sslengine.progress import progress
-from sslengine.startup import importing, is_measured
+from sslengine.startup import is_measured
 from sslengine.trust import expect_trust, is_closed, search_current_folder
 
 T = TypeVar("T")
@@ -302,8 +302,7 @@ def component_key(name: str) -> str:
 
 def _import(module: str) -> types.ModuleType:
     if "torch" in sys.modules or is_measured() or not module.startswith("sslengine."):
-        with importing():
-            return importlib.import_module(module)
+        return importlib.import_module(module)
     with progress("importing torch"):
         return importlib.import_module(module)
 

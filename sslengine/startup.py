@@ -1,13 +1,9 @@
-"""Measure the time from the command to its first training step, and report it in one line.
+"""Report the time from the command to the end of its first step; start Python's processes.
 
-    start-up 9.8 s: imports 4.1, config 0.6, rendezvous 0.3, data 1.2, model 1.0, first step 0.8
+    first step after 9.8 s
 
-There is one account per run. The time of a phase starts at the end of the previous phase, without
-the imports of components that registry.py does on first use of a name. A process that starts ranks
-passes its account to them by an environment variable. Without a command, as in a notebook, nothing
-is measured.
-
-On a terminal each long phase is announced when it starts.
+The moment is kept in the environment, which ranks inherit. Without a command, as in a notebook,
+nothing is measured. On a terminal each long phase is announced when it starts.
 
 Imports create millions of objects and hardly any garbage, and Python's garbage collector would
 scan all of them repeatedly: a fifth of the CPU time until the first step. So the collector is
@@ -20,19 +16,16 @@ there would run. So these processes start without it, and get this process's sys
 from __future__ import annotations
 
 import gc
-import json
 import multiprocessing.util
 import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-VARIABLE = "SSLENGINE_START_UP"
-
+VARIABLE = "SSLENGINE_BEGAN"  # seconds of the clock of now()
 
 _of_multiprocessing: Any = multiprocessing.util
 _spawn = _of_multiprocessing.spawnv_passfds
@@ -49,28 +42,35 @@ def _start(path: Any, words: Sequence[str], *others: Any) -> int:
 _of_multiprocessing.spawnv_passfds = _start
 
 
-@dataclass
-class Account:
-    until: float  # time before this moment is in `seconds`
-    seconds: dict[str, float] = field(default_factory=dict)
-    importing: bool = False
-
-    def add(self, phase: str, end: float) -> None:
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + max(0.0, end - self.until)
-        self.until = end
-
-
-_account: Account | None = None
 _first_of_process = True
 _paused = _frozen = False  # garbage collection is paused; imported modules are excluded from it
 
 
 def begin() -> None:
-    """Start the account of a command. So far the process has only imported modules."""
-    global _account, _first_of_process
-    _account = Account(born() if _first_of_process else now())
+    """Note when a command begins: its process has only imported modules so far."""
+    global _first_of_process
+    os.environ[VARIABLE] = str(born() if _first_of_process else now())
     _first_of_process = False
-    mark("imports")
+
+
+def finish() -> str:
+    """Return the line after the first step; "" the second time, or if nothing was measured."""
+    began = os.environ.pop(VARIABLE, "")
+    # The time of a restarted rank would include that before the restart.
+    if not began or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+        return ""
+    return f"first step after {now() - float(began):.1f} s"
+
+
+def announce(doing: str) -> None:
+    """Print on a terminal what starts now, because nothing else may be printed for seconds."""
+    if is_measured() and os.environ.get("RANK", "0") == "0" and sys.stdout.isatty():
+        print(f"{doing} ...", flush=True)  # noqa: T201
+
+
+def is_measured() -> bool:
+    """Return whether a command has begun that has not ended its first step yet."""
+    return VARIABLE in os.environ
 
 
 @contextmanager
@@ -98,80 +98,6 @@ def imported() -> None:
         gc.freeze()
     gc.enable()
     _paused, _frozen = False, True
-
-
-def mark(phase: str) -> None:
-    """End the phase."""
-    if _account is not None:
-        _account.add(phase, now())
-
-
-def announce(doing: str) -> None:
-    """Print on a terminal what starts now, because nothing else may be printed for seconds."""
-    if _account is not None and os.environ.get("RANK", "0") == "0" and sys.stdout.isatty():
-        print(f"{doing} ...", flush=True)  # noqa: T201
-
-
-def is_measured() -> bool:
-    """Is this the start of a run, which announces its phases?"""
-    return _account is not None
-
-
-@contextmanager
-def importing() -> Iterator[None]:
-    """Count the time of the block as imports, not as the current phase."""
-    account = _account
-    if account is None or account.importing:
-        yield
-        return
-    began, account.importing = now(), True
-    try:
-        yield
-    finally:
-        taken = now() - began
-        account.seconds["imports"] = account.seconds.get("imports", 0.0) + taken
-        account.until += taken
-        account.importing = False
-
-
-def move_from_imports(phase: str, seconds: float) -> None:
-    """Count these seconds of the current import as `phase` instead."""
-    if _account is not None and _account.importing:
-        for name, more in ((phase, seconds), ("imports", -seconds)):
-            _account.seconds[name] = _account.seconds.get(name, 0.0) + more
-
-
-@contextmanager
-def passed_to_ranks() -> Iterator[None]:
-    """Pass the account to processes that are started in the block."""
-    if _account is not None:
-        os.environ[VARIABLE] = json.dumps(asdict(_account))
-    try:
-        yield
-    finally:
-        os.environ.pop(VARIABLE, None)
-
-
-def take_over() -> None:
-    """In a rank: continue the account of the process that started it, if there is one."""
-    global _account
-    text = os.environ.pop(VARIABLE, "")
-    # The account of a restarted rank would include the time before the restart.
-    if text and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
-        _account = Account(**json.loads(text))
-        _account.add("rendezvous", born())
-        mark("imports")
-
-
-def finish() -> str:
-    """Return the line after the first step; "" the second time, or if nothing was measured."""
-    global _account
-    mark("first step")
-    account, _account = _account, None
-    if account is None:
-        return ""
-    parts = [f"{name} {taken:.1f}" for name, taken in account.seconds.items() if taken >= 0.05]
-    return f"start-up {sum(account.seconds.values()):.1f} s: {', '.join(parts)}"
 
 
 def now() -> float:

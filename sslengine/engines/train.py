@@ -58,7 +58,6 @@ def train_task(run: Run) -> tuple[Any, bool]:
 def _train(task: Any, run: Run) -> bool:
     began = time.monotonic()
     marks = resume(task, run)
-    startup.mark("checkpoint")
     if task.done_training():
         run.say(
             f"{run.run_dir}: this run is complete, {task.iteration} steps; nothing to do. "

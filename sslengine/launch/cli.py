@@ -94,7 +94,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SSLEngineError as error:
         say(f"error: {error}", sys.stderr)
         return 2
-    startup.mark("config")
     return start(runs)
 
 
@@ -152,7 +151,6 @@ def run_all(runs: Sequence[Resolved]) -> int:
             expect_weights(run.config)
             expect_lists(run.config)
             expect_fitting_shapes(run.config)
-    startup.mark("check")
     if submits:
         return _submit(runs)
     launch = import_dotted("sslengine.launch.local:launch")

@@ -55,14 +55,13 @@ def run_node(resolved: Resolved, plan: Plan) -> None:
     if plan.meeting is not None and nodes > 1:
         place = meet(*plan.meeting, plan.node, nodes, minutes, "node")
     startup.announce(f"starting {options.NUM_PROC_PER_NODE} processes")
-    with startup.passed_to_ranks():
-        start_processes(
-            run_rank,
-            (resolved, world_size(resolved.config) > 1),
-            processes=options.NUM_PROC_PER_NODE,
-            nodes=nodes,
-            node_id=plan.node,
-            run_id=plan.meeting.token if plan.meeting else options.RUN_ID,
-            endpoint=place.endpoint if place else "",
-            max_restarts=options.MAX_RESTARTS,
-        )
+    start_processes(
+        run_rank,
+        (resolved, world_size(resolved.config) > 1),
+        processes=options.NUM_PROC_PER_NODE,
+        nodes=nodes,
+        node_id=plan.node,
+        run_id=plan.meeting.token if plan.meeting else options.RUN_ID,
+        endpoint=place.endpoint if place else "",
+        max_restarts=options.MAX_RESTARTS,
+    )

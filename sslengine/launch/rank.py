@@ -49,7 +49,6 @@ def run_rank(resolved: Resolved, join: bool) -> None:
 def _run_rank(resolved: Resolved, join: bool) -> None:
     assert catalog  # imported to declare all names
     assert lean_torchvision  # imported to save a second of imports
-    startup.take_over()
     config = resolved.config
     options = read(config, RunOptions)
     load_plugins(options.PLUGINS)
@@ -66,7 +65,6 @@ def _run_rank(resolved: Resolved, join: bool) -> None:
         boot_server()  # it starts while this process imports the task and joins the others
     if join:
         _join(config, device)
-        startup.mark("rendezvous")
     open_log(folder, rank(), options.VERBOSE)
     silence = read(config, DistributedOptions).HEARTBEAT_SECONDS
     try:

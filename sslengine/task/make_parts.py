@@ -82,7 +82,6 @@ class PartsOfConfig:
         startup.announce("reading data")
         feeds = self._feeds()
         plan = self._plan(feeds)
-        startup.mark("data")
         startup.announce("building the model")
         seed_all(seed)
         model, loss = self._networks(feeds)
@@ -117,7 +116,6 @@ class PartsOfConfig:
         )  # fmt: skip
         # From here on ranks draw differently (dropout), but always the same for one seed.
         seed_all(seed * 1_000_003 + rank() + 1)
-        startup.mark("model")
         return parts
 
     def _feeds(self) -> Feeds:

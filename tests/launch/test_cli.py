@@ -93,8 +93,8 @@ def test_the_command_trains(project: Path, capsys: pytest.CaptureFixture[str]) -
     assert len(out.splitlines()) < 40
     assert (project / "runs" / "tiny" / "checkpoints" / "checkpoint.torch").exists()
     assert "resumed" not in out
-    (line,) = [each for each in out.splitlines() if each.startswith("start-up ")]
-    assert re.match(r"start-up \d+\.\d s: \w+", line)
+    (line,) = [each for each in out.splitlines() if each.startswith("first step after ")]
+    assert re.match(r"first step after \d+\.\d s$", line)
     assert line in (project / "runs" / "tiny" / "log.txt").read_text()
 
 

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, TypeVar
 
-from sslengine import startup
 from sslengine.progress import progress
 
 logger = logging.getLogger(__name__)
@@ -116,6 +115,5 @@ def _compiled(function: Any, signature: str) -> Any:
         compiled = _njit(signature, nogil=True)(function)
     if not compiled.stats.cache_hits:
         seconds = time.perf_counter() - began
-        startup.move_from_imports("compiling", seconds)
         logger.info("compiled %s for images, in %.1f s", function.__name__, seconds)
     return compiled
