@@ -1,36 +1,24 @@
-"""fp32, torch AMP (fp16, bf16) and apex AMP behind one interface.
+"""Compute in float32, or in half precision by torch's autocast, behind one interface.
 
-    with precision.autocast():            # forward and loss
-        ...
-    precision.backward(loss)
-    precision.unscale(optimizer)          # only before reading gradients
-    precision.step(optimizer)
-
-Only this file imports apex. NVIDIA removed `amp` from apex in 2025, and the PyPI package apex is
-another project. If there is no `apex.amp`, opt levels O1, O2 and O3 run as torch fp16 AMP, their
-present equivalent.
+with precision.autocast():            # forward and loss
+    ...
+precision.backward(loss)
+precision.unscale(optimizer)          # only before reading gradients
+precision.step(optimizer)
 """
 
 from __future__ import annotations
 
-import importlib
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
-from typing import Any, Literal, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
 
 from sslengine.errors import ConfigError, nearest
-
-log = logging.getLogger("sslengine")
-
-_WHERE = "config.MODEL.AMP_PARAMS"
-_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-
 
 _NO_AUTOCAST = nullcontext()
 WITHOUT_FLOAT64 = ("mps",)
@@ -41,11 +29,6 @@ class Precision:
 
     name = "fp32"
     mixed = False  # does `autocast` or `as_full` do anything?
-    one_optimizer_only = False
-
-    def prepare(self, model: nn.Module, optimizer: optim.Optimizer) -> optim.Optimizer:
-        """Called once before training. Only apex needs it: it patches both in place."""
-        return optimizer
 
     def autocast(self) -> AbstractContextManager[Any]:
         return _NO_AUTOCAST
@@ -144,40 +127,6 @@ class TorchAmp(Precision):
             self.scaler.load_state_dict(state)
 
 
-class ApexAmp(Precision):
-    """`apex.amp`, if the installed apex still has it."""
-
-    name = "apex"
-    mixed = one_optimizer_only = True
-
-    def __init__(self, amp: Any, amp_args: dict[str, Any]) -> None:
-        self._amp, self._args = amp, amp_args
-        self._optimizer: optim.Optimizer | None = None
-
-    def prepare(self, model: nn.Module, optimizer: optim.Optimizer) -> optim.Optimizer:
-        _, self._optimizer = self._amp.initialize(model, optimizer, **self._args)
-        return cast(optim.Optimizer, self._optimizer)
-
-    def as_full(self, output: Any) -> Any:
-        return as_full(output)
-
-    def backward(
-        self,
-        loss: Tensor,
-        inputs: Sequence[Tensor] | None = None,
-        retain_graph: bool = False,
-    ) -> None:
-        with self._amp.scale_loss(loss, self._optimizer) as scaled:
-            scaled.backward()
-
-    def state_dict(self) -> dict[str, Any]:
-        return cast("dict[str, Any]", self._amp.state_dict())
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state:
-            self._amp.load_state_dict(state)
-
-
 def as_full(output: Any) -> Any:
     """The output with its half-precision tensors in float32."""
     if isinstance(output, Tensor):
@@ -193,38 +142,12 @@ CHOICES = ("auto", "fp32", "tf32", "bf16", "fp16")
 
 
 def build_precision(
-    device: torch.device,
-    use_amp: bool,
-    amp_type: Literal["apex", "pytorch"] | str,
-    amp_dtype: str,
-    amp_args: dict[str, Any],
-    scaler: Mapping[str, Any] = MappingProxyType({}),
-) -> Precision:
-    """Build it from the values of MODEL.AMP_PARAMS; scaler: those of GRAD_SCALER."""
-    if not use_amp:
-        return Precision()
-    if amp_type == "apex":
-        return _apex_or_torch(device, amp_args, scaler)
-    if amp_type != "pytorch":
-        raise ConfigError(
-            f"{_WHERE}.AMP_TYPE: expected pytorch or apex, got {amp_type!r}. "
-            f"{nearest(amp_type, ('pytorch', 'apex'))}".rstrip()
-        )
-    if amp_dtype not in _DTYPES:
-        raise ConfigError(
-            f"{_WHERE}.AMP_DTYPE: expected float16 or bfloat16, got {amp_dtype!r}. "
-            f"{nearest(amp_dtype, _DTYPES)}".rstrip()
-        )
-    return _torch_amp(device, _DTYPES[amp_dtype], scaler)
-
-
-def chosen_precision(
     choice: str,
     device: torch.device,
     scaler: Mapping[str, Any] = MappingProxyType({}),
     where: str = "config.MACHINE.PRECISION",
 ) -> Precision:
-    """Build it from one word, the value of MACHINE.PRECISION."""
+    """Build it from one word of CHOICES."""
     if choice == "auto":
         choice = best(device)
     if choice in ("fp32", "tf32"):
@@ -297,38 +220,3 @@ def said_of_nondeterminism(error: Exception) -> str:
         f"kernel on this device, and this run needs it. Set the key to false: a resumed run is "
         f"equal but for rounding then."
     )
-
-
-def _torch_amp(device: torch.device, dtype: torch.dtype, scaler: Mapping[str, Any]) -> TorchAmp:
-    if dtype == torch.float16 and device.type != "cuda":
-        raise ConfigError(
-            f"{_WHERE}: mixed precision with float16 requires a GPU, but this run uses the "
-            f"{device.type}. Set {_WHERE}.USE_AMP=false, or {_WHERE}.AMP_TYPE=pytorch with "
-            f"{_WHERE}.AMP_DTYPE=bfloat16."
-        )
-    if dtype == torch.bfloat16 and device.type == "cuda" and not torch.cuda.is_bf16_supported():
-        raise ConfigError(f"{_WHERE}.AMP_DTYPE: this GPU does not support bfloat16. Use float16.")
-    return TorchAmp(device, dtype, scaler)
-
-
-def _apex_or_torch(
-    device: torch.device, amp_args: dict[str, Any], scaler: Mapping[str, Any]
-) -> Precision:
-    level = str(amp_args.get("opt_level", "O1"))
-    if level == "O0":
-        return Precision()
-    amp = _find_apex_amp()
-    if amp is not None and device.type == "cuda":
-        return ApexAmp(amp, amp_args)
-    precision = _torch_amp(device, torch.float16, scaler)
-    log.warning("apex.amp is not installed: opt_level %s runs as torch fp16 AMP.", level)
-    return precision
-
-
-def _find_apex_amp() -> Any:
-    """Return NVIDIA's `apex.amp`, or None; the PyPI package `apex` has no such module."""
-    try:
-        amp = importlib.import_module("apex.amp")
-    except Exception:  # a broken or foreign apex may raise any error on import
-        return None
-    return amp if hasattr(amp, "scale_loss") and hasattr(amp, "initialize") else None

@@ -147,12 +147,6 @@ def test_torch_distributed_is_called_in_its_own_folder_alone(path: Path) -> None
 
 
 @of_each(MODULES)
-def test_apex_is_imported_in_precision_alone(path: Path) -> None:
-    if path.name != "precision.py":
-        assert not re.search(r"(import|from) apex|import_module\(.apex", path.read_text())
-
-
-@of_each(MODULES)
 def test_of_hydra_and_omegaconf_what_is_public_is_imported(path: Path) -> None:
     for node, name in _imports(ast.parse(path.read_text())):
         if name.split(".")[0] in ("hydra", "omegaconf"):

@@ -1,36 +1,24 @@
 from __future__ import annotations
 
-import sys
-import types
+from typing import Any
 
 import pytest
 import torch
 from torch import nn, optim
 
-from sslengine import precision
+from sslengine import catalog, precision  # noqa: F401
+from sslengine.config.facts import precision_of_amp
 from sslengine.errors import ConfigError
-from sslengine.precision import Precision, TorchAmp, build_precision, chosen_precision
+from sslengine.models.options import AmpOptions
+from sslengine.precision import Precision, TorchAmp, build_precision
+from sslengine.task.build import build_run_precision
+from tests.config.recipes import resolved
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-
-
-def _build(**changes: object) -> Precision:
-    values = {
-        "use_amp": True,
-        "amp_type": "pytorch",
-        "amp_dtype": "bfloat16",
-        "amp_args": {"opt_level": "O1"},
-        **changes,
-    }
-    return build_precision(values.pop("device", CPU), **values)
-
-
-def test_no_amp_is_single_precision() -> None:
-    assert _build(use_amp=False).name == "fp32"
+CPU = torch.device("cpu")
 
 
 def test_bf16_on_the_cpu_computes_in_bf16_and_gives_losses_float32() -> None:
-    amp = _build()
+    amp = TorchAmp(CPU, torch.bfloat16)
     layer = nn.Linear(4, 4)
     with amp.autocast():
         output = layer(torch.randn(2, 4))
@@ -43,15 +31,17 @@ def test_bf16_on_the_cpu_computes_in_bf16_and_gives_losses_float32() -> None:
 
 
 def test_as_full_leaves_float64_alone() -> None:
-    assert _build().as_full(torch.ones(1, dtype=torch.float64)).dtype == torch.float64
+    assert (
+        TorchAmp(CPU, torch.bfloat16).as_full(torch.ones(1, dtype=torch.float64)).dtype
+        == torch.float64
+    )
 
 
 def test_the_verbs_train_a_model_in_every_mode() -> None:
-    for amp in (_build(use_amp=False), _build()):
+    for amp in (Precision(), TorchAmp(CPU, torch.bfloat16)):
         torch.manual_seed(0)
         model = nn.Linear(4, 1)
         optimizer = optim.SGD(model.parameters(), lr=0.1)
-        optimizer = amp.prepare(model, optimizer)
         data = torch.randn(8, 4)
         losses = []
         for _ in range(5):
@@ -66,42 +56,37 @@ def test_the_verbs_train_a_model_in_every_mode() -> None:
         assert losses == sorted(losses, reverse=True)
 
 
-def test_fp16_needs_a_gpu() -> None:
-    with pytest.raises(ConfigError, match=r"float16 requires a GPU.*cpu.*AMP_DTYPE=bfloat16"):
-        _build(amp_dtype="float16")
-
-
 def test_one_word_chooses_a_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a GPU only its name is asked: it need not be there."""
     gpu = torch.device("cuda:0")
     names = {
-        choice: chosen_precision(choice, CPU).name for choice in ("auto", "fp32", "tf32", "bf16")
+        choice: build_precision(choice, CPU).name for choice in ("auto", "fp32", "tf32", "bf16")
     }
     assert names == {"auto": "fp32", "fp32": "fp32", "tf32": "fp32", "bf16": "bf16"}
     with pytest.raises(ConfigError, match=r"MACHINE\.PRECISION: fp16 requires a CUDA GPU"):
-        chosen_precision("fp16", CPU)
+        build_precision("fp16", CPU)
     for has_bf16, chosen in ((True, "bf16"), (False, "fp16")):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda has=has_bf16: has)
         assert precision.best(gpu) == chosen
     with pytest.raises(ConfigError, match=r"this GPU does not support bf16. Set fp16, or auto"):
-        chosen_precision("bf16", gpu)
+        build_precision("bf16", gpu)
 
 
 def test_of_apples_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """bf16 as torch's autocast has it there, from macOS 14 on; fp32 if nothing is said."""
     apple = torch.device("mps")
-    assert chosen_precision("auto", apple).name == "fp32"
+    assert build_precision("auto", apple).name == "fp32"
     with pytest.raises(ConfigError, match="fp16 requires a CUDA GPU"):
-        chosen_precision("fp16", apple)
+        build_precision("fp16", apple)
     for newer in (True, False):
         monkeypatch.setattr(
             torch.backends.mps, "is_macos_or_newer", lambda major, minor, newer=newer: newer
         )
         if newer:
-            assert chosen_precision("bf16", apple).name == "bf16"
+            assert build_precision("bf16", apple).name == "bf16"
             continue
         with pytest.raises(ConfigError, match="bf16 on Apple's GPU requires macOS 14"):
-            chosen_precision("bf16", apple)
+            build_precision("bf16", apple)
 
 
 def test_a_module_with_float64_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,88 +124,26 @@ def test_what_kernels_may_do(
         cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark, cudnn.deterministic = before
 
 
-def test_apex_on_a_machine_without_gpu_is_told_what_else_to_do() -> None:
-    with pytest.raises(ConfigError, match="USE_AMP=false"):
-        _build(amp_type="apex")
-
-
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("amp", "expected"),
     [
-        ({"amp_type": "pytorh"}, "Did you mean 'pytorch'"),
-        ({"amp_dtype": "bfloat6"}, "Did you mean 'bfloat16'"),
+        ({"USE_AMP": False}, "fp32"),
+        ({}, "fp16"),
+        ({"AMP_DTYPE": "bfloat16"}, "bf16"),
+        ({"AMP_TYPE": "apex", "AMP_DTYPE": "bfloat16"}, "fp16"),
+        ({"AMP_TYPE": "apex", "AMP_ARGS": {"opt_level": "O3"}}, "fp16"),
+        ({"AMP_TYPE": "apex", "AMP_ARGS": {"opt_level": "O0"}}, "fp32"),
     ],
 )
-def test_wrong_words(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        _build(**changes)
+def test_the_precision_of_vissls_keys(amp: dict[str, Any], expected: str) -> None:
+    options = AmpOptions(**{"USE_AMP": True, "AMP_TYPE": "pytorch", **amp})
+    assert precision_of_amp(vars(options)) == expected
 
 
-def test_opt_level_o0_is_single_precision() -> None:
-    assert _build(amp_type="apex", amp_args={"opt_level": "O0"}).name == "fp32"
-
-
-@pytest.mark.parametrize("level", ["O1", "O3"])
-def test_without_apex_amp_a_level_is_torch_fp16_and_says_so(
-    level: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    # What PyPI calls apex: a package without `amp`.
-    monkeypatch.setitem(sys.modules, "apex", types.ModuleType("apex"))
-    monkeypatch.setattr(precision, "_torch_amp", lambda device, dtype, scaler: (device, dtype))
-    built = _build(device=CUDA, amp_type="apex", amp_args={"opt_level": level})
-    assert built == (CUDA, torch.float16)
-    assert f"opt_level {level} runs as torch fp16 AMP" in caplog.messages[0]
-
-
-class _FakeApexAmp(types.ModuleType):
-    """apex.amp's four functions, as its documentation has them."""
-
-    def __init__(self) -> None:
-        super().__init__("apex.amp")
-        self.initialized_with: dict[str, object] = {}
-
-    def initialize(self, model: nn.Module, optimizer: optim.Optimizer, **args: object) -> object:
-        self.initialized_with = args
-        return model, optimizer
-
-    def scale_loss(self, loss: torch.Tensor, optimizer: optim.Optimizer) -> object:
-        return torch.autograd.profiler.record_function("scale") if loss is None else _Same(loss)
-
-    def state_dict(self) -> dict[str, int]:
-        return {"loss_scaler0": 1}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.loaded = state
-
-
-class _Same:
-    def __init__(self, loss: torch.Tensor) -> None:
-        self.loss = loss
-
-    def __enter__(self) -> torch.Tensor:
-        return self.loss
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-def test_an_apex_that_has_amp_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    amp = _FakeApexAmp()
-    apex = types.ModuleType("apex")
-    apex.amp = amp
-    monkeypatch.setitem(sys.modules, "apex", apex)
-    monkeypatch.setitem(sys.modules, "apex.amp", amp)
-    chosen = _build(device=CUDA, amp_type="apex")
-    assert chosen.name == "apex"
-    weight = nn.Parameter(torch.ones(1))
-    optimizer = optim.SGD([weight], lr=0.5)
-    chosen.prepare(nn.Linear(1, 1), optimizer)
-    assert amp.initialized_with == {"opt_level": "O1"}
-    chosen.backward(weight.sum())
-    chosen.step(optimizer)
-    assert weight.item() == 0.5
-    chosen.load_state_dict(chosen.state_dict())
-    assert amp.loaded == {"loss_scaler0": 1}
+def test_amp_in_fp16_on_a_machine_without_gpu_names_its_key() -> None:
+    config = resolved(MODEL__AMP_PARAMS__USE_AMP=True).config
+    with pytest.raises(ConfigError, match=r"^config\.MODEL\.AMP_PARAMS"):
+        build_run_precision(config, CPU)
 
 
 def test_the_scalers_state_goes_round() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from sslengine.config.facts import precision_of_amp
 from sslengine.config.options import SHARDED_TASK
 from sslengine.errors import ConfigError
 
@@ -56,7 +57,6 @@ def _sharding_problems(config: DictConfig) -> Iterator[str]:
     if not is_sharded(config):
         return
     model, why = config.MODEL, "not with a sharded model (FSDP)"
-    amp = model.AMP_PARAMS
     if config.OPTIMIZER.use_zero:
         yield f"OPTIMIZER.use_zero: {why}, whose optimizer state is sharded anyway. Set false."
     if config.DISTRIBUTED.MANUAL_GRADIENT_REDUCTION:
@@ -80,8 +80,6 @@ def _sharding_problems(config: DictConfig) -> Iterator[str]:
             f"HOOKS.ONLINE_EVAL.EVERY: {why}, whose trunk cannot be run alone. Set 0, and evaluate "
             f"the checkpoints."
         )
-    if amp.USE_AMP and amp.AMP_TYPE == "apex":
-        yield f"MODEL.AMP_PARAMS.AMP_TYPE: apex {why}. Set pytorch."
     if _unscaled_half(config):
         yield (
             "MODEL.FSDP_CONFIG.compute_dtype: float16 requires loss scaling: set "
@@ -93,7 +91,7 @@ def _sharding_problems(config: DictConfig) -> Iterator[str]:
 def _unscaled_half(config: DictConfig) -> bool:
     amp, fsdp = config.MODEL.AMP_PARAMS, config.MODEL.FSDP_CONFIG
     half = fsdp.mixed_precision and fsdp.compute_dtype == "float16"
-    scaled = config.MACHINE.PRECISION == "fp16" or (amp.USE_AMP and amp.AMP_DTYPE == "float16")
+    scaled = "fp16" in (config.MACHINE.PRECISION, precision_of_amp(amp))
     return bool(half and not scaled)
 
 

@@ -332,7 +332,7 @@ class SyncBatchNormOptions:
 
 @dataclass
 class GradScalerOptions:
-    """torch's GradScaler. (apex's scaler is configured by `loss_scale` in AMP_ARGS.)"""
+    """Arguments of torch's GradScaler."""
 
     # The first scale: the loss is multiplied by the scale before the backward pass.
     init_scale: float = 65536.0
@@ -358,9 +358,9 @@ class GradScalerOptions:
 class AmpOptions:
     # Train in mixed precision.
     USE_AMP: bool = False
-    # apex or pytorch; if apex (with apex.amp) is not installed, pytorch is used.
+    # pytorch or apex: VISSL's word for float16, which torch computes.
     AMP_TYPE: str = "apex"
-    # apex: opt_level O0 (float32), O1, O2 or O3. Without apex all but O0 are torch fp16 AMP.
+    # apex: opt_level O0 is float32; O1, O2 and O3 are float16.
     AMP_ARGS: dict[str, Any] = field(default_factory=lambda: {"opt_level": "O1"})
     # pytorch: float16 (with loss scaling) or bfloat16.
     AMP_DTYPE: str = "float16"

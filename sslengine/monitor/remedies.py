@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sslengine.config.assignments import word_of
+from sslengine.config.facts import precision_of_amp
 from sslengine.registry import component_key
 
 UNIFORM = 0.99  # of ln K
@@ -146,13 +147,9 @@ class Remedies:
         chosen, amp = self.config["MACHINE"]["PRECISION"], self.config["MODEL"]["AMP_PARAMS"]
         if chosen == "fp16":
             return "fp16 overflows. Set config.MACHINE.PRECISION=bf16 (or fp32)."
-        if chosen or not amp["USE_AMP"]:
+        if chosen or precision_of_amp(amp) != "fp16":
             return ""
-        if amp["AMP_TYPE"] == "apex" and amp["AMP_ARGS"].get("opt_level") != "O0":
-            return "fp16 overflows. Set config.MACHINE.PRECISION=bf16 (or fp32)."
-        if amp["AMP_TYPE"] == "pytorch" and amp["AMP_DTYPE"] == "float16":
-            return "fp16 overflows. Set config.MODEL.AMP_PARAMS.AMP_DTYPE=bfloat16."
-        return ""
+        return "fp16 overflows. Set config.MODEL.AMP_PARAMS.AMP_DTYPE=bfloat16, AMP_TYPE=pytorch."
 
     def sinkhorn(self) -> str:
         """Equal shares for all prototypes, for methods that offer it and do not use it."""

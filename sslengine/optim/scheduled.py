@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from sslengine.distributed.sharding import like
@@ -83,10 +83,6 @@ class ScheduledOptimizer:
                     groups[index]["betas"] = (value, groups[index]["betas"][1])
                 else:
                     groups[index][key] = value * scale
-
-    def prepare(self, precision: Precision, model: nn.Module) -> None:
-        """Call it once, before training."""
-        self.inner = precision.prepare(model, self.inner)
 
     def step(self, precision: Precision) -> None:
         precision.step(self.inner)

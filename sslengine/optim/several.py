@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from sslengine.distributed.data_parallel import mean_of_gradients
-from sslengine.errors import CheckpointError, ConfigError, TrainingError, nearest
+from sslengine.errors import CheckpointError, TrainingError, nearest
 from sslengine.optim.scheduled import OptionsView, ScheduledOptimizer
 from sslengine.precision import Precision
 
@@ -74,13 +74,6 @@ class SeveralOptimizers:
     def learning_rates(self) -> dict[str, float]:
         own = {f"lr.{each.name}": each.optimizer.options_view.lr for each in self.owners}
         return {"lr": self.options_view.lr, **own}
-
-    def prepare(self, precision: Precision, model: nn.Module) -> None:
-        if precision.one_optimizer_only:
-            raise ConfigError(
-                f"config.MODEL.AMP_PARAMS.AMP_TYPE: {precision.name} AMP takes one optimizer, but "
-                f"{self.where} has {len(self.owners)}. Set AMP_TYPE=pytorch."
-            )
 
     def schedule(self, where: float) -> None:
         for owner in self.owners:

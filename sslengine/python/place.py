@@ -11,7 +11,7 @@ from sslengine.distributed import process_group
 from sslengine.distributed.device import pick_device
 from sslengine.distributed.ranks import initialized
 from sslengine.errors import ConfigError, nearest
-from sslengine.precision import Precision, chosen_precision
+from sslengine.precision import Precision, build_precision
 
 DEVICES = ("auto", "gpu", "cuda", "mps", "cpu")
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
@@ -50,4 +50,4 @@ def known_precision(precision: str) -> str:
 
 
 def make_precision(precision: str, device: torch.device) -> Precision:
-    return chosen_precision(known_precision(precision), device, where="precision")
+    return build_precision(known_precision(precision), device, where="precision")

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from torch import nn
 
 from sslengine.checkpoint.contents import has_checkpoints
-from sslengine.config.facts import run_facts
+from sslengine.config.facts import precision_of_amp, run_facts
 from sslengine.config.options import (
     SHARDED_TASK,
     DistributedOptions,
@@ -55,7 +55,7 @@ from sslengine.optim.build import build_optimizer
 from sslengine.optim.learner import LOSS, trains
 from sslengine.optim.options import OptimizerOptions
 from sslengine.optim.scheduled import ScheduledOptimizer
-from sslengine.precision import Precision, build_precision, chosen_precision, moved
+from sslengine.precision import Precision, build_precision, moved
 from sslengine.registry import LOSSES, TRAIN_STEPS, component_key
 from sslengine.task.channels import input_channels
 
@@ -243,11 +243,10 @@ def attach(config: DictConfig, loss: nn.Module, model: nn.Module) -> None:
 
 def build_run_precision(config: DictConfig, device: torch.device) -> Precision:
     amp = read(config, ModelOptions).AMP_PARAMS
-    if choice := read(config, MachineOptions).PRECISION:
-        return chosen_precision(choice, device, vars(amp.GRAD_SCALER))
-    return build_precision(
-        device, amp.USE_AMP, amp.AMP_TYPE, amp.AMP_DTYPE, amp.AMP_ARGS, vars(amp.GRAD_SCALER)
-    )
+    choice, where = read(config, MachineOptions).PRECISION, "config.MACHINE.PRECISION"
+    if not choice:
+        choice, where = precision_of_amp(vars(amp)), "config.MODEL.AMP_PARAMS"
+    return build_precision(choice, device, vars(amp.GRAD_SCALER), where)
 
 
 def build_run_optimizer(

@@ -92,7 +92,6 @@ class PartsOfConfig:
         optimizer = self._optimizer(train_step, learner, model, loss, plan)
         exchange = self._exchange(train_step, learner, loss)
         _start_alike(loss)
-        optimizer.prepare(precision, model)
         compression = build.build_compression(config)
         meters = read(config, MetersOptions)
         all_meters = build_meters(meters)

@@ -35,7 +35,6 @@ def test_vissls_levels(level: str, compute: str, in_float32: bool) -> None:
     assert config.FSDP_CONFIG.fp32_reduce_scatter is in_float32
 
 
-APEX = {"USE_AMP": True, "AMP_TYPE": "apex"}
 CHECKPOINTING = {"USE_ACTIVATION_CHECKPOINTING": True}
 FP16 = {"DISTRIBUTED__GRADIENT_COMPRESSION": "fp16"}
 POWER = {"DISTRIBUTED__GRADIENT_COMPRESSION": "powersgd"}
@@ -59,7 +58,6 @@ POWER = {"DISTRIBUTED__GRADIENT_COMPRESSION": "powersgd"}
             "HOOKS.MODEL_COMPLEXITY.COMPUTE_COMPLEXITY",
             {**TASK, "HOOKS__MODEL_COMPLEXITY__COMPUTE_COMPLEXITY": True},
         ),
-        ("MODEL.AMP_PARAMS.AMP_TYPE", {**TASK, "MODEL__AMP_PARAMS": APEX}),
         (
             "MODEL.FSDP_CONFIG.compute_dtype",
             {
@@ -71,7 +69,10 @@ POWER = {"DISTRIBUTED__GRADIENT_COMPRESSION": "powersgd"}
         ("DISTRIBUTED.GRADIENT_COMPRESSION", {**TASK, **FP16}),
         (
             "MACHINE.PRECISION",
-            {"MACHINE__PRECISION": "auto", "MODEL__AMP_PARAMS": {**APEX, "AMP_TYPE": "pytorch"}},
+            {
+                "MACHINE__PRECISION": "auto",
+                "MODEL__AMP_PARAMS": {"USE_AMP": True, "AMP_TYPE": "pytorch"},
+            },
         ),
         (
             "DISTRIBUTED.GRADIENT_COMPRESSION",

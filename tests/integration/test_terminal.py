@@ -91,7 +91,11 @@ def test_nothing_is_cut_and_an_epoch_is_a_line(tmp_path: Path, width: int) -> No
         (line,) = [line for line in lines if line.startswith(f"train {epoch}/3")]
         assert re.fullmatch(r"train ./3  loss [\d.]+(  [\w.]+ -?[\d.e-]+)*(  \+\d+)?", line), line
     log = (tmp_path / "run" / "log.txt").read_text()
-    for began in ("first step after", "tiny ->", "done:"):  # as in the log, but for the ends of lines
+    for began in (
+        "first step after",
+        "tiny ->",
+        "done:",
+    ):  # as in the log, but for the ends of lines
         said = log[log.index(began) :].partition("\n2")[0]
         assert " ".join(said.split()) in " ".join(text.split()), text
 

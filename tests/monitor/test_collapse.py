@@ -261,8 +261,8 @@ def test_two_rows_are_no_sign(tmp_path: Path) -> None:
 def fp16_anywhere(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """fp16 with a loss scale on the CPU too, where the engine refuses it because it is slow."""
     monkeypatch.setattr(
-        "sslengine.task.build.chosen_precision",
-        lambda choice, device, scaler: TorchAmp(device, torch.float16, scaler),
+        "sslengine.task.build.build_precision",
+        lambda choice, device, scaler, where: TorchAmp(device, torch.float16, scaler),
     )
     return {"MACHINE.PRECISION": "fp16"}
 
@@ -351,7 +351,7 @@ STARTED = {TRUNK_ROWS: 64.0, START_RANK: 20.0, START_ROWS: 64.0}
     ("ends", "amp", "expected"),
     [
         ([{LOSS_SCALE: 2.0**-3}], {}, ["not finite", "AMP_DTYPE=bfloat16"]),
-        ([{LOSS_SCALE: 2.0**-3}], {"AMP_TYPE": "apex"}, ["not finite", "PRECISION=bf16"]),
+        ([{LOSS_SCALE: 2.0**-3}], {"AMP_TYPE": "apex"}, ["not finite", "AMP_TYPE=pytorch"]),
         ([{LOSS_SCALE: 2.0**10}], {}, []),
         ([{USED: 40.0}, {USED: 8.0}], {}, ["fewer prototypes", "any_loss.targets=sinkhorn"]),
         ([{USED: 40.0}, {USED: 11.0}], {}, []),

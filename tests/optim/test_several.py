@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from sslengine.distributed.ranks import rank
-from sslengine.errors import CheckpointError, ConfigError, TrainingError
+from sslengine.errors import CheckpointError, TrainingError
 from sslengine.optim.scheduled import ScheduledOptimizer
 from sslengine.optim.several import Owner, SeveralOptimizers
-from sslengine.precision import ApexAmp, Precision, TorchAmp
+from sslengine.precision import Precision, TorchAmp
 from tests.ranks import RankPool
 
 
@@ -101,11 +101,6 @@ def test_one_scaler_serves_all_and_skips_what_overflowed() -> None:
     x, y, z = case.now()
     assert y == before[1]
     assert (x, z) != (before[0], before[2])
-
-
-def test_apex_takes_one_optimizer() -> None:
-    with pytest.raises(ConfigError, match="apex AMP takes one optimizer.*AMP_TYPE=pytorch"):
-        Case(("one", "xyz", ("a",))).optimizers.prepare(ApexAmp(None, {}), nn.Linear(1, 1))
 
 
 def test_who_asks_for_the_one_is_told() -> None:
