@@ -38,7 +38,7 @@ FOLDERS = {
     "testing python": (2691, 2000),
     "data": (14183, 8200),
     "models": (7322, 4800),
-    "config": (4805, 3300),
+    "config": (4815, 3300),
     "evaluation engines evaluate predictor": (12692, 6200),
     "export": (2398, 1500),
     "command": (6679, 3800),
@@ -48,7 +48,7 @@ FOLDERS = {
 COUNTS = {
     "lines": (78897, 50000),
     "files": (687, 350),
-    "lines at the top": (2162, 1200),
+    "lines at the top": (1975, 1200),
     "lines of tests": (89010, 55000),
     "files of tests": (699, 400),
     "lines of tools": (6400, 3500),
@@ -65,7 +65,7 @@ COUNTS = {
     "median lines of a function": (6, 9),
     "longest function": (71, 70),
     "lines of README": (120, 150),
-    "lines of CHANGELOG": (1079, 150),
+    "lines of CHANGELOG": (1081, 150),
 }
 # Functions and files that a step of SimCLR passes, outside of data/.
 WAY = {"functions": (81, 40), "files": (32, 14)}
