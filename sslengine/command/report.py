@@ -21,8 +21,8 @@ from pathlib import Path
 from sslengine.atomic import write_whole
 from sslengine.command import documents
 from sslengine.command.new_file import expect_writable
-from sslengine.errors import ConfigError
-from sslengine.monitor.run_facts import checkpoints_in, read_judgements
+from sslengine.errors import ConfigError, SSLEngineError
+from sslengine.monitor.run_facts import REPORT, checkpoints_in, read_judgements
 from sslengine.monitor.run_status import RUNNING
 from sslengine.monitor.verdict import judge_run
 from sslengine.registry import import_dotted
@@ -92,12 +92,25 @@ def _is_running(folder: Path) -> bool:
 def _report(given: argparse.Namespace, folder: Path) -> Path:
     notes: list[str] = []
     if given.map:
+        if not (folder / REPORT).is_file():
+            notes += _judge(folder, given.trust_config)
         make_parts = import_dotted("sslengine.report.make_parts:make_parts")
-        make_parts(folder, trust_config=given.trust_config, want_map=True, notes=notes)
+        make_parts(folder, trust_config=given.trust_config, notes=notes)
     page = write_page(folder, given.out)
     say("\n".join([*_lines(read(folder)), *(f"  note  {each}" for each in notes)]), sys.stdout)
     say(f"page: {page}", sys.stdout)
     return page
+
+
+def _judge(folder: Path, trusted: bool) -> list[str]:
+    """Compute the features that a map is drawn of; return why that was not possible."""
+    judge = import_dotted("sslengine.command.judge:main")
+    more = ["--trust-config"] if trusted else []
+    try:
+        judge([str(folder), *more, "--set", "CHECKPOINT.REPORT_AT_END=false"])
+    except SSLEngineError as error:
+        return [f"not judged: {' '.join(str(error).split())}"]
+    return []
 
 
 def _compare(given: argparse.Namespace, folders: Sequence[Path], notes: Sequence[str]) -> Path:
@@ -136,9 +149,9 @@ def _rows(found: Summary) -> Iterator[tuple[str, str]]:
     yield from ((name, f"{value:.4g}") for name, value in found.last.items())
     if shown := ", ".join(checkpoints_in(found.folder / "checkpoints")):
         yield "checkpoints", shown
-    for number, each in enumerate(read_judgements(facts)):
+    for each in read_judgements(facts):
         scores = "  ".join(f"{name} {value:.1f}" for name, value in scores_in(each).items())
-        images = images_of(each, {}) if number else found.images
+        images = images_of(each)
         yield f"judged by {each.get('metric', 'accuracy')}", f"{scores}  on {numbers(images)}"
         if shown := fingerprints(images):
             yield "fingerprint", shown

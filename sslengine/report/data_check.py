@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,15 +16,20 @@ from sslengine.data.decode.decoding import ORIENTATION
 from sslengine.data.decode.transparency import WAS_TRANSPARENT
 from sslengine.errors import listing
 from sslengine.progress import progress
-from sslengine.report.parts import spread
-from sslengine.report.thumbnails import Album
+from sslengine.report.parts import Album, spread
 
 SMALL_CLASS, UNEVEN, TINY_SIDE = 10, 10, 64
-ROTATED = "by EXIF, as phones do: read as stored; --set DATA.TRAIN.EXIF_ROTATION=true turns them"
-SHOWN_ON = "pixels are seen on white; --set DATA.TRAIN.TRANSPARENT=black, another colour, or drop"
-COPIES = "pixels of another image opened: to KoLeo and contrastive losses copies are two images"
+# What is odd about an image, and what that means.
+COPIES, TRANSPARENT, ROTATED = "copies", "transparent", "rotated"
+ODD = {
+    COPIES: "pixels of another image opened: to KoLeo and contrastive losses copies are two images",
+    TRANSPARENT: "pixels are seen on white; "
+    "--set DATA.TRAIN.TRANSPARENT=black, another colour, or drop",
+    ROTATED: "by EXIF, as phones do: read as stored; "
+    "--set DATA.TRAIN.EXIF_ROTATION=true turns them",
+}
 LEAK = "what is scored on them says nothing of other images: take others for one of the splits"
-FEWEST, MOST = 24, 4000  # images of a split that are opened for the facts
+OPENED = 500  # images of a split that are opened for the facts
 SHOWN = 8  # thumbnails of a fact
 CALLED = {"TRAIN": "training images", "TEST": "test images"}
 
@@ -43,9 +47,8 @@ class OpenedImages:
     rows: Sequence[int]
     sides: list[int] = field(default_factory=list)  # the shorter one of each image
     unreadable: list[str] = field(default_factory=list)
-    transparent: list[int] = field(default_factory=list)
-    turned: list[int] = field(default_factory=list)
-    copies: list[tuple[int, int]] = field(default_factory=list)  # a row, and the first such row
+    # By what is odd: rows; of a copy, its row and the first such row.
+    odd: dict[str, list[tuple[int, ...]]] = field(default_factory=lambda: defaultdict(list))
     pixels: dict[int, int] = field(default_factory=dict)  # hash -> the first row
 
 
@@ -89,23 +92,20 @@ def _open(source: Any, row: int, found: OpenedImages) -> None:
     found.sides.append(min(image.size if hasattr(image, "mode") else image.shape[:2]))
     first = found.pixels.setdefault(hash(image.tobytes()), row)
     if first != row:
-        found.copies.append((row, first))
+        found.odd[COPIES].append((row, first))
     if WAS_TRANSPARENT in getattr(image, "info", ()):
-        found.transparent.append(row)
+        found.odd[TRANSPARENT].append((row,))
     if hasattr(image, "getexif") and image.getexif().get(ORIENTATION, 1) != 1:
-        found.turned.append(row)
+        found.odd[ROTATED].append((row,))
 
 
 def describe(found: OpenedImages) -> Iterator[Finding]:
     yield Finding("opened", len(found.rows))
     broken = found.unreadable
     yield Finding("unreadable", len(broken), f"the first is {broken[0]}" if broken else "")
-    if found.copies:
-        yield Finding("copies", len(found.copies), COPIES)
-    if found.transparent:
-        yield Finding("transparent", len(found.transparent), SHOWN_ON)
-    if found.turned:
-        yield Finding("rotated", len(found.turned), ROTATED)
+    for what, advice in ODD.items():
+        if found.odd[what]:
+            yield Finding(what, len(found.odd[what]), advice)
     if found.sides:
         sides = sorted(found.sides)
         middle = sides[len(sides) // 2]
@@ -118,54 +118,37 @@ def describe(found: OpenedImages) -> Iterator[Finding]:
 
 
 def find_facts(
-    datasets: Mapping[str, Any], keys: Mapping[str, str], album: Album, megapixels: float
+    datasets: Mapping[str, Any], keys: Mapping[str, str], album: Album
 ) -> list[dict[str, Any]]:
     """Return facts with the keys of their thumbnails, which are added to the album.
 
     datasets: an SSLDataset for each split. keys: what the keys of its thumbnails begin with.
-    megapixels: about so much of it is decoded.
     """
-    facts: list[dict[str, Any]] = []
-    seen: dict[str, OpenedImages] = {}
+    facts, seen = list[dict[str, Any]](), dict[str, OpenedImages]()
 
-    def add(split: str, finding: Finding, shown: Sequence[int] = (), what: str = "") -> None:
+    def add(split: str, what: str, finding: Finding, shown: Sequence[int] = ()) -> None:
         value = f"{finding.value:,}" if isinstance(finding.value, int) else str(finding.value)
-        thumbs, dataset = [], datasets[split]
+        thumbs, source = [], datasets[split].sources[0]
         for row in shown[:SHOWN]:
-            key = f"{keys[split]}:{int(np.flatnonzero(np.asarray(dataset.rows) == row)[0])}"
-            thumbs.append(key)
-            if key not in album.entries:
-                source = dataset.sources[0]
-                album.add(key, source.image(row), source.relative_path(row))
-        # The others say what training does with such images.
-        advises = split == "TRAIN" or what or finding.what == "unreadable"
-        facts.append({"what": what or f"{CALLED[split]}: {finding.what}", "value": value,
-                      "advice": finding.advice if advises else "", "thumbs": thumbs})  # fmt: skip
+            number = int(np.flatnonzero(np.asarray(datasets[split].rows) == row)[0])
+            thumbs.append(f"{keys[split]}:{number}")
+            album.add(thumbs[-1], source, row)
+        fact = {"what": what, "value": value, "advice": finding.advice, "thumbs": thumbs}
+        facts.append(fact)
 
     for split, dataset in datasets.items():
         source, rows = dataset.sources[0], np.asarray(dataset.rows)
-        add(split, Finding("count", len(rows)), what=CALLED[split])
-        for each in check_classes(source, source.labels()[rows]) if source.num_classes else ():
-            add(split, each)
-        found = seen[split] = open_images(source, _affordable(source, rows, megapixels))
-        shown = {"copies": [row for pair in found.copies for row in pair],
-                 "transparent": found.transparent, "rotated": found.turned}  # fmt: skip
-        for each in describe(found):
-            add(split, each, shown.get(each.what, ()))
+        found = seen[split] = open_images(source, spread(rows, OPENED).tolist())
+        classes = check_classes(source, source.labels()[rows]) if source.num_classes else ()
+        add(split, CALLED[split], Finding("count", len(rows)))
+        for each in (*classes, *describe(found)):
+            if split == "TEST" and each.what != "unreadable":
+                each = each._replace(advice="")  # it is advice for training
+            shown = [row for some in found.odd.get(each.what, ()) for row in some]
+            add(split, f"{CALLED[split]}: {each.what}", each, shown)
     if len(seen) > 1:
-        train, test = seen["TRAIN"].pixels, seen["TEST"].pixels
-        same = [row for pixels, row in test.items() if pixels in train]
-        finding = Finding("copies", len(same), LEAK if same else "")
-        add("TEST", finding, same, "test images that are training images")
+        known = seen["TRAIN"].pixels
+        same = [row for pixels, row in seen["TEST"].pixels.items() if pixels in known]
+        leak = Finding("copies", len(same), LEAK if same else "")
+        add("TEST", "test images that are training images", leak, same)
     return facts
-
-
-def _affordable(source: Any, rows: Any, megapixels: float) -> list[int]:
-    """Rows evenly apart: as many as the size of some of the images allows."""
-    sizes = []
-    for row in spread(rows, 5).tolist():
-        with suppress(Exception):  # decoders raise many kinds; it is found again
-            image = source.image(row)
-            sizes.append(np.prod(image.size if hasattr(image, "mode") else image.shape[:2]))
-    count = megapixels * 1e6 / float(np.median(sizes)) if sizes else FEWEST
-    return list(spread(rows, int(min(MOST, max(FEWEST, count)))).tolist())

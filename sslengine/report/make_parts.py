@@ -1,17 +1,18 @@
 """Make the parts of a run's page that come from images and features, and keep them in its folder.
 
-    make_parts(folder, trust_config=False, want_map=True, notes=notes)    `sslengine report --map`
-    make_live_parts(resolved, folder, notes)                              at the end of a training
+    make_parts(folder, trust_config=False, notes=notes)    `sslengine report --map`
+    make_live_parts(resolved, folder, notes)               at the end of a training
 
-What is kept is made again only if the checkpoint or the images have changed. A part that cannot be
-made, because images have moved or memory is short, is a note: the others are made.
+What is kept is made again only if the checkpoint or the images have changed; the map, if the run
+was judged anew. A part that cannot be made, because images have moved or memory is short, is a
+note: the others are made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,65 +29,58 @@ from sslengine.data.fingerprint import hash_here
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import DataOptions
 from sslengine.distributed.ranks import world_size
-from sslengine.errors import Preempted
+from sslengine.errors import DataError, Preempted
 from sslengine.evaluation.kept import Kept, digest_of
+from sslengine.monitor.run_facts import REPORT, read_report
 from sslengine.predictor.predictor import Predictor
 from sslengine.report.data_check import find_facts
-from sslengine.report.map_of_images import draw_map, open_mapped, read_features
+from sslengine.report.map_of_images import draw_map, read_features
 from sslengine.report.parts import (
-    DATA,
     FOLDER,
-    JUDGED,
     MAP,
-    THUMBS,
-    VIEWS,
+    PARTS,
+    Album,
     Parts,
     digest_of_checkpoint,
     read_json,
     read_parts,
 )
-from sslengine.report.thumbnails import Album
 from sslengine.report.views_of_images import draw_masked, draw_patches, draw_views, open_training
 from sslengine.trust import closed
 
-# What the check of the data decodes of each split: at the end of a run, and when it is asked for.
-MEGAPIXELS_LIVE, MEGAPIXELS = 100.0, 500.0
+# The config by which a run was judged.
+JUDGED = "config_evaluate"
 # Networks in larger checkpoints make no pictures at the end of a run.
 SMALL = 200 * 2**20
 
 
-def make_parts(folder: Path, *, trust_config: bool, want_map: bool, notes: list[str]) -> Parts:
-    """Make what is missing, the map if it is wanted. notes: gets why a part is not there."""
+def make_parts(folder: Path, *, trust_config: bool, notes: list[str]) -> Parts:
+    """Make what is missing. notes: gets why a part is not there."""
     how: dict[str, Any] = {"trusted": trust_config, "judged": True}
     resolved = open_run(folder, as_trained=True, **how)
     with closed(resolved.opened):
         expect_no_links_out(folder)
-    maker = _Maker(folder, notes, trust_config)
-    if want_map:
-        with maker.part("map"):
-            maker.make_map()
-    judged = (folder / f"{JUDGED}.yaml").is_file()
-    checked = open_run(folder, name=JUDGED, **how) if judged else resolved
-    return maker.make_others(resolved, checked, MEGAPIXELS)
+    maker, judged = _Maker(folder, notes, trust_config), resolved
+    if (folder / f"{JUDGED}.yaml").is_file():
+        judged = open_run(folder, name=JUDGED, **how)
+    with maker.part("map"), closed(judged.opened):
+        maker.make_map(judged)
+    return maker.make_others(resolved, judged)
 
 
 def make_live_parts(resolved: Resolved, folder: Path, notes: list[str]) -> Parts:
     """What takes a few seconds, for a run that has just been trained by this config."""
-    maker = _Maker(folder, notes, trusted=True, live=True)
-    return maker.make_others(resolved, resolved, MEGAPIXELS_LIVE)
+    return _Maker(folder, notes, trusted=True, live=True).make_others(resolved, resolved)
 
 
-@dataclass
 class _Maker:
-    folder: Path
-    notes: list[str]
-    trusted: bool
-    live: bool = False
-
-    def __post_init__(self) -> None:
-        self.place = self.folder / FOLDER
-        self.album = Album(self.place / THUMBS)
-        self.weights = digest_of_checkpoint(self.folder)
+    def __init__(self, folder: Path, notes: list[str], trusted: bool, live: bool = False) -> None:
+        self.folder, self.notes, self.trusted, self.live = folder, notes, trusted, live
+        self.place = folder / FOLDER
+        self.weights = digest_of_checkpoint(folder)
+        self.kept = read_json(self.place / PARTS)
+        self.album = Album(self.kept)
+        self.maps = Kept(self.place, self.weights)
 
     @contextmanager
     def part(self, what: str) -> Iterator[None]:
@@ -98,47 +92,47 @@ class _Maker:
             text = " ".join(str(error).split()) or type(error).__name__
             self.notes.append(f"{what}: not made: {text}")
 
-    def make_others(self, trained: Resolved, checked: Resolved, megapixels: float) -> Parts:
+    def make_others(self, trained: Resolved, checked: Resolved) -> Parts:
         with self.part("views"), closed(trained.opened):
             self.make_views(trained)
         with self.part("check of the data"), closed(checked.opened):
-            self.check_data(checked, megapixels)
+            self.check_data(checked)
         with self.part("thumbnails"):
-            self.save_thumbnails()
+            # The map's come first; those that no part shows are removed.
+            order = np.asarray((self.maps.get(MAP) or {}).get("keys", [])).tolist()
+            for fact in self.kept.get("data", {}).get("made", []):
+                order += fact["thumbs"]
+            self.album.arrange(dict.fromkeys(order), self.kept)
+            write_json(self.place / PARTS, self.kept)
         return read_parts(self.folder)
 
-    def make_map(self) -> None:
-        mapped = open_mapped(self.folder, self.trusted)
-        with closed(mapped.run.resolved.opened):
-            hash, kept = hash_here(mapped.dataset), Kept(self.place, self.weights)
-            view = repr([dict(each) for each in mapped.options.TRANSFORMS])
-            digest = digest_of(hash, mapped.split, view, str(mapped.judged))
-            held, album = kept.get(MAP), self.album
-            if held is not None and str(held["digest"]) == digest and album.entries:
-                return
-            found = read_features(mapped)
-            mapped.run.say(f"map: placing {len(found.numbers)} images by their features")
-            arrays = draw_map(found)
-            keys = [f"{_key(mapped.split, hash)}:{number}" for number in found.numbers]
-            source, rows = mapped.dataset.sources[0], mapped.dataset.rows
-            for key, number, name, label in zip(keys, found.numbers, found.names, found.labels):
-                if key not in album.entries:
-                    album.add(key, source.image(int(rows[number])), name)
-                album.entries[key] = (name, int(label))
-            album.classes = [*found.classes]
-            more = {"digest": digest, "fingerprint": found.fingerprint, "keys": keys}
-            kept.put(MAP, {**arrays, **more})
+    def keep(self, name: str, key: str, make: Callable[[], Any]) -> None:
+        """Make a part of parts.json, if it was not made by the same."""
+        if self.kept.get(name, {}).get("key") != key:
+            self.kept[name] = {"key": key, "made": make()}
+
+    def make_map(self, resolved: Resolved) -> None:
+        report = read_report(self.folder / REPORT)
+        if not report:
+            raise DataError(f"the run was not judged: `sslengine judge {self.folder}` comes first")
+        by, held = (self.folder / f"{JUDGED}.yaml").read_text("utf-8"), self.maps.get(MAP)
+        key = digest_of(by, repr(report.get("images")))
+        if held is not None and str(held["key"]) == key and self.album.tiles:
+            return
+        found = read_features(resolved, self.folder)
+        arrays, source = draw_map(found), found.dataset.sources[0]
+        keys = [f"{_key(found.split, found.dataset)}:{number}" for number in found.numbers]
+        for name, number, label in zip(keys, found.numbers, found.labels.tolist()):
+            self.album.add(name, source, int(found.dataset.rows[number]), label)
+        self.album.classes = [*found.classes]
+        self.maps.put(MAP, {**arrays, "key": key, "fingerprint": found.fingerprint, "keys": keys})
 
     def make_views(self, resolved: Resolved) -> None:
-        kept, options = read_json(self.place / VIEWS), read(resolved.config, DataOptions).TRAIN
-        dataset, seed = open_training(resolved), read(resolved.config, RunOptions).SEED_VALUE
+        options, dataset = read(resolved.config, DataOptions).TRAIN, open_training(resolved)
+        seed = read(resolved.config, RunOptions).SEED_VALUE
         key = digest_of(repr(asdict(options)), str(seed), hash_here(dataset))
-        same = kept.get("key") == key
-        if not same or kept.get("weights") != self.weights:
-            views = kept["views"] if same else [*map(asdict, draw_views(dataset, options))]
-            network = [*map(asdict, self._of_network(dataset, options))]
-            made = {"key": key, "weights": self.weights, "views": views, "network": network}
-            write_json(self.place / VIEWS, made)
+        self.keep("views", key, lambda: [*map(asdict, draw_views(dataset, options))])
+        self.keep("network", self.weights, lambda: self._of_network(dataset, options))
 
     def _of_network(self, dataset: SSLDataset, options: Any) -> list[Any]:
         found, model = list[Any](), None
@@ -151,31 +145,25 @@ class _Maker:
                 model = predictor.model
                 found += draw_patches(predictor)
         with self.part("hidden patches"):
-            return draw_masked(dataset, options, model) + found
-        return found
+            found = draw_masked(dataset, options, model) + found
+        return [*map(asdict, found)]
 
-    def check_data(self, resolved: Resolved, megapixels: float) -> None:
-        data, kept = read(resolved.config, DataOptions), read_json(self.place / DATA)
-        splits = {split: getattr(data, split) for split in ("TRAIN", "TEST")}
-        how: dict[str, Any] = {"replace": False, "hold_out": data.HOLD_OUT}
-        seed = read(resolved.config, RunOptions).SEED_VALUE
-        datasets = {split: SSLDataset(options, split, seed, **how)
-                    for split, options in splits.items() if options.DATA_SOURCES}  # fmt: skip
+    def check_data(self, resolved: Resolved) -> None:
+        data, seed = (
+            read(resolved.config, DataOptions),
+            read(resolved.config, RunOptions).SEED_VALUE,
+        )
+        datasets = {}
+        for split in ("TRAIN", "TEST"):
+            options = getattr(data, split)
+            if options.DATA_SOURCES:
+                datasets[split] = SSLDataset(
+                    options, split, seed, replace=False, hold_out=data.HOLD_OUT
+                )
         datasets = {split: each for split, each in datasets.items() if each.stream is None}
-        keys = {split: _key(split, hash_here(each)) for split, each in datasets.items()}
-        if kept.get("keys") != keys or kept.get("megapixels", 0) < megapixels:
-            facts = find_facts(datasets, keys, self.album, megapixels)
-            made = {"keys": keys, "megapixels": megapixels, "facts": facts}
-            write_json(self.place / DATA, made)
-
-    def save_thumbnails(self) -> None:
-        """The map's come first; those that no part shows are removed."""
-        held = Kept(self.place, self.weights).get(MAP) or {}
-        order = np.asarray(held.get("keys", [])).tolist()
-        for fact in read_json(self.place / DATA).get("facts", []):
-            order += fact["thumbs"]
-        self.album.save(dict.fromkeys(order))
+        keys = {split: _key(split, each) for split, each in datasets.items()}
+        self.keep("data", repr(keys), lambda: find_facts(datasets, keys, self.album))
 
 
-def _key(split: str, hash_of_images: str) -> str:
-    return f"{split.lower()}-{hash_of_images[:12]}"
+def _key(split: str, dataset: SSLDataset) -> str:
+    return f"{split.lower()}-{hash_here(dataset)[:12]}"

@@ -1,40 +1,47 @@
 """What a run's folder keeps for its page of images and features, read without torch.
 
+    RUN/report/parts.json    views of training images, the check of the data, small pictures
     RUN/report/map.npz       places, neighbours and clusters of up to 2,000 images
-    RUN/report/thumbs.json   their thumbnails, and others that are shown
-    RUN/report/views.json    what the network gets of some images, and what it makes of them
-    RUN/report/data.json     the check of the data
 
 make_parts.py writes them. What belongs to an earlier checkpoint is not read.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
+from PIL import Image, ImageOps, features
 
 from sslengine.checkpoint.manifest import is_checkpoint, path_for, read_manifest
+from sslengine.data.decode.files import as_rgb
 from sslengine.errors import CheckpointError
 from sslengine.evaluation.kept import Kept
+from sslengine.monitor.run_facts import TRAINED, UNTRAINED
 from sslengine.report.content import Fact, Map, Mistake, Thumbs, Views
-from sslengine.report.thumbnails import Album
 
-FOLDER, MAP, THUMBS, VIEWS, DATA = "report", "map", "thumbs.json", "views.json", "data.json"
-# The config by which a run was judged.
-JUDGED = "config_evaluate"
-NETWORKS = ("untrained", "trained")
+FOLDER, MAP, PARTS = "report", "map", "parts.json"
 MISTAKES, ODDEST = 12, 6
 PICTURE = re.compile(r"data:image/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]+")
+# Sides of a thumbnail: small images are not enlarged much, and of large ones it can be seen what
+# they show.
+SMALLEST, LARGEST = 28, 40
+# What a sprite may take in a page. Quality falls until it is reached.
+SPRITE_BYTES, QUALITIES = 1_500_000, (85, 70, 50, 30, 10)
+EXACT = 64  # pixels of the side of a picture in which each pixel is seen
+FORMAT = "WEBP" if features.check("webp") else "JPEG"
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,7 @@ class Parts:
     map: Map | None = None
     views: Sequence[Views] = ()
     data: Sequence[Fact] = ()
-    # The fingerprint of the judged images that the map shows; empty: it shows others.
+    # The fingerprint of the judged images that the map shows.
     fingerprint: str = ""
     # Of the map.
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict, repr=False, compare=False)
@@ -72,6 +79,9 @@ class Parts:
         ]
 
 
+# ---- reading
+
+
 def read_parts(folder: Path) -> Parts:
     """Read what is there: nothing is computed, and no image is opened.
 
@@ -84,15 +94,16 @@ def read_parts(folder: Path) -> Parts:
 
 
 def _read(place: Path, weights: str) -> Parts:
-    album, held = Album(place / THUMBS), Kept(place, weights).get(MAP)
-    thumbs, places = album.thumbs(), {key: row for row, key in enumerate(album.entries)}
+    kept, held = read_json(place / PARTS), Kept(place, weights).get(MAP)
+    thumbs = Thumbs(**kept["thumbs"]) if kept.get("thumbs") else None
+    rows = {key: row for row, key in enumerate(kept.get("keys", []))}
     data = [
-        Fact(**{**fact, "thumbs": [places[key] for key in fact["thumbs"] if key in places]})
-        for fact in read_json(place / DATA).get("facts", [])
+        Fact(**{**fact, "thumbs": [rows[key] for key in fact["thumbs"] if key in rows]})
+        for fact in kept.get("data", {}).get("made", [])
     ]
-    kept = read_json(place / VIEWS)
-    network = kept.get("network", []) if kept.get("weights") == weights else []
-    views = [Views(**each) for each in (*kept.get("views", []), *network)]
+    network = kept.get("network", {})
+    seen = [] if network.get("key") != weights else network["made"]
+    views = [Views(**each) for each in (*kept.get("views", {}).get("made", []), *seen)]
     pictures = [uri for each in views for uri in (each.original, *each.views)]
     for uri in (*pictures, *([thumbs.sprite] if thumbs else [])):
         check_picture(uri)
@@ -111,13 +122,12 @@ def check_picture(uri: str) -> Markup:
 
 def digest_of_checkpoint(folder: Path) -> str:
     """Identify the newest checkpoint; empty without one."""
-    found = []
-    for path in (folder / "checkpoints").glob("*"):
+    found = [(0, "")]
+    for path in filter(is_checkpoint, (folder / "checkpoints").glob("*")):
         with suppress(CheckpointError, OSError):
-            if is_checkpoint(path):
-                sha256 = hashlib.sha256(path_for(path).read_bytes()).hexdigest()
-                found.append((read_manifest(path).number, sha256))
-    return max(found)[1] if found else ""
+            content = path_for(path).read_bytes()
+            found.append((read_manifest(path).number, hashlib.sha256(content).hexdigest()))
+    return max(found)[1]
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -129,17 +139,17 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def as_map(held: Mapping[str, NDArray[Any]], classes: int) -> Map:
-    labels = held["labels"]
+    labels, networks = held["labels"], (UNTRAINED, TRAINED)
     shares, by_class = dict[str, float](), dict[str, Sequence[float]]()
     known = labels >= 0
-    for name in NETWORKS if known.any() else ():
+    for name in networks if known.any() else ():
         same = (labels[held[f"nearest_{name}"]] == labels[:, None]).mean(axis=1) * 100
         shares[name] = float(same[known].mean())
         of_class = [same[labels == number] for number in range(classes)]
         by_class[name] = [float(each.mean()) if len(each) else 0.0 for each in of_class]
     return Map(
-        {name: [(x, y) for x, y in held[f"places_{name}"].tolist()] for name in NETWORKS},
-        {name: held[f"nearest_{name}"].tolist() for name in NETWORKS},
+        {name: [(x, y) for x, y in held[f"places_{name}"].tolist()] for name in networks},
+        {name: held[f"nearest_{name}"].tolist() for name in networks},
         shares,
         by_class,
         held["clusters"].tolist(),
@@ -153,6 +163,70 @@ def _oddest(drawn: Map) -> Fact:
     far, middle = drawn.distances[order[0]], float(np.median(drawn.distances))
     value = f"mean distance to the ten nearest up to {far:.2f}, median {middle:.2f}"
     return Fact("oddest images", value, "look at them: they may not belong to the set", order)
+
+
+# ---- pictures
+
+
+def data_uri(picture: Image.Image, quality: int = 85) -> str:
+    file, exact = BytesIO(), max(picture.size) <= EXACT
+    picture.save(file, FORMAT, quality=quality, lossless=exact)
+    return f"data:image/{FORMAT.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+class Album:
+    """Thumbnails by key: what identifies a set of images, a colon, the image's number in it."""
+
+    def __init__(self, kept: Mapping[str, Any]) -> None:
+        """kept: of parts.json, where `arrange` has put them."""
+        self.side, self.classes, self._new = 0, list[str](), False
+        self.tiles: dict[str, tuple[Image.Image, str, int]] = {}  # picture, name of file, label
+        with suppress(KeyError, TypeError, ValueError, OSError):  # they are made again
+            held = Thumbs(**kept["thumbs"])
+            encoded = BytesIO(base64.b64decode(held.sprite.partition(",")[2]))
+            with Image.open(encoded, formats=(FORMAT,)) as opened:
+                whole = opened.convert("RGB")
+            self.side, self.classes = held.side, [*held.classes]
+            for place, (key, *named) in enumerate(zip(kept["keys"], held.names, held.labels)):
+                left, top = self._at(place, held.columns)
+                tile = whole.crop((left, top, left + held.side, top + held.side))
+                self.tiles[key] = (tile, *named)
+
+    def add(self, key: str, source: Any, row: int, label: int | None = None) -> None:
+        """Take a picture of an image of a source, as the run decodes it, if there is none."""
+        if key not in self.tiles:
+            picture = as_rgb(source.image(row))
+            self.side = self.side or min(LARGEST, max(SMALLEST, *picture.size))
+            fitted = ImageOps.fit(picture, (self.side, self.side), Image.Resampling.BOX)
+            self.tiles[key], self._new = (fitted, source.relative_path(row), -1), True
+        if label is not None:
+            self.tiles[key], self._new = (*self.tiles[key][:2], label), True
+
+    def arrange(self, order: Iterable[str], kept: dict[str, Any]) -> None:
+        """Put these into what is kept, in this order; the others are removed."""
+        shown = {key: self.tiles[key] for key in order if key in self.tiles}
+        if not self._new and [*shown] == kept.get("keys", []):
+            return
+        columns, thumbs = max(1, math.ceil(math.sqrt(len(shown)))), None
+        if shown:
+            size = columns * self.side, math.ceil(len(shown) / columns) * self.side
+            whole = Image.new("RGB", size, "grey")
+            for place, (tile, _, _) in enumerate(shown.values()):
+                whole.paste(tile, self._at(place, columns))
+            for quality in QUALITIES:
+                sprite = data_uri(whole, quality)
+                if len(sprite) <= SPRITE_BYTES:
+                    break
+            _, names, labels = zip(*shown.values())
+            thumbs = asdict(Thumbs(sprite, self.side, columns, names, labels, self.classes))
+        kept.update({"keys": [*shown], "thumbs": thumbs})
+
+    def _at(self, place: int, columns: int) -> tuple[int, int]:
+        row, column = divmod(place, columns)
+        return self.side * column, self.side * row
+
+
+# ---- which images
 
 
 def choose_images(labels: NDArray[np.int64], most: int) -> NDArray[np.int64]:

@@ -32,8 +32,7 @@ from sslengine.errors import DataError
 from sslengine.predictor.predictor import Predictor
 from sslengine.registry import COLLATORS
 from sslengine.report.content import Views
-from sslengine.report.parts import spread
-from sslengine.report.thumbnails import data_uri
+from sslengine.report.parts import data_uri, spread
 from sslengine.train_steps.samples import single_input_sample
 
 IMAGES, OF_NETWORK, AT_LEAST, AT_MOST = 6, 8, 4, 12
