@@ -118,23 +118,20 @@ def describe(found: OpenedImages) -> Iterator[Finding]:
 
 
 def find_facts(
-    datasets: Mapping[str, Any], keys: Mapping[str, str], album: Album
+    datasets: Mapping[str, Any], names: Mapping[str, str], album: Album
 ) -> list[dict[str, Any]]:
     """Return facts with the keys of their thumbnails, which are added to the album.
 
-    datasets: an SSLDataset for each split. keys: what the keys of its thumbnails begin with.
+    datasets: an SSLDataset for each split. names: of its images, in the album.
     """
     facts, seen = list[dict[str, Any]](), dict[str, OpenedImages]()
 
     def add(split: str, what: str, finding: Finding, shown: Sequence[int] = ()) -> None:
         value = f"{finding.value:,}" if isinstance(finding.value, int) else str(finding.value)
-        thumbs, source = [], datasets[split].sources[0]
-        for row in shown[:SHOWN]:
-            number = int(np.flatnonzero(np.asarray(datasets[split].rows) == row)[0])
-            thumbs.append(f"{keys[split]}:{number}")
-            album.add(thumbs[-1], source, row)
-        fact = {"what": what, "value": value, "advice": finding.advice, "thumbs": thumbs}
-        facts.append(fact)
+        rows = np.asarray(datasets[split].rows)
+        numbers = [int(np.flatnonzero(rows == row)[0]) for row in shown[:SHOWN]]
+        thumbs = [album.add(names[split], datasets[split], number) for number in numbers]
+        facts.append({"what": what, "value": value, "advice": finding.advice, "thumbs": thumbs})
 
     for split, dataset in datasets.items():
         source, rows = dataset.sources[0], np.asarray(dataset.rows)
@@ -144,7 +141,7 @@ def find_facts(
         for each in (*classes, *describe(found)):
             if split == "TEST" and each.what != "unreadable":
                 each = each._replace(advice="")  # it is advice for training
-            shown = [row for some in found.odd.get(each.what, ()) for row in some]
+            shown = [row for rows in found.odd.get(each.what, ()) for row in rows]
             add(split, f"{CALLED[split]}: {each.what}", each, shown)
     if len(seen) > 1:
         known = seen["TRAIN"].pixels

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -60,33 +61,23 @@ def gather(facts: Facts) -> Content:
     parts = read_parts(facts.folder)
     checkpoints = _list_checkpoints(facts.folder / "checkpoints")
     return Content(
-        name="/".join(facts.folder.absolute().parts[-2:]),
-        folder=str(facts.folder),
-        verdict=judge_run(facts),
-        facts=_list_facts(facts) if facts.config else [],
-        curves=read_curves(facts),
-        restarts=read_restarts(facts),
-        health=read_health(facts),
+        name="/".join(facts.folder.absolute().parts[-2:]), folder=str(facts.folder),
+        verdict=judge_run(facts), facts=_list_facts(facts) if facts.config else [],
+        curves=read_curves(facts), restarts=read_restarts(facts), health=read_health(facts),
         findings=[Fact(each.what, each.value, each.advice) for each in facts.found],
         spectra=_spectra(_load(facts.answers)),
-        thumbs=parts.thumbs,
-        map=parts.map,
-        views=parts.views,
+        thumbs=parts.thumbs, map=parts.map, views=parts.views,
         judgements=[_judgement(facts, each, parts) for each in read_judgements(facts)],
-        data=parts.data,
-        cost=_list_cost(facts),
-        starts=[_start(each) for each in facts.starts],
-        commands=_list_commands(facts) if checkpoints else [],
-        differs=[*_differs(facts)],
-        versions=_list_versions(facts),
-        checkpoints=checkpoints,
+        data=parts.data, cost=_list_cost(facts), starts=[*map(_describe_start, facts.starts)],
+        commands=_list_commands(facts) if checkpoints else [], differs=[*_differs(facts)],
+        versions=_list_versions(facts), checkpoints=checkpoints,
         map_command="" if parts.map or not checkpoints else f"sslengine report {facts.run} --map",
-    )
+    )  # fmt: skip
 
 
-def _facts(*rows: tuple[str, ...]) -> list[Fact]:
-    """Leave out what has no value."""
-    return [Fact(*row) for row in rows if row[1]]
+def _drop_empty(*facts: Fact) -> list[Fact]:
+    """Leave out those without a value."""
+    return [each for each in facts if each.value]
 
 
 def _list_facts(facts: Facts) -> list[Fact]:
@@ -97,23 +88,14 @@ def _list_facts(facts: Facts) -> list[Fact]:
     batch = ranks * below(facts.config, ["DATA", "TRAIN", "BATCHSIZE_PER_REPLICA"], 0)
     made = f"{facts.status.step:,} of {facts.status.steps:,} steps of {batch:,} images"
     length = f"{epochs} epochs, {made}" if epochs else made
-    machine = str(gpus[0] if gpus and start["device"] == "cuda" else start.get("device", ""))
-    return _facts(
-        ("method", facts.method),
-        ("network", facts.network),
-        ("length", length if facts.status.steps else ""),
-        ("machine", f"{ranks} x {machine}" if ranks > 1 else machine),
-        ("time", format_seconds(facts.seconds)),
+    machine = str(gpus[0] if gpus and start.get("device") == "cuda" else start.get("device", ""))
+    return _drop_empty(
+        Fact("method", facts.method),
+        Fact("network", facts.network),
+        Fact("length", length if facts.status.steps else ""),
+        Fact("machine", f"{ranks} x {machine}" if ranks > 1 else machine),
+        Fact("time", str(timedelta(seconds=round(facts.seconds))) if facts.seconds else ""),
     )
-
-
-def format_seconds(seconds: float) -> str:
-    """Write a duration; empty if it is 0, which stands for an unknown one."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s" if seconds else ""
 
 
 # ---- scores
@@ -125,35 +107,25 @@ def _judgement(facts: Facts, report: Mapping[str, Any], parts: Parts) -> Judgeme
     prints = [str(each.get("fingerprint") or "") for each in images.values()]
     protocols = {
         f"{each['features']}, {protocol}": {
-            metric: value
-            for metric, value in row.get("metrics", {}).items()
+            metric: value for metric, value in row.get("metrics", {}).items()
             if isinstance(value, (int, float))
         }
-        for each in rows
-        for protocol, row in each.get("protocols", {}).items()
-    }
-    answers = _load(facts.folder / JUDGEMENTS / f"{name}.npz")
+        for each in rows for protocol, row in each.get("protocols", {}).items()
+    }  # fmt: skip
     tested = images.get("TEST", {}).get("fingerprint")
+    answers, classes = _load(facts.folder / JUDGEMENTS / f"{name}.npz"), report.get("classes", ())
     return Judgement(
         name=str(report.get("data") or name),
         fingerprint=", ".join(each.removeprefix("sha256:")[:SHOWN] for each in prints if each),
         images=rows[0].get("about", {}).get("images", {}) if rows else {},
-        metric=str(report.get("metric", "accuracy")),
-        scores=scores_of(report),
-        chance=report.get("chance"),
-        notes=report.get("notes", ()),
-        protocols=protocols,
-        **_by_class(answers, report.get("classes"), parts if tested == parts.fingerprint else None),
-    )
+        metric=str(report.get("metric", "accuracy")), scores=scores_of(report),
+        chance=report.get("chance"), notes=report.get("notes", ()), protocols=protocols,
+        **_by_class(answers, classes, parts if tested == parts.fingerprint else Parts()),
+    )  # fmt: skip
 
 
-def _by_class(
-    answers: Mapping[str, Any], names: Sequence[str] | None, parts: Parts | None
-) -> dict[str, Any]:
-    """Return classes, confusion and mistakes, by the answers to each test image.
-
-    parts: those of these images; None: there are none.
-    """
+def _by_class(answers: Mapping[str, Any], names: Sequence[str], parts: Parts) -> dict[str, Any]:
+    """Return classes, confusion and mistakes, by the answers to each test image."""
     found = {kind: each for kind in KINDS if (each := _first(answers, kind)) is not None}
     if TRAINED not in found:
         return {}
@@ -171,7 +143,7 @@ def _by_class(
     return {
         "classes": rows,
         "confusion": confusion[np.ix_(there, there)].tolist(),
-        "mistakes": parts.mistakes(answers["numbers"], wanted, own) if parts else [],
+        "mistakes": parts.mistakes(answers["numbers"], wanted, own),
     }
 
 
@@ -202,37 +174,34 @@ def _load(file: Path) -> dict[str, Any]:
 
 
 def _list_cost(facts: Facts) -> list[Fact]:
+    time = timedelta(seconds=round(facts.seconds))
     speeds = [row["images_per_s"] for row in facts.rows if "images_per_s" in row]
     waited, restarts = share_waited(facts), len(facts.starts) - 1
     advice = "more DATA.NUM_DATALOADER_WORKERS would help" if waited > 0.5 else ""
     memory = facts.status.memory or {}
-    return _facts(
-        ("time", f"{format_seconds(facts.seconds)} of training" if facts.seconds else ""),
-        ("speed", f"{median(speeds):,.0f} images per second (median)" if speeds else ""),
-        ("waiting for images", f"{waited:.0%} of a step" if waited else "", advice),
-        *((MEMORY.get(name, name), f"{value:.2f} GB") for name, value in memory.items()),
-        ("restarts", str(restarts) if restarts > 0 else ""),
+    return _drop_empty(
+        Fact("time", f"{time} of training" if facts.seconds else ""),
+        Fact("speed", f"{median(speeds):,.0f} images per second (median)" if speeds else ""),
+        Fact("waiting for images", f"{waited:.0%} of a step" if waited else "", advice),
+        *(Fact(MEMORY.get(name, name), f"{value:.2f} GB") for name, value in memory.items()),
+        Fact("restarts", str(restarts) if restarts > 0 else ""),
     )
 
 
-def _start(start: Mapping[str, Any]) -> Fact:
+def _describe_start(start: Mapping[str, Any]) -> Fact:
     where = f"{start.get('host')}, {start.get('ranks')} x {start.get('device')}"
     code = f"code {start.get('code') or start.get('sslengine')}"
     return Fact(str(start.get("time")), f"from step {start.get('step')} on {where}", code)
 
 
 def _list_commands(facts: Facts) -> list[Fact]:
-    run = facts.run
-    return _facts(
-        ("Features in Python", PYTHON.format(folder=str(facts.folder))),
-        ("Features in a file", f"sslengine embed {run} IMAGES --out features.parquet"),
-        ("Classes and nearest images", f"sslengine predict {run} IMAGE"),
-        ("Weights for other programs", f"sslengine export {run} --to timm --out weights"),
-        (
-            "This run again",
-            facts.command,
-            f"in {facts.starts[-1].get('folder')}" if facts.starts else "",
-        ),
+    run, place = facts.run, facts.starts[-1].get("folder") if facts.starts else ""
+    return _drop_empty(
+        Fact("Features in Python", PYTHON.format(folder=str(facts.folder))),
+        Fact("Features in a file", f"sslengine embed {run} IMAGES --out features.parquet"),
+        Fact("Classes and nearest images", f"sslengine predict {run} IMAGE"),
+        Fact("Weights for other programs", f"sslengine export {run} --to timm --out weights"),
+        Fact("This run again", facts.command, f"in {place}"),
     )
 
 
@@ -263,9 +232,9 @@ def _recipe(facts: Facts) -> Mapping[str, Any]:
 
 def _list_versions(facts: Facts) -> list[Fact]:
     packages = read_json(facts.folder / "environment.json").get("packages", {})
-    found = {**packages, **(facts.starts[-1] if facts.starts else {})}
+    found = {**packages, **facts.starts[-1]} if facts.starts else packages
     names = ("sslengine", "code", "python", "torch", "torchvision", "timm", "numpy")
-    return _facts(*((name, str(found.get(name) or "")) for name in names))
+    return _drop_empty(*(Fact(name, str(found.get(name) or "")) for name in names))
 
 
 def _list_checkpoints(folder: Path) -> list[Fact]:

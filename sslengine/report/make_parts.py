@@ -16,8 +16,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from sslengine import catalog  # noqa: F401 - declares the names that a config has
 from sslengine.atomic import write_json
 from sslengine.checkpoint.contents import expect_no_links_out
@@ -30,19 +28,17 @@ from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import DataOptions
 from sslengine.distributed.ranks import world_size
 from sslengine.errors import DataError, Preempted
-from sslengine.evaluation.kept import Kept, digest_of
+from sslengine.evaluation.kept import digest_of
 from sslengine.monitor.run_facts import REPORT, read_report
 from sslengine.predictor.predictor import Predictor
+from sslengine.report.content import Views
 from sslengine.report.data_check import find_facts
-from sslengine.report.map_of_images import draw_map, read_features
+from sslengine.report.map_of_images import make_map, name_images
 from sslengine.report.parts import (
-    FOLDER,
-    MAP,
     PARTS,
     Album,
     Parts,
-    digest_of_checkpoint,
-    read_json,
+    read_kept,
     read_parts,
 )
 from sslengine.report.views_of_images import draw_masked, draw_patches, draw_views, open_training
@@ -76,11 +72,8 @@ def make_live_parts(resolved: Resolved, folder: Path, notes: list[str]) -> Parts
 class _Maker:
     def __init__(self, folder: Path, notes: list[str], trusted: bool, live: bool = False) -> None:
         self.folder, self.notes, self.trusted, self.live = folder, notes, trusted, live
-        self.place = folder / FOLDER
-        self.weights = digest_of_checkpoint(folder)
-        self.kept = read_json(self.place / PARTS)
+        self.kept = read_kept(folder)
         self.album = Album(self.kept)
-        self.maps = Kept(self.place, self.weights)
 
     @contextmanager
     def part(self, what: str) -> Iterator[None]:
@@ -92,6 +85,11 @@ class _Maker:
             text = " ".join(str(error).split()) or type(error).__name__
             self.notes.append(f"{what}: not made: {text}")
 
+    def keep(self, name: str, key: str, make: Callable[[], Any]) -> None:
+        """Make a part of parts.json, if it was not made by the same."""
+        if self.kept.get(name, {}).get("key") != key:
+            self.kept[name] = {"key": key, "made": make()}
+
     def make_others(self, trained: Resolved, checked: Resolved) -> Parts:
         with self.part("views"), closed(trained.opened):
             self.make_views(trained)
@@ -99,71 +97,50 @@ class _Maker:
             self.check_data(checked)
         with self.part("thumbnails"):
             # The map's come first; those that no part shows are removed.
-            order = np.asarray((self.maps.get(MAP) or {}).get("keys", [])).tolist()
-            for fact in self.kept.get("data", {}).get("made", []):
-                order += fact["thumbs"]
-            self.album.arrange(dict.fromkeys(order), self.kept)
-            write_json(self.place / PARTS, self.kept)
+            of_map, data = (self.kept.get(name, {}).get("made", {}) for name in ("map", "data"))
+            order = [*of_map.get("keys", []), *(key for fact in data for key in fact["thumbs"])]
+            self.album.arrange(order, self.kept)
+            write_json(self.folder / PARTS, self.kept)
         return read_parts(self.folder)
-
-    def keep(self, name: str, key: str, make: Callable[[], Any]) -> None:
-        """Make a part of parts.json, if it was not made by the same."""
-        if self.kept.get(name, {}).get("key") != key:
-            self.kept[name] = {"key": key, "made": make()}
 
     def make_map(self, resolved: Resolved) -> None:
         report = read_report(self.folder / REPORT)
         if not report:
             raise DataError(f"the run was not judged: `sslengine judge {self.folder}` comes first")
-        by, held = (self.folder / f"{JUDGED}.yaml").read_text("utf-8"), self.maps.get(MAP)
+        by = (self.folder / f"{JUDGED}.yaml").read_text("utf-8")
         key = digest_of(by, repr(report.get("images")))
-        if held is not None and str(held["key"]) == key and self.album.tiles:
-            return
-        found = read_features(resolved, self.folder)
-        arrays, source = draw_map(found), found.dataset.sources[0]
-        keys = [f"{_key(found.split, found.dataset)}:{number}" for number in found.numbers]
-        for name, number, label in zip(keys, found.numbers, found.labels.tolist()):
-            self.album.add(name, source, int(found.dataset.rows[number]), label)
-        self.album.classes = [*found.classes]
-        self.maps.put(MAP, {**arrays, "key": key, "fingerprint": found.fingerprint, "keys": keys})
+        self.keep("map", key, lambda: make_map(resolved, self.folder, self.album))
 
     def make_views(self, resolved: Resolved) -> None:
         options, dataset = read(resolved.config, DataOptions).TRAIN, open_training(resolved)
         seed = read(resolved.config, RunOptions).SEED_VALUE
-        key = digest_of(repr(asdict(options)), str(seed), hash_here(dataset))
-        self.keep("views", key, lambda: [*map(asdict, draw_views(dataset, options))])
-        self.keep("network", self.weights, lambda: self._of_network(dataset, options))
-
-    def _of_network(self, dataset: SSLDataset, options: Any) -> list[Any]:
-        found, model = list[Any](), None
         files = (self.folder / "checkpoints").rglob("*")
         is_small = max((each.stat().st_size for each in files), default=0) < SMALL
-        if not self.live or (world_size() == 1 and is_small):
+        loads = not self.live or (world_size() == 1 and is_small)
+
+        def make() -> list[dict[str, Any]]:
+            views, model = draw_views(dataset, options), None
+            patches: list[Views] = []
             with self.part("patches"):
-                how: dict[str, Any] = {"device": "cpu", "trust_config": self.trusted}
-                predictor = Predictor(self.folder, nearest=0, **how)
-                model = predictor.model
-                found += draw_patches(predictor)
-        with self.part("hidden patches"):
-            found = draw_masked(dataset, options, model) + found
-        return [*map(asdict, found)]
+                if loads:
+                    how: dict[str, Any] = {"device": "cpu", "trust_config": self.trusted}
+                    predictor = Predictor(self.folder, nearest=0, **how)
+                    model = predictor.model
+                    patches = draw_patches(predictor)
+            with self.part("hidden patches"):
+                views += draw_masked(dataset, options, model)
+            return [*map(asdict, [*views, *patches])]
+
+        self.keep("views", digest_of(repr(options), f"{seed} {loads}", hash_here(dataset)), make)
 
     def check_data(self, resolved: Resolved) -> None:
         data, seed = (
             read(resolved.config, DataOptions),
             read(resolved.config, RunOptions).SEED_VALUE,
         )
-        datasets = {}
-        for split in ("TRAIN", "TEST"):
-            options = getattr(data, split)
-            if options.DATA_SOURCES:
-                datasets[split] = SSLDataset(
-                    options, split, seed, replace=False, hold_out=data.HOLD_OUT
-                )
-        datasets = {split: each for split, each in datasets.items() if each.stream is None}
-        keys = {split: _key(split, each) for split, each in datasets.items()}
-        self.keep("data", repr(keys), lambda: find_facts(datasets, keys, self.album))
-
-
-def _key(split: str, dataset: SSLDataset) -> str:
-    return f"{split.lower()}-{hash_here(dataset)[:12]}"
+        splits = [split for split in ("TRAIN", "TEST") if getattr(data, split).DATA_SOURCES]
+        how: dict[str, Any] = {"replace": False, "hold_out": data.HOLD_OUT}
+        found = {split: SSLDataset(getattr(data, split), split, seed, **how) for split in splits}
+        found = {split: each for split, each in found.items() if each.stream is None}
+        names = {split: name_images(split, each) for split, each in found.items()}
+        self.keep("data", repr(names), lambda: find_facts(found, names, self.album))

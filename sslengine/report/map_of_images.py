@@ -9,10 +9,10 @@ are fixed, and sums have one order.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,15 +30,16 @@ from torch.nn import functional as F
 from sslengine.config.options import MachineOptions
 from sslengine.config.resolve import Resolved
 from sslengine.config.sections import read
+from sslengine.data.fingerprint import hash_here
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.manifest.classes import Classes
-from sslengine.data.options import DataOptions
+from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.distributed.device import pick_device
 from sslengine.engines.features import required_weights
 from sslengine.engines.judged_networks import networks_of
 from sslengine.engines.run import Run
-from sslengine.engines.stored import store_split
-from sslengine.errors import DataError, SSLEngineError
+from sslengine.engines.stored import StoredSplit, store_split
+from sslengine.errors import SSLEngineError
 from sslengine.evaluation.features import rows_at
 from sslengine.evaluation.kmeans import assign, kmeans
 from sslengine.evaluation.neighbours import search
@@ -47,97 +48,108 @@ from sslengine.evaluation.store import file_name
 from sslengine.models.options import ModelOptions
 from sslengine.monitor.console import Screen
 from sslengine.monitor.run_facts import TRAINED, UNTRAINED
-from sslengine.report.parts import choose_images
+from sslengine.report.content import Map
+from sslengine.report.parts import Album, choose_images
 from sslengine.task.build import classes_of_train
 
-FEWEST, MOST, NEAREST, QUERIES = 5, 2000, 10, 12
+MOST, NEAREST, QUERIES = 2000, 10, 12
 PERPLEXITY, COMPONENTS = 30, 50
 CLUSTERS, ITERATIONS = 10, 50
 
 
-@dataclass(frozen=True)
-class MappedImages:
-    """The images that are shown, and their features."""
+def make_map(resolved: Resolved, folder: Path, album: Album) -> dict[str, Any]:
+    """Return what parts.json keeps of a map, whose thumbnails are added to the album.
 
-    dataset: SSLDataset
-    split: str
-    fingerprint: str  # of all images of the split
-    numbers: NDArray[np.int64]  # in the dataset
-    labels: NDArray[np.int64]  # -1: none, or several
-    classes: Sequence[str]
-    rows: dict[str, Tensor]  # untrained, trained
-
-
-def read_features(resolved: Resolved, folder: Path) -> MappedImages:
-    """Read those of test images; of training images where there are no labelled test images.
-
-    resolved: the config by which the run was judged. Raises where features are missing, and images
-    or weights are not there.
+    It shows test images; training images where there are no labelled test images. resolved: the
+    config by which the run was judged. Raises where features are missing, and images or weights
+    are not there.
     """
-    data, evaluate = read(resolved.config, DataOptions), read(resolved.config, EvaluateOptions)
-    run = Run(resolved, folder, _pick_device(resolved), Screen(file=sys.stderr))
-    networks, _ = networks_of(run, str(required_weights(run) or ""))
-    networks = [each for each in networks if each.name in (TRAINED, UNTRAINED)]
-    split, options, of_train = "TRAIN", data.TRAIN, list[Classes]()
-    if data.TEST.DATA_SOURCES and data.TEST.LABEL_TYPE == "standard":
-        split, options, of_train = "TEST", data.TEST, classes_of_train(resolved.config)
-    named = "" if resolved.opened else evaluate.FEATURES  # not where a stranger says
-    place = Path(named or folder / "features")
-    stored = store_split(run, split, networks, place, of_train, evaluate.DTYPE)
-    store, layer = stored.stores[TRAINED], _deepest(resolved, stored.stores[TRAINED].layers)
-    labels, targets = np.full(len(store.indices), -1), store.targets
+    split, options, stored = _read_features(resolved, folder)
+    store, targets = stored.stores[TRAINED], stored.stores[TRAINED].targets
+    labels = np.full(len(store.indices), -1)  # none, or several
     if options.LABEL_TYPE == "standard" and targets.ndim == 1 and not targets.is_floating_point():
         labels = targets.numpy().astype(np.int64)
     classes = list(stored.classes[0].names) if stored.classes else []
+    album.classes = classes or [str(number) for number in range(int(labels.max(initial=-1)) + 1)]
     chosen = choose_images(labels, MOST)
-    at = torch.from_numpy(chosen)
-    return MappedImages(
-        dataset=stored.dataset,
-        split=split,
-        fingerprint=str(stored.identified(options).get("fingerprint") or ""),
-        numbers=store.indices[at].numpy(),
-        labels=labels[chosen],
-        classes=classes or [str(number) for number in range(int(labels.max(initial=-1)) + 1)],
-        rows={name: rows_at(each.layer(layer), at) for name, each in stored.stores.items()},
-    )
-
-
-def _pick_device(resolved: Resolved) -> torch.device:
-    with suppress(SSLEngineError):  # this machine does not have the run's
-        return pick_device(read(resolved.config, MachineOptions).DEVICE)
-    return pick_device("auto")
-
-
-def _deepest(resolved: Resolved, there: Sequence[str]) -> str:
-    """Return the last layer in the order of the config."""
+    at, numbers = torch.from_numpy(chosen), store.indices[torch.from_numpy(chosen)].tolist()
     pooled = read(resolved.config, ModelOptions).FEATURE_EVAL_SETTINGS
     layers = [file_name(each[0]) for each in pooled.LINEAR_EVAL_FEAT_POOL_OPS_MAP]
-    return [each for each in (*there, *layers) if each in there][-1]
+    layer = [each for each in (*store.layers, *layers) if each in store.layers][-1]  # the deepest
+    rows = {name: rows_at(each.layer(layer), at) for name, each in stored.stores.items()}
+    images = name_images(split, stored.dataset)
+    drawn, similar = draw_map(rows, labels[chosen], len(album.classes))
+    return {
+        "map": asdict(drawn),
+        "similar": similar,
+        "numbers": numbers,
+        "fingerprint": str(stored.identified(options).get("fingerprint") or ""),
+        "keys": [
+            album.add(images, stored.dataset, number, label)
+            for number, label in zip(numbers, labels[chosen].tolist())
+        ],
+    }
 
 
-def draw_map(found: MappedImages) -> dict[str, NDArray[Any]]:
-    """Compute all of a map; parts.py reads it."""
-    count = len(found.numbers)
-    if count < FEWEST:
-        raise DataError(f"there are {count} images, and a map takes {FEWEST}")
+def _read_features(resolved: Resolved, folder: Path) -> tuple[str, SplitOptions, StoredSplit]:
+    data, evaluate = read(resolved.config, DataOptions), read(resolved.config, EvaluateOptions)
+    device = pick_device("auto")
+    with suppress(SSLEngineError):  # this machine does not have the run's
+        device = pick_device(read(resolved.config, MachineOptions).DEVICE)
+    run = Run(resolved, folder, device, Screen(file=sys.stderr))
+    networks, _ = networks_of(run, str(required_weights(run) or ""))
+    networks = [each for each in networks if each.name in (TRAINED, UNTRAINED)]
+    split, classes = "TRAIN", list[Classes]()
+    if data.TEST.DATA_SOURCES and data.TEST.LABEL_TYPE == "standard":
+        split, classes = "TEST", classes_of_train(resolved.config)
+    named = "" if resolved.opened else evaluate.FEATURES  # not where a stranger says
+    place = Path(named or folder / "features")
+    stored = store_split(run, split, networks, place, classes, evaluate.DTYPE)
+    return split, getattr(data, split), stored
+
+
+def name_images(split: str, dataset: SSLDataset) -> str:
+    """Name the images of a split, as the keys of their thumbnails do."""
+    return f"{split.lower()}-{hash_here(dataset)[:12]}"
+
+
+def draw_map(
+    features: Mapping[str, Tensor], labels: NDArray[np.int64], classes: int
+) -> tuple[Map, list[list[float]]]:
+    """Compute a map, and how similar each image's neighbours are to it, trained."""
+    count = len(labels)
     rows = {name: F.normalize(torch.nan_to_num(each.flatten(1).float()))
-            for name, each in found.rows.items()}  # fmt: skip
+            for name, each in features.items()}  # fmt: skip
     with threadpool_limits(1), ThreadPoolExecutor(len(rows)) as pool:
         places = dict(zip(rows, pool.map(_place, rows.values())))
     turn, _ = orthogonal_procrustes(places[UNTRAINED], places[TRAINED])
     places[UNTRAINED] = places[UNTRAINED] @ turn
-    arrays: dict[str, NDArray[Any]] = {}
-    for name, each in rows.items():
-        near = search(each, each, min(NEAREST, count - 1), "cosine", own=True)
-        low, high = places[name].min(axis=0), places[name].max(axis=0)
-        fitted = (places[name] - low) / np.maximum(high - low, 1e-9)
-        arrays[f"places_{name}"] = fitted.astype(np.float32)
-        arrays[f"nearest_{name}"] = near.rows.numpy()
-        arrays[f"similar_{name}"] = near.similarities.numpy()
-    centroids = kmeans(rows[TRAINED], min(len(found.classes) or CLUSTERS, count), ITERATIONS)
-    arrays["clusters"] = assign(rows[TRAINED], centroids)[0].numpy()
-    queries = choose_images(found.labels, QUERIES)
-    return {**arrays, "queries": queries, "labels": found.labels, "numbers": found.numbers}
+    found = {name: search(each, each, min(NEAREST, count - 1), "cosine", own=True)
+             for name, each in rows.items()}  # fmt: skip
+    centroids = kmeans(rows[TRAINED], min(classes or CLUSTERS, count), ITERATIONS)
+    shares, by_class = dict[str, float](), dict[str, Sequence[float]]()
+    for name, near in found.items() if labels.max() >= 0 else ():
+        same = (labels[near.rows.numpy()] == labels[:, None]).mean(axis=1) * 100
+        shares[name] = float(same[labels >= 0].mean())
+        of_class = [same[labels == number] for number in range(classes)]
+        by_class[name] = [float(each.mean()) if len(each) else 0.0 for each in of_class]
+    drawn = Map(
+        {name: _fit(each) for name, each in places.items()},
+        {name: near.rows.tolist() for name, near in found.items()},
+        shares,
+        by_class,
+        assign(rows[TRAINED], centroids)[0].tolist(),
+        (1 - found[TRAINED].similarities.numpy()).mean(axis=1).tolist(),
+        choose_images(labels, QUERIES).tolist(),
+    )
+    return drawn, found[TRAINED].similarities.tolist()
+
+
+def _fit(places: NDArray[np.float64]) -> list[tuple[float, float]]:
+    """Let each axis go from 0 to 1."""
+    low, high = places.min(axis=0), places.max(axis=0)
+    fitted = (places - low) / np.maximum(high - low, 1e-9)
+    return [(x, y) for x, y in fitted.astype(np.float32).tolist()]
 
 
 def _place(rows: Tensor) -> NDArray[np.float64]:

@@ -1,9 +1,8 @@
 """What a run's folder keeps for its page of images and features, read without torch.
 
-    RUN/report/parts.json    views of training images, the check of the data, small pictures
-    RUN/report/map.npz       places, neighbours and clusters of up to 2,000 images
-
-make_parts.py writes them. What belongs to an earlier checkpoint is not read.
+RUN/report/parts.json has a map of up to 2,000 images with their thumbnails, views of training
+images, and the check of the data. make_parts.py writes it. What belongs to an earlier checkpoint is
+not read.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -28,18 +27,16 @@ from PIL import Image, ImageOps, features
 from sslengine.checkpoint.manifest import is_checkpoint, path_for, read_manifest
 from sslengine.data.decode.files import as_rgb
 from sslengine.errors import CheckpointError
-from sslengine.evaluation.kept import Kept
-from sslengine.monitor.run_facts import TRAINED, UNTRAINED
+from sslengine.monitor.run_facts import TRAINED
 from sslengine.report.content import Fact, Map, Mistake, Thumbs, Views
 
-FOLDER, MAP, PARTS = "report", "map", "parts.json"
+PARTS = Path("report", "parts.json")  # in the folder of a run
 MISTAKES, ODDEST = 12, 6
 PICTURE = re.compile(r"data:image/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]+")
 # Sides of a thumbnail: small images are not enlarged much, and of large ones it can be seen what
 # they show.
 SMALLEST, LARGEST = 28, 40
-# What a sprite may take in a page. Quality falls until it is reached.
-SPRITE_BYTES, QUALITIES = 1_500_000, (85, 70, 50, 30, 10)
+SPRITE_QUALITY = 60  # 2,000 thumbnails of noise are below 2 MB
 EXACT = 64  # pixels of the side of a picture in which each pixel is seen
 FORMAT = "WEBP" if features.check("webp") else "JPEG"
 
@@ -50,10 +47,11 @@ class Parts:
     map: Map | None = None
     views: Sequence[Views] = ()
     data: Sequence[Fact] = ()
-    # The fingerprint of the judged images that the map shows.
+    # Of the judged images that the map shows: the fingerprint of all, and their numbers.
     fingerprint: str = ""
-    # Of the map.
-    arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict, repr=False, compare=False)
+    numbers: Sequence[int] = ()
+    # How similar the nearest of each image are to it, trained.
+    similar: Sequence[Sequence[float]] = ()
 
     def mistakes(
         self, numbers: NDArray[Any], wanted: NDArray[Any], answers: NDArray[Any]
@@ -62,19 +60,21 @@ class Parts:
 
         numbers, wanted, answers: of the images of `fingerprint`. Those of the map are found.
         """
-        if self.thumbs is None:
+        if self.map is None or self.thumbs is None:
             return []
-        held, classes, found = self.arrays, self.thumbs.classes, []
-        place = {int(number): row for row, number in enumerate(held["numbers"])}
+        thumbs, nearest, found = self.thumbs, self.map.nearest[TRAINED], []
+        rows = {number: row for row, number in enumerate(self.numbers)}
         for number, right, answer in zip(numbers.tolist(), wanted.tolist(), answers.tolist()):
-            row = place.get(number)
-            if row is not None and right != answer:
-                similar = held["similar_trained"][row]
-                agree = held["labels"][held["nearest_trained"][row]] == answer
-                votes = 100 * float(similar[agree].sum()) / max(float(similar.sum()), 1e-12)
-                found.append((-votes, row, right, answer))
+            if right != answer and number in rows:
+                row = rows[number]
+                weights = zip(nearest[row], self.similar[row])
+                agree = sum(each for near, each in weights if thumbs.labels[near] == answer)
+                found.append(
+                    (-100 * agree / max(sum(self.similar[row]), 1e-12), row, right, answer)
+                )
+        classes = thumbs.classes
         return [
-            Mistake(row, self.thumbs.names[row], classes[right], classes[answer], -votes)
+            Mistake(row, thumbs.names[row], classes[right], classes[answer], -votes)
             for votes, row, right, answer in sorted(found)[:MISTAKES]
         ]
 
@@ -85,32 +85,37 @@ class Parts:
 def read_parts(folder: Path) -> Parts:
     """Read what is there: nothing is computed, and no image is opened.
 
-    Files that are not as make_parts writes them are not shown.
+    A file that is not as make_parts writes it is not shown.
     """
     try:
-        return _read(folder / FOLDER, digest_of_checkpoint(folder))
+        return _as_parts(read_kept(folder))
     except (AttributeError, TypeError, KeyError, ValueError, IndexError):
         return Parts()
 
 
-def _read(place: Path, weights: str) -> Parts:
-    kept, held = read_json(place / PARTS), Kept(place, weights).get(MAP)
+def read_kept(folder: Path) -> dict[str, Any]:
+    """Read parts.json; without parts if it was made by an earlier checkpoint."""
+    kept, weights = read_json(folder / PARTS), digest_of_checkpoint(folder)
+    return kept if kept.get("weights") == weights else {"weights": weights}
+
+
+def _as_parts(kept: Mapping[str, Any]) -> Parts:
+    made = {name: kept.get(name, {}).get("made", []) for name in ("views", "data")}
     thumbs = Thumbs(**kept["thumbs"]) if kept.get("thumbs") else None
     rows = {key: row for row, key in enumerate(kept.get("keys", []))}
     data = [
         Fact(**{**fact, "thumbs": [rows[key] for key in fact["thumbs"] if key in rows]})
-        for fact in kept.get("data", {}).get("made", [])
+        for fact in made["data"]
     ]
-    network = kept.get("network", {})
-    seen = [] if network.get("key") != weights else network["made"]
-    views = [Views(**each) for each in (*kept.get("views", {}).get("made", []), *seen)]
+    views = [Views(**each) for each in made["views"]]
     pictures = [uri for each in views for uri in (each.original, *each.views)]
     for uri in (*pictures, *([thumbs.sprite] if thumbs else [])):
         check_picture(uri)
-    if held is None or thumbs is None:
+    if "map" not in kept or thumbs is None:
         return Parts(thumbs, None, views, data)
-    drawn = as_map(held, len(thumbs.classes))
-    return Parts(thumbs, drawn, views, [*data, _oddest(drawn)], str(held["fingerprint"]), held)
+    held = kept["map"]["made"]
+    drawn, about = Map(**held["map"]), (held["fingerprint"], held["numbers"], held["similar"])
+    return Parts(thumbs, drawn, views, [*data, _find_oddest(drawn)], *about)
 
 
 def check_picture(uri: str) -> Markup:
@@ -138,27 +143,7 @@ def read_json(file: Path) -> dict[str, Any]:
     return {}
 
 
-def as_map(held: Mapping[str, NDArray[Any]], classes: int) -> Map:
-    labels, networks = held["labels"], (UNTRAINED, TRAINED)
-    shares, by_class = dict[str, float](), dict[str, Sequence[float]]()
-    known = labels >= 0
-    for name in networks if known.any() else ():
-        same = (labels[held[f"nearest_{name}"]] == labels[:, None]).mean(axis=1) * 100
-        shares[name] = float(same[known].mean())
-        of_class = [same[labels == number] for number in range(classes)]
-        by_class[name] = [float(each.mean()) if len(each) else 0.0 for each in of_class]
-    return Map(
-        {name: [(x, y) for x, y in held[f"places_{name}"].tolist()] for name in networks},
-        {name: held[f"nearest_{name}"].tolist() for name in networks},
-        shares,
-        by_class,
-        held["clusters"].tolist(),
-        (1 - held["similar_trained"]).mean(axis=1).tolist(),
-        held["queries"].tolist(),
-    )
-
-
-def _oddest(drawn: Map) -> Fact:
+def _find_oddest(drawn: Map) -> Fact:
     order = np.argsort(-np.array(drawn.distances), kind="stable")[:ODDEST].tolist()
     far, middle = drawn.distances[order[0]], float(np.median(drawn.distances))
     value = f"mean distance to the ten nearest up to {far:.2f}, median {middle:.2f}"
@@ -175,7 +160,7 @@ def data_uri(picture: Image.Image, quality: int = 85) -> str:
 
 
 class Album:
-    """Thumbnails by key: what identifies a set of images, a colon, the image's number in it."""
+    """Thumbnails by key: the name of a set of images, a colon, the image's number in it."""
 
     def __init__(self, kept: Mapping[str, Any]) -> None:
         """kept: of parts.json, where `arrange` has put them."""
@@ -192,8 +177,9 @@ class Album:
                 tile = whole.crop((left, top, left + held.side, top + held.side))
                 self.tiles[key] = (tile, *named)
 
-    def add(self, key: str, source: Any, row: int, label: int | None = None) -> None:
-        """Take a picture of an image of a source, as the run decodes it, if there is none."""
+    def add(self, images: str, dataset: Any, number: int, label: int | None = None) -> str:
+        """Take a picture of an image, as the run decodes it, if there is none; return its key."""
+        key, source, row = f"{images}:{number}", dataset.sources[0], int(dataset.rows[number])
         if key not in self.tiles:
             picture = as_rgb(source.image(row))
             self.side = self.side or min(LARGEST, max(SMALLEST, *picture.size))
@@ -201,25 +187,23 @@ class Album:
             self.tiles[key], self._new = (fitted, source.relative_path(row), -1), True
         if label is not None:
             self.tiles[key], self._new = (*self.tiles[key][:2], label), True
+        return key
 
     def arrange(self, order: Iterable[str], kept: dict[str, Any]) -> None:
         """Put these into what is kept, in this order; the others are removed."""
         shown = {key: self.tiles[key] for key in order if key in self.tiles}
         if not self._new and [*shown] == kept.get("keys", []):
             return
-        columns, thumbs = max(1, math.ceil(math.sqrt(len(shown)))), None
+        kept.update({"keys": [*shown], "thumbs": None})
         if shown:
+            columns = math.ceil(math.sqrt(len(shown)))
             size = columns * self.side, math.ceil(len(shown) / columns) * self.side
             whole = Image.new("RGB", size, "grey")
             for place, (tile, _, _) in enumerate(shown.values()):
                 whole.paste(tile, self._at(place, columns))
-            for quality in QUALITIES:
-                sprite = data_uri(whole, quality)
-                if len(sprite) <= SPRITE_BYTES:
-                    break
             _, names, labels = zip(*shown.values())
-            thumbs = asdict(Thumbs(sprite, self.side, columns, names, labels, self.classes))
-        kept.update({"keys": [*shown], "thumbs": thumbs})
+            sprite = data_uri(whole, SPRITE_QUALITY)
+            kept["thumbs"] = asdict(Thumbs(sprite, self.side, columns, names, labels, self.classes))
 
     def _at(self, place: int, columns: int) -> tuple[int, int]:
         row, column = divmod(place, columns)

@@ -16,12 +16,10 @@ _ITSELF = r"\g<0>"
 # In the order of the page: names, title, caption, over how many records medians are drawn.
 _CURVES = (
     ("loss", "Loss", "Of the last step of each record.", 9),
-    (r"loss\..*", _ITSELF, "", 1),
-    (r"online\.knn_(.*_)?(.*)", r"kNN (k=\2) during training, %",
+    (r"online\.knn_(\d+)", r"kNN (k=\1) during training, %",
      "Of training images, each by its neighbours among the others.", 1),
     (r"online\.linear", "Linear probe during training, %", "On a half of training images.", 1),
-    (r"online\..*", _ITSELF, "", 1),
-    ("test .*", _ITSELF, "", 1),
+    (r"(loss\.|online\.|test ).*", _ITSELF, "", 1),
     ("lr", "Learning rate", "", 1),
     ("grad_norm", "Gradient norm", "Of all parameters, before clipping.", 9),
     ("data_seconds", "Waiting for data, ms", "How long a step waits for its batch.", 9),
@@ -31,7 +29,7 @@ _CURVES = (
 
 
 def read_curves(facts: Facts) -> list[Curve]:
-    """Return the loss and its parts, online scores, rates, norms, times, then all other metrics."""
+    """Return the loss, online scores, the loss's parts, rates, norms, times, then all other metrics."""
     steps = steps_of_epoch(facts)
     found: dict[str, tuple[list[float], list[float]]] = {}
     for row in facts.rows:
@@ -44,8 +42,8 @@ def read_curves(facts: Facts) -> list[Curve]:
         for place, (pattern, title, caption, smooth) in enumerate(_CURVES):
             if match := re.fullmatch(pattern, name, re.DOTALL):
                 title = match.expand(title)
-                curve = Curve(title, caption, *points, title.endswith("%"), smooth)
-                curves[place, name] = curve
+                percent = title.endswith("%")
+                curves[place, name] = Curve(title, caption, *points, percent, smooth)
                 break
     return [curves[key] for key in sorted(curves)]
 

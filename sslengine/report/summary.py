@@ -126,8 +126,8 @@ def sweep_of(folder: Path) -> list[Path]:
 
 def images_of(report: Mapping[str, Any]) -> dict[str, Any]:
     """Return how many images of each split a report is of, what identifies them, their place."""
-    about = next((each.get("about", {}) for each in report.get("scores", [])), {})
-    found = dict(about.get("images", {}))
+    rows = report.get("scores", ())
+    found: dict[str, Any] = {**rows[0].get("about", {}).get("images", {})} if rows else {}
     for split, each in report.get("images", {}).items():
         known = {f"{split}.{key}": each.get(key) for key in ("fingerprint", "labels")}
         found |= {key: value for key, value in known.items() if value}
@@ -171,7 +171,8 @@ def _group_by_images(judged: Sequence[Summary]) -> list[list[Summary]]:
     found: dict[str, list[Summary]] = {}
     for each in judged:
         images = {"data": str(each.folder), **each.images}
-        if all(f"{split.upper()}.fingerprint" in images for split in _SPLITS if split in images):
+        splits = [split for split in _SPLITS if split in images]
+        if splits and all(f"{split.upper()}.fingerprint" in images for split in splits):
             del images["data"]
         found.setdefault(json.dumps(images, sort_keys=True, default=str), []).append(each)
     return list(found.values())

@@ -20,7 +20,6 @@ from sslengine.data.sources import disk
 from sslengine.engines.train import train
 from sslengine.evaluation.store import Store
 from sslengine.report import map_of_images
-from sslengine.report import parts as module
 from sslengine.report.content import Thumbs
 from sslengine.report.make_parts import make_parts
 from sslengine.report.parts import Album, Parts, choose_images, read_parts
@@ -203,14 +202,12 @@ def test_mistakes_are_those_on_which_the_neighbours_agree(folder: Path) -> None:
     assert parts.thumbs is not None
     assert parts.map is not None
     wanted = np.array(parts.thumbs.labels)
-    numbers, answers = parts.arrays["numbers"], 1 - wanted
+    numbers, answers = np.array(parts.numbers), 1 - wanted
     found = parts.mistakes(numbers, wanted, answers)
     assert len(found) == 12
     agree = [
         100 * sum(s for near, s in zip(nearest, row) if wanted[near] != wanted[place]) / sum(row)
-        for place, (nearest, row) in enumerate(
-            zip(parts.map.nearest["trained"], parts.arrays["similar_trained"])
-        )
+        for place, (nearest, row) in enumerate(zip(parts.map.nearest["trained"], parts.similar))
     ]
     assert agree[found[0].thumb] == pytest.approx(max(agree))
     assert found[0].votes == pytest.approx(max(agree))
@@ -267,19 +264,20 @@ def test_so_many_rows_are_chosen_of_each_class() -> None:
     assert choose_images(np.full(50, -1), 5).tolist() == [0, 10, 20, 30, 40]
 
 
-def test_a_sprite_stays_small_and_keeps_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SPRITE_BYTES", 60_000)
+def test_a_sprite_stays_small_and_keeps_its_order() -> None:
+    """Noise is what takes most; 2,000 images may take 3 MB."""
     draw, album, kept = np.random.default_rng(0), Album({}), dict[str, Any]()
 
     def image(row: int) -> Image.Image:
         noise = draw.integers(0, 100, (40, 40, 3)).astype(np.uint8) + np.uint8(row)
         return Image.fromarray(noise)
 
-    for number in range(100):
-        album.add(f"a:{number}", SimpleNamespace(image=image, relative_path=str), number)
-    album.arrange([f"a:{number}" for number in range(99, -1, -1)], kept)
+    source: Any = SimpleNamespace(image=image, relative_path=str)
+    dataset = SimpleNamespace(sources=[source], rows=range(100))
+    keys = [album.add("a", dataset, number) for number in range(100)]
+    album.arrange(reversed(keys), kept)
     thumbs = Thumbs(**kept["thumbs"])
-    assert len(thumbs.sprite) <= 60_000
+    assert len(thumbs.sprite) <= 150_000
     assert thumbs.names[0] == "99"
     for place in (0, 99):
         assert _tile(thumbs, place).mean() == pytest.approx(49.5 + 99 - place, abs=8)
