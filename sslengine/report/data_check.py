@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,18 +37,7 @@ class Finding(NamedTuple):
     what: str
     value: Any
     advice: str = ""
-
-
-@dataclass
-class OpenedImages:
-    """What was seen of the images that were opened; rows are those of their source."""
-
-    rows: Sequence[int]
-    sides: list[int] = field(default_factory=list)  # the shorter one of each image
-    unreadable: list[str] = field(default_factory=list)
-    # By what is odd: rows; of a copy, its row and the first such row.
-    odd: dict[str, list[tuple[int, ...]]] = field(default_factory=lambda: defaultdict(list))
-    pixels: dict[int, int] = field(default_factory=dict)  # hash -> the first row
+    rows: Sequence[int] = ()  # of the source: images that show it
 
 
 def check_classes(source: Any, labels: Any = None) -> Iterator[Finding]:
@@ -73,79 +61,72 @@ def check_classes(source: Any, labels: Any = None) -> Iterator[Finding]:
         yield Finding("empty classes", len(empty), f"no image: {listing(empty, 5)}")
 
 
-def open_images(source: Any, rows: Sequence[int]) -> OpenedImages:
-    found = OpenedImages(rows)
-    found.unreadable += [f"{file}: no image in it can be read" for file in source.left_out()]
+def open_images(source: Any, rows: Sequence[int]) -> tuple[list[Finding], dict[int, int]]:
+    """Return what is found, and the first row of equal images by a hash of their pixels."""
+    broken = [f"{file}: no image in it can be read" for file in source.left_out()]
+    sides, pixels = list[int](), dict[int, int]()  # sides: the shorter one of each image
+    odd: dict[str, list[tuple[int, ...]]] = {what: [] for what in ODD}
     with progress("opening images", len(rows)) as step:
         for row in rows:
-            _open(source, row, found)
             step(1)
-    return found
+            try:
+                image = source.image(row)
+            except Exception as error:  # decoders raise many kinds
+                broken.append(f"{source.path(row)}: {error}")
+                continue
+            sides.append(min(image.size if hasattr(image, "mode") else image.shape[:2]))
+            first = pixels.setdefault(hash(image.tobytes()), row)
+            if first != row:
+                odd[COPIES].append((row, first))
+            if WAS_TRANSPARENT in getattr(image, "info", ()):
+                odd[TRANSPARENT].append((row,))
+            if hasattr(image, "getexif") and image.getexif().get(ORIENTATION, 1) != 1:
+                odd[ROTATED].append((row,))
+    found = [Finding("opened", len(rows))]
+    found.append(Finding("unreadable", len(broken), f"the first is {broken[0]}" if broken else ""))
+    for what, some in odd.items():
+        if some:
+            found.append(
+                Finding(what, len(some), ODD[what], [row for each in some for row in each])
+            )
+    return [*found, *_describe_sides(sorted(sides))], pixels
 
 
-def _open(source: Any, row: int, found: OpenedImages) -> None:
-    try:
-        image = source.image(row)
-    except Exception as error:  # decoders raise many kinds
-        found.unreadable.append(f"{source.path(row)}: {error}")
-        return
-    found.sides.append(min(image.size if hasattr(image, "mode") else image.shape[:2]))
-    first = found.pixels.setdefault(hash(image.tobytes()), row)
-    if first != row:
-        found.odd[COPIES].append((row, first))
-    if WAS_TRANSPARENT in getattr(image, "info", ()):
-        found.odd[TRANSPARENT].append((row,))
-    if hasattr(image, "getexif") and image.getexif().get(ORIENTATION, 1) != 1:
-        found.odd[ROTATED].append((row,))
-
-
-def describe(found: OpenedImages) -> Iterator[Finding]:
-    yield Finding("opened", len(found.rows))
-    broken = found.unreadable
-    yield Finding("unreadable", len(broken), f"the first is {broken[0]}" if broken else "")
-    for what, advice in ODD.items():
-        if found.odd[what]:
-            yield Finding(what, len(found.odd[what]), advice)
-    if found.sides:
-        sides = sorted(found.sides)
+def _describe_sides(sides: Sequence[int]) -> Iterator[Finding]:
+    if sides:
         middle = sides[len(sides) // 2]
         small = f"small: try --size {max(32, middle // 16 * 16)}; on a CPU --recipe METHOD/cpu"
         value = f"{sides[0]} to {sides[-1]}, median {middle}"
         yield Finding("shorter side", value, small if middle < TINY_SIDE else "")
 
 
-# ---- facts of a run
-
-
 def find_facts(
     datasets: Mapping[str, Any], names: Mapping[str, str], album: Album
 ) -> list[dict[str, Any]]:
-    """Return facts with the keys of their thumbnails, which are added to the album.
+    """Return facts of a run's page, whose thumbnails are added to the album.
 
-    datasets: an SSLDataset for each split. names: of its images, in the album.
+    datasets: an SSLDataset for each split. names: what identifies them in the album.
     """
-    facts, seen = list[dict[str, Any]](), dict[str, OpenedImages]()
+    facts, seen = list[dict[str, Any]](), dict[str, dict[int, int]]()
 
-    def add(split: str, what: str, finding: Finding, shown: Sequence[int] = ()) -> None:
-        value = f"{finding.value:,}" if isinstance(finding.value, int) else str(finding.value)
+    def add(split: str, what: str, found: Finding) -> None:
+        value = f"{found.value:,}" if isinstance(found.value, int) else str(found.value)
         rows = np.asarray(datasets[split].rows)
-        numbers = [int(np.flatnonzero(rows == row)[0]) for row in shown[:SHOWN]]
+        numbers = [int(np.flatnonzero(rows == row)[0]) for row in found.rows[:SHOWN]]
         thumbs = [album.add(names[split], datasets[split], number) for number in numbers]
-        facts.append({"what": what, "value": value, "advice": finding.advice, "thumbs": thumbs})
+        facts.append({"what": what, "value": value, "advice": found.advice, "thumbs": thumbs})
 
     for split, dataset in datasets.items():
         source, rows = dataset.sources[0], np.asarray(dataset.rows)
-        found = seen[split] = open_images(source, spread(rows, OPENED).tolist())
+        opened, seen[split] = open_images(source, spread(rows, OPENED).tolist())
         classes = check_classes(source, source.labels()[rows]) if source.num_classes else ()
         add(split, CALLED[split], Finding("count", len(rows)))
-        for each in (*classes, *describe(found)):
+        for each in (*classes, *opened):
             if split == "TEST" and each.what != "unreadable":
                 each = each._replace(advice="")  # it is advice for training
-            shown = [row for rows in found.odd.get(each.what, ()) for row in rows]
-            add(split, f"{CALLED[split]}: {each.what}", each, shown)
+            add(split, f"{CALLED[split]}: {each.what}", each)
     if len(seen) > 1:
-        known = seen["TRAIN"].pixels
-        same = [row for pixels, row in seen["TEST"].pixels.items() if pixels in known]
-        leak = Finding("copies", len(same), LEAK if same else "")
-        add("TEST", "test images that are training images", leak, same)
+        same = [row for pixels, row in seen["TEST"].items() if pixels in seen["TRAIN"]]
+        leak = Finding("copies", len(same), LEAK if same else "", same)
+        add("TEST", "test images that are training images", leak)
     return facts

@@ -10,7 +10,7 @@ note: the others are made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -34,13 +34,7 @@ from sslengine.predictor.predictor import Predictor
 from sslengine.report.content import Views
 from sslengine.report.data_check import find_facts
 from sslengine.report.map_of_images import make_map, name_images
-from sslengine.report.parts import (
-    PARTS,
-    Album,
-    Parts,
-    read_kept,
-    read_parts,
-)
+from sslengine.report.parts import PARTS, Album, Parts, read_kept, read_parts
 from sslengine.report.views_of_images import draw_masked, draw_patches, draw_views, open_training
 from sslengine.trust import closed
 
@@ -56,24 +50,28 @@ def make_parts(folder: Path, *, trust_config: bool, notes: list[str]) -> Parts:
     resolved = open_run(folder, as_trained=True, **how)
     with closed(resolved.opened):
         expect_no_links_out(folder)
-    maker, judged = _Maker(folder, notes, trust_config), resolved
-    if (folder / f"{JUDGED}.yaml").is_file():
-        judged = open_run(folder, name=JUDGED, **how)
-    with maker.part("map"), closed(judged.opened):
-        maker.make_map(judged)
-    return maker.make_others(resolved, judged)
+    judged = (folder / f"{JUDGED}.yaml").is_file()
+    checked = open_run(folder, name=JUDGED, **how) if judged else resolved
+    return _Maker(folder, notes, trust_config).make(resolved, checked)
 
 
 def make_live_parts(resolved: Resolved, folder: Path, notes: list[str]) -> Parts:
     """What takes a few seconds, for a run that has just been trained by this config."""
-    return _Maker(folder, notes, trusted=True, live=True).make_others(resolved, resolved)
+    return _Maker(folder, notes, trusted=True, live=True).make(resolved, resolved)
 
 
 class _Maker:
     def __init__(self, folder: Path, notes: list[str], trusted: bool, live: bool = False) -> None:
         self.folder, self.notes, self.trusted, self.live = folder, notes, trusted, live
         self.kept = read_kept(folder)
-        self.album = Album(self.kept)
+
+    def make(self, trained: Resolved, checked: Resolved) -> Parts:
+        with self.part("views"), closed(trained.opened):
+            self.make_views(trained)
+        with self.part("images"), closed(checked.opened):
+            self.make_images(checked)
+        write_json(self.folder / PARTS, self.kept)
+        return read_parts(self.folder)
 
     @contextmanager
     def part(self, what: str) -> Iterator[None]:
@@ -84,32 +82,6 @@ class _Maker:
         except Exception as error:  # as many kinds as there are decoders and networks
             text = " ".join(str(error).split()) or type(error).__name__
             self.notes.append(f"{what}: not made: {text}")
-
-    def keep(self, name: str, key: str, make: Callable[[], Any]) -> None:
-        """Make a part of parts.json, if it was not made by the same."""
-        if self.kept.get(name, {}).get("key") != key:
-            self.kept[name] = {"key": key, "made": make()}
-
-    def make_others(self, trained: Resolved, checked: Resolved) -> Parts:
-        with self.part("views"), closed(trained.opened):
-            self.make_views(trained)
-        with self.part("check of the data"), closed(checked.opened):
-            self.check_data(checked)
-        with self.part("thumbnails"):
-            # The map's come first; those that no part shows are removed.
-            of_map, data = (self.kept.get(name, {}).get("made", {}) for name in ("map", "data"))
-            order = [*of_map.get("keys", []), *(key for fact in data for key in fact["thumbs"])]
-            self.album.arrange(order, self.kept)
-            write_json(self.folder / PARTS, self.kept)
-        return read_parts(self.folder)
-
-    def make_map(self, resolved: Resolved) -> None:
-        report = read_report(self.folder / REPORT)
-        if not report:
-            raise DataError(f"the run was not judged: `sslengine judge {self.folder}` comes first")
-        by = (self.folder / f"{JUDGED}.yaml").read_text("utf-8")
-        key = digest_of(by, repr(report.get("images")))
-        self.keep("map", key, lambda: make_map(resolved, self.folder, self.album))
 
     def make_views(self, resolved: Resolved) -> None:
         options, dataset = read(resolved.config, DataOptions).TRAIN, open_training(resolved)
@@ -131,9 +103,12 @@ class _Maker:
                 views += draw_masked(dataset, options, model)
             return [*map(asdict, [*views, *patches])]
 
-        self.keep("views", digest_of(repr(options), f"{seed} {loads}", hash_here(dataset)), make)
+        key = digest_of(repr(options), f"{seed} {loads}", hash_here(dataset))
+        if self.kept.get("views", {}).get("key") != key:
+            self.kept["views"] = {"key": key, "made": make()}
 
-    def check_data(self, resolved: Resolved) -> None:
+    def make_images(self, resolved: Resolved) -> None:
+        """Make the map, the check of the data, and thumbnails of what they show."""
         data, seed = (
             read(resolved.config, DataOptions),
             read(resolved.config, RunOptions).SEED_VALUE,
@@ -143,4 +118,18 @@ class _Maker:
         found = {split: SSLDataset(getattr(data, split), split, seed, **how) for split in splits}
         found = {split: each for split, each in found.items() if each.stream is None}
         names = {split: name_images(split, each) for split, each in found.items()}
-        self.keep("data", repr(names), lambda: find_facts(found, names, self.album))
+        report, album = read_report(self.folder / REPORT), Album()
+        key, before = digest_of(repr(names), str(report.get("scores"))), self.kept.get("images", {})
+        if before and (self.live or before["key"] == key):
+            return
+        made: dict[str, Any] = {"map": None, "facts": []}
+        if not self.live:
+            with self.part("map"):
+                if not report:
+                    raise DataError(f"`sslengine judge {self.folder}` comes first")
+                made["map"] = make_map(resolved, self.folder, album)
+        with self.part("check of the data"):
+            made["facts"] = find_facts(found, names, album)
+        thumbs = album.join()
+        made["thumbs"] = thumbs and asdict(thumbs)
+        self.kept["images"] = {"key": key if made["map"] else "", "made": made}

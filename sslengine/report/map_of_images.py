@@ -50,6 +50,7 @@ from sslengine.monitor.console import Screen
 from sslengine.monitor.run_facts import TRAINED, UNTRAINED
 from sslengine.report.content import Map
 from sslengine.report.parts import Album, choose_images
+from sslengine.screen import say
 from sslengine.task.build import classes_of_train
 
 MOST, NEAREST, QUERIES = 2000, 10, 12
@@ -78,16 +79,15 @@ def make_map(resolved: Resolved, folder: Path, album: Album) -> dict[str, Any]:
     layer = [each for each in (*store.layers, *layers) if each in store.layers][-1]  # the deepest
     rows = {name: rows_at(each.layer(layer), at) for name, each in stored.stores.items()}
     images = name_images(split, stored.dataset)
+    for number, label in zip(numbers, labels[chosen].tolist()):
+        album.add(images, stored.dataset, number, label)
+    say(f"map: placing {len(chosen)} images by their features", sys.stderr)
     drawn, similar = draw_map(rows, labels[chosen], len(album.classes))
     return {
-        "map": asdict(drawn),
+        "drawn": asdict(drawn),
         "similar": similar,
         "numbers": numbers,
         "fingerprint": str(stored.identified(options).get("fingerprint") or ""),
-        "keys": [
-            album.add(images, stored.dataset, number, label)
-            for number, label in zip(numbers, labels[chosen].tolist())
-        ],
     }
 
 

@@ -12,9 +12,9 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -100,22 +100,17 @@ def read_kept(folder: Path) -> dict[str, Any]:
 
 
 def _as_parts(kept: Mapping[str, Any]) -> Parts:
-    made = {name: kept.get(name, {}).get("made", []) for name in ("views", "data")}
-    thumbs = Thumbs(**kept["thumbs"]) if kept.get("thumbs") else None
-    rows = {key: row for row, key in enumerate(kept.get("keys", []))}
-    data = [
-        Fact(**{**fact, "thumbs": [rows[key] for key in fact["thumbs"] if key in rows]})
-        for fact in made["data"]
-    ]
-    views = [Views(**each) for each in made["views"]]
+    views = [Views(**each) for each in kept.get("views", {}).get("made", [])]
+    made = kept.get("images", {}).get("made", {})
+    thumbs = Thumbs(**made["thumbs"]) if made.get("thumbs") else None
+    data = [Fact(**each) for each in made.get("facts", [])]
     pictures = [uri for each in views for uri in (each.original, *each.views)]
     for uri in (*pictures, *([thumbs.sprite] if thumbs else [])):
         check_picture(uri)
-    if "map" not in kept or thumbs is None:
+    if not made.get("map"):
         return Parts(thumbs, None, views, data)
-    held = kept["map"]["made"]
-    drawn, about = Map(**held["map"]), (held["fingerprint"], held["numbers"], held["similar"])
-    return Parts(thumbs, drawn, views, [*data, _find_oddest(drawn)], *about)
+    drawn = Map(**made["map"].pop("drawn"))
+    return Parts(thumbs, drawn, views, [*data, _find_oddest(drawn)], **made["map"])
 
 
 def check_picture(uri: str) -> Markup:
@@ -160,54 +155,38 @@ def data_uri(picture: Image.Image, quality: int = 85) -> str:
 
 
 class Album:
-    """Thumbnails by key: the name of a set of images, a colon, the image's number in it."""
+    """Thumbnails of images, each of which is there once."""
 
-    def __init__(self, kept: Mapping[str, Any]) -> None:
-        """kept: of parts.json, where `arrange` has put them."""
-        self.side, self.classes, self._new = 0, list[str](), False
-        self.tiles: dict[str, tuple[Image.Image, str, int]] = {}  # picture, name of file, label
-        with suppress(KeyError, TypeError, ValueError, OSError):  # they are made again
-            held = Thumbs(**kept["thumbs"])
-            encoded = BytesIO(base64.b64decode(held.sprite.partition(",")[2]))
-            with Image.open(encoded, formats=(FORMAT,)) as opened:
-                whole = opened.convert("RGB")
-            self.side, self.classes = held.side, [*held.classes]
-            for place, (key, *named) in enumerate(zip(kept["keys"], held.names, held.labels)):
-                left, top = self._at(place, held.columns)
-                tile = whole.crop((left, top, left + held.side, top + held.side))
-                self.tiles[key] = (tile, *named)
+    def __init__(self) -> None:
+        self.side, self.classes = 0, list[str]()
+        # By the name of a set of images, and the number in it: picture, name of the file, label.
+        self._held: dict[tuple[str, int], tuple[Image.Image, str, int]] = {}
 
-    def add(self, images: str, dataset: Any, number: int, label: int | None = None) -> str:
-        """Take a picture of an image, as the run decodes it, if there is none; return its key."""
-        key, source, row = f"{images}:{number}", dataset.sources[0], int(dataset.rows[number])
-        if key not in self.tiles:
+    def add(self, images: str, dataset: Any, number: int, label: int = -1) -> int:
+        """Take a picture of an image, as the run decodes it; return its place.
+
+        images: what identifies the dataset.
+        """
+        key, source, row = (images, number), dataset.sources[0], int(dataset.rows[number])
+        if key not in self._held:
             picture = as_rgb(source.image(row))
             self.side = self.side or min(LARGEST, max(SMALLEST, *picture.size))
             fitted = ImageOps.fit(picture, (self.side, self.side), Image.Resampling.BOX)
-            self.tiles[key], self._new = (fitted, source.relative_path(row), -1), True
-        if label is not None:
-            self.tiles[key], self._new = (*self.tiles[key][:2], label), True
-        return key
+            self._held[key] = (fitted, source.relative_path(row), label)
+        return list(self._held).index(key)
 
-    def arrange(self, order: Iterable[str], kept: dict[str, Any]) -> None:
-        """Put these into what is kept, in this order; the others are removed."""
-        shown = {key: self.tiles[key] for key in order if key in self.tiles}
-        if not self._new and [*shown] == kept.get("keys", []):
-            return
-        kept.update({"keys": [*shown], "thumbs": None})
-        if shown:
-            columns = math.ceil(math.sqrt(len(shown)))
-            size = columns * self.side, math.ceil(len(shown) / columns) * self.side
-            whole = Image.new("RGB", size, "grey")
-            for place, (tile, _, _) in enumerate(shown.values()):
-                whole.paste(tile, self._at(place, columns))
-            _, names, labels = zip(*shown.values())
-            sprite = data_uri(whole, SPRITE_QUALITY)
-            kept["thumbs"] = asdict(Thumbs(sprite, self.side, columns, names, labels, self.classes))
-
-    def _at(self, place: int, columns: int) -> tuple[int, int]:
-        row, column = divmod(place, columns)
-        return self.side * column, self.side * row
+    def join(self) -> Thumbs | None:
+        if not self._held:
+            return None
+        pictures, names, labels = zip(*self._held.values())
+        columns = math.ceil(math.sqrt(len(names)))
+        size = columns * self.side, math.ceil(len(names) / columns) * self.side
+        whole = Image.new("RGB", size, "grey")
+        for place, picture in enumerate(pictures):
+            row, column = divmod(place, columns)
+            whole.paste(picture, (self.side * column, self.side * row))
+        sprite = data_uri(whole, SPRITE_QUALITY)
+        return Thumbs(sprite, self.side, columns, names, labels, self.classes)
 
 
 # ---- which images

@@ -29,7 +29,7 @@ _CURVES = (
 
 
 def read_curves(facts: Facts) -> list[Curve]:
-    """Return the loss, online scores, the loss's parts, rates, norms, times, then all other metrics."""
+    """Return the loss, online scores, parts of the loss, rates, norms, times, all other metrics."""
     steps = steps_of_epoch(facts)
     found: dict[str, tuple[list[float], list[float]]] = {}
     for row in facts.rows:

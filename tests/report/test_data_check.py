@@ -41,11 +41,13 @@ def test_what_is_odd_is_counted_and_shown(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.new("RGB", (30, 20), "green").save(images / "blue" / "turned.jpg", exif=exif)
-    album = Album({})
+    album = Album()
     found = _facts(album, **on_disk(images), **on_disk(test, "TEST"))
+    thumbs = album.join()
+    assert thumbs is not None
 
     def shown(what: str) -> list[str]:
-        return [album.tiles[key][1] for key in found[what]["thumbs"]]
+        return [thumbs.names[place] for place in found[what]["thumbs"]]
 
     assert found["training images"]["value"] == "19"
     assert found["test images"]["value"] == "6"
@@ -66,18 +68,13 @@ def test_what_is_odd_is_counted_and_shown(tmp_path: Path) -> None:
 
 def test_of_many_images_some_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_check, "OPENED", 24)
-    found = _facts(Album({}), **on_disk(write_classes(tmp_path / "images", 15)))
+    found = _facts(Album(), **on_disk(write_classes(tmp_path / "images", 15)))
     assert found["training images: opened"]["value"] == "24"
     assert found["training images"]["value"] == "30"
 
 
 def test_without_classes_none_are_counted(tmp_path: Path) -> None:
     Image.new("RGB", (20, 20)).save(tmp_path / "one.png")
-    found = _facts(Album({}), **on_disk(tmp_path))
+    found = _facts(Album(), **on_disk(tmp_path))
     assert "training images: classes" not in found
     assert found["training images: shorter side"]["value"] == "20 to 20, median 20"
-
-
-@pytest.mark.parametrize("left", [{}, {"thumbs": None}, {"thumbs": []}, {"thumbs": {"side": 1}}])
-def test_a_broken_album_is_an_empty_one(left: dict[str, Any]) -> None:
-    assert Album(left).tiles == {}
