@@ -15,6 +15,7 @@ from sslengine.data.decode.decoding import ORIENTATION
 from sslengine.data.decode.transparency import WAS_TRANSPARENT
 from sslengine.errors import listing
 from sslengine.progress import progress
+from sslengine.report.content import Fact
 from sslengine.report.parts import Album, spread
 
 SMALL_CLASS, UNEVEN, TINY_SIDE = 10, 10, 64
@@ -100,21 +101,16 @@ def _describe_sides(sides: Sequence[int]) -> Iterator[Finding]:
         yield Finding("shorter side", value, small if middle < TINY_SIDE else "")
 
 
-def find_facts(
-    datasets: Mapping[str, Any], names: Mapping[str, str], album: Album
-) -> list[dict[str, Any]]:
-    """Return facts of a run's page, whose thumbnails are added to the album.
-
-    datasets: an SSLDataset for each split. names: what identifies them in the album.
-    """
-    facts, seen = list[dict[str, Any]](), dict[str, dict[int, int]]()
+def find_facts(datasets: Mapping[str, Any], album: Album) -> list[Fact]:
+    """Look at an SSLDataset for each split; thumbnails of the facts are added to the album."""
+    facts, seen = list[Fact](), dict[str, dict[int, int]]()
 
     def add(split: str, what: str, found: Finding) -> None:
         value = f"{found.value:,}" if isinstance(found.value, int) else str(found.value)
         rows = np.asarray(datasets[split].rows)
         numbers = [int(np.flatnonzero(rows == row)[0]) for row in found.rows[:SHOWN]]
-        thumbs = [album.add(names[split], datasets[split], number) for number in numbers]
-        facts.append({"what": what, "value": value, "advice": found.advice, "thumbs": thumbs})
+        thumbs = [album.add(split, datasets[split], number) for number in numbers]
+        facts.append(Fact(what, value, found.advice, thumbs))
 
     for split, dataset in datasets.items():
         source, rows = dataset.sources[0], np.asarray(dataset.rows)

@@ -33,7 +33,7 @@ from sslengine.monitor.run_facts import REPORT, read_report
 from sslengine.predictor.predictor import Predictor
 from sslengine.report.content import Views
 from sslengine.report.data_check import find_facts
-from sslengine.report.map_of_images import make_map, name_images
+from sslengine.report.map_of_images import make_map
 from sslengine.report.parts import PARTS, Album, Parts, read_kept, read_parts
 from sslengine.report.views_of_images import draw_masked, draw_patches, draw_views, open_training
 from sslengine.trust import closed
@@ -109,27 +109,24 @@ class _Maker:
 
     def make_images(self, resolved: Resolved) -> None:
         """Make the map, the check of the data, and thumbnails of what they show."""
-        data, seed = (
-            read(resolved.config, DataOptions),
-            read(resolved.config, RunOptions).SEED_VALUE,
-        )
+        data, report = read(resolved.config, DataOptions), read_report(self.folder / REPORT)
+        seed = read(resolved.config, RunOptions).SEED_VALUE
         splits = [split for split in ("TRAIN", "TEST") if getattr(data, split).DATA_SOURCES]
         how: dict[str, Any] = {"replace": False, "hold_out": data.HOLD_OUT}
         found = {split: SSLDataset(getattr(data, split), split, seed, **how) for split in splits}
         found = {split: each for split, each in found.items() if each.stream is None}
-        names = {split: name_images(split, each) for split, each in found.items()}
-        report, album = read_report(self.folder / REPORT), Album()
-        key, before = digest_of(repr(names), str(report.get("scores"))), self.kept.get("images", {})
+        key = digest_of(*map(hash_here, found.values()), str(report.get("scores")))
+        before = self.kept.get("images", {})
         if before and (self.live or before["key"] == key):
             return
-        made: dict[str, Any] = {"map": None, "facts": []}
+        album, made = Album(), dict[str, Any](map=None, facts=[])
         if not self.live:
             with self.part("map"):
                 if not report:
                     raise DataError(f"`sslengine judge {self.folder}` comes first")
                 made["map"] = make_map(resolved, self.folder, album)
         with self.part("check of the data"):
-            made["facts"] = find_facts(found, names, album)
+            made["facts"] = [*map(asdict, find_facts(found, album))]
         thumbs = album.join()
         made["thumbs"] = thumbs and asdict(thumbs)
         self.kept["images"] = {"key": key if made["map"] else "", "made": made}

@@ -30,8 +30,6 @@ from torch.nn import functional as F
 from sslengine.config.options import MachineOptions
 from sslengine.config.resolve import Resolved
 from sslengine.config.sections import read
-from sslengine.data.fingerprint import hash_here
-from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.manifest.classes import Classes
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.distributed.device import pick_device
@@ -73,14 +71,14 @@ def make_map(resolved: Resolved, folder: Path, album: Album) -> dict[str, Any]:
     classes = list(stored.classes[0].names) if stored.classes else []
     album.classes = classes or [str(number) for number in range(int(labels.max(initial=-1)) + 1)]
     chosen = choose_images(labels, MOST)
-    at, numbers = torch.from_numpy(chosen), store.indices[torch.from_numpy(chosen)].tolist()
+    at = torch.from_numpy(chosen)
+    numbers = store.indices[at].tolist()
     pooled = read(resolved.config, ModelOptions).FEATURE_EVAL_SETTINGS
     layers = [file_name(each[0]) for each in pooled.LINEAR_EVAL_FEAT_POOL_OPS_MAP]
     layer = [each for each in (*store.layers, *layers) if each in store.layers][-1]  # the deepest
     rows = {name: rows_at(each.layer(layer), at) for name, each in stored.stores.items()}
-    images = name_images(split, stored.dataset)
     for number, label in zip(numbers, labels[chosen].tolist()):
-        album.add(images, stored.dataset, number, label)
+        album.add(split, stored.dataset, number, label)
     say(f"map: placing {len(chosen)} images by their features", sys.stderr)
     drawn, similar = draw_map(rows, labels[chosen], len(album.classes))
     return {
@@ -106,11 +104,6 @@ def _read_features(resolved: Resolved, folder: Path) -> tuple[str, SplitOptions,
     place = Path(named or folder / "features")
     stored = store_split(run, split, networks, place, classes, evaluate.DTYPE)
     return split, getattr(data, split), stored
-
-
-def name_images(split: str, dataset: SSLDataset) -> str:
-    """Name the images of a split, as the keys of their thumbnails do."""
-    return f"{split.lower()}-{hash_here(dataset)[:12]}"
 
 
 def draw_map(

@@ -155,19 +155,16 @@ def data_uri(picture: Image.Image, quality: int = 85) -> str:
 
 
 class Album:
-    """Thumbnails of images, each of which is there once."""
+    """Thumbnails of images of several splits, each of which is there once."""
 
     def __init__(self) -> None:
         self.side, self.classes = 0, list[str]()
-        # By the name of a set of images, and the number in it: picture, name of the file, label.
+        # By split, and number of the image: picture, name of the file, label.
         self._held: dict[tuple[str, int], tuple[Image.Image, str, int]] = {}
 
-    def add(self, images: str, dataset: Any, number: int, label: int = -1) -> int:
-        """Take a picture of an image, as the run decodes it; return its place.
-
-        images: what identifies the dataset.
-        """
-        key, source, row = (images, number), dataset.sources[0], int(dataset.rows[number])
+    def add(self, split: str, dataset: Any, number: int, label: int = -1) -> int:
+        """Take a picture of an image, as the run decodes it; return its place."""
+        key, source, row = (split, number), dataset.sources[0], int(dataset.rows[number])
         if key not in self._held:
             picture = as_rgb(source.image(row))
             self.side = self.side or min(LARGEST, max(SMALLEST, *picture.size))
