@@ -1,7 +1,7 @@
 """Write the page of a run: is it good, how it went, what it learned, what comes next.
 
     sslengine report runs/birds                   write runs/birds/report.html, print its sentence
-    sslengine report runs/birds --map             add a map of images, and their neighbours
+    sslengine report runs/birds --map             add a map of images; judge the run if it was not
     sslengine report runs/a runs/b runs/sweep     a page that compares runs
     sslengine report runs/birds --watch           again every 30 seconds, while it trains
     sslengine report runs/birds --json            print all of it as one JSON document
@@ -52,7 +52,7 @@ def make_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add = parser.add_argument
     add("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs; the folder of a sweep")
-    add("--map", action="store_true", help="compute the map of images, where it is not there yet")
+    add("--map", action="store_true", help="compute the map of images, and what it is drawn of")
     add("--out", type=Path, metavar="FILE", help="the page; else report.html in the run's folder")
     add("--open", action="store_true", help="open the page in a browser")
     add("--watch", action="store_true", help="write it again while the run trains")

@@ -59,13 +59,14 @@ def write_page(folder: Path, out: Path | None = None) -> Path:
 
 def gather(facts: Facts) -> Content:
     parts = read_parts(facts.folder)
-    checkpoints = _list_checkpoints(facts.folder / "checkpoints")
+    checkpoints, held = _list_checkpoints(facts.folder / "checkpoints"), _load(facts.answers)
     return Content(
         name="/".join(facts.folder.absolute().parts[-2:]), folder=str(facts.folder),
         verdict=judge_run(facts), facts=_list_facts(facts) if facts.config else [],
         curves=read_curves(facts), restarts=read_restarts(facts), health=read_health(facts),
         findings=[Fact(each.what, each.value, each.advice) for each in facts.found],
-        spectra=_spectra(_load(facts.answers)),
+        spectra={kind: held[f"spectrum/{kind}"].tolist() for kind in (UNTRAINED, TRAINED)
+                 if f"spectrum/{kind}" in held},
         thumbs=parts.thumbs, map=parts.map, views=parts.views,
         judgements=[_judgement(facts, each, parts) for each in read_judgements(facts)],
         data=parts.data, cost=_list_cost(facts), starts=[*map(_describe_start, facts.starts)],
@@ -155,11 +156,6 @@ def _first(answers: Mapping[str, Any], kind: str) -> Any:
     layer = found[-1][0]
     metric = most_neighbours(name for place, _, name in found if place == layer)
     return answers.get(f"{layer}/{metric}")
-
-
-def _spectra(answers: Mapping[str, Any]) -> dict[str, list[float]]:
-    names = {kind: f"spectrum/{kind}" for kind in (UNTRAINED, TRAINED)}
-    return {kind: answers[name].tolist() for kind, name in names.items() if name in answers}
 
 
 def _load(file: Path) -> dict[str, Any]:
