@@ -36,7 +36,7 @@ PICTURE = re.compile(r"data:image/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]+")
 # Sides of a thumbnail: small images are not enlarged much, and of large ones it can be seen what
 # they show.
 SMALLEST, LARGEST = 28, 40
-SPRITE_QUALITY = 60  # 2,000 thumbnails of noise are below 2 MB
+QUALITY = 85  # 2,000 thumbnails of noise take 3 MB
 EXACT = 64  # pixels of the side of a picture in which each pixel is seen
 FORMAT = "WEBP" if features.check("webp") else "JPEG"
 
@@ -148,9 +148,9 @@ def _find_oddest(drawn: Map) -> Fact:
 # ---- pictures
 
 
-def data_uri(picture: Image.Image, quality: int = 85) -> str:
+def data_uri(picture: Image.Image) -> str:
     file, exact = BytesIO(), max(picture.size) <= EXACT
-    picture.save(file, FORMAT, quality=quality, lossless=exact)
+    picture.save(file, FORMAT, quality=QUALITY, lossless=exact)
     return f"data:image/{FORMAT.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
@@ -182,8 +182,7 @@ class Album:
         for place, picture in enumerate(pictures):
             row, column = divmod(place, columns)
             whole.paste(picture, (self.side * column, self.side * row))
-        sprite = data_uri(whole, SPRITE_QUALITY)
-        return Thumbs(sprite, self.side, columns, names, labels, self.classes)
+        return Thumbs(data_uri(whole), self.side, columns, names, labels, self.classes)
 
 
 # ---- which images
