@@ -22,6 +22,7 @@ from sslengine.atomic import write_whole
 from sslengine.command import documents
 from sslengine.command.new_file import expect_writable
 from sslengine.errors import ConfigError, SSLEngineError
+from sslengine.launch.cli import INTERRUPTED
 from sslengine.monitor.run_facts import REPORT, checkpoints_in, read_judgements
 from sslengine.monitor.run_status import RUNNING
 from sslengine.monitor.verdict import judge_run
@@ -107,7 +108,9 @@ def _judge(folder: Path, trusted: bool) -> list[str]:
     judge = import_dotted("sslengine.command.judge:main")
     more = ["--trust-config"] if trusted else []
     try:
-        judge([str(folder), *more, "--set", "CHECKPOINT.REPORT_AT_END=false"])
+        status = judge([str(folder), *more, "--set", "CHECKPOINT.REPORT_AT_END=false"])
+        if status == INTERRUPTED:
+            raise KeyboardInterrupt
     except SSLEngineError as error:
         return [f"not judged: {' '.join(str(error).split())}"]
     return []
