@@ -4,7 +4,7 @@
     make_live_parts(resolved, folder, notes)               at the end of a training
 
 What is kept is made again only if the checkpoint or the images have changed; the map, if the run
-was judged anew. A part that cannot be made, because images have moved or memory is short, is a
+was judged again. A part that cannot be made, because images have moved or memory is short, is a
 note: the others are made.
 """
 
