@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import json
 import os
 import pty
 import shutil
@@ -50,7 +51,7 @@ def main() -> None:
         shown = [run(work, command) for command in commands()]
         photograph(chromium, work / "runs/fashion/report.html", "report", (1400, 1060))
         write_terminal(chromium, work, shown)
-        draw_maps(work / "runs/fashion/report")
+        draw_maps(work / "runs/fashion/report/parts.json")
     for file in sorted(PICTURES.iterdir()):
         print(f"{file.relative_to(ROOT)}: {file.stat().st_size / 1e3:.0f} kB")
 
@@ -142,16 +143,16 @@ def write_terminal(chromium: str, work: Path, shown: Sequence[str]) -> None:
 
 def draw_maps(parts: Path) -> None:
     """Draw the images where the untrained and the trained network have them, side by side."""
-    with np.load(parts / "map.npz", allow_pickle=False) as held:
-        labels = held["labels"]
-        places = [held[f"places_{name}"] for name in ("untrained", "trained")]
+    made = json.loads(parts.read_text())["images"]["made"]
+    labels = made["thumbs"]["labels"]
+    places = [made["map"]["drawn"]["places"][name] for name in ("untrained", "trained")]
     side, gap = 640, 40
     canvas = Image.new("RGB", (2 * side + gap, side + 40), "white")
     draw = ImageDraw.Draw(canvas)
     for column, (name, where) in enumerate(zip(("untrained", "trained"), places)):
         left = column * (side + gap)
         draw.text((left + 8, 8), name, fill="#17191c", font_size=20)
-        for (x, y), label in zip(where.tolist(), labels.tolist()):
+        for (x, y), label in zip(where, labels):
             spot = left + 10 + x * (side - 20), 50 + y * (side - 20)
             draw.ellipse((spot[0] - 4, spot[1] - 4, spot[0] + 4, spot[1] + 4),
                          fill=COLOURS[label % len(COLOURS)])  # fmt: skip

@@ -25,7 +25,7 @@ from sslengine import __version__
 from sslengine.command import columns, documents
 from sslengine.errors import ConfigError, listing
 from sslengine.registry import import_dotted
-from sslengine.report.data_check import Finding, check_classes, describe, open_images
+from sslengine.report.data_check import Finding, check_classes, open_images
 from sslengine.screen import say
 
 # What each optional package is for.
@@ -167,7 +167,7 @@ def of_images(given: str, every: bool, said: Callable[[str], Any]) -> Iterator[F
     if found.has_classes:
         yield from check_classes(found.source)
     step = 1 if every else max(1, count // LOOKED_AT)
-    yield from describe(open_images(found.source, range(0, count, step)))
+    yield from open_images(found.source, range(0, count, step))[0]
 
 
 def _other_files(folder: Path, read: tuple[str, ...]) -> Iterator[Finding]:

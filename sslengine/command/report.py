@@ -1,7 +1,7 @@
 """Write the page of a run: is it good, how it went, what it learned, what comes next.
 
     sslengine report runs/birds                   write runs/birds/report.html, print its sentence
-    sslengine report runs/birds --map             add a map of images, and their neighbours
+    sslengine report runs/birds --map             add a map of images; judge the run if it was not
     sslengine report runs/a runs/b runs/sweep     a page that compares runs
     sslengine report runs/birds --watch           again every 30 seconds, while it trains
     sslengine report runs/birds --json            print all of it as one JSON document
@@ -21,8 +21,9 @@ from pathlib import Path
 from sslengine.atomic import write_whole
 from sslengine.command import documents
 from sslengine.command.new_file import expect_writable
-from sslengine.errors import ConfigError
-from sslengine.monitor.run_facts import checkpoints_in, read_judgements
+from sslengine.errors import ConfigError, SSLEngineError
+from sslengine.launch.cli import INTERRUPTED
+from sslengine.monitor.run_facts import REPORT, checkpoints_in, read_judgements
 from sslengine.monitor.run_status import RUNNING
 from sslengine.monitor.verdict import judge_run
 from sslengine.registry import import_dotted
@@ -52,7 +53,7 @@ def make_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add = parser.add_argument
     add("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs; the folder of a sweep")
-    add("--map", action="store_true", help="compute the map of images, where it is not there yet")
+    add("--map", action="store_true", help="compute the map of images, and what it is drawn of")
     add("--out", type=Path, metavar="FILE", help="the page; else report.html in the run's folder")
     add("--open", action="store_true", help="open the page in a browser")
     add("--watch", action="store_true", help="write it again while the run trains")
@@ -92,12 +93,27 @@ def _is_running(folder: Path) -> bool:
 def _report(given: argparse.Namespace, folder: Path) -> Path:
     notes: list[str] = []
     if given.map:
+        if not (folder / REPORT).is_file():
+            notes += _judge(folder, given.trust_config)
         make_parts = import_dotted("sslengine.report.make_parts:make_parts")
-        make_parts(folder, trust_config=given.trust_config, want_map=True, notes=notes)
+        make_parts(folder, trust_config=given.trust_config, notes=notes)
     page = write_page(folder, given.out)
     say("\n".join([*_lines(read(folder)), *(f"  note  {each}" for each in notes)]), sys.stdout)
     say(f"page: {page}", sys.stdout)
     return page
+
+
+def _judge(folder: Path, trusted: bool) -> list[str]:
+    """Compute the features that a map is drawn of; return why that was not possible."""
+    judge = import_dotted("sslengine.command.judge:main")
+    more = ["--trust-config"] if trusted else []
+    try:
+        status = judge([str(folder), *more, "--set", "CHECKPOINT.REPORT_AT_END=false"])
+        if status == INTERRUPTED:
+            raise KeyboardInterrupt
+    except SSLEngineError as error:
+        return [f"not judged: {' '.join(str(error).split())}"]
+    return []
 
 
 def _compare(given: argparse.Namespace, folders: Sequence[Path], notes: Sequence[str]) -> Path:
@@ -136,9 +152,9 @@ def _rows(found: Summary) -> Iterator[tuple[str, str]]:
     yield from ((name, f"{value:.4g}") for name, value in found.last.items())
     if shown := ", ".join(checkpoints_in(found.folder / "checkpoints")):
         yield "checkpoints", shown
-    for number, each in enumerate(read_judgements(facts)):
+    for each in read_judgements(facts):
         scores = "  ".join(f"{name} {value:.1f}" for name, value in scores_in(each).items())
-        images = images_of(each, {}) if number else found.images
+        images = images_of(each)
         yield f"judged by {each.get('metric', 'accuracy')}", f"{scores}  on {numbers(images)}"
         if shown := fingerprints(images):
             yield "fingerprint", shown

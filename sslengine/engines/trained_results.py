@@ -90,10 +90,11 @@ def add_to_report(run_dir: Path) -> None:
 
 
 def add_notes(run_dir: Path, notes: Sequence[str]) -> None:
-    """On what was left out of all that was asked for."""
+    """On what was left out of all that was asked for; not where nothing was judged."""
     report = _report(run_dir)
     known = report.get("notes", [])
-    if new := [each for each in notes if each not in known]:
+    new = [each for each in notes if each not in known]
+    if report and new:
         write_report(run_dir, {**report, "notes": [*known, *new]})
 
 

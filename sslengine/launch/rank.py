@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from omegaconf import DictConfig
 
 from sslengine import catalog, startup
 from sslengine.checkpoint.contents import run_folder
+from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.config.options import (
     DistributedOptions,
     MachineOptions,
@@ -33,8 +36,7 @@ from sslengine.errors import FolderInUseError, LaunchError, Preempted
 from sslengine.export.at_end import write_weights
 from sslengine.monitor.log_file import close_log, open_log
 from sslengine.precision import set_deterministic, set_kernels
-from sslengine.registry import ENGINES, load_plugins
-from sslengine.report.at_end import reported
+from sslengine.registry import ENGINES, import_dotted, load_plugins
 from sslengine.trust import closed
 
 log = logging.getLogger("sslengine")
@@ -89,6 +91,21 @@ def _run_rank(resolved: Resolved, join: bool) -> None:
     finally:
         close_log()
         process_group.leave()
+
+
+@contextmanager
+def reported(run: Run) -> Iterator[None]:
+    """Write the page of a run when the block ends, also with an error."""
+    engine = run.resolved.engine_name
+    wanted = engine in ("train", "evaluate") and read(run.config, CheckpointOptions).REPORT_AT_END
+    try:
+        yield
+    finally:
+        if wanted and is_primary() and (run.run_dir / "config.yaml").is_file():
+            try:  # imported only now: a run starts without libraries that draw
+                import_dotted("sslengine.report.end_pages:report_end")(run, engine == "train")
+            except Exception as error:  # the run is over: also what a damaged file raises
+                log.warning("the page of %s was not written: %s", run.run_dir, error)
 
 
 def _leave_at_once(folder: Path, text: str) -> None:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,15 +15,21 @@ from sslengine.data.decode.decoding import ORIENTATION
 from sslengine.data.decode.transparency import WAS_TRANSPARENT
 from sslengine.errors import listing
 from sslengine.progress import progress
-from sslengine.report.parts import spread
-from sslengine.report.thumbnails import Album
+from sslengine.report.content import Fact
+from sslengine.report.parts import Album, spread
 
 SMALL_CLASS, UNEVEN, TINY_SIDE = 10, 10, 64
-ROTATED = "by EXIF, as phones do: read as stored; --set DATA.TRAIN.EXIF_ROTATION=true turns them"
-SHOWN_ON = "pixels are seen on white; --set DATA.TRAIN.TRANSPARENT=black, another colour, or drop"
-COPIES = "pixels of another image opened: to KoLeo and contrastive losses copies are two images"
+# What is odd about an image, and what that means.
+COPIES, TRANSPARENT, ROTATED = "copies", "transparent", "rotated"
+ODD = {
+    COPIES: "pixels of another image opened: to KoLeo and contrastive losses copies are two images",
+    TRANSPARENT: "pixels are seen on white; "
+    "--set DATA.TRAIN.TRANSPARENT=black, another colour, or drop",
+    ROTATED: "by EXIF, as phones do: read as stored; "
+    "--set DATA.TRAIN.EXIF_ROTATION=true turns them",
+}
 LEAK = "what is scored on them says nothing of other images: take others for one of the splits"
-FEWEST, MOST = 24, 4000  # images of a split that are opened for the facts
+OPENED = 500  # images of a split that are opened for the facts
 SHOWN = 8  # thumbnails of a fact
 CALLED = {"TRAIN": "training images", "TEST": "test images"}
 
@@ -34,19 +38,7 @@ class Finding(NamedTuple):
     what: str
     value: Any
     advice: str = ""
-
-
-@dataclass
-class OpenedImages:
-    """What was seen of the images that were opened; rows are those of their source."""
-
-    rows: Sequence[int]
-    sides: list[int] = field(default_factory=list)  # the shorter one of each image
-    unreadable: list[str] = field(default_factory=list)
-    transparent: list[int] = field(default_factory=list)
-    turned: list[int] = field(default_factory=list)
-    copies: list[tuple[int, int]] = field(default_factory=list)  # a row, and the first such row
-    pixels: dict[int, int] = field(default_factory=dict)  # hash -> the first row
+    rows: Sequence[int] = ()  # of the source: images that show it
 
 
 def check_classes(source: Any, labels: Any = None) -> Iterator[Finding]:
@@ -70,102 +62,67 @@ def check_classes(source: Any, labels: Any = None) -> Iterator[Finding]:
         yield Finding("empty classes", len(empty), f"no image: {listing(empty, 5)}")
 
 
-def open_images(source: Any, rows: Sequence[int]) -> OpenedImages:
-    found = OpenedImages(rows)
-    found.unreadable += [f"{file}: no image in it can be read" for file in source.left_out()]
+def open_images(source: Any, rows: Sequence[int]) -> tuple[list[Finding], dict[int, int]]:
+    """Return what is found, and the first row of equal images by a hash of their pixels."""
+    broken = [f"{file}: no image in it can be read" for file in source.left_out()]
+    sides, pixels = list[int](), dict[int, int]()  # sides: the shorter one of each image
+    odd: dict[str, list[tuple[int, ...]]] = {what: [] for what in ODD}
     with progress("opening images", len(rows)) as step:
         for row in rows:
-            _open(source, row, found)
             step(1)
-    return found
+            try:
+                image = source.image(row)
+            except Exception as error:  # decoders raise many kinds
+                broken.append(f"{source.path(row)}: {error}")
+                continue
+            sides.append(min(image.size if hasattr(image, "mode") else image.shape[:2]))
+            first = pixels.setdefault(hash(image.tobytes()), row)
+            if first != row:
+                odd[COPIES].append((row, first))
+            if WAS_TRANSPARENT in getattr(image, "info", ()):
+                odd[TRANSPARENT].append((row,))
+            if hasattr(image, "getexif") and image.getexif().get(ORIENTATION, 1) != 1:
+                odd[ROTATED].append((row,))
+    found = [Finding("opened", len(rows))]
+    found.append(Finding("unreadable", len(broken), f"the first is {broken[0]}" if broken else ""))
+    for what, some in odd.items():
+        if some:
+            found.append(
+                Finding(what, len(some), ODD[what], [row for each in some for row in each])
+            )
+    return [*found, *_describe_sides(sorted(sides))], pixels
 
 
-def _open(source: Any, row: int, found: OpenedImages) -> None:
-    try:
-        image = source.image(row)
-    except Exception as error:  # decoders raise many kinds
-        found.unreadable.append(f"{source.path(row)}: {error}")
-        return
-    found.sides.append(min(image.size if hasattr(image, "mode") else image.shape[:2]))
-    first = found.pixels.setdefault(hash(image.tobytes()), row)
-    if first != row:
-        found.copies.append((row, first))
-    if WAS_TRANSPARENT in getattr(image, "info", ()):
-        found.transparent.append(row)
-    if hasattr(image, "getexif") and image.getexif().get(ORIENTATION, 1) != 1:
-        found.turned.append(row)
-
-
-def describe(found: OpenedImages) -> Iterator[Finding]:
-    yield Finding("opened", len(found.rows))
-    broken = found.unreadable
-    yield Finding("unreadable", len(broken), f"the first is {broken[0]}" if broken else "")
-    if found.copies:
-        yield Finding("copies", len(found.copies), COPIES)
-    if found.transparent:
-        yield Finding("transparent", len(found.transparent), SHOWN_ON)
-    if found.turned:
-        yield Finding("rotated", len(found.turned), ROTATED)
-    if found.sides:
-        sides = sorted(found.sides)
+def _describe_sides(sides: Sequence[int]) -> Iterator[Finding]:
+    if sides:
         middle = sides[len(sides) // 2]
         small = f"small: try --size {max(32, middle // 16 * 16)}; on a CPU --recipe METHOD/cpu"
         value = f"{sides[0]} to {sides[-1]}, median {middle}"
         yield Finding("shorter side", value, small if middle < TINY_SIDE else "")
 
 
-# ---- facts of a run
+def find_facts(datasets: Mapping[str, Any], album: Album) -> list[Fact]:
+    """Look at an SSLDataset for each split; thumbnails of the facts are added to the album."""
+    facts, seen = list[Fact](), dict[str, dict[int, int]]()
 
-
-def find_facts(
-    datasets: Mapping[str, Any], keys: Mapping[str, str], album: Album, megapixels: float
-) -> list[dict[str, Any]]:
-    """Return facts with the keys of their thumbnails, which are added to the album.
-
-    datasets: an SSLDataset for each split. keys: what the keys of its thumbnails begin with.
-    megapixels: about so much of it is decoded.
-    """
-    facts: list[dict[str, Any]] = []
-    seen: dict[str, OpenedImages] = {}
-
-    def add(split: str, finding: Finding, shown: Sequence[int] = (), what: str = "") -> None:
-        value = f"{finding.value:,}" if isinstance(finding.value, int) else str(finding.value)
-        thumbs, dataset = [], datasets[split]
-        for row in shown[:SHOWN]:
-            key = f"{keys[split]}:{int(np.flatnonzero(np.asarray(dataset.rows) == row)[0])}"
-            thumbs.append(key)
-            if key not in album.entries:
-                source = dataset.sources[0]
-                album.add(key, source.image(row), source.relative_path(row))
-        # The others say what training does with such images.
-        advises = split == "TRAIN" or what or finding.what == "unreadable"
-        facts.append({"what": what or f"{CALLED[split]}: {finding.what}", "value": value,
-                      "advice": finding.advice if advises else "", "thumbs": thumbs})  # fmt: skip
+    def add(split: str, what: str, found: Finding) -> None:
+        value = f"{found.value:,}" if isinstance(found.value, int) else str(found.value)
+        rows = np.asarray(datasets[split].rows)
+        numbers = [int(np.flatnonzero(rows == row)[0]) for row in found.rows[:SHOWN]]
+        thumbs = [album.add(split, datasets[split], number) for number in numbers]
+        facts.append(Fact(what, value, found.advice, thumbs))
 
     for split, dataset in datasets.items():
         source, rows = dataset.sources[0], np.asarray(dataset.rows)
-        add(split, Finding("count", len(rows)), what=CALLED[split])
-        for each in check_classes(source, source.labels()[rows]) if source.num_classes else ():
-            add(split, each)
-        found = seen[split] = open_images(source, _affordable(source, rows, megapixels))
-        shown = {"copies": [row for pair in found.copies for row in pair],
-                 "transparent": found.transparent, "rotated": found.turned}  # fmt: skip
-        for each in describe(found):
-            add(split, each, shown.get(each.what, ()))
+        opened, seen[split] = open_images(source, spread(rows, OPENED).tolist())
+        classes = check_classes(source, source.labels()[rows]) if source.num_classes else ()
+        add(split, CALLED[split], Finding("count", len(rows)))
+        for each in (*classes, *opened):
+            if split == "TEST" and each.what != "unreadable":
+                each = each._replace(advice="")  # it is advice for training
+            add(split, f"{CALLED[split]}: {each.what}", each)
     if len(seen) > 1:
-        train, test = seen["TRAIN"].pixels, seen["TEST"].pixels
-        same = [row for pixels, row in test.items() if pixels in train]
-        finding = Finding("copies", len(same), LEAK if same else "")
-        add("TEST", finding, same, "test images that are training images")
+        same = [row for pixels, row in seen["TEST"].items() if pixels in seen["TRAIN"]]
+        leak = Finding("copies", len(same), LEAK if same else "", same)
+        add("TEST", "test images that are training images", leak)
     return facts
-
-
-def _affordable(source: Any, rows: Any, megapixels: float) -> list[int]:
-    """Rows evenly apart: as many as the size of some of the images allows."""
-    sizes = []
-    for row in spread(rows, 5).tolist():
-        with suppress(Exception):  # decoders raise many kinds; it is found again
-            image = source.image(row)
-            sizes.append(np.prod(image.size if hasattr(image, "mode") else image.shape[:2]))
-    count = megapixels * 1e6 / float(np.median(sizes)) if sizes else FEWEST
-    return list(spread(rows, int(min(MOST, max(FEWEST, count)))).tolist())

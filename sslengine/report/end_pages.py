@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 
 from sslengine.atomic import write_json, write_whole
@@ -52,10 +53,7 @@ def report_sweep(folder: Path) -> None:
         return
     try:
         found = compare_runs([read(each) for each in runs])
-        rows = [{"run": each.name, **each.differs, "status": each.status,
-                 "scores": {score.metric: score.value for score in each.scores},
-                 **each.metrics} for each in found.rows]  # fmt: skip
-        write_json(folder / SWEEP, {"sentence": found.sentence, "runs": rows})
+        write_json(folder / SWEEP, asdict(found))
         write_whole(folder / PAGE, render_comparison(found).encode())
     except Exception as error:  # the runs have ended: their results are there
         log.warning("%s was not written: %s", folder / PAGE, error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -39,6 +40,14 @@ from sslengine.report.read_curves import read_curves, read_health, read_restarts
 PAGE = "report.html"
 SHOWN = 12  # digits of a fingerprint
 KINDS = (TRAINED, UNTRAINED, PIXELS)
+MEMORY = {
+    "rss_gb": "memory of the process",
+    "gpu_allocated_gb": "GPU memory of tensors",
+    "gpu_reserved_gb": "GPU memory reserved",
+}
+PYTHON = """import sslengine
+found = sslengine.embed({folder!r}, 'images')
+found.features  # a row for each of found.paths"""
 
 
 def write_page(folder: Path, out: Path | None = None) -> Path:
@@ -50,61 +59,53 @@ def write_page(folder: Path, out: Path | None = None) -> Path:
 
 def gather(facts: Facts) -> Content:
     parts = read_parts(facts.folder)
-    there = checkpoints_in(facts.folder / "checkpoints")
-    judgements = [_judgement(facts.folder, each, parts) for each in read_judgements(facts)]
+    checkpoints, held = _list_checkpoints(facts.folder / "checkpoints"), _load(facts.answers)
     return Content(
         name="/".join(facts.folder.absolute().parts[-2:]), folder=str(facts.folder),
-        verdict=judge_run(facts), facts=[*_facts(facts)],
+        verdict=judge_run(facts), facts=_list_facts(facts) if facts.config else [],
         curves=read_curves(facts), restarts=read_restarts(facts), health=read_health(facts),
         findings=[Fact(each.what, each.value, each.advice) for each in facts.found],
-        spectra=_read_spectra(facts.answers),
+        spectra={kind: held[f"spectrum/{kind}"].tolist() for kind in (UNTRAINED, TRAINED)
+                 if f"spectrum/{kind}" in held},
         thumbs=parts.thumbs, map=parts.map, views=parts.views,
-        judgements=judgements, data=parts.data, cost=[*_cost(facts)], starts=[*_starts(facts)],
-        commands=[*_commands(facts)], differs=[*_differs(facts)], versions=[*_versions(facts)],
-        checkpoints=[*_checkpoints(facts.folder / "checkpoints")],
-        map_command="" if parts.map or not there else f"sslengine report {facts.run} --map",
+        judgements=[_judgement(facts, each, parts) for each in read_judgements(facts)],
+        data=parts.data, cost=_list_cost(facts), starts=[*map(_describe_start, facts.starts)],
+        commands=_list_commands(facts) if checkpoints else [], differs=[*_differs(facts)],
+        versions=_list_versions(facts), checkpoints=checkpoints,
+        map_command="" if parts.map or not checkpoints else f"sslengine report {facts.run} --map",
     )  # fmt: skip
 
 
-def format_seconds(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+def _drop_empty(*facts: Fact) -> list[Fact]:
+    """Leave out those without a value."""
+    return [each for each in facts if each.value]
 
 
-def _facts(facts: Facts) -> Iterator[Fact]:
-    """Yield what is below the sentence."""
-    config, start = facts.config, facts.starts[-1] if facts.starts else {}
-    if not config:
-        return
-    yield Fact("method", facts.method)
-    yield Fact("network", facts.network)
-    if steps := facts.status.steps:
-        epochs = below(config, ["OPTIMIZER", "num_epochs"])
-        batch = below(config, ["DATA", "TRAIN", "BATCHSIZE_PER_REPLICA"], 0)
-        batch *= start.get("ranks", 1)
-        length = f"{facts.status.step:,} of {steps:,} steps of {batch:,} images"
-        yield Fact("length", f"{epochs} epochs, {length}" if epochs else length)
-    if start:
-        gpus, ranks = start.get("gpus") or [], start.get("ranks", 1)
-        device = gpus[0] if gpus and start.get("device") == "cuda" else str(start.get("device"))
-        yield Fact("machine", f"{ranks} x {device}" if ranks > 1 else device)
-    if facts.seconds:
-        yield Fact("time", format_seconds(facts.seconds))
+def _list_facts(facts: Facts) -> list[Fact]:
+    """List what is below the sentence."""
+    start = facts.starts[-1] if facts.starts else {}
+    ranks, gpus = start.get("ranks", 1), start.get("gpus")
+    epochs = below(facts.config, ["OPTIMIZER", "num_epochs"])
+    batch = ranks * below(facts.config, ["DATA", "TRAIN", "BATCHSIZE_PER_REPLICA"], 0)
+    made = f"{facts.status.step:,} of {facts.status.steps:,} steps of {batch:,} images"
+    length = f"{epochs} epochs, {made}" if epochs else made
+    machine = str(gpus[0] if gpus and start.get("device") == "cuda" else start.get("device", ""))
+    return _drop_empty(
+        Fact("method", facts.method),
+        Fact("network", facts.network),
+        Fact("length", length if facts.status.steps else ""),
+        Fact("machine", f"{ranks} x {machine}" if ranks > 1 else machine),
+        Fact("time", str(timedelta(seconds=round(facts.seconds))) if facts.seconds else ""),
+    )
 
 
 # ---- scores
 
 
-def _judgement(folder: Path, report: Mapping[str, Any], parts: Parts) -> Judgement:
-    images = report.get("images", {})
+def _judgement(facts: Facts, report: Mapping[str, Any], parts: Parts) -> Judgement:
+    images, rows = report.get("images", {}), report.get("scores", ())
     name = name_of_images(images)
-    prints = [str(each.get("fingerprint") or "").removeprefix("sha256:")[:SHOWN]
-              for each in images.values()]  # fmt: skip
-    rows = report.get("scores", ())
-    about: Mapping[str, Any] = rows[0].get("about", {}) if rows else {}
+    prints = [str(each.get("fingerprint") or "") for each in images.values()]
     protocols = {
         f"{each['features']}, {protocol}": {
             metric: value for metric, value in row.get("metrics", {}).items()
@@ -112,41 +113,39 @@ def _judgement(folder: Path, report: Mapping[str, Any], parts: Parts) -> Judgeme
         }
         for each in rows for protocol, row in each.get("protocols", {}).items()
     }  # fmt: skip
-    answered = _answers(folder / JUDGEMENTS / f"{name}.npz", report, parts, images)
+    tested = images.get("TEST", {}).get("fingerprint")
+    answers, classes = _load(facts.folder / JUDGEMENTS / f"{name}.npz"), report.get("classes", ())
     return Judgement(
-        name=str(report.get("data") or name), fingerprint=", ".join(filter(None, prints)),
-        images=about.get("images", {}), metric=str(report.get("metric", "accuracy")),
-        scores=scores_of(report), chance=report.get("chance"), notes=report.get("notes", ()),
-        protocols=protocols, **answered,
+        name=str(report.get("data") or name),
+        fingerprint=", ".join(each.removeprefix("sha256:")[:SHOWN] for each in prints if each),
+        images=rows[0].get("about", {}).get("images", {}) if rows else {},
+        metric=str(report.get("metric", "accuracy")), scores=scores_of(report),
+        chance=report.get("chance"), notes=report.get("notes", ()), protocols=protocols,
+        **_by_class(answers, classes, parts if tested == parts.fingerprint else Parts()),
     )  # fmt: skip
 
 
-def _answers(
-    file: Path, report: Mapping[str, Any], parts: Parts, images: Mapping[str, Any]
-) -> dict[str, Any]:
+def _by_class(answers: Mapping[str, Any], names: Sequence[str], parts: Parts) -> dict[str, Any]:
     """Return classes, confusion and mistakes, by the answers to each test image."""
-    if not file.is_file():
+    found = {kind: each for kind in KINDS if (each := _first(answers, kind)) is not None}
+    if TRAINED not in found:
         return {}
-    with np.load(file, allow_pickle=False) as held:
-        answers = {name: held[name] for name in held.files}
-    wanted, own = answers["wanted"], _first(answers, TRAINED)
-    if own is None:
-        return {}
+    wanted, own = answers["wanted"], found[TRAINED]
     count = max(int(wanted.max()), int(own.max())) + 1
-    names = report.get("classes") or list(map(str, range(count)))
-    rights = {kind: (found == wanted).reshape(-1, len(wanted)).mean(axis=0)
-              for kind in KINDS if (found := _first(answers, kind)) is not None}  # fmt: skip
-    rows, there = [], np.unique(wanted)
+    names, there = names or list(map(str, range(count))), np.unique(wanted)
+    rights = {kind: (each == wanted).reshape(-1, len(wanted)).mean(axis=0)
+              for kind, each in found.items()}  # fmt: skip
+    rows = []
     for number in there.tolist():
         some = wanted == number
         shares = {kind: 100 * float(right[some].mean()) for kind, right in rights.items()}
         rows.append(ClassRow(names[number], int(some.sum()), shares))
     confusion = np.bincount(wanted * count + own, minlength=count**2).reshape(count, count)
-    tested = str(images.get("TEST", {}).get("fingerprint") or "")
-    mistakes = (parts.mistakes(answers["numbers"], wanted, own)
-                if tested and parts.fingerprint == tested else [])  # fmt: skip
-    shown = confusion[np.ix_(there, there)].tolist()
-    return {"classes": rows, "confusion": shown, "mistakes": mistakes}
+    return {
+        "classes": rows,
+        "confusion": confusion[np.ix_(there, there)].tolist(),
+        "mistakes": parts.mistakes(answers["numbers"], wanted, own),
+    }
 
 
 def _first(answers: Mapping[str, Any], kind: str) -> Any:
@@ -159,65 +158,54 @@ def _first(answers: Mapping[str, Any], kind: str) -> Any:
     return answers.get(f"{layer}/{metric}")
 
 
-def _read_spectra(file: Path) -> dict[str, list[float]]:
+def _load(file: Path) -> dict[str, Any]:
+    """Read arrays; {} if there is no file."""
     if not file.is_file():
         return {}
     with np.load(file, allow_pickle=False) as held:
-        return {kind: held[f"spectrum/{kind}"].tolist() for kind in (UNTRAINED, TRAINED)
-                if f"spectrum/{kind}" in held.files}  # fmt: skip
+        return dict(held)
 
 
 # ---- cost, starts, use
 
 
-def _cost(facts: Facts) -> Iterator[Fact]:
+def _list_cost(facts: Facts) -> list[Fact]:
+    time = timedelta(seconds=round(facts.seconds))
     speeds = [row["images_per_s"] for row in facts.rows if "images_per_s" in row]
-    if facts.seconds:
-        yield Fact("time", f"{format_seconds(facts.seconds)} of training")
-    if speeds:
-        yield Fact("speed", f"{median(speeds):,.0f} images per second (median)")
-    waited = share_waited(facts)
-    if waited:
-        advice = "more DATA.NUM_DATALOADER_WORKERS would help" if waited > 0.5 else ""
-        yield Fact("waiting for images", f"{waited:.0%} of a step", advice)
-    for name, value in (facts.status.memory or {}).items():
-        title = {"rss_gb": "memory of the process", "gpu_allocated_gb": "GPU memory of tensors"}
-        yield Fact(title.get(name, "GPU memory reserved"), f"{value:.2f} GB")
-    if len(facts.starts) > 1:
-        yield Fact("restarts", str(len(facts.starts) - 1))
+    waited, restarts = share_waited(facts), len(facts.starts) - 1
+    advice = "more DATA.NUM_DATALOADER_WORKERS would help" if waited > 0.5 else ""
+    memory = facts.status.memory or {}
+    return _drop_empty(
+        Fact("time", f"{time} of training" if facts.seconds else ""),
+        Fact("speed", f"{median(speeds):,.0f} images per second (median)" if speeds else ""),
+        Fact("waiting for images", f"{waited:.0%} of a step" if waited else "", advice),
+        *(Fact(MEMORY.get(name, name), f"{value:.2f} GB") for name, value in memory.items()),
+        Fact("restarts", str(restarts) if restarts > 0 else ""),
+    )
 
 
-def _starts(facts: Facts) -> Iterator[Fact]:
-    for each in facts.starts:
-        where = f"{each.get('host')}, {each.get('ranks')} x {each.get('device')}"
-        yield Fact(str(each.get("time")), f"from step {each.get('step')} on {where}",
-                   f"code {each.get('code') or each.get('sslengine')}")  # fmt: skip
+def _describe_start(start: Mapping[str, Any]) -> Fact:
+    where = f"{start.get('host')}, {start.get('ranks')} x {start.get('device')}"
+    code = f"code {start.get('code') or start.get('sslengine')}"
+    return Fact(str(start.get("time")), f"from step {start.get('step')} on {where}", code)
 
 
-def _commands(facts: Facts) -> Iterator[Fact]:
-    run = str(facts.folder)
-    if not checkpoints_in(facts.folder / "checkpoints"):
-        return
-    yield Fact("Features in Python", "\n".join((
-        "import sslengine",
-        f"found = sslengine.embed({run!r}, {'images'!r})",
-        "found.features  # a row for each of found.paths",
-    )))  # fmt: skip
-    yield Fact("Features in a file",
-                  f"sslengine embed {facts.run} IMAGES --out features.parquet")  # fmt: skip
-    yield Fact("Classes and nearest images", f"sslengine predict {facts.run} IMAGE")
-    yield Fact("Weights for other programs",
-                  f"sslengine export {facts.run} --to timm --out weights")  # fmt: skip
-    if facts.command:
-        yield Fact("This run again", facts.command, f"in {facts.starts[-1].get('folder')}")
+def _list_commands(facts: Facts) -> list[Fact]:
+    run, place = facts.run, facts.starts[-1].get("folder") if facts.starts else ""
+    return _drop_empty(
+        Fact("Features in Python", PYTHON.format(folder=str(facts.folder))),
+        Fact("Features in a file", f"sslengine embed {run} IMAGES --out features.parquet"),
+        Fact("Classes and nearest images", f"sslengine predict {run} IMAGE"),
+        Fact("Weights for other programs", f"sslengine export {run} --to timm --out weights"),
+        Fact("This run again", facts.command, f"in {place}"),
+    )
 
 
 def _differs(facts: Facts) -> Iterator[tuple[str, str, str]]:
     """Yield the keys that were typed, their values, and those of the recipe where it is known."""
     origins, recipe = origins_in(facts.folder / "config.yaml"), _recipe(facts)
     for key in (key for key, origin in origins.items() if origin == TYPED):
-        value = below(facts.config, key.split("."), "")
-        usual = below(recipe, key.split("."), "")
+        value, usual = (below(config, key.split("."), "") for config in (facts.config, recipe))
         if not isinstance(value, Mapping) and str(value) != str(usual):
             yield key, _told(value), _told(usual)
 
@@ -238,17 +226,18 @@ def _recipe(facts: Facts) -> Mapping[str, Any]:
     return {}
 
 
-def _versions(facts: Facts) -> Iterator[Fact]:
-    start = facts.starts[-1] if facts.starts else {}
+def _list_versions(facts: Facts) -> list[Fact]:
     packages = read_json(facts.folder / "environment.json").get("packages", {})
-    for name in ("sslengine", "code", "python", "torch", "torchvision", "timm", "numpy"):
-        if version := start.get(name) or packages.get(name):
-            yield Fact(name, str(version))
+    found = {**packages, **facts.starts[-1]} if facts.starts else packages
+    names = ("sslengine", "code", "python", "torch", "torchvision", "timm", "numpy")
+    return _drop_empty(*(Fact(name, str(found.get(name) or "")) for name in names))
 
 
-def _checkpoints(folder: Path) -> Iterator[Fact]:
+def _list_checkpoints(folder: Path) -> list[Fact]:
+    found = []
     for name in checkpoints_in(folder):
         path = folder / name
         files: Sequence[Path] = [*path.rglob("*")] if path.is_dir() else [path]
         size = sum(each.stat().st_size for each in files if each.is_file())
-        yield Fact(name, f"{size / 1e6:.1f} MB")
+        found.append(Fact(name, f"{size / 1e6:.1f} MB"))
+    return found

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sslengine.monitor.collapse import READ, healthy_ranges
@@ -11,18 +12,24 @@ from sslengine.report.content import Curve, Health
 
 # Of a record: what it is, and what health shows.
 _NO_METRIC = {"kind", "split", "iteration", "epoch", "time", "trunk_rows", "start_rows", *READ}
-_KNOWN = {
-    "loss": ("Loss", "Of the last step of each record."),
-    "grad_norm": ("Gradient norm", "Of all parameters, before clipping."),
-    "lr": ("Learning rate", ""),
-    "data_seconds": ("Waiting for data, ms", "How long a step waits for its batch."),
-    "images_per_s": ("Images per second", "Of all processes."),
-}
-_SMOOTHED = {"loss": 9, "grad_norm": 9, "data_seconds": 9, "images_per_s": 9}
+_ITSELF = r"\g<0>"
+# In the order of the page: names, title, caption, over how many records medians are drawn.
+_CURVES = (
+    ("loss", "Loss", "Of the last step of each record.", 9),
+    (r"online\.knn_(\d+)", r"kNN (k=\1) during training, %",
+     "Of training images, each by its neighbours among the others.", 1),
+    (r"online\.linear", "Linear probe during training, %", "On a half of training images.", 1),
+    (r"(loss\.|online\.|test ).*", _ITSELF, "", 1),
+    ("lr", "Learning rate", "", 1),
+    ("grad_norm", "Gradient norm", "Of all parameters, before clipping.", 9),
+    ("data_seconds", "Waiting for data, ms", "How long a step waits for its batch.", 9),
+    ("images_per_s", "Images per second", "Of all processes.", 9),
+    (".*", _ITSELF, "", 1),
+)  # fmt: skip
 
 
 def read_curves(facts: Facts) -> list[Curve]:
-    """Return the loss and its parts, online scores, rates, norms, times, then all other metrics."""
+    """Return the loss, online scores, parts of the loss, rates, norms, times, all other metrics."""
     steps = steps_of_epoch(facts)
     found: dict[str, tuple[list[float], list[float]]] = {}
     for row in facts.rows:
@@ -30,7 +37,15 @@ def read_curves(facts: Facts) -> list[Curve]:
             xs, ys = found.setdefault(name, ([], []))
             xs.append(row["iteration"] / steps)
             ys.append(value)
-    return [_curve(name, *found[name]) for name in sorted(found, key=_order)]
+    curves = {}
+    for name, points in found.items():
+        for place, (pattern, title, caption, smooth) in enumerate(_CURVES):
+            if match := re.fullmatch(pattern, name, re.DOTALL):
+                title = match.expand(title)
+                percent = title.endswith("%")
+                curves[place, name] = Curve(title, caption, *points, percent, smooth)
+                break
+    return [curves[key] for key in sorted(curves)]
 
 
 def read_health(facts: Facts) -> list[Health]:
@@ -65,36 +80,18 @@ def steps_of_epoch(facts: Facts) -> float:
 
 
 def _metrics(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield the numbers of a record that make curves, by name; those of a test have its name."""
-    test = row["split"] == "test"
-    if row["kind"] == "step" or test:
-        skipped: Sequence[str] = ()
-    elif row["kind"] == "phase":
-        skipped = ("loss", *(name for name in row if not name.startswith("online.")))
-    else:
+    """Yield the numbers of a record that make curves, by name; those of a test have its name.
+
+    Of a train phase these are its online scores: the others sum up its steps.
+    """
+    test, phase = row["split"] == "test", row["kind"] == "phase"
+    if not test and not phase and row["kind"] != "step":
         return
     for name, value in row.items():
-        if name in _NO_METRIC or name in skipped or isinstance(value, bool):
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or name in _NO_METRIC:
             continue
-        if isinstance(value, (int, float)):
-            if test:
-                yield f"test {name}", float(value)
-            elif name != "loss_mean":
-                yield name, 1e3 * value if name == "data_seconds" else float(value)
-
-
-def _curve(name: str, xs: list[float], ys: list[float]) -> Curve:
-    title, caption = _KNOWN.get(name, (name, ""))
-    if name.startswith("online.knn_"):
-        title = f"kNN (k={name.rpartition('_')[2]}) during training, %"
-        caption = "Of training images, each by its neighbours among the others."
-    elif name == "online.linear":
-        title, caption = "Linear probe during training, %", "On a half of training images."
-    return Curve(title, caption, xs, ys, title.endswith("%"), _SMOOTHED.get(name, 1))
-
-
-def _order(name: str) -> tuple[int, str]:
-    first = ("loss", "loss.", "online.", "test ", "lr", "grad_norm", "data_seconds", "images_per_s")
-    matches = (name == each or (each[-1] in ". " and name.startswith(each)) for each in first)
-    place = next((number for number, each in enumerate(matches) if each), len(first))
-    return place, name
+        if test:
+            yield f"test {name}", float(value)
+        elif name.startswith("online.") if phase else name != "loss_mean":
+            yield name, 1e3 * value if name == "data_seconds" else float(value)

@@ -1,8 +1,8 @@
 """What report, rank and `--json` show of a run; the runs that a command names, and their images.
 
 Scores by other metrics, or on other images, have no order. Images are the same if their
-fingerprints are, and those of their labels, wherever they are. Where an evaluation.json has none,
-runs are compared by the keys of DATA that chose images.
+fingerprints are, and those of their labels, wherever they are; where a report has none, as of a
+stream, if they are in the same place.
 """
 
 from __future__ import annotations
@@ -20,23 +20,15 @@ from sslengine.monitor.run_facts import (
     TRAINED,
     Facts,
     checkpoints_in,
-    config_in,
     is_run,
     read_facts,
     read_judgements,
-    values_of,
+    scores_of,
 )
 from sslengine.monitor.verdict import judge_run
 
 SWEPT = "sweep_*"
-# Of DATA.TRAIN and DATA.TEST: what chooses the images and their classes.
-_CHOOSES = (
-    "DATA_PATHS", "DATASET_NAMES", "DATA_LIMIT", "DATA_LIMIT_SAMPLING", "LABEL_PATHS",
-    "LABEL_COLUMN", "LABEL_COLUMNS", "LABEL_SEPARATOR",
-)  # fmt: skip
 _SPLITS = ("train", "test")
-# What evaluation.json has of the images of a split.
-_IDENTIFIES = (".fingerprint", ".labels")
 
 
 def rank_of(score: float) -> float:
@@ -62,12 +54,10 @@ class Summary:
         """Of all scores: accuracy, or mAP where images have several classes."""
         return self.facts.evaluation.get("metric", "accuracy") if self.scores else None
 
-    @cached_property
-    def images(self) -> Mapping[str, Any]:
-        """What it was judged on, with the keys of DATA that chose it."""
-        evaluation = self.facts.evaluation
-        config = config_in(self.folder / "config_evaluate.yaml")
-        return images_of(evaluation, config) if evaluation else {}
+    @property
+    def images(self) -> dict[str, Any]:
+        """What it was judged on."""
+        return images_of(self.facts.evaluation)
 
     @property
     def last(self) -> dict[str, float]:
@@ -98,13 +88,11 @@ def read(folder: Path) -> Summary:
     return Summary(read_facts(folder))
 
 
-def scores_in(evaluation: Mapping[str, Any]) -> dict[str, float]:
+def scores_in(report: Mapping[str, Any]) -> dict[str, float]:
     found: dict[str, float] = {}
-    for each in evaluation.get("scores", []):
-        if each["features"] == TRAINED:
-            for name, value in values_of(each).items():
-                name = name.replace("knn_", "knn@")
-                found[name] = max(value, found.get(name, value), key=rank_of)
+    for each in scores_of(report, TRAINED):
+        name = each.metric.replace("knn_", "knn@")
+        found[name] = max(each.value, found.get(name, each.value), key=rank_of)
     return found
 
 
@@ -136,22 +124,14 @@ def sweep_of(folder: Path) -> list[Path]:
 # ---- images that scores are of
 
 
-def images_of(evaluation: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return their numbers, what identifies them, what chose them by the config of `judge`."""
-    data, scores = config.get("DATA", {}), evaluation.get("scores", [])
-    found = dict(next((each.get("about", {}).get("images", {}) for each in scores), {}))
-    for split, each in evaluation.get("images", {}).items():
-        found |= {f"{split}{key}": each[key[1:]] for key in _IDENTIFIES if key[1:] in each}
-    train, test = data.get("TRAIN", {}), data.get("TEST", {})
-    chosen = {f"TRAIN.{key}": train.get(key) for key in _CHOOSES}
-    chosen |= {f"TEST.{key}": test.get(key) for key in _CHOOSES if test.get(key) != train.get(key)}
-    if data.get("HOLD_OUT", {}).get("SHARE"):
-        chosen |= {f"HOLD_OUT.{key}": value for key, value in data["HOLD_OUT"].items()}
-    for key, value in chosen.items():
-        has_effect = any(value.values()) if isinstance(value, Mapping) else value not in (-1, None)
-        if has_effect and value:
-            found[key] = value
-    return found
+def images_of(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how many images of each split a report is of, what identifies them, their place."""
+    rows = report.get("scores", ())
+    found: dict[str, Any] = {**rows[0].get("about", {}).get("images", {})} if rows else {}
+    for split, each in report.get("images", {}).items():
+        known = {f"{split}.{key}": each.get(key) for key in ("fingerprint", "labels")}
+        found |= {key: value for key, value in known.items() if value}
+    return {**found, "data": report["data"]} if "data" in report else found
 
 
 def numbers(images: Mapping[str, Any]) -> str:
@@ -161,7 +141,7 @@ def numbers(images: Mapping[str, Any]) -> str:
 def fingerprints(images: Mapping[str, Any]) -> str:
     """Write them with a few digits; empty if there is none."""
     found = {split: images.get(f"{split.upper()}.fingerprint") for split in _SPLITS}
-    return ", ".join(f"{split} {_words(value)}" for split, value in found.items() if value)
+    return ", ".join(f"{split} {_shorten(value)}" for split, value in found.items() if value)
 
 
 def differs_in(judged: Sequence[Summary]) -> list[str]:
@@ -179,35 +159,25 @@ def list_incomparable(judged: Sequence[Summary]) -> Iterator[str]:
     if len(groups) > 1:
         yield "scores on different images cannot be compared:"
         sets = [group[0].images for group in groups]
-        names = dict.fromkeys(name for each in sets for name in each)
-        unlike = [
-            name for name in names if any(each.get(name) != sets[0].get(name) for each in sets)
-        ]
+        unlike = [name for name in dict.fromkeys(name for each in sets for name in each)
+                  if len({str(each.get(name)) for each in sets}) > 1]  # fmt: skip
         for group, images in zip(groups, sets):
-            told = ", ".join(f"{name} {_words(images[name])}" for name in unlike if name in images)
-            yield f"{listing((str(each.folder) for each in group), 3)}: {told}"
+            told = (f"{name} {_shorten(images[name])}" for name in unlike if name in images)
+            yield f"{listing((str(each.folder) for each in group), 3)}: {', '.join(told)}"
 
 
 def _group_by_images(judged: Sequence[Summary]) -> list[list[Summary]]:
     """Put runs together that were judged on the same images."""
-    identified = all(map(_is_identified, judged))
     found: dict[str, list[Summary]] = {}
     for each in judged:
-        key = {name: value for name, value in each.images.items()
-               if name in _SPLITS or name.endswith(_IDENTIFIES) == identified}  # fmt: skip
-        found.setdefault(json.dumps(key, sort_keys=True, default=str), []).append(each)
+        images = {"data": str(each.folder), **each.images}
+        splits = [split for split in _SPLITS if split in images]
+        if splits and all(f"{split.upper()}.fingerprint" in images for split in splits):
+            del images["data"]
+        found.setdefault(json.dumps(images, sort_keys=True, default=str), []).append(each)
     return list(found.values())
 
 
-def _is_identified(judged: Summary) -> bool:
-    splits = [split.upper() for split in _SPLITS if split in judged.images]
-    return bool(splits) and all(judged.images.get(f"{each}.fingerprint") for each in splits)
-
-
-def _words(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return " ".join(f"{key}={each}" for key, each in value.items())
-    if isinstance(value, list):
-        return " ".join(map(str, value))
+def _shorten(value: Any) -> str:
     text = str(value)
     return text[7:19] if text.startswith("sha256:") else text

@@ -32,8 +32,7 @@ from sslengine.errors import DataError
 from sslengine.predictor.predictor import Predictor
 from sslengine.registry import COLLATORS
 from sslengine.report.content import Views
-from sslengine.report.parts import spread
-from sslengine.report.thumbnails import data_uri
+from sslengine.report.parts import data_uri, spread
 from sslengine.train_steps.samples import single_input_sample
 
 IMAGES, OF_NETWORK, AT_LEAST, AT_MOST = 6, 8, 4, 12
@@ -58,7 +57,7 @@ def open_training(resolved: Resolved) -> SSLDataset:
 
 def draw_views(dataset: SSLDataset, options: SplitOptions) -> list[Views]:
     pipeline, found = Pipeline(options.TRANSFORMS, "TRANSFORMS"), []
-    for number in _some(dataset, IMAGES):
+    for number in spread(np.arange(len(dataset)), IMAGES).tolist():
         views: list[Image.Image] = []
         for epoch in range(AT_LEAST):
             if len(views) < AT_LEAST:
@@ -66,10 +65,6 @@ def draw_views(dataset: SSLDataset, options: SplitOptions) -> list[Views]:
                 views += [each for view in sample["data"] for each in pictures_of(view, pipeline)]
         found.append(_views(dataset, int(sample["data_idx"][0]), views[:AT_MOST]))
     return found
-
-
-def _some(dataset: SSLDataset, count: int) -> list[int]:
-    return list(spread(np.arange(len(dataset)), count).tolist())
 
 
 def _views(
@@ -92,7 +87,7 @@ def _as_uris(pictures: Sequence[Image.Image]) -> list[str]:
 
 def draw_masked(dataset: SSLDataset, options: SplitOptions, model: Any) -> list[Views]:
     """Empty where no patch is hidden. model: for what it reconstructs; None: it is not there."""
-    numbers = _some(dataset, IMAGES)
+    numbers = spread(np.arange(len(dataset)), IMAGES).tolist()
     samples = dataset.__getitems__([(0, number) for number in numbers])
     collate = COLLATORS.maker(options.COLLATE_FUNCTION, options.COLLATE_FUNCTION_PARAMS)
     batch, arrival = collate_seeded(collate, samples), dataset.arrival(torch.device("cpu"))
@@ -100,24 +95,18 @@ def draw_masked(dataset: SSLDataset, options: SplitOptions, model: Any) -> list[
         batch = arrival.on_device(batch)
     if not isinstance(batch, dict):
         return []
-    pipeline = Pipeline(options.TRANSFORMS, "TRANSFORMS")
-    panels = None if model is None else _reconstructed(model, batch, options)
-    if panels is not None:
-        shown = as_before_normalize(panels.float(), pipeline).clamp(0, 1)
-    else:
-        masked = _masked(batch, options, len(numbers))
-        if masked is None:
-            return []
-        views, away = masked
-        views = as_before_normalize(views.float(), pipeline)
-        shown = torch.stack([views, torch.lerp(views, torch.tensor(GREY), away)], dim=1)
-    titles = [INPUT, MASK, MADE][: shown.shape[1]]
-    rows = ([picture_of(each) for each in row] for row in shown)
+    panels = None if model is None else _reconstruct(model, batch, options)
+    if panels is None:
+        panels = _hide(batch, options, len(numbers))
+    if panels is None:
+        return []
+    titles = [INPUT, MASK, MADE][: panels.shape[1]]
+    rows = ([picture_of(each) for each in row] for row in panels)
     return [_views(dataset, each, row, titles) for each, row in zip(numbers, rows)]
 
 
 @torch.no_grad()
-def _reconstructed(model: Any, batch: Mapping[str, Any], options: SplitOptions) -> Tensor | None:
+def _reconstruct(model: Any, batch: Mapping[str, Any], options: SplitOptions) -> Tensor | None:
     """Images x panels x C x H x W, if the model or a head of it draws its output (`picture`)."""
     drawer: Any = next((each for each in model.modules() if hasattr(each, "picture")), None)
     if drawer is None:
@@ -127,14 +116,12 @@ def _reconstructed(model: Any, batch: Mapping[str, Any], options: SplitOptions) 
         _, made, hidden = model(**inputs, mode="loss")
     else:
         made, hidden = model(inputs)[0], inputs["mask"]
-    panels: Tensor = drawer.picture(inputs["data"], made, hidden)
-    return panels
+    panels = drawer.picture(inputs["data"], made, hidden).float()
+    return as_before_normalize(panels, Pipeline(options.TRANSFORMS, "TRANSFORMS")).clamp(0, 1)
 
 
-def _masked(
-    batch: Mapping[str, Any], options: SplitOptions, count: int
-) -> tuple[Tensor, Tensor] | None:
-    """Of each image the view of which most is hidden, and 1 in its hidden pixels."""
+def _hide(batch: Mapping[str, Any], options: SplitOptions, count: int) -> Tensor | None:
+    """Of each image the view of which most is hidden, without and with its hidden pixels grey."""
     held = {key: each[0] for key, each in batch.items() if isinstance(each, list) and each}
     name = next((each for each in ("mask", "shown") if each in held), "")
     images = [each for each in held.values() if isinstance(each, Tensor) and each.ndim == 4]
@@ -152,7 +139,9 @@ def _masked(
     # Views come one after the other for all images.
     most = hidden.mean(dim=(1, 2, 3)).unflatten(0, (-1, count)).argmax(dim=0)
     rows = most * count + torch.arange(count)
-    return views[rows], F.interpolate(hidden[rows], views.shape[-2:])
+    shown = as_before_normalize(views[rows].float(), Pipeline(options.TRANSFORMS, "TRANSFORMS"))
+    away = F.interpolate(hidden[rows], views.shape[-2:])
+    return torch.stack([shown, torch.lerp(shown, torch.tensor(GREY), away)], dim=1)
 
 
 def _grid(count: int, images: Tensor) -> tuple[int, int]:
@@ -169,7 +158,7 @@ def draw_patches(predictor: Predictor) -> list[Views]:
     trunk: Any = predictor.trunk
     if "lastPATCH" not in trunk.feature_names:
         return []
-    numbers = _some(predictor.dataset, OF_NETWORK)
+    numbers = spread(np.arange(len(predictor.dataset)), OF_NETWORK).tolist()
     images = torch.stack([predictor.view(predictor.training_image(each)) for each in numbers])
     images = images.flip(1) if getattr(predictor.model, "flip_channels", False) else images
     with recorded_attention(trunk) as seen:

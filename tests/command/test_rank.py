@@ -369,7 +369,7 @@ def test_scores_that_cannot_be_compared(
     shown, document = compared(capsys, verb, whole, several)
     assert differences(document) == ["metric", "images"]
     assert "scores of different metrics cannot be compared: " in shown
-    assert "TRAIN.LABEL_SEPARATOR +" in shown
+    assert "TRAIN.labels " in shown
 
 
 def differences(document: Any) -> list[str]:
@@ -433,7 +433,7 @@ def test_images_with_other_classes_are_not_the_same(
     first, second = compared(capsys, "rank", *runs)[1]
     assert first["differs_in"] == ["images"]
     same = [key for key in first["images"] if first["images"][key] == second["images"].get(key)]
-    assert {"TRAIN.fingerprint", "TEST.fingerprint", "TRAIN.DATA_PATHS"} <= {*same}
+    assert {"TRAIN.fingerprint", "TEST.fingerprint", "data"} <= {*same}
 
 
 def test_the_fingerprint_is_that_of_the_images_whose_features_are_kept(

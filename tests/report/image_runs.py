@@ -67,9 +67,9 @@ def judge(folder: Path, images: Path, test: Path) -> None:
     evaluate(make_run(folder, "evaluate", **judged(images, test)))
 
 
-def parts_of(folder: Path, want_map: bool = True) -> Parts:
+def parts_of(folder: Path) -> Parts:
     """All that can be made, and everything can be."""
     notes: list[str] = []
-    made = make_parts(folder, trust_config=False, want_map=want_map, notes=notes)
+    made = make_parts(folder, trust_config=False, notes=notes)
     assert notes == []
     return made

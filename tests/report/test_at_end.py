@@ -53,6 +53,17 @@ def test_a_run_that_fails(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> 
     assert "--map" not in told.out
 
 
+@pytest.mark.slow
+def test_what_cannot_be_judged_has_a_page_without_a_map(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert train(run, OPTIMIZER__param_schedulers__lr="{name: constant, value: 1e30}") == 1
+    assert main(["report", str(run), "--map"]) == 0
+    assert "map: not made" in capfd.readouterr().out
+    assert content_of(run)["judgements"] == []
+
+
 def test_it_is_left_out_by_a_key(tmp_path: Path) -> None:
     assert train(tmp_path / "run", CHECKPOINT__REPORT_AT_END=False) == 0
     assert not (tmp_path / "run" / "report.html").exists()

@@ -45,8 +45,8 @@ def judged(sweep: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_sweep_ends_with_its_table_and_its_page(sweep: Path) -> None:
     found = json.loads((sweep / "sweep" / "sweep.json").read_text())
-    assert [each[RATE] for each in found["runs"]] == ["0.002", "0.0002"]
-    assert {each["status"] for each in found["runs"]} == {"complete"}
+    assert [each["differs"][RATE] for each in found["rows"]] == ["0.002", "0.0002"]
+    assert {each["status"] for each in found["rows"]} == {"complete"}
     assert (sweep / "sweep" / "report.html").stat().st_size > 10_000
 
 

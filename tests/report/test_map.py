@@ -7,6 +7,7 @@ import json
 import shutil
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,14 +15,14 @@ import pytest
 import torch
 from PIL import Image
 
+from sslengine.command.front import main
 from sslengine.data.sources import disk
 from sslengine.engines.train import train
 from sslengine.evaluation.store import Store
-from sslengine.report import map_of_images, thumbnails
+from sslengine.report import map_of_images
 from sslengine.report.content import Thumbs
 from sslengine.report.make_parts import make_parts
-from sslengine.report.parts import Parts, choose_images, read_parts
-from sslengine.report.thumbnails import Album
+from sslengine.report.parts import Album, Parts, choose_images, read_parts
 from tests.engines.runs import make_run
 from tests.report.image_runs import (
     EACH,
@@ -64,6 +65,7 @@ def _features(run: Path, kind: str) -> torch.Tensor:
 
 def _tile(thumbs: Thumbs, place: int) -> np.ndarray[Any, Any]:
     encoded = BytesIO(base64.b64decode(thumbs.sprite.partition(",")[2]))
+    place %= len(thumbs.names)
     row, column = (thumbs.side * each for each in divmod(place, thumbs.columns))
     whole = np.asarray(Image.open(encoded).convert("RGB"), dtype=float)
     return whole[row : row + thumbs.side, column : column + thumbs.side]
@@ -146,7 +148,7 @@ def test_after_more_training_it_is_made_again(copied: Path) -> None:
 
 @pytest.fixture(scope="module")
 def flat(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Images without classes, and a run on them that was not judged, with the map."""
+    """Images without classes, and a run on them whose map is made, which judges it first."""
     root = tmp_path_factory.mktemp("flat")
     images = write_classes(root / "images", EACH)
     for path in images.glob("*/*.png"):
@@ -154,7 +156,7 @@ def flat(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     for kind in ("blue", "red"):
         (images / kind).rmdir()
     run = trained(root / "run", **on_disk(images))
-    parts_of(run)
+    assert main(["report", str(run), "--map"]) == 0
     return images, run
 
 
@@ -164,7 +166,8 @@ def test_without_classes(flat: tuple[Path, Path]) -> None:
     assert parts.map is not None
     assert {*parts.thumbs.labels} == {-1}
     assert parts.map.same_class == {}
-    assert len(parts.map.clusters) == len(parts.thumbs.names) == 2 * EACH
+    held_out = round(0.2 * 2 * EACH)
+    assert len(parts.map.clusters) == len(parts.thumbs.names) == 2 * EACH - held_out
     assert {*parts.map.clusters} == {*range(10)}
 
 
@@ -176,27 +179,19 @@ def test_where_images_have_moved_the_thumbnails_are_still_shown(
     assert before.thumbs is not None
     images.rename(tmp_path / "elsewhere")
     try:
-        assert make_parts(run, trust_config=False, want_map=True, notes=notes) == before
+        assert make_parts(run, trust_config=False, notes=notes) == before
     finally:
         (tmp_path / "elsewhere").rename(images)
-    assert [note.partition(":")[0] for note in notes] == ["map", "views", "check of the data"]
-    colour = [_tile(before.thumbs, place).mean(axis=(0, 1)) for place in (0, 2 * EACH - 1)]
+    assert [note.partition(":")[0] for note in notes] == ["views", "images"]
+    colour = [_tile(before.thumbs, place).mean(axis=(0, 1)) for place in (0, -1)]
     assert colour[0][2] > 150 > 100 > colour[0][0]  # the first is blue, and the last red
     assert colour[1][0] > 150 > 100 > colour[1][2]
 
 
-def test_of_many_images_a_part_is_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copied: Path
-) -> None:
+def test_of_many_images_a_part_is_shown(monkeypatch: pytest.MonkeyPatch, copied: Path) -> None:
     monkeypatch.setattr(map_of_images, "MOST", 10)
-    run = trained(tmp_path / "other", **on_disk(write_classes(tmp_path / "images", EACH)))
-    parts = parts_of(run)
-    assert parts.thumbs is not None
-    assert sorted(parts.thumbs.labels) == [0] * 5 + [1] * 5
-    stores = map(Store.read, (file.parent for file in run.glob("features/*/manifest.json")))
-    assert [each.samples for each in stores] == [10, 10]
     shutil.rmtree(copied / "report")
-    some = parts_of(copied)  # of features that are there
+    some = parts_of(copied)
     assert some.thumbs is not None
     assert sorted(some.thumbs.labels[:10]) == [0] * 5 + [1] * 5
     assert len([*copied.glob("features/*/manifest.json")]) == 6
@@ -207,14 +202,12 @@ def test_mistakes_are_those_on_which_the_neighbours_agree(folder: Path) -> None:
     assert parts.thumbs is not None
     assert parts.map is not None
     wanted = np.array(parts.thumbs.labels)
-    numbers, answers = parts.arrays["numbers"], 1 - wanted
+    numbers, answers = np.array(parts.numbers), 1 - wanted
     found = parts.mistakes(numbers, wanted, answers)
     assert len(found) == 12
     agree = [
         100 * sum(s for near, s in zip(nearest, row) if wanted[near] != wanted[place]) / sum(row)
-        for place, (nearest, row) in enumerate(
-            zip(parts.map.nearest["trained"], parts.arrays["similar_trained"])
-        )
+        for place, (nearest, row) in enumerate(zip(parts.map.nearest["trained"], parts.similar))
     ]
     assert agree[found[0].thumb] == pytest.approx(max(agree))
     assert found[0].votes == pytest.approx(max(agree))
@@ -236,7 +229,8 @@ def test_images_of_16_bits_are_seen_in_their_range(tmp_path: Path) -> None:
         tmp_path / "run", **on_disk(images), DATA__TRAIN__IMAGE_MODE="stored",
         DATA__TRAIN__TRANSFORMS=transforms, MODEL__INPUT_CHANNELS=1,
     )  # fmt: skip
-    parts = parts_of(run)
+    assert main(["report", str(run), "--map"]) == 0
+    parts = read_parts(run)
     assert parts.thumbs is not None
     tile = _tile(parts.thumbs, 0)
     encoded = BytesIO(base64.b64decode(parts.views[0].views[0].partition(",")[2]))
@@ -251,13 +245,16 @@ def test_images_of_16_bits_are_seen_in_their_range(tmp_path: Path) -> None:
     [
         {"sprite": '"><script>alert(1)</script>'},
         {"columns": "many", "sprite": "data:image/webp;base64,"},
-        {"entries": 3},
-        {"entries": {"a": ["one"]}},
+        {"side": 3, "more": 1},
+        {"sprite": None},
     ],
 )
 def test_files_that_it_has_not_written_are_not_shown(copied: Path, change: dict[str, Any]) -> None:
-    file = copied / "report" / "thumbs.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    file = copied / "report" / "parts.json"
+    held = json.loads(file.read_text())
+    made = held["images"]["made"]
+    made["thumbs"] |= change
+    file.write_text(json.dumps(held))
     assert read_parts(copied) == Parts()
 
 
@@ -269,18 +266,21 @@ def test_so_many_rows_are_chosen_of_each_class() -> None:
     assert choose_images(np.full(50, -1), 5).tolist() == [0, 10, 20, 30, 40]
 
 
-def test_a_sprite_stays_small_and_keeps_its_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(thumbnails, "SPRITE_BYTES", 60_000)
-    draw, album = np.random.default_rng(0), Album(tmp_path / "thumbs.json")
-    for number in range(100):
-        noise = draw.integers(0, 100, (40, 40, 3)).astype(np.uint8) + np.uint8(number)
-        album.add(f"a:{number}", Image.fromarray(noise), str(number))
-    album.save([f"a:{number}" for number in range(99, -1, -1)])
-    thumbs = Album(tmp_path / "thumbs.json").thumbs()
+def test_a_sprite_stays_small_and_keeps_its_order() -> None:
+    """Noise is what takes most; 2,000 images may take 3 MB."""
+    draw, album = np.random.default_rng(0), Album()
+
+    def image(row: int) -> Image.Image:
+        noise = draw.integers(0, 100, (40, 40, 3)).astype(np.uint8) + np.uint8(row)
+        return Image.fromarray(noise)
+
+    source: Any = SimpleNamespace(image=image, relative_path=str)
+    dataset = SimpleNamespace(sources=[source], rows=range(100))
+    assert [album.add("a", dataset, 99 - number) for number in range(100)] == [*range(100)]
+    assert album.add("a", dataset, 0) == 99
+    thumbs = album.join()
     assert thumbs is not None
-    assert len(thumbs.sprite) <= 60_000
+    assert len(thumbs.sprite) <= 150_000
     assert thumbs.names[0] == "99"
     for place in (0, 99):
         assert _tile(thumbs, place).mean() == pytest.approx(49.5 + 99 - place, abs=8)

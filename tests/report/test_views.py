@@ -132,9 +132,7 @@ def test_a_masked_autoencoder_shows_what_it_reconstructs(images: Path, tmp_path:
         assert shown.mean() == pytest.approx(0.25, abs=0.02)
         np.testing.assert_array_equal(made[shown], given[shown])
         assert (made != hidden).any(axis=2)[~shown].mean() > 0.9
-    assert (
-        make_parts(tmp_path, trust_config=False, want_map=False, notes=notes).views == parts.views
-    )
+    assert make_parts(tmp_path, trust_config=False, notes=notes).views == parts.views
 
 
 def test_the_head_of_pixels_draws_what_it_predicts() -> None:
