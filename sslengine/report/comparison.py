@@ -121,10 +121,11 @@ def _told(value: Any) -> str:
 
 
 def _swept(rows: Sequence[Row]) -> str:
-    """Return the first key that differs, if its values are numbers; empty: none."""
+    """Return the first key that differs, if its values are numbers and several were judged."""
     key = next(iter(rows[0].differs), "")
     with suppress(ValueError):
-        if key and len({float(row.differs[key]) for row in rows}) > 1:
+        numbers = [float(row.differs[key]) for row in rows if key]
+        if len({number for number, row in zip(numbers, rows) if row.scores}) > 1:
             return key
     return ""
 

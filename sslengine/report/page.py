@@ -126,7 +126,7 @@ def encode_data(data: Content | Comparison) -> Markup:
     """
     finite = json.loads(json.dumps(asdict(data)), parse_constant=lambda name: None)
     text = htmlsafe_json_dumps(finite, separators=(",", ":"))
-    # A quote within a text stands behind a backslash.
+    # A quote within a text has a backslash before it.
     return Markup(re.sub(rf'(?<!\\)"{PICTURE.pattern}"', "null", text))
 
 
@@ -156,7 +156,7 @@ def _list_sections(content: Content) -> Iterator[tuple[Any, str, str, str]]:
 
 
 def group_scores(scores: Sequence[Score]) -> dict[tuple[str, str], list[Score]]:
-    """Put together what is compared: a metric of a layer, with features that have no such layer."""
+    """Group what is compared: a metric of a layer, with features that have no such layer."""
     own = [each for each in scores if each.features == TRAINED] or scores
     found: dict[tuple[str, str], list[Score]] = {(each.layer, each.metric): [] for each in own}
     for (layer, metric), group in found.items():

@@ -86,7 +86,8 @@ def plot_curve(curve: Curve, shown: Curve, span: Pair) -> Plot:
     The hundredth of the records at each end that would flatten the medians lies outside of the
     drawing; the caption names it.
     """
-    told, finite = [curve.caption], [value for value in curve.values if math.isfinite(value)]
+    finite = [value for value in curve.values if math.isfinite(value)]
+    told = [curve.caption] if curve.caption else []
     lines, ends = [Line("l", shown.epochs, shown.values)], finite
     if curve.smooth > 1 and finite:
         lines = [lines[0]._replace(kind="raw"), _smooth(curve, "l median")]
@@ -97,12 +98,10 @@ def plot_curve(curve: Curve, shown: Curve, span: Pair) -> Plot:
             if abs(value - middle) > reach:
                 epoch = curve.epochs[list(curve.values).index(value)]
                 told.append(f"{word}: {format_number(value)}, in epoch {format_number(epoch)}.")
-    broken = (at for at, value in zip(curve.epochs, curve.values) if not math.isfinite(value))
-    told += [f"Not finite in epoch {format_number(epoch)}." for epoch in [*broken][:1]]
-    caption = " ".join(filter(None, told))
-    return _plot(curve.title, _describe(curve), span, lines, ends)._replace(
-        caption=caption, last=write_last(curve)
-    )
+    broken = [at for at, value in zip(curve.epochs, curve.values) if not math.isfinite(value)]
+    told += [f"Not finite in epoch {format_number(epoch)}." for epoch in broken[:1]]
+    plot = _plot(curve.title, _describe(curve), span, lines, ends)
+    return plot._replace(caption=" ".join(told), last=write_last(curve))
 
 
 def plot_runs(curves: Sequence[tuple[int, Curve]], span: Pair) -> Plot:
@@ -127,7 +126,7 @@ def plot_spectra(spectra: Mapping[str, Sequence[float]]) -> Plot:
 
 
 def plot_health(health: Health, span: Pair) -> Plot:
-    """Plot a metric for a strip with its healthy range; what lies outside is a line of its own."""
+    """Plot a metric for a strip with its healthy range; what lies outside is a second line."""
     low = -math.inf if health.low is None else health.low
     high = math.inf if health.high is None else health.high
     outside = [math.nan if low <= value <= high else value for value in health.values]

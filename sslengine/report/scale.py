@@ -129,7 +129,7 @@ def smooth_series(
         return [], []
     stretch = math.ceil(numbers.size / points)
     reach = min(max(width, stretch), numbers.size) // 2
-    # Beyond both ends the series goes on with its slope, which is therefore not bent there.
+    # Each end is mirrored at its last value, which does not bend a slope.
     padded = np.pad(numbers, reach, "reflect", reflect_type="odd")
     windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * reach + 1)
     chosen = slice((numbers.size - 1) % stretch, None, stretch)  # the last one is among them
