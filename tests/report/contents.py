@@ -27,7 +27,7 @@ from sslengine.report.content import (
     Views,
 )
 
-EVIL = "</script><script>alert(1)</script>\"' onload='x' \u202eevil\u0007 <b>& {{ 7 * 7 }}"
+EVIL = "</script><script>alert(1)</script>\"' onload='x' \u202eevil\u0007 <b>& {{ 7 * 7 }} \"data:image/png;base64,AA"
 
 
 def picture(columns: int = 1, rows: int = 1, side: int = 8) -> str:
