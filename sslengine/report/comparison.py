@@ -14,12 +14,15 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
 
 from sslengine.dotted import leaves
 from sslengine.evaluation.pairs import compare_pairs
 from sslengine.monitor.run_facts import PIXELS, TRAINED, UNTRAINED, Facts, Score, scores_of
 from sslengine.report.content import Comparison, Row
 from sslengine.report.read_curves import read_curves
+from sslengine.report.scale import name_metric
 from sslengine.report.summary import Summary, list_incomparable, rank_of
 
 # Keys that say where a run is, what it prints, or how fast it reads.
@@ -30,10 +33,11 @@ _NO_MATTER = re.compile(
 TYPED = "command line"
 # Curves that are laid over each other.
 CURVES = 4
+KEYS, WIDTH = 3, 12  # keys that differ, of which a table has a column; characters of a value
 Right = NDArray[np.float64]
 Difference = tuple[float, float, float]
 Values = Sequence[Mapping[str, float]]  # of each run, by metric
-Table = Sequence[Sequence[Difference | None]]  # row minus column
+Matrix = Sequence[Sequence[Difference | None]]  # row minus column
 
 
 def compare_runs(found: Sequence[Summary]) -> Comparison:
@@ -167,7 +171,7 @@ def _baselines(run: Facts) -> list[Score]:
 
 
 def _best(
-    rows: Sequence[Row], values: Values, metric: str, differences: Table
+    rows: Sequence[Row], values: Values, metric: str, differences: Matrix
 ) -> tuple[str, str, str]:
     """Return a metric, the run that is best by it, and whether the difference is a real one."""
     best = max(range(len(rows)), key=lambda run: rank_of(values[run].get(metric, math.nan)))
@@ -180,7 +184,7 @@ def _best(
 
 
 def _sentence(
-    rows: Sequence[Row], swept: str, by: str, values: Values, differences: Mapping[str, Table]
+    rows: Sequence[Row], swept: str, by: str, values: Values, differences: Mapping[str, Matrix]
 ) -> tuple[str, str]:
     """Say which run is best, and whether the next ones are clearly worse."""
     scores = [f"{each[by]:.1f}" for each in values if by in each]
@@ -212,3 +216,44 @@ def _notes(found: Sequence[Summary]) -> Iterator[str]:
     unjudged = [str(each.folder) for each in found if not each.scores]
     if judged and unjudged:
         yield f"not judged: {', '.join(unjudged)}"
+
+
+# ---- on the screen
+
+
+def show(console: Console, found: Comparison, notes: Sequence[str] = ()) -> None:
+    """Print the sentence, the table and what cannot be compared."""
+    keys = list(found.rows[0].differs)[:KEYS]
+    metrics = list(dict.fromkeys(each.metric for row in found.rows for each in row.scores))
+    table = Table(box=None, pad_edge=False)
+    table.add_column("run", overflow="fold")
+    for key in keys:
+        table.add_column(".".join(key.split(".")[-2:]), justify="right", overflow="fold")
+    for title in (*map(name_metric, metrics), "loss", "steps"):
+        table.add_column(title, justify="right")
+    table.add_column("status")
+    for row in found.rows:
+        table.add_row(*_cells(row, keys, metrics))
+    console.print(found.sentence)
+    console.print(*filter(None, [found.detail]), "", sep="\n")
+    console.print(table)
+    more = len(found.rows[0].differs) - len(keys)
+    told = [f"{more} more keys differ: --json has them, the page too"] * (more > 0)
+    for note in (*told, *found.notes, *notes):
+        console.print(f"  note  {note}", soft_wrap=True)
+
+
+def _cells(row: Row, keys: Sequence[str], metrics: Sequence[str]) -> list[str]:
+    scores = {each.metric: each for each in row.scores}
+    cells = [f"{scores[each].value:.1f}" if each in scores else "-" for each in metrics]
+    loss = row.metrics.get("loss")
+    state = f"{row.status}: {', '.join(row.findings)}" if row.findings else row.status
+    return [
+        row.name, *(_end_of(row.differs[key]) for key in keys), *cells,
+        "-" if loss is None else f"{loss:.4g}", row.length.partition(" ")[0], state,
+    ]  # fmt: skip
+
+
+def _end_of(text: str) -> str:
+    """Return a value, or its end, where paths differ."""
+    return text if len(text) <= WIDTH else f"...{text[3 - WIDTH :]}"
