@@ -21,7 +21,14 @@ from sslengine.monitor.run_facts import PIXELS, TRAINED, UNTRAINED, Score
 from sslengine.report import plots
 from sslengine.report.content import Comparison, Content, Curve, Judgement
 from sslengine.report.parts import PICTURE, check_picture
-from sslengine.report.scale import Axis, fit_axis, format_number, format_points, name_metric
+from sslengine.report.scale import (
+    Axis,
+    find_range,
+    fit_axis,
+    format_number,
+    format_points,
+    name_metric,
+)
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _CLASSES = 20  # a confusion matrix of more cannot be read, nor a drawing of more than twice that
@@ -203,12 +210,13 @@ def _list_columns(comparison: Comparison) -> Iterator[dict[str, Any]]:
     scores = [each for row in comparison.rows for each in row.scores]
     groups = group_scores([*comparison.baselines, *scores])
     for (layer, metric), group in groups.items():
-        ends = [end for each in group for end in (each.value, *(each.interval or ()))]
+        ends = (end for each in group for end in (each.value, *(each.interval or ())))
+        low, high = find_range(ends) or (0.0, 100.0)
         yield {
             "metric": metric,
             "layer": layer if len({each for each, _ in groups}) > 1 else "",
-            "level": fit_axis(min(ends), max(ends), 8, 142),
-            "upright": fit_axis(min(ends), max(ends), 190, 8),
+            "level": fit_axis(low, high, 8, 142),
+            "upright": fit_axis(low, high, 190, 8),
             "baselines": [each for each in group if each.features != TRAINED],
             "scores": [next((each for each in row.scores if each in group), None)
                        for row in comparison.rows],

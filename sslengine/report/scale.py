@@ -53,8 +53,8 @@ class Axis:
     log: bool = False
 
     def at(self, value: float) -> float:
-        """Give the position of a number; one outside the axis is put at its end."""
-        value = min(max(value, self.low), self.high)
+        """Give the position of a number; one outside the axis is put at its end, NaN at `low`."""
+        value = min(max(self.low, value), self.high)
         if self.log:
             share = math.log(value / self.low) / math.log(self.high / self.low)
         else:
