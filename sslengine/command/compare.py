@@ -16,8 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from sslengine.command import documents
-from sslengine.report.comparison import compare_runs
-from sslengine.report.comparison_table import show
+from sslengine.report.comparison import compare_runs, show
 from sslengine.report.summary import differs_in, read, runs_in
 from sslengine.screen_console import LiteralConsole
 

@@ -27,8 +27,7 @@ from sslengine.monitor.run_facts import REPORT, checkpoints_in, read_judgements
 from sslengine.monitor.run_status import RUNNING
 from sslengine.monitor.verdict import judge_run
 from sslengine.registry import import_dotted
-from sslengine.report.comparison import compare_runs
-from sslengine.report.comparison_table import show
+from sslengine.report.comparison import compare_runs, show
 from sslengine.report.gather import PAGE, write_page
 from sslengine.report.page import render_comparison
 from sslengine.report.summary import (

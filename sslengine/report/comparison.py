@@ -3,6 +3,8 @@ the difference is larger than the choice of test images explains."""
 
 from __future__ import annotations
 
+import math
+import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,12 +14,15 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
 
 from sslengine.dotted import leaves
 from sslengine.evaluation.pairs import compare_pairs
 from sslengine.monitor.run_facts import PIXELS, TRAINED, UNTRAINED, Facts, Score, scores_of
-from sslengine.report.content import Comparison, Fact, Row
+from sslengine.report.content import Comparison, Row
 from sslengine.report.read_curves import read_curves
+from sslengine.report.scale import name_metric
 from sslengine.report.summary import Summary, list_incomparable, rank_of
 
 # Keys that say where a run is, what it prints, or how fast it reads.
@@ -28,33 +33,36 @@ _NO_MATTER = re.compile(
 TYPED = "command line"
 # Curves that are laid over each other.
 CURVES = 4
+KEYS, WIDTH = 3, 12  # keys that differ, of which a table has a column; characters of a value
 Right = NDArray[np.float64]
 Difference = tuple[float, float, float]
+Values = Sequence[Mapping[str, float]]  # of each run, by metric
+Matrix = Sequence[Sequence[Difference | None]]  # row minus column
 
 
 def compare_runs(found: Sequence[Summary]) -> Comparison:
     """Put runs side by side, the best first."""
     runs = [each.facts for each in found]
-    names = _short_names([each.folder for each in runs])
-    differs = keys_that_differ(runs)
-    by = _metric_of_all(runs)
-    order = sorted(range(len(runs)), key=lambda each: (_rank(runs[each], by), each))
-    rows = [_row(runs[each], names[each], differs) for each in order]
-    runs, names = [runs[each] for each in order], [names[each] for each in order]
-    answers = [_read_answers(each) for each in runs]
     metrics = list(dict.fromkeys(metric for each in runs for metric in each.metrics))
-    together = {metric: _differences(answers, metric) for metric in metrics}
-    swept = _swept(rows, differs)
-    sentence, detail = _sentence(rows, by, together.get(by, []), swept)
-    place = shlex.quote(str(runs[0].folder))
+    by = _metric_of_all([each.metrics for each in runs if each.metrics])
+    runs.sort(key=lambda run: -rank_of(_values(run).get(by, math.nan)))
+    rows, values = _rows(runs), [_values(run) for run in runs]
+    answers = [_read_answers(run) for run in runs]
+    differences = {
+        metric: [[_compare(one, other, metric) for other in answers] for one in answers]
+        for metric in metrics
+    }
+    swept = _swept(rows)
+    sentence, detail = _sentence(rows, swept, by, values, differences)
+    place, methods = shlex.quote(str(runs[0].folder)), dict.fromkeys(each.method for each in runs)
     use = f"sslengine embed {place} IMAGES --out features.parquet"
     return Comparison(
-        title=f"{len(rows)} runs", sentence=sentence, detail=detail,
+        title=f"{len(rows)} runs of {', '.join(methods)}", sentence=sentence, detail=detail,
         command=use if rows[0].scores else f"sslengine judge {place}",
-        rows=rows, baselines=next(filter(None, map(_baselines, runs)), []), names=names,
-        differences=together, swept=swept,
-        best=[_best(rows, metric, together[metric]) for metric in metrics],
-        same=[*_same(runs)], notes=[*_notes(found)],
+        rows=rows, baselines=next(filter(None, map(_baselines, runs)), []),
+        names=[row.name for row in rows], differences=differences, swept=swept,
+        best=[_best(rows, values, metric, differences[metric]) for metric in metrics],
+        notes=[*_notes(found)],
     )  # fmt: skip
 
 
@@ -72,10 +80,10 @@ def keys_that_differ(runs: Sequence[Facts]) -> list[str]:
              and len({str(each.get(name, "")) for each in flat}) > 1]  # fmt: skip
     origins = [origins_in(each.folder / "config.yaml") for each in runs]
     typed = [name for name in found if any(each.get(name) == TYPED for each in origins)]
-    sections = {name.rpartition(".")[0] for name in typed}
-    follow = {name for name in found for each in origins if each.get(name, "")[:7] == "derived"}
-    follow |= {name for name in found for each in sections if name.startswith(f"{each}.")}
-    return [*typed, *(name for name in found if name not in typed and name not in follow)]
+    sections = tuple(f"{name.rpartition('.')[0]}." for name in typed)
+    others = [name for name in found if name not in typed and not name.startswith(sections)]
+    derived = {name for each in origins for name in each if each[name].startswith("derived")}
+    return [*typed, *(name for name in others if name not in derived)]
 
 
 def origins_in(file: Path) -> dict[str, str]:
@@ -83,10 +91,7 @@ def origins_in(file: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     above: list[tuple[int, str]] = []
     lines = file.read_text("utf-8", errors="replace").splitlines() if file.is_file() else []
-    for line in lines:
-        key = re.match(r"^( *)([\w.-]+):(?: (.*))?$", line)
-        if key is None:
-            continue
+    for key in filter(None, (re.match(r"( *)([\w.-]+):(?: (.*))?$", line) for line in lines)):
         above = [*(each for each in above if each[0] < len(key[1])), (len(key[1]), key[2])]
         _, comment, origin = (key[3] or "").rpartition("  # ")
         if comment:
@@ -94,18 +99,23 @@ def origins_in(file: Path) -> dict[str, str]:
     return found
 
 
-def _row(run: Facts, name: str, differs: Sequence[str]) -> Row:
-    values = dict(leaves(run.config))
-    last = run.ends[-1] if run.ends else {}
-    metrics = {"loss": run.losses[-1]} if run.losses else {}
-    metrics |= {"RankMe": last["trunk_rank"]} if "trunk_rank" in last else {}
-    status = run.status
-    return Row(
-        name, status.status, {key: _told(values.get(key, "")) for key in differs},
-        scores_of(run.evaluation, TRAINED), metrics,
-        f"{status.step} of {status.steps} steps" if status.steps else f"{status.step} steps",
-        run.seconds, [each.what for each in run.found], read_curves(run)[:CURVES],
-    )  # fmt: skip
+def _rows(runs: Sequence[Facts]) -> list[Row]:
+    """Give a row a run; its name is its folder below the one that all have above them."""
+    differs, found = keys_that_differ(runs), []
+    top = os.path.commonpath([each.folder.absolute().parent for each in runs])
+    for run in runs:
+        config, status = dict(leaves(run.config)), run.status
+        metrics = {"loss": run.losses[-1]} if run.losses else {}
+        if run.ends and "trunk_rank" in run.ends[-1]:
+            metrics["RankMe"] = run.ends[-1]["trunk_rank"]
+        found.append(Row(
+            os.path.relpath(run.folder, top), status.status,
+            {key: _told(config.get(key, "")) for key in differs},
+            scores_of(run.evaluation, TRAINED), metrics,
+            f"{status.step} of {status.steps} steps" if status.steps else f"{status.step} steps",
+            run.seconds, [each.what for each in run.found], read_curves(run)[:CURVES],
+        ))  # fmt: skip
+    return found
 
 
 def _told(value: Any) -> str:
@@ -114,37 +124,28 @@ def _told(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _short_names(folders: Sequence[Path]) -> list[str]:
-    """Return the last part of each folder, or as many as tell them apart."""
-    for count in range(1, 5):
-        names = ["/".join(each.parts[-count:]) for each in folders]
-        if len({*names}) == len(names):
-            return names
-    return [str(each) for each in folders]
-
-
-def _swept(rows: Sequence[Row], differs: Sequence[str]) -> str:
-    """Return the first key that differs, if its values are numbers; empty: none."""
+def _swept(rows: Sequence[Row]) -> str:
+    """Return the first key that differs, if its values are numbers and several were judged."""
+    key = next(iter(rows[0].differs), "")
     with suppress(ValueError):
-        if differs and len({float(row.differs[differs[0]]) for row in rows}) > 1:
-            return differs[0]
+        numbers = [float(row.differs[key]) for row in rows if key]
+        if len({number for number, row in zip(numbers, rows) if row.scores}) > 1:
+            return key
     return ""
 
 
 # ---- scores
 
 
-def _metric_of_all(runs: Sequence[Facts]) -> str:
+def _values(run: Facts) -> dict[str, float]:
+    """Return the scores of its features by metric, of the last layer."""
+    return {each.metric: each.value for each in scores_of(run.evaluation, TRAINED)}
+
+
+def _metric_of_all(judged: Sequence[Sequence[str]]) -> str:
     """Return the metric to order by: the linear probe where all judged runs have it."""
-    judged = [each.metrics for each in runs if each.metrics]
-    known = ["linear", *judged[0]] if judged else []
+    known = ["linear", *(metric for each in judged[:1] for metric in each)]
     return next((metric for metric in known if all(metric in each for each in judged)), "")
-
-
-def _rank(run: Facts, metric: str) -> tuple[bool, float]:
-    """Order judged runs first, the best score first."""
-    found = run.scores(metric).get(TRAINED)
-    return found is None, -rank_of(found.value) if found else 0.0
 
 
 def _read_answers(run: Facts) -> dict[tuple[str, str], Right]:
@@ -156,16 +157,12 @@ def _read_answers(run: Facts) -> dict[tuple[str, str], Right]:
                 for name in held.files if name.startswith(f"{TRAINED}/")}  # fmt: skip
 
 
-def _differences(
-    answers: Sequence[Mapping[tuple[str, str], Right]], metric: str
-) -> list[list[Difference | None]]:
-    """Return row minus column, with its interval, where both answered the same images."""
-
-    def compare(one: Mapping[Any, Right], other: Mapping[Any, Right]) -> Difference | None:
-        shared = [key for key in one if key in other and key[1] == metric and one is not other]
-        return compare_pairs(one[shared[0]], other[shared[0]]) if shared else None
-
-    return [[compare(one, other) for other in answers] for one in answers]
+def _compare(
+    one: Mapping[tuple[str, str], Right], other: Mapping[tuple[str, str], Right], metric: str
+) -> Difference | None:
+    """Return one minus other, with its interval, where both answered the same images."""
+    shared = [key for key in one if key in other and key[1] == metric and one is not other]
+    return compare_pairs(one[shared[0]], other[shared[0]]) if shared else None
 
 
 def _baselines(run: Facts) -> list[Score]:
@@ -174,64 +171,43 @@ def _baselines(run: Facts) -> list[Score]:
 
 
 def _best(
-    rows: Sequence[Row], metric: str, differences: Sequence[Sequence[Difference | None]]
+    rows: Sequence[Row], values: Values, metric: str, differences: Matrix
 ) -> tuple[str, str, str]:
     """Return a metric, the run that is best by it, and whether the difference is a real one."""
-    values = [_value(row, metric) for row in rows]
-    best = max(range(len(rows)), key=lambda each: (values[each] is not None, values[each] or 0.0))
+    best = max(range(len(rows)), key=lambda run: rank_of(values[run].get(metric, math.nan)))
     others = [found for found in differences[best] if found is not None]
-    if not others:
-        return metric, rows[best].name, "not judged on the same images"
     clear = sum(found[1] > 0 for found in others)
     told = f"than {clear} of {len(others)} others"
-    return metric, rows[best].name, "yes, than all others" if clear == len(others) else told
-
-
-def _value(row: Row, metric: str) -> float | None:
-    return next((each.value for each in row.scores if each.metric == metric), None)
+    if clear == len(others):
+        told = "yes, than all others" if others else "not judged on the same images"
+    return metric, rows[best].name, told
 
 
 def _sentence(
-    rows: Sequence[Row], by: str, differences: Sequence[Sequence[Difference | None]], swept: str
+    rows: Sequence[Row], swept: str, by: str, values: Values, differences: Mapping[str, Matrix]
 ) -> tuple[str, str]:
     """Say which run is best, and whether the next ones are clearly worse."""
-    judged = [row for row in rows if by and _value(row, by) is not None]
-    if not judged:
+    scores = [f"{each[by]:.1f}" for each in values if by in each]
+    if not scores:
         return f"{len(rows)} runs, none of them judged.", "Scores say which of them learned more."
-    name, kind = judged[0].name, "linear probe" if by == "linear" else "kNN"
-    if swept:
-        name = f"{swept.rpartition('.')[2]} {judged[0].differs[swept]}"
-    values = ", ".join(f"{_value(row, by):.1f}" for row in judged[1:4])
-    if len(judged) == 1:
-        return f"{name} alone was judged: {kind} {_value(judged[0], by):.1f} %.", ""
-    own, rest = f"{_value(judged[0], by):.1f}", len(judged) - 4
-    against = f"{values}{f' and {rest} lower' if rest > 0 else ''} %"
-    found = list(differences[0][1 : len(judged)]) if differences else []
-    alike = [row for row, each in zip(judged[1:], found) if each is None or each[1] <= 0]
-    detail = ""
-    if found and found[0] is not None:
-        by_points, low, high = found[0]
+    name = f"{swept.rpartition('.')[2]} {rows[0].differs[swept]}" if swept else rows[0].name
+    kind = "linear probe" if by == "linear" else "kNN"
+    if len(scores) == 1:
+        return f"{name} alone was judged: {kind} {scores[0]} %.", ""
+    rest = f" and {len(scores) - 4} lower" if len(scores) > 4 else ""
+    against = f"{', '.join(scores[1:4])}{rest} %"
+    gaps = differences[by][0][1 : len(scores)]
+    alike, detail = sum(gap is None or gap[1] <= 0 for gap in gaps), ""
+    if gaps[0] is not None:
+        points, low, high = gaps[0]
         detail = (
-            f"To the next it is {by_points:.1f} points ({low:.1f} to {high:.1f}) on the same "
+            f"To the next it is {points:.1f} points ({low:.1f} to {high:.1f}) on the same "
             f"images. The interval covers the choice of test images, not another seed."
         )
     if not alike:
-        return f"{name} is best: {kind} {own} against {against}.", detail
-    return (f"{name} is first by {kind}, {own} against {against}, but {len(alike)} of "
-            f"{len(judged) - 1} others may be as good."), detail  # fmt: skip
-
-
-def _same(runs: Sequence[Facts]) -> Iterator[Fact]:
-    """Yield what all runs have in common."""
-    kinds = {
-        "method": [each.method for each in runs],
-        "network": [each.network for each in runs],
-        "judged on": [f"{each.tested} images" for each in runs if each.metrics],
-        "sslengine": [str(start.get("sslengine")) for each in runs for start in each.starts[-1:]],
-    }
-    for name, values in kinds.items():
-        if len({*values}) == 1 and values[0]:
-            yield Fact(name, values[0])
+        return f"{name} is best: {kind} {scores[0]} against {against}.", detail
+    return (f"{name} is first by {kind}, {scores[0]} against {against}, but {alike} of "
+            f"{len(gaps)} others may be as good."), detail  # fmt: skip
 
 
 def _notes(found: Sequence[Summary]) -> Iterator[str]:
@@ -240,3 +216,44 @@ def _notes(found: Sequence[Summary]) -> Iterator[str]:
     unjudged = [str(each.folder) for each in found if not each.scores]
     if judged and unjudged:
         yield f"not judged: {', '.join(unjudged)}"
+
+
+# ---- on the screen
+
+
+def show(console: Console, found: Comparison, notes: Sequence[str] = ()) -> None:
+    """Print the sentence, the table and what cannot be compared."""
+    keys = list(found.rows[0].differs)[:KEYS]
+    metrics = list(dict.fromkeys(each.metric for row in found.rows for each in row.scores))
+    table = Table(box=None, pad_edge=False)
+    table.add_column("run", overflow="fold")
+    for key in keys:
+        table.add_column(".".join(key.split(".")[-2:]), justify="right", overflow="fold")
+    for title in (*map(name_metric, metrics), "loss", "steps"):
+        table.add_column(title, justify="right")
+    table.add_column("status")
+    for row in found.rows:
+        table.add_row(*_cells(row, keys, metrics))
+    console.print(found.sentence)
+    console.print(*filter(None, [found.detail]), "", sep="\n")
+    console.print(table)
+    more = len(found.rows[0].differs) - len(keys)
+    told = [f"{more} more keys differ: --json has them, the page too"] * (more > 0)
+    for note in (*told, *found.notes, *notes):
+        console.print(f"  note  {note}", soft_wrap=True)
+
+
+def _cells(row: Row, keys: Sequence[str], metrics: Sequence[str]) -> list[str]:
+    scores = {each.metric: each for each in row.scores}
+    cells = [f"{scores[each].value:.1f}" if each in scores else "-" for each in metrics]
+    loss = row.metrics.get("loss")
+    state = f"{row.status}: {', '.join(row.findings)}" if row.findings else row.status
+    return [
+        row.name, *(_end_of(row.differs[key]) for key in keys), *cells,
+        "-" if loss is None else f"{loss:.4g}", row.length.partition(" ")[0], state,
+    ]  # fmt: skip
+
+
+def _end_of(text: str) -> str:
+    """Return a value, or its end, where paths differ."""
+    return text if len(text) <= WIDTH else f"...{text[3 - WIDTH :]}"

@@ -187,5 +187,4 @@ class Comparison:
     swept: str = ""
     # By metric: the best run, and whether the difference is larger than the interval.
     best: Sequence[tuple[str, str, str]] = ()
-    same: Sequence[Fact] = ()
     notes: Sequence[str] = ()

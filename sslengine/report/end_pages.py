@@ -16,8 +16,7 @@ from sslengine.engines.run import Run
 from sslengine.monitor.run_facts import read_facts
 from sslengine.monitor.run_status import COMPLETE, FAILED
 from sslengine.monitor.verdict import judge_run
-from sslengine.report.comparison import compare_runs
-from sslengine.report.comparison_table import show
+from sslengine.report.comparison import compare_runs, show
 from sslengine.report.gather import PAGE, write_page
 from sslengine.report.make_parts import make_live_parts
 from sslengine.report.page import render_comparison

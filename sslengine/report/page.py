@@ -1,32 +1,25 @@
-"""Draw the page of a run, and the page that compares runs: one HTML file each."""
+"""Write the page of a run, and the page that compares runs: one HTML file each."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import json
-import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup, escape
 
 from sslengine.errors import readable
-from sslengine.monitor.run_facts import Score
-from sslengine.report import curves, scores
-from sslengine.report.content import (
-    ClassRow,
-    Comparison,
-    Content,
-    Curve,
-    Health,
-    Judgement,
-)
+from sslengine.monitor.run_facts import PIXELS, TRAINED, UNTRAINED, Score
+from sslengine.report import plots
+from sslengine.report.content import Comparison, Content, Curve, Judgement
 from sslengine.report.parts import PICTURE, check_picture
 from sslengine.report.scale import (
     Axis,
@@ -34,57 +27,57 @@ from sslengine.report.scale import (
     fit_axis,
     format_number,
     format_points,
-    keep_records,
     name_metric,
 )
-from sslengine.report.svg import name_kind
 
 _TEMPLATES = Path(__file__).parent / "templates"
-# So many curves are open, with so many points; the rest are folded, and have fewer.
-_OPEN, _POINTS, _FEWER = 9, 400, 120
 _CLASSES = 20  # a confusion matrix of more cannot be read, nor a drawing of more than twice that
-Series = TypeVar("Series", Curve, Health)
 
 
 def render(content: Content) -> str:
     """Write the page of one run."""
-    span = _find_span([*content.curves, *content.health])
-    thinned = [_thin(each, _count_points(number)) for number, each in enumerate(content.curves)]
-    health = [_thin(each, 300) for each in content.health]
+    thinned = [plots.thin(each) for each in content.curves]
+    health = [plots.thin(each) for each in content.health]
+    span = plots.find_span([*thinned, *health])
+    content = replace(content, curves=thinned, health=health)
+    shares = content.map.by_class.get(TRAINED, ()) if content.map else ()
     return _fill(
         "page.html.j2",
-        data=encode_data(replace(content, curves=thinned, health=health)),
+        content,
         content=content,
-        sections=list_sections(content),
-        plots=_draw_curves(content, span),
-        span=span,
-        judgements=[_draw_judgement(each) for each in content.judgements],
-        order=_order_classes(content),
+        sections=[each[1:] for each in _list_sections(content) if each[0]],
+        plots=[plots.plot_curve(*each, span) for each in zip(content.curves, thinned)],
+        strips=[plots.plot_health(each, span) for each in health],
+        spectra=plots.plot_spectra(content.spectra) if content.spectra else None,
+        judgements=[_arrange_judgement(each) for each in content.judgements],
+        # The classes whose neighbours are most alike first.
+        order=sorted(range(len(shares)), key=lambda number: -shares[number]),
         thumbs=content.thumbs,
     )
 
 
 def render_comparison(comparison: Comparison) -> str:
     """Write the page that compares runs."""
-    thinned = [[_thin(curve, _FEWER) for curve in row.curves] for row in comparison.rows]
+    thinned = [[plots.thin(curve) for curve in row.curves] for row in comparison.rows]
     rows = [replace(row, curves=each) for row, each in zip(comparison.rows, thinned)]
     return _fill(
         "compare.html.j2",
-        data=encode_data(replace(comparison, rows=rows)),
+        replace(comparison, rows=rows),
         comparison=comparison,
-        keys=list(dict.fromkeys(key for row in comparison.rows for key in row.differs)),
-        metrics=list(dict.fromkeys(key for row in comparison.rows for key in row.metrics)),
-        columns=list(_draw_columns(comparison)),
-        overlays=_draw_overlays(comparison),
-        sweep=_draw_sweep(comparison),
+        keys=list(dict.fromkeys(key for row in rows for key in row.differs)),
+        metrics=list(dict.fromkeys(key for row in rows for key in row.metrics)),
+        columns=list(_list_columns(comparison)),
+        overlays=_overlay_curves(comparison),
+        swept=[float(row.differs[comparison.swept]) for row in rows if comparison.swept],
         thumbs=None,
     )
 
 
-def _fill(template: str, **parts: Any) -> str:
+def _fill(template: str, data: Content | Comparison, **parts: Any) -> str:
     names = ("style.css", "script.js", "map.js")
     style, script, of_map = ((_TEMPLATES / name).read_text(encoding="utf-8") for name in names)
-    script += of_map if parts["thumbs"] and parts["content"].map else ""
+    thumbs = parts["thumbs"]
+    script += of_map if thumbs and parts["content"].map else ""
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -92,25 +85,39 @@ def _fill(template: str, **parts: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals |= {"curves": curves, "scores": scores}
+    environment.globals |= {
+        "fit_axis": fit_axis,
+        "shares": Axis(0.0, 100.0, 104.0, 352.0),
+        "style_run": plots.style_run,
+    }
     environment.filters |= {
         "number": format_number,
         "points": format_points,
-        "kind": name_kind,
+        "kind": _name_kind,
         "metric": name_metric,
+        "path": plots.draw_path,
         "file": _break_name,
         "picture": check_picture,
-        "label": parts["thumbs"].labels.__getitem__ if parts["thumbs"] else int,
+        "label": thumbs.labels.__getitem__ if thumbs else int,
     }
     html = environment.get_template(template).render(
         style=Markup(style),
         script=Markup(script),
         # The only script that a browser runs in the page.
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        data=encode_data(data),
         **parts,
     )
     # Control characters, and those that turn the text around them, are escaped wherever they are.
     return "\n".join(readable(line, but="\t") for line in html.split("\n"))
+
+
+def _name_kind(features: str) -> str:
+    """Give the class in style.css of a kind of features."""
+    known = {PIXELS: "pixels"} | {
+        each: each for each in (TRAINED, UNTRAINED, "reference", "chance")
+    }
+    return known.get(features, "other")
 
 
 def _break_name(name: str) -> Markup:
@@ -124,190 +131,103 @@ def encode_data(data: Content | Comparison) -> Markup:
 
     Pictures, and numbers that are not finite, are null.
     """
-    text = json.dumps(_simplify(data), separators=(",", ":"), allow_nan=False)
-    for sign in "<>&":
-        text = text.replace(sign, f"\\u{ord(sign):04x}")
-    return Markup(text)
+    finite = json.loads(json.dumps(asdict(data)), parse_constant=lambda name: None)
+    text = htmlsafe_json_dumps(finite, separators=(",", ":"))
+    # A quote within a text has a backslash before it.
+    return Markup(re.sub(rf'(?<!\\)"{PICTURE.pattern}"', "null", text))
 
 
-def _simplify(part: Any) -> Any:
-    if is_dataclass(part):
-        return {each.name: _simplify(getattr(part, each.name)) for each in fields(part)}
-    if isinstance(part, Mapping):
-        return {key: _simplify(value) for key, value in part.items()}
-    if isinstance(part, (list, tuple)):
-        return [_simplify(each) for each in part]
-    is_picture = isinstance(part, str) and PICTURE.fullmatch(part)
-    is_no_number = isinstance(part, float) and not math.isfinite(part)
-    return None if is_picture or is_no_number else part
-
-
-def _count_points(number: int) -> int:
-    return _POINTS if number < _OPEN else _FEWER
-
-
-def _thin(series: Series, points: int) -> Series:
-    """Leave out most records of a long series; the lowest and the highest ones stay."""
-    kept = keep_records(series.values, points)
-    epochs, values = [series.epochs[i] for i in kept], [series.values[i] for i in kept]
-    return replace(series, epochs=epochs, values=values)
-
-
-def _find_span(all_series: Sequence[Curve | Health]) -> tuple[float, float]:
-    """Find the epochs that all drawings have as their axis."""
-    ends = [find_range(series.epochs) or (0.0, 0.0) for series in all_series]
-    low, high = find_range(end for pair in ends for end in pair) or (0.0, 0.0)
-    return min(0.0, low), high if high > 0 else 1.0
-
-
-def list_sections(content: Content) -> list[tuple[str, str, str]]:
-    """Name the sections for which there is something to show, in their order, each with a hint."""
-    found = [("verdict", "Verdict", content.verdict.rule)]
-    if content.map and content.thumbs:
-        share = content.map.same_class.get("trained")
-        hint = "" if share is None else f"{share:.0f} % of the same class"
-        found.append(("map", "Map", f"{len(content.map.clusters):,} images"))
-        found += [("neighbours", "Neighbours", hint)] if content.map.queries else []
-    elif content.map_command:
-        found.append(("map", "Map", "not made yet"))
-    if content.curves:
-        first = content.curves[0]
-        found.append(("curves", "Curves", f"{first.title} {_write_last(first)}"))
-    if content.health or content.findings or content.spectra:
-        bad = sum(bool(each.finding) for each in content.health)
-        hint = f"{bad} of {len(content.health)} with a finding" if bad else "no sign of collapse"
-        found.append(("health", "Health", hint if content.health else ""))
-    if content.views:
-        found.append(("views", "What it saw", f"{len(content.views)} images"))
-    if content.judgements:
-        best = [each for each in content.judgements[0].scores if each.features == "trained"][:2]
-        hints = (f"{name_metric(each.metric)} {format_points(each.value)}" for each in best)
-        found.append(("scores", "Scores", ", ".join(hints)))
-    for key, title, facts in (("data", "Data", content.data), ("cost", "Cost", content.cost)):
-        found += [(key, title, f"{facts[0].what}: {facts[0].value}")] if facts else []
+def _list_sections(content: Content) -> Iterator[tuple[Any, str, str, str]]:
+    """Yield the sections in their order: what they show, name, title, hint."""
+    drawn, health, judged = content.map, content.health, content.judgements
+    yield True, "verdict", "Verdict", content.verdict.rule
+    images = f"{len(drawn.clusters):,} images" if drawn else "not made yet"
+    yield drawn or content.map_command, "map", "Map", images
+    same = f"{drawn.same_class[TRAINED]:.0f} % same class" if drawn and drawn.same_class else ""
+    yield drawn and drawn.queries, "neighbours", "Neighbours", same
+    lasts = [f"{each.title} {plots.write_last(each)}" for each in content.curves[:1]]
+    yield content.curves, "curves", "Curves", "".join(lasts)
+    found = sum(bool(each.finding) for each in health)
+    sign = f"{found} of {len(health)} with a finding" if found else "no sign of collapse"
+    asked = health or content.findings or content.spectra
+    yield asked, "health", "Health", sign if health else ""
+    yield content.views, "views", "What it saw", f"{len(content.views)} images"
+    own = [each for one in judged[:1] for each in one.scores if each.features == TRAINED]
+    told = [f"{name_metric(each.metric)} {format_points(each.value)}" for each in own[:2]]
+    yield judged, "scores", "Scores", ", ".join(told)
+    for title, facts in (("Data", content.data), ("Cost", content.cost)):
+        hint = "".join(f"{each.what}: {each.value}" for each in facts[:1])
+        yield facts, title.lower(), title, hint
     use = (content.commands, content.differs, content.versions, content.starts, content.checkpoints)
-    if any(use):
-        found.append(("use", "How to use it", "commands, versions, checkpoints"))
+    yield any(use), "use", "How to use it", "commands, versions, checkpoints"
+
+
+def group_scores(scores: Sequence[Score]) -> dict[tuple[str, str], list[Score]]:
+    """Group what is compared: a metric of a layer, with features that have no such layer."""
+    own = [each for each in scores if each.features == TRAINED] or scores
+    found: dict[tuple[str, str], list[Score]] = {(each.layer, each.metric): [] for each in own}
+    for (layer, metric), group in found.items():
+        for each in scores:
+            has_layer = each.features in (TRAINED, UNTRAINED)
+            if each.metric == metric and (each.layer == layer or not has_layer):
+                group.append(each)
     return found
 
 
-def _write_last(curve: Curve) -> str:
-    last = curve.values[-1] if curve.values else math.nan
-    return f"{format_points(last)} %" if curve.percent else format_number(last)
-
-
-def _draw_curves(content: Content, span: tuple[float, float]) -> dict[str, Any]:
-    drawn = []
-    for number, curve in enumerate(content.curves):
-        points = _count_points(number)
-        drawing, hidden = curves.draw_curve(curve, span, content.restarts, points, number)
-        caption = " ".join(filter(None, (curve.caption, hidden)))
-        shown = {"title": curve.title, "last": _write_last(curve), "svg": drawing, "text": caption}
-        drawn.append(shown)
-    widths = sorted({curve.smooth for curve in content.curves if curve.smooth > 1})
-    return {"open": drawn[:_OPEN], "folded": drawn[_OPEN:], "widths": widths}
-
-
-def _order_classes(content: Content) -> list[int]:
-    """Put the classes whose neighbours are most alike first."""
-    shares = content.map.by_class.get("trained", ()) if content.map else ()
-    names = content.thumbs.classes if content.thumbs else ()
-    return sorted(range(len(names)), key=lambda i: -shares[i] if i < len(shares) else 1.0)
-
-
-def _draw_judgement(judgement: Judgement) -> dict[str, Any]:
-    trained = [each for each in judgement.scores if each.features == "trained"]
-    groups = dict.fromkeys((each.layer, each.metric) for each in trained or judgement.scores)
-    bars = []
-    for layer, metric in groups:
-        group = [each for each in judgement.scores if _belongs(each, layer, metric)]
-        bars.append((layer, metric, scores.draw_bars(group, judgement.chance)))
+def _arrange_judgement(judgement: Judgement) -> dict[str, Any]:
+    """Give its scores as rows of drawings, and of a table."""
+    groups, chance = group_scores(judgement.scores), judgement.chance
+    beside = [] if chance is None else [("chance", [Score("chance", "", "", chance)])]
     rows: dict[tuple[str, str], dict[str, Score]] = {}
     for each in judgement.scores:
         rows.setdefault((each.features, each.layer), {})[each.metric] = each
-    ranked = sorted(judgement.classes, key=lambda row: -row.shares.get("trained", 0.0))
-    drawn = ranked if len(ranked) <= 2 * _CLASSES else ranked[:10] + ranked[10 - 2 * _CLASSES :]
+    ranked = sorted(judgement.classes, key=lambda row: -row.shares.get(TRAINED, 0.0))
     return {
         "judgement": judgement,
-        "bars": bars,
+        "bars": [(*key, [(each.features, [each]) for each in group] + beside)
+                 for key, group in groups.items()],
         "rows": rows,
         "has_layers": len({layer for layer, _ in groups}) > 1,
-        "classes": scores.draw_classes(drawn) if drawn else "",
-        "kinds": list(dict.fromkeys(kind for row in drawn for kind in row.shares)),
-        "drawn": len(drawn),
-        "matrix": list(_list_cells(judgement)) if len(judgement.classes) <= _CLASSES else [],
-        "confused": list(_list_confused(judgement)),
-    }
+        "classes": [(row.name, [Score(kind, "", "", share) for kind, share in row.shares.items()])
+                    for row in ranked[-2 * _CLASSES :]],
+        "has_matrix": 0 < len(judgement.confusion) <= _CLASSES,
+        "confused": _list_confused(judgement),
+    }  # fmt: skip
 
 
-def _belongs(score: Score, layer: str, metric: str) -> bool:
-    """Check whether a score is of this layer, or of features that have no such layer."""
-    is_beside = score.layer == layer or score.features not in ("trained", "untrained")
-    return score.metric == metric and is_beside
-
-
-def _list_cells(judgement: Judgement) -> Iterator[tuple[ClassRow, list[tuple[int, int]], float]]:
-    """Give a row a class: the images of each answer with a shade of 0 to 9, the share right."""
-    for number, (row, images) in enumerate(zip(judgement.classes, judgement.confusion)):
-        total = sum(images) or 1
-        yield (
-            row,
-            [(n, math.ceil(9 * math.sqrt(n / total))) for n in images],
-            100 * images[number] / total,
-        )
-
-
-def _list_confused(judgement: Judgement) -> Iterator[tuple[str, str, int]]:
-    """Give the ten pairs of classes that are taken for each other most often."""
+def _list_confused(judgement: Judgement) -> list[tuple[int, str, str]]:
+    """List the ten pairs of classes that are taken for each other most often, with their images."""
     table, names = judgement.confusion, [row.name for row in judgement.classes]
-    pairs = [(table[one][other] + table[other][one], one, other)
-             for one, other in combinations(range(len(table)), 2)]  # fmt: skip
-    for count, one, other in sorted(pairs, key=lambda each: (-each[0], *each[1:]))[:10]:
-        if count:
-            yield names[one], names[other], count
+    pairs = (
+        (table[one][other] + table[other][one], names[one], names[other])
+        for one, other in combinations(range(len(table)), 2)
+    )
+    return sorted((pair for pair in pairs if pair[0]), key=lambda pair: -pair[0])[:10]
 
 
-def _draw_columns(comparison: Comparison) -> Iterator[dict[str, Any]]:
-    """Draw a column a score: the axis, then a cell a run; the best is marked."""
-    kinds = dict.fromkeys((e.layer, e.metric) for row in comparison.rows for e in row.scores)
-    for layer, metric in kinds:
-        found = [next((e for e in row.scores if _belongs(e, layer, metric)), None)
-                 for row in comparison.rows]  # fmt: skip
-        there = [each for each in found if each]
-        base = [each for each in comparison.baselines if _belongs(each, layer, metric)]
-        ends = [value for e in [*there, *base] for value in (*(e.interval or ()), e.value)]
-        x = fit_axis(min(ends), max(ends), 8, 142)
-        x = Axis(max(0.0, x.low), min(100.0, x.high) if x.low < 100 else x.high, 8, 142)
+def _list_columns(comparison: Comparison) -> Iterator[dict[str, Any]]:
+    """Yield a column for each score: that of each run, or None, and those of the baselines."""
+    scores = [each for row in comparison.rows for each in row.scores]
+    groups = group_scores([*comparison.baselines, *scores])
+    for (layer, metric), group in groups.items():
+        ends = (end for each in group for end in (each.value, *(each.interval or ())))
+        low, high = find_range(ends) or (0.0, 100.0)
         yield {
             "metric": metric,
-            "layer": layer if len({each for each, _ in kinds}) > 1 else "",
-            "axis": x,
-            "baselines": base,
-            "scores": found,
-            "best": max(each.value for each in there),
-        }
+            "layer": layer if len({each for each, _ in groups}) > 1 else "",
+            "level": fit_axis(low, high, 8, 142),
+            "upright": fit_axis(low, high, 190, 8),
+            "baselines": [each for each in group if each.features != TRAINED],
+            "scores": [next((each for each in row.scores if each in group), None)
+                       for row in comparison.rows],
+            "best": max(each.value for each in group if each.features == TRAINED),
+        }  # fmt: skip
 
 
-def _draw_overlays(comparison: Comparison) -> list[dict[str, Any]]:
+def _overlay_curves(comparison: Comparison) -> list[plots.Plot]:
     found: dict[str, list[tuple[int, Curve]]] = {}
     for run, row in enumerate(comparison.rows):
         for curve in row.curves:
-            if curve.values:
-                found.setdefault(curve.title, []).append((run, curve))
-    span = _find_span([curve for row in comparison.rows for curve in row.curves])
-    return [
-        {"title": title, "svg": curves.draw_overlay(pairs, span), "text": pairs[0][1].caption}
-        for title, pairs in found.items()
-    ]
-
-
-def _draw_sweep(comparison: Comparison) -> Markup | str:
-    """Draw the scores against the swept key."""
-    swept = comparison.swept
-    points = [(float(row.differs[swept]), run, row.scores[:2])
-              for run, row in enumerate(comparison.rows) if swept and row.scores]  # fmt: skip
-    if len({value for value, _, _ in points}) < 2:
-        return ""
-    metric = points[0][2][0].metric
-    base = [each for each in comparison.baselines if each.metric == metric]
-    return scores.draw_sweep(points, base, comparison.swept)
+            found.setdefault(curve.title, []).append((run, curve))
+    span = plots.find_span([curve for row in comparison.rows for curve in row.curves])
+    return [plots.plot_runs(pairs, span) for pairs in found.values()]

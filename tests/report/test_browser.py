@@ -135,9 +135,9 @@ def test_switches_change_colours_networks_and_curves(
     browser.run("document.querySelector('input[name=network]').click()")
     shown = "[...document.querySelectorAll('.minis figure')].filter(e => e.checkVisibility()).map(e => e.dataset.network)"
     assert browser.run(shown) == ["trained"]
-    medians = "getComputedStyle(document.querySelector('.s1')).display"
+    medians = "getComputedStyle(document.querySelector('.median')).display"
     assert browser.run(medians) != "none"
-    browser.run("document.querySelector('#smooth0').click()")
+    browser.run("document.querySelector('#smooth').click()")
     assert browser.run(medians) == "none"
     browser.run("document.querySelector('[value=dark]').click()")
     assert browser.run("getComputedStyle(document.body).backgroundColor") == "rgb(20, 22, 25)"

@@ -147,7 +147,7 @@ def test_a_finding_of_collapse_is_marked() -> None:
 
 def test_a_curve_ends_where_its_loss_is_not_finite() -> None:
     page = open_page(contents.failed())
-    assert ("text", "not finite") in page.text
+    assert "Not finite in epoch 0.4." in page.seen
     assert page.data["curves"][0]["values"] == [5.4, 5.5, 5.5, None]
 
 
@@ -260,5 +260,5 @@ def test_a_comparison_has_a_row_a_run_and_marks_what_is_sure(runs: int) -> None:
 
 def test_scores_are_drawn_against_a_swept_number() -> None:
     found = contents.comparison()
-    assert "Score against OPTIMIZER.lr" in open_page(found).seen
-    assert "Score against" not in open_page(replace(found, swept="")).seen
+    assert "kNN, k = 20 against OPTIMIZER.lr" in open_page(found).seen
+    assert " against " not in open_page(replace(found, swept="")).seen

@@ -53,6 +53,7 @@ def test_an_axis_of_logarithms_has_powers_of_ten() -> None:
 
 def test_a_value_outside_of_an_axis_is_put_at_its_end() -> None:
     assert Axis(0, 1, 10, 20).at(53) == 20
+    assert Axis(0, 1, 10, 20).at(math.nan) == 10
 
 
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=False), min_size=1, max_size=500))

@@ -19,22 +19,10 @@
   const X = new Float32Array(total), Y = new Float32Array(total);
 
   // Images in an order that does not depend on their class, the same each time.
-  const order = [...Array(total).keys()];
-  for (let i = total - 1, seed = 7; i > 0; i--) {
-    seed = (seed * 16807) % 2147483647;
-    const j = seed % (i + 1);
-    [order[i], order[j]] = [order[j], order[i]];
-  }
+  const order = [...Array(total).keys()].sort((a, b) => Math.sin(97 * a) - Math.sin(97 * b));
 
   const nearest = (i) => map.nearest[network]?.[i] ?? [];
-  const wrong = {};
-  for (const name of networks)
-    wrong[name] = labels.slice(0, total).map((label, i) => {
-      const counts = {};
-      for (const j of map.nearest[name]?.[i] ?? []) counts[labels[j]] = (counts[labels[j]] ?? 0) + 1;
-      const most = Math.max(0, ...Object.values(counts));
-      return label >= 0 && (counts[label] ?? 0) < most;
-    });
+  const isWrong = (i) => labels[i] >= 0 && nearest(i).filter((j) => labels[j] === labels[i]).length < nearest(i).length / 2;
   const sorted = [...map.distances].sort((a, b) => a - b);
   const ranks = map.distances.map((value) => sorted.indexOf(value) / Math.max(1, total - 1));
   const ramp = ["#fde725", "#7ad151", "#22a884", "#2a788e", "#414487", "#440154"];
@@ -47,7 +35,7 @@
     probe.remove();
   }
   function colourOf(i) {
-    if (mode.value === "wrong") return wrong[network][i] ? colours.bad : colours.mute;
+    if (mode.value === "wrong") return isWrong(i) ? colours.bad : colours.mute;
     if (mode.value === "distance") return ramp[Math.min(5, Math.floor(ranks[i] * 6))];
     const group = mode.value === "class" ? labels[i] : map.clusters[i];
     return group >= 0 ? colours.groups[group % 10] : colours.mute;
@@ -262,7 +250,6 @@
     event.preventDefault();
     setZoom(Math.exp(-event.deltaY / 300), ...at(event));
   }, { passive: false });
-  canvas.addEventListener("dblclick", (event) => setZoom(2, ...at(event)));
   canvas.addEventListener("keydown", (event) => {
     const way = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
     if (way) {

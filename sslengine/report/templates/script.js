@@ -30,21 +30,10 @@ for (const button of findAll(".copy"))
   });
 
 // The contents show where the reader is.
-const links = findAll("nav a");
-if (links.length) {
-  const parts = links.map((link) => find(link.hash));
-  const mark = () => {
-    const passed = parts.filter((part) => part.getBoundingClientRect().top < innerHeight * 0.3);
-    const here = passed[passed.length - 1] || parts[0];
-    links.forEach((link, i) => {
-      link.classList.toggle("on", parts[i] === here);
-      if (parts[i] === here) link.setAttribute("aria-current", "true");
-      else link.removeAttribute("aria-current");
-    });
-  };
-  addEventListener("scroll", mark, { passive: true });
-  mark();
-}
+const watch = new IntersectionObserver((seen) => {
+  for (const { target, isIntersecting } of seen) find(`nav [href="#${target.id}"]`).ariaCurrent = isIntersecting ? "true" : null;
+}, { rootMargin: "-30% 0px -70%" });
+findAll("nav a").forEach((link) => watch.observe(find(link.hash)));
 
 // What is folded is printed too, except the metrics that nobody opened.
 addEventListener("beforeprint", () => findAll("#scores details").forEach((part) => (part.open = true)));
@@ -67,10 +56,7 @@ function showEpoch(epoch) {
       output.textContent = output.dataset.last;
       continue;
     }
-    let best = 0;
-    curve.epochs.forEach((each, i) => {
-      if (Math.abs(each - epoch) < Math.abs(curve.epochs[best] - epoch)) best = i;
-    });
+    const away = curve.epochs.map((each) => Math.abs(each - epoch)), best = away.indexOf(Math.min(...away));
     const x = left + ((curve.epochs[best] - low) / (high - low)) * (right - left);
     line.setAttribute("transform", `translate(${x.toFixed(1)} 0)`);
     line.style.visibility = "visible";
