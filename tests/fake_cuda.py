@@ -29,7 +29,6 @@ from torch.utils._pytree import tree_leaves, tree_map_with_path
 
 from sslengine.data.loading import device_prefetch
 from sslengine.precision import TorchAmp
-from sslengine.task.bound import Bound
 from sslengine.task.task import SelfSupervisionTask
 from tests.launches import why_slow
 
@@ -195,7 +194,6 @@ def on_cuda(
             ),
             precision=TorchAmp(CUDA, HALVES[half]) if half else parts.precision,
         )
-        task.state.bind(Bound(task))
         yield mode
     task.close()
 

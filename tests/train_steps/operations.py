@@ -52,7 +52,7 @@ class Case(Begun):
         self.batch: dict[str, Any] = self.task.next_batch()
 
     def of_engine(self) -> Counter[str]:
-        self.task.next_batch = lambda: self.batch  # type: ignore[method-assign]
+        self.task.state.next_batch = lambda: self.batch  # type: ignore[method-assign]
         return self._count(self.task.step)
 
     def loss_by_hand(
