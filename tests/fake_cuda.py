@@ -179,7 +179,7 @@ def on_cuda(
     task.on_start()
     task.start_phase()
     task.on_phase_start()
-    read = [task.next_batch() for _ in range(batches)]
+    read = [task.state.next_batch() for _ in range(batches)]
     with Mode(allow_non_fake_inputs=False) as mode, _backward_in_python(), _as_with_a_gpu():
         memo: dict[int, Tensor] = {}
         for part in (task.base_model, task.loss):

@@ -137,7 +137,7 @@ def test_what_kernels_may_do(
 )
 def test_the_precision_of_vissls_keys(amp: dict[str, Any], expected: str) -> None:
     options = AmpOptions(**{"USE_AMP": True, "AMP_TYPE": "pytorch", **amp})
-    assert precision_of_amp(vars(options)) == expected
+    assert precision_of_amp(options) == expected
 
 
 def test_amp_in_fp16_on_a_machine_without_gpu_names_its_key() -> None:

@@ -245,7 +245,7 @@ def build_run_precision(config: DictConfig, device: torch.device) -> Precision:
     amp = read(config, ModelOptions).AMP_PARAMS
     choice, where = read(config, MachineOptions).PRECISION, "config.MACHINE.PRECISION"
     if not choice:
-        choice, where = precision_of_amp(vars(amp)), "config.MODEL.AMP_PARAMS"
+        choice, where = precision_of_amp(amp), "config.MODEL.AMP_PARAMS"
     return build_precision(choice, device, vars(amp.GRAD_SCALER), where)
 
 

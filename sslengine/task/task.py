@@ -176,9 +176,6 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
     def steps_left(self) -> bool:
         return self.state.progress.step < self.state.phase.steps
 
-    def next_batch(self) -> Any:
-        return self.state.next_batch()
-
     def step(self) -> None:
         """One step of the phase, of any kind, and its number."""
         state = self.state

@@ -49,7 +49,7 @@ class Case(Begun):
         self.task = SelfSupervisionTask(run.config, folder, cpu, hooks=[], services=Services())
         self.begin()
         self.task.step()
-        self.batch: dict[str, Any] = self.task.next_batch()
+        self.batch: dict[str, Any] = self.task.state.next_batch()
 
     def of_engine(self) -> Counter[str]:
         self.task.state.next_batch = lambda: self.batch  # type: ignore[method-assign]
