@@ -88,11 +88,12 @@ def world_size(config: DictConfig) -> int:
     return int(config.DISTRIBUTED.NUM_NODES * config.DISTRIBUTED.NUM_PROC_PER_NODE)
 
 
-def precision_of_amp(amp: Any) -> str:
+def precision_of_amp(model: Any) -> str:
     """Return which precision MODEL.AMP_PARAMS asks for: fp32, fp16 or bf16.
 
     AMP_TYPE apex is torch's float16: NVIDIA removed `amp` from apex in 2025.
     """
+    amp = model.AMP_PARAMS
     if not amp.USE_AMP:
         return "fp32"
     if amp.AMP_TYPE == "apex":

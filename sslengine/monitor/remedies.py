@@ -146,10 +146,10 @@ class Remedies:
     def without_fp16(self) -> str:
         """What to set, if the run computes in fp16."""
         chosen = self.config["MACHINE"]["PRECISION"]
-        amp = SimpleNamespace(**self.config["MODEL"]["AMP_PARAMS"])
+        model = SimpleNamespace(AMP_PARAMS=SimpleNamespace(**self.config["MODEL"]["AMP_PARAMS"]))
         if chosen == "fp16":
             return "fp16 overflows. Set config.MACHINE.PRECISION=bf16 (or fp32)."
-        if chosen or precision_of_amp(amp) != "fp16":
+        if chosen or precision_of_amp(model) != "fp16":
             return ""
         return "fp16 overflows. Set config.MODEL.AMP_PARAMS.AMP_DTYPE=bfloat16, AMP_TYPE=pytorch."
 
