@@ -444,7 +444,9 @@ def _why_not_imported(module: str, error: BaseException) -> str:
 
 
 def _takes_one(thing: Any) -> bool:
-    """Whether it can be called with one argument, and others by their names."""
+    """Whether it, or an object of a class of callable ones, can be called with one argument."""
+    if isinstance(thing, type) and "__call__" in dir(thing):
+        thing = partial(thing.__call__, None)
     try:
         inspect.signature(thing).bind_partial(None)
     except TypeError:

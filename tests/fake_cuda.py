@@ -29,7 +29,6 @@ from torch.utils._pytree import tree_leaves, tree_map_with_path
 
 from sslengine.data.loading import device_prefetch
 from sslengine.precision import TorchAmp
-from sslengine.task.bound import Bound
 from sslengine.task.task import SelfSupervisionTask
 from tests.launches import why_slow
 
@@ -180,7 +179,7 @@ def on_cuda(
     task.on_start()
     task.start_phase()
     task.on_phase_start()
-    read = [task.next_batch() for _ in range(batches)]
+    read = [task.state.next_batch() for _ in range(batches)]
     with Mode(allow_non_fake_inputs=False) as mode, _backward_in_python(), _as_with_a_gpu():
         memo: dict[int, Tensor] = {}
         for part in (task.base_model, task.loss):
@@ -195,7 +194,6 @@ def on_cuda(
             ),
             precision=TorchAmp(CUDA, HALVES[half]) if half else parts.precision,
         )
-        task.state.bind(Bound(task))
         yield mode
     task.close()
 

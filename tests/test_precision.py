@@ -9,7 +9,7 @@ from torch import nn, optim
 from sslengine import catalog, precision  # noqa: F401
 from sslengine.config.facts import precision_of_amp
 from sslengine.errors import ConfigError
-from sslengine.models.options import AmpOptions
+from sslengine.models.options import AmpOptions, ModelOptions
 from sslengine.precision import Precision, TorchAmp, build_precision
 from sslengine.task.build import build_run_precision
 from tests.config.recipes import resolved
@@ -137,7 +137,7 @@ def test_what_kernels_may_do(
 )
 def test_the_precision_of_vissls_keys(amp: dict[str, Any], expected: str) -> None:
     options = AmpOptions(**{"USE_AMP": True, "AMP_TYPE": "pytorch", **amp})
-    assert precision_of_amp(vars(options)) == expected
+    assert precision_of_amp(ModelOptions(AMP_PARAMS=options)) == expected
 
 
 def test_amp_in_fp16_on_a_machine_without_gpu_names_its_key() -> None:

@@ -88,16 +88,17 @@ def world_size(config: DictConfig) -> int:
     return int(config.DISTRIBUTED.NUM_NODES * config.DISTRIBUTED.NUM_PROC_PER_NODE)
 
 
-def precision_of_amp(amp: Mapping[str, Any]) -> str:
+def precision_of_amp(model: Any) -> str:
     """Return which precision MODEL.AMP_PARAMS asks for: fp32, fp16 or bf16.
 
     AMP_TYPE apex is torch's float16: NVIDIA removed `amp` from apex in 2025.
     """
-    if not amp["USE_AMP"]:
+    amp = model.AMP_PARAMS
+    if not amp.USE_AMP:
         return "fp32"
-    if amp["AMP_TYPE"] == "apex":
-        return "fp32" if amp["AMP_ARGS"].get("opt_level") == "O0" else "fp16"
-    return "bf16" if amp["AMP_DTYPE"] == "bfloat16" else "fp16"
+    if amp.AMP_TYPE == "apex":
+        return "fp32" if amp.AMP_ARGS.get("opt_level") == "O0" else "fp16"
+    return "bf16" if amp.AMP_DTYPE == "bfloat16" else "fp16"
 
 
 def views_per_image(transforms: Iterable[Mapping[str, Any]]) -> int:

@@ -89,9 +89,9 @@ def _sharding_problems(config: DictConfig) -> Iterator[str]:
 
 
 def _unscaled_half(config: DictConfig) -> bool:
-    amp, fsdp = config.MODEL.AMP_PARAMS, config.MODEL.FSDP_CONFIG
+    fsdp = config.MODEL.FSDP_CONFIG
     half = fsdp.mixed_precision and fsdp.compute_dtype == "float16"
-    scaled = "fp16" in (config.MACHINE.PRECISION, precision_of_amp(amp))
+    scaled = "fp16" in (config.MACHINE.PRECISION, precision_of_amp(config.MODEL))
     return bool(half and not scaled)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from sslengine.config.assignments import word_of
@@ -144,10 +145,11 @@ class Remedies:
 
     def without_fp16(self) -> str:
         """What to set, if the run computes in fp16."""
-        chosen, amp = self.config["MACHINE"]["PRECISION"], self.config["MODEL"]["AMP_PARAMS"]
+        chosen = self.config["MACHINE"]["PRECISION"]
+        model = SimpleNamespace(AMP_PARAMS=SimpleNamespace(**self.config["MODEL"]["AMP_PARAMS"]))
         if chosen == "fp16":
             return "fp16 overflows. Set config.MACHINE.PRECISION=bf16 (or fp32)."
-        if chosen or precision_of_amp(amp) != "fp16":
+        if chosen or precision_of_amp(model) != "fp16":
             return ""
         return "fp16 overflows. Set config.MODEL.AMP_PARAMS.AMP_DTYPE=bfloat16, AMP_TYPE=pytorch."
 

@@ -91,6 +91,6 @@ def expect_gradients(optimizer: Any) -> None:
         raise TrainingError(
             "the first optimizer step finds no gradient: the loss depends on no parameter that is "
             "trained; or config.TRAINER.TRAIN_STEP_NAME names a step that does not call "
-            "stages.backward(task, loss); or all parameters are frozen, by a hook or "
+            "TrainStep.backward; or all parameters are frozen, by a hook or "
             "config.MODEL.TEMP_FROZEN_PARAMS_ITER_MAP (_EPOCH_MAP)."
         )

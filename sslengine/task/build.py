@@ -242,11 +242,11 @@ def attach(config: DictConfig, loss: nn.Module, model: nn.Module) -> None:
 
 
 def build_run_precision(config: DictConfig, device: torch.device) -> Precision:
-    amp = read(config, ModelOptions).AMP_PARAMS
+    model = read(config, ModelOptions)
     choice, where = read(config, MachineOptions).PRECISION, "config.MACHINE.PRECISION"
     if not choice:
-        choice, where = precision_of_amp(vars(amp)), "config.MODEL.AMP_PARAMS"
-    return build_precision(choice, device, vars(amp.GRAD_SCALER), where)
+        choice, where = precision_of_amp(model), "config.MODEL.AMP_PARAMS"
+    return build_precision(choice, device, vars(model.AMP_PARAMS.GRAD_SCALER), where)
 
 
 def build_run_optimizer(

@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torch import Tensor
+
 from sslengine.data.options import SplitOptions
 from sslengine.distributed.ranks import world_size
 from sslengine.errors import DataError
 from sslengine.hooks.events import Calls
 from sslengine.monitor.perf import PerfStats
 from sslengine.monitor.store import MetricStore
-from sslengine.task.bound import Bound
-from sslengine.task.last_batch import LastBatch
 from sslengine.task.phases import Phase
 from sslengine.task.progress import ALONE, Group, Progress, group_of
 
@@ -53,6 +53,39 @@ class Reading:
         return group_of(step, steps, self.accumulate, self.sizes, self.global_sizes, world_size())
 
 
+class LastBatch:
+    """The step that is being made, for hooks to look at: `task.last_batch`, as in VISSL."""
+
+    __slots__ = ("indices", "loss", "model_output", "sample", "share", "size", "target",
+                 "vis_masks", "vis_preds")  # fmt: skip
+
+    def __init__(self) -> None:
+        self.sample: dict[str, Any] = {}
+        self.model_output: Any = None
+        self.target: Any = None
+        self.loss: Tensor | None = None  # this rank's; means over ranks are in the ledger
+        self.indices: Tensor | None = None  # of the samples, on the host
+        # A model's further outputs (model_train_step), for hooks that draw.
+        self.vis_preds: Any = None
+        self.vis_masks: Any = None
+        self.size = 0  # images of this step, over all ranks
+        self.share = 1.0  # of them, on this rank
+
+    def begin(self, sample: dict[str, Any]) -> None:
+        self.sample, self.target = sample, sample["target"]
+        self.indices = sample.get("data_idx")
+        self.vis_preds = self.vis_masks = None
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {shapes(each)}" for name, each in self.sample.items())
+
+
+def shapes(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(shapes, value[:12]))}]"
+    return str(tuple(getattr(value, "shape", ())))
+
+
 @dataclass(eq=False)
 class RunState:
     storage: MetricStore
@@ -60,7 +93,6 @@ class RunState:
     calls: Calls  # of hooks, then of services, by event
     phase: Phase  # the current one, or the next one; after the end, the last
     reading: Reading | None = None  # of the current phase
-    bound: Bound | None = None  # the same
     train: bool = True
     progress: Progress = field(default_factory=Progress)
     group: Group = ALONE
@@ -78,12 +110,8 @@ class RunState:
         progress.of, progress.testing = phase.steps, int(not phase.train)
         self.phase, self.train = phase, phase.train
 
-    def read(self, reading: Reading, meters: Sequence[Any], bound: Bound) -> None:
+    def read(self, reading: Reading, meters: Sequence[Any]) -> None:
         self.reading, self.active_meters = reading, meters
-        self.bind(bound)
-
-    def bind(self, bound: Bound) -> None:
-        self.bound = bound
 
     def next_batch(self) -> Any:
         reading, step, last = self.reading, self.progress.step, self.last_batch

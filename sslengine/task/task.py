@@ -43,7 +43,6 @@ from sslengine.progress import progress
 from sslengine.registry import register_task
 from sslengine.services.order import Services
 from sslengine.task import build
-from sslengine.task.bound import Bound
 from sslengine.task.classy import ClassyTask
 from sslengine.task.judged import Judged, judged_features
 from sslengine.task.make_parts import PartsOfConfig
@@ -53,7 +52,6 @@ from sslengine.task.same_buffers import warn_of_differing
 from sslengine.task.set_loss import set_loss
 from sslengine.task.state import get_state, load_hooks_again, set_state
 from sslengine.task.unsaved import Seen, plain_values, warn_of_unsaved
-from sslengine.task.whole import expect_whole
 
 log = logging.getLogger("sslengine")
 
@@ -166,7 +164,6 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         state.read(
             Reading(feed, split, phase.epoch, stretch, made, accumulate),
             parts.train_meters if phase.train else parts.meters,
-            Bound(self),
         )
         if phase.train and state.reading is not None:
             single_rows.watch([parts.base_model, parts.loss], state.reading.sizes[made:])
@@ -178,9 +175,6 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
 
     def steps_left(self) -> bool:
         return self.state.progress.step < self.state.phase.steps
-
-    def next_batch(self) -> Any:
-        return self.state.next_batch()
 
     def step(self) -> None:
         """One step of the phase, of any kind, and its number."""
@@ -201,8 +195,10 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
                     log.error("%s, where the batch is %s", type(error).__name__, state.last_batch)
                 raise
             raise TrainingError(said) from error
-        if state.train:
-            expect_whole(self)
+        if state.train and (
+            state.last_batch.loss is None or (state.group.last and not state.progress.num_updates)
+        ):
+            raise self._incomplete_step()
         if self._first_of_phase and state.train:
             self.first_step = self._first_of_phase = False
             parts = self.parts
@@ -212,6 +208,14 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         self.run_hooks("on_step")
 
     train_step = eval_step = step
+
+    def _incomplete_step(self) -> TrainingError:
+        """Return the error of a step that would reach the end of the run untrained."""
+        left_out = "recorded no loss: call TrainStep.record"
+        if self.state.last_batch.loss is not None:
+            left_out = "made no optimizer step: call TrainStep.update in train phases"
+        name = self.config.TRAINER.TRAIN_STEP_NAME
+        return TrainingError(f"config.TRAINER.TRAIN_STEP_NAME: {name} {left_out}.")
 
     def name_sample(self, index: int) -> str:
         """The file of a sample of this phase; its number, if its feed knows no files."""
@@ -276,7 +280,6 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         other = copy.copy(self)
         other.state = self.state.beside(reading, compile_events(self.parts.own_hooks))
         other.method_step = Step(other)
-        other.state.bind(Bound(other))
         return other
 
     def set_loss(self, split: str) -> dict[str, float]:

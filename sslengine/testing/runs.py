@@ -142,8 +142,8 @@ def run(spec: Spec, folder: Path, resume_from: Path | None = None) -> Outcome:
         else:
             task.set_classy_state(files.read(resume_from)["classy_state_dict"])
         if spec.double:
-            read = task.next_batch
-            task.next_batch = lambda: _as_double(read())
+            read = task.state.next_batch
+            task.state.next_batch = lambda: _as_double(read())
         outcome.start = {name: _copy(each) for name, each in trainable(task).items()}
         everything = {n for n, _ in task.base_model.named_parameters()}
         everything |= {f"loss.{name}" for name, _ in task.loss.named_parameters()}

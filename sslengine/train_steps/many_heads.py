@@ -8,6 +8,7 @@ rates and weight decays of heads: OPTIMIZER.linear_eval_heads.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -15,44 +16,28 @@ from torch import Tensor
 from sslengine.errors import ConfigError
 from sslengine.models.build import trunk_with_heads
 from sslengine.registry import register_train_step
-from sslengine.train_steps import stages
-from sslengine.train_steps.samples import single_input_sample
+from sslengine.train_steps.samples import Sample
+from sslengine.train_steps.step import TrainStep
+
+if TYPE_CHECKING:
+    from sslengine.task.task import SelfSupervisionTask
 
 NAME = "many_heads_train_step"
 
 
 @register_train_step(NAME)
-def many_heads_train_step(task: stages.StepTask) -> stages.StepTask:
-    with stages.step_timer(task):
-        with stages.compute_context(task):
-            sample = stages.read_sample(task, single_input_sample)
-            outputs = stages.forward(task, sample)  # fires on_forward
-            loss = _sum_of_losses(task, outputs, sample)
-        stages.reduce_loss(task, loss)
-        stages.update_meters(task, outputs, sample)  # fires on_loss_and_meter
-        if task.train:
-            stages.backward(task, loss)  # fires on_backward
-            stages.optimizer_step(task)  # by `where`; fires on_update
-    return task
+class ManyHeadsTrainStep(TrainStep):
+    def losses(self, task: SelfSupervisionTask, output: Any, sample: Sample) -> Tensor:
+        model = trunk_with_heads(task.parts.base_model, f"config.TRAINER.TRAIN_STEP_NAME={NAME}")
+        first = next(model.trunk.parameters(), None)
+        if first is not None and first.requires_grad:
+            raise ConfigError(
+                f"config.TRAINER.TRAIN_STEP_NAME: {NAME} trains heads on a frozen trunk; set "
+                f"config.MODEL.FEATURE_EVAL_SETTINGS.EVAL_MODE_ON and FREEZE_TRUNK_ONLY to true."
+            )
+        outputs = [output] if isinstance(output, Tensor) else output
+        return torch.stack([self._loss_of_head(task, each, sample) for each in outputs]).sum()
 
-
-def _sum_of_losses(
-    task: stages.StepTask, outputs: Tensor | list[Tensor], sample: stages.Sample
-) -> Tensor:
-    _expect_a_frozen_trunk(task)
-    heads = [outputs] if isinstance(outputs, Tensor) else outputs
-    return torch.stack([_number(stages.compute_loss(task, each, sample)) for each in heads]).sum()
-
-
-def _number(loss: stages.Loss) -> Tensor:
-    return loss["loss"] if isinstance(loss, Mapping) else loss
-
-
-def _expect_a_frozen_trunk(task: stages.StepTask) -> None:
-    model = trunk_with_heads(task.base_model, f"config.TRAINER.TRAIN_STEP_NAME={NAME}")
-    first = next(model.trunk.parameters(), None)
-    if first is not None and first.requires_grad:
-        raise ConfigError(
-            f"config.TRAINER.TRAIN_STEP_NAME: {NAME} trains heads on a frozen trunk; set "
-            f"config.MODEL.FEATURE_EVAL_SETTINGS.EVAL_MODE_ON and FREEZE_TRUNK_ONLY to true."
-        )
+    def _loss_of_head(self, task: SelfSupervisionTask, output: Any, sample: Sample) -> Tensor:
+        loss = super().losses(task, output, sample)
+        return loss["loss"] if isinstance(loss, Mapping) else cast(Tensor, loss)

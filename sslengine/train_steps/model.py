@@ -1,4 +1,14 @@
-"""`model_train_step`: the model owns its step, as mmengine's models do.
+"""Steps of models that compute their losses themselves; config.LOSS names none.
+
+`loss_dict_train_step`: the model takes the batch and returns its losses.
+
+    losses = model({"data": images, "label": targets, ...})     training: {"name": scalar, ...}
+    predictions = model(batch)                                  test phases, in eval mode
+
+The losses are added up; each is logged under its name, as the mean over ranks. A model that
+returns scalars in test phases too has them recorded there; anything else goes to the meters.
+
+`model_train_step`: the model owns its step, as mmengine's models do.
 
     data = model.data_preprocessor(data, training)     if it has one
     losses = model(**data, mode="loss")                a dict's values as keywords
@@ -14,15 +24,44 @@ find the latter two as `task.last_batch.vis_preds` and `vis_masks`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import reduce
+from operator import add
+from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
+from sslengine.errors import ConfigError, TrainingError, nearest
 from sslengine.monitor.loss_ledger import MAIN
 from sslengine.registry import register_train_step
-from sslengine.train_steps import stages
-from sslengine.train_steps.model_losses import are_losses, model_gives_losses, whole_batch_sample
-from sslengine.train_steps.own_step import call, named_arguments, parse, preprocessed
+from sslengine.train_steps.samples import Sample, single_input_sample
+from sslengine.train_steps.step import Loss, TrainStep
+
+if TYPE_CHECKING:
+    from sslengine.task.task import SelfSupervisionTask
+
+
+@register_train_step("loss_dict_train_step")
+class LossDictTrainStep(TrainStep):
+    model_gives_losses = True
+
+    def make_sample(self, batch: Any, inputs: Sequence[str], targets: Sequence[str]) -> Sample:
+        return whole_batch_sample(batch, inputs, targets)
+
+    def forward(self, task: SelfSupervisionTask, sample: Sample) -> Any:
+        return task.parts.precision.as_full(super().forward(task, sample))
+
+    def losses(self, task: SelfSupervisionTask, output: Any, sample: Sample) -> Loss | None:
+        if task.state.train or are_losses(output):
+            return sum_of_losses(output, type(task.parts.base_model).__name__)
+        return None
+
+    def measure(self, task: SelfSupervisionTask, output: Any, sample: Sample) -> None:
+        """Measure predictions: losses of a test phase are recorded."""
+        is_loss = task.state.train or are_losses(output)
+        super().measure(task, None if is_loss else output, sample)
 
 
 @dataclass
@@ -33,56 +72,155 @@ class ModelStepOptions:
 
 
 @register_train_step("model_train_step", options=ModelStepOptions)
-@model_gives_losses
-class ModelTrainStep:
+class ModelTrainStep(LossDictTrainStep):
     def __init__(self, options: ModelStepOptions) -> None:
         self.arguments = options.ARGUMENTS
 
-    def __call__(self, task: stages.StepTask) -> stages.StepTask:
-        with stages.step_timer(task):
-            with stages.compute_context(task):
-                sample = stages.read_sample(task, whole_batch_sample)
-                data = self._data(task, sample)
-                loss, predictions = self._trained(task, data) if task.train else _tested(task, data)
-            if loss is not None:
-                stages.reduce_loss(task, loss)
-            stages.update_meters(task, predictions, sample)  # fires on_loss_and_meter
-            if task.train:
-                stages.backward(task, loss)  # fires on_backward
-                stages.optimizer_step(task)  # by `where`; fires on_update
-        return task
-
-    def _data(self, task: stages.StepTask, sample: stages.Sample) -> Any:
-        batch = sample["input"]
-        if sample["target"] is None and "data_idx" not in sample:
-            return batch  # the user's collator made it as the model takes it
-        own = {name: name for name in (*task.input_keys, *task.target_keys)}
-        return named_arguments(batch, self.arguments or own)
-
-    def _trained(self, task: stages.StepTask, data: Any) -> tuple[Any, Any]:
-        def compute(model: Any) -> Any:
-            return call(model, preprocessed(task.base_model, data, training=True), "loss")
-
-        returned = stages.call_model(task, compute)
+    def apply(self, task: SelfSupervisionTask, sample: Sample) -> Any:
+        """Give the losses in training; in a test phase what the model gives."""
+        data, model = self._data(task, sample), task.parts.base_model
+        if not task.state.train:
+            own = getattr(model, "test_step" if task.parts.plan.test_only else "val_step", None)
+            if own is not None:
+                return task.parts.precision.as_full(own(data))
+            predicted = call(model, preprocessed(model, data, training=False), "predict")
+            return task.parts.precision.as_full(predicted)
+        returned = call(task.parts.model, preprocessed(model, data, training=True), "loss")
         given = returned if isinstance(returned, tuple) else (returned,)
         losses, predictions, masks = (*given, None, None)[:3]
-        task.last_batch.vis_preds, task.last_batch.vis_masks = predictions, masks
-        losses = stages.announce(task, task.precision.as_full(losses))  # fires on_forward
-        with task.perf.loss_compute:
-            return parse(task.base_model, losses), None
+        last = task.state.last_batch
+        last.vis_preds, last.vis_masks = predictions, masks
+        return task.parts.precision.as_full(losses)
+
+    def losses(self, task: SelfSupervisionTask, output: Any, sample: Sample) -> Loss | None:
+        model = task.parts.base_model
+        with task.state.perf.loss_compute:
+            if task.state.train:
+                return parse(model, output)
+            if not are_losses(output):
+                return None
+            return parse(model, output if isinstance(output, Mapping) else {MAIN: output})
+
+    def _data(self, task: SelfSupervisionTask, sample: Sample) -> Any:
+        batch, keys = sample["input"], task.state.reading
+        assert keys is not None
+        if sample["target"] is None and "data_idx" not in sample:
+            return batch  # the user's collator made it as the model takes it
+        own = {name: name for name in (*keys.input_keys, *keys.target_keys)}
+        return named_arguments(batch, self.arguments or own)
 
 
-def _tested(task: stages.StepTask, data: Any) -> tuple[Any, Any]:
-    """(losses, None) or (None, predictions): whichever the model gives."""
-    model: Any = task.base_model
-    own = getattr(model, "test_step" if task.test_only else "val_step", None)
+def whole_batch_sample(batch: Any, inputs: Sequence[str], targets: Sequence[str]) -> Sample:
+    """`input` is the batch: by its own names, each value without its list over sources.
 
-    def compute(_: Any) -> Any:
-        if own is not None:
-            return own(data)
-        return call(model, preprocessed(model, data, training=False), "predict")
+    A batch of another form than the engine's collators make is passed to the model unchanged.
+    """
+    if not is_engine_batch(batch):
+        return {"input": batch, "target": None}
+    named = {key: values[0] for key, values in batch.items()}
+    sample = single_input_sample(batch, inputs, targets)
+    return {**sample, "input": named}
 
-    output = stages.announce(task, task.precision.as_full(stages.call_model(task, compute)))
-    if not are_losses(output):
-        return None, output
-    return parse(model, output if isinstance(output, Mapping) else {MAIN: output}), None
+
+def is_engine_batch(batch: Any) -> bool:
+    return isinstance(batch, dict) and all(
+        isinstance(values, list) and len(values) == 1 for values in batch.values()
+    )
+
+
+def sum_of_losses(output: Any, model: str) -> dict[str, Tensor]:
+    """`loss`, the sum, and each loss under its name; a single tensor is the sum itself."""
+    if isinstance(output, Tensor):
+        output = {MAIN: output}
+    if not isinstance(output, Mapping) or not output:
+        raise TrainingError(
+            f"{model} must return its losses, a dict of tensors or one tensor; it returned "
+            f"{_described(output)}."
+        )
+    for name, loss in output.items():
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise TrainingError(
+                f"{model} returned {name!r} as {_described(loss)}; a loss is one number."
+            )
+    if MAIN in output and len(output) > 1:
+        raise TrainingError(
+            f"{model} returned a loss named {MAIN!r} and also {_names(output)}: that name is taken "
+            f"by their sum. Call it otherwise."
+        )
+    parts = {name: loss.reshape(()) for name, loss in output.items()}
+    return total_first(reduce(add, parts.values()), parts)
+
+
+def total_first(total: Tensor, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {MAIN: total, **{name: loss for name, loss in parts.items() if name != MAIN}}
+
+
+def are_losses(output: Any) -> bool:
+    """In a test phase a model may give losses, or predictions."""
+    values = list(output.values()) if isinstance(output, Mapping) else [output]
+    return bool(values) and all(isinstance(each, Tensor) and each.ndim == 0 for each in values)
+
+
+def named_arguments(batch: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """names: the model's argument -> what the batch calls it."""
+    for argument, name in names.items():
+        if name not in batch:
+            raise ConfigError(
+                f"config.TRAINER.model_train_step.ARGUMENTS.{argument}: the batch has no {name!r}, "
+                f"it has {', '.join(batch)}. {nearest(name, batch)}".rstrip()
+            )
+    return {argument: batch[name] for argument, name in names.items()}
+
+
+def preprocessed(model: Any, data: Any, training: bool) -> Any:
+    preprocess = getattr(model, "data_preprocessor", None)
+    return data if preprocess is None else preprocess(data, training)
+
+
+def call(model: Any, data: Any, mode: str) -> Any:
+    if isinstance(data, Mapping):
+        return model(**data, mode=mode)
+    if isinstance(data, (list, tuple)):
+        return model(*data, mode=mode)
+    raise TypeError(
+        f"model_train_step gives the model a dict's values as keywords, a list's or a tuple's as "
+        f"arguments; the data is a {type(data).__name__}. See config.DATA.TRAIN.COLLATE_FUNCTION "
+        f"and the model's data_preprocessor."
+    )
+
+
+def parse(model: Any, losses: Any) -> dict[str, Tensor]:
+    """`loss`, what to minimise, and what to log. A list under a name is the sum of its means."""
+    if not isinstance(losses, Mapping):
+        raise TrainingError(
+            f'{type(model).__name__} must return a dict of losses for mode="loss"; it returned a '
+            f"{type(losses).__name__}."
+        )
+    if hasattr(model, "parse_losses"):
+        return total_first(*model.parse_losses(losses))
+    means = {name: _mean(name, value) for name, value in losses.items()}
+    minimised = [value for name, value in means.items() if "loss" in name]
+    if not minimised:
+        raise TrainingError(
+            f"{type(model).__name__} returned {', '.join(means) or 'nothing'}: what is to be "
+            f'minimised has "loss" in its name, and none of these has.'
+        )
+    return total_first(torch.stack(minimised).sum(), means)
+
+
+def _mean(name: str, value: Any) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.mean()
+    if isinstance(value, (list, tuple)) and all(isinstance(each, Tensor) for each in value):
+        return torch.stack([each.mean() for each in value]).sum()
+    raise TrainingError(f"{name} is a {type(value).__name__}, not a tensor or a list of tensors.")
+
+
+def _names(output: Mapping[str, Any]) -> str:
+    return ", ".join(repr(name) for name in output if name != MAIN)
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return "an empty dict" if value == {} else f"a {type(value).__name__}"

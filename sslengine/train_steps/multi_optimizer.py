@@ -15,10 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
+from typing import TYPE_CHECKING, Any
 
 import torch
 from omegaconf import DictConfig
-from torch import nn
+from torch import Tensor, nn
 
 from sslengine.config.sections import read
 from sslengine.errors import ConfigError
@@ -29,8 +32,11 @@ from sslengine.optim.options import OwnedOptimizerOptions
 from sslengine.optim.ownership import only, owned_parameters
 from sslengine.optim.several import Owner, SeveralOptimizers
 from sslengine.registry import register_train_step
-from sslengine.train_steps import stages
-from sslengine.train_steps.samples import single_input_sample
+from sslengine.train_steps.samples import Sample
+from sslengine.train_steps.step import Loss, TrainStep, expect_numbers, expect_registered
+
+if TYPE_CHECKING:
+    from sslengine.task.task import SelfSupervisionTask
 
 NAME = "multi_optimizer_train_step"
 WHERE = f"config.TRAINER.{NAME}.OPTIMIZERS"
@@ -47,7 +53,7 @@ class MultiOptimizerOptions:
 
 
 @register_train_step(NAME, options=MultiOptimizerOptions)
-class MultiOptimizerTrainStep:
+class MultiOptimizerTrainStep(TrainStep):
     reduces_by_hand = True  # DDP's hooks would follow the first of several backward passes
 
     def __init__(self, options: MultiOptimizerOptions) -> None:
@@ -76,15 +82,27 @@ class MultiOptimizerTrainStep:
             owners.append(Owner(name, optimizer, parameters, losses, options.clip_norm))
         return SeveralOptimizers(owners, WHERE)
 
-    def __call__(self, task: stages.StepTask) -> stages.StepTask:
-        with stages.step_timer(task):
-            with stages.compute_context(task):
-                sample = stages.read_sample(task, single_input_sample)
-                output = stages.forward(task, sample)  # fires on_forward
-                losses = stages.compute_losses(task, output, sample)
-            stages.reduce_loss(task, losses)
-            stages.update_meters(task, output, sample)  # fires on_loss_and_meter
-            if task.train:
-                stages.backward_of_each(task, losses)  # fires on_backward
-                stages.optimizer_step(task)  # by `where`; fires on_update
-        return task
+    def losses(self, task: SelfSupervisionTask, output: Any, sample: Sample) -> dict[str, Tensor]:
+        """Return several by their names, and as "loss", for the log, the sum of those followed."""
+        given = self.call_loss(task, output, sample)
+        losses = {"loss": given} if isinstance(given, Tensor) else dict(given)
+        expect_numbers(type(task.parts.loss).__name__, losses)
+        optimizer = task.parts.optimizer
+        optimizer.check_losses(losses)
+        if "loss" in losses:
+            return losses
+        return {"loss": reduce(add, (losses[name] for name in optimizer.losses)), **losses}
+
+    def differentiate(self, task: SelfSupervisionTask, loss: Loss) -> None:
+        """Compute each optimizer's gradients, by the losses that it follows."""
+        assert not isinstance(loss, Tensor)
+        parts, group = task.parts, task.state.group
+        if group.first:
+            parts.optimizer.zero_grad()
+        expect_registered(task, *(loss[name] for name in parts.optimizer.losses))
+        parts.optimizer.backward(parts.precision, loss, group.weight)
+        if parts.exchange.reduced_by_hand is None or not group.last:
+            parts.optimizer.finish_backward(over_ranks=False)
+
+    def reduce(self, task: SelfSupervisionTask) -> None:
+        task.parts.optimizer.finish_backward(over_ranks=True)

@@ -20,8 +20,7 @@ from sslengine.errors import TrainingError
 from sslengine.registry import TRAIN_STEPS, register_train_step
 from sslengine.services.order import Services
 from sslengine.task.task import SelfSupervisionTask
-from sslengine.train_steps import stages
-from sslengine.train_steps.samples import single_input_sample
+from sslengine.train_steps.step import TrainStep
 from sslengine.trainer import loop
 from tests.ranks import RankPool
 from tests.registries import as_before
@@ -120,29 +119,18 @@ def test_a_function_gets_its_arguments_from_yaml(tmp_path: Path) -> None:
     assert given == [0.5]
 
 
-def _of_stages(*left_out: str) -> Any:
-    """A train step as the document's, without some of its stages."""
-
-    def step(task: Any) -> None:
-        with stages.compute_context(task):
-            sample = stages.read_sample(task, single_input_sample)
-            loss = stages.compute_loss(task, stages.forward(task, sample), sample)
-        for name in ("reduce_loss", "backward"):
-            if name not in left_out:
-                getattr(stages, name)(task, loss)
-        if "optimizer_step" not in left_out:
-            stages.optimizer_step(task)
-
-    return step
+def _without(stage: str) -> Any:
+    """Return a train step that leaves a stage out."""
+    return type("PartOfAStep", (TrainStep,), {stage: lambda *_: None})
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize(
     ("left_out", "message"),
     [
-        ("reduce_loss", "TRAIN_STEP_NAME: part_of_a_step recorded no loss: call stages.reduce_"),
-        ("backward", "the first optimizer step finds no gradient: .*stages.backward"),
-        ("optimizer_step", "TRAIN_STEP_NAME: part_of_a_step made no optimizer step: call stages."),
+        ("record", "TRAIN_STEP_NAME: part_of_a_step recorded no loss: call TrainStep.record"),
+        ("backward", "the first optimizer step finds no gradient: .*TrainStep.backward"),
+        ("update", "TRAIN_STEP_NAME: part_of_a_step made no optimizer step: call TrainStep.update"),
     ],
 )
 def test_a_step_that_does_not_train_is_an_error(
@@ -150,16 +138,19 @@ def test_a_step_that_does_not_train_is_an_error(
 ) -> None:
     trainer = {"TRAIN_STEP_NAME": "part_of_a_step"}
     with as_before(TRAIN_STEPS):
-        register_train_step("part_of_a_step")(_of_stages(left_out))
+        register_train_step("part_of_a_step")(_without(left_out))
         task = make_task(tmp_path, [], TRAINER=trainer, OPTIMIZER__accumulate=accumulate)
     with pytest.raises(TrainingError, match=message):
         loop.run(task)
     assert task.iteration < accumulate
 
 
-def test_a_step_of_all_stages_may_return_nothing(tmp_path: Path) -> None:
+def test_a_function_is_a_step_and_may_return_nothing(tmp_path: Path) -> None:
+    def step(task: Any) -> None:
+        TrainStep()(task)
+
     with as_before(TRAIN_STEPS):
-        register_train_step("whole_step")(_of_stages())
+        register_train_step("whole_step")(step)
         task = make_task(tmp_path, [], TRAINER={"TRAIN_STEP_NAME": "whole_step"})
     loop.run(task)
     assert task.num_updates == task.iteration > 0

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from sslengine.train_steps.stages import main_loss
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from sslengine.distributed.ranks import rank, world_size
-from sslengine.train_steps.stages import main_loss
 from tests.ranks import RankPool
 
 IMAGES, PIXELS, WIDTH = 8, 5, 4

@@ -113,7 +113,7 @@ def _three_steps(task: SelfSupervisionTask) -> None:
     task.on_start()
     task.start_phase()
     task.on_phase_start()
-    batches = [task.next_batch() for _ in range(3)]  # reading data is the host's own business
+    batches = [task.state.next_batch() for _ in range(3)]  # reading data is the host's own business
     task.state.reading.batches = iter(batches)
     guard = NoWaiting()
     guard.forbid()

@@ -184,7 +184,7 @@ def test_a_train_step_never_waits_for_the_device(tmp_path: Path, changes: dict[s
     task.start_phase()
     task.on_phase_start()
     task.step()  # the first step is logged at once, so that a person sees something
-    batches = [task.next_batch() for _ in range(2)]  # reading data is the host's own business
+    batches = [task.state.next_batch() for _ in range(2)]  # reading data is the host's own business
     task.state.reading.batches = iter(batches)
     guard.forbid()
     try:

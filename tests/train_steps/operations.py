@@ -49,10 +49,10 @@ class Case(Begun):
         self.task = SelfSupervisionTask(run.config, folder, cpu, hooks=[], services=Services())
         self.begin()
         self.task.step()
-        self.batch: dict[str, Any] = self.task.next_batch()
+        self.batch: dict[str, Any] = self.task.state.next_batch()
 
     def of_engine(self) -> Counter[str]:
-        self.task.next_batch = lambda: self.batch  # type: ignore[method-assign]
+        self.task.state.next_batch = lambda: self.batch  # type: ignore[method-assign]
         return self._count(self.task.step)
 
     def loss_by_hand(

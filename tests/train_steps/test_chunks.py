@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sslengine.errors import ConfigError
-from sslengine.train_steps.chunks import chunks_of, joined
+from sslengine.train_steps.gradcache import chunks_of, joined
 
 
 def test_chunks_come_in_the_order_of_the_models_outputs() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sslengine.errors import TrainingError
-from sslengine.train_steps.model_losses import (
+from sslengine.train_steps.model import (
     are_losses,
     is_engine_batch,
     sum_of_losses,

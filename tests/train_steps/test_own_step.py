@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sslengine.errors import TrainingError
-from sslengine.train_steps.own_step import call, parse, preprocessed
+from sslengine.train_steps.model import call, parse, preprocessed
 
 
 class Plain:

@@ -9,7 +9,6 @@ from torch import nn
 from sslengine.errors import TrainingError
 from sslengine.monitor.perf import STAGES
 from sslengine.python.task import PythonTask
-from sslengine.train_steps import stages
 from tests.train_steps.tasks import ListModel, Seen, at, begin, make_batch
 
 
@@ -116,7 +115,9 @@ def test_the_loss_is_computed_in_single_precision_under_amp() -> None:
     assert seen == [(torch.float32, False)]
 
 
-def test_the_main_loss() -> None:
-    one = torch.ones(())
-    assert stages.main_loss(one) is one
-    assert stages.main_loss({"loss": one, "x": one + 1}) is one
+def test_an_event_without_hooks_is_not_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = begin([make_batch(0)], ListModel(), nn.CrossEntropyLoss())
+    announced: list[str] = []
+    monkeypatch.setattr(type(task), "run_hooks", lambda self, event: announced.append(event))
+    task.step()
+    assert announced == ["on_backward", "on_step"]  # that of the gradients' norm

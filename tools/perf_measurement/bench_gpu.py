@@ -114,8 +114,8 @@ class Ours(by_hand.Begun):
         self.task = TASKS.get(config.TRAINER.TASK_NAME)(config, folder, self.device)
         self.begin()
         if not given.jpegs:
-            self.batch = self.task.next_batch()
-            self.task.next_batch = lambda: self.batch
+            self.batch = self.task.state.next_batch()
+            self.task.state.next_batch = lambda: self.batch
 
     def step(self) -> None:
         set_kernels(self.precision, self.tries, deterministic=False)

@@ -77,8 +77,8 @@ class Ours:
         self.task.on_start()
         self.task.start_phase()
         self.task.on_phase_start()
-        self.batch = self.task.next_batch()
-        self.task.next_batch = lambda: self.batch  # type: ignore[method-assign]
+        self.batch = self.task.state.next_batch()
+        self.task.state.next_batch = lambda: self.batch  # type: ignore[method-assign]
 
     def step(self) -> None:
         self.task.step()

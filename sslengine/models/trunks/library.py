@@ -28,13 +28,17 @@ FINAL = "flatten"
 SIDE = 224
 
 
+def _first(trunk: Any, given: Sequence[Tensor], x: Tensor) -> Tensor:
+    return given[0]
+
+
 class Feature(NamedTuple):
     """A feature is a function of the outputs of submodules, each of which is called once."""
 
     # Names of submodules; "" is the network.
     sources: tuple[str, ...]
     # A function of the trunk, the outputs of `sources` and the images.
-    read: Callable[[Any, Sequence[Tensor], Tensor], Tensor] = lambda trunk, given, x: given[0]
+    read: Callable[[Any, Sequence[Tensor], Tensor], Tensor] = _first
 
 
 def named(**submodules: str) -> dict[str, Feature]:
@@ -64,6 +68,8 @@ class LibraryTrunk(Trunk):
         """Set the trunk's features; the last is the final feature."""
         self.table, self.feature_names = dict(table), tuple(table)
         self._outputs, self._recorded = {}, set()
+        # Is the final feature what the library's own forward returns?
+        self._ends_with_final = self.table[self.feature_names[-1]] == Feature(("",))
         self.check_features(self.feature_names[-1:])
 
     def check_features(self, names: Sequence[str], where: str = "out_feat_keys") -> None:
@@ -88,6 +94,18 @@ class LibraryTrunk(Trunk):
     def _record(self, source: str) -> None:
         submodule = self.get_submodule(source.removeprefix(OUTPUT))
         submodule.register_forward_hook(_RecordOutput(self, source))
+
+    def forward(
+        self, x: Tensor, out_feat_keys: Sequence[str] = (), **extra: Tensor
+    ) -> list[Tensor]:
+        is_final = not out_feat_keys or tuple(out_feat_keys) == self.feature_names[-1:]
+        fits = self.in_chans is None or self.in_chans == x.shape[1]
+        if not (is_final and self._ends_with_final and fits) or extra:
+            return super().forward(x, out_feat_keys, **extra)
+        try:
+            return [self.final_feature(x)]
+        except AssertionError as error:
+            raise self._wrong_size(x, error) from error
 
     def final_feature(self, x: Tensor) -> Tensor:
         """Return the network's output, computed by the library."""
@@ -123,12 +141,8 @@ class LibraryTrunk(Trunk):
             given.update(self._run(x, sources))
         except _AllRecorded:
             pass
-        except AssertionError as error:  # what the libraries raise for images of another size
-            raise ConfigError(
-                f"{self.section}: {type(self).__name__} cannot take a batch of shape "
-                f"{tuple(x.shape)}: {error} Resize or crop images in DATA, or set the size in "
-                f"`arguments`."
-            ) from error
+        except AssertionError as error:
+            raise self._wrong_size(x, error) from error
         finally:
             self._outputs, self._can_stop = {}, False
         for name, tensor in given.items():
@@ -138,6 +152,14 @@ class LibraryTrunk(Trunk):
                     f"of {type(self).__name__}, so it cannot be a feature."
                 )
         return cast(dict[str, Tensor], given)
+
+    def _wrong_size(self, x: Tensor, error: AssertionError) -> ConfigError:
+        """Return the error for what the libraries raise for images of another size."""
+        return ConfigError(
+            f"{self.section}: {type(self).__name__} cannot take a batch of shape "
+            f"{tuple(x.shape)}: {error} Resize or crop images in DATA, or set the size in "
+            f"`arguments`."
+        )
 
     def _run(self, x: Tensor, sources: Collection[str]) -> dict[str, Tensor]:
         """Run the network; return the outputs that are not recorded, here the network's ("")."""

@@ -29,7 +29,7 @@ class ResNet(LibraryTrunk, TorchvisionResNet):  # type: ignore[misc] # Trunk's f
     table = {
         **named(conv1="relu", res1="maxpool", res2="layer1", res3="layer2", res4="layer3"),
         **named(res5="layer4", res5avg="avgpool"),
-        "flatten": Feature(("avgpool",), lambda trunk, given, x: given[0].flatten(1)),
+        "flatten": Feature(("",)),
     }
     feature_names = tuple(table)
     block_names = r"layer\d+\.\d+"

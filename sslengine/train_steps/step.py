@@ -1,0 +1,255 @@
+"""A train step, from top to bottom: what happens to one batch. A named step overrides a stage.
+
+    read        the next batch, on the device, as the sample dict of the step
+    forward     the model's output; hooks may replace it: on_forward
+    losses      what the loss makes of it, in float32
+    record      the loss is recorded; it is averaged over ranks when it is read, at LOG_FREQUENCY
+    measure     meters; on_loss_and_meter
+    backward    gradients; the method's after_backward; on_backward
+    update      the optimizer by `where`; the method's after_update; on_update
+
+Each stage is timed under VISSL's name for it. None waits for the device: losses, meters and timings
+stay there until they are read (monitor/store.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sslengine.distributed.data_parallel import broadcast_all, manual_gradient_all_reduce, no_sync
+from sslengine.errors import TrainingError
+from sslengine.optim.ownership import expect_gradients
+from sslengine.optim.unregistered import warn_of_unregistered
+from sslengine.registry import register_train_step
+from sslengine.train_steps.samples import Sample, multi_input_sample, single_input_sample
+
+if TYPE_CHECKING:
+    from sslengine.task.task import SelfSupervisionTask
+
+Loss = Tensor | Mapping[str, Tensor]
+
+_AS_IT_IS = nullcontext()
+
+
+@register_train_step("standard_train_step")
+class TrainStep:
+    """One input, one loss, one optimizer."""
+
+    # Does the model give its losses, so that config.LOSS names none?
+    model_gives_losses = False
+    # Does the model get a batch in parts?
+    in_chunks = False
+    # Are there several backward passes, of which DDP's hooks would follow the first?
+    reduces_by_hand = False
+
+    def __call__(self, task: SelfSupervisionTask) -> SelfSupervisionTask:
+        with task.state.perf.train_step_total:
+            with self.context(task):
+                sample = self.read(task)
+                output = self.forward(task, sample)
+                loss = self.losses(task, output, sample)
+            if loss is not None:
+                self.record(task, loss)
+            self.measure(task, output, sample)
+            if task.state.train and loss is not None:
+                self.backward(task, loss)
+                self.update(task)
+        return task
+
+    def context(self, task: SelfSupervisionTask) -> AbstractContextManager[Any]:
+        """Turn gradients on in training, and off in test phases.
+
+        Inside it DDP does not reduce gradients if they are reduced by hand, nor for any batch of an
+        accumulated group but the last, which then reduces the sum.
+        """
+        parts, state = task.parts, task.state
+        if not state.train:
+            return torch.no_grad()
+        reduces = state.group.last and not parts.exchange.reduce_by_hand
+        kept = _AS_IT_IS if reduces else no_sync(parts.model, parts.loss)
+        if torch.is_grad_enabled():
+            return kept
+        stack = ExitStack()
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(kept)
+        return stack
+
+    def read(self, task: SelfSupervisionTask) -> Sample:
+        """Take the next batch, on the device."""
+        state = task.state
+        with state.perf.read_sample:
+            batch, keys = state.next_batch(), task.state.reading
+            assert keys is not None
+            sample = self.make_sample(batch, keys.input_keys, keys.target_keys)
+        state.last_batch.begin(sample)
+        return sample
+
+    def make_sample(self, batch: Any, inputs: Sequence[str], targets: Sequence[str]) -> Sample:
+        """Turn a batch of the loader, a dict of lists over sources, into the sample dict."""
+        return single_input_sample(batch, inputs, targets)
+
+    def forward(self, task: SelfSupervisionTask, sample: Sample) -> Any:
+        """Call the model in the precision of the run; ranks have the same buffers before."""
+        parts, state = task.parts, task.state
+        with state.perf.forward, parts.precision.autocast():
+            if state.train and parts.exchange.broadcast_buffers_by_hand:
+                broadcast_all(parts.base_model.buffers())
+            output = self.apply(task, sample)
+        if isinstance(output, list) and len(output) == 1:
+            output = output[0]
+        state.last_batch.model_output = output
+        if state.calls["on_forward"]:
+            task.run_hooks("on_forward")
+        return state.last_batch.model_output
+
+    def apply(self, task: SelfSupervisionTask, sample: Sample) -> Any:
+        """Compute the model's output; a list of one is unwrapped."""
+        return task.parts.model(sample["input"])
+
+    def losses(self, task: SelfSupervisionTask, output: Any, sample: Sample) -> Loss | None:
+        """Compute one number to minimise, and maybe others for the log; None: nothing is measured.
+
+        Losses are in float32 for any precision of the model: they divide by small temperatures.
+        """
+        loss: Loss = self.call_loss(task, output, sample)
+        if isinstance(loss, Tensor) and loss.numel() == 1:
+            return loss
+        named = {"loss": loss} if isinstance(loss, Tensor) else loss
+        name = type(task.parts.loss).__name__
+        if not isinstance(named, Mapping) or "loss" not in named:
+            given = (
+                f"a dict of {', '.join(map(repr, named))}" if isinstance(named, Mapping) else named
+            )
+            raise TrainingError(
+                f"a loss must return a tensor, or a dict in which 'loss' is the one to minimise; "
+                f"{name} returned {given}."
+            )
+        expect_numbers(name, named)
+        return loss
+
+    def call_loss(self, task: SelfSupervisionTask, output: Any, sample: Sample) -> Any:
+        """Call the method, or a plain loss of output and target."""
+        parts = task.parts
+        with task.state.perf.loss_compute:
+            output = parts.precision.as_full(output)
+            if parts.loss_takes_sample:
+                return parts.loss(output, sample, task.method_step)
+            return parts.loss(output, sample["target"])
+
+    def record(self, task: SelfSupervisionTask, loss: Loss) -> None:
+        """Record the loss with the share of images that this rank has."""
+        state, batch = task.state, task.state.last_batch
+        with state.perf.loss_all_reduce:
+            size, share = batch.size, batch.share
+            if not state.train and _is_left_out(batch):
+                size, share = (0 if share == 1.0 else size), 0.0  # other ranks may have samples
+            record = state.storage.losses.record
+            batch.loss = record(loss, state.progress.iteration, size, share, batch.indices)
+
+    def measure(self, task: SelfSupervisionTask, output: Any, sample: Sample) -> None:
+        """Update meters, which accumulate on the device; None is nothing to measure."""
+        state = task.state
+        meters = state.active_meters
+        if meters and output is not None and (state.train or not _is_left_out(state.last_batch)):
+            with state.perf.meters_update:
+                for meter in meters:
+                    meter.update(output, sample["target"])
+        if state.calls["on_loss_and_meter"]:
+            task.run_hooks("on_loss_and_meter")
+
+    def backward(self, task: SelfSupervisionTask, loss: Loss) -> None:
+        """Add the gradients of this batch's share of its group."""
+        parts, state = task.parts, task.state
+        with state.perf.backward:
+            self.differentiate(task, loss)
+            if parts.exchange.reduced_by_hand is not None and state.group.last:
+                self.reduce(task)
+        for call in parts.after_backward:
+            call(task.method_step)
+        if state.calls["on_backward"]:
+            task.run_hooks("on_backward")
+
+    def differentiate(self, task: SelfSupervisionTask, loss: Loss) -> None:
+        """Compute gradients; a group's first batch begins from none."""
+        parts, group = task.parts, task.state.group
+        value = loss if isinstance(loss, Tensor) else loss["loss"]
+        if group.first:
+            parts.optimizer.zero_grad()
+        if task.first_step:
+            expect_registered(task, value)
+        if not value.requires_grad:
+            raise TrainingError(
+                "the loss has no gradient: nothing that is trained leads to it. Is a `detach()` or "
+                "a `torch.no_grad()` in the way, or is all frozen?"
+            )
+        if group.weight != 1.0:
+            value = value * group.weight
+        if group.last:
+            parts.precision.backward(value)
+            return
+        with no_sync(parts.model, parts.loss):  # of a sharded model: DDP has asked in the forward
+            parts.precision.backward(value)
+
+    def reduce(self, task: SelfSupervisionTask) -> None:
+        """Average over ranks the gradients that DDP does not reduce."""
+        by_hand = task.parts.exchange.reduced_by_hand
+        assert by_hand is not None
+        manual_gradient_all_reduce(by_hand)
+
+    def update(self, task: SelfSupervisionTask) -> None:
+        """Step the optimizer, when the group is complete."""
+        parts, state = task.parts, task.state
+        if not state.group.last:
+            return
+        if not state.progress.num_updates:
+            expect_gradients(parts.optimizer)
+        with state.perf.optimizer_step:
+            parts.optimizer.schedule(parts.plan.where(state.progress))
+            parts.optimizer.step(parts.precision)
+        for call in parts.after_update:
+            call(task.method_step)
+        if state.calls["on_update"]:
+            task.run_hooks("on_update")
+        state.count_update()
+
+
+@register_train_step("multi_input_train_step", "pirl_train_step")
+class MultiInputTrainStep(TrainStep):
+    """Several inputs of one image, such as PIRL's image and patches.
+
+    The model gets a dict, `{"images": ..., "patches": ...}`, by the names of
+    DATA.TRAIN.INPUT_KEY_NAMES; MODEL.MULTI_INPUT_HEAD_MAPPING says which head takes what.
+    """
+
+    def make_sample(self, batch: Any, inputs: Sequence[str], targets: Sequence[str]) -> Sample:
+        return multi_input_sample(batch, inputs, targets)
+
+
+def expect_numbers(name: str, losses: Mapping[str, Any]) -> None:
+    """Raise TrainingError unless each of the losses that `name` gives is one number."""
+    for key, value in losses.items():
+        if not isinstance(value, Tensor):
+            raise TrainingError(f"a loss must be a tensor; {name} gives as {key!r} {value!r}.")
+        if value.numel() != 1:
+            raise TrainingError(
+                f"a loss must be one number; {name} gives as {key!r} a tensor of shape "
+                f"{tuple(value.shape)}: take its mean, or its sum."
+            )
+
+
+def expect_registered(task: SelfSupervisionTask, *losses: Tensor) -> None:
+    """Warn of what these losses lead to and no module has. Once, in the first step."""
+    parts = task.parts
+    if task.first_step and parts.peers is None:  # those are gathered for each use
+        warn_of_unregistered(losses, (*parts.model.parameters(), *parts.loss.parameters()))
+
+
+def _is_left_out(batch: Any) -> bool:
+    """Could no sample of a test batch be read? Then it holds placeholders without an index."""
+    indices = batch.indices  # on the host
+    return isinstance(indices, Tensor) and indices.numel() > 0 and int(indices.max()) < 0
