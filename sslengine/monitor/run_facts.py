@@ -142,7 +142,7 @@ class Facts:
     @property
     def tested(self) -> int:
         """Count the images that were tested."""
-        first = next(iter(self.evaluation.get("scores", ())), {})
+        first: Mapping[str, Any] = next(iter(self.evaluation.get("scores", ())), {})
         images = first.get("about", {}).get("images", {})
         return int(images.get("test", images.get("train", 0)))
 
