@@ -84,8 +84,8 @@ def view_of(network: Network) -> list[dict[str, Any]]:
     """List what the library does to an image, as transforms of this package."""
     if network.library == "torchvision":
         preset = _weights_of_torchvision(network.name).transforms()
-        sides = *preset.resize_size, *preset.crop_size
-        return _entries(*sides, preset.interpolation.value, preset.mean, preset.std)
+        (resized,), (side,) = preset.resize_size, preset.crop_size
+        return _entries(resized, side, preset.interpolation.value, preset.mean, preset.std)
     import timm
 
     config = timm.get_pretrained_cfg(network.name)

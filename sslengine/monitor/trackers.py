@@ -223,8 +223,12 @@ class SharedCallsTracker(TrackerWriter):
             self._run.log(dict(scores))
 
     def finish(self, error: BaseException | None) -> None:
-        failed = {"wandb": {"exit_code": 1}, "swanlab": {"state": "crashed", "error": repr(error)}}
-        self._run.finish(**failed.get(self.package, {}) if error else {})
+        if error is None or self.package == "trackio":  # which has no such state
+            self._run.finish()
+        elif self.package == "wandb":
+            self._run.finish(exit_code=1)
+        else:
+            self._run.finish(state="crashed", error=repr(error))
 
 
 class MlflowTracker(TrackerWriter):
