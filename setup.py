@@ -21,8 +21,8 @@ VIDEO = ["av>=14"]
 # have an environment of their own.
 TRACKERS = {
     "wandb": ["wandb>=0.19"],
-    "trackio": ["trackio>=0.20"],
-    "swanlab": ["swanlab>=0.7"],
+    "trackio": ["trackio>=0.39"],
+    "swanlab": ["swanlab>=0.8"],
     "mlflow": ["mlflow>=2.14"],
 }
 TEST = [
