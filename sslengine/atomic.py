@@ -58,14 +58,13 @@ def write_json(path: Path, content: object) -> None:
 def append(path: Path, content: bytes) -> None:
     """Append to a file; of content that the disk cannot take, nothing stays."""
     file = open_no_link(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    size = os.fstat(file).st_size
     try:
-        size = os.fstat(file).st_size
-        try:
-            while content:
-                content = content[os.write(file, content) :]
-        except OSError:
-            os.ftruncate(file, size)
-            raise
+        while content:
+            content = content[os.write(file, content) :]
+    except OSError:
+        os.ftruncate(file, size)
+        raise
     finally:
         os.close(file)
 

@@ -101,14 +101,12 @@ class _Stage:
 class _Screen:
     """Shows the stages that run: one, or one within another. A thread does it when it is time."""
 
-    _thread: threading.Thread
-
     def __init__(self) -> None:
         self.stages: list[_Stage] = []
         self._lock = threading.RLock()
         self._silent_since = self._ended = float("-inf")
         self._live: Any = None  # rich's, on a terminal
-        self._over = threading.Event()
+        self._over, self._thread = threading.Event(), threading.Thread()
 
     def begin(self, stage: _Stage) -> None:
         with self._lock:
@@ -120,14 +118,15 @@ class _Screen:
             if len(self.stages) == 1:
                 wait = max(self._silent_since + AFTER - stage.began, _FLICKER)
                 self._over = threading.Event()
-                self._thread = threading.Thread(target=self._watch, args=(wait,), daemon=True)
+                given = wait, self._over
+                self._thread = threading.Thread(target=self._watch, args=given, daemon=True)
                 self._thread.start()
 
     def end(self, stage: _Stage, failed: bool = False) -> None:
         with self._lock:
             self.stages.remove(stage)
-            self._ended, live = time.monotonic(), self._live
-            if not self.stages:
+            self._ended, live, thread = time.monotonic(), self._live, self._thread
+            if over := not self.stages:
                 self._over.set()
                 self.clear()
             if not failed and (stage.at_once or stage.seconds >= AFTER):
@@ -135,16 +134,15 @@ class _Screen:
                     live.console.print(stage.last_line, soft_wrap=True)
                 elif stage.at_once or pace.is_due():
                     print(stage.last_line, file=sys.stderr, flush=True)  # noqa: T201
-        if self._over.is_set():
-            self._thread.join()
+        if over:
+            thread.join()
 
     def clear(self) -> None:
         if self._live is not None:
             self._live.stop()
             self._live = None
 
-    def _watch(self, wait: float) -> None:
-        over = self._over
+    def _watch(self, wait: float, over: threading.Event) -> None:
         while not over.wait(wait):
             with self._lock:
                 if not over.is_set():
