@@ -1,4 +1,4 @@
-"""Write, append to, lock and sync files, whose folder may be anyone's."""
+"""Write, append to, lock and sync files in folders that may be anyone's."""
 
 from __future__ import annotations
 

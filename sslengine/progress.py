@@ -99,7 +99,7 @@ class _Stage:
 
 
 class _Screen:
-    """Shows the stages that run: one, or one within another. A thread does it when it is time."""
+    """Show the stages that run: one, or one within another. A thread does it when it is time."""
 
     def __init__(self) -> None:
         self.stages: list[_Stage] = []

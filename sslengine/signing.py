@@ -88,7 +88,7 @@ def modules_of_signed(path: Path, content: bytes) -> str | None:
 
 
 def _is_users(modules: str, folder: Path) -> bool:
-    """Tell whether only the user may write to it. folder: that of the run, which anyone may."""
+    """Tell whether only the user may write there; not in `folder`, which may be anyone's."""
     with suppress(OSError):
         facts = os.stat(modules)
         private = facts.st_uid in (0, os.geteuid()) and not facts.st_mode & stat.S_IWOTH

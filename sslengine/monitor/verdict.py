@@ -1,4 +1,4 @@
-"""Is the run good, and what comes next? The first rule that holds gives one sentence, one command.
+"""Tell whether a run is good and what comes next: the first rule that holds gives both.
 
     verdict = judge_run(read_facts(folder))
 
@@ -184,7 +184,7 @@ def _gains(facts: Facts, than: str) -> str:
 
 
 def _is_improving(facts: Facts) -> bool:
-    """Do the loss and, where there is one, the online score improve over the last tenth?"""
+    """Tell whether loss and, where there is one, online score improve over the last tenth."""
     part = len(facts.losses) // 10
     if part < 2:
         return False
