@@ -23,7 +23,7 @@ TRACKERS = {
     "wandb": ["wandb>=0.19"],
     "trackio": ["trackio>=0.39"],
     "swanlab": ["swanlab>=0.8"],
-    "mlflow": ["mlflow>=2.14"],
+    "mlflow": ["mlflow>=3.9"],
 }
 TEST = [
     "pytest>=7.4",
