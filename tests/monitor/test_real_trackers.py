@@ -118,7 +118,7 @@ def of_mlflow(folder: Path, kept: Kept) -> None:
         kept.ids = {run}
     (config,) = folder.glob("mlruns/**/artifacts/config.yaml")
     kept.config = yaml.safe_load(config.read_text())
-    kept.images = len([*config.parent.glob("images/train~first*.png")])
+    kept.images = len([*config.parent.glob("images/train?first*.png")])
 
 
 READERS: dict[str, Callable[[Path, Kept], None]] = {
