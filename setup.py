@@ -21,9 +21,9 @@ VIDEO = ["av>=14"]
 # have an environment of their own.
 TRACKERS = {
     "wandb": ["wandb>=0.19"],
-    "trackio": ["trackio>=0.20"],
-    "swanlab": ["swanlab>=0.7"],
-    "mlflow": ["mlflow>=2.14"],
+    "trackio": ["trackio>=0.39"],
+    "swanlab": ["swanlab>=0.8"],
+    "mlflow": ["mlflow>=3.9"],
 }
 TEST = [
     "pytest>=7.4",

@@ -1,8 +1,9 @@
-"""Write files atomically and sync them to the disk."""
+"""Write, append to, lock and sync files in folders that may be anyone's."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import stat
@@ -52,6 +53,29 @@ def write_whole(path: Path, content: bytes, private: bool = False) -> None:
 
 def write_json(path: Path, content: object) -> None:
     write_whole(path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def append(path: Path, content: bytes) -> None:
+    """Append to a file; of content that the disk cannot take, nothing stays."""
+    file = open_no_link(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    size = os.fstat(file).st_size
+    try:
+        while content:
+            content = content[os.write(file, content) :]
+    except OSError:
+        os.ftruncate(file, size)
+        raise
+    finally:
+        os.close(file)
+
+
+def lock_file(file: int, mode: int = fcntl.LOCK_EX) -> bool:
+    """Lock an open file for as long as it is open; return False if another process holds it."""
+    try:
+        fcntl.flock(file, mode | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def make_folder(folder: Path) -> None:

@@ -58,9 +58,8 @@ def progress(
 
 def _is_shown_here() -> bool:
     own = multiprocessing.current_process()
-    if own.daemon or (multiprocessing.parent_process() is not None and "RANK" not in os.environ):
-        return False
-    return os.environ.get("RANK", "0") == "0"
+    is_rank = multiprocessing.parent_process() is None or "RANK" in os.environ
+    return is_rank and not own.daemon and os.environ.get("RANK", "0") == "0"
 
 
 class _Stage:
@@ -78,7 +77,7 @@ class _Stage:
 
     @property
     def left(self) -> str:
-        """The time that is left; the time so far, if that cannot be known."""
+        """Tell the time that is left; the time so far, if that cannot be known."""
         if not self.total or not self.done:
             return _clock(self.seconds) if self.seconds >= 1 else ""
         return f"{_clock(self.seconds * (self.total - self.done) / self.done)} left"
@@ -90,8 +89,8 @@ class _Stage:
     @property
     def line(self) -> str:
         far = ", ".join(filter(None, (self.counted, self.left)))
-        line = f"{self.what}: {far}" if far else self.what
-        return ", ".join(filter(None, (line, self.then))) if far or self.then else f"{line} ..."
+        text = ", ".join(filter(None, (f"{self.what}: {far}" if far else self.what, self.then)))
+        return text if far or self.then else f"{text} ..."
 
     @property
     def last_line(self) -> str:
@@ -100,15 +99,14 @@ class _Stage:
 
 
 class _Screen:
-    """The stages that run: one, or one within another. A thread shows them when it is time."""
+    """Show the stages that run: one, or one within another. A thread does it when it is time."""
 
     def __init__(self) -> None:
         self.stages: list[_Stage] = []
         self._lock = threading.RLock()
         self._silent_since = self._ended = float("-inf")
         self._live: Any = None  # rich's, on a terminal
-        self._over = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._over, self._thread = threading.Event(), threading.Thread()
 
     def begin(self, stage: _Stage) -> None:
         with self._lock:
@@ -117,30 +115,26 @@ class _Screen:
             self.stages.append(stage)
             if stage.at_once or not AFTER:
                 self._show(at_once=True)
-            if self._thread is None:
+            if len(self.stages) == 1:
                 wait = max(self._silent_since + AFTER - stage.began, _FLICKER)
                 self._over = threading.Event()
-                arguments = (wait, self._over)
-                self._thread = threading.Thread(target=self._watch, args=arguments, daemon=True)
+                given = wait, self._over
+                self._thread = threading.Thread(target=self._watch, args=given, daemon=True)
                 self._thread.start()
 
     def end(self, stage: _Stage, failed: bool = False) -> None:
         with self._lock:
             self.stages.remove(stage)
-            self._ended = time.monotonic()
-            thread = self._thread
-            if not self.stages:
+            self._ended, live, thread = time.monotonic(), self._live, self._thread
+            if over := not self.stages:
                 self._over.set()
-                self._thread = None
-            console = self._live and self._live.console
-            if not self.stages:
                 self.clear()
             if not failed and (stage.at_once or stage.seconds >= AFTER):
-                if console is not None:
-                    console.print(stage.last_line, soft_wrap=True)
+                if live is not None:
+                    live.console.print(stage.last_line, soft_wrap=True)
                 elif stage.at_once or pace.is_due():
                     print(stage.last_line, file=sys.stderr, flush=True)  # noqa: T201
-        if thread is not None and self._over.is_set():
+        if over:
             thread.join()
 
     def clear(self) -> None:
@@ -164,7 +158,7 @@ class _Screen:
 
 
 def _make_live(stages: list[_Stage]) -> Any:
-    """A line for each stage at the bottom of the terminal."""
+    """Draw a line for each stage at the bottom of the terminal."""
     from rich.console import Console
     from rich.live import Live
     from rich.progress_bar import ProgressBar

@@ -5,17 +5,16 @@ share. `signature.json` in the run's folder has an HMAC-SHA256 of each config th
 there; the manifest of a checkpoint, which has the hash of its content, has one too. Nothing is
 signed while a config is open that is not the user's: see trust.py.
 
-The content is signed and not the path: the folder may be moved and copied. That is safe, because
-nothing gains trust but what is signed. Somebody who gives a signed folder back may have
+The content is signed and not the path: the folder may be moved and copied. Nothing gains trust but
+what is signed. Somebody who gives a signed folder back may have
 
 - changed the config, the signature or a checkpoint, or taken one from another run, whose signatures
   have another random number: the folder is opened without trust. The bytes that are compared are
   those that are parsed;
 - added files: only a signed config may name code. Links, pickles and catalogues are refused as in
   any folder, and no YAML next to the config is read;
-- added modules by the names that the config has: these are searched where the run was trained, and
-  not in the run's folder or the current one. The path of that folder is signed, and only the user
-  may have written to it, who may have edited the code;
+- added modules by the names that the config has: these are searched where the run was trained, a
+  folder that is signed too and that only the user may have written to, and nowhere else;
 - restored an older config or checkpoint of this run: the user has signed that too.
 """
 
@@ -74,8 +73,8 @@ def sign_manifest(folder: Path, manifest: Mapping[str, Any]) -> str:
 
 
 def modules_of_signed(path: Path, content: bytes) -> str | None:
-    """Return the folder where the modules of a config are searched, "" for none; return None if
-    the user has not signed the config and all checkpoints of its folder.
+    """Return the folder where a config's modules are searched, "" for none; None: the user has not
+    signed the config and all checkpoints of its folder.
     """
     with suppress(*_UNREADABLE):
         key, (run, configs) = _key(path.parent), _signatures(path.parent)
@@ -89,7 +88,7 @@ def modules_of_signed(path: Path, content: bytes) -> str | None:
 
 
 def _is_users(modules: str, folder: Path) -> bool:
-    """Can only the user have put files there? folder: of the run, which anyone may have changed."""
+    """Tell whether only the user may write there; not in `folder`, which may be anyone's."""
     with suppress(OSError):
         facts = os.stat(modules)
         private = facts.st_uid in (0, os.geteuid()) and not facts.st_mode & stat.S_IWOTH
@@ -128,15 +127,16 @@ def _key(run: Path, make: bool = False) -> bytes:
     """Return the user's key; OSError if there is none that others can neither read nor bring."""
     chosen = os.environ.get("XDG_CONFIG_HOME", "")
     home = chosen if os.path.isabs(chosen) else os.path.expanduser("~/.config")
-    folder = Path(home, "sslengine")
-    path = folder / "key"
-    if make and folder.is_absolute() and not os.path.lexists(path):
+    path = Path(home, "sslengine", "key")
+    if not path.is_absolute() or _is_in(path.parent, run):
+        raise PermissionError(f"{path} may be anyone's")
+    if make and not os.path.lexists(path):
         _make_key(path)
     with open(path, "rb", opener=open_no_link) as file:
-        _expect_private(os.stat(folder), 0o022, folder)
+        _expect_private(os.stat(path.parent), 0o022, path.parent)
         _expect_private(os.fstat(file.fileno()), 0o077, path)
         key = file.read()
-    if len(key) != _BYTES or _is_in(folder, run) or not folder.is_absolute():
+    if len(key) != _BYTES:
         raise PermissionError(f"{path} is no key")
     return key
 

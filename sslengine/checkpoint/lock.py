@@ -10,7 +10,6 @@ them, with a warning.
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
@@ -21,21 +20,15 @@ from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
-from sslengine.atomic import make_folder, open_no_link
+from sslengine.atomic import lock_file, make_folder, open_no_link
 from sslengine.checkpoint import lease
 from sslengine.distributed.collectives import broadcast_object
 from sslengine.distributed.ranks import is_primary
 from sslengine.errors import CheckpointError, FolderInUseError
 
-try:
-    import fcntl
-except ImportError:  # not Unix: nothing is locked
-    fcntl = None  # type: ignore[assignment]
-
 log = logging.getLogger("sslengine")
 
 NAME = ".lock"
-_TAKEN = (errno.EWOULDBLOCK, errno.EAGAIN)
 
 
 @contextmanager
@@ -79,11 +72,9 @@ def _take(folder: Path) -> tuple[Callable[[], None] | None, CheckpointError | No
 def _lock(file: int, folder: Path) -> Callable[[], None] | None:
     """The function that releases the lock; None: another run holds it."""
     try:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return partial(os.close, file) if lock_file(file) else None
     except OSError as error:
-        return None if error.errno in _TAKEN else _lease(file, folder, error)
-    return partial(os.close, file)
+        return _lease(file, folder, error)
 
 
 def _lease(file: int, folder: Path, error: OSError) -> Callable[[], None] | None:

@@ -1,9 +1,8 @@
-"""A network of timm's or torchvision's where a verb takes the folder of a run: `timm/NAME`.
+"""Make a folder as that of a run for a network of timm's or torchvision's: `timm/NAME`.
 
-A folder as that of a run is made for it: its config.yaml has the network, a file with its weights,
-and the view of the network's pretrained config. The file is the user's, or is downloaded: of timm's
-networks a .safetensors of the hub; torchvision's files are .pth, which are read without running
-what they hold.
+Its config.yaml has the network, a file with its weights, and the view of the network's pretrained
+config. The file is the user's, or is downloaded: of timm's networks a .safetensors of the hub;
+torchvision's files are .pth, which are read without running what they hold.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ ENGINE = "evaluate"
 
 
 def find_stock(given: str | Path) -> Network | None:
-    """The network that is named; None: it is a folder, or has no name of a library."""
+    """Return the network that is named; None: it is a folder, or has no name of a library."""
     library, _, name = str(given).partition("/")
     if library not in LIBRARIES or not name or Path(given).exists():
         return None
@@ -38,7 +37,7 @@ def find_stock(given: str | Path) -> Network | None:
 
 
 def as_folder(given: str | Path, weights: str | Path | None, folder: Path | None = None) -> Path:
-    """The folder of a run as it is; of a stock network the one that is made, `folder`."""
+    """Return the folder of a run as it is; of a stock network `folder`, which is made."""
     network = find_stock(given)
     if network is not None:
         folder = folder or Path("runs", f"{network.name}-judged")
@@ -50,27 +49,23 @@ def as_folder(given: str | Path, weights: str | Path | None, folder: Path | None
 
 
 def _write(folder: Path, network: Network, weights: str | Path | None) -> None:
-    """weights: a file; None: download it."""
+    """Write the config. weights: a file; None: download it."""
     if weights is not None:
         expect_weights(str(weights), "--weights")
     file = _download(network) if weights is None else Path(weights).expanduser().absolute()
-    view, look = view_of(network), import_dotted("sslengine.command.machine:look")
+    split = {"TRANSFORMS": view_of(network), "BATCHSIZE_PER_REPLICA": BATCH}
+    workers = import_dotted("sslengine.command.machine:look")("auto", None).workers
     tree: dict[str, Any] = {
         "MODEL": {
             "TRUNK": {"NAME": network.library, network.library.upper(): {"model": network.name}},
             "WEIGHTS_INIT": {"PARAMS_FILE": str(file)},
         },
-        "DATA": {
-            "NUM_DATALOADER_WORKERS": look("auto", None).workers,
-            **{split: {"TRANSFORMS": view, "BATCHSIZE_PER_REPLICA": BATCH}
-               for split in ("TRAIN", "TEST")},
-        },
+        "DATA": {"NUM_DATALOADER_WORKERS": workers, "TRAIN": split, "TEST": split},
         "MACHINE": {"DEVICE": "auto", "PRECISION": "auto"},
         "DISTRIBUTED": {"NUM_PROC_PER_NODE": 1},
         "CHECKPOINT": {"DIR": str(folder)},
-    }  # fmt: skip
-    name = f"{network.library}/{network.name}"
-    content = show(resolve_dict(tree, name, ENGINE)).encode()
+    }
+    content = show(resolve_dict(tree, f"{network.library}/{network.name}", ENGINE)).encode()
     config = folder / "config.yaml"
     if foreign(folder) or (config.exists() and _network(config.read_bytes()) != _network(content)):
         raise OutputError(
@@ -86,7 +81,7 @@ def _network(config: bytes) -> tuple[Any, Any]:
 
 
 def view_of(network: Network) -> list[dict[str, Any]]:
-    """What the library does to an image, as our transforms."""
+    """List what the library does to an image, as transforms of this package."""
     if network.library == "torchvision":
         preset = _weights_of_torchvision(network.name).transforms()
         (resized,), (side,) = preset.resize_size, preset.crop_size
@@ -124,32 +119,25 @@ def _weights_of_torchvision(name: str) -> Any:
 
 
 def _download(network: Network) -> Path:
-    """Into the cache of the library; a file that is there is not downloaded again."""
+    """Download the weights into the library's cache, unless they are there."""
+    import timm
+    from huggingface_hub import hf_hub_download
+    from torch import hub
+
     try:
-        return _of_torchvision(network) if network.library == "torchvision" else _of_timm(network)
+        if network.library == "torchvision":
+            url = _weights_of_torchvision(network.name).url
+            hub.load_state_dict_from_url(url, check_hash=True, weights_only=True)
+            return Path(hub.get_dir(), "checkpoints", url.rpartition("/")[2])
+        config = timm.get_pretrained_cfg(network.name)
+        if config is None or not config.hf_hub_id:
+            raise CheckpointError("timm names none on the hub.")
+        if config.hf_hub_filename not in (None, FILE):
+            raise CheckpointError(f"on the hub they are {config.hf_hub_filename}, expected {FILE}.")
+        repository, _, revision = config.hf_hub_id.partition("@")
+        return Path(hf_hub_download(repository, FILE, revision=revision or None))
     except Exception as error:  # without a network there are many
         raise CheckpointError(
             f"{network.library}/{network.name}: its weights cannot be downloaded: {error}\n  "
             f"If you have them in a file: --weights FILE."
         ) from error
-
-
-def _of_timm(network: Network) -> Path:
-    import timm
-    from huggingface_hub import hf_hub_download
-
-    config = timm.get_pretrained_cfg(network.name)
-    if config is None or not config.hf_hub_id:
-        raise CheckpointError("timm names none on the hub.")
-    repository, _, revision = config.hf_hub_id.partition("@")
-    if config.hf_hub_filename not in (None, FILE):
-        raise CheckpointError(f"on the hub they are {config.hf_hub_filename}, expected {FILE}.")
-    return Path(hf_hub_download(repository, FILE, revision=revision or None))
-
-
-def _of_torchvision(network: Network) -> Path:
-    from torch import hub
-
-    url = _weights_of_torchvision(network.name).url
-    hub.load_state_dict_from_url(url, check_hash=True, weights_only=True)
-    return Path(hub.get_dir(), "checkpoints", url.rpartition("/")[2])

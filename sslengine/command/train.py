@@ -30,7 +30,7 @@ from sslengine.command.counts import expect_counts
 from sslengine.command.networks import Network
 from sslengine.command.recipes import Recipe
 from sslengine.command.weights_there import expect_weights
-from sslengine.config.assignments import overrides, typed, words
+from sslengine.config.assignments import overrides, typed
 from sslengine.config.options import DEVICES, DistributedOptions, MachineOptions
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.errors import ConfigError, readable
@@ -101,9 +101,7 @@ def main(arguments: Sequence[str]) -> int:
     if given.show:
         print(readable(f"as: {shlex.join(['sslengine', *chosen])}"), flush=True)
     folders = [text for each in given.config_dir for text in ("--config-dir", each)]
-    typed_words = {"OPTIMIZER.param_schedulers.lr": "--lr"} if given.lr is not None else {}
-    with words(typed_words):
-        return cli.main([*chosen, *folders, *(["--show"] if given.show else [])])
+    return cli.main([*chosen, *folders, *(["--show"] if given.show else [])])
 
 
 def _is_config(arguments: Sequence[str]) -> bool:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
 _BEFORE_QUOTE = re.compile(r"(\\+)('|\Z)")
 _OTHERS = ("true", "false", "null", "nan", "inf")  # which are no text without quotes
 _PLAIN = re.compile(r"[A-Za-z_/][\w./-]*")
-# The environment variable with the options that stand for keys, which ranks inherit.
-_WORDS = "SSLENGINE_WORDS"
 
 
 def overrides(values: Mapping[str, Any]) -> list[str]:
@@ -45,18 +40,3 @@ def text(value: Any) -> str:
 def typed(given: Sequence[str]) -> list[str]:
     """What --set says; `config.` before a key may be left out."""
     return [each if each.startswith("config.") else f"config.{each}" for each in given]
-
-
-@contextmanager
-def words(of_keys: Mapping[str, str]) -> Iterator[None]:
-    """While the block runs, call these keys by the words that the user has typed for them."""
-    os.environ[_WORDS] = json.dumps(dict(of_keys))
-    try:
-        yield
-    finally:
-        del os.environ[_WORDS]
-
-
-def word_of(key: str) -> str:
-    found: Mapping[str, str] = json.loads(os.environ.get(_WORDS, "{}"))
-    return found.get(key, f"config.{key}")

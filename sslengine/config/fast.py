@@ -36,7 +36,3 @@ def why_not(name: str) -> str:
             f"{ALWAYS_THERE}, which requires no other package."
         )
     return ""
-
-
-def is_removed(name: str) -> bool:
-    return name in REMOVED and name not in AUGMENT_BACKENDS

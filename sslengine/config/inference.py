@@ -13,7 +13,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 
 from sslengine.config.facts import run_facts, unique_names, world_size
-from sslengine.config.fast import best_backend, is_removed
+from sslengine.config.fast import REMOVED, best_backend
 from sslengine.config.hold_out import values_of_test
 from sslengine.config.lr_scaling import optimizers, scale_schedule, with_peak
 from sslengine.config.merge import Merged
@@ -22,7 +22,7 @@ from sslengine.config.reference_world_size import scale_to_ranks
 from sslengine.config.sharding import expect_no_conflict, sharding_values
 from sslengine.config.views import expect_views
 from sslengine.errors import ConfigError
-from sslengine.registry import TRAIN_STEPS, component_key
+from sslengine.registry import AUGMENT_BACKENDS, TRAIN_STEPS, component_key
 
 # Meters of a list of outputs.
 METERS_OF_SEVERAL = (
@@ -55,7 +55,8 @@ def infer(merged: Merged, name: str) -> None:
 def replace_removed_backend(merged: Merged) -> None:
     """Select `auto` in place of a back-end of earlier versions, with a warning."""
     data, key = merged.root.config.DATA, "AUGMENT_BACKEND"
-    if OmegaConf.is_interpolation(data, key) or not is_removed(data[key]):
+    given = not OmegaConf.is_interpolation(data, key)
+    if not given or data[key] not in REMOVED or data[key] in AUGMENT_BACKENDS:
         return
     path, name = f"config.DATA.{key}", data[key]
     merged.warnings.append(

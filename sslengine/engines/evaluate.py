@@ -159,14 +159,10 @@ class _Judge:
         if self.labelled("TRAIN"):  # before images are read: an unknown column is an error
             self.groups = groups_of(self.run, self.asked.probe.GROUP_COLUMN)
         for split in self.splits:
+            then = "kNN" if split == self.splits[-1] else "features of test"
+            dtype = self.asked.evaluate.DTYPE
             found[split] = store_split(
-                self.run,
-                split,
-                networks,
-                self.folder,
-                classes,
-                self.asked.evaluate.DTYPE,
-                then="kNN" if split == self.splits[-1] else "features of test",
+                self.run, split, networks, self.folder, classes, dtype, then=then
             )
             classes = found[split].classes
         if not self.labelled("TRAIN"):

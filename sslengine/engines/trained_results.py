@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sslengine.atomic import make_folder, whole_file, write_json
+from sslengine.atomic import whole_file, write_json
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
 from sslengine.data.judged_view import described
@@ -72,14 +72,12 @@ def write_report(run_dir: Path, report: Mapping[str, Any]) -> None:
     """Replace the report, and that on the same images; reports on other images stay."""
     write_json(run_dir / REPORT, report)
     if report.get("images"):
-        make_folder(run_dir / JUDGEMENTS)
         write_json(run_dir / JUDGEMENTS / f"{name_of_images(report['images'])}.json", report)
 
 
 def write_answers(
     run_dir: Path, images: Mapping[str, Any], answers: Mapping[str, NDArray[Any]]
 ) -> None:
-    make_folder(run_dir / JUDGEMENTS)
     with whole_file(run_dir / JUDGEMENTS / f"{name_of_images(images)}.npz") as file:
         arrays: dict[str, Any] = dict(answers)
         np.savez_compressed(file, **arrays)

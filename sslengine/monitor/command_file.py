@@ -1,4 +1,4 @@
-"""RUN/command.sh: what started a run, as a script that starts or resumes it again."""
+"""Write RUN/command.sh: what started a run, as a script that starts or resumes it again."""
 
 from __future__ import annotations
 
@@ -40,5 +40,5 @@ def _lines(arguments: Sequence[str]) -> str:
 
 
 def _commented(text: str) -> str:
-    """Every line begins with one #, also inside of quotes."""
+    """Begin every line with one #, also inside of quotes."""
     return re.sub(r"^(?:# )*(?=.)", "# ", text, flags=re.MULTILINE)

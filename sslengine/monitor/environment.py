@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import re
+import resource
 import shlex
 import socket
 import sys
@@ -82,21 +83,12 @@ def typed_command() -> str:
 
 def peak_memory(device: torch.device) -> dict[str, float]:
     """Return the largest memory so far of this process, and of its GPU, in GB."""
-    found = {"rss_gb": _peak_of_process() / 1e9}
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    found = {"rss_gb": peak * (1 if sys.platform == "darwin" else 1024) / 1e9}
     if device.type == "cuda":
         found["gpu_allocated_gb"] = torch.cuda.max_memory_allocated(device) / 1e9
         found["gpu_reserved_gb"] = torch.cuda.max_memory_reserved(device) / 1e9
     return found
-
-
-def _peak_of_process() -> int:
-    """In bytes; 0 where the system does not report it."""
-    try:
-        import resource  # not on Windows
-    except ImportError:
-        return 0
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _version(package: str) -> str | None:

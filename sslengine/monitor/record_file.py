@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sslengine.atomic import make_folder, open_no_link, sync_folder, write_whole
+from sslengine.atomic import append, make_folder, open_no_link, sync_files, sync_folder, write_whole
 
 log = logging.getLogger("sslengine")
 
@@ -128,11 +128,8 @@ def _keep_lines(path: Path, keep: Callable[[bytes], bool]) -> None:
 def put_aside(path: Path, content: bytes, run_folder: Path) -> None:
     """Append what a file loses to its namesake in `superseded/`."""
     target = _aside(path, run_folder)
-    with open(target, "ab", opener=open_no_link) as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    sync_folder(target.parent)
+    append(target, content)
+    sync_files([target])
     size = len(content)
     log.info("%s: the last %d bytes are of steps made again; kept in %s", path, size, target)
 

@@ -7,11 +7,11 @@ them. A remedy is a sentence, or empty where the run gives no reason for it.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from sslengine.config.assignments import word_of
 from sslengine.config.facts import precision_of_amp
 from sslengine.registry import component_key
 
@@ -135,7 +135,8 @@ class Remedies:
         return f"The centre does not move. {self.set('ema_center', 0.9)}"
 
     def lower_rate(self) -> str:
-        where = word_of("OPTIMIZER.param_schedulers.lr")
+        typed = any(each.partition("=")[0] == "--lr" for each in sys.argv)
+        where = "--lr" if typed else "config.OPTIMIZER.param_schedulers.lr"
         schedule = self.config["OPTIMIZER"]["param_schedulers"].get("lr")
         highest = max(_rates(schedule), default=math.nan)
         return (

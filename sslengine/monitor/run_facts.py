@@ -85,10 +85,7 @@ class Facts:
     def since(self) -> int:
         """Return the first epoch, from 1, after which the first finding was there until now."""
         what, first = self.found[0].what, len(self.ends)
-        while first > 1:
-            before = findings(self.ends[: first - 1], self.config)
-            if not any(each.what == what for each in before):
-                break
+        while any(each.what == what for each in findings(self.ends[: first - 1], self.config)):
             first -= 1
         return first
 
@@ -123,19 +120,20 @@ class Facts:
         found = scores_of(self.evaluation)
         return {each.features: each for each in found if each.metric == metric}
 
+    @cached_property
+    def _trained(self) -> list[Mapping[str, Any]]:
+        """List the report's rows of trained features: one for each layer."""
+        return [each for each in self.evaluation.get("scores", ()) if each["features"] == TRAINED]
+
     @property
     def metrics(self) -> list[str]:
         """List those of the trained features, kNN first."""
-        own = [each for each in self.evaluation.get("scores", ()) if each["features"] == TRAINED]
-        return [*values_of(own[-1])] if own else []
+        return [*values_of(self._trained[-1])] if self._trained else []
 
     @property
     def about(self) -> Mapping[str, Any]:
         """Return how the trained features were scored; {} if they were not."""
-        for each in self.evaluation.get("scores", ()):
-            if each["features"] == TRAINED:
-                return dict(each.get("about", {}))
-        return {}
+        return dict(self._trained[0].get("about", {})) if self._trained else {}
 
     def name(self, metric: str) -> str:
         kind = "" if self.evaluation.get("metric", "accuracy") == "accuracy" else " mAP"
@@ -144,10 +142,9 @@ class Facts:
     @property
     def tested(self) -> int:
         """Count the images that were tested."""
-        for each in self.evaluation.get("scores", ()):
-            images = each.get("about", {}).get("images", {})
-            return int(images.get("test", images.get("train", 0)))
-        return 0
+        first: Mapping[str, Any] = next(iter(self.evaluation.get("scores", ())), {})
+        images = first.get("about", {}).get("images", {})
+        return int(images.get("test", images.get("train", 0)))
 
 
 def scores_of(report: Mapping[str, Any], features: str = "") -> list[Score]:
@@ -191,9 +188,8 @@ def read_facts(folder: Path) -> Facts:
     rows = history.read(folder, None) if (folder / "metrics.jsonl").exists() else []
     made = max((row["iteration"] for row in rows), default=0)
     starts = read_starts(folder)
-    status = read_status(folder, made, _length(config, rows))
-    if not config:
-        status = COMPLETE_RUN  # it was not trained here
+    # Without a config it was not trained here.
+    status = read_status(folder, made, _length(config, rows, made)) if config else COMPLETE_RUN
     return Facts(folder, config, status, rows, read_report(folder / REPORT), tuple(starts))
 
 
@@ -238,12 +234,11 @@ def checkpoints_in(folder: Path) -> list[str]:
     return [path.name for path in paths if path.suffix == ".torch" or is_checkpoint(path)]
 
 
-def _length(config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> int:
+def _length(config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], made: int) -> int:
     """Return the steps of a run that kept no status; 0: unknown."""
     phases = sum(row["kind"] == "phase" and row["split"] == "train" for row in rows)
     epochs = config.get("OPTIMIZER", {}).get("num_epochs") or 0
     steps = config.get("OPTIMIZER", {}).get("num_iterations") or 0
-    made = max((row["iteration"] for row in rows), default=0)
     return int(steps or (made * epochs / phases if phases else 0))
 
 

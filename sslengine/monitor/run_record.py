@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from sslengine.atomic import open_no_link, write_json
+from sslengine.atomic import append, write_json
 from sslengine.distributed.ranks import is_primary, world_size
 from sslengine.errors import Preempted
 from sslengine.monitor.environment import peak_memory, typed_command
-from sslengine.monitor.run_status import (
-    COMPLETE,
-    FAILED,
-    RUNNING,
-    STARTS,
-    STATUS,
-    STOPPED,
-    Status,
-)
+from sslengine.monitor.run_status import COMPLETE, FAILED, RUNNING, STARTS, STATUS, STOPPED, Status
 
 # What of environment.json a start keeps.
 _OF_START = ("recipe", "time", "folder", "host", "code", "sslengine", "python", "gpus")
@@ -43,16 +34,19 @@ def recorded(task: Any, run_dir: Path, environment: Mapping[str, Any]) -> Iterat
         "device": task.device.type,
     }
     with suppress(OSError):
-        _append(run_dir / STARTS, begun)
-    _write(run_dir, Status(RUNNING, task.iteration, steps))
+        append(run_dir / STARTS, json.dumps(begun).encode() + b"\n")
+
+    def write(*facts: Any) -> None:
+        with suppress(OSError):
+            write_json(run_dir / STATUS, vars(Status(*facts)))
 
     def end(status: str, cause: str = "", error: BaseException | None = None) -> None:
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         step = getattr(error, "iteration", None) or task.iteration
         kind = type(error).__name__ if error is not None else ""
-        memory = peak_memory(task.device)
-        _write(run_dir, Status(status, step, steps, cause, kind, now, memory))
+        write(status, step, steps, cause, kind, now, peak_memory(task.device))
 
+    write(RUNNING, task.iteration, steps)
     try:
         yield
     except (Preempted, KeyboardInterrupt) as error:
@@ -63,16 +57,3 @@ def recorded(task: Any, run_dir: Path, environment: Mapping[str, Any]) -> Iterat
         end(FAILED, told.splitlines()[0], error)
         raise
     end(COMPLETE)
-
-
-def _write(run_dir: Path, status: Status) -> None:
-    with suppress(OSError):
-        write_json(run_dir / STATUS, vars(status))
-
-
-def _append(path: Path, content: Mapping[str, Any]) -> None:
-    file = open_no_link(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    try:
-        os.write(file, json.dumps(content).encode() + b"\n")
-    finally:
-        os.close(file)

@@ -1,4 +1,4 @@
-"""Is a run running, complete, stopped or failed, and why? And each of its starts.
+"""Read whether a run is running, complete, stopped or failed, and why; and each of its starts.
 
     status.json     the newest start's state; a killed run's still says `running`
     starts.jsonl    a line a start: the command, the machine, the code, the step it begins at
@@ -9,22 +9,16 @@ no lock knows that the process is gone.
 
 from __future__ import annotations
 
-import errno
+import fcntl
 import json
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sslengine.atomic import open_no_link
+from sslengine.atomic import lock_file, open_no_link
 from sslengine.errors import NonFiniteLossError
-
-try:
-    import fcntl
-except ImportError:  # not Unix: nothing is locked
-    fcntl = None  # type: ignore[assignment]
 
 LOCK = ".lock"
 STATUS, STARTS = "status.json", "starts.jsonl"
@@ -75,16 +69,7 @@ def is_not_finite(status: Status) -> bool:
 
 
 def _is_held(folder: Path) -> bool:
-    """Is a run in the folder? False where the file system has no locks."""
-    try:
-        file = open_no_link(folder / LOCK, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:
-        return error.errno in (errno.EWOULDBLOCK, errno.EAGAIN)
-    finally:
-        os.close(file)
+    """Look whether a run is in the folder; False where the file system has no locks."""
+    with suppress(OSError), open(folder / LOCK, "rb", opener=open_no_link) as file:
+        return not lock_file(file.fileno(), fcntl.LOCK_SH)
     return False

@@ -1,4 +1,4 @@
-"""Trackers of other packages: wandb, trackio and swanlab by the calls that they share, and MLflow.
+"""Send records to trackers of other packages: wandb, trackio, swanlab by shared calls, and MLflow.
 
 A tracker is for watching: its first error is reported, and the run continues. A run that
 resumes continues under the id that is kept in `trackers/<package>.json` of its folder. A tracker
@@ -12,10 +12,11 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import math
 import os
 import re
 import secrets
-import threading
+import sys
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -23,11 +24,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from sslengine.atomic import make_folder, write_whole
+from sslengine.atomic import write_whole
 from sslengine.config.sections import one_of
 from sslengine.dotted import leaves
+from sslengine.errors import Preempted
 from sslengine.monitor.build import METRICS, RunPlace, build_writers
 from sslengine.monitor.history import read_nested
 from sslengine.monitor.writers import Record, Writer
@@ -76,11 +78,10 @@ class MlflowOptions:
 
 
 class TrackerWriter(Writer):
-    """What all of them have in common; a subclass makes the package's calls."""
+    """Do what all of them have in common; a subclass makes the package's calls."""
 
-    # Seconds after which the package has written what it was sent; wandb: not the step that may
-    # get more values.
-    settled_after, keeps_step_open = 0.0, False
+    # Seconds after which a package certainly has on the disk what it got before the last step.
+    delay = 0.0
 
     def __init__(self, run: RunPlace, package: str, options: Any) -> None:
         where = "config.HOOKS.WRITERS"
@@ -88,20 +89,15 @@ class TrackerWriter(Writer):
         self.package, self.options, self.place = package, options, run
         self.folder = run.folder / FOLDER
         self.name = options.run_name or run.folder.resolve().name
-        self._failed = False
-        # The last iteration by the prefix of its names; what is noted once it has settled.
-        self._sent: dict[str, int] = {}
-        self._settling = self._sent
-        self._is_waiting = False
-        self._noting = threading.Lock()
         self._note_file = self.folder / f"{package}.sent"
-        self.is_open = self.attempt(self._start)
-        if self.is_open and run.trains and run.iteration:
-            self.attempt(self._send_missing)
+        self.is_open = self._failed = False
+        # The last iteration that was sent, by the prefix of its names; and what is noted next.
+        self._sent: dict[str, int] = {}
+        self._next_note, self._due = self._sent, 0.0
+        self.attempt(self._start)
 
     def _start(self) -> None:
         module = importlib.import_module(self.package)
-        make_folder(self.folder)
         file = self.folder / f"{self.package}.json"
         known = json.loads(file.read_text()) if file.is_file() else None
         self.id = known["id"] if known else self.new_id(module)
@@ -109,16 +105,29 @@ class TrackerWriter(Writer):
         self.config = dict(self.place.config or (known or {}).get("config", {}))
         kept = {"id": self.id, "options": asdict(self.options), "config": self.config}
         write_whole(file, json.dumps(kept, indent=2).encode(), private=True)
-        self.start(module, is_new=known is None)
+        last = self.start(module, is_new=known is None)
         with suppress(OSError, ValueError):  # killed while it was written
-            self._sent = self._settling = json.loads(self._note_file.read_text())
+            noted = json.loads(self._note_file.read_text())
+            self._sent = self._next_note = {each: min(noted[each], last) for each in noted}
+        self.is_open = True
+        if self.place.trains and self.place.iteration:
+            self._send_missing()
+
+    def _send_missing(self) -> None:
+        """Send what is not noted, up to the checkpoint: later steps are made again."""
+        file = self.place.folder / METRICS
+        for line in read_nested(file) if file.is_file() else ():
+            if line["iteration"] <= self.place.iteration:
+                names = ("time", "kind", "iteration", "epoch", "split")
+                _, kind, iteration, epoch, split = (line.pop(each, 0) for each in names)
+                self.write(Record(kind, iteration, epoch, split, line))
 
     def new_id(self, module: Any) -> str:
         return secrets.token_hex(8)
 
     @abstractmethod
-    def start(self, module: Any, is_new: bool) -> None:
-        """Begin the run `self.id`, or continue it."""
+    def start(self, module: Any, is_new: bool) -> float:
+        """Begin the run `self.id`, or continue it. Return the last step it has; inf: as noted."""
 
     @abstractmethod
     def send(self, record: Record) -> None: ...
@@ -127,53 +136,23 @@ class TrackerWriter(Writer):
     def send_scores(self, scores: Mapping[str, float]) -> None: ...
 
     @abstractmethod
-    def finish(self) -> None: ...
-
-    def _send_missing(self) -> None:
-        """Up to the checkpoint: later steps are made again. `write` leaves out what is noted."""
-        file = self.place.folder / METRICS
-        for line in read_nested(file) if file.is_file() else ():
-            if line["iteration"] <= self.place.iteration:
-                names = ("kind", "iteration", "epoch", "split")
-                kind, iteration, epoch, split = (line.pop(each, 0) for each in names)
-                self.write(Record(kind, iteration, epoch, split, line))
+    def finish(self, error: BaseException | None) -> None:
+        """End the run. error: of one that failed."""
 
     def write(self, record: Record) -> None:
         is_there = record.iteration <= self._sent.get(record.prefix, -1) and self.place.trains
-        if self.is_open and not is_there and self.attempt(lambda: self.send(record)):
-            before, self._sent = self._sent, {**self._sent, record.prefix: record.iteration}
-            if not self.keeps_step_open:
-                self._settling = self._sent
-            elif record.iteration > max(before.values(), default=-1):
-                self._settling = before
-            if not self.settled_after:
-                self._note(self._settling)
-            elif not self._is_waiting:
-                self._note_later()
-
-    def _note_later(self) -> None:
-        self._is_waiting = True
-        timer = threading.Timer(self.settled_after, self._note, (self._settling,))
-        timer.daemon = True
-        timer.start()
+        if not self.is_open or is_there or not self.attempt(lambda: self.send(record)):
+            return
+        before, self._sent = self._sent, {**self._sent, record.prefix: record.iteration}
+        if not self.delay:
+            self._note(self._sent)
+        elif record.iteration > max(before.values(), default=-1) and time.monotonic() > self._due:
+            self._note(self._next_note)
+            self._next_note, self._due = before, time.monotonic() + self.delay
 
     def _note(self, sent: dict[str, int]) -> None:
-        with self._noting:
-            if not self.is_open:
-                return
-            if self.is_settled():
-                self._write_note(sent)
-        self._is_waiting = False
-        if self._settling is not sent:
-            self._note_later()
-
-    def _write_note(self, sent: dict[str, int]) -> None:
         with suppress(OSError):
             self._note_file.write_text(json.dumps(sent))
-
-    def is_settled(self) -> bool:
-        """Return whether what was sent `settled_after` seconds ago is kept if the run is killed."""
-        return True
 
     def add_scores(self, scores: Mapping[str, float]) -> None:
         if self.is_open:
@@ -195,24 +174,22 @@ class TrackerWriter(Writer):
         return True
 
     def close(self) -> None:
-        if not self.is_open:
-            return
-        with self._noting:
-            self.is_open = False
-        if self.attempt(self.finish):
-            self._write_note(self._sent)
+        error = sys.exc_info()[1]  # of a run that fails: it is closed while that is handled
+        if isinstance(error, (Preempted, KeyboardInterrupt)):
+            error = None
+        if self.is_open and self.attempt(lambda: self.finish(error)):
+            self._note(self._sent)
+        self.is_open = False
 
 
 class SharedCallsTracker(TrackerWriter):
-    """wandb, trackio and swanlab: init, Image, Histogram, and a run's log and finish."""
+    """Make the calls of wandb, trackio and swanlab: init, Image, Histogram, log and finish."""
 
-    # wandb writes its file every 15 seconds, the others twice a second.
-    _SETTLED_AFTER: ClassVar[dict[str, float]] = {"wandb": 16.0, "trackio": 1.0, "swanlab": 1.0}
-
-    def start(self, module: Any, is_new: bool) -> None:
+    def start(self, module: Any, is_new: bool) -> float:
         self._module, name, options = module, self.name, self.options
-        self.settled_after = self._SETTLED_AFTER[self.package]
-        self.keeps_step_open = self.package == "wandb"
+        # wandb keeps a step until the next, and writes its file every 15 seconds. swanlab may send
+        # much later, and refuses steps that its server has.
+        self.delay = {"wandb": 16.0, "trackio": 0.0, "swanlab": math.inf}[self.package]
         arguments: dict[str, Any] = {
             "wandb": {"name": name, "id": self.id, "dir": str(self.folder)},
             "swanlab": {"name": name, "id": self.id, "log_dir": str(self.folder / "swanlog")},
@@ -225,6 +202,8 @@ class SharedCallsTracker(TrackerWriter):
             arguments["mode"] = "offline"
         arguments |= {"project": options.project, "config": self.config, "resume": "allow"}
         self._run = module.init(**{**arguments, **options.init})
+        # trackio writes twice a second.
+        return getattr(self._run, "_next_step", 0) - 1 if self.package == "trackio" else math.inf
 
     def send(self, record: Record) -> None:
         values: dict[str, Any] = {**record.numbers}
@@ -237,28 +216,23 @@ class SharedCallsTracker(TrackerWriter):
         # What is tested again in a later command comes after all that is there.
         self._run.log(values, step=record.iteration if self.place.trains else None)
 
-    def is_settled(self) -> bool:
-        """swanlab writes its files in blocks of 8 kB, and a kill would take the last. Its server,
-        which gets records when there is time, ignores steps that it has."""
-        if self.package != "swanlab":
-            return True
-        with suppress(AttributeError):
-            self._run._ctx.core._store.ensure_flushed()
-            return bool(self._run.mode != "online")
-        return False
-
     def send_scores(self, scores: Mapping[str, float]) -> None:
         if hasattr(self._run, "summary"):  # wandb: values of the run, not of a step
             self._run.summary.update(scores)
         else:
             self._run.log(dict(scores))
 
-    def finish(self) -> None:
-        self._run.finish()
+    def finish(self, error: BaseException | None) -> None:
+        if error is None or self.package == "trackio":  # which has no such state
+            self._run.finish()
+        elif self.package == "wandb":
+            self._run.finish(exit_code=1)
+        else:
+            self._run.finish(state="crashed", error=repr(error))
 
 
 class MlflowTracker(TrackerWriter):
-    """MLflow by its client, which has written a record when the call returns."""
+    """Call MLflow's client, which has written a record when the call returns."""
 
     def new_id(self, module: Any) -> str:
         client, options = self._client(module), self.options
@@ -269,11 +243,12 @@ class MlflowTracker(TrackerWriter):
     def _client(self, module: Any) -> Any:
         return module.MlflowClient(self.options.tracking_uri or None)
 
-    def start(self, module: Any, is_new: bool) -> None:
+    def start(self, module: Any, is_new: bool) -> float:
         self._module, self._run = module, self._client(module)
         self._run.update_run(self.id, status="RUNNING")
         if is_new:
             self._run.log_dict(self.id, self.config, "config.yaml")
+        return math.inf
 
     def send(self, record: Record) -> None:
         self._send_numbers(record.numbers, record.iteration)
@@ -289,12 +264,12 @@ class MlflowTracker(TrackerWriter):
     def send_scores(self, scores: Mapping[str, float]) -> None:
         self._send_numbers(scores, 0)
 
-    def finish(self) -> None:
-        self._run.set_terminated(self.id)
+    def finish(self, error: BaseException | None) -> None:
+        self._run.set_terminated(self.id, "FAILED" if error else "FINISHED")
 
 
 def _key(name: str) -> str:
-    """Return the name with the characters that MLflow takes."""
+    """Replace the characters that MLflow does not take."""
     return re.sub(r"[^\w.\- /]", "_", name)
 
 

@@ -1,4 +1,4 @@
-"""Is the run good, and what comes next? The first rule that holds gives one sentence, one command.
+"""Tell whether a run is good and what comes next: the first rule that holds gives both.
 
     verdict = judge_run(read_facts(folder))
 
@@ -21,6 +21,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import hypot
 from statistics import median
 
@@ -131,14 +132,6 @@ def _not_judged(facts: Facts) -> Said | None:
     return f"{end}; not judged yet.", "", f"sslengine judge {facts.run}"
 
 
-def _learned_nothing(facts: Facts) -> Said | None:
-    return _not_better(facts, UNTRAINED, "Learned nothing that kNN sees")
-
-
-def _not_above_pixels(facts: Facts) -> Said | None:
-    return _not_better(facts, PIXELS, "Not better than raw pixels")
-
-
 def _learned(facts: Facts) -> Said | None:
     metric = facts.metrics[0]
     scores = facts.scores(metric)
@@ -163,8 +156,9 @@ def _not_better(facts: Facts, than: str, said: str) -> Said | None:
         return None
     own, other = (scores[name].value for name in (TRAINED, than))
     told = f"{said} ({facts.name(metric)} {own:.1f} against {other:.1f} %)."
-    parts = [_gains(facts, than), _needs(facts)]
-    return told, " ".join(filter(None, parts)), longer(facts)
+    made = facts.status.step  # 0: a network that was not trained here
+    lacks = f" It made {made} steps: train for longer, or on more images." if made else ""
+    return told, f"{_gains(facts, than)}{lacks}", longer(facts)
 
 
 def _is_better(own: Score, other: Score) -> bool:
@@ -189,14 +183,8 @@ def _gains(facts: Facts, than: str) -> str:
     return f"On the same {facts.tested} images, against {whom}: {', '.join(shown)}."
 
 
-def _needs(facts: Facts) -> str:
-    """Say what a run that is not better probably lacks: steps, nearly always."""
-    made = facts.status.step  # 0: a network that was not trained here
-    return f"It made {made} steps: train for longer, or on more images." if made else ""
-
-
 def _is_improving(facts: Facts) -> bool:
-    """Do the loss and, where there is one, the online score improve over the last tenth?"""
+    """Tell whether loss and, where there is one, online score improve over the last tenth."""
     part = len(facts.losses) // 10
     if part < 2:
         return False
@@ -217,10 +205,8 @@ def longer(facts: Facts) -> str:
         return ""
     length, place = 2 * int(facts.config["OPTIMIZER"][key]), f"{facts.folder}-longer"
     if " train " in facts.command and "config=" not in facts.command:
-        more = ["--epochs", str(length)] if key == "num_epochs" else [
-            "--set", f"OPTIMIZER.{key}={length}"
-        ]  # fmt: skip
-        more += ["--out", place]
+        of_steps = ("--set", f"OPTIMIZER.{key}={length}")
+        more = [*(("--epochs", str(length)) if key == "num_epochs" else of_steps), "--out", place]
     else:
         more = [f"config.OPTIMIZER.{key}={length}", f"config.CHECKPOINT.DIR={place}"]
     return shlex.join([*_without(shlex.split(facts.command), key), *more])
@@ -229,15 +215,14 @@ def longer(facts: Facts) -> str:
 def _without(words: Sequence[str], key: str) -> Iterator[str]:
     """Yield the words of a command but those of its length and of its folder."""
     of_value = (f"OPTIMIZER.{key}=", f"config.OPTIMIZER.{key}=", "config.CHECKPOINT.DIR=")
-    before = ""
-    for word, after in zip(words, [*words[1:], ""]):
-        value = before in ("--out", "--epochs") or word.startswith(
-            (*of_value, "--out=", "--epochs=")
-        )
-        option = word in ("--out", "--epochs") or (word == "--set" and after.startswith(of_value))
-        if not value and not option:
+    rest = iter(words)
+    for word in rest:
+        if word in ("--out", "--epochs", "--set"):
+            value = next(rest, "")
+            if word == "--set" and not value.startswith(of_value):
+                yield from (word, value)
+        elif not word.startswith((*of_value, "--out=", "--epochs=", f"--set=OPTIMIZER.{key}=")):
             yield word
-        before = word
 
 
 def caveats_of(facts: Facts) -> Iterator[str]:
@@ -290,7 +275,7 @@ RULES: Mapping[str, Callable[[Facts], Said | None]] = {
     "stopped": _stopped,
     "running": _running,
     "not judged": _not_judged,
-    "learned nothing": _learned_nothing,
-    "not above pixels": _not_above_pixels,
+    "learned nothing": partial(_not_better, than=UNTRAINED, said="Learned nothing that kNN sees"),
+    "not above pixels": partial(_not_better, than=PIXELS, said="Not better than raw pixels"),
     "learned": _learned,
 }

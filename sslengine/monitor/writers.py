@@ -5,11 +5,9 @@ They come in a `Record`: what kind it is, when it was, and named values.
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import math
-import os
 import shutil
 import time
 from abc import ABC, abstractmethod
@@ -19,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from sslengine.atomic import make_folder, open_no_link
+from sslengine.atomic import append, make_folder
 from sslengine.dotted import leaves
 from sslengine.errors import ConfigError
 from sslengine.monitor.pictures import Histogram, Image
@@ -132,17 +130,10 @@ class JsonLinesWriter(Writer):
     def _append(self, line: bytes) -> None:
         """Opened again for each line (30 us): the folder may have been moved or removed."""
         try:
-            file = open_no_link(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            append(self.path, line)
         except FileNotFoundError:
             make_folder(self.path.parent)
-            file = open_no_link(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        try:
-            written = os.write(file, line)
-            if written < len(line):  # no half of a line
-                os.ftruncate(file, os.lseek(file, -written, os.SEEK_CUR))
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
-        finally:
-            os.close(file)
+            append(self.path, line)
 
 
 def _iteration(line: bytes) -> float:

@@ -98,7 +98,7 @@ def test_a_file_system_without_locks_is_no_other_run(
     def flock(*_: int) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("sslengine.checkpoint.lock.fcntl.flock", flock)
+    monkeypatch.setattr("sslengine.atomic.fcntl.flock", flock)
     for _ in range(2):
         with owned(tmp_path):
             assert (tmp_path / lease.NAME).exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,12 +57,14 @@ FEWER = {
 
 
 def test_a_loss_that_is_not_finite_is_told_once_with_the_command_that_finds_it(
-    photos: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+    photos: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     arguments = ["--method=simclr", "--model=resnet10t", "--lr=1e30", "--batch-size=4", *SMALL]
     run = tmp_path / "a run"
     more = ["--set=LOG_FREQUENCY=1", f"--out={run}"]
-    assert main(["train", str(photos), *arguments, *more]) == 1
+    monkeypatch.setattr(sys, "argv", ["sslengine", "train", str(photos), *arguments, *more])
+    assert main() == 1
     err = capfd.readouterr().err
     assert len(re.findall("^(?:error|[A-Z]+): ", err, re.M)) == 1
     assert re.search(

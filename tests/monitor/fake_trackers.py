@@ -27,7 +27,7 @@ class FakePackage(ModuleType):
         self.calls: list[dict[str, Any]] = []
         self.scores: dict[str, float] = {}
         self.away = self.refuses = False
-        self.finished = 0
+        self.ended: list[Any] = []  # what is given at the end of a start
 
     def steps(self, name: str) -> list[tuple[int, float]]:
         """All values of a metric in all runs."""
@@ -56,9 +56,11 @@ class SharedCalls(FakePackage):
                 raise Away("the server is away")
             rows.append((step, values))
 
-        run = SimpleNamespace(log=log, finish=lambda: setattr(self, "finished", self.finished + 1))
+        run = SimpleNamespace(log=log, finish=lambda **given: self.ended.append(given))
         if self.__name__ == "wandb":
             run.summary = self.scores
+        if self.__name__ == "trackio":
+            run._next_step = 1 + max((step for step, _ in rows), default=-1)
         return run
 
 
@@ -81,7 +83,7 @@ class Mlflow(FakePackage):
         return SimpleNamespace(
             create_run=create_run, log_batch=log_batch, log_dict=keep,
             get_experiment_by_name=lambda name: None, create_experiment=lambda name: name,
-            update_run=lambda name, status: self.runs[name], set_terminated=lambda name: None,
+            update_run=lambda name, status: self.runs[name], set_terminated=lambda name, status: self.ended.append(status),
             log_image=lambda name, image, key, step: self.runs[name].append((step, {key: "image"})),
         )  # fmt: skip
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +12,24 @@ import numpy as np
 from sslengine.hooks.events import Hook
 
 
-class KillOnce(Hook):
-    """After a step; if it waits, when the tracker has noted that step."""
+class EndOnce(Hook):
+    """Ends the process after a step as a power cut does, or by an error."""
 
-    def __init__(self, after: int, package: str, waits: bool) -> None:
-        self.after, self.package, self.waits = after, package, waits
+    def __init__(self, after: int, fails: bool = False) -> None:
+        self.after, self.fails = after, fails
 
     def on_start(self, task: Any) -> None:
-        self.mark = Path(f"{task.run_dir}_killed")
-        task.storage.put_image("first", np.zeros((4, 6, 3), np.uint8))
+        self.mark = Path(f"{task.run_dir}_ended")
         task.storage.put_histogram("weights", next(task.learner.parameters()))
 
     def on_forward(self, task: Any) -> None:
-        if task.iteration < self.after or self.mark.exists() or not task.train:
+        if not task.train or task.iteration < self.after:
             return
-        note = Path(task.run_dir) / "trackers" / f"{self.package}.sent"
-        noted = self.after - (self.package == "wandb")  # which keeps a step until the next
-        while self.waits and not (note.exists() and f'"train": {noted}' in note.read_text()):
-            time.sleep(0.1)
+        if self.mark.exists():
+            task.storage.put_image("first", np.zeros((4, 6, 3), np.uint8))
+            return
         task.services.checkpoints.saver.wait()
         self.mark.touch()
+        if self.fails:
+            raise RuntimeError("as if out of memory")
         os.kill(os.getpid(), signal.SIGKILL)

@@ -39,6 +39,7 @@ class Kept:
         self.ids: set[str] = set()
         self.config: Any = None
         self.images = 0
+        self.state: Any = None
 
     def add(self, name: str, step: Any, value: Any) -> None:
         if isinstance(value, (int, float)):
@@ -70,6 +71,8 @@ def of_wandb(folder: Path, kept: Kept) -> None:
                 kept.ids.add(record.run.run_id)
                 found = {each.key: json.loads(each.value_json) for each in record.run.config.update}
                 kept.config = kept.config or found
+            if record.HasField("exit"):
+                kept.state = record.exit.exit_code
             for item in record.history.item:
                 name = item.key or "/".join(item.nested_key)
                 kept.add(name, record.history.step.num, json.loads(item.value_json))
@@ -88,6 +91,8 @@ def of_swanlab(folder: Path, kept: Kept) -> None:
                 kept.ids.add(record.start.id)
             if record.HasField("scalar"):
                 kept.add(record.scalar.key, record.scalar.step, record.scalar.value.number)
+            if record.HasField("finish"):
+                kept.state = record.finish.state
             kept.images += record.HasField("media") and record.media.key == "train/first"
         config = file.parent / "files" / "config.yaml"
         if config.is_file():
@@ -109,10 +114,11 @@ def of_mlflow(folder: Path, kept: Kept) -> None:
     with sqlite3.connect(folder / "mlflow.db") as store:
         for name, step, value in store.execute("select key, step, value from metrics"):
             kept.add(name, step, value)
-        kept.ids = {run for (run,) in store.execute("select run_uuid from runs")}
+        ((run, kept.state),) = store.execute("select run_uuid, status from runs")
+        kept.ids = {run}
     (config,) = folder.glob("mlruns/**/artifacts/config.yaml")
     kept.config = yaml.safe_load(config.read_text())
-    kept.images = len([*config.parent.glob("images/train~first*.png")])
+    kept.images = len([*config.parent.glob("images/train?first*.png")])
 
 
 READERS: dict[str, Callable[[Path, Kept], None]] = {
@@ -120,21 +126,24 @@ READERS: dict[str, Callable[[Path, Kept], None]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("waits", [True, False], ids=["once-it-is-noted", "at-once"])
-@pytest.mark.parametrize("package", READERS)
-def test_killed_and_resumed(tmp_path: Path, package: str, waits: bool) -> None:
-    """What is noted is there once; of the last seconds before a kill nothing is missing."""
-    pytest.importorskip(package)
-    (tmp_path / "trackio").mkdir()
-    kill = {"name": "kills_once:KillOnce", "after": 5, "package": package, "waits": waits}
-    store = {"tracking_uri": f"sqlite:///{tmp_path}/mlflow.db"}
-    more = store if package == "mlflow" else {"offline": True}
+def _prepare(folder: Path, package: str, **more: Any) -> dict[str, str]:
+    """Write a run that ends once; returns the environment of its command."""
+    (folder / "trackio").mkdir()
+    store = {"tracking_uri": f"sqlite:///{folder}/mlflow.db"}
+    sent = entry(package, **store if package == "mlflow" else {"offline": True})
     write_config(
-        tmp_path, **SUPERVISED, **WITH_TEST, LOG_FREQUENCY=1, HOOKS__EXTRA=[kill],
-        HOOKS__WRITERS=["json", entry(package, **more)], CHECKPOINT__CHECKPOINT_ITER_FREQUENCY=3,
+        folder, **SUPERVISED, **WITH_TEST, LOG_FREQUENCY=1, HOOKS__WRITERS=["json", sent],
+        HOOKS__EXTRA=[{"name": "kills_once:EndOnce", **more}], CHECKPOINT__CHECKPOINT_ITER_FREQUENCY=3,
     )  # fmt: skip
-    shutil.copy(Path(__file__).with_name("kills_once.py"), tmp_path)
-    env = {**os.environ, "TRACKIO_DIR": str(tmp_path / "trackio")}
+    shutil.copy(Path(__file__).with_name("kills_once.py"), folder)
+    return {**os.environ, "TRACKIO_DIR": str(folder / "trackio")}
+
+
+@pytest.mark.parametrize("package", READERS)
+def test_a_run_that_is_killed_and_resumed_is_there_once(tmp_path: Path, package: str) -> None:
+    """Where a package cannot say what it has, the last steps may be there twice."""
+    pytest.importorskip(package)
+    env = _prepare(tmp_path, package, after=5)
     for command, status in ((COMMAND, -9), (COMMAND, 0), ([sys.executable, "-c", SCORES], 0)):
         done = warm.run(command, cwd=tmp_path, env=env)
         assert (done.returncode == 0) == (status == 0), done.stderr
@@ -146,10 +155,21 @@ def test_killed_and_resumed(tmp_path: Path, package: str, waits: bool) -> None:
         chosen = [each for each in lines if [each["kind"], each["split"]] == place]
         made = [(each["iteration"], each["loss"]) for each in chosen]
         found = kept.points[name]
-        assert sorted(found if waits else {*found}) == [
+        assert sorted(found if package in ("trackio", "mlflow") else {*found}) == [
             (step, pytest.approx(loss, rel=1e-6)) for step, loss in made
         ]
+    assert "train/time" not in kept.points
     assert [value for _, value in kept.points["judge/trained/knn_20"]] == [82.5]
     assert len(kept.ids) == 1
     assert kept.config["LOSS"]["name"] == SUPERVISED["LOSS"]["name"]
-    assert kept.images or not waits  # metrics.jsonl has no pictures
+    assert kept.images
+
+
+@pytest.mark.parametrize(("package", "state"), [("wandb", 1), ("swanlab", 2), ("mlflow", "FAILED")])
+def test_a_run_that_fails_is_shown_as_failed(tmp_path: Path, package: str, state: Any) -> None:
+    pytest.importorskip(package)
+    env = _prepare(tmp_path, package, after=2, fails=True)
+    assert warm.run(COMMAND, cwd=tmp_path, env=env).returncode == 1
+    kept = Kept()
+    READERS[package](tmp_path, kept)
+    assert kept.state == state

@@ -6,6 +6,7 @@ import json
 import os
 import stat
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -58,6 +59,10 @@ def test_a_run_that_resumes_has_each_step_once_under_one_id(
         _train(tmp_path, entry(package), cut=5)
     before = len(fake.steps("train/loss"))
     _train(tmp_path, entry(package))
+    assert fake.ended == {
+        "wandb": [{"exit_code": 1}, {}], "trackio": [{}, {}], "mlflow": ["FAILED", "FINISHED"],
+        "swanlab": [{"state": "crashed", "error": "PowerCut()"}, {}],
+    }[package]  # fmt: skip
     assert before >= 4  # of which a checkpoint has three
     assert len(fake.runs) == 1
     assert fake.steps("train/loss") == _recorded(tmp_path, "step", "train")
@@ -68,27 +73,24 @@ def test_a_run_that_resumes_has_each_step_once_under_one_id(
 def test_what_a_kill_took_from_the_package_is_sent_again(
     tmp_path: Path, fake_package: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Up to the checkpoint from metrics.jsonl. What is settled is there once."""
-    fake, offline = fake_package("wandb"), entry("wandb", offline=True)
-    settle: list[Any] = []
-    monkeypatch.setattr("sslengine.monitor.trackers.threading.Timer", lambda seconds, call, given:
-                        settle.append(lambda: call(*given)) or SimpleNamespace(start=int))  # fmt: skip
+    """Up to the checkpoint from metrics.jsonl. What has certainly outlasted it is there once."""
+    fake, offline, clock = fake_package("wandb"), entry("wandb", offline=True), count(1.0, 10.0)
+    monkeypatch.setattr(
+        "sslengine.monitor.trackers.time", SimpleNamespace(monotonic=lambda: next(clock))
+    )
     lines, writer = build_writers(["json", offline], RunPlace(tmp_path, 0))
-    for iteration in (1, 2, 3, 4):
+    for iteration in (1, 2, 3, 4, 5):
         lines.write(_step(iteration))
         writer.write(_step(iteration))
-        if iteration == 2:
-            settle.pop()()  # notes nothing, then waits for 1: of 2 more may come
-            settle.pop()()
     fake.runs[fake.calls[0]["id"]].clear()  # none of the others is on the disk
     (again,) = build_writers([offline], RunPlace(tmp_path, 3))
     for iteration in (4, 5):
         again.write(_step(iteration))
-    assert [step for step, _ in fake.steps("train/loss")] == [2, 3, 4, 5]
+    assert [step for step, _ in fake.steps("train/loss")] == [3, 4, 5]
     again.close()
     (again,) = build_writers([offline], RunPlace(tmp_path, 3))
     again.write(_step(5))
-    assert [step for step, _ in fake.steps("train/loss")] == [2, 3, 4, 5]
+    assert [step for step, _ in fake.steps("train/loss")] == [3, 4, 5]
     assert {call["mode"] for call in fake.calls} == {"offline"}
     assert len({call["id"] for call in fake.calls}) == 1
 

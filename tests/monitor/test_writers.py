@@ -31,7 +31,7 @@ def test_a_line_holds_the_values_and_is_there_at_once(tmp_path: Path) -> None:
     writer = JsonLinesWriter(tmp_path / "new" / "metrics.jsonl")
     writer.write(_record(3, loss=1.5, acc={"top_1": {"0": 50.0}}))
     line = json.loads((tmp_path / "new" / "metrics.jsonl").read_text())
-    assert 0 <= time.time() - line.pop("time") < 3600
+    assert -1 < time.time() - line.pop("time") < 3600
     assert line == {
         "kind": "step",
         "split": "train",
@@ -77,7 +77,13 @@ def test_a_disk_that_takes_half_a_line_keeps_none_of_it(
     writer.write(_record(1))
     with monkeypatch.context() as full:
         original = os.write
-        full.setattr(os, "write", lambda file, line: original(file, line[:9]))
+
+        def write(file: int, rest: bytes) -> int:
+            if not rest.startswith(b"{"):
+                raise OSError(28, "No space left on device")
+            return original(file, rest[:9])
+
+        full.setattr(os, "write", write)
         writer.write(_record(2))
     writer.write(_record(3))
     assert _iterations(tmp_path / "metrics.jsonl") == [1, 3]
@@ -178,20 +184,6 @@ def test_the_file_is_cut_at_the_mark_of_the_checkpoint(tmp_path: Path) -> None:
     writer.write(Record("phase", 2, 0, "test", {"loss": 3.0}))  # then it was killed
     JsonLinesWriter(path, 2, marks["metrics.jsonl"])
     assert path.read_bytes() == saved
-
-
-def test_a_line_that_the_disk_has_no_room_for_leaves_no_half(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "metrics.jsonl"
-    writer = JsonLinesWriter(path)
-    writer.write(_record(1))
-    whole = os.write
-    with monkeypatch.context() as full:
-        full.setattr(os, "write", lambda file, line: whole(file, line[:5]))
-        writer.write(_record(2))
-    writer.write(_record(3))
-    assert _iterations(path) == [1, 3]
 
 
 def test_tensorboards_files_are_cut_at_their_marks(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from sslengine.atomic import lock_file
+
 log = logging.getLogger("sslengine")
 
 
@@ -18,9 +20,7 @@ def turn(lock: Path, waits_for: str) -> Iterator[None]:
     waits_for: what the log says another process is doing, if it has to be waited for.
     """
     with lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not lock_file(file.fileno()):
             log.info("waiting for another process that is %s", waits_for)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
