@@ -52,7 +52,6 @@ from sslengine.evaluation.options import (
     published,
 )
 from sslengine.evaluation.pairs import compare_pairs
-from sslengine.evaluation.spread import spectrum
 from sslengine.evaluation.store import Store
 from sslengine.models.weights import Loaded, other_classes
 from sslengine.monitor import history
@@ -70,8 +69,6 @@ from sslengine.monitor.verdict import judge_run
 from sslengine.precision import for_float64
 from sslengine.registry import register_engine
 
-# Images of which singular values are kept.
-SPECTRUM = 2000
 NO_LABELS = "the images have no labels: kNN, linear probe and what else needs them are left out"
 
 
@@ -303,15 +300,13 @@ class _Report:
         write_report(self.run_dir, content)
 
     def write_answers(self, scores: Sequence[Score], sets: Sequence[Sets]) -> None:
-        """Keep the class that each kind of features gives to each test image, and spectra."""
+        """Keep the class that each kind of features gives to each test image."""
         images = sets[0]
-        spectra = {f"spectrum/{each.features}": spectrum(each.train[:SPECTRUM]).numpy()
-                   for each in sets if each.features in (TRAINED, UNTRAINED)}  # fmt: skip
         answers = {f"{each.features}/{each.layer}/{metric}": classes.numpy()
                    for each in scores for metric, classes in each.answers.items()}  # fmt: skip
         if answers and images.wanted is not None and images.tested is not None:
             about = {"numbers": images.tested.numpy(), "wanted": images.wanted.numpy()}
-            write_answers(self.run_dir, self.judge.images, {**about, **answers, **spectra})
+            write_answers(self.run_dir, self.judge.images, {**about, **answers})
 
 
 def _as_results(scores: Sequence[Score]) -> dict[str, Any]:

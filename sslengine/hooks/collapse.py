@@ -13,6 +13,9 @@ very low loss. At the end of each train phase these metrics are computed from it
     start_rank         RankMe of the trunk in the run's first step, if it starts from weights
     start_rows         of how many rows that is
 
+The singular values of the trunk's features at the start, in the middle and at the end go into
+RUN/spectra.jsonl.
+
 They cover this process's part of one batch, so RankMe is at most its number of rows. The rules of
 monitor/collapse.py look at them, and at what the method records. What they find is a warning, or,
 with HOOKS.STOP_ON_COLLAPSE, the end of the run.
@@ -20,23 +23,31 @@ with HOOKS.STOP_ON_COLLAPSE, the end of the run.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sslengine.atomic import append
 from sslengine.distributed.collectives import any_rank
+from sslengine.distributed.ranks import is_primary
 from sslengine.errors import CollapseError, NonFiniteLossError
-from sslengine.evaluation.spread import feature_std, rankme
+from sslengine.evaluation.spread import feature_std, rankme, spectrum
 from sslengine.hooks.events import OPTIONAL, Hook, TaskView
 from sslengine.monitor.collapse import (
+    END,
     INPUT_STD,
     LOSS_FINITE,
     LOSS_SCALE,
+    MIDDLE,
     NOT_FINITE,
     READ,
+    SPECTRA,
+    START,
     START_RANK,
     START_ROWS,
     TRUNK_RANK,
@@ -68,12 +79,12 @@ class LogCollapse(Hook):
 
     def on_phase_start(self, task: TaskView) -> None:
         self._record_trunk_before_last_step(task)
-        if self.from_weights and task.train and task.progress.iteration == 0:
+        if task.train and task.progress.iteration == 0:
             self._start = _FirstFeatures(task)
 
     def on_step(self, task: TaskView) -> None:
         if self._start is not None:
-            self._start.put(task)
+            self._put_start(task, self._start.take())
             self._start = None
         left = task.phase.steps - task.progress.step
         if left > 1 or not task.train:
@@ -86,6 +97,10 @@ class LogCollapse(Hook):
     def on_phase_end(self, task: TaskView) -> None:
         if not task.train:
             return
+        last = max(phase.train_index for phase in task.phases)
+        moment = {last // 2: MIDDLE, last: END}.get(task.phase.train_index)
+        if moment:
+            write_spectrum(task, moment, first_tensor(self._trunk))
         signs = self._compute()
         scaler = getattr(task.precision, "scaler", None)
         if scaler is not None and scaler.is_enabled():
@@ -120,6 +135,13 @@ class LogCollapse(Hook):
         self._told = {each.what for each in found}
         if self.stops and any_rank(bool(found)):
             raise CollapseError(_why(found))
+
+    def _put_start(self, task: TaskView, features: Tensor | None) -> None:
+        """Record the features of the first step: the host waits for the device, once in a run."""
+        write_spectrum(task, START, features)
+        if self.from_weights and features is not None and len(features) > 1:
+            task.storage.put_own(START_RANK, rankme(features).item())
+            task.storage.put_own(START_ROWS, float(len(features)))
 
     def _record_trunk_before_last_step(self, task: TaskView) -> None:
         trunk = getattr(task.base_model, "trunk", None)
@@ -176,12 +198,17 @@ class _FirstFeatures:
             self._handle.remove()
             self._handle = None
 
-    def put(self, task: TaskView) -> None:
-        """The host waits for the device, once in a run."""
+    def take(self) -> Tensor | None:
         self.stop()
-        if self.features is not None and len(self.features) > 1:
-            task.storage.put_own(START_RANK, rankme(self.features).item())
-            task.storage.put_own(START_ROWS, float(len(self.features)))
+        return self.features
+
+
+def write_spectrum(task: TaskView, moment: str, features: Tensor | None) -> None:
+    """Append singular values to the run's file; a run that resumes may write the same again."""
+    if features is not None and len(features) > 1 and is_primary():
+        line = {"moment": moment, "values": spectrum(features).tolist()}
+        with suppress(OSError):  # there is no folder of the run, or no room
+            append(task.run_dir / SPECTRA, json.dumps(line).encode() + b"\n")
 
 
 def _why(found: Sequence[Finding]) -> str:

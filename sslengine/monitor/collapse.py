@@ -43,6 +43,9 @@ PATCH_LOSS = "loss.patches"
 KOLEO, INFORMATION = "loss.koleo", "loss.image_information"
 TRUNK_RANK, TRUNK_ROWS = "trunk_rank", "trunk_rows"
 START_RANK, START_ROWS = "start_rank", "start_rows"  # in the first step, of weights that were given
+# Singular values of the trunk's features, in the folder of a run; and the moments.
+SPECTRA = "spectra.jsonl"
+START, MIDDLE, END = "start", "middle", "end"
 PROJECTION_RANK, PROJECTION_STD = "projection_rank", "projection_std"
 PATCH_SPREAD, INPUT_STD = "patch_spread", "input_std"
 LOSS_FINITE, LOSS_SCALE = "loss_finite", "loss_scale"

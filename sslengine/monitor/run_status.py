@@ -56,9 +56,14 @@ def read_status(folder: Path, step: int = 0, steps: int = 0) -> Status:
 
 def read_starts(folder: Path) -> list[dict[str, Any]]:
     """Return the starts of a run, the oldest first; [] of a run that kept none."""
+    return read_lines(folder / STARTS)
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """Return the objects in a file of JSON lines, without what is damaged; [] without a file."""
     found = []
     with suppress(OSError):
-        for line in (folder / STARTS).read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
             with suppress(ValueError):
                 found.append(json.loads(line))
     return [each for each in found if isinstance(each, dict)]

@@ -139,7 +139,7 @@ class Content:
     restarts: Sequence[float] = ()
     health: Sequence[Health] = ()
     findings: Sequence[Fact] = ()
-    # Singular values of the features by kind, the largest is 1.
+    # Singular values of the features at three moments, the largest is 1.
     spectra: Mapping[str, Sequence[float]] = field(default_factory=dict)
     thumbs: Thumbs | None = None
     map: Map | None = None

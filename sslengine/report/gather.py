@@ -17,6 +17,7 @@ from sslengine.atomic import write_whole
 from sslengine.config.run_folder import open_named
 from sslengine.dotted import below
 from sslengine.errors import SSLEngineError
+from sslengine.monitor.collapse import END, MIDDLE, SPECTRA, START
 from sslengine.monitor.run_facts import (
     JUDGEMENTS,
     PIXELS,
@@ -30,6 +31,7 @@ from sslengine.monitor.run_facts import (
     read_judgements,
     scores_of,
 )
+from sslengine.monitor.run_status import read_lines
 from sslengine.monitor.verdict import judge_run, share_waited
 from sslengine.report.comparison import TYPED, origins_in
 from sslengine.report.content import ClassRow, Content, Fact, Judgement
@@ -59,14 +61,13 @@ def write_page(folder: Path, out: Path | None = None) -> Path:
 
 def gather(facts: Facts) -> Content:
     parts = read_parts(facts.folder)
-    checkpoints, held = _list_checkpoints(facts.folder / "checkpoints"), _load(facts.answers)
+    checkpoints = _list_checkpoints(facts.folder / "checkpoints")
     return Content(
         name="/".join(facts.folder.absolute().parts[-2:]), folder=str(facts.folder),
         verdict=judge_run(facts), facts=_list_facts(facts) if facts.config else [],
         curves=read_curves(facts), restarts=read_restarts(facts), health=read_health(facts),
         findings=[Fact(each.what, each.value, each.advice) for each in facts.found],
-        spectra={kind: held[f"spectrum/{kind}"].tolist() for kind in (UNTRAINED, TRAINED)
-                 if f"spectrum/{kind}" in held},
+        spectra=_read_spectra(facts.folder / SPECTRA),
         thumbs=parts.thumbs, map=parts.map, views=parts.views,
         judgements=[_judgement(facts, each, parts) for each in read_judgements(facts)],
         data=parts.data, cost=_list_cost(facts), starts=[*map(_describe_start, facts.starts)],
@@ -74,6 +75,15 @@ def gather(facts: Facts) -> Content:
         versions=_list_versions(facts), checkpoints=checkpoints,
         map_command="" if parts.map or not checkpoints else f"sslengine report {facts.run} --map",
     )  # fmt: skip
+
+
+def _read_spectra(file: Path) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for line in read_lines(file):
+        with suppress(KeyError, TypeError, ValueError):
+            moment, values = line["moment"], [float(each) for each in line["values"]]
+            found |= {moment: values} if moment in (START, MIDDLE, END) and values else {}
+    return found
 
 
 def _drop_empty(*facts: Fact) -> list[Fact]:

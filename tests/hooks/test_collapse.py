@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from sslengine.hooks.collapse import LogCollapse, first_tensor
+from sslengine.monitor.collapse import SPECTRA
 from sslengine.python.task import PythonTask
 from tests.train_steps.tasks import begin
 
@@ -102,3 +106,18 @@ def test_what_counts_as_the_projection() -> None:
     assert first_tensor(torch.randn(4, 2, 2)).shape == (4, 4)
     assert first_tensor([]) is None
     assert first_tensor(torch.randn(4)) is None
+
+
+def test_singular_values_of_the_trunks_features_are_kept(tmp_path: Path) -> None:
+    images = torch.randn(16, 3, 2, 2)
+    task = _begin(1, images, torch.randn(16, 4))
+    task.run_dir = tmp_path
+    task.on_phase_start()
+    task.step()
+    task.on_phase_end()
+    rows = images.flatten(1).numpy()
+    expected = np.linalg.svd(rows - rows.mean(axis=0), compute_uv=False)
+    lines = [json.loads(line) for line in (tmp_path / SPECTRA).read_text().splitlines()]
+    assert [line["moment"] for line in lines] == ["start", "middle"]  # of two epochs
+    for line in lines:
+        assert line["values"] == pytest.approx(expected / expected[0], rel=1e-4)

@@ -90,7 +90,7 @@ def healthy() -> Content:
         restarts=[3.5],
         health=[Health("RankMe", "Dimensions", epochs, [30.0 + e for e in epochs], 20.0)],
         findings=[Fact("not finite", "no")],
-        spectra={name: [1 / i for i in range(1, 65)] for name in ("untrained", "trained")},
+        spectra={name: [1 / i for i in range(1, 65)] for name in ("start", "middle", "end")},
         thumbs=thumbs, map=mapped, views=[Views("a.png", picture(), [picture()] * 4)],
         judgements=[judgement(), judgement("birds/hard")],
         data=[Fact("images", "2,000"), Fact("copies", "2", "remove them"), Fact("The oddest", "12", thumbs=[1, 2])],

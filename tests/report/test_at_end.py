@@ -35,6 +35,8 @@ def test_a_complete_run_and_its_judgement(
     assert found["verdict"]["sentence"] in told
     assert told.endswith(f"page {run}/report.html its map sslengine report {run} --map")
     assert len(found["views"]) == 6
+    assert list(found["spectra"]) == ["start", "middle", "end"]
+    assert found["spectra"]["start"] != found["spectra"]["end"]
     assert found["map"] is None
 
     assert main(["judge", str(run), f"--train={photos}", f"--val={photos}"]) == 0
