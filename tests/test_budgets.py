@@ -28,34 +28,34 @@ SLACK = 1.02
 
 # Lines of folders of sslengine/: bound, goal.
 FOLDERS = {
-    "task train_steps trainer services engine": (4037, 2400),
+    "task train_steps trainer services engine": (3822, 2400),
     "methods losses": (4921, 4500),
-    "hooks": (1846, 1200),
+    "hooks": (1873, 1200),
     "optim": (2255, 1700),
-    "monitor metrics meters": (4460, 1800),
+    "monitor metrics meters": (4369, 1800),
     "checkpoint": (1428, 1200),
-    "distributed launch": (3907, 2700),
+    "distributed launch": (3919, 2700),
     "testing python": (2691, 2000),
     "data": (14183, 8200),
-    "models": (7322, 4800),
+    "models": (7344, 4800),
     "config": (4815, 3300),
     "evaluation engines evaluate predictor": (12692, 6200),
     "export": (2398, 1500),
     "command": (6679, 3800),
-    "report": (3111, 2500),
+    "report": (2421, 2500),
     "contrib": (409, 4500),
 }
 COUNTS = {
     "lines": (78897, 50000),
-    "files": (687, 350),
-    "lines at the top": (1975, 1200),
+    "files": (673, 350),
+    "lines at the top": (1995, 1200),
     "lines of tests": (89010, 55000),
     "files of tests": (699, 400),
     "lines of tools": (6400, 3500),
-    "files under 60 lines": (176, 45),
+    "files under 60 lines": (170, 45),
     "longest file": (586, 600),
-    "files that one other imports": (161, 110),
-    "modules imported by a string": (58, 5),
+    "files that one other imports": (157, 110),
+    "modules imported by a string": (59, 5),
     "pairs of folders of data that import each other": (8, 0),
     "imports in data against its order": (9, 0),
     "functions named by a preposition": (332, 40),
@@ -68,7 +68,7 @@ COUNTS = {
     "lines of CHANGELOG": (1081, 150),
 }
 # Functions and files that a step of SimCLR passes, outside of data/.
-WAY = {"functions": (81, 40), "files": (32, 14)}
+WAY = {"functions": (57, 40), "files": (25, 14)}
 
 # Inside data/ a folder imports from those before it alone.
 DATA = ("options", "decode", "manifest", "sources", "augment", "batch", "loading")

@@ -27,7 +27,7 @@ Pair = tuple[float, float]
 Series = TypeVar("Series", Curve, Health)
 
 
-class Line(NamedTuple):
+class Stroke(NamedTuple):
     kind: str  # classes of style.css
     epochs: Sequence[float]
     values: Sequence[float]
@@ -40,7 +40,7 @@ class Plot(NamedTuple):
     label: str  # for who cannot see it
     x: Axis
     axes: Mapping[str, Axis]
-    lines: Sequence[Line]
+    lines: Sequence[Stroke]
     caption: str = ""
     last: str = ""
 
@@ -69,7 +69,7 @@ def style_run(run: int) -> str:
     return f"r{run % 8} d{(run + run // 8) % 4}"
 
 
-def draw_path(line: Line, x: Axis, y: Axis) -> str:
+def draw_path(line: Stroke, x: Axis, y: Axis) -> str:
     """Write a path with a gap where there is no finite value."""
     steps, command = [], "M{} {}h0"
     for epoch, value in zip(line.epochs, line.values):
@@ -88,7 +88,7 @@ def plot_curve(curve: Curve, shown: Curve, span: Pair) -> Plot:
     """
     finite = [value for value in curve.values if math.isfinite(value)]
     told = [curve.caption] if curve.caption else []
-    lines, ends = [Line("l", shown.epochs, shown.values)], finite
+    lines, ends = [Stroke("l", shown.epochs, shown.values)], finite
     if curve.smooth > 1 and finite:
         lines = [lines[0]._replace(kind="raw"), _smooth(curve, "l median")]
         inner = np.quantile(finite, (0.01, 0.99)).tolist() if len(finite) >= 50 else finite
@@ -116,7 +116,9 @@ def plot_spectra(spectra: Mapping[str, Sequence[float]]) -> Plot:
     """Plot the logarithms of singular values over their rank."""
     kept = {kind: keep_records(values, POINTS) for kind, values in spectra.items()}
     lines = [
-        Line(f"l k-{kind}", [i + 1.0 for i in ranks], [max(spectra[kind][i], 1e-6) for i in ranks])
+        Stroke(
+            f"l k-{kind}", [i + 1.0 for i in ranks], [max(spectra[kind][i], 1e-6) for i in ranks]
+        )
         for kind, ranks in kept.items()
     ]
     span = (1.0, max(2.0, *(line.epochs[-1] for line in lines)))
@@ -134,12 +136,12 @@ def plot_health(health: Health, span: Pair) -> Plot:
     return Plot(
         health.title, _describe(health), Axis(*span, 3, 427),
         {"only": fit_axis(*found, 43, 3)} if found else {},
-        [Line("l k-ink", health.epochs, health.values), Line("l k-bad", health.epochs, outside)],
+        [Stroke("l k-ink", health.epochs, health.values), Stroke("l k-bad", health.epochs, outside)],
     )  # fmt: skip
 
 
 def _plot(
-    title: str, label: str, span: Pair, lines: Sequence[Line], values: Sequence[float]
+    title: str, label: str, span: Pair, lines: Sequence[Stroke], values: Sequence[float]
 ) -> Plot:
     """Give an axis of numbers and, where it shows more, one of logarithms: style.css switches."""
     axes = {}
@@ -151,8 +153,8 @@ def _plot(
     return Plot(title, label, Axis(*span, *_LEVEL), axes, lines)
 
 
-def _smooth(curve: Curve, kind: str) -> Line:
-    return Line(kind, *smooth_series(curve.epochs, curve.values, curve.smooth, POINTS))
+def _smooth(curve: Curve, kind: str) -> Stroke:
+    return Stroke(kind, *smooth_series(curve.epochs, curve.values, curve.smooth, POINTS))
 
 
 def _describe(curve: Curve | Health) -> str:
