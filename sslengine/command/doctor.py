@@ -141,7 +141,8 @@ def of_run(folder: Path) -> Iterator[Finding]:
     yield from (Finding(*each) for each in facts.found)
     yield Finding("train phases", len(facts.ends), "" if facts.ends else _no_phase(folder))
     yield Finding(COLLAPSED, len(facts.found))
-    yield Finding("verdict", verdict.sentence, verdict.command)
+    advice = " ".join(filter(None, (verdict.detail, verdict.command)))
+    yield Finding("verdict", verdict.sentence, advice)
 
 
 def _no_phase(folder: Path) -> str:

@@ -17,8 +17,8 @@ from sslengine.checkpoint.manifest import is_checkpoint
 from sslengine.config.yaml_text import load_run
 from sslengine.errors import ConfigError, DataError
 from sslengine.monitor import history
-from sslengine.monitor.collapse import Finding, ends_of_phases, findings
-from sslengine.monitor.run_status import COMPLETE, Status, read_starts, read_status
+from sslengine.monitor.collapse import NOT_FINITE, Finding, ends_of_phases, findings
+from sslengine.monitor.run_status import COMPLETE, Status, is_not_finite, read_starts, read_status
 
 TRAINED, UNTRAINED, PIXELS = "trained", "untrained", "raw pixels"
 COMPLETE_RUN = Status(COMPLETE)
@@ -76,10 +76,11 @@ class Facts:
 
     @cached_property
     def found(self) -> list[Finding]:
-        """Return what the collapse rules find, but a loss that is not finite."""
+        """Return what the collapse rules find, but a loss that is not finite and ended the run."""
         if not self.config.get("LOSS", {}).get("name"):
             return []
-        return [each for each in findings(self.ends, self.config) if each.what != "not finite"]
+        found = findings(self.ends, self.config)
+        return [each for each in found if each.what != NOT_FINITE or not is_not_finite(self.status)]
 
     @property
     def since(self) -> int:
