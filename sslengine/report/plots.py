@@ -136,7 +136,10 @@ def plot_health(health: Health, span: Pair) -> Plot:
     return Plot(
         health.title, _describe(health), Axis(*span, 3, 427),
         {"only": fit_axis(*found, 43, 3)} if found else {},
-        [Stroke("l k-ink", health.epochs, health.values), Stroke("l k-bad", health.epochs, outside)],
+        [
+            Stroke("l k-ink", health.epochs, health.values),
+            Stroke("l k-bad", health.epochs, outside),
+        ],
     )  # fmt: skip
 
 
