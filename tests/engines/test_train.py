@@ -99,7 +99,7 @@ def test_what_a_run_leaves_behind(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     names = sorted(path.name for path in (tmp_path / "run").iterdir())
     assert names == [
         ".lock", "checkpoints", "config.yaml", "environment.json", "metrics.jsonl", "signature.json",
-        "starts.jsonl", "status.json",
+        "spectra.jsonl", "starts.jsonl", "status.json",
     ]  # fmt: skip
     assert [i for i, _ in _losses(tmp_path / "run")] == list(range(1, 9))
     assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == [

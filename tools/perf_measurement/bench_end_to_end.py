@@ -258,8 +258,7 @@ def stages(case: Case, folder: Path, run: Path, given: argparse.Namespace) -> di
     from sslengine.config.resolve import resolve
     from sslengine.services.order import Services
     from sslengine.task.task import SelfSupervisionTask
-    from sslengine.train_steps import stages as of_step
-    from sslengine.train_steps.samples import single_input_sample
+    from sslengine.train_steps.step import TrainStep
 
     torch.set_num_threads(given.threads)
     arguments = [each for each in config_of(case, folder, given) if "epoch_ends" not in each]
@@ -269,7 +268,7 @@ def stages(case: Case, folder: Path, run: Path, given: argparse.Namespace) -> di
     task.on_start()
     task.start_phase()
     task.on_phase_start()
-    least: dict[str, float] = {}
+    step, least = TrainStep(), dict[str, float]()
 
     def timed(name: str, part: Callable[..., Any], *of: Any) -> Any:
         before = time.process_time()
@@ -278,12 +277,12 @@ def stages(case: Case, folder: Path, run: Path, given: argparse.Namespace) -> di
         return result
 
     for _ in range(given.images // BATCH):
-        sample = timed("input", of_step.read_sample, single_input_sample)
-        output = timed("forward", of_step.forward, sample)
-        loss = timed("loss", of_step.compute_loss, output, sample)
-        of_step.reduce_loss(task, loss)
-        timed("backward", of_step.backward, loss)
-        timed("optimizer", of_step.optimizer_step)
+        sample = timed("input", step.read)
+        output = timed("forward", step.forward, sample)
+        loss = timed("loss", step.losses, output, sample)
+        step.record(task, loss)
+        timed("backward", step.backward, loss)
+        timed("optimizer", step.update)
     return {name: 1000 * seconds / BATCH for name, seconds in least.items()}
 
 
