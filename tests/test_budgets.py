@@ -32,7 +32,7 @@ FOLDERS = {
     "methods losses": (4921, 4500),
     "hooks": (1873, 1200),
     "optim": (2255, 1700),
-    "monitor metrics meters": (4369, 1800),
+    "monitor metrics meters": (4370, 1800),
     "checkpoint": (1428, 1200),
     "distributed launch": (3919, 2700),
     "testing python": (2691, 2000),
@@ -41,7 +41,7 @@ FOLDERS = {
     "config": (4815, 3300),
     "evaluation engines evaluate predictor": (12692, 6200),
     "export": (2398, 1500),
-    "command": (6679, 3800),
+    "command": (6680, 3800),
     "report": (2421, 2500),
     "contrib": (409, 4500),
 }
@@ -65,7 +65,7 @@ COUNTS = {
     "median lines of a function": (6, 9),
     "longest function": (71, 70),
     "lines of README": (120, 150),
-    "lines of CHANGELOG": (1081, 150),
+    "lines of CHANGELOG": (1087, 150),
 }
 # Functions and files that a step of SimCLR passes, outside of data/.
 WAY = {"functions": (57, 40), "files": (25, 14)}

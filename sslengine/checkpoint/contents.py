@@ -31,7 +31,7 @@ RESULTS = re.compile(
     r"config(_\w+)?\.yaml|environment(_\w+)?\.json|log(_rank\d+)?\.txt|metrics\.(jsonl|csv)"
     r"|checkpoints|images|tb_logs|trackers|superseded|profile|flight_recorder"
     r"|features|finetune|predictor|weights|evaluation\.json|judgements|report(\.html)?"
-    r"|status\.json|starts\.jsonl|command\.sh"
+    r"|status\.json|(starts|spectra)\.jsonl|command\.sh"
     r"|(train_svm(_low_shot)?|low_shot_test|nearest_neighbor_test|instance_retrieval_test|extract_label_predictions)\.json|kNN_.*\.npy"
 )
 # All that is in the folder of a run that has not begun.

@@ -70,6 +70,7 @@ class LogCollapse(Hook):
         """from_weights: the trunk starts from weights that were given."""
         self.stops, self.from_weights = stops, from_weights
         self._start: _FirstFeatures | None = None
+        self._first: Tensor | None = None  # features of the first step, until the phase ends
         self._handle: Any = None
         self._trunk: Any = None
         self._input_std: Tensor | None = None
@@ -84,8 +85,11 @@ class LogCollapse(Hook):
 
     def on_step(self, task: TaskView) -> None:
         if self._start is not None:
-            self._put_start(task, self._start.take())
+            self._first = self._start.take()
             self._start = None
+            if self.from_weights and self._first is not None and len(self._first) > 1:
+                task.storage.put_own(START_RANK, rankme(self._first).item())
+                task.storage.put_own(START_ROWS, float(len(self._first)))
         left = task.phase.steps - task.progress.step
         if left > 1 or not task.train:
             return
@@ -97,10 +101,7 @@ class LogCollapse(Hook):
     def on_phase_end(self, task: TaskView) -> None:
         if not task.train:
             return
-        last = max(phase.train_index for phase in task.phases)
-        moment = {last // 2: MIDDLE, last: END}.get(task.phase.train_index)
-        if moment:
-            write_spectrum(task, moment, first_tensor(self._trunk))
+        self._write_spectra(task)
         signs = self._compute()
         scaler = getattr(task.precision, "scaler", None)
         if scaler is not None and scaler.is_enabled():
@@ -136,12 +137,16 @@ class LogCollapse(Hook):
         if self.stops and any_rank(bool(found)):
             raise CollapseError(_why(found))
 
-    def _put_start(self, task: TaskView, features: Tensor | None) -> None:
-        """Record the features of the first step: the host waits for the device, once in a run."""
-        write_spectrum(task, START, features)
-        if self.from_weights and features is not None and len(features) > 1:
-            task.storage.put_own(START_RANK, rankme(features).item())
-            task.storage.put_own(START_ROWS, float(len(features)))
+    def _write_spectra(self, task: TaskView) -> None:
+        last = max(phase.train_index for phase in task.phases)
+        moment = {last // 2: MIDDLE, last: END}.get(task.phase.train_index)
+        kept = {START: self._first, moment: first_tensor(self._trunk)}
+        self._first = None
+        for name, features in kept.items():
+            if name and features is not None and len(features) > 1 and is_primary():
+                line = {"moment": name, "values": spectrum(features).tolist()}
+                with suppress(OSError):  # there is no folder of the run, or no room
+                    append(task.run_dir / SPECTRA, json.dumps(line).encode() + b"\n")
 
     def _record_trunk_before_last_step(self, task: TaskView) -> None:
         trunk = getattr(task.base_model, "trunk", None)
@@ -201,14 +206,6 @@ class _FirstFeatures:
     def take(self) -> Tensor | None:
         self.stop()
         return self.features
-
-
-def write_spectrum(task: TaskView, moment: str, features: Tensor | None) -> None:
-    """Append singular values to the run's file; a run that resumes may write the same again."""
-    if features is not None and len(features) > 1 and is_primary():
-        line = {"moment": moment, "values": spectrum(features).tolist()}
-        with suppress(OSError):  # there is no folder of the run, or no room
-            append(task.run_dir / SPECTRA, json.dumps(line).encode() + b"\n")
 
 
 def _why(found: Sequence[Finding]) -> str:

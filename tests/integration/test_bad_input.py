@@ -25,7 +25,7 @@ WRONG_CONFIG, FAILED = 2, 1
         ("config.OPTIMIZER.num_epochs=many", WRONG_CONFIG,
          ["config.OPTIMIZER.num_epochs: expected int, got 'many'", "command line"]),
         ("config.MODEL.AMP_PARAMS.USE_AMP=true config.MODEL.AMP_PARAMS.AMP_TYPE=pytorch",
-         WRONG_CONFIG, ["config.MODEL.AMP_PARAMS", "float16 requires a GPU", "AMP_DTYPE=bfloat16"]),
+         WRONG_CONFIG, ["config.MODEL.AMP_PARAMS", "fp16 requires a CUDA GPU"]),
         ("config.DATA.TRAIN.DATA_LIMIT=10", FAILED,
          ["config.DATA.TRAIN", "10 samples, fewer than the global batch of 128", "DROP_LAST=false"]),
         ("config.DATA.TRAIN.DATA_SOURCES=[disk_folder] config.DATA.TRAIN.DATA_PATHS=[{empty}]",

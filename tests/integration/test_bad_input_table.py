@@ -232,7 +232,7 @@ MACHINE = [
     row("config.MACHINE.DEVICE=cup", "config.MACHINE.DEVICE: expected one of", "'cpu'"),
     row("config.MACHINE.DEVICE=gpu", "no GPU", phase=RUN, status=1),
     row("config.MODEL.AMP_PARAMS.USE_AMP=true config.MODEL.AMP_PARAMS.AMP_TYPE=pytorch",
-        "config.MODEL.AMP_PARAMS", "float16 requires a GPU", phase=RUN),
+        "config.MODEL.AMP_PARAMS", "fp16 requires a CUDA GPU", phase=RUN),
     row("config.DISTRIBUTED.NUM_PROC_PER_NODE=0", "NUM_PROC_PER_NODE: expected 1 or more"),
     row("config.DISTRIBUTED.NUM_NODES=2", "config.DISTRIBUTED.RUN_ID: 2 nodes require host:port",
         phase=RUN),

@@ -18,7 +18,7 @@ from PIL import Image
 from sslengine.config.fast import why_not
 from sslengine.errors import ConfigError, SSLEngineError
 from sslengine.launch.local import launch
-from sslengine.models.trunks.base import Trunk
+from sslengine.models.trunks.library import LibraryTrunk
 from tests.config.recipes import resolved
 from tests.data.deep_files import numbers, png, tiff
 
@@ -72,13 +72,13 @@ def write(root: Path, kind: str) -> Files:
 def reached(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     """What the trunk gets."""
     seen: list[torch.Tensor] = []
-    forward: Callable[..., Any] = Trunk.forward
+    forward: Callable[..., Any] = LibraryTrunk.forward
 
-    def spy(self: Trunk, x: torch.Tensor, *more: Any) -> Any:
+    def spy(self: LibraryTrunk, x: torch.Tensor, *more: Any) -> Any:
         seen.append(x.detach().clone())
         return forward(self, x, *more)
 
-    monkeypatch.setattr(Trunk, "forward", spy)
+    monkeypatch.setattr(LibraryTrunk, "forward", spy)
     return seen
 
 

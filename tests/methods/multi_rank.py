@@ -63,7 +63,10 @@ def _step(loss: nn.Module) -> Step:
     value.backward()
     wrapped = DistributedDataParallel(linear_model())
     _number(loss(wrapped(share), target)).backward()
-    return Step(value.item(), wrapped.module.weight.grad, plain.weight.grad / world_size())
+    gradients = wrapped.module.weight.grad, plain.weight.grad
+    assert gradients[0] is not None
+    assert gradients[1] is not None
+    return Step(value.item(), gradients[0], gradients[1] / world_size())
 
 
 def _number(loss: Any) -> Tensor:

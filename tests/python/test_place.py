@@ -41,7 +41,7 @@ def test_an_unknown_device() -> None:
 
 def test_precisions() -> None:
     assert [make_precision(name, CPU).name for name in ("fp32", "bf16")] == ["fp32", "bf16"]
-    with pytest.raises(ConfigError, match=r"fp16 requires a CUDA GPU|float16 requires a GPU"):
+    with pytest.raises(ConfigError, match="fp16 requires a CUDA GPU"):
         make_precision("fp16", CPU)
     with pytest.raises(ConfigError, match="precision: expected auto, fp32, bf16, fp16; got 'half'"):
         known_precision("half")
