@@ -31,6 +31,8 @@ from sslengine.monitor.run_status import (
 )
 from sslengine.monitor.verdict import judge_run
 from tests.command.photos import write_photos
+from tests.integration.test_configs import QUICK
+from tests.teachers import needed
 
 TYPED = "sslengine train '--api_key=***'"
 CONFIG: dict[str, Any] = {
@@ -51,6 +53,17 @@ def train(folder: Path, **values: Any) -> int:
     given = {**TINY, **{key.replace("__", "."): value for key, value in values.items()}}
     keys = [f"config.{key}={value}" for key, value in given.items()]
     return main(["config=quickstart/simclr", *keys, f"config.CHECKPOINT.DIR={folder}"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("name", QUICK)
+def test_no_alarm_of_a_healthy_quickstart(name: str, tmp_path: Path) -> None:
+    """Whole, as it ships: minutes each on two cores, more than an hour for CAPI."""
+    keys = ["config.MACHINE.PRECISION=fp32", f"config.CHECKPOINT.DIR={tmp_path / 'run'}"]
+    assert main([f"config=quickstart/{name}", *needed(name), *keys]) == 0
+    verdict = judge_run(read_facts(tmp_path / "run"))
+    assert (verdict.rule, verdict.caveats) == ("not judged", ())
 
 
 def steps(losses: list[float], **more: Any) -> list[dict[str, Any]]:
