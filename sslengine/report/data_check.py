@@ -29,7 +29,8 @@ ODD = {
     "--set DATA.TRAIN.EXIF_ROTATION=true turns them",
 }
 LEAK = "what is scored on them says nothing of other images: take others for one of the splits"
-OPENED = 500  # images of a split that are opened for the facts
+# Images of a split that are opened for the facts: of large ones fewer, which takes seconds.
+FEWEST, OPENED, PIXELS = 12, 500, 100_000_000
 SHOWN = 8  # thumbnails of a fact
 CALLED = {"TRAIN": "training images", "TEST": "test images"}
 
@@ -101,6 +102,16 @@ def _describe_sides(sides: Sequence[int]) -> Iterator[Finding]:
         yield Finding("shorter side", value, small if middle < TINY_SIDE else "")
 
 
+def choose_number(source: Any, rows: Sequence[int]) -> int:
+    """Choose how many images to open, by the size of the first one."""
+    try:
+        image = source.image(int(rows[0]))
+    except Exception:  # decoders raise many kinds
+        return OPENED
+    height, width = image.size if hasattr(image, "mode") else image.shape[:2]
+    return min(OPENED, max(FEWEST, PIXELS // (height * width)))
+
+
 def find_facts(datasets: Mapping[str, Any], album: Album) -> list[Fact]:
     """Look at an SSLDataset for each split; thumbnails of the facts are added to the album."""
     facts, seen = list[Fact](), dict[str, dict[int, int]]()
@@ -114,7 +125,8 @@ def find_facts(datasets: Mapping[str, Any], album: Album) -> list[Fact]:
 
     for split, dataset in datasets.items():
         source, rows = dataset.sources[0], np.asarray(dataset.rows)
-        opened, seen[split] = open_images(source, spread(rows, OPENED).tolist())
+        some = spread(rows, choose_number(source, rows)).tolist()
+        opened, seen[split] = open_images(source, some)
         classes = check_classes(source, source.labels()[rows]) if source.num_classes else ()
         add(split, CALLED[split], Finding("count", len(rows)))
         for each in (*classes, *opened):

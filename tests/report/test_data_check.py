@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -77,3 +78,11 @@ def test_without_classes_none_are_counted(tmp_path: Path) -> None:
     found = _facts(Album(), **on_disk(tmp_path))
     assert "training images: classes" not in found
     assert found["training images: shorter side"].value == "20 to 20, median 20"
+
+
+@pytest.mark.parametrize(
+    ("size", "count"), [((32, 32), 500), ((1000, 1000), 100), ((4000, 3000), 12)]
+)
+def test_of_large_images_fewer_are_opened(size: tuple[int, int], count: int) -> None:
+    source = SimpleNamespace(image=lambda row: Image.new("RGB", size))
+    assert data_check.choose_number(source, range(5000)) == count
