@@ -102,14 +102,14 @@ def _describe_sides(sides: Sequence[int]) -> Iterator[Finding]:
         yield Finding("shorter side", value, small if middle < TINY_SIDE else "")
 
 
-def choose_number(source: Any, rows: Sequence[int]) -> int:
+def choose_number(source: Any, rows: Any) -> int:
     """Choose how many images to open, by the size of the first one."""
     try:
         image = source.image(int(rows[0]))
     except Exception:  # decoders raise many kinds
         return OPENED
     height, width = image.size if hasattr(image, "mode") else image.shape[:2]
-    return min(OPENED, max(FEWEST, PIXELS // (height * width)))
+    return int(min(OPENED, max(FEWEST, PIXELS // (height * width))))
 
 
 def find_facts(datasets: Mapping[str, Any], album: Album) -> list[Fact]:
