@@ -126,7 +126,7 @@ def _judgement(facts: Facts, report: Mapping[str, Any], parts: Parts) -> Judgeme
     tested = images.get("TEST", {}).get("fingerprint")
     answers, classes = _load(facts.folder / JUDGEMENTS / f"{name}.npz"), report.get("classes", ())
     return Judgement(
-        name=str(report.get("data") or name),
+        name="/".join(Path(str(report.get("data") or name)).parts[-2:]),
         fingerprint=", ".join(each.removeprefix("sha256:")[:SHOWN] for each in prints if each),
         images=rows[0].get("about", {}).get("images", {}) if rows else {},
         metric=str(report.get("metric", "accuracy")), scores=scores_of(report),
