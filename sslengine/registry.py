@@ -444,7 +444,7 @@ def _why_not_imported(module: str, error: BaseException) -> str:
 
 
 def _takes_one(thing: Any) -> bool:
-    """Whether it, or an object of a class of callable ones, can be called with one argument."""
+    """Return whether it, or an object of a class of callable ones, takes one argument."""
     if isinstance(thing, type) and "__call__" in dir(thing):
         thing = partial(thing.__call__, None)
     try:

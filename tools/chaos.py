@@ -212,7 +212,7 @@ def _plan(given: argparse.Namespace) -> Iterator[tuple[str, list[str], int, bool
 
 def small_run(method: str, ranks: int = 1, workers: int = 0) -> list[str]:
     """Return the overrides of 24 images, three epochs and batches of 4."""
-    own = METHODS[method]
+    own = METHODS.get(method, ())
     named = any(each.startswith("config=") for each in own)
     return [
         *([] if named else [f"config=quickstart/{method}"]), *own, *SMALL,

@@ -59,15 +59,9 @@ QUICK = ("simclr", "moco", "swav", "dino")
 STEPS, EPOCHS, BATCHES = 12, 2, 3
 FEW = 6  # steps whose losses are kept: rounding differs between processors, and grows
 BACKENDS, WORKERS = ("pil", "numba"), (0, 2)
-# Further overrides of the shapes in which a run is made.
-SHAPES: dict[str, tuple[str, ...]] = {
-    "1 rank": (),
-    "2 ranks": (
-        "config.DISTRIBUTED.NUM_PROC_PER_NODE=2", "config.DATA.TRAIN.BATCHSIZE_PER_REPLICA=2",
-    ),
-    "accumulated": ("config.OPTIMIZER.accumulate=2",),
-    "killed and resumed": (),
-}  # fmt: skip
+SHAPES = (ONE, TWO, ACCUMULATED, KILLED) = (
+    "1 rank", "2 ranks", "accumulated", "killed and resumed",
+)  # fmt: skip
 Values = Iterator[tuple[str, Any]]
 
 
@@ -129,7 +123,7 @@ def compare(other: Any, own: Any, where: str = "") -> Iterator[str]:
 
 def collect_portable() -> dict[str, Any]:
     """Compute what is the same on any processor: names, integer batches, rounded losses."""
-    runs = dict(_list_runs(QUICK, {"1 rank": ()}))
+    runs = dict(_list_runs(QUICK, [ONE]))
     return {
         "names": dict(_list_names()),
         "batches": dict(_list_batches(QUICK, WORKERS[:1], integers=True)),
@@ -179,23 +173,24 @@ def _list_batches(
                 yield f"{name}, {backend}, {count} workers", hashes
 
 
-def _list_runs(names: Sequence[str], shapes: dict[str, tuple[str, ...]]) -> Values:
+def _list_runs(names: Sequence[str], shapes: Sequence[str]) -> Values:
     for name in names:
-        for shape, overrides in shapes.items():
+        for shape in shapes:
             with tempfile.TemporaryDirectory(prefix="golden_") as folder:
-                yield f"{name}, {shape}", _make_run(name, shape, overrides, Path(folder) / "run")
+                yield f"{name}, {shape}", _make_run(name, shape, Path(folder) / "run")
 
 
-def _make_run(name: str, shape: str, overrides: Sequence[str], folder: Path) -> dict[str, Any]:
-    tests = name not in chaos.UNTESTED
-    run = chaos.resolve_recorded([*_small(name), *overrides], [], tests, folder)
-    if shape == "killed and resumed":
+def _make_run(name: str, shape: str, folder: Path) -> dict[str, Any]:
+    ranks, tests = 2 if shape == TWO else 1, name not in chaos.UNTESTED
+    overrides = [*_small(name, ranks), f"config.OPTIMIZER.accumulate={1 + (shape == ACCUMULATED)}"]
+    run = chaos.resolve_recorded(overrides, [], tests, folder)
+    if shape == KILLED:
         chaos.live(run, AfterSteps(STEPS // 2))
     if chaos.live(run):
         raise SystemExit(f"{name}, {shape}: it was killed")
     return {
         "losses": [_list_losses(chaos.beside(folder) / f"steps_rank{rank}.jsonl")
-                   for rank in range(2 if shape == "2 ranks" else 1)],
+                   for rank in range(ranks)],
         "metrics": chaos.read_records(folder),
         "state": _hash_all(chaos.final_state(folder)),
     }  # fmt: skip
@@ -231,9 +226,7 @@ PARTS: dict[str, Callable[[bool], Values]] = {
     "batches": lambda quick: (
         _list_batches(QUICK, WORKERS[:1]) if quick else _list_batches(METHODS, WORKERS)
     ),
-    "runs": lambda quick: (
-        _list_runs(QUICK, {"1 rank": ()}) if quick else _list_runs(METHODS, SHAPES)
-    ),
+    "runs": lambda quick: _list_runs(QUICK, [ONE]) if quick else _list_runs(METHODS, SHAPES),
     "judged": lambda quick: iter(()) if quick else _list_scores(),
     "tasks": lambda quick: iter(()) if quick else _list_products(),
 }
@@ -253,13 +246,9 @@ class AfterSteps:
                    for each in checkpoints.glob("model_iteration*.json"))  # fmt: skip
 
 
-def _small(name: str) -> list[str]:
-    more = needed(name)
-    ours = [f"config=quickstart/{name}"] if name not in chaos.METHODS else []
-    small = chaos.small_run(name if name in chaos.METHODS else "simclr")
-    small = small if not ours else [*ours, *small[1:]]
-    return [*small, *chaos.PACE, *more, f"config.OPTIMIZER.num_epochs={EPOCHS}",
-            "config.MACHINE.PRECISION=fp32"]  # fmt: skip
+def _small(name: str, ranks: int = 1) -> list[str]:
+    return [*chaos.small_run(name, ranks), *chaos.PACE, *needed(name),
+            f"config.OPTIMIZER.num_epochs={EPOCHS}", "config.MACHINE.PRECISION=fp32"]  # fmt: skip
 
 
 def _resolve_all() -> Iterator[tuple[str, Resolved]]:

@@ -27,6 +27,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -66,9 +67,11 @@ class LogCollapse(Hook):
     kept until then, on their device.
     """
 
-    def __init__(self, stops: bool = False, from_weights: bool = False) -> None:
-        """from_weights: the trunk starts from weights that were given."""
-        self.stops, self.from_weights = stops, from_weights
+    def __init__(
+        self, stops: bool = False, from_weights: bool = False, folder: Path | None = None
+    ) -> None:
+        """from_weights: the trunk starts from weights that were given. folder: of the run."""
+        self.stops, self.from_weights, self.folder = stops, from_weights, folder
         self._start: _FirstFeatures | None = None
         self._first: Tensor | None = None  # features of the first step, until the phase ends
         self._handle: Any = None
@@ -85,8 +88,8 @@ class LogCollapse(Hook):
 
     def on_step(self, task: TaskView) -> None:
         if self._start is not None:
-            self._first = self._start.take()
-            self._start = None
+            self._start.stop()
+            self._first, self._start = self._start.features, None
             if self.from_weights and self._first is not None and len(self._first) > 1:
                 task.storage.put_own(START_RANK, rankme(self._first).item())
                 task.storage.put_own(START_ROWS, float(len(self._first)))
@@ -138,15 +141,16 @@ class LogCollapse(Hook):
             raise CollapseError(_why(found))
 
     def _write_spectra(self, task: TaskView) -> None:
+        """Append those of this phase; a run that resumes may write the same again."""
         last = max(phase.train_index for phase in task.phases)
         moment = {last // 2: MIDDLE, last: END}.get(task.phase.train_index)
         kept = {START: self._first, moment: first_tensor(self._trunk)}
         self._first = None
         for name, features in kept.items():
-            if name and features is not None and len(features) > 1 and is_primary():
+            if self.folder and is_primary() and name and features is not None and len(features) > 1:
                 line = {"moment": name, "values": spectrum(features).tolist()}
-                with suppress(OSError):  # there is no folder of the run, or no room
-                    append(task.run_dir / SPECTRA, json.dumps(line).encode() + b"\n")
+                with suppress(OSError):  # the folder was removed, or there is no room
+                    append(self.folder / SPECTRA, json.dumps(line).encode() + b"\n")
 
     def _record_trunk_before_last_step(self, task: TaskView) -> None:
         trunk = getattr(task.base_model, "trunk", None)
@@ -202,10 +206,6 @@ class _FirstFeatures:
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
-
-    def take(self) -> Tensor | None:
-        self.stop()
-        return self.features
 
 
 def _why(found: Sequence[Finding]) -> str:

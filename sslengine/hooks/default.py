@@ -32,7 +32,8 @@ from sslengine.models.options import ModelOptions
 from sslengine.registry import HOOK_ADAPTERS, HOOKS
 
 
-def default_hooks(config: DictConfig, run_dir: Path) -> list[Any]:
+def default_hooks(config: DictConfig, run_dir: Path | None) -> list[Any]:
+    """Make the hooks that the config asks for. run_dir: None of a run that keeps no files."""
     hooks, model = read(config, HooksOptions), read(config, ModelOptions)
     chosen: list[Any] = [IterationTimer()] if hooks.ITERATION_TIMER else []
     if hooks.PERF_STATS.MONITOR_PERF_STATS:
@@ -70,7 +71,7 @@ def default_hooks(config: DictConfig, run_dir: Path) -> list[Any]:
     if hooks.ONLINE_EVAL.EVERY:
         chosen.append(HOOKS.get("online_eval")(hooks.ONLINE_EVAL))
     if hooks.COLLAPSE_SIGNS:
-        chosen.append(LogCollapse(hooks.STOP_ON_COLLAPSE, model.starts_from_weights()))
+        chosen.append(LogCollapse(hooks.STOP_ON_COLLAPSE, model.starts_from_weights(), run_dir))
     if hooks.MEMORY_SUMMARY.LOG_PEAKS:
         chosen.append(LogMemoryPeaks(read(config, RunOptions).LOG_FREQUENCY))
     profiling = read(config, ProfilingOptions)
@@ -81,7 +82,7 @@ def default_hooks(config: DictConfig, run_dir: Path) -> list[Any]:
             )
         )
     if profiling.asked_for:
-        chosen.append(ProfileSteps(profiling, run_dir))
+        chosen.append(ProfileSteps(profiling, run_dir or Path()))
     chosen.extend(_extra(entry) for entry in hooks.EXTRA)
     return chosen
 

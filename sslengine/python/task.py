@@ -53,7 +53,7 @@ class PythonTask(SelfSupervisionTask):
     ) -> None:
         super().__init__(config, folder or Path(), device)
         self.folder, self.given = folder, given
-        self.made_by = PartsOfObjects(config, self.run_dir, device, given=given, folder=folder)
+        self.made_by = PartsOfObjects(config, folder, device, given=given)
 
     def mean_loss(self, feed: Feed) -> dict[str, float]:
         return set_loss(self, feed, self.parts.feeds.options("TRAIN"))
@@ -62,7 +62,6 @@ class PythonTask(SelfSupervisionTask):
 @dataclass
 class PartsOfObjects(PartsOfConfig):
     given: Given = field(kw_only=True)
-    folder: Path | None = field(kw_only=True)
 
     def feed(self, split: str, training: bool, classes: Sequence[Any]) -> Feed:
         given, seed = self.given, read(self.config, RunOptions).SEED_VALUE
@@ -116,7 +115,7 @@ class PartsOfObjects(PartsOfConfig):
 
     def services_of_run(self) -> Services:
         readers = self.given.readers
-        return services_of(self.config, self.folder, interrupts=False, readers=readers)
+        return services_of(self.config, self.run_dir, interrupts=False, readers=readers)
 
 
 def _uneven(feed: Feed) -> bool:

@@ -39,6 +39,7 @@ def render(content: Content) -> str:
     thinned = [plots.thin(each) for each in content.curves]
     health = [plots.thin(each) for each in content.health]
     span = plots.find_span([*thinned, *health])
+    drawn = [plots.plot_curve(*each, span) for each in zip(content.curves, thinned)]
     content = replace(content, curves=thinned, health=health)
     shares = content.map.by_class.get(TRAINED, ()) if content.map else ()
     return _fill(
@@ -46,7 +47,7 @@ def render(content: Content) -> str:
         content,
         content=content,
         sections=[each[1:] for each in _list_sections(content) if each[0]],
-        plots=[plots.plot_curve(*each, span) for each in zip(content.curves, thinned)],
+        plots=drawn,
         strips=[plots.plot_health(each, span) for each in health],
         spectra=plots.plot_spectra(content.spectra) if content.spectra else None,
         judgements=[_arrange_judgement(each) for each in content.judgements],

@@ -43,7 +43,7 @@ from sslengine.task.plan import Plan
 @dataclass
 class PartsOfConfig:
     config: DictConfig
-    run_dir: Path
+    run_dir: Path | None  # None: of a run that keeps no files
     device: torch.device
     # Replace those that the config requests; the method's hooks are always added.
     hooks: list[Any] | None = None

@@ -99,7 +99,8 @@ class MultiOptimizerTrainStep(TrainStep):
         parts, group = task.parts, task.state.group
         if group.first:
             parts.optimizer.zero_grad()
-        expect_registered(task, *(loss[name] for name in parts.optimizer.losses))
+        if task.first_step:
+            expect_registered(task, *(loss[name] for name in parts.optimizer.losses))
         parts.optimizer.backward(parts.precision, loss, group.weight)
         if parts.exchange.reduced_by_hand is None or not group.last:
             parts.optimizer.finish_backward(over_ranks=False)

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 Loss = Tensor | Mapping[str, Tensor]
 
-_AS_IT_IS = nullcontext()
-
 
 @register_train_step("standard_train_step")
 class TrainStep:
@@ -71,7 +69,7 @@ class TrainStep:
         if not state.train:
             return torch.no_grad()
         reduces = state.group.last and not parts.exchange.reduce_by_hand
-        kept = _AS_IT_IS if reduces else no_sync(parts.model, parts.loss)
+        kept = nullcontext() if reduces else no_sync(parts.model, parts.loss)
         if torch.is_grad_enabled():
             return kept
         stack = ExitStack()
@@ -94,10 +92,10 @@ class TrainStep:
         return single_input_sample(batch, inputs, targets)
 
     def forward(self, task: SelfSupervisionTask, sample: Sample) -> Any:
-        """Call the model in the precision of the run; ranks have the same buffers before."""
+        """Call the model in the precision of the run; unwrap an output that is a list of one."""
         parts, state = task.parts, task.state
         with state.perf.forward, parts.precision.autocast():
-            if state.train and parts.exchange.broadcast_buffers_by_hand:
+            if state.train and parts.exchange.broadcast_buffers_by_hand:  # ranks have the same
                 broadcast_all(parts.base_model.buffers())
             output = self.apply(task, sample)
         if isinstance(output, list) and len(output) == 1:
@@ -108,7 +106,7 @@ class TrainStep:
         return state.last_batch.model_output
 
     def apply(self, task: SelfSupervisionTask, sample: Sample) -> Any:
-        """Compute the model's output; a list of one is unwrapped."""
+        """Compute the model's output."""
         return task.parts.model(sample["input"])
 
     def losses(self, task: SelfSupervisionTask, output: Any, sample: Sample) -> Loss | None:
@@ -243,9 +241,9 @@ def expect_numbers(name: str, losses: Mapping[str, Any]) -> None:
 
 
 def expect_registered(task: SelfSupervisionTask, *losses: Tensor) -> None:
-    """Warn of what these losses lead to and no module has. Once, in the first step."""
+    """Warn of what these losses lead to and no module has; call it in the first step."""
     parts = task.parts
-    if task.first_step and parts.peers is None:  # those are gathered for each use
+    if parts.peers is None:  # those are gathered for each use
         warn_of_unregistered(losses, (*parts.model.parameters(), *parts.loss.parameters()))
 
 

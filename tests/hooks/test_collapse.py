@@ -33,11 +33,13 @@ class _Model(nn.Module):
         return self.scale * self.output
 
 
-def _begin(steps: int, images: Tensor, output: Tensor, **changes: Any) -> PythonTask:
+def _begin(
+    steps: int, images: Tensor, output: Tensor, folder: Path | None = None, **changes: Any
+) -> PythonTask:
     """Only the last step is looked at: what comes before has no rank."""
     batches = [{"data": images * float("nan")}] * (steps - 1) + [{"data": images}]
     loss = lambda output, target: 0 * output.sum()  # noqa: E731
-    return begin(batches, _Model(output), loss, LogCollapse(), **changes)
+    return begin(batches, _Model(output), loss, LogCollapse(folder=folder), **changes)
 
 
 def _run(steps: int, images: Tensor, output: Tensor, **changes: Any) -> dict[str, Any]:
@@ -110,8 +112,7 @@ def test_what_counts_as_the_projection() -> None:
 
 def test_singular_values_of_the_trunks_features_are_kept(tmp_path: Path) -> None:
     images = torch.randn(16, 3, 2, 2)
-    task = _begin(1, images, torch.randn(16, 4))
-    task.run_dir = tmp_path
+    task = _begin(1, images, torch.randn(16, 4), tmp_path)
     task.on_phase_start()
     task.step()
     task.on_phase_end()

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import typing
+from collections import OrderedDict
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -177,6 +178,16 @@ def test_history_and_results() -> None:
         expected = square(model(points.x), points.y).item()
     assert session.results["test"]["loss"] == pytest.approx(expected, rel=1e-6)
     assert session.iteration == 4
+
+
+def test_without_out_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = torch.nn.Sequential(
+        OrderedDict(trunk=torch.nn.Linear(3, 5), head=torch.nn.Linear(5, 1))
+    )
+    points = batches(Points())
+    fit(model.double(), square, points, sgd(model), epochs=1, device="cpu")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_each_sample_counts_once_an_epoch() -> None:

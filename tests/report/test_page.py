@@ -19,6 +19,7 @@ import pytest
 from sslengine.errors import readable
 from sslengine.report.content import Comparison, Content
 from sslengine.report.page import render, render_comparison
+from sslengine.report.scale import smooth_series
 from tests.report import contents
 
 RUNS = (contents.healthy, contents.failed, contents.collapsed, contents.unlabelled)
@@ -262,3 +263,15 @@ def test_scores_are_drawn_against_a_swept_number() -> None:
     found = contents.comparison()
     assert "kNN, k = 20 against OPTIMIZER.lr" in open_page(found).seen
     assert " against " not in open_page(replace(found, swept="")).seen
+
+
+def test_medians_are_of_all_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    smoothed: list[int] = []
+
+    def spy(epochs: Any, values: Any, *more: Any) -> Any:
+        smoothed.append(len(values))
+        return smooth_series(epochs, values, *more)
+
+    monkeypatch.setattr("sslengine.report.plots.smooth_series", spy)
+    render(contents.long(epochs=2000, metrics=1))
+    assert smoothed == [2000]

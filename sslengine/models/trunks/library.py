@@ -28,17 +28,13 @@ FINAL = "flatten"
 SIDE = 224
 
 
-def _first(trunk: Any, given: Sequence[Tensor], x: Tensor) -> Tensor:
-    return given[0]
-
-
 class Feature(NamedTuple):
     """A feature is a function of the outputs of submodules, each of which is called once."""
 
     # Names of submodules; "" is the network.
     sources: tuple[str, ...]
     # A function of the trunk, the outputs of `sources` and the images.
-    read: Callable[[Any, Sequence[Tensor], Tensor], Tensor] = _first
+    read: Callable[[Any, Sequence[Tensor], Tensor], Tensor] = lambda trunk, given, x: given[0]
 
 
 def named(**submodules: str) -> dict[str, Feature]:
@@ -98,9 +94,10 @@ class LibraryTrunk(Trunk):
     def forward(
         self, x: Tensor, out_feat_keys: Sequence[str] = (), **extra: Tensor
     ) -> list[Tensor]:
+        """Return the requested features; the final one alone is the network's own output."""
         is_final = not out_feat_keys or tuple(out_feat_keys) == self.feature_names[-1:]
-        fits = self.in_chans is None or self.in_chans == x.shape[1]
-        if not (is_final and self._ends_with_final and fits) or extra:
+        fits = self.in_chans in (None, x.shape[1])
+        if extra or not (is_final and fits and self._ends_with_final):
             return super().forward(x, out_feat_keys, **extra)
         try:
             return [self.final_feature(x)]
