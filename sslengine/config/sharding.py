@@ -112,8 +112,6 @@ def _compression_problems(config: DictConfig) -> Iterator[str]:
         yield f"{path} a sharded model (FSDP); see MODEL.FSDP_CONFIG.compute_dtype."
     if config.DISTRIBUTED.MANUAL_GRADIENT_REDUCTION:
         yield f"{path} DISTRIBUTED.MANUAL_GRADIENT_REDUCTION."
-    if config.MODEL.ACTIVATION_CHECKPOINTING.USE_ACTIVATION_CHECKPOINTING:
-        yield f"{path} MODEL.ACTIVATION_CHECKPOINTING, with which gradients are reduced by hand."
 
 
 def _compile_problems(config: DictConfig) -> Iterator[str]:

@@ -1,15 +1,16 @@
-"""One model on several ranks: DDP, or manual reduction.
+"""What is trained on several ranks: DDP around model and loss, or manual reduction.
 
-With manual reduction (`DISTRIBUTED.MANUAL_GRADIENT_REDUCTION`, and always with activation
-checkpointing, whose second forward DDP's hooks do not support), buffers are broadcast before
-forward, forward and backward run inside `no_sync`, and gradients are reduced after them.
+With manual reduction (`DISTRIBUTED.MANUAL_GRADIENT_REDUCTION`, and steps of several backward
+passes, which DDP's hooks do not support), buffers are broadcast before forward, forward and
+backward run inside `no_sync`, and gradients are reduced after them.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,20 +24,40 @@ from sslengine.distributed.ranks import world_size
 from sslengine.distributed.sharding import gradients_kept, is_unit
 
 
+class OneForward(nn.Module):
+    """Model and loss in one forward pass, as DDP needs all that it reduces."""
+
+    def __init__(self, model: nn.Module, loss: nn.Module) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, *inputs: Any, compute: Callable[[], Any] | None = None, **named: Any) -> Any:
+        """Run a step's computation; without one, the model alone, as VISSL's own steps do."""
+        return self.model(*inputs, **named) if compute is None else compute()
+
+
 def wrap(
     model: nn.Module,
+    loss: nn.Module,
     device: torch.device,
     bucket_cap_mb: int,
     find_unused_parameters: bool,
     broadcast_buffers: bool,
     compression: Compression | None = None,
 ) -> nn.Module:
-    """Wrap the model in DDP. With one process, or without trainable parameters, return it."""
-    if world_size() == 1 or not any(p.requires_grad for p in model.parameters()):
+    """Wrap both in DDP. With one process, or without trainable parameters, return the model.
+
+    Buffers of the loss (queues, centres, teachers) are its own to keep equal.
+    """
+    both = OneForward(model, loss)
+    if world_size() == 1 or not any(p.requires_grad for p in both.parameters()):
         return model
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
+        both, [f"loss.{name}" for name, _ in loss.named_buffers()]
+    )
     fixed = compression is not None and compression.needs_fixed_buckets
     wrapped = DistributedDataParallel(
-        model,
+        both,
         device_ids=[device] if device.type == "cuda" else None,
         bucket_cap_mb=bucket_cap_mb,
         find_unused_parameters=find_unused_parameters or fixed,

@@ -32,8 +32,7 @@ from sslengine.monitor.text import clock
 from sslengine.monitor.writers import Writer
 from sslengine.registry import TASKS, component_key, register_engine
 from sslengine.services.checkpointing import RECORDS
-from sslengine.task.phases import place_again
-from sslengine.task.progress import Progress
+from sslengine.task.phases import Progress, place_again
 from sslengine.trainer import loop
 
 log = logging.getLogger("sslengine")
@@ -162,7 +161,7 @@ def _same_run(run: Run, options: CheckpointOptions) -> None:
 
 
 def _is_complete(task: Any, state: dict[str, Any]) -> bool:
-    progress = Progress.of_state(state["classy_state_dict"]["progress"])
+    progress = Progress.from_state(state["classy_state_dict"]["progress"])
     return bool(task.parts.plan.is_complete(place_again(task.phases, progress)))
 
 

@@ -18,18 +18,19 @@ task are others (docs/vissl_differences.md). An event that no hook overrides cos
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from sslengine.errors import CheckpointError
 
-if TYPE_CHECKING:
-    import torch
-    from omegaconf import DictConfig
-    from torch import Tensor, nn
+if TYPE_CHECKING:  # a hook gets the task, and never imports it
+    from sslengine.task.task import SelfSupervisionTask
+
+    TaskView = SelfSupervisionTask
+else:
+    TaskView = Any
 
 EVENTS = (
     "on_start",
@@ -44,63 +45,6 @@ EVENTS = (
     "on_end",
     "on_exception",
 )
-
-
-class Batch(Protocol):
-    """`task.last_batch`: the batch of the current step. A hook may replace `model_output`."""
-
-    sample: dict[str, Any]
-    model_output: Any
-    target: Any
-    loss: Tensor | None
-
-
-class TaskView(Protocol):
-    """The attributes of the task that a hook may read. Hooks never import the task itself."""
-
-    config: DictConfig
-    run_dir: Path
-    device: torch.device
-    train_feed: Any  # the training data: `train_feed.batches(epoch)`; None if the run only tests
-    test_feed: Any  # None if the run has no test phases
-    model: nn.Module  # wrapped for data parallel training
-    base_model: nn.Module  # not wrapped
-    loss: nn.Module
-    learner: nn.Module  # model and loss: all trained parameters; the loss's are under `loss.`
-    optimizer: Any
-    precision: Any
-    ledger: Any
-    storage: Any  # metrics to be logged: `task.storage.put_scalar(name, value)`
-    perf: Any
-    data_seconds: float  # how long the steps of this run have waited for the loader
-    meters: list[Any]
-    writers: list[Any]
-    hooks: list[Any]
-    services: Any  # they run after all hooks of an event
-    last_batch: Any
-    phase_results: dict[str, Any]  # metrics of the phase that has just ended; hooks may add some
-    progress: Any
-    phases: list[Any]
-    peers: Any  # the ranks, for threads that write sharded tensors; None if nothing is sharded
-    train: bool
-    updating: bool  # True: this step ends in an optimizer step; False: it only accumulates
-    exception: BaseException | None
-
-    @property
-    def phase(self) -> Any: ...
-    @property
-    def where(self) -> float: ...
-    @property
-    def iteration(self) -> int: ...
-    @property
-    def num_updates(self) -> int: ...
-    @property
-    def saves_at_phase_end(self) -> bool: ...
-    def leave(self, who: str) -> None: ...
-    def stop(self) -> None: ...
-    def set_loss(self, split: str) -> dict[str, float]: ...
-    def judged_features(self, images: int, network: str) -> Any: ...
-    def get_classy_state(self, deep_copy: bool = False) -> dict[str, Any]: ...
 
 
 OPTIONAL = "optional"
@@ -159,19 +103,31 @@ class Hook:
         pass
 
 
+class Service(Hook):
+    """What the engine does at an event after all hooks. `on_step` is called from the step `due` of
+    this process on."""
+
+    due: float = 0
+
+
 Calls = dict[str, tuple[Callable[[Any], Any], ...]]
 
 
-def compile_events(hooks: Iterable[Any], timer: AbstractContextManager[Any] | None = None) -> Calls:
-    """For each event the methods to call, in the order of the hooks, without no-ops.
+def compile_events(
+    hooks: Sequence[Any],
+    services: Iterable[Any] = (),
+    timer: AbstractContextManager[Any] | None = None,
+) -> Calls:
+    """Map each event to the methods to call, in order, without no-ops.
 
-    timer: entered while the hooks of an event are called.
+    Services are called after hooks; at a step the task asks each whether it is due. The timer is
+    entered while the methods of an event are called.
     """
-    hooks = list(hooks)
-    calls: Calls = {
-        event: tuple(getattr(hook, event) for hook in hooks if overrides(hook, event))
-        for event in EVENTS
-    }
+    asked = [each for each in services if not isinstance(each, Service)]
+    calls: Calls = {}
+    for event in EVENTS:
+        everyone = [*hooks, *(asked if event == "on_step" else services)]
+        calls[event] = tuple(getattr(each, event) for each in everyone if overrides(each, event))
     if timer is not None:
         for event, each in calls.items():
             calls[event] = (partial(_timed, timer, each),) if each else ()

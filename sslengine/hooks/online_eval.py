@@ -54,7 +54,7 @@ class OnlineEval(Hook):
     def on_phase_end(self, task: TaskView) -> None:
         if not task.train or not task.phase.complete or not self._due(task):
             return
-        found = task.judged_features(self.options.IMAGES, self.options.NETWORK)
+        found = task.compute_features(self.options.IMAGES, self.options.NETWORK)
         computed = self._metrics(found.features, found.labels) if is_primary() else {}
         task.phase_results["online"] = broadcast_object(computed)
 

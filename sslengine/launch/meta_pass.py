@@ -29,7 +29,7 @@ from sslengine.optim.multipliers import chosen_multipliers
 from sslengine.optim.options import OptimizerOptions
 from sslengine.registry import LOSSES, component_key
 from sslengine.task.build import attach, build_loss
-from sslengine.task.run_state import shapes
+from sslengine.task.state import shapes
 
 META = torch.device("meta")
 # Sources of images of one size (DEFAULT_GRAY_IMG_SIZE), whose labels are numbers.

@@ -23,9 +23,8 @@ from sslengine.models.build import freeze_parameters
 from sslengine.models.options import ModelOptions
 from sslengine.optim.scheduled import ScheduledOptimizer
 from sslengine.services.order import Services, services_of
-from sslengine.task.feeds import Feeds
-from sslengine.task.make_parts import PartsOfConfig
-from sslengine.task.set_loss import set_loss
+from sslengine.task.parts import Feeds, PartsOfConfig
+from sslengine.task.passes import set_loss
 from sslengine.task.task import SelfSupervisionTask
 
 Feed = DatasetFeed | LoaderFeed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,12 @@ from sslengine.checkpoint.plain import expect_plain
 from sslengine.checkpoint.saver import Saver
 from sslengine.distributed.collectives import barrier
 from sslengine.distributed.ranks import is_primary, world_size
-from sslengine.hooks.events import Hook, TaskView, hook_states
+from sslengine.hooks.events import Service, TaskView, hook_states
 
 RECORDS = "records"  # the key of a checkpoint under which they stand
 
 
-class SaveCheckpoints(Hook):
+class SaveCheckpoints(Service):
     """Reading the losses comes first: a run whose loss is not finite stops instead of being
     saved. Collecting the state is collective; rank 0 copies it and writes it while
     training continues.
@@ -34,6 +35,7 @@ class SaveCheckpoints(Hook):
         self.every_steps = options.CHECKPOINT_ITER_FREQUENCY
         self.saver = Saver(folder, options)
         self._due = False
+        self.due = 0 if self.every_steps > 0 else math.inf
         self._saved_at = -1  # train steps made at the last save
         self._facts: dict[str, Any] = {}
 
@@ -72,7 +74,7 @@ class SaveCheckpoints(Hook):
             self._save(task, name, _results(task))
 
     def name_at_phase_end(self, task: TaskView) -> str | None:
-        """Of the checkpoint that the end of this train phase brings; None: it brings none."""
+        """Name the checkpoint that the end of this train phase brings; None: it brings none."""
         phase = task.phase
         if not phase.complete:  # a test comes in between: what counts is the iteration
             return f"model_iteration{task.iteration}.torch" if self._due else None
@@ -94,7 +96,7 @@ class SaveCheckpoints(Hook):
         self.saver.wait()
 
     def save_now(self, task: TaskView, name: str) -> None:
-        """And do not return before it is on the disk. Collective."""
+        """Save, and do not return before the file is on the disk. Collective."""
         self._save(task, name)
         self.saver.finish()
         barrier()
@@ -127,15 +129,15 @@ def _results(task: TaskView) -> dict[str, Any]:
 
 
 def _digest(config: Any) -> str:
-    """Of the values: not of the order in which keys were written."""
-    text = json.dumps(_with_text_keys(OmegaConf.to_container(config)), sort_keys=True, default=str)
+    """Hash the values, not the order in which keys were written."""
+    text = json.dumps(_name_keys(OmegaConf.to_container(config)), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _with_text_keys(value: Any) -> Any:
+def _name_keys(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(key): _with_text_keys(each) for key, each in value.items()}
-    return [_with_text_keys(each) for each in value] if isinstance(value, list) else value
+        return {str(key): _name_keys(each) for key, each in value.items()}
+    return [_name_keys(each) for each in value] if isinstance(value, list) else value
 
 
 def _final_name(task: TaskView) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from sslengine import startup
 from sslengine.distributed.ranks import is_primary
 from sslengine.errors import NonFiniteLossError
-from sslengine.hooks.events import Hook, TaskView
+from sslengine.hooks.events import Service, TaskView
 from sslengine.monitor.delivery import Delivery
 from sslengine.monitor.loss_ledger import MAIN, LossEntry
 from sslengine.monitor.pictures import OpenPictures
@@ -26,7 +26,7 @@ log = logging.getLogger("sslengine")
 Mark = tuple[float, int, int]  # time, train steps made, samples seen
 
 
-class LogMetrics(Hook):
+class LogMetrics(Service):
     """A line begins at its step and, on a GPU, is written one step later: by then the values have
     come to the host while the device worked. The end of a phase, a save and a stop write it first.
 

@@ -40,7 +40,7 @@ class Services:
     signals: StopOnSignals | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        """In their order. Each has the events of a hook."""
+        """Yield the services in their order. Each has the events of a hook."""
         chosen = (
             self.metrics, *self.readers, self.early_stopping, self.checkpoints, self.signals,
         )  # fmt: skip
@@ -63,7 +63,10 @@ def services_of(
     interrupts: bool = True,
     readers: tuple[Any, ...] = (),
 ) -> Services:
-    """run_dir: None saves nothing. interrupts: Ctrl-C saves the run, as other signals do."""
+    """Make the services of a run; without a folder nothing is saved.
+
+    interrupts: Ctrl-C saves the run, as other signals do.
+    """
     hooks = read(config, HooksOptions)
     early, checkpoints = hooks.EARLY_STOPPING, None
     if run_dir is not None:

@@ -12,6 +12,7 @@ All ranks save after the same step, whichever of them got the signal.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import threading
@@ -20,9 +21,9 @@ from types import FrameType
 from typing import Any
 
 from sslengine.distributed.agreement import Agreement
-from sslengine.distributed.ranks import is_primary
+from sslengine.distributed.ranks import is_primary, world_size
 from sslengine.errors import Preempted
-from sslengine.hooks.events import Hook, TaskView
+from sslengine.hooks.events import Service, TaskView
 from sslengine.services.checkpointing import SaveCheckpoints
 
 log = logging.getLogger("sslengine")
@@ -33,14 +34,13 @@ _HEARD = b"\nstopping: the step is finished and the run is saved; once more ends
 TOGETHER = 1.0  # seconds
 
 
-class StopOnSignals(Hook):
+class StopOnSignals(Service):
     """The last of the services."""
 
     def __init__(self, checkpoints: SaveCheckpoints, interrupts: bool = False) -> None:
         """interrupts: Ctrl-C too. In a notebook it ends the cell, as everywhere in Python."""
         self.checkpoints = checkpoints
         self._signals = (*SIGNALS, signal.SIGINT) if interrupts else SIGNALS
-        self._steps = 0  # since the start, of train and test phases
         self._stop = False
         self._first = 0.0  # when the first signal came
         self._signal = "another rank"
@@ -50,17 +50,17 @@ class StopOnSignals(Hook):
 
     def on_start(self, task: TaskView) -> None:
         self._agreement = Agreement()
+        self.due = math.inf if world_size() == 1 else 0  # one rank agrees with none
         if threading.current_thread() is threading.main_thread():
             for number in self._signals:
                 self._before[number] = signal.signal(number, self._note)
 
     def on_step(self, task: TaskView) -> None:
-        self._steps += 1
         ends_phase = task.progress.step == task.phase.steps
         if ends_phase and task.phase is task.phases[-1]:
             return  # the run is done: no need to leave, nor for others to wait
         assert self._agreement is not None
-        self._stop = self._stop or self._agreement.reached(self._steps)
+        self._stop = self._stop or self._agreement.reached(task.state.steps)
         # Gradients of an unfinished group of batches are in no checkpoint: continue to its end.
         if self._stop and not ends_phase and (task.updating or not task.train):
             self._leave(task)
@@ -71,7 +71,7 @@ class StopOnSignals(Hook):
 
     def ask(self, who: str) -> None:
         """Leave after this step. Every rank must be asked in the same step."""
-        self._stop, self._signal = True, who
+        self._stop, self._signal, self.due = True, who, 0
 
     def on_end(self, task: TaskView) -> None:
         self._restore()
@@ -82,7 +82,7 @@ class StopOnSignals(Hook):
     def _note(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if not self._first:
-            self._first, self._signal = now, signal.Signals(number).name
+            self._first, self._signal, self.due = now, signal.Signals(number).name, 0
             if self._agreement is not None:
                 self._agreement.ask()
             if number == signal.SIGINT and is_primary():

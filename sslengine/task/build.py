@@ -71,7 +71,7 @@ def build_feed(
     training: bool | None = None,
     classes: Sequence[Classes] = (),
 ) -> DataFeed:
-    """training: random order; by default that of the training set alone. classes: of TRAIN."""
+    """Build the feed of a split: in random order if it is for training, by default TRAIN alone."""
     run = read(config, RunOptions)
     return DataFeed(
         read(config, DataOptions),
@@ -87,7 +87,7 @@ def build_feed(
 
 
 def classes_of_train(config: DictConfig) -> list[Classes]:
-    """For a run that reads TEST alone: TRAIN's, if it has labels."""
+    """Find TRAIN's classes, if it has labels, for a run that reads TEST alone."""
     options = read(config, DataOptions).TRAIN
     if options.LABEL_TYPE != "standard" or not (options.DATA_SOURCES and options.LABEL_SOURCES):
         return []
@@ -101,17 +101,17 @@ def classes_of_train(config: DictConfig) -> list[Classes]:
 
 
 def known_heads_of(config: DictConfig) -> list[Any]:
-    """MODEL.HEAD.PARAMS with numbers for `auto`."""
+    """Return MODEL.HEAD.PARAMS with numbers for `auto`."""
     return known_heads(read(config, ModelOptions))
 
 
 def build_base_model(config: DictConfig, device: torch.device) -> nn.Module:
-    """The model with random weights, on the device. The caller has set the seed."""
+    """Build the model with random weights, on the device. The caller has set the seed."""
     options = read(config, ModelOptions)
     options.INPUT_CHANNELS = input_channels(config)
     ranks_per_node = read(config, DistributedOptions).NUM_PROC_PER_NODE
     model = build_model(options, ranks_per_node, run_facts(config).views_per_image)
-    last, sharded = options.CHANNELS_LAST, in_shards(config)
+    last, sharded = options.CHANNELS_LAST, shards(config)
     if device.type == "cuda" and not sharded if last == "auto" else last:
         # The filters decide: a convolution gives its output, and thus all that follows, their form.
         model = model.to(memory_format=torch.channels_last)
@@ -122,7 +122,7 @@ def build_base_model(config: DictConfig, device: torch.device) -> nn.Module:
 def load_initial_weights(
     config: DictConfig, model: nn.Module, class_names: Sequence[Sequence[str]] = ()
 ) -> None:
-    """Those that MODEL.WEIGHTS_INIT or MODEL.TRUNK names. class_names: of this run."""
+    """Load the weights that MODEL.WEIGHTS_INIT or MODEL.TRUNK names; warn of other classes."""
     options = read(config, ModelOptions)
     if options.WEIGHTS_INIT.PARAMS_FILE or options.starts_from_library():
         loaded = init_weights(model, options)
@@ -137,7 +137,7 @@ def build_loss(
     device: torch.device,
     batch_sizes: Iterable[int] = (),
 ) -> nn.Module:
-    """A loss with options takes (options, run facts); one of torch.nn its own arguments."""
+    """Build a loss: one with options from (options, run facts), one of torch.nn from arguments."""
     name = read(config, LossOptions).name
     if not name:  # the model gives its losses itself
         return nn.Module()
@@ -163,7 +163,7 @@ def build_loss(
 
 
 def build_train_step(config: DictConfig) -> Any:
-    """A function of the task, or an object made with options that is called with it."""
+    """Build the train step: a function of the task, or an object made with options."""
     trainer = read(config, TrainerOptions)
     chosen = TRAIN_STEPS.get(trainer.TRAIN_STEP_NAME, "config.TRAINER.TRAIN_STEP_NAME")
     given = getattr(trainer, component_key(trainer.TRAIN_STEP_NAME))
@@ -174,22 +174,23 @@ def build_train_step(config: DictConfig) -> Any:
     return partial(chosen, **given) if given else chosen
 
 
-def in_shards(config: DictConfig) -> bool:
-    """One process has nothing to share: there the same config trains the plain model."""
+def shards(config: DictConfig) -> bool:
+    """Tell whether the model is sharded. One process has nothing to share: it trains the plain
+    model by the same config."""
     return is_sharded(config) and world_size() > 1
 
 
 def compile_model(config: DictConfig, model: nn.Module) -> None:
-    """As MODEL.COMPILE says. Before copies are made of the model: they are compiled as well.
+    """Compile the model as MODEL.COMPILE says, before copies are made: they are compiled as well.
 
-    Of a custom model the submodules: its own forward may draw masks, which are then those of a
-    run that is not compiled.
+    Of a custom model compile the submodules: its own forward may draw masks, which are then those
+    of a run that is not compiled.
     """
     options = read(config, ModelOptions)
     if options.COMPILE.USE_COMPILE:
         if not isinstance(model, Model):
             parts = list(model.children()) or [model]
-        elif in_shards(config):
+        elif shards(config):
             # What gathers the weights of a unit runs before its forward, and is not compiled.
             parts = [part for part in parts_of(model) if part is not model.trunk]
         else:
@@ -215,7 +216,7 @@ def shard_model(
 
 
 def copies_of_model(loss: nn.Module) -> list[Model]:
-    """Teachers, momentum encoders, frozen networks."""
+    """List the copies of the model: teachers, momentum encoders, frozen networks."""
     return [each for each in loss.modules() if isinstance(each, Model)]
 
 
@@ -256,26 +257,22 @@ def build_run_optimizer(
 
 
 def reduces_by_hand(config: DictConfig, train_step: Any) -> bool:
-    """Asked for, or needed: DDP's hooks follow one forward and one backward.
-
-    Activation checkpointing runs a second forward inside backward; a train step may run
-    several backward passes (`reduces_by_hand`).
-    """
-    checkpointing = read(config, ModelOptions).ACTIVATION_CHECKPOINTING
+    """Tell whether gradients are reduced by hand: by request, or as DDP's hooks follow one backward
+    pass, and a train step makes several (its `reduces_by_hand`)."""
     asked = read(config, DistributedOptions).MANUAL_GRADIENT_REDUCTION
     needed = getattr(train_step, "reduces_by_hand", False)
-    if in_shards(config):
+    if shards(config):
         if needed:
             raise ConfigError(
                 f"config.TRAINER.TRAIN_STEP_NAME: {read(config, TrainerOptions).TRAIN_STEP_NAME} "
                 f"makes several backward passes, which {SHARDED_TASK} does not go with."
             )
         return False
-    return world_size() > 1 and (asked or needed or checkpointing.USE_ACTIVATION_CHECKPOINTING)
+    return world_size() > 1 and (asked or needed)
 
 
 def broadcast_mode(config: DictConfig) -> str:
-    """One of forward_pass, before_eval, disabled."""
+    """Return forward_pass, before_eval or disabled."""
     given = read(config, DistributedOptions).BROADCAST_BUFFERS
     if isinstance(given, bool):
         return "forward_pass" if given else "disabled"
@@ -293,15 +290,17 @@ def build_compression(config: DictConfig) -> Compression | None:
 def wrap_model(
     config: DictConfig,
     model: nn.Module,
+    loss: nn.Module,
     device: torch.device,
     compression: Compression | None = None,
 ) -> nn.Module:
-    """As train steps call it. A sharded model needs nothing around it."""
-    if in_shards(config):
+    """Wrap model and loss in DDP. A sharded model needs nothing around it."""
+    if shards(config):
         return model
     options = read(config, DistributedOptions)
     return data_parallel.wrap(
         model,
+        loss,
         device,
         bucket_cap_mb=read(config, DataOptions).DDP_BUCKET_CAP_MB,
         find_unused_parameters=options.FIND_UNUSED_PARAMETERS,

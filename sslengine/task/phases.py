@@ -1,7 +1,7 @@
-"""The phases of a run, laid out before it starts.
+"""The phases of a run, laid out before it starts, and how far the run has come.
 
-A train phase covers a window of an epoch's batches: the whole epoch, or its share
-with TRAIN_PHASES_PER_EPOCH, or the rest of `OPTIMIZER.num_iterations`.
+A train phase covers a window of an epoch's batches: the whole epoch, or its share with
+TRAIN_PHASES_PER_EPOCH, or the rest of `OPTIMIZER.num_iterations`.
 
 With TEST_EVERY_NUM_ITERATIONS test phases come in between. The train phase is then laid out as
 several `Phase`s, one up to each test, that share its number and its count of steps: the first
@@ -11,13 +11,40 @@ ends at step 4, say, and the next resumes from there, as it would after a restar
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
+from omegaconf import DictConfig
+
+from sslengine.config.options import RunOptions
+from sslengine.config.sections import read
+from sslengine.data.options import DataOptions
 from sslengine.errors import ConfigError
-from sslengine.task.progress import Progress
+from sslengine.optim.options import OptimizerOptions
 
 # All phases of a run are laid out in memory.
 MOST_PHASES = 1_000_000
+
+
+@dataclass
+class Progress:
+    """How far a run has come: a checkpoint holds these numbers."""
+
+    phase: int = 0  # index of the current phase, or of the next one
+    step: int = 0  # steps made in it
+    of: int = 0  # steps that it has; 0 in checkpoints that did not note it
+    testing: int = 0  # 1: it is a test phase
+    iteration: int = 0  # train steps made
+    samples: int = 0  # training samples seen, over all ranks
+    num_updates: int = 0  # optimizer steps made
+    stopped: int = 0  # 1: a hook has ended the run before its last phase
+
+    def state_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Progress:
+        return cls(**{each.name: int(state.get(each.name, 0)) for each in fields(cls)})
 
 
 @dataclass(frozen=True)
@@ -33,17 +60,65 @@ class Phase:
 
     @property
     def steps(self) -> int:
-        """`progress.step` when it is over."""
+        """Return `progress.step` at its end."""
         return self.last_step - self.first_step
 
     @property
     def complete(self) -> bool:
-        """False: a test comes in between, then the train phase continues."""
+        """Tell whether the train phase ends with it; otherwise a test comes in between."""
         return self.steps == (self.whole or self.steps)
 
     @property
     def own_steps(self) -> int:
         return self.steps - self.begin
+
+
+class RunPlan:
+    """All phases of a run, and the place of a `Progress` among them."""
+
+    def __init__(self, config: DictConfig, train_steps: int, test_steps: int) -> None:
+        """Lay out the phases of sets of so many batches; 0: the run has no such set."""
+        run, optim = read(config, RunOptions), read(config, OptimizerOptions)
+        parts = read(config, DataOptions).TRAIN.TRAIN_PHASES_PER_EPOCH
+        self.test_only = run.TEST_ONLY
+        self.accumulate = optim.accumulate
+        self.phases_per_epoch = parts
+        length = Length(optim.num_epochs, optim.num_iterations, parts)
+        self.epochs = length.epochs(train_steps or test_steps)
+        self.phases = plan_phases(
+            length,
+            train_steps,
+            test_steps,
+            run.TEST_EVERY_NUM_EPOCH,
+            run.TEST_ONLY,
+            ByIteration(run.TEST_EVERY_NUM_ITERATIONS, self.accumulate),
+        )
+        self.total_updates = max(1, count_updates(self.phases, self.accumulate))
+
+    def phase(self, progress: Progress) -> Phase:
+        """Return the current phase; after the end, the last one."""
+        return self.phases[min(progress.phase, len(self.phases) - 1)]
+
+    def next(self, progress: Progress) -> int:
+        """Return the index of the phase to run."""
+        return next_phase(self.phases, progress.phase, progress.step)
+
+    def next_train_phase(self, phase: Phase) -> Phase | None:
+        """Return the first train phase after this one."""
+        after = (self.phases[index] for index in range(phase.index + 1, len(self.phases)))
+        return next((each for each in after if each.train), None)
+
+    def is_complete(self, progress: Progress) -> bool:
+        return bool(progress.stopped) or self.next(progress) >= len(self.phases)
+
+    def where(self, progress: Progress) -> float:
+        """Return the share of optimizer steps made, in [0, 1) while there are any left."""
+        return progress.num_updates / self.total_updates
+
+    def where_began(self, phase: Phase) -> float:
+        """Return `where` at the start of the train phase that this is a stretch of."""
+        before = [each for each in self.phases if each.train_index < phase.train_index]
+        return count_updates(before, self.accumulate) / self.total_updates
 
 
 @dataclass(frozen=True)
@@ -62,13 +137,13 @@ class Length:
 
 @dataclass(frozen=True)
 class ByIteration:
-    """Test phases by iterations: after every so many, at the end of a group of batches."""
+    """Test after every so many iterations, at the end of a group of batches."""
 
     every: int = 0  # 0: not by iterations
     accumulate: int = 1
 
     def cuts(self, made: int, steps: int) -> list[int]:
-        """The steps of a train phase after which to test; before it, `made` were made."""
+        """Return the steps of a train phase after which to test; before it, `made` were made."""
         if not self.every:
             return []
         due = range(self.every - made % self.every, steps + 1, self.every)
@@ -84,7 +159,7 @@ def plan_phases(
     test_only: bool = False,
     by_iteration: ByIteration = ByIteration(),
 ) -> list[Phase]:
-    """train_steps, test_steps: batches of one pass over each set; 0 test steps: no test phases."""
+    """Lay out phases over sets of so many batches; without test steps there are no test phases."""
     if test_only:
         if not test_steps:
             raise ConfigError(
@@ -141,13 +216,13 @@ def _train_windows(length: Length, steps: int) -> list[tuple[int, int, int]]:
 
 
 def next_phase(phases: list[Phase], phase: int, step: int) -> int:
-    """The index of the phase to run: the current one, or the next if its steps are done."""
+    """Return the index of the phase to run: the current one, or the next if its steps are done."""
     done = phase < len(phases) and step >= phases[phase].steps
     return phase + 1 if done else phase
 
 
 def place_again(phases: list[Phase], saved: Progress) -> Progress:
-    """The progress of a checkpoint, with the place that it has among these phases.
+    """Return the progress of a checkpoint with the place that it has among these phases.
 
     Phases have other numbers when the run is tested more often now, or no longer: what identifies
     the place is how many train steps were made. A test of another set is made from its start.
@@ -174,5 +249,5 @@ def place_again(phases: list[Phase], saved: Progress) -> Progress:
 
 
 def count_updates(phases: list[Phase], accumulate: int) -> int:
-    """Optimizer steps of the whole run: the last group of a phase may be incomplete."""
+    """Count the optimizer steps of the run: the last group of a phase may be incomplete."""
     return sum(math.ceil(phase.own_steps / accumulate) for phase in phases if phase.train)

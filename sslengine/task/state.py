@@ -1,197 +1,197 @@
-"""The task's state as one dict, and back: everything that a run needs to resume bit by bit.
+"""What a step changes: the progress and the results of a pass over data.
 
-Keys are VISSL's where it has them. What differs between ranks is gathered under `ranks`.
+A run has one `RunState`. A separate pass, such as the one that computes the loss of a whole set,
+makes another one, and the run's state is not swapped. What no step changes is in `Parts`.
 """
 
 from __future__ import annotations
 
-import copy
-import logging
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch import Tensor
 
-from sslengine.checkpoint.rng import rng_state, seed_all, set_rng_state
-from sslengine.distributed.collectives import gather_objects
-from sslengine.distributed.ranks import rank, world_size
-from sslengine.distributed.sharding import like
-from sslengine.errors import CheckpointError, listing, nearest
-from sslengine.hooks.events import OPTIONAL, hook_name, hook_states, load_hook_state, overrides
-from sslengine.models.model_state import load_model_state, model_state
-from sslengine.models.networks import networks_of
-from sslengine.task.phases import place_again
-from sslengine.task.progress import Progress
-from sslengine.task.same_run import expect_same_run, facts_of_run
-
-log = logging.getLogger("sslengine")
-
-KEYS = frozenset(
-    (
-        "train",
-        "base_model",
-        "loss",
-        "networks",
-        "classes",
-        "optimizer",
-        "amp",
-        "progress",
-        "phase_idx",
-        "train_phase_idx",
-        "num_updates",
-        "losses",
-        "figures",
-        "hooks",
-        "data",
-        "list_hashes",
-        "code",
-        "ranks",
-    )
-)
-
-# Older checkpoints have none of these.
-_LATER: dict[str, Any] = {
-    "figures": None, "networks": {}, "classes": [], "list_hashes": {}, "code": {},
-}  # fmt: skip
+from sslengine.data.options import SplitOptions
+from sslengine.distributed.ranks import world_size
+from sslengine.errors import DataError
+from sslengine.hooks.events import Calls
+from sslengine.monitor.perf import PerfStats
+from sslengine.monitor.store import MetricStore
+from sslengine.task.phases import Phase, Progress
 
 
-def get_state(task: Any, deep_copy: bool = False) -> dict[str, Any]:
-    """Collective: every rank takes part, and every rank gets the whole."""
-    state = {
-        "train": task.train,
-        "base_model": model_state(task.base_model),
-        "loss": task.loss.state_dict(),
-        "networks": networks_of(task.loss),
-        "optimizer": task.optimizer.state_dict(),
-        "amp": task.precision.state_dict(),
-        "progress": task.progress.state_dict(),
-        "phase_idx": task.phase_idx,
-        "train_phase_idx": task.train_phase_idx,
-        "num_updates": task.progress.num_updates,
-        "figures": task.storage.state_dict(),  # reads the losses too
-        "losses": task.ledger.state_dict(),
-        "hooks": hook_states((*task.hooks, *task.services)),
-        **facts_of_run(task),
-        "ranks": gather_objects(_rank_state(task)),
-    }
-    return copy.deepcopy(state) if deep_copy else state
+@dataclass(frozen=True)
+class Group:
+    """The place of a step among the batches that make one optimizer step together."""
+
+    first: bool  # gradients start from zero
+    last: bool  # the optimizer steps
+    weight: float  # this batch's share of the group's samples
 
 
-def _hooks(task: Any) -> dict[str, Any]:
-    return {hook_name(each): each for each in (*task.hooks, *task.services)}
+ALONE = Group(first=True, last=True, weight=1.0)
 
 
-def _rank_state(task: Any) -> dict[str, Any]:
-    return {
-        "rng": rng_state(),
-        "loss": task.loss.rank_state() if hasattr(task.loss, "rank_state") else {},
-        "meters": {meter.name: meter.state_dict() for meter in task.meters},
-        "compression": task.compression.state_dict() if task.compression is not None else {},
-    }
+def find_group(
+    step: int, sizes: Sequence[int], global_sizes: Sequence[int], accumulate: int, ranks: int = 1
+) -> Group:
+    """Return the group of a step of a phase with batches of these sizes, on one rank and on all.
 
-
-def set_state(task: Any, state: dict[str, Any]) -> dict[str, Any]:
-    """Return the states of hooks, for load_hooks_again after on_start."""
-    _same_names("the checkpoint", KEYS, {**_LATER, **state})
-    expect_same_run(task, state)
-    load_model_state(task.base_model, state["base_model"])
-    _load_loss(task.loss, state["loss"])
-    task.optimizer.load_state_dict(state["optimizer"])
-    task.precision.load_state_dict(state["amp"])
-    progress = place_again(task.phases, Progress.of_state(state["progress"]))
-    task.state.resume(progress, task.parts.plan.phase(progress))
-    task.ledger.load_state_dict(state["losses"])
-    if state.get("figures") is not None:
-        task.storage.load_state_dict(state["figures"])
-    hooks = _load_hooks(_hooks(task), state["hooks"])
-    _load_rank_state(task, state["ranks"])
-    return hooks
-
-
-def _load_hooks(hooks: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
-    """Return the states. A hook may be added; one without state, or with an optional one, left out.
-
-    A hook's on_start may read its state, or make what it is loaded into: load_hooks_again.
+    A phase's last group may be shorter. Weights are by samples, so that the sum of the group's
+    gradients, averaged over ranks, is the gradient of the mean over all its samples.
     """
-    stored = {
-        name: kept
-        for name, kept in state.items()
-        if kept and (name in hooks or not kept.get(OPTIONAL))
-    }
-    _same_names("the hooks of the checkpoint", hooks, stored, optional=hooks)
-    for name, kept in stored.items():
-        with suppress(CheckpointError) if overrides(hooks[name], "on_start") else nullcontext():
-            load_hook_state(hooks[name], kept)
-    return stored
+    begin = step - step % accumulate
+    end = min(begin + accumulate, len(sizes))
+    total = sum(global_sizes[begin:end])
+    return Group(step == begin, step == end - 1, ranks * sizes[step] / total)
 
 
-def load_hooks_again(task: Any, stored: dict[str, Any]) -> None:
-    """Replace the initial values that hooks have set in on_start."""
-    hooks = _hooks(task)
-    for name, kept in stored.items():
-        if overrides(hooks[name], "on_start"):
-            load_hook_state(hooks[name], kept)
+class Reading:
+    """The batches of a stretch of an epoch, with the images that each has."""
+
+    def __init__(
+        self,
+        feed: Any,
+        keys: SplitOptions,
+        epoch: int = 0,
+        stretch: slice = slice(0, None),
+        made: int = 0,
+        accumulate: int = 1,
+    ) -> None:
+        """Begin after `made` steps of the stretch; `keys` names the batches' inputs and targets."""
+        self.input_keys, self.target_keys = keys.INPUT_KEY_NAMES, keys.TARGET_KEY_NAMES
+        self.sizes = feed.batch_sizes[stretch]
+        self.global_sizes = feed.global_batch_sizes[stretch]
+        self.accumulate = accumulate
+        # Ranks may hold unequal shares of a batch; what they average is weighted by them then.
+        shares = zip(self.sizes, self.global_sizes, strict=True)
+        even = all(world_size() * size == of_all for size, of_all in shares)
+        self._alone = even and accumulate == 1
+        self.batches: Iterator[Any] = feed.batches(epoch, stretch.start + made, stretch.stop)
+
+    def group(self, step: int) -> Group:
+        """Return the place of this step among the batches of one optimizer step."""
+        if self._alone:
+            return ALONE
+        return find_group(step, self.sizes, self.global_sizes, self.accumulate, world_size())
 
 
-def _same_names(what: str, expected: Any, found: Any, optional: Any = ()) -> None:
-    missing = set(expected) - set(found) - set(optional)
-    unknown = sorted(set(found) - set(expected))
-    if missing or unknown:
-        hints = [nearest(name, expected) for name in unknown[:3]]
-        raise CheckpointError(
-            f"{what} and this run do not fit: missing {listing(missing, 6) or 'nothing'}; "
-            f"not known here {listing(unknown, 6) or 'nothing'}. "
-            f"{' '.join(filter(None, hints))}".rstrip()
-        )
+class LastBatch:
+    """The step that is being made, for hooks to look at: `task.last_batch`, as in VISSL."""
+
+    __slots__ = ("indices", "loss", "model_output", "sample", "share", "size", "target",
+                 "vis_masks", "vis_preds")  # fmt: skip
+
+    def __init__(self) -> None:
+        self.sample: dict[str, Any] = {}
+        self.model_output: Any = None
+        self.target: Any = None
+        self.loss: Tensor | None = None  # this rank's; means over ranks are in the ledger
+        self.indices: Tensor | None = None  # of the samples, on the host
+        # A model's further outputs (model_train_step), for hooks that draw.
+        self.vis_preds: Any = None
+        self.vis_masks: Any = None
+        self.size = 0  # images of this step, over all ranks
+        self.share = 1.0  # of them, on this rank
+
+    def begin(self, sample: dict[str, Any]) -> None:
+        self.sample, self.target = sample, sample["target"]
+        self.indices = sample.get("data_idx")
+        self.vis_preds = self.vis_masks = None
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {shapes(each)}" for name, each in self.sample.items())
 
 
-def _load_loss(loss: Any, state: dict[str, Any]) -> None:
-    if type(loss).load_state_dict is not nn.Module.load_state_dict:
-        loss.load_state_dict(state)  # as VISSL's do that make their parts in the first step
-        return
-    own = loss.state_dict()
-    _same_names("the loss's state in the checkpoint", own, state)
-    wrong = [f"{k}: {tuple(state[k].shape)} -> {tuple(own[k].shape)}"
-             for k in own if state[k].shape != own[k].shape]  # fmt: skip
-    if wrong:
-        raise CheckpointError(f"the loss's state has other sizes: {'; '.join(wrong)}.")
-    loss.load_state_dict({k: like(state[k], own[k]) for k in own})
+def shapes(value: Any) -> str:
+    """Describe a tensor, or a list of them, by shapes."""
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(shapes, value[:12]))}]"
+    return str(tuple(getattr(value, "shape", ())))
 
 
-def _load_rank_state(task: Any, ranks: list[dict[str, Any]]) -> None:
-    if len(ranks) == world_size():
-        mine = ranks[rank()]
-        for meter in task.meters:
-            meter.load_state_dict(_on(task.device, mine["meters"][meter.name]))
-        set_rng_state(mine["rng"])
-        if task.compression is not None:
-            task.compression.load_state_dict(mine.get("compression", {}), task.device)
-    else:
-        log.warning(
-            "the checkpoint is of %d ranks and this run has %d: random streams start again.",
-            len(ranks),
-            world_size(),
-        )
-        seed_all(task.progress.iteration * 1000 + rank())
-        if rank() == 0:
-            for meter in task.meters:
-                meter.load_sum([_on(task.device, each["meters"][meter.name]) for each in ranks])
-    if hasattr(task.loss, "load_rank_state"):
-        _load_loss_rank_state(task.loss, ranks)
+@dataclass(eq=False)
+class RunState:
+    storage: MetricStore
+    perf: PerfStats
+    calls: Calls  # of hooks, then of services, by event
+    phase: Phase  # the current one, or the next one; after the end, the last
+    reading: Reading | None = None  # of the current phase
+    train: bool = True
+    progress: Progress = field(default_factory=Progress)
+    group: Group = ALONE
+    last_batch: LastBatch = field(default_factory=LastBatch)
+    active_meters: Sequence[Any] = ()
+    phase_results: dict[str, Any] = field(default_factory=dict)
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)  # of each split's last phase
+    exception: BaseException | None = None
 
+    steps: int = 0  # that this process has made, of all phases
+    services: Sequence[Any] = ()  # those that act at steps, when they are due
 
-def _on(device: Any, state: Any) -> Any:
-    """The state with its tensors on the device. Those of a file are on the CPU, and a meter adds
-    the next batches to them."""
-    return tree_map(lambda each: each.to(device) if isinstance(each, Tensor) else each, state)
+    def enter(self, index: int, phase: Phase) -> None:
+        """Begin the next phase, or continue it where a restart interrupted it."""
+        progress = self.progress
+        if index != progress.phase:
+            progress.phase, progress.step = index, phase.begin
+        progress.of, progress.testing = phase.steps, int(not phase.train)
+        self.phase, self.train = phase, phase.train
 
+    def read(self, reading: Reading, meters: Sequence[Any]) -> None:
+        self.reading, self.active_meters = reading, meters
 
-def _load_loss_rank_state(loss: Any, ranks: list[dict[str, Any]]) -> None:
-    if len(ranks) == world_size():
-        loss.load_rank_state(ranks[rank()]["loss"])
-    elif any(each["loss"] for each in ranks):
-        raise CheckpointError(
-            f"{type(loss).__name__} keeps a state on each rank: a run of {len(ranks)} ranks cannot "
-            f"continue with {world_size()}."
-        )
+    def begin_step(self) -> None:
+        if self.train and self.reading is not None:
+            self.group = self.reading.group(self.progress.step)
+
+    def next_batch(self) -> Any:
+        reading, step, last = self.reading, self.progress.step, self.last_batch
+        assert reading is not None
+        last.sample = {}
+        with self.perf.data:
+            batch = next(reading.batches, None)
+        if batch is None:
+            steps = len(reading.sizes)
+            raise DataError(f"the loader ended after {step} of the {steps} batches of this phase.")
+        last.size = of_all = reading.global_sizes[step]
+        last.share = reading.sizes[step] / of_all
+        return batch
+
+    def count_step(self) -> None:
+        progress = self.progress
+        if self.train:
+            progress.iteration += 1
+            progress.samples += self.last_batch.size
+        progress.step += 1
+        self.steps += 1
+
+    def count_update(self) -> None:
+        self.progress.num_updates += 1
+
+    def resume(self, progress: Progress, phase: Phase) -> None:
+        self.progress, self.phase = progress, phase
+
+    def recall(self, results: dict[str, dict[str, Any]]) -> None:
+        """Take the results of the phases before the checkpoint that the run resumes from."""
+        self.results |= results
+
+    def stop(self) -> None:
+        """Let no phase follow the current one."""
+        self.progress.stopped = 1
+
+    def fail(self, error: BaseException) -> None:
+        self.exception = error
+
+    def end_phase(self, results: dict[str, Any]) -> None:
+        self.phase_results = results
+
+    def keep_results(self) -> None:
+        self.results["train" if self.train else "test"] = self.phase_results
+
+    def beside(self, reading: Reading, calls: Calls) -> RunState:
+        """Return the state of a separate test pass, with its own counts and metrics."""
+        return RunState(
+            MetricStore(active=False, check_finite=False), PerfStats(), calls, self.phase,
+            reading=reading, train=False, progress=replace(self.progress, step=0),
+        )  # fmt: skip

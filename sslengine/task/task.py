@@ -1,8 +1,7 @@
 """The task: what a run is, under the names that VISSL's and Classy Vision's hooks know.
 
-A thin front over `parts`, made once (make_parts.py), and `state`, what steps change: each field
-of either can be read as an attribute of the task. Saving is state.py's business, running the
-trainer's.
+It has `config`, `parts`, made once (parts.py), and `state`, what steps change (state.py). The
+trainer's loop calls it; saving.py saves it.
 """
 
 from __future__ import annotations
@@ -10,16 +9,15 @@ from __future__ import annotations
 import copy
 import logging
 import shlex
+import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import DictConfig
-from torch import nn
 
 from sslengine.config.sections import read
 from sslengine.data.loading.dataset import SSLDataset
@@ -27,62 +25,43 @@ from sslengine.distributed.data_parallel import batch_norm_buffers, broadcast_al
 from sslengine.distributed.device import pick_device
 from sslengine.distributed.ranks import world_size
 from sslengine.errors import SSLEngineError, TrainingError
-from sslengine.hooks.events import compile_events
+from sslengine.hooks.events import Service, compile_events, overrides
 from sslengine.hooks.options import HooksOptions
 from sslengine.methods.step import Step
-from sslengine.models import single_rows
 from sslengine.models.networks import AUTO
 from sslengine.models.options import ModelOptions
-from sslengine.monitor.loss_ledger import LossLedger
 from sslengine.monitor.perf import PerfStats
 from sslengine.monitor.store import MetricStore, current, make_current
 from sslengine.monitor.writers import Writer
 from sslengine.optim.ownership import expect_none_made_late, expect_owners
-from sslengine.precision import said_of_nondeterminism
 from sslengine.progress import progress
 from sslengine.registry import register_task
 from sslengine.services.order import Services
 from sslengine.task import build
-from sslengine.task.classy import ClassyTask
-from sslengine.task.judged import Judged, judged_features
-from sslengine.task.make_parts import PartsOfConfig
-from sslengine.task.parts import Parts
-from sslengine.task.run_state import Reading, RunState
-from sslengine.task.same_buffers import warn_of_differing
-from sslengine.task.set_loss import set_loss
-from sslengine.task.state import get_state, load_hooks_again, set_state
-from sslengine.task.unsaved import Seen, plain_values, warn_of_unsaved
+from sslengine.task.parts import PartsOfConfig, RunParts
+from sslengine.task.passes import TrainFeatures, compute_features, set_loss
+from sslengine.task.saving import get_state, load_hooks_again, set_state
+from sslengine.task.state import Reading, RunState
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of the deprecated video transforms that it imports
+    from classy_vision.tasks.classy_task import ClassyTask
 
 log = logging.getLogger("sslengine")
 
 COMPILING = "compiling the network (torch.compile), which can take minutes"
 
 
-def _shows(**held: type) -> Any:
-    """A class decorator: what an attribute holds can be read as attributes of the class."""
-
-    def show(cls: type) -> type:
-        for holder, kind in held.items():
-            for each in fields(kind):
-                setattr(cls, each.name, property(attrgetter(f"{holder}.{each.name}")))
-        return cls
-
-    return show
-
-
 @register_task("self_supervision_task", "self_supervision_fsdp_task")
-@_shows(parts=Parts, state=RunState)
 class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
-    parts: Parts  # both by `prepare`
+    parts: RunParts  # both by `prepare`
     state: RunState
     # Can `sslengine replay` make it again from the folder of its run?
     replayable = True
     first_step = True  # that this process trains
     _first_of_phase = False
     _compiles = False  # will its next step compile the network?
-    _looked_at_method = False
     _hook_states: dict[str, Any] | None = None  # of the checkpoint from which it resumes
-    _plain: Seen | None = None  # what the method holds outside of buffers after the first step
 
     def __init__(
         self,
@@ -93,9 +72,9 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         hooks: list[Any] | None = None,
         services: Services | None = None,
     ) -> None:
-        """hooks: replace those that the config requests; the method's hooks are always added.
+        """Take hooks in place of those that the config requests; the method's are always added.
 
-        services: in place of the config's; `Services()` writes and saves nothing.
+        Take services in place of the config's; `Services()` writes and saves nothing.
         """
         # Classy's own `__init__` makes an empty list of hooks: they are of the parts.
         self.config, self.run_dir, self.device = config, run_dir, device
@@ -105,7 +84,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
 
     @classmethod
     def from_config(cls, config: Any) -> SelfSupervisionTask:
-        """On the device and in the folder that the config names."""
+        """Make a task on the device and in the folder that the config names."""
         return cls(config, Path(config.CHECKPOINT.DIR), pick_device(config.MACHINE.DEVICE))
 
     # ---- making it
@@ -116,22 +95,27 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         hooks = read(self.config, HooksOptions)
         self._compiles = read(self.config, ModelOptions).COMPILE.USE_COMPILE
         perf = PerfStats()
-        everyone = [*parts.hooks, *parts.services]
+        timer = perf.hooks if hooks.ITERATION_TIMER else None
         replay = shlex.join(["sslengine", "replay", str(self.run_dir)]) if self.replayable else ""
         self.state = RunState(
             MetricStore(check_finite=hooks.CHECK_NAN, replay=replay, name=self.name_sample),
             perf,
-            compile_events(everyone, perf.hooks if hooks.ITERATION_TIMER else None),
+            compile_events(parts.hooks, parts.services, timer),
             parts.plan.phases[0],
             active_meters=parts.train_meters,
+            services=[
+                each
+                for each in parts.services
+                if isinstance(each, Service) and overrides(each, "on_step")
+            ],
         )
 
     def load_initial_weights(self) -> None:
-        """For a run that does not resume from one of its checkpoints."""
+        """Load the weights that the config names, for a run that does not resume."""
         parts = self.parts
-        build.load_initial_weights(self.config, parts.base_model, self.class_names)
+        build.load_initial_weights(self.config, parts.base_model, parts.feeds.class_names)
         build.attach_again(self.config, parts.loss, parts.base_model)
-        if not self.test_only:  # parts that the method has made again
+        if not parts.plan.test_only:  # parts that the method has made again
             expect_owners(parts.learner, parts.optimizer.param_groups)
 
     # ---- running it
@@ -160,13 +144,11 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
             call(self.method_step)
         feeds, stretch = parts.feeds, slice(phase.first_step, phase.last_step)
         split = feeds.options("TRAIN" if phase.train else "TEST")
-        feed, accumulate = feeds.of_phase(phase.train), parts.plan.accumulate
+        feed, accumulate = feeds.choose(phase.train), parts.plan.accumulate
         state.read(
             Reading(feed, split, phase.epoch, stretch, made, accumulate),
             parts.train_meters if phase.train else parts.meters,
         )
-        if phase.train and state.reading is not None:
-            single_rows.watch([parts.base_model, parts.loss], state.reading.sizes[made:])
         self._first_of_phase = True
         following = parts.plan.next_train_phase(phase) if phase.train else None
         if following is not None and hasattr(feed, "then"):
@@ -177,7 +159,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         return self.state.progress.step < self.state.phase.steps
 
     def step(self) -> None:
-        """One step of the phase, of any kind, and its number."""
+        """Make one step of the phase, of any kind, and count it."""
         state = self.state
         state.begin_step()
         if state.calls["on_step_start"]:
@@ -185,27 +167,25 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         try:
             with progress(COMPILING, at_once=True) if self._compiles else nullcontext():
                 self.parts.train_step_function(self)
-            self._compiles = False
         except Exception as error:
-            said = said_of_nondeterminism(error)
-            if single_rows.is_of_single_row(error):
-                said = single_rows.said_of("This batch")
-            if not said:
-                if not isinstance(error, SSLEngineError):
-                    log.error("%s, where the batch is %s", type(error).__name__, state.last_batch)
-                raise
-            raise TrainingError(said) from error
+            if not isinstance(error, SSLEngineError):
+                log.error("%s, where the batch is %s", type(error).__name__, state.last_batch)
+            raise
+        self._compiles = False
         if state.train and (
             state.last_batch.loss is None or (state.group.last and not state.progress.num_updates)
         ):
             raise self._incomplete_step()
-        if self._first_of_phase and state.train:
+        if state.train and self._first_of_phase:
             self.first_step = self._first_of_phase = False
             parts = self.parts
             expect_none_made_late(parts.base_model, parts.loss, parts.optimizer.param_groups)
-            self._plain = self._plain or plain_values(parts.loss)
         state.count_step()
-        self.run_hooks("on_step")
+        if state.calls["on_step"]:
+            self.run_hooks("on_step")
+        for service in state.services:
+            if state.steps >= service.due:
+                service.on_step(self)
 
     train_step = eval_step = step
 
@@ -218,12 +198,12 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         return TrainingError(f"config.TRAINER.TRAIN_STEP_NAME: {name} {left_out}.")
 
     def name_sample(self, index: int) -> str:
-        """The file of a sample of this phase; its number, if its feed knows no files."""
-        dataset = getattr(self.parts.feeds.of_phase(self.state.phase.train), "dataset", None)
+        """Return the file of a sample of this phase; its number, if its feed knows no files."""
+        dataset = getattr(self.parts.feeds.choose(self.state.phase.train), "dataset", None)
         return dataset.name(index) if isinstance(dataset, SSLDataset) else str(index)
 
     def run_hooks(self, event: str) -> None:  # type: ignore[override]
-        """All hooks, then the services."""
+        """Call all hooks, then the services."""
         for call in self.state.calls[event]:
             call(self)
 
@@ -241,18 +221,9 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         state = self.state
         mean = state.storage.losses.phase_mean()
         measured = {meter.name: meter.value() for meter in state.active_meters}
-        if state.train and not self._looked_at_method:
-            self._looked_at_method = True
-            self._look_at(self.parts.loss)
         state.end_phase(({} if mean is None else {"loss": mean}) | measured)
         self.run_hooks("on_phase_end")
         state.keep_results()
-
-    def _look_at(self, method: nn.Module) -> None:
-        """Has every checkpoint all that it remembers?"""
-        if world_size() > 1:
-            warn_of_differing(method, build.copies_of_model(method))
-        warn_of_unsaved(method, self._plain or {})
 
     def on_end(self) -> None:
         self.run_hooks("on_end")
@@ -276,29 +247,29 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
     # ---- separate passes
 
     def beside(self, reading: Reading) -> SelfSupervisionTask:
-        """A separate test pass at this point: the same parts, the method's hooks, a new state."""
+        """Make a task for a separate test pass: the same parts, the method's hooks, a new state."""
         other = copy.copy(self)
         other.state = self.state.beside(reading, compile_events(self.parts.own_hooks))
         other.method_step = Step(other)
         return other
 
     def set_loss(self, split: str) -> dict[str, float]:
-        """The mean loss over a whole set, with its parts. Collective; the run's state is kept."""
+        """Compute the mean loss over a whole set, with its parts. Collective."""
         feeds = self.parts.feeds
-        return set_loss(self, feeds.in_order(split), feeds.options(split))
+        return set_loss(self, feeds.ordered(split), feeds.options(split))
 
-    def judged_features(self, images: int, network: str = AUTO) -> Judged:
-        """The features of some training images, as an evaluation computes them. Collective."""
-        return judged_features(self, images, network)
+    def compute_features(self, images: int, network: str = AUTO) -> TrainFeatures:
+        """Compute the features of some training images, as an evaluation does. Collective."""
+        return compute_features(self, images, network)
 
     def unused_epoch(self) -> Iterator[dict[str, Any]]:
-        """Samples of the training set in the order and with the crops of an epoch after the last.
-
-        Not while a phase reads its batches: a feed gives one iteration at a time.
+        """Yield samples of the training set in the order and with the crops of an epoch after the
+        last. Not while a phase reads its batches: a feed gives one iteration at a time.
         """
-        keys = self.parts.feeds.options("TRAIN")
+        feeds = self.parts.feeds
+        keys = feeds.options("TRAIN")
         inputs, targets = keys.INPUT_KEY_NAMES, keys.TARGET_KEY_NAMES
-        for batch in self.train_feed.batches(self.phases[-1].epoch + 1):
+        for batch in feeds.choose(train=True).batches(self.parts.plan.phases[-1].epoch + 1):
             named = {key: values[0] for key, values in batch.items()}
             yield {**named, "input": named[inputs[0]], "target": named[targets[0]]}
 
@@ -308,23 +279,8 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         The last step changed each rank's, also where its forward pass began with rank 0's.
         """
         parts = self.parts
-        if parts.exchange.broadcasts_buffers:
+        if parts.reduction.broadcasts_buffers:
             broadcast_all((*parts.base_model.buffers(), *batch_norm_buffers(parts.loss)))
-
-    # ---- what hooks ask of it
-
-    @property
-    def saves_at_phase_end(self) -> bool:
-        """Does the end of this train phase bring a checkpoint?"""
-        return self.parts.services.saves_at_phase_end(self)
-
-    def leave(self, who: str) -> None:
-        """Save the run after this step and leave. Every rank must call it in the same step."""
-        self.parts.services.leave(who)
-
-    def stop(self) -> None:
-        """End the run with the current phase: it is complete then. Every rank must call it."""
-        self.state.stop()
 
     # ---- saving it
 
@@ -334,29 +290,20 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
     def set_classy_state(self, state: dict[str, Any]) -> None:
         self._hook_states = set_state(self, state)
 
-    # ---- other names of it, for hooks; some are VISSL's and Classy Vision's
+    # ---- what hooks ask of it
 
-    train_feed = property(attrgetter("parts.feeds.train"))
-    test_feed = property(attrgetter("parts.feeds.test"))
-    class_names = property(attrgetter("parts.feeds.class_names"))
-    phases = property(attrgetter("parts.plan.phases"))
-    test_only = property(attrgetter("parts.plan.test_only"))
-    input_keys = property(attrgetter("state.reading.input_keys"))
-    target_keys = property(attrgetter("state.reading.target_keys"))
-    iteration = property(attrgetter("state.progress.iteration"))
-    local_iteration_num = property(attrgetter("state.progress.step"))
-    phase_idx = property(attrgetter("state.progress.phase"))
-    num_updates = property(attrgetter("state.progress.num_updates"))
-    perf_stats = property(attrgetter("state.perf"))
+    def leave(self, who: str) -> None:
+        """Save the run after this step and leave. Every rank must call it in the same step."""
+        self.parts.services.leave(who)
+
+    def stop(self) -> None:
+        """End the run with the current phase: it is complete then. Every rank must call it."""
+        self.state.stop()
 
     @property
-    def train_phase_idx(self) -> int:
-        return self.state.phase.train_index
-
-    @property
-    def where(self) -> float:
-        """The share of optimizer steps made, in [0, 1) while there are any left."""
-        return self.parts.plan.where(self.state.progress)
+    def saves_at_phase_end(self) -> bool:
+        """Does the end of this train phase bring a checkpoint?"""
+        return self.parts.services.saves_at_phase_end(self)
 
     @property
     def updating(self) -> bool:
@@ -364,24 +311,58 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         return self.state.group.last
 
     @property
-    def ledger(self) -> LossLedger:
-        return self.state.storage.losses
+    def where(self) -> float:
+        """Return the share of optimizer steps made, in [0, 1) while there are any left."""
+        return self.parts.plan.where(self.state.progress)
 
     @property
     def losses(self) -> list[float]:
-        """Loss times batch size of the steps of this phase. Waits for the device.
+        """Return loss times batch size of the steps of this phase. Waits for the device.
 
-        Of several ranks: of the steps up to the last record, since one rank may ask alone.
+        With several ranks: of the steps up to the last record, since one rank may ask alone.
         """
+        ledger = self.state.storage.losses
         if world_size() == 1:
-            self.ledger.flush()
-        return self.ledger.phase_losses
-
-    @property
-    def data_seconds(self) -> float:
-        """That steps of this run have waited for the loader."""
-        return self.state.perf.data.seconds
+            ledger.flush()
+        return ledger.phase_losses
 
     @property
     def checkpoint_folder(self) -> str:
         return str(self.run_dir / "checkpoints")
+
+    # names of VISSL's and Classy Vision's hooks
+    model = property(attrgetter("parts.model"))  # wrapped with the loss for data parallel training
+    base_model = property(attrgetter("parts.base_model"))
+    loss = property(attrgetter("parts.loss"))
+    optimizer = property(attrgetter("parts.optimizer"))
+    meters = property(attrgetter("parts.meters"))
+    hooks = property(attrgetter("parts.hooks"))
+    train = property(attrgetter("state.train"))
+    last_batch = property(attrgetter("state.last_batch"))
+    iteration = property(attrgetter("state.progress.iteration"))
+    local_iteration_num = property(attrgetter("state.progress.step"))
+    phase_idx = property(attrgetter("state.progress.phase"))
+    train_phase_idx = property(attrgetter("state.phase.train_index"))
+    num_updates = property(attrgetter("state.progress.num_updates"))
+    perf_stats = property(attrgetter("state.perf"))
+
+    # names of ours
+    learner = property(attrgetter("parts.learner"))  # all that is trained; the loss's are `loss.*`
+    precision = property(attrgetter("parts.precision"))
+    services = property(attrgetter("parts.services"))
+    peers = property(attrgetter("parts.peers"))
+    seed = property(attrgetter("parts.seed"))
+    phases = property(attrgetter("parts.plan.phases"))
+    test_only = property(attrgetter("parts.plan.test_only"))
+    train_feed = property(attrgetter("parts.feeds.train"))
+    test_feed = property(attrgetter("parts.feeds.test"))
+    class_names = property(attrgetter("parts.feeds.class_names"))
+    storage = property(attrgetter("state.storage"))  # task.storage.put_scalar(name, value)
+    ledger = property(attrgetter("state.storage.losses"))
+    perf = property(attrgetter("state.perf"))
+    data_seconds = property(attrgetter("state.perf.data.seconds"))  # that steps waited for batches
+    progress = property(attrgetter("state.progress"))
+    phase = property(attrgetter("state.phase"))
+    phase_results = property(attrgetter("state.phase_results"))
+    results = property(attrgetter("state.results"))
+    exception = property(attrgetter("state.exception"))

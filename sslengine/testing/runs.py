@@ -20,7 +20,7 @@ from sslengine.hooks.default import default_hooks
 from sslengine.hooks.events import Hook
 from sslengine.registry import TASKS
 from sslengine.services.order import services_of
-from sslengine.task.state import get_state
+from sslengine.task.saving import get_state
 from sslengine.testing.ranks import shared_pool
 from sslengine.testing.recipe import Values, resolve_small
 from sslengine.testing.state import attributes, copied, differences, flat, outside_state_dict

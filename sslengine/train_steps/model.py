@@ -85,7 +85,7 @@ class ModelTrainStep(LossDictTrainStep):
                 return task.parts.precision.as_full(own(data))
             predicted = call(model, preprocessed(model, data, training=False), "predict")
             return task.parts.precision.as_full(predicted)
-        returned = call(task.parts.model, preprocessed(model, data, training=True), "loss")
+        returned = call(model, preprocessed(model, data, training=True), "loss")
         given = returned if isinstance(returned, tuple) else (returned,)
         losses, predictions, masks = (*given, None, None)[:3]
         last = task.state.last_batch

@@ -102,7 +102,7 @@ class MultiOptimizerTrainStep(TrainStep):
         if task.first_step:
             expect_registered(task, *(loss[name] for name in parts.optimizer.losses))
         parts.optimizer.backward(parts.precision, loss, group.weight)
-        if parts.exchange.reduced_by_hand is None or not group.last:
+        if not (parts.reduction.by_hand and group.last):
             parts.optimizer.finish_backward(over_ranks=False)
 
     def reduce(self, task: SelfSupervisionTask) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -46,14 +47,17 @@ class TrainStep:
     reduces_by_hand = False
 
     def __call__(self, task: SelfSupervisionTask) -> SelfSupervisionTask:
+        parts, last = task.parts, task.state.last_batch
         with task.state.perf.train_step_total:
             with self.context(task):
                 sample = self.read(task)
-                output = self.forward(task, sample)
-                loss = self.losses(task, output, sample)
+                if parts.model is parts.base_model:
+                    loss = self.compute(task, sample)
+                else:
+                    loss = parts.model(compute=partial(self.compute, task, sample))
             if loss is not None:
                 self.record(task, loss)
-            self.measure(task, output, sample)
+            self.measure(task, last.model_output, sample)
             if task.state.train and loss is not None:
                 self.backward(task, loss)
                 self.update(task)
@@ -68,7 +72,7 @@ class TrainStep:
         parts, state = task.parts, task.state
         if not state.train:
             return torch.no_grad()
-        reduces = state.group.last and not parts.exchange.reduce_by_hand
+        reduces = state.group.last and not parts.reduction.by_hand
         kept = nullcontext() if reduces else no_sync(parts.model, parts.loss)
         if torch.is_grad_enabled():
             return kept
@@ -76,6 +80,10 @@ class TrainStep:
         stack.enter_context(torch.enable_grad())
         stack.enter_context(kept)
         return stack
+
+    def compute(self, task: SelfSupervisionTask, sample: Sample) -> Loss | None:
+        """Compute the loss: what DDP wraps, so that it reduces the method's gradients too."""
+        return self.losses(task, self.forward(task, sample), sample)
 
     def read(self, task: SelfSupervisionTask) -> Sample:
         """Take the next batch, on the device."""
@@ -95,7 +103,7 @@ class TrainStep:
         """Call the model in the precision of the run; unwrap an output that is a list of one."""
         parts, state = task.parts, task.state
         with state.perf.forward, parts.precision.autocast():
-            if state.train and parts.exchange.broadcast_buffers_by_hand:  # ranks have the same
+            if state.train and parts.reduction.broadcasts_by_hand:  # ranks have the same
                 broadcast_all(parts.base_model.buffers())
             output = self.apply(task, sample)
         if isinstance(output, list) and len(output) == 1:
@@ -107,7 +115,7 @@ class TrainStep:
 
     def apply(self, task: SelfSupervisionTask, sample: Sample) -> Any:
         """Compute the model's output."""
-        return task.parts.model(sample["input"])
+        return task.parts.base_model(sample["input"])
 
     def losses(self, task: SelfSupervisionTask, output: Any, sample: Sample) -> Loss | None:
         """Compute one number to minimise, and maybe others for the log; None: nothing is measured.
@@ -165,7 +173,7 @@ class TrainStep:
         parts, state = task.parts, task.state
         with state.perf.backward:
             self.differentiate(task, loss)
-            if parts.exchange.reduced_by_hand is not None and state.group.last:
+            if parts.reduction.by_hand and state.group.last:
                 self.reduce(task)
         for call in parts.after_backward:
             call(task.method_step)
@@ -195,9 +203,7 @@ class TrainStep:
 
     def reduce(self, task: SelfSupervisionTask) -> None:
         """Average over ranks the gradients that DDP does not reduce."""
-        by_hand = task.parts.exchange.reduced_by_hand
-        assert by_hand is not None
-        manual_gradient_all_reduce(by_hand)
+        manual_gradient_all_reduce(task.parts.learner)
 
     def update(self, task: SelfSupervisionTask) -> None:
         """Step the optimizer, when the group is complete."""
@@ -244,7 +250,7 @@ def expect_registered(task: SelfSupervisionTask, *losses: Tensor) -> None:
     """Warn of what these losses lead to and no module has; call it in the first step."""
     parts = task.parts
     if parts.peers is None:  # those are gathered for each use
-        warn_of_unregistered(losses, (*parts.model.parameters(), *parts.loss.parameters()))
+        warn_of_unregistered(losses, (*parts.base_model.parameters(), *parts.loss.parameters()))
 
 
 def _is_left_out(batch: Any) -> bool:

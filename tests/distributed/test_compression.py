@@ -22,7 +22,7 @@ def _gradients(kind: str | None) -> tuple[list[Tensor], list[Tensor]]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3))
     compression = None if kind is None else Compression(kind)
-    wrapped = wrap(model, torch.device("cpu"), 25, False, True, compression)
+    wrapped = wrap(model, torch.nn.Identity(), torch.device("cpu"), 25, False, True, compression)
     images = torch.randn(5, 6, generator=torch.Generator().manual_seed(rank()))
     alone = torch.autograd.grad(model(images).square().sum(), list(model.parameters()))
     wrapped(images).square().sum().backward()

@@ -33,7 +33,7 @@ def _gradients(model: nn.Module) -> list[Tensor]:
 
 def _step(by_hand: bool) -> list[Tensor]:
     model = _model()
-    wrapped = data_parallel.wrap(model, CPU, 25, False, broadcast_buffers=False)
+    wrapped = data_parallel.wrap(model, nn.Identity(), CPU, 25, False, broadcast_buffers=False)
     assert isinstance(wrapped, DistributedDataParallel)
     mine = _inputs().chunk(world_size())[rank()]
     if by_hand:
@@ -161,7 +161,7 @@ def test_gradients_in_channels_last_are_reduced_without_copies_of_each(
 
 def test_one_process_needs_no_wrapper() -> None:
     model = _model()
-    assert data_parallel.wrap(model, CPU, 25, False, True) is model
+    assert data_parallel.wrap(model, nn.Identity(), CPU, 25, False, True) is model
     with data_parallel.no_sync(model):
         model(_inputs()).sum().backward()
     before = _gradients(model)

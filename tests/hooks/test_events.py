@@ -49,7 +49,7 @@ def test_the_hooks_of_an_event_may_be_timed_together() -> None:
         def __exit__(self, *_: object) -> None:
             log.append("ends")
 
-    calls = compile_events([_Recorder(log, "a"), _Recorder(log, "b")], Timer())
+    calls = compile_events([_Recorder(log, "a"), _Recorder(log, "b")], timer=Timer())
     for event in ("on_update", "on_step"):  # nobody listens to the second
         for call in calls[event]:
             call(SimpleNamespace())
@@ -74,7 +74,7 @@ def test_every_event_of_the_base_does_nothing() -> None:
 def test_a_hook_written_for_classy_vision_works() -> None:
     from classy_vision.hooks import ClassyHook
 
-    from sslengine.task import classy  # noqa: F401 - imports Classy Vision without its warnings
+    from sslengine.task import task  # noqa: F401 - imports Classy Vision without its warnings
 
     class Theirs(ClassyHook):
         on_phase_start = ClassyHook._noop

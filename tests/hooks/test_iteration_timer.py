@@ -49,7 +49,7 @@ def _run(
     task = make_task(
         folder, [timer, TakesTime(clock), *hooks], HOOKS__ITERATION_TIMER=True, **changes
     )
-    made = task.train_step_function
+    made = task.parts.train_step_function
 
     def slow(task: Any) -> Any:
         # The first steps take long; a test step longer than any.

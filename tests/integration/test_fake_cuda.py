@@ -30,8 +30,8 @@ from sslengine.services.checkpointing import checkpoint_state
 from sslengine.services.metrics import LogMetrics
 from sslengine.services.order import Services
 from sslengine.task import build
-from sslengine.task.run_state import Reading
-from sslengine.task.state import get_state
+from sslengine.task.saving import get_state
+from sslengine.task.state import Reading
 from sslengine.task.task import SelfSupervisionTask
 from sslengine.testing import Contract
 from tests.config.recipes import resolved
@@ -278,7 +278,7 @@ def test_a_step_after_a_resume_stays_on_the_gpu(
     begun.on_phase_start()
     begun.step()
     state = get_state(begun, deep_copy=True)
-    monkeypatch.setattr("sslengine.task.state.set_rng_state", lambda _: None)
+    monkeypatch.setattr("sslengine.task.saving.set_rng_state", lambda _: None)
     with fake_cuda.on_cuda(resumed) as mode:
         with fake_cuda.Answers():
             resumed.set_classy_state(tree_map(partial(_of_a_file, mode), state))

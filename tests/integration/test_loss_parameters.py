@@ -165,7 +165,8 @@ def test_a_single_number_cannot_be_in_shards(two_ranks: RankPool, tmp_path: Path
 
 def test_a_parameter_that_one_rank_reaches(two_ranks: RankPool, tmp_path: Path) -> None:
     """Its mean over ranks, zero where it is not reached, moves it on all of them."""
-    one, two = two_ranks.run(run, tmp_path, _of(OnOneRank))
+    changes = {**_of(OnOneRank), **WAYS["find unused"]}
+    one, two = two_ranks.run(run, tmp_path, changes)
     assert_close(one._replace(losses=two.losses), two, rtol=0, atol=0)
     first = make_task(tmp_path, [], **_of(OnOneRank)).loss.state_dict()
     assert not torch.equal(first["predictor.weight"], one.loss_state["predictor.weight"])

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from sslengine import precision
 from sslengine.monitor.host import HostCopy
-from sslengine.task.run_state import Reading
+from sslengine.task.state import Reading
 from tests.integration.test_fake_cuda import TRIED, small, task_of, with_tests
 from tests.tail import slow_but
 

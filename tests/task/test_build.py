@@ -79,7 +79,7 @@ def test_channels_come_last_by_themselves_on_a_gpu(
     device: str, sharded: bool, last: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nn.Module, "to", _stays_on_the_cpu(nn.Module.to))
-    monkeypatch.setattr(build, "in_shards", lambda config: sharded)
+    monkeypatch.setattr(build, "shards", lambda config: sharded)
     config = resolved(MODEL__CHANNELS_LAST="auto").config
     model = build.build_base_model(config, torch.device(device))
     filters = [each for each in model.parameters() if each.ndim == 4 and each[0, 0].numel() > 1]
@@ -94,7 +94,7 @@ def _stays_on_the_cpu(to: Any) -> Any:
 def test_the_other_parts() -> None:
     config = resolved().config
     model = build.build_base_model(config, CPU)
-    assert build.wrap_model(config, model, CPU) is model
+    assert build.wrap_model(config, model, nn.Identity(), CPU) is model
     assert build.build_run_precision(config, CPU).name == "fp32"
     assert build.build_run_optimizer(config, model, CPU, 2.0).options_view.lr == pytest.approx(0.1)
     feed = build.build_feed(config, "TRAIN", CPU)

@@ -11,12 +11,13 @@ from sslengine.task.phases import (
     ByIteration,
     Length,
     Phase,
+    Progress,
     count_updates,
     next_phase,
     place_again,
     plan_phases,
 )
-from sslengine.task.progress import Group, Progress, group_of
+from sslengine.task.state import Group, find_group
 
 
 def _kinds(phases: list[Phase]) -> str:
@@ -108,7 +109,7 @@ def _groups(phases: list[Phase], accumulate: int) -> list[tuple[int, int, Group]
                 (
                     phase.epoch,
                     phase.first_step + step,
-                    group_of(step, phase.steps, accumulate, sizes),
+                    find_group(step, sizes, sizes, accumulate),
                 )
                 for step in range(phase.begin, phase.steps)
             ]

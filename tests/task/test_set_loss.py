@@ -42,7 +42,7 @@ class Ask(Hook):
 
 
 def plain(task: SelfSupervisionTask, split: str) -> float:
-    dataset = task.parts.feeds.in_order(split).dataset
+    dataset = task.parts.feeds.ordered(split).dataset
     images, labels = [], []
     for index in range(len(dataset)):
         sample = dataset[(0, index)]

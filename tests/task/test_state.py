@@ -16,7 +16,7 @@ from sslengine.distributed.ranks import rank
 from sslengine.errors import CheckpointError
 from sslengine.hooks.events import OPTIONAL, Hook
 from sslengine.methods.base import Method
-from sslengine.task.state import KEYS
+from sslengine.task.saving import KEYS
 from tests.data.pictures import write_picture
 from tests.ranks import RankPool
 from tests.task.runs import make_task

@@ -416,9 +416,9 @@ def _judged_on_ranks(folder: Path, by_hand: bool) -> tuple[torch.Tensor, torch.T
     changes = {"OPTIMIZER__num_epochs": 1, "DISTRIBUTED__MANUAL_GRADIENT_REDUCTION": by_hand}
     changes["DISTRIBUTED__NUM_PROC_PER_NODE"] = world_size()
     task = train(folder / str(rank()), [], **changes)
-    before = task.judged_features(8).features
+    before = task.compute_features(8).features
     broadcast_all(task.base_model.buffers())
-    return before, task.judged_features(8).features
+    return before, task.compute_features(8).features
 
 
 @pytest.mark.parametrize("by_hand", [False, True])

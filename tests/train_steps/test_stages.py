@@ -66,7 +66,7 @@ def test_what_is_no_number_is_refused(loss: Any, name: str) -> None:
 def test_meters_are_fed() -> None:
     task = _begin(METERS={"name": "accuracy_list_meter"})
     task.step()
-    (meter,) = task.active_meters
+    (meter,) = task.state.active_meters
     assert 0 <= meter.value()["top_1"]["0"] <= 100
 
 
@@ -120,4 +120,4 @@ def test_an_event_without_hooks_is_not_announced(monkeypatch: pytest.MonkeyPatch
     announced: list[str] = []
     monkeypatch.setattr(type(task), "run_hooks", lambda self, event: announced.append(event))
     task.step()
-    assert announced == ["on_backward", "on_step"]  # that of the gradients' norm
+    assert announced == ["on_backward"]  # that of the gradients' norm

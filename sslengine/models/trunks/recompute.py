@@ -15,7 +15,7 @@ import copy
 import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import chain, dropwhile, pairwise
@@ -234,28 +234,33 @@ def recomputed(
     """
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), statistics_untouched(owners)
+        return nullcontext(), StatisticsUntouched(owners)
 
     own: dict[str, Any] = {} if torch.compiler.is_compiling() else {"context_fn": contexts}
     return checkpoint(inside, *inputs, use_reentrant=False, **own, **named)
 
 
-@contextmanager
-def statistics_untouched(owners: Iterable[nn.Module]) -> Iterator[None]:
+class StatisticsUntouched(AbstractContextManager[None]):
     """Keep running statistics unchanged: momentum is 0, and batches are counted on a copy.
 
-    Tracking stays on, because the second forward pass must save the same tensors as the first.
+    Tracking stays on, because the second forward pass must save the same tensors as the first. It
+    may be entered again: each backward pass of a kept graph computes a part again.
     """
-    tracking = [
-        (module, module.momentum, module.num_batches_tracked)
-        for owner in owners
-        for module in owner.modules()
-        if isinstance(module, _BatchNorm) and module.num_batches_tracked is not None
-    ]
-    for module, _, count in tracking:
-        module.momentum, module.num_batches_tracked = 0.0, count.clone()
-    try:
-        yield
-    finally:
-        for module, momentum, count in tracking:
+
+    def __init__(self, owners: Iterable[nn.Module]) -> None:
+        self._norms = [
+            module
+            for owner in owners
+            for module in owner.modules()
+            if isinstance(module, _BatchNorm) and module.num_batches_tracked is not None
+        ]
+
+    def __enter__(self) -> None:
+        self._kept = [(each.momentum, each.num_batches_tracked) for each in self._norms]
+        for module, (_, count) in zip(self._norms, self._kept, strict=True):
+            assert count is not None
+            module.momentum, module.num_batches_tracked = 0.0, count.clone()
+
+    def __exit__(self, *_: object) -> None:
+        for module, (momentum, count) in zip(self._norms, self._kept, strict=True):
             module.momentum, module.num_batches_tracked = momentum, count

@@ -1,7 +1,9 @@
-"""The features of some training images at any moment of a run, as an evaluation computes them.
+"""Separate passes over data at any moment of a run, without a trace in it.
 
-It is a separate pass without a trace: the images are read by another feed, the network is in eval
-mode, and modes, running statistics and random streams are restored.
+    set_loss             the mean loss over a whole set, as a test phase would find it
+    compute_features     the features of some training images, as an evaluation computes them
+
+Model and loss are in eval mode; modes, running statistics and random streams are restored.
 """
 
 from __future__ import annotations
@@ -21,12 +23,56 @@ from sslengine.data.judged_view import judged_train
 from sslengine.data.options import DataOptions
 from sslengine.distributed.collectives import gather
 from sslengine.distributed.ranks import rank, world_size
+from sslengine.errors import TrainingError
 from sslengine.models.networks import AUTO, MODEL, STUDENT, TEACHER, networks_of
+from sslengine.monitor.store import current, make_current
+from sslengine.task.state import Reading
 from sslengine.task.trained import trunk_of
 
 
-class Judged(NamedTuple):
-    """On the host, of all ranks, in the order of the dataset."""
+def set_loss(task: Any, feed: Any, options: Any) -> dict[str, float]:
+    """Compute the loss and its parts; `options` names the inputs and targets of the batches.
+
+    The method's own hooks run, no others do.
+    """
+    with _tested(task):
+        beside = task.beside(Reading(feed, options))
+        make_current(beside.storage)
+        for _ in range(feed.steps_per_epoch):
+            beside.step()
+        entries = beside.ledger.drain()
+    if not entries:
+        raise TrainingError(
+            f"{type(task.base_model).__name__} gives predictions in eval mode, and no "
+            f"losses: there is none over a set (config.HOOKS.EVALUATE_LOSS, session.evaluate_loss)."
+        )
+    samples = sum(entry.batch_size for entry in entries)
+    return {
+        name: sum(entry.parts[name] * entry.batch_size for entry in entries) / samples
+        for name in entries[0].parts
+    }
+
+
+@contextmanager
+def _tested(task: Any) -> Iterator[None]:
+    """Put model and loss into a test phase's mode; restore it and the random streams."""
+    networks = task.base_model, task.loss
+    modes = [each.training for each in networks]
+    streams, store = rng_state(), current()
+    try:
+        for each in networks:
+            each.eval()
+        task.same_statistics()
+        yield
+    finally:
+        for each, mode in zip(networks, modes, strict=True):
+            each.train(mode)
+        make_current(store)
+        set_rng_state(streams)
+
+
+class TrainFeatures(NamedTuple):
+    """Features of training images of all ranks, on the host, in the order of the dataset."""
 
     features: Tensor
     labels: Tensor
@@ -34,11 +80,11 @@ class Judged(NamedTuple):
 
 
 @torch.no_grad()
-def judged_features(task: Any, images: int, wanted: str = AUTO) -> Judged:
-    """Collective. images: at most so many, always the same ones."""
+def compute_features(task: Any, images: int, wanted: str = AUTO) -> TrainFeatures:
+    """Compute the features of at most so many images, always the same ones. Collective."""
     network, name = network_of(task, wanted)
     parts: list[tuple[Tensor, ...]] = []
-    with _without_a_trace(task, network):
+    with _evaluated(task, network):
         feed = _feed(task, images)
         try:
             for batch in feed.batches():
@@ -52,11 +98,11 @@ def judged_features(task: Any, images: int, wanted: str = AUTO) -> Judged:
         rows, labels, indices = (gather(each).rows.cpu() for each in mine)
     order = indices.argsort()
     order = order[indices[order] >= 0]  # the placeholder for a batch of unreadable images has -1
-    return Judged(rows[order], labels[order], name)
+    return TrainFeatures(rows[order], labels[order], name)
 
 
 def network_of(task: Any, wanted: str = AUTO) -> tuple[nn.Module, str]:
-    """The student, the teacher, or (auto) the one by which the method is evaluated."""
+    """Return the student, the teacher, or (auto) the one by which the method is evaluated."""
     networks = networks_of(task.loss)
     if not networks:
         return task.base_model, MODEL
@@ -79,7 +125,8 @@ def _feed(task: Any, images: int) -> DataFeed:
 
 
 @contextmanager
-def _without_a_trace(task: Any, network: nn.Module) -> Iterator[None]:
+def _evaluated(task: Any, network: nn.Module) -> Iterator[None]:
+    """Put a network into eval mode; restore modes, buffers and random streams."""
     modules = [task.base_model, task.loss]
     modes = [(each, each.training) for one in modules for each in one.modules()]
     buffers = [(each, each.clone()) for one in modules for each in one.buffers()]
