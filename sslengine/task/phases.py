@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 from omegaconf import DictConfig
@@ -58,7 +59,7 @@ class Phase:
     begin: int = 0  # steps of its train phase that are made when it starts, before a test
     whole: int = 0  # steps of its train phase, if a test comes in between
 
-    @property
+    @cached_property
     def steps(self) -> int:
         """Return `progress.step` at its end."""
         return self.last_step - self.first_step

@@ -67,13 +67,11 @@ class Reading:
         # Ranks may hold unequal shares of a batch; what they average is weighted by them then.
         shares = zip(self.sizes, self.global_sizes, strict=True)
         even = all(world_size() * size == of_all for size, of_all in shares)
-        self._alone = even and accumulate == 1
+        self.alone = even and accumulate == 1
         self.batches: Iterator[Any] = feed.batches(epoch, stretch.start + made, stretch.stop)
 
     def group(self, step: int) -> Group:
         """Return the place of this step among the batches of one optimizer step."""
-        if self._alone:
-            return ALONE
         return find_group(step, self.sizes, self.global_sizes, self.accumulate, world_size())
 
 
@@ -142,8 +140,9 @@ class RunState:
         self.reading, self.active_meters = reading, meters
 
     def begin_step(self) -> None:
-        if self.train and self.reading is not None:
-            self.group = self.reading.group(self.progress.step)
+        reading = self.reading
+        if self.train and reading is not None:
+            self.group = ALONE if reading.alone else reading.group(self.progress.step)
 
     def next_batch(self) -> Any:
         reading, step, last = self.reading, self.progress.step, self.last_batch

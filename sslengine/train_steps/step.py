@@ -213,7 +213,7 @@ class TrainStep:
         if not state.progress.num_updates:
             expect_gradients(parts.optimizer)
         with state.perf.optimizer_step:
-            parts.optimizer.schedule(parts.plan.where(state.progress))
+            parts.optimizer.schedule(state.progress.num_updates / parts.plan.total_updates)
             parts.optimizer.step(parts.precision)
         for call in parts.after_update:
             call(task.method_step)
