@@ -10,8 +10,7 @@ from sslengine.config.components import named_entries
 from sslengine.config.sections import named, one_of, section
 from sslengine.dotted import full_metric_name
 from sslengine.errors import nearest
-from sslengine.hooks.events import Hook
-from sslengine.hooks.known_events import problems_of
+from sslengine.hooks.events import Hook, problems_of
 from sslengine.registry import HOOKS, LABEL_FREE, WRITERS
 
 ONLINE = ("knn", "probe", "label_free")
@@ -200,7 +199,7 @@ class HooksOptions:
 
 @dataclass
 class MemoryProfilingOptions:
-    # Write a table of the memory that each layer takes in the first recorded step.
+    # Write all allocations on the GPU in the first recorded step, for pytorch.org/memory_viz.
     TRACK_BY_LAYER_MEMORY: bool = False
 
 

@@ -4,7 +4,7 @@
     rows = read("runs/quickstart/simclr", "phase", "test")   one a test phase
     pandas.DataFrame(rows)
 
-A run that was killed and continued has each step once.
+A run that was killed and continued has each step once: the newest line of it.
 """
 
 from __future__ import annotations
@@ -81,18 +81,16 @@ def _parsed(text: str) -> Iterator[dict[str, Any]]:
 
 
 def _as_if_never_killed(lines: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each step and each phase once.
+    """Return each step and each phase once: a resumed run writes those after its checkpoint again.
 
     A step that comes again replaces the first and all lines after it; a phase that comes again
-    replaces the first in its place. A restarted run drops superseded lines itself; they are there
-    between the kill and the restart, and in files of earlier versions.
+    replaces the first in its place. A line of how a run ended is dropped where it was continued.
     """
     kept: list[dict[str, Any]] = []
     places: dict[tuple[Any, ...], int] = {}  # in `kept`, unless it was cut there since
     for line in lines:
-        if line["kind"] == "step":
-            while kept and kept[-1]["iteration"] >= line["iteration"]:
-                kept.pop()
+        while kept and _is_superseded(kept[-1], line):
+            kept.pop()
         place = _place(line)
         if places.get(place, len(kept)) < len(kept) and _place(kept[places[place]]) == place:
             kept[places[place]] = line
@@ -100,6 +98,13 @@ def _as_if_never_killed(lines: Iterator[dict[str, Any]]) -> list[dict[str, Any]]
             places[place] = len(kept)
             kept.append(line)
     return kept
+
+
+def _is_superseded(last: dict[str, Any], line: dict[str, Any]) -> bool:
+    if line["kind"] == "step":
+        ended = last["kind"] in ("exception", "end")
+        return ended or bool(last["iteration"] >= line["iteration"])
+    return bool(last["kind"] == "exception" and line["kind"] == "phase")
 
 
 def _place(line: dict[str, Any]) -> tuple[Any, ...]:

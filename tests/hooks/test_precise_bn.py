@@ -13,9 +13,9 @@ from sslengine.distributed.ranks import rank, world_size
 from sslengine.engines.train import train as train_engine
 from sslengine.errors import ConfigError
 from sslengine.hooks import precise_bn
+from sslengine.hooks.eval_mode import PreciseBatchNorm, refresh
 from sslengine.hooks.events import Hook
 from sslengine.hooks.options import PreciseBnOptions
-from sslengine.hooks.precise_bn import PreciseBatchNorm, refresh
 from sslengine.python.task import PythonTask
 from sslengine.services.checkpointing import SaveCheckpoints
 from sslengine.services.order import Services

@@ -5,7 +5,7 @@ from pathlib import Path
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
-from sslengine.hooks.tensorboard import TensorBoardHistograms
+from sslengine.hooks.pictures import TensorBoardHistograms
 from sslengine.monitor.writers import TensorBoardWriter
 from tests.train_steps.tasks import ListModel, begin, make_batch
 

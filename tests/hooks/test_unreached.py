@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sslengine.hooks.unreached import ReportUnreachedParameters
+from sslengine.hooks.gradients import ReportUnreachedParameters
 from sslengine.trainer import loop
 from tests.ranks import RankPool
 from tests.task.runs import make_task

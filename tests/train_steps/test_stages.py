@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from sslengine.errors import TrainingError
-from sslengine.monitor.perf import STAGES
+from sslengine.hooks.profile import STAGES
 from sslengine.python.task import PythonTask
 from tests.train_steps.tasks import ListModel, Seen, at, begin, make_batch
 
