@@ -16,7 +16,7 @@ from sslengine.distributed.collectives import sum_in_place
 from sslengine.errors import ConfigError
 from sslengine.hooks.events import Hook, TaskView
 from sslengine.hooks.options import EvaluateLossOptions
-from sslengine.meters.targets import mask_absent, present_classes
+from sslengine.meters.base import mask_absent, present_classes
 from sslengine.precision import widest
 from sslengine.registry import TRAIN_STEPS
 

@@ -164,7 +164,7 @@ Calls = dict[str, tuple[Callable[[Any], Any], ...]]
 
 
 def compile_events(hooks: Iterable[Any], timer: AbstractContextManager[Any] | None = None) -> Calls:
-    """For each event the methods to call, in the order of the hooks, without no-ops.
+    """List the methods to call for each event, in the order of the hooks, without no-ops.
 
     timer: entered while the hooks of an event are called.
     """
@@ -195,7 +195,7 @@ def overrides(hook: Any, event: str) -> bool:
 
 
 def hook_name(hook: Any) -> str:
-    """The name under which a hook's state is stored. In Classy hooks `name` is a method."""
+    """Return the name of a hook's state. In Classy hooks `name` is a method."""
     name = hook.name
     return str(name() if callable(name) else name)
 
@@ -206,7 +206,7 @@ def hook_state(hook: Any) -> dict[str, Any]:
 
 
 def hook_states(hooks: Iterable[Any]) -> dict[str, dict[str, Any]]:
-    """By the hooks' names. Raises CheckpointError if two that have a state share one."""
+    """Return states by the hooks' names. Raise CheckpointError if two of them share a name."""
     states: dict[str, dict[str, Any]] = {}
     for hook in hooks:
         name, state = hook_name(hook), hook_state(hook)

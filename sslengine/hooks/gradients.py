@@ -117,7 +117,7 @@ class ClipGradients(Hook):
             return
         task.precision.unscale(task.optimizer.inner)
         if self.per_module:
-            for part in by_module(task.learner):
+            for part in group_by_module(task.learner):
                 self._clip(part)
         else:
             self._clip(task.learner.parameters())
@@ -135,8 +135,8 @@ class ClipGradients(Hook):
             torch.nn.utils.clip_grad_norm_(parameters, self.max_norm, self.norm_type)
 
 
-def by_module(learner: nn.Module) -> Iterator[list[nn.Parameter]]:
-    """The parameters of each child; of `heads`, those of each head."""
+def group_by_module(learner: nn.Module) -> Iterator[list[nn.Parameter]]:
+    """Yield the parameters of each child; of `heads`, those of each head."""
     parts: dict[str, list[nn.Parameter]] = {}
     for name, parameter in learner.named_parameters():
         first, *others = name.split(".")

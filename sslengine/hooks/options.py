@@ -121,7 +121,7 @@ class OnlineEvalOptions:
             yield f"TOPK: expected numbers of neighbours, 1 or more; got {self.TOPK}."
 
     def names(self) -> Iterator[str]:
-        """Of the metrics."""
+        """Yield the names of the metrics."""
         if "knn" in self.WHAT:
             yield from (f"knn_{k}" for k in self.TOPK)
         if "probe" in self.WHAT:
@@ -155,7 +155,7 @@ class EarlyStoppingOptions:
 
     @property
     def metric(self) -> str:
-        """MONITOR by its full name."""
+        """Return MONITOR by its full name."""
         return full_metric_name(self.MONITOR)
 
 

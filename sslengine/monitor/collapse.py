@@ -81,7 +81,7 @@ class Finding(NamedTuple):
 
 
 def findings(ends: Sequence[Metrics], config: Mapping[str, Any]) -> Iterator[Finding]:
-    """What the last phase of a run shows; config: `config` of the run, or its stored form."""
+    """Yield what the last phase of a run shows; config: of the run, or its stored form."""
     if ends and ends[-1].get(INPUT_STD, math.nan) < ALIKE_INPUT:  # the rest follows from it
         yield Finding("equal images", "the images of a batch are copies of one", COPIES)
     elif ends:
@@ -107,7 +107,7 @@ def healthy_ranges(ends: Sequence[Metrics], config: Mapping[str, Any]) -> list[R
     quarter = f"Below {LEFT:.0%} of the most so far it has lost them."
     found = [
         Range(TRUNK_RANK, "Dimensions in use, trunk", f"RankMe of one batch. {quarter}",
-              max(ALIKE_RANK, LEFT * max(_most(TRUNK_RANK, ends), _at_start(last)))),
+              max(ALIKE_RANK, LEFT * max(_most(TRUNK_RANK, ends), _start_rank(last)))),
         Range(PROJECTION_RANK, "Dimensions in use, projection",
               "RankMe of the outputs that the loss compares. Near 1 they are all alike.",
               ONE_LINE),
@@ -136,7 +136,7 @@ def healthy_ranges(ends: Sequence[Metrics], config: Mapping[str, Any]) -> list[R
 
 
 def ends_of_phases(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The newest value of each metric at the end of each train phase, or where the run failed.
+    """Return the newest value of each metric at the end of each train phase, or of a failed run.
 
     rows: of metrics.jsonl, of all kinds.
     """
@@ -228,7 +228,7 @@ def _positions(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
 def _equal_images(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
     if _rows(ends[-1]) < FEWEST_ROWS:
         return
-    rank, start = ends[-1].get(TRUNK_RANK, math.nan), _at_start(ends[-1])
+    rank, start = ends[-1].get(TRUNK_RANK, math.nan), _start_rank(ends[-1])
     most = max(_most(TRUNK_RANK, ends), start)
     advice = run.slow_teacher() or run.lower_rate()
     if rank < ALIKE_RANK:
@@ -275,22 +275,22 @@ def _not_finite(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
     if finite and not scale < 1.0:
         return
     value = "the loss is not finite" if not finite else f"the loss scale is down at {scale:.1e}"
-    advice = run.without_fp16() or run.softer(IMAGES, times=0.1) or run.softer(PATCHES, times=0.1)
+    advice = run.leave_fp16() or run.softer(IMAGES, times=0.1) or run.softer(PATCHES, times=0.1)
     yield Finding(NOT_FINITE, value, advice or run.lower_rate())
 
 
 def _rows(end: Metrics) -> float:
-    """Of the trunk's features; runs of older versions do not say it, and count as many."""
+    """Return the rows of the trunk's features; older versions do not say it, and count as many."""
     return end.get(TRUNK_ROWS, math.inf)
 
 
 def _most(name: str, ends: Sequence[Metrics]) -> float:
-    """The largest so far, of no more rows than the last ones."""
+    """Return the largest so far, of no more rows than the last ones."""
     return max(each.get(name, 0.0) for each in ends if _rows(each) <= _rows(ends[-1]))
 
 
-def _at_start(end: Metrics) -> float:
-    """RankMe of the weights that the run started from, if it is of no more rows."""
+def _start_rank(end: Metrics) -> float:
+    """Return RankMe of the weights that the run started from, if it is of no more rows."""
     return end.get(START_RANK, 0.0) if end.get(START_ROWS, math.inf) <= _rows(end) else 0.0
 
 

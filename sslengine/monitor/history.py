@@ -23,7 +23,7 @@ _NOT_FINITE = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 def read(
     run_folder: str | Path, kind: str | None = "step", split: str | None = None
 ) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl, oldest first.
+    """Return the lines of metrics.jsonl, oldest first.
 
     kind: step (at LOG_FREQUENCY), phase (at the end of an epoch), end, exception; None: all.
     split: train or test; None: both.
@@ -43,7 +43,7 @@ def read(
 
 def read_nested(path: Path) -> list[dict[str, Any]]:
     """Return all lines of a metrics.jsonl as they were written."""
-    return _as_if_never_killed(_parsed(_text(path)))
+    return _drop_superseded(_parsed(_text(path)))
 
 
 def _text(path: Path) -> str:
@@ -58,19 +58,19 @@ def _text(path: Path) -> str:
 
 
 def columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """The same by name; None where a row has no such metric."""
+    """Return the same by name; None where a row has no such metric."""
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}
 
 
 def flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """`{"meter": {"top_1": 5.0}}` -> `meter.top_1`. What JSON cannot say is a number again."""
+    """Name nested values, `{"meter": {"top_1": 5.0}}` -> `meter.top_1`; "nan" is a number again."""
     for name, value in leaves(values):
         yield name, _NOT_FINITE.get(value, value) if isinstance(value, str) else value
 
 
 def _parsed(text: str) -> Iterator[dict[str, Any]]:
-    """Without a line that is being written, or was cut short."""
+    """Yield the lines, without one that is being written or was cut short."""
     for line in text.splitlines():
         try:
             found = json.loads(line)
@@ -80,7 +80,7 @@ def _parsed(text: str) -> Iterator[dict[str, Any]]:
             yield found
 
 
-def _as_if_never_killed(lines: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
+def _drop_superseded(lines: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return each step and each phase once: a resumed run writes those after its checkpoint again.
 
     A step that comes again replaces the first and all lines after it; a phase that comes again

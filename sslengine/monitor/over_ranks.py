@@ -28,7 +28,7 @@ from sslengine.precision import widest
 Number = Tensor | float
 
 REDUCTIONS = (None, "mean", "max", "sum")
-_SIZE = 1024  # numbers beside the hashes
+_SIZE = 1024  # numbers after the hashes
 _SENT = ""  # no metric has this name
 
 

@@ -92,7 +92,7 @@ class Series:
         }
 
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Series:
+    def restore(cls, state: dict[str, Any]) -> Series:
         series = cls(int(state["window"]))
         series._values.extend(state["values"])
         series._sum, series._count = float(state["sum"]), int(state["count"])
@@ -297,7 +297,7 @@ class MetricStore:
         self._open, self._images, self._histograms = {}, {}, {}
         self.split = str(state["split"])
         self._series = {
-            split: {name: Series.from_state(each) for name, each in series.items()}
+            split: {name: Series.restore(each) for name, each in series.items()}
             for split, series in state["series"].items()
         }
         self._fresh = [name for name in state["fresh"] if name in self._series[self.split]]

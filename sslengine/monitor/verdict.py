@@ -209,10 +209,10 @@ def longer(facts: Facts) -> str:
         more = [*(("--epochs", str(length)) if key == "num_epochs" else of_steps), "--out", place]
     else:
         more = [f"config.OPTIMIZER.{key}={length}", f"config.CHECKPOINT.DIR={place}"]
-    return shlex.join([*_without(shlex.split(facts.command), key), *more])
+    return shlex.join([*_drop_length(shlex.split(facts.command), key), *more])
 
 
-def _without(words: Sequence[str], key: str) -> Iterator[str]:
+def _drop_length(words: Sequence[str], key: str) -> Iterator[str]:
     """Yield the words of a command but those of its length and of its folder."""
     of_value = (f"OPTIMIZER.{key}=", f"config.OPTIMIZER.{key}=", "config.CHECKPOINT.DIR=")
     rest = iter(words)

@@ -47,12 +47,12 @@ class Record(NamedTuple):
 
     @property
     def prefix(self) -> str:
-        """What names begin with where a run has one list of them: `train`, `test_phase`."""
+        """Return what names begin with in a list of all of a run: `train`, `test_phase`."""
         return self.split if self.kind == "step" else f"{self.split}_{self.kind}"
 
     @property
     def numbers(self) -> dict[str, float]:
-        """The values that are numbers, by names with the prefix."""
+        """Return the values that are numbers, by names with the prefix."""
         return {
             f"{self.prefix}/{name}": value
             for name, value in leaves(self.values, "/")
@@ -236,7 +236,7 @@ class TensorBoardWriter(Writer):
     def __init__(
         self, folder: Path, flush_minutes: float = 5.0, iteration: int | None = None
     ) -> None:
-        """iteration: from which the run continues; TensorBoard hides what it has of later ones."""
+        """iteration: from which the run continues; TensorBoard hides values of later ones."""
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:

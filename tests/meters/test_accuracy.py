@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sslengine.distributed.ranks import rank
 from sslengine.errors import TrainingError
-from sslengine.meters.accuracy import AccuracyListMeter
+from sslengine.meters.top_k import AccuracyListMeter
 from tests.ranks import RankPool
 
 

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from sslengine.errors import TrainingError
-from sslengine.meters.accuracy import AccuracyListMeter
-from sslengine.meters.at_k import PrecisionAtKListMeter, RecallAtKListMeter
+from sslengine.meters.top_k import AccuracyListMeter, PrecisionAtKListMeter, RecallAtKListMeter
 
 OUTPUT = torch.tensor([[0.06, 0.41, 0.04, 0.39, 0.1], [0.9, 0.0, 0.3, 0.2, 0.1]])
 SHOWN = torch.tensor([[0, 1, 0, 1, 0], [0, 0, 1, 0, 1]])

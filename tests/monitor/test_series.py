@@ -49,7 +49,7 @@ def test_a_nan_is_not_smoothed_away() -> None:
 def test_state_goes_round() -> None:
     series = Series(window=3)
     series.extend((4.0, 1.0, 7.0, 3.0))
-    again = Series.from_state(series.state_dict())
+    again = Series.restore(series.state_dict())
     for each in (series, again):
         each.extend((2.0,))
     assert again.state_dict() == series.state_dict()
