@@ -53,8 +53,8 @@ from sslengine.monitor.collapse import (
     START_ROWS,
     TRUNK_RANK,
     TRUNK_ROWS,
-    Finding,
-    findings,
+    Sign,
+    find_signs,
 )
 
 log = logging.getLogger("sslengine")
@@ -124,7 +124,7 @@ class LogCollapse(Hook):
             end[LOSS_FINITE] = 0.0
             for name, value in end.items():
                 task.storage.put_own(name, value)
-            for each in findings([*self._ends, end], task.config):
+            for each in find_signs([*self._ends, end], task.config):
                 task.exception.add(each.advice if each.what == NOT_FINITE else str(each))
 
     def state_dict(self) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class LogCollapse(Hook):
         self._ends = [dict(each) for each in state.get("ends", ())]
 
     def _judge(self, task: TaskView) -> None:
-        found = list(findings(self._ends, task.config))
+        found = list(find_signs(self._ends, task.config))
         for each in found:
             if each.what not in self._told:
                 log.warning("%s", each)
@@ -189,7 +189,7 @@ class LogCollapse(Hook):
         return signs
 
 
-def _why(found: Sequence[Finding]) -> str:
+def _why(found: Sequence[Sign]) -> str:
     told = "\n  ".join(map(str, found)) or "another rank has found it; its log says what."
     return (
         f"this run has collapsed:\n  {told}\n  No checkpoint of this phase was written. "
