@@ -13,7 +13,7 @@ from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.engines.train import train as train_engine
 from sslengine.errors import ConfigError
-from sslengine.hooks import precise_bn
+from sslengine.hooks import eval_mode
 from sslengine.hooks.default import default_hooks
 from sslengine.hooks.eval_mode import PreciseBatchNorm, refresh
 from sslengine.hooks.events import Hook
@@ -183,7 +183,7 @@ def test_before_tests_and_checkpoints(
     expected: list[int],
 ) -> None:
     at = []
-    monkeypatch.setattr(precise_bn, "refresh", lambda task, batches: at.append(task.iteration))
+    monkeypatch.setattr(eval_mode, "refresh", lambda task, batches: at.append(task.iteration))
     train(
         tmp_path,
         [PreciseBatchNorm(2)],

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from sslengine.checkpoint.snapshot import to_host
 from sslengine.config.resolve import Resolved, resolve
 from sslengine.engines.features import extract
-from sslengine.hooks import precise_bn
+from sslengine.hooks import eval_mode
 from sslengine.hooks.default import default_hooks
 from sslengine.monitor import over_ranks
 from sslengine.monitor.writers import Record, Writer
@@ -200,14 +200,14 @@ def test_precise_statistics_are_made_on_the_gpu(
     task = task_of(small("method", "simclr_info_nce_loss", {}), tmp_path)
     task.prepare()
     read = list(task.train_feed.batches(0))[:2]
-    monkeypatch.setattr(precise_bn, "rng_state", lambda: None)  # of a device that is not there
-    monkeypatch.setattr(precise_bn, "set_rng_state", lambda _: None)
+    monkeypatch.setattr(eval_mode, "rng_state", lambda: None)  # of a device that is not there
+    monkeypatch.setattr(eval_mode, "set_rng_state", lambda _: None)
     with fake_cuda.on_cuda(task) as mode:
         there = fake_cuda.moved(read, mode)
         task.train_feed.batches = lambda *_: iter(there)
         with fake_cuda.NothingOfTheHost(), fake_cuda.Answers():
             task.step()
-            precise_bn.refresh(task, 2)
+            eval_mode.refresh(task, 2)
 
 
 def test_features_are_computed_on_the_gpu(tmp_path: Path) -> None:
