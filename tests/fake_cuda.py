@@ -84,24 +84,6 @@ def _check(func: Any, tensors: list[Tensor]) -> None:
             raise Unwanted(f"{func}: a tensor of shape {tuple(each.shape)} on the host")
 
 
-class CopiesToTheHost(NothingOfTheHost):
-    """Allows copies to the host that nobody waits for, and counts them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.started = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        kwargs = kwargs or {}
-        to_host = kwargs.get("device") == torch.device("cpu") and kwargs.get("non_blocking")
-        if func.overloadpacket.__name__ != "_to_copy" or not to_host:
-            return super().__torch_dispatch__(func, types, args, kwargs)
-        self.started += 1
-        made = func(*args, **kwargs)
-        made.of_the_host = True
-        return made
-
-
 class CopiesIntoPinned(TorchDispatchMode):
     """Counts copies from the device into memory of the host; all but these must not wait."""
 

@@ -7,7 +7,7 @@
 The run is first made undisturbed. Then it is made again; at random times all its processes get
 SIGKILL, and the same run is started again, until it ends. Half of the kills are power cuts, which
 lose unsynced data (chaos_disk.py). Then every loss and every sample of every step, also of repeated
-steps, on each rank, every line of metrics.jsonl and metrics.csv (except times), every picture, and
+steps, on each rank, every line of metrics.jsonl as it is read (except times), every picture, and
 the whole state of the last checkpoint must be bit-equal. Further runs follow until there were
 enough kills.
 
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import csv
 import dataclasses
 import importlib
 import json
@@ -52,6 +51,7 @@ from sslengine.distributed.ranks import rank
 from sslengine.errors import SSLEngineError
 from sslengine.hooks.events import Hook
 from sslengine.launch.rank import run_rank
+from sslengine.monitor.history import read_nested
 
 _LATER = (
     "sslengine.engines.train",
@@ -267,7 +267,7 @@ def resolve_recorded(
     config = copy.deepcopy(run.config)
     OmegaConf.set_readonly(config, False)
     config.HOOKS.EXTRA = [*config.HOOKS.EXTRA, record]
-    config.HOOKS.WRITERS = list(dict.fromkeys((*config.HOOKS.WRITERS, "json", "csv")))
+    config.HOOKS.WRITERS = list(dict.fromkeys((*config.HOOKS.WRITERS, "json")))
     if tests:
         config.TEST_MODEL = True
         config.DATA.TEST = copy.deepcopy(config.DATA.TRAIN)
@@ -374,23 +374,16 @@ def _compare(whole: Path, killed: Path, ranks: int) -> int:
         missing = want.keys() - {step[0] for step in made}
         assert not missing, f"rank {number} lacks the steps {sorted(missing)}"
         again += len(made) - len(want)
-    for read in (read_records, read_rows, read_pictures):
+    for read in (read_records, read_pictures):
         _same(read.__name__, read(whole), read(killed))
     _same("", final_state(whole), final_state(killed))
     return again // ranks
 
 
 def read_records(folder: Path) -> list[dict[str, Any]]:
-    """All lines of metrics.jsonl; a truncated line is an error."""
-    path = folder / "metrics.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    """Read all lines of metrics.jsonl, each step once."""
+    lines = read_nested(folder / "metrics.jsonl")
     return [{name: line[name] for name in line if name not in TIMES} for line in lines]
-
-
-def read_rows(folder: Path) -> list[dict[str, str]]:
-    with (folder / "metrics.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    return [{name: row[name] for name in row if name not in TIMES} for row in rows]
 
 
 def read_pictures(folder: Path) -> dict[str, str]:

@@ -23,7 +23,7 @@ from sslengine.distributed.ranks import rank
 from sslengine.distributed.sharding import local
 from sslengine.engines.run import Run
 from sslengine.errors import NonFiniteLossError, TrainingError
-from sslengine.monitor.loss_ledger import name_few
+from sslengine.monitor.losses import name_few
 from sslengine.registry import TASKS, register_engine
 from sslengine.trainer import loop
 

@@ -26,12 +26,9 @@ from sslengine.hooks.options import HooksOptions
 from sslengine.losses.options import LossOptions
 from sslengine.models.options import ModelOptions
 from sslengine.monitor.build import RunPlace, build_writers
-from sslengine.monitor.command_file import keep_command
-from sslengine.monitor.run_record import recorded
-from sslengine.monitor.text import clock
-from sslengine.monitor.writers import Writer
+from sslengine.monitor.run_record import keep_command, recorded
+from sslengine.monitor.writers import Writer, clock
 from sslengine.registry import TASKS, component_key, register_engine
-from sslengine.services.checkpointing import RECORDS
 from sslengine.task.phases import Progress, place_again
 from sslengine.trainer import loop
 
@@ -56,7 +53,7 @@ def train_task(run: Run) -> tuple[Any, bool]:
 
 def _train(task: Any, run: Run) -> bool:
     began = time.monotonic()
-    marks = resume(task, run)
+    resume(task, run)
     if task.done_training():
         run.say(
             f"{run.run_dir}: this run is complete, {task.iteration} steps; nothing to do. "
@@ -67,7 +64,7 @@ def _train(task: Any, run: Run) -> bool:
         check_results(run, task.results)
         return not task.test_only
     environment = {**run.describe(), "recipe": run.resolved.name}
-    task.writers.extend(make_writers(run, task.iteration, marks))
+    task.writers.extend(make_writers(run, task.iteration))
     _introduce(task, run)
     startup.announce("making the first step")
     with recorded(task, run.run_dir, environment):
@@ -82,8 +79,8 @@ def _train(task: Any, run: Run) -> bool:
     return not task.test_only
 
 
-def make_writers(run: Run, iteration: int, marks: Any = None) -> list[Writer]:
-    """The writers of rank 0; other ranks have none. marks: file positions of the checkpoint."""
+def make_writers(run: Run, iteration: int) -> list[Writer]:
+    """Make the writers of rank 0; other ranks have none."""
     if not is_primary():
         return []
     hooks = read(run.config, HooksOptions)
@@ -93,15 +90,12 @@ def make_writers(run: Run, iteration: int, marks: Any = None) -> list[Writer]:
         entries.append({"name": "tensorboard", "flush_minutes": board.FLUSH_EVERY_N_MIN})
     trains = not read(run.config, RunOptions).TEST_ONLY
     config = as_stored(run.config, run.resolved.texts)
-    place = RunPlace(run.run_dir, iteration, run.console, marks, trains, config)
+    place = RunPlace(run.run_dir, iteration, run.console, trains, config)
     return build_writers(entries, place)
 
 
-def resume(task: Any, run: Run) -> Any:
-    """Resume from the newest checkpoint of the run's folder, if there is one.
-
-    Returns the positions of its record files at that time; None if they are not known.
-    """
+def resume(task: Any, run: Run) -> None:
+    """Resume from the newest checkpoint of the run's folder, if there is one."""
     options = read(run.config, CheckpointOptions)
     if is_primary():
         files.remove_leftovers(run.run_dir, UNFINISHED)
@@ -112,7 +106,7 @@ def resume(task: Any, run: Run) -> Any:
         if options.OVERWRITE_EXISTING:
             _start_over(run)
         task.load_initial_weights()
-        return None
+        return
     _same_run(run, options)
     task.set_classy_state(found.state["classy_state_dict"])
     if is_primary() and path_for(found.path).exists():
@@ -122,8 +116,6 @@ def resume(task: Any, run: Run) -> Any:
         log.info("%s", message)
     else:
         run.say(message)
-    records = found.state.get(RECORDS)
-    return records if isinstance(records, dict) else None
 
 
 def _place(task: Any) -> str:

@@ -24,7 +24,7 @@ from sslengine.evaluation.minimise import minimise
 from sslengine.evaluation.options import LinearProbeOptions
 from sslengine.evaluation.outcome import note_choice
 from sslengine.evaluation.samples import Samples, rows_at_once, standardisation
-from sslengine.meters.average_precision import average_precision
+from sslengine.meters.mean_ap import average_precision
 
 logger = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ from sslengine.evaluation.features import Rows, blocks, check_features
 from sslengine.evaluation.kept import Kept, digest_of
 from sslengine.evaluation.options import SvmOptions
 from sslengine.evaluation.outcome import Outcome, note_choice, protocol
-from sslengine.meters.average_precision import average_precision
+from sslengine.meters.mean_ap import average_precision
 
 Features = NDArray[np.float64]
 Signs = NDArray[np.int8]  # 1: shows the class, -1: does not

@@ -53,15 +53,15 @@ from sslengine.monitor.collapse import (
     START_ROWS,
     TRUNK_RANK,
     TRUNK_ROWS,
-    Finding,
-    findings,
+    Sign,
+    find_signs,
 )
 
 log = logging.getLogger("sslengine")
 
 
 class LogCollapse(Hook):
-    """`HOOKS.COLLAPSE_SIGNS`: adds to `task.phase_results`.
+    """Add the signs to `task.phase_results`: `HOOKS.COLLAPSE_SIGNS`.
 
     Cost: two singular value decompositions at the end of a phase. Outputs of its last step are
     kept until then, on their device.
@@ -72,40 +72,42 @@ class LogCollapse(Hook):
     ) -> None:
         """from_weights: the trunk starts from weights that were given. folder: of the run."""
         self.stops, self.from_weights, self.folder = stops, from_weights, folder
-        self._start: _FirstFeatures | None = None
-        self._first: Tensor | None = None  # features of the first step, until the phase ends
+        self._starts = False  # is the run's first step watched?
+        self._first: Tensor | None = None  # features of that step, until the phase ends
         self._handle: Any = None
-        self._trunk: Any = None
+        self._trunk: list[Tensor] = []  # what it gave in the step that is watched
         self._input_std: Tensor | None = None
         self._projection: Tensor | None = None
         self._ends: list[dict[str, float]] = []  # what the rules read, of each train phase
         self._told: set[str] = set()
 
     def on_phase_start(self, task: TaskView) -> None:
-        self._record_trunk_before_last_step(task)
-        if task.train and task.progress.iteration == 0:
-            self._start = _FirstFeatures(task)
+        self._starts = task.train and task.progress.iteration == 0
+        if task.train and (self._starts or task.progress.step == task.phase.steps - 1):
+            self._watch(task)
 
     def on_step(self, task: TaskView) -> None:
-        if self._start is not None:
-            self._start.stop()
-            self._first, self._start = self._start.features, None
+        if not task.train:
+            return
+        left = task.phase.steps - task.progress.step
+        if self._starts:
+            self._starts, self._first = False, first_tensor(self._trunk)
             if self.from_weights and self._first is not None and len(self._first) > 1:
                 task.storage.put_own(START_RANK, rankme(self._first).item())
                 task.storage.put_own(START_ROWS, float(len(self._first)))
-        left = task.phase.steps - task.progress.step
-        if left > 1 or not task.train:
-            return
+            if left:
+                self._forget()
         if left == 0:
             self._projection = first_tensor(task.last_batch.model_output)
-        else:
-            self._record_trunk_before_last_step(task)
+        elif left == 1:
+            self._watch(task)
 
     def on_phase_end(self, task: TaskView) -> None:
         if not task.train:
             return
         self._write_spectra(task)
         signs = self._compute()
+        self._forget()
         scaler = getattr(task.precision, "scaler", None)
         if scaler is not None and scaler.is_enabled():
             signs[LOSS_SCALE] = scaler.get_scale()
@@ -115,14 +117,14 @@ class LogCollapse(Hook):
         self._judge(task)
 
     def on_exception(self, task: TaskView) -> None:
-        self._stop_recording()
+        self._forget()
         if isinstance(task.exception, NonFiniteLossError):
             parts = {f"loss.{name}": value for name, value in task.exception.parts.items()}
             end = {name: value for name, value in parts.items() if name in READ}
             end[LOSS_FINITE] = 0.0
             for name, value in end.items():
                 task.storage.put_own(name, value)
-            for each in findings([*self._ends, end], task.config):
+            for each in find_signs([*self._ends, end], task.config):
                 task.exception.add(each.advice if each.what == NOT_FINITE else str(each))
 
     def state_dict(self) -> dict[str, Any]:
@@ -132,7 +134,7 @@ class LogCollapse(Hook):
         self._ends = [dict(each) for each in state.get("ends", ())]
 
     def _judge(self, task: TaskView) -> None:
-        found = list(findings(self._ends, task.config))
+        found = list(find_signs(self._ends, task.config))
         for each in found:
             if each.what not in self._told:
                 log.warning("%s", each)
@@ -152,25 +154,23 @@ class LogCollapse(Hook):
                 with suppress(OSError):  # the folder was removed, or there is no room
                     append(self.folder / SPECTRA, json.dumps(line).encode() + b"\n")
 
-    def _record_trunk_before_last_step(self, task: TaskView) -> None:
+    def _watch(self, task: TaskView) -> None:
+        """Keep what the trunk gives in the next step."""
         trunk = getattr(task.base_model, "trunk", None)
-        if task.train and task.progress.step == task.phase.steps - 1 and trunk is not None:
+        if trunk is not None:
             self._handle = trunk.register_forward_hook(self._keep)
 
     def _keep(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        if self._trunk is None:  # the first crop size, if there are several
+        if not self._trunk:  # the first crop size, if there are several
             self._trunk = [each.detach() for each in tensors(output)]
             images = first_tensor(inputs)
             if images is not None and len(images) > 1:
                 self._input_std = feature_std(images)
 
-    def _stop_recording(self) -> None:
-        if self._start is not None:
-            self._start.stop()
-            self._start = None
+    def _forget(self) -> None:
         if self._handle is not None:
             self._handle.remove()
-        self._handle, self._trunk, self._projection, self._input_std = None, None, None, None
+        self._handle, self._trunk, self._projection, self._input_std = None, [], None, None
 
     def _compute(self) -> dict[str, float]:
         signs: dict[str, float] = {}
@@ -183,32 +183,13 @@ class LogCollapse(Hook):
             signs[TRUNK_ROWS] = float(len(features))
         if self._input_std is not None:
             signs[INPUT_STD] = self._input_std.item()
-        patches = patches_in(self._trunk or ())
+        patches = patches_in(self._trunk)
         if patches is not None:
             signs["patch_spread"] = spread(patches).item()
-        self._stop_recording()
         return signs
 
 
-class _FirstFeatures:
-    """The trunk's features in its next forward pass."""
-
-    def __init__(self, task: TaskView) -> None:
-        self.features: Tensor | None = None
-        trunk = getattr(task.base_model, "trunk", None)
-        self._handle = None if trunk is None else trunk.register_forward_hook(self._keep)
-
-    def _keep(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        self.features = first_tensor(list(tensors(output)))
-        self.stop()
-
-    def stop(self) -> None:
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
-
-
-def _why(found: Sequence[Finding]) -> str:
+def _why(found: Sequence[Sign]) -> str:
     told = "\n  ".join(map(str, found)) or "another rank has found it; its log says what."
     return (
         f"this run has collapsed:\n  {told}\n  No checkpoint of this phase was written. "
@@ -217,7 +198,7 @@ def _why(found: Sequence[Finding]) -> str:
 
 
 def tensors(output: Any) -> Iterator[Tensor]:
-    """All tensors of an output with rows."""
+    """Yield all tensors with rows in an output."""
     if isinstance(output, Tensor):
         if output.ndim > 1:
             yield output
@@ -229,7 +210,7 @@ def tensors(output: Any) -> Iterator[Tensor]:
 
 
 def first_tensor(output: Any) -> Tensor | None:
-    """The first tensor in a model's output, flattened to rows; None if there is none."""
+    """Return the first tensor in a model's output, flattened to rows; None if there is none."""
     if isinstance(output, Tensor):
         rows = output.detach()
         return rows.flatten(1).float() if rows.ndim > 1 else None
@@ -241,7 +222,7 @@ def first_tensor(output: Any) -> Tensor | None:
 
 
 def patches_in(outputs: Sequence[Tensor]) -> Tensor | None:
-    """The tokens N x L x D of a trunk's outputs; hidden patches alone, M x D, as 1 x M x D."""
+    """Return the tokens N x L x D of a trunk's outputs; hidden patches, M x D, as 1 x M x D."""
     for each in outputs:
         if each.ndim == 3 and each.shape[1] > 1:
             return each
@@ -251,7 +232,7 @@ def patches_in(outputs: Sequence[Tensor]) -> Tensor | None:
 
 
 def spread(patches: Tensor) -> Tensor:
-    """1 - |mean of the unit vectors|^2, its root, as a mean over images: 0 when all are alike."""
+    """Return the root of 1 - |mean of the unit vectors|^2, as a mean over images: 0: all alike."""
     units = F.normalize(patches.float(), dim=-1)
     centred = units - units.mean(dim=1, keepdim=True)
     return centred.square().sum(dim=-1).mean(dim=1).sqrt().mean()

@@ -15,18 +15,24 @@ from omegaconf import DictConfig
 from sslengine.config.options import DistributedOptions, MachineOptions, RunOptions
 from sslengine.config.sections import read
 from sslengine.hooks.collapse import LogCollapse
+from sslengine.hooks.eval_mode import EvaluateLoss, MaskAbsentClasses, PreciseBatchNorm
 from sslengine.hooks.events import EVENTS
-from sslengine.hooks.gradients import ClipGradients, FreezeParameters, LogGradientNorm
-from sslengine.hooks.iteration_timer import IterationTimer
-from sslengine.hooks.machine import LogComplexity, LogGpuMemory, LogGpus, LogMemoryPeaks
+from sslengine.hooks.gradients import (
+    ClipGradients,
+    FreezeParameters,
+    LogGradientNorm,
+    ReportUnreachedParameters,
+)
+from sslengine.hooks.machine import (
+    LogComplexity,
+    LogGpuMemory,
+    LogGpus,
+    LogMemoryPeaks,
+    WriteMemorySnapshot,
+)
 from sslengine.hooks.options import HooksOptions, ProfilingOptions
-from sslengine.hooks.output_mask import MaskAbsentClasses
-from sslengine.hooks.perf import LogPerfStats
-from sslengine.hooks.precise_bn import PreciseBatchNorm
-from sslengine.hooks.profiling import ProfileSteps
-from sslengine.hooks.set_loss import EvaluateLoss
-from sslengine.hooks.tensorboard import TensorBoardHistograms
-from sslengine.hooks.unreached import ReportUnreachedParameters
+from sslengine.hooks.pictures import TensorBoardHistograms
+from sslengine.hooks.profile import IterationTimer, LogPerfStats, ProfileSteps
 from sslengine.meters.options import MetersOptions
 from sslengine.models.options import ModelOptions
 from sslengine.registry import HOOK_ADAPTERS, HOOKS
@@ -77,7 +83,7 @@ def default_hooks(config: DictConfig, run_dir: Path | None) -> list[Any]:
     profiling = read(config, ProfilingOptions)
     if profiling.MEMORY_PROFILING.TRACK_BY_LAYER_MEMORY:
         chosen.append(
-            HOOKS.get("layer_memory")(
+            WriteMemorySnapshot(
                 profiling.first_recorded, profiling.PROFILED_RANKS, profiling.OUTPUT_FOLDER
             )
         )

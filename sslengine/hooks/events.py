@@ -18,12 +18,13 @@ task are others (docs/vissl_differences.md). An event that no hook overrides cos
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sslengine.errors import CheckpointError
+from sslengine.errors import CheckpointError, ConfigError, nearest
 
 if TYPE_CHECKING:  # a hook gets the task, and never imports it
     from sslengine.task.task import SelfSupervisionTask
@@ -150,7 +151,7 @@ def overrides(hook: Any, event: str) -> bool:
 
 
 def hook_name(hook: Any) -> str:
-    """The name under which a hook's state is stored. In Classy hooks `name` is a method."""
+    """Return the name of a hook's state. In Classy hooks `name` is a method."""
     name = hook.name
     return str(name() if callable(name) else name)
 
@@ -161,7 +162,7 @@ def hook_state(hook: Any) -> dict[str, Any]:
 
 
 def hook_states(hooks: Iterable[Any]) -> dict[str, dict[str, Any]]:
-    """By the hooks' names. Raises CheckpointError if two that have a state share one."""
+    """Return states by the hooks' names. Raise CheckpointError if two of them share a name."""
     states: dict[str, dict[str, Any]] = {}
     for hook in hooks:
         name, state = hook_name(hook), hook_state(hook)
@@ -184,3 +185,49 @@ def load_hook_state(hook: Any, state: dict[str, Any]) -> None:
             f"the hook {hook_name(hook)} cannot load its state of the checkpoint: "
             f"{type(error).__name__}: {error}"
         ) from error
+
+
+_OF_STATE = ("state_dict", "load_state_dict")
+
+
+def expect_known_events(hook: Any) -> None:
+    """Raise ConfigError if it has a method `on_...` that is no event, or none that is one."""
+    kind = type(hook)
+    if issubclass(kind, Hook):
+        for text in problems_of(kind):
+            raise ConfigError(text)
+    # One of Classy Vision's, say, may have events of others.
+    elif not any(hasattr(hook, event) for event in EVENTS):
+        raise ConfigError(f"{kind.__name__} is no hook: it has none of {', '.join(EVENTS)}.")
+
+
+def problems_of(kind: type[Hook]) -> Iterator[str]:
+    """Say what is wrong with a class of hooks: a misspelt event would never be fired."""
+    for name in dir(kind):
+        if not name.startswith("on_") or not callable(getattr(kind, name)):
+            continue
+        if name not in EVENTS:
+            hint = nearest(name, EVENTS) or f"There are {', '.join(EVENTS)}."
+            yield (
+                f"{kind.__name__}.{name}: there is no such event, so it would never be called. "
+                f"{hint} If it is none, let its name begin with something else than on_."
+            )
+        elif not _takes_task(kind, name):
+            yield f"{kind.__name__}.{name}: expected {name}(self, task), as events get the task."
+    saves, loads = (getattr(kind, each) is not getattr(Hook, each) for each in _OF_STATE)
+    if saves and not loads:
+        yield (
+            f"{kind.__name__}.state_dict: expected also load_state_dict(self, state), or a resumed "
+            f"run would begin without that state."
+        )
+
+
+def _takes_task(kind: type[Hook], event: str) -> bool:
+    static = isinstance(inspect.getattr_static(kind, event), (staticmethod, classmethod))
+    try:
+        inspect.signature(getattr(kind, event)).bind(*[None] * (1 if static else 2))
+    except TypeError:
+        return False
+    except ValueError:  # without a signature that can be read
+        return True
+    return True

@@ -1,8 +1,9 @@
-"""Hooks on gradients: temporary freezing of parameters, and clipping."""
+"""Freeze parameters for a time, log and clip gradients, and name parameters that get none."""
 
 from __future__ import annotations
 
 import fnmatch
+import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -12,9 +13,11 @@ from torch import Tensor, nn
 
 from sslengine.distributed.collectives import max_in_place
 from sslengine.distributed.sharding import is_sharded, local, norms
-from sslengine.errors import ConfigError, nearest
+from sslengine.errors import ConfigError, listing, nearest
 from sslengine.hooks.events import Hook, TaskView
 from sslengine.optim.scale_each import ScaleEach
+
+log = logging.getLogger("sslengine")
 
 # Names of parameters, each with the first update or epoch that trains them.
 Frozen = Sequence[tuple[str, int]]
@@ -114,7 +117,7 @@ class ClipGradients(Hook):
             return
         task.precision.unscale(task.optimizer.inner)
         if self.per_module:
-            for part in by_module(task.learner):
+            for part in group_by_module(task.learner):
                 self._clip(part)
         else:
             self._clip(task.learner.parameters())
@@ -132,8 +135,8 @@ class ClipGradients(Hook):
             torch.nn.utils.clip_grad_norm_(parameters, self.max_norm, self.norm_type)
 
 
-def by_module(learner: nn.Module) -> Iterator[list[nn.Parameter]]:
-    """The parameters of each child; of `heads`, those of each head."""
+def group_by_module(learner: nn.Module) -> Iterator[list[nn.Parameter]]:
+    """Yield the parameters of each child; of `heads`, those of each head."""
     parts: dict[str, list[nn.Parameter]] = {}
     for name, parameter in learner.named_parameters():
         first, *others = name.split(".")
@@ -160,3 +163,71 @@ def clip_each(gradients: Sequence[Tensor], max_norm: float, scale_each: ScaleEac
     (lengths,) = norms(gradients)
     factors = (max_norm / (lengths + 1e-6)).clamp(max=1.0)
     scale_each([local(each) for each in gradients], factors)
+
+
+class ReportUnreachedParameters(Hook):
+    """`DISTRIBUTED.DETECT_ANOMALOUS_PARAMS`: every rank names parameters without gradient, once.
+
+    DDP waits for the gradient of every parameter, and its error does not name the missing ones.
+    Cost: a call for each parameter and module in each step.
+    """
+
+    def __init__(self) -> None:
+        self._reached: set[str] = set()
+        self._used: set[str] = set()
+        self._reported: frozenset[str] = frozenset()
+        self._handles: list[Any] = []
+
+    def on_start(self, task: TaskView) -> None:
+        for name, module in task.learner.named_modules():
+            own = [
+                (f"{name}.{each}" if name else each, parameter)
+                for each, parameter in module.named_parameters(recurse=False)
+                if parameter.requires_grad
+            ]
+            for full, parameter in own:
+                arrived = parameter.register_post_accumulate_grad_hook(
+                    lambda _, full=full: self._reached.add(full)
+                )
+                self._handles.append(arrived)
+            if own:
+                names = [full for full, _ in own]
+                self._handles.append(
+                    module.register_forward_pre_hook(
+                        lambda *_, names=names: self._used.update(names)
+                    )
+                )
+
+    def on_backward(self, task: TaskView) -> None:
+        if not task.updating:
+            return
+        names = {n for n, p in task.learner.named_parameters() if p.requires_grad}
+        missing = frozenset(names - self._reached)
+        if missing - self._reported:
+            log.warning("%s", self._message(task, missing))
+            self._reported |= missing
+        self._reached.clear()
+        self._used.clear()
+
+    def on_end(self, task: TaskView) -> None:
+        self._remove()
+
+    def on_exception(self, task: TaskView) -> None:
+        self._remove()
+
+    def _message(self, task: TaskView, missing: frozenset[str]) -> str:
+        used, unused = sorted(missing & self._used), sorted(missing - self._used)
+        text = f"step {task.iteration}: {len(missing)} parameters get no gradient from the loss."
+        if unused:
+            text += f"\n  Their modules are not called in the forward pass: {listing(unused, 50)}."
+        if used:
+            text += f"\n  Called, but the loss does not depend on them: {listing(used, 50)}."
+        return (
+            f"{text}\n  Freeze or remove them, or let DDP look for them in each step: "
+            f"config.DISTRIBUTED.FIND_UNUSED_PARAMETERS=true."
+        )
+
+    def _remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()

@@ -1,4 +1,10 @@
-"""Log the GPU and the model's size once, and the memory that a run takes."""
+"""Measure what a run takes of the machine: memory, and the size of the model.
+
+`PROFILING.MEMORY_PROFILING` writes `<run>/profile/rank<N>_memory.pickle`: all that a GPU allocates
+in one step, for https://pytorch.org/memory_viz. It is also a separate hook:
+
+    HOOKS: {EXTRA: [{name: layer_memory, iteration: 3}]}     # ranks: [0]
+"""
 
 from __future__ import annotations
 
@@ -7,8 +13,11 @@ from collections.abc import Sequence
 
 import torch
 
+from sslengine.distributed.ranks import rank
 from sslengine.hooks.events import Hook, TaskView
+from sslengine.hooks.profile import profile_folder
 from sslengine.monitor.environment import peak_memory
+from sslengine.registry import register_hook
 
 log = logging.getLogger("sslengine")
 
@@ -18,14 +27,9 @@ class LogGpus(Hook):
 
     def on_start(self, task: TaskView) -> None:
         if task.device.type == "cuda":
-            free, total = torch.cuda.mem_get_info(task.device)
-            log.info(
-                "%s: %s, %.1f of %.1f GiB free",
-                task.device,
-                torch.cuda.get_device_name(task.device),
-                free / 2**30,
-                total / 2**30,
-            )
+            free, total = (each / 2**30 for each in torch.cuda.mem_get_info(task.device))
+            name = torch.cuda.get_device_name(task.device)
+            log.info("%s: %s, %.1f of %.1f GiB free", task.device, name, free, total)
 
 
 class LogGpuMemory(Hook):
@@ -76,8 +80,8 @@ class LogComplexity(Hook):
         was_training = model.training
         image = torch.zeros(1, *self.input_shape, device=task.device)
         model.eval()
+        counts = []
         with torch.no_grad():
-            counts = []
             for analysis in (FlopCountAnalysis, ActivationCountAnalysis):
                 count = analysis(model, image)
                 count.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
@@ -85,8 +89,50 @@ class LogComplexity(Hook):
         model.train(was_training)
         log.info(
             "%.2f M parameters; one image of %s takes %.3f GFLOP and %.2f M activations",
-            parameters / 1e6,
-            "x".join(map(str, self.input_shape)),
-            counts[0] / 1e9,
+            parameters / 1e6, "x".join(map(str, self.input_shape)), counts[0] / 1e9,
             counts[1] / 1e6,
-        )
+        )  # fmt: skip
+
+
+@register_hook("layer_memory")
+class WriteMemorySnapshot(Hook):
+    """`MEMORY_PROFILING.TRACK_BY_LAYER_MEMORY`: record every allocation on the GPU in one step.
+
+    The file shows, by its line of code, what each layer takes and keeps for backward.
+
+    iteration: train steps before the one that is recorded.
+    ranks: which of them write.
+    folder: where to; by default in the run's folder.
+    """
+
+    def __init__(self, iteration: int = 0, ranks: Sequence[int] = (0,), folder: str = "") -> None:
+        self.iteration, self.folder = iteration, folder
+        self._mine, self._records = rank() in ranks, False
+
+    def on_start(self, task: TaskView) -> None:
+        if self._mine and task.device.type != "cuda":
+            log.warning(
+                "config.PROFILING.MEMORY_PROFILING.TRACK_BY_LAYER_MEMORY has no effect: torch "
+                "records the memory of a GPU alone, and this run is on a %s.", task.device.type,
+            )  # fmt: skip
+        self._mine = self._mine and task.device.type == "cuda"
+
+    def on_step_start(self, task: TaskView) -> None:
+        if self._mine and task.train and task.iteration == self.iteration:
+            torch.cuda.memory._record_memory_history(stacks="python", device=task.device)
+            self._records = True
+
+    def on_step(self, task: TaskView) -> None:
+        if self._records:
+            folder = profile_folder(task.run_dir, self.folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            torch.cuda.memory._dump_snapshot(str(folder / f"rank{rank()}_memory.pickle"))
+            self._stop()
+
+    def on_exception(self, task: TaskView) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._records:
+            torch.cuda.memory._record_memory_history(enabled=None)
+            self._records = False

@@ -68,7 +68,7 @@ class OnlineEval(Hook):
         metrics: dict[str, float] = {}
         if labels.ndim == 1:
             known = labels >= 0
-            metrics |= self._by_labels(features[known], labels[known])
+            metrics |= self._score_labels(features[known], labels[known])
         elif self.options.WHAT != ["label_free"]:
             log.warning("%s.WHAT: images have several classes; knn and probe are left out.", WHERE)
         if "label_free" in self.options.WHAT:
@@ -76,7 +76,7 @@ class OnlineEval(Hook):
             metrics |= {name: each.value for name, each in found.items()}
         return metrics
 
-    def _by_labels(self, features: Tensor, labels: Tensor) -> dict[str, float]:
+    def _score_labels(self, features: Tensor, labels: Tensor) -> dict[str, float]:
         metrics: dict[str, float] = {}
         ks = [k for k in self.options.TOPK if k < len(labels)]
         try:

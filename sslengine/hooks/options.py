@@ -10,8 +10,7 @@ from sslengine.config.components import named_entries
 from sslengine.config.sections import named, one_of, section
 from sslengine.dotted import full_metric_name
 from sslengine.errors import nearest
-from sslengine.hooks.events import Hook
-from sslengine.hooks.known_events import problems_of
+from sslengine.hooks.events import Hook, problems_of
 from sslengine.registry import HOOKS, LABEL_FREE, WRITERS
 
 ONLINE = ("knn", "probe", "label_free")
@@ -122,7 +121,7 @@ class OnlineEvalOptions:
             yield f"TOPK: expected numbers of neighbours, 1 or more; got {self.TOPK}."
 
     def names(self) -> Iterator[str]:
-        """Of the metrics."""
+        """Yield the names of the metrics."""
         if "knn" in self.WHAT:
             yield from (f"knn_{k}" for k in self.TOPK)
         if "probe" in self.WHAT:
@@ -156,7 +155,7 @@ class EarlyStoppingOptions:
 
     @property
     def metric(self) -> str:
-        """MONITOR by its full name."""
+        """Return MONITOR by its full name."""
         return full_metric_name(self.MONITOR)
 
 
@@ -200,7 +199,7 @@ class HooksOptions:
 
 @dataclass
 class MemoryProfilingOptions:
-    # Write a table of the memory that each layer takes in the first recorded step.
+    # Write all allocations on the GPU in the first recorded step, for pytorch.org/memory_viz.
     TRACK_BY_LAYER_MEMORY: bool = False
 
 

@@ -1,8 +1,9 @@
-"""Save pictures of a model's output, once every so many epochs."""
+"""Draw a model's output, and histograms of its parameters and gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,14 +11,16 @@ from torch import Tensor
 from torchvision.utils import make_grid
 
 from sslengine.distributed.ranks import is_primary
+from sslengine.distributed.sharding import whole
 from sslengine.hooks.events import Hook, TaskView
+from sslengine.monitor.writers import TensorBoardWriter
 
 # images, `last_batch.vis_preds`, `last_batch.vis_masks` -> N x K x C x H x W: K panels for each.
 Draw = Callable[[Tensor, Any, Any], Tensor]
 
 
 class SavePictures(Hook):
-    """One row for each of the first images of the last batch. Writers choose the file."""
+    """Put a picture once every so many epochs: a row for each of the last batch's first images."""
 
     def __init__(self, name: str, draw: Draw, every: int, key: str = "data", rows: int = 8) -> None:
         self.title, self.draw, self.every, self.key, self.rows = name, draw, every, key, rows
@@ -37,7 +40,7 @@ class SavePictures(Hook):
 
 
 def grid(panels: Tensor) -> Tensor:
-    """One picture, 0 to 1. Each row is scaled by its first panel, so that panels compare."""
+    """Join panels to one picture, 0 to 1. Each row is scaled by its first panel, to compare."""
     first = panels[:, :1].flatten(1)
     low, high = first.amin(1), first.amax(1)
     shape = (-1, *[1] * (panels.ndim - 1))
@@ -47,3 +50,32 @@ def grid(panels: Tensor) -> Tensor:
     images = images.repeat_interleave(larger, dim=-2).repeat_interleave(larger, dim=-1)
     with torch.no_grad():
         return make_grid(images, nrow=panels.shape[1], padding=2, pad_value=1.0)
+
+
+class TensorBoardHistograms(Hook):
+    """Write histograms of parameters and gradients every so many steps.
+
+    Each time they are copied to the host. A sharded run gathers them one by one.
+    """
+
+    def __init__(self, every: int, parameters: bool, gradients: bool) -> None:
+        self.every, self.parameters, self.gradients = every, parameters, gradients
+
+    def on_update(self, task: TaskView) -> None:
+        if task.iteration % self.every:
+            return
+        writers = [each for each in task.writers if isinstance(each, TensorBoardWriter)]
+        if not (writers or task.peers):  # all ranks of a sharded run have to gather
+            return
+        for name, parameter in task.learner.named_parameters():
+            if self.parameters:
+                self._write(writers, f"parameters/{name}", whole(parameter), task)
+            if self.gradients and parameter.grad is not None:
+                self._write(writers, f"gradients/{name}", whole(parameter.grad), task)
+
+    def _write(
+        self, writers: list[TensorBoardWriter], name: str, values: Tensor, task: TaskView
+    ) -> None:
+        for writer in writers:
+            add = partial(writer.summary.add_histogram, name, values, task.iteration)
+            writer.attempt(add)

@@ -2,6 +2,8 @@
 
 from sslengine.registry import METERS
 
-METERS.declare("sslengine.meters.accuracy", "accuracy_list_meter")
 METERS.declare("sslengine.meters.mean_ap", "mean_ap_list_meter")
-METERS.declare("sslengine.meters.at_k", "precision_at_k_list_meter", "recall_at_k_list_meter")
+METERS.declare(
+    "sslengine.meters.top_k",
+    "accuracy_list_meter", "precision_at_k_list_meter", "recall_at_k_list_meter",
+)  # fmt: skip

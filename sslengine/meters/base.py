@@ -1,18 +1,24 @@
-"""The base class of meters: totals on the device, one reduction at the end of a phase."""
+"""The base class of meters: totals on the device, one reduction at the end of a phase.
+
+Outputs and targets come in several forms: the functions below make those that meters use.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sslengine.distributed.collectives import sum_in_place
+from sslengine.errors import TrainingError
 from sslengine.meters.options import MetersOptions
 from sslengine.precision import widest
 from sslengine.registry import METERS, component_key
+
+UNKNOWN = -1
 
 
 class Meter(ABC):
@@ -33,10 +39,10 @@ class Meter(ABC):
 
     @abstractmethod
     def measure(self, totals: list[float]) -> dict[str, Any]:
-        """The value, from totals over all ranks."""
+        """Compute the value, from totals over all ranks."""
 
     def names(self) -> list[str]:
-        """The dotted names of the numbers in `value`; `AP.*`: all that begin with `AP.`"""
+        """Return the dotted names of the numbers in `value`; `AP.*`: all that begin with `AP.`"""
         return ["*"]
 
     def add(self, batch: Tensor) -> None:
@@ -47,7 +53,7 @@ class Meter(ABC):
             self.totals = self.totals + batch
 
     def value(self) -> dict[str, Any]:
-        """The value over all ranks. Collective; one host synchronisation."""
+        """Return the value over all ranks. Collective; one host synchronisation."""
         if self.totals is None:
             return {}
         return self.measure(sum_in_place(self.totals.clone()).tolist())
@@ -75,3 +81,56 @@ def build_meters(options: MetersOptions) -> list[Meter]:
         meter: Any = METERS.get(name, "config.METERS.names")
         meters.append(meter(**given) if isinstance(given, Mapping) else meter(given))
     return meters
+
+
+def output_names(num_meters: int, meter_names: Sequence[str]) -> list[str]:
+    return [str(name) for name in meter_names] or [str(index) for index in range(num_meters)]
+
+
+def list_outputs(
+    meter: str, output: Tensor | Sequence[Tensor], names: Sequence[str]
+) -> list[Tensor]:
+    """Return a list of outputs, one for each name."""
+    outputs = [output] if isinstance(output, Tensor) else list(output)
+    if len(outputs) != len(names):
+        raise TrainingError(
+            f"{meter} expects {len(names)} outputs, but the model has {len(outputs)}: set "
+            f"config.METERS.{meter}.num_meters."
+        )
+    return outputs
+
+
+def make_indicators(meter: str, target: Tensor, output: Tensor) -> Tensor:
+    """Return 1, 0, or UNKNOWN for images x classes.
+
+    target: class numbers, indicators, or probabilities of mixed images; above 0.5 counts as 1.
+    """
+    if target.ndim == 1:
+        classes = torch.arange(output.shape[1], device=target.device)
+        rows = (target.unsqueeze(1) == classes).to(torch.int8)
+        return rows.masked_fill((target < 0).unsqueeze(1), UNKNOWN)
+    if target.shape != output.shape:
+        raise TrainingError(
+            f"{meter}: the labels have the shape {tuple(target.shape)} and the outputs "
+            f"{tuple(output.shape)}: expected an indicator for each image and class."
+        )
+    return (target > 0.5).to(torch.int8).masked_fill(target < 0, UNKNOWN)
+
+
+def present_classes(labels: Any) -> Tensor:
+    """Return the classes in a column of class numbers or in rows of indicators."""
+    known = torch.as_tensor(labels)
+    found: Tensor = known if known.ndim == 1 else (known > 0).any(dim=0).nonzero()
+    return found.unique()  # type: ignore[no-untyped-call,no-any-return]
+
+
+def mask_absent(output: Any, present: Tensor) -> Any:
+    """Give classes that are not in `present` the least number as their score.
+
+    VISSL has -inf, times which an indicator of 0 makes the loss NaN.
+    """
+    if not isinstance(output, Tensor):
+        return [mask_absent(each, present) for each in output]
+    classes = torch.arange(output.shape[-1], device=output.device)
+    absent = torch.isin(classes, present.to(output.device), invert=True)
+    return output.masked_fill(absent, torch.finfo(output.dtype).min)

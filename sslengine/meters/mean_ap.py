@@ -1,4 +1,13 @@
-"""Mean average precision in percent, for images with several classes."""
+"""Mean average precision, for images with several classes.
+
+All images are ranked by their score for the class. With P(i) the share of the class's images among
+the first i, and M the number of the class's images:
+
+    AP = 1 / M  *  sum over its images, at rank i, of P(i)
+
+Images of equal score all get the last of their ranks. `interpolated`, as in VOC since 2010 and in
+VISSL: P(i) is replaced by the maximum of P(j) over j >= i. Without it the result is scikit-learn's.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +18,50 @@ import torch
 from torch import Tensor
 
 from sslengine.distributed.collectives import gather, sum_in_place
-from sslengine.errors import TrainingError
-from sslengine.meters.average_precision import BLOCK, average_precision
-from sslengine.meters.base import Meter
-from sslengine.meters.targets import as_indicators, as_outputs, output_names
+from sslengine.errors import DataError, TrainingError
+from sslengine.meters.base import Meter, list_outputs, make_indicators, output_names
 from sslengine.registry import register_meter
+
+# Scores that are sorted at a time.
+BLOCK = 2**25
+
+
+def average_precision(scores: Tensor, targets: Tensor, interpolated: bool = True) -> Tensor:
+    """Compute it from 0 to 1 for each class, in float64.
+
+    scores, targets: images x classes. targets: 1, 0, or below 0 if unknown: then the image is
+    ignored for the class. NaN: the class has no image, or a score is NaN.
+    """
+    if scores.shape != targets.shape or scores.ndim != 2:
+        raise DataError(
+            f"average precision: expected a score and an indicator for each image and class, got "
+            f"{tuple(scores.shape)} and {tuple(targets.shape)}."
+        )
+    if not len(scores):
+        return scores.new_full(scores.shape[1:], float("nan"), dtype=torch.float64)
+    columns = max(1, BLOCK // len(scores))
+    pairs = zip(scores.split(columns, dim=1), targets.split(columns, dim=1), strict=True)
+    return torch.cat([_measure_columns(some, wanted, interpolated) for some, wanted in pairs])
+
+
+def _measure_columns(scores: Tensor, targets: Tensor, interpolated: bool) -> Tensor:
+    ranked, order = scores.sort(dim=0, descending=True)
+    wanted = targets.gather(0, order)
+    hits, known = (wanted > 0).double(), (wanted >= 0).double()
+    precision = hits.cumsum(0) / known.cumsum(0).clamp(min=1)
+    precision = precision.gather(0, _last_of_equal(ranked))
+    if interpolated:
+        precision = precision.flip(0).cummax(0).values.flip(0)
+    found = (precision * hits).sum(0) / hits.sum(0)
+    return found.masked_fill(scores.isnan().any(0), float("nan"))
+
+
+def _last_of_equal(ranked: Tensor) -> Tensor:
+    """Return for each rank the last one that has the same score."""
+    ranks = torch.arange(len(ranked), device=ranked.device).unsqueeze(1).expand(ranked.shape)
+    last = torch.ones_like(ranked, dtype=torch.bool)
+    last[:-1] = ranked[:-1] != ranked[1:]
+    return ranks.masked_fill(~last, len(ranked)).flip(0).cummin(0).values.flip(0)
 
 
 @register_meter("mean_ap_list_meter")
@@ -53,7 +101,7 @@ class MeanAPListMeter(Meter):
         return [f"mAP.{name}" for name in self.output_names] + ["AP.*"]
 
     def update(self, output: Tensor | Sequence[Tensor], target: Tensor) -> None:
-        outputs = as_outputs(self.name, output, self.output_names)
+        outputs = list_outputs(self.name, output, self.output_names)
         width = outputs[0].shape[1]
         if self.num_classes not in (None, width):
             raise TrainingError(
@@ -66,33 +114,33 @@ class MeanAPListMeter(Meter):
                 f"more images. Set it to the number of images, or to -1 for any number."
             )
         self._scores.append(torch.stack([each.detach().float() for each in outputs], dim=1))
-        self._targets.append(as_indicators(self.name, target, outputs[0]))
+        self._targets.append(make_indicators(self.name, target, outputs[0]))
 
     @torch.no_grad()
     def value(self) -> dict[str, Any]:
-        """Collective. Every rank gathers the scores of all ranks, for some classes at a time."""
+        """Gather the scores of all ranks on each, for some classes at a time. Collective."""
         if not self._scores:
             return {}
         scores, targets = torch.cat(self._scores), torch.cat(self._targets)
         images = int(sum_in_place(torch.tensor(len(scores), device=scores.device)))
         columns = max(1, BLOCK // (images * len(self.output_names)))
         parts = [
-            self._of_classes(some, wanted)
+            self._gather_classes(some, wanted)
             for some, wanted in zip(
                 scores.split(columns, 2), targets.split(columns, 1), strict=True
             )
         ]
         return self.measure(torch.cat(parts, dim=1).tolist())
 
-    def _of_classes(self, scores: Tensor, targets: Tensor) -> Tensor:
-        """Outputs x classes."""
+    def _gather_classes(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """Return the average precision of all images, for outputs x classes."""
         every, wanted = gather(scores.contiguous()).rows, gather(targets.contiguous()).rows
         return torch.stack(
             [average_precision(each, wanted, self.interpolated) for each in every.unbind(1)]
         )
 
     def measure(self, totals: list[Any]) -> dict[str, Any]:
-        """totals: the average precision of each class (or NaN) for each output."""
+        """Name the average precision of each class (or NaN) of each output, and their means."""
         means: dict[str, float] = {}
         classes: dict[str, dict[str, float]] = {}
         for name, row in zip(self.output_names, totals, strict=True):

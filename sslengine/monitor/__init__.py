@@ -2,5 +2,5 @@
 
 from sslengine.registry import WRITERS
 
-WRITERS.declare("sslengine.monitor.build", "console", "csv", "images", "json", "log", "tensorboard")
+WRITERS.declare("sslengine.monitor.build", "console", "images", "json", "log", "tensorboard")
 WRITERS.declare("sslengine.monitor.trackers", "mlflow", "tracker")

@@ -10,7 +10,6 @@ A writer that was registered with an options dataclass gets one object of it ins
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,36 +18,23 @@ from rich.console import Console
 
 from sslengine.errors import ConfigError
 from sslengine.monitor.console import ConsoleWriter
-from sslengine.monitor.csv_file import CsvWriter
-from sslengine.monitor.images import ImageWriter
 from sslengine.monitor.log_file import LogWriter
-from sslengine.monitor.record_file import Mark, mark_of
-from sslengine.monitor.writers import JsonLinesWriter, TensorBoardWriter, Writer
+from sslengine.monitor.writers import ImageWriter, JsonLinesWriter, TensorBoardWriter, Writer
 from sslengine.registry import WRITERS, register_writer
 
-METRICS, CSV = "metrics.jsonl", "metrics.csv"
+METRICS = "metrics.jsonl"
 
 
 class RunPlace(NamedTuple):
     """What a writer may need to know of the run."""
 
     folder: Path
-    iteration: int  # from which it continues: lines of later steps will be written again
+    iteration: int  # from which it continues: records of later steps come again
     console: Console | None = None
-    # What `Writer.marks` gave when the checkpoint was saved; None: it has none.
-    marks: Mapping[str, Any] | None = None
-    # Are later steps made again? Not in a run that only tests: there every line stays.
+    # Are later steps made again? Not in a run that only tests.
     trains: bool = True
     # As it is stored: without secrets and environment.
     config: Mapping[str, Any] | None = None
-
-    @property
-    def last_kept(self) -> float:
-        """The iteration after which lines are dropped where there is no mark."""
-        return self.iteration if self.trains else math.inf
-
-    def mark(self, name: str) -> Mark | None:
-        return mark_of(self.marks, name) if self.trains else None
 
 
 def build_writers(entries: Iterable[str | Mapping[str, Any]], run: RunPlace) -> list[Writer]:
@@ -79,12 +65,7 @@ def log(run: RunPlace) -> Writer:
 
 @register_writer("json")
 def json_lines(run: RunPlace) -> Writer:
-    return JsonLinesWriter(run.folder / METRICS, run.last_kept, run.mark(METRICS))
-
-
-@register_writer("csv")
-def csv(run: RunPlace) -> Writer:
-    return CsvWriter(run.folder / CSV, run.last_kept, run.mark(CSV))
+    return JsonLinesWriter(run.folder / METRICS)
 
 
 @register_writer("images")
@@ -95,6 +76,5 @@ def images(run: RunPlace) -> Writer:
 @register_writer("tensorboard")
 def tensorboard(run: RunPlace, flush_minutes: float = 5.0) -> Writer:
     """flush_minutes: how often the file is written."""
-    return TensorBoardWriter(
-        run.folder / "tb_logs", flush_minutes, run.marks if run.trains else None
-    )
+    iteration = run.iteration if run.trains else None
+    return TensorBoardWriter(run.folder / "tb_logs", flush_minutes, iteration)

@@ -1,6 +1,6 @@
 """Has a run collapsed, why, and which key of its config to change?
 
-    for each in findings(ends, config):     ends: the metrics at the end of each train phase
+    for each in find_signs(ends, config):     ends: the metrics at the end of each train phase
         print(each)
 
 Each rule is a function of this file that looks at the last phase and, where it needs them, at the
@@ -71,7 +71,7 @@ STARTED_SO = (
 )
 
 
-class Finding(NamedTuple):
+class Sign(NamedTuple):
     what: str
     value: str
     advice: str  # the probable cause, and what to change
@@ -80,10 +80,10 @@ class Finding(NamedTuple):
         return f"{self.what}: {self.value}. {self.advice}"
 
 
-def findings(ends: Sequence[Metrics], config: Mapping[str, Any]) -> Iterator[Finding]:
-    """What the last phase of a run shows; config: `config` of the run, or its stored form."""
+def find_signs(ends: Sequence[Metrics], config: Mapping[str, Any]) -> Iterator[Sign]:
+    """Yield what the last phase of a run shows; config: of the run, or its stored form."""
     if ends and ends[-1].get(INPUT_STD, math.nan) < ALIKE_INPUT:  # the rest follows from it
-        yield Finding("equal images", "the images of a batch are copies of one", COPIES)
+        yield Sign("equal images", "the images of a batch are copies of one", COPIES)
     elif ends:
         for rule in _RULES:
             yield from rule(ends, Remedies(config))
@@ -107,7 +107,7 @@ def healthy_ranges(ends: Sequence[Metrics], config: Mapping[str, Any]) -> list[R
     quarter = f"Below {LEFT:.0%} of the most so far it has lost them."
     found = [
         Range(TRUNK_RANK, "Dimensions in use, trunk", f"RankMe of one batch. {quarter}",
-              max(ALIKE_RANK, LEFT * max(_most(TRUNK_RANK, ends), _at_start(last)))),
+              max(ALIKE_RANK, LEFT * max(_most(TRUNK_RANK, ends), _start_rank(last)))),
         Range(PROJECTION_RANK, "Dimensions in use, projection",
               "RankMe of the outputs that the loss compares. Near 1 they are all alike.",
               ONE_LINE),
@@ -136,7 +136,7 @@ def healthy_ranges(ends: Sequence[Metrics], config: Mapping[str, Any]) -> list[R
 
 
 def ends_of_phases(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The newest value of each metric at the end of each train phase, or where the run failed.
+    """Return the newest value of each metric at the end of each train phase, or of a failed run.
 
     rows: of metrics.jsonl, of all kinds.
     """
@@ -152,7 +152,7 @@ def ends_of_phases(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return ends
 
 
-def _uniform(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
+def _uniform(ends: Sequence[Metrics], run: Remedies) -> Iterator[Sign]:
     for targets in (IMAGES, PATCHES):
         entropy = ends[-1].get(targets.entropy, 0.0)
         if run.is_uniform(entropy, targets):
@@ -164,28 +164,28 @@ def _uniform(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
             most = math.log(run.prototypes(targets))
             value = f"the teacher's entropy is {entropy:.3f}, ln K is {most:.3f}"
             advice = advice or run.sharper(targets) or run.lower_rate()
-            yield Finding(f"uniform {targets.of}targets", value, advice)
+            yield Sign(f"uniform {targets.of}targets", value, advice)
 
 
-def _one_hot(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
+def _one_hot(ends: Sequence[Metrics], run: Remedies) -> Iterator[Sign]:
     for targets in (IMAGES, PATCHES):
         entropy = ends[-1].get(targets.entropy, math.nan)
         if entropy < SAYS_NOTHING and ends[-1].get(targets.used, 0.0) >= 2.0:
             value = f"the teacher's entropy is {abs(entropy):.3f}"
             advice = run.softer(targets) or run.lower_rate()
-            yield Finding(f"one-hot {targets.of}targets", value, advice)
+            yield Sign(f"one-hot {targets.of}targets", value, advice)
 
 
-def _more_prototypes(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
+def _more_prototypes(ends: Sequence[Metrics], run: Remedies) -> Iterator[Sign]:
     entropy = ends[-1].get(ENTROPY, 0.0)
     if entropy < SPREAD * math.log(run.prototypes()) or run.is_uniform(entropy):
         return
     if advice := run.fewer_prototypes():
         value = f"a target is spread over {math.exp(entropy):.0f} of {run.prototypes():g}"
-        yield Finding("more prototypes than rows", value, advice)
+        yield Sign("more prototypes than rows", value, advice)
 
 
-def _prototypes(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
+def _prototypes(ends: Sequence[Metrics], run: Remedies) -> Iterator[Sign]:
     if _rows(ends[-1]) < FEWEST_ROWS:
         return
     for targets in (IMAGES, PATCHES) if ends[-1].get(PATCH_LOSS) != 0.0 else (IMAGES,):
@@ -194,27 +194,27 @@ def _prototypes(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
         of_all = f"{used:.1f} of {run.prototypes(targets):g} prototypes are in use"
         advice = run.fixed_centre() or run.slow_teacher() or run.sinkhorn()
         if used < 2.0:
-            yield Finding(f"one {targets.of}prototype", of_all, advice or run.lower_rate())
+            yield Sign(f"one {targets.of}prototype", of_all, advice or run.lower_rate())
         elif used < LEFT * most:
             too_many = (
                 f"They may be too many for the batch: set num_clusters in config.MODEL.HEAD.PARAMS "
                 f"to {max(2, round(most))}."
             )
             value = f"{of_all}, after {most:.1f}"
-            yield Finding(f"fewer {targets.of}prototypes", value, advice or too_many)
+            yield Sign(f"fewer {targets.of}prototypes", value, advice or too_many)
 
 
-def _no_hidden_patches(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
+def _no_hidden_patches(ends: Sequence[Metrics], run: Remedies) -> Iterator[Sign]:
     """A cross entropy is never 0, but where it has no terms."""
     if ends[-1].get(PATCH_LOSS) == 0.0 and run.get("patch_weight") > 0.0:
         where = "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS (of MaskedImageModeling pred_ratio_mean)"
         advice = f"Raise shares and masked_views in {where}, or the size of the views"
-        yield Finding(
+        yield Sign(
             "no hidden patches", f"{PATCH_LOSS} is 0", f"{advice}; or: {run.set('patch_weight', 0)}"
         )
 
 
-def _positions(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
+def _positions(ends: Sequence[Metrics], run: Remedies) -> Iterator[Sign]:
     known = ends[-1].get(INFORMATION, math.nan)
     if known < SAYS_NOTHING and not run.is_uniform(ends[-1].get(ENTROPY, 0.0)):
         if run.options.get("positionwise", True):
@@ -222,43 +222,43 @@ def _positions(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
         else:
             advice = f"Clusters may have become positions. {run.set('positionwise', 'true')}"
         value = f"a target says {known:.3f} nats of the image"
-        yield Finding("targets without images", value, advice)
+        yield Sign("targets without images", value, advice)
 
 
-def _equal_images(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
+def _equal_images(ends: Sequence[Metrics], run: Remedies) -> Iterator[Sign]:
     if _rows(ends[-1]) < FEWEST_ROWS:
         return
-    rank, start = ends[-1].get(TRUNK_RANK, math.nan), _at_start(ends[-1])
+    rank, start = ends[-1].get(TRUNK_RANK, math.nan), _start_rank(ends[-1])
     most = max(_most(TRUNK_RANK, ends), start)
     advice = run.slow_teacher() or run.lower_rate()
     if rank < ALIKE_RANK:
         advice = STARTED_SO if 0.0 < start < ALIKE_RANK else advice
-        yield Finding("equal images", f"RankMe of the trunk is {rank:.2f}", advice)
+        yield Sign("equal images", f"RankMe of the trunk is {rank:.2f}", advice)
     elif rank < LEFT * most:
-        yield Finding("fewer dimensions", f"RankMe is {rank:.1f}, after {most:.1f}", advice)
+        yield Sign("fewer dimensions", f"RankMe is {rank:.1f}, after {most:.1f}", advice)
     projections = ends[-1].get(PROJECTION_RANK, math.nan)
     if projections < ONE_LINE and not rank < ALIKE_RANK:
         value = f"RankMe of the projections is {projections:.2f}"
-        yield Finding("equal projections", value, advice)
+        yield Sign("equal projections", value, advice)
 
 
-def _equal_patches(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
+def _equal_patches(ends: Sequence[Metrics], run: Remedies) -> Iterator[Sign]:
     spread = ends[-1].get(PATCH_SPREAD, math.nan)
     if spread < ALIKE_SPREAD:
         advice = run.slow_teacher()
         if not advice and run.get("patch_weight") < 1.0:
             advice = f"Patches have little part in the loss. {run.set('patch_weight', 1.0)}"
         value = f"the patches of an image differ by {spread:.1e} of their length"
-        yield Finding("equal patches", value, advice or run.lower_rate())
+        yield Sign("equal patches", value, advice or run.lower_rate())
 
 
-def _koleo(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
+def _koleo(ends: Sequence[Metrics], run: Remedies) -> Iterator[Sign]:
     value = ends[-1].get(KOLEO, math.nan)
     if value == 0.0:
         advice = "It needs two images per rank: raise config.DATA.TRAIN.BATCHSIZE_PER_REPLICA"
         over = run.set("koleo_over_ranks", "true")
         advice += f", or, of several ranks: {over}" if over else "."
-        yield Finding("KoLeo", "no image has a neighbour", advice)
+        yield Sign("KoLeo", "no image has a neighbour", advice)
     elif value > COINCIDE:
         advice = (
             "Nearest images have the same features: copies of an image in the batch, or a "
@@ -266,35 +266,35 @@ def _koleo(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
         )
         weight = run.set("koleo_weight", 0)
         advice += f", or: {weight}" if weight else "."
-        yield Finding("KoLeo", f"it is {value:.1f}", advice)
+        yield Sign("KoLeo", f"it is {value:.1f}", advice)
 
 
-def _not_finite(ends: Sequence[Metrics], run: Remedies) -> Iterator[Finding]:
+def _not_finite(ends: Sequence[Metrics], run: Remedies) -> Iterator[Sign]:
     scale = ends[-1].get(LOSS_SCALE, math.nan)
     finite = ends[-1].get(LOSS_FINITE, 1.0) == 1.0
     if finite and not scale < 1.0:
         return
     value = "the loss is not finite" if not finite else f"the loss scale is down at {scale:.1e}"
-    advice = run.without_fp16() or run.softer(IMAGES, times=0.1) or run.softer(PATCHES, times=0.1)
-    yield Finding(NOT_FINITE, value, advice or run.lower_rate())
+    advice = run.leave_fp16() or run.softer(IMAGES, times=0.1) or run.softer(PATCHES, times=0.1)
+    yield Sign(NOT_FINITE, value, advice or run.lower_rate())
 
 
 def _rows(end: Metrics) -> float:
-    """Of the trunk's features; runs of older versions do not say it, and count as many."""
+    """Return the rows of the trunk's features; older versions do not say it, and count as many."""
     return end.get(TRUNK_ROWS, math.inf)
 
 
 def _most(name: str, ends: Sequence[Metrics]) -> float:
-    """The largest so far, of no more rows than the last ones."""
+    """Return the largest so far, of no more rows than the last ones."""
     return max(each.get(name, 0.0) for each in ends if _rows(each) <= _rows(ends[-1]))
 
 
-def _at_start(end: Metrics) -> float:
-    """RankMe of the weights that the run started from, if it is of no more rows."""
+def _start_rank(end: Metrics) -> float:
+    """Return RankMe of the weights that the run started from, if it is of no more rows."""
     return end.get(START_RANK, 0.0) if end.get(START_ROWS, math.inf) <= _rows(end) else 0.0
 
 
-_RULES: tuple[Callable[[Sequence[Metrics], Remedies], Iterator[Finding]], ...] = (
+_RULES: tuple[Callable[[Sequence[Metrics], Remedies], Iterator[Sign]], ...] = (
     _uniform, _one_hot, _more_prototypes, _prototypes, _no_hidden_patches, _positions,
     _equal_images, _equal_patches, _koleo, _not_finite,
 )  # fmt: skip

@@ -26,7 +26,6 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-from sslengine.monitor.text import eta, phase_line, step_line, values, where
 from sslengine.monitor.writers import Record, Writer
 from sslengine.screen import Pace, fit_line, wrapped
 from sslengine.screen_console import LiteralConsole
@@ -79,11 +78,11 @@ class ConsoleWriter(Writer):
         if record.kind != "step":
             self._end_bar()
             width = self.console.width if self.console.is_terminal else None
-            self.console.print(phase_line(record, width))
+            self.console.print(record.phase_line(width))
         elif self.console.is_terminal:
             self._update_bar(record)
         elif self._pace.is_due():
-            self.console.print(step_line(record))
+            self.console.print(record.step_line())
 
     def close(self) -> None:
         self._end_bar()
@@ -105,11 +104,11 @@ class ConsoleWriter(Writer):
         assert self._bar is not None
         self._progress.update(
             self._bar,
-            description=where(record),
+            description=record.place,
             completed=record.display.get("step", 0),
             total=record.display.get("steps"),
-            eta=eta(record),
-            metrics=values(record),
+            eta=record.eta,
+            metrics=record.texts,
         )
         self._progress.start()  # does nothing where it is started
 

@@ -4,7 +4,7 @@
     rows = read("runs/quickstart/simclr", "phase", "test")   one a test phase
     pandas.DataFrame(rows)
 
-A run that was killed and continued has each step once.
+A run that was killed and continued has each step once: the newest line of it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NOT_FINITE = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 def read(
     run_folder: str | Path, kind: str | None = "step", split: str | None = None
 ) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl, oldest first.
+    """Return the lines of metrics.jsonl, oldest first.
 
     kind: step (at LOG_FREQUENCY), phase (at the end of an epoch), end, exception; None: all.
     split: train or test; None: both.
@@ -43,7 +43,7 @@ def read(
 
 def read_nested(path: Path) -> list[dict[str, Any]]:
     """Return all lines of a metrics.jsonl as they were written."""
-    return _as_if_never_killed(_parsed(_text(path)))
+    return _drop_superseded(_parsed(_text(path)))
 
 
 def _text(path: Path) -> str:
@@ -58,19 +58,19 @@ def _text(path: Path) -> str:
 
 
 def columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """The same by name; None where a row has no such metric."""
+    """Return the same by name; None where a row has no such metric."""
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}
 
 
 def flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """`{"meter": {"top_1": 5.0}}` -> `meter.top_1`. What JSON cannot say is a number again."""
+    """Name nested values, `{"meter": {"top_1": 5.0}}` -> `meter.top_1`; "nan" is a number again."""
     for name, value in leaves(values):
         yield name, _NOT_FINITE.get(value, value) if isinstance(value, str) else value
 
 
 def _parsed(text: str) -> Iterator[dict[str, Any]]:
-    """Without a line that is being written, or was cut short."""
+    """Yield the lines, without one that is being written or was cut short."""
     for line in text.splitlines():
         try:
             found = json.loads(line)
@@ -80,19 +80,17 @@ def _parsed(text: str) -> Iterator[dict[str, Any]]:
             yield found
 
 
-def _as_if_never_killed(lines: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each step and each phase once.
+def _drop_superseded(lines: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return each step and each phase once: a resumed run writes those after its checkpoint again.
 
     A step that comes again replaces the first and all lines after it; a phase that comes again
-    replaces the first in its place. A restarted run drops superseded lines itself; they are there
-    between the kill and the restart, and in files of earlier versions.
+    replaces the first in its place. A line of how a run ended is dropped where it was continued.
     """
     kept: list[dict[str, Any]] = []
     places: dict[tuple[Any, ...], int] = {}  # in `kept`, unless it was cut there since
     for line in lines:
-        if line["kind"] == "step":
-            while kept and kept[-1]["iteration"] >= line["iteration"]:
-                kept.pop()
+        while kept and _is_superseded(kept[-1], line):
+            kept.pop()
         place = _place(line)
         if places.get(place, len(kept)) < len(kept) and _place(kept[places[place]]) == place:
             kept[places[place]] = line
@@ -100,6 +98,13 @@ def _as_if_never_killed(lines: Iterator[dict[str, Any]]) -> list[dict[str, Any]]
             places[place] = len(kept)
             kept.append(line)
     return kept
+
+
+def _is_superseded(last: dict[str, Any], line: dict[str, Any]) -> bool:
+    if line["kind"] == "step":
+        ended = last["kind"] in ("exception", "end")
+        return ended or bool(last["iteration"] >= line["iteration"])
+    return bool(last["kind"] == "exception" and line["kind"] == "phase")
 
 
 def _place(line: dict[str, Any]) -> tuple[Any, ...]:

@@ -9,7 +9,6 @@ from logging.handlers import WatchedFileHandler
 from pathlib import Path
 
 from sslengine.atomic import make_folder, open_no_link
-from sslengine.monitor.text import phase_line, step_line
 from sslengine.monitor.writers import Record, Writer
 from sslengine.screen import Pace
 from sslengine.screen_log import ReadableFormatter, to_screen
@@ -116,6 +115,6 @@ class LogWriter(Writer):
 
     def write(self, record: Record) -> None:
         if record.kind != "step":
-            _log.info(phase_line(record))
+            _log.info(record.phase_line())
         elif self._pace.is_due():
-            _log.info(step_line(record))
+            _log.info(record.step_line())

@@ -1,10 +1,11 @@
-"""Losses and metrics of all ranks by a single all-reduce of one tensor, of one size on all ranks.
+"""Read numbers that wait on the device: one all-reduce for those of all ranks, and one copy.
 
-    [ signature (4 numbers) | mean and sum: the value; max: a place for each rank | unused ]
+What ranks add up is a row of one size on all ranks:
 
-Ranks must have put the same names equally often. Each rank sends two hashes of its names, and their
-squares: the mean of squares equals the square of the mean only if all hashes are equal. Values that
-do not fit are sent after that check, when their number is known to be the same on all ranks.
+    [ a hash of each rank's names | mean and sum: the value; max: a place for each rank | unused ]
+
+Ranks must have put the same names equally often, or the hashes differ. Numbers that do not fit are
+sent after that is known, when all ranks have equally many.
 """
 
 from __future__ import annotations
@@ -12,113 +13,106 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sslengine.distributed.collectives import gather_objects, sum_in_place
+from sslengine.distributed.collectives import sum_in_place
 from sslengine.distributed.process_group import backend_device
 from sslengine.distributed.ranks import rank, world_size
-from sslengine.errors import TrainingError, listing
-from sslengine.monitor.host import Number, in_order, on_host
+from sslengine.errors import TrainingError
+from sslengine.precision import widest
 
-Signature = Mapping[str, tuple[str, int, tuple[tuple[str, ...], ...]]]
+Number = Tensor | float
 
 REDUCTIONS = (None, "mean", "max", "sum")
-_SIZE, _HEAD = 1024, 4  # numbers
+_SIZE = 1024  # numbers after the hashes
+_SENT = ""  # no metric has this name
 
 
-class OfRank(NamedTuple):
-    """What one rank put under one name since metrics were last read."""
+class Column(NamedTuple):
+    """All that was put under one name since metrics were last read."""
 
-    reduce: str
     values: Sequence[Number]
-    # Of losses: the names of each step's parts, which must be the same on all ranks.
-    parts: tuple[tuple[str, ...], ...] = ()
+    reduce: str | None = None  # over ranks; None: each rank has its own
+    parts: Sequence[Sequence[str]] = ()  # of losses: the names of each step's, equal on all ranks
 
 
-class Exchange:
-    """Of one read of metrics. `sent` is to be read with what else is read, then `values`."""
-
-    def __init__(self, mine: Mapping[str, OfRank]) -> None:
-        """The same names in the same order on all ranks, or `values` raises an error."""
-        device = backend_device()
-        rows = {name: in_order(mine[name].values, device) for name in sorted(mine)}
-        self._signature: Signature = {
-            name: (mine[name].reduce, len(row), mine[name].parts) for name, row in rows.items()
-        }
-        payload = torch.cat([in_order(_hashes(self._signature), device), *_places(mine, rows)])
-        self.sent = torch.zeros(_SIZE, dtype=torch.float64, device=device)
-        fits = payload[:_SIZE]
-        self.sent[: len(fits)] = fits
-        self._rest, self._length = payload[len(fits) :], len(payload) - _HEAD
-        sum_in_place(self.sent)
-
-    def values(self, sent: Sequence[float]) -> dict[str, list[float]]:
-        """Value by value over the ranks; the same on each of them. `sent`: on the host."""
-        ranks = world_size()
-        if any(ranks * sent[at + 2] != sent[at] ** 2 for at in (0, 1)):
-            raise TrainingError(_differences(gather_objects(self._signature)))
-        sums = list(sent[_HEAD : _HEAD + self._length])
-        if len(self._rest):
-            sums += on_host([sum_in_place(self._rest)])[0]
-        found, at = {}, 0
-        for name, (reduce, count, _) in self._signature.items():
-            each = ranks if reduce == "max" else 1
-            rows = [sums[at + n * each : at + (n + 1) * each] for n in range(count)]
-            found[name] = [_combined(reduce, row, ranks) for row in rows]
-            at += count * each
-        return found
+def read_columns(columns: Mapping[str, Column]) -> dict[str, list[float]]:
+    """Return the numbers of each column on the host. Collective; waits for the device."""
+    ranks = world_size()
+    shared = {name: columns[name] for name in sorted(columns) if ranks > 1 and columns[name].reduce}
+    rows = {name: join(each.values) for name, each in columns.items() if name not in shared}
+    if ranks == 1:
+        return _copy_to_host(rows)
+    device = backend_device()
+    common = {name: join(each.values).to(device) for name, each in shared.items()}
+    payload = torch.cat([_hash_of_rank(shared, common).to(device), *_places(shared, common)])
+    rest = payload[ranks + _SIZE :]
+    sent = payload.new_zeros(ranks + _SIZE)
+    sent[: len(payload)] = payload[: ranks + _SIZE]
+    found = _copy_to_host({**rows, _SENT: sum_in_place(sent)})
+    read = found.pop(_SENT)
+    if len({*read[:ranks]}) > 1:
+        raise TrainingError(
+            "ranks have put different metrics since they were last read: what is put with `reduce` "
+            "must be put by all ranks, equally often, and their losses must have the same parts. "
+            f"This rank has put {', '.join(map(repr, shared)) or 'none'}. Put them on every rank, "
+            "or with reduce=None."
+        )
+    numbers = iter([*read[ranks:], *sum_in_place(rest).tolist()] if len(rest) else read[ranks:])
+    for name, each in shared.items():
+        places = ranks if each.reduce == "max" else 1
+        found[name] = [
+            _combine(each.reduce, list(islice(numbers, places))) for _ in range(len(common[name]))
+        ]
+    return found
 
 
-def _places(mine: Mapping[str, OfRank], rows: Mapping[str, Tensor]) -> Iterator[Tensor]:
-    """What is summed over ranks."""
+def join(values: Sequence[Number]) -> Tensor:
+    """Put all numbers in one row of double precision, in order, on their device if it has that."""
+    tensors = [each for each in values if isinstance(each, Tensor)]
+    if not tensors:
+        return torch.tensor(values, dtype=torch.float64)
+    if len(tensors) == len(values) and len({(each.device, each.dtype) for each in tensors}) == 1:
+        alone = all(each.ndim == 0 for each in tensors)  # most are: twice as fast
+        row = torch.stack(tensors) if alone else torch.cat([each.reshape(-1) for each in tensors])
+        return row.double() if widest(row.device) == torch.float64 else row.cpu().double()
+    rows = [join([each]) for each in values]
+    device = next((row.device for row in rows if row.device.type != "cpu"), rows[0].device)
+    return torch.cat([row.to(device) for row in rows])
+
+
+def _copy_to_host(rows: Mapping[str, Tensor]) -> dict[str, list[float]]:
+    read: dict[str, list[float]] = {}
+    for device in {row.device for row in rows.values()}:
+        there = {name: row for name, row in rows.items() if row.device == device}
+        numbers = iter(torch.cat([*there.values()]).tolist())
+        read |= {name: list(islice(numbers, len(row))) for name, row in there.items()}
+    return read
+
+
+def _hash_of_rank(shared: Mapping[str, Column], rows: Mapping[str, Tensor]) -> Tensor:
+    """Return zeros, but at this rank's place 48 bits, which double precision holds."""
+    told = [(name, each.reduce, len(rows[name]), each.parts) for name, each in shared.items()]
+    digest = hashlib.blake2b(repr(told).encode(), digest_size=6).digest()
+    hashes = torch.zeros(world_size(), dtype=torch.float64)
+    hashes[rank()] = float(int.from_bytes(digest, "big"))
+    return hashes
+
+
+def _places(shared: Mapping[str, Column], rows: Mapping[str, Tensor]) -> Iterator[Tensor]:
     for name, row in rows.items():
-        if mine[name].reduce == "max":
+        if shared[name].reduce == "max":
             places = row.new_zeros(len(row), world_size())
             places[:, rank()] = row
             row = places.flatten()
         yield row
 
 
-def _combined(reduce: str, row: Sequence[float], ranks: int) -> float:
+def _combine(reduce: str | None, numbers: Sequence[float]) -> float:
     if reduce == "max":
-        return math.nan if any(map(math.isnan, row)) else max(row)
-    return row[0] / ranks if reduce == "mean" else row[0]
-
-
-def _hashes(signature: Signature) -> list[float]:
-    """Two of 20 bits, and their squares: the sum over 4,096 ranks is exact in double precision."""
-    digest = hashlib.blake2b(repr(sorted(signature.items())).encode(), digest_size=5).digest()
-    both = int.from_bytes(digest, "big")
-    one, two = float(both >> 20), float(both & 0xFFFFF)
-    return [one, two, one * one, two * two]
-
-
-def _differences(everyones: Sequence[Signature]) -> str:
-    found = (_difference(number, theirs, everyones[0]) for number, theirs in enumerate(everyones))
-    return next(filter(None, found))
-
-
-def _difference(number: int, theirs: Signature, first: Signature) -> str:
-    problems = []
-    if missing := first.keys() - theirs.keys():
-        problems.append(f"did not put {listing(missing)}")
-    if added := theirs.keys() - first.keys():
-        problems.append(f"put {listing(added)}, which rank 0 did not")
-    for name in sorted(first.keys() & theirs.keys()):
-        (one, ours, parts), (other, times, others) = first[name], theirs[name]
-        if parts != others:
-            first_s, own = next(pair for pair in zip(parts, others) if pair[0] != pair[1])
-            problems.append(f"has the losses {listing(own)}, rank 0 {listing(first_s)}")
-        elif one != other:
-            problems.append(f"put {name} with reduce={other}, rank 0 with {one}")
-        elif ours != times:
-            problems.append(f"put {name} {times} times, rank 0 {ours} times")
-    if not problems:
-        return ""
-    return (
-        f"metrics put with `reduce` must be put by all ranks, equally often: since they were last "
-        f"read, rank {number} {'; '.join(problems)}. Put them on every rank, or with reduce=None."
-    )
+        return math.nan if any(map(math.isnan, numbers)) else max(numbers)
+    return numbers[0] / world_size() if reduce == "mean" else numbers[0]

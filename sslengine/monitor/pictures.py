@@ -52,13 +52,13 @@ class OpenPictures(NamedTuple):
         """Waits for the device, if there are any."""
         histograms = {name: each.read() for name, each in self.histograms.items()}
         return (
-            {name: as_image(image) for name, image in self.images.items()},
+            {name: make_image(image) for name, image in self.images.items()},
             {name: each for name, each in histograms.items() if any(each.counts)},
         )
 
 
 def count(name: str, tensor: Tensor, bins: int) -> OpenHistogram | None:
-    """The counts, computed where the tensor is without waiting; None if it has no elements."""
+    """Count where the tensor is, without waiting; None if it has no elements."""
     if not isinstance(tensor, Tensor) or tensor.is_complex() or bins < 1:
         raise TrainingError(
             f"put_histogram({name!r}): expected a tensor of real numbers and 1 bin or more, got "
@@ -82,7 +82,7 @@ def count(name: str, tensor: Tensor, bins: int) -> OpenHistogram | None:
 
 
 def picture(name: str, array: Any) -> Tensor:
-    """A copy, where the array is; `as_image` makes an image of it later."""
+    """Copy the array where it is; `make_image` makes an image of it later."""
     given = torch.as_tensor(array) if isinstance(array, np.ndarray) else array
     if not isinstance(given, Tensor) or not _is_picture(given):
         raise TrainingError(
@@ -99,8 +99,8 @@ def _is_picture(given: Tensor) -> bool:
     return known and given.numel() > 0 and (given.ndim == 2 or colours)
 
 
-def as_image(given: Tensor) -> Image:
-    """8 bits, colours last. Waits for the device."""
+def make_image(given: Tensor) -> Image:
+    """Make an image of 8 bits, colours last. Waits for the device."""
     if given.is_floating_point():
         given = given.float().nan_to_num().clamp(0, 1).mul(255).round().to(torch.uint8)
     if given.ndim == 3 and given.shape[0] in (1, 3):

@@ -53,18 +53,18 @@ class Remedies:
         self.options: Mapping[str, Any] = config["LOSS"].get(self.method) or {}
 
     def get(self, option: str, absent: float = math.nan) -> float:
-        """An option of the method; comparisons with NaN are false."""
+        """Return an option of the method; comparisons with NaN are false."""
         value = self.options.get(option, absent)
         return float(value) if isinstance(value, (int, float)) else absent
 
     def set(self, option: str, value: Any) -> str:
-        """Empty for a method without this option."""
+        """Say what to set; empty for a method without this option."""
         if option not in self.options:
             return ""
         return f"Set config.LOSS.{self.method}.{option}={value} (now {self.options[option]})."
 
     def prototypes(self, targets: Targets = IMAGES) -> float:
-        """K: how many scores a target has."""
+        """Return K: how many scores a target has."""
         found = next((self.get(each) for each in targets.sizes if each in self.options), math.nan)
         return found if found > 0 else math.nan
 
@@ -72,7 +72,7 @@ class Remedies:
         return entropy >= UNIFORM * math.log(self.prototypes(targets))
 
     def sharper(self, targets: Targets, times: float = 0.0) -> str:
-        """What to set for sharper targets, if an option is so many times its usual value."""
+        """Say what to set for sharper targets, if an option is so many times its usual value."""
         usual = self._usual(targets)
         suspect = max(usual, key=lambda name: self.get(name) / usual[name], default="")
         if not suspect or not self.get(suspect) >= times * usual[suspect]:
@@ -82,7 +82,7 @@ class Remedies:
         return f"The targets are too flat. {self.set(suspect, lower)}"
 
     def softer(self, targets: Targets, times: float = 1.0) -> str:
-        """What to set for softer targets: all options below so many times their usual values."""
+        """Say what to set for softer targets: options below so many times their usual values."""
         low = {name: value for name, value in self._usual(targets).items()
                if self.get(name) < times * value}  # fmt: skip
         if not low:
@@ -90,13 +90,13 @@ class Remedies:
         return f"The targets are too sharp. {' '.join(self.set(*each) for each in low.items())}"
 
     def _usual(self, targets: Targets) -> dict[str, float]:
-        """The usual values of the method's options that make targets flat."""
+        """Return the usual values of the method's options that make targets flat."""
         student = self.get("student_temp", 0.1)
         return {name: round(value * (student if "_temp" in name else 1.0), 3)
                 for name, value in targets.flat.items() if name in self.options}  # fmt: skip
 
     def rows(self) -> float:
-        """How many rows Sinkhorn assigns to prototypes together; NaN if it does not."""
+        """Count the rows that Sinkhorn assigns to prototypes together; NaN if it does not."""
         assigns = self.options.get("targets", "sinkhorn") == "sinkhorn"
         if not assigns or not self.get("sinkhorn_iterations") > 0:
             return math.nan
@@ -108,7 +108,7 @@ class Remedies:
         return float(views * images * ranks["NUM_NODES"] * ranks["NUM_PROC_PER_NODE"])
 
     def fewer_prototypes(self) -> str:
-        """What to set if the targets of images have more prototypes than rows can fill."""
+        """Say what to set if the targets of images have more prototypes than rows can fill."""
         rows, k = self.rows(), self.prototypes()
         if not math.log(k / rows) > SPREAD * math.log(k):
             return ""
@@ -124,7 +124,7 @@ class Remedies:
         )
 
     def slow_teacher(self) -> str:
-        """What to set if the teacher is hardly behind the student."""
+        """Say what to set if the teacher is hardly behind the student."""
         if self.get("momentum") >= SLOW_TEACHER or "momentum" not in self.options:
             return ""
         return f"The teacher is almost the student. {self.set('momentum', 0.99)}"
@@ -144,8 +144,8 @@ class Remedies:
             f"{highest / 3:.2g}."
         )
 
-    def without_fp16(self) -> str:
-        """What to set, if the run computes in fp16."""
+    def leave_fp16(self) -> str:
+        """Say what to set, if the run computes in fp16."""
         chosen = self.config["MACHINE"]["PRECISION"]
         model = SimpleNamespace(AMP_PARAMS=SimpleNamespace(**self.config["MODEL"]["AMP_PARAMS"]))
         if chosen == "fp16":
@@ -155,14 +155,14 @@ class Remedies:
         return "fp16 overflows. Set config.MODEL.AMP_PARAMS.AMP_DTYPE=bfloat16, AMP_TYPE=pytorch."
 
     def sinkhorn(self) -> str:
-        """Equal shares for all prototypes, for methods that offer it and do not use it."""
+        """Say how all prototypes get equal shares, in methods that offer it and do not use it."""
         if self.options.get("sinkhorn_iterations") == 0:
             return self.set("sinkhorn_iterations", 3)
         return self.set("targets", "sinkhorn") if self.options.get("targets") == "center" else ""
 
 
 def _rates(schedule: Any, name: str = "value") -> Iterator[float]:
-    """The numbers of a schedule that are rates, at any depth."""
+    """Yield the numbers of a schedule that are rates, at any depth."""
     if isinstance(schedule, Mapping):
         for key, each in schedule.items():
             yield from _rates(each, str(key))

@@ -17,7 +17,7 @@ from sslengine.checkpoint.manifest import is_checkpoint
 from sslengine.config.yaml_text import load_run
 from sslengine.errors import ConfigError, DataError
 from sslengine.monitor import history
-from sslengine.monitor.collapse import NOT_FINITE, Finding, ends_of_phases, findings
+from sslengine.monitor.collapse import NOT_FINITE, Sign, ends_of_phases, find_signs
 from sslengine.monitor.run_status import COMPLETE, Status, is_not_finite, read_starts, read_status
 
 TRAINED, UNTRAINED, PIXELS = "trained", "untrained", "raw pixels"
@@ -75,18 +75,18 @@ class Facts:
         return ends_of_phases(self.rows)
 
     @cached_property
-    def found(self) -> list[Finding]:
+    def found(self) -> list[Sign]:
         """Return what the collapse rules find, but a loss that is not finite and ended the run."""
         if not self.config.get("LOSS", {}).get("name"):
             return []
-        found = findings(self.ends, self.config)
+        found = find_signs(self.ends, self.config)
         return [each for each in found if each.what != NOT_FINITE or not is_not_finite(self.status)]
 
     @property
     def since(self) -> int:
         """Return the first epoch, from 1, after which the first finding was there until now."""
         what, first = self.found[0].what, len(self.ends)
-        while any(each.what == what for each in findings(self.ends[: first - 1], self.config)):
+        while any(each.what == what for each in find_signs(self.ends[: first - 1], self.config)):
             first -= 1
         return first
 

@@ -1,22 +1,26 @@
-"""Record what becomes of a run: rank 0 writes its status, and a line for each start."""
+"""Record what becomes of a run: its status, a line for each start, and the command as a script."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from sslengine.atomic import append, write_json
+from sslengine.atomic import append, write_json, write_whole
 from sslengine.distributed.ranks import is_primary, world_size
 from sslengine.errors import Preempted
-from sslengine.monitor.environment import peak_memory, typed_command
+from sslengine.monitor.environment import masked, peak_memory, typed_command
 from sslengine.monitor.run_status import COMPLETE, FAILED, RUNNING, STARTS, STATUS, STOPPED, Status
 
 # What of environment.json a start keeps.
 _OF_START = ("recipe", "time", "folder", "host", "code", "sslengine", "python", "gpus")
+_HEAD = "#!/bin/sh\n# What started this run; again, it resumes it. *** is a secret.\n"
+_AGAIN = "\n# Started again with:\n"
 
 
 @contextmanager
@@ -57,3 +61,33 @@ def recorded(task: Any, run_dir: Path, environment: Mapping[str, Any]) -> Iterat
         end(FAILED, told.splitlines()[0], error)
         raise
     end(COMPLETE)
+
+
+def keep_command(run_dir: Path, arguments: Sequence[str]) -> Path:
+    """Write RUN/command.sh, which starts or resumes the run; a later command becomes a comment.
+
+    arguments: the same command as config=... KEY=VALUE; of a run from Python there is no other.
+    """
+    file, lines = run_dir / "command.sh", _lines(arguments)
+    there = file.read_text("utf-8", errors="surrogateescape") if file.is_file() else ""
+    if _commented(lines) not in _commented(there):
+        text = f"{there}{_AGAIN}{_commented(lines)}" if there else f"{_HEAD}{lines}"
+        write_whole(file, text.encode("utf-8", errors="surrogateescape"))
+        mode = file.stat().st_mode
+        file.chmod(mode | (mode & 0o444) >> 2)  # who may read it may run it
+    return file
+
+
+def _lines(arguments: Sequence[str]) -> str:
+    written_out, typed = shlex.join(["sslengine", *masked(arguments)]), typed_command()
+    if not typed.startswith("sslengine "):
+        typed = written_out
+    text = f"cd {shlex.quote(str(Path.cwd()))} || exit\n{typed}\n"
+    if written_out != typed:
+        text += f"# The same with all that was chosen:\n{_commented(written_out)}\n"
+    return text
+
+
+def _commented(text: str) -> str:
+    """Begin every line with one #, also inside of quotes."""
+    return re.sub(r"^(?:# )*(?=.)", "# ", text, flags=re.MULTILINE)

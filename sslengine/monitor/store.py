@@ -1,36 +1,40 @@
-"""`task.storage`, the metrics of a run: those that hooks, losses and models put, and the losses.
+"""`task.storage`, the metrics of a run: the losses, and what hooks, losses and models put.
 
     task.storage.put_scalar("temperature", tau)             tau may be a tensor on the device
     task.storage.put_scalar("queue/age", age, reduce="max")
     current().put_scalar("gate", gate)                      in a model, which knows no task
 
-A tensor stays on its device, so that no step waits for it. `read`, at LOG_FREQUENCY,
-brings all that was put since the last time to the host and into the histories, and the losses
-too, all in one copy. Any rank may put; rank 0's metrics are written. With `reduce` a metric is
-that of all ranks, which must then have put it equally often: one all-reduce for all names and
-the losses. `read_later` does the same without waiting for the device: the values of a GPU come
-into the histories at the next call of `settle`, `read` or `read_later`.
+A tensor stays on its device, so that no step waits for it. `read`, at LOG_FREQUENCY, brings all
+that was put since the last time to the host and into the histories, with the losses: it waits for
+the device once. Any rank may put; rank 0's metrics are written. With `reduce` a metric is
+that of all ranks, which must then have put it equally often.
 
 Train and test phases have separate histories; those of a test phase start again.
 """
 
 from __future__ import annotations
 
+import math
 import re
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce as fold
+from itertools import islice
+from operator import add
+from statistics import median
 from typing import Any
 
 from torch import Tensor
 
-from sslengine.distributed.ranks import is_primary, world_size
+from sslengine.distributed.ranks import is_primary
 from sslengine.errors import TrainingError, nearest
-from sslengine.monitor.host import HostCopy, in_order
-from sslengine.monitor.loss_ledger import MAIN, LossLedger, OpenLoss
-from sslengine.monitor.over_ranks import REDUCTIONS, Exchange, OfRank
+from sslengine.monitor.losses import MAIN, LossLedger
+from sslengine.monitor.over_ranks import REDUCTIONS, Column, Number, read_columns
 from sslengine.monitor.pictures import OpenHistogram, OpenPictures, count, picture
-from sslengine.monitor.series import Series
 
 WINDOW = 20
+KEPT = 1000  # values of a history, unless the window is larger
 # Names of the metrics that the engine itself writes.
 _TAKEN = re.compile(
     r"loss(\..*)?|loss_mean|lr|images_per_s|data_seconds|grad_norm|kind|split|iteration|epoch"
@@ -38,14 +42,71 @@ _TAKEN = re.compile(
 _NAME = re.compile(r"[\w.\- ]+(/[\w.\- ]+)*")
 
 
+class Series:
+    """The history of one metric: its last values, and the mean of all of them."""
+
+    def __init__(self, window: int = WINDOW, keep: bool = True) -> None:
+        """window: how many values are smoothed over; keep: is it in checkpoints?"""
+        self.window, self.keep = window, keep
+        self._values: deque[float] = deque(maxlen=max(KEPT, window))
+        self._sum = 0.0
+        self._count = 0
+
+    def __len__(self) -> int:
+        """Count all values there were, those that are no longer kept included."""
+        return self._count
+
+    def extend(self, values: Sequence[float]) -> None:
+        if self.window > (self._values.maxlen or 0):
+            self._values = deque(self._values, maxlen=self.window)
+        self._values.extend(values)
+        self._sum = fold(add, values, self._sum)
+        self._count += len(values)
+
+    def values(self, window: int | None = None) -> list[float]:
+        """Return the last ones, oldest first; None: all that are kept."""
+        return list(islice(reversed(self._values), window))[::-1]
+
+    def latest(self) -> float:
+        return self._values[-1]
+
+    def median(self, window: int | None = None) -> float:
+        """Return NaN if one of the values is."""
+        values = self.values(self.window if window is None else window)
+        return math.nan if any(map(math.isnan, values)) else float(median(values))
+
+    def average(self, window: int | None = None) -> float:
+        values = self.values(self.window if window is None else window)
+        return sum(values) / len(values)
+
+    def global_average(self) -> float:
+        """Return the mean of all values since the start of the run."""
+        return self._sum / self._count
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "window": self.window,
+            "values": list(self._values),
+            "sum": self._sum,
+            "count": self._count,
+        }
+
+    @classmethod
+    def restore(cls, state: dict[str, Any]) -> Series:
+        series = cls(int(state["window"]))
+        series._values.extend(state["values"])
+        series._sum, series._count = float(state["sum"]), int(state["count"])
+        return series
+
+
+@dataclass
 class Open:
     """What was put under a name since metrics were last read."""
 
-    __slots__ = ("keep", "reduce", "values", "window")
-
-    def __init__(self, reduce: str | None) -> None:
-        self.reduce, self.window, self.keep = reduce, WINDOW, True
-        self.values: list[Any] = []
+    reduce: str | None
+    window: int = WINDOW
+    keep: bool = True
+    values: list[Number] = field(default_factory=list)
 
 
 class MetricStore:
@@ -56,21 +117,18 @@ class MetricStore:
         replay: str = "",
         name: Callable[[int], str] = str,
     ) -> None:
-        """An inactive one takes everything and keeps the losses alone.
+        """Make an empty store. An inactive one takes everything and keeps the losses alone.
 
         check_finite, replay, name: of the losses.
         """
         self.active = active
-        feed = self._feed if active else None
-        self.losses = LossLedger(check_finite, self._flush_losses, feed, replay, name)
-        self._alone = world_size() == 1
+        self.losses = LossLedger(self.read, check_finite, replay, name)
         self.split = "train"
         self._series: dict[str, dict[str, Series]] = {"train": {}, "test": {}}
         self._open: dict[str, Open] = {}
-        self._later: tuple[_Read, Callable[[], None]] | None = None
         self._images: dict[str, Tensor] = {}
         self._histograms: dict[str, OpenHistogram] = {}
-        self._fresh: list[str] = []  # names put since they were last written
+        self._fresh: list[str] = []  # names read since they were last written
         self._writes = is_primary()
 
     # ---- putting
@@ -83,7 +141,7 @@ class MetricStore:
         reduce: str | None = None,
         keep: bool = True,
     ) -> None:
-        """Waits for nothing; a tensor is copied on its device.
+        """Put a number; a tensor is copied on its device, and nothing waits for it.
 
         window: written is the median of so many last values; 1: the last one.
         reduce: mean, max or sum over ranks; None: written is rank 0's.
@@ -95,9 +153,10 @@ class MetricStore:
     def put_own(
         self, name: str, value: Any, window: int = 1, reduce: str | None = None, keep: bool = True
     ) -> None:
-        """For metrics of the engine, whose names users cannot take."""
+        """Put a metric of the engine, whose names users cannot take."""
         if not self.active:
             return
+        opened = self._open.get(name) or Open(reduce)
         if reduce not in REDUCTIONS:
             raise TrainingError(
                 f"put_scalar({name!r}): reduce must be one of mean, max, sum or None, got "
@@ -105,22 +164,20 @@ class MetricStore:
             )
         if window < 1:
             raise TrainingError(f"put_scalar({name!r}): window must be 1 or more, got {window!r}.")
-        opened = self._open.get(name)
-        if opened is None:
-            opened = self._open[name] = Open(reduce)
-        elif opened.reduce != reduce:
+        if opened.reduce != reduce:
             raise TrainingError(
                 f"put_scalar({name!r}): put with reduce={opened.reduce!r} and with "
                 f"reduce={reduce!r}. Use one of them, or two names."
             )
-        opened.window, opened.keep = window, keep
         opened.values.append(_scalar(name, value))
+        opened.window, opened.keep = window, keep
+        self._open[name] = opened
 
     def put_image(self, name: str, array: Any) -> None:
-        """The newest of each name is written, by writers that take images. Rank 0's alone.
+        """Put an image: the newest of each name is written, by writers that take images.
 
         8 bit integers, or floats from 0 to 1; (height, width), or with 1 or 3 colours first or
-        last.
+        last. Rank 0's alone are kept.
         """
         _check_name(name)
         image = picture(name, array)
@@ -128,75 +185,37 @@ class MetricStore:
             self._images[name] = image
 
     def put_histogram(self, name: str, tensor: Tensor, bins: int = 64) -> None:
-        """The newest of each name is written. Counted at once, on the tensor's device."""
+        """Count the values at once, on their device; the newest of each name is written."""
         _check_name(name)
         if self.active and self._writes:
             counted = count(name, tensor, bins)
             if counted is not None:
                 self._histograms[name] = counted
 
-    def _feed(self, losses: Mapping[str, list[float]]) -> None:
-        """Losses that were read; they are written by another way."""
-        for name, values in losses.items():
-            self._history(name if name == MAIN else f"{MAIN}.{name}").extend(values)
-
     # ---- reading
 
     def read(self) -> None:
-        """Bring all that is open into the histories. Collective; the host waits for the device.
+        """Bring all that is open into the histories. Collective; the host waits for the device."""
+        (opened, self._open), steps = (self._open, {}), self.losses.take_open()
+        found = read_columns(_columns(opened) | self.losses.column(steps))
+        for name, each in opened.items():
+            series = self._history(name)
+            series.window, series.keep = each.window, each.keep
+            series.extend(found[name])
+        self._fresh = list(dict.fromkeys((*self._fresh, *opened)))
+        if steps:
+            self.losses.note(steps, found[MAIN], self._keep_losses)
 
-        For all names and the losses it takes one all-reduce and one copy.
-        """
-        self.settle()
-        self._note(self._take_open(self.losses.take_open()))
-
-    def read_later(self, then: Callable[[], None]) -> None:
-        """Begin to read what is open now; `then` is called when it is in the histories.
-
-        Collective. On a CPU that is at once; from a GPU the copy has time until `settle`.
-        """
-        self.settle()
-        self._later = self._take_open(self.losses.take_open()), then
-        if not self._later[0].copy.from_device:
-            self.settle()
-
-    def settle(self, wait: bool = True) -> None:
-        """Complete what `read_later` has begun: on all ranks at the same step.
-
-        wait: for the device. Otherwise a copy that is not complete is left.
-        """
-        if self._later is None or not (wait or self._later[0].copy.is_complete()):
-            return
-        (begun, then), self._later = self._later, None
-        self._note(begun)
-        then()
-
-    def _flush_losses(self) -> None:
-        self.settle()
-        if self.losses.is_open:
-            self.read()
-
-    def _take_open(self, losses: Sequence[OpenLoss] = ()) -> _Read:
-        opened, self._open = self._open, {}
-        return _Read(losses, opened, self._alone)
-
-    def _note(self, read: _Read) -> None:
-        of_losses, found = read.values()
-        for name, values in found.items():
-            opened, series = read.opened[name], self._history(name)
-            series.window, series.keep = opened.window, opened.keep
-            series.extend(values)
-        self._fresh = list(dict.fromkeys((*self._fresh, *found)))
-        self.losses.note(read.losses, of_losses)
+    def _keep_losses(self, losses: Mapping[str, list[float]]) -> None:
+        """Add losses to the histories; they are written from the ledger."""
+        for name, values in losses.items() if self.active else ():
+            self._history(name if name == MAIN else f"{MAIN}.{name}").extend(values)
 
     def _history(self, name: str) -> Series:
-        known = self._series[self.split]
-        if name not in known:
-            known[name] = Series(WINDOW)
-        return known[name]
+        return self._series[self.split].setdefault(name, Series(WINDOW))
 
     def history(self, name: str) -> Series:
-        """All that was read of a metric in this kind of phase."""
+        """Return all that was read of a metric in this kind of phase."""
         known = self._series[self.split]
         if not known.get(name):
             raise TrainingError(
@@ -209,7 +228,7 @@ class MetricStore:
         return {name: each.latest() for name, each in self._series[self.split].items() if each}
 
     def latest_with_smoothing(self, window: int | None = None) -> dict[str, float]:
-        """Medians of the last `window` values; None: of each metric's own window.
+        """Return medians of the last `window` values; None: of each metric's own window.
 
         A metric that was put with window=1 is not smoothed in either case.
         """
@@ -220,7 +239,7 @@ class MetricStore:
         }
 
     def take_scalars(self) -> dict[str, float]:
-        """What is to be written: metrics read since the last time; means in a test phase."""
+        """Return what is to be written: metrics read since the last time; means in a test phase."""
         names, self._fresh = self._fresh, []
         series = self._series[self.split]
         if self.split == "test":
@@ -228,11 +247,13 @@ class MetricStore:
         return {name: series[name].median() for name in names}
 
     def take_at_end(self) -> dict[str, float]:
-        """The last of each name put since the last record; no history has it. Collective."""
-        return {name: values[-1] for name, values in self._take_open().values()[1].items()}
+        """Return the last of each name put since the last record; no history has it. Collective."""
+        opened, self._open = self._open, {}
+        found = read_columns(_columns(opened))
+        return {name: found[name][-1] for name in opened}
 
     def take_without_waiting(self) -> dict[str, float]:
-        """As take_at_end, of what this rank alone has on the host: for a run that has failed."""
+        """Return the same, of what this rank alone has on the host: for a run that has failed."""
         (names, self._fresh), (opened, self._open) = (self._fresh, []), (self._open, {})
         known = self._series[self.split]
         own: dict[str, Any] = {name: known[name].latest() for name in names}
@@ -244,7 +265,7 @@ class MetricStore:
         }
 
     def take_pictures(self) -> OpenPictures:
-        """The newest image and histogram of each name, still on their devices."""
+        """Return the newest image and histogram of each name, still on their devices."""
         taken = OpenPictures(self._images, self._histograms)
         self._images, self._histograms = {}, {}
         return taken
@@ -252,7 +273,7 @@ class MetricStore:
     # ---- the run around it
 
     def start_phase(self, split: str, begins: bool) -> None:
-        """begins: it does not resume. What was put before it is of its record."""
+        """Begin a phase's metrics, or continue them. What was put before is of its record."""
         if begins:
             self.losses.start_phase()
         self.split = split
@@ -261,7 +282,7 @@ class MetricStore:
             self._fresh = []
 
     def state_dict(self) -> dict[str, Any]:
-        """Collective. Images and histograms that wait to be written are not in it."""
+        """Return the histories. Collective. Images and histograms that wait are not in it."""
         self.read()
         return {
             "split": self.split,
@@ -273,66 +294,29 @@ class MetricStore:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._open, self._images, self._histograms, self._later = {}, {}, {}, None
+        self._open, self._images, self._histograms = {}, {}, {}
         self.split = str(state["split"])
         self._series = {
-            split: {name: Series.from_state(each) for name, each in series.items()}
+            split: {name: Series.restore(each) for name, each in series.items()}
             for split, series in state["series"].items()
         }
         self._fresh = [name for name in state["fresh"] if name in self._series[self.split]]
 
 
-class _Read:
-    """What was open when a read began, and its way to the host."""
-
-    def __init__(self, losses: Sequence[OpenLoss], opened: dict[str, Open], alone: bool) -> None:
-        self.losses, self.opened = losses, opened
-        self._own = [name for name, each in opened.items() if alone or each.reduce is None]
-        self._exchange = exchange = None if alone else Exchange(_of_all_ranks(losses, opened))
-        weighed = (v.values if v.share == 1.0 else v.values * v.share for v in losses)
-        cells = list(weighed) if exchange is None else [exchange.sent]
-        self._others = len(cells)
-        self.copy = HostCopy([*cells, *(v for name in self._own for v in opened[name].values)])
-
-    def values(self) -> tuple[list[list[float]], dict[str, list[float]]]:
-        """Of the losses, step by step, and of what was put, by its name."""
-        read = self.copy.values()
-        flat = (cell[0] for cell in read[self._others :])
-        found = {name: [next(flat) for _ in self.opened[name].values] for name in self._own}
-        if self._exchange is None:
-            return read[: self._others], found
-        found |= self._exchange.values(read[0])
-        row = iter(found.pop(MAIN, ()))
-        losses = [[next(row) for _ in each.names] for each in self.losses]
-        return losses, {name: found[name] for name in self.opened}
+def _columns(opened: Mapping[str, Open]) -> dict[str, Column]:
+    return {name: Column(each.values, each.reduce) for name, each in opened.items()}
 
 
-def _of_all_ranks(losses: Sequence[OpenLoss], opened: Mapping[str, Open]) -> dict[str, OfRank]:
-    """What ranks send: of losses the sum, for each is multiplied by its rank's share."""
-    sent = {
-        name: OfRank(each.reduce, each.values)
-        for name, each in opened.items()
-        if each.reduce is not None
-    }
-    if losses:
-        row = in_order([each.values for each in losses], losses[0].values.device)
-        shares = [each.share for each in losses for _ in each.names]
-        alike = len(set(shares)) == 1
-        weights = shares[0] if alike else in_order(shares, row.device)
-        sent[MAIN] = OfRank("sum", [row * weights], tuple(each.names for each in losses))
-    return sent
-
-
-def _scalar(name: str, value: Any) -> Tensor | float:
+def _scalar(name: str, value: Any) -> Number:
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
         return value.detach().reshape(()).clone()  # its base may change
     try:
-        return float(value) if not isinstance(value, Tensor) else _refused(name, value)
+        return float(value) if not isinstance(value, Tensor) else _refuse(name, value)
     except (TypeError, ValueError):
-        return _refused(name, value)
+        return _refuse(name, value)
 
 
-def _refused(name: str, value: Any) -> float:
+def _refuse(name: str, value: Any) -> float:
     kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
     raise TrainingError(f"put_scalar({name!r}): expected one number, got {kind}.")
 

@@ -26,7 +26,7 @@ from math import hypot
 from statistics import median
 
 from sslengine.errors import CollapseError
-from sslengine.monitor.collapse import findings
+from sslengine.monitor.collapse import find_signs
 from sslengine.monitor.remedies import Remedies
 from sslengine.monitor.run_facts import PIXELS, TRAINED, UNTRAINED, Facts, Score
 from sslengine.monitor.run_status import FAILED, RUNNING, STOPPED, is_not_finite
@@ -73,7 +73,7 @@ def _failed(facts: Facts) -> Said | None:
         return None
     told = f"Failed at step {status.step}: {status.cause.rstrip('.')}."
     if is_not_finite(status):
-        advice = next((each.advice for each in findings(facts.ends, facts.config)
+        advice = next((each.advice for each in find_signs(facts.ends, facts.config)
                        if each.what == "not finite"), "")  # fmt: skip
         if len(facts.losses) > 1 and abs(facts.losses[-1]) <= STEADY * median(
             map(abs, facts.losses)
@@ -209,10 +209,10 @@ def longer(facts: Facts) -> str:
         more = [*(("--epochs", str(length)) if key == "num_epochs" else of_steps), "--out", place]
     else:
         more = [f"config.OPTIMIZER.{key}={length}", f"config.CHECKPOINT.DIR={place}"]
-    return shlex.join([*_without(shlex.split(facts.command), key), *more])
+    return shlex.join([*_drop_length(shlex.split(facts.command), key), *more])
 
 
-def _without(words: Sequence[str], key: str) -> Iterator[str]:
+def _drop_length(words: Sequence[str], key: str) -> Iterator[str]:
     """Yield the words of a command but those of its length and of its folder."""
     of_value = (f"OPTIMIZER.{key}=", f"config.OPTIMIZER.{key}=", "config.CHECKPOINT.DIR=")
     rest = iter(words)

@@ -1,4 +1,4 @@
-"""Where metrics go: JSON lines, the console, TensorBoard. One small class each.
+"""Where metrics go: JSON lines, TensorBoard, image files. One small class each.
 
 They come in a `Record`: what kind it is, when it was, and named values.
 """
@@ -11,26 +11,19 @@ import math
 import shutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import PIL.Image
+
 from sslengine.atomic import append, make_folder
 from sslengine.dotted import leaves
-from sslengine.errors import ConfigError
+from sslengine.errors import ConfigError, SSLEngineError
 from sslengine.monitor.pictures import Histogram, Image
-from sslengine.monitor.record_file import (
-    Mark,
-    RecordFile,
-    cut,
-    cut_back,
-    mark_of,
-    move_aside,
-    problem,
-    report_gap,
-)
+from sslengine.screen import fit_line
 
 log = logging.getLogger("sslengine")
 
@@ -54,55 +47,135 @@ class Record(NamedTuple):
 
     @property
     def prefix(self) -> str:
-        """What names begin with where a run has one list of them: `train`, `test_phase`."""
+        """Return what names begin with in a list of all of a run: `train`, `test_phase`."""
         return self.split if self.kind == "step" else f"{self.split}_{self.kind}"
 
     @property
     def numbers(self) -> dict[str, float]:
-        """The values that are numbers, by names with the prefix."""
+        """Return the values that are numbers, by names with the prefix."""
         return {
             f"{self.prefix}/{name}": value
             for name, value in leaves(self.values, "/")
             if isinstance(value, (int, float))
         }
 
+    @property
+    def place(self) -> str:
+        epochs = self.display.get("epochs")
+        return f"{self.split} {self.epoch + 1}{f'/{epochs}' if epochs else ''}"
+
+    @property
+    def texts(self) -> list[str]:
+        """Each metric with its value, as a person reads it."""
+        return [f"{name} {_number(value)}" for name, value in _short_leaves(self.values)]
+
+    @property
+    def eta(self) -> str:
+        left = self.display.get("eta_seconds")
+        return "" if left is None else f"eta {clock(left)}"
+
+    def step_line(self) -> str:
+        step = f"step {self.display.get('step')}/{self.display.get('steps')}"
+        return "  ".join(filter(None, (self.place, step, *self.texts, self.eta)))
+
+    def phase_line(self, width: int | None = None) -> str:
+        """Write as many whole metrics as fit into one line, and how many do not."""
+        return fit_line([self.place, *self.texts], width)
+
+
+def _short_leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """List nested values by dotted names; the only output of a model, `0`, is in no name."""
+    for name, value in values.items():
+        if isinstance(value, Mapping) and [*value] == ["0"]:
+            yield from _short_leaves({prefix + name: value["0"]})
+        elif isinstance(value, Mapping):
+            yield from _short_leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return str(value)
+
+
+def clock(seconds: float) -> str:
+    """Write a time as h:mm:ss."""
+    whole = max(0, round(seconds))
+    return f"{whole // 3600}:{whole % 3600 // 60:02d}:{whole % 60:02d}"
+
 
 class Writer(ABC):
-    """Takes records. Rank 0 alone has writers."""
+    """Takes records. Rank 0 alone has writers.
+
+    A run that resumes makes the steps after its checkpoint again, and their records come again.
+    """
 
     @abstractmethod
     def write(self, record: Record) -> None: ...
 
-    def marks(self) -> dict[str, dict[str, Any]]:
-        """Of each file that only grows, by its name in the run's folder: where it is now.
-
-        A checkpoint holds them, and `RunPlace.marks` gives them to the writer of a run that
-        resumes, which cuts its files there.
-        """
-        return {}
-
     def unsynced(self) -> list[Path]:
-        """Files written to since the last call: they are on the disk before a checkpoint is."""
+        """Return files written to since the last call: they are synced before a checkpoint is."""
         return []
 
     def close(self) -> None:  # noqa: B027 - nothing to close is common
         pass
 
 
-class JsonLinesWriter(Writer):
-    """metrics.jsonl: one JSON object a line, written at once."""
+class Delivery:
+    """Hand each record to each writer. One that fails, such as a tracker whose server is away, does
+    not end a run of days.
 
-    def __init__(self, path: Path, iteration: float = 0, mark: Mark | None = None) -> None:
-        """A run that resumes cuts the file at the mark of its checkpoint; without one, after the
-        lines of `iteration`."""
+    At its first record it does: nothing is lost yet, and it is the writer's code that is wrong.
+    """
+
+    def __init__(self) -> None:
+        # By the id of a writer that took a record once: did it take the last one?
+        self._took: dict[int, bool] = {}
+
+    def hand_out(self, record: Record, writers: Sequence[Writer]) -> None:
+        for writer in writers:
+            try:
+                writer.write(record._replace(values=dict(record.values)))
+                self._took[id(writer)] = True
+            except SSLEngineError:
+                raise
+            except Exception as error:
+                if id(writer) not in self._took:
+                    raise
+                if self._took[id(writer)]:  # told once, until it works again
+                    told = "failed: %s: %s. Training continues; it gets further records."
+                    _report(writer, told, error)
+                self._took[id(writer)] = False
+
+    @staticmethod
+    def close(writers: Sequence[Writer]) -> None:
+        """Close all of them, though one fails: the others have their records on the disk."""
+        for writer in writers:
+            try:
+                writer.close()
+            except Exception as error:
+                told = "could not be closed: %s: %s. Its last records may be missing."
+                _report(writer, told, error)
+
+
+def _report(writer: Writer, told: str, error: Exception) -> None:
+    names = type(writer).__name__, type(error).__name__
+    log.error(f"The writer %s {told}", *names, error, exc_info=error)
+
+
+class JsonLinesWriter(Writer):
+    """metrics.jsonl: one JSON object a line, written at once.
+
+    It only grows: monitor/history.py reads the newest line of each step.
+    """
+
+    def __init__(self, path: Path) -> None:
         self.path = path
         self._failed = False
-        self._file = RecordFile(path)
+        self._end = b"\n" if _is_torn(path) else b""  # of a line that a kill has cut short
         make_folder(path.parent)
-        cut_back(path, mark, lambda line: _iteration(line) <= iteration)
-
-    def marks(self) -> dict[str, dict[str, Any]]:
-        return {self.path.name: self._file.mark()}
 
     def unsynced(self) -> list[Path]:
         return [self.path]
@@ -117,8 +190,8 @@ class JsonLinesWriter(Writer):
             **{key: _plain(value) for key, value in record.values.items()},
         }
         try:
-            self._append(json.dumps(line).encode() + b"\n")
-            self._failed = False
+            self._append(self._end + json.dumps(line).encode() + b"\n")
+            self._failed, self._end = False, b""
         except OSError as error:  # a full disk must not end a run
             if not self._failed:
                 log.error(
@@ -128,7 +201,7 @@ class JsonLinesWriter(Writer):
             self._failed = True
 
     def _append(self, line: bytes) -> None:
-        """Opened again for each line (30 us): the folder may have been moved or removed."""
+        """Open the file again for each line (30 us): its folder may have been moved or removed."""
         try:
             append(self.path, line)
         except FileNotFoundError:
@@ -136,16 +209,15 @@ class JsonLinesWriter(Writer):
             append(self.path, line)
 
 
-def _iteration(line: bytes) -> float:
-    """Of a line of metrics.jsonl; what is no such line belongs to none."""
-    try:
-        return float(json.loads(line)["iteration"])
-    except (ValueError, KeyError, TypeError):
-        return math.inf
+def _is_torn(path: Path) -> bool:
+    with suppress(OSError), path.open("rb") as file:
+        file.seek(-1, 2)
+        return file.read() != b"\n"
+    return False
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no NaN: what is not finite is written as a string."""
+    """Make a string of what is not finite: JSON has no NaN."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):
@@ -162,9 +234,9 @@ class TensorBoardWriter(Writer):
     """Scalars, images and histograms under `<split>/<name>`, by iteration."""
 
     def __init__(
-        self, folder: Path, flush_minutes: float = 5.0, marks: Mapping[str, Any] | None = None
+        self, folder: Path, flush_minutes: float = 5.0, iteration: int | None = None
     ) -> None:
-        """marks: of the checkpoint that the run resumes from."""
+        """iteration: from which the run continues; TensorBoard hides values of later ones."""
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
@@ -174,17 +246,21 @@ class TensorBoardWriter(Writer):
             ) from error
         self.folder = folder
         self._failed = False
-        self._files: dict[str, RecordFile] = {}
-        if marks is not None and folder.name in marks:
-            self._cut_back(marks)
-        self.summary = SummaryWriter(str(folder), flush_secs=int(60 * flush_minutes))  # type: ignore[no-untyped-call]
+        again = iteration is not None and any(folder.glob(_EVENTS))
+        self.summary = SummaryWriter(  # type: ignore[no-untyped-call]
+            str(folder),
+            flush_secs=int(60 * flush_minutes),
+            purge_step=iteration + 1 if again and iteration is not None else None,
+        )
 
     def write(self, record: Record) -> None:
         self.attempt(lambda: self._write(record))
 
     def attempt(self, add: Callable[[], object]) -> None:
-        """A full disk must not end a run. The summary's thread has ended then: values that come
-        once there is room begin a new file."""
+        """Call it, and do not let a full disk end the run.
+
+        The summary's thread has ended then: values that come once there is room begin a new file.
+        """
         try:
             if self._failed and shutil.disk_usage(self.folder).free < _ROOM:
                 return
@@ -211,29 +287,8 @@ class TensorBoardWriter(Writer):
         for name, histogram in record.histograms.items():
             self._add_histogram(f"{prefix}/{name}", histogram, record.iteration)
 
-    def _cut_back(self, marks: Mapping[str, Any]) -> None:
-        """Each start of a run writes a new file: those of later starts are moved aside."""
-        run_folder = self.folder.parent
-        for path in sorted(self.folder.glob(_EVENTS)):
-            mark = mark_of(marks, f"{self.folder.name}/{path.name}")
-            if mark is None:
-                move_aside(path, run_folder)
-                continue
-            why = problem(path, mark)
-            if why is None:
-                cut(path, mark["bytes"], run_folder)
-            else:
-                report_gap(path, why)
-
-    def marks(self) -> dict[str, dict[str, Any]]:
-        self.attempt(self.summary.flush)
-        found: dict[str, dict[str, Any]] = {self.folder.name: {}}
-        for path in sorted(self.folder.glob(_EVENTS)):
-            file = self._files.setdefault(path.name, RecordFile(path))
-            found[f"{self.folder.name}/{path.name}"] = file.mark()
-        return found
-
     def unsynced(self) -> list[Path]:
+        self.attempt(self.summary.flush)
         return list(self.folder.glob(_EVENTS))
 
     def _add_histogram(self, tag: str, histogram: Histogram, iteration: int) -> None:
@@ -251,3 +306,30 @@ class TensorBoardWriter(Writer):
 
     def close(self) -> None:
         self.attempt(self.summary.close)
+
+
+class ImageWriter(Writer):
+    """`<run>/images/<name>/<iteration>.png`; of test phases, `images/test/<name>`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._failed = False
+        self._unsynced: list[Path] = []
+
+    def write(self, record: Record) -> None:
+        within = self.folder if record.split == "train" else self.folder / record.split
+        for name, image in record.images.items():
+            path = within / name / f"{record.iteration}.png"
+            try:
+                make_folder(path.parent)
+                PIL.Image.fromarray(image).save(path)
+                self._unsynced.append(path)
+                self._failed = False
+            except OSError as error:  # a full disk must not end a run
+                if not self._failed:
+                    log.error("%s could not be written: %s. Training continues.", path, error)
+                self._failed = True
+
+    def unsynced(self) -> list[Path]:
+        written, self._unsynced = self._unsynced, []
+        return written

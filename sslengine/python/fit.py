@@ -112,15 +112,14 @@ def fit(
 
 def _train(task: PythonTask, resolved: Resolved, quiet: bool) -> None:
     console = Screen(quiet=quiet or not is_primary())
-    marks = None
     if task.folder is not None:
         run = Run(resolved, task.folder, task.device, console)
-        marks = resume(task, run)
+        resume(task, run)
         run.describe()
     if is_primary() and not quiet:
         task.writers.append(ConsoleWriter(console))
     if is_primary() and task.folder is not None:
-        task.writers.append(json_lines(RunPlace(task.folder, task.iteration, marks=marks)))
+        task.writers.append(json_lines(RunPlace(task.folder, task.iteration)))
     if task.done_training():
         task.close()
     else:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sslengine.hooks.events import Hook, TaskView
-from sslengine.monitor.loss_ledger import MAIN
+from sslengine.monitor.losses import MAIN
 
 
 @dataclass

@@ -20,8 +20,6 @@ from sslengine.distributed.collectives import barrier
 from sslengine.distributed.ranks import is_primary, world_size
 from sslengine.hooks.events import Service, TaskView, hook_states
 
-RECORDS = "records"  # the key of a checkpoint under which they stand
-
 
 class SaveCheckpoints(Service):
     """Reading the losses comes first: a run whose loss is not finite stops instead of being
@@ -103,13 +101,8 @@ class SaveCheckpoints(Service):
 
     def _save(self, task: TaskView, name: str, results: dict[str, Any] | None = None) -> None:
         self._saved_at = task.iteration
-        # It reads all metrics, so a line that waits for its values is written: then the marks.
         state = checkpoint_state(task)
         expect_plain(state["classy_state_dict"])
-        # How far each file of records is: a run that resumes from here cuts it there.
-        state[RECORDS] = {
-            name: mark for each in task.writers for name, mark in each.marks().items()
-        }
         if is_primary() or task.peers is not None:  # shares are each rank's to write
             facts = {
                 **self._facts,

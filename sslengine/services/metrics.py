@@ -6,6 +6,7 @@ They are the losses, the speed, and what was put into `task.storage`.
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import time
 from collections import deque
@@ -15,10 +16,9 @@ from sslengine import startup
 from sslengine.distributed.ranks import is_primary
 from sslengine.errors import NonFiniteLossError
 from sslengine.hooks.events import Service, TaskView
-from sslengine.monitor.delivery import Delivery
-from sslengine.monitor.loss_ledger import MAIN, LossEntry
+from sslengine.monitor.losses import MAIN, LossEntry
 from sslengine.monitor.pictures import OpenPictures
-from sslengine.monitor.writers import Record
+from sslengine.monitor.writers import Delivery, Record
 from sslengine.screen import say
 
 log = logging.getLogger("sslengine")
@@ -27,8 +27,7 @@ Mark = tuple[float, int, int]  # time, train steps made, samples seen
 
 
 class LogMetrics(Service):
-    """A line begins at its step and, on a GPU, is written one step later: by then the values have
-    come to the host while the device worked. The end of a phase, a save and a stop write it first.
+    """Write a line at the first step, at every LOG_FREQUENCY-th and at the last one of a phase.
 
     All ranks read, so that all find a loss that is not finite at the same step, and metrics
     of all ranks become one; rank 0 has writers and writes.
@@ -50,27 +49,28 @@ class LogMetrics(Service):
         self._epochs = 1 + max(int(phase.epoch) for phase in task.phases)
 
     def on_phase_start(self, task: TaskView) -> None:
-        self._marks.clear()
-        self._marks.append((time.perf_counter(), task.iteration, task.progress.samples))
+        self._begin_measuring(task)
         self._waited = (task.data_seconds, task.progress.step)
         self._first = task.progress.step + 1  # that this process makes of the phase
+        self.due = task.state.steps + 1 if task.train else math.inf
+
+    def _begin_measuring(self, task: TaskView) -> None:
+        self._marks.clear()
+        self._marks.append(_mark(task))
 
     def on_step(self, task: TaskView) -> None:
         if not task.train:
             return
-        storage, progress = task.storage, task.progress
-        storage.settle()
-        made, steps = progress.step, progress.of
-        if made in (1, steps) or progress.iteration % self.frequency == 0:
-            self._begin_line(task)
-        if made == steps:  # what hooks put at the phase's end belongs to the phase's record
-            storage.settle()
+        made, steps = task.progress.step, task.progress.of
+        if made in (1, steps) or task.progress.iteration % self.frequency == 0:
+            self._write_line(task)
         if not self._warm:
             self._warm = True
-            self._marks.clear()
-            self._marks.append((time.perf_counter(), task.iteration, progress.samples))
+            self._begin_measuring(task)
         if made == self._first:
             _tell_start_up()
+        to_a_line = self.frequency - task.progress.iteration % self.frequency
+        self.due = task.state.steps + min(to_a_line, max(1, steps - made))
 
     def on_phase_end(self, task: TaskView) -> None:
         task.storage.read()
@@ -84,11 +84,8 @@ class LogMetrics(Service):
         self._write_last(task, "end", task.storage.take_at_end())
 
     def on_exception(self, task: TaskView) -> None:
-        """What was put since the last record, as far as no device and no rank is waited for."""
-        try:
-            task.storage.settle(wait=False)
-        finally:
-            self._write_last(task, "exception", task.storage.take_without_waiting())
+        """Write what was put since the last record and needs no answer of a device or a rank."""
+        self._write_last(task, "exception", task.storage.take_without_waiting())
 
     def _write_last(self, task: TaskView, kind: str, values: dict[str, Any]) -> None:
         try:
@@ -97,42 +94,33 @@ class LogMetrics(Service):
         finally:
             self._delivery.close(task.writers)
 
-    def _begin_line(self, task: TaskView) -> None:
-        """Note what the line says of this step; what is on the device follows."""
+    def _write_line(self, task: TaskView) -> None:
         self._note_waiting(task)
+        task.storage.read()
+        entries, put = task.ledger.take_read(), task.storage.take_scalars()
+        now = _mark(task)
+        if self._warm:  # the first step says nothing of how long others will take
+            self._marks.append(now)
+        begin = self._marks[0]
+        if not task.writers or not entries:
+            return
+        speed, step_seconds = _speed(begin, now)
+        values = {**_losses(entries), **task.optimizer.learning_rates()}
+        values["images_per_s"] = round(speed, 1)
+        if len(entries) > 1:
+            values["loss_mean"] = sum(e.parts[MAIN] for e in entries) / len(entries)
+        left = step_seconds * (self._total_steps - task.iteration)
         display = {
             "step": task.progress.step,
             "steps": task.phase.whole or task.phase.steps,
             "epochs": self._epochs,
+            "eta_seconds": left if self._warm else None,
         }
-        line = Record("step", *_place(task), task.optimizer.learning_rates(), display)
-        mark = task.iteration, task.progress.samples
-        first = None if self._warm else self._marks[0]
-        written = task.writers and task.ledger.has_entries
-        pictures = task.storage.take_pictures() if written else None
-        task.storage.read_later(lambda: self._complete_line(task, line, mark, pictures, first))
-
-    def _complete_line(
-        self, task: TaskView, line: Record, mark: tuple[int, int], pictures: OpenPictures | None,
-        first: Mark | None,
-    ) -> None:  # fmt: skip
-        """first: what precedes the first step, which says nothing of how long others will take."""
-        entries, put = task.ledger.take_read(), task.storage.take_scalars()
-        now = (time.perf_counter(), *mark)
-        if first is None:
-            self._marks.append(now)
-        if pictures is None:
-            return
-        speed, step_seconds = _speed(first or self._marks[0], now)
-        values = {**_losses(entries), **line.values, "images_per_s": round(speed, 1)}
-        if len(entries) > 1:
-            values["loss_mean"] = sum(e.parts[MAIN] for e in entries) / len(entries)
-        left = step_seconds * (self._total_steps - line.iteration)
-        display = {**line.display, "eta_seconds": left if first is None else None}
-        self._hand_out(task, line._replace(values=values | put, display=display), pictures)
+        record = Record("step", *_place(task), values | put, display)
+        self._hand_out(task, record, task.storage.take_pictures())
 
     def _note_waiting(self, task: TaskView) -> None:
-        """How long a step waited for its batch, on the rank that waited longest."""
+        """Put how long a step waited for its batch, on the rank that waited longest."""
         (seconds, steps), now = self._waited, (task.data_seconds, task.progress.step)
         self._waited = now
         mean = (now[0] - seconds) / max(1, now[1] - steps)
@@ -152,15 +140,19 @@ class LogMetrics(Service):
         self._delivery.hand_out(record, task.writers)
 
 
+def _mark(task: TaskView) -> Mark:
+    return time.perf_counter(), task.iteration, task.progress.samples
+
+
 def _speed(begin: Mark, end: Mark) -> tuple[float, float]:
-    """(images per second, seconds per step) between two marks."""
+    """Return (images per second, seconds per step) between two marks."""
     (t0, steps0, samples0), (t1, steps1, samples1) = begin, end
     seconds = max(t1 - t0, 1e-9)
     return (samples1 - samples0) / seconds, seconds / max(steps1 - steps0, 1)
 
 
 def _losses(entries: list[LossEntry]) -> dict[str, Any]:
-    """Of the last step."""
+    """Return those of the last step."""
     parts = entries[-1].parts
     named = {f"{MAIN}.{name}": value for name, value in parts.items() if name != MAIN}
     return {MAIN: parts[MAIN], **named}
@@ -174,5 +166,5 @@ def _tell_start_up() -> None:
 
 
 def _place(task: TaskView) -> tuple[int, int, str]:
-    """Iteration, epoch, split."""
+    """Return iteration, epoch, split."""
     return task.iteration, task.phase.epoch, "train" if task.train else "test"

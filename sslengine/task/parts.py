@@ -27,7 +27,7 @@ from sslengine.distributed.ranks import rank
 from sslengine.distributed.shard_files import Peers
 from sslengine.distributed.sharding import is_sharded
 from sslengine.hooks.default import default_hooks
-from sslengine.hooks.known_events import expect_known_events
+from sslengine.hooks.events import expect_known_events
 from sslengine.meters.base import build_meters
 from sslengine.meters.options import MetersOptions
 from sslengine.methods.base import callbacks

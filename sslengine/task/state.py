@@ -16,7 +16,7 @@ from sslengine.data.options import SplitOptions
 from sslengine.distributed.ranks import world_size
 from sslengine.errors import DataError
 from sslengine.hooks.events import Calls
-from sslengine.monitor.perf import PerfStats
+from sslengine.hooks.profile import PerfStats
 from sslengine.monitor.store import MetricStore
 from sslengine.task.phases import Phase, Progress
 

@@ -27,10 +27,10 @@ from sslengine.distributed.ranks import world_size
 from sslengine.errors import SSLEngineError, TrainingError
 from sslengine.hooks.events import Service, compile_events, overrides
 from sslengine.hooks.options import HooksOptions
+from sslengine.hooks.profile import PerfStats
 from sslengine.methods.step import Step
 from sslengine.models.networks import AUTO
 from sslengine.models.options import ModelOptions
-from sslengine.monitor.perf import PerfStats
 from sslengine.monitor.store import MetricStore, current, make_current
 from sslengine.monitor.writers import Writer
 from sslengine.optim.ownership import expect_none_made_late, expect_owners

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from sslengine.errors import ConfigError, TrainingError, nearest
-from sslengine.monitor.loss_ledger import MAIN
+from sslengine.monitor.losses import MAIN
 from sslengine.registry import register_train_step
 from sslengine.train_steps.samples import Sample, single_input_sample
 from sslengine.train_steps.step import Loss, TrainStep

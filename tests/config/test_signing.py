@@ -23,7 +23,7 @@ from sslengine.config import run_folder
 from sslengine.config.options import FOUND_CATALOGUE
 from sslengine.config.run_folder import open_named, open_run
 from sslengine.errors import ConfigError, UntrustedError
-from sslengine.hooks.profiling import profile_folder
+from sslengine.hooks.profile import profile_folder
 from sslengine.models.weight_file import read_weights
 from sslengine.signing import modules_of_signed
 from sslengine.trust import Opened, closed

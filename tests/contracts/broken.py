@@ -412,15 +412,15 @@ class CountsOutside(Meter):
         return {"mean": totals[0] / self.images}
 
 
-class AppendsForEver(Writer):
-    """A run that resumes writes the steps after its checkpoint a second time."""
+class BeginsAgain(Writer):
+    """A run that resumes loses what it wrote before."""
 
     def __init__(self, run: RunPlace) -> None:
-        self.path = run.folder / "losses.txt"
+        self.file = (run.folder / "losses.txt").open("w")
 
     def write(self, record: Record) -> None:
-        with self.path.open("a") as file:
-            file.write(f"{record.values.get('loss')}\n")
+        self.file.write(f"{record.values.get('loss')}\n")
+        self.file.flush()
 
 
 class LosesTheLast(Writer):

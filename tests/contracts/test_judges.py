@@ -36,11 +36,11 @@ def of_server(folder: Path) -> list[float]:
     return [row["train/loss"] for _, row in rows if "train/loss" in row]
 
 
-AGAIN = {"resumes_without_duplicates": "its server ignores the steps of the last seconds"}
-LINES = {"writes_every_record_once": "lines for a person", "resumes_without_duplicates": "no file"}
+AGAIN = {"resumes_without_gaps": "its server ignores the steps of the last seconds"}
+LINES = {"writes_every_record_once": "lines for a person", "resumes_without_gaps": "no file"}
 WRITERS_SMALL: dict[str, Of] = {
     "json": Of(),
-    "csv": Of(),
+    "csv": Of(more={"without": dict.fromkeys(LINES, "it is made of metrics.jsonl")}),
     "tensorboard": Of(more={"read": of_tensorboard}),
     "tracker": Of({"module": "wandb"}, more={"read": of_server, "without": AGAIN}),
     "mlflow": Of(more={"read": of_server}),

@@ -98,7 +98,7 @@ OTHERS: list[tuple[str, Any, str, str]] = [
         "resumes_from_its_state_dict",
         "these values differ after a resume: mean",
     ),
-    ("writer", broken.AppendsForEver, "resumes_without_duplicates", "after a kill and a resume"),
+    ("writer", broken.BeginsAgain, "resumes_without_gaps", "after a kill and a resume"),
     ("writer", broken.LosesTheLast, "writes_every_record_once", r"the losses .* are written as"),
     ("writer", broken.LosesTheLast, "accepts_nan_and_text", "KeyError: 'loss'"),
     ("hook", broken.ChangesWeights, "does_not_change_the_run", "it changes the run"),

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import csv
-import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -20,7 +18,6 @@ from sslengine.errors import CheckpointError, ConfigError
 from sslengine.hooks.events import Hook
 from sslengine.launch.rank import run_rank
 from sslengine.monitor import history
-from sslengine.monitor.host import HostCopy
 from sslengine.monitor.store import current
 from sslengine.testing.state import flat
 from tests.config.recipes import resolved
@@ -31,8 +28,7 @@ from tests.task.test_task import SUPERVISED, SYNC_BN, WITH_TEST
 
 
 def _lines(folder: Path) -> list[dict[str, Any]]:
-    text = (folder / "metrics.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines()]
+    return history.read_nested(folder / "metrics.jsonl")
 
 
 def _losses(folder: Path) -> list[tuple[int, float]]:
@@ -211,7 +207,6 @@ def test_a_resumed_run_logs_the_same_smoothed_figures(
     never = {"HOOKS__EXTRA": [put, *NEVER["HOOKS__EXTRA"]]}
     cut = {"HOOKS__EXTRA": [put, *_cut(cut_after)["HOOKS__EXTRA"]]}
     undisturbed = whole(**changes, **never)
-    monkeypatch.setattr(HostCopy, "from_device", True)  # lines one step later, as on a GPU
     with pytest.raises(PowerCut):
         train(make_run(tmp_path, **changes, **cut))
     train(make_run(tmp_path, **changes, **never))
@@ -406,19 +401,16 @@ def test_writers_by_name_and_tensorboard_by_vissls_key(tmp_path: Path) -> None:
     board = {"USE_TENSORBOARD": True, "FLUSH_EVERY_N_MIN": 1}
     assert _writers(tmp_path) == default
     assert _writers(tmp_path, HOOKS__TENSORBOARD_SETUP=board) == [*default, "TensorBoardWriter"]
-    names = ["csv", {"name": "tensorboard"}]
+    names = ["json", {"name": "tensorboard"}]
     both = {"HOOKS__WRITERS": names, "HOOKS__TENSORBOARD_SETUP": board}
-    assert _writers(tmp_path, **both) == ["CsvWriter", "TensorBoardWriter"]
+    assert _writers(tmp_path, **both) == ["JsonLinesWriter", "TensorBoardWriter"]
 
 
 def test_a_run_without_json_lines(tmp_path: Path) -> None:
-    run = make_run(tmp_path, HOOKS__WRITERS=["csv"])
+    run = make_run(tmp_path, HOOKS__WRITERS=["log"])
     train(run)
     assert not (tmp_path / "metrics.jsonl").exists()
     assert "metrics.jsonl" not in screen(run)
-    text = (tmp_path / "metrics.csv").read_text()
-    assert text.startswith("kind,split,iteration,epoch,loss,")
-    assert len(text.splitlines()) == 1 + 6 + 2  # steps 1, 2, 4, 5, 6, 8 and two phases
 
 
 # ---- several ranks
@@ -498,8 +490,7 @@ def test_a_config_that_was_damaged_is_named(tmp_path: Path, content: bytes) -> N
     assert _final(tmp_path)["progress"]["iteration"] == 12
 
 
-RECORDED: dict[str, Any] = {**SUPERVISED, **WITH_TEST, "LOG_FREQUENCY": 1,
-                            "HOOKS__WRITERS": ["json", "csv"]}  # fmt: skip
+RECORDED: dict[str, Any] = {**SUPERVISED, **WITH_TEST, "LOG_FREQUENCY": 1}
 
 
 class CutAfterTest(Hook):
@@ -510,20 +501,16 @@ class CutAfterTest(Hook):
             raise PowerCut
 
 
-def _recorded(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
-    """All lines of both files, but for times."""
-    with (folder / "metrics.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    lines = _lines(folder)
-    for line in (*lines, *rows):
-        for name in _TIMES:
-            line.pop(name, None)
-    return lines, rows
+def _recorded(folder: Path) -> list[dict[str, Any]]:
+    """All lines, but for times."""
+    return [
+        {name: value for name, value in line.items() if name not in _TIMES}
+        for line in _lines(folder)
+    ]
 
 
-@pytest.mark.parametrize("legacy", [False, True])
 def test_a_kill_after_a_test_phase_leaves_its_record_once(
-    tmp_path: Path, whole: Callable[..., Path], legacy: bool
+    tmp_path: Path, whole: Callable[..., Path]
 ) -> None:
     cut = {"HOOKS__EXTRA": ["tests.engines.test_train:CutAfterTest"]}
     with pytest.raises(PowerCut):
@@ -531,25 +518,17 @@ def test_a_kill_after_a_test_phase_leaves_its_record_once(
     assert [line["split"] for line in _lines(tmp_path) if line["kind"] == "phase"] == [
         "train", "test",
     ]  # fmt: skip
-    if legacy:  # a checkpoint of an earlier version says nothing of files
-        path, state = files.newest(tmp_path / "checkpoints")
-        del state["records"]
-        files.write(state, path.parent, path.name, {"number": 9})
     train(make_run(tmp_path, **RECORDED))
-    want, got = _recorded(whole(**RECORDED)), _recorded(tmp_path)
     phases = [(r["split"], r["iteration"]) for r in history.read(tmp_path, "phase", split=None)]
     assert phases == [("train", 4), ("test", 4), ("train", 8), ("test", 8)]
-    if not legacy:
-        assert got == want
-        aside = (tmp_path / "superseded" / "metrics.jsonl").read_text()
-        assert json.loads(aside)["split"] == "test"
+    assert _recorded(tmp_path) == _recorded(whole(**RECORDED))
 
 
 def test_records_are_on_the_disk_before_the_checkpoint_has_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a power cut the metrics are those that the checkpoint says, to the byte."""
-    kept: dict[str, bytes] = {}
+    """After a power cut the metrics of all steps before the checkpoint are there."""
+    kept: list[bytes] = []
     disk: dict[int, int] = {}  # bytes of each file that the disk is sure to have
     fsync, replace = os.fsync, os.replace
 
@@ -560,9 +539,8 @@ def test_records_are_on_the_disk_before_the_checkpoint_has_its_name(
     def named(source: Any, target: Any) -> None:
         replace(source, target)
         if str(target).endswith("model_phase0.torch"):
-            for name in ("metrics.jsonl", "metrics.csv"):
-                path = tmp_path / name
-                kept[name] = path.read_bytes()[: disk.get(path.stat().st_ino, 0)]
+            path = tmp_path / "metrics.jsonl"
+            kept.append(path.read_bytes()[: disk.get(path.stat().st_ino, 0)])
 
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "replace", named)
@@ -570,12 +548,9 @@ def test_records_are_on_the_disk_before_the_checkpoint_has_its_name(
         train(
             make_run(tmp_path, **RECORDED, HOOKS__EXTRA=["tests.engines.test_train:CutAfterTest"])
         )
-    state = files.read(tmp_path / "checkpoints" / "model_phase0.torch")
-    for name, content in kept.items():
-        mark = state["records"][name]
-        assert mark["bytes"] == len(content[: mark["bytes"]]) > 0
-        assert hashlib.sha256(content[: mark["bytes"]]).hexdigest() == mark["sha256"]
-    assert len(kept) == 2
+    lines = [json.loads(line) for line in kept[0].splitlines()]
+    assert [line["iteration"] for line in lines if line["kind"] == "step"] == [1, 2, 3, 4]
+    assert [line["split"] for line in lines if line["kind"] == "phase"] == ["train"]
 
 
 def test_a_run_that_only_tests_drops_no_line_of_the_training(tmp_path: Path) -> None:
@@ -586,7 +561,7 @@ def test_a_run_that_only_tests_drops_no_line_of_the_training(tmp_path: Path) -> 
     assert _lines(tmp_path)[: len(before)] == before
 
 
-def _killed_on_ranks(folder: Path, whole: Path) -> tuple[Any, Any]:
+def _killed_on_ranks(folder: Path, whole: Path) -> Any:
     train(make_run(whole, **RANKS))
     with suppress(PowerCut):
         train(make_run(folder, **RANKS, **_cut(6)))
@@ -602,7 +577,7 @@ RANKS = {**RECORDED, "CHECKPOINT__CHECKPOINT_ITER_FREQUENCY": 1,
 def test_two_ranks_leave_each_line_once(two_ranks: RankPool, tmp_path: Path) -> None:
     (want, got), _ = two_ranks.run(_killed_on_ranks, tmp_path / "killed", tmp_path / "whole")
     assert got == want
-    assert len(want[0]) == 8 + 4
+    assert len(want) == 8 + 4
 
 
 EVERY_FILE: dict[str, Any] = {

@@ -14,7 +14,7 @@ from sslengine.evaluation.knn import knn_curve, knn_votes, knn_within
 from sslengine.evaluation.neighbours import Found, nearest, search
 from sslengine.evaluation.out_of_set import auroc, out_of_set
 from sslengine.evaluation.retrieval.labelled import retrieval
-from sslengine.meters.average_precision import average_precision
+from sslengine.meters.mean_ap import average_precision
 
 CLASSES, TRAIN, TEST, WIDTH, K = 6, 500, 120, 16, 20
 

@@ -25,7 +25,7 @@ from sslengine.evaluation.linear_many import linear_probe_of_many, mean_average_
 from sslengine.evaluation.options import LinearProbeOptions
 from sslengine.evaluation.outcome import Outcome
 from sslengine.evaluation.per_class import per_class
-from sslengine.meters.average_precision import average_precision
+from sslengine.meters.mean_ap import average_precision
 
 
 def noisy(count: int, seed: int) -> tuple[Tensor, Tensor]:

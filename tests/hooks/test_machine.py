@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -12,11 +13,20 @@ from torch import nn
 
 from sslengine.distributed.ranks import rank
 from sslengine.engines.train import train as train_engine
-from sslengine.hooks.machine import LogComplexity, LogGpuMemory, LogGpus, LogMemoryPeaks
+from sslengine.hooks.default import default_hooks
+from sslengine.hooks.machine import (
+    LogComplexity,
+    LogGpuMemory,
+    LogGpus,
+    LogMemoryPeaks,
+    WriteMemorySnapshot,
+)
 from sslengine.monitor.environment import peak_memory
 from sslengine.monitor.store import MetricStore
+from tests.config.recipes import resolved
 from tests.engines.runs import make_run
 from tests.ranks import RankPool
+from tests.task.runs import train
 
 CPU = torch.device("cpu")
 
@@ -100,3 +110,28 @@ def test_the_peaks_of_the_gpu_are_torchs() -> None:
     metrics = peak_memory(device)
     del block
     assert 0.268 <= metrics["gpu_allocated_gb"] <= metrics["gpu_reserved_gb"]
+
+
+def test_a_snapshot_of_memory_is_of_a_gpu_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = resolved(HOOKS__EXTRA=[{"name": "layer_memory", "iteration": 1}]).config
+    (hook,) = (each for each in default_hooks(config, tmp_path) if "Snapshot" in each.name)
+    train(tmp_path, [hook])
+    assert "TRACK_BY_LAYER_MEMORY has no effect" in caplog.text
+    assert not (tmp_path / "profile").exists()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_snapshot_has_the_allocations_of_its_step(tmp_path: Path) -> None:
+    device = torch.device("cuda", 0)
+    task = SimpleNamespace(device=device, train=True, iteration=1, run_dir=tmp_path)
+    hook = WriteMemorySnapshot(iteration=1)
+    for call in (hook.on_start, hook.on_step_start):
+        call(task)  # type: ignore[arg-type]
+    block = torch.empty(2**26, dtype=torch.uint8, device=device)
+    hook.on_step(task)  # type: ignore[arg-type]
+    found = pickle.loads((tmp_path / "profile" / "rank0_memory.pickle").read_bytes())
+    sizes = [each["size"] for trace in found["device_traces"] for each in trace]
+    assert block.numel() in sizes

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 
-from sslengine.hooks.pictures import SavePictures, grid
-from sslengine.monitor.writers import Record, Writer
-from tests.train_steps.tasks import begin
+from sslengine.hooks.pictures import SavePictures, TensorBoardHistograms, grid
+from sslengine.monitor.writers import Record, TensorBoardWriter, Writer
+from tests.train_steps.tasks import ListModel, begin, make_batch
 
 
 def test_rows_are_as_bright_as_their_first_panel() -> None:
@@ -76,3 +78,24 @@ def test_every_so_many_epochs_at_their_ends(tests: dict[str, Any]) -> None:
         task.start_phase()
         task.on_phase_start()
     assert gallery.pictures == [("train", 4, ["painted"]), ("train", 8, ["painted"])]
+
+
+def test_histograms_every_so_many_steps(tmp_path: Path) -> None:
+    hooks = (
+        TensorBoardHistograms(every=2, parameters=True, gradients=True),
+        TensorBoardHistograms(every=1, parameters=False, gradients=False),
+    )
+    task = begin([make_batch()] * 3, ListModel(), nn.CrossEntropyLoss(), *hooks)
+    task.writers.append(TensorBoardWriter(tmp_path))
+    for _ in range(3):
+        task.step()
+    task.on_end()
+    events = EventAccumulator(str(tmp_path), size_guidance={"histograms": 0})
+    events.Reload()
+    assert sorted(events.Tags()["histograms"]) == [
+        "gradients/linear.bias",
+        "gradients/linear.weight",
+        "parameters/linear.bias",
+        "parameters/linear.weight",
+    ]
+    assert [event.step for event in events.Histograms("parameters/linear.weight")] == [0, 2]

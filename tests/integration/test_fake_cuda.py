@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -23,8 +21,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from sslengine.checkpoint.snapshot import to_host
 from sslengine.config.resolve import Resolved, resolve
 from sslengine.engines.features import extract
-from sslengine.hooks import precise_bn
+from sslengine.hooks import eval_mode
 from sslengine.hooks.default import default_hooks
+from sslengine.monitor import over_ranks
 from sslengine.monitor.writers import Record, Writer
 from sslengine.services.checkpointing import checkpoint_state
 from sslengine.services.metrics import LogMetrics
@@ -107,25 +106,25 @@ class _Writer(Writer):
         self.iterations.append(record.iteration)
 
 
-def test_a_log_line_reads_nothing_at_its_step(
+def test_a_log_line_reads_the_device_once_and_no_other_step_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One copy is started for each line; the host waits for it one step later, where it writes."""
-    made: list[Any] = []
-    stream = SimpleNamespace(record_event=lambda: made.append(Mock()) or made[-1])
+    reads: list[int] = []
     writer, values = _Writer(), {"LOG_FREQUENCY": 2, "DATA.TRAIN.DATA_LIMIT": 16}
     task = task_of(small("method", "byol_loss", values), tmp_path)
     task.made_by.services = Services(metrics=LogMetrics(2))
     task.writers.append(writer)
-    with fake_cuda.on_cuda(task, batches=4), fake_cuda.CopiesToTheHost() as copies:
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
-        assert task.phase.steps == 4
-        # The last step's line is part of its phase.
-        for started, written in ((1, []), (2, [1]), (2, [1, 2]), (3, [1, 2, 4])):
+
+    def copy(rows: dict[str, Tensor]) -> dict[str, list[float]]:
+        reads.append(task.iteration)
+        assert {row.device.type for row in rows.values()} == {"cpu", "cuda"}
+        return {name: [1.0] * len(row) for name, row in rows.items()}
+
+    monkeypatch.setattr(over_ranks, "_copy_to_host", copy)
+    with fake_cuda.on_cuda(task, batches=4), fake_cuda.NothingOfTheHost():
+        for _ in range(task.phase.steps):
             task.step()
-            assert copies.started == len(made) == started
-            assert sum(each.synchronize.called for each in made) == len(written)
-            assert writer.iterations == written
+    assert reads == writer.iterations == [1, 2, 4]
 
 
 def _compiled() -> list[Any]:
@@ -201,14 +200,14 @@ def test_precise_statistics_are_made_on_the_gpu(
     task = task_of(small("method", "simclr_info_nce_loss", {}), tmp_path)
     task.prepare()
     read = list(task.train_feed.batches(0))[:2]
-    monkeypatch.setattr(precise_bn, "rng_state", lambda: None)  # of a device that is not there
-    monkeypatch.setattr(precise_bn, "set_rng_state", lambda _: None)
+    monkeypatch.setattr(eval_mode, "rng_state", lambda: None)  # of a device that is not there
+    monkeypatch.setattr(eval_mode, "set_rng_state", lambda _: None)
     with fake_cuda.on_cuda(task) as mode:
         there = fake_cuda.moved(read, mode)
         task.train_feed.batches = lambda *_: iter(there)
         with fake_cuda.NothingOfTheHost(), fake_cuda.Answers():
             task.step()
-            precise_bn.refresh(task, 2)
+            eval_mode.refresh(task, 2)
 
 
 def test_features_are_computed_on_the_gpu(tmp_path: Path) -> None:

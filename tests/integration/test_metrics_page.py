@@ -52,7 +52,7 @@ def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     best = min(by_name["loss"])
     assert (run / "lowest.txt").read_text().startswith(f"{best} at step ")
     header = (run / "metrics.csv").read_text().splitlines()[0]
-    assert header.startswith("kind,split,iteration,epoch,loss,lr,")
+    assert header.startswith("kind,split,iteration,epoch,time,loss,lr,")
     # The module of the page, outside of a run.
     gate = sys.modules["my_metrics"].Gate()
     assert gate(torch.ones(2)).tolist() == [0.5, 0.5]

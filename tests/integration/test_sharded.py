@@ -14,7 +14,7 @@ import torch
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.errors import ConfigError
 from sslengine.hooks.collapse import LogCollapse
-from sslengine.hooks.tensorboard import TensorBoardHistograms
+from sslengine.hooks.pictures import TensorBoardHistograms
 from sslengine.models.model_state import vissl_state
 from sslengine.monitor.writers import TensorBoardWriter
 from sslengine.trainer import loop

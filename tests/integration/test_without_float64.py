@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from sslengine import precision
-from sslengine.monitor.host import HostCopy
 from sslengine.task.state import Reading
 from tests.integration.test_fake_cuda import TRIED, small, task_of, with_tests
 from tests.tail import slow_but
@@ -67,15 +65,3 @@ def test_a_test_phase_with_meters(tmp_path: Path) -> None:
         for _ in read:
             beside.step()
     assert "loss" in task.results["test"]
-
-
-def test_numbers_of_several_types_come_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With their values: each type in a copy of its own."""
-    import sslengine.monitor.host as host
-
-    monkeypatch.setattr(host, "HOST", torch.device("meta"))  # so that the CPU is a device
-    large = 2**24 + 1  # float32 does not have it
-    cells: list[Any] = [torch.tensor(0.5), torch.tensor(large), 7.0, torch.tensor([1.5, 2.5])]
-    copy = HostCopy(cells)
-    assert len(copy._copies) == 2
-    assert copy.values() == [[0.5], [large], [7.0], [1.5, 2.5]]

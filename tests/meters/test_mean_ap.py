@@ -11,9 +11,8 @@ from torch import Tensor
 
 from sslengine.distributed.ranks import rank
 from sslengine.errors import DataError, TrainingError
-from sslengine.meters import average_precision as module
-from sslengine.meters.average_precision import average_precision
-from sslengine.meters.mean_ap import MeanAPListMeter
+from sslengine.meters import mean_ap as module
+from sslengine.meters.mean_ap import MeanAPListMeter, average_precision
 from tests.ranks import RankPool
 
 

@@ -66,7 +66,7 @@ def test_every_writer_that_ships_is_declared_and_no_other() -> None:
     ("entry", "told"),
     [
         ("jsn", "HOOKS.WRITERS.1: there is no writer named 'jsn'. Did you mean 'json'"),
-        ({"name": "csv", "path": "x"}, "HOOKS.WRITERS.1.path: csv takes no such argument"),
+        ({"name": "csv", "path": "x"}, "HOOKS.WRITERS.1.path: CsvWriter takes no such argument"),
         ({"name": DOTTED, "run": "x"}, "WRITERS.1.run: Tracker takes no such argument"),
         ({"name": "test_tracker", "evry": 1}, "WRITERS.1.evry: .* Did you mean 'every'"),
         ({"name": "test_tracker", "every": 0}, "WRITERS.1.every: expected 1 or more, got 0"),

@@ -27,7 +27,7 @@ from sslengine.monitor.collapse import (
     START_ROWS,
     TRUNK_ROWS,
     USED,
-    findings,
+    find_signs,
 )
 from sslengine.precision import TorchAmp
 from tests.teachers import needed
@@ -385,7 +385,7 @@ STARTED = {TRUNK_ROWS: 64.0, START_RANK: 20.0, START_ROWS: 64.0}
     ],
 )  # fmt: skip
 def test_rules(ends: list[dict[str, float]], amp: dict[str, Any], expected: list[str]) -> None:
-    found = [str(each) for each in findings(ends, _config(**amp))]
+    found = [str(each) for each in find_signs(ends, _config(**amp))]
     assert len(found) == len(expected[:1])
     assert all(part in found[0] for part in expected)
 
@@ -396,8 +396,8 @@ def test_a_method_with_options_of_its_own() -> None:
     config["LOSS"]["any_loss"] = {
         "num_prototypes": 1024, "output_dim": 64, "teacher_temp_max": None,
     }  # fmt: skip
-    assert list(findings([{ENTROPY: 4.2}], config)) == []  # more than ln 64
-    (found,) = findings([{ENTROPY: 6.93}], config)
+    assert list(find_signs([{ENTROPY: 4.2}], config)) == []  # more than ln 64
+    (found,) = find_signs([{ENTROPY: 6.93}], config)
     assert "ln K is 6.931" in found.value
     assert "0.3, try 0.1" in found.advice
 
@@ -409,7 +409,7 @@ def _assigned(rows: int, entropy: float) -> list[str]:
     config["LOSS"]["any_loss"] = {
         "output_dim": 4096, "momentum": 0.99, "targets": "sinkhorn", "sinkhorn_iterations": 3,
     }  # fmt: skip
-    return [str(each) for each in findings([{ENTROPY: entropy}], config)]
+    return [str(each) for each in find_signs([{ENTROPY: entropy}], config)]
 
 
 def test_rows_of_all_ranks_for_sinkhorn() -> None:
@@ -426,5 +426,5 @@ def test_rows_of_all_ranks_for_sinkhorn() -> None:
 def test_clusters_that_became_positions() -> None:
     config = _config()
     config["LOSS"]["any_loss"]["positionwise"] = False
-    (found,) = findings([{INFORMATION: 0.01}], config)
+    (found,) = find_signs([{INFORMATION: 0.01}], config)
     assert found.advice.endswith("config.LOSS.any_loss.positionwise=true (now False).")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sslengine.command.front import main
-from sslengine.monitor.command_file import keep_command
+from sslengine.monitor.run_record import keep_command
 from tests.command.photos import SMALL, write_photos
 
 

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from pathlib import Path
 
 import pytest
 import torch
 
+from sslengine.monitor.code_version import NOTE, code_version
 from sslengine.monitor.environment import environment
 
 
@@ -52,3 +55,30 @@ def test_secrets_at_any_depth_of_the_command_line_stay_out(monkeypatch: pytest.M
     assert "url: x" in command
     assert "{name: a:B, auth_token: ***}" in command
     assert "keys:[1]" in command
+
+
+def _git(folder: Path, *arguments: str) -> None:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.com"]
+    subprocess.run(
+        ["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True
+    )
+
+
+def test_the_code_version_tells_changes(tmp_path: Path) -> None:
+    _git(tmp_path, "init")
+    (tmp_path / "a").write_text("1")
+    _git(tmp_path, "add", "a")
+    _git(tmp_path, "commit", "-m", "one")
+    clean = code_version(tmp_path)
+    assert clean is not None
+    (tmp_path / "a").write_text("2")
+    assert code_version(tmp_path) == f"{clean}+changes"
+
+
+def test_outside_git_there_is_no_code_version(tmp_path: Path) -> None:
+    assert code_version(tmp_path) is None
+
+
+def test_a_copy_says_what_it_was_made_from(tmp_path: Path) -> None:
+    (tmp_path / NOTE).write_text("abc+changes\n")
+    assert code_version(tmp_path) == "abc+changes"

@@ -16,10 +16,6 @@ def _step(iteration: int, **values: Any) -> Record:
     return Record("step", iteration, 0, "train", values or {"loss": float(iteration)})
 
 
-def _iterations(folder: Path) -> list[int]:
-    return [row["iteration"] for row in read(folder)]
-
-
 def test_rows_by_kind_and_split(tmp_path: Path) -> None:
     writer = JsonLinesWriter(tmp_path / "metrics.jsonl")
     writer.write(_step(1, loss=2.0, tau=math.nan))
@@ -49,18 +45,7 @@ def test_columns_are_equally_long(tmp_path: Path) -> None:
     assert columns([]) == {}
 
 
-def test_a_restarted_run_has_each_step_once(tmp_path: Path) -> None:
-    writer = JsonLinesWriter(tmp_path / "metrics.jsonl")
-    for iteration in (1, 2, 3):
-        writer.write(_step(iteration))
-    again = JsonLinesWriter(tmp_path / "metrics.jsonl", iteration=1)
-    assert _iterations(tmp_path) == [1]
-    for iteration in (2, 3, 4):
-        again.write(_step(iteration))
-    assert _iterations(tmp_path) == [1, 2, 3, 4]
-
-
-def test_a_file_that_was_not_cut_back_is_read_as_if_it_were(tmp_path: Path) -> None:
+def test_a_run_that_was_killed_is_read_as_if_it_were_not(tmp_path: Path) -> None:
     lines: list[dict[str, Any]] = [
         {"kind": "step", "split": "train", "iteration": i, "epoch": 0, "loss": loss}
         for i, loss in ((1, 1.0), (2, 2.0), (4, 4.0), (3, 30.0), (4, 40.0))
@@ -83,7 +68,7 @@ def test_a_folder_without_metrics(tmp_path: Path) -> None:
 
 
 def test_a_phase_that_was_tested_twice_is_there_once(tmp_path: Path) -> None:
-    """As earlier versions left it after a kill that followed a test phase."""
+    """After a kill that followed a test phase."""
 
     def phase(split: str, iteration: int, loss: float) -> dict[str, Any]:
         place = {"kind": "phase", "split": split, "iteration": iteration, "epoch": 0}
@@ -97,3 +82,16 @@ def test_a_phase_that_was_tested_twice_is_there_once(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     rows = read(tmp_path, "phase", "test")
     assert [(row["iteration"], row["loss"]) for row in rows] == [(12, 6.0), (24, 5.0)]
+
+
+@pytest.mark.parametrize("ended", ["exception", "end"])
+def test_how_a_run_ended_is_dropped_where_it_was_continued(tmp_path: Path, ended: str) -> None:
+    def line(kind: str, iteration: int) -> str:
+        place = {"kind": kind, "split": "train", "iteration": iteration, "epoch": 0}
+        return json.dumps(place) + "\n"
+
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(line("step", 2) + line("step", 4) + line(ended, 5))
+    assert [row["kind"] for row in read(tmp_path, None)] == ["step", "step", ended]
+    path.write_text(path.read_text() + line("step", 6))
+    assert [row["iteration"] for row in read(tmp_path, None)] == [2, 4, 6]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sslengine.errors import TrainingError
-from sslengine.monitor.pictures import as_image, count, picture
+from sslengine.monitor.pictures import count, make_image, picture
 
 
 @pytest.mark.parametrize("bins", [1, 7, 64])
@@ -64,7 +64,7 @@ COLOURS = np.arange(2 * 4 * 3, dtype=np.uint8).reshape(2, 4, 3)
     ],
 )
 def test_images_have_8_bits_and_colours_last(given: Any, expected: Any) -> None:
-    image = as_image(picture("x", given))
+    image = make_image(picture("x", given))
     assert image.dtype == np.uint8
     assert np.array_equal(image, expected)
 
@@ -73,7 +73,7 @@ def test_a_picture_is_a_copy() -> None:
     given = torch.zeros(2, 2)
     kept = picture("x", given)
     given.fill_(1.0)
-    assert not as_image(kept).any()
+    assert not make_image(kept).any()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import pytest
 from sslengine.engines.train import train
 from sslengine.errors import ConfigError, UntrustedError
 from sslengine.monitor.build import RunPlace, build_writers
+from sslengine.monitor.history import read
 from sslengine.monitor.pictures import Histogram
 from sslengine.monitor.trackers import add_scores
 from sslengine.monitor.writers import Record
@@ -41,9 +41,7 @@ def _train(folder: Path, *entries: Any, cut: int = 99) -> None:
 
 
 def _recorded(folder: Path, kind: str, split: str) -> list[tuple[int, float]]:
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [(each["iteration"], each["loss"]) for each in lines
-            if (each["kind"], each["split"]) == (kind, split)]  # fmt: skip
+    return [(each["iteration"], each["loss"]) for each in read(folder, kind, split)]
 
 
 def _step(iteration: int, **more: Any) -> Record:

@@ -14,9 +14,17 @@ import numpy as np
 import PIL.Image
 import pytest
 
+from sslengine import screen
 from sslengine.errors import ConfigError
+from sslengine.monitor.history import read
 from sslengine.monitor.pictures import Histogram
-from sslengine.monitor.writers import JsonLinesWriter, Record, TensorBoardWriter
+from sslengine.monitor.writers import (
+    ImageWriter,
+    JsonLinesWriter,
+    Record,
+    TensorBoardWriter,
+    clock,
+)
 
 
 def _record(iteration: int, **values: Any) -> Record:
@@ -101,7 +109,7 @@ def test_what_is_not_finite_is_still_json(tmp_path: Path) -> None:
     assert (line["loss"], line["other"]) == ("nan", "inf")
 
 
-def test_a_resumed_run_has_each_step_once(tmp_path: Path) -> None:
+def test_a_resumed_run_appends_and_is_read_with_each_step_once(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     first = JsonLinesWriter(path)
     for iteration in (1, 2, 3, 4):
@@ -109,11 +117,13 @@ def test_a_resumed_run_has_each_step_once(tmp_path: Path) -> None:
     first.close()
     with path.open("a") as file:
         file.write('{"kind": "step", "itera')  # killed while it wrote
-    second = JsonLinesWriter(path, iteration=2)
+    before = path.read_bytes()
+    second = JsonLinesWriter(path)
     for iteration in (3, 4, 5):
         second.write(_record(iteration))
     second.close()
-    assert _iterations(path) == [1, 2, 3, 4, 5]
+    assert path.read_bytes().startswith(before)
+    assert [row["iteration"] for row in read(tmp_path)] == [1, 2, 3, 4, 5]
 
 
 def test_tensorboard_has_the_scalars(tmp_path: Path) -> None:
@@ -175,36 +185,90 @@ def test_tensorboard_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.M
         TensorBoardWriter(tmp_path)
 
 
-def test_the_file_is_cut_at_the_mark_of_the_checkpoint(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    writer = JsonLinesWriter(path)
-    for iteration in (1, 2):
-        writer.write(_record(iteration))
-    saved, marks = path.read_bytes(), writer.marks()
-    writer.write(Record("phase", 2, 0, "test", {"loss": 3.0}))  # then it was killed
-    JsonLinesWriter(path, 2, marks["metrics.jsonl"])
-    assert path.read_bytes() == saved
-
-
-def test_tensorboards_files_are_cut_at_their_marks(tmp_path: Path) -> None:
+def test_tensorboard_hides_what_comes_again(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    folder = tmp_path / "tb_logs"
-    first = TensorBoardWriter(folder)
-    first.write(_record(1, loss=1.0))
-    marks = first.marks()
-    first.write(Record("phase", 1, 0, "test", {"loss": 9.0}))
-    first.close()  # killed, after both were written
-    later = TensorBoardWriter(folder)  # a second life, before any checkpoint of its own
-    later.write(_record(2, loss=9.0))
-    later.close()
-    last = TensorBoardWriter(folder, marks=marks)
-    last.write(_record(2, loss=2.0))
-    last.close()
-    events = EventAccumulator(str(folder))
+    for iteration, steps in ((0, (1, 2, 3)), (2, (3, 4))):
+        writer = TensorBoardWriter(tmp_path, iteration=iteration)
+        for step in steps:
+            writer.write(_record(step, loss=float(10 * iteration + step)))
+        writer.close()
+    events = EventAccumulator(str(tmp_path))
     events.Reload()
-    assert events.Tags()["scalars"] == ["train/loss"]
-    # Files are read in the order of their names, in which the tenth of a process precedes its ninth.
-    found = sorted((e.step, e.value) for e in events.Scalars("train/loss"))
-    assert found == [(1, 1.0), (2, 2.0)]
-    assert list((tmp_path / "superseded" / "tb_logs").iterdir())
+    found = [(e.step, e.value) for e in events.Scalars("train/loss")]
+    assert found == [(1, 1.0), (2, 2.0), (3, 23.0), (4, 24.0)]
+
+
+# ---- images as files
+
+
+GREY = np.arange(6, dtype=np.uint8).reshape(2, 3)
+
+
+def _picture(iteration: int, split: str = "train") -> Record:
+    return Record("step", iteration, 0, split, {}, images={"views/first": GREY})
+
+
+def test_each_image_is_a_file(tmp_path: Path) -> None:
+    writer = ImageWriter(tmp_path / "images")
+    writer.write(_picture(4))
+    writer.write(_picture(4, "test"))
+    for path in ("views/first/4.png", "test/views/first/4.png"):
+        assert np.array_equal(np.asarray(PIL.Image.open(tmp_path / "images" / path)), GREY)
+    assert len(writer.unsynced()) == 2
+    assert writer.unsynced() == []
+
+
+def test_a_record_without_images_makes_no_folder(tmp_path: Path) -> None:
+    ImageWriter(tmp_path / "images").write(_record(1))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_image_that_cannot_be_written_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "images").write_text("a file where the folder should be")
+    writer = ImageWriter(tmp_path / "images")
+    for iteration in (1, 2):
+        writer.write(_picture(iteration))
+    assert caplog.text.count("could not be written") == 1
+
+
+# ---- records as text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(0, "0:00:00"), (61.4, "0:01:01"), (86400 + 59.6, "24:01:00")]
+)
+def test_clock(seconds: float, shown: str) -> None:
+    assert clock(seconds) == shown
+
+
+def test_a_pace_lets_the_first_through_and_then_one_in_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times = iter([100.0, 104.9, 105.0, 106.0])
+    monkeypatch.setattr(screen.time, "monotonic", lambda: next(times))
+    pace = screen.Pace(seconds=5.0)
+    assert [pace.is_due() for _ in range(4)] == [True, False, True, False]
+
+
+def test_a_step_says_where_what_and_how_long() -> None:
+    record = Record(
+        "step", 12, 0, "train", {"loss": 4.56789, "lr": 0.03, "images_per_s": 1234.56},
+        {"step": 12, "steps": 78, "epochs": 10, "eta_seconds": 75},
+    )  # fmt: skip
+    assert record.step_line() == (
+        "train 1/10  step 12/78  loss 4.568  lr 0.03  images_per_s 1235  eta 0:01:15"
+    )
+
+
+def test_a_phase_names_each_figure_and_the_only_output_by_no_number() -> None:
+    values = {
+        "loss": 1.5,
+        "accuracy": {"top_1": {"0": 87.654}, "top_5": {"res4": 90.0, "res5": 95.0}},
+    }
+    record = Record("phase", 78, 1, "test", values, {"epochs": 10})
+    assert record.phase_line() == (
+        "test 2/10  loss 1.5  accuracy.top_1 87.65  accuracy.top_5.res4 90  accuracy.top_5.res5 95"
+    )

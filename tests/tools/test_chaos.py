@@ -75,29 +75,6 @@ def test_a_state_that_is_not_saved_is_found(tmp_path: Path) -> None:
     assert "instead of" in done.stderr or "differs" in done.stderr
 
 
-NOT_CUT_BACK = """
-from sslengine.hooks.events import Hook
-from sslengine.monitor import writers
-
-class NotCutBack(Hook):
-    pass
-
-writers.JsonLinesWriter.marks = lambda self: {}  # as before checkpoints knew of files
-"""
-
-
-@pytest.mark.slow
-def test_metrics_that_are_not_cut_back_are_found(tmp_path: Path) -> None:
-    """The tool can say no to a line that is there twice, or missing."""
-    (tmp_path / "old_way.py").write_text(NOT_CUT_BACK)
-    done = _chaos(
-        tmp_path, "--kills", "30", "--tests",
-        OPTIMIZER__num_epochs=4, HOOKS__EXTRA=["old_way:NotCutBack"],
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert "FAILED: lines" in done.stderr
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(4 * 3600)
 def test_a_thousand_kills_of_all_methods(tmp_path: Path) -> None:

@@ -1,23 +1,24 @@
-"""Every step's loss, without waiting for any: the values stay on the device.
+"""Keep every step's loss on the device until the store reads its metrics, as a mean over ranks.
 
-The store reads them with its other metrics, as means over ranks, by one all-reduce and one copy:
-at LOG_FREQUENCY, at the end of a phase and before a checkpoint. Reading finds the first step whose
-loss is not finite, so no such step is ever logged, averaged or saved as if nothing were wrong.
+The store reads at LOG_FREQUENCY, at the end of a phase and before a checkpoint. Reading finds the
+first step whose loss is not finite, so no such step is ever logged, averaged or saved as if nothing
+were wrong.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sslengine.errors import NonFiniteLossError
+from sslengine.monitor.over_ranks import Column, join
 
 MAIN = "loss"
-_MAIN_ALONE = (MAIN,)
 # Of the error of a loss that is not finite.
 _CAUSES = (
     "Usual causes: a learning rate that is too high, fp16 overflow, an input that is not finite. "
@@ -48,20 +49,18 @@ class OpenLoss(NamedTuple):
 class LossLedger:
     def __init__(
         self,
+        read: Callable[[], None],
         check_finite: bool = True,
-        read: Callable[[], None] = lambda: None,
-        feed: Callable[[dict[str, list[float]]], None] | None = None,
         replay: str = "",
         name: Callable[[int], str] = str,
     ) -> None:
-        """read: takes what is open and notes its values; collective where something is open.
-
-        feed: gets the values that are read, by their names.
+        """
+        read: takes what is open and notes its values; collective.
         replay: the command that repeats the run's last steps; empty if none can.
         name: what to call the sample of an index.
         """
         self._replay, self._name = replay, name
-        self.check_finite, self._read, self._feed = check_finite, read, feed
+        self.check_finite, self._read = check_finite, read
         self._open: list[OpenLoss] = []
         self._unread: list[LossEntry] = []
         # Losses times batch size of the phase so far; VISSL's `task.losses`.
@@ -81,45 +80,51 @@ class LossLedger:
         share: float = 1.0,
         samples: Tensor | None = None,
     ) -> Tensor:
-        """Note a step's loss with its parts. Returns this rank's loss, without graph.
+        """Note a step's loss with its parts. Return this rank's loss, without graph.
 
         batch_size: images of the step over all ranks; share: of them, on this rank.
         samples: this rank's sample indices, on the host, for the error message.
         """
-        if isinstance(loss, Tensor):
-            own = values = loss.detach()
-            names: tuple[str, ...] = _MAIN_ALONE
-        else:
-            own = loss[MAIN].detach()
-            names = tuple(loss)
+        parts = {MAIN: loss} if isinstance(loss, Tensor) else loss
+        own = parts[MAIN].detach()
+        values = own
+        if not isinstance(loss, Tensor):
             values = torch.stack([part.detach().float() for part in loss.values()])
-        self._open.append(OpenLoss(iteration, names, values, batch_size, share, samples))
+        self._open.append(OpenLoss(iteration, tuple(parts), values, batch_size, share, samples))
         return own
 
-    @property
-    def is_open(self) -> bool:
-        """Are there losses that no read has taken?"""
-        return bool(self._open)
-
-    @property
-    def has_entries(self) -> bool:
-        """Are there steps that `take_read` gives once all is read?"""
-        return bool(self._open or self._unread)
-
     def take_open(self) -> list[OpenLoss]:
-        """Losses that are still on the device. The caller must `note` their values."""
+        """Return losses that are still on the device. The caller must `note` their values."""
         opened, self._open = self._open, []
         return opened
 
-    def note(self, opened: Sequence[OpenLoss], values: Sequence[list[float]]) -> None:
-        """values: those of `opened`, over all ranks. Raises at the first that is not finite."""
+    def column(self, steps: Sequence[OpenLoss]) -> dict[str, Column]:
+        """Make what is read of these steps: each loss, times its rank's share of the images."""
+        if not steps:
+            return {}
+        row = join([each.values for each in steps])
+        shares = [each.share for each in steps for _ in each.names]
+        alike = len(set(shares)) == 1
+        row = row * (shares[0] if alike else torch.tensor(shares, dtype=row.dtype).to(row.device))
+        return {MAIN: Column([row], "sum", [each.names for each in steps])}
+
+    def note(
+        self, steps: Sequence[OpenLoss], values: Sequence[float],
+        keep: Callable[[dict[str, list[float]]], None],
+    ) -> None:  # fmt: skip
+        """Take the numbers of `column`, over all ranks. Raise at the first that is not finite.
+
+        keep: gets the values by their names.
+        """
         columns: dict[str, list[float]] = {}
+        numbers = iter(values)
         try:
-            for each, read in zip(opened, values, strict=True):
+            for each in steps:
+                read = list(islice(numbers, len(each.names)))
                 parts = dict(zip(each.names, read, strict=True))
                 entry = LossEntry(each.iteration, parts, each.batch_size)
                 if self.check_finite and not all(map(math.isfinite, read)):
-                    text = self._not_finite(entry, each.samples)
+                    text = self._describe_bad(entry, each.samples)
                     raise NonFiniteLossError(text, parts, entry.iteration + 1)
                 self._unread.append(entry)
                 self.phase_losses.append(parts[MAIN] * each.batch_size)
@@ -129,30 +134,30 @@ class LossLedger:
                 if self._history is not None:
                     self._history.append(entry)
         finally:
-            if self._feed is not None:
-                self._feed(columns)
+            keep(columns)
 
     def flush(self) -> None:
-        """Read all open values; with them the store reads its metrics."""
-        self._read()
+        """Read all open values. Collective where there are some."""
+        if self._open:
+            self._read()
 
     def take_read(self) -> list[LossEntry]:
-        """The steps that were read since the last call."""
+        """Return the steps that were read since the last call."""
         entries, self._unread = self._unread, []
         return entries
 
     def drain(self) -> list[LossEntry]:
-        """The steps since the last call. Collective."""
+        """Return the steps since the last call. Collective."""
         self.flush()
         return self.take_read()
 
     def take_history(self) -> list[LossEntry]:
-        """The steps since the last call, whether drained or not; the first call begins to keep."""
+        """Return the steps since the last call, drained or not; the first call begins to keep."""
         entries, self._history = self._history or [], []
         return entries
 
     def phase_mean(self) -> float | None:
-        """The mean loss per sample of this phase so far. Collective."""
+        """Return the mean loss per sample of this phase so far. Collective."""
         self.flush()
         return sum(self.phase_losses) / self.phase_samples if self.phase_samples else None
 
@@ -170,7 +175,7 @@ class LossLedger:
         self.phase_losses = list(state["phase_losses"])
         self.phase_samples = int(state["phase_samples"])
 
-    def _not_finite(self, entry: LossEntry, samples: Tensor | None) -> str:
+    def _describe_bad(self, entry: LossEntry, samples: Tensor | None) -> str:
         parts = ", ".join(f"{name} {value}" for name, value in entry.parts.items())
         text = f"the loss of iteration {entry.iteration + 1} is not finite: {parts}."
         if samples is not None:
@@ -180,7 +185,7 @@ class LossLedger:
 
 
 def name_few(samples: Tensor, name: Callable[[int], str]) -> str:
-    """The names of the first samples, and how many others there are."""
+    """Name the first samples, and say how many others there are."""
     indices = torch.unique(samples).tolist()
     more = f" and {len(indices) - _NAMED} more" if len(indices) > _NAMED else ""
     return ", ".join(map(name, indices[:_NAMED])) + more

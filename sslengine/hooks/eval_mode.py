@@ -1,14 +1,4 @@
-"""`HOOKS.PRECISE_BN`: compute batch norm statistics from the current weights.
-
-The running averages of training come from earlier weights, and weigh the last batches most.
-Before each test phase and each checkpoint at the end of a train phase this hook replaces them
-with the mean and variance over NUM_ITERS training batches of all ranks together. (Wu and
-Johnson, "Rethinking 'Batch' in BatchNorm", 2021.)
-
-As in detectron2, training continues with the new averages. That changes no weight: in training
-a batch norm normalises by its batch. fvcore's function of this name refuses a layer that is
-called twice in a forward, as with multi-crop, so it is not used.
-"""
+"""Hooks of test phases: batch norm statistics, the loss of a whole set, classes that are masked."""
 
 from __future__ import annotations
 
@@ -25,6 +15,8 @@ from sslengine.checkpoint.rng import rng_state, set_rng_state
 from sslengine.distributed.collectives import sum_in_place
 from sslengine.errors import ConfigError
 from sslengine.hooks.events import Hook, TaskView
+from sslengine.hooks.options import EvaluateLossOptions
+from sslengine.meters.base import mask_absent, present_classes
 from sslengine.precision import widest
 from sslengine.registry import TRAIN_STEPS
 
@@ -32,7 +24,17 @@ log = logging.getLogger("sslengine")
 
 
 class PreciseBatchNorm(Hook):
-    """Cost: NUM_ITERS forwards each time."""
+    """Compute batch norm statistics from the current weights: `HOOKS.PRECISE_BN`.
+
+    The running averages of training come from earlier weights, and weigh the last batches most.
+    Before each test phase and each checkpoint at the end of a train phase this hook replaces them
+    with the mean and variance over NUM_ITERS training batches of all ranks together. (Wu and
+    Johnson, "Rethinking 'Batch' in BatchNorm", 2021.) Cost: NUM_ITERS forwards each time.
+
+    As in detectron2, training continues with the new averages. That changes no weight: in training
+    a batch norm normalises by its batch. fvcore's function of this name refuses a layer that is
+    called twice in a forward, as with multi-crop, so it is not used.
+    """
 
     def __init__(self, batches: int) -> None:
         self.batches = batches
@@ -150,3 +152,45 @@ def _inputs(task: TaskView, batches: int) -> Iterator[Any]:
         for batch in feed.batches(epoch, 0, steps):
             chosen = {key: batch[key][0] for key in keys}
             yield chosen if nested else chosen[keys[0]]
+
+
+class EvaluateLoss(Hook):
+    """Add the loss over a whole set to `task.phase_results`: `HOOKS.EVALUATE_LOSS`.
+
+    Cost: a forward pass over the split each time. It changes nothing in the run.
+    """
+
+    def __init__(self, options: EvaluateLossOptions) -> None:
+        self.sets = [name.upper() for name in options.SETS]
+        self.every, self.at_end = options.EVERY, options.AT_END
+
+    def on_start(self, task: TaskView) -> None:
+        if "TRAIN" in self.sets and task.train_feed is None:
+            raise ConfigError("config.HOOKS.EVALUATE_LOSS.SETS: this run only tests; name TEST.")
+
+    def on_phase_end(self, task: TaskView) -> None:
+        if not task.train or not task.phase.complete:
+            return
+        made = task.phase.train_index + 1
+        last = made == 1 + max(phase.train_index for phase in task.phases)
+        if (self.every > 0 and made % self.every == 0) or (last and self.at_end):
+            task.phase_results["set_loss"] = {
+                name.lower(): task.set_loss(name)["loss"] for name in self.sets
+            }
+
+
+class MaskAbsentClasses(Hook):
+    """Never predict a class that no label of TEST has, in test phases: `METERS.model_output_mask`.
+
+    Loss and meters get the masked output, as in VISSL.
+    """
+
+    def on_phase_start(self, task: TaskView) -> None:
+        if not task.train:
+            labels = map(present_classes, task.test_feed.dataset.labels)
+            self._present = torch.cat([*labels])
+
+    def on_forward(self, task: TaskView) -> None:
+        if not task.train:
+            batch = task.last_batch
+            batch.model_output = mask_absent(batch.model_output, self._present)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,20 @@ from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.engines.train import train as train_engine
 from sslengine.errors import ConfigError
-from sslengine.hooks import precise_bn
+from sslengine.hooks import eval_mode
+from sslengine.hooks.default import default_hooks
+from sslengine.hooks.eval_mode import PreciseBatchNorm, refresh
 from sslengine.hooks.events import Hook
 from sslengine.hooks.options import PreciseBnOptions
-from sslengine.hooks.precise_bn import PreciseBatchNorm, refresh
+from sslengine.python.fit import fit
 from sslengine.python.task import PythonTask
 from sslengine.services.checkpointing import SaveCheckpoints
 from sslengine.services.order import Services
+from sslengine.trainer import loop
+from tests.config.recipes import resolved
 from tests.engines.runs import PowerCut, make_run
 from tests.engines.test_train import _assert_same_state, _final, _losses
+from tests.python.toys import Points, batches, net, sgd, square
 from tests.ranks import RankPool
 from tests.tail import slow_but
 from tests.task.runs import Stop, Watch, make_task, same, train, weights
@@ -177,7 +183,7 @@ def test_before_tests_and_checkpoints(
     expected: list[int],
 ) -> None:
     at = []
-    monkeypatch.setattr(precise_bn, "refresh", lambda task, batches: at.append(task.iteration))
+    monkeypatch.setattr(eval_mode, "refresh", lambda task, batches: at.append(task.iteration))
     train(
         tmp_path,
         [PreciseBatchNorm(2)],
@@ -234,3 +240,64 @@ def test_two_ranks_have_what_one_has(two_ranks: RankPool, tmp_path: Path, sync: 
     names = list(alone) if sync else list(alone)[:2]
     for name in names:
         torch.testing.assert_close(first[name], alone[name], rtol=1e-4, atol=1e-6)
+
+
+def _asked(**options: Any) -> list[int]:
+    """The epochs of five after which the set is gone through."""
+    model, points = net(), Points()
+    session = fit(
+        model, square, batches(points), sgd(model), epochs=5, validation=points, device="cpu",
+        values={"HOOKS": {"EVALUATE_LOSS": {"SETS": ["train"], **options}}},
+    )  # fmt: skip
+    told = [record for record in session.history.epochs if "set_loss" in record]
+    assert all(record["split"] == "train" for record in told)  # test phases have a loss already
+    assert all(record["set_loss"].keys() == {"train"} for record in told)
+    return [record["epoch"] for record in told]
+
+
+def test_when_it_looks() -> None:
+    assert _asked() == [0, 1, 2, 3, 4]
+    assert _asked(EVERY=2) == [1, 3, 4]
+    assert _asked(EVERY=2, AT_END=False) == [1, 3]
+    assert _asked(EVERY=0) == [4]
+    assert _asked(EVERY=0, AT_END=False) == []
+
+
+def test_a_run_that_only_tests_has_no_training_set() -> None:
+    with pytest.raises(ConfigError, match="this run only tests; name TEST"):
+        begin([make_batch()], ListModel(), nn.CrossEntropyLoss(), test=True,
+              HOOKS__EVALUATE_LOSS={"SETS": ["TRAIN"]})  # fmt: skip
+
+
+def test_it_is_in_the_metrics_and_may_end_the_run(tmp_path: Path) -> None:
+    hooks = {
+        "EVALUATE_LOSS": {"SETS": ["TRAIN"]},
+        "EARLY_STOPPING": {"MONITOR": "train.set_loss.train", "MIN_DELTA": 99.0, "PATIENCE": 1},
+    }
+    train_engine(make_run(tmp_path, HOOKS=hooks, OPTIMIZER__num_epochs=5))
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    phases = [line for line in lines if line["kind"] == "phase"]
+    assert len(phases) == 2
+    assert all(line["set_loss"]["train"] > 0 for line in phases)
+
+
+# As VISSL's robustness_out_of_distribution/datasets/imagenet_r: labels of some of the classes.
+SOME: dict[str, Any] = {
+    **SUPERVISED, **WITH_TEST, "TEST_ONLY": True, "METERS__model_output_mask": True,
+    "METERS__accuracy_list_meter": {"topk_values": [1, 2]},
+    "DATA__TEST__RANDOM_SYNTHETIC_LABELS": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("first", [[], [{"name": "OneHotEncode", "num_classes": 3}]])
+def test_a_class_without_a_label_is_never_predicted(tmp_path: Path, first: list[Any]) -> None:
+    changes = SOME | {"DATA__TEST__TRANSFORMS": [*first, {"name": "ToTensor"}]}
+    task = make_task(tmp_path, default_hooks(resolved(**changes).config, tmp_path), **changes)
+    with torch.no_grad():
+        *_, bias = task.base_model.heads.parameters()
+        bias.copy_(torch.tensor([0.0, 0.0, 100.0]))  # it would always be predicted
+    loop.run(task)
+    found = task.phase_results
+    assert found["accuracy_list_meter"]["top_2"] == {"0": 100.0}
+    assert 0 < found["accuracy_list_meter"]["top_1"]["0"] < 100
+    assert found["loss"] < 10
