@@ -157,7 +157,9 @@ class Registry(Generic[T]):
                 return f"a class that derives from {self._base}"
             missing = sorted(getattr(thing, "__abstractmethods__", ()))
             return f"a class that defines {' and '.join(missing)}" if missing else ""
-        return "" if callable(thing) else "a class or a function"
+        # A Python function may return a component; a function written in C does not.
+        fits = callable(thing) and not isinstance(thing, types.BuiltinFunctionType)
+        return "" if fits else "a class or a function"
 
     def _known(self, path: str, where: str) -> T | None:
         """Return a dotted path's target if it is registered, or in one of the known packages.

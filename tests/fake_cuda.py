@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_with_path
 
 from sslengine.data.loading import device_prefetch
-from sslengine.precision import TorchAmp
+from sslengine.precision import Precision
 from sslengine.task.task import SelfSupervisionTask
 from tests.launches import why_slow
 
@@ -93,8 +93,8 @@ class CopiesToTheHost(NothingOfTheHost):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         kwargs = kwargs or {}
-        to_host = kwargs.get("device") == torch.device("cpu") and kwargs.get("non_blocking")
-        if func.overloadpacket.__name__ != "_to_copy" or not to_host:
+        copy_to_host = kwargs.get("device") == torch.device("cpu") and kwargs.get("non_blocking")
+        if func.overloadpacket.__name__ != "_to_copy" or not copy_to_host:
             return super().__torch_dispatch__(func, types, args, kwargs)
         self.started += 1
         made = func(*args, **kwargs)
@@ -192,7 +192,7 @@ def on_cuda(
             optimizer=made_by._optimizer(
                 parts.train_step_function, parts.learner, task.base_model, task.loss, parts.plan
             ),
-            precision=TorchAmp(CUDA, HALVES[half]) if half else parts.precision,
+            precision=Precision(CUDA, HALVES[half]) if half else parts.precision,
         )
         yield mode
     task.close()

@@ -87,7 +87,7 @@ def _fill(folder: Path) -> None:
 
 
 def _names(folder: Path) -> list[str]:
-    return sorted(path.name for path in files.in_order(folder / "checkpoints"))
+    return sorted(path.name for path in files.list_checkpoints(folder / "checkpoints"))
 
 
 def test_a_full_disk_costs_only_the_saves_that_it_prevents(
@@ -98,7 +98,7 @@ def test_a_full_disk_costs_only_the_saves_that_it_prevents(
 
     def empty() -> None:
         kept.extend(_names(small_disk))
-        for path in files.in_order(small_disk / "checkpoints"):
+        for path in files.list_checkpoints(small_disk / "checkpoints"):
             verify(path)
         (small_disk / "filler").unlink()
 
