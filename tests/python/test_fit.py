@@ -424,7 +424,7 @@ def _calls(**changes: Any) -> Session:
             TrainingError,
             r"must be one number.*shape \(4, 1\): take its mean",
         ),
-        ({"precision": "fp61"}, ConfigError, r"precision: expected auto, .* Did you mean 'fp16'"),
+        ({"precision": "fp61"}, ConfigError, r"PRECISION: .*'fp61'"),
         (
             {"values": {"HOKS": {}}},
             ConfigError,
