@@ -77,10 +77,11 @@ def predict(
 
 def predict_batches(model: nn.Module, feed: Feed, precision: Precision) -> list[Any]:
     """Return the outputs of all batches in the order of the dataset, on the host. Collective."""
-    outputs = [output for output, _ in _outputs(model, feed, precision)]
-    return gather_batches(
-        tree_map(lambda each: each.cpu() if isinstance(each, Tensor) else each, outputs)
-    )
+    mine = [
+        tree_map(lambda value: value.cpu() if isinstance(value, Tensor) else value, output)
+        for output, _ in _outputs(model, feed, precision)
+    ]
+    return gather_batches(mine)
 
 
 def gather_batches(mine: list[Any]) -> list[Any]:
