@@ -3,6 +3,8 @@
 The module of a component is imported when its name is first used.
 """
 
+# ruff: noqa: F401
+
 from sslengine import (
     contrib,
     data,
@@ -30,31 +32,3 @@ from sslengine.losses import options as loss_options
 from sslengine.meters import options as meter_options
 from sslengine.models import options as model_options
 from sslengine.optim import options as optim_options
-
-__all__ = [
-    "checkpoint_options",
-    "config_options",
-    "contrib",
-    "data",
-    "data_options",
-    "engine_options",
-    "engines",
-    "evaluation_options",
-    "hook_options",
-    "hooks",
-    "label_free",
-    "launch_options",
-    "loss_options",
-    "meter_options",
-    "meters",
-    "methods",
-    "model_options",
-    "models",
-    "monitor",
-    "optim",
-    "optim_options",
-    "retrieval_options",
-    "sweep_options",
-    "task",
-    "train_steps",
-]

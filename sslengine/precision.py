@@ -20,22 +20,37 @@ from torch import Tensor, nn, optim
 
 from sslengine.errors import ConfigError, nearest
 
+_CPU = torch.device("cpu")
 _NO_AUTOCAST = nullcontext()
 WITHOUT_FLOAT64 = ("mps",)
 
 
 class Precision:
-    """Single precision, without autocast or scaling."""
+    """torch.autocast where a type is given; with fp16 also a GradScaler.
 
-    name = "fp32"
-    mixed = False  # does `autocast` or `as_full` do anything?
+    Cost: with fp16 the scaler reads on the host whether a gradient overflowed, one
+    synchronisation per step, unless the optimizer is fused.
+    """
+
+    def __init__(
+        self,
+        device: torch.device = _CPU,
+        dtype: torch.dtype | None = None,
+        scaler: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """dtype: float16 or bfloat16; None: single precision. scaler: arguments of GradScaler."""
+        self.name = {None: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype]
+        self.mixed = dtype is not None  # do `autocast` and `as_full` change anything?
+        self.device, self.dtype = device, dtype
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self.name == "fp16", **scaler)
+        self._unscaled: set[int] = set()  # optimizers, since the last update
 
     def autocast(self) -> AbstractContextManager[Any]:
-        return _NO_AUTOCAST
+        return torch.autocast(self.device.type, self.dtype) if self.mixed else _NO_AUTOCAST
 
     def as_full(self, output: Any) -> Any:
         """Convert half-precision tensors of the model's output to float32, for the loss."""
-        return output
+        return as_full(output) if self.mixed else output
 
     def backward(
         self,
@@ -44,78 +59,24 @@ class Precision:
         retain_graph: bool = False,
     ) -> None:
         """Compute gradients of all parameters in the graph, or of `inputs` alone."""
-        loss.backward(inputs=inputs, retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+        self.scaler.scale(loss).backward(inputs=inputs, retain_graph=retain_graph)
 
     def unscale(self, optimizer: optim.Optimizer) -> None:
-        """Divide the gradients by the loss scale."""
-
-    def step(self, optimizer: optim.Optimizer) -> None:
-        optimizer.step()
-
-    def step_one(self, optimizer: optim.Optimizer) -> None:
-        """Step one of several optimizers; call `update` after the last."""
-        optimizer.step()
-
-    def update(self) -> None:
-        """Adapt the loss scale, after all optimizers have stepped."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
-
-
-class TorchAmp(Precision):
-    """torch.autocast; with fp16 also a GradScaler.
-
-    Cost: with fp16 the scaler reads on the host whether a gradient overflowed, one
-    synchronisation per step, unless the optimizer is fused.
-    """
-
-    mixed = True
-
-    def __init__(
-        self,
-        device: torch.device,
-        dtype: torch.dtype,
-        scaler: Mapping[str, Any] = MappingProxyType({}),
-    ) -> None:
-        """scaler: arguments of torch's GradScaler, such as init_scale."""
-        self.name = "fp16" if dtype == torch.float16 else "bf16"
-        self.device, self.dtype = device, dtype
-        enabled = dtype == torch.float16
-        self.scaler = torch.amp.GradScaler(device.type, enabled=enabled, **scaler)
-        self._unscaled: set[int] = set()  # optimizers, since the last update
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        return torch.autocast(self.device.type, dtype=self.dtype)
-
-    def as_full(self, output: Any) -> Any:
-        return as_full(output)
-
-    def backward(
-        self,
-        loss: Tensor,
-        inputs: Sequence[Tensor] | None = None,
-        retain_graph: bool = False,
-    ) -> None:
-        super().backward(self.scaler.scale(loss), inputs, retain_graph)
+        """Divide the gradients by the loss scale: once until the next update, whoever asks."""
+        if id(optimizer) not in self._unscaled:
+            self.scaler.unscale_(optimizer)
+            self._unscaled.add(id(optimizer))
 
     def step(self, optimizer: optim.Optimizer) -> None:
         self.step_one(optimizer)
         self.update()
 
-    def unscale(self, optimizer: optim.Optimizer) -> None:
-        """Do it once until the next update, whoever asks."""
-        if id(optimizer) not in self._unscaled:
-            self.scaler.unscale_(optimizer)
-            self._unscaled.add(id(optimizer))
-
     def step_one(self, optimizer: optim.Optimizer) -> None:
+        """Step one of several optimizers; call `update` after the last."""
         self.scaler.step(optimizer)
 
     def update(self) -> None:
+        """Adapt the loss scale, after all optimizers have stepped."""
         self.scaler.update()
         self._unscaled.clear()
 
@@ -128,7 +89,7 @@ class TorchAmp(Precision):
 
 
 def as_full(output: Any) -> Any:
-    """The output with its half-precision tensors in float32."""
+    """Return the output with its half-precision tensors in float32."""
     if isinstance(output, Tensor):
         return output.float() if output.dtype in (torch.float16, torch.bfloat16) else output
     if isinstance(output, (list, tuple)):
@@ -164,28 +125,28 @@ def build_precision(
         raise ConfigError(f"{where}: this GPU does not support bf16. Set fp16, or auto.")
     if choice == "bf16" and device.type == "mps" and not _mps_has_bf16():
         raise ConfigError(f"{where}: bf16 on Apple's GPU requires macOS 14. Set fp32, or auto.")
-    return TorchAmp(device, torch.bfloat16 if choice == "bf16" else torch.float16, scaler)
+    return Precision(device, torch.bfloat16 if choice == "bf16" else torch.float16, scaler)
 
 
 def best(device: torch.device) -> str:
-    """What `auto` is there."""
+    """Choose what `auto` is on a device."""
     if device.type != "cuda":
         return "fp32"
     return "bf16" if torch.cuda.is_bf16_supported() else "fp16"
 
 
 def widest(device: torch.device) -> torch.dtype:
-    """The type in which sums are kept on a device: Apple's GPUs have no float64."""
+    """Return the type in which sums are kept on a device: Apple's GPUs have no float64."""
     return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
 
 
 def for_float64(device: torch.device) -> torch.device:
-    """Where float64 is computed: the device, or the CPU in place of one that has none."""
+    """Return where float64 is computed: the device, or the CPU in place of one without it."""
     return torch.device("cpu") if device.type in WITHOUT_FLOAT64 else device
 
 
 def moved(module: nn.Module, device: torch.device) -> nn.Module:
-    """The module on the device; its float64 becomes the widest type that the device has."""
+    """Move a module to the device; its float64 becomes the widest type that the device has."""
     if device.type in WITHOUT_FLOAT64:
         module._apply(lambda each: each.float() if each.dtype == torch.float64 else each)
     return module.to(device)
@@ -211,7 +172,7 @@ def set_deterministic() -> None:
 
 
 def said_of_nondeterminism(error: Exception) -> str:
-    """Of torch's error where an operation has no deterministic kernel; "" of another."""
+    """Explain torch's error where an operation has no deterministic kernel; "" for another."""
     name, found, _ = str(error).partition(" does not have a deterministic implementation")
     if not found:
         return ""

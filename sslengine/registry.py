@@ -18,8 +18,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-import os
-import pkgutil
 import re
 import sys
 import sysconfig
@@ -27,7 +25,7 @@ import traceback
 import types
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from sslengine.absent import instead_of
@@ -38,6 +36,7 @@ from sslengine.trust import expect_trust, is_closed, search_current_folder
 
 T = TypeVar("T")
 
+_ADDRESS = re.compile(r"[^\s'\"]+://[^\s'\"]+")
 # The key of an entry that gives the package of its `name`, if that is not sslengine.
 PACKAGE_KEY = "transform_type"
 
@@ -54,24 +53,24 @@ class Registry(Generic[T]):
         engine_arguments: tuple[str, ...] = (),
         packages: Mapping[str, str] | None = None,
         base: str = "",
-        first: str = "",
+        takes_first: bool = False,
         takes_foreign: bool = False,
-        instead_of_options: str = "",
     ) -> None:
         """
         fallback: a module whose classes with names ending in `suffix` are registered too.
         entry_keys: keys of a YAML entry that are not arguments of the component.
         engine_arguments: arguments that the engine passes and YAML may not set.
         packages: maps `transform_type` of an entry to the module that contains its name.
-        base: `module:Class` from which a class of this kind must derive.
-        first: what the engine passes as the first argument, which must be taken.
+        base: the name of the class from which a class of this kind must derive.
+        takes_first: the engine passes the first argument, under any name.
         takes_foreign: a class with `from_config` checks its options itself, and a function may
             be a component, whose caller passes the arguments that YAML does not set.
-        instead_of_options: for a kind that has no dataclass of options, what to do.
         """
         self.kind = kind
         self.entry_keys = entry_keys
         self.engine_arguments = engine_arguments
+        self.takes_first = takes_first
+        self.takes_foreign = takes_foreign
         self._things: dict[str, T] = {}
         self._owners: dict[str, str] = {}
         self._options: dict[str, type[Any]] = {}
@@ -80,19 +79,11 @@ class Registry(Generic[T]):
         self._suffix = suffix
         self._packages = packages or {}
         self._base = base
-        self.first = first
-        self.takes_foreign = takes_foreign
-        self._instead_of_options = instead_of_options
 
     def register(
         self, name: str, *aliases: str, options: type[Any] | None = None
     ) -> Callable[[T], T]:
-        """A decorator that registers a class or function under these names."""
-        if options is not None and self._instead_of_options:
-            raise ConfigError(
-                f"The {self.kind} {name!r} is registered with options={options.__name__}, which "
-                f"no {self.kind} has: {self._instead_of_options}."
-            )
+        """Return a decorator that registers a class or function under these names."""
 
         def add(thing: T) -> T:
             for each in (name, *aliases):
@@ -102,20 +93,23 @@ class Registry(Generic[T]):
         return add
 
     def _add(self, name: str, thing: T, options: type[Any] | None) -> None:
-        owner = str(getattr(thing, "__module__", "?"))
-        taken_by = self._owners.get(name) or self._declared.get(name)
-        # A reloaded module may register again; another module may not.
-        if taken_by is not None and taken_by != owner:
-            raise ConfigError(
-                f"The {self.kind} name {name!r} is used by {taken_by}; {owner} cannot use it "
-                f"too. Register your component under another name."
-            )
+        module = str(getattr(thing, "__module__", "?"))
+        self._expect_free(name, module)
+        # A module that is reloaded may register again.
         if name in self._things and not _same_definition(self._things[name], thing):
-            raise ConfigError(f"{owner} registers the {self.kind} name {name!r} twice.")
+            raise ConfigError(f"{module} registers the {self.kind} name {name!r} twice.")
         self._things[name] = thing
-        self._owners[name] = owner
+        self._owners[name] = module
         if options is not None:
             self._options[name] = options
+
+    def _expect_free(self, name: str, module: str) -> None:
+        taken_by = self._owners.get(name) or self._declared.get(name)
+        if taken_by is not None and taken_by != module:
+            raise ConfigError(
+                f"The {self.kind} name {name!r} is used by {taken_by}; {module} cannot use it "
+                f"too. Register your component under another name."
+            )
 
     def adopt(self, module: str, things: Mapping[str, T]) -> None:
         """Register another package's components under names declared for `module`."""
@@ -125,15 +119,13 @@ class Registry(Generic[T]):
     def declare(self, module: str, *names: str, options: type[Any] | None = None) -> None:
         """Declare that importing `module` registers `names`; it is imported on first use."""
         for name in names:
-            taken_by = self._declared.get(name) or self._owners.get(name)
-            if taken_by is not None and taken_by != module:
-                raise ConfigError(f"The {self.kind} name {name!r} is used by {taken_by}.")
+            self._expect_free(name, module)
             self._declared[name] = module
             if options is not None:
                 self._options[name] = options
 
     def is_open(self, name: str) -> bool:
-        """Are its options known without an import?"""
+        """Tell whether its options are known without an import."""
         return name in self._things or name in self._options
 
     def get(self, name: str, where: str = "") -> T:
@@ -152,7 +144,7 @@ class Registry(Generic[T]):
         return found  # type: ignore[return-value]
 
     def is_users(self, name: str) -> bool:
-        """Is it not sslengine's own? Those are imported when they are built."""
+        """Tell whether it is not sslengine's own: those are imported when they are built."""
         return name not in self._declared and not self._owners.get(name, "").startswith(
             "sslengine."
         )
@@ -161,19 +153,13 @@ class Registry(Generic[T]):
         """Return what was expected if a class or function cannot be of this kind, else ""."""
         thing = self.get(name, where)
         if isinstance(thing, type):
-            module, _, member = self._base.partition(":")
-            base = getattr(_import(module), member) if member else object
-            if not issubclass(thing, base):
+            if self._base and self._base not in (each.__name__ for each in thing.__mro__):
                 return f"a class that derives from {self._base}"
             missing = sorted(getattr(thing, "__abstractmethods__", ()))
-            if missing:
-                return f"a class that defines {' and '.join(missing)}"
+            return f"a class that defines {' and '.join(missing)}" if missing else ""
         # A Python function may return a component; a function written in C does not.
-        elif not callable(thing) or isinstance(thing, types.BuiltinFunctionType):
-            return "a class or a function"
-        if self.first and not self.options(name) and not _takes_one(thing):
-            return f"what takes {self.first} as the first argument"
-        return ""
+        fits = callable(thing) and not isinstance(thing, types.BuiltinFunctionType)
+        return "" if fits else "a class or a function"
 
     def _known(self, path: str, where: str) -> T | None:
         """Return a dotted path's target if it is registered, or in one of the known packages.
@@ -193,7 +179,7 @@ class Registry(Generic[T]):
             inside = getattr(thing, "__module__", "").startswith(f"{module}.")
             if isinstance(thing, type) and inside:
                 return thing  # type: ignore[return-value]
-        expect_trust(_named(path), where, path)
+        expect_trust(_would_run(path), where, path)
         return None
 
     def _fallback_classes(self) -> dict[str, Any]:
@@ -224,7 +210,7 @@ class Registry(Generic[T]):
     def maker(
         self, name: str, arguments: Mapping[str, Any], where: str = "", method: str = ""
     ) -> Callable[..., Any]:
-        """What is called with the engine's arguments; it can be pickled. method: of the class."""
+        """Return what the engine calls; it can be pickled. method: one of the class, to call."""
         thing: Any = self.get(name, where)
         thing = getattr(thing, method) if method else thing
         options = self.options(name, where)
@@ -250,8 +236,6 @@ class Registry(Generic[T]):
             raise UnknownNameError(
                 f"{place}: expected one of {listing(self._packages)}, got {package!r}."
             )
-        if importlib.util.find_spec(package) is None:
-            raise UnknownNameError(f"{place}: {package} is not installed: pip install {package}")
         return f"{self._packages[package]}:{name}"
 
     def names(self) -> list[str]:
@@ -271,7 +255,7 @@ class Registry(Generic[T]):
 
     def unknown(self, name: str, where: str = "") -> UnknownNameError:
         """Return the error for an unknown name."""
-        place = f"{where}: " if where else ""
+        place = _place(where)
         instead = instead_of(self.kind, name)
         if instead:
             return UnknownNameError(f"{place}VISSL's {self.kind} {name!r} is not here: {instead}.")
@@ -300,6 +284,29 @@ def component_key(name: str) -> str:
     return name.rpartition(":")[2]
 
 
+def import_dotted(path: str, where: str = "") -> Any:
+    """Import the target of `pkg.module:Name`."""
+    module, _, attribute = path.partition(":")
+    if not module.startswith("sslengine."):  # the engine uses dotted paths too
+        expect_trust(_would_run(path), where, path)
+        search_current_folder(path, imported=module in sys.modules)
+    found = _import_named(module, where)
+    if not hasattr(found, attribute):
+        hint = nearest(attribute, (name for name in vars(found) if not name.startswith("_")))
+        text = f"{_place(where)}module {module!r} has no {attribute!r}. {hint}"
+        raise UnknownNameError(text.rstrip())
+    return getattr(found, attribute)
+
+
+def load_plugins(modules: Iterable[str], where: str = "config.PLUGINS") -> None:
+    """Import the user's modules, which register their components."""
+    for index, module in enumerate(modules):
+        if module not in sys.modules:
+            expect_trust(_would_run(module), f"{where}.{index}", module)
+        search_current_folder(module, imported=module in sys.modules)
+        _import_named(module, f"{where}.{index}")
+
+
 def _import(module: str) -> types.ModuleType:
     if "torch" in sys.modules or is_measured() or not module.startswith("sslengine."):
         return importlib.import_module(module)
@@ -307,103 +314,38 @@ def _import(module: str) -> types.ModuleType:
         return importlib.import_module(module)
 
 
-def _may_be_here(module: str, named: str) -> str:
-    """Call it for what the user has typed or trusted; returns where modules are searched."""
-    return search_current_folder(named, imported=module in sys.modules)
-
-
-def _named(path: str) -> str:
-    return f"{path!r} names Python code, which would be imported and run"
-
-
-def import_dotted(path: str, where: str = "") -> Any:
-    """Import the target of `pkg.module:Name`."""
-    module_name, _, attribute = path.partition(":")
-    here = "in the current folder"
-    if not module_name.startswith("sslengine."):  # the engine uses dotted paths too
-        expect_trust(_named(path), where, path)
-        here = _may_be_here(module_name, path)
-    place = f"{where}: " if where else ""
+def _import_named(module: str, where: str) -> types.ModuleType:
+    """Import it; add the key path that names it, and the line, to an error of its code."""
     try:
-        module = _import(module_name)
+        return _import(module)
     except SSLEngineError:
         raise
     except (Exception, SystemExit) as error:
-        if not _is_missing(error, module_name):
-            raise ConfigError(f"{place}{_why_not_imported(module_name, error)}") from error
-        raise UnknownNameError(
-            f"{place}cannot import module {module_name!r} of {path!r}. "
-            f"Is it on PYTHONPATH or {here}?"
-        ) from error
-    if not hasattr(module, attribute):
-        public = [name for name in vars(module) if not name.startswith("_")]
-        hint = nearest(attribute, public)
-        raise UnknownNameError(
-            f"{place}module {module_name!r} has no {attribute!r}. {hint}".rstrip()
-        )
-    return getattr(module, attribute)
+        kind = UnknownNameError if isinstance(error, ModuleNotFoundError) else ConfigError
+        text = f"importing {module!r} fails: {type(error).__name__}: {error}"
+        raise kind(f"{_place(where)}{text}{_last_line(error)}") from error
 
 
-def load_plugins(modules: Iterable[str], where: str = "config.PLUGINS") -> None:
-    """Import the user's modules, which register their components."""
-    for index, module in enumerate(modules):
-        place = f"{where}.{index}"
-        _expect_module_name(module, place)
-        if module not in sys.modules:
-            expect_trust(_named(module), place, module)
-        here = _may_be_here(module, module)
-        try:
-            _import(module)
-        except SSLEngineError:
-            raise
-        except (Exception, SystemExit) as error:
-            why = f"cannot import {module!r}. Is it on PYTHONPATH or {here}?"
-            why = f"{why} {_nearest_here(module)}".rstrip()
-            if not _is_missing(error, module):
-                why = _why_not_imported(module, error)
-            raise ConfigError(f"{place}: {why}") from error
-        _expect_not_hidden(module, place)
+def _last_line(error: BaseException) -> str:
+    """Return the place of the error outside the import system."""
+    frames = [
+        each
+        for each in traceback.extract_tb(error.__traceback__)
+        if each.filename != __file__ and "importlib" not in each.filename
+    ]
+    return f"\n  {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
 
 
-def _expect_module_name(module: str, place: str) -> None:
-    if not module.startswith(".") and not module.endswith(".py") and not {*module} & {*"/\\:"}:
-        return
-    path = PurePath(module.partition(":")[0].removesuffix(".py"))
-    name = path.name if path.is_absolute() or ".." in path.parts else ".".join(path.parts)
-    raise ConfigError(
-        f"{place}: expected the name of a module, got {module!r}. It is the path of its file from "
-        f"the current folder, or from a folder on PYTHONPATH, with dots and without .py: "
-        f"{name.lstrip('.~')}."
-    )
+def _place(where: str) -> str:
+    return f"{where}: " if where else ""
 
 
-def _nearest_here(module: str) -> str:
-    """A module in the current folder, or in the package there, with a similar name."""
-    package, dot, _ = module.rpartition(".")
-    folder = os.path.abspath(package.replace(".", os.sep))
-    return nearest(module, (each.name for each in pkgutil.iter_modules([folder], package + dot)))
-
-
-def _expect_not_hidden(module: str, place: str) -> None:
-    """Raise ConfigError if a file in the current folder has the name of an installed module.
-
-    Not of any other: a job of SLURM imports a copy of the user's modules.
-    """
-    top = module.partition(".")[0]
-    here = [each for each in (Path(top, "__init__.py"), Path(f"{top}.py")) if each.is_file()]
-    if is_closed() or not here:  # installed modules come first where a folder is not trusted
-        return
-    found = Path(getattr(sys.modules[top], "__file__", None) or "")
-    installed = top in sys.stdlib_module_names or is_installed(found)
-    if installed and found.parent.resolve() != here[0].parent.resolve():
-        raise ConfigError(
-            f"{place}: {top!r} is the module {found if found.name else 'of that name in Python'}, "
-            f"not {here[0].absolute()}, which cannot be imported too. Rename the latter."
-        )
+def _would_run(named: str) -> str:
+    return f"{named!r} names Python code, which would be imported and run"
 
 
 def is_installed(file: Path) -> bool:
-    """Is it a file of Python's, or of a package that was installed? Others are the user's."""
+    """Tell whether it is a file of Python's or of an installed package, not of the user's."""
     packages = {"site-packages", "dist-packages"} & {*file.parts}
     return bool(packages) or file.is_relative_to(sysconfig.get_path("stdlib"))
 
@@ -420,82 +362,38 @@ def users_frames(error: BaseException) -> types.TracebackType | None:
     return None
 
 
-def _is_missing(error: BaseException, module: str) -> bool:
-    """Whether the module does not exist; otherwise the error comes from its code."""
-    name = error.name if isinstance(error, ModuleNotFoundError) else None
-    return name is not None and f"{module}.".startswith(f"{name}.")
-
-
-def _why_not_imported(module: str, error: BaseException) -> str:
-    """Return the text of the module's error, with the last frame outside the import system."""
-    frames = [
-        each
-        for each in traceback.extract_tb(error.__traceback__)
-        if each.filename not in (__file__, importlib.__file__) and "importlib" not in each.filename
-    ]
-    at = f"\n  {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
-    hint = ""
-    if isinstance(error, ModuleNotFoundError) and str(error.name).split(".")[0] == "vissl":
-        hint = (
-            "\n  sslengine does not need VISSL: import register_loss, register_hook and the others "
-            "from sslengine.registry."
-        )
-    return f"importing {module!r} fails: {type(error).__name__}: {error}{at}{hint}"
-
-
-def _takes_one(thing: Any) -> bool:
-    """Return whether it, or an object of a class of callable ones, takes one argument."""
-    if isinstance(thing, type) and "__call__" in dir(thing):
-        thing = partial(thing.__call__, None)
-    try:
-        inspect.signature(thing).bind_partial(None)
-    except TypeError:
-        return False
-    except ValueError:  # its signature cannot be read
-        return True
-    return True
-
-
-TRAIN_STEPS: Registry[Any] = Registry("train step", engine_arguments=("task",), first="the task")
-_ADDRESS = re.compile(r"[^\s'\"]+://[^\s'\"]+")
-_A_SECTION = "declare keys of the config with @section(...) and read(config, ...) them"
-TASKS: Registry[Any] = Registry("task", instead_of_options=_A_SECTION)
-ENGINES: Registry[Any] = Registry("engine", instead_of_options=_A_SECTION)
+TRAIN_STEPS: Registry[Any] = Registry("train step", engine_arguments=("task",), takes_first=True)
+TASKS: Registry[Any] = Registry("task")
+ENGINES: Registry[Any] = Registry("engine")
 LOSSES: Registry[Any] = Registry(
     "loss",
     fallback="torch.nn",
     suffix="Loss",
     engine_arguments=("run",),
-    base="torch.nn:Module",
+    base="Module",
     takes_foreign=True,
 )
-MODELS: Registry[Any] = Registry("model", engine_arguments=("model",), base="torch.nn:Module")
-TRUNKS: Registry[Any] = Registry("trunk", base="sslengine.models.trunks.base:Trunk")
-HEADS: Registry[Any] = Registry("head", base="torch.nn:Module")
+MODELS: Registry[Any] = Registry("model", engine_arguments=("model",), base="Module")
+TRUNKS: Registry[Any] = Registry("trunk", base="Trunk")
+HEADS: Registry[Any] = Registry("head", base="Module")
 HOOKS: Registry[Any] = Registry("hook")
 # An adapter wraps a hook of another engine; it returns None for a hook that it does not support.
-HOOK_ADAPTERS: Registry[Any] = Registry("hook adapter", instead_of_options=_A_SECTION)
-WRITERS: Registry[Any] = Registry("writer", engine_arguments=("run",), first="the run's RunPlace")
-METERS: Registry[Any] = Registry("meter", base="sslengine.meters.base:Meter")
-OPTIMIZERS: Registry[Any] = Registry(
-    "optimizer",
-    base="torch.optim:Optimizer",
-    instead_of_options="its arguments are those of its signature, in OPTIMIZER.args",
-)
+HOOK_ADAPTERS: Registry[Any] = Registry("hook adapter")
+WRITERS: Registry[Any] = Registry("writer", engine_arguments=("run",), takes_first=True)
+METERS: Registry[Any] = Registry("meter", base="Meter")
+OPTIMIZERS: Registry[Any] = Registry("optimizer", base="Optimizer")
 SCHEDULERS: Registry[Any] = Registry("scheduler", engine_arguments=("num_epochs",))
-PARAM_GROUPS: Registry[Any] = Registry("parameter group constructor", instead_of_options=_A_SECTION)
+PARAM_GROUPS: Registry[Any] = Registry("parameter group constructor")
 TRANSFORMS: Registry[Any] = Registry(
     "transform",
     fallback="torchvision.transforms",
     entry_keys=("name", "indices", PACKAGE_KEY),
     packages={"augly": "augly.image"},
 )
-COLLATORS: Registry[Any] = Registry(
-    "collator", engine_arguments=("batch",), first="the samples of a batch"
-)
-DATA_SOURCES: Registry[Any] = Registry("data source", base="sslengine.data.sources.base:DataSource")
-AUGMENT_BACKENDS: Registry[Any] = Registry("augmentation back-end", instead_of_options=_A_SECTION)
-LABEL_FREE: Registry[Any] = Registry("label-free metric", instead_of_options=_A_SECTION)
+COLLATORS: Registry[Any] = Registry("collator", engine_arguments=("batch",), takes_first=True)
+DATA_SOURCES: Registry[Any] = Registry("data source", base="DataSource")
+AUGMENT_BACKENDS: Registry[Any] = Registry("augmentation back-end")
+LABEL_FREE: Registry[Any] = Registry("label-free metric")
 
 register_train_step = TRAIN_STEPS.register
 register_task = TASKS.register

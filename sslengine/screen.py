@@ -1,11 +1,15 @@
-"""Wrap text between words for a terminal. Other streams get it unchanged."""
+"""Show text and log lines to people: wrapped for a terminal, unchanged for other streams."""
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
+import sys
 import textwrap
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TextIO
 
 from sslengine.errors import readable
@@ -70,3 +74,47 @@ def fit_line(parts: list[str], width: int | None, more: bool = True) -> str:
         if width is None or len(line) <= width:
             return line
     return parts[0] if parts and more else ""
+
+
+class ReadableFormatter(logging.Formatter):
+    """Format messages so that a file's name in them can neither command a terminal nor look like
+    another line of the log."""
+
+    def __init__(self, how: str, indent: str = "") -> None:
+        super().__init__(how)
+        self._line_feed = f"\n{indent}"
+
+    def format(self, record: logging.LogRecord) -> str:
+        return readable(super().format(record), but="\n\t").replace("\n", self._line_feed)
+
+
+class _Screen(logging.Handler):
+    """Print to the stderr of the moment: while a bar moves, rich prints above it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            say(self.format(record), sys.stderr, flush=True)
+        except Exception:
+            self.handleError(record)
+
+
+def screen_handler(least: int = logging.WARNING) -> logging.Handler:
+    """Show warnings; where a line is logged with extra={"on_screen": ...}, that decides."""
+    handler = _Screen()
+    handler.setFormatter(ReadableFormatter("%(levelname)s: %(message)s"))
+    handler.addFilter(lambda record: getattr(record, "on_screen", record.levelno >= least))
+    return handler
+
+
+@contextmanager
+def show_log() -> Iterator[None]:
+    """Show the log on the screen until a run opens its own (monitor/log_file.py)."""
+    log, handler = logging.getLogger("sslengine"), screen_handler()
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)

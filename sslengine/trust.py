@@ -86,12 +86,12 @@ def expect_trust(what: str, where: str = "", *typed: str) -> None:
             )
 
 
-def search_current_folder(*names: str, imported: bool = False) -> str:
+def search_current_folder(*names: str, imported: bool = False) -> None:
     """Find modules there, in this process and its children: for code typed or trusted alone.
 
     They come first, but behind installed modules while the switch is closed. What only a signed
     config names is found where its run was trained instead, as it was then: in the user's folder.
-    Return which it is, in words. imported: this process has them already.
+    imported: this process has them already.
     """
     folders = [
         each.modules
@@ -107,11 +107,8 @@ def search_current_folder(*names: str, imported: bool = False) -> str:
         _searched.add(folder)
         if folder not in sys.path:
             sys.path.insert(0, folder)
-    if folders:
-        return "in the folder where the run was trained or, with --trust-config, in the current one"
-    if not imported and {"", os.getcwd()}.isdisjoint(sys.path):
+    if not folders and not imported and {"", os.getcwd()}.isdisjoint(sys.path):
         sys.path.insert(len(sys.path) if is_closed() else 0, "")
-    return "in the current folder"
 
 
 def hand_on() -> tuple[Opened, ...]:

@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -82,3 +83,13 @@ def two_ranks() -> Iterator[RankPool]:
 def four_ranks() -> Iterator[RankPool]:
     with RankPool(4) as pool:
         yield pool
+
+
+@pytest.fixture(scope="session")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a trained `run` and its `images`: copy what is to be changed."""
+    from tests.predictor.runs import make_classifier  # imports the engine
+
+    folder = tmp_path_factory.mktemp("classifier")
+    make_classifier(folder, OPTIMIZER__num_epochs=1)
+    return folder

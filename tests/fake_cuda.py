@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_with_path
 
 from sslengine.data.loading import device_prefetch
-from sslengine.precision import TorchAmp
+from sslengine.precision import Precision
 from sslengine.task.task import SelfSupervisionTask
 from tests.launches import why_slow
 
@@ -174,7 +174,7 @@ def on_cuda(
             optimizer=made_by._optimizer(
                 parts.train_step_function, parts.learner, task.base_model, task.loss, parts.plan
             ),
-            precision=TorchAmp(CUDA, HALVES[half]) if half else parts.precision,
+            precision=Precision(CUDA, HALVES[half]) if half else parts.precision,
         )
         yield mode
     task.close()

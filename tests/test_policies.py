@@ -23,7 +23,7 @@ MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
 
 # Ground floor first: a file imports from its own floor or from lower ones.
 FLOORS = (
-    ("__init__", "absent", "dotted", "errors", "startup", "screen", "screen_console", "screen_log",
+    ("__init__", "absent", "dotted", "errors", "startup", "screen", "screen_console",
      "progress", "trust", "atomic", "signing"),
     ("registry",),
     ("config",),

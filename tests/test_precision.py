@@ -10,7 +10,7 @@ from sslengine import catalog, precision  # noqa: F401
 from sslengine.config.facts import precision_of_amp
 from sslengine.errors import ConfigError
 from sslengine.models.options import AmpOptions, ModelOptions
-from sslengine.precision import Precision, TorchAmp, build_precision
+from sslengine.precision import Precision, build_precision
 from sslengine.task.build import build_run_precision
 from tests.config.recipes import resolved
 
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 def test_bf16_on_the_cpu_computes_in_bf16_and_gives_losses_float32() -> None:
-    amp = TorchAmp(CPU, torch.bfloat16)
+    amp = Precision(CPU, torch.bfloat16)
     layer = nn.Linear(4, 4)
     with amp.autocast():
         output = layer(torch.randn(2, 4))
@@ -32,13 +32,13 @@ def test_bf16_on_the_cpu_computes_in_bf16_and_gives_losses_float32() -> None:
 
 def test_as_full_leaves_float64_alone() -> None:
     assert (
-        TorchAmp(CPU, torch.bfloat16).as_full(torch.ones(1, dtype=torch.float64)).dtype
+        Precision(CPU, torch.bfloat16).as_full(torch.ones(1, dtype=torch.float64)).dtype
         == torch.float64
     )
 
 
 def test_the_verbs_train_a_model_in_every_mode() -> None:
-    for amp in (Precision(), TorchAmp(CPU, torch.bfloat16)):
+    for amp in (Precision(), Precision(CPU, torch.bfloat16)):
         torch.manual_seed(0)
         model = nn.Linear(4, 1)
         optimizer = optim.SGD(model.parameters(), lr=0.1)
@@ -147,10 +147,10 @@ def test_amp_in_fp16_on_a_machine_without_gpu_names_its_key() -> None:
 
 
 def test_the_scalers_state_goes_round() -> None:
-    one = TorchAmp(CPU, torch.float16)
+    one = Precision(CPU, torch.float16)
     one.scaler._init_growth_tracker = 7
     one.scaler._lazy_init_scale_growth_tracker(CPU)
-    two = TorchAmp(CPU, torch.float16)
+    two = Precision(CPU, torch.float16)
     two.load_state_dict(one.state_dict())
     assert two.state_dict() == one.state_dict()
     two.load_state_dict({})  # of a checkpoint in another precision
@@ -159,7 +159,7 @@ def test_the_scalers_state_goes_round() -> None:
 
 def test_the_scalers_arguments_reach_torch() -> None:
     """A step of it: the scale grows after growth_interval steps and backs off after an overflow."""
-    precision = TorchAmp(
+    precision = Precision(
         CPU, torch.float16,
         {"init_scale": 32.0, "growth_factor": 4.0, "backoff_factor": 0.25, "growth_interval": 2},
     )  # fmt: skip

@@ -1,4 +1,3 @@
-import queue
 import sys
 from pathlib import Path
 
@@ -6,7 +5,6 @@ import pytest
 from torch import nn
 from torchvision import transforms
 
-from sslengine.config.resolve import resolve
 from sslengine.errors import ConfigError, UnknownNameError
 from sslengine.registry import (
     LOSSES,
@@ -116,14 +114,10 @@ class _Anything:
 
 
 @pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("no_such_module:Name", "cannot import module 'no_such_module'"),
-        ("pathlib:Pth", "module 'pathlib' has no 'Pth'. Did you mean 'Path'"),
-    ],
+    ("path", "named"), [("no_such_module:Name", "'no_such_module'"), ("pathlib:Pth", "'Path'")]
 )
-def test_a_dotted_path_that_leads_nowhere(path: str, message: str) -> None:
-    with pytest.raises(UnknownNameError, match=message):
+def test_a_dotted_path_that_leads_nowhere(path: str, named: str) -> None:
+    with pytest.raises(UnknownNameError, match=f"^config.X: .*{named}"):
         import_dotted(path, "config.X")
 
 
@@ -131,7 +125,6 @@ def test_a_dotted_path_that_leads_nowhere(path: str, message: str) -> None:
     ("source", "said"),
     [
         ("import not_there_at_all", "ModuleNotFoundError: No module named 'not_there_at_all'"),
-        ("import vissl.hooks", "sslengine.registry"),
         ("x = 1\n1 / 0", "ZeroDivisionError: division by zero"),
         ("def f(:", "SyntaxError"),
     ],
@@ -151,39 +144,11 @@ def test_an_error_inside_the_users_module_is_told_with_its_place(
         assert told.value.__cause__ is not None
 
 
-def test_a_missing_plugin_is_told_with_its_place_in_the_list() -> None:
-    with pytest.raises(ConfigError, match=r"config.PLUGINS.1: cannot import 'nowhere_module'"):
-        load_plugins(["pathlib", "nowhere_module"])
-
-
-@pytest.mark.parametrize(
-    ("typed", "said"),
-    [
-        ("my_parts/mine.py", "without .py: my_parts.mine."),
-        ("./mine.py", "without .py: mine."),
-        ("/home/me/my parts/mine.py", "without .py: mine."),
-        ("../mine", "without .py: mine."),
-        (".mine", "without .py: mine."),
-        ("mine:Noisy", "without .py: mine."),
-        ("mien", "in the current folder? Did you mean 'mine'?"),
-        ("my_parts.mien", "in the current folder? Did you mean 'my_parts.mine'?"),
-        ("ends", "importing 'ends' fails: SystemExit: 3"),
-        ("queue", f"'queue' is the module {queue.__file__}, not"),
-    ],
-)
-def test_a_plugin_that_is_typed_wrong(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str, said: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    (tmp_path / "my_parts").mkdir()
-    for name in ("mine", "my_parts/mine", "queue"):
-        (tmp_path / f"{name}.py").touch()
-    (tmp_path / "ends.py").write_text("raise SystemExit(3)")
-    arguments = ["config=testing/small", f"config.PLUGINS=['{typed}']"]
-    with pytest.raises(ConfigError, match=r"config.PLUGINS.0: ") as raised:
-        resolve(arguments)
-    assert said in str(raised.value)
+@pytest.mark.parametrize("module", ["nowhere_module", "./mine.py", "ends"])
+def test_an_error_of_a_plugin_has_its_place_in_the_list(plugin_folder: Path, module: str) -> None:
+    (plugin_folder / "ends.py").write_text("raise SystemExit(3)")
+    with pytest.raises(ConfigError, match=f"^config.PLUGINS.1: importing '{module}' fails"):
+        load_plugins(["pathlib", module])
 
 
 def test_torch_losses_and_torchvision_transforms_are_known_by_their_own_names() -> None:

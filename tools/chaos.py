@@ -250,7 +250,7 @@ def harm(
             if dice.random() < power_cuts:
                 tally.power_cuts += 1
                 disk.cut(dice)
-            tally.before_any_save += not files.in_order(checkpoints)
+            tally.before_any_save += not files.list_checkpoints(checkpoints)
         if tally.kills == before:  # all kills came too late: the machine was slower before
             seconds = min(seconds, time.monotonic() - began)
         tally.runs += 1

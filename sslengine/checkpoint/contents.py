@@ -61,13 +61,13 @@ def run_folder(config: DictConfig) -> Path:
 
 
 def has_checkpoints(config: DictConfig) -> bool:
-    """False of a folder that is not there, or whose name no file system takes."""
+    """Tell whether the run has saved any; False where no file system takes the folder's name."""
     folder = os.path.join(run_folder(config), "checkpoints")
     return os.path.isdir(folder) and bool(os.listdir(folder))
 
 
 def foreign(folder: Path) -> list[str]:
-    """The sorted names of files because of which no run may use this folder; [] if one may."""
+    """List the files because of which no run may use this folder; [] if one may."""
     if not folder.exists() or _is_known(folder):
         return []
     names = sorted(path.name for path in folder.iterdir())
@@ -102,7 +102,7 @@ def _is_ours(config: Path) -> bool:
 
 
 def results(folder: Path) -> list[Path]:
-    """The folder's files that belong to its run; checkpoints last: they mark a run's folder."""
+    """List the files of the folder's run; checkpoints last: they mark a run's folder."""
     found = [path for path in folder.iterdir() if RESULTS.fullmatch(path.name)]
     return sorted(found, key=lambda path: (path.name == "checkpoints", path.name))
 

@@ -61,7 +61,7 @@ def write(
 def expect_space(
     folder: Path, needed: int, instead: str = "keep fewer checkpoints: config.CHECKPOINT.KEEP_LAST"
 ) -> None:
-    """instead: what the user can do, other than deleting files."""
+    """Raise OSError if the disk is too full. instead: what to do other than deleting files."""
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise OSError(
@@ -70,7 +70,7 @@ def expect_space(
 
 
 def _describe(file: BinaryIO, final: Path, facts: Mapping[str, Any]) -> Manifest:
-    """The manifest of the file as read back from the disk."""
+    """Make the manifest of the file as read back from the disk."""
     file.flush()
     os.fsync(file.fileno())
     written = Path(file.name)
@@ -131,7 +131,7 @@ def read(path: Path, peers: Peers | None = None) -> dict[str, Any]:
 def newest(
     folder: Path, position: int = 1, contents: bool = True
 ) -> tuple[Path, dict[str, Any]] | None:
-    """The newest checkpoint that verifies, and its contents; None if there is no checkpoint.
+    """Return the newest checkpoint that verifies, and its contents; None if there is none.
 
     A broken one is skipped with a warning, and not removed. `position` 2 is the second newest.
     contents: False does not read it: a sharded checkpoint may be too large.
@@ -158,14 +158,14 @@ def newest(
     return None
 
 
-def in_order(folder: Path) -> list[Path]:
-    """All checkpoints of a folder, newest first; those without a valid manifest come last."""
+def list_checkpoints(folder: Path) -> list[Path]:
+    """List all checkpoints of a folder, newest first; those without a valid manifest last."""
     candidates, broken = _listed(folder)
     return [*candidates, *broken]
 
 
 def _listed(folder: Path) -> tuple[list[Path], dict[Path, str]]:
-    """Checkpoints by number, newest first; and those without a valid manifest, with the reason.
+    """List checkpoints, newest first; and those without a valid manifest, with the reason.
 
     The manifest's number decides, not the pointer: a run may be killed before it sets that.
     """
@@ -184,7 +184,7 @@ def _listed(folder: Path) -> tuple[list[Path], dict[Path, str]]:
 
 
 def _is_export(path: Path) -> bool:
-    """True for the file with all weights that a sharded run writes next to its last checkpoint."""
+    """Tell whether it is the file with all weights that a sharded run writes at its end."""
     shards = path.parent.glob(f"{path.stem}.*shards")
     return path.suffix == ".torch" and not path_for(path).exists() and any(shards)
 

@@ -51,7 +51,7 @@ class Manifest:
         write_whole(path_for(folder / self.file), json.dumps(asdict(self), indent=1).encode())
 
     def problem(self, path: Path) -> str | None:
-        """How the checkpoint differs from its manifest; None if not. Reads all of it."""
+        """Return how the checkpoint differs from its manifest; None if not. Reads all of it."""
         if self.files:
             return self._problem_of_shards(path)
         if path.exists() and not path.is_file():
@@ -76,18 +76,23 @@ class Manifest:
         return None
 
 
+# Of a manifest that is read: the type of each value, and of the values of those that are dicts.
+_KINDS = {each.name: type(getattr(Manifest("", 0, ""), each.name)) for each in fields(Manifest)}
+_INNER = {"versions": str, "results": dict, "files": dict}
+
+
 def is_checkpoint(path: Path) -> bool:
     return _NAME.fullmatch(path.name) is not None
 
 
 def path_for(checkpoint: Path) -> Path:
-    """`model_phase3.json`; `model_phase3.shards.json` for a folder, since both may exist."""
+    """Return `model_phase3.json`, or for a folder `model_phase3.shards.json`: both may exist."""
     name = checkpoint.name.removesuffix(".torch")
     return checkpoint.with_name(f"{name}.json")
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
-    """The manifest of this checkpoint, after checking the type of each value."""
+    """Read the manifest of this checkpoint, and check the type of each value."""
     path = path_for(checkpoint)
     if not path.exists():
         raise CheckpointError(f"{checkpoint} has no manifest {path.name} next to it.")
@@ -104,14 +109,8 @@ def read_manifest(checkpoint: Path) -> Manifest:
     return Manifest(**{key: value for key, value in stored.items() if key in known})
 
 
-_TEXTS, _NUMBERS = (
-    ("sha256", "replaces", "config", "signature"),
-    ("number", "iteration", "world_size"),
-)
-
-
 def _problem_of_values(stored: Any, name: str) -> str | None:
-    """Why this cannot be the manifest of the checkpoint `name`."""
+    """Return why what anyone may have written is no manifest of the checkpoint `name`."""
     if not isinstance(stored, dict):
         return f"it holds {type(stored).__name__}, not names and values."
     missing = [key for key in ("file", "bytes", "sha256") if key not in stored]
@@ -119,34 +118,32 @@ def _problem_of_values(stored: Any, name: str) -> str | None:
         return f"it has no {' and no '.join(missing)}."
     if stored["file"] != name:
         return f"it is for {stored['file']!r}, and is next to {name}."
-    for key in _TEXTS:
-        if not isinstance(stored.get(key, ""), str):
-            return f"{key} is {stored[key]!r}, and should be text."
-    for key in ("bytes", *_NUMBERS, "train_phase"):
-        least = -1 if key == "train_phase" else 0
-        if not _is_number(stored.get(key, 0), least):
-            return f"{key} is {stored[key]!r}, and should be an integer of at least {least}."
-    return _problem_of_parts(stored)
+    for key, value in stored.items():
+        kind = _KINDS.get(key)
+        if kind is int and not _is_number(value, -1 if key == "train_phase" else 0):
+            return f"{key} is {value!r}, and should be an integer of at least 0."
+        if kind is str and not isinstance(value, str):
+            return f"{key} is {value!r}, and should be text."
+        inner = _INNER.get(key, object)
+        if kind is dict and not (
+            isinstance(value, dict) and all(isinstance(each, inner) for each in value.values())
+        ):
+            return f"{key} should map names to {inner.__name__}; got {value!r:.100}."
+    return _problem_of_listed(stored.get("files", {}), name)
 
 
-def _problem_of_parts(stored: Mapping[str, Any]) -> str | None:
-    kinds = {"versions": str, "results": dict, "files": dict}
-    for key, kind in kinds.items():
-        found = stored.get(key, {})
-        if not isinstance(found, dict) or not all(isinstance(v, kind) for v in found.values()):
-            return f"{key} should map names to {kind.__name__}; got {found!r:.100}."
-    if bool(stored.get("files")) != stored["file"].endswith(".shards"):
+def _problem_of_listed(files: Mapping[str, Any], name: str) -> str | None:
+    if bool(files) != name.endswith(".shards"):
         return "it should list files exactly if the checkpoint is a folder .shards."
-    for name, facts in stored.get("files", {}).items():
-        plain = name == Path(name).name and name not in ("", "..")
-        complete = _is_number(facts.get("bytes"), 0) and isinstance(facts.get("sha256"), str)
-        if not (plain and complete):
-            return f"files: {name!r} should be a name in the folder, with its bytes and sha256."
+    for each, facts in files.items():
+        plain = each == Path(each).name and each not in ("", "..")
+        if not (plain and _is_number(facts.get("bytes"), 0) and type(facts.get("sha256")) is str):
+            return f"files: {each!r} should be a name in the folder, with its bytes and sha256."
     return None
 
 
 def _is_number(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+    return type(value) is int and value >= least
 
 
 def verify(checkpoint: Path) -> Manifest:
@@ -162,7 +159,7 @@ def verify(checkpoint: Path) -> Manifest:
 
 
 def sha256_of(path: Path) -> str:
-    """Takes half a second per GB; other threads run meanwhile."""
+    """Hash a file, half a second per GB; other threads run meanwhile."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):

@@ -26,7 +26,7 @@ class BestOptions:
 
     @property
     def metric(self) -> str:
-        """METRIC by its full name."""
+        """Return METRIC by its full name."""
         return full_metric_name(self.METRIC)
 
 
@@ -70,12 +70,8 @@ class CheckpointOptions:
                 "DIR: it is empty (a shell variable that is not set?). Give the folder of the run; "
                 "or omit DIR: runs/<name of the config>."
             )
-        for key in (
-            "CHECKPOINT_FREQUENCY",
-            "CHECKPOINT_ITER_FREQUENCY",
-            "KEEP_LAST",
-            "KEEP_EVERY",
-        ):
+        positive = ("CHECKPOINT_FREQUENCY", "CHECKPOINT_ITER_FREQUENCY", "KEEP_LAST", "KEEP_EVERY")
+        for key in positive:
             if getattr(self, key) == 0:
                 yield f"{key}: expected a positive number, or -1; got 0."
         if self.LATEST_CHECKPOINT_RESUME_FILE_NUM < 1:

@@ -20,25 +20,25 @@ _VISSLS = ("model_phase*.torch", "model_iteration*.torch", "model_final_checkpoi
 
 
 @dataclass(frozen=True)
-class Found:
+class Resumable:
     """A checkpoint to resume from."""
 
     path: Path
     state: dict[str, Any]
 
 
-def find(folder: Path, options: CheckpointOptions, peers: Peers | None = None) -> Found | None:
-    """The checkpoint that the options choose; None: the run starts from the beginning.
+def find(folder: Path, options: CheckpointOptions, peers: Peers | None = None) -> Resumable | None:
+    """Find the checkpoint that the options choose; None: the run starts from the beginning.
 
     peers: the ranks of a sharded run, each of which reads only its own shards.
     Collective. A run restarts over existing checkpoints only if the options say so.
     """
     path = _agreed(_look(folder, options) if is_primary() else (None, None))
-    return None if path is None else Found(path, files.read(path, peers))
+    return None if path is None else Resumable(path, files.read(path, peers))
 
 
 def newest_path(folder: Path) -> Path | None:
-    """The newest checkpoint that verifies; the pointer is not used. Collective."""
+    """Find the newest checkpoint that verifies; the pointer is not used. Collective."""
     return _agreed(_newest(folder) if is_primary() else (None, None))
 
 
@@ -50,9 +50,9 @@ def _agreed(looked: tuple[Path | None, str | None]) -> Path | None:
 
 
 def _look(folder: Path, options: CheckpointOptions) -> tuple[Path | None, str | None]:
-    """(path, what is wrong): a result that can be sent to other ranks."""
+    """Return (path, what is wrong), which can be sent to other ranks."""
     if not options.AUTO_RESUME:
-        if files.in_order(folder) and not options.OVERWRITE_EXISTING:
+        if files.list_checkpoints(folder) and not options.OVERWRITE_EXISTING:
             return None, (
                 f"{folder} holds checkpoints, and config.CHECKPOINT.AUTO_RESUME is false. "
                 f"Resume from them: AUTO_RESUME=true. Start from the beginning: another "

@@ -16,9 +16,9 @@ from sslengine.errors import CheckpointError
 
 
 def saved(folder: Path) -> list[Manifest]:
-    """The manifests of a folder's checkpoints, newest first; files without one are skipped."""
+    """Read the manifests of a folder's checkpoints, newest first; files without one are skipped."""
     found = []
-    for path in files.in_order(folder):
+    for path in files.list_checkpoints(folder):
         try:
             found.append(read_manifest(path))
         except CheckpointError:
@@ -27,7 +27,7 @@ def saved(folder: Path) -> list[Manifest]:
 
 
 def surplus(manifests: list[Manifest], options: CheckpointOptions) -> list[Manifest]:
-    """The manifests of checkpoints that no rule keeps. manifests: newest first."""
+    """Return the manifests of checkpoints that no rule keeps. manifests: newest first."""
     if options.KEEP_LAST < 0:
         return []
     best = best_of(manifests, options.BEST)
@@ -40,7 +40,7 @@ def surplus(manifests: list[Manifest], options: CheckpointOptions) -> list[Manif
 
 
 def remove_surplus(folder: Path, options: CheckpointOptions) -> None:
-    """Call this after the newest was read back. The pointers' targets are never removed."""
+    """Remove them, after the newest was read back; never the pointers' targets."""
     pointed_to = {os.readlink(link) for link in _pointers(folder)}
     for manifest in surplus(saved(folder), options):
         if manifest.file not in pointed_to:  # a listed file's name: `read_manifest` checks it
@@ -56,7 +56,7 @@ def keep_best(folder: Path, options: BestOptions) -> None:
 
 
 def best_of(manifests: list[Manifest], options: BestOptions) -> Manifest | None:
-    """The best checkpoint, the newest if several are equally good; None without a metric."""
+    """Find the best checkpoint, of equally good ones the newest; None without a metric."""
     scored = [(value_at(each.results, options.metric), each) for each in manifests]
     known = [(value, each) for value, each in scored if value is not None]
     if not options.METRIC or not known:
@@ -66,13 +66,13 @@ def best_of(manifests: list[Manifest], options: BestOptions) -> Manifest | None:
 
 
 def value_at(results: Mapping[str, Any], path: str) -> float | None:
-    """`test.accuracy_list_meter.top_1.0` of {"test": {"accuracy_list_meter": ...}}."""
+    """Return `test.accuracy_list_meter.top_1.0` of {"test": {"accuracy_list_meter": ...}}."""
     value = dict(leaves(results)).get(path)
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
 def unknown_metric(results: Mapping[str, Any], path: str) -> str | None:
-    """The warning for a metric that is missing although its phase has reported others."""
+    """Return the warning for a metric that is missing although its phase has reported others."""
     split, _, rest = path.partition(".")
     if split not in results or value_at(results, path) is not None:
         return None

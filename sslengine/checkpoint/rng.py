@@ -44,7 +44,7 @@ def set_rng_state(state: dict[str, Any]) -> None:
 
 
 def seed_all(seed: int) -> None:
-    """Python, numpy, torch and its devices, from one number."""
+    """Seed Python, numpy, torch and its devices from one number."""
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002
     torch.manual_seed(seed)

@@ -21,7 +21,7 @@ from sslengine.checkpoint import files, sharded
 from sslengine.checkpoint.manifest import Manifest
 from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.checkpoint.retention import keep_best, remove_surplus, saved, unknown_metric
-from sslengine.checkpoint.snapshot import to_host
+from sslengine.checkpoint.snapshot import copy_to_host
 from sslengine.distributed.ranks import is_primary
 from sslengine.distributed.shard_files import Peers
 from sslengine.errors import CheckpointError
@@ -59,7 +59,7 @@ class Saver:
         facts = {**facts, "number": self._next_number}
         if self._newest is not None and self._newest.file == name:  # the same place in the run
             facts["results"] = self._newest.results | facts["results"]
-        snapshot = to_host(state)
+        snapshot = copy_to_host(state)
         held_up = time.perf_counter() - began
         work = (snapshot, name, facts, held_up, last, records)
         self._next_number += 1

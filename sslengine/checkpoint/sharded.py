@@ -19,16 +19,22 @@ import torch
 
 from sslengine.atomic import make_folder, sync_folder, whole_file
 from sslengine.checkpoint import files
-from sslengine.checkpoint.manifest import FileFacts, Manifest, is_checkpoint, sha256_of
+from sslengine.checkpoint.manifest import FileFacts, Manifest, is_checkpoint, sha256_of, verify
 from sslengine.checkpoint.snapshot import size_of
-from sslengine.distributed.shard_files import Peers, read_folder, split, write_folder
-from sslengine.errors import CheckpointError
+from sslengine.distributed.shard_files import (
+    Peers,
+    is_folder_of_shards,
+    read_folder,
+    split,
+    write_folder,
+)
+from sslengine.errors import CheckpointError, MissingCheckpointError, OutputError
 
 
 def write(
     state: Mapping[str, Any], folder: Path, name: str, facts: Mapping[str, Any], peers: Peers
 ) -> Manifest:
-    """`files.write` by all ranks together, in threads. All of them succeed, or all fail."""
+    """Write as `files.write` by all ranks together, in threads: all succeed, or all fail."""
     stem = name.removesuffix(".torch")
     unfinished = folder / f".{stem}.shards.tmp"
     rest, shares = split(state)
@@ -96,7 +102,22 @@ def export_one_file(folder: Path, name: str) -> Path:
     memory. The run itself resumes from the shards.
     """
     target = folder / f"{name.partition('.')[0]}.torch"
-    state = read_folder(folder / name, without=("optimizer",))
+    _write_one_file(folder / name, target, weights_only=True)
+    return target
+
+
+def join(source: Path, target: Path, weights_only: bool = False) -> None:
+    """Verify a sharded checkpoint and write it as one file, as an unsharded run saves it."""
+    folder = source.resolve()  # `checkpoint.torch` points to it
+    if not is_folder_of_shards(folder):
+        raise MissingCheckpointError(f"{source} is not a sharded checkpoint.")
+    if target.exists():
+        raise OutputError(f"{target} exists; it is not overwritten.")
+    verify(folder)
+    _write_one_file(folder, target, weights_only)
+
+
+def _write_one_file(folder: Path, target: Path, weights_only: bool) -> None:
+    state = read_folder(folder, without=("optimizer",) if weights_only else ())
     with whole_file(target) as file:
         torch.save(state, file)
-    return target

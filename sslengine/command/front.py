@@ -25,7 +25,7 @@ from sslengine import __version__
 from sslengine.errors import ConfigError, SSLEngineError, nearest
 from sslengine.launch import cli
 from sslengine.registry import users_frames
-from sslengine.screen_log import heard
+from sslengine.screen import show_log
 
 VERBS = {
     "train": "train on a folder of images, or a config (the default: config=...)",
@@ -78,7 +78,7 @@ def run(verb: str, arguments: Sequence[str]) -> int:
 
     def main(given: Sequence[str]) -> int:
         _expect_filled(given)
-        with heard():
+        with show_log():
             return int(module.main([_at_home(each) for each in given]))
 
     return _status_of(main, arguments)

@@ -113,7 +113,7 @@ def _whole_checkpoint(parser: argparse.ArgumentParser) -> None:
 
 
 def _join(given: argparse.Namespace) -> list[str]:
-    import_dotted("sslengine.checkpoint.join:join")(given.source, given.out, given.weights_only)
+    import_dotted("sslengine.checkpoint.sharded:join")(given.source, given.out, given.weights_only)
     return [f"{given.out}: written"]
 
 

@@ -102,7 +102,7 @@ def _by_run(given: Sequence[Path]) -> dict[Path, list[Path]]:
     by_run: dict[Path, list[Path]] = {}
     for path in given:
         folder = path.suffix != ".shards" and path.is_dir()
-        found = files.in_order(path)[::-1] if folder else [path]
+        found = files.list_checkpoints(path)[::-1] if folder else [path]
         if not found or not path.exists():
             raise MissingCheckpointError(f"{path}: there is no checkpoint.")
         run = found[0].absolute().parent.parent

@@ -29,7 +29,7 @@ def options_of(registry: Registry[Any], name: str) -> type[Any]:
 
 def given_by_engine(registry: Registry[Any], thing: Any) -> tuple[str, ...]:
     """The arguments that YAML may not set: some are passed first, under any name."""
-    first = list(_parameters(thing))[:1] if registry.first else []
+    first = list(_parameters(thing))[:1] if registry.takes_first else []
     return (*registry.engine_arguments, *first)
 
 

@@ -1,6 +1,7 @@
 """Rarely used components: imported only when a config names them."""
 
-from sslengine.registry import HOOK_ADAPTERS, WRITERS
+from sslengine.registry import HOOK_ADAPTERS, TRAIN_STEPS, WRITERS
 
 HOOK_ADAPTERS.declare("sslengine.contrib.detectron2", "detectron2")
+TRAIN_STEPS.declare("sslengine.contrib.mmengine", "model_train_step")
 WRITERS.declare("sslengine.contrib.csv_file", "csv")

@@ -56,7 +56,7 @@ def trained_weights(config: DictConfig, run_dir: Path) -> Path:
     given, folder = read(config, ModelOptions).WEIGHTS_INIT.PARAMS_FILE, run_dir / "checkpoints"
     if not given:
         return newest_path(folder) or folder / files.POINTER
-    if own := files.in_order(folder):  # not read: they are not used
+    if own := files.list_checkpoints(folder):  # not read: they are not used
         log.warning(
             "config.MODEL.WEIGHTS_INIT.PARAMS_FILE: %s is used, and not %s. For the checkpoint of "
             "the run in this folder leave it out.", given, own[0],

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sslengine.checkpoint.options import CheckpointOptions
-from sslengine.checkpoint.resume import Found, find
+from sslengine.checkpoint.resume import Resumable, find
 from sslengine.config.options import TrainerOptions
 from sslengine.config.sections import read
 from sslengine.distributed.ranks import rank
@@ -55,7 +55,7 @@ def replay(run: Run) -> None:
     run.console.print(f"steps {began + 1} to {task.iteration}: all values are finite.")
 
 
-def _start(found: Found | None) -> str:
+def _start(found: Resumable | None) -> str:
     return found.path.name if found else "from the start: there is no checkpoint"
 
 

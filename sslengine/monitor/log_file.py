@@ -10,8 +10,7 @@ from pathlib import Path
 
 from sslengine.atomic import make_folder, open_no_link
 from sslengine.monitor.writers import Record, Writer
-from sslengine.screen import Pace
-from sslengine.screen_log import ReadableFormatter, to_screen
+from sslengine.screen import Pace, ReadableFormatter, screen_handler
 
 _log = logging.getLogger("sslengine")
 _levels: dict[logging.Logger, int] = {}  # to be put back
@@ -78,9 +77,9 @@ def open_log(run_dir: Path, rank: int, verbose: bool = False) -> None:
         _levels[root] = root.level
         root.setLevel(logging.INFO)
     if rank == 0:
-        _log.addHandler(to_screen(logging.DEBUG if verbose else logging.WARNING))
+        _log.addHandler(screen_handler(logging.DEBUG if verbose else logging.WARNING))
         if not prints:
-            root.addHandler(_Others(to_screen()))
+            root.addHandler(_Others(screen_handler()))
     logging.captureWarnings(True)
     warnings_log = logging.getLogger("py.warnings")
     warnings_log.propagate = False

@@ -28,10 +28,9 @@ from sslengine.launch.folder import expect_run_folder
 from sslengine.methods.foreign import FunctionLoss
 from sslengine.monitor.build import RunPlace, json_lines
 from sslengine.monitor.console import ConsoleWriter, Screen
-from sslengine.python.history import History, KeepHistory
-from sslengine.python.place import choose_device, join_others, known_precision
-from sslengine.python.session import Session
-from sslengine.python.task import Given, PythonTask
+from sslengine.python.passes import choose_device, join_others
+from sslengine.python.session import History, KeepHistory, Session
+from sslengine.python.task import GivenParts, PythonTask
 from sslengine.trainer import loop
 
 Loss = Callable[..., Any]
@@ -90,7 +89,7 @@ def fit(
     history = History()
     feeding = {"batch_size": batch_size, "drop_last": drop_last, "collate_fn": collate_fn,
                "workers": workers, "shuffle": shuffle}  # fmt: skip
-    given = Given(
+    given = GivenParts(
         model,
         loss if isinstance(loss, nn.Module) else FunctionLoss(loss) if loss else nn.Module(),
         optimizer if isinstance(optimizer, torch.optim.Optimizer) else None,
@@ -147,7 +146,7 @@ def _resolve(
         },
         "MACHINE": {
             "DEVICE": {"cuda": "gpu", "mps": "mps"}.get(device.type, "cpu"),
-            "PRECISION": known_precision(precision),
+            "PRECISION": precision,
         },
         "DISTRIBUTED": {"NUM_PROC_PER_NODE": world_size()},
         "HOOKS": {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,15 +15,39 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
 from sslengine.data.batch.collators import Batch
 from sslengine.data.given import Collate, DatasetFeed, LoaderFeed, make_feed, rows_of
+from sslengine.distributed import process_group
 from sslengine.distributed.collectives import gather_objects, sum_in_place
-from sslengine.errors import DataError, TrainingError
+from sslengine.distributed.device import pick_device
+from sslengine.distributed.ranks import initialized
+from sslengine.errors import ConfigError, DataError, TrainingError, nearest
 from sslengine.methods.foreign import takes_sample
 from sslengine.methods.step import Step
-from sslengine.precision import Precision, widest
-from sslengine.python.place import choose_device, join_others, make_precision
+from sslengine.precision import Precision, build_precision, widest
 from sslengine.train_steps.samples import single_input_sample
 
+DEVICES = ("auto", "gpu", "cuda", "mps", "cpu")
 Feed = DatasetFeed | LoaderFeed
+
+
+def choose_device(device: str | torch.device | None) -> torch.device:
+    """Return the device; for None this rank's GPU if there is one, else the CPU."""
+    if device is None or str(device) in ("auto", "gpu", "cuda"):
+        return pick_device("auto" if device is None else str(device).replace("cuda", "gpu"))
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"device: expected {', '.join(DEVICES)} or a device of torch such as cuda:1; got "
+            f"{device!r}. {nearest(str(device).partition(':')[0], DEVICES)}".rstrip()
+        ) from error
+
+
+def join_others(device: torch.device) -> None:
+    """Join the ranks that torchrun has started, if any, until Python ends."""
+    if initialized() or not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
+        return
+    process_group.join("nccl", device, timeout_minutes=30.0)
+    atexit.register(process_group.leave)
 
 
 def predict(
@@ -37,34 +63,34 @@ def predict(
     precision: str = "fp32",
     seed: int = 0,
 ) -> Any:
-    """The model's outputs for all samples of `data`, in order, on the CPU, on every rank.
+    """Return the model's outputs for all samples of `data`, in order, on the CPU, on every rank.
 
     data: a dataset, or a loader of batches; of (input, target) the model gets the input.
     collate: combines the list of all batches' outputs; default: concatenate their tensors.
     transform: applied to the combined outputs before they are returned.
     """
     with _reading(data, batch_size, collate_fn, workers, device, seed) as feed:
-        numbers = make_precision(precision, feed.device)
-        outputs = predict_feed(model.to(feed.device), feed, numbers)
-    return finish(outputs, collate, transform)
+        numbers = build_precision(precision, feed.device, where="precision")
+        outputs = predict_batches(model.to(feed.device), feed, numbers)
+    return combine(outputs, collate, transform)
 
 
-def predict_feed(model: nn.Module, feed: Feed, precision: Precision) -> list[Any]:
-    """The outputs of all batches in the order of the dataset, on the host. Collective."""
+def predict_batches(model: nn.Module, feed: Feed, precision: Precision) -> list[Any]:
+    """Return the outputs of all batches in the order of the dataset, on the host. Collective."""
     mine = [
         tree_map(lambda value: value.cpu() if isinstance(value, Tensor) else value, output)
         for output, _ in _outputs(model, feed, precision)
     ]
-    return of_all_ranks(mine)
+    return gather_batches(mine)
 
 
-def of_all_ranks(mine: list[Any]) -> list[Any]:
-    """What each rank has of its batches, in the order of the dataset. Collective."""
-    # Interleave the ranks' outputs: each step reads one stretch of the dataset over all ranks.
+def gather_batches(mine: list[Any]) -> list[Any]:
+    """Put what each rank has of its batches in the order of the dataset. Collective."""
+    # Each step reads one stretch of the dataset over all ranks.
     return [output for step in zip(*gather_objects(mine)) for output in step]
 
 
-def finish(
+def combine(
     outputs: list[Any],
     collate: Callable[[list[Any]], Any] | None,
     transform: Callable[[Any], Any] | None,
@@ -98,11 +124,11 @@ def evaluate_loss(
     precision: str = "fp32",
     seed: int = 0,
 ) -> float | dict[str, float]:
-    """The mean loss per sample, over all ranks, in eval mode; a dict where the loss gives one."""
+    """Return the mean loss per sample, over all ranks, in eval mode; a dict if the loss is one."""
     with _reading(data, batch_size, collate_fn, workers, device, seed) as feed, evaluating(loss):
         if isinstance(loss, nn.Module):
             loss.to(feed.device)
-        numbers = make_precision(precision, feed.device)
+        numbers = build_precision(precision, feed.device, where="precision")
         return _mean_loss(model.to(feed.device), loss, feed, numbers)
 
 
@@ -120,26 +146,22 @@ def _mean_loss(
             given = loss(output, batch["label"][0])
         names = tuple(given) if isinstance(given, Mapping) else None
         parts = list(given.values()) if isinstance(given, Mapping) else [given]
-        for part in parts:
-            if part.numel() != 1:
-                raise TrainingError(not_a_scalar(loss, part))
+        wrong = [part.shape for part in parts if part.numel() != 1]
+        if wrong:
+            name = getattr(loss, "__name__", type(loss).__name__)
+            raise TrainingError(
+                f"the loss must be one number, {name} returns a tensor of shape "
+                f"{tuple(wrong[0])}: take its mean or its sum."
+            )
         values = torch.stack([part.detach().to(total).reshape(()) for part in parts])
         total = total + values * rows_of(batch["data"])
     means = (sum_in_place(total) / feed.num_samples).tolist()
     return means[0] if names is None else dict(zip(names, means, strict=True))
 
 
-def not_a_scalar(loss: Any, value: Tensor) -> str:
-    name = getattr(loss, "__name__", type(loss).__name__)
-    return (
-        f"the loss must be one number, {name} returns a tensor of shape {tuple(value.shape)}: "
-        f"take its mean or its sum."
-    )
-
-
 @torch.no_grad()
 def _outputs(model: nn.Module, feed: Feed, precision: Precision) -> Iterator[tuple[Any, Batch]]:
-    """(output, batch) of all batches. A list of one output is unwrapped, as in train steps."""
+    """Yield (output, batch). A list of one output is unwrapped, as in train steps."""
     with evaluating(model):
         for batch in feed.batches():
             with precision.autocast():
@@ -157,7 +179,7 @@ def _reading(
     device: str | torch.device | None,
     seed: int,
 ) -> Iterator[Feed]:
-    """The batches of `data` in order, shared among the ranks, on the device."""
+    """Share the batches of `data` among the ranks in order, on the device."""
     place = choose_device(device)
     join_others(place)
     feed = make_feed(data, batch_size, shuffle=False, whole=True, seed=seed, device=place,

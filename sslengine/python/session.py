@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,10 +17,63 @@ from torch import nn
 
 from sslengine.data.given import make_feed
 from sslengine.errors import ConfigError, nearest
-from sslengine.python.history import History
-from sslengine.python.passes import Feed, finish, of_all_ranks, predict_feed
+from sslengine.hooks.events import Hook, TaskView
+from sslengine.monitor.losses import MAIN
+from sslengine.python.passes import Feed, combine, gather_batches, predict_batches
 from sslengine.python.task import PythonTask
 from sslengine.registry import import_dotted
+
+
+@dataclass
+class History:
+    """The history of a run in memory, by step and by phase."""
+
+    # One record per train step: iteration (from 1), epoch, loss, its parts, lr.
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    # One record per train or test phase: iteration, epoch, split, loss, meters.
+    epochs: list[dict[str, Any]] = field(default_factory=list)
+
+    def losses(self) -> list[float]:
+        return [record["loss"] for record in self.steps]
+
+
+class KeepHistory(Hook):
+    """Fill a History. It reads losses when the ledger does, so it adds no synchronisation."""
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self._rates: dict[int, dict[str, float]] = {}
+
+    def on_phase_start(self, task: TaskView) -> None:
+        task.ledger.take_history()
+
+    def on_update(self, task: TaskView) -> None:
+        self._rates[task.iteration] = task.optimizer.learning_rates()
+
+    def on_phase_end(self, task: TaskView) -> None:
+        self._take_steps(task)
+        if not task.phase.complete:
+            return
+        split = "train" if task.train else "test"
+        record = {"iteration": task.iteration, "epoch": task.phase.epoch, "split": split}
+        self.history.epochs.append({**record, **task.phase_results})
+
+    def on_exception(self, task: TaskView) -> None:
+        self._take_steps(task)
+
+    def _take_steps(self, task: TaskView) -> None:
+        entries = task.ledger.take_history()
+        for entry in entries if task.train else ():
+            parts = {f"loss.{name}": each for name, each in entry.parts.items() if name != MAIN}
+            self.history.steps.append(
+                {
+                    "iteration": entry.iteration + 1,
+                    "epoch": task.phase.epoch,
+                    "loss": entry.parts[MAIN],
+                    **parts,
+                    **self._rates.pop(entry.iteration, {}),
+                }
+            )
 
 
 class Session:
@@ -60,21 +114,23 @@ class Session:
         transform: Callable[[Any], Any] | None = None,
         fresh: bool = False,
     ) -> Any:
-        """`sslengine.predict` on "train", "validation" or "test", whose outputs are cached until
-        the model changes (fresh: ignore the cache); or on another dataset or loader."""
-        if not isinstance(name, str):
+        """Call `sslengine.predict` on "train", "validation" or "test", or on other data.
+
+        Outputs of the former are cached until the model changes; fresh: ignore the cache.
+        """
+        if isinstance(name, str):
+            outputs = self._once("predict", name, fresh, self._outputs)
+        else:
             with closing(self._make_feed(name, "images")) as feed:
-                outputs = predict_feed(self.model, feed, self._task.parts.precision)
-            return finish(outputs, collate, transform)
-        outputs = self._once(
-            "predict", name, fresh,
-            lambda feed: predict_feed(self.model, feed, self._task.parts.precision),
-        )  # fmt: skip
-        return finish(outputs, collate, transform)
+                outputs = self._outputs(feed)
+        return combine(outputs, collate, transform)
+
+    def _outputs(self, feed: Feed) -> list[Any]:
+        return predict_batches(self.model, feed, self._task.parts.precision)
 
     def judge(self, train: str = "train", val: str = "validation") -> dict[str, Any]:
-        """As `sslengine judge --features`, which prints the scores: how well the model's outputs,
-        a row for each sample, tell the targets by nearest neighbours and a linear probe."""
+        """Print and return how well the model's outputs, a row for each sample, tell the targets by
+        nearest neighbours and a linear probe, as `sslengine judge --features`."""
         with TemporaryDirectory() as folder:
             files = [Path(folder, f"{split}.npz") for split in ("train", "test")]
             for name, file in zip((train, val), files, strict=True):
@@ -88,17 +144,17 @@ class Session:
 
     def _targets(self, name: str) -> Any:
         mine = [batch["label"][0].cpu() for batch in self._feed(name).batches()]
-        return torch.cat(of_all_ranks(mine)).numpy()
+        return torch.cat(gather_batches(mine)).numpy()
 
     def report(self) -> Path:
-        """As `sslengine report` of the run's folder; the file of its page."""
+        """Write the page of the run's folder, as `sslengine report`, and return its file."""
         if self._task.folder is None:
             raise ConfigError("there are no files to make a report of. Give fit a folder: out=...")
         import_dotted("sslengine.command.report:main")([str(self._task.folder)])
         return self._task.folder / "report.html"
 
     def evaluate_loss(self, name: str = "test", *, fresh: bool = False) -> dict[str, float]:
-        """The mean loss per sample over a dataset, with its parts, as in a test phase."""
+        """Return the mean loss per sample over a dataset, with its parts, as in a test phase."""
         kept: dict[str, float] = self._once("loss", name, fresh, self._task.mean_loss)
         return dict(kept)
 
@@ -118,8 +174,10 @@ class Session:
         return result
 
     def _version(self) -> bytes:
-        """A hash of the values of model and loss. Tensors' version counters miss the writes of
-        fused optimizers. Cost: reads all weights, 0.1 s for 100 MB."""
+        """Hash the values of model and loss: version counters miss the writes of fused optimizers.
+
+        Cost: reads all weights, 0.1 s for 100 MB.
+        """
         digest = hashlib.blake2b()
         for part in (self.model, self.loss):
             for tensor in (*part.parameters(), *part.buffers()):

@@ -30,7 +30,7 @@ from sslengine.task.task import SelfSupervisionTask
 Feed = DatasetFeed | LoaderFeed
 
 
-class Given(NamedTuple):
+class GivenParts(NamedTuple):
     model: nn.Module
     loss: nn.Module
     # None: the config chooses it.
@@ -48,7 +48,7 @@ class PythonTask(SelfSupervisionTask):
     replayable = False  # it is made of objects, which no folder has
 
     def __init__(
-        self, config: DictConfig, folder: Path | None, device: torch.device, given: Given
+        self, config: DictConfig, folder: Path | None, device: torch.device, given: GivenParts
     ) -> None:
         super().__init__(config, folder or Path(), device)
         self.folder, self.given = folder, given
@@ -60,7 +60,7 @@ class PythonTask(SelfSupervisionTask):
 
 @dataclass
 class PartsOfObjects(PartsOfConfig):
-    given: Given = field(kw_only=True)
+    given: GivenParts = field(kw_only=True)
 
     def feed(self, split: str, training: bool, classes: Sequence[Any]) -> Feed:
         given, seed = self.given, read(self.config, RunOptions).SEED_VALUE

@@ -14,8 +14,8 @@ from omegaconf import OmegaConf
 import sslengine
 from sslengine.checkpoint import files
 from sslengine.checkpoint.options import CheckpointOptions
-from sslengine.checkpoint.plain import expect_plain
 from sslengine.checkpoint.saver import Saver
+from sslengine.checkpoint.snapshot import expect_plain
 from sslengine.distributed.collectives import barrier
 from sslengine.distributed.ranks import is_primary, world_size
 from sslengine.hooks.events import Service, TaskView, hook_states

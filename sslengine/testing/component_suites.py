@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sslengine.config.sections import read
+from sslengine.monitor.build import RunPlace, build_writers
+from sslengine.monitor.writers import Record, Writer
 from sslengine.optim.curves import build_curve
-from sslengine.optim.options import OptimizerOptions
-from sslengine.optim.param_groups import build_param_groups
 from sslengine.registry import METERS
-from sslengine.testing.promises import expect, names, promise
-from sslengine.testing.recipe import Values
+from sslengine.testing.promises import Case, Suite, expect, names, promise
 from sslengine.testing.run_suite import PLAIN, TWO_RANKS, RunSuite
-from sslengine.testing.runs import Outcome, build, run, run_on_ranks
+from sslengine.testing.runs import RunOutcome, Values, build, run, run_on_ranks
 from sslengine.testing.state import differences, flat, same
-from sslengine.testing.suite import Trial
 
 IMAGES = 6
 
@@ -57,24 +57,17 @@ class NetworkSuite(RunSuite):
 
     @promise()
     def treats_images_independently(self) -> None:
-        """In eval mode an output does not depend on other images, and is deterministic."""
+        """An output depends on its image alone in eval mode; the image is not written into."""
         network, given = self.network()
+        before = given.clone()
         with torch.no_grad():
             together, again = _listed(network(given)), _listed(network(given))
+            expect(same(before, given), f"{self.name}: it has written into its input")
             alone = _listed(network(given[: len(given) // 2]))
         expect(same(together[0], again[0]), f"{self.name}: in evaluation its output changes")
         for half, both in zip(alone, together, strict=True):
             near = torch.allclose(half, both[: len(half)], rtol=1e-4, atol=1e-5)
             expect(near, f"{self.name}: in evaluation an output depends on the other images")
-
-    @promise()
-    def does_not_change_its_input(self) -> None:
-        """It does not write into its input: teachers and other heads get the same tensor."""
-        network, given = self.network()
-        before = given.clone()
-        with torch.no_grad():
-            network(given)
-        expect(same(before, given), f"{self.name}: it has written into its input")
 
     def network(self) -> tuple[nn.Module, Tensor]:
         raise NotImplementedError
@@ -111,7 +104,7 @@ class HeadSuite(NetworkSuite):
 
     kind = "head"
 
-    def __init__(self, trial: Trial, before: Any = ()) -> None:
+    def __init__(self, trial: Case, before: Any = ()) -> None:
         self.before = list(before)
         super().__init__(trial)
 
@@ -135,7 +128,7 @@ class OptimizerSuite(RunSuite):
 
     @promise()
     def follows_the_learning_rate(self) -> None:
-        """At a learning rate of zero no parameter changes; at another rate parameters change."""
+        """No parameter changes at a learning rate of zero; parameters change at another."""
         none = {"OPTIMIZER.param_schedulers.lr": {"name": "constant", "value": 0.0}}
         outcome = self.alone(none, {"OPTIMIZER.num_iterations": 2})
         changed = differences(outcome.start, outcome.end)
@@ -171,23 +164,6 @@ class ParamGroupsSuite(RunSuite):
 
     kind, key = "param_groups", "OPTIMIZER.param_group_constructor"
 
-    @promise()
-    def has_each_parameter_once(self) -> None:
-        """Every trainable parameter is in one group, frozen ones in none; groups are repeatable."""
-        resolved = self.spec.resolve()
-        model = build(resolved, self.folder / "groups").base_model
-        options = read(resolved.config, OptimizerOptions)
-        one, two = (self._names(model, build_param_groups(model, options)) for _ in range(2))
-        expect(one == two, f"{self.name}: built a second time, the groups differ")
-        wanted = sorted(name for name, each in model.named_parameters() if each.requires_grad)
-        found = sorted(name for group in one for name in group)
-        expect(found == wanted, f"{self.name}: {names({*found} ^ {*wanted})}")
-
-    @staticmethod
-    def _names(model: nn.Module, groups: list[dict[str, Any]]) -> list[list[str]]:
-        by_id = {id(each): name for name, each in model.named_parameters()}
-        return [[by_id[id(each)] for each in group["params"]] for group in groups]
-
 
 class HookSuite(RunSuite):
     """arguments: its own, as in config.HOOKS.EXTRA.
@@ -197,7 +173,7 @@ class HookSuite(RunSuite):
 
     kind = "hook"
 
-    def __init__(self, trial: Trial, by_config: bool = False) -> None:
+    def __init__(self, trial: Case, by_config: bool = False) -> None:
         self.by_config = by_config
         super().__init__(trial)
 
@@ -207,23 +183,18 @@ class HookSuite(RunSuite):
         return {"HOOKS.EXTRA": [{"name": self.component, **self.arguments}]}
 
     @promise()
-    def is_added_by_its_options(self) -> None:
-        """Its options alone add it to the hooks of the run."""
-        found = self.name in self.whole.hooks
-        expect(found, f"{self.name}: the hooks of the run are {names(self.whole.hooks)}")
-
-    @promise()
     def does_not_change_the_run(self) -> None:
         """Losses, weights and random streams are the same with it and without it."""
-        without = run(self._without(), self.folder / "without")
-        moved = differences(_of_training(without), _of_training(self.whole))
+        expect(self.name in self.whole.hooks, f"{self.name}: its options do not add it to a run")
+        without = run(self._spec_without(), self.folder / "without")
+        moved = differences(_training_state(without), _training_state(self.whole))
         expect(
             self.whole.losses == without.losses and not moved,
             f"{self.name}: it changes the run: {names(moved)}. A hook must only observe, and draw "
             f"from its own generator.",
         )
 
-    def _without(self) -> Any:
+    def _spec_without(self) -> Any:
         values = [each for each in self._tested.values if each is not self.spec.values[0]]
         return type(self.spec)((), tuple(values))
 
@@ -241,7 +212,7 @@ class HookSuite(RunSuite):
         )
 
 
-def _of_training(outcome: Outcome) -> dict[str, Any]:
+def _training_state(outcome: RunOutcome) -> dict[str, Any]:
     return {**outcome.state, "losses": outcome.losses, "test losses": outcome.test_losses}
 
 
@@ -250,7 +221,7 @@ class MeterSuite(RunSuite):
 
     kind = "meter"
 
-    def __init__(self, trial: Trial, classes: int = 7) -> None:
+    def __init__(self, trial: Case, classes: int = 7) -> None:
         self.classes = classes
         super().__init__(trial)
 
@@ -333,3 +304,95 @@ def _listed(output: Any) -> list[Tensor]:
         return [output]
     values = output.values() if isinstance(output, Mapping) else output
     return [each for value in values for each in _listed(value)]
+
+
+# The records of a run of four steps, which saves a checkpoint after the second.
+RECORDS = tuple(
+    Record("step", number, 0, "train", {"loss": 0.7310625 / number, "top": {"1": 50.0 + number}})
+    for number in (1, 2, 3, 4)
+)
+SAVED_AT = 2
+
+
+class WriterSuite(Suite):
+    """arguments: as in config.HOOKS.WRITERS.
+
+    read: a function that returns the losses written in the run's folder, in order. Without it,
+        the numbers in the folder's files that equal the losses are read.
+    """
+
+    kind = "writer"
+
+    def __init__(self, trial: Case, read: Callable[[Path], list[float]] | None = None) -> None:
+        super().__init__(trial)
+        self.entry, self._read = {"name": self.component, **self.arguments}, read
+
+    def open(self, folder: str, iteration: int = 0) -> Writer:
+        place = self.folder / folder
+        place.mkdir(exist_ok=True)
+        (writer,) = build_writers([self.entry], RunPlace(place, iteration))
+        return writer
+
+    def written(self, folder: str) -> list[float]:
+        """The losses in the files of the run, in order."""
+        if self._read is not None:
+            return self._read(self.folder / folder)
+        files = [path for path in sorted((self.folder / folder).iterdir()) if path.is_file()]
+        text = "\n".join(path.read_text(errors="replace") for path in files)
+        numbers = map(float, re.findall(r"(?<![\w.])\d+\.\d+(?:e-?\d+)?", text))
+        wanted = [record.values["loss"] for record in RECORDS]
+        found = (next((w for w in wanted if _near_all([each], [w])), None) for each in numbers)
+        return [each for each in found if each is not None]
+
+    @cached_property
+    def whole(self) -> list[float]:
+        writer = self.open("whole")
+        for record in RECORDS:
+            writer.write(record)
+        writer.close()
+        return self.written("whole")
+
+    @promise()
+    def writes_every_record_once(self) -> None:
+        """Records are written in order, and all of them when the writer is closed."""
+        wanted = [record.values["loss"] for record in RECORDS]
+        expect(
+            _near_all(self.whole, wanted),
+            f"{self.name}: the losses {wanted} are written as {self.whole}",
+        )
+
+    @promise()
+    def resumes_without_gaps(self) -> None:
+        """After a kill, and a resume from an earlier checkpoint, each record is written."""
+        writer = self.open("first")
+        for record in RECORDS[: SAVED_AT + 1]:
+            writer.write(record)
+            writer.unsynced()  # as a checkpoint does
+        # After a kill only the files remain.
+        shutil.copytree(self.folder / "first", self.folder / "killed")
+        again = self.open("killed", SAVED_AT)
+        for record in RECORDS[SAVED_AT:]:  # one of them for the second time
+            again.write(record)
+        again.close()
+        writer.close()
+        kept = list(dict.fromkeys(self.written("killed")))
+        expect(
+            _near_all(kept, self.whole),
+            f"{self.name}: after a kill and a resume the losses are {kept}; without a kill they "
+            f"are {self.whole}. Open its files to append.",
+        )
+
+    @promise()
+    def accepts_nan_and_text(self) -> None:
+        """Records may hold NaN, text and None; none of these ends the run."""
+        writer = self.open("odd")
+        values = {"loss": math.nan, "norm": math.inf, "text": "words, and more", "none": None}
+        writer.write(Record("phase", 1, 0, "test", values))
+        writer.write(Record("end", 1, 0, "train", {}))
+        writer.close()
+
+
+def _near_all(one: Sequence[float], other: Sequence[float]) -> bool:
+    return len(one) == len(other) and all(
+        math.isclose(a, b, rel_tol=1e-3) for a, b in zip(one, other, strict=True)
+    )

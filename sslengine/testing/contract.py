@@ -11,9 +11,26 @@ from pathlib import Path
 from typing import Any
 
 from sslengine.errors import ConfigError, SSLEngineError, UnknownNameError, listing, nearest
-from sslengine.testing.promises import BrokenPromise, promises
-from sslengine.testing.suite import Trial
-from sslengine.testing.suites import SUITES
+from sslengine.testing import component_suites, data_suites
+from sslengine.testing.promises import BrokenPromise, Case, Suite, promises
+
+_ALL: tuple[type[Suite], ...] = (
+    component_suites.MethodSuite,
+    component_suites.ModelSuite,
+    component_suites.TrainStepSuite,
+    component_suites.TrunkSuite,
+    component_suites.HeadSuite,
+    component_suites.OptimizerSuite,
+    component_suites.ScheduleSuite,
+    component_suites.ParamGroupsSuite,
+    component_suites.HookSuite,
+    component_suites.MeterSuite,
+    component_suites.WriterSuite,
+    data_suites.TransformSuite,
+    data_suites.CollatorSuite,
+    data_suites.SourceSuite,
+)
+SUITES: dict[str, type[Any]] = {each.kind: each for each in _ALL}
 
 
 class Contract:
@@ -38,12 +55,11 @@ class Contract:
             )
         self.kind, self.component = kind, _named(component)
         known = dict(promises(SUITES[kind]))
-        for name in (*also, *(without or {})):
-            if name not in known:
-                raise UnknownNameError(
-                    f"a {kind} has no promise {name!r}. {nearest(name, known)} Known: "
-                    f"{listing(known)}"
-                )
+        unknown = {*also, *(without or {})} - known.keys()
+        if unknown:
+            raise UnknownNameError(
+                f"a {kind} has no promise {listing(unknown)}. Known: {listing(known)}"
+            )
         chosen = {name: how for name, how in known.items() if how["always"] or name in also}
         self.promises = [name for name in chosen if name not in (without or {})]
         self.on_ranks = [name for name in self.promises if chosen[name]["ranks"]]
@@ -54,7 +70,7 @@ class Contract:
         arguments, overrides, unchanged, more = self._given
         folder = Path(tempfile.mkdtemp(prefix="sslengine-contract-"))
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        trial = Trial(self.component, arguments, overrides, unchanged, folder)
+        trial = Case(self.component, arguments, overrides, unchanged, folder)
         made = SUITES[self.kind](trial, **more)
         made.promises = self.promises
         return made

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -14,7 +13,6 @@ from PIL import Image
 from torch import Tensor
 
 from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
-from sslengine.checkpoint.rng import rng_state
 from sslengine.data.augment.pipeline import Pipeline
 from sslengine.data.batch.collators import image_keys
 from sslengine.data.feed import DataFeed
@@ -22,9 +20,8 @@ from sslengine.data.loading.seeding import seed_sample, streams_kept
 from sslengine.data.options import DataOptions, SplitOptions, split_options
 from sslengine.data.sources.base import build_sources
 from sslengine.registry import COLLATORS
-from sslengine.testing.promises import expect, names, promise
+from sslengine.testing.promises import Case, Suite, expect, names, promise
 from sslengine.testing.state import copied, differences, flat
-from sslengine.testing.suite import Suite, Trial
 
 SEED, SIDE, IMAGES = 3, 32, 8
 TO_TENSOR = {"name": "ToTensor"}
@@ -38,14 +35,14 @@ def pixels(number: int) -> Image.Image:
 
 
 class DataSuite(Suite):
-    def __init__(self, trial: Trial, before: Sequence[Entry] = (), **split: Any) -> None:
+    def __init__(self, trial: Case, before: Sequence[Entry] = (), **split: Any) -> None:
         """before: entries of TRANSFORMS that run first. split: keys of config.DATA.TRAIN."""
         super().__init__(trial)
         self.before = [dict(each) for each in before]
         self.given = split
 
     def keys(self) -> dict[str, Any]:
-        """What the test chooses of config.DATA.TRAIN, where `given` does not say otherwise."""
+        """Choose config.DATA.TRAIN, where `given` does not say otherwise."""
         return {
             "DATA_SOURCES": ["synthetic"],
             "RANDOM_SYNTHETIC_IMAGES": True,
@@ -110,26 +107,6 @@ class TransformSuite(DataSuite):
         with streams_kept():
             seed_sample(SEED, (0, number))
             return copied(_readable(pipeline(self.sample(number))))
-
-    @promise()
-    def is_determined_by_the_seed(self) -> None:
-        """The same seed and image give the same sample, also after other samples and in a copy."""
-        first = self.made(self.pipeline)
-        self.made(self.pipeline, 1)
-        again = differences(first, self.made(self.pipeline))
-        expect(not again, f"{self.name}: with the same seed {names(again)} differs")
-
-    @promise()
-    def can_be_pickled(self) -> None:
-        """It can be pickled, and the copy does the same."""
-        try:
-            copy = pickle.loads(pickle.dumps(self.pipeline))
-        except Exception as error:
-            expect(False, f"{self.name}: it cannot be pickled: {error}")
-        differs = differences(self.made(self.pipeline), self.made(copy))
-        expect(
-            not differs, f"{self.name}: in the output of a pickled copy {names(differs)} differs"
-        )
 
     @promise()
     def does_not_change_its_input(self) -> None:
@@ -239,15 +216,6 @@ class CollatorSuite(DataSuite):
         twice = len(found) > len(set(found))
         expect(not twice, f"{self.name}: some images are in the batch more than once")
 
-    @promise()
-    def does_not_change_its_input(self) -> None:
-        """It does not change the samples."""
-        samples = self.samples()
-        before = copied(samples)
-        self.collate(samples)
-        differs = differences(before, copied(samples))
-        expect(not differs, f"{self.name}: it has changed the samples: {names(differs)}")
-
 
 class SourceSuite(DataSuite):
     """arguments: keys of config.DATA.TRAIN, such as DATA_PATHS."""
@@ -288,24 +256,6 @@ class SourceSuite(DataSuite):
             np.asarray(given)[...] = 0
         again = np.array(self.source.image(0))
         expect(np.array_equal(first, again), f"{self.name}: image 0 differs when read again")
-
-    @promise()
-    def can_be_pickled(self) -> None:
-        """It can be pickled, and the copy has the same images."""
-        self.source.image(0)
-        copy = pickle.loads(pickle.dumps(self.source))
-        expect(len(copy) == len(self.source), f"{self.name}: a pickled copy has {len(copy)} images")
-        for index in (0, len(copy) - 1):
-            same = np.array_equal(np.array(copy.image(index)), np.array(self.source.image(index)))
-            expect(same, f"{self.name}: in a pickled copy image {index} differs")
-
-    @promise()
-    def draws_no_random_numbers(self) -> None:
-        """It does not use the global random generators, which augmentation uses."""
-        before = copied(rng_state())
-        self.source.image(0)
-        used = differences(before, copied(rng_state()))
-        expect(not used, f"{self.name}: reading an image advances the generator {names(used)}")
 
     @promise()
     def has_a_label_for_each_image(self) -> None:

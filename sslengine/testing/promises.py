@@ -1,11 +1,14 @@
-"""Promises of a component, and the error for a broken one."""
+"""Declare the promises of a kind of component in a suite, and raise the error for a broken one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
 
-from sslengine.errors import SSLEngineError
+from sslengine.errors import ConfigError, SSLEngineError
+from sslengine.registry import component_key
 
 F = TypeVar("F", bound=Callable[..., None])
 
@@ -29,7 +32,7 @@ def promise(always: bool = True, ranks: bool = False) -> Callable[[F], F]:
 
 
 def promises(suite: type[Any]) -> Iterator[tuple[str, dict[str, bool]]]:
-    """The names of all promises of a suite, in the order of their definition."""
+    """Yield the names of all promises of a suite, in the order of their definition."""
     seen: dict[str, dict[str, bool]] = {}
     for cls in reversed(suite.__mro__):
         for name, member in vars(cls).items():
@@ -44,7 +47,35 @@ def expect(kept: bool, what: str) -> None:
 
 
 def names(found: Iterable[object], limit: int = 6) -> str:
-    """The first of them, separated by commas, and how many more there are."""
+    """Join the first of them with commas, and say how many more there are."""
     listed = [str(each) for each in found]
     more = f" and {len(listed) - limit} more" if len(listed) > limit else ""
     return ", ".join(listed[:limit]) + more
+
+
+@dataclass(frozen=True)
+class Case:
+    """The arguments of `contract`, and a folder."""
+
+    component: str
+    arguments: Mapping[str, Any]
+    overrides: Sequence[str]
+    unchanged: Sequence[str]
+    folder: Path
+
+
+class Suite:
+    """The base of all suites: one component and its test settings."""
+
+    kind: ClassVar[str] = ""
+    trains: ClassVar[bool] = False  # does it test components in training runs?
+
+    def __init__(self, trial: Case) -> None:
+        self.component, self.arguments = trial.component, dict(trial.arguments)
+        self.name, self.folder = component_key(trial.component), trial.folder
+        self.promises: Sequence[str] = ()  # the names of those to test
+        if not self.trains and (trial.overrides or trial.unchanged):
+            raise ConfigError(
+                f"contract({self.kind!r}, {self.component!r}): a {self.kind} is tested without a "
+                f"training run, so overrides= and unchanged= have no effect. Omit them."
+            )

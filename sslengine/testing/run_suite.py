@@ -11,11 +11,9 @@ from typing import ClassVar
 import torch
 from omegaconf import OmegaConf
 
-from sslengine.testing.promises import expect, names, promise
-from sslengine.testing.recipe import Values
-from sslengine.testing.runs import CHECKPOINT, SAVED_AT, Outcome, Spec, run, run_on_ranks
+from sslengine.testing.promises import Case, Suite, expect, names, promise
+from sslengine.testing.runs import CHECKPOINT, SAVED_AT, RunOutcome, Spec, Values, run, run_on_ranks
 from sslengine.testing.state import differences
-from sslengine.testing.suite import Suite, Trial
 
 BF16 = {
     "MODEL.AMP_PARAMS.USE_AMP": True,
@@ -50,7 +48,7 @@ class RunSuite(Suite):
     # What runs are made with that are compared with each other.
     plain: Values = PLAIN
 
-    def __init__(self, trial: Trial) -> None:
+    def __init__(self, trial: Case) -> None:
         super().__init__(trial)
         self.unchanged = tuple(trial.unchanged)
         self.spec = Spec(tuple(trial.overrides), (self.chosen(),))
@@ -68,7 +66,7 @@ class RunSuite(Suite):
     # ---- the runs
 
     @cached_property
-    def whole(self) -> Outcome:
+    def whole(self) -> RunOutcome:
         """Four steps with a checkpoint after the second, and with test phases if possible."""
         saved = {"CHECKPOINT.CHECKPOINT_ITER_FREQUENCY": SAVED_AT}
         return run(self._tested.having(saved), self.folder / "whole")
@@ -85,29 +83,29 @@ class RunSuite(Suite):
         )
 
     @cached_property
-    def resumed(self) -> Outcome:
+    def resumed(self) -> RunOutcome:
         """A run that resumes from the checkpoint of `whole`, as after a kill."""
         assert self.whole
         checkpoint = self.folder / "whole" / "checkpoints" / CHECKPOINT
         return run(self._tested, self.folder / "resumed", resume_from=checkpoint)
 
     @cached_property
-    def half(self) -> Outcome:
+    def half(self) -> RunOutcome:
         return self.alone(BF16, {"OPTIMIZER.num_iterations": 2})
 
     @cached_property
-    def two_ranks(self) -> list[Outcome]:
+    def two_ranks(self) -> list[RunOutcome]:
         return self.on_ranks(TWO_RANKS)
 
     @cached_property
-    def plain_ranks(self) -> list[Outcome]:
+    def plain_ranks(self) -> list[RunOutcome]:
         return self.on_ranks(self.plain, TWO_RANKS)
 
-    def alone(self, *values: Values, double: bool = False) -> Outcome:
+    def alone(self, *values: Values, double: bool = False) -> RunOutcome:
         self._made += 1
         return run(self.spec.having(*values, double=double), self.folder / f"run{self._made}")
 
-    def on_ranks(self, *values: Values, double: bool = False, ranks: int = 2) -> list[Outcome]:
+    def on_ranks(self, *values: Values, double: bool = False, ranks: int = 2) -> list[RunOutcome]:
         self._made += 1
         spec = self.spec.having(*values, double=double)
         return run_on_ranks(spec, self.folder / f"run{self._made}", ranks)
@@ -170,12 +168,12 @@ class RunSuite(Suite):
 
     @promise()
     def trains_in_bfloat16(self) -> None:
-        """In mixed precision every step has a finite float32 loss."""
+        """Every step has a finite float32 loss in mixed precision."""
         self._expect_finite(self.half, "a run in bfloat16")
 
     @promise()
     def first_loss_is_close_in_bfloat16(self) -> None:
-        """In mixed precision the first loss is close to that of full precision."""
+        """The first loss in mixed precision is close to that of full precision."""
         full, first = self.whole.losses[0], self.half.losses[0]
         expect(
             math.isclose(first, full, rel_tol=NEAR, abs_tol=NEAR),
@@ -193,7 +191,7 @@ class RunSuite(Suite):
 
     @promise(ranks=True)
     def ranks_stay_equal(self) -> None:
-        """On two ranks with DDP, trained parameters are bit-equal on both."""
+        """Trained parameters are bit-equal on two ranks with DDP."""
         self._expect_equal_ranks(self.two_ranks, "DDP")
 
     @promise(ranks=True)
@@ -236,13 +234,13 @@ class RunSuite(Suite):
 
     # ---- checks
 
-    def _expect_finite(self, outcome: Outcome, what: str) -> None:
+    def _expect_finite(self, outcome: RunOutcome, what: str) -> None:
         finite = len(outcome.losses) > 1 and all(map(math.isfinite, outcome.losses))
         expect(finite, f"{self.name}: the losses of {what} are {outcome.losses}")
         low = sorted({each for each in outcome.dtypes if each not in ("float32", "float64")})
         expect(not low, f"{self.name}: in {what} the loss has dtype {names(low)}")
 
-    def _expect_equal_ranks(self, ranks: Sequence[Outcome], way: str) -> None:
+    def _expect_equal_ranks(self, ranks: Sequence[RunOutcome], way: str) -> None:
         first, *others = ranks
         self._expect_finite(first, f"two ranks with {way}")
         for other in others:
@@ -258,7 +256,7 @@ class RunSuite(Suite):
         expect(not stuck, f"{self.name}: with {way} these do not change: {names(stuck)}")
 
     def _expect_close(
-        self, one: Outcome, other: Outcome, this: str, that: str, tolerance: float
+        self, one: RunOutcome, other: RunOutcome, this: str, that: str, tolerance: float
     ) -> None:
         steps = {name: end - other.start[name] for name, end in other.end.items()}
         # The gradient of a bias before a batch norm is a rounding error.

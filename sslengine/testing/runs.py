@@ -1,10 +1,10 @@
-"""Small runs of the real task, and what tests observe of them."""
+"""Make small runs of the real task, and record what tests observe of them."""
 
 from __future__ import annotations
 
 import contextlib
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
 from sslengine.checkpoint import files
 from sslengine.checkpoint.rng import rng_state
-from sslengine.config.resolve import Resolved
+from sslengine.config.compose import Assignment, compose
+from sslengine.config.resolve import Resolved, freeze
 from sslengine.distributed.sharding import whole
 from sslengine.hooks.default import default_hooks
 from sslengine.hooks.events import Hook
@@ -22,15 +24,45 @@ from sslengine.registry import TASKS
 from sslengine.services.order import services_of
 from sslengine.task.saving import get_state
 from sslengine.testing.ranks import shared_pool
-from sslengine.testing.recipe import Values, resolve_small
 from sslengine.testing.state import attributes, copied, differences, flat, outside_state_dict
 from sslengine.trainer import loop
 
 CPU = torch.device("cpu")
+# The default config file: configs/testing/small.yaml.
+FILE = "config=testing/small"
+# Overrides that make any run small. Three steps per epoch: the fourth is in the next epoch.
+SMALL: dict[str, Any] = {
+    "LOG_FREQUENCY": 1,
+    "DATA.NUM_DATALOADER_WORKERS": 0,
+    "DATA.TRAIN.DATA_LIMIT": 12,
+    "DATA.TRAIN.BATCHSIZE_PER_REPLICA": 4,
+    "OPTIMIZER.num_iterations": 4,
+    "DISTRIBUTED.NUM_PROC_PER_NODE": 1,
+    "MACHINE.DEVICE": "cpu",
+    "HOOKS.COLLAPSE_SIGNS": False,
+}
 SAVED_AT = 2  # of the four steps, within an epoch
 CHECKPOINT = f"model_iteration{SAVED_AT}.torch"
 # The parts of the state that are compared. Others hold times and memory sizes.
 OF_TRAINING = ("base_model", "loss", "optimizer", "amp", "progress", "num_updates", "ranks")
+
+Values = Mapping[str, Any]
+
+
+def resolve_small(overrides: Sequence[str], *values: Values) -> Resolved:
+    """Resolve a run as the command line does, with values that make it small.
+
+    overrides: arguments of the command; `config=FILE` chooses another file.
+    values: by key path below `config`. Overrides take precedence.
+    """
+    chosen = any(each.startswith("config=") for each in overrides)
+    asked = compose(overrides if chosen else [FILE, *overrides])
+    ours = [
+        Assignment(f"config.{path}", value, f"config.{path}={value}", may_be_new=True)
+        for each in (SMALL, *values)
+        for path, value in each.items()
+    ]
+    return freeze(replace(asked, assignments=[*ours, *asked.assignments]))
 
 
 @dataclass(frozen=True)
@@ -51,7 +83,7 @@ class Spec:
 
 
 @dataclass
-class Outcome:
+class RunOutcome:
     """The result of a run in plain, picklable values."""
 
     losses: list[float] = field(default_factory=list)
@@ -69,10 +101,10 @@ class Outcome:
     results: dict[str, Any] = field(default_factory=dict)  # of the meters in the last test
 
 
-class Probe(Hook):
+class Observer(Hook):
     """Observe a run. It is the last hook, so it sees the changes of all others."""
 
-    def __init__(self, outcome: Outcome) -> None:
+    def __init__(self, outcome: RunOutcome) -> None:
         self.outcome = outcome
         self._before_test: dict[str, Any] = {}
 
@@ -93,7 +125,7 @@ class Probe(Hook):
 
 
 def _everything(task: Any) -> dict[str, Any]:
-    """All state that a test phase must not change."""
+    """Copy all state that a test phase must not change."""
     state = {
         "model": task.base_model.state_dict(),
         "loss": task.loss.state_dict(),
@@ -110,7 +142,7 @@ def _outside(task: Any) -> dict[str, Any]:
 
 
 def trainable(task: Any) -> dict[str, Tensor]:
-    """Trainable parameters by the names of the optimizer's groups, patterns and summaries."""
+    """Return the trainable parameters by the names that optimizer groups and patterns use."""
     named = [*task.base_model.named_parameters()]
     named += [(f"loss.{name}", each) for name, each in task.loss.named_parameters()]
     return {name: each for name, each in named if each.requires_grad}
@@ -132,18 +164,18 @@ def build(
     return task
 
 
-def run(spec: Spec, folder: Path, resume_from: Path | None = None) -> Outcome:
+def run(spec: Spec, folder: Path, resume_from: Path | None = None) -> RunOutcome:
     """Make the whole run. Every rank calls it with the same arguments."""
-    outcome = Outcome()
+    outcome = RunOutcome()
     with _default_dtype(torch.float64 if spec.double else torch.float32):
-        task = build(spec.resolve(), folder, [Probe(outcome)], torch.device(spec.device))
+        task = build(spec.resolve(), folder, [Observer(outcome)], torch.device(spec.device))
         if resume_from is None:
             task.load_initial_weights()
         else:
             task.set_classy_state(files.read(resume_from)["classy_state_dict"])
         if spec.double:
             read = task.state.next_batch
-            task.state.next_batch = lambda: _as_double(read())
+            task.state.next_batch = lambda: _convert_to_double(read())
         outcome.start = {name: _copy(each) for name, each in trainable(task).items()}
         everything = {n for n, _ in task.base_model.named_parameters()}
         everything |= {f"loss.{name}" for name, _ in task.loss.named_parameters()}
@@ -167,13 +199,17 @@ def _copy(tensor: Tensor) -> Tensor:
     return whole(tensor).detach().cpu().clone()
 
 
-def _as_double(batch: Any) -> Any:
-    """A batch with its images in double precision."""
+def _convert_to_double(batch: Any) -> Any:
+    """Convert the images of a batch to double precision."""
     if isinstance(batch, Tensor):
         return batch.double() if batch.is_floating_point() else batch
     if isinstance(batch, (list, tuple)):
-        return type(batch)(_as_double(each) for each in batch)
-    return {k: _as_double(each) for k, each in batch.items()} if isinstance(batch, dict) else batch
+        return type(batch)(_convert_to_double(each) for each in batch)
+    return (
+        {k: _convert_to_double(each) for k, each in batch.items()}
+        if isinstance(batch, dict)
+        else batch
+    )
 
 
 @contextlib.contextmanager
@@ -191,5 +227,5 @@ def run_on_rank(spec: Spec, folder: str) -> bytes:
     return pickle.dumps(run(spec, Path(folder)))
 
 
-def run_on_ranks(spec: Spec, folder: Path, ranks: int = 2) -> list[Outcome]:
+def run_on_ranks(spec: Spec, folder: Path, ranks: int = 2) -> list[RunOutcome]:
     return [pickle.loads(each) for each in shared_pool(ranks).run(run_on_rank, spec, str(folder))]

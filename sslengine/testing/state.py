@@ -19,7 +19,7 @@ _DEPTH = 6
 
 
 def flat(value: Any, path: str = "") -> dict[str, Any]:
-    """The leaves of nested dicts and lists by their key paths."""
+    """Return the leaves of nested dicts and lists by their key paths."""
     if isinstance(value, Mapping):
         inner: Iterable[tuple[Any, Any]] = value.items()
     elif isinstance(value, (list, tuple, deque)):
@@ -31,7 +31,7 @@ def flat(value: Any, path: str = "") -> dict[str, Any]:
 
 
 def same(one: Any, other: Any) -> bool:
-    """True if bit-equal."""
+    """Tell whether two values are equal bit by bit."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         one, other = whole(one), whole(other)
         if one.shape != other.shape or one.dtype != other.dtype:
@@ -49,7 +49,7 @@ def _same_with_nan(one: Tensor, other: Tensor) -> bool:
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """The keys under which two flat states differ."""
+    """Return the keys under which two flat states differ."""
     return [
         key
         for key in dict.fromkeys((*one, *other))
@@ -58,7 +58,7 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 
 def copied(state: Any) -> dict[str, Any]:
-    """A flat copy that shares no tensor with the state. Collective if it is sharded."""
+    """Return a flat copy that shares no tensor with the state. Collective if it is sharded."""
     return {key: _copied(each) for key, each in flat(state).items()}
 
 
@@ -67,7 +67,7 @@ def _copied(value: Any) -> Any:
 
 
 def outside_state_dict(root: nn.Module) -> dict[str, Any]:
-    """The attributes of a module and its submodules that are not in its state dict."""
+    """Return what a module and its submodules hold outside their state dict."""
     found: dict[str, Any] = {}
     for name, module in root.named_modules():
         dot = f"{name}." if name else ""
@@ -80,7 +80,7 @@ def outside_state_dict(root: nn.Module) -> dict[str, Any]:
 
 
 def attributes(thing: object) -> dict[str, Any]:
-    """The attributes of an object that is not a module."""
+    """Return the attributes of an object that is not a module."""
     found: dict[str, Any] = {}
     for key, value in vars(thing).items() if hasattr(thing, "__dict__") else ():
         found.update(_values(value, key, _DEPTH))
@@ -88,7 +88,7 @@ def attributes(thing: object) -> dict[str, Any]:
 
 
 def _values(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
-    """Numbers, text, tensors and random generators, also nested ones."""
+    """Yield numbers, text, tensors and random generators, also nested ones."""
     if isinstance(value, Tensor):
         yield path, _copied(value)
     elif isinstance(value, np.ndarray):

@@ -7,6 +7,6 @@ TRAIN_STEPS.declare(
     "standard_train_step", "multi_input_train_step", "pirl_train_step",
 )  # fmt: skip
 TRAIN_STEPS.declare("sslengine.train_steps.gradcache", "gradcache_train_step")
-TRAIN_STEPS.declare("sslengine.train_steps.model", "loss_dict_train_step", "model_train_step")
+TRAIN_STEPS.declare("sslengine.train_steps.model", "loss_dict_train_step")
 TRAIN_STEPS.declare("sslengine.train_steps.multi_optimizer", "multi_optimizer_train_step")
 TRAIN_STEPS.declare("sslengine.train_steps.many_heads", "many_heads_train_step")

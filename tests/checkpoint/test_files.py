@@ -69,7 +69,7 @@ def test_newest_is_that_of_the_highest_number_whatever_the_pointer_says(tmp_path
         _age(tmp_path / f"{name}.torch", 100 * number)
     # The pointer was set last to model_iteration9. Copies of files have any age.
     _age(tmp_path / "model_phase2.torch", 900)
-    assert [path.stem for path in files.in_order(tmp_path)] == [
+    assert [path.stem for path in files.list_checkpoints(tmp_path)] == [
         "model_phase3",
         "model_phase2",
         "model_iteration9",
@@ -140,9 +140,9 @@ def test_junk_under_a_checkpoints_name_is_named_and_skipped(
 
 def test_all_weights_in_one_file_beside_the_shards_are_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "model_phase0.torch").write_bytes(b"weights")
-    assert [path.name for path in files.in_order(tmp_path)] == ["model_phase0.torch"]
+    assert [path.name for path in files.list_checkpoints(tmp_path)] == ["model_phase0.torch"]
     (tmp_path / "model_phase0.2.shards").mkdir()
-    assert [path.name for path in files.in_order(tmp_path)] == ["model_phase0.2.shards"]
+    assert [path.name for path in files.list_checkpoints(tmp_path)] == ["model_phase0.2.shards"]
 
 
 def test_leftovers_of_a_killed_run_are_removed_and_nothing_else(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_saves_never_overlap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert (tmp_path / "model_phase0.torch").exists()
     mine.finish()
     assert gate.most == 1
-    assert [path.name for path in files.in_order(tmp_path)] == [
+    assert [path.name for path in files.list_checkpoints(tmp_path)] == [
         "model_phase1.torch", "model_phase0.torch",
     ]  # fmt: skip
 
@@ -104,13 +104,13 @@ def test_a_save_that_goes_on_failing_is_loud_and_the_older_one_stays(
     _save(mine, "phase1")  # does not raise: training continues
     mine.wait()
     assert caplog.text.count("No space left on device") == 3
-    assert [path.name for path in files.in_order(tmp_path)] == ["model_phase0.torch"]
+    assert [path.name for path in files.list_checkpoints(tmp_path)] == ["model_phase0.torch"]
     with pytest.raises(CheckpointError, match=r"cannot write .*model_phase1.*No space left"):
         mine.finish()
     monkeypatch.setattr(torch, "save", real)
     _save(mine, "phase2")  # there is space again
     mine.finish()
-    assert [path.name for path in files.in_order(tmp_path)] == ["model_phase2.torch"]
+    assert [path.name for path in files.list_checkpoints(tmp_path)] == ["model_phase2.torch"]
 
 
 def test_saves_are_numbered_on_from_what_is_there(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_saves_are_numbered_on_from_what_is_there(tmp_path: Path) -> None:
         for number in (first, first + 1):
             _save(mine, f"phase{number}")
         mine.finish()
-    numbers = [read_manifest(path).number for path in files.in_order(tmp_path)]
+    numbers = [read_manifest(path).number for path in files.list_checkpoints(tmp_path)]
     assert numbers == [4, 3, 2, 1]
 
 
@@ -130,7 +130,7 @@ def test_results_of_a_test_phase_belong_to_the_newest(tmp_path: Path) -> None:
         _save(mine, f"phase{number}", results={"train": {"loss": 1.0}})
         mine.add_results({"test": {"accuracy": accuracy}})
     assert (tmp_path / files.BEST).resolve().name == "model_phase1.torch"
-    kept = [read_manifest(path) for path in files.in_order(tmp_path)]
+    kept = [read_manifest(path) for path in files.list_checkpoints(tmp_path)]
     assert [each.file for each in kept] == ["model_phase2.torch", "model_phase1.torch"]
     assert kept[1].results == {"train": {"loss": 1.0}, "test": {"accuracy": 70.0}}
     _save(mine, "phase2", results={})  # saved again at the end, after its test phase

@@ -13,7 +13,7 @@ from sslengine.checkpoint.manifest import read_manifest, verify
 from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.checkpoint.retention import remove_surplus
 from sslengine.checkpoint.saver import Saver
-from sslengine.checkpoint.snapshot import to_host
+from sslengine.checkpoint.snapshot import copy_to_host
 from sslengine.distributed.ranks import is_primary, rank
 from sslengine.distributed.shard_files import Peers, read_folder
 from sslengine.errors import CheckpointError
@@ -24,7 +24,7 @@ from tests.ranks import RankPool
 def _write(folder: Path, *names: str) -> list[str]:
     peers = Peers()
     return [
-        sharded.write(to_host(state()), folder, f"{name}.torch", {"number": n}, peers).file
+        sharded.write(copy_to_host(state()), folder, f"{name}.torch", {"number": n}, peers).file
         for n, name in enumerate(names, start=1)
     ]
 
@@ -56,7 +56,7 @@ def test_the_same_name_again_never_leaves_nothing(two_ranks: RankPool, tmp_path:
 
 def test_order_pointer_and_retention(two_ranks: RankPool, tmp_path: Path) -> None:
     two_ranks.run(_write, tmp_path, "model_phase0", "model_phase1", "model_iteration9")
-    assert [path.stem for path in files.in_order(tmp_path)] == [
+    assert [path.stem for path in files.list_checkpoints(tmp_path)] == [
         "model_iteration9", "model_phase1", "model_phase0"
     ]  # fmt: skip
     remove_surplus(tmp_path, CheckpointOptions(KEEP_LAST=1))
@@ -69,7 +69,7 @@ def test_leftovers_go(tmp_path: Path) -> None:
     (tmp_path / ".model_phase1.shards.tmp").mkdir()
     (tmp_path / ".model_phase1.shards.tmp" / "__0_0.distcp").write_bytes(b"half")
     (tmp_path / ".model_phase0.torch.7.tmp").write_bytes(b"half")
-    assert files.in_order(tmp_path) == []
+    assert files.list_checkpoints(tmp_path) == []
     files.remove_leftovers(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -86,14 +86,14 @@ def _fail_on(culprit: int, folder: Path) -> list[str]:
 
     sharded.write_folder = full  # type: ignore[assignment]
     try:
-        sharded.write(to_host(state()), folder, "model_phase1.torch", {"number": 2}, peers)
+        sharded.write(copy_to_host(state()), folder, "model_phase1.torch", {"number": 2}, peers)
     except CheckpointError as error:
         said = str(error)
     finally:
         sharded.write_folder = real
     there = sorted(path.name for path in folder.iterdir())
     peers.agree(lambda: None)
-    sharded.write(to_host(state()), folder, "model_phase1.torch", {"number": 2}, peers)
+    sharded.write(copy_to_host(state()), folder, "model_phase1.torch", {"number": 2}, peers)
     return [said, str([name for name in there if not name.startswith(".")])]
 
 
@@ -116,7 +116,7 @@ def _no_room(folder: Path) -> str:
     peers, real = Peers(), files.shutil.disk_usage
     files.shutil.disk_usage = lambda _: real(folder)._replace(free=10)  # type: ignore[attr-defined]
     try:
-        sharded.write(to_host(state()), folder, "model_phase1.torch", {}, peers)
+        sharded.write(copy_to_host(state()), folder, "model_phase1.torch", {}, peers)
     except CheckpointError as error:
         return str(error)
     finally:
@@ -133,7 +133,9 @@ def test_room_is_looked_for_first(two_ranks: RankPool, tmp_path: Path) -> None:
 def _elsewhere(folder: Path) -> str:
     """Each rank with a folder of its own, as on nodes that share no disk."""
     try:
-        sharded.write(to_host(state()), folder / str(rank()), "model_phase0.torch", {}, Peers())
+        sharded.write(
+            copy_to_host(state()), folder / str(rank()), "model_phase0.torch", {}, Peers()
+        )
     except CheckpointError as error:
         return str(error)
     return ""

@@ -25,7 +25,7 @@ from sslengine.methods.base import Method
 from sslengine.methods.step import Step
 from sslengine.models.frozen import FrozenOptions
 from sslengine.models.options import ModelOptions
-from sslengine.testing.recipe import SMALL
+from sslengine.testing.runs import SMALL
 from tests.config.recipes import resolved
 
 

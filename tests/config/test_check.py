@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +23,6 @@ from sslengine.monitor.writers import Writer
 from sslengine.optim.options import OptimizerOptions
 from sslengine.optim.schedules import build_schedule
 from sslengine.registry import (
-    COLLATORS,
     HEADS,
     HOOKS,
     LOSSES,
@@ -130,8 +128,6 @@ def test_transforms_of_another_package(monkeypatch: pytest.MonkeyPatch, tmp_path
         return _problem(DATA__TRAIN__TRANSFORMS=[{**blur, **changes}, {"name": "ToTensor"}])
 
     key = "config.DATA.TRAIN.TRANSFORMS.0"
-    if importlib.util.find_spec("augly") is None:
-        assert f"{key}.transform_type: augly is not installed: pip install augly" in problem()
     assert f"{key}.transform_type: expected one of augly, got 'ugly'" in problem(
         transform_type="ugly"
     )
@@ -308,20 +304,20 @@ class _HalfAMeter(Meter):
             METERS,
             "METERS__names.0",
             _NoComponent,
-            "a class that derives from sslengine.meters.base:Meter",
+            "a class that derives from Meter",
         ),
         (
             TRUNKS,
             "MODEL__TRUNK__NAME",
             nn.Linear,
-            "a class that derives from sslengine.models.trun",
+            "a class that derives from Trunk",
         ),
         (TRUNKS, "MODEL__TRUNK__NAME", Trunk, "a class that defines features"),
         (
             OPTIMIZERS,
             "OPTIMIZER__name",
             _NoComponent,
-            "a class that derives from torch.optim:Optimizer",
+            "a class that derives from Optimizer",
         ),
     ],
 )
@@ -334,22 +330,3 @@ def test_a_registered_class_is_of_its_kind(
         problem = _problem(**{field: ["mine"] if field != key else "mine"})
     where = "config." + key.replace("__", ".")
     assert f"{where}: 'mine' cannot be used as {registry.kind}: expected {expected}" in problem
-
-
-@pytest.mark.parametrize(
-    ("registry", "key", "takes"),
-    [
-        (TRAIN_STEPS, "TRAINER__TRAIN_STEP_NAME", "the task"),
-        (WRITERS, "HOOKS__WRITERS", "the run's RunPlace"),
-        (COLLATORS, "DATA__TRAIN__COLLATE_FUNCTION", "the samples of a batch"),
-    ],
-)
-def test_what_the_engine_passes_must_be_taken(
-    registry: Registry[Any], key: str, takes: str
-) -> None:
-    with as_before(registry):
-        registry.register("deaf")(lambda *, cold=1: cold)
-        registry.register("right")(lambda first, cold=1: cold)
-        deaf, right = (["deaf"], ["right"]) if registry is WRITERS else ("deaf", "right")
-        resolved(**{key: right})
-        assert f"expected what takes {takes} as the first argument" in _problem(**{key: deaf})

@@ -3,10 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
-from sslengine.errors import ConfigError
-from sslengine.registry import OPTIMIZERS, register_engine, register_optimizer
 from tests.config.recipes import resolved
 
 CURVE = {"name": "constant", "value": 0.1}
@@ -34,15 +31,3 @@ def test_what_an_optimizer_does_not_take_is_said(name: str, key: str, value: Any
 )  # fmt: skip
 def test_what_has_an_effect_or_is_a_default_is_not(name: str, key: str, value: Any) -> None:
     assert warnings(OPTIMIZER__name=name, **{f"OPTIMIZER__{key}": value}) == []
-
-
-def test_kinds_without_options_refuse_them() -> None:
-    """They would be parsed and ignored."""
-
-    class Options: ...
-
-    with pytest.raises(ConfigError, match=r"options=Options.*OPTIMIZER\.args"):
-        register_optimizer("test_with_options", options=Options)(torch.optim.SGD)
-    assert "test_with_options" not in OPTIMIZERS
-    with pytest.raises(ConfigError, match="which no engine has: declare keys"):
-        register_engine("test_with_options", options=Options)

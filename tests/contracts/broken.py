@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import threading
 from typing import Any
 
 import numpy as np
@@ -284,12 +283,6 @@ def changes_pixels(batch: Any) -> Any:
     return {**made, "data": [made["data"][0] * 0.5]}
 
 
-def changes_samples(batch: Any) -> Any:
-    for sample in batch:
-        sample["data"][0].mul_(0.5)
-    return default_collate(batch)
-
-
 class Pictures(DataSource):
     """A sound source; those below break what they override."""
 
@@ -315,11 +308,6 @@ class HandsOutItsOwn(Pictures):
         return self.kept.setdefault(index, super().image(index))
 
 
-class DrawsFromCommonStreams(Pictures):
-    def image(self, index: int) -> Image.Image:
-        return super().image(index) if random.random() >= 0 else super().image(0)
-
-
 class TooFewLabels(Pictures):
     def labels(self) -> Any:
         return np.zeros(5, np.int64)
@@ -328,14 +316,6 @@ class TooFewLabels(Pictures):
 class NamesNoFiles(Pictures):
     def files_of(self, rows: Any) -> list[str]:
         return ["image 0"]
-
-
-class HoldsAnOpenFile(Pictures):
-    """Once it has read."""
-
-    def image(self, index: int) -> Image.Image:
-        self.lock = threading.Lock()
-        return super().image(index)
 
 
 class Remembers:
@@ -433,16 +413,3 @@ class LosesTheLast(Writer):
         with self.path.open("a") as file:
             file.write(self.held)
         self.held = f"{record.values['loss']}\n"
-
-
-def by_chance(features: Tensor) -> float:
-    return float(torch.rand(()))
-
-
-def centres_its_features(features: Tensor) -> float:
-    features.sub_(features.mean(dim=0))
-    return float(features.square().mean())
-
-
-def of_the_first_rows(features: Tensor) -> float:
-    return float(features[:7].square().mean())

@@ -90,8 +90,7 @@ HEADS_SMALL: dict[str, Of] = {
         overrides=("config=quickstart/jigsaw", *TINY, "config.DATA.TRAIN.TRANSFORMS.7.num_perms=72")),
     "pixel_head": Of(
         {"in_dim": 128, "stride": 6}, ("config=quickstart/simmim",), {"without": {
-            "treats_images_independently": "the suite gives it images without masks",
-            "does_not_change_its_input": "the same"}}),
+            "treats_images_independently": "the suite gives it images without masks"}}),
     "mobilenet_v3_head": head(in_channels=32, mid_channels=16, num_classes=8),
     "mobilenet_v3_head_timm": head(in_channels=32),
     "linear_probe": head(dims=[32, 8], norm="layer"),

@@ -57,26 +57,17 @@ OTHERS: list[tuple[str, Any, str, str]] = [
     (
         "transform",
         broken.HasItsOwnDraws,
-        "is_determined_by_the_seed",
-        "with the same seed data.0 differs",
-    ),
-    (
-        "transform",
-        broken.HasItsOwnDraws,
         "resumes_within_an_epoch",
         "from the second batch on the values",
     ),
-    ("transform", broken.HoldsALambda, "can_be_pickled", "it cannot be pickled"),
+    ("transform", broken.HoldsALambda, "does_not_depend_on_workers", "pickle"),
     ("transform", broken.SaysTwo, "makes_the_declared_number_of_views", "3 views, not 2"),
     ("collator", broken.drops_one, "keeps_each_sample", r"the samples \[0, 1, 2\]"),
     ("collator", broken.reverses, "keeps_each_sample", r"the samples \[3, 2, 1, 0\]"),
     ("collator", broken.changes_pixels, "keeps_pixels_if_declared", "it changes pixels"),
-    ("collator", broken.changes_samples, "does_not_change_its_input", "changed the samples"),
     ("source", broken.HandsOutItsOwn, "returns_the_same_image_each_time", "when read again"),
-    ("source", broken.DrawsFromCommonStreams, "draws_no_random_numbers", "the generator python"),
     ("source", broken.TooFewLabels, "has_a_label_for_each_image", "5 labels for 6 images"),
     ("source", broken.NamesNoFiles, "knows_its_files", "files_of names image 0, which is no file"),
-    ("source", broken.HoldsAnOpenFile, "can_be_pickled", "cannot pickle"),
     ("schedule", broken.Remembers, "is_a_function_of_where", "a second call"),
     (
         "schedule",
@@ -117,25 +108,6 @@ def test_any_other_that_breaks_a_promise_is_refused(
 ) -> None:
     with pytest.raises(BrokenPromise, match=told):
         Contract(kind, component, also=[promise]).keep(promise)
-
-
-@pytest.mark.parametrize(
-    ("component", "promise", "told"),
-    [
-        (broken.by_chance, "is_deterministic", "in a second call value differs"),
-        (broken.centres_its_features, "does_not_change_the_features", "changed the features"),
-        (
-            broken.of_the_first_rows,
-            "does_not_depend_on_the_order",
-            "in another order value differs",
-        ),
-    ],
-)
-def test_an_evaluator_that_breaks_a_promise_is_refused(
-    component: Any, promise: str, told: str
-) -> None:
-    with pytest.raises(BrokenPromise, match=told):
-        Contract("evaluator", component, alone=True).keep(promise)
 
 
 @pytest.mark.parametrize("promise", Contract("source", broken.Pictures).promises)
@@ -181,7 +153,7 @@ def test_statistics_of_a_method_are_each_ranks_own(promise: str) -> None:
 def test_mistakes_of_the_caller_are_told() -> None:
     with pytest.raises(UnknownNameError, match=r"no contract for 'methd'. Did you mean 'method'"):
         contract("methd", broken.Sound)
-    with pytest.raises(UnknownNameError, match=r"no promise 'resumes'. Did you mean 'resumes_bit"):
+    with pytest.raises(UnknownNameError, match=r"no promise resumes"):
         contract("method", broken.Sound, also=["resumes"])
     with pytest.raises(ConfigError, match="at the top level of a module"):
         contract("method", lambda output, target: output.sum())
@@ -196,5 +168,5 @@ def test_mistakes_of_the_caller_are_told() -> None:
 def test_what_is_tried_without_a_run_takes_nothing_of_one(
     kind: str, component: str, given: dict[str, Any]
 ) -> None:
-    with pytest.raises(ConfigError, match=f"{next(iter(given))}= has no effect"):
+    with pytest.raises(ConfigError, match="have no effect"):
         Contract(kind, component, **given).suite  # noqa: B018

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from sslengine.testing.contract import SUITES
 from sslengine.testing.promises import promises
 from sslengine.testing.run_suite import RunSuite
-from sslengine.testing.suites import SUITES
 
 DOC = Path(__file__).resolve().parents[2] / "docs" / "testing.md"
 METHOD = """

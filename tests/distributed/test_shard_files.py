@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, TensorProperties
 
-from sslengine.checkpoint.snapshot import to_host
+from sslengine.checkpoint.snapshot import copy_to_host
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.distributed.shard_files import (
     METADATA,
@@ -57,7 +57,7 @@ def _save(folder: Path) -> list[str]:
     if rank() == 0:
         folder.mkdir()
     peers.agree(lambda: None)
-    return write_folder(folder, *split(to_host(state())), peers)
+    return write_folder(folder, *split(copy_to_host(state())), peers)
 
 
 def _read(folder: Path) -> tuple[Tensor, Tensor, Tensor, int, bool]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sslengine.testing.runs import Outcome, Spec, run
+from sslengine.testing.runs import RunOutcome, Spec, run
 from tests.teachers import needed
 
 NAME = os.environ.get("SSLENGINE_GPU_TESTS", "cuda:0" if torch.cuda.is_available() else "")
@@ -35,7 +35,7 @@ def quickstart(name: str, device: str = NAME) -> Spec:
     return Spec((f"config=quickstart/{name}", *needed(name)), (EXACT,), device=device)
 
 
-def trained(spec: Spec, folder: Path, resume_from: Path | None = None) -> Outcome:
+def trained(spec: Spec, folder: Path, resume_from: Path | None = None) -> RunOutcome:
     return run(spec, folder, resume_from)
 
 

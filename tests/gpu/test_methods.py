@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sslengine.testing.runs import Outcome
+from sslengine.testing.runs import RunOutcome
 from tests.gpu.place import (
     QUICK,
     draws_of_the_cpu,
@@ -45,7 +45,7 @@ def test_in_float32(name: str, tmp_path: Path, full_float32: None) -> None:
     assert torch.tensor(gpu.losses).isfinite().all()
 
 
-def _expect_close(one: Outcome, other: Outcome, tolerance: float) -> None:
+def _expect_close(one: RunOutcome, other: RunOutcome, tolerance: float) -> None:
     assert one.losses == pytest.approx(other.losses, rel=tolerance)
     assert one.end.keys() == other.end.keys()
     for name, end in other.end.items():

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from sslengine.distributed import data_parallel
-from sslengine.task import build, make_parts
+from sslengine.task import build
 from sslengine.testing import runs
 from sslengine.testing.run_suite import BF16, NEAR, SHARDED
 from sslengine.testing.runs import CHECKPOINT, SAVED_AT
@@ -88,7 +88,7 @@ def a_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         world_size=1,
         device_id=torch.device(NAME) if IS_CUDA else None,
     )
-    for module in (build, make_parts, data_parallel):
+    for module in (build, data_parallel):
         monkeypatch.setattr(module, "world_size", lambda: 2)
     yield
     torch.distributed.destroy_process_group()

@@ -86,7 +86,6 @@ def test_every_event_of_the_base_does_nothing() -> None:
 def test_a_hook_written_for_classy_vision_works() -> None:
     from classy_vision.hooks import ClassyHook
 
-
     class Theirs(ClassyHook):
         on_phase_start = ClassyHook._noop
         on_start = ClassyHook._noop

@@ -23,7 +23,6 @@ from sslengine.monitor.writers import JsonLinesWriter, TensorBoardWriter, Writer
 from sslengine.task.task import SelfSupervisionTask
 from sslengine.trainer import loop
 from tests.config.recipes import resolved
-from tests.predictor.runs import make_classifier
 from tests.task.runs import CPU, same, train, weights
 
 
@@ -87,7 +86,7 @@ def _fill(folder: Path) -> None:
 
 
 def _names(folder: Path) -> list[str]:
-    return sorted(path.name for path in files.in_order(folder / "checkpoints"))
+    return sorted(path.name for path in files.list_checkpoints(folder / "checkpoints"))
 
 
 def test_a_full_disk_costs_only_the_saves_that_it_prevents(
@@ -98,7 +97,7 @@ def test_a_full_disk_costs_only_the_saves_that_it_prevents(
 
     def empty() -> None:
         kept.extend(_names(small_disk))
-        for path in files.in_order(small_disk / "checkpoints"):
+        for path in files.list_checkpoints(small_disk / "checkpoints"):
             verify(path)
         (small_disk / "filler").unlink()
 
@@ -157,12 +156,11 @@ def test_a_disk_that_becomes_read_only(small_disk: Path, caplog: pytest.LogCaptu
     assert "model_final_checkpoint_phase1.torch" in _names(small_disk)
 
 
-def test_an_export_says_that_the_disk_is_too_small(small_disk: Path, tmp_path: Path) -> None:
+def test_an_export_says_that_the_disk_is_too_small(small_disk: Path, classifier: Path) -> None:
     """Before anything is written: libraries have their own errors for this."""
-    make_classifier(tmp_path, OPTIMIZER__num_epochs=1)
     _fill(small_disk)
     with pytest.raises(OutputError, match=r"needs [1-9].*B and \S+ (bytes|kB) are free"):
-        sslengine.export(tmp_path / "run", small_disk / "weights", "state-dict")
+        sslengine.export(classifier / "run", small_disk / "weights", "state-dict")
     assert [path.name for path in small_disk.iterdir()] == ["filler"]
 
 

@@ -18,7 +18,7 @@ from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from sslengine.checkpoint.snapshot import to_host
+from sslengine.checkpoint.snapshot import copy_to_host
 from sslengine.config.resolve import Resolved, resolve
 from sslengine.engines.features import extract
 from sslengine.hooks import eval_mode
@@ -258,7 +258,7 @@ def test_a_checkpoint_waits_once(
             patch.setattr(Tensor, "data_ptr", fake_cuda.place_of)
             patch.setattr(torch.cuda, "is_initialized", lambda: True)
             patch.setattr(torch.cuda, "synchronize", lambda: waited_after.append(copies.started))
-            snapshot = to_host(state)
+            snapshot = copy_to_host(state)
     assert len(there) > len([*task.base_model.parameters()])  # the optimizer's, too
     assert 0 < copies.started <= len(there)
     assert waited_after == [copies.started] == [sum(pinned)] == [len(pinned)]

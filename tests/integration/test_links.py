@@ -15,7 +15,6 @@ from sslengine.errors import CheckpointError
 from sslengine.launch import cli
 from sslengine.launch.rank import run_rank
 from tests.config.recipes import resolved
-from tests.predictor.runs import make_classifier
 
 JUDGE = ["--train=images", "--val=images", "--workers=0", "--device=cpu"]
 VERBS: dict[str, Callable[[], int]] = {
@@ -30,17 +29,10 @@ VERBS: dict[str, Callable[[], int]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("trained")
-    make_classifier(folder, OPTIMIZER__num_epochs=1)
-    return folder
-
-
 @pytest.fixture
-def here(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with `run`, its images, and what a user has in `mine`."""
-    shutil.copytree(trained, tmp_path, dirs_exist_ok=True, symlinks=True)
+    shutil.copytree(classifier, tmp_path, dirs_exist_ok=True, symlinks=True)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").write_text("mine")
     monkeypatch.chdir(tmp_path)

@@ -33,7 +33,6 @@ from sslengine.launch import cli, local
 from sslengine.models.trunks.from_timm import TimmTrunk
 from sslengine.predictor import Predictor
 from tests import warm
-from tests.predictor.runs import make_classifier
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -86,18 +85,11 @@ class Place:
         return [str(self.run), *([str(self.image)] if tool == "predict" else []), *arguments]
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("trained")
-    make_classifier(folder, OPTIMIZER__num_epochs=1)
-    return folder
-
-
 @pytest.fixture
 def place(
-    tmp_path: Path, trained: Path, monkeypatch: pytest.MonkeyPatch, request: Any
+    tmp_path: Path, classifier: Path, monkeypatch: pytest.MonkeyPatch, request: Any
 ) -> Iterator[Place]:
-    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(classifier, tmp_path, dirs_exist_ok=True)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     before = set(sys.modules)

@@ -13,7 +13,7 @@ from sslengine.errors import ConfigError, TrainingError
 from sslengine.methods.base import Method, callbacks
 from sslengine.methods.step import Step
 from sslengine.methods.teacher import Teacher
-from sslengine.precision import TorchAmp
+from sslengine.precision import Precision
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.task.runs import make_task, train
 
@@ -53,7 +53,7 @@ def test_its_output_is_the_models() -> None:
     output = teacher(inputs, Step.alone(train=False))
     assert torch.equal(output, model.eval()(inputs))
     assert not output.requires_grad
-    half = TorchAmp(torch.device("cpu"), torch.bfloat16)
+    half = Precision(torch.device("cpu"), torch.bfloat16)
     lower = teacher(inputs, Step.alone(train=False, precision=half))
     assert lower.dtype == torch.float32
     assert not torch.equal(lower, output)

@@ -29,7 +29,7 @@ from sslengine.monitor.collapse import (
     USED,
     find_signs,
 )
-from sslengine.precision import TorchAmp
+from sslengine.precision import Precision
 from tests.teachers import needed
 
 TINY = {
@@ -265,7 +265,7 @@ def fp16_anywhere(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """fp16 with a loss scale on the CPU too, where the engine refuses it because it is slow."""
     monkeypatch.setattr(
         "sslengine.task.build.build_precision",
-        lambda choice, device, scaler, where: TorchAmp(device, torch.float16, scaler),
+        lambda choice, device, scaler, where: Precision(device, torch.float16, scaler),
     )
     return {"MACHINE.PRECISION": "fp16"}
 

@@ -15,8 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from sslengine.distributed.ranks import rank
 from sslengine.hooks.events import Hook
-from sslengine.testing.recipe import resolve_small
-from sslengine.testing.runs import build
+from sslengine.testing.runs import build, resolve_small
 from sslengine.trainer import loop
 from tests.ranks import RankPool
 

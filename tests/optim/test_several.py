@@ -12,7 +12,7 @@ from sslengine.distributed.ranks import rank
 from sslengine.errors import CheckpointError, TrainingError
 from sslengine.optim.scheduled import ScheduledOptimizer
 from sslengine.optim.several import Owner, SeveralOptimizers
-from sslengine.precision import Precision, TorchAmp
+from sslengine.precision import Precision
 from tests.ranks import RankPool
 
 
@@ -86,7 +86,7 @@ def test_one_backward_for_each_set_of_losses() -> None:
 
 def test_one_scaler_serves_all_and_skips_what_overflowed() -> None:
     """Each of them is unscaled once, also a parameter of two owners."""
-    precision = TorchAmp(torch.device("cpu"), torch.float16, {"init_scale": 8.0})
+    precision = Precision(torch.device("cpu"), torch.float16, {"init_scale": 8.0})
     case = Case(("one", "xy", ("a",)), ("two", "xz", ("b", "c")))
     case.backward(precision)
     assert case.grads() == [64.0, 16.0, 40.0]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -8,16 +10,22 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import sslengine
-from sslengine.errors import DataError, TrainingError
-from sslengine.python.passes import evaluate_loss, predict
+from sslengine.errors import ConfigError, DataError, LaunchError, TrainingError
+from sslengine.python.passes import choose_device, evaluate_loss, join_others, predict
 from tests.python.toys import COUNT, Points, batches, net, square
-from tests.ranks import RankPool
+from tests.ranks import RankPool, free_port
 
-
-@pytest.fixture(scope="module")
-def two_ranks():  # type: ignore[no-untyped-def]
-    with RankPool(2) as pool:
-        yield pool
+CPU = torch.device("cpu")
+SCRIPT = """
+import sys
+import sslengine, torch
+from tests.python.toys import Points, net, sgd, square
+model = net()
+session = sslengine.fit(model, square, Points(), sgd(model), epochs=1, batch_size=2, device="cpu")
+rows = sslengine.predict(model, Points(), device="cpu")
+told = [len(rows), torch.distributed.get_world_size(), session.history.losses()]
+sys.stdout.write(" ".join(map(str, told)) + "\\n")  # at once: two ranks write into one pipe
+"""
 
 
 def expected(model: nn.Module) -> Tensor:
@@ -118,3 +126,37 @@ def test_ranks_see_the_whole_set_once(two_ranks: RankPool, batch_size: int) -> N
         assert ours.shape == (COUNT, 1)
         torch.testing.assert_close(ours, expected(model), rtol=1e-12, atol=1e-14)
         assert loss == pytest.approx(square(expected(model), Points().y).item(), rel=1e-12)
+
+
+def test_devices() -> None:
+    assert choose_device("cpu") == CPU
+    assert choose_device(CPU) == CPU
+    assert choose_device(None).type == ("cuda" if torch.cuda.is_available() else "cpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(LaunchError, match="no GPU"):
+            choose_device("cuda")
+
+
+def test_an_unknown_device() -> None:
+    with pytest.raises(ConfigError, match="^device: .*'gppu:1'"):
+        choose_device("gppu:1")
+
+
+def test_an_unknown_precision() -> None:
+    with pytest.raises(ConfigError, match="^precision: .*'half'"):
+        predict(net(), Points(), precision="half", device="cpu")
+
+
+def test_alone_there_is_nobody_to_join() -> None:
+    join_others(CPU)
+    assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.slow
+def test_below_torchrun_ranks_find_each_other() -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2",
+               f"--master-port={free_port()}", "--no-python", sys.executable, "-c", SCRIPT]  # fmt: skip
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=200)
+    one, two = done.stdout.strip().splitlines()
+    assert one == two
+    assert one.startswith("10 2 [")

@@ -15,7 +15,7 @@ from tests.task.runs import Stop, Watch, make_task, train
 
 
 def _names(folder: Path) -> list[str]:
-    return sorted(path.name for path in files.in_order(folder))
+    return sorted(path.name for path in files.list_checkpoints(folder))
 
 
 def _options(every_phases: int, every_steps: int) -> CheckpointOptions:
@@ -107,7 +107,7 @@ def test_metrics_are_read_once_for_a_save(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_the_manifest_tells_of_the_run(tmp_path: Path) -> None:
     train(tmp_path, [SaveCheckpoints(tmp_path, _options(1, -1))])
-    newest, before = (verify(path) for path in files.in_order(tmp_path))
+    newest, before = (verify(path) for path in files.list_checkpoints(tmp_path))
     assert (before.iteration, before.train_phase, before.number) == (4, 0, 1)
     assert (newest.iteration, newest.train_phase, newest.number) == (8, 1, 2)
     assert newest.world_size == 1

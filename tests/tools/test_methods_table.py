@@ -155,14 +155,6 @@ def test_a_run_that_was_stopped_before_it_was_judged_is_only_judged(
     ]  # fmt: skip
 
 
-def test_a_failed_run_is_told_with_what_it_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(methods_runs, "RUN", ["sh", "-c", "echo out of luck; exit 3"])
-    with pytest.raises(SystemExit, match=r"simclr, seed 0, failed:\nout of luck"):
-        scores_of(Job(SIMCLR, 0, tmp_path / "run"))
-
-
 @pytest.mark.slow
 def test_the_real_command_takes_the_folder_of_a_job(tmp_path: Path) -> None:
     job = Job(Row("simclr"), 0, tmp_path / "simclr_seed0")
@@ -277,15 +269,6 @@ def test_a_variant_is_a_row_of_its_own(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(runs.calls) == 6
 
 
-def test_a_variant_of_what(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        methods_table.main(["--variant", "views apart: config.MODEL.VIEWS_APART=true"])
-    assert "of which METHODs?" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        methods_table.main(["simclr", "--variant", "config.MODEL.VIEWS_APART=true"])
-    assert "expected a name, a colon and overrides" in capsys.readouterr().err
-
-
 def test_the_commit_is_the_last_that_changed_the_code(tmp_path: Path) -> None:
     def git(*arguments: str) -> str:
         names = ["-c", "user.name=a", "-c", "user.email=a@b"]
@@ -316,20 +299,6 @@ def test_the_document_keeps_what_stands_around_the_table(tmp_path: Path) -> None
     write_table("new", doc)
     write_table("newer", doc)
     assert doc.read_text() == f"before\n{BEGIN}\n\nnewer\n\n{END}\nafter\n"
-
-
-def test_a_document_without_marks_is_left_alone(tmp_path: Path) -> None:
-    doc = tmp_path / "methods.md"
-    doc.write_text("mine")
-    with pytest.raises(SystemExit, match="no lines"):
-        write_table("new", doc)
-    assert doc.read_text() == "mine"
-
-
-def test_a_method_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        methods_table.main(["simklr"])
-    assert "no configs/quickstart/simklr.yaml; known:" in capsys.readouterr().err
 
 
 def test_other_images_a_probe_that_attends_and_fine_tuning(

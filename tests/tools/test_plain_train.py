@@ -99,13 +99,6 @@ def test_a_run_that_was_cut_goes_on_as_if_it_had_not_been(
     assert all(torch.equal(expected[key], found[key]) for key in expected)
 
 
-def test_help_tells_each_option(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        main(["--help"])
-    text = capsys.readouterr().out
-    assert all(f"--{name}" in text for name, _, _ in plain_train.OPTIONS)
-
-
 def test_it_is_the_run_of_the_quickstart() -> None:
     given = {name: default for name, default, _ in plain_train.OPTIONS}
     config = resolve(["config=quickstart/simclr"]).config

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sslengine.hooks.events import Hook
 from sslengine.methods.foreign import FunctionLoss
-from sslengine.python.task import Given, PythonTask
+from sslengine.python.task import GivenParts, PythonTask
 from tests.config.recipes import resolved
 from tests.task.runs import CPU
 
@@ -77,7 +77,7 @@ def make(
     config = resolved(**{**quiet, **changes}).config
     given = loss if isinstance(loss, nn.Module) else FunctionLoss(loss) if loss else nn.Module()
     data = {"TRAIN": list(batches), "TEST": list(batches if test else validation or ())}
-    objects = Given(model, given, optimizer, data, {"batch_size": 0}, hooks)
+    objects = GivenParts(model, given, optimizer, data, {"batch_size": 0}, hooks)
     task = PythonTask(config, None, CPU, objects)
     task.prepare()
     return task

@@ -30,7 +30,7 @@ def lives_without_progress(job_folder: Path, job: str, run_folder: Path) -> int:
 def _reached(run_folder: Path) -> int:
     """The iteration of the furthest checkpoint, sharded or not; 0 if there is none."""
     # Imported only now, so that submitting a job does not wait for torch.
-    in_order = import_dotted("sslengine.checkpoint.files:in_order")
+    in_order = import_dotted("sslengine.checkpoint.files:list_checkpoints")
     read_manifest = import_dotted("sslengine.checkpoint.manifest:read_manifest")
     reached = 0
     for checkpoint in in_order(run_folder / "checkpoints"):

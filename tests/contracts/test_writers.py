@@ -1,4 +1,4 @@
-"""Every writer, and every way to judge features, that ships."""
+"""Every writer that ships."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from sslengine import evaluation
 from sslengine.registry import WRITERS
 from sslengine.testing import Contract
 from tests.contracts.cases import Of, cases, forgotten
@@ -48,13 +47,6 @@ WRITERS_SMALL: dict[str, Of] = {
     "log": Of(more={"without": LINES}),
     "images": Of(more={"without": dict.fromkeys(LINES, "it writes pictures alone")}),
 }
-APART = {"also": ["ranks_good_features_above_noise"]}
-EVALUATORS: dict[str, Of] = {
-    "sslengine.evaluation.knn:knn_accuracy": Of({"k": 5}, more=APART),
-    "sslengine.evaluation.linear:linear_probe": Of(more=APART),
-    "sslengine.evaluation.spread:rankme": Of(more={"alone": True}),
-    "sslengine.evaluation.spread:feature_std": Of(more={"alone": True}),
-}
 
 
 @pytest.mark.parametrize(("tried", "promise"), cases("writer", WRITERS_SMALL))
@@ -64,30 +56,5 @@ def test_writer(tried: Contract, promise: str, fake_package: Callable[[str], Fak
     tried.keep(promise)
 
 
-@pytest.mark.parametrize(("tried", "promise"), cases("evaluator", EVALUATORS))
-def test_evaluator(tried: Contract, promise: str) -> None:
-    tried.keep(promise)
-
-
 def test_none_is_forgotten() -> None:
     assert forgotten(WRITERS, WRITERS_SMALL) == []
-    judges = {path.stem for path in Path(evaluation.__file__).parent.glob("*.py")}
-    told = {name.partition(":")[0].rpartition(".")[2] for name in EVALUATORS}
-    # linear_many takes several classes of an image: tests/evaluation/test_several_classes.py.
-    parts = {"__init__", "options", "features", "store", "neighbours", "linear_many"}
-    parts |= {"logistic", "minimise", "draws", "outcome", "kept", "feature_files", "kmeans"}
-    parts |= {
-        "intervals",
-        "pairs",
-        "given",
-        "given_labels",
-        "leak",
-        "versions",
-        "samples",
-        "penalty_path",
-    }
-    # Protocols with further arguments: each has its tests in tests/evaluation.
-    protocols = {"calibration", "dense", "few_labels", "few_shot", "low_shot", "out_of_set", "svm"}
-    protocols |= {"per_class", "other_classes", "domains", "propagation", "region_contour"}
-    protocols |= {"segmentation"}
-    assert judges - parts - protocols == told

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sslengine.errors import ConfigError
+from sslengine.contrib.mmengine import parse
+from sslengine.errors import ConfigError, TrainingError
 from sslengine.python.task import PythonTask
 from tests.train_steps.tasks import Seen, begin, make_batch
 from tests.train_steps.test_loss_dict import Scores
@@ -141,3 +142,26 @@ def test_batches_of_the_users_own_form() -> None:
     assert calls == [((1, 2), loss), ((3,), loss), ((), {"a": 4, **loss})]
     with pytest.raises(TypeError, match="gives the model a dict's values as keywords.* is a str"):
         task.step()
+
+
+def test_a_models_own_parse_losses_decides() -> None:
+    class Parses:
+        def parse_losses(self, losses: Any) -> Any:
+            return losses["a"] * 10, {"a": losses["a"], "loss": losses["a"] * 10}
+
+    parts = parse(Parses(), {"a": torch.tensor(2.0)})
+    assert {name: value.item() for name, value in parts.items()} == {"loss": 20.0, "a": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("losses", "message"),
+    [
+        (torch.ones(2), "Linear must return a dict of losses .*it returned a Tensor"),
+        ({"acc": torch.ones(2)}, 'returned acc: what is to be minimised has "loss" in its name'),
+        ({}, "returned nothing"),
+        ({"loss": 3.0}, "loss is a float, not a tensor"),
+    ],
+)
+def test_what_is_no_loss_is_told(losses: Any, message: str) -> None:
+    with pytest.raises(TrainingError, match=message):
+        parse(nn.Linear(1, 1), losses)
