@@ -8,8 +8,7 @@ import os
 import torch
 
 from sslengine.distributed import process_group
-from sslengine.distributed.device import pick_device
-from sslengine.distributed.ranks import initialized
+from sslengine.distributed.ranks import initialized, pick_device
 from sslengine.errors import ConfigError, nearest
 from sslengine.precision import Precision, build_precision
 

@@ -35,7 +35,7 @@ from sslengine.optim.ownership import expect_owners
 from sslengine.services.order import Services, services_of
 from sslengine.task import build
 from sslengine.task.feeds import Feeds
-from sslengine.task.label_range import check_label_range
+from sslengine.task.label_range import expect_labels_in_range
 from sslengine.task.parts import Exchange, Parts
 from sslengine.task.plan import Plan
 
@@ -131,7 +131,7 @@ class PartsOfConfig:
         model = self.model()
         loss = self.loss(feeds)
         for split, feed in (("TRAIN", feeds.train), ("TEST", feeds.test)):
-            check_label_range(loss, model, feed, feeds.options(split), split)
+            expect_labels_in_range(loss, model, feed, feeds.options(split), split)
         build.compile_model(self.config, model)
         build.attach(self.config, loss, model)
         if build.in_shards(self.config):

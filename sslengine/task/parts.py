@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import nn
 
-from sslengine.distributed.compression import Compression
 from sslengine.distributed.shard_files import Peers
 from sslengine.precision import Precision
 from sslengine.services.order import Services
@@ -48,7 +47,7 @@ class Parts:
     optimizer: Any
     precision: Precision
     exchange: Exchange
-    compression: Compression | None
+    compression: Any  # of the gradients that ranks exchange; None: none
     peers: Peers | None
     meters: list[Any]
     train_meters: list[Any]

@@ -24,15 +24,14 @@ from torch import nn
 from sslengine.config.sections import read
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.distributed.data_parallel import batch_norm_buffers, broadcast_all
-from sslengine.distributed.device import pick_device
-from sslengine.distributed.ranks import world_size
+from sslengine.distributed.ranks import pick_device, world_size
 from sslengine.errors import SSLEngineError, TrainingError
 from sslengine.hooks.events import compile_events
 from sslengine.hooks.options import HooksOptions
 from sslengine.methods.step import Step
-from sslengine.models import single_rows
 from sslengine.models.networks import AUTO
 from sslengine.models.options import ModelOptions
+from sslengine.models.sync_batchnorm import expect_several_rows
 from sslengine.monitor.loss_ledger import LossLedger
 from sslengine.monitor.perf import PerfStats
 from sslengine.monitor.store import MetricStore, current, make_current
@@ -166,7 +165,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
             parts.train_meters if phase.train else parts.meters,
         )
         if phase.train and state.reading is not None:
-            single_rows.watch([parts.base_model, parts.loss], state.reading.sizes[made:])
+            expect_several_rows([parts.base_model, parts.loss], state.reading.sizes[made:])
         self._first_of_phase = True
         following = parts.plan.next_train_phase(phase) if phase.train else None
         if following is not None and hasattr(feed, "then"):
@@ -188,8 +187,6 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
             self._compiles = False
         except Exception as error:
             said = said_of_nondeterminism(error)
-            if single_rows.is_of_single_row(error):
-                said = single_rows.said_of("This batch")
             if not said:
                 if not isinstance(error, SSLEngineError):
                     log.error("%s, where the batch is %s", type(error).__name__, state.last_batch)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from sslengine.distributed.device import pick_device
+from sslengine.distributed.ranks import pick_device
 from sslengine.errors import LaunchError
 
 
