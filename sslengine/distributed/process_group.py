@@ -19,6 +19,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed import distributed_c10d as c10d
 
 from sslengine.distributed.ranks import initialized, rank, world_size
@@ -99,7 +100,7 @@ def _wait_for_ranks(store: c10d.Store, count: int, minutes: float) -> None:
         time.sleep(_POLL)
 
 
-def open_store(host: str, port: int, mine: bool, seconds: float) -> dist.TCPStore:
+def open_store(host: str, port: int, mine: bool, seconds: float) -> TCPStore:
     """Open a store, or connect to one unless it is `mine`. port 0: any free port.
 
     Torch listens on all interfaces, and anyone who can connect to a store can write to it. So
@@ -109,7 +110,7 @@ def open_store(host: str, port: int, mine: bool, seconds: float) -> dist.TCPStor
     if listener is not None:
         port = listener.getsockname()[1]
     try:
-        return dist.TCPStore(
+        return TCPStore(
             host,
             port,
             is_master=mine,

@@ -229,7 +229,7 @@ def _make_sample(step: TrainStep, batch: dict[str, Any], options: SplitOptions) 
 def _pass_model(model: Model, images: Any) -> Any:
     """Return the model's output; None if it depends on values."""
     entered: list[tuple[str, nn.Module, Any]] = []
-    parts = {"config.MODEL.TRUNK": model.trunk}
+    parts: dict[str, nn.Module] = {"config.MODEL.TRUNK": model.trunk}
     parts |= {f"config.MODEL.HEAD.PARAMS.{n}": head for n, head in enumerate(model.heads)}
     handles = [
         part.register_forward_pre_hook(
@@ -344,7 +344,7 @@ def _is_refusal(error: Exception, call: Callable[[], Any]) -> bool:
     """
     if not isinstance(error, _REFUSALS) or isinstance(error, (NotImplementedError, SSLEngineError)):
         return False
-    mode = _ShapesAlone()
+    mode = _ShapesAlone()  # type: ignore[no-untyped-call]
     try:
         with META, torch.no_grad(), mode:
             call()
