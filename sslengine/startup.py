@@ -74,7 +74,7 @@ def is_measured() -> bool:
 
 
 @contextmanager
-def without_garbage_collection() -> Iterator[None]:
+def pause_garbage_collection() -> Iterator[None]:
     """Disable garbage collection until `imported` is called or the block ends."""
     global _paused
     if not gc.isenabled():

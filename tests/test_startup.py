@@ -81,9 +81,9 @@ def test_garbage_is_not_collected_among_imports(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(startup, "_frozen", False)
     monkeypatch.setattr(startup.gc, "freeze", lambda: frozen.append("once"))
     for _ in range(2):
-        with startup.without_garbage_collection():
+        with startup.pause_garbage_collection():
             assert not gc.isenabled()
-            with startup.without_garbage_collection():  # a rank in the command's process
+            with startup.pause_garbage_collection():  # a rank in the command's process
                 startup.imported()
                 assert gc.isenabled()
         assert gc.isenabled()
@@ -93,7 +93,7 @@ def test_garbage_is_not_collected_among_imports(monkeypatch: pytest.MonkeyPatch)
 def test_who_collects_no_garbage_keeps_it_so() -> None:
     gc.disable()
     try:
-        with startup.without_garbage_collection():
+        with startup.pause_garbage_collection():
             startup.imported()
             assert not gc.isenabled()
         assert not gc.isenabled()

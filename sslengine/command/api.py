@@ -26,8 +26,8 @@ from sslengine.data.options import DataOptions
 from sslengine.errors import TrainingError
 from sslengine.export import export
 from sslengine.export.subject import Subject, opened
+from sslengine.launch.auto import settle_widths
 from sslengine.launch.cli import resolve_all, run_all
-from sslengine.launch.widths import settle_widths
 from sslengine.models.networks import AUTO
 from sslengine.monitor import history
 from sslengine.predictor.bands import Bands

@@ -45,7 +45,7 @@ from sslengine.config.sections import read
 from sslengine.data.options import DataOptions
 from sslengine.errors import ConfigError, OutputError
 from sslengine.evaluation.options import SUITES, frozen_protocol
-from sslengine.launch.widths import settle_widths
+from sslengine.launch.auto import settle_widths
 from sslengine.registry import import_dotted
 
 assert catalog  # importing it declares all names

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from sslengine.config.options import DEVICES
-from sslengine.distributed.device import gpu_count, has_mps
+from sslengine.distributed.ranks import gpu_count, has_mps
 from sslengine.errors import ConfigError, nearest
 from sslengine.precision import best
 

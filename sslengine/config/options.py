@@ -147,7 +147,7 @@ class DistributedOptions:
     NUM_NODES: int = 1
     # Ranks of each node, one for each GPU.
     NUM_PROC_PER_NODE: int = 8
-    # auto: a free port on this node. With several nodes: host:port of the first node.
+    # A name of the run, for CHECKPOINT.APPEND_DISTR_RUN_ID; auto: none.
     RUN_ID: str = "auto"
     # When rank 0's buffers are broadcast: true or forward_pass: before every forward pass;
     # before_eval; false or disabled: never.
@@ -169,8 +169,8 @@ class DistributedOptions:
     # Minutes after which the start fails if a node or rank has not joined.
     RENDEZVOUS_MINUTES: float = 10.0
     # Seconds without a heartbeat after which a rank's process counts as lost and the other ranks
-    # end; a slow rank still sends heartbeats. 0: never.
-    HEARTBEAT_SECONDS: float = 20.0
+    # end; a slow rank still sends heartbeats. 0: ranks send none.
+    HEARTBEAT_SECONDS: float = 0.0
     # How many times ranks are restarted from the newest checkpoint after one is lost or fails.
     MAX_RESTARTS: int = 0
     # Enable NCCL's debug output.

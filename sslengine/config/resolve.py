@@ -28,7 +28,7 @@ from sslengine.config.stored import Path
 from sslengine.config.unused_sections import warn_of_unused_sections
 from sslengine.errors import ConfigError
 from sslengine.registry import LOSSES, component_key, load_plugins
-from sslengine.startup import without_garbage_collection
+from sslengine.startup import pause_garbage_collection
 from sslengine.trust import Opened, closed
 
 
@@ -85,7 +85,7 @@ def freeze(composition: Composition, judged: bool = False) -> Resolved:
     judged: nothing is trained, so nothing is said of the length of its training.
     """
     load_plugins(_plugins(composition))
-    with without_garbage_collection():  # thousands of nodes, of which most are kept
+    with pause_garbage_collection():  # thousands of nodes, of which most are kept
         return _frozen(composition, judged)
 
 
@@ -98,6 +98,13 @@ def _frozen(composition: Composition, judged: bool) -> Resolved:
     warn_of_unused_sections(merged, places)
     check(merged)
     infer(merged, composition.name)
+    if merged.root.config.OPTIMIZER.use_zero:
+        merged.warnings.append(
+            "config.OPTIMIZER.use_zero: on several ranks the model is sharded too (FSDP2), as with "
+            "config.TRAINER.TASK_NAME=self_supervision_fsdp_task."
+        )
+    if merged.root.node_id:
+        merged.warnings.append("node_id: has no effect; torchrun or srun numbers the nodes.")
     keep_chosen(merged.root.config)
     if not judged:
         warn_of_long_warmups(merged)

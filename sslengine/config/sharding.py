@@ -1,6 +1,7 @@
 """Keys that a sharded run (FSDP) requires, and keys that cannot be combined.
 
-As in VISSL, `MODEL.FSDP_CONFIG.AUTO_SETUP_FSDP: true` sets several keys.
+As in VISSL, `MODEL.FSDP_CONFIG.AUTO_SETUP_FSDP: true` sets several keys. `OPTIMIZER.use_zero: true`
+is an alias of a sharded run.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ def is_sharded(config: DictConfig) -> bool:
 
 
 def sharding_values(config: DictConfig) -> Iterator[tuple[str, Any, str]]:
-    """Yield (key path, value, reason) for the keys that AUTO_SETUP_FSDP sets."""
+    """Yield (key path, value, reason) for the keys that AUTO_SETUP_FSDP and use_zero set."""
     fsdp, amp = config.MODEL.FSDP_CONFIG, config.MODEL.AMP_PARAMS
+    if config.OPTIMIZER.use_zero:
+        yield "TRAINER.TASK_NAME", SHARDED_TASK, "OPTIMIZER.use_zero"
     if not fsdp.AUTO_SETUP_FSDP:
         if is_sharded(config) and _unscaled_half(config) and not config.MACHINE.PRECISION:
             reason = "FSDP_CONFIG.compute_dtype float16 requires loss scaling"
@@ -57,8 +60,6 @@ def _sharding_problems(config: DictConfig) -> Iterator[str]:
     if not is_sharded(config):
         return
     model, why = config.MODEL, "not with a sharded model (FSDP)"
-    if config.OPTIMIZER.use_zero:
-        yield f"OPTIMIZER.use_zero: {why}, whose optimizer state is sharded anyway. Set false."
     if config.DISTRIBUTED.MANUAL_GRADIENT_REDUCTION:
         yield f"DISTRIBUTED.MANUAL_GRADIENT_REDUCTION: {why}. Set false."
     if model.CHANNELS_LAST is True:

@@ -47,7 +47,7 @@ class Agreement:
         self._asked.set()
 
     def reached(self, step: int) -> bool:
-        """Is this the last step? Waits while the ranks are agreeing on it."""
+        """Return whether this is the last step. Waits while the ranks are agreeing on it."""
         if self._store is None:
             return self._asked.is_set()
         with self._changed:

@@ -29,7 +29,7 @@ class Gathered(NamedTuple):
 
 
 def gather(tensor: Tensor) -> Gathered:
-    """The rows of all ranks, with gradient.
+    """Gather the rows of all ranks, with gradient.
 
     In training all ranks must have the same number of rows, which costs one collective.
     Without gradient (evaluation, where numbers differ) the sizes are exchanged first: one
@@ -83,12 +83,12 @@ class Counts(NamedTuple):
     arriving: list[int]
 
     def back(self) -> Counts:
-        """The counts for sending one row back for each row received."""
+        """Return the counts for sending one row back for each row received."""
         return Counts(self.arriving, self.leaving)
 
 
 def exchange_counts(leaving: Tensor) -> Counts:
-    """leaving (ranks,): how many rows this rank sends to each. One host synchronisation."""
+    """Tell all ranks how many rows this one sends to each, `leaving`. One host synchronisation."""
     if world_size() == 1:
         return Counts([int(leaving)], [int(leaving)])
     arriving = torch.empty_like(leaving)
@@ -123,20 +123,20 @@ def permuted(rows: Tensor, order: Tensor) -> Tensor:
     leaving, arriving = (
         np.bincount(each, minlength=world_size()) for each in (places // share, owners)
     )
-    sent = rows[_on_device_of(rows, host[places] - rank() * share)].contiguous()
+    sent = rows[_copy_to_device(rows, host[places] - rank() * share)].contiguous()
     came = torch.empty_like(sent)
     dist.all_to_all_single(came, sent, arriving.tolist(), leaving.tolist())
     # Received rows are sorted by rank, and those of one rank by their place in the order.
-    found = _on_device_of(rows, owners.argsort(kind="stable"))
+    found = _copy_to_device(rows, owners.argsort(kind="stable"))
     return torch.empty_like(came).index_copy_(0, found, came)
 
 
-def _on_device_of(tensor: Tensor, indices: Any) -> Tensor:
+def _copy_to_device(tensor: Tensor, indices: Any) -> Tensor:
     return torch.from_numpy(indices).to(tensor.device, non_blocking=True)
 
 
 def sum_over_ranks(tensor: Tensor, group: Group | None = None) -> Tensor:
-    """The sum over ranks, with gradient."""
+    """Sum over ranks, with gradient."""
     if world_size() == 1:
         return tensor
     return cast(Tensor, _SumOverRanks.apply(tensor, group))  # type: ignore[no-untyped-call]
@@ -165,7 +165,7 @@ def sum_in_place(tensor: Tensor) -> Tensor:
 
 
 def max_in_place(tensor: Tensor) -> Tensor:
-    """The element-wise maximum over ranks, without gradient."""
+    """Take the element-wise maximum over ranks, without gradient."""
     if world_size() > 1:
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
     return tensor
@@ -197,7 +197,7 @@ def gather_objects(thing: Thing) -> list[Thing]:
 
 
 def any_rank(flag: bool) -> bool:
-    """Is the flag true on any rank? All ranks get the same answer, by one all-reduce."""
+    """Return whether the flag is true on any rank. All get the same answer, by one all-reduce."""
     if world_size() == 1:
         return flag
     return bool(max_in_place(torch.tensor(float(flag), device=backend_device())))

@@ -19,7 +19,6 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
 from sslengine.distributed.collectives import broadcast, sum_in_place
-from sslengine.distributed.compression import Compression
 from sslengine.distributed.ranks import world_size
 from sslengine.distributed.sharding import gradients_kept, is_unit
 
@@ -43,11 +42,12 @@ def wrap(
     bucket_cap_mb: int,
     find_unused_parameters: bool,
     broadcast_buffers: bool,
-    compression: Compression | None = None,
+    compression: Any = None,
 ) -> nn.Module:
     """Wrap both in DDP. With one process, or without trainable parameters, return the model.
 
     Buffers of the loss (queues, centres, teachers) are its own to keep equal.
+    compression: of gradients (contrib/compression.py).
     """
     both = OneForward(model, loss)
     if world_size() == 1 or not any(p.requires_grad for p in both.parameters()):
@@ -78,7 +78,7 @@ _BUFFERS = (
 
 
 def no_sync(model: nn.Module, method: nn.Module | None = None) -> AbstractContextManager[None]:
-    """A context in which backward does not reduce gradients over ranks."""
+    """Make a context in which backward does not reduce gradients over ranks."""
     if isinstance(model, DistributedDataParallel):
         return model.no_sync()
     sharded = [each for each in (model, method) if is_unit(each)]
@@ -100,15 +100,15 @@ def broadcast_all(tensors: Iterable[Tensor]) -> None:
             broadcast(each)
         else:
             small.append(each)
-    for same in by_dtype(small):
-        own = _in_memory_order(same, same)
+    for same in group_dtypes(small):
+        own = _order_dimensions(same, same)
         flat = broadcast(_flatten_dense_tensors(own))
         torch._foreach_copy_(own, _unflatten_dense_tensors(flat, own))
 
 
 def batch_norm_buffers(module: nn.Module) -> list[Tensor]:
-    """The buffers of batch norms. In a module without DDP they differ between ranks unless they
-    are broadcast."""
+    """List the buffers of batch norms. In a module without DDP they differ between ranks unless
+    they are broadcast."""
     norms = (each for each in module.modules() if isinstance(each, _NormBase))
     return [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
 
@@ -136,12 +136,12 @@ def mean_of_gradients(
     layout = {id(mean): p for mean, p in zip(filled, parameters, strict=True)}
     lacked = {id(mean) for mean, given in zip(filled, gradients) if given is None}
     none_on_all: set[int] = set()
-    for grads in by_dtype(filled):
+    for grads in group_dtypes(filled):
         owners = grads[0].new_ones(len(grads))  # sent along: how many ranks have each
         missing = [number for number, grad in enumerate(grads) if id(grad) in lacked]
         for number in missing:
             owners[number].zero_()
-        own = _in_memory_order(grads, [layout[id(grad)] for grad in grads])
+        own = _order_dimensions(grads, [layout[id(grad)] for grad in grads])
         flat = sum_in_place(_flatten_dense_tensors([*own, owners])).div_(world_size())
         *means, owners = _unflatten_dense_tensors(flat, [*own, owners])
         torch._foreach_copy_(own, means)
@@ -151,10 +151,10 @@ def mean_of_gradients(
     return [None if id(mean) in none_on_all else mean for mean in filled]
 
 
-def _in_memory_order(tensors: Sequence[Tensor], layout: Sequence[Tensor]) -> list[Tensor]:
-    """Views with their dimensions in memory order (channels last for channels-last tensors), so
-    that flattening copies once. layout: tensors of the same shapes whose strides define the order
-    and are the same on all ranks.
+def _order_dimensions(tensors: Sequence[Tensor], layout: Sequence[Tensor]) -> list[Tensor]:
+    """Return views whose dimensions are in memory order, so that flattening copies once.
+
+    layout: tensors of the same shapes whose strides define the order, the same on all ranks.
     """
     pairs = zip(tensors, layout, strict=True)
     return [each if each.ndim < 2 else each.permute(_order(like)) for each, like in pairs]
@@ -165,7 +165,7 @@ def _order(tensor: Tensor) -> list[int]:
     return sorted(range(tensor.ndim), key=lambda dim: -strides[dim])
 
 
-def by_dtype(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+def group_dtypes(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     groups: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
         groups.setdefault(tensor.dtype, []).append(tensor)

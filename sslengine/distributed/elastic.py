@@ -30,8 +30,7 @@ from torch.multiprocessing import (  # type: ignore[attr-defined]
 )
 
 from sslengine.distributed.agreement import Agreement
-from sslengine.distributed.meeting import open_store
-from sslengine.distributed.process_group import LAUNCHED
+from sslengine.distributed.process_group import LAUNCHED, open_store
 from sslengine.errors import LaunchError, Preempted, SSLEngineError
 from sslengine.registry import users_frames
 
@@ -69,22 +68,25 @@ def start_processes(
     node_id: int,
     run_id: str,
     endpoint: str = "",
+    minutes: float = 10.0,
     max_restarts: int = 0,
 ) -> None:
     """Call `function(*arguments)` in each of `processes` new processes, the ranks of one run.
 
     If one fails, all end and are restarted, up to `max_restarts` times. The agent's own restarts
     are not used: it would also restart a run after a signal, or after a user's error.
-    endpoint: the address of the store for several nodes (meeting.py), which the first node holds.
-    Empty: one node, whose store accepts connections from this machine only.
+    endpoint: host:port of the store for several nodes, which the first node holds. Empty: one
+    node, whose store accepts connections from this machine only.
+    minutes: how long a node waits for the others.
     """
     for name in _SILENCED:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     # Ranks would print the C++ frames of each connection that a failed rank closes.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    if not endpoint:
-        store = open_store("127.0.0.1", 0, True, _OPEN)  # kept for all attempts
-        endpoint = f"127.0.0.1:{store.port}"
+    host, _, port = (endpoint or "127.0.0.1:0").rpartition(":")
+    store = open_store(host, int(port), True, _OPEN) if node_id == 0 else None  # for all attempts
+    if store is not None:
+        endpoint = f"{host}:{store.port}"
     _start_tracker(*_SCHEDULERS)
     for attempt in range(max_restarts + 1):
         config = LaunchConfig(
@@ -94,13 +96,13 @@ def start_processes(
             run_id=f"{run_id}-{attempt}",
             rdzv_backend="static",  # the c10d backend unpickles what its store holds
             rdzv_endpoint=endpoint,
-            rdzv_configs={"rank": node_id},
+            rdzv_configs={"rank": node_id, "timeout": 60 * minutes},
             max_restarts=0,
             start_method="spawn",
             **_grace(),
         )
         try:
-            with _as_sigterm(*_SCHEDULERS):
+            with _forward_as_sigterm(*_SCHEDULERS):
                 elastic_launch(config, _run_rank)(function, arguments, attempt)
             break
         except ChildFailedError as error:
@@ -112,10 +114,15 @@ def start_processes(
             log.warning("%s\nrestarting all ranks: %d of %d", text, attempt + 1, max_restarts)
         except SignalException as error:
             raise Preempted(_PREEMPTED.format(error.sigval.name)) from None
+        except DistError as error:
+            raise LaunchError(
+                f"node {node_id} of {nodes} did not meet the others at {endpoint} within "
+                f"{minutes:g} minutes (config.DISTRIBUTED.RENDEZVOUS_MINUTES): {error}"
+            ) from error
 
 
 def _run_rank(function: Callable[..., Any], arguments: tuple[Any, ...], attempt: int) -> None:
-    """The main function of each rank. A preempted rank exits with a status instead of returning:
+    """Call the function of a rank. A preempted rank exits with a status instead of returning:
     to return it would wait for the agent, which does not read results while it ends the ranks."""
     os.environ["TORCHELASTIC_RESTART_COUNT"] = str(attempt)  # as if the agent had restarted it
     os.environ[LAUNCHED] = "1"
@@ -135,9 +142,11 @@ def _lost_another_rank(error: Exception) -> bool:
 
 
 def _wait_for_the_agent() -> None:
-    """The agent reports one rank, and does not know which of two failed first. A rank that fails
-    because of another one waits here until the agent, which sees the other one, ends it. Training
-    may have noted that signal already."""
+    """Wait for the end of this rank, which failed because another one did.
+
+    The agent reports one rank, and does not know which of two failed first; it ends this one when
+    it sees the other one. Training may have noted that signal already.
+    """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if Agreement.asked:
         time.sleep(1)  # it may have been a scheduler's
@@ -172,7 +181,7 @@ def fail_at_once(error: Exception) -> NoReturn:
 
 
 def _grace() -> dict[str, Any]:
-    """In older versions of torch the grace period is 30 seconds and cannot be changed."""
+    """Return torch's option of the grace period; older versions have none, and 30 seconds."""
     known = any(each.name == "shutdown_timeout" for each in fields(LaunchConfig))
     return {"shutdown_timeout": GRACE} if known else {}
 
@@ -188,9 +197,9 @@ def _start_tracker(*blocked: signal.Signals) -> None:
 
 
 @contextmanager
-def _as_sigterm(*numbers: signal.Signals) -> Iterator[None]:
-    """Within this context, send SIGTERM to this process on each of these signals: the agent
-    forwards SIGTERM to its ranks. Earlier handlers are called as well.
+def _forward_as_sigterm(*numbers: signal.Signals) -> Iterator[None]:
+    """Send SIGTERM to this process on each of these signals in a context: the agent forwards it to
+    its ranks. Earlier handlers are called as well.
 
     All handlers are restored at the end. The agent does not restore those that it replaces, so
     Ctrl-C in a notebook would not work afterwards.
@@ -216,7 +225,7 @@ def _as_sigterm(*numbers: signal.Signals) -> Iterator[None]:
 
 
 def _describe(error: ChildFailedError) -> tuple[str, bool]:
-    """The message of the rank that failed first, since later failures are its consequence; a
+    """Return the message of the rank that failed first, since later failures are its consequence; a
     LaunchError takes precedence. And whether it is an error that the user has to correct."""
     rank, failure = min(
         error.failures.items(),
@@ -238,7 +247,7 @@ def _message(failure: ProcessFailure) -> str:
 
 
 def _name(failure: ProcessFailure) -> str:
-    """The name of the exception's class; empty if the process ended without an exception."""
+    """Return the name of the exception's class; empty if the process ended without an exception."""
     return str(_recorded(failure).get("message", "")).partition(": ")[0]
 
 

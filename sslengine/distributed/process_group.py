@@ -1,20 +1,31 @@
-"""Join and leave the process group of a run, and make smaller groups."""
+"""Join and leave the process group of a run, make smaller groups, and record a failed run.
+
+torch's flight recorder keeps the last collectives of each rank.
+"""
 
 from __future__ import annotations
 
 import datetime
+import errno
+import faulthandler
+import json
+import logging
 import os
 import socket
 import time
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed import distributed_c10d as c10d
 
-from sslengine.distributed.meeting import is_loopback, open_store, wait_for_all
 from sslengine.distributed.ranks import initialized, rank, world_size
 from sslengine.errors import LaunchError
+
+log = logging.getLogger("sslengine")
 
 Group = dist.ProcessGroup
 
@@ -22,6 +33,10 @@ Group = dist.ProcessGroup
 LAUNCHED = "SSLENGINE_LAUNCHED"
 _PORT = "port of rank 0's store"
 _OPEN = 60.0  # seconds
+_POLL = 0.1  # seconds
+_LAST = 200  # collectives that are recorded
+_KEPT = ("collective_seq_id", "profiling_name", "input_sizes", "input_dtypes", "state", "retired")
+_BACKLOG = 2048  # pending connections: those of all ranks may arrive at the same time
 
 
 def join(
@@ -40,13 +55,13 @@ def join(
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store: c10d.Store = c10d.PrefixStore(f"attempt/{attempt}", _store(rank, rendezvous_minutes))
     own = _open_own(store) if rank == 0 and LAUNCHED in os.environ else None
-    wait_for_all(c10d.PrefixStore("join", store), rank, world_size, 60 * rendezvous_minutes, "rank")
+    _wait_for_ranks(store, world_size, rendezvous_minutes)
     if LAUNCHED in os.environ:
         store = own or open_store(
             os.environ["MASTER_ADDR"], int(store.get(_PORT)), False, 60 * rendezvous_minutes
         )
     store.set_timeout(timeout)
-    if is_loopback(os.environ["MASTER_ADDR"]):
+    if _is_loopback(os.environ["MASTER_ADDR"]):
         _stay_on_this_machine()
     dist.init_process_group(
         backend,
@@ -59,8 +74,7 @@ def join(
 
 
 def _store(rank: int, minutes: float) -> c10d.Store:
-    """The store for the rendezvous. Rank 0 opens it if no agent has. Torch's own rendezvous would
-    not name missing ranks."""
+    """Connect to the store of the rendezvous. Rank 0 opens it if no agent has."""
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise LaunchError(
@@ -69,17 +83,69 @@ def _store(rank: int, minutes: float) -> c10d.Store:
         )
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     opens = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    return open_store(host, port, opens, 60 * minutes)
+
+
+def _wait_for_ranks(store: c10d.Store, count: int, minutes: float) -> None:
+    """Return when all ranks have called this."""
+    until = time.monotonic() + 60 * minutes
+    if store.add("joined", 1) == count:
+        store.set("all", "1")
+    while not store.check(["all"]):  # polled: the store's own wait blocks signal handlers
+        if time.monotonic() > until:
+            raise LaunchError(
+                f"{store.add('joined', 0)} of {count} ranks connected within {minutes:g} minutes "
+                f"(config.DISTRIBUTED.RENDEZVOUS_MINUTES). Check the output of the others."
+            )
+        time.sleep(_POLL)
+
+
+def open_store(host: str, port: int, mine: bool, seconds: float) -> TCPStore:
+    """Open a store, or connect to one unless it is `mine`. port 0: any free port.
+
+    Torch listens on all interfaces, and anyone who can connect to a store can write to it. So
+    for `localhost` the socket is made here, and listens on that interface only.
+    """
+    listener = _listen(port) if mine and _is_loopback(host) else None
+    if listener is not None:
+        port = listener.getsockname()[1]
     try:
-        return open_store(host, port, opens, 60 * minutes)
+        return TCPStore(
+            host,
+            port,
+            is_master=mine,
+            timeout=datetime.timedelta(seconds=max(1.0, seconds)),
+            wait_for_workers=False,
+            multi_tenant=mine,
+            master_listen_fd=None if listener is None else listener.detach(),
+            # Before torch 2.8 the libuv server does not accept an open socket.
+            use_libuv=listener is None or torch.__version__ >= "2.8",
+        )
     except RuntimeError as error:
         raise LaunchError(
-            f"rank {rank} cannot {'open' if opens else 'reach'} {host}:{port}: {error}"
+            f"cannot {'open' if mine else 'reach'} {host}:{port} from {socket.gethostname()}. If "
+            f"the port is in use, set another MASTER_PORT (or config.SLURM.PORT_ID): {error}"
         ) from error
 
 
+def _is_loopback(host: str) -> bool:
+    """Return whether the host is reachable from this machine only."""
+    return host == "localhost" or host.startswith("127.")
+
+
+def _listen(port: int) -> socket.socket | None:
+    """Return None if the port is in use. If a store of this process uses it, torch shares it."""
+    try:
+        return socket.create_server(("127.0.0.1", port), backlog=_BACKLOG)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return None
+        raise
+
+
 def _open_own(agents: c10d.Store) -> c10d.Store:
-    """A store that rank 0 holds for the run. The agent's store ends with the launcher; with this
-    one, ranks whose launcher was killed can still agree on the step after which they save."""
+    """Open a store that rank 0 holds for the run. The agent's store ends with the launcher; with
+    this one, ranks whose launcher was killed can still agree on the step after which they save."""
     own = open_store(os.environ["MASTER_ADDR"], 0, True, _OPEN)
     agents.set(_PORT, str(own.port))
     return own
@@ -95,13 +161,13 @@ def _stay_on_this_machine() -> None:
 
 
 def backend_device() -> torch.device:
-    """The device type of tensors in collectives."""
+    """Return the device type of tensors in collectives."""
     return torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
 
 
 def own_store(prefix: str) -> c10d.Store:
-    """The group's store for use in a thread, with a separate connection (torch 2.7 and later): on
-    a shared connection the thread is blocked while the main thread waits.
+    """Return the group's store for use in a thread, with a separate connection (torch 2.7 and
+    later): on a shared connection the thread is blocked while the main thread waits.
     """
     store = c10d._get_default_store()
     clone = getattr(store, "clone", None)
@@ -117,7 +183,7 @@ def leave() -> None:
 
 
 def neighbours(size: int) -> Group | None:
-    """This rank's group of `size` consecutive ranks; None means all ranks.
+    """Make this rank's group of `size` consecutive ranks; None means all ranks.
 
     Collective: every rank takes part in making every group.
     """
@@ -135,3 +201,40 @@ def neighbours(size: int) -> Group | None:
         if rank() in members:
             mine = group
     return cast(Group, mine)
+
+
+def arm_recorder() -> None:
+    """Let torch keep the last collectives. Call it before the group is made."""
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(_LAST))
+
+
+def keep_record(folder: Path) -> Path | None:
+    """Write what this rank was doing, its last collectives and its threads' stacks, to
+    `folder`/rank<N>.json and .txt. Return None with one process, which has no collectives, and if
+    writing fails: the run's own error is then the one to report."""
+    if world_size() == 1:
+        return None
+    path = folder / f"rank{rank()}.json"
+    about = {"rank": rank(), "host": socket.gethostname(), "pid": os.getpid(), "at": time.time()}
+    lines = [json.dumps(each) for each in (about, *_last_collectives())]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        with path.with_suffix(".txt").open("w", encoding="utf-8") as stacks:
+            faulthandler.dump_traceback(stacks, all_threads=True)
+    except OSError as error:
+        log.warning("could not write %s: %s", path, error)
+        return None
+    return path
+
+
+def _last_collectives() -> list[dict[str, Any]]:
+    """Return the oldest first; none without torch's recorder (before torch 2.8)."""
+    dump = getattr(_distributed_c10d, "_dump_fr_trace_json", None)
+    if dump is None:
+        return []
+    entries = json.loads(dump()).get("entries", [])
+    return [
+        {**{key: each[key] for key in _KEPT if key in each}, "at": each["time_created_ns"] / 1e9}
+        for each in entries
+    ]

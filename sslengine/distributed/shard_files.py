@@ -28,7 +28,7 @@ from torch import Tensor
 
 from sslengine.distributed.process_group import Group
 from sslengine.distributed.ranks import rank, world_size
-from sslengine.distributed.sharding import on_mesh
+from sslengine.distributed.sharding import make_dtensor
 from sslengine.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Share:
 
 
 def split(state: Any) -> tuple[Any, dict[str, Share]]:
-    """The state with marks in place of shares, and the shares by their marks."""
+    """Return the state with marks in place of shares, and the shares by their marks."""
     shares: dict[str, Share] = {}
     marks: dict[int, str] = {}
 
@@ -116,7 +116,7 @@ def write_folder(folder: Path, rest: Any, shares: Mapping[str, Share], peers: Pe
     from torch.distributed.checkpoint.state_dict_saver import save
 
     tensors = {
-        mark: on_mesh(each.rows, each.shape, each.stride, peers.mesh)
+        mark: make_dtensor(each.rows, each.shape, each.stride, peers.mesh)
         for mark, each in shares.items()
     }
     writer = FileSystemWriter(folder, sync_files=True)
@@ -166,7 +166,7 @@ def _empty(record: Any, mark: str, peers: Peers | None) -> Tensor:
     rows = -(-shape[0] // world_size())
     mine = max(0, min(rows, shape[0] - rank() * rows))
     stride = torch.empty(shape, device="meta").stride()
-    return on_mesh(torch.empty((mine, *shape[1:]), dtype=dtype), shape, stride, peers.mesh)
+    return make_dtensor(torch.empty((mine, *shape[1:]), dtype=dtype), shape, stride, peers.mesh)
 
 
 def _pruned(value: Any, without: Collection[str]) -> Any:

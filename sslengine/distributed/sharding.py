@@ -48,7 +48,7 @@ def works_on_cpu() -> bool:
 
 
 def mesh_of(device: torch.device) -> DeviceMesh:
-    """A one-dimensional mesh of all ranks."""
+    """Make a one-dimensional mesh of all ranks."""
     from torch.distributed.device_mesh import init_device_mesh
 
     return init_device_mesh(device.type, (world_size(),))
@@ -121,17 +121,17 @@ def is_unit(thing: Any) -> TypeGuard[FSDPModule]:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's shard, in the same memory; a tensor that is not sharded is returned unchanged."""
+    """Return this rank's shard, in the same memory; unchanged, a tensor that is not sharded."""
     return tensor.to_local() if is_share(tensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The whole tensor on every rank. Collective if it is sharded."""
+    """Return the whole tensor on every rank. Collective if it is sharded."""
     return tensor.full_tensor() if is_share(tensor) else tensor
 
 
 def like(tensor: Tensor, other: Tensor) -> Tensor:
-    """The tensor sharded like `other`; if `other` is not sharded, the whole tensor (collective)."""
+    """Shard the tensor like `other`; if `other` is not sharded, gather it whole (collective)."""
     if not is_share(other):
         return whole(tensor)
     from torch.distributed.tensor import DTensor
@@ -159,7 +159,7 @@ def copy_into(target: Tensor, source: Tensor) -> None:
 
 
 def norms(*groups: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The norms of the tensors, one vector for each group; all groups have the same number.
+    """Return the norms of the tensors, one vector for each group; all groups have the same number.
 
     Sharded tensors need one collective, without host synchronisation.
     """
@@ -172,7 +172,7 @@ def norms(*groups: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 @contextmanager
 def gathered(module: nn.Module) -> Iterator[None]:
-    """A context in which a unit is whole, to use its weights outside of forward. Collective."""
+    """Make a unit whole in a context, to use its weights outside of forward. Collective."""
     if not is_unit(module):
         yield
         return
@@ -185,7 +185,7 @@ def gathered(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def gradients_kept(*modules: FSDPModule) -> Iterator[None]:
-    """A context in which backward does not reduce gradients: each rank keeps whole ones."""
+    """Keep backward from reducing gradients in a context: each rank has whole ones."""
     for module in modules:
         module.set_requires_gradient_sync(False)
     try:
@@ -195,8 +195,10 @@ def gradients_kept(*modules: FSDPModule) -> Iterator[None]:
             module.set_requires_gradient_sync(True)
 
 
-def on_mesh(share: Tensor, shape: torch.Size, stride: tuple[int, ...], mesh: DeviceMesh) -> Tensor:
-    """The sharded tensor of which `share` is this rank's part."""
+def make_dtensor(
+    share: Tensor, shape: torch.Size, stride: tuple[int, ...], mesh: DeviceMesh
+) -> Tensor:
+    """Make the sharded tensor of which `share` is this rank's part."""
     from torch.distributed.tensor import DTensor, Shard
 
     made = DTensor.from_local(share, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)

@@ -12,27 +12,27 @@ from torch import Tensor
 from sslengine.distributed.collectives import exchange, exchange_counts
 from sslengine.distributed.process_group import backend_device
 from sslengine.distributed.ranks import rank, world_size
-from sslengine.distributed.sharding import is_sharded, local, mesh_of, on_mesh
+from sslengine.distributed.sharding import is_sharded, local, make_dtensor, mesh_of
 
 
 def rows_of_a_rank(count: int) -> int:
-    """How many of `count` rows a rank has; the last ranks may have fewer."""
+    """Return how many of `count` rows a rank has; the last ranks may have fewer."""
     return -(-count // world_size())
 
 
 def own_rows(count: int) -> slice:
-    """Which of `count` rows this rank has."""
+    """Return which of `count` rows this rank has."""
     first = min(count, rank() * rows_of_a_rank(count))
     return slice(first, min(count, first + rows_of_a_rank(count)))
 
 
 def shared_out(own: Tensor, count: int) -> Tensor:
-    """The sharded tensor of `count` rows; `own` are this rank's. With one process: `own`."""
+    """Make the sharded tensor of `count` rows; `own` are this rank's. With one process: `own`."""
     if world_size() == 1:
         return own
     shape = torch.Size((count, *own.shape[1:]))
     stride = torch.empty(shape, device="meta").stride()
-    return on_mesh(own, shape, stride, mesh_of(backend_device()))
+    return make_dtensor(own, shape, stride, mesh_of(backend_device()))
 
 
 @torch.no_grad()
@@ -57,7 +57,7 @@ def fetch(tensor: Tensor, rows: Tensor) -> Tensor:
 
 
 def within(tensor: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """This rank's part of `tensor`, the indices of `rows` in it, and whether it contains them.
+    """Return this rank's part of `tensor`, the indices of `rows` in it, and whether it has them.
 
     A row of another rank gets some valid index.
     """

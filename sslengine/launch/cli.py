@@ -20,8 +20,8 @@ from sslengine.config.run_folder import open_named
 from sslengine.config.show import show
 from sslengine.data.loading import lean_torchvision
 from sslengine.errors import ConfigError, Preempted, SSLEngineError
+from sslengine.launch.auto import settle_widths
 from sslengine.launch.folder import expect_place
-from sslengine.launch.widths import settle_widths
 from sslengine.registry import import_dotted
 from sslengine.screen import say
 from sslengine.trust import closed, expect_trust, is_config_trusted
@@ -35,7 +35,6 @@ Run a config.
   config.OPTIMIZER.num_epochs=10             set a value; in a list: config.A.B.0=x
   config.SEED_VALUE=0,1,2                    a sweep: one run each, in sweep_0, sweep_1, ...
   engine_name=extract_features               the engine to run; default: train
-  node_id=1                                  the number of this node, if there are several
 
 Files are searched in --config-dir, ./configs and the configs that ship with sslengine."""
 
@@ -70,7 +69,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-@startup.without_garbage_collection()
+@startup.pause_garbage_collection()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return the exit status. 0: done. 1: the run failed. 2: the config is wrong, nothing started.
     75: the run was asked to end and is saved; the same command resumes it. 130: Ctrl-C elsewhere.
@@ -100,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def settled(
     overrides: Sequence[str], config_dirs: Sequence[str], trusted: bool = False
 ) -> list[Resolved]:
-    """Every run of a sweep, with all that is known before it starts."""
+    """Resolve every run of a sweep, with all that is known before it starts."""
     return [settle_widths(run) for run in resolve_all(overrides, config_dirs, trusted)]
 
 
@@ -115,7 +114,7 @@ def shown(
 
 
 def start(runs: Sequence[Resolved]) -> int:
-    """Run all of them, or submit them to SLURM. Returns the exit status, as main does."""
+    """Run all of them, or submit them to SLURM. Return the exit status, as main does."""
     try:
         return run_all(runs)
     except (SSLEngineError, KeyboardInterrupt) as error:
@@ -123,7 +122,7 @@ def start(runs: Sequence[Resolved]) -> int:
 
 
 def ended_by(error: SSLEngineError | KeyboardInterrupt, printed: bool = True) -> int:
-    """The exit status. printed: say what it was."""
+    """Return the exit status. printed: say what it was."""
     if isinstance(error, KeyboardInterrupt):  # not during training, which would have saved
         print("interrupted", file=sys.stderr)  # noqa: T201
         return INTERRUPTED
@@ -135,22 +134,15 @@ def ended_by(error: SSLEngineError | KeyboardInterrupt, printed: bool = True) ->
 
 
 def run_all(runs: Sequence[Resolved]) -> int:
-    """The same; an error is raised."""
+    """Do the same, and raise what goes wrong."""
     submits = any(run.config.SLURM.USE_SLURM for run in runs)
     for run in runs if not submits else ():
         expect_place(run_folder(run.config))
     # Imported only now: --help and a config error should not wait for torch.
-    expect_fitting_shapes = import_dotted("sslengine.launch.preflight:expect_fitting_shapes")
-    expect_lists = import_dotted("sslengine.launch.preflight:expect_lists")
-    expect_weights = import_dotted("sslengine.launch.preflight:expect_weights")
-    expect_known_metrics = import_dotted("sslengine.launch.metric_names:expect_known_metrics")
+    check_run = import_dotted("sslengine.launch.preflight:check_run")
     for run in runs:
         with closed(run.opened):
-            if run.engine_name == "train":
-                expect_known_metrics(run.config)
-            expect_weights(run.config)
-            expect_lists(run.config)
-            expect_fitting_shapes(run.config)
+            check_run(run.config, run.engine_name)
     if submits:
         return _submit(runs)
     launch = import_dotted("sslengine.launch.local:launch")

@@ -82,7 +82,7 @@ def expect_run_folder(config: DictConfig) -> Path:
 
 
 def _expect_place(checkpoints: Path) -> None:
-    """A run whose checkpoints are on a disk that is missing must not start from the beginning."""
+    """Refuse to start from the beginning a run whose checkpoints are on a missing disk."""
     if not os.path.lexists(checkpoints) or checkpoints.is_dir():
         return
     what = "is no folder"

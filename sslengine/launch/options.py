@@ -31,7 +31,7 @@ class SlurmOptions:
     CONSTRAINT: str = ""
     # Memory of each node in GB.
     MEM_GB: int = 250
-    # Port of the nodes' rendezvous; if it is in use, one of the next fifteen is used.
+    # Port of the nodes' rendezvous; it or one of the next fifteen, by the job's number.
     PORT_ID: int = 40050
     # CPU cores per rank.
     NUM_CPU_PER_PROC: int = 8

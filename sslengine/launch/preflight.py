@@ -1,55 +1,113 @@
-"""Check a run's shapes before anything is launched, read or allocated.
+"""Check a run before anything is launched, or memory is taken for its weights.
 
-A grey image of the config's size (or of two sizes, if the size depends on the files) goes through
-TRANSFORMS and the collator; the batch goes through trunk, heads and method on torch's meta device,
-where tensors have shapes but no values. So a misspelled argument, a Normalize of three channels
-for grey images, a head of a wrong width, a head that does not fit the method and an unknown
-feature are reported in seconds. Custom transforms and collators are not run. Of stored images,
-whose bands and type only the files know, the collator alone is checked here.
+The lists, weights and metrics that the config names must exist. Then one dry step: a grey image of
+the config's size (of two sizes, if the size depends on the files) goes through TRANSFORMS and the
+collator, and the batch through trunk, heads and method on torch's meta device, where tensors have
+shapes but no values. Each stage adds its key path to what it raises. Custom transforms, sources and
+collators are not run; what depends on values, and images whose bands only the files know, is left
+to the run.
 """
 
 from __future__ import annotations
 
+import inspect
 import pdb
 import sys
+import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import torch
 from omegaconf import DictConfig
 from PIL import Image
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from sslengine.checkpoint.contents import has_checkpoints
+from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.config.facts import run_facts
-from sslengine.config.options import RunOptions, TrainerOptions
+from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
-from sslengine.data.augment.backends.base import build_backend
 from sslengine.data.augment.pipeline import Pipeline
-from sslengine.data.augment.plan import Plan
 from sslengine.data.augment.transform import Sample
-from sslengine.data.loading import current_sample
 from sslengine.data.loading.seeding import seed_sample, streams_kept
 from sslengine.data.manifest.few_labels import expect_list
 from sslengine.data.options import DataOptions, SplitOptions
+from sslengine.dotted import full_metric_name, no_such_metric
 from sslengine.errors import ConfigError, DataError, SSLEngineError
-from sslengine.launch.meta_pass import FIXED_SIZE_SOURCES, META, pass_alone, pass_through
+from sslengine.hooks.options import HooksOptions
+from sslengine.meters.base import build_meters
+from sslengine.meters.options import MetersOptions
+from sslengine.methods.base import Method, callbacks
+from sslengine.methods.foreign import takes_sample
+from sslengine.methods.step import Step
 from sslengine.models.model import Model
 from sslengine.models.options import ModelOptions
+from sslengine.models.sync_batchnorm import expect_several_rows
 from sslengine.models.weight_content import expect_file_of
-from sslengine.registry import COLLATORS, DATA_SOURCES, TRANSFORMS, Registry
-from sslengine.task.build import build_base_model
-from sslengine.train_steps.samples import multi_input_sample, single_input_sample
+from sslengine.optim.learner import learner_of
+from sslengine.optim.multipliers import chosen_multipliers
+from sslengine.optim.options import OptimizerOptions
+from sslengine.registry import COLLATORS, DATA_SOURCES, LOSSES, TRANSFORMS, Registry, component_key
+from sslengine.task.build import attach, build_base_model, build_loss, build_train_step
+from sslengine.task.state import shapes
+from sslengine.train_steps.step import TrainStep
 
-_SAMPLES_OF = {
-    "standard_train_step": single_input_sample,
-    "multi_input_train_step": multi_input_sample,
-    "pirl_train_step": multi_input_sample,
-}
+META = torch.device("meta")
+# Sources of images of one size (DEFAULT_GRAY_IMG_SIZE), whose labels are numbers.
+_FIXED_SIZE_SOURCES = {"synthetic", "shapes", "upright_shapes"}
 # Widths and heights of image files of unknown size: most are larger than the crops.
 _ANY_SIZE = ((1024, 768), (640, 896))
 _OURS = ("sslengine.", "torchvision.")
+_LIBRARIES = (*_OURS, "timm.", "torch.nn.")
+_NUM_SAMPLES = 2**20  # the size of a method's memory, which allocates nothing on the meta device
+_REFUSALS = (
+    RuntimeError,
+    ValueError,
+    AssertionError,
+    IndexError,
+)  # of a shape, by torch and others
+
+
+def check_run(config: DictConfig, engine_name: str) -> None:
+    """Raise ConfigError or MissingDataError for what the run would fail of."""
+    data, weights = read(config, DataOptions), read(config, ModelOptions).WEIGHTS_INIT
+    if engine_name == "train":
+        expect_known_metrics(config)
+    if weights.PARAMS_FILE and not has_checkpoints(config):  # a run that resumes reads none
+        expect_file_of(weights)
+    for split in ("TRAIN", "TEST"):
+        listed = getattr(data, split).DATA_LIMIT_SAMPLING.LIST
+        if listed:
+            expect_list(Path(listed), f"config.DATA.{split}.DATA_LIMIT_SAMPLING.LIST")
+    expect_fitting_shapes(config)
+
+
+def expect_known_metrics(config: DictConfig) -> None:
+    """Raise ConfigError for a metric that the run's phases, meters or online evaluation lack.
+
+    Other metrics are known when the first phase ends.
+    """
+    run, hooks = read(config, RunOptions), read(config, HooksOptions)
+    groups = {each.name: list(each.names()) for each in build_meters(read(config, MetersOptions))}
+    groups["online"] = list(hooks.ONLINE_EVAL.names()) if hooks.ONLINE_EVAL.EVERY else []
+    for where, name in (
+        ("config.CHECKPOINT.BEST.METRIC", read(config, CheckpointOptions).BEST.METRIC),
+        ("config.HOOKS.EARLY_STOPPING.MONITOR", hooks.EARLY_STOPPING.MONITOR),
+    ):
+        phase, _, rest = full_metric_name(name).partition(".")
+        group, _, metric = rest.partition(".")
+        if phase == "test" and not (run.TEST_MODEL or run.TEST_ONLY):
+            raise ConfigError(f"{where}: {name!r}: the run has no test phases. Set TEST_MODEL.")
+        if group in groups and not any(fnmatchcase(metric, each) for each in groups[group]):
+            known = [f"{phase}.{group}.{each}" for each in groups[group]]
+            raise ConfigError(f"{where}: {no_such_metric(name, known)}")
 
 
 @contextmanager
@@ -67,77 +125,59 @@ def _ignore_breakpoints() -> Iterator[None]:
 def expect_fitting_shapes(config: DictConfig) -> None:
     """Raise ConfigError if images cannot pass the transforms, the model or the method."""
     data = read(config, DataOptions)
-    splits = ["TRAIN", *(["TEST"] if read(config, RunOptions).TEST_MODEL else [])]
-    batches = {split: first_batch(getattr(data, split), split) for split in splits}
-    build = _SAMPLES_OF.get(read(config, TrainerOptions).TRAIN_STEP_NAME)
-    if build is None or config.MODEL.BASE_MODEL_NAME != "multi_input_output_model":
-        return  # this step chooses the model's inputs itself
+    batch = first_batch(data.TRAIN, "TRAIN")
+    if read(config, RunOptions).TEST_MODEL:
+        first_batch(data.TEST, "TEST")
+    step = build_train_step(config)
+    own = not isinstance(step, TrainStep) or type(step).forward is not TrainStep.forward
+    if own or config.MODEL.BASE_MODEL_NAME != "multi_input_output_model":
+        return  # it chooses the model's inputs itself
     if sys.gettrace() is not None:  # by a debugger, which would stop here first
         return
     with META:
         model = build_base_model(config, META)
-    batch = batches["TRAIN"]
-    train = data.TRAIN
-    if batch is None or train.IMAGE_MODE == "stored" or not isinstance(model, Model):
+    if batch is None or not isinstance(model, Model):
         return
-    try:
-        sample = build(batch, train.INPUT_KEY_NAMES, train.TARGET_KEY_NAMES)
-    except DataError as error:
-        raise ConfigError(str(error)) from error
-    pass_through(config, model, sample)
+    sample = _make_sample(step, batch, data.TRAIN)
+    output = _pass_model(model, sample["input"])
+    if output is None or type(step).losses is not TrainStep.losses:
+        return
+    _pass_method(config, model, output, sample)
     facts = run_facts(config)
-    shared = facts.sync_batch_norm and facts.world_size > 1
-    if train.BATCHSIZE_PER_REPLICA == 1 and not shared:
-        alone = first_batch(train, "TRAIN", images=1)
+    if data.TRAIN.BATCHSIZE_PER_REPLICA == 1 and not (
+        facts.sync_batch_norm and facts.world_size > 1
+    ):
+        alone = first_batch(data.TRAIN, "TRAIN", images=1)
         if alone is not None:
-            keys = train.INPUT_KEY_NAMES, train.TARGET_KEY_NAMES
-            pass_alone(config, model, build(alone, *keys))
-
-
-def expect_lists(config: DictConfig) -> None:
-    """Raise MissingDataError if a list of the images to use is not there."""
-    data = read(config, DataOptions)
-    for split in ("TRAIN", "TEST"):
-        listed = getattr(data, split).DATA_LIMIT_SAMPLING.LIST
-        if listed:
-            expect_list(Path(listed), f"config.DATA.{split}.DATA_LIMIT_SAMPLING.LIST")
-
-
-def expect_weights(config: DictConfig) -> None:
-    """Raise ConfigError if the file to start from is not there. A run that resumes reads none."""
-    weights = read(config, ModelOptions).WEIGHTS_INIT
-    if weights.PARAMS_FILE and not has_checkpoints(config):
-        expect_file_of(weights)
+            _pass_one_image(config, model, _make_sample(step, alone, data.TRAIN))
 
 
 def first_batch(options: SplitOptions, split: str, images: int = 2) -> dict[str, Any] | None:
     """Return a collated batch of one or two samples; None if their shapes depend on the files."""
     where = f"config.DATA.{split}"
-    for name in map(TRANSFORMS.name_in, _entries(options.TRANSFORMS)):
+    for name in map(TRANSFORMS.name_in, _walk(options.TRANSFORMS)):
         slow = getattr(TRANSFORMS.get(name), "takes_long_to_make", False)
         if slow or not _is_ours(TRANSFORMS, name):  # creating a custom one may take long
             return None
     pipeline = Pipeline(options.TRANSFORMS, f"{where}.TRANSFORMS")
-    if not _can_be_run(options):
+    sources = options.DATA_SOURCES
+    if options.IMAGE_MODE not in ("RGB", "L") or len(sources) != 1:
+        return None
+    if not _is_ours(DATA_SOURCES, sources[0]):
         return None
     sizes: tuple[tuple[int, int], ...] = _ANY_SIZE
-    if set(options.DATA_SOURCES) <= set(FIXED_SIZE_SOURCES):
+    if sources[0] in _FIXED_SIZE_SOURCES:
         sizes = ((options.DEFAULT_GRAY_IMG_SIZE,) * 2,)
-    tries = [_transformed(pipeline, options, size, number) for number, size in enumerate(sizes)]
+    tries = [_transform(pipeline, options.IMAGE_MODE, *each) for each in enumerate(sizes)]
     errors = [each for each in tries if isinstance(each, DataError)]
-    if errors and options.IMAGE_MODE == "stored":
-        return None  # a guess: the launch tries an image of the files
     if len(errors) == len(tries):
-        before, numbered, after = str(errors[0]).partition(" failed on sample ")
-        text = f"{before}: {after.partition(': ')[2]}" if numbered else before
-        raise ConfigError(f"{text}\n  {where}.IMAGE_MODE is {options.IMAGE_MODE}.")
+        raise ConfigError(f"{errors[0]}\n  {where}.IMAGE_MODE is {options.IMAGE_MODE}.")
     one, *others = tries
-    if errors or any(_shapes(each) != _shapes(one) for each in others):
-        return None
-    if not _is_ours(COLLATORS, options.COLLATE_FUNCTION):
+    ours = _is_ours(COLLATORS, options.COLLATE_FUNCTION)
+    if errors or not ours or any(_sizes(each) != _sizes(one) for each in others):
         return None
     collate = COLLATORS.maker(options.COLLATE_FUNCTION, options.COLLATE_FUNCTION_PARAMS, where)
-    twin = _transformed(pipeline, options, sizes[0], 1)
+    twin = _transform(pipeline, options.IMAGE_MODE, 1, sizes[0])
     try:
         with streams_kept():
             batch = collate([one, twin][:images])
@@ -148,58 +188,172 @@ def first_batch(options: SplitOptions, split: str, images: int = 2) -> dict[str,
     return batch if isinstance(batch, dict) else None
 
 
-def _can_be_run(options: SplitOptions) -> bool:
-    """Whether it is known how many bands images have, and the only source ships with sslengine."""
-    return (
-        len(options.DATA_SOURCES) == 1
-        and all(_is_ours(DATA_SOURCES, name) for name in options.DATA_SOURCES)
-        and (options.IMAGE_MODE in ("RGB", "L") or bool(_bands(options)))
-    )
-
-
-def _bands(options: SplitOptions) -> int:
-    """A guess for stored images, which collators hardly depend on: as many as Normalize has means;
-    0 if nothing says it."""
-    means = (entry.get("mean") for entry in _entries(options.TRANSFORMS) if "std" in entry)
-    return next((len(mean) for mean in means if isinstance(mean, Sequence)), 0)
-
-
-def _entries(entries: Sequence[Any]) -> Iterator[Mapping[str, Any]]:
+def _walk(entries: Sequence[Any]) -> Iterator[Mapping[str, Any]]:
     """Yield the entries of the list, and those nested in their arguments."""
     for entry in entries:
         if isinstance(entry, Mapping) and "name" in entry:
             yield entry
             for value in entry.values():
-                yield from _entries(value if isinstance(value, list) else ())
+                yield from _walk(value if isinstance(value, list) else ())
 
 
 def _is_ours(registry: Registry[Any], name: str) -> bool:
     return str(getattr(registry.get(name), "__module__", "")).startswith(_OURS)
 
 
-def _transformed(
-    pipeline: Pipeline, options: SplitOptions, size: tuple[int, int], index: int
-) -> Sample | DataError:
-    image: Any
-    transformed: Callable[[Sample], Sample]
-    if options.IMAGE_MODE == "stored":
-        kind = np.float32 if options.limits else np.uint8
-        image = np.zeros((*size[::-1], _bands(options)), kind)
-        transformed = Plan(pipeline, build_backend("pil"), limits=options.limits)
-    else:
-        image = Image.new("RGB", size, (128, 128, 128)).convert(options.IMAGE_MODE)
-        transformed = pipeline
+def _transform(pipeline: Pipeline, mode: str, index: int, size: tuple[int, int]) -> Any:
+    """Return the transformed sample, or the error."""
+    image = Image.new("RGB", size, (128, 128, 128)).convert(mode)
     sample: Sample = {"data": [image], "data_valid": [1], "data_idx": [index], "label": [0]}
     with streams_kept():
         seed_sample(0, (0, index))
-        current_sample.note(index)
         try:
-            return transformed(sample)
+            return pipeline(sample)
         except DataError as error:
             return error
-        finally:
-            current_sample.note()
 
 
-def _shapes(sample: Any) -> Any:
+def _sizes(sample: Any) -> Any:
     return [getattr(each, "shape", getattr(each, "size", None)) for each in sample["data"]]
+
+
+def _make_sample(step: TrainStep, batch: dict[str, Any], options: SplitOptions) -> dict[str, Any]:
+    try:
+        sample = step.make_sample(batch, options.INPUT_KEY_NAMES, options.TARGET_KEY_NAMES)
+    except DataError as error:
+        raise ConfigError(str(error)) from error
+    moved: dict[str, Any] = tree_map_only(Tensor, lambda each: each.to(META), sample)
+    return moved
+
+
+def _pass_model(model: Model, images: Any) -> Any:
+    """Return the model's output; None if it depends on values."""
+    entered: list[tuple[str, nn.Module, Any]] = []
+    parts: dict[str, nn.Module] = {"config.MODEL.TRUNK": model.trunk}
+    parts |= {f"config.MODEL.HEAD.PARAMS.{n}": head for n, head in enumerate(model.heads)}
+    handles = [
+        part.register_forward_pre_hook(
+            lambda part, inputs, where=where: entered.append((where, part, inputs[0]))
+        )
+        for where, part in parts.items()
+    ]
+    model.eval()
+    try:
+        with torch.no_grad():
+            return model(images)
+    except SSLEngineError as error:
+        raise ConfigError(str(error)) from error
+    except Exception as error:
+        if not entered or not _is_refusal(error, partial(model, images)):
+            return None
+        where, part, given = entered[-1]
+        raise ConfigError(
+            f"{where}: {type(part).__name__} cannot take an input of shape {shapes(given)}: {error}"
+        ) from error
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _pass_method(config: DictConfig, model: Model, output: Any, sample: dict[str, Any]) -> Any:
+    """Return the method's output; None if it is not run, or fails for another reason.
+
+    Only subclasses of Method are run, and only if the shape of the labels is known.
+    """
+    name = str(config.LOSS.name)
+    thing = LOSSES.get(name) if name else None
+    if not isinstance(thing, type) or not issubclass(thing, Method):
+        return None
+    where, ours = f"config.LOSS.{component_key(name)}", thing.__module__.startswith(_OURS)
+    output = output[0] if isinstance(output, list) and len(output) == 1 else output
+    call: Callable[[], Any] | None = None
+    try:
+        with META, torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            method = build_loss(config, _NUM_SAMPLES, META, [run_facts(config).global_batch_size])
+            attach(config, method, model)
+            method.train()
+            multipliers = read(config, OptimizerOptions).multiplier_options()
+            chosen_multipliers(learner_of(model, method), multipliers)
+            if takes_sample(method):
+                call = partial(method, output, sample, Step.alone())
+            elif _has_known_target(config, method):
+                call = partial(method, output, sample["target"])
+            return None if call is None else call()
+    except Exception as error:
+        if isinstance(error, ConfigError) or (ours and isinstance(error, SSLEngineError)):
+            text = str(error)
+            raise ConfigError(text if "config." in text[:9] else f"{where}: {text}") from error
+        # A method of the user's may need what its `before_phase` makes.
+        needs_phase = call is not None and bool(callbacks(method, "before_phase"))
+        if needs_phase or call is None or not _is_refusal(error, call):
+            return None
+        raise ConfigError(
+            f"{where}: {thing.__name__} cannot take the model's output, of shape "
+            f"{shapes(output)}: {error}\n  Its sizes are set by {where} and "
+            f"config.MODEL.HEAD.PARAMS."
+        ) from error
+
+
+def _has_known_target(config: DictConfig, method: nn.Module) -> bool:
+    """Return whether labels are numbers, or the method does without; else they may be rows."""
+    parameter = list(inspect.signature(method.forward).parameters.values())[1]
+    train = config.DATA.TRAIN
+    known = train.LABEL_TYPE != "standard" or {*train.DATA_SOURCES} <= _FIXED_SIZE_SOURCES
+    return known or parameter.default is not parameter.empty
+
+
+def _pass_one_image(config: DictConfig, model: Model, sample: dict[str, Any]) -> None:
+    """Raise ConfigError if a batch norm of the model or the method gets one row in training."""
+    expect_several_rows([model], [1])
+    with suppress(*_REFUSALS), torch.no_grad():
+        output = model.train()(sample["input"])
+        _pass_method(config, model, output, sample)
+
+
+class _ValuesNeededError(Exception):
+    """A computation depends on values, or on what is not on the meta device."""
+
+
+class _ShapesAlone(TorchDispatchMode):
+    """Raise _ValuesNeededError where more than shapes is needed; note what an operation raises."""
+
+    raised: Exception | None = None
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = tree_leaves((args, kwargs))
+        tensors = [each for each in given if isinstance(each, Tensor)]
+        outside = any(each.dim() and each.device != META for each in tensors)
+        draws = any(isinstance(each, torch.Generator) for each in given)
+        if outside or draws or function is torch.ops.aten._local_scalar_dense.default:
+            raise _ValuesNeededError
+        try:
+            return function(*args, **(kwargs or {}))
+        except Exception as error:
+            self.raised = error
+            raise
+
+
+def _is_refusal(error: Exception, call: Callable[[], Any]) -> bool:
+    """Return whether torch or a library refuses a shape, in a computation that failed.
+
+    It may have needed values instead, or a user's code be not ready. So it is repeated with a look
+    at each operation, which would slow down a computation that does not fail.
+    """
+    if not isinstance(error, _REFUSALS) or isinstance(error, (NotImplementedError, SSLEngineError)):
+        return False
+    mode = _ShapesAlone()  # type: ignore[no-untyped-call]
+    try:
+        with META, torch.no_grad(), mode:
+            call()
+    except NotImplementedError:
+        return False
+    except _REFUSALS as again:
+        *_, (frame, _) = traceback.walk_tb(again.__traceback__)
+        module = frame.f_globals["__name__"]  # torch itself has torch._assert
+        return again is mode.raised or module == "torch" or module.startswith(_LIBRARIES)
+    except Exception:
+        return False
+    return False

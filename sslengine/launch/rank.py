@@ -23,14 +23,13 @@ from sslengine.config.options import (
 )
 from sslengine.config.resolve import Resolved
 from sslengine.config.sections import read
+from sslengine.contrib.heartbeat import heartbeat
 from sslengine.data.loading import lean_torchvision
 from sslengine.data.loading.loader import boot_server
 from sslengine.data.options import DataOptions
-from sslengine.distributed import flight_recorder, process_group
-from sslengine.distributed.device import pick_device
+from sslengine.distributed import process_group
 from sslengine.distributed.elastic import fail_at_once
-from sslengine.distributed.heartbeat import heartbeat
-from sslengine.distributed.ranks import is_primary, rank
+from sslengine.distributed.ranks import is_primary, pick_device, rank
 from sslengine.engines.run import Run
 from sslengine.errors import FolderInUseError, LaunchError, Preempted
 from sslengine.export.at_end import write_weights
@@ -44,7 +43,7 @@ log = logging.getLogger("sslengine")
 
 def run_rank(resolved: Resolved, join: bool) -> None:
     """join: the environment describes a process group to join (RANK, WORLD_SIZE ...)."""
-    with closed(resolved.opened), startup.without_garbage_collection():
+    with closed(resolved.opened), startup.pause_garbage_collection():
         _run_rank(resolved, join)
 
 
@@ -86,7 +85,7 @@ def _run_rank(resolved: Resolved, join: bool) -> None:
         raise
     except BaseException:
         log.info("the run ended with an error", exc_info=True)  # the caller prints it
-        flight_recorder.keep(folder / "flight_recorder")
+        process_group.keep_record(folder / "flight_recorder")
         raise
     finally:
         close_log()
@@ -111,13 +110,13 @@ def reported(run: Run) -> Iterator[None]:
 def _leave_at_once(folder: Path, text: str) -> None:
     """End this rank because another is lost. Runs in a thread: the main one may be blocked."""
     log.critical("%s", text)
-    kept = flight_recorder.keep(folder / "flight_recorder")
+    kept = process_group.keep_record(folder / "flight_recorder")
     close_log()
     fail_at_once(LaunchError(f"{text}. See {kept}"))
 
 
 def _set_threads(config: DictConfig, device: torch.device) -> None:
-    """On a CPU, ranks and loader workers share the cores of their node.
+    """Share the cores of a node among its ranks and loader workers, on a CPU.
 
     With more threads than cores, threads wait for each other: on 2 cores with one worker, the
     quickstart takes 1.6 times as long with 2 threads as with 1. If OMP_NUM_THREADS is set, it
@@ -136,5 +135,5 @@ def _join(config: DictConfig, device: torch.device) -> None:
         os.environ.setdefault("NCCL_DEBUG", "INFO")
     if options.NCCL_SOCKET_NTHREADS:
         os.environ.setdefault("NCCL_SOCKET_NTHREADS", str(options.NCCL_SOCKET_NTHREADS))
-    flight_recorder.arm()
+    process_group.arm_recorder()
     process_group.join(options.BACKEND, device, options.TIMEOUT_MINUTES, options.RENDEZVOUS_MINUTES)

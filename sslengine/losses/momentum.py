@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from sslengine.distributed.data_parallel import broadcast_all, by_dtype
+from sslengine.distributed.data_parallel import broadcast_all, group_dtypes
 from sslengine.distributed.sharding import copy_into, is_share, like, local
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -66,7 +66,7 @@ def follow(pairs: Pairs, momentum: float) -> None:
 def copy_buffers(teacher: nn.Module, student: nn.Module) -> None:
     """Copy the running statistics of the student's batch norms, and all its other buffers."""
     theirs = dict(zip(teacher.buffers(), student.buffers(), strict=True))
-    for own in by_dtype(theirs):
+    for own in group_dtypes(theirs):
         torch._foreach_copy_(own, [theirs[each] for each in own])
 
 

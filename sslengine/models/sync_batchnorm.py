@@ -3,11 +3,15 @@
 torch's SyncBatchNorm does not accept tensors on the CPU, and DDP does not accept a CPU model that
 contains one. This class is not a subclass of it. On the CPU it computes the same result with
 differentiable sums over ranks, whose batches may differ in size; on a GPU it runs torch's forward.
+
+Without it a batch norm behind the pooling gets one row of a rank's batch of one image, and cannot
+train on it: `expect_several_rows` finds that in the first step of a phase.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,6 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from sslengine.distributed.collectives import sum_over_ranks
 from sslengine.distributed.process_group import Group, neighbours
 from sslengine.distributed.ranks import world_size
+from sslengine.errors import ConfigError
 from sslengine.models.options import SyncBatchNormOptions
 
 
@@ -49,6 +54,34 @@ def _converted(norm: _BatchNorm, group: Group | None) -> SyncBatchNorm:
     synced._modules.update(norm._modules)
     synced.training = norm.training
     return synced
+
+
+def expect_several_rows(parts: Sequence[nn.Module], sizes: Sequence[int]) -> None:
+    """Let the next forward pass raise ConfigError if a batch norm would get one row of a batch.
+
+    sizes: of the batches that follow. Costs something only if one of them has one image.
+    """
+    if 1 not in sizes:
+        return
+    for norm in {each for part in parts for each in part.modules() if isinstance(each, _BatchNorm)}:
+        if not isinstance(norm, SyncBatchNorm):
+            _watch(norm, sizes[0])
+
+
+def _watch(norm: nn.Module, images: int) -> None:
+    def look(module: nn.Module, inputs: Any) -> None:
+        handle.remove()
+        x = inputs[0]
+        if module.training and x.numel() == images * x.shape[1]:  # a row of each image
+            what = "The last batch of an epoch has" if images > 1 else "A batch has"
+            raise ConfigError(
+                f"config.DATA.TRAIN.BATCHSIZE_PER_REPLICA: {what} one image on a rank, of which a "
+                f"batch norm gets one row; it needs two or more to train. Raise it; of a short "
+                f"last batch, set config.DATA.TRAIN.DROP_LAST=true; of several ranks, "
+                f"config.MODEL.SYNC_BN_CONFIG.CONVERT_BN_TO_SYNC_BN=true."
+            )
+
+    handle = norm.register_forward_pre_hook(look)
 
 
 class SyncBatchNorm(_BatchNorm):

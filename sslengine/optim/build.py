@@ -10,9 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sslengine.distributed.ranks import world_size
 from sslengine.distributed.sharding import is_sharded
-from sslengine.distributed.zero import shard_optimizer
 from sslengine.errors import ConfigError
 from sslengine.optim.larc import with_larc
 from sslengine.optim.options import OptimizerSettings
@@ -54,10 +52,7 @@ def build_optimizer(
         optimizer_class = with_larc(optimizer_class)
         arguments["larc"] = options.larc_config
     try:
-        if options.use_zero and world_size() > 1:
-            inner = shard_optimizer(groups, optimizer_class, **arguments)
-        else:
-            inner = optimizer_class(groups, **arguments)
+        inner = optimizer_class(groups, **arguments)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"OPTIMIZER: {options.name} rejects its arguments: {error}") from error
     return ScheduledOptimizer(inner, plan)
@@ -136,6 +131,6 @@ def _fastest_form(
     """
     if "fused" not in known or "foreach" in options.args or device.type not in ("cuda", "cpu"):
         return {}
-    # ZeRO loads Adam's step counts to the CPU, where the fused form cannot read them. Dampening
-    # is not applied in the first step, which SGD's zero-initialised momentum does not distinguish.
-    return {} if options.use_zero or options.dampening else {"fused": True}
+    # Dampening is not applied in the first step, which SGD's zero-initialised momentum does not
+    # distinguish.
+    return {} if options.dampening else {"fused": True}

@@ -152,7 +152,7 @@ class OptimizerSettings:
     # LARC: a separate rate for each layer, with any optimizer.
     use_larc: bool = False
     larc_config: LarcOptions = field(default_factory=LarcOptions)
-    # Shard the optimizer's state over ranks (ZeRO).
+    # Another name for TRAINER.TASK_NAME: self_supervision_fsdp_task, which shards more than ZeRO.
     use_zero: bool = False
 
     # The function that splits parameters into groups.

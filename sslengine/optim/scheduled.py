@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sslengine.distributed.sharding import like
-from sslengine.distributed.zero import whole_state
 from sslengine.errors import CheckpointError, ConfigError, TrainingError
 from sslengine.optim.schedules import Schedule
 from sslengine.precision import Precision
@@ -102,8 +101,7 @@ class ScheduledOptimizer:
                 parameter.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return torch's state. Collective with ZeRO: rank 0 gets all, other ranks an empty one."""
-        return whole_state(self.inner)
+        return self.inner.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if "param_groups" not in state:
@@ -114,7 +112,6 @@ class ScheduledOptimizer:
         saved = state["param_groups"]
         self._check_fits(saved)
         groups = [{**old, **new} for old, new in zip(saved, self._constants, strict=True)]
-        # A copy, because ZeRO removes other ranks' shares from the state that it gets.
         own = [parameter for group in self.inner.param_groups for parameter in group["params"]]
         indices = [index for group in saved for index in group["params"]]
         parameters = dict(zip(indices, own, strict=True))
@@ -151,7 +148,7 @@ class ScheduledOptimizer:
 
 def _fitting(state: Any, parameter: Tensor) -> Any:
     """Shard tensors of the parameter's shape like the parameter; other values do not change."""
-    if not isinstance(state, Mapping):  # ZeRO: another rank's share
+    if not isinstance(state, Mapping):
         return state
     return {
         key: like(value, parameter)

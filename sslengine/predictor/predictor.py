@@ -30,7 +30,7 @@ from sslengine.data.feed import DataFeed
 from sslengine.data.judged_view import judged_train
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import DataOptions, SplitOptions
-from sslengine.distributed.device import pick_device
+from sslengine.distributed.ranks import pick_device
 from sslengine.engines.features import Features, extract, join
 from sslengine.errors import ConfigError, readable
 from sslengine.losses.options import LossOptions

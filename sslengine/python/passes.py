@@ -17,8 +17,7 @@ from sslengine.data.batch.collators import Batch
 from sslengine.data.given import Collate, DatasetFeed, LoaderFeed, make_feed, rows_of
 from sslengine.distributed import process_group
 from sslengine.distributed.collectives import gather_objects, sum_in_place
-from sslengine.distributed.device import pick_device
-from sslengine.distributed.ranks import initialized
+from sslengine.distributed.ranks import initialized, pick_device
 from sslengine.errors import ConfigError, DataError, TrainingError, nearest
 from sslengine.methods.foreign import takes_sample
 from sslengine.methods.step import Step

@@ -32,7 +32,7 @@ from sslengine.config.resolve import Resolved
 from sslengine.config.sections import read
 from sslengine.data.manifest.classes import Classes
 from sslengine.data.options import DataOptions, SplitOptions
-from sslengine.distributed.device import pick_device
+from sslengine.distributed.ranks import pick_device
 from sslengine.engines.features import required_weights
 from sslengine.engines.judged_networks import networks_of
 from sslengine.engines.run import Run

@@ -30,7 +30,6 @@ from sslengine.data.manifest.labels import known_classes, standard_labels
 from sslengine.data.options import DataOptions
 from sslengine.data.sources.base import build_sources
 from sslengine.distributed import data_parallel, sharding
-from sslengine.distributed.compression import Compression
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.errors import ConfigError, DataError
 from sslengine.losses.momentum import start_as
@@ -40,7 +39,6 @@ from sslengine.methods.base import callbacks, expect_known_callbacks
 from sslengine.models.build import (
     build_model,
     freeze_parameters,
-    known_heads,
     trunk_with_heads,
 )
 from sslengine.models.compiled import compile_forward
@@ -56,7 +54,7 @@ from sslengine.optim.learner import LOSS, trains
 from sslengine.optim.options import OptimizerOptions
 from sslengine.optim.scheduled import ScheduledOptimizer
 from sslengine.precision import Precision, build_precision, moved
-from sslengine.registry import LOSSES, TRAIN_STEPS, component_key
+from sslengine.registry import LOSSES, TRAIN_STEPS, component_key, import_dotted
 from sslengine.task.channels import input_channels
 
 log = logging.getLogger("sslengine")
@@ -98,11 +96,6 @@ def classes_of_train(config: DictConfig) -> list[Classes]:
         log.warning("TRAIN's classes are not known, TEST's are numbered by themselves: %s", error)
         return []
     return known_classes(labels, sources)
-
-
-def known_heads_of(config: DictConfig) -> list[Any]:
-    """Return MODEL.HEAD.PARAMS with numbers for `auto`."""
-    return known_heads(read(config, ModelOptions))
 
 
 def build_base_model(config: DictConfig, device: torch.device) -> nn.Module:
@@ -279,12 +272,13 @@ def broadcast_mode(config: DictConfig) -> str:
     return given
 
 
-def build_compression(config: DictConfig) -> Compression | None:
+def build_compression(config: DictConfig) -> Any:
     options = read(config, DistributedOptions)
     kind = options.GRADIENT_COMPRESSION
     if kind == "none" or world_size() == 1:
         return None
-    return Compression(kind, options.POWERSGD_RANK, options.POWERSGD_START)
+    make = import_dotted("sslengine.contrib.compression:Compression")
+    return make(kind, options.POWERSGD_RANK, options.POWERSGD_START)
 
 
 def wrap_model(
@@ -292,7 +286,7 @@ def wrap_model(
     model: nn.Module,
     loss: nn.Module,
     device: torch.device,
-    compression: Compression | None = None,
+    compression: Any = None,
 ) -> nn.Module:
     """Wrap model and loss in DDP. A sharded model needs nothing around it."""
     if shards(config):

@@ -1,4 +1,4 @@
-"""How many channels the trunk gets: what the config says, held against what the data has."""
+"""Find how many channels the trunk gets: what the config says must be what the data has."""
 
 from __future__ import annotations
 
@@ -22,23 +22,19 @@ from sslengine.models.options import ModelOptions
 
 
 @dataclass(frozen=True)
-class Input:
-    channels: int
-    # Of the files, split by split, where they are not the usual ones.
+class FirstImages:
+    channels: int  # behind the TRANSFORMS; 0: there are no images
+    # Of the files, split by split, where IMAGE_MODE does not say it.
     formats: dict[str, PixelFormat]
 
 
-def look_at_data(config: DictConfig, tests: bool = False) -> Input | None:
-    """Before the launch: are the images what the config takes them for? None: there are none.
-
-    tests: the test set is read too, also with TEST_MODEL: false.
-    """
+def look_at_data(config: DictConfig) -> FirstImages:
+    """Read the first images of the splits of a run; raise ConfigError if its trunk takes others."""
     data, run = read(config, DataOptions), read(config, RunOptions)
     given = read(config, ModelOptions).INPUT_CHANNELS
-    splits = [] if run.TEST_ONLY else ["TRAIN"]
-    splits += ["TEST"] if run.TEST_MODEL or run.TEST_ONLY or tests else []
-    found: dict[str, int] = {}
+    found: dict[str, int] = {"the trunk": given} if isinstance(given, int) else {}
     formats: dict[str, PixelFormat] = {}
+    splits = [*["TRAIN"] * (not run.TEST_ONLY), *["TEST"] * (run.TEST_MODEL or run.TEST_ONLY)]
     for split in splits:
         options = getattr(data, split)
         if not options.DATA_SOURCES:
@@ -47,25 +43,19 @@ def look_at_data(config: DictConfig, tests: bool = False) -> Input | None:
         seen = probe(options, stored) if tells_something(options, stored) else None
         if seen is not None and options.IMAGE_MODE == "stored":
             formats[split] = seen.format
-        found[split] = output_channels(options, split, seen)
-        if isinstance(given, int) and found[split] != given:
-            raise ConfigError(
-                f"config.MODEL.INPUT_CHANNELS: the trunk takes {given}, and the images of "
-                f"config.DATA.{split} have {found[split]} behind its TRANSFORMS. auto takes what "
-                f"they have."
-            )
-    if not found:
-        return None
+        found[f"the images of config.DATA.{split}"] = output_channels(options, split, seen)
     if len(set(found.values())) > 1:
         raise ConfigError(
-            f"config.DATA: images of TRAIN have {found['TRAIN']} channels behind their "
-            f"TRANSFORMS, those of TEST {found['TEST']}."
+            "config.MODEL.INPUT_CHANNELS: "
+            + ", ".join(f"{what} {count}" for what, count in found.items())
+            + ". The trunk and all images, behind their TRANSFORMS, need the same number; auto "
+            "takes that of the images."
         )
-    return Input(next(iter(found.values())), formats)
+    return FirstImages(next(iter(found.values()), 0), formats)
 
 
 def input_channels(config: DictConfig) -> int:
-    """Where INPUT_CHANNELS is still auto, the channels that the data has."""
+    """Return INPUT_CHANNELS, or the channels that the data has where it is still auto."""
     given, data = read(config, ModelOptions).INPUT_CHANNELS, read(config, DataOptions)
     if isinstance(given, int):
         return given

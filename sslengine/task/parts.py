@@ -21,7 +21,6 @@ from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
 from sslengine.config.users_code import users_code
 from sslengine.data.options import DataOptions, SplitOptions
-from sslengine.distributed.compression import Compression
 from sslengine.distributed.data_parallel import broadcast_all
 from sslengine.distributed.ranks import rank
 from sslengine.distributed.shard_files import Peers
@@ -37,7 +36,7 @@ from sslengine.optim.ownership import expect_owners
 from sslengine.precision import Precision
 from sslengine.services.order import Services, services_of
 from sslengine.task import build
-from sslengine.task.label_range import check_label_range
+from sslengine.task.label_range import expect_labels_in_range
 from sslengine.task.phases import RunPlan
 
 Callbacks = Sequence[Callable[[Any], None]]
@@ -124,7 +123,7 @@ class RunParts:
     optimizer: Any
     precision: Precision
     reduction: Reduction
-    compression: Compression | None
+    compression: Any  # of the gradients that ranks exchange; None: none
     peers: Peers | None
     meters: list[Any]
     train_meters: list[Any]
@@ -220,7 +219,7 @@ class PartsOfConfig:
         model = self.model()
         loss = self.loss(feeds)
         for split, feed in (("TRAIN", feeds.train), ("TEST", feeds.test)):
-            check_label_range(loss, model, feed, feeds.options(split), split)
+            expect_labels_in_range(loss, model, feed, feeds.options(split), split)
         build.compile_model(self.config, model)
         build.attach(self.config, loss, model)
         if build.shards(self.config):

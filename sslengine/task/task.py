@@ -22,8 +22,7 @@ from omegaconf import DictConfig
 from sslengine.config.sections import read
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.distributed.data_parallel import batch_norm_buffers, broadcast_all
-from sslengine.distributed.device import pick_device
-from sslengine.distributed.ranks import world_size
+from sslengine.distributed.ranks import pick_device, world_size
 from sslengine.errors import SSLEngineError, TrainingError
 from sslengine.hooks.events import Service, compile_events, overrides
 from sslengine.hooks.options import HooksOptions
@@ -31,6 +30,7 @@ from sslengine.hooks.profile import PerfStats
 from sslengine.methods.step import Step
 from sslengine.models.networks import AUTO
 from sslengine.models.options import ModelOptions
+from sslengine.models.sync_batchnorm import expect_several_rows
 from sslengine.monitor.store import MetricStore, current, make_current
 from sslengine.monitor.writers import Writer
 from sslengine.optim.ownership import expect_none_made_late, expect_owners
@@ -149,6 +149,8 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
             Reading(feed, split, phase.epoch, stretch, made, accumulate),
             parts.train_meters if phase.train else parts.meters,
         )
+        if phase.train and state.reading is not None:
+            expect_several_rows([parts.base_model, parts.loss], state.reading.sizes[made:])
         self._first_of_phase = True
         following = parts.plan.next_train_phase(phase) if phase.train else None
         if following is not None and hasattr(feed, "then"):

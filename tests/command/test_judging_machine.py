@@ -16,7 +16,7 @@ from sslengine.command.judging_machine import of_machine
 from sslengine.command.machine import Machine
 from sslengine.config.assignments import overrides
 from sslengine.config.resolve import resolve
-from sslengine.distributed.device import gpu_count
+from sslengine.distributed.ranks import gpu_count
 from tests.command.photos import write_photos
 
 ON_TWO_CORES = Machine(gpus=0, memory=0, cores=2, name="")

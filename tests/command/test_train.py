@@ -23,8 +23,8 @@ from sslengine.config.compose import compose
 from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read
 from sslengine.errors import ConfigError, MissingDataError, SSLEngineError
+from sslengine.launch.auto import settle_widths
 from sslengine.launch.cli import resolve_all
-from sslengine.launch.widths import settle_widths
 from sslengine.models.build import build_model
 from sslengine.models.options import ModelOptions
 from sslengine.optim.options import OptimizerOptions

@@ -26,7 +26,7 @@ SIMCLR = "LOSS__simclr_info_nce_loss"
 @pytest.mark.parametrize(
     ("key", "value", "instead"),
     [
-        ("DISTRIBUTED__INIT_METHOD", "file", "DISTRIBUTED.RUN_ID"),
+        ("DISTRIBUTED__INIT_METHOD", "file", "MASTER_ADDR"),
         ("DISTRIBUTED__DISTR_ON", True, "VISSL never reads it"),
         ("CHECKPOINT__USE_SYMLINK_CHECKPOINT_FOR_RESUME", False, "LATEST_CHECKPOINT_RESUME"),
         ("DATA__TRAIN__MMAP_MODE", False, "CACHE_INDEX: false"),
@@ -39,7 +39,7 @@ SIMCLR = "LOSS__simclr_info_nce_loss"
         ("MODEL__FSDP_CONFIG__flatten_parameters", False, "fairscale"),
         ("MODEL__FSDP_CONFIG__verbose", True, "fairscale"),
         ("MODEL__FSDP_CONFIG__bucket_cap_mb", 25, "fairscale"),
-        ("MODEL__SHARDED_DDP_SETUP__reduce_buffer_size", 10, "OPTIMIZER.use_zero"),
+        ("MODEL__SHARDED_DDP_SETUP__reduce_buffer_size", 10, "TRAINER.TASK_NAME"),
         ("MODEL__TRUNK__REGNET__stage_checkpoints", [[1]], "MODEL.ACTIVATION_CHECKPOINTING"),
         (f"{SIMCLR}__buffer_params", {"embedding_dim": 128}, "those of the batch"),
         ("LOSS__barlow_twins_loss__embedding_dim", 8192, "the last head"),
@@ -71,7 +71,7 @@ def test_a_key_without_effect_is_a_warning_that_says_what_to_do(
         ("MONITORING__MONITOR_ACTIVATION_STATISTICS", 5, 0, "not available"),
         ("MODEL__TRUNK__XCIT__QK_SCALE", 0.3, False, "temperature"),
         ("EXTRACT_FEATURES__MAP_FEATURES_TO_IMG_NAME", True, False, "inds"),
-        ("MODEL__SHARDED_DDP_SETUP__USE_SDP", True, False, "OPTIMIZER.use_zero"),
+        ("MODEL__SHARDED_DDP_SETUP__USE_SDP", True, False, "TRAINER.TASK_NAME"),
         ("MODEL__TRUNK__MOBILE_NET__PRETRAINED", True, False, "WEIGHTS_INIT.PARAMS_FILE"),
         ("MODEL__TRUNK__VISION_TRANSFORMERS__CLASSIFIER", "gap", "token", "USE_CLASS_TOKEN"),
         ("MODEL__TRUNK__VISION_TRANSFORMERS__CHECKPOINT_MLP", True, False, "CHECKPOINT_BLOCK"),

@@ -21,6 +21,13 @@ def test_vissls_switch_chooses_the_task() -> None:
     assert not chosen.warnings
 
 
+def test_zero_is_a_sharded_run_with_a_warning() -> None:
+    chosen = resolved(OPTIMIZER__use_zero=True)
+    assert is_sharded(chosen.config)
+    (warning,) = chosen.warnings
+    assert warning.startswith("config.OPTIMIZER.use_zero: ")
+
+
 @pytest.mark.parametrize(
     ("level", "compute", "in_float32"),
     [("01", "float32", False), ("O1", "float32", True), ("O2", "bfloat16", False)],
@@ -43,7 +50,6 @@ POWER = {"DISTRIBUTED__GRADIENT_COMPRESSION": "powersgd"}
 @pytest.mark.parametrize(
     ("key", "changes"),
     [
-        ("OPTIMIZER.use_zero", {**TASK, "OPTIMIZER__use_zero": True}),
         (
             "DISTRIBUTED.MANUAL_GRADIENT_REDUCTION",
             {**TASK, "DISTRIBUTED__MANUAL_GRADIENT_REDUCTION": True},
@@ -90,8 +96,8 @@ def test_what_cannot_go_together(key: str, changes: dict[str, Any]) -> None:
 
 
 def test_all_conflicts_are_told_at_once() -> None:
-    with pytest.raises(ConfigError, match=r"(?s)use_zero.*CHANNELS_LAST"):
-        resolved(**TASK, OPTIMIZER__use_zero=True, MODEL__CHANNELS_LAST=True)
+    with pytest.raises(ConfigError, match=r"(?s)CHANNELS_LAST.*PRECISE_BN"):
+        resolved(**TASK, HOOKS__PRECISE_BN__ENABLED=True, MODEL__CHANNELS_LAST=True)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from sslengine.distributed import elastic
 from sslengine.distributed.elastic import start_processes
-from sslengine.distributed.meeting import meet
 from sslengine.errors import LaunchError, Preempted
 from tests.distributed.failing import fail_at_first, fail_with_the_store, lose_a_rank
 from tests.ranks import free_port
@@ -128,10 +127,9 @@ def test_below_an_agent_that_restarts_ranks_itself_they_find_each_other_again(
 
 
 def _node(node_id: int, port: int, folder: Path) -> None:
-    place = meet("127.0.0.1", [port], "test", node_id, of=2, minutes=2, noun="node")
     start_processes(
         fail_at_first, (folder, "kill"), processes=1, nodes=2, node_id=node_id,
-        endpoint=place.endpoint, run_id="test", max_restarts=2,
+        endpoint=f"127.0.0.1:{port}", run_id="test", max_restarts=2,
     )  # fmt: skip
 
 
@@ -151,6 +149,14 @@ def test_the_nodes_of_a_run_start_again_together(tmp_path: Path) -> None:
     finally:
         for node in nodes:
             node.kill()
+
+
+def test_a_node_that_does_not_come_ends_the_wait(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="node 0 of 2 .*config.DISTRIBUTED.RENDEZVOUS_MINUTES"):
+        start_processes(
+            fail_at_first, (tmp_path, "kill"), processes=1, nodes=2, node_id=0,
+            endpoint=f"127.0.0.1:{free_port()}", run_id="test", minutes=0.02,
+        )  # fmt: skip
 
 
 _ASK_THE_HELPER = """

@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch._C import _distributed_c10d
 
-from sslengine.distributed import flight_recorder, process_group
+from sslengine.distributed import process_group
 from sslengine.distributed.collectives import sum_in_place
 from sslengine.distributed.elastic import start_processes
 
 
 def _keep(folder: Path) -> None:
-    flight_recorder.arm()
+    process_group.arm_recorder()
     process_group.join("gloo", torch.device("cpu"), timeout_minutes=1)
     sum_in_place(torch.ones(3, 5))
     sum_in_place(torch.ones(7))
-    assert flight_recorder.keep(folder / "kept") is not None
+    assert process_group.keep_record(folder / "kept") is not None
     process_group.leave()
 
 
@@ -37,13 +37,13 @@ def test_what_was_reduced_last_is_last_and_stacks_name_the_function(tmp_path: Pa
 
 
 def test_one_process_has_nothing_to_keep(tmp_path: Path) -> None:
-    assert flight_recorder.keep(tmp_path / "kept") is None
+    assert process_group.keep_record(tmp_path / "kept") is None
     assert not (tmp_path / "kept").exists()
 
 
 def test_a_disk_that_cannot_be_written_does_not_hide_the_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flight_recorder, "world_size", lambda: 2)
+    monkeypatch.setattr(process_group, "world_size", lambda: 2)
     (tmp_path / "kept").write_text("a file")
-    assert flight_recorder.keep(tmp_path / "kept") is None
+    assert process_group.keep_record(tmp_path / "kept") is None

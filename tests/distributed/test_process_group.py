@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import socket
+from pathlib import Path
+
 import pytest
 import torch
 
 from sslengine.distributed import process_group
 from sslengine.distributed.collectives import sum_over_ranks
+from sslengine.distributed.process_group import open_store
 from sslengine.distributed.ranks import initialized, rank
 from sslengine.errors import LaunchError
 from tests.ranks import RankPool, free_port
@@ -41,11 +45,11 @@ def test_without_a_group_there_is_nothing_to_leave() -> None:
     assert not initialized()
 
 
-def test_a_rank_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_does_not_come_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     for name, value in {"RANK": "0", "WORLD_SIZE": "3", **place}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(LaunchError, match=r"2 of 3 ranks did not connect .* ranks 1, 2\."):
+    with pytest.raises(LaunchError, match=r"1 of 3 ranks .*config.DISTRIBUTED.RENDEZVOUS_MIN"):
         process_group.join("gloo", torch.device("cpu"), 1, rendezvous_minutes=0.01)
     assert not initialized()
 
@@ -57,6 +61,34 @@ def test_a_rank_without_a_place_to_go_to(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("MASTER_PORT", "1")
     with pytest.raises(LaunchError, match="MASTER_ADDR not, so the ranks cannot connect"):
         process_group.join("gloo", torch.device("cpu"), 1)
+
+
+def test_a_port_that_is_taken() -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        with pytest.raises(LaunchError, match="cannot open .* MASTER_PORT"):
+            open_store("127.0.0.1", taken.getsockname()[1], True, 1)
+
+
+def _listening(port: int) -> set[str]:
+    """Addresses on which something listens on the port, in the kernel's digits."""
+    tables = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+    rows = [line.split() for table in tables for line in table.read_text().splitlines()[1:]]
+    return {
+        row[1].split(":")[0] for row in rows if row[3] == "0A" and row[1].endswith(f":{port:04X}")
+    }
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="Linux tells who listens")
+def test_the_store_of_one_machine_is_not_on_its_network() -> None:
+    store = open_store("localhost", 0, True, 10)
+    assert _listening(store.port) == {"0100007F"}
+    again = open_store("localhost", store.port, True, 10)  # of the same process: shared
+    other = open_store("localhost", store.port, False, 10)
+    other.set("key", "value")
+    assert again.get("key") == b"value"
+    assert _listening(store.port) == {"0100007F"}
 
 
 def _backend() -> str:

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from sslengine.distributed import ranks
+from sslengine.distributed.ranks import pick_device
+from sslengine.errors import LaunchError
 from tests.ranks import RankPool
 
 
@@ -23,3 +26,50 @@ def test_each_rank_knows_itself(two_ranks: RankPool) -> None:
 def test_a_single_process_is_rank_0_of_1(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     assert _who() == (0, 1, 0, True, False)
+
+
+def test_the_cpu_by_name() -> None:
+    assert pick_device("cpu") == torch.device("cpu")
+
+
+def test_auto_takes_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert pick_device("auto") == torch.device("cpu")
+
+
+def test_auto_takes_apples_gpu_for_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert pick_device("auto") == pick_device("mps") == torch.device("mps")
+    with pytest.raises(LaunchError, match=r"Set config.MACHINE.DEVICE=mps \(Apple's GPU\)"):
+        pick_device("gpu")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert pick_device("auto") == torch.device("cpu")
+
+
+def test_apples_gpu_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(LaunchError, match="finds no GPU of Apple's.*config.MACHINE.DEVICE=cpu"):
+        pick_device("mps")
+
+
+def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(LaunchError, match=r"finds no GPU.*config.MACHINE.DEVICE=cpu"):
+        pick_device("gpu")
+
+
+def test_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(LaunchError, match="has 2 GPUs.*NUM_PROC_PER_NODE=2"):
+        pick_device("gpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    assert pick_device("gpu") == torch.device("cuda", 0)

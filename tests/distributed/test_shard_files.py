@@ -25,7 +25,7 @@ from sslengine.distributed.shard_files import (
     split,
     write_folder,
 )  # fmt: skip
-from sslengine.distributed.sharding import is_sharded, local, mesh_of, on_mesh, whole
+from sslengine.distributed.sharding import is_sharded, local, make_dtensor, mesh_of, whole
 from sslengine.errors import CheckpointError
 from tests.ranks import RankPool
 
@@ -40,7 +40,7 @@ def cut(value: Tensor) -> Tensor:
     """Of this rank."""
     chunks = value.chunk(world_size())
     mine = chunks[rank()] if rank() < len(chunks) else value[:0]
-    return on_mesh(mine.clone(), value.shape, value.stride(), mesh_of(CPU))
+    return make_dtensor(mine.clone(), value.shape, value.stride(), mesh_of(CPU))
 
 
 def state() -> dict[str, Any]:

@@ -22,7 +22,7 @@ from sslengine.engines.sub_run import _key
 from sslengine.engines.train import train
 from sslengine.engines.trained_results import as_protocols
 from sslengine.errors import CheckpointError, ConfigError
-from sslengine.launch.widths import settle_widths
+from sslengine.launch.auto import settle_widths
 from sslengine.optim.build import build_optimizer
 from sslengine.optim.options import OptimizerOptions
 from sslengine.services.order import Services

@@ -20,7 +20,7 @@ from sslengine.engines.sweep_options import SweepOptions
 from sslengine.engines.train import train
 from sslengine.errors import CheckpointError, ConfigError, UnexpectedResultError
 from sslengine.launch import cli
-from sslengine.launch.widths import settle_widths
+from sslengine.launch.auto import settle_widths
 from sslengine.monitor.history import columns
 from sslengine.monitor.history import read as read_records
 from sslengine.optim.build import build_optimizer

@@ -34,29 +34,29 @@ def _run_both(folder: Path, each: list[tuple[list[str], dict[str, str]]]) -> lis
     return [out for out, _ in printed]
 
 
-def _mpirun(rank: int) -> dict[str, str]:
-    return {
-        "OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2",
-        "OMPI_COMM_WORLD_LOCAL_RANK": str(rank), "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-    }  # fmt: skip
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(2 * PATIENCE)
-def test_as_mpirun_starts_them(tmp_path: Path) -> None:
+def test_ranks_by_variables_that_the_user_set(tmp_path: Path) -> None:
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     two = ["config.DISTRIBUTED.NUM_PROC_PER_NODE=2"]
-    first, second = _run_both(tmp_path, [(two, _mpirun(rank)) for rank in (0, 1)])
-    assert first.startswith("launch: 2 ranks, started by mpirun\n")
+    each = [(two, {"RANK": rank, "LOCAL_RANK": rank, **place}) for rank in ("0", "1")]
+    first, second = _run_both(tmp_path, each)
+    assert first.startswith("launch: 2 ranks, started by RANK and WORLD_SIZE\n")
     assert "2 ranks on cpu" in first
     assert second == ""
 
 
 @pytest.mark.timeout(2 * PATIENCE)
 @pytest.mark.slow
-def test_two_nodes_by_hand(tmp_path: Path) -> None:
-    place = f"127.0.0.1:{free_port()}"
-    nodes = ["config.DISTRIBUTED.NUM_NODES=2", f"config.DISTRIBUTED.RUN_ID='{place}'"]
-    first, second = _run_both(tmp_path, [([*nodes, f"node_id={node}"], {}) for node in (0, 1)])
-    assert first.startswith(f"launch: node 0 of 2, with 1 rank; rendezvous at {place}\n")
-    assert second == f"launch: node 1 of 2, with 1 rank; rendezvous at {place}\n"
-    assert "2 ranks on cpu" in first
+def test_two_tasks_of_srun_as_nodes(tmp_path: Path) -> None:
+    """Each starts the ranks of its node; both nodes are this machine."""
+    nodes = ["config.DISTRIBUTED.NUM_NODES=2", "config.DISTRIBUTED.NUM_PROC_PER_NODE=2"]
+    task = {"SLURM_STEP_ID": "0", "SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "2",
+            "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "127.0.0.1",
+            "MASTER_PORT": str(free_port())}  # fmt: skip
+    both = [(nodes, {**task, "SLURM_PROCID": each, "SLURM_NODEID": each}) for each in ("0", "1")]
+    first, second = _run_both(tmp_path, both)
+    text = "2 nodes of 2 ranks, started by srun; rendezvous at 127.0.0.1"
+    assert first.startswith(f"launch: {text}\n")
+    assert "4 ranks on cpu" in first
+    assert second == ""

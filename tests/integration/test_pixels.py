@@ -160,7 +160,7 @@ REFUSED: list[tuple[str, dict[str, Any], type[SSLEngineError], str]] = [
     ("tiff_signed", {}, ConfigError, r"type int16, from -\d+ to \d+.*TRAIN.PIXEL_RANGE"),
     ("tiff_4", {}, ConfigError, r"4 bands.*IMAGE_MODE to stored"),
     ("tiff_4", {"DATA__TRAIN__IMAGE_MODE": "stored", "MODEL__INPUT_CHANNELS": 3}, ConfigError,
-     r"INPUT_CHANNELS: the trunk takes 3, .* have 4"),
+     r"INPUT_CHANNELS: the trunk 3, .*TRAIN 4"),
     ("tiff_13", {"DATA__TRAIN__IMAGE_MODE": "stored", "transforms": [
         {"name": "ToTensor"}, {"name": "Normalize", "mean": [0, 0, 0], "std": [1, 1, 1]}]},
      ConfigError, r"TRANSFORMS.2.mean \(Normalize\): 3 numbers, and images have 13 channels"),

@@ -211,21 +211,10 @@ def test_a_broken_shard_costs_only_its_steps(
         assert_close(each, alone._replace(losses=alone.losses[1:]), rtol=1e-4, atol=1e-6)
 
 
-ZERO = {**DINO, "OPTIMIZER__use_zero": True}
-
-
-@pytest.mark.parametrize("ranks", slow_but([1], [1, 2, 4]))
-def test_zero_goes_on_with_any_number_of_ranks(
-    two_ranks: RankPool, four_ranks: RankPool, tmp_path: Path, ranks: int, alone: Outcome
+def test_a_run_of_zero_goes_on_in_one_process(
+    two_ranks: RankPool, tmp_path: Path, alone: Outcome
 ) -> None:
-    """The optimizer's state alone in shares (ZeRO 1), in a whole file. From two ranks."""
-    two_ranks.run(start, tmp_path, ZERO, 2)
-    pools = {2: two_ranks, 4: four_ranks}
-    resumed = [start(tmp_path, ZERO)] if ranks == 1 else pools[ranks].run(start, tmp_path, ZERO)
-    _goes_on(resumed, alone)
-
-
-@pytest.mark.slow
-def test_zero_from_one_to_two(two_ranks: RankPool, tmp_path: Path, alone: Outcome) -> None:
-    start(tmp_path, ZERO, 2)
-    _goes_on(two_ranks.run(start, tmp_path, ZERO), alone)
+    """Its former name is an alias of a sharded run."""
+    zero = {**DINO, "OPTIMIZER__use_zero": True}
+    two_ranks.run(start, tmp_path, zero, 2)
+    _goes_on([start(tmp_path, zero)], alone)

@@ -28,8 +28,8 @@ from omegaconf import OmegaConf
 
 from sslengine import trust
 from sslengine.command.front import run
-from sslengine.errors import LaunchError, UntrustedError
-from sslengine.launch import cli, local
+from sslengine.errors import UntrustedError
+from sslengine.launch import cli
 from sslengine.models.trunks.from_timm import TimmTrunk
 from sslengine.predictor import Predictor
 from tests import warm
@@ -249,17 +249,6 @@ def copy_to_elsewhere(p: Place) -> None:
     p.change(DATA__TRAIN__COPY_TO_LOCAL_DISK=True, DATA__TRAIN__COPY_DESTINATION_DIR=str(p.mark))
 
 
-def other_node(p: Place) -> None:
-    def connect(*arguments: Any, **named: Any) -> None:
-        p.mark.touch()
-        raise LaunchError("not in a test")
-
-    p.patch.setattr(local, "meet", connect)
-    path = p.run / "config.yaml"
-    path.write_text(path.read_text().replace("node_id: 0", "node_id: 1"))
-    p.change(DISTRIBUTED__NUM_NODES=2, DISTRIBUTED__RUN_ID="127.0.0.1:1")
-
-
 CASES: list[tuple[str, Callable[[Place], None], tuple[str, ...]]] = [
     *((tool, each, ()) for tool in ("predict", "replay") for each in (
         plugin, no_config_key, defaults, interpolation,
@@ -270,7 +259,7 @@ CASES: list[tuple[str, Callable[[Place], None], tuple[str, ...]]] = [
         environment, resolver_of_the_users, link_to_another_config, merge_key, copy_to_elsewhere,
     )),
     *(("replay", each, ()) for each in (
-        hook_that_is_called, weights_that_are_trusted, weights_of_a_library, other_node,
+        hook_that_is_called, weights_that_are_trusted, weights_of_a_library,
     )),
     *(("command", each, ()) for each in (plugin, interpolation, defaults)),
     *(("explain", each, ()) for each in (plugin, transform_that_is_called_in_training)),

@@ -41,7 +41,7 @@ class CollectsGarbage(nn.Module):
 def test_garbage_is_collected_in_a_run(tmp_path: Path) -> None:
     """The command pauses that while modules are imported."""
     run = resolved(CHECKPOINT__DIR=str(tmp_path), LOSS__name=f"{__name__}:CollectsGarbage")
-    with startup.without_garbage_collection():
+    with startup.pause_garbage_collection():
         run_rank(run, join=False)
         assert gc.isenabled()
 

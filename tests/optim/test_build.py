@@ -16,7 +16,6 @@ from sslengine.optim.build import build_optimizer
 from sslengine.optim.options import OptimizerOptions
 from sslengine.optim.scheduled import ScheduledOptimizer
 from sslengine.optim.schedules import SchedulerOptions, schedule
-from tests.ranks import RankPool
 
 CPU = torch.device("cpu")
 LINEAR = schedule(name="linear", start_value=0.1, end_value=0.3)
@@ -118,7 +117,6 @@ def test_fused_where_torch_has_it() -> None:
     assert not form(name="sgd", args={"foreach": True})
     assert not form(name="sgd", args={"fused": False})
     assert not form(name="sgd", dampening=0.1)
-    assert not form(name="adam", use_zero=True)
     assert not form(device="meta", name="sgd")
 
 
@@ -220,70 +218,6 @@ def test_what_torch_refuses_is_told() -> None:
     made = options(name="adam", eps=-1.0)
     with pytest.raises(ConfigError, match=r"OPTIMIZER: adam rejects .*epsilon value: -1.0"):
         build_optimizer(small_model(), made, CPU, 10)
-
-
-def test_zero_in_one_process_is_the_plain_optimizer() -> None:
-    optimizer = build_optimizer(small_model(), options(use_zero=True), CPU, 10)
-    assert isinstance(optimizer.inner, torch.optim.SGD)
-
-
-def _zero_run(settings: dict[str, Any]) -> tuple[list[Tensor], list[Tensor], int]:
-    """Weights after a run that is stopped and resumed; plain; states held on this rank."""
-    model, sharded = fresh({**settings, "use_zero": True})
-    train(model, sharded, range(3))
-    held = len(sharded.inner.optim.state)  # type: ignore[attr-defined]
-    box = [copy.deepcopy(sharded.state_dict())]
-    torch.distributed.broadcast_object_list(box, 0)
-    resumed, again = fresh({**settings, "use_zero": True})
-    resumed.load_state_dict(model.state_dict())
-    again.load_state_dict(box[0])
-    assert None not in box[0]["state"].values()  # the caller's state is left as it was
-    train(resumed, again, range(3, 6))
-    plain, optimizer = fresh(settings)
-    train(plain, optimizer, range(6))
-    return weights(resumed), weights(plain), held
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"name": "sgd"},
-        {"name": "adamw"},
-        {"name": "lars"},
-        {"name": "sgd", "use_larc": True},
-    ],
-    ids=str,
-)
-def test_zero_equals_the_plain_optimizer(two_ranks: RankPool, settings: dict[str, Any]) -> None:
-    results = two_ranks.run(_zero_run, settings)
-    for sharded, plain, _ in results:
-        torch.testing.assert_close(sharded, plain, rtol=1e-12, atol=1e-14)
-    held = [each for _, _, each in results]
-    assert sum(held) == len(weights(small_model()))
-    assert max(held) < sum(held)
-
-
-def _zero_to_plain(settings: dict[str, Any]) -> list[Tensor]:
-    """A run that begins on two ranks and continues in one process."""
-    model, sharded = fresh({**settings, "use_zero": True})
-    train(model, sharded, range(3))
-    state = sharded.state_dict()
-    if not state:
-        return []
-    resumed, optimizer = fresh(settings)
-    resumed.load_state_dict(model.state_dict())
-    optimizer.load_state_dict(copy.deepcopy(state))
-    train(resumed, optimizer, range(3, 6))
-    return weights(resumed)
-
-
-def test_a_sharded_checkpoint_continues_in_one_process(two_ranks: RankPool) -> None:
-    settings = {"name": "adamw"}
-    continued = two_ranks.run(_zero_to_plain, settings)
-    plain, optimizer = fresh(settings)
-    train(plain, optimizer, range(6))
-    assert continued[1] == []
-    torch.testing.assert_close(continued[0], weights(plain), rtol=1e-12, atol=1e-14)
 
 
 def test_milestones_after_the_end_are_told(caplog: pytest.LogCaptureFixture) -> None:

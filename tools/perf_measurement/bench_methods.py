@@ -31,7 +31,7 @@ from torch.nn import functional as F
 
 from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
 from sslengine.config.resolve import resolve
-from sslengine.launch.widths import settle_widths
+from sslengine.launch.auto import settle_widths
 from sslengine.services.order import Services
 from sslengine.task.task import SelfSupervisionTask
 

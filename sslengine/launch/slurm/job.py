@@ -22,15 +22,16 @@ from sslengine import startup
 from sslengine.checkpoint.contents import run_folder
 from sslengine.config.resolve import Resolved
 from sslengine.config.sections import read
-from sslengine.errors import LaunchError, Preempted, SSLEngineError
+from sslengine.errors import CheckpointError, LaunchError, Preempted, SSLEngineError
 from sslengine.launch.options import SlurmOptions
-from sslengine.launch.plan import Plan
+from sslengine.launch.plan import Plan, first_host
 from sslengine.launch.slurm.cluster import ask
-from sslengine.launch.slurm.lives import begin_life, lives_without_progress
-from sslengine.launch.started import Meeting, first_host, tries
 from sslengine.registry import import_dotted
 
 _REQUEUE = (signal.SIGUSR1, signal.SIGUSR2)
+_PORTS = 16  # which jobs use, from SLURM.PORT_ID
+# In the job's folder, one line per start: the iteration of the newest checkpoint at that time.
+_LIVES = "{}_lives.txt"
 _SIGNAL_DELAY = 10.0  # seconds at most between two nodes' signals
 _END_DELAY = 300.0  # seconds at most until SLURM ends a job that was requeued
 
@@ -61,7 +62,7 @@ class Job:
             sys.exit(1)
 
     def checkpoint(self) -> Any:
-        """For submitit, which handles signals until `__call__` runs: submit this job again."""
+        """Submit this job again: for submitit, which handles signals until `__call__` runs."""
         os.umask(0o077)  # submitit writes the job's file again, and ends
         return import_dotted("submitit.helpers:DelayedSubmission")(self)
 
@@ -79,15 +80,14 @@ class Job:
         job, node = environment["SLURM_JOB_ID"], int(environment["SLURM_NODEID"])
         life = environment.get("SLURM_RESTART_COUNT", "0")
         where = f"node {node} of {self.run.config.DISTRIBUTED.NUM_NODES}"
+        # Jobs of an array that share a node have following numbers, and so different ports.
+        port = read(self.run.config, SlurmOptions).PORT_ID + int(job) % _PORTS
         return Plan(
             "node",
             f"SLURM job {job}, {where}" + (f", start {int(life) + 1}" if life != "0" else ""),
             node=node,
-            meeting=Meeting(
-                first_host(environment["SLURM_JOB_NODELIST"]),
-                tries(read(self.run.config, SlurmOptions).PORT_ID),
-                f"job {job}.{life}",
-            ),
+            endpoint=f"{first_host(environment['SLURM_JOB_NODELIST'])}:{port}",
+            run_id=f"job {job}.{life}",
         )
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -119,7 +119,9 @@ class Job:
 
     def _requeue(self, job: str) -> None:
         most = read(self.run.config, SlurmOptions).MAX_LIVES_WITHOUT_PROGRESS
-        lives = lives_without_progress(Path(self.job_folder), job, run_folder(self.run.config))
+        lives = count_lives_without_progress(
+            Path(self.job_folder), job, run_folder(self.run.config)
+        )
         if lives >= most:
             raise LaunchError(
                 f"job {job} has been started {lives} times without a new checkpoint, and is not "
@@ -129,6 +131,37 @@ class Job:
             )
         _say(f"job {job} is requeued")  # printed before: requeue may end this process at once
         ask("scontrol", "requeue", job)
+
+
+def begin_life(job_folder: Path, job: str, folder: Path) -> None:
+    """Note a start of the job, with what the run has reached."""
+    with (job_folder / _LIVES.format(job)).open("a") as lives:
+        lives.write(f"{_reached(folder)}\n")
+
+
+def count_lives_without_progress(job_folder: Path, job: str, folder: Path) -> int:
+    """Count the last starts in a row, with this one, that made no later checkpoint."""
+    file = job_folder / _LIVES.format(job)
+    lives = [int(line) for line in file.read_text().split()] if file.exists() else []
+    now = _reached(folder)
+    count = 0
+    while count < len(lives) and lives[-1 - count] >= now:
+        count += 1
+    return count
+
+
+def _reached(folder: Path) -> int:
+    """Return the iteration of the furthest checkpoint, sharded or not; 0 if there is none."""
+    # Imported only now, so that submitting a job does not wait for torch.
+    in_order = import_dotted("sslengine.checkpoint.files:list_checkpoints")
+    read_manifest = import_dotted("sslengine.checkpoint.manifest:read_manifest")
+    reached = 0
+    for checkpoint in in_order(folder / "checkpoints"):
+        try:
+            reached = max(reached, read_manifest(checkpoint).iteration)
+        except CheckpointError:
+            continue  # a run does not resume from such a checkpoint
+    return reached
 
 
 def _clear_up() -> None:

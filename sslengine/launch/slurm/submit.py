@@ -1,17 +1,25 @@
-"""Submit runs to SLURM: one job, or an array of jobs for a sweep."""
+"""Submit runs to SLURM: one job, or an array of jobs for a sweep.
+
+A job runs from a copy of the code, so that later edits do not change one that waits in the queue:
+
+    code/                   in the job's folder; its processes import from here
+        sslengine/
+        my_plugin.py        modules of config.PLUGINS, unless they are installed
+"""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import importlib.util
 import io
-import os
 import shlex
 import shutil
 import stat
 import sys
+import sysconfig
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -24,24 +32,20 @@ from sslengine.config.show import show
 from sslengine.errors import ConfigError, LaunchError
 from sslengine.launch.folder import expect_run_folder
 from sslengine.launch.options import SlurmOptions
-from sslengine.launch.slurm.cluster import (
-    check_installed,
-    check_nodes,
-    check_partition,
-    has_gpus,
-)
+from sslengine.launch.plan import is_one_of_several
+from sslengine.launch.slurm.cluster import check_installed, has_gpus
 from sslengine.launch.slurm.follow import follow
 from sslengine.launch.slurm.job import Job
-from sslengine.launch.slurm.snapshot import copy_code
-from sslengine.launch.started import is_rank, started
+from sslengine.monitor.code_version import NOTE, code_version
 
-_UNLIMITED = 10**6  # requeues that submitit allows; lives.py limits them by progress
+_UNLIMITED = 10**6  # requeues that submitit allows; job.py limits them by progress
+_LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", "*.torch", ".git", ".venv")
 
 
 def submit(runs: Sequence[Resolved]) -> int:
-    """Returns the exit status: with SLURM.WAIT that of the first job that fails."""
+    """Return the exit status: with SLURM.WAIT that of the first job that fails."""
     options = _same_for_all(runs)
-    _check(runs, options)
+    _check(runs)
     folder, parents = _make_folder(options)
     try:
         code = copy_code(folder, (name for run in runs for name in run.config.PLUGINS))
@@ -64,7 +68,7 @@ def submit(runs: Sequence[Resolved]) -> int:
 
 
 def _same_for_all(runs: Sequence[Resolved]) -> SlurmOptions:
-    """The SLURM options, after checking that all runs ask for the same resources."""
+    """Return the SLURM options, after checking that all runs ask for the same resources."""
     for section in ("SLURM", "DISTRIBUTED", "MACHINE"):
         if any(run.config[section] != runs[0].config[section] for run in runs):
             raise ConfigError(
@@ -74,24 +78,20 @@ def _same_for_all(runs: Sequence[Resolved]) -> SlurmOptions:
     return read(runs[0].config, SlurmOptions)
 
 
-def _check(runs: Sequence[Resolved], options: SlurmOptions) -> None:
-    """All checks that are possible before anything is written."""
-    if is_rank(os.environ) or started(os.environ):
+def _check(runs: Sequence[Resolved]) -> None:
+    """Check all that can be known before anything is written."""
+    if is_one_of_several():
         raise ConfigError(
             "config.SLURM.USE_SLURM: each of the processes that were started together would "
             "submit a job. Start the command once; or omit USE_SLURM to run in this job."
         )
     check_installed()
-    check_partition(options.PARTITION)
-    distributed = read(runs[0].config, DistributedOptions)
-    cpus = options.NUM_CPU_PER_PROC * distributed.NUM_PROC_PER_NODE
-    check_nodes(options.PARTITION, distributed.NUM_NODES, cpus, options.MEM_GB)
     for run in runs:
         expect_run_folder(run.config)
 
 
 def _make_folder(options: SlurmOptions) -> tuple[Path, list[Path]]:
-    """The job's folder, and the parent folders that were made for it, innermost first.
+    """Make the job's folder; return it, and the parents that were made, innermost first.
 
     Its name has no job id: the code must be copied before SLURM gives one.
     """
@@ -112,6 +112,33 @@ def _remove_empty(folders: Sequence[Path]) -> None:
     with contextlib.suppress(OSError):  # another submission may use it
         for folder in folders:
             folder.rmdir()
+
+
+def copy_code(folder: Path, plugins: Iterable[str] = ()) -> Path:
+    """Copy into `folder/code`, and return that."""
+    code = folder / "code"
+    package = Path(__file__).resolve().parents[2]
+    shutil.copytree(package, code / package.name, ignore=_LEFT_OUT)
+    (code / package.name / NOTE).write_text(f"{code_version(package) or 'unknown'}\n")
+    for name in sorted({each.partition(".")[0] for each in plugins} - {package.name}):
+        _copy_module(name, code)
+    return code
+
+
+def _copy_module(name: str, code: Path) -> None:
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None or _is_installed(Path(spec.origin)):
+        return
+    origin = Path(spec.origin).resolve()
+    if origin.name == "__init__.py":
+        shutil.copytree(origin.parent, code / name, ignore=_LEFT_OUT)
+    else:
+        shutil.copy(origin, code)
+
+
+def _is_installed(file: Path) -> bool:
+    places = {sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib")}
+    return any(file.resolve().is_relative_to(Path(place).resolve()) for place in places)
 
 
 def _send(runs: Sequence[Resolved], options: SlurmOptions, folder: Path, code: Path) -> list[Any]:
@@ -145,7 +172,7 @@ def _secret(folder: Path) -> Iterator[None]:
 
 
 def _asked(run: Resolved, options: SlurmOptions) -> str:
-    """The keys by which the job asks for resources, with their values."""
+    """List the keys by which the job asks for resources, with their values."""
     distributed = read(run.config, DistributedOptions)
     ranks = distributed.NUM_PROC_PER_NODE
     keys = {
@@ -164,7 +191,7 @@ def _asked(run: Resolved, options: SlurmOptions) -> str:
 
 
 def parameters(run: Resolved, options: SlurmOptions, code: Path) -> dict[str, Any]:
-    """The job's options by submitit's names."""
+    """Return the job's options by submitit's names."""
     distributed = read(run.config, DistributedOptions)
     processes = distributed.NUM_PROC_PER_NODE
     device = read(run.config, MachineOptions).DEVICE

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from sslengine.launch.slurm.job import Job
+from sslengine.checkpoint.manifest import Manifest
+from sslengine.launch.slurm.job import Job, begin_life, count_lives_without_progress
 from tests import warm
 from tests.config.recipes import resolved
 
@@ -25,7 +26,7 @@ from sslengine.launch import local
 from sslengine.launch.slurm import job as module
 
 def run_node(resolved, plan):
-    print(plan.node, *plan.meeting, flush=True)
+    print(plan.node, plan.endpoint, plan.run_id, flush=True)
     ending = sys.argv[2]
     if ending == "killed":                  # as what is shared with ranks, and still referred to
         module.kept = multiprocessing.get_context("spawn").Lock()
@@ -75,10 +76,7 @@ def _task(
 def test_it_starts_the_ranks_of_its_node(tmp_path: Path) -> None:
     done = _task(tmp_path, "done", node=1)
     assert done.returncode == 0, done.stderr
-    assert (
-        "launch: SLURM job 17, node 1 of 2, start 2\n1 n4 range(41000, 41016) job 17.1\n"
-        in done.stdout
-    )
+    assert "launch: SLURM job 17, node 1 of 2, start 2\n1 n4:41001 job 17.1\n" in done.stdout
 
 
 @pytest.mark.parametrize("ending", ["told", "early"])
@@ -126,3 +124,54 @@ def test_submitit_may_queue_it_again_before_it_listens_itself(tmp_path: Path) ->
     finally:
         os.umask(mask)
     assert signal.getsignal(signal.SIGUSR2) is before
+
+
+def _save(run: Path, name: str, iteration: int) -> None:
+    folder = run / "checkpoints"
+    folder.mkdir(parents=True, exist_ok=True)
+    files: dict[str, Any] = {}
+    if name.endswith(".shards"):
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "0.distcp").write_text("x")
+        files["0.distcp"] = {"bytes": 1, "sha256": ""}
+    else:
+        (folder / name).write_text("x")
+    Manifest(name, 1, "", iteration=iteration, number=iteration, files=files).write(folder)
+
+
+@pytest.mark.parametrize("name", ["model_iteration{}.torch", "model_iteration{}.0.shards"])
+def test_lives_that_leave_no_newer_checkpoint_are_counted(tmp_path: Path, name: str) -> None:
+    run = tmp_path / "run"
+
+    def live(iteration: int = 0) -> int:
+        begin_life(tmp_path, "7", run)
+        if iteration:
+            _save(run, name.format(iteration), iteration)
+        return count_lives_without_progress(tmp_path, "7", run)
+
+    counts = [live(), live(), live(10), live(), live(), live(20), live(30), live(40)]
+    assert counts == [1, 2, 0, 1, 2, 0, 0, 0]
+    assert count_lives_without_progress(tmp_path, "8", run) == 0  # another job
+
+
+def test_to_save_the_same_iteration_again_is_no_progress(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    _save(run, "model_phase0.torch", 10)
+    begin_life(tmp_path, "7", run)
+    _save(run, "model_iteration10.torch", 10)
+    assert count_lives_without_progress(tmp_path, "7", run) == 1
+
+
+def test_checkpoints_without_a_readable_manifest_do_not_count(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    _save(run, "model_phase0.torch", 10)
+    begin_life(tmp_path, "7", run)
+    (run / "checkpoints" / "model_phase1.torch").write_text("x")
+    (run / "checkpoints" / "model_phase2.torch").write_text("x")
+    (run / "checkpoints" / "model_phase2.json").write_text("[")
+    assert count_lives_without_progress(tmp_path, "7", run) == 1
+
+
+def test_to_submit_a_job_does_not_import_torch() -> None:
+    code = "import sys, sslengine.launch.slurm.submit; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

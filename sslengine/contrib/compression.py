@@ -49,7 +49,9 @@ class Compression:
 
     @property
     def needs_fixed_buckets(self) -> bool:
-        """PowerSGD keeps its state per bucket. DDP rebuilds the buckets after its first step, also
+        """Return whether DDP must not rebuild its buckets.
+
+        PowerSGD keeps its state per bucket. DDP rebuilds the buckets after its first step, also
         after the first step of a resumed run, unless it looks for unused parameters, which costs
         a traversal of the graph in each step.
         """
@@ -64,7 +66,7 @@ class Compression:
             model.register_comm_hook(self._power, _one_at_a_time)
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's state: the errors differ between ranks."""
+        """Return this rank's state: the errors differ between ranks."""
         if self._power is None:
             return {}
         stream: Any = self._power.rng.get_state()

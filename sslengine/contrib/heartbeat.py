@@ -34,7 +34,7 @@ _LOST = "lost"
 
 @contextmanager
 def heartbeat(silence: float, on_lost: Callable[[str], None]) -> Iterator[None]:
-    """A context in which ranks watch each other; with silence 0 they do not.
+    """Make a context in which ranks watch each other; with silence 0 they do not.
 
     Rank 0 leaves it last, since it may hold the store.
     """

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sslengine.distributed.compression import Compression
+from sslengine.contrib.compression import Compression
 from sslengine.distributed.data_parallel import wrap
 from sslengine.distributed.ranks import rank
 from tests.integration.test_sharded_resume import start

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from sslengine.contrib.heartbeat import heartbeat
 from sslengine.distributed import process_group
 from sslengine.distributed.collectives import barrier
 from sslengine.distributed.elastic import fail_at_once, start_processes
-from sslengine.distributed.heartbeat import heartbeat
 from sslengine.distributed.ranks import rank
 from sslengine.errors import LaunchError
 
