@@ -14,7 +14,7 @@ from sslengine.distributed.ranks import world_size
 from sslengine.distributed.sharding import is_sharded
 from sslengine.distributed.zero import shard_optimizer
 from sslengine.errors import ConfigError
-from sslengine.optim.larc import with_larc
+from sslengine.optim.optimizers import with_larc
 from sslengine.optim.options import OptimizerSettings
 from sslengine.optim.param_groups import Group, build_param_groups
 from sslengine.optim.scheduled import Scaled, ScheduledOptimizer

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from sslengine.config.sections import read
-from sslengine.optim.curves import build_curve
 from sslengine.optim.options import OptimizerOptions
 from sslengine.optim.param_groups import build_param_groups
+from sslengine.optim.schedules import build_curve
 from sslengine.registry import METERS
 from sslengine.testing.promises import expect, names, promise
 from sslengine.testing.recipe import Values
