@@ -169,15 +169,3 @@ def set_deterministic() -> None:
     """Take deterministic kernels in all of torch. cuBLAS reads its variable at its first use."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
-
-
-def said_of_nondeterminism(error: Exception) -> str:
-    """Explain torch's error where an operation has no deterministic kernel; "" for another."""
-    name, found, _ = str(error).partition(" does not have a deterministic implementation")
-    if not found:
-        return ""
-    return (
-        f"config.REPRODUCIBILITY.DETERMINISTIC: {name.split()[-1]} of torch has no deterministic "
-        f"kernel on this device, and this run needs it. Set the key to false: a resumed run is "
-        f"equal but for rounding then."
-    )

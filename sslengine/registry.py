@@ -24,6 +24,7 @@ import sysconfig
 import traceback
 import types
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -395,10 +396,51 @@ DATA_SOURCES: Registry[Any] = Registry("data source", base="DataSource")
 AUGMENT_BACKENDS: Registry[Any] = Registry("augmentation back-end")
 LABEL_FREE: Registry[Any] = Registry("label-free metric")
 
+
+@dataclass(frozen=True)
+class Requirements:
+    """What a loss needs of a run. config/requirements.py checks it, before the launch."""
+
+    # The number of views of an image; 0: any.
+    views: int = 0
+    # Two views or more.
+    several_views: bool = False
+    # The option that lists numbers of these views, from 0.
+    crops: str = ""
+    # One of these collators.
+    collators: tuple[str, ...] = ()
+    # One of these among the heads.
+    heads: tuple[str, ...] = ()
+    # The least number of images in a batch, over all ranks.
+    images: int = 1
+    # The target is the number of the sample, which samples of test phases do not have.
+    sample_index: bool = False
+    # These among the model's inputs.
+    inputs: tuple[str, ...] = ()
+    # The model passes this input to its trunk: mask or shown.
+    trunk_input: str = ""
+    # The collator's patches are those of the trunk: the collator's default side, in pixels.
+    patch_size: int = 0
+
+
+def register_loss(
+    name: str, *aliases: str, options: type[Any] | None = None, **needs: Any
+) -> Callable[[T], T]:
+    """Return a decorator that registers a loss, and what it needs: the fields of Requirements."""
+    register = LOSSES.register(name, *aliases, options=options)
+
+    def add(loss: T) -> T:
+        if needs:  # a subclass has those of its base unless it states its own
+            loss.requires = Requirements(**needs)  # type: ignore[attr-defined]
+        register(loss)
+        return loss
+
+    return add
+
+
 register_train_step = TRAIN_STEPS.register
 register_task = TASKS.register
 register_engine = ENGINES.register
-register_loss = LOSSES.register
 register_model = MODELS.register
 register_trunk = TRUNKS.register
 register_head = HEADS.register

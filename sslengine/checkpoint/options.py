@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from sslengine.config.sections import iterations, one_of, section
+from sslengine.config.ranges import at_least, choice
+from sslengine.config.sections import iterations, section
 from sslengine.dotted import full_metric_name
 
 
@@ -14,10 +15,9 @@ class BestOptions:
     # The metric that decides: test.accuracy_list_meter.top_1.0, train.loss, online.knn20, ...
     METRIC: str = ""
     # Is a higher (max) or a lower (min) value better?
-    MODE: str = "max"
+    MODE: str = choice("max", "min")
 
     def check(self) -> Iterator[str]:
-        yield from one_of(self, "MODE", "max", "min")
         if self.METRIC and not self.metric.startswith(("train.", "test.")):
             yield (
                 f"METRIC: expected train.<metric>, test.<metric> or online.<metric>, by the names "
@@ -40,13 +40,13 @@ class CheckpointOptions:
     # Resume from the newest checkpoint in DIR.
     AUTO_RESUME: bool = True
     # Train phases between two checkpoints; -1: only the last.
-    CHECKPOINT_FREQUENCY: int = 1
+    CHECKPOINT_FREQUENCY: int = at_least(1, 1, also=-1)
     # Steps between two checkpoints; -1: none within a phase.
-    CHECKPOINT_ITER_FREQUENCY: int = iterations(-1)
+    CHECKPOINT_ITER_FREQUENCY: int = at_least(1, iterations(-1), also=-1)
     # Checkpoints to keep; -1: all. The newest is always kept.
-    KEEP_LAST: int = -1
+    KEEP_LAST: int = at_least(1, -1, also=-1)
     # Of older checkpoints, keep each whose number is a multiple of this; -1: none.
-    KEEP_EVERY: int = -1
+    KEEP_EVERY: int = at_least(1, -1, also=-1)
     # Keep the best checkpoint too; `best.torch` points to it.
     BEST: BestOptions = field(default_factory=BestOptions)
     # Move a complete run in DIR (without AUTO_RESUME: any run) to `earlier` and train again.
@@ -62,7 +62,7 @@ class CheckpointOptions:
     # Resume although the model or the method has changed since the last start.
     ALLOW_CHANGED_CONFIG: bool = False
     # Which checkpoint to resume from: 1 is the newest, 2 the one before it, and so on.
-    LATEST_CHECKPOINT_RESUME_FILE_NUM: int = 1
+    LATEST_CHECKPOINT_RESUME_FILE_NUM: int = at_least(1, 1)
 
     def check(self) -> Iterator[str]:
         if not self.DIR.strip():
@@ -70,9 +70,3 @@ class CheckpointOptions:
                 "DIR: it is empty (a shell variable that is not set?). Give the folder of the run; "
                 "or omit DIR: runs/<name of the config>."
             )
-        positive = ("CHECKPOINT_FREQUENCY", "CHECKPOINT_ITER_FREQUENCY", "KEEP_LAST", "KEEP_EVERY")
-        for key in positive:
-            if getattr(self, key) == 0:
-                yield f"{key}: expected a positive number, or -1; got 0."
-        if self.LATEST_CHECKPOINT_RESUME_FILE_NUM < 1:
-            yield "LATEST_CHECKPOINT_RESUME_FILE_NUM: expected 1 or more."

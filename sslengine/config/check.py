@@ -11,6 +11,7 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -20,11 +21,14 @@ from sslengine.config.arguments import argument_problems, loss_arguments
 from sslengine.config.auto_widths import with_some_width
 from sslengine.config.components import given_by_engine
 from sslengine.config.merge import Merged
+from sslengine.config.ranges import KEY as RANGE
+from sslengine.config.ranges import leaves
 from sslengine.config.sections import (
     as_objects,
     components_of,
     fields_of,
     keys_beside,
+    section_problems,
     typed_nodes,
 )
 from sslengine.errors import ConfigError, UnknownNameError, UntrustedError, is_unicode
@@ -38,7 +42,7 @@ def check_plain(merged: Merged) -> None:
         merged.problems.extend(_spelling_problems(registry, value, path))
     # An interpolation may refer to options of a component, which are merged later.
     for path, section in as_objects(merged.root.config, nodes):
-        merged.problems.extend(_section_problems(section, path, "check"))
+        merged.problems.extend(f"{path}.{text}" for text in section_problems(section))
     merged.raise_problems()
 
 
@@ -47,13 +51,14 @@ def check(merged: Merged) -> None:
     nodes = list(typed_nodes(merged.root.config))
     for registry, value, path in _named_values(merged.root, nodes):
         merged.problems.extend(_name_problems(registry, value, path))
-    # `check_chosen` imports components, so their names must be right.
-    methods = ("check",) if merged.problems else ("check", "check_chosen")
+    named = not merged.problems  # `check_chosen` imports components: their names must be right
     sections = as_objects(merged.root.config, nodes)
     for (path, node), (_, section) in zip(nodes, sections, strict=True):
         merged.problems.extend(_value_problems(section, path))
-        for method in methods:
-            merged.problems.extend(_section_problems(section, path, method))
+        found = section_problems(section)
+        if named and hasattr(section, "check_chosen"):
+            found = chain(found, section.check_chosen())
+        merged.problems.extend(f"{path}.{text}" for text in found)
         merged.problems.extend(_free_component_problems(node, path))
         merged.problems.extend(_argument_problems(node, path))
         merged.problems.extend(_beside_problems(node, path))
@@ -82,14 +87,16 @@ def _value_of(node: DictConfig, key: str) -> Any:
 
 def _value_problems(section: Any, path: str) -> Iterator[str]:
     """Yield problems of NaN, of infinity in fields that do not allow it, and of texts that no file
-    can hold: names of files may be any bytes.
+    can hold: names of files may be any bytes. Of fields with a range that says it: ranges.py.
 
     Sections inside are checked separately.
     """
     for field in dataclasses.fields(section):
+        if RANGE in field.metadata:
+            continue
         component = "registry" in field.metadata  # its arguments may be infinite
         infinite = component or bool(field.metadata.get("infinite"))
-        for place, value in _leaves(getattr(section, field.name), f"{path}.{field.name}"):
+        for place, value in leaves(getattr(section, field.name), f"{path}.{field.name}"):
             if isinstance(value, float) and (math.isnan(value) or math.isinf(value) > infinite):
                 yield f"{place}: expected a finite number, got {value}."
             if isinstance(value, str) and not is_unicode(value):
@@ -97,18 +104,6 @@ def _value_problems(section: Any, path: str) -> Iterator[str]:
                     f"{place}: {value} is not UTF-8, and config.yaml is. Rename it, or give a "
                     f"link to it: ln -s."
                 )
-
-
-def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    match value:
-        case Mapping():
-            for key, each in value.items():
-                yield from _leaves(each, f"{path}.{key}")
-        case [*entries]:
-            for index, each in enumerate(entries):
-                yield from _leaves(each, f"{path}.{index}")
-        case _:
-            yield path, value
 
 
 def _spelling_problems(registry: Registry[Any], value: Any, path: str) -> Iterator[str]:
@@ -213,15 +208,8 @@ def _call_problems(
         return
     problems = argument_problems(options, given, where)
     yield from problems
-    if not problems and hasattr(options, "check"):
-        yield from (f"{where}.{text}" for text in options(**given).check())
-
-
-def _section_problems(section: Any, path: str, method: str) -> Iterator[str]:
-    """Yield the problems that the section's own method reports, see sections.py."""
-    if hasattr(section, method):
-        for text in getattr(section, method)():
-            yield f"{path}.{text}"
+    if not problems:
+        yield from (f"{where}.{text}" for text in section_problems(options(**given)))
 
 
 def _free_component_problems(node: DictConfig, path: str) -> Iterator[str]:

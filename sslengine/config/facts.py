@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -19,7 +19,6 @@ class RunFacts:
     # The modules of all heads in order, as (name, arguments).
     heads: tuple[tuple[str, Mapping[str, Any]], ...] = ()
     collator: str = ""
-    collator_params: Mapping[str, Any] = field(default_factory=dict)
     # The side of a patch in pixels, of vision_transformer; 0: of another trunk, which knows it when
     # it is built.
     patch_size: int = 0
@@ -42,9 +41,10 @@ class RunFacts:
     def global_batch_size(self) -> int:
         return self.world_size * self.batch_size_per_replica
 
-    def head(self, name: str) -> Mapping[str, Any] | None:
-        """Return the arguments of the first head module of that name; None if there is none."""
-        return next((arguments for module, arguments in self.heads if module == name), None)
+    def head(self, *names: str) -> Mapping[str, Any]:
+        """Return the arguments of the first head of the first of these names that has one; {}."""
+        found = (own for name in names for module, own in self.heads if module == name)
+        return next(found, {})
 
     def with_data(self, num_train_samples: int, batch_sizes: Iterable[int] = ()) -> RunFacts:
         sizes = frozenset(batch_sizes)
@@ -60,7 +60,6 @@ def run_facts(config: DictConfig) -> RunFacts:
         views_per_image=views_per_image(OmegaConf.to_container(train.TRANSFORMS)),  # type: ignore[arg-type]
         heads=tuple(_modules(OmegaConf.to_container(config.MODEL.HEAD.PARAMS))),
         collator=train.COLLATE_FUNCTION,
-        collator_params=dict(train.COLLATE_FUNCTION_PARAMS),
         patch_size=_patch_size(config.MODEL.TRUNK),
         label_type=train.LABEL_TYPE,
         test_phases=config.TEST_MODEL,

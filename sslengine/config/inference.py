@@ -19,10 +19,11 @@ from sslengine.config.lr_scaling import optimizers, scale_schedule, with_peak
 from sslengine.config.merge import Merged
 from sslengine.config.objects import to_object
 from sslengine.config.reference_world_size import scale_to_ranks
+from sslengine.config.requirements import expect_requirements
 from sslengine.config.sharding import expect_no_conflict, sharding_values
 from sslengine.config.views import expect_views
 from sslengine.errors import ConfigError
-from sslengine.registry import AUGMENT_BACKENDS, TRAIN_STEPS, component_key
+from sslengine.registry import AUGMENT_BACKENDS, LOSSES, TRAIN_STEPS, component_key
 
 # Meters of a list of outputs.
 METERS_OF_SEVERAL = (
@@ -199,9 +200,17 @@ def _head_weight_decay(config: DictConfig) -> Iterator[Derived]:
 
 
 def _loss_options(config: DictConfig) -> Iterator[Derived]:
-    """Derive options of the loss from the facts of the run, by its method `infer(facts)`."""
+    """Derive options of the loss from the facts of the run, by its method `infer(facts)`.
+
+    The run has what the loss needs: that is checked here.
+    """
+    if not config.LOSS.name:
+        return
+    loss = LOSSES.get(config.LOSS.name, "config.LOSS.name")
+    if hasattr(loss, "requires"):
+        expect_requirements(config, loss, run_facts(config))
     name = component_key(config.LOSS.name)
-    node = config.LOSS.get(name) if name else None
+    node = config.LOSS.get(name)
     if hasattr(OmegaConf.get_type(node), "infer"):
         options = to_object(cast(DictConfig, node))
         before = dataclasses.asdict(options)

@@ -22,6 +22,8 @@ from sslengine.absent import DEAD_KEYS, DeadKey
 from sslengine.config.components import options_of
 from sslengine.config.meanings import meaning_of_section, meanings
 from sslengine.config.merge import Root
+from sslengine.config.ranges import KEY as RANGE
+from sslengine.config.ranges import Range
 from sslengine.config.sections import components_of, schema, with_all
 from sslengine.registry import Registry, component_key
 
@@ -96,13 +98,17 @@ def _names(registry: Registry[Any]) -> list[str]:
 
 
 def _value(hint: Any, field: Any, choices: list[Any] | None, node: Any) -> Schema:
-    registry = field.metadata.get("registry")
+    registry, allowed = field.metadata.get("registry"), field.metadata.get(RANGE)
+    if allowed is not None and not allowed.bounded and typing.get_origin(hint) is not list:
+        choices = list(allowed.also)
     if choices is not None:
         found: Schema = _either({"enum": choices})
     elif registry is not None:
         found = _named(hint, registry)
     else:
         found = _typed(hint, node)
+        if allowed is not None:
+            found = _within(found, allowed)
     if field.default is not dataclasses.MISSING:
         found["default"] = field.default
     elif field.default_factory is not dataclasses.MISSING and "properties" not in found:
@@ -110,6 +116,16 @@ def _value(hint: Any, field: Any, choices: list[Any] | None, node: Any) -> Schem
         if not dataclasses.is_dataclass(default):
             found["default"] = default
     return found
+
+
+def _within(found: Schema, allowed: Range) -> Schema:
+    """Add the range of a number, or of the entries of a list."""
+    if "items" in found:
+        return {**found, "items": _within(found["items"], allowed)}
+    if not allowed.bounded:
+        return {"enum": list(allowed.also)}
+    ranged: Schema = {**found, **allowed.schema()}
+    return {"anyOf": [{"enum": list(allowed.also)}, ranged]} if allowed.also else ranged
 
 
 def _either(found: Schema) -> Schema:

@@ -11,11 +11,14 @@ object: a copy, so the config cannot be changed by accident.
 
 Every field has a reader. VISSL's keys that nothing reads are in no dataclass: absent.py.
 
-A dataclass may have methods that check or derive values:
+The range of a value is declared with its default (ranges.py). A dataclass may have methods that
+check or derive values:
 
-    def check(self) -> Iterator[str]     rules between values; yields "KEY: what is wrong"
+    def check(self) -> Iterator[str]     rules between values, which are in their ranges; yields
+                                         "KEY: what is wrong"
     def check_chosen(self)               rules that require a component to be imported
-    def infer(self, facts: RunFacts)     (a loss's options) sets values that depend on the run
+    def infer(self, facts: RunFacts)     (a loss's options) sets values that depend on the run,
+                                         which has what the loss requires (registry.py)
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sslengine.config.components import Made, is_of_signature, options_of
 from sslengine.config.objects import fields, object_of_own_keys, to_object
+from sslengine.config.ranges import range_problems
 from sslengine.errors import ConfigError, nearest
 from sslengine.registry import Registry
 
@@ -92,13 +96,17 @@ def joined(cls: type[Any], options: tuple[type[Any], ...], of_all: bool = False)
                 found.setdefault(field.name, []).append(hints[field.name])
     nulls = {name: _common(types) | None for name, types in found.items() if name not in own}
     bases = [each for each in options if not any(each in other.__mro__[1:] for other in options)]
-    checks = {key: getattr(cls, key) for key in ("check", "check_chosen") if hasattr(cls, key)}
+    checks = {key: getattr(cls, key, _check_nothing) for key in ("check", "check_chosen")}
     made = Made(cls.__name__, (*bases, cls), {
         **checks, **dict.fromkeys(nulls), **own, "__doc__": cls.__doc__,
         "__annotations__": {**{name: each.type for name, each in own.items()}, **nulls},
         "__module__": cls.__module__, "made_by": (joined, (cls, options, of_all)),
     })  # fmt: skip
     return dataclasses.dataclass(made)  # type: ignore[arg-type, return-value]
+
+
+def _check_nothing(section: Any) -> tuple[str, ...]:
+    return ()  # the rules of components are checked where each is by itself
 
 
 def _common(types: list[Any]) -> Any:
@@ -184,6 +192,14 @@ def one_of(options: Any, key: str, *allowed: object) -> Iterator[str]:
         words = [each for each in allowed if isinstance(each, str)]
         expected = ", ".join(str(each) for each in allowed)
         yield f"{key}: expected one of {expected}; got {value!r}. {nearest(value, words)}".rstrip()
+
+
+def section_problems(section: Any) -> Iterator[str]:
+    """Yield what is wrong with a section's values: their ranges first, then rules between them."""
+    out_of_range = list(range_problems(section))
+    yield from out_of_range
+    if not out_of_range and hasattr(section, "check"):
+        yield from section.check()
 
 
 def schema() -> DictConfig:
@@ -342,7 +358,9 @@ def sections_of(given: Sequence[str], kinds: Sequence[type[Any]]) -> list[Any]:
     except OmegaConfBaseException as error:
         raise ConfigError(f"--set: expected a key of {', '.join(paths)}: {error}") from error
     found: list[Any] = [to_object(OmegaConf.select(merged, path)) for path in paths]
-    problems = [f"config.{path}.{each}" for path, one in zip(paths, found) for each in one.check()]
+    problems = [
+        f"config.{path}.{each}" for path, one in zip(paths, found) for each in section_problems(one)
+    ]
     if problems:
         raise ConfigError("\n".join(problems))
     return found

@@ -15,7 +15,7 @@ from sslengine.distributed.collectives import max_in_place
 from sslengine.distributed.sharding import is_sharded, local, norms
 from sslengine.errors import ConfigError, listing, nearest
 from sslengine.hooks.events import Hook, TaskView
-from sslengine.optim.scale_each import ScaleEach
+from sslengine.optim.optimizers import ScaleEach
 
 log = logging.getLogger("sslengine")
 

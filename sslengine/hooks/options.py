@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sslengine.config.components import named_entries
-from sslengine.config.sections import named, one_of, section
+from sslengine.config.ranges import at_least, choice, choices
+from sslengine.config.sections import named, section
 from sslengine.dotted import full_metric_name
-from sslengine.errors import nearest
 from sslengine.hooks.events import Hook, problems_of
 from sslengine.registry import HOOKS, LABEL_FREE, WRITERS
 
-ONLINE = ("knn", "probe", "label_free")
 DEFAULT_WRITERS = ["console", "log", "json", "images"]
 
 
@@ -33,11 +32,7 @@ class PreciseBnOptions:
     # and each checkpoint at the end of a train phase.
     ENABLED: bool = False
     # Number of batches per rank that the statistics are computed from.
-    NUM_ITERS: int = 200
-
-    def check(self) -> Iterator[str]:
-        if self.NUM_ITERS < 1:
-            yield f"NUM_ITERS: expected 1 or more, got {self.NUM_ITERS}."
+    NUM_ITERS: int = at_least(1, 200)
 
 
 @dataclass
@@ -75,50 +70,33 @@ class TensorBoardOptions:
 @dataclass
 class EvaluateLossOptions:
     # Compute the loss over all of TRAIN or TEST, in eval mode: metric `set_loss` of a phase.
-    SETS: list[str] = field(default_factory=list)
+    SETS: list[str] = choices([], "TRAIN", "TEST", "train", "test")
     # Train phases between two computations; 0: only at the end.
-    EVERY: int = 1
+    EVERY: int = at_least(0, 1)
     # Also compute it after the last train phase.
     AT_END: bool = True
-
-    def check(self) -> Iterator[str]:
-        for index, name in enumerate(self.SETS):
-            if name.upper() not in ("TRAIN", "TEST"):
-                yield f"SETS.{index}: expected TRAIN or TEST, got {name!r}."
-        if self.EVERY < 0:
-            yield f"EVERY: expected 1 or more, or 0 for never; got {self.EVERY}."
 
 
 @dataclass
 class OnlineEvalOptions:
     # Train phases between two evaluations of the features, which the last phase has too; 0: never.
-    EVERY: int = 0
+    EVERY: int = at_least(0, 0)
     # What to compute: knn and probe, which need LABEL_SOURCES of DATA.TRAIN, and label_free.
-    WHAT: list[str] = field(default_factory=lambda: ["knn"])
+    WHAT: list[str] = choices(["knn"], "knn", "probe", "label_free")
     # Number of training images, always the same ones.
     IMAGES: int = 2000
     # Numbers of neighbours that vote.
-    TOPK: list[int] = field(default_factory=lambda: [20])
+    TOPK: list[int] = at_least(1, [20])
     # Metrics that need no labels (docs/label_free.md).
     LABEL_FREE: list[str] = named(LABEL_FREE, ["rankme", "alpha_req", "uniformity"])
     # student, teacher, or auto: the one by which the method is evaluated.
-    NETWORK: str = "auto"
+    NETWORK: str = choice("auto", "student", "teacher")
 
     def check(self) -> Iterator[str]:
-        yield from one_of(self, "NETWORK", "auto", "student", "teacher")
-        if self.EVERY < 0:
-            yield f"EVERY: expected 1 or more, or 0 for never; got {self.EVERY}."
-        for index, each in enumerate(self.WHAT):
-            if each not in ONLINE:
-                hint = nearest(each, ONLINE)
-                expected = f"expected one of {', '.join(ONLINE)}; got {each!r}"
-                yield f"WHAT.{index}: {expected}. {hint}".rstrip()
         least = 2 + max(self.TOPK, default=0)
         if least > self.IMAGES:
             expected = f"expected {least} or more, for {max(self.TOPK)} neighbours"
             yield f"IMAGES: {expected}; got {self.IMAGES}."
-        if min(self.TOPK, default=0) < 1:
-            yield f"TOPK: expected numbers of neighbours, 1 or more; got {self.TOPK}."
 
     def names(self) -> Iterator[str]:
         """Yield the names of the metrics."""
@@ -136,22 +114,17 @@ class EarlyStoppingOptions:
     # test phase, such as test.loss or test.accuracy_list_meter.top_1.0. Empty: never.
     MONITOR: str = ""
     # Is a lower (min) or a higher (max) value better?
-    MODE: str = "min"
+    MODE: str = choice("min", "max")
     # Phases in a row without improvement after which the run ends.
-    PATIENCE: int = 10
+    PATIENCE: int = at_least(1, 10)
     # A change of at most this size is no improvement.
-    MIN_DELTA: float = 0.0
+    MIN_DELTA: float = at_least(0, 0.0)
 
     def check(self) -> Iterator[str]:
-        yield from one_of(self, "MODE", "min", "max")
         split, _, metric = self.metric.partition(".")
         if self.MONITOR and (split not in ("train", "test") or not metric):
             expected = "train.loss, test.loss or test.<meter>.<key>"
             yield f"MONITOR: expected {expected}; got {self.MONITOR!r}."
-        if self.PATIENCE < 1:
-            yield f"PATIENCE: expected 1 or more, got {self.PATIENCE}."
-        if self.MIN_DELTA < 0:
-            yield f"MIN_DELTA: expected 0 or more, got {self.MIN_DELTA:g}."
 
     @property
     def metric(self) -> str:
@@ -223,11 +196,11 @@ class RuntimeProfilingOptions:
 @dataclass
 class ProfilingOptions:
     # Number of train steps before the window.
-    START_ITERATION: int = 0
+    START_ITERATION: int = at_least(0, 0)
     # Number of first steps of the window, in which the profiler runs without recording.
-    WARMUP_ITERATIONS: int = 0
+    WARMUP_ITERATIONS: int = at_least(0, 0)
     # Number of recorded steps after these.
-    NUM_ITERATIONS: int = 10
+    NUM_ITERATIONS: int = at_least(1, 10)
     # Save the run and end it after the window, with exit status 75; the same command resumes it.
     STOP_TRAINING_AFTER_PROFILING: bool = False
     # Folder of the profile; ".": `profile` in the run's folder.
@@ -236,13 +209,6 @@ class ProfilingOptions:
     PROFILED_RANKS: list[int] = field(default_factory=lambda: [0, 1])
     MEMORY_PROFILING: MemoryProfilingOptions = field(default_factory=MemoryProfilingOptions)
     RUNTIME_PROFILING: RuntimeProfilingOptions = field(default_factory=RuntimeProfilingOptions)
-
-    def check(self) -> Iterator[str]:
-        for key in ("START_ITERATION", "WARMUP_ITERATIONS"):
-            if getattr(self, key) < 0:
-                yield f"{key}: expected 0 or more, got {getattr(self, key)}."
-        if self.NUM_ITERATIONS < 1:
-            yield f"NUM_ITERATIONS: expected 1 or more, got {self.NUM_ITERATIONS}."
 
     @property
     def first_recorded(self) -> int:

@@ -11,20 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sslengine.config.facts import RunFacts
 from sslengine.distributed.collectives import sum_over_ranks
 from sslengine.distributed.ranks import world_size
-from sslengine.errors import ConfigError
-
-
-def expect_several_images(facts: RunFacts, loss: str) -> None:
-    """Raise ConfigError if a batch has a single image."""
-    if facts.global_batch_size < 2:
-        raise ConfigError(
-            f"{loss} depends on the variance over the images of a batch. "
-            f"config.DATA.TRAIN.BATCHSIZE_PER_REPLICA: expected 2 or more over all ranks, "
-            f"got {facts.global_batch_size}."
-        )
 
 
 def centred(views: Tensor) -> tuple[Tensor, Tensor]:

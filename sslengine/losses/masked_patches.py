@@ -38,20 +38,27 @@ class Center(nn.Module):
         self.register_buffer("center", torch.zeros(1, scores))
 
     def targets(self, scores: Tensor, temperature: float) -> Tensor:
-        """softmax((scores - center) / temperature)."""
+        """Return softmax((scores - center) / temperature)."""
         return ((scores - self.center) / temperature).softmax(dim=-1)
 
-    @torch.no_grad()
     def move(self, scores: Tensor) -> None:
-        """scores (..., K): the mean over ranks counts each row once; ranks may have unlike many."""
-        rows = scores.flatten(0, -2)
-        if world_size() == 1:
-            if len(rows):
-                mean = rows.mean(dim=0).to(self.center.dtype)
-                self.center.lerp_(mean.unsqueeze(0), 1.0 - self.momentum)
-            return
-        total = torch.cat([rows.sum(dim=0), rows.new_full((1,), float(len(rows)))])
-        total = sum_in_place(total.to(self.center.dtype))
-        count = total[-1]
-        mean = total[:-1] / count.clamp(min=1.0)
-        self.center.lerp_(mean.unsqueeze(0), (count > 0).to(mean.dtype) * (1.0 - self.momentum))
+        move_center(self.center, scores, self.momentum)
+
+
+@torch.no_grad()
+def move_center(center: Tensor, scores: Tensor, momentum: float) -> None:
+    """Move the centre (1, K) towards the mean of scores (..., K); without any it stays.
+
+    The mean over ranks counts each row once; ranks may have unlike many.
+    """
+    rows = scores.flatten(0, -2)
+    if world_size() == 1:
+        if len(rows):
+            mean = rows.sum(dim=0) / len(rows)
+            center.lerp_(mean.to(center.dtype), 1.0 - momentum)
+        return
+    total = torch.cat([rows.sum(dim=0), rows.new_full((1,), float(len(rows)))])
+    total = sum_in_place(total.to(center.dtype))
+    count = total[-1]
+    mean = total[:-1] / count.clamp(min=1.0)
+    center.lerp_(mean, (count > 0).to(mean.dtype) * (1.0 - momentum))

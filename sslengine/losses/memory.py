@@ -8,33 +8,15 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sslengine.config.facts import RunFacts
 from sslengine.distributed.ranks import world_size
 from sslengine.distributed.shared_rows import own_rows, shared_out, within
-from sslengine.errors import ConfigError
 
 log = logging.getLogger("sslengine")
-
-
-def expect_sample_index(facts: RunFacts, loss: str) -> None:
-    """Raise ConfigError if the run has samples without a row."""
-    if facts.label_type not in ("", "sample_index"):
-        raise ConfigError(
-            f"{loss} keeps a row for each sample, and config.DATA.TRAIN.LABEL_TYPE is "
-            f"{facts.label_type}: set it to sample_index."
-        )
-    if facts.test_phases:
-        raise ConfigError(
-            f"{loss} keeps a row for each training sample; those of test phases have none: set "
-            f"config.TEST_MODEL to false."
-        )
 
 
 # Rows that are drawn at a time, so that making the memory needs little more than its size.
@@ -42,12 +24,6 @@ DRAWN_AT_ONCE = 2**16
 # With several ranks and `sharded: auto`, a larger memory is sharded. In bytes: 2.1 million rows of
 # 128 numbers.
 WHOLE_BELOW = 2**30
-
-
-def sharded_problems(options: Any) -> Iterator[str]:
-    """The errors in the option `sharded` of a memory."""
-    if options.sharded not in (True, False, "auto"):
-        yield f"sharded: expected true, false or auto, got {options.sharded!r}."
 
 
 def is_shared(sharded: bool | str, rows: int, *shape: int) -> bool:

@@ -11,10 +11,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sslengine.config.facts import RunFacts
-from sslengine.errors import ConfigError
-from sslengine.losses.views import expect_crops
-
 
 def swapped_prediction(targets: Tensor, log_p: Tensor, sources: Sequence[int]) -> Tensor:
     """The mean cross entropy.
@@ -29,16 +25,3 @@ def swapped_prediction(targets: Tensor, log_p: Tensor, sources: Sequence[int]) -
     for row, source in enumerate(sources):
         own[row, source].fill_(True)  # `= True` would copy a host tensor to the device
     return -pairs.masked_fill(own, 0.0).sum() / (len(sources) * (crops - 1) * images)
-
-
-def check_crops(
-    where: str, key: str, sources: Sequence[int], facts: RunFacts, collators: Sequence[str]
-) -> None:
-    """Raise ConfigError unless the run makes the crops that `<where>.<key>` names."""
-    crops = facts.views_per_image
-    expect_crops(facts, where, collators)
-    if not sources or len(set(sources)) < len(sources) or not set(sources) <= set(range(crops)):
-        raise ConfigError(
-            f"{where}.{key}: expected different numbers of crops, from 0 to {crops - 1}; got "
-            f"{list(sources)}."
-        )

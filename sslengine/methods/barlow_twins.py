@@ -17,18 +17,14 @@ SGD: to repeat their updates of biases and batch norms, divide scale_loss by the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from sslengine.config.facts import RunFacts
-from sslengine.losses.cross_correlation import (
-    cross_correlation,
-    expect_several_images,
-    off_diagonal,
-)
-from sslengine.losses.views import expect_two_views, split_views
+from sslengine.config.ranges import above, at_least
+from sslengine.losses.cross_correlation import cross_correlation, off_diagonal
+from sslengine.losses.views import by_view
 from sslengine.methods.base import Method
 from sslengine.registry import register_loss
 
@@ -39,22 +35,12 @@ EPS = 1e-5
 @dataclass
 class BarlowTwinsOptions:
     # Weight of the redundancy term: the correlation of two different dimensions.
-    lambda_: float = 0.0051
+    lambda_: float = at_least(0, 0.0051)
     # A factor of the whole loss.
-    scale_loss: float = 0.024
-
-    def infer(self, facts: RunFacts) -> None:
-        expect_two_views(facts, NAME)
-        expect_several_images(facts, NAME)
-
-    def check(self) -> Iterator[str]:
-        if self.lambda_ < 0:
-            yield f"lambda_: expected 0 or more, got {self.lambda_}."
-        if self.scale_loss <= 0:
-            yield f"scale_loss: expected a number above 0, got {self.scale_loss}."
+    scale_loss: float = above(0, 0.024)
 
 
-@register_loss(NAME, options=BarlowTwinsOptions)
+@register_loss(NAME, options=BarlowTwinsOptions, views=2, images=2)
 class BarlowTwinsLoss(Method):
     def __init__(self, options: BarlowTwinsOptions, run: RunFacts) -> None:
         super().__init__()
@@ -63,7 +49,7 @@ class BarlowTwinsLoss(Method):
 
     def forward(self, output: Tensor, target: Tensor | None = None) -> Tensor:
         """output: (2B, D), view 0 of all images, then view 1. The target is not used."""
-        correlation = cross_correlation(split_views(output, NAME), EPS)
+        correlation = cross_correlation(by_view(output, 2, NAME), EPS)
         invariance = (1 - correlation.diagonal()).square().sum()
         redundancy = off_diagonal(correlation).square().sum()
         return self.scale * (invariance + self.redundancy_weight * redundancy)

@@ -15,15 +15,14 @@ batch holds both.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
 from sslengine.config.facts import RunFacts
+from sslengine.config.ranges import share
 from sslengine.losses.cross_view import cross_view_cosine, projection_and_prediction
-from sslengine.losses.views import expect_two_views
 from sslengine.methods.base import Method, Step
 from sslengine.methods.teacher import Teacher
 from sslengine.models.heads.predictor import PredictorHead
@@ -35,14 +34,7 @@ NAME = "byol_loss"
 @dataclass
 class BYOLOptions:
     # The teacher's momentum at the start; the paper has 0.996 for 1000 epochs, 0.99 for 300.
-    momentum: float = 0.99
-
-    def infer(self, facts: RunFacts) -> None:
-        expect_two_views(facts, NAME)
-
-    def check(self) -> Iterator[str]:
-        if not 0 <= self.momentum <= 1:
-            yield f"momentum: expected a number from 0 to 1, got {self.momentum}."
+    momentum: float = share(0.99)
 
 
 class _Target(Teacher):
@@ -55,7 +47,7 @@ class _Target(Teacher):
                 head.predicts = False
 
 
-@register_loss(NAME, options=BYOLOptions)
+@register_loss(NAME, options=BYOLOptions, views=2)
 class BYOLLoss(Method):
     def __init__(self, options: BYOLOptions, run: RunFacts) -> None:
         super().__init__()

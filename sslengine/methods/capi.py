@@ -26,7 +26,7 @@ patches. The authors' encoder is vision_transformer with ROPE: corners_mixed.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -37,12 +37,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sslengine.config.facts import RunFacts
+from sslengine.config.ranges import above, at_least, choice, share
 from sslengine.data.batch.visible_block import NAME as COLLATOR
 from sslengine.data.batch.visible_block import PATCH_SIZE
 from sslengine.errors import ConfigError, TrainingError
-from sslengine.losses.shown import ShownPatches
 from sslengine.losses.sinkhorn import sinkhorn
-from sslengine.losses.views import expect_input, inputs_of
 from sslengine.methods.base import Method, Multiplier, Step
 from sslengine.methods.teacher import Teacher
 from sslengine.models.trunks.patches import patch_grid
@@ -50,68 +49,55 @@ from sslengine.models.trunks.rotations import CornerRotations, rotated
 from sslengine.registry import register_loss
 
 NAME = "capi_loss"
-PATCHES = ShownPatches(NAME, COLLATOR, PATCH_SIZE)
 ROUTE = '["data", {feat_names: [lastBLK], additional_keys: [shown]}]'
 
 
 @dataclass
 class CapiOptions:
     # Clusters of patches.
-    num_clusters: int = 16384
+    num_clusters: int = at_least(1, 16384)
     # Of the predicted scores.
-    student_temp: float = 0.12
+    student_temp: float = above(0, 0.12)
     # Of the teacher's scores in Sinkhorn-Knopp.
-    target_temp: float = 0.06
+    target_temp: float = above(0, 0.06)
     # Of the teacher's scores, where the clusters are trained.
-    cluster_temp: float = 0.12
+    cluster_temp: float = above(0, 0.12)
     # Sinkhorn-Knopp iterations.
-    sinkhorn_iterations: int = 3
+    sinkhorn_iterations: int = at_least(1, 3)
     # Clusters are assigned evenly at each position; false: over all positions together, so that
     # clusters may become positions.
     positionwise: bool = True
     # Factor on the learning rate, for the clusters.
-    clusters_lr: float = 0.5
+    clusters_lr: float = at_least(0, 0.5)
     # Factor on the weight decay, for the clusters.
-    clusters_weight_decay: float = 0.1
+    clusters_weight_decay: float = at_least(0, 0.1)
     # The teacher's lowest momentum.
-    momentum: float = 0.999
+    momentum: float = share(0.999)
     # The share of the run in which the momentum falls from 1 to that, along a line.
-    momentum_warmup: float = 0.1
+    momentum_warmup: float = share(0.1)
     # Then it rises to 1 along this share of half a cosine.
-    momentum_cosine: float = 0.8
+    momentum_cosine: float = share(0.8)
     # Width of a token in the predictor; 0: that of the trunk.
-    predictor_dim: int = 0
+    predictor_dim: int = at_least(0, 0)
     # Blocks of the predictor.
-    predictor_layers: int = 12
+    predictor_layers: int = at_least(1, 12)
     # Attention heads of each of its blocks.
-    predictor_heads: int = 16
+    predictor_heads: int = at_least(1, 16)
     # Stochastic depth of all its blocks.
-    predictor_drop_path: float = 0.0
+    predictor_drop_path: float = share(0.0)
     # How the predictor rotates queries and keys: code: as the authors' code, where the channels of
     # a pair have angles of unlike axes; paper: by one angle for both.
-    rotation: str = "code"
-
-    def infer(self, facts: RunFacts) -> None:
-        PATCHES.expect_collator(facts)
-
-    def check(self) -> Iterator[str]:
-        for key in ("num_clusters", "sinkhorn_iterations", "predictor_layers", "predictor_heads"):
-            if getattr(self, key) < 1:
-                yield f"{key}: expected 1 or more, got {getattr(self, key)}."
-        for key in ("student_temp", "target_temp", "cluster_temp"):
-            if getattr(self, key) <= 0:
-                yield f"{key}: expected a number above 0, got {getattr(self, key)}."
-        for key in ("clusters_lr", "clusters_weight_decay", "predictor_dim"):
-            if getattr(self, key) < 0:
-                yield f"{key}: expected 0 or more, got {getattr(self, key)}."
-        for key in ("momentum", "momentum_warmup", "momentum_cosine", "predictor_drop_path"):
-            if not 0 <= getattr(self, key) <= 1:
-                yield f"{key}: expected a number from 0 to 1, got {getattr(self, key)}."
-        if self.rotation not in ("code", "paper"):
-            yield f"rotation: expected code or paper, got {self.rotation!r}."
+    rotation: str = choice("code", "paper")
 
 
-@register_loss(NAME, options=CapiOptions)
+@register_loss(
+    NAME,
+    options=CapiOptions,
+    collators=(COLLATOR,),
+    inputs=("data", "shown"),
+    trunk_input="shown",
+    patch_size=PATCH_SIZE,
+)
 class CapiLoss(Method):
     judged_network: ClassVar[str] = "teacher"  # as in the authors' last evaluations
     predictor: Predictor
@@ -120,12 +106,11 @@ class CapiLoss(Method):
 
     def __init__(self, options: CapiOptions, run: RunFacts) -> None:
         super().__init__()
-        self.options, self.run = options, run
+        self.options = options
         self.teacher = _SlowTeacher(options)
 
     def attach(self, model: nn.Module) -> None:
-        trunk = PATCHES.trunk_of(model, self.run)
-        expect_input(model, "shown", NAME, ROUTE)
+        trunk: Any = model.trunk
         self.patch_size = trunk.patch_size
         if not hasattr(self, "predictor"):  # later calls come after weights are loaded
             weight, clusters = next(trunk.patch_embed.parameters()), self.options.num_clusters
@@ -171,7 +156,7 @@ class CapiLoss(Method):
         return q, _cross_entropy(q, scores / options.cluster_temp)
 
     def _checked(self, output: Any, sample: Any) -> tuple[Tensor, Tensor, Tensor]:
-        images, shown = inputs_of(sample, NAME, ["data", "shown"])
+        images, shown = sample["input"]["data"], sample["input"]["shown"]
         if not isinstance(output, Tensor) or output.ndim != 3 or len(output) != len(images):
             raise TrainingError(
                 f"{NAME} needs all tokens of the shown patches from a model without heads: "

@@ -15,7 +15,6 @@ are averaged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,55 +22,42 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sslengine.config.facts import RunFacts
+from sslengine.config.ranges import at_least, share
 from sslengine.data.augment.transforms.masking import no_room
 from sslengine.distributed.collectives import sum_in_place
 from sslengine.distributed.ranks import world_size
 from sslengine.errors import ConfigError, TrainingError
 from sslengine.losses.momentum import Pairs, follow, pairs_of
-from sslengine.losses.views import described, expect_input, inputs_of
+from sslengine.losses.views import described
 from sslengine.methods.base import Method, Step
 from sslengine.methods.teacher import Teacher
 from sslengine.models.model import Model
 from sslengine.registry import register_loss
 
 NAME = "data2vec_loss"
-ROUTE = '["data", {feat_names: [lastPATCH], additional_keys: [mask]}]'
 AVERAGED = ("trunk.blocks.", "trunk.norm.", "trunk.rel_pos_bias.")
 
 
 @dataclass
 class Data2VecOptions:
     # The teacher's momentum at the start.
-    momentum: float = 0.999
+    momentum: float = share(0.999)
     # The teacher's momentum at the end.
-    momentum_end: float = 0.9998
+    momentum_end: float = share(0.9998)
     # The teacher's last blocks whose outputs are averaged.
-    top_layers: int = 6
+    top_layers: int = at_least(1, 6)
     # Where the loss changes from quadratic to linear; 0: quadratic everywhere.
-    beta: float = 2.0
+    beta: float = at_least(0, 2.0)
     # Factor on the loss of a patch; 0: 1 / sqrt(width of a token).
-    scale: float = 0.0
-
-    def check(self) -> Iterator[str]:
-        for key in ("momentum", "momentum_end"):
-            if not 0 <= getattr(self, key) <= 1:
-                yield f"{key}: expected a number from 0 to 1, got {getattr(self, key)}."
-        if self.top_layers < 1:
-            yield f"top_layers: expected 1 or more, got {self.top_layers}."
-        for key in ("beta", "scale"):
-            if getattr(self, key) < 0:
-                yield f"{key}: expected 0 or more, got {getattr(self, key)}."
+    scale: float = at_least(0, 0.0)
 
 
-@register_loss(NAME, options=Data2VecOptions)
+@register_loss(NAME, options=Data2VecOptions, inputs=("data", "mask"), trunk_input="mask")
 class Data2VecLoss(Method):
     def __init__(self, options: Data2VecOptions, run: RunFacts) -> None:
         super().__init__()
         self.options = options
         self.teacher = _BlocksTeacher(options)
-
-    def attach(self, model: nn.Module) -> None:
-        expect_input(model, "mask", NAME, ROUTE)
 
     def forward(self, output: Tensor, sample: Any, step: Step) -> Tensor:
         """output: N x L x D, the tokens of all patches."""
@@ -88,8 +74,7 @@ class Data2VecLoss(Method):
         return loss * (self.options.scale or width**-0.5)
 
     def _checked(self, output: Any, sample: Any) -> tuple[Tensor, Tensor]:
-        made_by = "MaskedImageModeling among the TRANSFORMS, after ToTensor"
-        images, mask = inputs_of(sample, NAME, ["data", "mask"], made_by)
+        images, mask = sample["input"]["data"], sample["input"]["mask"]
         if not isinstance(output, Tensor) or output.shape[:2] != (len(mask), mask[0].numel()):
             raise TrainingError(
                 f"{NAME} needs a token of each patch, N x L x D: the feature lastPATCH of a model "

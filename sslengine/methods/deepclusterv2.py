@@ -21,7 +21,6 @@ division). Each rank clusters its shard, so a run may resume with another number
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -29,19 +28,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sslengine.config.facts import RunFacts
+from sslengine.config.ranges import above, at_least, choice
 from sslengine.data.loading.seeding import epoch_generator
 from sslengine.distributed.collectives import gather, sum_in_place
 from sslengine.distributed.ranks import world_size
 from sslengine.distributed.shared_rows import fetch, own_rows, within
-from sslengine.errors import ConfigError, TrainingError
+from sslengine.errors import ConfigError
 from sslengine.losses.kmeans import spherical_kmeans
-from sslengine.losses.memory import (
-    expect_sample_index,
-    is_shared,
-    overwrite,
-    sharded_problems,
-    zero_rows,
-)
+from sslengine.losses.memory import is_shared, overwrite, zero_rows
+from sslengine.losses.views import by_view
 from sslengine.methods.base import Method, Step
 from sslengine.registry import register_loss
 
@@ -56,17 +51,10 @@ class ClusteredMemory:
     # Numbers of the crops in the memory. Divisions use them in turn.
     crops_for_mb: list[int] = field(default_factory=lambda: [0])
     # Width of the embeddings: that of the last head.
-    embedding_dim: int = 128
+    embedding_dim: int = at_least(1, 128)
     # Each rank holds a shard of the rows. auto: if the memory is larger than 1 GiB and there are
     # several ranks.
-    sharded: bool | str = "auto"
-
-    def check(self) -> Iterator[str]:
-        yield from sharded_problems(self)
-        if not self.crops_for_mb:
-            yield "crops_for_mb: expected one or more numbers of crops; got none."
-        if self.embedding_dim < 1:
-            yield f"embedding_dim: expected 1 or more, got {self.embedding_dim}."
+    sharded: bool | str = choice("auto", True, False)
 
 
 @dataclass
@@ -74,42 +62,27 @@ class DeepClusterOptions:
     # Set from the transforms.
     num_crops: int = 2
     # Scores are divided by it.
-    temperature: float = 0.1
+    temperature: float = above(0, 0.1)
     # Number of clusters in each division.
-    num_clusters: list[int] = field(default_factory=lambda: [3000, 3000, 3000])
+    num_clusters: list[int] = at_least(1, [3000, 3000, 3000])
     # Iterations of k-means before each phase.
-    kmeans_iters: int = 10
+    kmeans_iters: int = at_least(0, 10)
     # The memory that is clustered.
     memory_params: ClusteredMemory = field(default_factory=ClusteredMemory)
     # Set from the data.
     num_train_samples: int = -1
 
     def infer(self, facts: RunFacts) -> None:
-        if facts.collator not in ("", "multicrop_collator"):
-            raise ConfigError(
-                f"{NAME} takes crops of an image as a list, and "
-                f"config.DATA.TRAIN.COLLATE_FUNCTION is {facts.collator}: set it to "
-                f"multicrop_collator."
-            )
-        expect_sample_index(facts, NAME)
         self.num_crops = facts.views_per_image
-        crops = range(self.num_crops)
-        if any(crop not in crops for crop in self.memory_params.crops_for_mb):
-            raise ConfigError(
-                f"config.LOSS.{NAME}.memory_params.crops_for_mb: expected numbers of crops, which "
-                f"are {list(crops)} with these TRANSFORMS; got {self.memory_params.crops_for_mb}."
-            )
-
-    def check(self) -> Iterator[str]:
-        if self.temperature <= 0:
-            yield f"temperature: expected a number above 0, got {self.temperature}."
-        if not self.num_clusters or min(self.num_clusters) < 1:
-            yield f"num_clusters: expected numbers of 1 or more, got {self.num_clusters}."
-        if self.kmeans_iters < 0:
-            yield f"kmeans_iters: expected 0 or more, got {self.kmeans_iters}."
 
 
-@register_loss(NAME, options=DeepClusterOptions)
+@register_loss(
+    NAME,
+    options=DeepClusterOptions,
+    crops="memory_params.crops_for_mb",
+    collators=("multicrop_collator",),
+    sample_index=True,
+)
 class DeepClusterLoss(Method):
     def __init__(self, options: DeepClusterOptions, run: RunFacts) -> None:
         super().__init__()
@@ -143,7 +116,6 @@ class DeepClusterLoss(Method):
 
     def forward(self, output: Tensor, target: Tensor) -> Tensor:
         """output: (crops * B, D), crop 0 of all images first; target: their sample numbers."""
-        self._check(output, target)
         embeddings = F.normalize(output, dim=1)
         all_targets = gather(target).rows if self.training else target
         counts = (self.assignments[:, all_targets] != NO_CLUSTER).sum(dim=1).clamp(min=1)
@@ -158,24 +130,13 @@ class DeepClusterLoss(Method):
         clusters = self.assignments[division, target]
         return F.cross_entropy(scores, clusters, ignore_index=NO_CLUSTER, reduction="sum")
 
-    def _check(self, output: Tensor, target: Tensor) -> None:
-        crops, dim = self.options.num_crops, self.memory.shape[2]
-        shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        if shape != (len(target), dim) or len(target) % crops:
-            raise TrainingError(
-                f"{NAME} needs an embedding of {dim} columns (memory_params.embedding_dim) for "
-                f"each of {crops} crops of each image; the model returned {shape} for "
-                f"{len(target)} labels. See config.MODEL.HEAD.PARAMS and "
-                f"config.DATA.TRAIN.COLLATE_FUNCTION."
-            )
-
     def _images(self, target: Tensor) -> int:
         return len(target) // self.options.num_crops
 
     def _stored_crops(self, embeddings: Tensor) -> Tensor:
         """(B, crops, D) of the crops in the memory."""
-        by_crop = embeddings.detach().chunk(self.options.num_crops)
-        return torch.stack([by_crop[crop] for crop in self.crops], dim=1)
+        views = by_view(embeddings.detach(), self.options.num_crops, NAME)
+        return torch.stack([views[crop] for crop in self.crops], dim=1)
 
     def store(self, embeddings: Tensor, samples: Tensor) -> None:
         """Overwrite the rows of all ranks' samples (B,) with embeddings (B, crops, D)."""

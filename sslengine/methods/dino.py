@@ -15,9 +15,8 @@ their gradients is that of one process with the global batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -25,17 +24,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sslengine.config.facts import RunFacts
+from sslengine.config.ranges import above, at_least, share
 from sslengine.config.sections import epochs, iterations
-from sslengine.distributed.collectives import sum_in_place
-from sslengine.distributed.ranks import world_size
-from sslengine.errors import ConfigError, TrainingError
-from sslengine.losses.swapped_prediction import check_crops, swapped_prediction
+from sslengine.errors import ConfigError
+from sslengine.losses.masked_patches import move_center
+from sslengine.losses.swapped_prediction import swapped_prediction
+from sslengine.losses.views import by_view
 from sslengine.methods.base import Method, Step
-from sslengine.methods.teacher import Teacher
+from sslengine.methods.teacher import Teacher, warmup
+from sslengine.models.heads.mlp import as_rows, perceptron
 from sslengine.models.heads.weight_norm_linear import WeightNormLinear
 from sslengine.registry import register_head, register_loss
 
-WHERE = "config.LOSS.dino_loss"
+HEADS = ("dino_head", "swav_head")
 
 
 @register_head("dino_head", "dino_head_fsdp")
@@ -84,92 +85,52 @@ class DINOHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """N x C to N x K; tokens, N x T x C, to N x T x K."""
-        if x.dim() == 4 and x.shape[2:] == (1, 1):
-            x = x.flatten(1)
-        if x.dim() not in (2, 3) or x.shape[-1] != self.in_features:
-            raise ConfigError(
-                f"config.MODEL.HEAD.PARAMS: a dino_head with in_dim {self.in_features} got "
-                f"features of shape {tuple(x.shape)}; it takes N x {self.in_features}."
-            )
+        x = as_rows(x, self.in_features, "dino_head", tokens=True)
         bottleneck = F.normalize(self.mlp(x.flatten(0, -2)), dim=-1)
         scores: Tensor = self.prototypes0(bottleneck)
         return scores if x.dim() == 2 else scores.unflatten(0, x.shape[:-1])
 
 
-def perceptron(dims: Sequence[int], use_bn: bool) -> nn.Module:
-    """Linear layers of these widths; between them GELU, and batch norm before it if asked."""
-    layers = nn.Sequential()
-    for inputs, outputs in pairwise(dims):
-        if len(layers):
-            if use_bn:
-                layers.append(nn.BatchNorm1d(inputs))
-            layers.append(nn.GELU())
-        linear = nn.Linear(inputs, outputs)
-        nn.init.trunc_normal_(linear.weight, std=0.02)
-        nn.init.zeros_(linear.bias)
-        layers.append(linear)
-    # A single layer keeps VISSL's name: mlp.weight.
-    return layers if len(layers) > 1 else layers[0]
-
-
-def rising(low: float, high: float, done: int, warmup: int) -> float:
-    """From low to high in so many updates (or epochs), evenly."""
-    return high if done >= warmup else low + done / max(1, warmup - 1) * (high - low)
-
-
 @dataclass
 class DINOOptions:
     # The teacher's momentum at the start; it rises to 1 during the run.
-    momentum: float = 0.996
+    momentum: float = share(0.996)
     # Of the student's scores.
-    student_temp: float = 0.1
+    student_temp: float = above(0, 0.1)
     # The teacher's temperature rises from min to max in the first teacher_temp_warmup_iters.
-    teacher_temp_min: float = 0.04
+    teacher_temp_min: float = above(0, 0.04)
     # The teacher's temperature after its warm-up.
-    teacher_temp_max: float = 0.07
+    teacher_temp_max: float = above(0, 0.07)
     # Updates (optimizer steps) in which the teacher's temperature rises.
     teacher_temp_warmup_iters: int = iterations(37500)
     # Warm-up in epochs in place of updates: it changes at the start of each, as the authors do it.
-    teacher_temp_warmup_epochs: int = epochs(0)
+    teacher_temp_warmup_epochs: int = at_least(0, epochs(0))
     # Numbers of the teacher's crops, from 0.
     crops_for_teacher: list[int] = field(default_factory=lambda: [0, 1])
     # Momentum of the centre.
-    ema_center: float = 0.9
+    ema_center: float = share(0.9)
     # Set from the head and the transforms.
     output_dim: int = 65536
     # Set from the transforms.
     num_crops: int = 2
 
     def infer(self, facts: RunFacts) -> None:
-        head = facts.head("dino_head") or facts.head("swav_head")
-        if head is None:
-            raise ConfigError(f"{WHERE}: needs dino_head or swav_head in config.MODEL.HEAD.PARAMS.")
-        check_crops(
-            WHERE, "crops_for_teacher", self.crops_for_teacher, facts, ["multicrop_collator"]
-        )
         self.num_crops = facts.views_per_image
-        self.output_dim = head["num_clusters"][-1]
+        self.output_dim = facts.head(*HEADS)["num_clusters"][-1]
 
-    def check(self) -> Iterator[str]:
-        for key in ("student_temp", "teacher_temp_min", "teacher_temp_max"):
-            if getattr(self, key) <= 0:
-                yield f"{key}: expected a number above 0, got {getattr(self, key)}."
-        for key in ("momentum", "ema_center"):
-            if not 0 <= getattr(self, key) <= 1:
-                yield f"{key}: expected a number from 0 to 1, got {getattr(self, key)}."
-        if self.teacher_temp_warmup_epochs < 0:
-            yield f"teacher_temp_warmup_epochs: {self.teacher_temp_warmup_epochs} is less than 0."
-
-    def teacher_temp(self, updates: int, epoch: int = 0) -> float:
-        """The temperature after so many updates, in this epoch (from 0)."""
-        if self.teacher_temp_warmup_epochs:
-            done, warmup = epoch, self.teacher_temp_warmup_epochs
-        else:
-            done, warmup = updates, self.teacher_temp_warmup_iters
-        return rising(self.teacher_temp_min, self.teacher_temp_max, done, warmup)
+    def teacher_temp(self, step: Step) -> float:
+        length = self.teacher_temp_warmup_iters, self.teacher_temp_warmup_epochs
+        return warmup(step, self.teacher_temp_min, self.teacher_temp_max, *length)
 
 
-@register_loss("dino_loss", options=DINOOptions)
+@register_loss(
+    "dino_loss",
+    options=DINOOptions,
+    several_views=True,
+    crops="crops_for_teacher",
+    collators=("multicrop_collator",),
+    heads=HEADS,
+)
 class DINOLoss(Method):
     judged_network: ClassVar[str] = "teacher"  # as in the authors' evaluations
 
@@ -185,48 +146,22 @@ class DINOLoss(Method):
     ) -> dict[str, Tensor]:
         """output: the student's scores by crop, or a list that ends in them."""
         options = self.options
-        crops = self._checked(sample["input"], step)
+        crops = sample["input"]
         seen = [crops[number] for number in options.crops_for_teacher]
         scores = scores_of(self.momentum_teacher(seen, step))
-        student, teacher = self._by_crop(scores_of(output), scores)
-        temperature = options.teacher_temp(step.num_updates, step.epoch)
-        log_targets = ((teacher - self.center) / temperature).log_softmax(dim=-1)
+        student = by_view(scores_of(output), options.num_crops, "dino_loss")
+        teacher = by_view(scores.to(student.dtype), len(seen), "dino_loss")
+        log_targets = ((teacher - self.center) / options.teacher_temp(step)).log_softmax(dim=-1)
         targets = log_targets.exp()
         log_p = (student / options.student_temp).log_softmax(dim=-1)
         loss = swapped_prediction(targets, log_p, options.crops_for_teacher)
         if step.train:
-            self._move_center(teacher)
+            move_center(self.center, teacher, options.ema_center)
         return {
             "loss": loss,
             "teacher_entropy": -(targets * log_targets).sum(dim=-1).mean(),
             "prototypes_used": prototypes_used(targets),
         }
-
-    def _checked(self, crops: Any, step: Step) -> Sequence[Tensor]:
-        if isinstance(crops, (list, tuple)) and len(crops) == self.options.num_crops:
-            return crops
-        raise TrainingError(
-            f"dino_loss needs a list of {self.options.num_crops} crops; is COLLATE_FUNCTION of "
-            f"config.DATA.{'TRAIN' if step.train else 'TEST'} multicrop_collator?"
-        )
-
-    def _by_crop(self, student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores of student (V, B, K) and teacher (A, B, K)."""
-        sources, crops = len(self.options.crops_for_teacher), self.options.num_crops
-        if len(student) * sources != len(teacher) * crops:
-            raise TrainingError(
-                f"dino_loss needs {crops} crops of every image, the model returned {len(student)} "
-                f"rows for {len(teacher) // sources} images. Is DATA.TRAIN.COLLATE_FUNCTION "
-                f"multicrop_collator?"
-            )
-        by_crop = teacher.to(student.dtype).unflatten(0, (sources, -1))
-        return student.unflatten(0, (crops, -1)), by_crop
-
-    @torch.no_grad()
-    def _move_center(self, teacher: Tensor) -> None:
-        total = sum_in_place(teacher.sum(dim=(0, 1)))
-        mean = total / (teacher.shape[0] * teacher.shape[1] * world_size())
-        self.center.lerp_(mean.to(self.center.dtype), 1.0 - self.options.ema_center)
 
 
 def mean_entropy(targets: Tensor) -> Tensor:

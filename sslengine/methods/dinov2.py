@@ -20,13 +20,13 @@ outputs, here with a head for each of the first two parts:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
-from sslengine.config.sections import one_of
+from sslengine.config.ranges import above, at_least, choice, share
 from sslengine.errors import TrainingError
 from sslengine.losses.koleo import koleo
 from sslengine.losses.sinkhorn import sinkhorn
@@ -38,27 +38,17 @@ from sslengine.registry import register_loss
 @dataclass
 class DINOv2Options(IBOTOptions):
     # The teacher's momentum at the start.
-    momentum: float = 0.992
+    momentum: float = share(0.992)
     # The teacher's temperature for class tokens after the warm-up.
-    teacher_temp_max: float = 0.07
+    teacher_temp_max: float = above(0, 0.07)
     # Targets: center (softmax of centred scores), or sinkhorn (assignment with equal shares).
-    targets: str = "center"
+    targets: str = choice("center", "sinkhorn")
     # Iterations of Sinkhorn-Knopp.
-    sinkhorn_iterations: int = 3
+    sinkhorn_iterations: int = at_least(1, 3)
     # Weight of KoLeo; 0: the model needs no output for it.
-    koleo_weight: float = 0.1
+    koleo_weight: float = at_least(0, 0.1)
     # Neighbours are searched among the images of all ranks; false: of each rank.
     koleo_over_ranks: bool = False
-
-    where: ClassVar[str] = "config.LOSS.dinov2_loss"
-
-    def check(self) -> Iterator[str]:
-        yield from super().check()
-        yield from one_of(self, "targets", "center", "sinkhorn")
-        if self.sinkhorn_iterations < 1:
-            yield f"sinkhorn_iterations: expected 1 or more, got {self.sinkhorn_iterations}."
-        if self.koleo_weight < 0:
-            yield f"koleo_weight: {self.koleo_weight} is less than 0."
 
 
 @register_loss("dinov2_loss", options=DINOv2Options)

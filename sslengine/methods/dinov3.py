@@ -42,6 +42,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sslengine.config.facts import RunFacts
+from sslengine.config.ranges import at_least, choice, share
 from sslengine.config.sections import iterations
 from sslengine.distributed.sharding import copy_into
 from sslengine.errors import ConfigError, TrainingError, listing
@@ -56,35 +57,30 @@ from sslengine.registry import register_loss
 
 log = logging.getLogger("sslengine")
 
+WHERE = "config.LOSS.dinov3_loss"
 GRAM_VIEWS = "gram_views"
 
 
 @dataclass
 class DINOv3Options(DINOv2Options):
     # The teacher's momentum.
-    momentum: float = 0.994
+    momentum: float = share(0.994)
     # cosine, linear: how it rises to 1 during the run; constant: it does not.
-    momentum_schedule: str = "constant"
+    momentum_schedule: str = choice("constant", "cosine", "linear")
     # Targets: center (softmax of centred scores), or sinkhorn (assignment with equal shares).
-    targets: str = "sinkhorn"
+    targets: str = choice("sinkhorn", "center")
     # Weight of local crops in the loss of class tokens.
-    local_weight: float = 1.0
+    local_weight: float = at_least(0, 1.0)
     # Weight of Gram anchoring; 0: none, and no Gram teacher.
-    gram_weight: float = 0.0
+    gram_weight: float = at_least(0, 0.0)
     # The network that patches are anchored to; empty: the teacher at the start of this run.
     gram_teacher: FrozenOptions = field(default_factory=FrozenOptions)
     # Updates after which the Gram teacher is replaced by the teacher; 0: never.
-    gram_refresh: int = iterations(0)
+    gram_refresh: int = at_least(0, iterations(0))
     # How often that happens at most.
-    gram_refreshes: int = 3
-
-    where: ClassVar[str] = "config.LOSS.dinov3_loss"
+    gram_refreshes: int = at_least(0, 3)
 
     def check(self) -> Iterator[str]:
-        yield from super().check()
-        for key in ("local_weight", "gram_weight", "gram_refresh", "gram_refreshes"):
-            if getattr(self, key) < 0:
-                yield f"{key}: {getattr(self, key)} is less than 0."
         given = self.gram_teacher
         if (given.weights or given.timm) and not self.gram_weight:
             yield "gram_teacher: set gram_weight above 0 (published: 2), or no gram_teacher."
@@ -123,7 +119,7 @@ class DINOv3Loss(DINOv2Loss):
         if not given.timm and (gone or not given.weights):
             self._warn_if_untrained(model)
             return frozen_copy(trunk_with_heads(model, self.loss_name).trunk)
-        network = FrozenNetwork(given, f"{self.options.where}.gram_teacher", features=["lastPATCH"])
+        network = FrozenNetwork(given, f"{WHERE}.gram_teacher", features=["lastPATCH"])
         network.load(model, weights=not gone)
         return network.network.trunk
 
@@ -136,7 +132,7 @@ class DINOv3Loss(DINOv2Loss):
                 "%s.gram_weight: patches are anchored to those of a network that is not trained. "
                 "Set config.MODEL.WEIGHTS_INIT.PARAMS_FILE to the weights of the step before, or "
                 "gram_teacher.",
-                self.options.where,
+                WHERE,
             )
 
     def forward(self, output: Any, sample: Any, step: Step) -> dict[str, Tensor]:
@@ -236,6 +232,6 @@ class GramTeacher(nn.Module):
                          if name != "mask_token"} for of in (self.trunk, trunk))  # fmt: skip
         if odd := {name for name, _ in ours ^ theirs}:
             raise ConfigError(
-                f"{DINOv3Options.where}.gram_refresh: the Gram teacher has other layers than the "
+                f"{WHERE}.gram_refresh: the Gram teacher has other layers than the "
                 f"model, and cannot become its teacher. Set it to 0. ({listing(odd, 4)})"
             )

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sslengine.config.facts import RunFacts
-from sslengine.config.sections import one_of
+from sslengine.config.ranges import above, choice
 from sslengine.errors import TrainingError
 from sslengine.losses.views import described
 from sslengine.methods.base import Method, Step
@@ -30,7 +30,7 @@ from sslengine.models.frozen import FrozenNetwork, FrozenOptions
 from sslengine.registry import register_loss
 
 NAME = "distillation_loss"
-FORMS = COSINE, MSE, KL = "cosine", "mse", "kl"
+COSINE, MSE, KL = "cosine", "mse", "kl"
 
 
 @dataclass
@@ -38,19 +38,15 @@ class DistillationOptions:
     # The trained network that the student learns from.
     teacher: FrozenOptions = field(default_factory=FrozenOptions)
     # cosine, mse: of features; kl: of the scores of heads.
-    form: str = COSINE
+    form: str = choice(COSINE, MSE, KL)
     # The feature of the teacher's trunk; empty: its final one. Not used by kl.
     feature: str = ""
     # Of the teacher's scores, with kl.
-    teacher_temp: float = 0.04
+    teacher_temp: float = above(0, 0.04)
     # Of the student's scores, with kl.
-    student_temp: float = 0.1
+    student_temp: float = above(0, 0.1)
 
     def check(self) -> Iterator[str]:
-        yield from one_of(self, "form", *FORMS)
-        for key in ("teacher_temp", "student_temp"):
-            if getattr(self, key) <= 0:
-                yield f"{key}: expected a number above 0, got {getattr(self, key)}."
         if self.form == KL and self.feature:
             yield "feature: kl compares scores of heads, not features."
 

@@ -22,53 +22,52 @@ Here one head serves class tokens and patches. With two heads, head_index is [0,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast, get_args
+from typing import Any, ClassVar, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sslengine.config.facts import RunFacts
-from sslengine.config.sections import epochs, iterations, one_of
-from sslengine.errors import ConfigError, TrainingError
+from sslengine.config.ranges import above, at_least, choice, share
+from sslengine.config.sections import epochs, iterations
+from sslengine.errors import TrainingError
 from sslengine.losses.masked_patches import Center, masked_cross_entropy
 from sslengine.losses.swapped_prediction import swapped_prediction
-from sslengine.losses.views import described, expect_crops, expect_input
+from sslengine.losses.views import by_view, described
 from sslengine.methods.base import Method, Step
-from sslengine.methods.dino import mean_entropy, prototypes_used, rising
-from sslengine.methods.teacher import Schedule, Teacher
+from sslengine.methods.dino import mean_entropy, prototypes_used
+from sslengine.methods.teacher import Schedule, Teacher, warmup
 from sslengine.registry import register_loss
-
-COLLATORS = ("ibot_multicrop_masking_collator", "spread_masks_collator")
 
 
 @dataclass
 class IBOTOptions:
     # The teacher's momentum at the start.
-    momentum: float = 0.996
+    momentum: float = share(0.996)
     # cosine, linear: how it rises to 1 during the run; constant: it does not.
-    momentum_schedule: str = "cosine"
+    momentum_schedule: str = choice("cosine", "linear", "constant")
     # Of the student's scores.
-    student_temp: float = 0.1
+    student_temp: float = above(0, 0.1)
     # The teacher's temperature for class tokens rises from min to max during the warm-up.
-    teacher_temp_min: float = 0.04
+    teacher_temp_min: float = above(0, 0.04)
     # The same temperature after the warm-up.
-    teacher_temp_max: float = 0.04
+    teacher_temp_max: float = above(0, 0.04)
     # The teacher's temperature for patches rises from min to max during the warm-up.
-    patch_temp_min: float = 0.04
+    patch_temp_min: float = above(0, 0.04)
     # The same temperature after the warm-up.
-    patch_temp_max: float = 0.07
+    patch_temp_max: float = above(0, 0.07)
     # Updates (optimizer steps) of the warm-up.
     teacher_temp_warmup_iters: int = iterations(37500)
     # Warm-up in epochs in place of updates: temperatures change at the start of each.
-    teacher_temp_warmup_epochs: int = epochs(0)
+    teacher_temp_warmup_epochs: int = at_least(0, epochs(0))
     # Momentum of the centres.
-    ema_center: float = 0.9
+    ema_center: float = share(0.9)
     # Weight of the loss of class tokens.
-    class_weight: float = 1.0
+    class_weight: float = at_least(0, 1.0)
     # Weight of the loss of hidden patches.
-    patch_weight: float = 1.0
+    patch_weight: float = at_least(0, 1.0)
     # Scores of class tokens. Set from the first head.
     output_dim: int = 8192
     # Scores of patches. Set from the last dino_head.
@@ -76,46 +75,30 @@ class IBOTOptions:
     # Set from the transforms.
     num_crops: int = 2
 
-    where: ClassVar[str] = "config.LOSS.ibot_loss"
-
     def infer(self, facts: RunFacts) -> None:
-        heads = [arguments for name, arguments in facts.heads if name == "dino_head"]
-        if not heads:
-            raise ConfigError(f"{self.where}: needs dino_head in config.MODEL.HEAD.PARAMS.")
-        expect_crops(facts, self.where, COLLATORS)
         self.num_crops = facts.views_per_image
-        self.output_dim, self.patch_output_dim = (
-            each["num_clusters"][-1] for each in (heads[0], heads[-1])
-        )
-
-    def check(self) -> Iterator[str]:
-        yield from one_of(self, "momentum_schedule", *get_args(Schedule))
-        temperatures = ("teacher_temp_min", "teacher_temp_max", "patch_temp_min", "patch_temp_max")
-        for key in ("student_temp", *temperatures):
-            if getattr(self, key) <= 0:
-                yield f"{key}: expected a number above 0, got {getattr(self, key)}."
-        for key in ("momentum", "ema_center"):
-            if not 0 <= getattr(self, key) <= 1:
-                yield f"{key}: expected a number from 0 to 1, got {getattr(self, key)}."
-        for key in ("teacher_temp_warmup_epochs", "class_weight", "patch_weight"):
-            if getattr(self, key) < 0:
-                yield f"{key}: {getattr(self, key)} is less than 0."
+        heads = [arguments for name, arguments in facts.heads if name == "dino_head"]
+        self.output_dim = heads[0]["num_clusters"][-1]
+        self.patch_output_dim = heads[-1]["num_clusters"][-1]
 
     def temperatures(self, step: Step) -> tuple[float, float]:
-        """The teacher's temperatures for class tokens and for patches."""
-        done, warmup = step.num_updates, self.teacher_temp_warmup_iters
-        if self.teacher_temp_warmup_epochs:
-            done, warmup = step.epoch, self.teacher_temp_warmup_epochs
+        """Return the teacher's temperatures for class tokens and for patches."""
+        length = self.teacher_temp_warmup_iters, self.teacher_temp_warmup_epochs
         return (
-            rising(self.teacher_temp_min, self.teacher_temp_max, done, warmup),
-            rising(self.patch_temp_min, self.patch_temp_max, done, warmup),
+            warmup(step, self.teacher_temp_min, self.teacher_temp_max, *length),
+            warmup(step, self.patch_temp_min, self.patch_temp_max, *length),
         )
 
 
-ROUTE = "[global_views, {feat_names: [lastCLS, lastPATCH], additional_keys: [mask, patches_at]}]"
-
-
-@register_loss("ibot_loss", options=IBOTOptions)
+@register_loss(
+    "ibot_loss",
+    options=IBOTOptions,
+    several_views=True,
+    collators=("ibot_multicrop_masking_collator", "spread_masks_collator"),
+    heads=("dino_head",),
+    inputs=("global_views", "mask", "patches_at"),
+    trunk_input="mask",
+)
 class IBOTLoss(Method):
     judged_network: ClassVar[str] = "teacher"  # as in the authors' evaluations
     loss_name: ClassVar[str] = "ibot_loss"
@@ -130,20 +113,17 @@ class IBOTLoss(Method):
         self.class_center = Center(options.output_dim, options.ema_center)
         self.patch_center = Center(options.patch_output_dim, options.ema_center)
 
-    def attach(self, model: nn.Module) -> None:
-        expect_input(model, "mask", self.loss_name, ROUTE)
-
     def forward(self, output: Any, sample: Any, step: Step) -> dict[str, Tensor]:
         """output: [class scores, patch scores, ...] of global views, class scores of local ones."""
-        options, inputs = self.options, self._checked(sample["input"])
+        options, inputs = self.options, sample["input"]
         (classes, patches, *more), local = self._parts(output)
         shown = {name: inputs[name] for name in self.teacher_inputs}
         (of_classes, of_patches, *_), _ = self._parts(self.teacher(shown, step))
-        crops = self._by_view(torch.cat([classes, local]), options.num_crops)
+        crops = by_view(torch.cat([classes, local]), options.num_crops, self.loss_name)
         large = len(classes) // crops.shape[1]
         mask, at = inputs["mask"], inputs["patches_at"]
         targets, patch_targets = self.targets(of_classes, of_patches, at, step)
-        targets = self._by_view(targets, large)
+        targets = by_view(targets, large, self.loss_name)
         log_q = self.log_q(crops, large)
         log_q_patches = (at_hidden(patches, at) / options.student_temp).log_softmax(dim=-1)
         losses = {
@@ -201,25 +181,6 @@ class IBOTLoss(Method):
             f"scores of the local ones; the model returned {described(output)}. See "
             f"MULTI_INPUT_HEAD_MAPPING in configs/photos/{self.loss_name.removesuffix('_loss')}"
             f".yaml."
-        )
-
-    def _checked(self, inputs: Any) -> Mapping[str, Tensor]:
-        needed = ("global_views", "mask", "patches_at")
-        if isinstance(inputs, Mapping) and all(name in inputs for name in needed):
-            return inputs
-        raise TrainingError(
-            f"{self.loss_name} needs the inputs {', '.join(needed)}: list them, and local_views, "
-            f"in config.DATA.TRAIN.INPUT_KEY_NAMES; COLLATE_FUNCTION makes them: "
-            f"{' or '.join(COLLATORS)}."
-        )
-
-    def _by_view(self, rows: Tensor, views: int) -> Tensor:
-        if views and len(rows) % views == 0:
-            by_view: Tensor = rows.unflatten(0, (views, -1))
-            return by_view
-        raise TrainingError(
-            f"{self.loss_name}: expected {views} views of each image, got {len(rows)} rows. Does "
-            f"MULTI_INPUT_HEAD_MAPPING name global_views first, and then local_views?"
         )
 
 

@@ -27,11 +27,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sslengine.config.facts import RunFacts
+from sslengine.config.ranges import at_least, share
 from sslengine.data.batch.multi_block import NAME as COLLATOR
 from sslengine.data.batch.multi_block import PATCH_SIZE
 from sslengine.errors import TrainingError
-from sslengine.losses.shown import ShownPatches
-from sslengine.losses.views import expect_input, inputs_of
 from sslengine.methods.base import Method, Step
 from sslengine.methods.teacher import Teacher
 from sslengine.models.trunks.initial import rescale_blocks
@@ -39,52 +38,49 @@ from sslengine.models.trunks.patches import SinePositions, patch_grid
 from sslengine.registry import register_loss
 
 NAME = "ijepa_loss"
-PATCHES = ShownPatches(NAME, COLLATOR, PATCH_SIZE)
 ROUTE = '["data", {feat_names: [lastBLK], additional_keys: [shown]}]'
 
 
 @dataclass
 class IJepaOptions:
     # The teacher's momentum at the start; it rises to 1 during the run.
-    momentum: float = 0.996
+    momentum: float = share(0.996)
     # Width of a token in the predictor.
-    predictor_dim: int = 384
+    predictor_dim: int = at_least(1, 384)
     # Blocks of the predictor: 12 for ViT-L and larger networks, 6 for ViT-B.
-    predictor_layers: int = 12
+    predictor_layers: int = at_least(1, 12)
     # Attention heads of each of its blocks; the authors use as many as the trunk has.
-    predictor_heads: int = 12
+    predictor_heads: int = at_least(1, 12)
     # The predictor begins as the authors': a later block adds less (INIT: rescaled of the trunk).
     predictor_rescaled: bool = False
 
-    def infer(self, facts: RunFacts) -> None:
-        PATCHES.expect_collator(facts)
-
     def check(self) -> Iterator[str]:
-        if not 0 <= self.momentum <= 1:
-            yield f"momentum: expected a number from 0 to 1, got {self.momentum}."
-        for key in ("predictor_dim", "predictor_layers", "predictor_heads"):
-            if getattr(self, key) < 1:
-                yield f"{key}: expected 1 or more, got {getattr(self, key)}."
-        if self.predictor_dim % 4 or self.predictor_dim % max(1, self.predictor_heads):
+        if self.predictor_dim % 4 or self.predictor_dim % self.predictor_heads:
             yield (
                 f"predictor_dim: {self.predictor_dim} must be a multiple of 4 and of "
                 f"predictor_heads, {self.predictor_heads}."
             )
 
 
-@register_loss(NAME, options=IJepaOptions)
+@register_loss(
+    NAME,
+    options=IJepaOptions,
+    collators=(COLLATOR,),
+    inputs=("data", "shown"),
+    trunk_input="shown",
+    patch_size=PATCH_SIZE,
+)
 class IJepaLoss(Method):
     judged_network: ClassVar[str] = "teacher"  # as in the authors' evaluations
     predictor: Predictor
 
     def __init__(self, options: IJepaOptions, run: RunFacts) -> None:
         super().__init__()
-        self.options, self.run = options, run
+        self.options = options
         self.teacher = Teacher(options.momentum, schedule="linear", dropout=False)
 
     def attach(self, model: nn.Module) -> None:
-        trunk = PATCHES.trunk_of(model, self.run)
-        expect_input(model, "shown", NAME, ROUTE)
+        trunk: Any = model.trunk
         self.patch_size = trunk.patch_size
         if not hasattr(self, "predictor"):  # later calls come after weights are loaded
             size = trunk.patch_embed.grid_size
@@ -102,7 +98,7 @@ class IJepaLoss(Method):
         return F.smooth_l1_loss(step.full(predicted), _at(targets, blocks.flatten(1)))
 
     def _checked(self, output: Any, sample: Any) -> tuple[Tensor, Tensor, Tensor]:
-        images, shown = inputs_of(sample, NAME, ["data", "shown"])
+        images, shown = sample["input"]["data"], sample["input"]["shown"]
         if not isinstance(output, Tensor) or output.ndim != 3 or len(output) != len(images):
             raise TrainingError(
                 f"{NAME} needs all tokens of the context from a model without heads: "

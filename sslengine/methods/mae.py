@@ -24,10 +24,11 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sslengine.config.ranges import above, at_least
+from sslengine.config.requirements import TRUNKS
 from sslengine.errors import ConfigError
 from sslengine.hooks.events import Hook
 from sslengine.hooks.pictures import SavePictures
-from sslengine.losses.shown import TRUNKS
 from sslengine.models.build import build_trunk
 from sslengine.models.options import ModelOptions
 from sslengine.models.trunks.patches import (
@@ -45,31 +46,24 @@ from sslengine.registry import register_model
 @dataclass
 class MaeOptions:
     # Share of the patches that are hidden from the trunk.
-    MASK_RATIO: float = 0.75
+    MASK_RATIO: float = above(0, 0.75, below=1)
     # The target is a patch's pixels, minus their mean, divided by their standard deviation.
     NORMALIZE_PIXELS: bool = True
     # Width of a token in the decoder.
-    DECODER_DIM: int = 512
+    DECODER_DIM: int = at_least(1, 512)
     # Blocks of the decoder.
-    DECODER_LAYERS: int = 8
+    DECODER_LAYERS: int = at_least(1, 8)
     # Attention heads of each of its blocks.
-    DECODER_HEADS: int = 16
+    DECODER_HEADS: int = at_least(1, 16)
     # Epochs between two pictures of inputs, visible patches and reconstructions; 0: none.
-    PICTURES_EVERY_NUM_EPOCH: int = 1
+    PICTURES_EVERY_NUM_EPOCH: int = at_least(0, 1)
 
     def check(self) -> Iterator[str]:
-        if not 0.0 < self.MASK_RATIO < 1.0:
-            yield f"MASK_RATIO: expected a number between 0 and 1, got {self.MASK_RATIO:g}."
-        for key in ("DECODER_DIM", "DECODER_LAYERS", "DECODER_HEADS"):
-            if getattr(self, key) < 1:
-                yield f"{key}: expected 1 or more, got {getattr(self, key)}."
-        if self.DECODER_DIM % 4 or self.DECODER_DIM % max(1, self.DECODER_HEADS):
+        if self.DECODER_DIM % 4 or self.DECODER_DIM % self.DECODER_HEADS:
             yield (
                 f"DECODER_DIM: {self.DECODER_DIM} must be a multiple of 4 and of DECODER_HEADS, "
                 f"{self.DECODER_HEADS}."
             )
-        if self.PICTURES_EVERY_NUM_EPOCH < 0:
-            yield f"PICTURES_EVERY_NUM_EPOCH: {self.PICTURES_EVERY_NUM_EPOCH} is less than 0."
 
 
 @register_model("mae", options=MaeOptions)

@@ -34,18 +34,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sslengine.config.facts import RunFacts
-from sslengine.config.sections import one_of
+from sslengine.config.ranges import above, at_least, choice, share
 from sslengine.distributed.collectives import gather
 from sslengine.distributed.ranks import world_size
 from sslengine.distributed.shared_rows import fetch
-from sslengine.errors import ConfigError, TrainingError
-from sslengine.losses.memory import (
-    expect_sample_index,
-    is_shared,
-    move_towards,
-    random_rows,
-    sharded_problems,
-)
+from sslengine.errors import ConfigError
+from sslengine.losses.memory import is_shared, move_towards, random_rows
 from sslengine.losses.noise_contrastive import estimate_log_partition, noise_contrastive
 from sslengine.methods.base import Method
 from sslengine.registry import register_loss
@@ -56,14 +50,9 @@ NAME = "nce_loss_with_memory"
 @dataclass
 class NegativeSampling:
     # Rows drawn for each embedding.
-    num_negatives: int = 16000
+    num_negatives: int = at_least(1, 16000)
     # random: on the device. debug: by numpy on the host: the same on any device, but slow.
-    type: str = "random"
-
-    def check(self) -> Iterator[str]:
-        yield from one_of(self, "type", "random", "debug")
-        if self.num_negatives < 1:
-            yield f"num_negatives: expected 1 or more, got {self.num_negatives}."
+    type: str = choice("random", "debug")
 
 
 @dataclass
@@ -71,37 +60,30 @@ class MemoryOptions:
     # Number of rows; -1: the number of training samples.
     memory_size: int = -1
     # Width of the embeddings: that of the last head.
-    embedding_dim: int = 128
+    embedding_dim: int = at_least(1, 128)
     # Weight of the old row when it is updated with a new embedding.
-    momentum: float = 0.5
+    momentum: float = share(0.5)
     # Start with rows of unit length.
     norm_init: bool = True
     # Every embedding updates the memory; if false, only that of update_mem_with_emb_index.
     update_mem_on_forward: bool = True
     # Each rank holds a shard of the rows, and fetches drawn rows from the other ranks.
     # auto: if the memory is larger than 1 GiB and there are several ranks.
-    sharded: bool | str = "auto"
-
-    def check(self) -> Iterator[str]:
-        yield from sharded_problems(self)
-        if not 0 <= self.momentum <= 1:
-            yield f"momentum: expected a number from 0 to 1, got {self.momentum}."
-        if self.embedding_dim < 1:
-            yield f"embedding_dim: expected 1 or more, got {self.embedding_dim}."
+    sharded: bool | str = choice("auto", True, False)
 
 
 @dataclass
 class MemoryBankOptions:
     # nce, or cross_entropy over the own row and the negatives.
-    loss_type: str = "nce"
+    loss_type: str = choice("nce", "cross_entropy")
     # Normalise embeddings to unit length.
     norm_embedding: bool = True
     # The similarities are divided by it.
-    temperature: float = 0.07
+    temperature: float = above(0, 0.07)
     # One weight for each embedding of the model.
     loss_weights: list[float] = field(default_factory=lambda: [1.0])
     # Z of the nce loss; -1: estimated from the first batch.
-    norm_constant: float = -1.0
+    norm_constant: float = above(0, -1.0, also=-1.0)
     # The embedding that updates the memory, if not every one does.
     update_mem_with_emb_index: int = -100
     # Which rows are negatives.
@@ -113,17 +95,7 @@ class MemoryBankOptions:
     # Samples with this number are ignored in the loss and in the memory.
     ignore_index: int = -1
 
-    def infer(self, facts: RunFacts) -> None:
-        expect_sample_index(facts, NAME)
-
     def check(self) -> Iterator[str]:
-        yield from one_of(self, "loss_type", "nce", "cross_entropy")
-        if self.temperature <= 0:
-            yield f"temperature: expected a number above 0, got {self.temperature}."
-        if not self.loss_weights:
-            yield "loss_weights: expected a number for each embedding, got none."
-        if self.norm_constant <= 0 and self.norm_constant != -1:
-            yield f"norm_constant: expected a number above 0, or -1; got {self.norm_constant}."
         embeddings = range(len(self.loss_weights))
         if (
             not self.memory_params.update_mem_on_forward
@@ -136,7 +108,7 @@ class MemoryBankOptions:
             )
 
 
-@register_loss(NAME, options=MemoryBankOptions)
+@register_loss(NAME, options=MemoryBankOptions, sample_index=True)
 class MemoryBankLoss(Method):
     def __init__(self, options: MemoryBankOptions, run: RunFacts) -> None:
         super().__init__()
@@ -157,7 +129,9 @@ class MemoryBankLoss(Method):
 
     def forward(self, output: Tensor | Sequence[Tensor], target: Tensor) -> Tensor:
         """output: (B, D), or a list of these; target: the numbers of the samples (B,)."""
-        embeddings = self._checked(output, target)
+        embeddings = [output] if isinstance(output, Tensor) else list(output)
+        if self.options.norm_embedding:
+            embeddings = [F.normalize(each, dim=1) for each in embeddings]
         counted = target != self.options.ignore_index
         all_targets = gather(target).rows if self.training else target
         rows = torch.where(counted, target, 0)
@@ -173,20 +147,6 @@ class MemoryBankLoss(Method):
         count = (all_targets != self.options.ignore_index).sum().clamp(min=1)
         mean = (total * counted).sum() / count
         return mean if ranks == 1 else mean * ranks
-
-    def _checked(self, output: Tensor | Sequence[Tensor], target: Tensor) -> list[Tensor]:
-        embeddings = [output] if isinstance(output, Tensor) else list(output)
-        expected = (len(target), self.memory.shape[1])
-        shapes = [tuple(each.shape) for each in embeddings]
-        if shapes != [expected] * len(self.options.loss_weights):
-            raise TrainingError(
-                f"{NAME} needs {len(self.options.loss_weights)} embeddings of shape {expected}, "
-                f"one for each of loss_weights, with memory_params.embedding_dim columns; the "
-                f"model returned {shapes}. See config.MODEL.HEAD.PARAMS."
-            )
-        if not self.options.norm_embedding:
-            return embeddings
-        return [F.normalize(embedding, dim=1) for embedding in embeddings]
 
     def _losses(self, embedding: Tensor, rows: Tensor) -> Tensor:
         """The loss of each embedding (B,)."""

@@ -18,7 +18,6 @@ model which keys belong to its batch. With SyncBN it is not needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,10 +26,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sslengine.config.facts import RunFacts
+from sslengine.config.ranges import above, at_least, share
 from sslengine.distributed.collectives import Gathered, gather, permuted
 from sslengine.distributed.ranks import world_size
 from sslengine.errors import ConfigError, TrainingError
-from sslengine.losses.views import described, expect_two_views
 from sslengine.methods.base import Method, Step
 from sslengine.methods.teacher import Teacher
 from sslengine.registry import register_loss
@@ -42,26 +41,16 @@ KEY_IMAGES = "data_momentum"
 @dataclass
 class MoCoOptions:
     # Width of the embeddings: that of the last head.
-    embedding_dim: int = 128
+    embedding_dim: int = at_least(1, 128)
     # Number of negative keys; a multiple of the batch size of all ranks together.
-    queue_size: int = 65536
+    queue_size: int = at_least(1, 65536)
     # Momentum of the key encoder.
-    momentum: float = 0.999
+    momentum: float = share(0.999)
     # The similarities are divided by it.
-    temperature: float = 0.2
+    temperature: float = above(0, 0.2)
 
     def infer(self, facts: RunFacts) -> None:
-        expect_two_views(facts, NAME)
         _check_queue(self.queue_size, facts.global_batch_size)
-
-    def check(self) -> Iterator[str]:
-        for key in ("embedding_dim", "queue_size"):
-            if getattr(self, key) < 1:
-                yield f"{key}: expected 1 or more, got {getattr(self, key)}."
-        if not 0 <= self.momentum <= 1:
-            yield f"momentum: expected a number from 0 to 1, got {self.momentum}."
-        if self.temperature <= 0:
-            yield f"temperature: expected a number above 0, got {self.temperature}."
 
 
 def _check_queue(queue_size: int, batch: int, hint: str = "") -> None:
@@ -73,7 +62,7 @@ def _check_queue(queue_size: int, batch: int, hint: str = "") -> None:
         )
 
 
-@register_loss(NAME, options=MoCoOptions)
+@register_loss(NAME, options=MoCoOptions, views=2)
 class MoCoLoss(Method):
     queue: Tensor
     queue_ptr: Tensor
@@ -95,7 +84,7 @@ class MoCoLoss(Method):
 
     def forward(self, output: Any, sample: Any, step: Step) -> Tensor:
         """output: (B, D)."""
-        queries = self._unit(output)
+        queries = F.normalize(output, dim=1)
         keys, start = self._keys(sample, step)
         positive = (queries * keys[start : start + len(queries)]).sum(dim=1, keepdim=True)
         logits = torch.cat([positive, queries @ self.queue.T], dim=1) / self.temperature
@@ -134,16 +123,7 @@ class MoCoLoss(Method):
         return Gathered(torch.empty_like(keys).index_copy_(0, order, keys), start)
 
     def _encode(self, images: Tensor, step: Step) -> Tensor:
-        return self._unit(self.key_encoder(images, step))
-
-    def _unit(self, output: Any) -> Tensor:
-        width = self.queue.shape[1]
-        if isinstance(output, Tensor) and output.ndim == 2 and output.shape[1] == width:
-            return F.normalize(output, dim=1)
-        raise TrainingError(
-            f"{NAME} needs one embedding (B, {width}), the model returned {described(output)}. "
-            f"Does the last head end in config.LOSS.{NAME}.embedding_dim?"
-        )
+        return F.normalize(self.key_encoder(images, step), dim=1)
 
 
 def shuffled(count: int, seed: int, step: int) -> Tensor:

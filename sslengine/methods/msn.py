@@ -25,7 +25,7 @@ AdamW makes the same step of both.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -34,21 +34,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sslengine.config.facts import RunFacts
+from sslengine.config.ranges import above, at_least, share
 from sslengine.data.batch.dropped_patches import NAME as COLLATOR
 from sslengine.data.batch.dropped_patches import PATCH_SIZE
 from sslengine.distributed.collectives import sum_over_ranks
 from sslengine.distributed.ranks import world_size
-from sslengine.errors import ConfigError, TrainingError
-from sslengine.losses.shown import ShownPatches
+from sslengine.errors import ConfigError
 from sslengine.losses.sinkhorn import sinkhorn
-from sslengine.losses.views import described, expect_crops, inputs_of
+from sslengine.losses.views import by_view
 from sslengine.methods.base import Method, Multiplier, Step
-from sslengine.methods.dino import perceptron, prototypes_used
+from sslengine.methods.dino import prototypes_used
 from sslengine.methods.teacher import Teacher
+from sslengine.models.heads.mlp import as_rows, perceptron
 from sslengine.registry import register_head, register_loss
 
 NAME, HEAD = "msn_loss", "msn_head"
-PATCHES = ShownPatches(NAME, COLLATOR, PATCH_SIZE)
 
 
 @register_head(HEAD)
@@ -97,13 +97,7 @@ class MSNHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """N x C, or N x C x 1 x 1."""
-        x = x.flatten(1) if x.shape[2:] == (1, 1) else x
-        if x.dim() != 2 or x.shape[1] != self.in_features:
-            raise ConfigError(
-                f"config.MODEL.HEAD.PARAMS: {HEAD} with in_dim {self.in_features} got features of "
-                f"shape {tuple(x.shape)}; it takes N x {self.in_features}."
-            )
-        embedding: Tensor = self.mlp(x)
+        embedding: Tensor = self.mlp(as_rows(x, self.in_features, HEAD))
         if self.return_query:
             return F.normalize(embedding, dim=1)
         if self.prototypes is None:
@@ -115,61 +109,49 @@ class MSNHead(nn.Module):
 @dataclass
 class MSNOptions:
     # How many prototypes.
-    num_prototypes: int = 1024
+    num_prototypes: int = at_least(1, 1024)
     # Their width. Set from the head.
-    output_dim: int = 256
+    output_dim: int = at_least(1, 256)
     # Of the cosine similarities to prototypes.
-    temperature: float = 0.1
+    temperature: float = above(0, 0.1)
     # The target's probabilities are raised to the power 1 / sharpen.
-    sharpen: float = 0.25
+    sharpen: float = above(0, 0.25)
     # Sinkhorn-Knopp iterations on the targets; 0: none.
-    sinkhorn_iterations: int = 3
+    sinkhorn_iterations: int = at_least(0, 3)
     # Weight of the entropy of the mean prediction, which is maximised.
-    me_max_weight: float = 1.0
+    me_max_weight: float = at_least(0, 1.0)
     # Weight of the mean entropy of the predictions, which is minimised.
-    entropy_weight: float = 0.0
+    entropy_weight: float = at_least(0, 0.0)
     # The teacher's momentum at the start.
-    momentum: float = 0.996
+    momentum: float = share(0.996)
     # The teacher's momentum at the end.
-    momentum_end: float = 0.9992
-
-    where: ClassVar[str] = f"config.LOSS.{NAME}"
+    momentum_end: float = share(0.9992)
 
     def infer(self, facts: RunFacts) -> None:
         head = facts.head(HEAD)
-        if head is None:
-            raise ConfigError(f"{self.where}: needs {HEAD} in config.MODEL.HEAD.PARAMS.")
         if head.get("num_prototypes") and not head.get("return_query"):
             raise ConfigError(
-                f"{self.where}: takes embeddings and has prototypes itself. Set num_prototypes "
-                f"of {HEAD} to 0, and that of {NAME} to {head['num_prototypes']}."
+                f"config.LOSS.{NAME}: takes embeddings and has prototypes itself. Set "
+                f"num_prototypes of {HEAD} to 0, and that of {NAME} to {head['num_prototypes']}."
             )
-        expect_crops(facts, self.where, [COLLATOR])
-        PATCHES.expect_size(facts)
         self.output_dim = head.get("output_dim", self.output_dim)
 
-    def check(self) -> Iterator[str]:
-        for key in ("num_prototypes", "output_dim"):
-            if getattr(self, key) < 1:
-                yield f"{key}: expected 1 or more, got {getattr(self, key)}."
-        for key in ("temperature", "sharpen"):
-            if getattr(self, key) <= 0:
-                yield f"{key}: expected a number above 0, got {getattr(self, key)}."
-        for key in ("sinkhorn_iterations", "me_max_weight", "entropy_weight"):
-            if getattr(self, key) < 0:
-                yield f"{key}: expected 0 or more, got {getattr(self, key)}."
-        for key in ("momentum", "momentum_end"):
-            if not 0 <= getattr(self, key) <= 1:
-                yield f"{key}: expected a number from 0 to 1, got {getattr(self, key)}."
 
-
-@register_loss(NAME, options=MSNOptions)
+@register_loss(
+    NAME,
+    options=MSNOptions,
+    several_views=True,
+    collators=(COLLATOR,),
+    heads=(HEAD,),
+    inputs=("target_views",),
+    patch_size=PATCH_SIZE,
+)
 class MSNLoss(Method):
     judged_network: ClassVar[str] = "teacher"  # as in the authors' evaluations
 
     def __init__(self, options: MSNOptions, run: RunFacts) -> None:
         super().__init__()
-        self.options, self.run = options, run
+        self.options = options
         bound = options.output_dim**-0.5
         shape = options.num_prototypes, options.output_dim
         self.prototypes = nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
@@ -177,23 +159,20 @@ class MSNLoss(Method):
             options.momentum, schedule="linear", dropout=False, end=options.momentum_end
         )
 
-    def attach(self, model: nn.Module) -> None:
-        PATCHES.expect_size_of(model, self.run)
-
     def multipliers(self) -> Mapping[str, Multiplier]:
         return {"prototypes": Multiplier(weight_decay=0.0)}
 
     def forward(self, output: Any, sample: Any, step: Step) -> dict[str, Tensor]:
         """output: the embeddings of random views, and of focal views if there are any."""
-        made_by = f"COLLATE_FUNCTION: {COLLATOR}"
-        (images,) = inputs_of(sample, NAME, ["target_views"], made_by)
+        images = sample["input"]["target_views"]
         seen: Tensor = self.teacher({"random_views": images}, step)
-        anchors = self._anchors(output, len(images))
+        anchors = output if isinstance(output, Tensor) else torch.cat(output)
         prototypes = F.normalize(self.prototypes)
         targets = self.targets(seen, prototypes)
         log_p = self._scores(anchors, prototypes).log_softmax(dim=-1)
         p = log_p.exp()
-        matched = -torch.einsum("bk,vbk->", targets, log_p.unflatten(0, (-1, len(images))))
+        views = by_view(log_p, len(anchors) // len(images), NAME)
+        matched = -torch.einsum("bk,vbk->", targets, views)
         mean = sum_over_ranks(p.mean(dim=0)) / world_size()
         losses = {
             "cross_entropy": matched / len(anchors),
@@ -218,20 +197,3 @@ class MSNLoss(Method):
 
     def _scores(self, embeddings: Tensor, prototypes: Tensor) -> Tensor:
         return F.normalize(embeddings) @ prototypes.mT / self.options.temperature
-
-    def _anchors(self, output: Any, images: int) -> Tensor:
-        parts = [output] if isinstance(output, Tensor) else output
-        rows = [each for each in parts if isinstance(each, Tensor) and each.ndim == 2]
-        if not rows or len(rows) < len(parts) or sum(map(len, rows)) % images:
-            raise TrainingError(
-                f"{NAME} needs embeddings of {images} images in random views and focal views; the "
-                f"model returned {described(output)}. See MULTI_INPUT_HEAD_MAPPING in "
-                f"configs/photos/msn.yaml."
-            )
-        anchors = rows[0] if len(rows) == 1 else torch.cat(rows)
-        if anchors.shape[1] != self.prototypes.shape[1]:
-            raise TrainingError(
-                f"config.LOSS.{NAME}.output_dim: it is {self.prototypes.shape[1]}, and embeddings "
-                f"have the width {anchors.shape[1]}."
-            )
-        return anchors

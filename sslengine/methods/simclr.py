@@ -18,7 +18,7 @@ process with the global batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,9 +27,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sslengine.config.facts import RunFacts
+from sslengine.config.ranges import above
 from sslengine.distributed.collectives import gather
 from sslengine.losses.info_nce import info_nce
-from sslengine.losses.views import expect_crops, expect_two_views, images_of
+from sslengine.losses.views import by_view
 from sslengine.methods.base import Method
 from sslengine.registry import register_loss
 
@@ -40,14 +41,7 @@ MULTI_CROP = "multicrop_simclr_info_nce_loss"
 @dataclass
 class SimCLROptions:
     # Similarities are divided by it.
-    temperature: float = 0.1
-
-    def infer(self, facts: RunFacts) -> None:
-        expect_two_views(facts, NAME)
-
-    def check(self) -> Iterator[str]:
-        if self.temperature <= 0:
-            yield f"temperature: expected a number above 0, got {self.temperature}."
+    temperature: float = above(0, 0.1)
 
 
 @dataclass
@@ -56,11 +50,10 @@ class MultiCropSimCLROptions(SimCLROptions):
     num_crops: int = 2
 
     def infer(self, facts: RunFacts) -> None:
-        expect_crops(facts, f"config.LOSS.{MULTI_CROP}", ["multicrop_collator"])
         self.num_crops = facts.views_per_image
 
 
-@register_loss(NAME, options=SimCLROptions)
+@register_loss(NAME, options=SimCLROptions, views=2)
 class SimCLRLoss(Method):
     name, views = NAME, 2
 
@@ -72,7 +65,7 @@ class SimCLRLoss(Method):
 
     def forward(self, output: Tensor, target: Tensor | None = None) -> Tensor:
         """output: (views x B, D), view 0 of all images, then view 1. The target is not used."""
-        images = images_of(output, self.name, self.views)
+        images = by_view(output, self.views, self.name).shape[1]
         embeddings = F.normalize(output, dim=1)
         candidates, start = gather(embeddings)
         pairs = self._pairs(images, start, output.device)
@@ -95,7 +88,12 @@ class SimCLRLoss(Method):
         return pairs
 
 
-@register_loss(MULTI_CROP, options=MultiCropSimCLROptions)
+@register_loss(
+    MULTI_CROP,
+    options=MultiCropSimCLROptions,
+    several_views=True,
+    collators=("multicrop_collator",),
+)
 class MultiCropSimCLRLoss(SimCLRLoss):
     name = MULTI_CROP
 

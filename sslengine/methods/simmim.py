@@ -23,15 +23,14 @@ from torch.nn import functional as F
 from sslengine.config.facts import RunFacts
 from sslengine.distributed.ranks import world_size
 from sslengine.errors import ConfigError, TrainingError
-from sslengine.losses.views import described, expect_input, inputs_of
+from sslengine.losses.views import described
 from sslengine.methods.base import Method, Step
 from sslengine.registry import register_head, register_loss
 
-NAME = "simmim_loss"
-ROUTE = '["data", {feat_names: [lastPATCH], head_index: 0, additional_keys: [mask]}]'
+NAME, HEAD = "simmim_loss", "pixel_head"
 
 
-@register_head("pixel_head")
+@register_head(HEAD)
 class PixelHead(nn.Module):
     """A linear layer from each token to the pixels of its square."""
 
@@ -74,20 +73,16 @@ class SimMimOptions:
     stride: int = 16
 
     def infer(self, facts: RunFacts) -> None:
-        head = facts.head("pixel_head")
-        if head is None:
-            raise ConfigError(f"config.LOSS.{NAME}: needs pixel_head in config.MODEL.HEAD.PARAMS.")
-        self.stride = head.get("stride", 16)
+        self.stride = facts.head(HEAD).get("stride", 16)
 
 
-@register_loss(NAME, options=SimMimOptions)
+@register_loss(
+    NAME, options=SimMimOptions, heads=(HEAD,), inputs=("data", "mask"), trunk_input="mask"
+)
 class SimMimLoss(Method):
     def __init__(self, options: SimMimOptions, run: RunFacts) -> None:
         super().__init__()
         self.stride = options.stride
-
-    def attach(self, model: nn.Module) -> None:
-        expect_input(model, "mask", NAME, ROUTE)
 
     def forward(self, output: Tensor, sample: Any, step: Step) -> Tensor:
         """output: N x L x (C * stride * stride), the pixels of each token."""
@@ -102,8 +97,7 @@ class SimMimLoss(Method):
         return loss / images.shape[1]
 
     def _checked(self, output: Any, sample: Any) -> tuple[Tensor, Tensor]:
-        made_by = "RandomPatchMask among the TRANSFORMS, after ToTensor"
-        images, mask = inputs_of(sample, NAME, ["data", "mask"], made_by)
+        images, mask = sample["input"]["data"], sample["input"]["mask"]
         shape = tuple(getattr(output, "shape", ()))
         if len(shape) != 3 or len(images) * images[0].numel() != output.numel():
             raise TrainingError(

@@ -26,9 +26,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sslengine.config.facts import RunFacts
 from sslengine.losses.cross_view import cross_view_cosine, projection_and_prediction
-from sslengine.losses.views import expect_two_views
 from sslengine.methods.base import Method
 from sslengine.models.heads.predictor import PredictorHead
 from sslengine.optim.options import OptimizerOptions
@@ -38,13 +36,9 @@ from sslengine.registry import register_loss, register_param_groups
 NAME = "simsiam_loss"
 
 
-@register_loss(NAME)
+@register_loss(NAME, views=2)
 class SimSiamLoss(Method):
     """The paper's loss has no options."""
-
-    def __init__(self, run: RunFacts) -> None:
-        super().__init__()
-        expect_two_views(run, NAME)
 
     def forward(self, output: Any, target: Any = None) -> Tensor:
         """output: [projection, prediction] of both views, (2B, D) each."""

@@ -5,7 +5,7 @@ Both take one output or several (one per head) with a single target, and sum ove
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sslengine.config.facts import RunFacts
+from sslengine.config.ranges import above, share
 from sslengine.distributed.collectives import sum_in_place
 from sslengine.distributed.ranks import world_size
-from sslengine.errors import TrainingError
 from sslengine.methods.base import Method
 from sslengine.registry import register_loss
 
@@ -31,15 +31,9 @@ class CrossEntropyOptions:
     # Normalise logits to unit length, as in cosine classifiers; use with a temperature.
     normalize_output: bool = False
     # Outputs are divided by it.
-    temperature: float = 1.0
+    temperature: float = above(0, 1.0)
     # The share of each target that is spread over all classes.
-    label_smoothing: float = 0.0
-
-    def check(self) -> Iterator[str]:
-        if self.temperature <= 0:
-            yield f"temperature: expected a number above 0, got {self.temperature}."
-        if not 0 <= self.label_smoothing <= 1:
-            yield f"label_smoothing: expected a number from 0 to 1, got {self.label_smoothing}."
+    label_smoothing: float = share(0.0)
 
 
 @register_loss("cross_entropy_multiple_output_single_target", options=CrossEntropyOptions)
@@ -60,11 +54,6 @@ class CrossEntropyLoss(Method):
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     def _one(self, logits: Tensor, target: Tensor) -> Tensor:
-        if logits.shape[0] != target.shape[0]:
-            raise TrainingError(
-                f"cross entropy: {logits.shape[0]} predictions for {target.shape[0]} labels. "
-                f"Does the collator repeat the labels as often as it repeats the images?"
-            )
         if self.options.normalize_output:
             logits = F.normalize(logits, dim=1)
         if self.options.temperature != 1:
@@ -99,11 +88,6 @@ class BinaryCrossEntropyLoss(Method):
         return torch.stack([self._one(each, target) for each in _as_list(output)]).sum()
 
     def _one(self, logits: Tensor, target: Tensor) -> Tensor:
-        if logits.shape != target.shape:
-            raise TrainingError(
-                f"binary cross entropy: the outputs have the shape {tuple(logits.shape)} and the "
-                f"labels {tuple(target.shape)}: expected an indicator for each image and class."
-            )
         if self.normalize_output:
             logits = F.normalize(logits, dim=1)
         known = (target != -1).to(logits.dtype)

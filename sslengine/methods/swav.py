@@ -19,9 +19,9 @@ also if it is not full.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,19 +29,25 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sslengine.config.facts import RunFacts
+from sslengine.config.ranges import above, at_least
 from sslengine.config.sections import iterations
 from sslengine.distributed.collectives import gather
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.distributed.sharding import gathered
-from sslengine.errors import ConfigError, TrainingError
+from sslengine.errors import ConfigError
 from sslengine.losses.sinkhorn import power_law, sinkhorn
-from sslengine.losses.swapped_prediction import check_crops, swapped_prediction
+from sslengine.losses.swapped_prediction import swapped_prediction
+from sslengine.losses.views import by_view
 from sslengine.methods.base import Method, Step
+from sslengine.models.heads.mlp import as_rows, linear_layers
 from sslengine.models.heads.weight_norm_linear import WeightNormLinear
 from sslengine.registry import register_head, register_loss
 
 WHERE = "config.LOSS.swav_loss"
-COLLATORS = ("multicrop_collator", "multicrop_mixup_collator", "cutmixup_collator")
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "ReLU": partial(nn.ReLU, inplace=True),
+    "GELU": nn.GELU,
+}
 
 
 @register_head("swav_head", "swav_head_fsdp")
@@ -82,7 +88,11 @@ class SwAVHead(nn.Module):
                 f"use_weight_norm_prototypes too, or {WHERE}.normalize_last_layer instead."
             )
         self.in_features = dims[0]
-        self.projection_head = _projection(dims, use_bn, use_bias, skip_last_bn, activation_name)
+        if activation_name not in ACTIVATIONS:
+            raise ConfigError(f"activation_name: expected ReLU or GELU, got {activation_name!r}.")
+        self.projection_head = linear_layers(
+            dims, use_bn, ACTIVATIONS[activation_name], use_bias=use_bias, plain_last=skip_last_bn
+        )
         self.normalize_feats, self.return_embeddings = normalize_feats, return_embeddings
         self.prototypes: list[str] = []
         for index, count in enumerate(num_clusters):
@@ -96,14 +106,7 @@ class SwAVHead(nn.Module):
 
     def forward(self, x: Tensor) -> list[Tensor]:
         """N x C to [embeddings, scores of the first set, ...]."""
-        if x.dim() == 4 and x.shape[2:] == (1, 1):
-            x = x.flatten(1)
-        if x.dim() != 2 or x.shape[1] != self.in_features:
-            raise ConfigError(
-                f"config.MODEL.HEAD.PARAMS: a swav_head with dims [{self.in_features}, ...] got "
-                f"features of shape {tuple(x.shape)}; it takes N x {self.in_features}."
-            )
-        embeddings = self.projection_head(x)
+        embeddings = self.projection_head(as_rows(x, self.in_features, "swav_head"))
         if self.normalize_feats:
             embeddings = F.normalize(embeddings, dim=1)
         return [embeddings] * self.return_embeddings + self.scores(embeddings)
@@ -122,43 +125,22 @@ class SwAVHead(nn.Module):
                 layer.weight.copy_(F.normalize(layer.weight, dim=1))
 
 
-def _projection(
-    dims: Sequence[int], use_bn: bool, use_bias: bool, skip_last_bn: bool, activation_name: str
-) -> nn.Sequential:
-    if activation_name not in ("ReLU", "GELU"):
-        raise ConfigError(f"activation_name: expected ReLU or GELU, got {activation_name!r}.")
-    layers = nn.Sequential()
-    for index, (inputs, outputs) in enumerate(pairwise(dims), start=2):
-        layers.append(nn.Linear(inputs, outputs, bias=use_bias))
-        if index == len(dims) and skip_last_bn:
-            break
-        if use_bn:
-            layers.append(nn.BatchNorm1d(outputs))
-        layers.append(nn.ReLU(inplace=True) if activation_name == "ReLU" else nn.GELU())
-    return layers
-
-
 @dataclass
 class SwAVQueueOptions:
     # Number of embeddings of earlier batches, over all ranks, for computing codes. 0: none.
-    queue_length: int = 0
+    queue_length: int = at_least(0, 0)
     # Updates (optimizer steps) before the queue is used.
-    start_iter: int = iterations(0)
-
-    def check(self) -> Iterator[str]:
-        for key in ("queue_length", "start_iter"):
-            if getattr(self, key) < 0:
-                yield f"{key}: expected 0 or more, got {getattr(self, key)}."
+    start_iter: int = at_least(0, iterations(0))
 
 
 @dataclass
 class SwAVOptions:
     # Temperature of the predictions; epsilon is that of the codes.
-    temperature: float = 0.1
+    temperature: float = above(0, 0.1)
     # Of the codes: the temperature of Sinkhorn's iterations.
-    epsilon: float = 0.05
+    epsilon: float = above(0, 0.05)
     # Sinkhorn iterations.
-    num_iters: int = 3
+    num_iters: int = at_least(0, 3)
     # Compute codes and loss in float64.
     use_double_precision: bool = False
     # Normalise prototypes to unit length at the start and after every optimizer step.
@@ -166,9 +148,9 @@ class SwAVOptions:
     # Numbers of the crops from which codes are computed, from 0.
     crops_for_assign: list[int] = field(default_factory=lambda: [0, 1])
     # Number of first updates in which each image is assigned to a single prototype.
-    temp_hard_assignment_iters: int = iterations(0)
+    temp_hard_assignment_iters: int = at_least(0, iterations(0))
     # The share of images of prototype k is proportional to 1 / k ** shk_powerlaw. 0: equal shares.
-    shk_powerlaw: float = 0.0
+    shk_powerlaw: float = at_least(0, 0.0)
     # Embeddings of earlier batches.
     queue: SwAVQueueOptions = field(default_factory=SwAVQueueOptions)
     # Set from the head.
@@ -180,25 +162,21 @@ class SwAVOptions:
 
     def infer(self, facts: RunFacts) -> None:
         head = facts.head("swav_head")
-        if head is None:
-            raise ConfigError(f"{WHERE}: needs the head swav_head in config.MODEL.HEAD.PARAMS.")
         if not head.get("return_embeddings", True):
             raise ConfigError(f"{WHERE}: needs the embeddings; set return_embeddings of swav_head.")
-        check_crops(WHERE, "crops_for_assign", self.crops_for_assign, facts, COLLATORS)
         self.num_crops = facts.views_per_image
         self.embedding_dim = head["dims"][-1]
         self.num_prototypes = list(head["num_clusters"])
 
-    def check(self) -> Iterator[str]:
-        for key in ("temperature", "epsilon"):
-            if getattr(self, key) <= 0:
-                yield f"{key}: expected a number above 0, got {getattr(self, key)}."
-        for key in ("num_iters", "temp_hard_assignment_iters", "shk_powerlaw"):
-            if getattr(self, key) < 0:
-                yield f"{key}: expected 0 or more, got {getattr(self, key)}."
 
-
-@register_loss("swav_loss", options=SwAVOptions)
+@register_loss(
+    "swav_loss",
+    options=SwAVOptions,
+    several_views=True,
+    crops="crops_for_assign",
+    collators=("multicrop_collator", "multicrop_mixup_collator", "cutmixup_collator"),
+    heads=("swav_head",),
+)
 class SwAVLoss(Method):
     def __init__(self, options: SwAVOptions, run: RunFacts) -> None:
         super().__init__()
@@ -229,7 +207,7 @@ class SwAVLoss(Method):
 
     def forward(self, output: Sequence[Tensor], sample: Any, step: Step) -> Tensor:
         """output: [embeddings, scores, ...] of swav_head, by crop."""
-        embeddings, *scores = self._checked(output)
+        embeddings, *scores = output
         earlier, counted = self._scores_of_queue(step)
         hard = step.num_updates < self.options.temp_hard_assignment_iters
         losses = [
@@ -240,27 +218,13 @@ class SwAVLoss(Method):
             self._enqueue(embeddings.detach())
         return torch.stack(losses).mean()
 
-    def _checked(self, output: Any) -> Sequence[Tensor]:
-        crops, sets = self.options.num_crops, self.options.num_prototypes
-        if not isinstance(output, (list, tuple)) or len(output) != 1 + len(sets):
-            raise TrainingError(
-                f"swav_loss needs the embeddings and the scores of {len(sets)} sets of prototypes; "
-                f"does the model end in a single swav_head with return_embeddings?"
-            )
-        if len(output[0]) % crops:
-            raise TrainingError(
-                f"swav_loss needs {crops} crops of every image, the model returned "
-                f"{len(output[0])} rows. Is DATA.TRAIN.COLLATE_FUNCTION multicrop_collator?"
-            )
-        return output
-
     def _loss_of_set(
         self, scores: Tensor, earlier: Tensor | None, counted: Tensor | None, hard: bool
     ) -> Tensor:
         """The loss for one set of prototypes. earlier (A, L, K): scores of the queue."""
         options = self.options
         precision = torch.float64 if options.use_double_precision else scores.dtype
-        crops = scores.to(precision).unflatten(0, (options.num_crops, -1))
+        crops = by_view(scores.to(precision), options.num_crops, "swav_loss")
         codes = self._codes(self._for_assign(crops).detach(), earlier, counted)
         if hard:
             best = codes.argmax(dim=-1, keepdim=True)
@@ -296,7 +260,7 @@ class SwAVLoss(Method):
         """Put the global batch in front of the queue, in the order of a single process."""
         if self.queue is None:
             return
-        crops = self._for_assign(embeddings.unflatten(0, (self.options.num_crops, -1)))
+        crops = self._for_assign(by_view(embeddings, self.options.num_crops, "swav_loss"))
         batch = gather(crops.transpose(0, 1)).rows.transpose(0, 1)
         length = self.queue.shape[1]
         self.queue.copy_(torch.cat([batch, self.queue], dim=1)[:, :length])

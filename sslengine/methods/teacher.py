@@ -35,6 +35,12 @@ from sslengine.methods.step import Step
 Schedule = Literal["cosine", "linear", "constant"]
 
 
+def warmup(step: Step, low: float, high: float, updates: int, epochs: int = 0) -> float:
+    """Return a temperature that rises evenly from low to high in so many epochs, or updates."""
+    done, length = (step.epoch, epochs) if epochs else (step.num_updates, updates)
+    return high if done >= length else low + done / max(1, length - 1) * (high - low)
+
+
 class Teacher(nn.Module):
     # Attribute with the copy. VISSL's YAML refers to this name in checkpoints.
     teacher_part: ClassVar[str] = "module"

@@ -18,15 +18,15 @@ Batches come from `simclr_collator`: first all first views, then all second ones
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
 from torch.nn import functional as F
 
 from sslengine.config.facts import RunFacts
-from sslengine.losses.cross_correlation import covariance, expect_several_images, off_diagonal
-from sslengine.losses.views import expect_two_views, split_views
+from sslengine.config.ranges import above, at_least
+from sslengine.losses.cross_correlation import covariance, off_diagonal
+from sslengine.losses.views import by_view
 from sslengine.methods.base import Method
 from sslengine.registry import register_loss
 
@@ -36,30 +36,18 @@ NAME = "vicreg_loss"
 @dataclass
 class VICRegOptions:
     # Weight of invariance: views of an image are alike.
-    sim_coeff: float = 25.0
+    sim_coeff: float = at_least(0, 25.0)
     # Weight of variance: dimensions keep their spread.
-    std_coeff: float = 25.0
+    std_coeff: float = at_least(0, 25.0)
     # Weight of covariance: dimensions are not correlated.
-    cov_coeff: float = 1.0
+    cov_coeff: float = at_least(0, 1.0)
     # Target: the least standard deviation of each dimension.
-    gamma: float = 1.0
+    gamma: float = above(0, 1.0)
     # Added to variances before the root, whose slope at 0 is infinite.
-    eps: float = 1e-4
-
-    def infer(self, facts: RunFacts) -> None:
-        expect_two_views(facts, NAME)
-        expect_several_images(facts, NAME)
-
-    def check(self) -> Iterator[str]:
-        for key in ("sim_coeff", "std_coeff", "cov_coeff"):
-            if getattr(self, key) < 0:
-                yield f"{key}: expected 0 or more, got {getattr(self, key)}."
-        for key in ("gamma", "eps"):
-            if getattr(self, key) <= 0:
-                yield f"{key}: expected a number above 0, got {getattr(self, key)}."
+    eps: float = above(0, 1e-4)
 
 
-@register_loss(NAME, options=VICRegOptions)
+@register_loss(NAME, options=VICRegOptions, views=2, images=2)
 class VICRegLoss(Method):
     def __init__(self, options: VICRegOptions, run: RunFacts) -> None:
         super().__init__()
@@ -72,7 +60,7 @@ class VICRegLoss(Method):
         only: averaging over ranks makes it that of all.
         """
         options = self.options
-        views = split_views(output, NAME)
+        views = by_view(output, 2, NAME)
         matrices = covariance(views)
         deviations = (matrices.diagonal(dim1=1, dim2=2) + options.eps).sqrt()
         parts = {

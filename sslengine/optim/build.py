@@ -12,7 +12,7 @@ from torch import nn
 
 from sslengine.distributed.sharding import is_sharded
 from sslengine.errors import ConfigError
-from sslengine.optim.larc import with_larc
+from sslengine.optim.optimizers import with_larc
 from sslengine.optim.options import OptimizerSettings
 from sslengine.optim.param_groups import Group, build_param_groups
 from sslengine.optim.scheduled import Scaled, ScheduledOptimizer

@@ -1,16 +1,18 @@
-"""Multipliers on learning rate and weight decay: of a method's parameters, and of any others."""
+"""Multipliers on learning rate and weight decay: of a method's parameters, and of any others.
+
+Parameters are named by patterns: those of the model, trunk.* and heads.0.*, and loss.*.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from torch import nn
 
-from sslengine.errors import ConfigError, nearest
+from sslengine.errors import ConfigError, listing, nearest
 from sslengine.optim.options import MultiplierOptions
-from sslengine.optim.patterns import matching
 
 
 class Multiplier(NamedTuple):
@@ -25,7 +27,7 @@ WHERE = "config.OPTIMIZER.multipliers"
 def chosen_multipliers(
     model: nn.Module, entries: Sequence[MultiplierOptions]
 ) -> dict[nn.Parameter, Multiplier]:
-    """By parameter, the product of all entries that match its name."""
+    """Return the product of all entries that match its name, by parameter."""
     found: dict[nn.Parameter, Multiplier] = {}
     for number, each in enumerate(entries):
         for parameter in matching(model, each.match, f"{WHERE}.{number}.match"):
@@ -71,3 +73,28 @@ def multiplied(
                     part["weight_decay"] = group["weight_decay"] * multiplier.weight_decay
             parts.append(part)
     return parts
+
+
+def matching(model: nn.Module, pattern: str, where: str) -> list[nn.Parameter]:
+    """Return the trainable parameters that the pattern matches; ConfigError if there are none."""
+    named = dict(model.named_parameters())
+    found = [each for name, each in named.items() if fnmatchcase(name, pattern)]
+    trained = [each for each in found if each.requires_grad]
+    if trained:
+        return trained
+    if found:
+        raise ConfigError(f"{where}: all parameters that {pattern!r} matches are frozen.")
+    names = [name for name, each in named.items() if each.requires_grad]
+    raise ConfigError(
+        f"{where}: {pattern!r} matches no parameter. {nearest(pattern, _patterns(names))}\n"
+        f"  Known: {listing(names)}"
+    )
+
+
+def _patterns(names: Collection[str]) -> list[str]:
+    """Return the names, and those of all modules around them, as `module.*`."""
+    found = set(names)
+    for name in names:
+        parts = name.split(".")
+        found |= {".".join([*parts[:depth], "*"]) for depth in range(1, len(parts))}
+    return sorted(found)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sslengine.config.arguments import argument_problems
+from sslengine.config.ranges import above, at_least, range_problems
 from sslengine.config.sections import iterations, named, section, with_all
 from sslengine.errors import UnknownNameError
 from sslengine.optim.schedules import SchedulerOptions, schedule_problems
@@ -51,7 +52,7 @@ class HeadOptimizerParams:
     # Use the weight decay below for heads, or that of param_schedulers.weight_decay_head.
     use_different_wd: bool = False
     # The weight decay of heads, with use_different_wd.
-    weight_decay: float = 1e-4
+    weight_decay: float = at_least(0, 1e-4)
 
 
 @dataclass
@@ -73,22 +74,18 @@ class MultiplierOptions:
     # A pattern of parameter names: trunk.patch_embed.*, *norm*, loss.*
     match: str
     # A factor on the learning rate.
-    lr: float = 1.0
+    lr: float = at_least(0, 1.0)
     # A factor on the weight decay.
-    weight_decay: float = 1.0
+    weight_decay: float = at_least(0, 1.0)
 
 
 @dataclass
 class LayerWiseLrDecay:
     # The learning rate of a layer, divided by that of the next layer (closer to the heads).
-    decay: float = 0.9
+    decay: float = above(0, 0.9, at_most=1)
     # Parameters whose names contain one of these have the rate of the trunk's last layer: for
     # tokens that begin fresh in a trained trunk.
     as_last: list[str] = field(default_factory=list)
-
-    def check(self) -> Iterator[str]:
-        if not 0 < self.decay <= 1:
-            yield f"decay: expected more than 0 and at most 1, got {self.decay}."
 
 
 def _vissl_lr() -> SchedulerOptions:
@@ -125,13 +122,13 @@ class OptimizerSettings:
     # sgd, adamw, lars, ... or one of torch.optim.
     name: str = named(OPTIMIZERS, "sgd")
     # Weight decay of all regularized parameters.
-    weight_decay: float = 1e-4
+    weight_decay: float = at_least(0, 1e-4)
     # Momentum of optimizers that have one.
-    momentum: float = 0.9
+    momentum: float = at_least(0, 0.9, below=1)
     # Use Nesterov momentum.
     nesterov: bool = False
     # Adam and similar optimizers: the decay rates of the moments.
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    betas: list[float] = at_least(0, [0.9, 0.999], below=1)
     # SGD: dampening of the momentum. null, in this and the next keys: the optimizer's default.
     dampening: float | None = None
     # Adam and similar optimizers: added to the denominator.
@@ -211,16 +208,8 @@ class OptimizerSettings:
         yield from self._group_problems()
 
     def _number_problems(self) -> Iterator[str]:
-        for key, value in (
-            ("weight_decay", self.weight_decay),
-            ("head_optimizer_params.weight_decay", self.head_optimizer_params.weight_decay),
-        ):
-            if value < 0:
-                yield f"{key}: expected 0 or more, got {value}."
-        if not 0 <= self.momentum < 1:
-            yield f"momentum: expected 0 or more and less than 1, got {self.momentum}."
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            yield f"betas: expected two numbers, 0 or more and less than 1, got {self.betas}."
+        if len(self.betas) != 2:
+            yield f"betas: expected two numbers, got {self.betas}."
         if self.nesterov and (self.momentum == 0 or self.dampening):
             yield "nesterov: requires a momentum above 0 and no dampening."
 
@@ -259,9 +248,9 @@ class OptimizerSettings:
             path = f"multipliers.{index}"
             wrong = argument_problems(MultiplierOptions, each, path)
             yield from wrong
-            for key in ("lr", "weight_decay"):
-                if not wrong and each.get(key, 1.0) < 0:
-                    yield f"{path}.{key}: expected 0 or more, got {each[key]}."
+            if not wrong:
+                found = range_problems(MultiplierOptions(**each))
+                yield from (f"{path}.{text}" for text in found)
 
     def check_chosen(self) -> Iterator[str]:
         try:
@@ -289,46 +278,17 @@ class OptimizerSettings:
 @dataclass
 class OptimizerOptions(OptimizerSettings):
     # The length of the run in epochs.
-    num_epochs: int | None = 90
+    num_epochs: int | None = at_least(1, 90, at_most=MOST_EPOCHS)
     # The length of the run in iterations, instead of num_epochs.
-    num_iterations: int | None = iterations(None)
+    num_iterations: int | None = at_least(1, iterations(None))
     # Number of batches whose gradients are accumulated for one optimizer step.
-    accumulate: int = 1
+    accumulate: int = at_least(1, 1)
 
     def _length(self) -> float:
         known = self.num_iterations is None and self.num_epochs is not None
         return float(self.num_epochs or 0) if known else _LENGTH_UNKNOWN
 
     def _number_problems(self) -> Iterator[str]:
-        for key in ("num_epochs", "num_iterations", "accumulate"):
-            value = getattr(self, key)
-            if value is not None and value < 1:
-                yield f"{key}: expected 1 or more, got {value}."
-        if self.num_epochs is not None and self.num_epochs > MOST_EPOCHS:
-            yield f"num_epochs: expected at most {MOST_EPOCHS}, got {self.num_epochs}."
         if self.num_epochs is None and self.num_iterations is None:
             yield "num_epochs: the run has no length. Set num_epochs or num_iterations."
         yield from super()._number_problems()
-
-
-@dataclass
-class OwnedOptimizerOptions(OptimizerSettings):
-    """One of several optimizers. config.OPTIMIZER sets the run's length and `accumulate`."""
-
-    # Patterns of the names of its parameters: trunk.*, heads.0.*, loss.* for those of the loss.
-    parameters: list[str] = field(default_factory=list)
-    # The losses whose sum it minimises, by the names in the dict that the loss returns.
-    losses: list[str] = field(default_factory=list)
-    # Clip the norm of all its gradients; null: no clipping.
-    clip_norm: float | None = None
-
-    def check(self) -> Iterator[str]:
-        yield from super().check()
-        if not self.parameters:
-            yield "parameters: expected patterns of parameter names, such as [trunk.*, heads.0.*]."
-        if not self.losses:
-            yield "losses: expected names of losses in the dict that the loss returns."
-        if self.clip_norm is not None and self.clip_norm <= 0:
-            yield f"clip_norm: expected a number above 0, got {self.clip_norm:g}."
-        if self.use_zero:
-            yield "use_zero: not available for several optimizers; set it to false."

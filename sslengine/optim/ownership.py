@@ -1,55 +1,18 @@
-"""Which of several optimizers updates which parameters, by patterns of names.
-
-Names are those of the model, `trunk.*` and `heads.0.*`, and those of the loss, `loss.*`.
-A parameter may have several owners; every trainable parameter has at least one.
-"""
+"""Is every parameter that a loss depends on trained? What no optimizer updates is told."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+import logging
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from sslengine.errors import ConfigError, TrainingError, listing
 from sslengine.optim.learner import LOSS
-from sslengine.optim.param_groups import Trainable, trainable
-from sslengine.optim.patterns import matching
+from sslengine.optim.param_groups import trainable
 
-
-def owned_parameters(
-    model: nn.Module, patterns: Mapping[str, Collection[str]], where: str
-) -> dict[str, list[Trainable]]:
-    """Return the parameters of each optimizer, in the order of the model."""
-    trained = list(trainable(model))
-    owned: dict[str, list[Trainable]] = {}
-    for owner, its in patterns.items():
-        key = f"{where}.{owner}.parameters"
-        matched = {each for pattern in its for each in matching(model, pattern, key)}
-        owned[owner] = [each for each in trained if each.parameter in matched]
-    names = {each.name for its in owned.values() for each in its}
-    without_owner = [each.name for each in trained if each.name not in names]
-    if without_owner:
-        raise ConfigError(
-            f"{where}: no optimizer owns {listing(without_owner, 10)}. Add a pattern to the "
-            f"`parameters` of one, or freeze them (config.MODEL.NON_TRAINABLE_PARAMS)."
-        )
-    return owned
-
-
-@contextmanager
-def only(model: nn.Module, kept: Collection[Trainable]) -> Iterator[None]:
-    """Within the context, only these parameters are trainable."""
-    mine = {id(each.parameter) for each in kept}
-    others = [p for p in model.parameters() if p.requires_grad and id(p) not in mine]
-    try:
-        for parameter in others:
-            parameter.requires_grad_(False)
-        yield
-    finally:
-        for parameter in others:
-            parameter.requires_grad_(True)
+log = logging.getLogger("sslengine")
 
 
 def expect_owners(learner: nn.Module, groups: Collection[Mapping[str, Any]]) -> None:
@@ -94,3 +57,37 @@ def expect_gradients(optimizer: Any) -> None:
             "TrainStep.backward; or all parameters are frozen, by a hook or "
             "config.MODEL.TEMP_FROZEN_PARAMS_ITER_MAP (_EPOCH_MAP)."
         )
+
+
+def warn_of_unregistered(losses: Iterable[Tensor], known: Iterable[nn.Parameter]) -> None:
+    """Log parameters that the losses depend on and that are in no module that the run knows.
+
+    Such as those in a list of modules or a closure: they get gradients, and nothing trains, saves
+    or reduces them. They have no names, so their shapes are logged.
+    """
+    ids = {id(parameter) for parameter in known}
+    unknown = [tuple(each.shape) for each in _parameters_of(losses) if id(each) not in ids]
+    if unknown:
+        shown = ", ".join(map(str, unknown[:6])) + (", ..." if len(unknown) > 6 else "")
+        log.warning(
+            "the loss depends on %d parameters that are in no module of the model or the method, "
+            "so they are not trained and not saved; their shapes: %s. Make them attributes of the "
+            "method (of lists: nn.ModuleList), or freeze them: requires_grad_(False).",
+            len(unknown),
+            shown,
+        )
+
+
+def _parameters_of(losses: Iterable[Tensor]) -> Iterator[nn.Parameter]:
+    """Yield the leaves of their graph."""
+    seen: set[Any] = set()
+    nodes: list[Any] = [loss.grad_fn for loss in losses]
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, nn.Parameter):
+            yield leaf
+        nodes.extend(following for following, _ in node.next_functions)

@@ -22,6 +22,7 @@ from sslengine.config.options import (
     RunOptions,
     TrainerOptions,
 )
+from sslengine.config.requirements import expect_fitting_model
 from sslengine.config.sections import read
 from sslengine.config.sharding import is_sharded
 from sslengine.data.feed import DataFeed
@@ -229,6 +230,7 @@ def attach_again(config: DictConfig, loss: nn.Module, model: nn.Module) -> None:
 def attach(config: DictConfig, loss: nn.Module, model: nn.Module) -> None:
     """Let the method and its parts copy what they need of the model; freeze what has a name now."""
     expect_known_callbacks(loss)
+    expect_fitting_model(config, loss, model)
     for part in callbacks(loss, "attach"):
         part(model)
     check_networks(loss)

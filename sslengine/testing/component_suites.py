@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sslengine.monitor.build import RunPlace, build_writers
 from sslengine.monitor.writers import Record, Writer
-from sslengine.optim.curves import build_curve
+from sslengine.optim.schedules import build_curve
 from sslengine.registry import METERS
 from sslengine.testing.promises import Case, Suite, expect, names, promise
 from sslengine.testing.run_suite import PLAIN, TWO_RANKS, RunSuite

@@ -8,5 +8,4 @@ TRAIN_STEPS.declare(
 )  # fmt: skip
 TRAIN_STEPS.declare("sslengine.train_steps.gradcache", "gradcache_train_step")
 TRAIN_STEPS.declare("sslengine.train_steps.model", "loss_dict_train_step")
-TRAIN_STEPS.declare("sslengine.train_steps.multi_optimizer", "multi_optimizer_train_step")
 TRAIN_STEPS.declare("sslengine.train_steps.many_heads", "many_heads_train_step")

@@ -24,8 +24,7 @@ from torch import Tensor
 
 from sslengine.distributed.data_parallel import broadcast_all, manual_gradient_all_reduce, no_sync
 from sslengine.errors import TrainingError
-from sslengine.optim.ownership import expect_gradients
-from sslengine.optim.unregistered import warn_of_unregistered
+from sslengine.optim.ownership import expect_gradients, warn_of_unregistered
 from sslengine.registry import register_train_step
 from sslengine.train_steps.samples import Sample, multi_input_sample, single_input_sample
 

@@ -71,7 +71,7 @@ def _problem(**changes: Any) -> str:
         ({"MODEL__HEAD__PARAMS": ["mlp"]}, "config.MODEL.HEAD.PARAMS.0.1.dims: "),
         ({"LOG_FREQUENCY": 0}, "config.LOG_FREQUENCY: expected 1 or more, got 0"),
         ({"DISTRIBUTED__NUM_PROC_PER_NODE": 0}, "config.DISTRIBUTED.NUM_PROC_PER_NODE: expected 1 or more"),
-        ({"CHECKPOINT__CHECKPOINT_FREQUENCY": 0}, "config.CHECKPOINT.CHECKPOINT_FREQUENCY: expected a positive number"),
+        ({"CHECKPOINT__CHECKPOINT_FREQUENCY": 0}, "config.CHECKPOINT.CHECKPOINT_FREQUENCY: expected 1 or more, or -1"),
         ({"DATA__TRAIN__COLLATE_FUNCTION_PARAMS": {"x": 1}}, "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.x: "),
     ],
 )  # fmt: skip

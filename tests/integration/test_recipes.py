@@ -853,7 +853,7 @@ def _of_loss(config: Any) -> dict[str, Any]:
 
 def _temperature(options: Any, iteration: int, epoch: int) -> float:
     if hasattr(options, "teacher_temp"):
-        return float(options.teacher_temp(iteration, epoch))
+        return float(options.teacher_temp(Step.alone(iteration, epoch=epoch)))
     of_class, of_patch = options.temperatures(Step.alone(iteration=iteration, epoch=epoch))
     assert of_class == of_patch
     return float(of_class)

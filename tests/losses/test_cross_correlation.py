@@ -9,14 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sslengine.config.facts import RunFacts
 from sslengine.distributed.ranks import rank
-from sslengine.errors import ConfigError
 from sslengine.losses.cross_correlation import (
     centred,
     covariance,
     cross_correlation,
-    expect_several_images,
     off_diagonal,
 )
 from tests.ranks import RankPool
@@ -94,13 +91,6 @@ def test_off_diagonal_of_a_matrix_alone_is_a_view() -> None:
     matrix = torch.zeros(3, 3)
     off_diagonal(matrix)[:] = 1
     assert torch.equal(matrix, 1 - torch.eye(3))
-
-
-def test_a_batch_of_one_image_is_refused() -> None:
-    expect_several_images(RunFacts(batch_size_per_replica=2), "my_loss")
-    expect_several_images(RunFacts(world_size=2), "my_loss")
-    with pytest.raises(ConfigError, match="my_loss .*BATCHSIZE_PER_REPLICA: expected 2 or more"):
-        expect_several_images(RunFacts(), "my_loss")
 
 
 # ---- several ranks

@@ -7,12 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sslengine.config.facts import RunFacts
 from sslengine.distributed.sharding import local, whole
-from sslengine.errors import ConfigError
 from sslengine.losses import memory as module
 from sslengine.losses.memory import (
-    expect_sample_index,
     move_towards,
     overwrite,
     random_rows,
@@ -105,19 +102,6 @@ def test_a_large_memory_is_sharded_by_itself(
 ) -> None:
     monkeypatch.setattr(module, "world_size", lambda: ranks)
     assert module.is_shared(sharded, rows, 2, 64) is expected
-
-
-@pytest.mark.parametrize(
-    ("facts", "told"),
-    [
-        (RunFacts(label_type="standard"), "LABEL_TYPE is standard: set it to sample_index"),
-        (RunFacts(label_type="sample_index", test_phases=True), "set config.TEST_MODEL to false"),
-    ],
-)
-def test_a_run_with_samples_that_have_no_row(facts: RunFacts, told: str) -> None:
-    with pytest.raises(ConfigError, match=f"my_loss keeps a row for each .*{told}"):
-        expect_sample_index(facts, "my_loss")
-    expect_sample_index(RunFacts(label_type="sample_index"), "my_loss")
 
 
 def test_nothing_grows_with_the_square_of_the_batch() -> None:

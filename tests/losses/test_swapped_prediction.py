@@ -1,16 +1,13 @@
-"""The cross entropy between crops, against its sum written out, and what a run must give it."""
+"""The cross entropy between crops, against its sum written out."""
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sslengine.config.facts import RunFacts
-from sslengine.errors import ConfigError
-from sslengine.losses.swapped_prediction import check_crops, swapped_prediction
+from sslengine.losses.swapped_prediction import swapped_prediction
 
 
 def written_out(targets: Tensor, log_p: Tensor, sources: list[int]) -> Tensor:
@@ -49,32 +46,3 @@ def test_value_and_gradient(
     expected.backward()
     torch.testing.assert_close(loss, expected, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-10, atol=1e-12)
-
-
-FACTS = {"views_per_image": 4, "collator": "multicrop_collator"}
-
-
-def _check(sources: list[int], **facts: object) -> None:
-    check_crops(
-        "config.LOSS.x", "crops", sources, RunFacts(**{**FACTS, **facts}), ["multicrop_collator"]
-    )  # type: ignore[arg-type]
-
-
-def test_what_fits_passes() -> None:
-    _check([0, 3])
-
-
-@pytest.mark.parametrize(
-    ("sources", "facts", "text"),
-    [
-        ([0], {"views_per_image": 1}, "TRANSFORMS make 1.*ImgPilToMultiCrop"),
-        ([0], {"collator": "default_collate"}, "COLLATE_FUNCTION must be multicrop_collator"),
-        ([], {}, r"config.LOSS.x.crops: .*from 0 to 3.*got \[\]"),
-        ([0, 0], {}, "expected different numbers"),
-        ([0, 4], {}, "from 0 to 3"),
-        ([-1], {}, "from 0 to 3"),
-    ],
-)
-def test_what_does_not_fit_is_told(sources: list[int], facts: dict[str, object], text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        _check(sources, **facts)

@@ -24,6 +24,7 @@ from sslengine.engines.train import train as train_engine
 from sslengine.errors import ConfigError, TrainingError
 from sslengine.methods.dino import DINOHead, DINOLoss, DINOOptions
 from sslengine.methods.step import Step
+from sslengine.methods.teacher import warmup
 from sslengine.services.checkpointing import SaveCheckpoints
 from sslengine.trainer import loop
 from tests.engines.runs import make_run
@@ -180,26 +181,23 @@ def test_the_teacher_gets_no_gradient() -> None:
 def test_rows_that_do_not_fit() -> None:
     loss = _loss()
     _value(loss, [torch.zeros(4, 9), _scores(4, 3, 1)], _scores(4, 3, 0))  # embeddings, scores
-    with pytest.raises(TrainingError, match="2 crops of every image, .* 6 rows for 2 images"):
-        _value(loss, _scores(6, 3, 1), _scores(4, 3, 0))
+    with pytest.raises(TrainingError, match="2 views of every image"):
+        _value(loss, _scores(5, 3, 1), _scores(4, 3, 0))
 
 
-@pytest.mark.parametrize("warmup", [0, 1, 2, 7])
-def test_the_teachers_temperature(warmup: int) -> None:
-    options = DINOOptions(
-        teacher_temp_min=0.04, teacher_temp_max=0.07, teacher_temp_warmup_iters=warmup
-    )
-    ramp = torch.linspace(0.04, 0.07, warmup, dtype=torch.float64).tolist()
+@pytest.mark.parametrize("length", [0, 1, 2, 7])
+def test_the_teachers_temperature(length: int) -> None:
+    ramp = torch.linspace(0.04, 0.07, length, dtype=torch.float64).tolist()
     expected = [*ramp, 0.07, 0.07, 0.07]
-    assert [options.teacher_temp(i) for i in range(warmup + 3)] == pytest.approx(expected)
+    found = [warmup(Step.alone(i), 0.04, 0.07, length) for i in range(length + 3)]
+    assert found == pytest.approx(expected)
 
 
 def test_the_teachers_temperature_by_epochs_is_the_authors_schedule(tmp_path: Path) -> None:
     """linspace over the epochs of the warm-up, then constant; the same for a whole epoch."""
-    length = {"teacher_temp_warmup_iters": 3, "teacher_temp_warmup_epochs": 30}
-    options = DINOOptions(teacher_temp_min=0.04, teacher_temp_max=0.07, **length)
     authors = [*torch.linspace(0.04, 0.07, 30, dtype=torch.float64).tolist(), 0.07, 0.07]
-    assert [options.teacher_temp(1000 * e, e) for e in range(32)] == pytest.approx(authors)
+    steps = [Step.alone(1000 * epoch, epoch=epoch) for epoch in range(32)]
+    assert [warmup(each, 0.04, 0.07, 3, 30) for each in steps] == pytest.approx(authors)
     changes = {"teacher_temp_min": 0.04, "teacher_temp_max": 0.07, "teacher_temp_warmup_epochs": 2}
     used = _temperatures(tmp_path, **{f"LOSS__dino_loss__{k}": v for k, v in changes.items()})
     assert set(used) == {(0, 0.04), (1, 0.07)}
@@ -233,8 +231,8 @@ def _temperatures(
     task.loss.options = copy.copy(task.loss.options)
     ask = task.loss.options.teacher_temp
 
-    def note(updates: int, epoch: int) -> float:
-        used.append((task.phase.epoch, ask(updates, epoch)))
+    def note(step: Step) -> float:
+        used.append((task.phase.epoch, ask(step)))
         return used[-1][1]
 
     task.loss.options.teacher_temp = note
@@ -404,7 +402,7 @@ def test_heads_that_cannot_be(arguments: dict[str, Any], text: str) -> None:
 
 
 def test_features_of_another_width() -> None:
-    with pytest.raises(ConfigError, match=r"dino_head with in_dim 5 got .*\(2, 6\)"):
+    with pytest.raises(ConfigError, match=r"dino_head .*width 5 got .*\(2, 6\)"):
         DINOHead(5, [3])(torch.ones(2, 6))
 
 
@@ -538,39 +536,3 @@ def test_options_follow_the_run() -> None:
     assert (options.num_crops, options.output_dim) == (5, 12)
     options.infer(_facts(heads=(("swav_head", {"num_clusters": [9, 4]}),)))
     assert options.output_dim == 4  # the last scores are those that count
-
-
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        ({"heads": ()}, "needs dino_head or swav_head"),
-        ({"views_per_image": 1}, "TRANSFORMS make 1"),
-        ({"collator": "simclr_collator"}, "COLLATE_FUNCTION must be multicrop_collator"),
-    ],
-)
-def test_runs_that_do_not_fit(changes: dict[str, Any], text: str) -> None:
-    with pytest.raises(ConfigError, match=f"config.LOSS.dino_loss: .*{text}"):
-        DINOOptions().infer(_facts(**changes))
-
-
-def test_crops_that_are_not_there() -> None:
-    with pytest.raises(ConfigError, match="dino_loss.crops_for_teacher: .*from 0 to 4"):
-        DINOOptions(crops_for_teacher=[5]).infer(_facts())
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("student_temp", 0.0), ("teacher_temp_min", -1.0), ("teacher_temp_max", 0.0),
-     ("momentum", 1.5), ("ema_center", -0.1)],
-)  # fmt: skip
-def test_numbers_that_cannot_be(tmp_path: Path, key: str, value: float) -> None:
-    with pytest.raises(ConfigError, match=f"dino_loss.{key}: expected a number"):
-        make_task(tmp_path, [], **{**RESNET, f"LOSS__dino_loss__{key}": value})
-
-
-def test_a_batch_that_is_no_list_of_crops(tmp_path: Path) -> None:
-    test = {"TEST_MODEL": True, "DATA__TEST": {
-        "DATA_SOURCES": ["synthetic"], "DEFAULT_GRAY_IMG_SIZE": 8, "DATA_LIMIT": 4,
-        "BATCHSIZE_PER_REPLICA": 4, "TRANSFORMS": [{"name": "ToTensor"}]}}  # fmt: skip
-    with pytest.raises(TrainingError, match=r"list of 4 crops; .*config.DATA.TEST"):
-        train(tmp_path, [], **RESNET, **test)

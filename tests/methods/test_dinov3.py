@@ -291,10 +291,6 @@ def test_resumes_without_the_folder_that_it_started_from(
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
-    wrong = DINOv3Options(gram_weight=-1, gram_refresh=-1, gram_refreshes=-1)
-    assert [each.partition(":")[0] for each in wrong.check()] == [
-        "gram_weight", "gram_refresh", "gram_refreshes",
-    ]  # fmt: skip
     (problem,) = DINOv3Options(gram_teacher=FrozenOptions(weights="x")).check()
     assert "gram_teacher: set gram_weight above 0" in problem
     with pytest.raises(ConfigError, match=r"gram_teacher.weights: there is no file or folder"):

@@ -192,9 +192,8 @@ def test_of_a_teacher_with_several_heads_it_is_that_of_the_class_token(
 
 
 def test_what_is_refused() -> None:
-    wrong = DistillationOptions(form="kl", feature="layer4", student_temp=0.0)
-    assert [each.partition(":")[0] for each in wrong.check()] == ["student_temp", "feature"]
-    assert "Did you mean" in next(DistillationOptions(form="cosin").check())
+    wrong = DistillationOptions(form="kl", feature="layer4")
+    assert [each.partition(":")[0] for each in wrong.check()] == ["feature"]
     method, model = made("mse", FrozenOptions(str(weights_of_timms()), "test_resnet"), 5)
     with pytest.raises(TrainingError, match=r"End config.MODEL.HEAD.PARAMS in the width 96"):
         method(model(images()), {"input": images()}, Step.alone())

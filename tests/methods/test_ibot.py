@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sslengine.config.facts import RunFacts
 from sslengine.distributed.ranks import rank, world_size
-from sslengine.errors import ConfigError, TrainingError
+from sslengine.errors import TrainingError
 from sslengine.losses.koleo import koleo
 from sslengine.methods.base import Step
 from sslengine.methods.dinov2 import DINOv2Loss, DINOv2Options
@@ -308,36 +308,15 @@ def test_options_follow_the_run() -> None:
     assert (options.output_dim, options.patch_output_dim, options.num_crops) == (12, 34, 6)
 
 
-@pytest.mark.parametrize(
-    ("facts", "message"),
-    [({"heads": ()}, "ibot_loss: needs dino_head"), ({"views_per_image": 1}, "ImgPilToMultiCrop"),
-     ({"collator": "multicrop_collator"}, "must be ibot_multicrop_masking_collator or spread_masks")],
-)  # fmt: skip
-def test_runs_that_do_not_fit(facts: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        IBOTOptions().infer(_facts(**facts))
-
-
 def test_batches_and_outputs_that_do_not_fit() -> None:
     loss, model = _loss("dinov2")
     inputs = toy_inputs()
     output = model(inputs)
     for given, of, message in (
-        (
-            output,
-            {"global_views": inputs["global_views"]},
-            "needs the inputs global_views, mask, patches_at",
-        ),
         (output[0][0], inputs, "needs class scores and patch scores"),
         ([output[0][:2], output[1]], inputs, "koleo_weight is above 0, but"),
-        ([output[0], output[1][:3]], inputs, "expected 4 views of each image, got 11 rows"),
+        ([output[0], output[1][:3]], inputs, "4 views of every image"),
     ):
         with pytest.raises(TrainingError, match=message):
             loss(given, {"input": of}, Step.alone())
-    wrong = DINOv2Options(
-        targets="x", sinkhorn_iterations=0, koleo_weight=-1, momentum=2, student_temp=0
-    )
-    assert [each.partition(":")[0] for each in wrong.check()] == [
-        "student_temp", "momentum", "targets", "sinkhorn_iterations", "koleo_weight",
-    ]  # fmt: skip
     assert isinstance(loss, DINOv2Loss)

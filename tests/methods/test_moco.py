@@ -441,24 +441,3 @@ def test_a_short_last_batch_is_refused_before_the_first_step(tmp_path: Path) -> 
 def test_another_collator_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="'data_momentum'; the batch has .*moco_collator"):
         train(tmp_path, [], **{**RECIPE, "DATA__TRAIN__COLLATE_FUNCTION": "simclr_collator"})
-
-
-def test_another_width_is_refused() -> None:
-    method = _method(4, 8)
-    for output in (torch.ones(2, 3), torch.ones(4), [torch.ones(2, 4)] * 2):
-        with pytest.raises(TrainingError, match=r"one embedding \(B, 4\).*embedding_dim"):
-            _value(method, output, torch.ones(2, 4))  # type: ignore[arg-type]
-
-
-def test_a_recipe_without_two_views_is_refused() -> None:
-    with pytest.raises(ConfigError, match="moco_loss.*TRANSFORMS make 1"):
-        MoCoOptions().infer(RunFacts(views_per_image=1))
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("temperature", 0.0), ("momentum", 1.1), ("queue_size", 0), ("embedding_dim", 0)],
-)
-def test_values_out_of_range_are_refused(tmp_path: Path, key: str, value: float) -> None:
-    with pytest.raises(ConfigError, match=f"LOSS.moco_loss.{key}: expected"):
-        make_task(tmp_path, [], **{**RECIPE, f"LOSS__moco_loss__{key}": value})

@@ -27,7 +27,7 @@ from sslengine.models.options import (
     TrunkOptions,
     VisionTransformerOptions,
 )
-from sslengine.optim.scale_each import ScaleEach
+from sslengine.optim.optimizers import ScaleEach
 from tests.methods.test_official_dinov2 import LOCAL, batch
 
 STEPS, PER_EPOCH, CLIP = 6, 2, 0.2

@@ -191,11 +191,6 @@ def test_another_head_is_refused() -> None:
         _loss()(torch.ones(4, 3))
 
 
-def test_a_recipe_without_two_views_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="simsiam_loss.*TRANSFORMS make 1"):
-        make_task(tmp_path, [], **RECIPE, DATA__TRAIN__TRANSFORMS=[{"name": "ToTensor"}])
-
-
 def test_there_are_no_options(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="simsiam_loss.temperature: .*takes no such argument"):
         make_task(tmp_path, [], **RECIPE, LOSS__simsiam_loss={"temperature": 0.1})

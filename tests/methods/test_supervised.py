@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from sslengine.config.facts import RunFacts
-from sslengine.errors import TrainingError
 from sslengine.methods.supervised import (
     BinaryCrossEntropyLoss,
     BinaryCrossEntropyOptions,
@@ -68,20 +67,6 @@ def test_several_outputs_add_up_and_class_weights_count() -> None:
     expected = sum(theirs(output, target) for output in outputs)
     torch.testing.assert_close(loss(outputs, target), expected)
     assert list(loss.state_dict()) == []
-
-
-def test_as_many_labels_as_predictions() -> None:
-    with pytest.raises(TrainingError, match="5 predictions for 4 labels"):
-        CrossEntropyLoss(CrossEntropyOptions(), RUN)(_logits(), torch.zeros(4, dtype=torch.long))
-
-
-@pytest.mark.parametrize(
-    ("options", "key"),
-    [(CrossEntropyOptions(temperature=0), "temperature"),
-     (CrossEntropyOptions(label_smoothing=1.5), "label_smoothing")],
-)  # fmt: skip
-def test_options_out_of_range(options: object, key: str) -> None:
-    assert [problem.split(":")[0] for problem in options.check()] == [key]
 
 
 def test_binary_averages_each_class_over_the_known_labels_and_adds_classes() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sslengine.config.facts import RunFacts
-from sslengine.errors import ConfigError, TrainingError
+from sslengine.errors import TrainingError
 from sslengine.methods.vicreg import VICRegLoss, VICRegOptions
 from tests.config.recipes import resolved
 from tests.methods.multi_rank import assert_ranks_equal_one_process
@@ -193,32 +193,6 @@ def test_the_published_numbers_are_the_defaults() -> None:
     assert (options.gamma, options.eps) == (1.0, 1e-4)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "told"),
-    [
-        ("sim_coeff", -1.0, "0 or more, got -1.0"),
-        ("std_coeff", -1.0, "0 or more, got -1.0"),
-        ("cov_coeff", -1.0, "0 or more, got -1.0"),
-        ("gamma", 0.0, "a number above 0, got 0.0"),
-        ("eps", 0.0, "a number above 0, got 0.0"),
-    ],
-)
-def test_wrong_numbers_are_refused(key: str, value: float, told: str) -> None:
-    with pytest.raises(ConfigError, match=f"config.LOSS.vicreg_loss.{key}: expected {told}"):
-        resolved(LOSS={"name": "vicreg_loss", "vicreg_loss": {key: value}})
-
-
-def test_a_recipe_without_two_views_is_refused() -> None:
-    with pytest.raises(ConfigError, match="vicreg_loss compares two views.*make 1"):
-        resolved(**RUN, DATA__TRAIN__TRANSFORMS=[{"name": "ToTensor"}],
-                 DATA__TRAIN__COLLATE_FUNCTION="default_collate")  # fmt: skip
-
-
-def test_a_batch_of_one_image_is_refused() -> None:
-    with pytest.raises(ConfigError, match="vicreg_loss .*BATCHSIZE_PER_REPLICA"):
-        resolved(**RUN, DATA__TRAIN__BATCHSIZE_PER_REPLICA=1)
-
-
 def test_an_output_that_is_not_two_views() -> None:
-    with pytest.raises(TrainingError, match="vicreg_loss needs .*simclr_collator"):
+    with pytest.raises(TrainingError, match="vicreg_loss needs .* 2 views of every image"):
         _loss()(torch.ones(3, 4))

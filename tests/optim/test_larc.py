@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sslengine.optim.larc import with_larc
-from sslengine.optim.optimizers import SGD, Adam
+from sslengine.optim.optimizers import SGD, Adam, with_larc
 from sslengine.optim.options import LarcOptions
 
 STEPS = 4

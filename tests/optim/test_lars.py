@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sslengine.optim.lars import LARS
+from sslengine.optim.optimizers import LARS
 
 STEPS = 4
 LR, MOMENTUM, DECAY, ETA = 0.3, 0.9, 0.02, 0.01

@@ -9,12 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sslengine.optim.larc import with_larc
-from sslengine.optim.lars import LARS
-from sslengine.optim.layerwise import LayerwiseRates
-from sslengine.optim.optimizers import SGD, Adam
+from sslengine.optim.optimizers import LARS, SGD, Adam, LayerwiseRates, ScaleEach, with_larc
 from sslengine.optim.options import LarcOptions
-from sslengine.optim.scale_each import ScaleEach
 from tests.launches import Launches
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from sslengine.config.sections import section_problems
 from sslengine.errors import ConfigError
 from sslengine.launch.preflight import expect_fitting_shapes
 from sslengine.methods.base import Method, Multiplier
@@ -104,7 +105,7 @@ def test_names_that_match_nothing() -> None:
 
 def test_mistakes() -> None:
     wrong = settings({"lr": 1.0}, {"match": "a", "lr": -1}, {"match": "a", "decay": 1.0})
-    lines = list(wrong.check())
+    lines = list(section_problems(wrong))
     assert len(lines) == 3
     for line, said in zip(lines, ("0.match", "1.lr: expected 0", "2.decay"), strict=True):
         assert line.startswith(f"multipliers.{said}")

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sslengine.optim import scale_each
-from sslengine.optim.scale_each import ScaleEach
+from sslengine.optim import optimizers
+from sslengine.optim.optimizers import ScaleEach
 from tests.launches import Launches, why_slow
 
 SHAPES = [(4, 3, 2, 2), (5,), (), (0, 3), (7, 1, 1, 1), (6, 2, 1, 1), (40,), (3, 3, 3, 3)]
@@ -31,7 +31,7 @@ def one_by_one(tensors: list[Tensor], factors: Tensor) -> list[Tensor]:
 def test_a_loop_gives_the_same(
     room: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scale_each, "CHUNK", room)
+    monkeypatch.setattr(optimizers, "CHUNK", room)
     scale = ScaleEach()
     for call in range(3):
         tensors = some(call, dtype)[call // 2 :]  # in the last call the list is another
@@ -68,7 +68,7 @@ def test_hundreds_of_tensors_are_some_launches() -> None:
 
 
 def test_room_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scale_each, "CHUNK", 100)
+    monkeypatch.setattr(optimizers, "CHUNK", 100)
     scale = ScaleEach()
     tensors = [torch.empty(30, device="meta") for _ in range(10)]
     scale(tensors, torch.empty(10, device="meta"))

@@ -9,7 +9,6 @@ import torch
 
 from sslengine.errors import ConfigError
 from sslengine.optim.schedules import (
-    AutoLrScaling,
     SchedulerOptions,
     build_schedule,
     schedule,
@@ -59,16 +58,6 @@ def test_a_scheduler_must_be_named() -> None:
     (problem,) = schedule_problems(SchedulerOptions(), 10, "a.b")
     assert problem.startswith("a.b.name: there is no scheduler named ''.")
     assert "cosine" in problem
-
-
-def test_checks() -> None:
-    assert list(SchedulerOptions(update_interval="epoch").check()) == []
-    (problem,) = SchedulerOptions(update_interval="stp").check()
-    assert "Did you mean 'step'" in problem
-    (problem,) = AutoLrScaling(scaling_type="squared").check()
-    assert problem.startswith("scaling_type: expected one of linear, sqrt")
-    (problem,) = AutoLrScaling(base_lr_batch_size=0).check()
-    assert problem.startswith("base_lr_batch_size")
 
 
 class _Stateful:

@@ -14,9 +14,9 @@ from sslengine.hooks.gradients import FreezeParameters
 from sslengine.python.task import PythonTask
 from sslengine.trainer import loop
 from tests.config.recipes import resolved
+from tests.contrib.several import NAME, Gan, GanLoss, constant, of_run
 from tests.ranks import RankPool
 from tests.task.runs import Stop, Watch, make_task, same, train, weights
-from tests.train_steps.several import NAME, Gan, GanLoss, constant, of_run
 from tests.train_steps.tasks import Seen, at, begin
 
 

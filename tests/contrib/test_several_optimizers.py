@@ -1,4 +1,4 @@
-"""Beside tests/train_steps/test_multi_optimizer.py, which trains with them."""
+"""Beside tests/contrib/test_multi_optimizer.py, which trains with them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from sslengine.contrib.multi_optimizer import Owner, SeveralOptimizers
 from sslengine.distributed.ranks import rank
 from sslengine.errors import CheckpointError, TrainingError
 from sslengine.optim.scheduled import ScheduledOptimizer
-from sslengine.optim.several import Owner, SeveralOptimizers
 from sslengine.precision import Precision
 from tests.ranks import RankPool
 

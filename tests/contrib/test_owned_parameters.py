@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
+from sslengine.config.sections import section_problems
+from sslengine.contrib.multi_optimizer import OwnedOptimizerOptions, only, owned_parameters
 from sslengine.errors import ConfigError
 from sslengine.optim.learner import learner_of
-from sslengine.optim.ownership import only, owned_parameters
 
 
 class Net(nn.Module):
@@ -73,3 +76,20 @@ def test_only_some_are_trainable_for_a_while() -> None:
         assert [n for n, p in model.named_parameters() if p.requires_grad] == ["trunk.weight"]
     frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
     assert frozen == ["trunk.bias"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "beginning"),
+    [
+        ({"parameters": []}, "parameters: expected patterns"),
+        ({"losses": []}, "losses: expected names"),
+        ({"clip_norm": 0.0}, "clip_norm: expected a number above 0, got 0"),
+        ({"use_zero": True}, "use_zero: not available for several"),
+        ({"weight_decay": -1.0}, "weight_decay: expected 0 or more"),
+    ],
+)
+def test_mistakes_in_one_of_several(settings: dict[str, Any], beginning: str) -> None:
+    good: dict[str, Any] = {"parameters": ["*"], "losses": ["a"], "clip_norm": 1.0}
+    assert list(section_problems(OwnedOptimizerOptions(**good))) == []
+    (problem,) = section_problems(OwnedOptimizerOptions(**{**good, **settings}))
+    assert problem.startswith(beginning)

@@ -1,7 +1,15 @@
-"""Several optimizers, each with parameters, losses and schedules.
+"""`multi_optimizer_train_step`: several losses, several optimizers, in one step.
 
-An optimizer uses the gradients of its losses only. If a parameter has two owners, each updates it
-by the gradient of its losses, in order; all gradients are computed before the first update.
+The loss returns a dict of named losses. Each optimizer has parameters that it owns, by patterns on
+their names, and losses that it follows:
+
+    config.TRAINER.multi_optimizer_train_step.OPTIMIZERS:
+      trunk:      {parameters: [trunk.*], losses: [contrastive, variance], name: lars, ...}
+      projector:  {parameters: [heads.*, loss.*], losses: [contrastive], name: adamw, ...}
+
+The rest of each is what config.OPTIMIZER takes. An optimizer uses the gradients of its losses only.
+A parameter may have several owners: each updates it by the gradient of its losses, in order; all
+gradients are computed before the first update. Every trainable parameter has at least one.
 
 Cost: one backward pass for each distinct set of losses, with the graph kept until the last; for a
 parameter with several owners, one gradient for each set.
@@ -10,19 +18,126 @@ parameter with several owners, one gradient for each set.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from omegaconf import DictConfig
 from torch import Tensor, nn
 
+from sslengine.config.ranges import above
+from sslengine.config.sections import read
 from sslengine.distributed.data_parallel import mean_of_gradients
-from sslengine.errors import CheckpointError, TrainingError, nearest
+from sslengine.errors import CheckpointError, ConfigError, TrainingError, listing, nearest
+from sslengine.models.options import ModelOptions
+from sslengine.optim.build import build_optimizer
+from sslengine.optim.learner import learner_of
+from sslengine.optim.multipliers import matching
+from sslengine.optim.options import OptimizerSettings
+from sslengine.optim.param_groups import Trainable, trainable
 from sslengine.optim.scheduled import OptionsView, ScheduledOptimizer
 from sslengine.precision import Precision
+from sslengine.registry import register_train_step
+from sslengine.train_steps.samples import Sample
+from sslengine.train_steps.step import Loss, TrainStep, expect_numbers, expect_registered
+
+if TYPE_CHECKING:
+    from sslengine.task.task import SelfSupervisionTask
+
+NAME = "multi_optimizer_train_step"
+WHERE = f"config.TRAINER.{NAME}.OPTIMIZERS"
+
+
+@dataclass
+class OwnedOptimizerOptions(OptimizerSettings):
+    """One of several optimizers. config.OPTIMIZER sets the run's length and `accumulate`."""
+
+    # Patterns of the names of its parameters: trunk.*, heads.0.*, loss.* for those of the loss.
+    parameters: list[str] = field(default_factory=list)
+    # The losses whose sum it minimises, by the names in the dict that the loss returns.
+    losses: list[str] = field(default_factory=list)
+    # Clip the norm of all its gradients; null: no clipping.
+    clip_norm: float | None = above(0, None)
+
+    def check(self) -> Iterator[str]:
+        yield from super().check()
+        if not self.parameters:
+            yield "parameters: expected patterns of parameter names, such as [trunk.*, heads.0.*]."
+        if not self.losses:
+            yield "losses: expected names of losses in the dict that the loss returns."
+        if self.use_zero:
+            yield "use_zero: not available for several optimizers; set it to false."
+
+
+@dataclass
+class MultiOptimizerOptions:
+    # Each under a name of your own: `parameters`, `losses`, and keys as of config.OPTIMIZER.
+    OPTIMIZERS: dict[str, OwnedOptimizerOptions] = field(default_factory=dict)
+
+    def check(self) -> Iterator[str]:
+        if not self.OPTIMIZERS:
+            yield "OPTIMIZERS: expected one or more, each with its `parameters` and `losses`."
+
+
+@register_train_step(NAME, options=MultiOptimizerOptions)
+class MultiOptimizerTrainStep(TrainStep):
+    reduces_by_hand = True  # DDP's hooks would follow the first of several backward passes
+
+    def __init__(self, options: MultiOptimizerOptions) -> None:
+        self.optimizers = options.OPTIMIZERS
+
+    def build_optimizer(
+        self, config: DictConfig, model: nn.Module, loss: nn.Module, device: torch.device,
+        epochs: float,
+    ) -> SeveralOptimizers:  # fmt: skip
+        if read(config, ModelOptions).GRAD_CLIP.USE_GRAD_CLIP:
+            raise ConfigError(
+                f"config.MODEL.GRAD_CLIP: of several optimizers each clips its own gradients; "
+                f"set {WHERE}.<name>.clip_norm."
+            )
+        everything = learner_of(model, loss)
+        owners, patterns = [], {name: each.parameters for name, each in self.optimizers.items()}
+        for name, owned in owned_parameters(everything, patterns, WHERE).items():
+            options = self.optimizers[name]
+            try:
+                with only(everything, owned):
+                    optimizer = build_optimizer(everything, options, device, epochs)
+            except ConfigError as error:
+                raise ConfigError(f"{WHERE}.{name}: {error}") from error
+            parameters = [each.parameter for each in owned]
+            losses = tuple(sorted(set(options.losses)))
+            owners.append(Owner(name, optimizer, parameters, losses, options.clip_norm))
+        return SeveralOptimizers(owners, WHERE)
+
+    def losses(self, task: SelfSupervisionTask, output: Any, sample: Sample) -> dict[str, Tensor]:
+        """Return several by their names, and as "loss", for the log, the sum of those followed."""
+        given = self.call_loss(task, output, sample)
+        losses = {"loss": given} if isinstance(given, Tensor) else dict(given)
+        expect_numbers(type(task.parts.loss).__name__, losses)
+        optimizer = task.parts.optimizer
+        optimizer.check_losses(losses)
+        if "loss" in losses:
+            return losses
+        return {"loss": reduce(add, (losses[name] for name in optimizer.losses)), **losses}
+
+    def differentiate(self, task: SelfSupervisionTask, loss: Loss) -> None:
+        """Compute each optimizer's gradients, by the losses that it follows."""
+        assert not isinstance(loss, Tensor)
+        parts, group = task.parts, task.state.group
+        if group.first:
+            parts.optimizer.zero_grad()
+        if task.first_step:
+            expect_registered(task, *(loss[name] for name in parts.optimizer.losses))
+        parts.optimizer.backward(parts.precision, loss, group.weight)
+        if not (parts.reduction.by_hand and group.last):
+            parts.optimizer.finish_backward(over_ranks=False)
+
+    def reduce(self, task: SelfSupervisionTask) -> None:
+        task.parts.optimizer.finish_backward(over_ranks=True)
 
 
 @dataclass(frozen=True)
@@ -174,3 +289,37 @@ class SeveralOptimizers:
             )
         for owner in self.owners:
             owner.optimizer.load_state_dict(state[owner.name])
+
+
+def owned_parameters(
+    model: nn.Module, patterns: Mapping[str, Collection[str]], where: str
+) -> dict[str, list[Trainable]]:
+    """Return the parameters of each optimizer, in the order of the model."""
+    trained = list(trainable(model))
+    owned: dict[str, list[Trainable]] = {}
+    for owner, its in patterns.items():
+        key = f"{where}.{owner}.parameters"
+        matched = {each for pattern in its for each in matching(model, pattern, key)}
+        owned[owner] = [each for each in trained if each.parameter in matched]
+    names = {each.name for its in owned.values() for each in its}
+    without_owner = [each.name for each in trained if each.name not in names]
+    if without_owner:
+        raise ConfigError(
+            f"{where}: no optimizer owns {listing(without_owner, 10)}. Add a pattern to the "
+            f"`parameters` of one, or freeze them (config.MODEL.NON_TRAINABLE_PARAMS)."
+        )
+    return owned
+
+
+@contextmanager
+def only(model: nn.Module, kept: Collection[Trainable]) -> Iterator[None]:
+    """Within the context, only these parameters are trainable."""
+    mine = {id(each.parameter) for each in kept}
+    others = [p for p in model.parameters() if p.requires_grad and id(p) not in mine]
+    try:
+        for parameter in others:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in others:
+            parameter.requires_grad_(True)

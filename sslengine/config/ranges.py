@@ -1,0 +1,145 @@
+"""Ranges of options, declared with their defaults and checked where a section is read.
+
+    temperature: float = above(0, 0.1)              more than 0
+    queue_length: int = at_least(0, 65536)          0 or more
+    keep: int = at_least(1, -1, also=-1)            1 or more, or -1
+    momentum: float = share(0.99)                   from 0 to 1
+    beta: float = at_least(0, 0.9, below=1)         0 or more and below 1
+    targets: str = choice("center", "sinkhorn")     one of these; the first is the default
+
+A default may be a field, as in `at_least(0, iterations(100))`. Each entry of a list is in it.
+Null is always in it, NaN and infinity never. `configs/schema.json` shows the ranges.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from sslengine.errors import nearest
+
+KEY = "range"
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    low: float = -math.inf
+    high: float = math.inf
+    low_is_out: bool = False
+    high_is_out: bool = False
+    also: tuple[Any, ...] = ()  # values that are in it too; without bounds: all of them
+    bounded: bool = True
+
+    def __contains__(self, value: Any) -> bool:
+        if any(value is each or value == each for each in self.also):
+            return True
+        if not self.bounded or not isinstance(value, (int, float)) or not math.isfinite(value):
+            return False
+        above = value > self.low if self.low_is_out else value >= self.low
+        return above and (value < self.high if self.high_is_out else value <= self.high)
+
+    def __str__(self) -> str:
+        also = ", ".join(str(each) for each in self.also)
+        if not self.bounded:
+            return f"one of {also}"
+        words = self._bounds()
+        return f"{words}, or {also}" if also else words
+
+    def _bounds(self) -> str:
+        if self.high == math.inf:
+            return f"a number above {self.low:g}" if self.low_is_out else f"{self.low:g} or more"
+        if not self.low_is_out and not self.high_is_out:
+            return f"a number from {self.low} to {self.high}"
+        low = f"a number above {self.low:g}" if self.low_is_out else f"{self.low:g} or more"
+        return f"{low} and {'below' if self.high_is_out else 'at most'} {self.high:g}"
+
+    def schema(self) -> dict[str, Any]:
+        """Return the keywords of JSON Schema for a number of this range."""
+        named = {
+            "exclusiveMinimum" if self.low_is_out else "minimum": self.low,
+            "exclusiveMaximum" if self.high_is_out else "maximum": self.high,
+        }
+        return {name: value for name, value in named.items() if math.isfinite(value)}
+
+
+def above(
+    low: float, default: Any, below: float = math.inf, at_most: float = math.inf, also: Any = ()
+) -> Any:
+    """Declare a field whose value is more than `low`, and below or at most an upper bound."""
+    upper = min(below, at_most)
+    return _declare(Range(low, upper, True, below == upper, _as_tuple(also)), default)
+
+
+def at_least(
+    low: float, default: Any, below: float = math.inf, at_most: float = math.inf, also: Any = ()
+) -> Any:
+    """Declare a field whose value is `low` or more, and below or at most an upper bound."""
+    upper = min(below, at_most)
+    return _declare(Range(low, upper, False, below == upper, _as_tuple(also)), default)
+
+
+def share(default: Any) -> Any:
+    """Declare a field whose value is from 0 to 1."""
+    return at_least(0, default, at_most=1)
+
+
+def choice(default: Any, *others: Any) -> Any:
+    """Declare a field whose value is one of these."""
+    return _declare(Range(also=(default, *others), bounded=False), default)
+
+
+def choices(default: list[Any], *allowed: Any) -> Any:
+    """Declare a field that is a list of some of these."""
+    return _declare(Range(also=allowed, bounded=False), default)
+
+
+def range_problems(section: Any) -> Iterator[str]:
+    """Yield each value of a dataclass that is not in its declared range, with its key."""
+    cls: Any = type(section)
+    for key, allowed in declared_ranges(cls).items():
+        for place, value in leaves(getattr(section, key), key):
+            if value is not None and value not in allowed:
+                shown = f"{value:g}" if isinstance(value, float) else repr(value)
+                words = [] if allowed.bounded else filter(_is_word, allowed.also)
+                hint = nearest(value, words) if isinstance(value, str) else ""
+                yield f"{place}: expected {allowed}, got {shown}. {hint}".rstrip()
+
+
+def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the key path and value of each entry of lists and dicts."""
+    match value:
+        case Mapping():
+            for key, each in value.items():
+                yield from leaves(each, f"{path}.{key}")
+        case [*entries]:
+            for index, each in enumerate(entries):
+                yield from leaves(each, f"{path}.{index}")
+        case _:
+            yield path, value
+
+
+@cache
+def declared_ranges(cls: Any) -> Mapping[str, Range]:
+    """Return the ranges of a dataclass's fields, by key."""
+    found = {each.name: each.metadata.get(KEY) for each in dataclasses.fields(cls)}
+    return {name: each for name, each in found.items() if each is not None}
+
+
+def _declare(allowed: Range, default: Any) -> Any:
+    if isinstance(default, dataclasses.Field):
+        metadata = {**default.metadata, KEY: allowed}
+        return dataclasses.field(default=default.default, metadata=metadata)
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=default.copy, metadata={KEY: allowed})
+    return dataclasses.field(default=default, metadata={KEY: allowed})
+
+
+def _as_tuple(also: Any) -> tuple[Any, ...]:
+    return also if isinstance(also, tuple) else (also,)
+
+
+def _is_word(value: Any) -> bool:
+    return isinstance(value, str)

@@ -1,0 +1,119 @@
+"""What a loss needs of its run, by the arguments of `register_loss`: one message for each.
+
+    @register_loss("my_loss", options=MyOptions, views=2, collators=("simclr_collator",))
+
+The config is checked before it is frozen, and the model when it is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from omegaconf import DictConfig
+
+from sslengine.config.facts import RunFacts
+from sslengine.dotted import below
+from sslengine.errors import ConfigError
+from sslengine.registry import Requirements, component_key
+
+TRAIN = "config.DATA.TRAIN"
+Problem = tuple[str, str]  # a key path, and what is needed there
+TRUNKS = "vision_transformer, or timm with one of its vision transformers"
+
+
+def expect_requirements(config: DictConfig, loss: Any, facts: RunFacts) -> None:
+    """Raise ConfigError with all that the run does not have and its loss needs."""
+    needs, name = _requirements(loss), component_key(config.LOSS.name)
+    _raise(
+        name,
+        [
+            *_view_problems(needs, facts),
+            *_data_problems(needs, facts),
+            *_input_problems(config, needs),
+            *_crop_problems(config, name, needs, facts),
+            *_head_problems(needs, facts),
+            *(_patch_problems(config, needs, facts.patch_size) if facts.patch_size else ()),
+        ],
+    )
+
+
+def expect_fitting_model(config: DictConfig, loss: Any, model: Any) -> None:
+    """Raise ConfigError if the model's trunk does not get and take what the loss needs."""
+    needs, trunk = _requirements(loss), getattr(model, "trunk", None)
+    taken = getattr(trunk, "extra_inputs", ())
+    problems: list[Problem] = []
+    routes = getattr(model, "routes", ())  # a model of another kind than trunk and heads has none
+    passed = {key for each in routes for key in each.additional_keys}
+    if needs.trunk_input and routes and needs.trunk_input not in passed:
+        wanted = f"a route with additional_keys: [{needs.trunk_input}]"
+        why = "without it the model sees the patches that it predicts"
+        problems.append(("config.MODEL.MULTI_INPUT_HEAD_MAPPING", f"{wanted}; {why}"))
+    if needs.trunk_input == "shown" and "shown" not in taken:
+        cannot = f"got {type(trunk).__name__}, which cannot leave patches out"
+        problems.append(("config.MODEL.TRUNK.NAME", f"{TRUNKS}; {cannot}"))
+    elif "shown" in taken:
+        problems.extend(_patch_problems(config, needs, getattr(trunk, "patch_size", 0)))
+    _raise(component_key(config.LOSS.name), problems)
+
+
+def _raise(name: str, problems: list[Problem]) -> None:
+    if problems:
+        raise ConfigError("\n".join(f"{path}: {name} needs {what}." for path, what in problems))
+
+
+def _requirements(loss: Any) -> Requirements:
+    found = getattr(loss, "requires", None)
+    return found if isinstance(found, Requirements) else Requirements()
+
+
+def _view_problems(needs: Requirements, facts: RunFacts) -> Iterator[Problem]:
+    views = facts.views_per_image
+    if (needs.views and views != needs.views) or (needs.several_views and views < 2):
+        wanted = f"{needs.views or 'several'} views of an image, and gets {views}"
+        first = "ImgPilToMultiCrop" if needs.several_views else "ImgReplicatePil"
+        yield f"{TRAIN}.TRANSFORMS", f"{wanted}: begin with {first}"
+    if needs.collators and facts.collator not in needs.collators:
+        allowed = " or ".join(needs.collators)
+        yield f"{TRAIN}.COLLATE_FUNCTION", f"{allowed}, got {facts.collator!r}"
+
+
+def _data_problems(needs: Requirements, facts: RunFacts) -> Iterator[Problem]:
+    batch = facts.global_batch_size
+    if batch < needs.images:
+        wanted = f"{needs.images} images or more over all ranks, got {batch}"
+        yield f"{TRAIN}.BATCHSIZE_PER_REPLICA", wanted
+    if needs.sample_index and facts.label_type not in ("", "sample_index"):
+        yield f"{TRAIN}.LABEL_TYPE", f"sample_index, got {facts.label_type}"
+    if needs.sample_index and facts.test_phases:
+        yield "config.TEST_MODEL", "false: it has no rows for samples of test phases"
+
+
+def _input_problems(config: DictConfig, needs: Requirements) -> Iterator[Problem]:
+    for split in ("TRAIN", "TEST") if config.TEST_MODEL else ("TRAIN",):
+        given = config.DATA[split].INPUT_KEY_NAMES
+        if missing := [each for each in needs.inputs if each not in given]:
+            yield f"config.DATA.{split}.INPUT_KEY_NAMES", f"{' and '.join(missing)} too"
+
+
+def _crop_problems(
+    config: DictConfig, name: str, needs: Requirements, facts: RunFacts
+) -> Iterator[Problem]:
+    if needs.crops:
+        given = list(below(config.LOSS, (name, *needs.crops.split("."))))
+        views = range(facts.views_per_image)
+        if not given or not {*given} <= {*views}:
+            wanted = f"numbers of crops, from 0 to {views[-1]}, got {given}"
+            yield f"config.LOSS.{name}.{needs.crops}", wanted
+
+
+def _head_problems(needs: Requirements, facts: RunFacts) -> Iterator[Problem]:
+    if needs.heads and not {*needs.heads} & {head for head, _ in facts.heads}:
+        yield "config.MODEL.HEAD.PARAMS", " or ".join(needs.heads)
+
+
+def _patch_problems(config: DictConfig, needs: Requirements, size: int) -> Iterator[Problem]:
+    given = config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.get("patch_size", needs.patch_size)
+    if needs.patch_size and given != size:
+        wanted = f"the patches of the trunk, {size}, got {given}"
+        yield f"{TRAIN}.COLLATE_FUNCTION_PARAMS.patch_size", wanted
