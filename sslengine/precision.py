@@ -68,12 +68,9 @@ class Precision:
             self._unscaled.add(id(optimizer))
 
     def step(self, optimizer: optim.Optimizer) -> None:
-        self.step_one(optimizer)
-        self.update()
-
-    def step_one(self, optimizer: optim.Optimizer) -> None:
-        """Step one of several optimizers; call `update` after the last."""
+        """Step the only optimizer, and adapt the loss scale."""
         self.scaler.step(optimizer)
+        self.update()
 
     def update(self) -> None:
         """Adapt the loss scale, after all optimizers have stepped."""

@@ -44,7 +44,7 @@ from sslengine.methods.step import Step
 from sslengine.models.model import Model
 from sslengine.optim.options import OptimizerOptions
 from sslengine.task.build import attach, build_base_model, build_loss
-from sslengine.train_steps.samples import multi_input_sample, single_input_sample
+from sslengine.train_steps.step import multi_input_sample, single_input_sample
 
 assert catalog  # importing it declares all names
 

@@ -25,8 +25,7 @@ from sslengine.errors import ConfigError, TrainingError, nearest
 from sslengine.monitor.losses import MAIN
 from sslengine.registry import register_train_step
 from sslengine.train_steps.model import LossDictTrainStep, are_losses, total_first
-from sslengine.train_steps.samples import Sample
-from sslengine.train_steps.step import Loss
+from sslengine.train_steps.step import Loss, Sample
 
 if TYPE_CHECKING:
     from sslengine.task.task import SelfSupervisionTask

@@ -42,8 +42,7 @@ from sslengine.optim.param_groups import Trainable, trainable
 from sslengine.optim.scheduled import OptionsView, ScheduledOptimizer
 from sslengine.precision import Precision
 from sslengine.registry import register_train_step
-from sslengine.train_steps.samples import Sample
-from sslengine.train_steps.step import Loss, TrainStep, expect_numbers, expect_registered
+from sslengine.train_steps.step import Loss, Sample, TrainStep, expect_numbers, expect_registered
 
 if TYPE_CHECKING:
     from sslengine.task.task import SelfSupervisionTask
@@ -266,7 +265,7 @@ class SeveralOptimizers:
                 precision.unscale(inner)
                 present = [p for p in owner.parameters if p.grad is not None]
                 torch.nn.utils.clip_grad_norm_(present, owner.clip_norm)
-            precision.step_one(inner)
+            precision.scaler.step(inner)
         precision.update()
 
     def _set_shared_gradients(self, owner: Owner) -> None:

@@ -21,7 +21,7 @@ def rank() -> int:
 
 
 def world_size() -> int:
-    return dist.get_world_size() if initialized() else 1
+    return dist.get_world_size() if _AVAILABLE and dist.is_initialized() else 1
 
 
 def local_rank() -> int:

@@ -31,7 +31,7 @@ from sslengine.models.options import ModelOptions
 from sslengine.models.weights import init_weights
 from sslengine.precision import Precision
 from sslengine.progress import progress
-from sslengine.train_steps.samples import single_input_sample
+from sslengine.train_steps.step import single_input_sample
 
 log = logging.getLogger("sslengine")
 

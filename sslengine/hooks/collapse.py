@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -83,8 +84,10 @@ class LogCollapse(Hook):
 
     def on_phase_start(self, task: TaskView) -> None:
         self._starts = task.train and task.progress.iteration == 0
-        if task.train and (self._starts or task.progress.step == task.phase.steps - 1):
+        left = task.phase.steps - task.progress.step
+        if task.train and (self._starts or left == 1):
             self._watch(task)
+        self._set_due(task, 2 if self._starts else left)
 
     def on_step(self, task: TaskView) -> None:
         if not task.train:
@@ -101,6 +104,11 @@ class LogCollapse(Hook):
             self._projection = first_tensor(task.last_batch.model_output)
         elif left == 1:
             self._watch(task)
+        self._set_due(task, left)
+
+    def _set_due(self, task: TaskView, left: int) -> None:
+        """Ask for the step before the last, and the last."""
+        self.due = task.state.steps + max(1, left - 1) if task.train else math.inf
 
     def on_phase_end(self, task: TaskView) -> None:
         if not task.train:

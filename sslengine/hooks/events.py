@@ -59,6 +59,10 @@ class Hook:
     OPTIONAL is dropped where a resumed run has no such hook.
     """
 
+    # `on_step` is called from this step of the process on. A hook that acts at few steps sets it to
+    # the next one; it may be called earlier.
+    due: float = 0
+
     @property
     def name(self) -> str:
         return type(self).__name__
@@ -104,35 +108,35 @@ class Hook:
         pass
 
 
-class Service(Hook):
-    """What the engine does at an event after all hooks. `on_step` is called from the step `due` of
-    this process on."""
-
-    due: float = 0
-
-
 Calls = dict[str, tuple[Callable[[Any], Any], ...]]
 
 
-def compile_events(
-    hooks: Sequence[Any],
-    services: Iterable[Any] = (),
-    timer: AbstractContextManager[Any] | None = None,
-) -> Calls:
-    """Map each event to the methods to call, in order, without no-ops.
+def compile_events(hooks: Iterable[Any], timer: AbstractContextManager[Any] | None = None) -> Calls:
+    """Map each event to the methods to call, in the order of the hooks, without no-ops.
 
-    Services are called after hooks; at a step the task asks each whether it is due. The timer is
-    entered while the methods of an event are called.
+    The timer is entered while the methods of an event are called.
     """
-    asked = [each for each in services if not isinstance(each, Service)]
-    calls: Calls = {}
-    for event in EVENTS:
-        everyone = [*hooks, *(asked if event == "on_step" else services)]
-        calls[event] = tuple(getattr(each, event) for each in everyone if overrides(each, event))
+    hooks = list(hooks)
+    calls: Calls = {
+        event: tuple(getattr(hook, event) for hook in hooks if overrides(hook, event))
+        for event in EVENTS
+    }
     if timer is not None:
         for event, each in calls.items():
             calls[event] = (partial(_timed, timer, each),) if each else ()
     return calls
+
+
+def take_dated(calls: Calls, hooks: Sequence[Any]) -> list[Hook]:
+    """Remove the calls of `on_step`, and return the hooks to ask at each step whether they are due.
+
+    If a hook does not say when it is due, nothing is changed, to keep their order.
+    """
+    acting = [each for each in hooks if overrides(each, "on_step")]
+    if not all(isinstance(each, Hook) for each in acting):
+        return []
+    calls["on_step"] = ()
+    return acting
 
 
 def _timed(

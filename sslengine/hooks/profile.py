@@ -106,9 +106,8 @@ class PerfStats:
     def __init__(self) -> None:
         self.timers: dict[str, StageTimer] = {}
         vars(self).update(dict.fromkeys(STAGES, nullcontext()))
-        # Not of a phase but of the run: waiting for the loader, and, where HOOKS.ITERATION_TIMER
-        # asks for it, what hooks and services do.
-        self.data, self.hooks = StageTimer(), StageTimer()
+        # Not of a phase but of the run: what hooks and services do (HOOKS.ITERATION_TIMER).
+        self.hooks = StageTimer()
 
     def start(self, measure_gpu: bool = False) -> None:
         """Time the stages from now on, from zero."""

@@ -45,7 +45,7 @@ class ScheduledOptimizer:
         self._timetables = {each: _timetable(plan, groups, each) for each in ("step", "epoch")}
         self._check_keys()
         for interval in self._timetables:
-            self._set(interval, 0.0)
+            self.schedule(0.0, interval)
         scheduled = [
             {"params", *(_stored_as(key, group) for key in keys)}
             for keys, group in zip(plan, inner.param_groups, strict=True)
@@ -59,21 +59,18 @@ class ScheduledOptimizer:
     def param_groups(self) -> list[dict[str, Any]]:
         return self.inner.param_groups
 
-    def schedule(self, where: float) -> None:
-        """Set the values that change with every step."""
-        if not 0.0 <= where < 1.0:
-            raise TrainingError(_out_of_range(where))
-        self._set("step", where)
-
     def on_epoch(self, where: float) -> None:
         """Set the values that change with every epoch; `where` is that of its first step.
 
         After the last epoch (a test phase with where = 1) nothing is set.
         """
         if 0.0 <= where < 1.0:
-            self._set("epoch", where)
+            self.schedule(where, "epoch")
 
-    def _set(self, interval: str, where: float) -> None:
+    def schedule(self, where: float, interval: str = "step") -> None:
+        """Set the values that change with every step, or with every epoch."""
+        if not 0.0 <= where < 1.0:
+            raise TrainingError(_out_of_range(where))
         groups = self.inner.param_groups
         for schedule, targets in self._timetables[interval].items():
             value = schedule.value(where)

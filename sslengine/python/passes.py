@@ -22,7 +22,7 @@ from sslengine.errors import ConfigError, DataError, TrainingError, nearest
 from sslengine.methods.foreign import takes_sample
 from sslengine.methods.step import Step
 from sslengine.precision import Precision, build_precision, widest
-from sslengine.train_steps.samples import single_input_sample
+from sslengine.train_steps.step import single_input_sample
 
 DEVICES = ("auto", "gpu", "cuda", "mps", "cpu")
 Feed = DatasetFeed | LoaderFeed

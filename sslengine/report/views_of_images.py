@@ -33,7 +33,7 @@ from sslengine.predictor.predictor import Predictor
 from sslengine.registry import COLLATORS
 from sslengine.report.content import Views
 from sslengine.report.parts import data_uri, spread
-from sslengine.train_steps.samples import single_input_sample
+from sslengine.train_steps.step import single_input_sample
 
 IMAGES, OF_NETWORK, AT_LEAST, AT_MOST = 6, 8, 4, 12
 LARGEST = 160  # side of a picture in the page, in pixels

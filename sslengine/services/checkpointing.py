@@ -18,10 +18,10 @@ from sslengine.checkpoint.saver import Saver
 from sslengine.checkpoint.snapshot import expect_plain
 from sslengine.distributed.collectives import barrier
 from sslengine.distributed.ranks import is_primary, world_size
-from sslengine.hooks.events import Service, TaskView, hook_states
+from sslengine.hooks.events import Hook, TaskView, hook_states
 
 
-class SaveCheckpoints(Service):
+class SaveCheckpoints(Hook):
     """Reading the losses comes first: a run whose loss is not finite stops instead of being
     saved. Collecting the state is collective; rank 0 copies it and writes it while
     training continues.

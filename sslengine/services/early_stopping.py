@@ -15,7 +15,7 @@ from typing import Any
 from sslengine.distributed.collectives import any_rank
 from sslengine.dotted import leaves, no_such_metric
 from sslengine.errors import ConfigError
-from sslengine.hooks.events import Service, TaskView
+from sslengine.hooks.events import Hook, TaskView
 from sslengine.hooks.options import EarlyStoppingOptions
 
 log = logging.getLogger("sslengine")
@@ -23,7 +23,7 @@ log = logging.getLogger("sslengine")
 WHERE = "config.HOOKS.EARLY_STOPPING.MONITOR"
 
 
-class StopEarly(Service):
+class StopEarly(Hook):
     """`HOOKS.EARLY_STOPPING`."""
 
     def __init__(self, options: EarlyStoppingOptions) -> None:

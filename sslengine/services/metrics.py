@@ -15,7 +15,7 @@ from typing import Any
 from sslengine import startup
 from sslengine.distributed.ranks import is_primary
 from sslengine.errors import NonFiniteLossError
-from sslengine.hooks.events import Service, TaskView
+from sslengine.hooks.events import Hook, TaskView
 from sslengine.monitor.losses import MAIN, LossEntry
 from sslengine.monitor.pictures import OpenPictures
 from sslengine.monitor.writers import Delivery, Record
@@ -26,7 +26,7 @@ log = logging.getLogger("sslengine")
 Mark = tuple[float, int, int]  # time, train steps made, samples seen
 
 
-class LogMetrics(Service):
+class LogMetrics(Hook):
     """Write a line at the first step, at every LOG_FREQUENCY-th and at the last one of a phase.
 
     All ranks read, so that all find a loss that is not finite at the same step, and metrics

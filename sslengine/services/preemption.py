@@ -23,7 +23,7 @@ from typing import Any
 from sslengine.distributed.agreement import Agreement
 from sslengine.distributed.ranks import is_primary, world_size
 from sslengine.errors import Preempted
-from sslengine.hooks.events import Service, TaskView
+from sslengine.hooks.events import Hook, TaskView
 from sslengine.services.checkpointing import SaveCheckpoints
 
 log = logging.getLogger("sslengine")
@@ -34,7 +34,7 @@ _HEARD = b"\nstopping: the step is finished and the run is saved; once more ends
 TOGETHER = 1.0  # seconds
 
 
-class StopOnSignals(Service):
+class StopOnSignals(Hook):
     """The last of the services."""
 
     def __init__(self, checkpoints: SaveCheckpoints, interrupts: bool = False) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from time import perf_counter
 from typing import Any
 
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch import Tensor
 from sslengine.data.options import SplitOptions
 from sslengine.distributed.ranks import world_size
 from sslengine.errors import DataError
-from sslengine.hooks.events import Calls
+from sslengine.hooks.events import Calls, Hook
 from sslengine.hooks.profile import PerfStats
 from sslengine.monitor.store import MetricStore
 from sslengine.task.phases import Phase, Progress
@@ -126,7 +127,8 @@ class RunState:
     exception: BaseException | None = None
 
     steps: int = 0  # that this process has made, of all phases
-    services: Sequence[Any] = ()  # those that act at steps, when they are due
+    data_seconds: float = 0.0  # that its steps have waited for the loader
+    dated: Sequence[Hook] = ()  # hooks and services that act at steps, when they are due
 
     def enter(self, index: int, phase: Phase) -> None:
         """Begin the next phase, or continue it where a restart interrupted it."""
@@ -148,8 +150,9 @@ class RunState:
         reading, step, last = self.reading, self.progress.step, self.last_batch
         assert reading is not None
         last.sample = {}
-        with self.perf.data:
-            batch = next(reading.batches, None)
+        began = perf_counter()
+        batch = next(reading.batches, None)
+        self.data_seconds += perf_counter() - began
         if batch is None:
             steps = len(reading.sizes)
             raise DataError(f"the loader ended after {step} of the {steps} batches of this phase.")

@@ -24,7 +24,7 @@ from sslengine.data.loading.dataset import SSLDataset
 from sslengine.distributed.data_parallel import batch_norm_buffers, broadcast_all
 from sslengine.distributed.ranks import pick_device, world_size
 from sslengine.errors import SSLEngineError, TrainingError
-from sslengine.hooks.events import Service, compile_events, overrides
+from sslengine.hooks.events import compile_events, take_dated
 from sslengine.hooks.options import HooksOptions
 from sslengine.hooks.profile import PerfStats
 from sslengine.methods.step import Step
@@ -94,20 +94,16 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         self.parts = parts = self.made_by.make()
         hooks = read(self.config, HooksOptions)
         self._compiles = read(self.config, ModelOptions).COMPILE.USE_COMPILE
-        perf = PerfStats()
-        timer = perf.hooks if hooks.ITERATION_TIMER else None
+        perf, everyone = PerfStats(), [*parts.hooks, *parts.services]
+        calls = compile_events(everyone, perf.hooks if hooks.ITERATION_TIMER else None)
         replay = shlex.join(["sslengine", "replay", str(self.run_dir)]) if self.replayable else ""
         self.state = RunState(
             MetricStore(check_finite=hooks.CHECK_NAN, replay=replay, name=self.name_sample),
             perf,
-            compile_events(parts.hooks, parts.services, timer),
+            calls,
             parts.plan.phases[0],
             active_meters=parts.train_meters,
-            services=[
-                each
-                for each in parts.services
-                if isinstance(each, Service) and overrides(each, "on_step")
-            ],
+            dated=[] if hooks.ITERATION_TIMER else take_dated(calls, everyone),
         )
 
     def load_initial_weights(self) -> None:
@@ -185,9 +181,9 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         state.count_step()
         if state.calls["on_step"]:
             self.run_hooks("on_step")
-        for service in state.services:
-            if state.steps >= service.due:
-                service.on_step(self)
+        for hook in state.dated:
+            if state.steps >= hook.due:
+                hook.on_step(self)
 
     train_step = eval_step = step
 
@@ -362,7 +358,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
     storage = property(attrgetter("state.storage"))  # task.storage.put_scalar(name, value)
     ledger = property(attrgetter("state.storage.losses"))
     perf = property(attrgetter("state.perf"))
-    data_seconds = property(attrgetter("state.perf.data.seconds"))  # that steps waited for batches
+    data_seconds = property(attrgetter("state.data_seconds"))  # that steps waited for batches
     progress = property(attrgetter("state.progress"))
     phase = property(attrgetter("state.phase"))
     phase_results = property(attrgetter("state.phase_results"))

@@ -22,8 +22,7 @@ from torch.utils._pytree import tree_map
 from sslengine.errors import ConfigError
 from sslengine.models.trunks.recompute import recomputed
 from sslengine.registry import register_train_step
-from sslengine.train_steps.samples import Sample
-from sslengine.train_steps.step import TrainStep
+from sslengine.train_steps.step import Sample, TrainStep
 
 if TYPE_CHECKING:
     from sslengine.task.task import SelfSupervisionTask

@@ -16,8 +16,7 @@ from torch import Tensor
 from sslengine.errors import ConfigError
 from sslengine.models.build import trunk_with_heads
 from sslengine.registry import register_train_step
-from sslengine.train_steps.samples import Sample
-from sslengine.train_steps.step import TrainStep
+from sslengine.train_steps.step import Sample, TrainStep
 
 if TYPE_CHECKING:
     from sslengine.task.task import SelfSupervisionTask

@@ -19,8 +19,7 @@ from torch import Tensor
 from sslengine.errors import TrainingError
 from sslengine.monitor.losses import MAIN
 from sslengine.registry import register_train_step
-from sslengine.train_steps.samples import Sample, single_input_sample
-from sslengine.train_steps.step import Loss, TrainStep
+from sslengine.train_steps.step import Loss, Sample, TrainStep, single_input_sample
 
 if TYPE_CHECKING:
     from sslengine.task.task import SelfSupervisionTask

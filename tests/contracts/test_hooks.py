@@ -47,7 +47,7 @@ HOOKS: dict[str, Of] = {
 # Of a GPU; of a model that paints; that ends the run when it has what it wants; that changes what
 # meters see.
 ELSEWHERE = {"LogGpus", "LogGpuMemory", "SavePictures", "ProfileSteps", "MaskAbsentClasses",
-             "LogGradientNorm", "WriteMemorySnapshot", "Service"}  # fmt: skip
+             "LogGradientNorm", "WriteMemorySnapshot"}  # fmt: skip
 SLOW = [n for n in Contract("hook", "any:Hook").promises if n != "does_not_change_the_run"]
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sslengine.errors import DataError
-from sslengine.train_steps.samples import multi_input_sample, single_input_sample
+from sslengine.train_steps.step import multi_input_sample, single_input_sample
 
 IMAGES, PATCHES, LABELS = torch.ones(2, 3), torch.zeros(6, 3), torch.tensor([1, 2])
 BATCH = {
