@@ -20,9 +20,10 @@ import warnings
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
@@ -84,9 +85,10 @@ def _record_event() -> torch.cuda.Event:
     return event
 
 
-class StageTime(NamedTuple):
+@dataclass(frozen=True)
+class StageTime:
     name: str
-    calls: int
+    count: int
     host_ms: float  # per call
     gpu_ms: float | None
 
@@ -132,7 +134,7 @@ class PerfStats:
         lines = [f"{'stage':<20}{'calls':>8}{'host ms':>12}{'gpu ms':>12}"]
         for row in self.report():
             gpu = "-" if row.gpu_ms is None else f"{row.gpu_ms:.3f}"
-            lines.append(f"{row.name:<20}{row.calls:>8}{row.host_ms:>12.3f}{gpu:>12}")
+            lines.append(f"{row.name:<20}{row.count:>8}{row.host_ms:>12.3f}{gpu:>12}")
         return "\n".join(lines)
 
 
