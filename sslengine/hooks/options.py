@@ -100,7 +100,7 @@ class OnlineEvalOptions:
             yield f"IMAGES: {expected}; got {self.IMAGES}."
 
     def names(self) -> Iterator[str]:
-        """Of the metrics."""
+        """Yield the names of the metrics."""
         if "knn" in self.WHAT:
             yield from (f"knn_{k}" for k in self.TOPK)
         if "probe" in self.WHAT:
