@@ -70,7 +70,7 @@ def above(
 ) -> Any:
     """Declare a field whose value is more than `low`, and below or at most an upper bound."""
     upper = min(below, at_most)
-    return _declare(Range(low, upper, True, below == upper, _as_tuple(also)), default)
+    return _declare(Range(low, upper, True, below == upper, _tuple(also)), default)
 
 
 def at_least(
@@ -78,7 +78,7 @@ def at_least(
 ) -> Any:
     """Declare a field whose value is `low` or more, and below or at most an upper bound."""
     upper = min(below, at_most)
-    return _declare(Range(low, upper, False, below == upper, _as_tuple(also)), default)
+    return _declare(Range(low, upper, False, below == upper, _tuple(also)), default)
 
 
 def share(default: Any) -> Any:
@@ -137,7 +137,7 @@ def _declare(allowed: Range, default: Any) -> Any:
     return dataclasses.field(default=default, metadata={KEY: allowed})
 
 
-def _as_tuple(also: Any) -> tuple[Any, ...]:
+def _tuple(also: Any) -> tuple[Any, ...]:
     return also if isinstance(also, tuple) else (also,)
 
 

@@ -100,8 +100,7 @@ def _write(memory: Tensor, rows: Tensor, values: Tensor, counted: Tensor) -> Non
 
 
 def _last_writer(rows: Tensor, counted: Tensor) -> Tensor:
-    """For each entry of rows (R,), the index of the last one that counts with the same row; -1 if
-    there is none.
+    """Return for each entry of rows (R,) the last one that counts with the same row; -1: none.
 
     By sorting (row, index), which needs neither R x R memory, where R is the global batch size, nor
     a host synchronisation.

@@ -79,7 +79,7 @@ def start_as(teacher: nn.Module, student: nn.Module) -> None:
 
 
 def rising_momentum(base: float, where: float, end: float = 1.0, linear: bool = False) -> float:
-    """From `base` to `end` along half a cosine (BYOL, DINO) or a line; `where`: 0 to 1."""
+    """Return what rises from `base` to `end` along half a cosine (BYOL, DINO) or a line."""
     left = 1.0 - where if linear else (math.cos(math.pi * where) + 1.0) / 2.0
     return end - (end - base) * left
 

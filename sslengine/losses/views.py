@@ -9,7 +9,7 @@ from torch import Tensor
 from sslengine.errors import TrainingError
 
 
-def by_view(output: Any, views: int, loss: str) -> Tensor:
+def split_views(output: Any, views: int, loss: str) -> Tensor:
     """Reshape (views * B, ...) to (views, B, ...); raise TrainingError where that cannot be."""
     if isinstance(output, Tensor) and output.ndim > 1 and views and len(output) % views == 0:
         split: Tensor = output.unflatten(0, (views, -1))

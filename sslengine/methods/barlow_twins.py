@@ -24,7 +24,7 @@ from torch import Tensor
 from sslengine.config.facts import RunFacts
 from sslengine.config.ranges import above, at_least
 from sslengine.losses.cross_correlation import cross_correlation, off_diagonal
-from sslengine.losses.views import by_view
+from sslengine.losses.views import split_views
 from sslengine.methods.base import Method
 from sslengine.registry import register_loss
 
@@ -49,7 +49,7 @@ class BarlowTwinsLoss(Method):
 
     def forward(self, output: Tensor, target: Tensor | None = None) -> Tensor:
         """output: (2B, D), view 0 of all images, then view 1. The target is not used."""
-        correlation = cross_correlation(by_view(output, 2, NAME), EPS)
+        correlation = cross_correlation(split_views(output, 2, NAME), EPS)
         invariance = (1 - correlation.diagonal()).square().sum()
         redundancy = off_diagonal(correlation).square().sum()
         return self.scale * (invariance + self.redundancy_weight * redundancy)

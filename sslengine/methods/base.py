@@ -55,8 +55,8 @@ class Method(nn.Module):
         """
 
     def start_sharded(self, model: nn.Module) -> None:
-        """In place of the second `attach` where the model is sharded, which cannot be copied: write
-        its weights over copies that are no whole models. Those that are have them already."""
+        """Replace the second `attach` of a sharded model, which cannot be copied: write its
+        weights over copies that are no whole models. Those that are have them already."""
 
     def before_phase(self, step: Step) -> None:
         """A train phase begins (an epoch or a part of one). Not called on resume within one."""

@@ -100,7 +100,7 @@ class CapiOptions:
 )
 class CapiLoss(Method):
     judged_network: ClassVar[str] = "teacher"  # as in the authors' last evaluations
-    predictor: Predictor
+    predictor: PatchPredictor
     head: CosineScores
     clusters: nn.Linear
 
@@ -114,7 +114,7 @@ class CapiLoss(Method):
         self.patch_size = trunk.patch_size
         if not hasattr(self, "predictor"):  # later calls come after weights are loaded
             weight, clusters = next(trunk.patch_embed.parameters()), self.options.num_clusters
-            self.predictor = Predictor(self.options, trunk.embed_dim).to(weight)
+            self.predictor = PatchPredictor(self.options, trunk.embed_dim).to(weight)
             self.head = CosineScores(self.predictor.width, clusters).to(weight)
             self.clusters = nn.Linear(trunk.embed_dim, clusters)
             nn.init.normal_(self.clusters.weight)  # on the CPU: on each device the same numbers
@@ -194,7 +194,7 @@ class CosineScores(nn.Module):
         return F.linear(F.normalize(x, dim=-1), weights)
 
 
-class Predictor(nn.Module):
+class PatchPredictor(nn.Module):
     def __init__(self, options: CapiOptions, context_width: int) -> None:
         super().__init__()
         self.width = options.predictor_dim or context_width

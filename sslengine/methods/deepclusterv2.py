@@ -36,7 +36,7 @@ from sslengine.distributed.shared_rows import fetch, own_rows, within
 from sslengine.errors import ConfigError
 from sslengine.losses.kmeans import spherical_kmeans
 from sslengine.losses.memory import is_shared, overwrite, zero_rows
-from sslengine.losses.views import by_view
+from sslengine.losses.views import split_views
 from sslengine.methods.base import Method, Step
 from sslengine.registry import register_loss
 
@@ -135,7 +135,7 @@ class DeepClusterLoss(Method):
 
     def _stored_crops(self, embeddings: Tensor) -> Tensor:
         """(B, crops, D) of the crops in the memory."""
-        views = by_view(embeddings.detach(), self.options.num_crops, NAME)
+        views = split_views(embeddings.detach(), self.options.num_crops, NAME)
         return torch.stack([views[crop] for crop in self.crops], dim=1)
 
     def store(self, embeddings: Tensor, samples: Tensor) -> None:

@@ -29,10 +29,10 @@ from sslengine.config.sections import epochs, iterations
 from sslengine.errors import ConfigError
 from sslengine.losses.masked_patches import move_center
 from sslengine.losses.swapped_prediction import swapped_prediction
-from sslengine.losses.views import by_view
+from sslengine.losses.views import split_views
 from sslengine.methods.base import Method, Step
 from sslengine.methods.teacher import Teacher, warmup
-from sslengine.models.heads.mlp import as_rows, perceptron
+from sslengine.models.heads.mlp import check_rows, perceptron
 from sslengine.models.heads.weight_norm_linear import WeightNormLinear
 from sslengine.registry import register_head, register_loss
 
@@ -85,7 +85,7 @@ class DINOHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """N x C to N x K; tokens, N x T x C, to N x T x K."""
-        x = as_rows(x, self.in_features, "dino_head", tokens=True)
+        x = check_rows(x, self.in_features, "dino_head", tokens=True)
         bottleneck = F.normalize(self.mlp(x.flatten(0, -2)), dim=-1)
         scores: Tensor = self.prototypes0(bottleneck)
         return scores if x.dim() == 2 else scores.unflatten(0, x.shape[:-1])
@@ -149,8 +149,8 @@ class DINOLoss(Method):
         crops = sample["input"]
         seen = [crops[number] for number in options.crops_for_teacher]
         scores = scores_of(self.momentum_teacher(seen, step))
-        student = by_view(scores_of(output), options.num_crops, "dino_loss")
-        teacher = by_view(scores.to(student.dtype), len(seen), "dino_loss")
+        student = split_views(scores_of(output), options.num_crops, "dino_loss")
+        teacher = split_views(scores.to(student.dtype), len(seen), "dino_loss")
         log_targets = ((teacher - self.center) / options.teacher_temp(step)).log_softmax(dim=-1)
         targets = log_targets.exp()
         log_p = (student / options.student_temp).log_softmax(dim=-1)
@@ -165,7 +165,7 @@ class DINOLoss(Method):
 
 
 def mean_entropy(targets: Tensor) -> Tensor:
-    """Of the rows of targets (..., K); 0, if there are none."""
+    """Return the mean entropy of the rows of targets (..., K); 0, if there are none."""
     rows = targets.flatten(0, -2)
     total: Tensor = torch.special.entr(rows).sum()
     return total / max(1, len(rows))

@@ -31,7 +31,7 @@ from sslengine.errors import TrainingError
 from sslengine.losses.koleo import koleo
 from sslengine.losses.sinkhorn import sinkhorn
 from sslengine.methods.base import Step
-from sslengine.methods.ibot import IBOTLoss, IBOTOptions, at_hidden
+from sslengine.methods.ibot import IBOTLoss, IBOTOptions, select_hidden
 from sslengine.registry import register_loss
 
 
@@ -63,7 +63,7 @@ class DINOv2Loss(IBOTLoss):
     def targets(
         self, classes: Tensor, patches: Tensor, at: Tensor, step: Step
     ) -> tuple[Tensor, Tensor]:
-        patches = at_hidden(patches, at)
+        patches = select_hidden(patches, at)
         if self.options.targets == "center":
             return super().targets(classes, patches, at, step)
         iterations, temperatures = self.options.sinkhorn_iterations, self.options.temperatures(step)

@@ -124,7 +124,7 @@ class DINOv3Loss(DINOv2Loss):
         return network.network.trunk
 
     def _warn_if_untrained(self, model: nn.Module) -> None:
-        """At the first call that is not a check before the launch."""
+        """Warn once: at the first call that is not a check before the launch."""
         if self._starts_trained or self._resumes or hasattr(self.gram, "trunk"):
             return
         if not next(model.parameters()).is_meta:

@@ -35,7 +35,7 @@ from sslengine.config.sections import epochs, iterations
 from sslengine.errors import TrainingError
 from sslengine.losses.masked_patches import Center, masked_cross_entropy
 from sslengine.losses.swapped_prediction import swapped_prediction
-from sslengine.losses.views import by_view, described
+from sslengine.losses.views import described, split_views
 from sslengine.methods.base import Method, Step
 from sslengine.methods.dino import mean_entropy, prototypes_used
 from sslengine.methods.teacher import Schedule, Teacher, warmup
@@ -119,13 +119,13 @@ class IBOTLoss(Method):
         (classes, patches, *more), local = self._parts(output)
         shown = {name: inputs[name] for name in self.teacher_inputs}
         (of_classes, of_patches, *_), _ = self._parts(self.teacher(shown, step))
-        crops = by_view(torch.cat([classes, local]), options.num_crops, self.loss_name)
+        crops = split_views(torch.cat([classes, local]), options.num_crops, self.loss_name)
         large = len(classes) // crops.shape[1]
         mask, at = inputs["mask"], inputs["patches_at"]
         targets, patch_targets = self.targets(of_classes, of_patches, at, step)
-        targets = by_view(targets, large, self.loss_name)
+        targets = split_views(targets, large, self.loss_name)
         log_q = self.log_q(crops, large)
-        log_q_patches = (at_hidden(patches, at) / options.student_temp).log_softmax(dim=-1)
+        log_q_patches = (select_hidden(patches, at) / options.student_temp).log_softmax(dim=-1)
         losses = {
             "classes": swapped_prediction(targets, log_q, range(large)),
             "patches": masked_cross_entropy(patch_targets, log_q_patches, mask, at),
@@ -156,7 +156,7 @@ class IBOTLoss(Method):
         of_class, of_patch = self.options.temperatures(step)
         targets = (
             self.class_center.targets(classes, of_class),
-            self.patch_center.targets(at_hidden(patches, at), of_patch),
+            self.patch_center.targets(select_hidden(patches, at), of_patch),
         )
         if step.train:
             self.class_center.move(classes)
@@ -184,6 +184,6 @@ class IBOTLoss(Method):
         )
 
 
-def at_hidden(patches: Tensor, at: Tensor) -> Tensor:
+def select_hidden(patches: Tensor, at: Tensor) -> Tensor:
     """The rows of hidden patches; a model that got `patches_at` returned these alone."""
     return patches if patches.dim() == 2 else patches.flatten(0, 1).index_select(0, at)

@@ -72,7 +72,7 @@ class IJepaOptions:
 )
 class IJepaLoss(Method):
     judged_network: ClassVar[str] = "teacher"  # as in the authors' evaluations
-    predictor: Predictor
+    predictor: BlockPredictor
 
     def __init__(self, options: IJepaOptions, run: RunFacts) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class IJepaLoss(Method):
         if not hasattr(self, "predictor"):  # later calls come after weights are loaded
             size = trunk.patch_embed.grid_size
             weight = next(trunk.patch_embed.parameters())
-            self.predictor = Predictor(self.options, trunk.embed_dim, size).to(weight)
+            self.predictor = BlockPredictor(self.options, trunk.embed_dim, size).to(weight)
 
     def forward(self, output: Tensor, sample: Any, step: Step) -> Tensor:
         """output: the tokens of the context's patches, maybe with others before them."""
@@ -95,7 +95,7 @@ class IJepaLoss(Method):
             predicted = self.predictor(output[:, -shown.shape[1] :], shown, blocks, grid)
         tokens: Tensor = self.teacher({"data": images}, step)[:, -grid[0] * grid[1] :]
         targets = F.layer_norm(tokens, tokens.shape[-1:])
-        return F.smooth_l1_loss(step.full(predicted), _at(targets, blocks.flatten(1)))
+        return F.smooth_l1_loss(step.full(predicted), _select(targets, blocks.flatten(1)))
 
     def _checked(self, output: Any, sample: Any) -> tuple[Tensor, Tensor, Tensor]:
         images, shown = sample["input"]["data"], sample["input"]["shown"]
@@ -107,7 +107,7 @@ class IJepaLoss(Method):
         return images, shown, sample["target_blocks"]
 
 
-class Predictor(nn.Module):
+class BlockPredictor(nn.Module):
     def __init__(self, options: IJepaOptions, width: int, grid: tuple[int, int]) -> None:
         """width: of the trunk's tokens. grid: rows and columns of patches in an image."""
         super().__init__()
@@ -146,7 +146,7 @@ class Predictor(nn.Module):
         return of_image.flatten(1, 2)
 
 
-def _at(tokens: Tensor, places: Tensor) -> Tensor:
+def _select(tokens: Tensor, places: Tensor) -> Tensor:
     return tokens.gather(1, places.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
 
 

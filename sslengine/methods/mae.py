@@ -75,7 +75,7 @@ class MaskedAutoencoder(nn.Module):
         self.options = options
         self.trunk = _trunk(model)
         grid = self.trunk.patch_embed.grid_size
-        self.decoder = Decoder(options, self.trunk, grid)
+        self.decoder = PatchDecoder(options, self.trunk, grid)
         self.apply(_initialise)
         for layer in self.trunk.patch_embed.modules():
             if isinstance(layer, nn.Conv2d):  # as a linear layer on patches
@@ -156,7 +156,7 @@ class MaskedAutoencoder(nn.Module):
         return torch.rand(shape, generator=own, device=device) if given is None else given
 
 
-class Decoder(nn.Module):
+class PatchDecoder(nn.Module):
     def __init__(self, options: MaeOptions, trunk: Any, grid: tuple[int, int]) -> None:
         """grid: rows and columns of patches in an image of the configured size."""
         super().__init__()

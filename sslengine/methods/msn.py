@@ -41,11 +41,11 @@ from sslengine.distributed.collectives import sum_over_ranks
 from sslengine.distributed.ranks import world_size
 from sslengine.errors import ConfigError
 from sslengine.losses.sinkhorn import sinkhorn
-from sslengine.losses.views import by_view
+from sslengine.losses.views import split_views
 from sslengine.methods.base import Method, Multiplier, Step
 from sslengine.methods.dino import prototypes_used
 from sslengine.methods.teacher import Teacher
-from sslengine.models.heads.mlp import as_rows, perceptron
+from sslengine.models.heads.mlp import check_rows, perceptron
 from sslengine.registry import register_head, register_loss
 
 NAME, HEAD = "msn_loss", "msn_head"
@@ -97,7 +97,7 @@ class MSNHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """N x C, or N x C x 1 x 1."""
-        embedding: Tensor = self.mlp(as_rows(x, self.in_features, HEAD))
+        embedding: Tensor = self.mlp(check_rows(x, self.in_features, HEAD))
         if self.return_query:
             return F.normalize(embedding, dim=1)
         if self.prototypes is None:
@@ -171,7 +171,7 @@ class MSNLoss(Method):
         targets = self.targets(seen, prototypes)
         log_p = self._scores(anchors, prototypes).log_softmax(dim=-1)
         p = log_p.exp()
-        views = by_view(log_p, len(anchors) // len(images), NAME)
+        views = split_views(log_p, len(anchors) // len(images), NAME)
         matched = -torch.einsum("bk,vbk->", targets, views)
         mean = sum_over_ranks(p.mean(dim=0)) / world_size()
         losses = {

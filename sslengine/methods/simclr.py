@@ -30,7 +30,7 @@ from sslengine.config.facts import RunFacts
 from sslengine.config.ranges import above
 from sslengine.distributed.collectives import gather
 from sslengine.losses.info_nce import info_nce
-from sslengine.losses.views import by_view
+from sslengine.losses.views import split_views
 from sslengine.methods.base import Method
 from sslengine.registry import register_loss
 
@@ -65,7 +65,7 @@ class SimCLRLoss(Method):
 
     def forward(self, output: Tensor, target: Tensor | None = None) -> Tensor:
         """output: (views x B, D), view 0 of all images, then view 1. The target is not used."""
-        images = by_view(output, self.views, self.name).shape[1]
+        images = split_views(output, self.views, self.name).shape[1]
         embeddings = F.normalize(output, dim=1)
         candidates, start = gather(embeddings)
         pairs = self._pairs(images, start, output.device)
@@ -74,7 +74,7 @@ class SimCLRLoss(Method):
     def _pairs(
         self, images: int, start: int, device: torch.device
     ) -> Sequence[tuple[Tensor, Tensor]]:
-        """For each other view: the index of each anchor's positive, and the excluded indices."""
+        """Return the index of each anchor's positive in each other view, and excluded indices."""
         key = (images, start, device, torch.is_inference_mode_enabled())
         known, pairs = self._pairs_of
         if key != known:

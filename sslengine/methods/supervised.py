@@ -50,7 +50,7 @@ class CrossEntropyLoss(Method):
         self.weight: Tensor | None
 
     def forward(self, output: Outputs, target: Tensor) -> Tensor:
-        losses = [self._one(each, target) for each in _as_list(output)]
+        losses = [self._one(each, target) for each in _list_outputs(output)]
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     def _one(self, logits: Tensor, target: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ class BinaryCrossEntropyLoss(Method):
         self.normalize_output = options.normalize_output
 
     def forward(self, output: Outputs, target: Tensor) -> Tensor:
-        return torch.stack([self._one(each, target) for each in _as_list(output)]).sum()
+        return torch.stack([self._one(each, target) for each in _list_outputs(output)]).sum()
 
     def _one(self, logits: Tensor, target: Tensor) -> Tensor:
         if self.normalize_output:
@@ -94,10 +94,10 @@ class BinaryCrossEntropyLoss(Method):
         losses = F.binary_cross_entropy_with_logits(
             logits, target.to(logits.dtype), reduction="none"
         )
-        return (losses * known).sum(dim=0).div(_of_each_rank(known.sum(dim=0))).sum()
+        return (losses * known).sum(dim=0).div(_average_over_ranks(known.sum(dim=0))).sum()
 
 
-def _of_each_rank(count: Tensor) -> Tensor:
+def _average_over_ranks(count: Tensor) -> Tensor:
     """The mean count over ranks, so that the gradient is that of one process with all images. In
     tests the ranks have different numbers of batches, so each divides by its own count."""
     count = count.detach()
@@ -107,5 +107,5 @@ def _of_each_rank(count: Tensor) -> Tensor:
     return count.clamp(min=1)
 
 
-def _as_list(output: Outputs) -> Sequence[Tensor]:
+def _list_outputs(output: Outputs) -> Sequence[Tensor]:
     return [output] if isinstance(output, Tensor) else output

@@ -37,9 +37,9 @@ from sslengine.distributed.sharding import gathered
 from sslengine.errors import ConfigError
 from sslengine.losses.sinkhorn import power_law, sinkhorn
 from sslengine.losses.swapped_prediction import swapped_prediction
-from sslengine.losses.views import by_view
+from sslengine.losses.views import split_views
 from sslengine.methods.base import Method, Step
-from sslengine.models.heads.mlp import as_rows, linear_layers
+from sslengine.models.heads.mlp import check_rows, linear_layers
 from sslengine.models.heads.weight_norm_linear import WeightNormLinear
 from sslengine.registry import register_head, register_loss
 
@@ -106,7 +106,7 @@ class SwAVHead(nn.Module):
 
     def forward(self, x: Tensor) -> list[Tensor]:
         """N x C to [embeddings, scores of the first set, ...]."""
-        embeddings = self.projection_head(as_rows(x, self.in_features, "swav_head"))
+        embeddings = self.projection_head(check_rows(x, self.in_features, "swav_head"))
         if self.normalize_feats:
             embeddings = F.normalize(embeddings, dim=1)
         return [embeddings] * self.return_embeddings + self.scores(embeddings)
@@ -224,15 +224,15 @@ class SwAVLoss(Method):
         """The loss for one set of prototypes. earlier (A, L, K): scores of the queue."""
         options = self.options
         precision = torch.float64 if options.use_double_precision else scores.dtype
-        crops = by_view(scores.to(precision), options.num_crops, "swav_loss")
-        codes = self._codes(self._for_assign(crops).detach(), earlier, counted)
+        crops = split_views(scores.to(precision), options.num_crops, "swav_loss")
+        codes = self._codes(self._select_assigned(crops).detach(), earlier, counted)
         if hard:
             best = codes.argmax(dim=-1, keepdim=True)
             codes = torch.zeros_like(codes).scatter_(-1, best, 1.0)
         log_p = (crops / options.temperature).log_softmax(dim=-1)
         return swapped_prediction(codes, log_p, options.crops_for_assign).to(scores.dtype)
 
-    def _for_assign(self, crops: Tensor) -> Tensor:
+    def _select_assigned(self, crops: Tensor) -> Tensor:
         # Not by an index list, which would be copied to the device.
         return torch.stack([crops[number] for number in self.options.crops_for_assign])
 
@@ -260,7 +260,7 @@ class SwAVLoss(Method):
         """Put the global batch in front of the queue, in the order of a single process."""
         if self.queue is None:
             return
-        crops = self._for_assign(by_view(embeddings, self.options.num_crops, "swav_loss"))
+        crops = self._select_assigned(split_views(embeddings, self.options.num_crops, "swav_loss"))
         batch = gather(crops.transpose(0, 1)).rows.transpose(0, 1)
         length = self.queue.shape[1]
         self.queue.copy_(torch.cat([batch, self.queue], dim=1)[:, :length])

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from sslengine.config.facts import RunFacts
 from sslengine.config.ranges import above, at_least
 from sslengine.losses.cross_correlation import covariance, off_diagonal
-from sslengine.losses.views import by_view
+from sslengine.losses.views import split_views
 from sslengine.methods.base import Method
 from sslengine.registry import register_loss
 
@@ -60,7 +60,7 @@ class VICRegLoss(Method):
         only: averaging over ranks makes it that of all.
         """
         options = self.options
-        views = by_view(output, 2, NAME)
+        views = split_views(output, 2, NAME)
         matrices = covariance(views)
         deviations = (matrices.diagonal(dim1=1, dim2=2) + options.eps).sqrt()
         parts = {

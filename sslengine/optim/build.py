@@ -12,10 +12,10 @@ from torch import nn
 
 from sslengine.distributed.sharding import is_sharded
 from sslengine.errors import ConfigError
-from sslengine.optim.optimizers import with_larc
+from sslengine.optim.optimizers import add_larc
 from sslengine.optim.options import OptimizerSettings
 from sslengine.optim.param_groups import Group, build_param_groups
-from sslengine.optim.scheduled import Scaled, ScheduledOptimizer
+from sslengine.optim.scheduled import ScaledSchedule, ScheduledOptimizer
 from sslengine.optim.schedules import Schedule, build_schedule
 from sslengine.registry import OPTIMIZERS
 
@@ -24,7 +24,7 @@ log = logging.getLogger("sslengine")
 # Keys of a group for its schedules, which torch does not get.
 _PLAN_KEYS = ("is_head", "lr_scale", "weight_decay_scale")
 # The schedules of a group, by the hyper-parameter that they set.
-Plan = dict[str, Scaled]
+Plan = dict[str, ScaledSchedule]
 
 
 def build_optimizer(
@@ -42,14 +42,14 @@ def build_optimizer(
     plan = [_plan(group, schedules) for group in groups]
     optimizer_class = OPTIMIZERS.get(options.name, "OPTIMIZER.name")
     known = inspect.signature(optimizer_class).parameters
-    groups = [_for_torch(group, options, known) for group in groups]
+    groups = [_strip_plan_keys(group, options, known) for group in groups]
     groups, plan = _merge_equal(groups, plan)
     fastest = {} if _is_sharded(groups) else _fastest_form(known, options, device)
     arguments = {**fastest, **options.arguments(optimizer_class)}
     if "lr" in known:
         arguments["lr"] = schedules["lr"].value(0.0)
     if options.use_larc:
-        optimizer_class = with_larc(optimizer_class)
+        optimizer_class = add_larc(optimizer_class)
         arguments["larc"] = options.larc_config
     try:
         inner = optimizer_class(groups, **arguments)
@@ -84,16 +84,16 @@ def _schedules(options: OptimizerSettings, num_epochs: float) -> dict[str, Sched
 
 def _plan(group: Group, schedules: Mapping[str, Schedule]) -> Plan:
     suffix = "_head" if group.get("is_head") else ""
-    plan = {"lr": Scaled(schedules[f"lr{suffix}"], group.get("lr_scale", 1.0))}
+    plan = {"lr": ScaledSchedule(schedules[f"lr{suffix}"], group.get("lr_scale", 1.0))}
     if f"weight_decay{suffix}" in schedules and "weight_decay" not in group:
         scale = group.get("weight_decay_scale", 1.0)
-        plan["weight_decay"] = Scaled(schedules[f"weight_decay{suffix}"], scale)
+        plan["weight_decay"] = ScaledSchedule(schedules[f"weight_decay{suffix}"], scale)
     if "momentum" in schedules:
-        plan["momentum"] = Scaled(schedules["momentum"])
+        plan["momentum"] = ScaledSchedule(schedules["momentum"])
     return plan
 
 
-def _for_torch(group: Group, options: OptimizerSettings, known: Mapping[str, Any]) -> Group:
+def _strip_plan_keys(group: Group, options: OptimizerSettings, known: Mapping[str, Any]) -> Group:
     kept = {key: value for key, value in group.items() if key not in _PLAN_KEYS}
     if "weight_decay" in known:
         head = options.head_optimizer_params

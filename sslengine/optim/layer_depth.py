@@ -40,7 +40,7 @@ class LayerDepth:
     heads: int
     is_vit: bool
 
-    def of(self, name: str) -> int:
+    def find(self, name: str) -> int:
         """Return the depth of a parameter; outside the trunk it is that of heads."""
         return self.depths.get(name, self.heads)
 
@@ -49,14 +49,14 @@ def layer_depth(model: nn.Module) -> LayerDepth:
     """Return the depths by the first scheme that fits the model's trunk."""
     names = [name for name, _ in model.named_parameters() if name.startswith("trunk.")]
     is_vit = all(_prefix(names, pattern) is not None for pattern in (_VIT_BLOCK, _EMBEDDING))
-    grouped = _by_its_own_matcher(model) or _by_structure(names)
+    grouped = _ask_own_matcher(model) or _match_structure(names)
     if grouped is not None:
         return LayerDepth(*grouped, is_vit)
     stages = {name: int(match[1]) if (match := _STAGE.search(name)) else 0 for name in names}
     if any(stages.values()):
         return LayerDepth(stages, max(stages.values()) + 1, False)
     if blocks := getattr(getattr(model, "trunk", None), "block_names", None):
-        return LayerDepth(*_by_blocks(names, blocks), is_vit=False)
+        return LayerDepth(*_number_blocks(names, blocks), is_vit=False)
     raise ConfigError(
         "OPTIMIZER.param_group_constructor: lr_decay cannot number the layers of this trunk. It "
         "requires a model of timm, parameter names with layer1 ... layer4, or a trunk with "
@@ -65,7 +65,7 @@ def layer_depth(model: nn.Module) -> LayerDepth:
     )
 
 
-def _by_its_own_matcher(model: nn.Module) -> tuple[dict[str, int], int] | None:
+def _ask_own_matcher(model: nn.Module) -> tuple[dict[str, int], int] | None:
     for prefix, module in model.named_modules():
         if prefix.split(".")[0] == "trunk" and callable(getattr(module, "group_matcher", None)):
             names = (name for name, _ in module.named_parameters())
@@ -73,7 +73,7 @@ def _by_its_own_matcher(model: nn.Module) -> tuple[dict[str, int], int] | None:
     return None
 
 
-def _by_structure(names: list[str]) -> tuple[dict[str, int], int] | None:
+def _match_structure(names: list[str]) -> tuple[dict[str, int], int] | None:
     for (module, cls), patterns in _STRUCTURES.items():
         prefixes = {_prefix(names, pattern) for pattern in patterns}
         if None not in prefixes and len(prefixes) == 1:
@@ -87,7 +87,7 @@ def _by_structure(names: list[str]) -> tuple[dict[str, int], int] | None:
     return None
 
 
-def _by_blocks(names: list[str], blocks: str) -> tuple[dict[str, int], int]:
+def _number_blocks(names: list[str], blocks: str) -> tuple[dict[str, int], int]:
     """Number the blocks. Parameters between two blocks get the depth of the second.
 
     Parameters after all blocks get the depth of the last block.

@@ -86,9 +86,9 @@ class ScaleEach:
         if factors.device.type == "cpu":  # no kernel launches to save
             torch._foreach_mul_(tensors, list(factors.unbind()))
         else:
-            self.by_chunks(tensors, factors)
+            self.scale_chunks(tensors, factors)
 
-    def by_chunks(self, tensors: list[Tensor], factors: Tensor) -> None:
+    def scale_chunks(self, tensors: list[Tensor], factors: Tensor) -> None:
         layouts: list[object] = [(each.shape, each.stride()) for each in tensors]
         if layouts != self._layouts:
             self._layouts, self._chunks = layouts, list(_chunks(tensors, factors))
@@ -180,12 +180,12 @@ class LayerwiseRates(torch.optim.Optimizer):
         weight_decays = [group.get("weight_decay", 0.0) for group in self.param_groups]
         try:
             self._set_weight_decays([0.0] * len(weight_decays))
-            self._without_hooks(super().step)()
+            self._unwrap_hooks(super().step)()
         finally:
             self._set_weight_decays(weight_decays)
         return loss
 
-    def _without_hooks(self, step: Any) -> Callable[[], Any]:
+    def _unwrap_hooks(self, step: Any) -> Callable[[], Any]:
         """Unwrap `step`: torch wraps it in each class to run step hooks, which must run once."""
         return partial(step.__wrapped__, self) if getattr(step, "hooked", False) else step
 
@@ -240,7 +240,7 @@ class LARC(LayerwiseRates):
 
 
 @cache
-def with_larc(optimizer_class: type[torch.optim.Optimizer]) -> type[LARC]:
+def add_larc(optimizer_class: type[torch.optim.Optimizer]) -> type[LARC]:
     """Return a class that applies LARC before the optimizer; the state dict does not change."""
     return type(f"LARC{optimizer_class.__name__}", (LARC, optimizer_class), {})
 

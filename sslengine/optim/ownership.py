@@ -1,4 +1,4 @@
-"""Is every parameter that a loss depends on trained? What no optimizer updates is told."""
+"""Is every parameter that a loss depends on trained? What no optimizer updates is reported."""
 
 from __future__ import annotations
 

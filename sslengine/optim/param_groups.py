@@ -41,7 +41,7 @@ class Trainable(NamedTuple):
     owner: nn.Module
 
     @property
-    def in_head(self) -> bool:
+    def is_in_head(self) -> bool:
         """Whether it uses the schedules of heads, as a method's parameters do."""
         return self.name.startswith(("heads.", "loss."))
 
@@ -50,7 +50,7 @@ class Trainable(NamedTuple):
         return self.name.endswith((".bias", "_bias"))
 
     @property
-    def in_norm(self) -> bool:
+    def is_in_norm(self) -> bool:
         """Whether the layer is a norm of torch, or of a class whose name ends with Norm."""
         return isinstance(self.owner, _NORM_TYPES) or type(self.owner).__name__.endswith("Norm")
 
@@ -86,7 +86,7 @@ def decay_by_layer(options: OptimizerSettings, regularize_bn: bool) -> Rule:
     def has_decay(each: Trainable) -> bool:
         if _is_exempt(each, options):
             return False
-        if each.in_norm and not regularize_bn:
+        if each.is_in_norm and not regularize_bn:
             return False
         return options.regularize_bias or not each.is_bias
 
@@ -97,7 +97,7 @@ def decay_by_name(options: OptimizerSettings) -> Rule:
     """Return DINO's rule: no weight decay on biases, norms and names that contain `norm`."""
 
     def has_decay(each: Trainable) -> bool:
-        is_norm = each.in_norm or "norm" in each.name
+        is_norm = each.is_in_norm or "norm" in each.name
         return not (each.is_bias or is_norm or _is_exempt(each, options))
 
     return has_decay
@@ -116,7 +116,7 @@ class _Collector:
     def add(self, each: Trainable, name: str, has_decay: bool, **settings: Any) -> None:
         if not has_decay:
             name, settings = f"{name} without decay", {**settings, "weight_decay": 0.0}
-        new: Group = {"params": [], "name": name, "is_head": each.in_head, **settings}
+        new: Group = {"params": [], "name": name, "is_head": each.is_in_head, **settings}
         self._groups.setdefault(name, new)["params"].append(each.parameter)
 
     def groups(self) -> list[Group]:
@@ -126,7 +126,7 @@ class _Collector:
 def _trunk_and_heads(model: nn.Module, has_decay: Rule) -> list[Group]:
     collector = _Collector()
     for each in trainable(model):
-        collector.add(each, "heads" if each.in_head else "trunk", has_decay(each))
+        collector.add(each, "heads" if each.is_in_head else "trunk", has_decay(each))
     return collector.groups()
 
 
@@ -155,11 +155,11 @@ def lr_decay(model: nn.Module, options: OptimizerSettings) -> list[Group]:
     has_decay = decay_by_name(options) if depth.is_vit else by_layer
     collector, by_depth = _Collector(), options.layer_wise_lr_decay
     for each in trainable(model):
-        layer = depth.of(each.name)
+        layer = depth.find(each.name)
         if layer < depth.heads and any(part in each.name for part in by_depth.as_last):
             layer = depth.heads - 1
         scale = by_depth.decay ** (depth.heads - layer)
-        name = "heads" if each.in_head else f"layer {layer}"
+        name = "heads" if each.is_in_head else f"layer {layer}"
         collector.add(each, name, has_decay(each), lr_scale=scale)
     return collector.groups()
 

@@ -22,7 +22,7 @@ from sslengine.optim.schedules import Schedule
 from sslengine.precision import Precision
 
 
-class Scaled(NamedTuple):
+class ScaledSchedule(NamedTuple):
     """A schedule times a constant."""
 
     schedule: Schedule
@@ -37,7 +37,7 @@ class _Target(NamedTuple):
 
 
 class ScheduledOptimizer:
-    def __init__(self, inner: Optimizer, plan: Sequence[Mapping[str, Scaled]]) -> None:
+    def __init__(self, inner: Optimizer, plan: Sequence[Mapping[str, ScaledSchedule]]) -> None:
         """`plan`: for each parameter group, {"lr" | "weight_decay" | "momentum": schedule}."""
         self.inner = inner
         self.options_view = OptionsView(self)
@@ -171,7 +171,7 @@ class OptionsView:
 
 
 def _timetable(
-    plan: Sequence[Mapping[str, Scaled]], groups: Sequence[Mapping[str, Any]], interval: str
+    plan: Sequence[Mapping[str, ScaledSchedule]], groups: Sequence[Mapping[str, Any]], interval: str
 ) -> dict[Schedule, list[_Target]]:
     """Map each schedule to the values it sets; a schedule of several groups is computed once."""
     table: dict[Schedule, list[_Target]] = {}

@@ -204,7 +204,7 @@ def multistep(values: list[float], num_epochs: float, milestones: list[int] | No
     if milestones is not None:
         _check_milestones(milestones, len(values))
         # fvcore's needs as many whole epochs as values; a run may end within an epoch.
-        return _before_the_end(
+        return _stop_before_end(
             lambda where: values[bisect.bisect(milestones, (where + _EPSILON) * num_epochs)]
         )
     if not values or num_epochs < len(values):
@@ -232,7 +232,7 @@ def step(values: list[float], num_epochs: float) -> Curve:
 
     values: one after the other.
     """
-    return _before_the_end(fvcore.StepParamScheduler(num_epochs, list(values)))
+    return _stop_before_end(fvcore.StepParamScheduler(num_epochs, list(values)))
 
 
 @register_scheduler("step_with_fixed_gamma")
@@ -244,12 +244,12 @@ def step_with_fixed_gamma(base_value: float, num_decays: int, gamma: float) -> C
     gamma: the factor.
     """
     # fvcore requires a length and does not use it.
-    return _before_the_end(
+    return _stop_before_end(
         fvcore.StepWithFixedGammaParamScheduler(base_value, num_decays, gamma, num_updates=1)
     )
 
 
-def _before_the_end(curve: Curve) -> Curve:
+def _stop_before_end(curve: Curve) -> Curve:
     """Limit `where`: fvcore rounds it up, which exceeds the last value at the end of long runs."""
     return lambda where: curve(min(where, 1.0 - 2.0 * _EPSILON))
 

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from sslengine.errors import TrainingError
-from sslengine.losses.views import by_view
+from sslengine.losses.views import split_views
 
 
 def test_first_views_come_first() -> None:
     output = torch.arange(12).view(6, 2)
-    views = by_view(output, 2, "my_loss")
+    views = split_views(output, 2, "my_loss")
     assert torch.equal(views[0], output[:3])
     assert torch.equal(views[1], output[3:])
 
@@ -25,4 +25,4 @@ def test_first_views_come_first() -> None:
 )
 def test_an_output_that_is_not_two_views(output: object, told: str) -> None:
     with pytest.raises(TrainingError, match=f"my_loss needs .* returned {told}"):
-        by_view(output, 2, "my_loss")
+        split_views(output, 2, "my_loss")

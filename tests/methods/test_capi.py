@@ -17,7 +17,7 @@ from sslengine.config.resolve import resolve_dict
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.errors import ConfigError, TrainingError
 from sslengine.methods.base import Step
-from sslengine.methods.capi import CapiLoss, CapiOptions, Predictor
+from sslengine.methods.capi import CapiLoss, CapiOptions, PatchPredictor
 from sslengine.models.options import VisionTransformerOptions
 from sslengine.models.trunks.vision_transformer import VisionTransformer
 from tests.config.recipes import recipe
@@ -411,7 +411,7 @@ def test_patches_that_do_not_fit_are_refused_before_launch(
 
 def test_what_cannot_be_used_is_refused() -> None:
     with pytest.raises(ConfigError, match="predictor_heads: 3 heads of tokens of width 16"):
-        Predictor(CapiOptions(predictor_heads=3), WIDTH)
+        PatchPredictor(CapiOptions(predictor_heads=3), WIDTH)
     _, method, _ = make()
     sample = batch()
     with pytest.raises(TrainingError, match="MULTI_INPUT_HEAD_MAPPING"):

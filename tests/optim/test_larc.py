@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sslengine.optim.optimizers import SGD, Adam, with_larc
+from sslengine.optim.optimizers import SGD, Adam, add_larc
 from sslengine.optim.options import LarcOptions
 
 STEPS = 4
@@ -70,7 +70,7 @@ def test_formula(
     optimizer_class: Any, settings: Any, torchs: Any, decay: float, clip: bool, fused: bool
 ) -> None:
     params = [nn.Parameter(p) for p in start()]
-    optimizer = with_larc(optimizer_class)(
+    optimizer = add_larc(optimizer_class)(
         [{"params": params[:2]}, {"params": params[2:]}],
         larc=LarcOptions(clip=clip, eps=EPS, trust_coefficient=TRUST),
         lr=LR,
@@ -87,8 +87,8 @@ def test_formula(
 
 
 def test_it_is_an_optimizer_of_the_inner_class_with_the_same_state_dict() -> None:
-    larc_sgd = with_larc(SGD)
-    assert larc_sgd is with_larc(SGD)
+    larc_sgd = add_larc(SGD)
+    assert larc_sgd is add_larc(SGD)
     assert issubclass(larc_sgd, torch.optim.SGD)
     p = nn.Parameter(torch.ones(2))
     p.grad = torch.ones(2)

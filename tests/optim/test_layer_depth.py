@@ -122,8 +122,8 @@ def test_resnet_as_torchvision_names_it(wrapped: bool) -> None:
         "layer2.0.downsample.1.weight": 2,
         "layer4.1.bn2.bias": 4,
     }.items():
-        assert depth.of(f"{prefix}.{name}") == expected, name
-    assert depth.of("heads.0.weight") == 5
+        assert depth.find(f"{prefix}.{name}") == expected, name
+    assert depth.find("heads.0.weight") == 5
 
 
 @pytest.mark.parametrize(
@@ -197,5 +197,5 @@ def test_tokens_of_a_vit_are_embeddings() -> None:
     ))  # fmt: skip
     depth = layer_depth(model)
     tokens = ("mask_token", "reg_token", "cls_token", "pos_embed", "patch_embed.proj.weight")
-    assert [depth.of(f"trunk.{name}") for name in tokens] == [0] * 5
-    assert depth.of("trunk.blocks.1.mlp.fc1.weight") == depth.heads - 1 == 2
+    assert [depth.find(f"trunk.{name}") for name in tokens] == [0] * 5
+    assert depth.find("trunk.blocks.1.mlp.fc1.weight") == depth.heads - 1 == 2

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sslengine.optim.optimizers import LARS, SGD, Adam, LayerwiseRates, ScaleEach, with_larc
+from sslengine.optim.optimizers import LARS, SGD, Adam, LayerwiseRates, ScaleEach, add_larc
 from sslengine.optim.options import LarcOptions
 from tests.launches import Launches
 
@@ -34,8 +34,8 @@ def parameter(value: float = 4.0) -> nn.Parameter:
     "make",
     [
         lambda p: LARS([p], weight_decay=0.1, exclude_bias_and_norm=True),
-        lambda p: with_larc(SGD)([p], larc=LarcOptions(clip=True), lr=0.1, weight_decay=0.1),
-        lambda p: with_larc(Adam)([p], larc=LarcOptions(), weight_decay=0.1),
+        lambda p: add_larc(SGD)([p], larc=LarcOptions(clip=True), lr=0.1, weight_decay=0.1),
+        lambda p: add_larc(Adam)([p], larc=LarcOptions(), weight_decay=0.1),
     ],
 )
 def test_a_step_never_reads_a_value_on_the_host(make: Any) -> None:
@@ -49,7 +49,7 @@ def test_a_step_never_reads_a_value_on_the_host(make: Any) -> None:
 
 FORMS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "lars": lambda p: LARS(p, weight_decay=0.1, exclude_bias_and_norm=True),
-    "larc": lambda p: with_larc(SGD)(p, larc=LarcOptions(clip=True), lr=0.1, weight_decay=0.1),
+    "larc": lambda p: add_larc(SGD)(p, larc=LarcOptions(clip=True), lr=0.1, weight_decay=0.1),
 }
 
 
@@ -81,7 +81,7 @@ def test_a_device_moves_parameters_as_a_cpu_does(
     moved = []
     for of_a_device in (False, True):
         if of_a_device:
-            monkeypatch.setattr(ScaleEach, "__call__", ScaleEach.by_chunks)
+            monkeypatch.setattr(ScaleEach, "__call__", ScaleEach.scale_chunks)
         generator = torch.Generator().manual_seed(0)
         shapes = [(8, 4, 3, 3), (8,), (5, 8), (5,)]
         params = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]

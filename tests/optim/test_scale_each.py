@@ -37,7 +37,7 @@ def test_a_loop_gives_the_same(
         tensors = some(call, dtype)[call // 2 :]  # in the last call the list is another
         factors = torch.linspace(-1.0, 3.0, len(tensors)).to(dtype)
         expected = one_by_one(tensors, factors)
-        scale.by_chunks(tensors, factors)
+        scale.scale_chunks(tensors, factors)
         assert all(map(torch.equal, tensors, expected))
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from sslengine.errors import CheckpointError, ConfigError, TrainingError
-from sslengine.optim.scheduled import Scaled, ScheduledOptimizer
+from sslengine.optim.scheduled import ScaledSchedule, ScheduledOptimizer
 from sslengine.optim.schedules import Schedule
 
 RISING = Schedule(lambda where: 1.0 + where, "step")
@@ -29,8 +29,11 @@ def two_groups(**settings: Any) -> torch.optim.Optimizer:
 
 def scheduled() -> ScheduledOptimizer:
     plan = [
-        {"lr": Scaled(RISING), "weight_decay": Scaled(FALLING)},
-        {"lr": Scaled(RISING, 10.0), "momentum": Scaled(Schedule(lambda where: where / 2, "step"))},
+        {"lr": ScaledSchedule(RISING), "weight_decay": ScaledSchedule(FALLING)},
+        {
+            "lr": ScaledSchedule(RISING, 10.0),
+            "momentum": ScaledSchedule(Schedule(lambda where: where / 2, "step")),
+        },
     ]
     return ScheduledOptimizer(two_groups(), plan)
 
@@ -71,7 +74,7 @@ def test_what_a_hook_has_set_lasts_until_the_schedule_is_due_again() -> None:
 
 def test_momentum_of_adam_is_its_first_beta() -> None:
     adam = torch.optim.Adam([parameter()], betas=(0.9, 0.99))
-    optimizer = ScheduledOptimizer(adam, [{"momentum": Scaled(RISING)}])
+    optimizer = ScheduledOptimizer(adam, [{"momentum": ScaledSchedule(RISING)}])
     optimizer.schedule(0.25)
     assert adam.param_groups[0]["betas"] == (1.25, 0.99)
 
@@ -85,7 +88,7 @@ def test_a_schedule_that_groups_share_is_computed_once() -> None:
 
     schedule = Schedule(curve, "step")
     optimizer = ScheduledOptimizer(
-        two_groups(), [{"lr": Scaled(schedule)}, {"lr": Scaled(schedule, 2.0)}]
+        two_groups(), [{"lr": ScaledSchedule(schedule)}, {"lr": ScaledSchedule(schedule, 2.0)}]
     )
     calls.clear()
     optimizer.schedule(0.5)
@@ -148,7 +151,9 @@ def test_an_optimizer_that_clears_gradients_its_own_way_does_so() -> None:
 
 def test_what_an_optimizer_does_not_have_cannot_be_scheduled() -> None:
     with pytest.raises(ConfigError, match=r"param_schedulers.momentum: Adagrad has no momentum"):
-        ScheduledOptimizer(torch.optim.Adagrad([parameter()]), [{"momentum": Scaled(RISING)}])
+        ScheduledOptimizer(
+            torch.optim.Adagrad([parameter()]), [{"momentum": ScaledSchedule(RISING)}]
+        )
 
 
 def test_state_dict_is_that_of_the_torch_optimizer() -> None:
@@ -170,7 +175,10 @@ def test_a_checkpoint_brings_scheduled_values_and_the_config_the_others() -> Non
     state = copy.deepcopy(first.state_dict())
     second = ScheduledOptimizer(
         two_groups(momentum=0.7, nesterov=True, foreach=False),
-        [{"lr": Scaled(RISING), "weight_decay": Scaled(FALLING)}, {"lr": Scaled(RISING, 10.0)}],
+        [
+            {"lr": ScaledSchedule(RISING), "weight_decay": ScaledSchedule(FALLING)},
+            {"lr": ScaledSchedule(RISING, 10.0)},
+        ],
     )
     second.load_state_dict(state)
     assert values(second, "lr") == [1.75, 17.5]
@@ -186,7 +194,7 @@ def test_a_checkpoint_brings_scheduled_values_and_the_config_the_others() -> Non
 def test_a_checkpoint_of_other_groups_is_refused() -> None:
     state = scheduled().state_dict()
     other = torch.optim.SGD([{"params": [parameter()], "name": "model"}], lr=0.1, momentum=0.9)
-    optimizer = ScheduledOptimizer(other, [{"lr": Scaled(RISING)}])
+    optimizer = ScheduledOptimizer(other, [{"lr": ScaledSchedule(RISING)}])
     with pytest.raises(
         CheckpointError,
         match=r"3 parameters: trunk \(1\), heads \(2\); .*1 parameters: model \(1\)",

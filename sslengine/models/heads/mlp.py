@@ -50,8 +50,8 @@ def _draw_normal(linear: nn.Linear) -> None:
     nn.init.zeros_(linear.bias)
 
 
-def as_rows(x: Tensor, width: int, head: str, tokens: bool = False) -> Tensor:
-    """Return features as N x C, from N x C or N x C x 1 x 1; tokens, N x T x C, as they are."""
+def check_rows(x: Tensor, width: int, head: str, tokens: bool = False) -> Tensor:
+    """Return features as N x C, from N x C or N x C x 1 x 1; tokens, N x T x C, stay so."""
     if x.dim() == 4 and x.shape[2:] == (1, 1):
         x = x.flatten(1)
     if x.dim() not in ((2, 3) if tokens else (2,)) or x.shape[-1] != width:
@@ -91,7 +91,7 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """N x C, or N x C x 1 x 1."""
-        x = as_rows(x, self.in_features, "head")
+        x = check_rows(x, self.in_features, "head")
         for layer in self.clf:
             x = layer(x)
         return x
