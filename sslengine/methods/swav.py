@@ -34,7 +34,7 @@ from sslengine.config.sections import iterations
 from sslengine.distributed.collectives import gather
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.distributed.sharding import gathered
-from sslengine.errors import ConfigError
+from sslengine.errors import ConfigError, TrainingError
 from sslengine.losses.sinkhorn import power_law, sinkhorn
 from sslengine.losses.swapped_prediction import swapped_prediction
 from sslengine.losses.views import split_views
@@ -208,6 +208,8 @@ class SwAVLoss(Method):
     def forward(self, output: Sequence[Tensor], sample: Any, step: Step) -> Tensor:
         """output: [embeddings, scores, ...] of swav_head, by crop."""
         embeddings, *scores = output
+        if len(scores) != len(self.options.num_prototypes):
+            raise TrainingError(f"{WHERE}: expected the outputs of one swav_head, got {output!r}.")
         earlier, counted = self._scores_of_queue(step)
         hard = step.num_updates < self.options.temp_hard_assignment_iters
         losses = [

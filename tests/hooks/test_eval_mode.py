@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from sslengine.config.sections import section_problems
 from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.engines.train import train as train_engine
@@ -209,8 +210,8 @@ def test_a_model_that_gives_its_losses_is_refused(step: str) -> None:
 
 
 def test_its_options() -> None:
-    assert list(PreciseBnOptions().check()) == []
-    (problem,) = PreciseBnOptions(NUM_ITERS=0).check()
+    assert list(section_problems(PreciseBnOptions())) == []
+    (problem,) = section_problems(PreciseBnOptions(NUM_ITERS=0))
     assert problem == "NUM_ITERS: expected 1 or more, got 0."
 
 

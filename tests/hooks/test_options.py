@@ -1,5 +1,6 @@
 import pytest
 
+from sslengine.config.sections import section_problems
 from sslengine.hooks.options import (
     EarlyStoppingOptions,
     EvaluateLossOptions,
@@ -10,7 +11,7 @@ from sslengine.hooks.options import (
 
 def test_the_defaults_are_right() -> None:
     for options in (ProfilingOptions(), RuntimeProfilingOptions(), EarlyStoppingOptions()):
-        assert list(options.check()) == []
+        assert list(section_problems(options)) == []
 
 
 @pytest.mark.parametrize(
@@ -26,7 +27,7 @@ def test_the_defaults_are_right() -> None:
     ],
 )
 def test_windows_that_cannot_be(options: ProfilingOptions, problem: str) -> None:
-    assert list(options.check()) == [problem]
+    assert list(section_problems(options)) == [problem]
 
 
 @pytest.mark.parametrize(
@@ -40,7 +41,7 @@ def test_windows_that_cannot_be(options: ProfilingOptions, problem: str) -> None
     ],
 )
 def test_early_stopping_that_cannot_be(options: EarlyStoppingOptions, key: str) -> None:
-    (problem,) = options.check()
+    (problem,) = section_problems(options)
     assert problem.startswith(f"{key}: expected")
 
 
@@ -52,5 +53,5 @@ def test_early_stopping_that_cannot_be(options: EarlyStoppingOptions, key: str) 
     ],
 )
 def test_evaluations_that_cannot_be(options: EvaluateLossOptions, key: str) -> None:
-    (problem,) = options.check()
+    (problem,) = section_problems(options)
     assert problem.startswith(f"{key}: expected")

@@ -54,6 +54,7 @@ class Clock:
         self.now = 100.0
         patch.setattr(metrics.time, "perf_counter", lambda: self.now)
         patch.setattr(profile, "perf_counter", lambda: self.now)
+        patch.setattr("sslengine.task.state.perf_counter", lambda: self.now)
 
     def passes(self, seconds: float, step: int | None = None) -> Hook:
         """In each step's forward, or in that of one step."""

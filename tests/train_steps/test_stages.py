@@ -22,7 +22,7 @@ def test_every_stage_is_timed_under_its_name() -> None:
     task.perf.start()
     task.step()
     assert [row.name for row in task.perf.report()] == list(STAGES)
-    assert all(row.calls == 1 for row in task.perf.report())
+    assert all(row.count == 1 for row in task.perf.report())
 
 
 def test_a_hook_may_replace_the_output() -> None:
