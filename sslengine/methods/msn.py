@@ -41,7 +41,6 @@ from sslengine.distributed.collectives import sum_over_ranks
 from sslengine.distributed.ranks import world_size
 from sslengine.errors import ConfigError
 from sslengine.losses.sinkhorn import sinkhorn
-from sslengine.losses.views import split_views
 from sslengine.methods.base import Method, Multiplier, Step
 from sslengine.methods.dino import prototypes_used
 from sslengine.methods.teacher import Teacher
@@ -171,7 +170,7 @@ class MSNLoss(Method):
         targets = self.targets(seen, prototypes)
         log_p = self._scores(anchors, prototypes).log_softmax(dim=-1)
         p = log_p.exp()
-        views = split_views(log_p, len(anchors) // len(images), NAME)
+        views = log_p.unflatten(0, (-1, len(images)))
         matched = -torch.einsum("bk,vbk->", targets, views)
         mean = sum_over_ranks(p.mean(dim=0)) / world_size()
         losses = {

@@ -14,7 +14,7 @@ from sslengine.config.facts import RunFacts
 from sslengine.config.resolve import resolve_dict
 from sslengine.data.batch.dropped_patches import dropped_patches_collator
 from sslengine.distributed.ranks import rank, world_size
-from sslengine.errors import ConfigError, DataError, TrainingError
+from sslengine.errors import ConfigError, DataError
 from sslengine.methods.base import Step, callbacks
 from sslengine.methods.msn import MSNLoss, MSNOptions
 from sslengine.models.build import build_model
@@ -368,7 +368,3 @@ def test_what_is_refused() -> None:
     own = RunFacts(heads=(("msn_head", {"num_prototypes": 9}),))
     with pytest.raises(ConfigError, match=r"num_prototypes of msn_head to 0, .* msn_loss to 9"):
         MSNOptions().infer(own)
-    method, model = loss_of_toy()
-    inputs = toy_inputs()
-    with pytest.raises(TrainingError, match="views of every image"):
-        method([each[:3] for each in model(inputs)], {"input": inputs}, Step.alone())
