@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sslengine.config.sections import section_problems
 from sslengine.checkpoint.options import CheckpointOptions
+from sslengine.config.sections import section_problems
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.engines.train import train as train_engine
 from sslengine.errors import ConfigError
