@@ -8,6 +8,7 @@ The module of a component is imported when its name is first used.
 from sslengine import (
     contrib,
     data,
+    engine,
     engines,
     hooks,
     meters,
@@ -15,8 +16,6 @@ from sslengine import (
     models,
     monitor,
     optim,
-    task,
-    train_steps,
 )
 from sslengine.checkpoint import options as checkpoint_options
 from sslengine.config import options as config_options

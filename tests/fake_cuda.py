@@ -28,8 +28,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_with_path
 
 from sslengine.data.loading import device_prefetch
+from sslengine.engine.task import SelfSupervisionTask
 from sslengine.precision import Precision
-from sslengine.task.task import SelfSupervisionTask
 from tests.launches import why_slow
 
 CUDA = torch.device("cuda:0")

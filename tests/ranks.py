@@ -27,7 +27,7 @@ class RankPool(ranks.RankPool):
         "sslengine.hooks.default",
         "sslengine.launch.cli",
         "sslengine.methods.simclr",
-        "sslengine.task.build",
-        "sslengine.task.task",
+        "sslengine.engine.build",
+        "sslengine.engine.task",
     )
     strict = True

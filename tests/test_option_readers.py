@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "sslengine"
 # Dataclasses of which fields are read at one place, whatever they are called: the place.
 READ_AS_A_WHOLE = {
-    "GradScalerOptions": ("task/build.py", "vars(model.AMP_PARAMS.GRAD_SCALER)"),
+    "GradScalerOptions": ("engine/build.py", "vars(model.AMP_PARAMS.GRAD_SCALER)"),
     "TrunkOptions": ("models/options.py", "vars(self).values()"),
     "RegNetOptions": ("models/trunks/options.py", "{key: getattr(self, key) for key in keys}"),
     "EfficientNetOptions": ("models/trunks/efficientnet.py", "asdict(options)"),

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
+from sslengine.engine.parts import Reduction, RunParts
+from sslengine.engine.phases import Progress
+from sslengine.engine.state import RunState
 from sslengine.registry import PARAM_GROUPS
-from sslengine.task.parts import Reduction, RunParts
-from sslengine.task.phases import Progress
-from sslengine.task.state import RunState
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "sslengine"
@@ -38,11 +38,8 @@ FLOORS = (
     ("checkpoint",),
     ("monitor",),
     ("hooks",),
-    ("services",),
     ("methods",),
-    ("task",),
-    ("train_steps",),
-    ("trainer",),
+    ("engine",),
     ("engines",),
     ("catalog", "contrib", "export", "launch", "predictor", "python", "report", "testing"),
     ("command", "__main__"),
@@ -180,7 +177,7 @@ def test_nobody_writes_to_the_config_but_its_own_folder(path: Path) -> None:
 @of_each(MODULES)
 def test_each_field_of_a_run_has_one_writer(path: Path) -> None:
     """`RunState` writes its fields and those of its `Progress`; a run's parts are made once."""
-    if path == PACKAGE / "task" / "state.py":
+    if path == PACKAGE / "engine" / "state.py":
         return
     own = {each.name for kind in (RunParts, Progress, RunState) for each in fields(kind)}
     owners = ("task", "state", "progress", "parts")

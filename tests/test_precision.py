@@ -8,10 +8,10 @@ from torch import nn, optim
 
 from sslengine import catalog, precision  # noqa: F401
 from sslengine.config.facts import precision_of_amp
+from sslengine.engine.build import build_run_precision
 from sslengine.errors import ConfigError
 from sslengine.models.options import AmpOptions, ModelOptions
 from sslengine.precision import Precision, build_precision
-from sslengine.task.build import build_run_precision
 from tests.config.recipes import resolved
 
 CPU = torch.device("cpu")

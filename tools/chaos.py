@@ -55,7 +55,7 @@ from sslengine.monitor.history import read_nested
 
 _LATER = (
     "sslengine.engines.train",
-    "sslengine.task.task",
+    "sslengine.engine.task",
     "sslengine.data.augment.backends.compiled",
 )
 PACE = ("config.CHECKPOINT.CHECKPOINT_ITER_FREQUENCY=2", "config.CHECKPOINT.KEEP_LAST=3")

@@ -46,8 +46,8 @@ from sslengine.config.stored import as_stored
 from sslengine.data.feed import DataFeed
 from sslengine.data.options import DataOptions
 from sslengine.dotted import leaves
+from sslengine.engine.build import build_base_model
 from sslengine.errors import SSLEngineError
-from sslengine.task.build import build_base_model
 from tests.teachers import needed
 from tools import chaos
 

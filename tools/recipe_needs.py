@@ -39,12 +39,12 @@ from sslengine.config.resolve import resolve
 from sslengine.config.sections import read
 from sslengine.data.feed import DataFeed
 from sslengine.data.options import DataOptions
+from sslengine.engine.build import attach, build_base_model, build_loss
+from sslengine.engine.step import multi_input_sample, single_input_sample
 from sslengine.methods.foreign import takes_sample
 from sslengine.methods.step import Step
 from sslengine.models.model import Model
 from sslengine.optim.options import OptimizerOptions
-from sslengine.task.build import attach, build_base_model, build_loss
-from sslengine.train_steps.step import multi_input_sample, single_input_sample
 
 assert catalog  # importing it declares all names
 

@@ -28,11 +28,10 @@ from sslengine.config.resolve import Resolved
 from sslengine.config.run_folder import open_named
 from sslengine.data.options import OF_ENCODED_SOURCES, SplitOptions
 from sslengine.dotted import below
+from sslengine.engine import build, loop
+from sslengine.engine.services import Services
+from sslengine.engine.task import SelfSupervisionTask
 from sslengine.errors import SSLEngineError
-from sslengine.services.order import Services
-from sslengine.task import build
-from sslengine.task.task import SelfSupervisionTask
-from sslengine.trainer import loop
 from sslengine.trust import closed
 
 STEPS = 2

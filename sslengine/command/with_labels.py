@@ -20,13 +20,13 @@ from sslengine.data.judged_view import augmented
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.manifest.classes import Classes
 from sslengine.data.options import DataOptions, SplitOptions
+from sslengine.engine.build import classes_of_train
 from sslengine.engines.sweep_options import HELD_OUT as CHOSEN_ON_TRAIN
 from sslengine.engines.sweep_options import SweepOptions
 from sslengine.errors import ConfigError, DataError
 from sslengine.models.build import build_trunk
 from sslengine.models.options import ModelOptions
 from sslengine.optim.layer_depth import layer_depth
-from sslengine.task.build import classes_of_train
 from sslengine.trust import closed
 
 # The length of a sweep: epochs as published, and not fewer steps of small data.

@@ -27,7 +27,7 @@ from typing import Any
 from torch import Tensor
 
 from sslengine.errors import TrainingError, listing
-from sslengine.hooks.events import Hook, TaskView
+from sslengine.hooks.events import Hook, Task
 from sslengine.monitor.store import MetricStore
 from sslengine.registry import register_hook_adapter
 
@@ -177,7 +177,7 @@ def get_event_storage() -> StorageView:
 class TrainerView:
     """`self.trainer` of a detectron2 hook."""
 
-    def __init__(self, task: TaskView) -> None:
+    def __init__(self, task: Task) -> None:
         self.iter = self.start_iter = task.iteration
         self.max_iter = sum(phase.own_steps for phase in task.phases if phase.train)
         self.model = task.model
@@ -206,30 +206,30 @@ class Detectron2Hook(Hook):
     def name(self) -> str:
         return type(self.hook).__qualname__
 
-    def on_start(self, task: TaskView) -> None:
+    def on_start(self, task: Task) -> None:
         self._trainer = self.hook.trainer = TrainerView(task)
         if self._loaded is not None:
             self.hook.load_state_dict(self._loaded)
         self._call("before_train")
 
-    def on_step_start(self, task: TaskView) -> None:
+    def on_step_start(self, task: Task) -> None:
         if task.train and self._trainer is not None:
             self._trainer.iter = task.iteration
             self._call("before_step")
 
-    def on_backward(self, task: TaskView) -> None:
+    def on_backward(self, task: Task) -> None:
         self._call("after_backward")
 
-    def on_step(self, task: TaskView) -> None:
+    def on_step(self, task: Task) -> None:
         if task.train:
             self._call("after_step")
 
-    def on_end(self, task: TaskView) -> None:
+    def on_end(self, task: Task) -> None:
         if self._trainer is not None:
             self._trainer.iter = task.iteration
         self._end()
 
-    def on_exception(self, task: TaskView) -> None:
+    def on_exception(self, task: Task) -> None:
         self._end()
 
     def _end(self) -> None:

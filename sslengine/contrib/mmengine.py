@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from sslengine.engine.loss_dict import LossDictTrainStep, are_losses, total_first
+from sslengine.engine.step import Loss, Sample
 from sslengine.errors import ConfigError, TrainingError, nearest
 from sslengine.monitor.losses import MAIN
 from sslengine.registry import register_train_step
-from sslengine.train_steps.model import LossDictTrainStep, are_losses, total_first
-from sslengine.train_steps.step import Loss, Sample
 
 if TYPE_CHECKING:
-    from sslengine.task.task import SelfSupervisionTask
+    from sslengine.engine.task import SelfSupervisionTask
 
 
 @dataclass

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from sslengine.config.ranges import above
 from sslengine.config.sections import read
 from sslengine.distributed.data_parallel import mean_of_gradients
+from sslengine.engine.step import Loss, Sample, TrainStep, expect_numbers, expect_registered
 from sslengine.errors import CheckpointError, ConfigError, TrainingError, listing, nearest
 from sslengine.models.options import ModelOptions
 from sslengine.optim.build import build_optimizer
@@ -42,10 +43,9 @@ from sslengine.optim.param_groups import Trainable, trainable
 from sslengine.optim.scheduled import OptionsView, ScheduledOptimizer
 from sslengine.precision import Precision
 from sslengine.registry import register_train_step
-from sslengine.train_steps.step import Loss, Sample, TrainStep, expect_numbers, expect_registered
 
 if TYPE_CHECKING:
-    from sslengine.task.task import SelfSupervisionTask
+    from sslengine.engine.task import SelfSupervisionTask
 
 NAME = "multi_optimizer_train_step"
 WHERE = f"config.TRAINER.{NAME}.OPTIMIZERS"

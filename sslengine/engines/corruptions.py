@@ -23,6 +23,7 @@ from sslengine.config.sections import read
 from sslengine.data.options import DataOptions
 from sslengine.distributed.collectives import broadcast_object, sum_over_ranks
 from sslengine.distributed.ranks import is_primary
+from sslengine.engine.build import build_run_precision
 from sslengine.engines.features import features_of, ordered_feed
 from sslengine.engines.judged_images import Found, Judged
 from sslengine.engines.probes import Key, probes_of
@@ -33,7 +34,6 @@ from sslengine.evaluation.options import CorruptionOptions
 from sslengine.evaluation.outcome import Outcome
 from sslengine.evaluation.store import name_of
 from sslengine.monitor.run_facts import UNTRAINED
-from sslengine.task.build import build_run_precision
 
 # Of each corruption and severity: right answers, and images.
 Counts = dict[tuple[str, int], Tensor]

@@ -18,6 +18,7 @@ from sslengine.data.manifest.classes import Classes
 from sslengine.data.options import DataOptions
 from sslengine.distributed.collectives import barrier
 from sslengine.distributed.ranks import rank
+from sslengine.engine.build import build_base_model, build_run_precision
 from sslengine.engines.benchmarks.report import save
 from sslengine.engines.features import (
     Features,
@@ -30,7 +31,6 @@ from sslengine.engines.features import (
 from sslengine.engines.options import ExtractFeaturesOptions
 from sslengine.engines.run import Run
 from sslengine.registry import register_engine
-from sslengine.task.build import build_base_model, build_run_precision
 
 
 @register_engine("extract_features")

@@ -23,6 +23,7 @@ from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.manifest.classes import Classes
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.distributed.ranks import rank, world_size
+from sslengine.engine.step import single_input_sample
 from sslengine.engines.run import Run
 from sslengine.errors import CheckpointError
 from sslengine.models.build import trunk_with_heads
@@ -31,7 +32,6 @@ from sslengine.models.options import ModelOptions
 from sslengine.models.weights import init_weights
 from sslengine.precision import Precision
 from sslengine.progress import progress
-from sslengine.train_steps.step import single_input_sample
 
 log = logging.getLogger("sslengine")
 

@@ -20,6 +20,7 @@ from sslengine.checkpoint.rng import seed_all
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read, replaced
 from sslengine.data.options import DataOptions
+from sslengine.engine.build import build_base_model
 from sslengine.engines.features import Compute, layers_of, pixels
 from sslengine.engines.run import Run
 from sslengine.engines.stored import Network, of_weights
@@ -30,7 +31,6 @@ from sslengine.models.trunks.library_options import TimmOptions
 from sslengine.models.weights import Loaded, init_weights
 from sslengine.monitor.run_facts import PIXELS, TRAINED, UNTRAINED
 from sslengine.progress import progress
-from sslengine.task.build import build_base_model
 
 REFERENCE = "reference"
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sslengine.engine.build import build_base_model
 from sslengine.engines.features import Compute
 from sslengine.engines.judged_images import Judged
 from sslengine.engines.judged_networks import REFERENCE, networks_of
@@ -18,7 +19,6 @@ from sslengine.errors import ConfigError, DataError
 from sslengine.models.build import trunk_with_heads
 from sslengine.models.trunks.base import Trunk
 from sslengine.monitor.run_facts import PIXELS
-from sslengine.task.build import build_base_model
 
 SETTINGS = "MODEL.FEATURE_EVAL_SETTINGS"
 

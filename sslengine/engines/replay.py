@@ -21,11 +21,11 @@ from sslengine.config.options import TrainerOptions
 from sslengine.config.sections import read
 from sslengine.distributed.ranks import rank
 from sslengine.distributed.sharding import local
+from sslengine.engine import loop
 from sslengine.engines.run import Run
 from sslengine.errors import NonFiniteLossError, TrainingError
 from sslengine.monitor.losses import name_few
 from sslengine.registry import TASKS, register_engine
-from sslengine.trainer import loop
 
 
 @register_engine("replay")

@@ -27,6 +27,7 @@ from sslengine.data.manifest.classes import Classes
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.distributed.collectives import barrier, broadcast_object
 from sslengine.distributed.ranks import is_primary, rank, world_size
+from sslengine.engine.build import build_run_precision
 from sslengine.engines.features import Compute, Features, features_of, join, ordered_feed
 from sslengine.engines.run import Run
 from sslengine.evaluation.store import Shard, Store, name_of
@@ -34,7 +35,6 @@ from sslengine.models.frozen import digest
 from sslengine.models.options import ModelOptions
 from sslengine.precision import Precision
 from sslengine.progress import progress
-from sslengine.task.build import build_run_precision
 
 log = logging.getLogger("sslengine")
 

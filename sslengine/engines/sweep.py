@@ -28,6 +28,8 @@ from sslengine.data.manifest.classes import Classes
 from sslengine.data.options import DataOptions
 from sslengine.distributed.collectives import broadcast_object
 from sslengine.distributed.ranks import is_primary
+from sslengine.engine.build import classes_of_train
+from sslengine.engine.channels import input_channels
 from sslengine.engines.expected import check_results_here
 from sslengine.engines.features import required_weights
 from sslengine.engines.protocols import show_protocols
@@ -51,8 +53,6 @@ from sslengine.models.build import build_trunk
 from sslengine.models.options import ModelOptions
 from sslengine.models.trunks.base import JOIN, Trunk
 from sslengine.registry import register_engine
-from sslengine.task.build import classes_of_train
-from sslengine.task.channels import input_channels
 
 OF_EVAL = "MODEL.FEATURE_EVAL_SETTINGS"
 # What the held-out images of TRAIN have from TEST.

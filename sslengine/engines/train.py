@@ -19,6 +19,8 @@ from sslengine.config.sections import read
 from sslengine.config.stored import as_stored
 from sslengine.distributed.collectives import broadcast_object
 from sslengine.distributed.ranks import is_primary, world_size
+from sslengine.engine import loop
+from sslengine.engine.phases import Progress, place_again
 from sslengine.engines.expected import check_results
 from sslengine.engines.run import Run
 from sslengine.errors import CheckpointError, ConfigError
@@ -29,8 +31,6 @@ from sslengine.monitor.build import RunPlace, build_writers
 from sslengine.monitor.run_record import keep_command, recorded
 from sslengine.monitor.writers import Writer, clock
 from sslengine.registry import TASKS, component_key, register_engine
-from sslengine.task.phases import Progress, place_again
-from sslengine.trainer import loop
 
 log = logging.getLogger("sslengine")
 

@@ -27,6 +27,7 @@ from sslengine.data.judged_view import described
 from sslengine.data.options import DataOptions
 from sslengine.distributed.collectives import gather_objects
 from sslengine.distributed.ranks import rank, world_size
+from sslengine.engine.build import build_run_precision
 from sslengine.engines.davis import WHERE, Video, read_videos
 from sslengine.engines.judged_images import Found, Judged
 from sslengine.engines.maps import judged_trunk, last_map, networks_with_maps
@@ -39,7 +40,6 @@ from sslengine.evaluation.propagation import Propagation, answers
 from sslengine.evaluation.region_contour import contour, region
 from sslengine.monitor.run_facts import PIXELS
 from sslengine.precision import Precision
-from sslengine.task.build import build_run_precision
 
 log = logging.getLogger("sslengine")
 

@@ -25,6 +25,8 @@ from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read
 from sslengine.data.decode.pixel_format import probe
 from sslengine.data.options import DataOptions, SplitOptions
+from sslengine.engine.channels import input_channels
+from sslengine.engine.trained import load_network, newest_state, state_of, trunk_of
 from sslengine.errors import MissingCheckpointError, SSLEngineError
 from sslengine.export.preprocessing import Preprocessing, describe
 from sslengine.models.build import build_model, trunk_with_heads
@@ -33,8 +35,6 @@ from sslengine.models.trunks.base import Trunk
 from sslengine.models.weights import expect_whole, init_from_file
 from sslengine.predictor.view import View
 from sslengine.progress import progress
-from sslengine.task.channels import input_channels
-from sslengine.task.trained import load_network, newest_state, state_of, trunk_of
 from sslengine.trust import closed
 
 log = logging.getLogger("sslengine")

@@ -39,7 +39,7 @@ from sslengine.distributed.collectives import any_rank
 from sslengine.distributed.ranks import is_primary
 from sslengine.errors import CollapseError, NonFiniteLossError
 from sslengine.evaluation.spread import feature_std, rankme, spectrum
-from sslengine.hooks.events import OPTIONAL, Hook, TaskView
+from sslengine.hooks.events import OPTIONAL, Hook, Task
 from sslengine.monitor.collapse import (
     END,
     INPUT_STD,
@@ -82,14 +82,14 @@ class LogCollapse(Hook):
         self._ends: list[dict[str, float]] = []  # what the rules read, of each train phase
         self._told: set[str] = set()
 
-    def on_phase_start(self, task: TaskView) -> None:
+    def on_phase_start(self, task: Task) -> None:
         self._starts = task.train and task.progress.iteration == 0
         left = task.phase.steps - task.progress.step
         if task.train and (self._starts or left == 1):
             self._watch(task)
         self._set_due(task, 2 if self._starts else left)
 
-    def on_step(self, task: TaskView) -> None:
+    def on_step(self, task: Task) -> None:
         if not task.train:
             return
         left = task.phase.steps - task.progress.step
@@ -106,11 +106,11 @@ class LogCollapse(Hook):
             self._watch(task)
         self._set_due(task, left)
 
-    def _set_due(self, task: TaskView, left: int) -> None:
+    def _set_due(self, task: Task, left: int) -> None:
         """Ask for the step before the last, and the last."""
         self.due = task.state.steps + max(1, left - 1) if task.train else math.inf
 
-    def on_phase_end(self, task: TaskView) -> None:
+    def on_phase_end(self, task: Task) -> None:
         if not task.train:
             return
         self._write_spectra(task)
@@ -124,7 +124,7 @@ class LogCollapse(Hook):
         self._ends.append({name: read[name] for name in READ if name in read})
         self._judge(task)
 
-    def on_exception(self, task: TaskView) -> None:
+    def on_exception(self, task: Task) -> None:
         self._forget()
         if isinstance(task.exception, NonFiniteLossError):
             parts = {f"loss.{name}": value for name, value in task.exception.parts.items()}
@@ -141,7 +141,7 @@ class LogCollapse(Hook):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._ends = [dict(each) for each in state.get("ends", ())]
 
-    def _judge(self, task: TaskView) -> None:
+    def _judge(self, task: Task) -> None:
         found = list(find_signs(self._ends, task.config))
         for each in found:
             if each.what not in self._told:
@@ -150,7 +150,7 @@ class LogCollapse(Hook):
         if self.stops and any_rank(bool(found)):
             raise CollapseError(_why(found))
 
-    def _write_spectra(self, task: TaskView) -> None:
+    def _write_spectra(self, task: Task) -> None:
         """Append those of this phase; a run that resumes may write the same again."""
         last = max(phase.train_index for phase in task.phases)
         moment = {last // 2: MIDDLE, last: END}.get(task.phase.train_index)
@@ -162,7 +162,7 @@ class LogCollapse(Hook):
                 with suppress(OSError):  # the folder was removed, or there is no room
                     append(self.folder / SPECTRA, json.dumps(line).encode() + b"\n")
 
-    def _watch(self, task: TaskView) -> None:
+    def _watch(self, task: Task) -> None:
         """Keep what the trunk gives in the next step."""
         trunk = getattr(task.base_model, "trunk", None)
         if trunk is not None:

@@ -2,7 +2,7 @@
 
 The method's own hooks run before these. FreezeParameters runs before ClipGradients, so gradients
 that it drops do not count in the norm. The hooks of HOOKS.EXTRA run last. The services
-(sslengine/services/order.py) run after all hooks.
+(sslengine/engine/services.py) run after all hooks.
 """
 
 from __future__ import annotations

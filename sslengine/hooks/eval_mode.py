@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from sslengine.checkpoint.rng import rng_state, set_rng_state
 from sslengine.distributed.collectives import sum_in_place
 from sslengine.errors import ConfigError
-from sslengine.hooks.events import Hook, TaskView
+from sslengine.hooks.events import Hook, Task
 from sslengine.hooks.options import EvaluateLossOptions
 from sslengine.meters.base import mask_absent, present_classes
 from sslengine.precision import widest
@@ -39,7 +39,7 @@ class PreciseBatchNorm(Hook):
     def __init__(self, batches: int) -> None:
         self.batches = batches
 
-    def on_start(self, task: TaskView) -> None:
+    def on_start(self, task: Task) -> None:
         step = task.config.TRAINER.TRAIN_STEP_NAME
         if getattr(TRAIN_STEPS.get(step), "model_gives_losses", False):
             raise ConfigError(
@@ -52,17 +52,17 @@ class PreciseBatchNorm(Hook):
                 "norm with running statistics."
             )
 
-    def on_phase_end(self, task: TaskView) -> None:
+    def on_phase_end(self, task: Task) -> None:
         if task.train and self._due(task):
             refresh(task, self.batches)
 
-    def _due(self, task: TaskView) -> bool:
+    def _due(self, task: Task) -> bool:
         following = task.phases[task.progress.phase + 1 : task.progress.phase + 2]
         tested = any(not phase.train for phase in following)
         return tested or task.saves_at_phase_end
 
 
-def refresh(task: TaskView, batches: int) -> None:
+def refresh(task: Task, batches: int) -> None:
     """Overwrite the running statistics; restore random streams and all other state."""
     norms = _norms(task.base_model)
     if not norms:
@@ -136,7 +136,7 @@ def _nothing_else_moves(model: nn.Module) -> Iterator[None]:
         set_rng_state(streams)
 
 
-def _inputs(task: TaskView, batches: int) -> Iterator[Any]:
+def _inputs(task: Task, batches: int) -> Iterator[Any]:
     """The model's inputs from so many training batches, in their own order and augmentation.
 
     They come from negative epoch numbers, which training does not use: the same ones at each
@@ -164,11 +164,11 @@ class EvaluateLoss(Hook):
         self.sets = [name.upper() for name in options.SETS]
         self.every, self.at_end = options.EVERY, options.AT_END
 
-    def on_start(self, task: TaskView) -> None:
+    def on_start(self, task: Task) -> None:
         if "TRAIN" in self.sets and task.train_feed is None:
             raise ConfigError("config.HOOKS.EVALUATE_LOSS.SETS: this run only tests; name TEST.")
 
-    def on_phase_end(self, task: TaskView) -> None:
+    def on_phase_end(self, task: Task) -> None:
         if not task.train or not task.phase.complete:
             return
         made = task.phase.train_index + 1
@@ -185,12 +185,12 @@ class MaskAbsentClasses(Hook):
     Loss and meters get the masked output, as in VISSL.
     """
 
-    def on_phase_start(self, task: TaskView) -> None:
+    def on_phase_start(self, task: Task) -> None:
         if not task.train:
             labels = map(present_classes, task.test_feed.dataset.labels)
             self._present = torch.cat([*labels])
 
-    def on_forward(self, task: TaskView) -> None:
+    def on_forward(self, task: Task) -> None:
         if not task.train:
             batch = task.last_batch
             batch.model_output = mask_absent(batch.model_output, self._present)

@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Any
 from sslengine.errors import CheckpointError, ConfigError, nearest
 
 if TYPE_CHECKING:  # a hook gets the task, and never imports it
-    from sslengine.task.task import SelfSupervisionTask
+    from sslengine.engine.task import SelfSupervisionTask
 
-    TaskView = SelfSupervisionTask
+    Task = SelfSupervisionTask
 else:
-    TaskView = Any
+    Task = Any
 
 EVENTS = (
     "on_start",
@@ -67,38 +67,38 @@ class Hook:
     def name(self) -> str:
         return type(self).__name__
 
-    def on_start(self, task: TaskView) -> None:
+    def on_start(self, task: Task) -> None:
         """Before the first phase, also of a resumed run: everything is built and loaded. If this
         is overridden, `load_state_dict` is called again after it, as it may set initial values."""
 
-    def on_phase_start(self, task: TaskView) -> None:
+    def on_phase_start(self, task: Task) -> None:
         """A phase begins, or a resumed run continues it (`task.progress.step` is not 0)."""
 
-    def on_step_start(self, task: TaskView) -> None:
+    def on_step_start(self, task: Task) -> None:
         """A step begins: its batch is not read yet."""
 
-    def on_forward(self, task: TaskView) -> None:
+    def on_forward(self, task: Task) -> None:
         """The model's output is there; the loss is not computed yet."""
 
-    def on_loss_and_meter(self, task: TaskView) -> None:
+    def on_loss_and_meter(self, task: Task) -> None:
         """Loss and meters are up to date."""
 
-    def on_backward(self, task: TaskView) -> None:
+    def on_backward(self, task: Task) -> None:
         """Gradients are computed. Unless `task.updating`, accumulation is not complete."""
 
-    def on_update(self, task: TaskView) -> None:
+    def on_update(self, task: Task) -> None:
         """The optimizer has stepped."""
 
-    def on_step(self, task: TaskView) -> None:
+    def on_step(self, task: Task) -> None:
         """The step is counted: `task.iteration` is the number of finished train steps."""
 
-    def on_phase_end(self, task: TaskView) -> None:
+    def on_phase_end(self, task: Task) -> None:
         """All steps of a phase are finished."""
 
-    def on_end(self, task: TaskView) -> None:
+    def on_end(self, task: Task) -> None:
         """All phases are finished."""
 
-    def on_exception(self, task: TaskView) -> None:
+    def on_exception(self, task: Task) -> None:
         """`task.exception` was raised and will be raised again."""
 
     def state_dict(self) -> dict[str, Any]:

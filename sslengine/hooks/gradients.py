@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sslengine.distributed.collectives import max_in_place
 from sslengine.distributed.sharding import is_sharded, local, norms
 from sslengine.errors import ConfigError, listing, nearest
-from sslengine.hooks.events import Hook, TaskView
+from sslengine.hooks.events import Hook, Task
 from sslengine.optim.optimizers import ScaleEach
 
 log = logging.getLogger("sslengine")
@@ -36,7 +36,7 @@ class FreezeParameters(Hook):
     def __init__(self, updates: Frozen = (), epochs: Frozen = (), by_rate: bool = False) -> None:
         self.updates, self.epochs, self.by_rate = updates, epochs, by_rate
 
-    def on_start(self, task: TaskView) -> None:
+    def on_start(self, task: Task) -> None:
         known = dict(task.learner.named_parameters())
         self._until_update = [*_found(known, self.updates, "ITER_MAP")]
         self._until_epoch = [*_found(known, self.epochs, "EPOCH_MAP")]
@@ -44,7 +44,7 @@ class FreezeParameters(Hook):
             for each in getattr(task.optimizer, "owners", ()) or (task,):
                 each.optimizer.inner.register_step_post_hook(self._put_back)
 
-    def on_backward(self, task: TaskView) -> None:
+    def on_backward(self, task: Task) -> None:
         frozen = [each for each, until in self._until_update if task.num_updates < until]
         frozen += [each for each, until in self._until_epoch if task.phase.epoch < until]
         self._kept = {each: each.detach().clone() for each in frozen if self.by_rate}
@@ -81,7 +81,7 @@ class LogGradientNorm(Hook):
     def __init__(self, frequency: int) -> None:
         self.frequency = frequency
 
-    def on_backward(self, task: TaskView) -> None:
+    def on_backward(self, task: Task) -> None:
         made = task.progress.step + 1
         due = made in (1, task.phase.steps) or (task.iteration + 1) % self.frequency == 0
         if not (due and task.train and task.updating):
@@ -112,7 +112,7 @@ class ClipGradients(Hook):
         self.per_parameter, self.per_module = per_parameter, per_module
         self._scale_each = ScaleEach()
 
-    def on_backward(self, task: TaskView) -> None:
+    def on_backward(self, task: Task) -> None:
         if not task.updating:
             return
         task.precision.unscale(task.optimizer.inner)
@@ -178,7 +178,7 @@ class ReportUnreachedParameters(Hook):
         self._reported: frozenset[str] = frozenset()
         self._handles: list[Any] = []
 
-    def on_start(self, task: TaskView) -> None:
+    def on_start(self, task: Task) -> None:
         for name, module in task.learner.named_modules():
             own = [
                 (f"{name}.{each}" if name else each, parameter)
@@ -198,7 +198,7 @@ class ReportUnreachedParameters(Hook):
                     )
                 )
 
-    def on_backward(self, task: TaskView) -> None:
+    def on_backward(self, task: Task) -> None:
         if not task.updating:
             return
         names = {n for n, p in task.learner.named_parameters() if p.requires_grad}
@@ -209,13 +209,13 @@ class ReportUnreachedParameters(Hook):
         self._reached.clear()
         self._used.clear()
 
-    def on_end(self, task: TaskView) -> None:
+    def on_end(self, task: Task) -> None:
         self._remove()
 
-    def on_exception(self, task: TaskView) -> None:
+    def on_exception(self, task: Task) -> None:
         self._remove()
 
-    def _message(self, task: TaskView, missing: frozenset[str]) -> str:
+    def _message(self, task: Task, missing: frozenset[str]) -> str:
         used, unused = sorted(missing & self._used), sorted(missing - self._used)
         text = f"step {task.iteration}: {len(missing)} parameters get no gradient from the loss."
         if unused:

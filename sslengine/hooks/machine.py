@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from sslengine.distributed.ranks import rank
-from sslengine.hooks.events import Hook, TaskView
+from sslengine.hooks.events import Hook, Task
 from sslengine.hooks.profile import profile_folder
 from sslengine.monitor.environment import peak_memory
 from sslengine.registry import register_hook
@@ -25,7 +25,7 @@ log = logging.getLogger("sslengine")
 class LogGpus(Hook):
     """`HOOKS.LOG_GPU_STATS`: name and memory of this rank's GPU."""
 
-    def on_start(self, task: TaskView) -> None:
+    def on_start(self, task: Task) -> None:
         if task.device.type == "cuda":
             free, total = (each / 2**30 for each in torch.cuda.mem_get_info(task.device))
             name = torch.cuda.get_device_name(task.device)
@@ -38,7 +38,7 @@ class LogGpuMemory(Hook):
     def __init__(self, iteration: int) -> None:
         self.iteration = iteration
 
-    def on_step(self, task: TaskView) -> None:
+    def on_step(self, task: Task) -> None:
         if task.device.type == "cuda" and task.train and task.iteration == self.iteration + 1:
             log.info("%s", torch.cuda.memory_summary(task.device))
 
@@ -56,7 +56,7 @@ class LogMemoryPeaks(Hook):
     def __init__(self, frequency: int) -> None:
         self.frequency = frequency
 
-    def on_step(self, task: TaskView) -> None:
+    def on_step(self, task: Task) -> None:
         first_or_due = task.progress.step == 1 or task.iteration % self.frequency == 0
         if task.train and first_or_due:
             for name, value in peak_memory(task.device).items():
@@ -69,7 +69,7 @@ class LogComplexity(Hook):
     def __init__(self, input_shape: Sequence[int]) -> None:
         self.input_shape = tuple(input_shape)
 
-    def on_start(self, task: TaskView) -> None:
+    def on_start(self, task: Task) -> None:
         from fvcore.nn import (  # type: ignore[attr-defined] # slow to import, rarely used
             ActivationCountAnalysis,
             FlopCountAnalysis,
@@ -109,7 +109,7 @@ class WriteMemorySnapshot(Hook):
         self.iteration, self.folder = iteration, folder
         self._mine, self._records = rank() in ranks, False
 
-    def on_start(self, task: TaskView) -> None:
+    def on_start(self, task: Task) -> None:
         if self._mine and task.device.type != "cuda":
             log.warning(
                 "config.PROFILING.MEMORY_PROFILING.TRACK_BY_LAYER_MEMORY has no effect: torch "
@@ -117,19 +117,19 @@ class WriteMemorySnapshot(Hook):
             )  # fmt: skip
         self._mine = self._mine and task.device.type == "cuda"
 
-    def on_step_start(self, task: TaskView) -> None:
+    def on_step_start(self, task: Task) -> None:
         if self._mine and task.train and task.iteration == self.iteration:
             torch.cuda.memory._record_memory_history(stacks="python", device=task.device)
             self._records = True
 
-    def on_step(self, task: TaskView) -> None:
+    def on_step(self, task: Task) -> None:
         if self._records:
             folder = profile_folder(task.run_dir, self.folder)
             folder.mkdir(parents=True, exist_ok=True)
             torch.cuda.memory._dump_snapshot(str(folder / f"rank{rank()}_memory.pickle"))
             self._stop()
 
-    def on_exception(self, task: TaskView) -> None:
+    def on_exception(self, task: Task) -> None:
         self._stop()
 
     def _stop(self) -> None:

@@ -25,7 +25,7 @@ from sslengine.errors import ConfigError, DataError
 from sslengine.evaluation.knn import knn_within
 from sslengine.evaluation.label_free.inputs import Inputs, measure
 from sslengine.evaluation.linear import linear_probe
-from sslengine.hooks.events import Hook, TaskView
+from sslengine.hooks.events import Hook, Task
 from sslengine.hooks.options import OnlineEvalOptions
 from sslengine.registry import register_hook
 
@@ -40,7 +40,7 @@ class OnlineEval(Hook):
     def __init__(self, options: OnlineEvalOptions) -> None:
         self.options = options
 
-    def on_start(self, task: TaskView) -> None:
+    def on_start(self, task: Task) -> None:
         if task.train_feed is None:
             raise ConfigError(f"{WHERE}.EVERY: this run only tests; set it to 0.")
         labelled = bool(read(task.config, DataOptions).TRAIN.LABEL_SOURCES)
@@ -51,14 +51,14 @@ class OnlineEval(Hook):
                 f"LABEL_SOURCES, or choose label_free."
             )
 
-    def on_phase_end(self, task: TaskView) -> None:
+    def on_phase_end(self, task: Task) -> None:
         if not task.train or not task.phase.complete or not self._due(task):
             return
         found = task.compute_features(self.options.IMAGES, self.options.NETWORK)
         computed = self._metrics(found.features, found.labels) if is_primary() else {}
         task.phase_results["online"] = broadcast_object(computed)
 
-    def _due(self, task: TaskView) -> bool:
+    def _due(self, task: Task) -> bool:
         made = task.phase.train_index + 1
         last = made == 1 + max(phase.train_index for phase in task.phases)
         due: bool = last or made % self.options.EVERY == 0

@@ -12,7 +12,7 @@ from torchvision.utils import make_grid
 
 from sslengine.distributed.ranks import is_primary
 from sslengine.distributed.sharding import whole
-from sslengine.hooks.events import Hook, TaskView
+from sslengine.hooks.events import Hook, Task
 from sslengine.monitor.writers import TensorBoardWriter
 
 # images, `last_batch.vis_preds`, `last_batch.vis_masks` -> N x K x C x H x W: K panels for each.
@@ -29,7 +29,7 @@ class SavePictures(Hook):
     def name(self) -> str:
         return f"pictures of {self.title}"
 
-    def on_phase_end(self, task: TaskView) -> None:
+    def on_phase_end(self, task: Task) -> None:
         batch, phase = task.last_batch, task.phase
         ends_epoch = phase.last_step == task.train_feed.steps_per_epoch if task.train else False
         if not ends_epoch or (phase.epoch + 1) % self.every or not is_primary():
@@ -61,7 +61,7 @@ class TensorBoardHistograms(Hook):
     def __init__(self, every: int, parameters: bool, gradients: bool) -> None:
         self.every, self.parameters, self.gradients = every, parameters, gradients
 
-    def on_update(self, task: TaskView) -> None:
+    def on_update(self, task: Task) -> None:
         if task.iteration % self.every:
             return
         writers = [each for each in task.writers if isinstance(each, TensorBoardWriter)]
@@ -74,7 +74,7 @@ class TensorBoardHistograms(Hook):
                 self._write(writers, f"gradients/{name}", whole(parameter.grad), task)
 
     def _write(
-        self, writers: list[TensorBoardWriter], name: str, values: Tensor, task: TaskView
+        self, writers: list[TensorBoardWriter], name: str, values: Tensor, task: Task
     ) -> None:
         for writer in writers:
             add = partial(writer.summary.add_histogram, name, values, task.iteration)

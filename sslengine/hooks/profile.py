@@ -30,7 +30,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from sslengine.distributed.ranks import rank
 from sslengine.errors import ConfigError
-from sslengine.hooks.events import Hook, TaskView
+from sslengine.hooks.events import Hook, Task
 from sslengine.hooks.options import ProfilingOptions
 from sslengine.monitor.console import ConsoleWriter
 from sslengine.monitor.writers import clock
@@ -144,17 +144,17 @@ class LogPerfStats(Hook):
     def __init__(self, frequency: int = -1) -> None:
         self.frequency = frequency
 
-    def on_phase_start(self, task: TaskView) -> None:
+    def on_phase_start(self, task: Task) -> None:
         task.perf.start(measure_gpu=task.device.type == "cuda")
 
-    def on_step(self, task: TaskView) -> None:
+    def on_step(self, task: Task) -> None:
         if self.frequency > 0 and task.progress.step % self.frequency == 0:
             self._log(task)
 
-    def on_phase_end(self, task: TaskView) -> None:
+    def on_phase_end(self, task: Task) -> None:
         self._log(task)
 
-    def _log(self, task: TaskView) -> None:
+    def _log(self, task: Task) -> None:
         log.info("stage times, means of this phase:\n%s", task.perf.report_str())
 
 
@@ -173,11 +173,11 @@ class IterationTimer(Hook):
         # When the last train step ended, and the time spent in hooks until then.
         self._mark: tuple[float, float] | None = None
 
-    def on_phase_start(self, task: TaskView) -> None:
+    def on_phase_start(self, task: Task) -> None:
         self._count_end_of_phase(task)
         self._mark = (perf_counter(), task.perf.hooks.seconds) if task.train else None
 
-    def on_step(self, task: TaskView) -> None:
+    def on_step(self, task: Task) -> None:
         if self._mark is None:
             return
         (began, hooks), self._mark = self._mark, (perf_counter(), task.perf.hooks.seconds)
@@ -189,25 +189,25 @@ class IterationTimer(Hook):
         else:
             self.steps += 1
 
-    def on_phase_end(self, task: TaskView) -> None:
+    def on_phase_end(self, task: Task) -> None:
         if task.train and self.steps:
             task.phase_results["seconds_per_step"] = self.seconds / self.steps
             task.phase_results["percent_in_hooks"] = 100 * self.in_hooks / self.seconds
 
-    def on_end(self, task: TaskView) -> None:
+    def on_end(self, task: Task) -> None:
         self._count_end_of_phase(task)
         self._report(task)
 
-    def on_exception(self, task: TaskView) -> None:
+    def on_exception(self, task: Task) -> None:
         self._report(task)
 
-    def _count_end_of_phase(self, task: TaskView) -> None:
+    def _count_end_of_phase(self, task: Task) -> None:
         if self._mark is not None and self.steps:
             taken = task.perf.hooks.seconds - self._mark[1]
             self.seconds += taken
             self.in_hooks += taken
 
-    def _report(self, task: TaskView) -> None:
+    def _report(self, task: Task) -> None:
         if not self.steps:
             return
         line = (
@@ -240,20 +240,20 @@ class ProfileSteps(Hook):
         self._mine = rank() in options.PROFILED_RANKS
         self._profiler: Any = None
 
-    def on_start(self, task: TaskView) -> None:
+    def on_start(self, task: Task) -> None:
         if self._mine and self.options.RUNTIME_PROFILING.USE_PROFILER:
             self._activities(task.device)  # raises at start rather than in the window
         if self._mine and task.iteration > self.begin:
             log.info("no profile: the run resumes from step %d, after the window", task.iteration)
 
-    def on_step_start(self, task: TaskView) -> None:
+    def on_step_start(self, task: Task) -> None:
         if not (self._mine and task.train):
             return
         if task.iteration == self.begin and self.options.RUNTIME_PROFILING.USE_PROFILER:
             self._profiler = self._make_profiler(task.device)
             _call_without_warnings(self._profiler.start)
 
-    def on_step(self, task: TaskView) -> None:
+    def on_step(self, task: Task) -> None:
         if not task.train:
             return
         if self._profiler is not None:
@@ -263,10 +263,10 @@ class ProfileSteps(Hook):
             if self.options.STOP_TRAINING_AFTER_PROFILING:
                 task.leave("config.PROFILING.STOP_TRAINING_AFTER_PROFILING")
 
-    def on_end(self, task: TaskView) -> None:
+    def on_end(self, task: Task) -> None:
         self._close()  # the run was shorter than the window
 
-    def on_exception(self, task: TaskView) -> None:
+    def on_exception(self, task: Task) -> None:
         self._close()
 
     def _close(self) -> None:

@@ -64,7 +64,7 @@ def settle_channels(resolved: Resolved, prints: bool = True) -> Resolved:
     usual = all(data[split].IMAGE_MODE in _OF_MODE for split in ("TRAIN", "TEST"))
     if usual and not prints:
         return resolved
-    found = import_dotted("sslengine.task.channels:look_at_data")(resolved.config)
+    found = import_dotted("sslengine.engine.channels:look_at_data")(resolved.config)
     for split, pixels in found.formats.items() if prints else ():
         print(f"config.DATA.{split}: {pixels} in the first images", flush=True)  # noqa: T201
     auto = resolved.config.MODEL.INPUT_CHANNELS == AUTO

@@ -40,6 +40,9 @@ from sslengine.data.loading.seeding import seed_sample, streams_kept
 from sslengine.data.manifest.few_labels import expect_list
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.dotted import full_metric_name, no_such_metric
+from sslengine.engine.build import attach, build_base_model, build_loss, build_train_step
+from sslengine.engine.state import shapes
+from sslengine.engine.step import TrainStep
 from sslengine.errors import ConfigError, DataError, SSLEngineError
 from sslengine.hooks.options import HooksOptions
 from sslengine.meters.base import build_meters
@@ -55,9 +58,6 @@ from sslengine.optim.learner import learner_of
 from sslengine.optim.multipliers import chosen_multipliers
 from sslengine.optim.options import OptimizerOptions
 from sslengine.registry import COLLATORS, DATA_SOURCES, LOSSES, TRANSFORMS, Registry, component_key
-from sslengine.task.build import attach, build_base_model, build_loss, build_train_step
-from sslengine.task.state import shapes
-from sslengine.train_steps.step import TrainStep
 
 META = torch.device("meta")
 # Sources of images of one size (DEFAULT_GRAY_IMG_SIZE), whose labels are numbers.

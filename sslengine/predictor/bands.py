@@ -19,8 +19,8 @@ from sslengine.config.sections import read
 from sslengine.data.decode.channels import channels_after
 from sslengine.data.decode.pixel_format import OF_MODE
 from sslengine.data.options import DataOptions, SplitOptions
+from sslengine.engine.channels import input_channels
 from sslengine.errors import ConfigError, readable
-from sslengine.task.channels import input_channels
 from sslengine.trust import closed
 
 

@@ -31,6 +31,8 @@ from sslengine.data.judged_view import judged_train
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.distributed.ranks import pick_device
+from sslengine.engine.build import build_base_model, build_run_precision
+from sslengine.engine.trained import load_network, newest_state, state_of, trunk_of
 from sslengine.engines.features import Features, extract, join
 from sslengine.errors import ConfigError, readable
 from sslengine.losses.options import LossOptions
@@ -42,8 +44,6 @@ from sslengine.predictor import bands
 from sslengine.predictor.index import Index, key_of, load_or_make, unit_length
 from sslengine.predictor.view import View
 from sslengine.registry import LOSSES, TRANSFORMS
-from sslengine.task.build import build_base_model, build_run_precision
-from sslengine.task.trained import load_network, newest_state, state_of, trunk_of
 from sslengine.trust import closed
 
 log = logging.getLogger("sslengine")

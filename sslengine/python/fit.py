@@ -21,6 +21,7 @@ from sslengine.checkpoint.rng import rng_state, set_rng_state
 from sslengine.config.resolve import Resolved, resolve_dict
 from sslengine.data.given import Collate, samplers_of
 from sslengine.distributed.ranks import is_primary, world_size
+from sslengine.engine import loop
 from sslengine.engines.run import Run
 from sslengine.engines.train import resume
 from sslengine.errors import ConfigError, DataError
@@ -31,7 +32,6 @@ from sslengine.monitor.console import ConsoleWriter, Screen
 from sslengine.python.passes import choose_device, join_others
 from sslengine.python.session import History, KeepHistory, Session
 from sslengine.python.task import GivenParts, PythonTask
-from sslengine.trainer import loop
 
 Loss = Callable[..., Any]
 

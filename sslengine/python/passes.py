@@ -18,11 +18,11 @@ from sslengine.data.given import Collate, DatasetFeed, LoaderFeed, make_feed, ro
 from sslengine.distributed import process_group
 from sslengine.distributed.collectives import gather_objects, sum_in_place
 from sslengine.distributed.ranks import initialized, pick_device
+from sslengine.engine.step import single_input_sample
 from sslengine.errors import ConfigError, DataError, TrainingError, nearest
 from sslengine.methods.foreign import takes_sample
 from sslengine.methods.step import Step
 from sslengine.precision import Precision, build_precision, widest
-from sslengine.train_steps.step import single_input_sample
 
 DEVICES = ("auto", "gpu", "cuda", "mps", "cpu")
 Feed = DatasetFeed | LoaderFeed

@@ -17,7 +17,7 @@ from torch import nn
 
 from sslengine.data.given import make_feed
 from sslengine.errors import ConfigError, nearest
-from sslengine.hooks.events import Hook, TaskView
+from sslengine.hooks.events import Hook, Task
 from sslengine.monitor.losses import MAIN
 from sslengine.python.passes import Feed, combine, gather_batches, predict_batches
 from sslengine.python.task import PythonTask
@@ -44,13 +44,13 @@ class KeepHistory(Hook):
         self.history = history
         self._rates: dict[int, dict[str, float]] = {}
 
-    def on_phase_start(self, task: TaskView) -> None:
+    def on_phase_start(self, task: Task) -> None:
         task.ledger.take_history()
 
-    def on_update(self, task: TaskView) -> None:
+    def on_update(self, task: Task) -> None:
         self._rates[task.iteration] = task.optimizer.learning_rates()
 
-    def on_phase_end(self, task: TaskView) -> None:
+    def on_phase_end(self, task: Task) -> None:
         self._take_steps(task)
         if not task.phase.complete:
             return
@@ -58,10 +58,10 @@ class KeepHistory(Hook):
         record = {"iteration": task.iteration, "epoch": task.phase.epoch, "split": split}
         self.history.epochs.append({**record, **task.phase_results})
 
-    def on_exception(self, task: TaskView) -> None:
+    def on_exception(self, task: Task) -> None:
         self._take_steps(task)
 
-    def _take_steps(self, task: TaskView) -> None:
+    def _take_steps(self, task: Task) -> None:
         entries = task.ledger.take_history()
         for entry in entries if task.train else ():
             parts = {f"loss.{name}": each for name, each in entry.parts.items() if name != MAIN}

@@ -16,16 +16,16 @@ from sslengine.config.sections import read
 from sslengine.config.users_code import code_of_object
 from sslengine.data.given import DatasetFeed, LoaderFeed, make_feed
 from sslengine.distributed.ranks import world_size
+from sslengine.engine.parts import Feeds, PartsOfConfig
+from sslengine.engine.passes import set_loss
+from sslengine.engine.services import Services, services_of
+from sslengine.engine.task import SelfSupervisionTask
 from sslengine.errors import ConfigError, DataError
 from sslengine.methods.base import Method
 from sslengine.methods.foreign import FunctionLoss
 from sslengine.models.build import freeze_parameters
 from sslengine.models.options import ModelOptions
 from sslengine.optim.scheduled import ScheduledOptimizer
-from sslengine.services.order import Services, services_of
-from sslengine.task.parts import Feeds, PartsOfConfig
-from sslengine.task.passes import set_loss
-from sslengine.task.task import SelfSupervisionTask
 
 Feed = DatasetFeed | LoaderFeed
 

@@ -33,6 +33,7 @@ from sslengine.config.sections import read
 from sslengine.data.manifest.classes import Classes
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.distributed.ranks import pick_device
+from sslengine.engine.build import classes_of_train
 from sslengine.engines.features import required_weights
 from sslengine.engines.judged_networks import networks_of
 from sslengine.engines.run import Run
@@ -49,7 +50,6 @@ from sslengine.monitor.run_facts import TRAINED, UNTRAINED
 from sslengine.report.content import Map
 from sslengine.report.parts import Album, choose_images
 from sslengine.screen import say
-from sslengine.task.build import classes_of_train
 
 MOST, NEAREST, QUERIES = 2000, 10, 12
 PERPLEXITY, COMPONENTS = 30, 50

@@ -28,12 +28,12 @@ from sslengine.data.batch.collators import image_keys
 from sslengine.data.decode.files import as_rgb
 from sslengine.data.loading.dataset import SSLDataset, collate_seeded
 from sslengine.data.options import DataOptions, SplitOptions
+from sslengine.engine.step import single_input_sample
 from sslengine.errors import DataError
 from sslengine.predictor.predictor import Predictor
 from sslengine.registry import COLLATORS
 from sslengine.report.content import Views
 from sslengine.report.parts import data_uri, spread
-from sslengine.train_steps.step import single_input_sample
 
 IMAGES, OF_NETWORK, AT_LEAST, AT_MOST = 6, 8, 4, 12
 LARGEST = 160  # side of a picture in the page, in pixels

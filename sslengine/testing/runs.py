@@ -18,14 +18,14 @@ from sslengine.checkpoint.rng import rng_state
 from sslengine.config.compose import Assignment, compose
 from sslengine.config.resolve import Resolved, freeze
 from sslengine.distributed.sharding import whole
+from sslengine.engine import loop
+from sslengine.engine.saving import get_state
+from sslengine.engine.services import services_of
 from sslengine.hooks.default import default_hooks
 from sslengine.hooks.events import Hook
 from sslengine.registry import TASKS
-from sslengine.services.order import services_of
-from sslengine.task.saving import get_state
 from sslengine.testing.ranks import shared_pool
 from sslengine.testing.state import attributes, copied, differences, flat, outside_state_dict
-from sslengine.trainer import loop
 
 CPU = torch.device("cpu")
 # The default config file: configs/testing/small.yaml.

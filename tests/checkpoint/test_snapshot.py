@@ -15,10 +15,10 @@ from sslengine.checkpoint import files
 from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.checkpoint.saver import Saver
 from sslengine.checkpoint.snapshot import copy_to_host, expect_plain, size_of
+from sslengine.engine.checkpointing import SaveCheckpoints
 from sslengine.errors import CheckpointError
 from sslengine.hooks.events import Hook
-from sslengine.services.checkpointing import SaveCheckpoints
-from tests.task.runs import train
+from tests.engine.runs import train
 
 
 def test_training_cannot_change_a_snapshot() -> None:

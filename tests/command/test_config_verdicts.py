@@ -16,7 +16,7 @@ from sslengine.command.checked_files import FOREIGN, OVERLAY, PART, RUN, File, b
 from sslengine.command.config_trials import Trial, Verdict, Worker, for_this_machine
 from sslengine.config.compose import compose
 from tests.config.recipes import recipe
-from tests.task.test_task import SUPERVISED, WITH_TEST
+from tests.engine.test_task import SUPERVISED, WITH_TEST
 
 
 def judge(trial: Trial, timeout: float) -> Verdict:

@@ -11,10 +11,10 @@ from sslengine.command import make
 from sslengine.errors import SSLEngineError
 from sslengine.models.options import ModelOptions, WeightsInitOptions
 from sslengine.models.weights import init_from_file
+from tests.engine.runs import make_task
+from tests.engine.sharded import SHARDED, SMALL_VIT, assert_close, needs_shards
 from tests.integration.test_sharded_resume import ADAM, start
 from tests.ranks import RankPool
-from tests.task.runs import make_task
-from tests.task.sharded import SHARDED, SMALL_VIT, assert_close, needs_shards
 
 pytestmark = needs_shards
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from sslengine.contrib.compression import Compression
 from sslengine.distributed.data_parallel import wrap
 from sslengine.distributed.ranks import rank
+from tests.engine.sharded import SMALL_VIT
 from tests.integration.test_sharded_resume import start
 from tests.ranks import RankPool
-from tests.task.sharded import SMALL_VIT
 
 EPSILON = {"fp16": torch.finfo(torch.float16).eps, "bf16": torch.finfo(torch.bfloat16).eps}
 

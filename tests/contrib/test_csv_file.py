@@ -8,8 +8,8 @@ import pytest
 from sslengine.engines.train import train
 from sslengine.errors import ConfigError
 from sslengine.monitor.history import read
+from tests.engine.test_task import SUPERVISED, WITH_TEST
 from tests.engines.runs import CutPower, PowerCut, make_run
-from tests.task.test_task import SUPERVISED, WITH_TEST
 
 assert CutPower
 BOTH = {"HOOKS__WRITERS": ["json", "csv"], "LOG_FREQUENCY": 1}

@@ -8,17 +8,17 @@ import pytest
 import torch
 
 from sslengine.contrib.detectron2 import Detectron2Hook, StorageView, get_event_storage
+from sslengine.engine import loop
 from sslengine.engines.train import train as train_engine
 from sslengine.errors import TrainingError
 from sslengine.hooks.default import default_hooks
 from sslengine.hooks.events import Hook
 from sslengine.monitor.store import MetricStore
-from sslengine.trainer import loop
 from tests.config.recipes import resolved
 from tests.contrib.detectron2_hooks import Diary, HookBase, ValidationLoss, WeightAverage
+from tests.engine.runs import Stop, Watch, make_task, same, train, weights
+from tests.engine.test_task import SUPERVISED, WITH_TEST
 from tests.engines.runs import PowerCut, make_run
-from tests.task.runs import Stop, Watch, make_task, same, train, weights
-from tests.task.test_task import SUPERVISED, WITH_TEST
 
 HERE = "tests.contrib.detectron2_hooks"
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from sslengine.contrib.mmengine import parse
 from sslengine.errors import ConfigError, TrainingError
 from sslengine.python.task import PythonTask
-from tests.train_steps.tasks import Seen, begin, make_batch
-from tests.train_steps.test_loss_dict import Scores
+from tests.engine.tasks import Seen, begin, make_batch
+from tests.engine.test_loss_dict import Scores
 
 
 class Owner(nn.Module):

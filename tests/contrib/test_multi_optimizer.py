@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from sslengine.engine import loop
 from sslengine.errors import ConfigError, TrainingError
 from sslengine.hooks.gradients import FreezeParameters
 from sslengine.python.task import PythonTask
-from sslengine.trainer import loop
 from tests.config.recipes import resolved
 from tests.contrib.several import NAME, Gan, GanLoss, constant, of_run
+from tests.engine.runs import Stop, Watch, make_task, same, train, weights
+from tests.engine.tasks import Seen, at, begin
 from tests.ranks import RankPool
-from tests.task.runs import Stop, Watch, make_task, same, train, weights
-from tests.train_steps.tasks import Seen, at, begin
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ import torch
 from torchvision.transforms.functional import to_tensor
 
 from sslengine.data.augment.permutations import distinct_permutations
+from sslengine.engine import loop
 from sslengine.hooks.events import Hook
-from sslengine.trainer import loop
-from tests.task.runs import Stop, Watch, make_task, same, weights
+from tests.engine.runs import Stop, Watch, make_task, same, weights
 
 CROSS_ENTROPY = "cross_entropy_multiple_output_single_target"
 TO_TENSOR = {"name": "ToTensor"}

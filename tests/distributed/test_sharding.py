@@ -22,8 +22,8 @@ from sslengine.distributed.sharding import (
     shard,
     whole,
 )  # fmt: skip
+from tests.engine.sharded import needs_shards
 from tests.ranks import RankPool
-from tests.task.sharded import needs_shards
 
 pytestmark = needs_shards
 CPU = torch.device("cpu")

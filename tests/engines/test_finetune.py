@@ -15,6 +15,8 @@ import torch
 from sslengine.checkpoint import files
 from sslengine.config.resolve import resolve
 from sslengine.config.sections import read
+from sslengine.engine.services import Services
+from sslengine.engine.task import SelfSupervisionTask
 from sslengine.engines.evaluate import evaluate
 from sslengine.engines.finetune import finetune
 from sslengine.engines.protocols import show_protocols
@@ -25,8 +27,6 @@ from sslengine.errors import CheckpointError, ConfigError
 from sslengine.launch.auto import settle_widths
 from sslengine.optim.build import build_optimizer
 from sslengine.optim.options import OptimizerOptions
-from sslengine.services.order import Services
-from sslengine.task.task import SelfSupervisionTask
 from tests.engines.rows import expect_complete
 from tests.engines.runs import PowerCut, make_run, screen
 from tests.engines.test_evaluate import FROZEN, SHAPES

@@ -21,10 +21,10 @@ from sslengine.monitor import history
 from sslengine.monitor.store import current
 from sslengine.testing.state import flat
 from tests.config.recipes import resolved
+from tests.engine.test_task import SUPERVISED, SYNC_BN, WITH_TEST
 from tests.engines.runs import PowerCut, make_run, screen
 from tests.ranks import RankPool
 from tests.tail import slow_but
-from tests.task.test_task import SUPERVISED, SYNC_BN, WITH_TEST
 
 
 def _lines(folder: Path) -> list[dict[str, Any]]:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from sslengine.engine import loop
 from sslengine.hooks.events import Hook
 from sslengine.testing import runs
-from sslengine.trainer import loop
 from tests.gpu.place import NAME, QUICK, needs_a_gpu, nothing_waits, quickstart
 
 pytestmark = needs_a_gpu

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from sslengine.distributed import data_parallel
-from sslengine.task import build
+from sslengine.engine import build
 from sslengine.testing import runs
 from sslengine.testing.run_suite import BF16, NEAR, SHARDED
 from sslengine.testing.runs import CHECKPOINT, SAVED_AT

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sslengine.hooks.collapse import LogCollapse, first_tensor
 from sslengine.monitor.collapse import SPECTRA
 from sslengine.python.task import PythonTask
-from tests.train_steps.tasks import begin
+from tests.engine.tasks import begin
 
 
 class _Trunk(nn.Module):

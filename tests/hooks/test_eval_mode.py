@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.config.sections import section_problems
 from sslengine.distributed.ranks import rank, world_size
+from sslengine.engine import loop
+from sslengine.engine.checkpointing import SaveCheckpoints
+from sslengine.engine.services import Services
 from sslengine.engines.train import train as train_engine
 from sslengine.errors import ConfigError
 from sslengine.hooks import eval_mode
@@ -21,18 +24,15 @@ from sslengine.hooks.events import Hook
 from sslengine.hooks.options import PreciseBnOptions
 from sslengine.python.fit import fit
 from sslengine.python.task import PythonTask
-from sslengine.services.checkpointing import SaveCheckpoints
-from sslengine.services.order import Services
-from sslengine.trainer import loop
 from tests.config.recipes import resolved
+from tests.engine.runs import Stop, Watch, make_task, same, train, weights
+from tests.engine.tasks import ListModel, begin, make_batch
+from tests.engine.test_task import SUPERVISED, SYNC_BN, WITH_TEST
 from tests.engines.runs import PowerCut, make_run
 from tests.engines.test_train import _assert_same_state, _final, _losses
 from tests.python.toys import Points, batches, net, sgd, square
 from tests.ranks import RankPool
 from tests.tail import slow_but
-from tests.task.runs import Stop, Watch, make_task, same, train, weights
-from tests.task.test_task import SUPERVISED, SYNC_BN, WITH_TEST
-from tests.train_steps.tasks import ListModel, begin, make_batch
 
 # Heads with batch norm and dropout: something to compute, and something that draws.
 DROPOUT = {

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-import sslengine.task.task  # noqa: F401 - imports Classy Vision without its warnings
+import sslengine.engine.task  # noqa: F401 - imports Classy Vision without its warnings
 from sslengine.checkpoint import files
 from sslengine.checkpoint.options import CheckpointOptions
+from sslengine.engine.checkpointing import SaveCheckpoints
 from sslengine.errors import CheckpointError, ConfigError
 from sslengine.hooks.events import (
     EVENTS,
@@ -20,10 +21,9 @@ from sslengine.hooks.events import (
     load_hook_state,
 )
 from sslengine.registry import HOOKS, register_hook
-from sslengine.services.checkpointing import SaveCheckpoints
 from tests.config.recipes import resolved
+from tests.engine.runs import make_task, train
 from tests.registries import as_before
-from tests.task.runs import make_task, train
 
 
 class _Recorder(Hook):

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from sslengine.engine import loop
 from sslengine.errors import ConfigError, TrainingError
 from sslengine.hooks.events import Hook
 from sslengine.hooks.gradients import ClipGradients, FreezeParameters, ReportUnreachedParameters
-from sslengine.trainer import loop
+from tests.engine.runs import make_task
+from tests.engine.tasks import at, begin
 from tests.ranks import RankPool
-from tests.task.runs import make_task
-from tests.train_steps.tasks import at, begin
 
 
 class Grads(Hook):

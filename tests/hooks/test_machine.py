@@ -24,9 +24,9 @@ from sslengine.hooks.machine import (
 from sslengine.monitor.environment import peak_memory
 from sslengine.monitor.store import MetricStore
 from tests.config.recipes import resolved
+from tests.engine.runs import train
 from tests.engines.runs import make_run
 from tests.ranks import RankPool
-from tests.task.runs import train
 
 CPU = torch.device("cpu")
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sslengine.hooks.pictures import SavePictures, TensorBoardHistograms, grid
 from sslengine.monitor.writers import Record, TensorBoardWriter, Writer
-from tests.train_steps.tasks import ListModel, begin, make_batch
+from tests.engine.tasks import ListModel, begin, make_batch
 
 
 def test_rows_are_as_bright_as_their_first_panel() -> None:

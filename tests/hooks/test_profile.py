@@ -14,6 +14,8 @@ from torch import nn
 
 from sslengine.checkpoint import files
 from sslengine.distributed.ranks import rank, world_size
+from sslengine.engine import loop
+from sslengine.engine.build import build_base_model
 from sslengine.engines.train import train as train_engine
 from sslengine.errors import ConfigError, Preempted
 from sslengine.hooks import profile
@@ -21,16 +23,14 @@ from sslengine.hooks.events import Hook
 from sslengine.hooks.options import ProfilingOptions, RuntimeProfilingOptions
 from sslengine.hooks.profile import IterationTimer, LogPerfStats, PerfStats, ProfileSteps
 from sslengine.monitor.console import ConsoleWriter
-from sslengine.task.build import build_base_model
-from sslengine.trainer import loop
 from sslengine.trust import Opened, closed
 from tests.config.recipes import resolved
+from tests.engine.runs import CPU, Stop, Watch, make_task, same, train, weights
+from tests.engine.tasks import ListModel, begin, make_batch
+from tests.engine.test_task import SUPERVISED, SYNC_BN, WITH_TEST
 from tests.engines.runs import make_run
 from tests.gpu.place import nothing_waits
 from tests.ranks import RankPool
-from tests.task.runs import CPU, Stop, Watch, make_task, same, train, weights
-from tests.task.test_task import SUPERVISED, SYNC_BN, WITH_TEST
-from tests.train_steps.tasks import ListModel, begin, make_batch
 
 
 class Clock:

@@ -11,8 +11,8 @@ from sslengine.checkpoint import files
 from sslengine.engines.train import train
 from sslengine.errors import CheckpointError
 from sslengine.hooks.events import Hook
+from tests.engine.runs import make_task
 from tests.engines.runs import PowerCut, make_run
-from tests.task.runs import make_task
 
 
 class SetsInInit(Hook):

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests import warm
-from tests.task.runs import make_task, train
+from tests.engine.runs import make_task, train
 
 DOC = Path(__file__).resolve().parents[2] / "docs" / "adding_a_method.md"
 SMALL = [

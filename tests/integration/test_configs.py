@@ -15,10 +15,10 @@ from sslengine.command.check import main
 from sslengine.command.checked_files import find
 from sslengine.command.config_trials import SMALL, for_this_machine
 from sslengine.config.resolve import Resolved, resolve
+from sslengine.engine import loop
+from sslengine.engine.services import Services
+from sslengine.engine.task import SelfSupervisionTask
 from sslengine.errors import ConfigError
-from sslengine.services.order import Services
-from sslengine.task.task import SelfSupervisionTask
-from sslengine.trainer import loop
 from tests.teachers import needed
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,14 +16,14 @@ import pytest
 import sslengine
 from sslengine.checkpoint import files, saver
 from sslengine.checkpoint.manifest import verify
+from sslengine.engine import loop
+from sslengine.engine.task import SelfSupervisionTask
 from sslengine.errors import CheckpointError, OutputError
 from sslengine.hooks.default import default_hooks
 from sslengine.hooks.events import Hook
 from sslengine.monitor.writers import JsonLinesWriter, TensorBoardWriter, Writer
-from sslengine.task.task import SelfSupervisionTask
-from sslengine.trainer import loop
 from tests.config.recipes import resolved
-from tests.task.runs import CPU, same, train, weights
+from tests.engine.runs import CPU, same, train, weights
 
 
 @pytest.fixture(autouse=True)

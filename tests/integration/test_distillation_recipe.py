@@ -12,10 +12,10 @@ import torch
 
 from sslengine import catalog  # noqa: F401
 from sslengine.config.resolve import resolve
+from sslengine.engine import loop
+from sslengine.engine.services import Services
+from sslengine.engine.task import SelfSupervisionTask
 from sslengine.engines.train import train
-from sslengine.services.order import Services
-from sslengine.task.task import SelfSupervisionTask
-from sslengine.trainer import loop
 from tests.engines.runs import make_run
 from tests.integration.command import ROOT
 from tests.teachers import needed

@@ -20,18 +20,18 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from sslengine.checkpoint.snapshot import copy_to_host
 from sslengine.config.resolve import Resolved, resolve
+from sslengine.engine import build
+from sslengine.engine.checkpointing import checkpoint_state
+from sslengine.engine.metrics import LogMetrics
+from sslengine.engine.saving import get_state
+from sslengine.engine.services import Services
+from sslengine.engine.state import Reading
+from sslengine.engine.task import SelfSupervisionTask
 from sslengine.engines.features import extract
 from sslengine.hooks import eval_mode
 from sslengine.hooks.default import default_hooks
 from sslengine.monitor import over_ranks
 from sslengine.monitor.writers import Record, Writer
-from sslengine.services.checkpointing import checkpoint_state
-from sslengine.services.metrics import LogMetrics
-from sslengine.services.order import Services
-from sslengine.task import build
-from sslengine.task.saving import get_state
-from sslengine.task.state import Reading
-from sslengine.task.task import SelfSupervisionTask
 from sslengine.testing import Contract
 from tests.config.recipes import resolved
 from tests.contracts.cases import Of
@@ -277,7 +277,7 @@ def test_a_step_after_a_resume_stays_on_the_gpu(
     begun.on_phase_start()
     begun.step()
     state = get_state(begun, deep_copy=True)
-    monkeypatch.setattr("sslengine.task.saving.set_rng_state", lambda _: None)
+    monkeypatch.setattr("sslengine.engine.saving.set_rng_state", lambda _: None)
     with fake_cuda.on_cuda(resumed) as mode:
         with fake_cuda.Answers():
             resumed.set_classy_state(tree_map(partial(_of_a_file, mode), state))

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from sslengine import catalog  # noqa: F401
 from sslengine.config.resolve import resolve
 from sslengine.config.sections import read
+from sslengine.engine.build import build_loss
 from sslengine.models.build import build_model
 from sslengine.models.options import ModelOptions
-from sslengine.task.build import build_loss
 
 WIDTH = 96
 SIZES = f"HIDDEN_DIM={WIDTH} NUM_HEADS=4 MLP_DIM={2 * WIDTH} NUM_LAYERS=3"

@@ -13,18 +13,14 @@ from torch.nn import functional as F
 import sslengine
 from sslengine.config.resolve import resolve_dict
 from sslengine.distributed.ranks import rank, world_size
+from sslengine.engine import loop
+from sslengine.engine.services import Services
+from sslengine.engine.task import SelfSupervisionTask
 from sslengine.errors import ConfigError, SSLEngineError
 from sslengine.methods.base import Method, Multiplier, Step
-from sslengine.services.order import Services
-from sslengine.task.task import SelfSupervisionTask
-from sslengine.trainer import loop
 from tests.config.recipes import recipe
-from tests.methods.resuming import assert_goes_on_bit_by_bit
-from tests.python.toys import Points, batches, net, sgd, square
-from tests.ranks import RankPool
-from tests.tail import slow_but
-from tests.task.runs import make_task, train
-from tests.task.sharded import (
+from tests.engine.runs import make_task, train
+from tests.engine.sharded import (
     SHARDED,
     SMALL_VIT,
     SYNC_BN,
@@ -33,6 +29,10 @@ from tests.task.sharded import (
     on_ranks,
     run,
 )
+from tests.methods.resuming import assert_goes_on_bit_by_bit
+from tests.python.toys import Points, batches, net, sgd, square
+from tests.ranks import RankPool
+from tests.tail import slow_but
 
 
 class Predicting(Method):

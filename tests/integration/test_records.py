@@ -10,8 +10,8 @@ import pytest
 
 from sslengine.monitor.history import read_nested
 from tests import warm
+from tests.engine.test_task import SUPERVISED, WITH_TEST
 from tests.integration.command import COMMAND, write_config
-from tests.task.test_task import SUPERVISED, WITH_TEST
 
 STEP = ("on_step_start", "on_forward", "on_loss_and_meter")
 TRAIN_STEP = (*STEP, "on_backward", "on_update")

@@ -12,17 +12,14 @@ import pytest
 import torch
 
 from sslengine.distributed.ranks import rank, world_size
+from sslengine.engine import loop
 from sslengine.errors import ConfigError
 from sslengine.hooks.collapse import LogCollapse
 from sslengine.hooks.pictures import TensorBoardHistograms
 from sslengine.models.model_state import vissl_state
 from sslengine.monitor.writers import TensorBoardWriter
-from sslengine.trainer import loop
-from tests.methods.test_dinov3 import of_run
-from tests.ranks import RankPool
-from tests.tail import slow_but
-from tests.task.runs import Watch, make_task
-from tests.task.sharded import (
+from tests.engine.runs import Watch, make_task
+from tests.engine.sharded import (
     CROPS,
     SHARDED,
     SMALL_VIT,
@@ -34,6 +31,9 @@ from tests.task.sharded import (
     outcome,
     run,
 )  # fmt: skip
+from tests.methods.test_dinov3 import of_run
+from tests.ranks import RankPool
+from tests.tail import slow_but
 
 pytestmark = needs_shards
 ADAM = {"OPTIMIZER__name": "adamw", "OPTIMIZER__param_schedulers__lr__start_value": 0.001}
@@ -211,7 +211,7 @@ SAME_RANKS: dict[str, dict[str, Any]] = {
 )
 def test_as_with_ddp(two_ranks: RankPool, tmp_path: Path, way: str) -> None:
     # The gradients of several passes are added after the ranks have met, not before: they round
-    # differently, which batch norm magnifies. See tests/task/test_task.py.
+    # differently, which batch norm magnifies. See tests/engine/test_task.py.
     rounding = {"rtol": 1e-3, "atol": 1e-5} if "COLLATE" in str(SAME_RANKS[way]) else {}
     _as_ddp(two_ranks, tmp_path, {**ONE_EPOCH, **SAME_RANKS[way]}, **rounding)
 
@@ -229,7 +229,7 @@ def _as_ddp(pool: RankPool, folder: Path, changes: dict[str, Any], **close: floa
 def test_batch_norms_over_ranks(two_ranks: RankPool, tmp_path: Path) -> None:
     alone = run(tmp_path, ONE_EPOCH)
     for each in two_ranks.run(run, tmp_path, {**ONE_EPOCH, **SHARDED, **SYNC_BN}):
-        # As in tests/task/test_task.py: batch norm over eight images magnifies rounding.
+        # As in tests/engine/test_task.py: batch norm over eight images magnifies rounding.
         assert_close(each, alone, rtol=1e-3, atol=1e-5)
 
 

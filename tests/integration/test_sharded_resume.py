@@ -14,12 +14,10 @@ from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.checkpoint.resume import find
 from sslengine.distributed.ranks import world_size
 from sslengine.distributed.shard_files import Peers
-from sslengine.services.checkpointing import SaveCheckpoints
-from sslengine.trainer import loop
-from tests.ranks import RankPool
-from tests.tail import slow_but
-from tests.task.runs import Stop, Watch, make_task
-from tests.task.sharded import (
+from sslengine.engine import loop
+from sslengine.engine.checkpointing import SaveCheckpoints
+from tests.engine.runs import Stop, Watch, make_task
+from tests.engine.sharded import (
     CROPS,
     SHARDED,
     SMALL_VIT,
@@ -29,6 +27,8 @@ from tests.task.sharded import (
     on_ranks,
     outcome,
 )  # fmt: skip
+from tests.ranks import RankPool
+from tests.tail import slow_but
 
 pytestmark = needs_shards
 ADAM = {"OPTIMIZER__name": "adamw", "OPTIMIZER__param_schedulers__lr__start_value": 0.001}

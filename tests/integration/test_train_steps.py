@@ -16,16 +16,16 @@ from torch import Tensor
 from sslengine import train_steps
 from sslengine.config.resolve import resolve
 from sslengine.distributed.ranks import world_size
+from sslengine.engine import loop
+from sslengine.engine.services import Services
+from sslengine.engine.step import TrainStep
+from sslengine.engine.task import SelfSupervisionTask
 from sslengine.errors import TrainingError
 from sslengine.registry import TRAIN_STEPS, register_train_step
-from sslengine.services.order import Services
-from sslengine.task.task import SelfSupervisionTask
-from sslengine.train_steps.step import TrainStep
-from sslengine.trainer import loop
+from tests.engine.runs import Watch, make_task
 from tests.ranks import RankPool
 from tests.registries import as_before
 from tests.tail import slow_but
-from tests.task.runs import Watch, make_task
 
 DOC = Path(__file__).resolve().parents[2] / "docs" / "train_steps.md"
 EXAMPLES = re.findall(r"^\| `(\w+)`.*\| `(config=[^`]+)` \|$", DOC.read_text(), re.MULTILINE)

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from sslengine import precision
-from sslengine.task.state import Reading
+from sslengine.engine.state import Reading
 from tests.integration.test_fake_cuda import TRIED, small, task_of, with_tests
 from tests.tail import slow_but
 

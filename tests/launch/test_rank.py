@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from sslengine import startup
+from sslengine.engine.task import SelfSupervisionTask
 from sslengine.errors import ConfigError, SSLEngineError, TrainingError
 from sslengine.launch.rank import run_rank
-from sslengine.task.task import SelfSupervisionTask
 from tests.config.recipes import resolved
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from sslengine.engine import loop
+from sslengine.engine.task import SelfSupervisionTask
 from sslengine.hooks.events import Hook
-from sslengine.task.task import SelfSupervisionTask
-from sslengine.trainer import loop
-from tests.task.runs import Watch, make_task
+from tests.engine.runs import Watch, make_task
 
 
 class KeepState(Hook):

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from sslengine.distributed.ranks import rank, world_size
+from sslengine.engine import loop
+from sslengine.engine.task import SelfSupervisionTask
 from sslengine.hooks.events import Hook
-from sslengine.task.task import SelfSupervisionTask
-from sslengine.trainer import loop
+from tests.engine.runs import make_task, same, train
+from tests.engine.test_task import NoWaiting
 from tests.ranks import RankPool
-from tests.task.runs import make_task, same, train
-from tests.task.test_task import NoWaiting
 
 Momentum = Callable[[int, int], float]
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from sslengine.config.facts import RunFacts
 from sslengine.errors import TrainingError
 from sslengine.methods.barlow_twins import BarlowTwinsLoss, BarlowTwinsOptions
+from tests.engine.runs import Watch, train
 from tests.methods.multi_rank import assert_ranks_equal_one_process
 from tests.ranks import RankPool
-from tests.task.runs import Watch, train
 
 
 def equations_1_and_2(

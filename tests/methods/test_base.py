@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from sslengine.engine import loop
 from sslengine.errors import ConfigError
 from sslengine.hooks.events import Hook
 from sslengine.methods.base import Method, Step
-from sslengine.trainer import loop
+from tests.engine.runs import Watch, make_task, train
 from tests.methods.resuming import KeepState
-from tests.task.runs import Watch, make_task, train
 
 CHANGES: dict[str, Any] = {
     "LOSS__name": f"{__name__}:Phases",

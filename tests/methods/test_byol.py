@@ -19,6 +19,7 @@ from sslengine.distributed.ranks import rank, world_size
 from sslengine.errors import TrainingError
 from sslengine.methods.byol import BYOLLoss, BYOLOptions
 from sslengine.methods.step import Step
+from tests.engine.runs import Watch, make_task, same, train, weights
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.methods.teacher_runs import (
     assert_attached_anew,
@@ -27,7 +28,6 @@ from tests.methods.teacher_runs import (
     assert_teacher_follows,
 )
 from tests.ranks import RankPool
-from tests.task.runs import Watch, make_task, same, train, weights
 
 HEAD = ["predictor_head", {"dims": [32, 16, 8], "predictor_dims": [8, 4, 8]}]
 RECIPE: dict[str, Any] = {"LOSS__name": "byol_loss", "MODEL__HEAD__PARAMS": [HEAD]}

@@ -27,11 +27,11 @@ from sslengine.methods.deepclusterv2 import (
 )
 from sslengine.methods.step import Step
 from tests.config.recipes import resolved
+from tests.engine.runs import Watch, make_task, train
+from tests.engine.sharded import on_ranks
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.ranks import RankPool
 from tests.tail import slow_but
-from tests.task.runs import Watch, make_task, train
-from tests.task.sharded import on_ranks
 
 SAMPLES, DIM, CROPS = 11, 4, 3
 CLUSTERS = [5, 3]

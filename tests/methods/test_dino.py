@@ -20,13 +20,15 @@ from sslengine.checkpoint import files
 from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.config.facts import RunFacts
 from sslengine.distributed.ranks import rank, world_size
+from sslengine.engine import loop
+from sslengine.engine.checkpointing import SaveCheckpoints
 from sslengine.engines.train import train as train_engine
 from sslengine.errors import ConfigError, TrainingError
 from sslengine.methods.dino import DINOHead, DINOLoss, DINOOptions
 from sslengine.methods.step import Step
 from sslengine.methods.teacher import warmup
-from sslengine.services.checkpointing import SaveCheckpoints
-from sslengine.trainer import loop
+from tests.engine.runs import Stop, Watch, make_task, same, train
+from tests.engine.test_task import SYNC_BN
 from tests.engines.runs import make_run
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.methods.teacher_runs import (
@@ -37,8 +39,6 @@ from tests.methods.teacher_runs import (
     assert_teacher_follows,
 )
 from tests.ranks import RankPool
-from tests.task.runs import Stop, Watch, make_task, same, train
-from tests.task.test_task import SYNC_BN
 
 
 def by_the_paper(

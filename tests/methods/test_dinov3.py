@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from sslengine.checkpoint import files
 from sslengine.config.facts import RunFacts
 from sslengine.data.batch.block_masks import spread_masks_collator
+from sslengine.engine import loop
 from sslengine.engines.train import train
 from sslengine.errors import ConfigError, DataError, TrainingError
 from sslengine.launch.cli import main as command
@@ -23,11 +24,10 @@ from sslengine.methods.base import Step
 from sslengine.methods.dinov2 import DINOv2Loss, DINOv2Options
 from sslengine.methods.dinov3 import DINOv3Loss, DINOv3Options, GramTeacher
 from sslengine.models.frozen import FrozenOptions
-from sslengine.trainer import loop
+from tests.engine.runs import make_task
 from tests.engines.runs import make_run
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.methods.test_ibot import OTHER, SCORES, Toy, toy_inputs
-from tests.task.runs import make_task
 
 # The side of the model's grid and of the Gram teacher's; facebookresearch/dinov3 at commit 6876159:
 # `GramLoss`, and the resizing of `get_gram_teacher_output`, in float64. The loss, and the squared

@@ -15,17 +15,17 @@ from sslengine.config.assignments import overrides
 from sslengine.config.facts import RunFacts
 from sslengine.config.resolve import resolve
 from sslengine.distributed.ranks import rank, world_size
+from sslengine.engine import loop
 from sslengine.engines.train import train
 from sslengine.errors import CheckpointError, ConfigError, TrainingError
 from sslengine.launch.local import launch
 from sslengine.methods.base import Step, callbacks
 from sslengine.methods.distillation import DistillationLoss, DistillationOptions
 from sslengine.models.frozen import FrozenOptions, digest
-from sslengine.trainer import loop
+from tests.engine.runs import make_task
 from tests.engines.runs import make_run
 from tests.methods.resuming import KeepState, assert_goes_on_bit_by_bit
 from tests.ranks import RankPool
-from tests.task.runs import make_task
 from tests.teachers import WIDTH, weights_of_timms
 
 FORMS = ("cosine", "mse", "kl")

@@ -17,10 +17,10 @@ from sslengine.hooks.events import Hook
 from sslengine.losses.momentum import frozen_copy
 from sslengine.methods.foreign import FunctionLoss, takes_sample
 from sslengine.methods.step import Step
+from tests.engine.runs import Watch, make_task, train
+from tests.engine.sharded import SMALL_VIT, on_ranks
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.ranks import RankPool
-from tests.task.runs import Watch, make_task, train
-from tests.task.sharded import SMALL_VIT, on_ranks
 
 
 class Plain(nn.Module):

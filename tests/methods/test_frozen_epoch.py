@@ -19,15 +19,15 @@ from torch.nn.utils import clip_grad_norm_
 from sslengine import catalog  # noqa: F401
 from sslengine.config.resolve import resolve
 from sslengine.distributed.ranks import rank, world_size
+from sslengine.engine import loop
+from sslengine.engine.services import Services
+from sslengine.engine.task import SelfSupervisionTask
 from sslengine.hooks.default import default_hooks
 from sslengine.hooks.events import Hook
 from sslengine.methods.teacher import Teacher
-from sslengine.services.order import Services
-from sslengine.task.task import SelfSupervisionTask
-from sslengine.trainer import loop
+from tests.engine.runs import CPU
 from tests.methods.resuming import KeepState, flat
 from tests.ranks import RankPool
-from tests.task.runs import CPU
 
 # Two epochs of three steps; of each image two crops of 16 pixels and two of 8.
 STEPS, FROZEN, RATE, DECAY, CLIP = 6, 3, 0.01, 0.1, 0.05

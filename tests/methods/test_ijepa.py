@@ -19,8 +19,8 @@ from sslengine.methods.step import Step
 from sslengine.models.build import build_model
 from sslengine.models.options import ModelOptions
 from tests.config.recipes import recipe
+from tests.engine.runs import make_task
 from tests.methods.resuming import assert_goes_on_bit_by_bit
-from tests.task.runs import make_task
 
 SIDE, PATCH, WIDTH, INSIDE = 16, 4, 16, 8
 GRID = SIDE // PATCH

@@ -24,9 +24,9 @@ from sslengine.models.weights import init_from_file
 from sslengine.optim.options import OptimizerOptions
 from sslengine.optim.param_groups import build_param_groups
 from tests.config.recipes import recipe
+from tests.engine.runs import train
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.ranks import RankPool
-from tests.task.runs import train
 
 SIDE, PATCH, WIDTH, PAINT = 16, 4, 24, 16
 VIT = {

@@ -35,13 +35,13 @@ from sslengine.methods.memory_bank import (
     NegativeSampling,
 )
 from tests.config.recipes import resolved
+from tests.engine.runs import make_task
+from tests.engine.sharded import on_ranks
 from tests.integration.test_configs import VISSL
 from tests.integration.test_sharded_resume import start
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.ranks import RankPool
 from tests.tail import slow_but
-from tests.task.runs import make_task
-from tests.task.sharded import on_ranks
 
 SAMPLES, DRAWN, DIM = 12, 7, 4
 IGNORED = -1

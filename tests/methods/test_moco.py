@@ -21,6 +21,7 @@ from sslengine.errors import ConfigError, TrainingError
 from sslengine.hooks.events import Hook
 from sslengine.methods.moco import MoCoLoss, MoCoOptions, shuffled
 from sslengine.methods.step import Step
+from tests.engine.runs import make_task, train
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.methods.teacher_runs import (
     assert_attached_anew,
@@ -30,7 +31,6 @@ from tests.methods.teacher_runs import (
     assert_teacher_follows,
 )
 from tests.ranks import RankPool
-from tests.task.runs import make_task, train
 
 RECIPE: dict[str, Any] = {
     "LOSS__name": "moco_loss",

@@ -17,18 +17,14 @@ import torch
 
 from sslengine.config.resolve import resolve
 from sslengine.distributed.ranks import rank, world_size
-from sslengine.services.order import Services
-from sslengine.task.task import SelfSupervisionTask
+from sslengine.engine.services import Services
+from sslengine.engine.task import SelfSupervisionTask
 from sslengine.testing import Contract
 from sslengine.testing.run_suite import SYNC_BN as OVER_RANKS
 from tests import warm
 from tests.contracts.cases import Of, cases
-from tests.integration.command import ROOT, same_weights
-from tests.methods.resuming import assert_goes_on_bit_by_bit
-from tests.ranks import RankPool
-from tests.tail import slow_but
-from tests.task.runs import make_task
-from tests.task.sharded import (
+from tests.engine.runs import make_task
+from tests.engine.sharded import (
     SHARDED,
     SMALL_VIT,
     SYNC_BN,
@@ -37,6 +33,10 @@ from tests.task.sharded import (
     on_ranks,
     run,
 )
+from tests.integration.command import ROOT, same_weights
+from tests.methods.resuming import assert_goes_on_bit_by_bit
+from tests.ranks import RankPool
+from tests.tail import slow_but
 
 HERE = "tests.methods.outside"
 CONFIGS = Path(__file__).parent / "outside" / "configs"

@@ -16,10 +16,10 @@ from sslengine.errors import ConfigError, TrainingError
 from sslengine.hooks.events import Hook
 from sslengine.methods.simsiam import SimSiamLoss
 from sslengine.models.heads.predictor import PredictorHead
+from tests.engine.runs import Watch, make_task, train
 from tests.methods.multi_rank import WIDTH, assert_ranks_equal_one_process
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.ranks import RankPool
-from tests.task.runs import Watch, make_task, train
 
 HEAD = ["predictor_head", {"dims": [32, 16, 8], "predictor_dims": [8, 4, 8]}]
 RECIPE: dict[str, Any] = {"LOSS__name": "simsiam_loss", "MODEL__HEAD__PARAMS": [HEAD]}

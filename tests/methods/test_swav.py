@@ -21,6 +21,7 @@ from sslengine.hooks.events import Hook
 from sslengine.hooks.gradients import FreezeParameters
 from sslengine.methods.step import Step
 from sslengine.methods.swav import SwAVHead, SwAVLoss, SwAVOptions, SwAVQueueOptions
+from tests.engine.runs import Watch, make_task, train
 from tests.losses.test_sinkhorn import by_the_paper as codes_by_the_paper
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.methods.teacher_runs import (
@@ -29,7 +30,6 @@ from tests.methods.teacher_runs import (
 )
 from tests.ranks import RankPool
 from tests.tail import slow_but
-from tests.task.runs import Watch, make_task, train
 
 
 def by_the_paper(

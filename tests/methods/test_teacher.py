@@ -14,8 +14,8 @@ from sslengine.methods.base import Method, callbacks
 from sslengine.methods.step import Step
 from sslengine.methods.teacher import Teacher
 from sslengine.precision import Precision
+from tests.engine.runs import make_task, train
 from tests.methods.resuming import assert_goes_on_bit_by_bit
-from tests.task.runs import make_task, train
 
 
 def _model() -> nn.Module:

@@ -15,9 +15,9 @@ from sslengine.config.facts import RunFacts
 from sslengine.errors import TrainingError
 from sslengine.methods.vicreg import VICRegLoss, VICRegOptions
 from tests.config.recipes import resolved
+from tests.engine.runs import Watch, train
 from tests.methods.multi_rank import assert_ranks_equal_one_process
 from tests.ranks import RankPool
-from tests.task.runs import Watch, train
 
 
 def s(z: Tensor, other: Tensor) -> Tensor:

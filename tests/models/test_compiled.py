@@ -18,10 +18,10 @@ from sslengine.models.options import (
     TrunkOptions,
 )
 from sslengine.models.trunks.library_options import TimmOptions
+from tests.engine.runs import Watch, make_task, same, train, weights
+from tests.engine.sharded import SMALL_VIT, SYNC_BN, assert_close, on_ranks, outcome, run
 from tests.integration.test_sharded import ADAM, LOSSES
 from tests.ranks import RankPool
-from tests.task.runs import Watch, make_task, same, train, weights
-from tests.task.sharded import SMALL_VIT, SYNC_BN, assert_close, on_ranks, outcome, run
 
 EAGER = CompileOptions(USE_COMPILE=True, BACKEND="eager")
 COMPILED = {"MODEL__COMPILE": {"USE_COMPILE": True, "BACKEND": "aot_eager"}}

@@ -19,6 +19,7 @@ from sslengine.config.facts import RunFacts
 from sslengine.config.sections import read
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import DataOptions
+from sslengine.engine.build import build_base_model
 from sslengine.engines.evaluate import evaluate
 from sslengine.engines.extract_features import extract_features
 from sslengine.engines.train import train
@@ -27,14 +28,13 @@ from sslengine.methods.moco import MoCoLoss, MoCoOptions
 from sslengine.models.networks import check_networks, choose, networks_of
 from sslengine.predictor import Predictor
 from sslengine.predictor.report import as_json, as_text
-from sslengine.task.build import build_base_model
 from tests.config.recipes import resolved
+from tests.engine.runs import make_task, same
 from tests.engines.runs import make_run, screen
 from tests.engines.test_evaluate import FROZEN, SHAPES
 from tests.methods.test_byol import RECIPE as BYOL
 from tests.methods.test_dino import RESNET as DINO
 from tests.methods.test_moco import RECIPE as MOCO
-from tests.task.runs import make_task, same
 
 Content = dict[str, Any]
 # Fast teachers: after a few steps neither network is what it was, nor are they the same.

@@ -264,7 +264,7 @@ def test_two_rows_are_no_sign(tmp_path: Path) -> None:
 def fp16_anywhere(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """fp16 with a loss scale on the CPU too, where the engine refuses it because it is slow."""
     monkeypatch.setattr(
-        "sslengine.task.build.build_precision",
+        "sslengine.engine.build.build_precision",
         lambda choice, device, scaler, where: Precision(device, torch.float16, scaler),
     )
     return {"MACHINE.PRECISION": "fp16"}

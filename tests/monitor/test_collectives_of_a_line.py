@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from sslengine.distributed.ranks import rank
+from sslengine.engine import loop
 from sslengine.hooks.events import Hook
 from sslengine.testing.runs import build, resolve_small
-from sslengine.trainer import loop
 from tests.ranks import RankPool
 
 EVERY, STEPS = 4, 12

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from sslengine.engine import loop
+from sslengine.engine.task import SelfSupervisionTask
 from sslengine.errors import TrainingError
 from sslengine.hooks.default import default_hooks
 from sslengine.monitor.writers import Record, Writer
-from sslengine.task.task import SelfSupervisionTask
-from sslengine.trainer import loop
 from tests.config.recipes import resolved
-from tests.task.runs import CPU, same, train, weights
+from tests.engine.runs import CPU, same, train, weights
 
 STEPS = [1, 2, 3, 4, 5, 6, 7, 8]
 

@@ -20,9 +20,9 @@ import pytest
 import yaml
 
 from tests import warm
+from tests.engine.test_task import SUPERVISED, WITH_TEST
 from tests.integration.command import COMMAND, write_config
 from tests.monitor.fake_trackers import entry
-from tests.task.test_task import SUPERVISED, WITH_TEST
 
 pytestmark = pytest.mark.slow
 BLOCK, HEAD = 32768, struct.Struct("<IHB")

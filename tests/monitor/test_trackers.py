@@ -22,10 +22,10 @@ from sslengine.monitor.trackers import add_scores
 from sslengine.monitor.writers import Record
 from sslengine.trust import Opened, closed
 from tests.config.recipes import resolved
+from tests.engine.test_task import SUPERVISED, WITH_TEST
 from tests.engines.runs import PowerCut, make_run
 from tests.monitor.fake_trackers import FakePackage, entry, fake_package
 from tests.tail import slow_but
-from tests.task.test_task import SUPERVISED, WITH_TEST
 
 assert fake_package  # a fixture
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from sslengine.trainer import loop
-from tests.task.runs import Watch, make_task
+from sslengine.engine import loop
+from tests.engine.runs import Watch, make_task
 
 pytest.importorskip("mmengine")
 

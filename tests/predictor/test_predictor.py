@@ -19,14 +19,14 @@ from sslengine.command.embed import embed
 from sslengine.data.decode.decoding import Decoder
 from sslengine.data.decode.files import open_image
 from sslengine.data.options import SplitOptions
+from sslengine.engine.build import build_base_model
+from sslengine.engine.trained import trunk_of
 from sslengine.engines.train import train
 from sslengine.errors import CheckpointError, ConfigError, DataError, SSLEngineError
 from sslengine.launch.local import launch
 from sslengine.predictor import Predictor
 from sslengine.predictor.picture import save
 from sslengine.predictor.report import as_text
-from sslengine.task.build import build_base_model
-from sslengine.task.trained import trunk_of
 from tests.config.recipes import resolved
 from tests.data.deep_files import numbers, png, tiff
 from tests.engines.runs import make_run

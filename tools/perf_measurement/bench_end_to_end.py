@@ -256,9 +256,9 @@ def stages(case: Case, folder: Path, run: Path, given: argparse.Namespace) -> di
 
     from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
     from sslengine.config.resolve import resolve
-    from sslengine.services.order import Services
-    from sslengine.task.task import SelfSupervisionTask
-    from sslengine.train_steps.step import TrainStep
+    from sslengine.engine.services import Services
+    from sslengine.engine.step import TrainStep
+    from sslengine.engine.task import SelfSupervisionTask
 
     torch.set_num_threads(given.threads)
     arguments = [each for each in config_of(case, folder, given) if "epoch_ends" not in each]

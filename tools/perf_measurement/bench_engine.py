@@ -47,12 +47,12 @@ import plain_train
 
 from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
 from sslengine.config.resolve import resolve_dict
+from sslengine.engine.task import SelfSupervisionTask
 from sslengine.errors import DataError
 from sslengine.models.trunks.base import Trunk
 from sslengine.monitor.log_file import LogWriter
 from sslengine.monitor.writers import JsonLinesWriter
 from sslengine.registry import register_trunk
-from sslengine.task.task import SelfSupervisionTask
 from sslengine.testing.ranks import free_port
 
 TEMPERATURE, RATE = 0.2, 1e-3

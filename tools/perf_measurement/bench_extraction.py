@@ -27,10 +27,10 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # found as a script, too
 from sslengine import catalog
 from sslengine.config.resolve import resolve
+from sslengine.engine.build import build_base_model
 from sslengine.engines.features import layers_of, ordered_feed
 from sslengine.engines.run import Run
 from sslengine.engines.stored import Network, store_split
-from sslengine.task.build import build_base_model
 
 assert catalog  # importing it declares all names
 

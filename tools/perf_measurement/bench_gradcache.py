@@ -71,8 +71,8 @@ def measure(step: str, batch: int, chunk: int) -> dict[str, float]:
 
     from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
     from sslengine.config.resolve import resolve_dict
-    from sslengine.services.order import Services
-    from sslengine.task.task import SelfSupervisionTask
+    from sslengine.engine.services import Services
+    from sslengine.engine.task import SelfSupervisionTask
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:

@@ -31,9 +31,9 @@ from torch.nn import functional as F
 
 from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
 from sslengine.config.resolve import resolve
+from sslengine.engine.services import Services
+from sslengine.engine.task import SelfSupervisionTask
 from sslengine.launch.auto import settle_widths
-from sslengine.services.order import Services
-from sslengine.task.task import SelfSupervisionTask
 
 MODEL, SIDE, SMALL_SIDE, PATCH = "vit_tiny_patch16_224", 96, 48, 16
 SCORES, TURN = 4096, 3

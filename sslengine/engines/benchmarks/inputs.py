@@ -19,6 +19,7 @@ from sslengine.config.sections import read
 from sslengine.data.manifest.classes import Classes
 from sslengine.data.options import DataOptions
 from sslengine.distributed.ranks import is_primary
+from sslengine.engine.build import build_base_model
 from sslengine.engines.features import Compute, layers_of, load_trained
 from sslengine.engines.run import Run
 from sslengine.engines.stored import Network, StoredSplit, of_weights, store_split
@@ -27,7 +28,6 @@ from sslengine.evaluation.feature_files import Labelled, layers_in, read_feature
 from sslengine.evaluation.options import EvaluateOptions
 from sslengine.evaluation.store import Store
 from sslengine.models.options import ModelOptions
-from sslengine.task.build import build_base_model
 
 SPLITS = ("TRAIN", "TEST")
 

@@ -28,6 +28,7 @@ from sslengine.data.decode.files import open_image
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.distributed.collectives import barrier
 from sslengine.distributed.ranks import is_primary
+from sslengine.engine.build import build_base_model
 from sslengine.engines.benchmarks.report import Report, save
 from sslengine.engines.features import layers_of, load_trained
 from sslengine.engines.run import Run
@@ -42,7 +43,6 @@ from sslengine.evaluation.retrieval.options import RetrievalOptions
 from sslengine.evaluation.retrieval.rmac import most_regions, region_maxima, rmac
 from sslengine.models.options import ModelOptions
 from sslengine.registry import register_engine
-from sslengine.task.build import build_base_model
 
 LAYER = "descriptors"
 TO_TENSOR = (

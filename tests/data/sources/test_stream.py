@@ -30,11 +30,11 @@ from sslengine.trust import Opened, closed
 from tests import warm
 from tests.data.pictures import picture
 from tests.data.sources.test_tar_shards import png, write_shard
+from tests.engine.runs import make_task
 from tests.integration.command import ROOT, same_weights
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.ranks import RankPool
 from tests.tail import slow_but
-from tests.task.runs import make_task
 
 pytestmark = pytest.mark.filterwarnings("ignore:Cannot .*MonthDayNano")
 

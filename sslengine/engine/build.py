@@ -1,0 +1,305 @@
+"""From the config to the parts of a task. Each function makes one part."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from torch import nn
+
+from sslengine.checkpoint.contents import has_checkpoints
+from sslengine.config.facts import precision_of_amp, run_facts
+from sslengine.config.options import (
+    SHARDED_TASK,
+    DistributedOptions,
+    MachineOptions,
+    RunOptions,
+    TrainerOptions,
+)
+from sslengine.config.requirements import expect_fitting_model
+from sslengine.config.sections import read
+from sslengine.config.sharding import is_sharded
+from sslengine.data.feed import DataFeed
+from sslengine.data.manifest.classes import Classes
+from sslengine.data.manifest.labels import known_classes, standard_labels
+from sslengine.data.options import DataOptions
+from sslengine.data.sources.base import build_sources
+from sslengine.distributed import data_parallel, sharding
+from sslengine.distributed.ranks import rank, world_size
+from sslengine.engine.channels import input_channels
+from sslengine.errors import ConfigError, DataError
+from sslengine.losses.momentum import start_as
+from sslengine.losses.options import LossOptions
+from sslengine.methods import foreign
+from sslengine.methods.base import callbacks, expect_known_callbacks
+from sslengine.models.build import (
+    build_model,
+    freeze_parameters,
+    trunk_with_heads,
+)
+from sslengine.models.compiled import compile_forward
+from sslengine.models.frozen import FrozenNetwork
+from sslengine.models.model import Model
+from sslengine.models.networks import check_networks
+from sslengine.models.options import ModelOptions
+from sslengine.models.parts import heads_of, parts_of
+from sslengine.models.sync_batchnorm import synchronise
+from sslengine.models.weights import init_weights, other_classes
+from sslengine.optim.build import build_optimizer
+from sslengine.optim.learner import LOSS, trains
+from sslengine.optim.options import OptimizerOptions
+from sslengine.optim.scheduled import ScheduledOptimizer
+from sslengine.precision import Precision, build_precision, moved
+from sslengine.registry import LOSSES, TRAIN_STEPS, component_key, import_dotted
+
+log = logging.getLogger("sslengine")
+
+_SHARDED = f"config.TRAINER.TASK_NAME: {SHARDED_TASK}"
+
+
+def build_feed(
+    config: DictConfig,
+    split: str,
+    device: torch.device,
+    training: bool | None = None,
+    classes: Sequence[Classes] = (),
+) -> DataFeed:
+    """Build the feed of a split: in random order if it is for training, by default TRAIN alone."""
+    run = read(config, RunOptions)
+    return DataFeed(
+        read(config, DataOptions),
+        split,
+        training=split == "TRAIN" if training is None else training,
+        seed=run.SEED_VALUE,
+        rank=rank(),
+        world_size=world_size(),
+        device=device,
+        mp_method=run.MULTI_PROCESSING_METHOD,
+        classes=classes,
+    )
+
+
+def classes_of_train(config: DictConfig) -> list[Classes]:
+    """Find TRAIN's classes, if it has labels, for a run that reads TEST alone."""
+    options = read(config, DataOptions).TRAIN
+    if options.LABEL_TYPE != "standard" or not (options.DATA_SOURCES and options.LABEL_SOURCES):
+        return []
+    try:
+        sources = build_sources(options, "TRAIN")
+        labels = standard_labels(options, "TRAIN", sources)
+    except DataError as error:
+        log.warning("TRAIN's classes are not known, TEST's are numbered by themselves: %s", error)
+        return []
+    return known_classes(labels, sources)
+
+
+def build_base_model(config: DictConfig, device: torch.device) -> nn.Module:
+    """Build the model with random weights, on the device. The caller has set the seed."""
+    options = read(config, ModelOptions)
+    options.INPUT_CHANNELS = input_channels(config)
+    ranks_per_node = read(config, DistributedOptions).NUM_PROC_PER_NODE
+    model = build_model(options, ranks_per_node, run_facts(config).views_per_image)
+    last, sharded = options.CHANNELS_LAST, shards(config)
+    if device.type == "cuda" and not sharded if last == "auto" else last:
+        # The filters decide: a convolution gives its output, and thus all that follows, their form.
+        model = model.to(memory_format=torch.channels_last)
+    # What is to be cut may be too large for a device.
+    return model if sharded else moved(model, device)
+
+
+def load_initial_weights(
+    config: DictConfig, model: nn.Module, class_names: Sequence[Sequence[str]] = ()
+) -> None:
+    """Load the weights that MODEL.WEIGHTS_INIT or MODEL.TRUNK names; warn of other classes."""
+    options = read(config, ModelOptions)
+    if options.WEIGHTS_INIT.PARAMS_FILE or options.starts_from_library():
+        loaded = init_weights(model, options)
+        other = other_classes(loaded.classes, class_names)
+        if other and loaded.heads:
+            log.warning("config.MODEL.WEIGHTS_INIT: %s.", other)
+
+
+def build_loss(
+    config: DictConfig,
+    num_train_samples: int,
+    device: torch.device,
+    batch_sizes: Iterable[int] = (),
+) -> nn.Module:
+    """Build a loss: one with options from (options, run facts), one of torch.nn from arguments."""
+    name = read(config, LossOptions).name
+    if not name:  # the model gives its losses itself
+        return nn.Module()
+    facts = run_facts(config).with_data(num_train_samples, batch_sizes)
+    model = read(config, ModelOptions)
+    trained = model.starts_from_weights()
+    facts = replace(facts, resumes=has_checkpoints(config), starts_trained=trained)
+    chosen = LOSSES.get(name, "config.LOSS.name")
+    options = getattr(read(config, LossOptions), component_key(name))
+    loss: Any
+    if isinstance(options, dict):
+        given = {"run": facts} if "run" in inspect.signature(chosen).parameters else {}
+        loss = foreign.build(chosen, options, component_key(name), given)
+    else:
+        loss = chosen(options, facts)
+    if not isinstance(loss, nn.Module):
+        raise ConfigError(
+            f"config.LOSS.name: {name!r} is no loss: calling it gave {loss!r}, which is no "
+            f"torch.nn.Module."
+        )
+    ranks_per_node = read(config, DistributedOptions).NUM_PROC_PER_NODE
+    return moved(synchronise(loss, model.SYNC_BN_CONFIG, ranks_per_node), device)
+
+
+def build_train_step(config: DictConfig) -> Any:
+    """Build the train step: a function of the task, or an object made with options."""
+    trainer = read(config, TrainerOptions)
+    chosen = TRAIN_STEPS.get(trainer.TRAIN_STEP_NAME, "config.TRAINER.TRAIN_STEP_NAME")
+    given = getattr(trainer, component_key(trainer.TRAIN_STEP_NAME))
+    if not isinstance(given, dict):
+        return chosen(given)
+    if isinstance(chosen, type):
+        return chosen(**given)
+    return partial(chosen, **given) if given else chosen
+
+
+def shards(config: DictConfig) -> bool:
+    """Tell whether the model is sharded. One process has nothing to share: it trains the plain
+    model by the same config."""
+    return is_sharded(config) and world_size() > 1
+
+
+def compile_model(config: DictConfig, model: nn.Module) -> None:
+    """Compile the model as MODEL.COMPILE says, before copies are made: they are compiled as well.
+
+    Of a custom model compile the submodules: its own forward may draw masks, which are then those
+    of a run that is not compiled.
+    """
+    options = read(config, ModelOptions)
+    if options.COMPILE.USE_COMPILE:
+        if not isinstance(model, Model):
+            parts = list(model.children()) or [model]
+        elif shards(config):
+            # What gathers the weights of a unit runs before its forward, and is not compiled.
+            parts = [part for part in parts_of(model) if part is not model.trunk]
+        else:
+            parts = [model.trunk, *heads_of(model)]
+        for part in parts:
+            compile_forward(part, options.COMPILE)
+
+
+def shard_model(
+    config: DictConfig, model: nn.Module, loss: nn.Module, device: torch.device
+) -> None:
+    """Cut the model, and the loss with its copies of it; bring the shares to the device."""
+    options = read(config, ModelOptions).FSDP_CONFIG
+    policy = sharding.Policy(
+        getattr(torch, options.compute()), torch.float32 if options.fp32_reduce_scatter else None
+    )
+    mesh = sharding.mesh_of(device)
+    for each in (trunk_with_heads(model, _SHARDED), *copies_of_model(loss)):
+        sharding.shard(each, parts_of(each, options.AUTO_WRAP_THRESHOLD), mesh, policy)
+        each.to(device)  # buffers; parameters are there
+    if trains(loss):
+        sharding.shard_method(loss, mesh, policy.reduce)
+
+
+def copies_of_model(loss: nn.Module) -> list[Model]:
+    """List the copies of the model: teachers, momentum encoders, frozen networks."""
+    return [each for each in loss.modules() if isinstance(each, Model)]
+
+
+def attach_again(config: DictConfig, loss: nn.Module, model: nn.Module) -> None:
+    """Let copies start as the model does. A sharded one cannot be copied: it is written over."""
+    kept = [each.network for each in loss.modules() if isinstance(each, FrozenNetwork)]
+    copies = [each for each in copies_of_model(loss) if each not in kept]
+    if copies and sharding.is_sharded(model):
+        for each in copies:
+            start_as(each, model)
+        for part in callbacks(loss, "start_sharded"):
+            part(model)
+    else:
+        attach(config, loss, model)
+
+
+def attach(config: DictConfig, loss: nn.Module, model: nn.Module) -> None:
+    """Let the method and its parts copy what they need of the model; freeze what has a name now."""
+    expect_known_callbacks(loss)
+    expect_fitting_model(config, loss, model)
+    for part in callbacks(loss, "attach"):
+        part(model)
+    check_networks(loss)
+    freeze_parameters(loss, read(config, ModelOptions).NON_TRAINABLE_PARAMS, f"{LOSS}.")
+
+
+def build_run_precision(config: DictConfig, device: torch.device) -> Precision:
+    model = read(config, ModelOptions)
+    choice, where = read(config, MachineOptions).PRECISION, "config.MACHINE.PRECISION"
+    if not choice:
+        choice, where = precision_of_amp(model), "config.MODEL.AMP_PARAMS"
+    return build_precision(choice, device, vars(model.AMP_PARAMS.GRAD_SCALER), where)
+
+
+def build_run_optimizer(
+    config: DictConfig, learner: nn.Module, device: torch.device, epochs: float
+) -> ScheduledOptimizer:
+    return build_optimizer(learner, read(config, OptimizerOptions), device, epochs)
+
+
+def reduces_by_hand(config: DictConfig, train_step: Any) -> bool:
+    """Tell whether gradients are reduced by hand: by request, or as DDP's hooks follow one backward
+    pass, and a train step makes several (its `reduces_by_hand`)."""
+    asked = read(config, DistributedOptions).MANUAL_GRADIENT_REDUCTION
+    needed = getattr(train_step, "reduces_by_hand", False)
+    if shards(config):
+        if needed:
+            raise ConfigError(
+                f"config.TRAINER.TRAIN_STEP_NAME: {read(config, TrainerOptions).TRAIN_STEP_NAME} "
+                f"makes several backward passes, which {SHARDED_TASK} does not go with."
+            )
+        return False
+    return world_size() > 1 and (asked or needed)
+
+
+def broadcast_mode(config: DictConfig) -> str:
+    """Return forward_pass, before_eval or disabled."""
+    given = read(config, DistributedOptions).BROADCAST_BUFFERS
+    if isinstance(given, bool):
+        return "forward_pass" if given else "disabled"
+    return given
+
+
+def build_compression(config: DictConfig) -> Any:
+    options = read(config, DistributedOptions)
+    kind = options.GRADIENT_COMPRESSION
+    if kind == "none" or world_size() == 1:
+        return None
+    make = import_dotted("sslengine.contrib.compression:Compression")
+    return make(kind, options.POWERSGD_RANK, options.POWERSGD_START)
+
+
+def wrap_model(
+    config: DictConfig,
+    model: nn.Module,
+    loss: nn.Module,
+    device: torch.device,
+    compression: Any = None,
+) -> nn.Module:
+    """Wrap model and loss in DDP. A sharded model needs nothing around it."""
+    if shards(config):
+        return model
+    options = read(config, DistributedOptions)
+    return data_parallel.wrap(
+        model,
+        loss,
+        device,
+        bucket_cap_mb=read(config, DataOptions).DDP_BUCKET_CAP_MB,
+        find_unused_parameters=options.FIND_UNUSED_PARAMETERS,
+        broadcast_buffers=broadcast_mode(config) == "forward_pass",
+        compression=compression,
+    )

@@ -1,0 +1,247 @@
+"""What a run is made of, and how each part is made from the config.
+
+Parts are made once, before the first step, and never replaced; what steps change is in `RunState`.
+Nothing is written, no step is made, no weights are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from torch import nn
+
+from sslengine import startup
+from sslengine.checkpoint.rng import seed_all
+from sslengine.config.options import RunOptions
+from sslengine.config.sections import read
+from sslengine.config.users_code import users_code
+from sslengine.data.options import DataOptions, SplitOptions
+from sslengine.distributed.data_parallel import broadcast_all
+from sslengine.distributed.ranks import rank
+from sslengine.distributed.shard_files import Peers
+from sslengine.distributed.sharding import is_sharded
+from sslengine.engine import build
+from sslengine.engine.label_range import expect_labels_in_range
+from sslengine.engine.phases import RunPlan
+from sslengine.engine.services import Services, services_of
+from sslengine.hooks.default import default_hooks
+from sslengine.hooks.events import expect_known_events
+from sslengine.meters.base import build_meters
+from sslengine.meters.options import MetersOptions
+from sslengine.methods.base import callbacks
+from sslengine.methods.foreign import takes_sample
+from sslengine.optim.learner import learner_of
+from sslengine.optim.ownership import expect_owners
+from sslengine.precision import Precision
+
+Callbacks = Sequence[Callable[[Any], None]]
+# Makes a feed of (split, in random order?, the run's classes so far).
+MakeFeed = Callable[[str, bool, Sequence[Any]], Any]
+
+
+class Feeds:
+    """The datasets of a run, and the classes that their labels are numbered by."""
+
+    def __init__(
+        self, make: MakeFeed, data: DataOptions, tested: bool, classes: Sequence[Any] | None
+    ) -> None:
+        """Make the feeds that the phases read: TEST if the run is tested.
+
+        `classes`: TRAIN's, if they are known, of a run that only tests; of others None.
+        """
+        self._make, self._others = make, dict[str, Any]()
+        self._options = {"TRAIN": data.TRAIN, "TEST": data.TEST}
+        trains = classes is None
+        # TRAIN's classes; in a run that only tests, without TRAIN's classes: TEST's.
+        self.classes: list[Any] = list(classes or ())
+        self.train = make("TRAIN", True, self.classes) if trains else None
+        self.classes = self.classes or getattr(self.train, "classes", [])
+        self.test = make("TEST", False, self.classes) if tested else None
+        self.classes = self.classes or getattr(self.test, "classes", [])
+
+    def options(self, split: str) -> SplitOptions:
+        return self._options[split]
+
+    @property
+    def class_names(self) -> list[list[str]]:
+        """List names by number, for each label source; empty where labels are numbers."""
+        return [list(each.names) for each in self.classes]
+
+    @property
+    def main(self) -> Any:
+        """Return the training set; in a run that only tests, the test set."""
+        return self.choose(self.train is not None)
+
+    def choose(self, train: bool) -> Any:
+        feed = self.train if train else self.test
+        assert feed is not None
+        return feed
+
+    def ordered(self, split: str) -> Any:
+        """Return a feed of each sample once, as a test phase reads them."""
+        if split == "TEST" and self.test is not None:
+            return self.test
+        if split not in self._others:
+            self._others[split] = self._make(split, False, self.classes)
+        return self._others[split]
+
+    def close(self) -> None:
+        """End the loader workers."""
+        for feed in (self.train, self.test, *self._others.values()):
+            if feed is not None:
+                feed.close()
+
+
+@dataclass(frozen=True, eq=False)
+class Reduction:
+    """What ranks exchange in addition to what DDP does."""
+
+    by_hand: bool  # gradients, when the backward is done
+    broadcasts_buffers: bool  # rank 0's are every rank's
+    broadcasts_by_hand: bool  # before each forward
+
+
+@dataclass(frozen=True, eq=False)
+class RunParts:
+    seed: int
+    feeds: Feeds
+    plan: RunPlan
+    base_model: nn.Module
+    model: nn.Module  # with the loss in DDP, if there is any; see data_parallel.wrap
+    loss: nn.Module
+    learner: nn.Module  # both: all that is trained, by name
+    loss_takes_sample: bool
+    before_phase: Callbacks  # of the method
+    after_backward: Callbacks
+    after_update: Callbacks
+    train_step_function: Callable[[Any], Any]
+    optimizer: Any
+    precision: Precision
+    reduction: Reduction
+    compression: Any  # of the gradients that ranks exchange; None: none
+    peers: Peers | None
+    meters: list[Any]
+    train_meters: list[Any]
+    own_hooks: list[Any]  # those of the loss, and of a model that brings some
+    hooks: list[Any]
+    services: Services
+    code: dict[str, str]  # of the user: the hash of each module, or the name of a part
+
+
+@dataclass
+class PartsOfConfig:
+    """Makes the parts of a run. Each of the methods makes one, and may be overridden."""
+
+    config: DictConfig
+    run_dir: Path | None  # None: of a run that keeps no files
+    device: torch.device
+    # Replace those that the config requests; the method's hooks are always added.
+    hooks: list[Any] | None = None
+    services: Services | None = None
+
+    def feed(self, split: str, training: bool, classes: Sequence[Any]) -> Any:
+        return build.build_feed(self.config, split, self.device, training, classes)
+
+    def model(self) -> nn.Module:
+        return build.build_base_model(self.config, self.device)
+
+    def loss(self, feeds: Feeds) -> nn.Module:
+        sizes = () if feeds.train is None else feeds.train.global_batch_sizes
+        return build.build_loss(self.config, feeds.main.num_samples, self.device, sizes)
+
+    def optimizer(self, learner: nn.Module, epochs: float) -> Any:
+        return build.build_run_optimizer(self.config, learner, self.device, epochs)
+
+    def hooks_of_run(self) -> list[Any]:
+        return default_hooks(self.config, self.run_dir) if self.hooks is None else self.hooks
+
+    def services_of_run(self) -> Services:
+        return self.services or services_of(self.config, self.run_dir)
+
+    def code(self) -> dict[str, str]:
+        return users_code(self.config)
+
+    def make(self) -> RunParts:
+        """Make all of them, in the order in which they need each other."""
+        config, device = self.config, self.device
+        run, meters = read(config, RunOptions), read(config, MetersOptions)
+        startup.announce("reading data")
+        feeds = self._feeds(run)
+        steps = [each.steps_per_epoch if each else 0 for each in (feeds.train, feeds.test)]
+        plan = RunPlan(config, *steps)
+        startup.announce("building the model")
+        seed_all(run.SEED_VALUE)
+        model, loss = self._networks(feeds)
+        learner = learner_of(model, loss)
+        precision = build.build_run_precision(config, device)
+        train_step = build.build_train_step(config)
+        optimizer = self._optimizer(train_step, learner, model, loss, plan)
+        reduction = self._reduction(train_step)
+        # The method starts as rank 0's, as the model does. Shares differ by rank.
+        own = (*loss.parameters(), *loss.buffers())
+        broadcast_all(each for each in own if not is_sharded(each))
+        compression = build.build_compression(config)
+        all_meters = build_meters(meters)
+        own_hooks = [hook for part in (loss, model) for hook in getattr(part, "hooks", list)()]
+        hooks = [*own_hooks, *self.hooks_of_run()]
+        for each in hooks:
+            expect_known_events(each)
+        sharded = build.shards(config) or any(map(is_sharded, loss.buffers()))
+        parts = RunParts(
+            seed=run.SEED_VALUE, feeds=feeds, plan=plan,
+            base_model=model, loss=loss,
+            model=build.wrap_model(config, model, loss, device, compression),
+            learner=learner, loss_takes_sample=takes_sample(loss),
+            before_phase=callbacks(loss, "before_phase"),
+            after_backward=callbacks(loss, "after_backward"),
+            after_update=callbacks(loss, "after_update"),
+            train_step_function=train_step, optimizer=optimizer, precision=precision,
+            reduction=reduction, compression=compression, peers=Peers() if sharded else None,
+            meters=all_meters, train_meters=all_meters if meters.enable_training_meter else [],
+            own_hooks=own_hooks, hooks=hooks,
+            services=self.services_of_run(), code=self.code(),
+        )  # fmt: skip
+        # From here on ranks draw differently (dropout), but always the same for one seed.
+        seed_all(run.SEED_VALUE * 1_000_003 + rank() + 1)
+        return parts
+
+    def _feeds(self, run: RunOptions) -> Feeds:
+        classes = build.classes_of_train(self.config) if run.TEST_ONLY else None
+        return Feeds(self.feed, read(self.config, DataOptions), run.TEST_MODEL, classes)
+
+    def _networks(self, feeds: Feeds) -> tuple[nn.Module, nn.Module]:
+        """Make model and method, which know each other, sharded if they are to be."""
+        model = self.model()
+        loss = self.loss(feeds)
+        for split, feed in (("TRAIN", feeds.train), ("TEST", feeds.test)):
+            expect_labels_in_range(loss, model, feed, feeds.options(split), split)
+        build.compile_model(self.config, model)
+        build.attach(self.config, loss, model)
+        if build.shards(self.config):
+            build.shard_model(self.config, model, loss, self.device)
+        return model, loss
+
+    def _optimizer(
+        self, train_step: Any, learner: nn.Module, model: nn.Module, loss: nn.Module, plan: RunPlan
+    ) -> Any:
+        """Make the optimizer, or the train step's own (several of them)."""
+        own = getattr(train_step, "build_optimizer", None)
+        made = (
+            self.optimizer(learner, plan.epochs)
+            if own is None
+            else own(self.config, model, loss, self.device, plan.epochs)
+        )
+        if not plan.test_only:
+            expect_owners(learner, made.param_groups)
+        return made
+
+    def _reduction(self, train_step: Any) -> Reduction:
+        by_hand = build.reduces_by_hand(self.config, train_step)
+        mode = build.broadcast_mode(self.config)
+        alone = by_hand or build.shards(self.config)  # DDP is not there to send buffers
+        return Reduction(by_hand, mode != "disabled", mode == "forward_pass" and alone)

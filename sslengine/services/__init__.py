@@ -1,1 +1,0 @@
-"""Services: what the engine does after all hooks of an event, in one order (order.py)."""

@@ -1,1 +1,0 @@
-"""The loop over phases and steps."""

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from sslengine.config.facts import RunFacts
+from sslengine.engine import build
+from sslengine.methods.simclr import SimCLRLoss
+from sslengine.registry import LOSSES
+from sslengine.testing.run_suite import BF16
+from sslengine.testing.runs import Spec, run
+from tests.config.recipes import resolved
+from tests.data.pictures import write_tree
+
+CPU = torch.device("cpu")
+
+
+def test_a_loss_with_options_gets_them_and_the_facts() -> None:
+    loss = build.build_loss(
+        resolved(LOSS__simclr_info_nce_loss={"temperature": 0.3}).config, 16, CPU
+    )
+    assert isinstance(loss, SimCLRLoss)
+    assert loss.temperature == 0.3
+
+
+def test_a_loss_of_torch_gets_its_own_arguments() -> None:
+    config = resolved(
+        LOSS={"name": "CrossEntropyLoss", "CrossEntropyLoss": {"ignore_index": -1}}
+    ).config
+    loss = build.build_loss(config, 16, CPU)
+    assert isinstance(loss, nn.CrossEntropyLoss)
+    assert loss.ignore_index == -1
+
+
+class NeedsFacts(nn.Module):
+    def __init__(self, run: RunFacts, factor: float = 1.0) -> None:
+        super().__init__()
+        self.facts, self.factor = run, factor
+
+
+def test_a_loss_without_options_class_may_ask_for_the_facts() -> None:
+    name = f"{__name__}:NeedsFacts"
+    LOSSES.get(name)
+    config = resolved(LOSS={"name": name, "NeedsFacts": {"factor": 2.0}}).config
+    loss: Any = build.build_loss(config, 16, CPU)
+    assert (loss.factor, loss.facts.num_train_samples, loss.facts.views_per_image) == (2.0, 16, 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "mode"),
+    [(True, "forward_pass"), (False, "disabled"), ("before_eval", "before_eval")],
+)
+def test_modes_of_broadcasting(given: object, mode: str) -> None:
+    assert build.broadcast_mode(resolved(DISTRIBUTED__BROADCAST_BUFFERS=given).config) == mode
+
+
+def test_one_process_reduces_nothing_by_hand() -> None:
+    config = resolved(DISTRIBUTED__MANUAL_GRADIENT_REDUCTION=True).config
+    assert not build.reduces_by_hand(config, None)
+
+
+def test_filters_with_their_channels_last() -> None:
+    config = resolved(MODEL__CHANNELS_LAST=True).config
+    trunk = build.build_base_model(config, CPU).trunk
+    output = trunk(torch.randn(2, 3, 8, 8), ["res2"])[0]
+    assert output.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    ("device", "sharded", "last"),
+    [("cuda", False, True), ("cuda", True, False), ("cpu", False, False)],
+)
+def test_channels_come_last_by_themselves_on_a_gpu(
+    device: str, sharded: bool, last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nn.Module, "to", _stays_on_the_cpu(nn.Module.to))
+    monkeypatch.setattr(build, "shards", lambda config: sharded)
+    config = resolved(MODEL__CHANNELS_LAST="auto").config
+    model = build.build_base_model(config, torch.device(device))
+    filters = [each for each in model.parameters() if each.ndim == 4 and each[0, 0].numel() > 1]
+    assert filters
+    assert {each.is_contiguous(memory_format=torch.channels_last) for each in filters} == {last}
+
+
+def _stays_on_the_cpu(to: Any) -> Any:
+    return lambda module, *where, **form: to(module, **form) if form else module
+
+
+def test_the_other_parts() -> None:
+    config = resolved().config
+    model = build.build_base_model(config, CPU)
+    assert build.wrap_model(config, model, nn.Identity(), CPU) is model
+    assert build.build_run_precision(config, CPU).name == "fp32"
+    assert build.build_run_optimizer(config, model, CPU, 2.0).options_view.lr == pytest.approx(0.1)
+    feed = build.build_feed(config, "TRAIN", CPU)
+    assert (feed.num_samples, feed.steps_per_epoch) == (16, 4)
+    feed.close()
+
+
+def test_the_scalers_arguments_come_from_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, Any]] = []
+    monkeypatch.setattr(torch.amp, "GradScaler", lambda device, **more: given.append(more))
+    amp = {"USE_AMP": True, "AMP_TYPE": "pytorch", "AMP_DTYPE": "bfloat16",
+           "GRAD_SCALER": {"init_scale": 8.0, "growth_interval": 3}}  # fmt: skip
+    build.build_run_precision(resolved(MODEL__AMP_PARAMS=amp).config, CPU)
+    assert given == [
+        {"enabled": False, "init_scale": 8.0, "growth_factor": 2.0, "backoff_factor": 0.5,
+         "growth_interval": 3}
+    ]  # fmt: skip
+
+
+def test_a_train_step_of_several_backward_passes_is_reduced_by_hand(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config, step = resolved().config, SimpleNamespace(reduces_by_hand=True)
+    assert not build.reduces_by_hand(config, step)  # nobody to reduce with
+    monkeypatch.setattr(build, "world_size", lambda: 2)
+    assert build.reduces_by_hand(config, step)
+    assert not build.reduces_by_hand(config, SimpleNamespace())
+
+
+def test_classes_of_train_without_its_feed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a run that only tests asks for; where they cannot be read, it goes without."""
+    write_tree(tmp_path / "train", "dog/0.png", "cat/0.png")
+
+    def classes(folder: str, kind: str = "standard") -> list[tuple[str, ...]]:
+        changes = {"DATA_SOURCES": ["disk_folder"], "LABEL_SOURCES": ["disk_folder"],
+                   "DATA_PATHS": [str(tmp_path / folder)], "LABEL_TYPE": kind}  # fmt: skip
+        run = resolved(**{f"DATA__TRAIN__{key}": value for key, value in changes.items()})
+        return [each.names for each in build.classes_of_train(run.config)]
+
+    assert classes("train") == [("cat", "dog")]
+    assert classes("train", "sample_index") == []
+    assert not caplog.text
+    assert classes("gone") == []
+    assert "TRAIN's classes are not known, TEST's are numbered by themselves" in caplog.text
+
+
+def test_one_word_for_the_precision_trains_as_the_keys_of_amp_do(tmp_path: Path) -> None:
+    """Through real runs: the same losses to the bit, and others than in float32."""
+    ways = {"word": {"MACHINE.PRECISION": "bf16"}, "keys": BF16, "fp32": {}}
+    losses = {
+        name: run(Spec((), (values,)), tmp_path / name).losses for name, values in ways.items()
+    }
+    assert losses["word"] == losses["keys"] != losses["fp32"]

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sslengine.errors import TrainingError
+from sslengine.python.task import PythonTask
+from tests.engine.tasks import Seen, begin, make_batch
+
+
+class Losses(nn.Module):
+    """Two losses in training, scores in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, batch: dict[str, Tensor]) -> Any:
+        scores = self.linear(batch["data"])
+        if not self.training:
+            return scores
+        return {
+            "right": nn.functional.cross_entropy(scores, batch["label"]),
+            "small": 0.1 * scores.square().mean(),
+        }
+
+
+class Scores:
+    """A meter that keeps what it is shown."""
+
+    name = "scores"
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def update(self, output: Any, target: Any) -> None:
+        self.seen.append((output, target))
+
+
+def _begin(batches: list[Any], model: nn.Module, *hooks: Any, **changes: Any) -> PythonTask:
+    step = "loss_dict_train_step"
+    return begin(batches, model, None, *hooks, TRAINER__TRAIN_STEP_NAME=step, **changes)
+
+
+def test_the_sum_is_minimised_and_each_loss_is_logged() -> None:
+    batches = [make_batch(seed) for seed in range(3)]
+    task = _begin(batches, Losses(), seen := Seen())
+    task.state.active_meters = [meter := Scores()]
+    model = Losses()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in batches:
+        task.step()
+        losses = model(batch)
+        total = losses["right"] + losses["small"]
+        optimizer.zero_grad()
+        total.backward()
+        optimizer.step()
+        assert torch.equal(task.base_model.linear.weight, model.linear.weight)
+        expected = {"loss": total, **losses}
+        assert seen.parts[-1] == {name: value.item() for name, value in expected.items()}
+    assert seen.events[:4] == ["on_forward", "on_loss_and_meter", "on_backward", "on_update"]
+    assert meter.seen == []  # in training the model gives no prediction
+
+
+def test_in_a_test_phase_predictions_go_to_the_meters() -> None:
+    task = _begin([make_batch()], Losses(), seen := Seen(), test=True)
+    task.state.active_meters = [meter := Scores()]
+    task.step()
+    ((scores, target),) = meter.seen
+    assert torch.equal(scores, Losses().linear(make_batch()["data"]))
+    assert torch.equal(target, make_batch()["label"])
+    assert seen.parts == []
+    assert seen.events == ["on_forward", "on_loss_and_meter"]
+
+
+def test_in_a_test_phase_losses_are_recorded() -> None:
+    class Always(Losses):
+        def forward(self, batch: dict[str, Tensor]) -> Any:
+            return self.train()(batch) if not self.training else super().forward(batch)
+
+    task = _begin([make_batch()], Always(), seen := Seen(), test=True)
+    task.step()
+    assert [parts.keys() for parts in seen.parts] == [{"loss", "right", "small"}]
+    assert torch.equal(task.base_model.linear.weight, Losses().linear.weight)
+
+
+def test_a_loss_that_is_not_finite_is_named_with_all_others() -> None:
+    batch = make_batch()
+    batch["data"][0, 0] = float("inf")
+    task = _begin([batch], Losses())
+    with pytest.raises(
+        TrainingError, match=r"loss of iteration 1 is not finite: loss .*, right .*, small inf"
+    ):
+        task.step()
+
+
+def test_a_model_that_gives_no_losses_is_told() -> None:
+    class Scored(Losses):
+        def forward(self, batch: dict[str, Tensor]) -> Any:
+            return self.linear(batch["data"])
+
+    task = _begin([make_batch()], Scored())
+    with pytest.raises(
+        TrainingError, match=r"Scored returned 'loss' as a tensor of shape \(4, 2\)"
+    ):
+        task.step()
