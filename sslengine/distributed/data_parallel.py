@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from sslengine.distributed.collectives import broadcast, sum_in_place
 from sslengine.distributed.ranks import world_size
 from sslengine.distributed.sharding import gradients_kept, is_unit
+from sslengine.errors import TrainingError
 
 
 class OneForward(nn.Module):
@@ -29,9 +30,11 @@ class OneForward(nn.Module):
     def __init__(self, model: nn.Module, loss: nn.Module) -> None:
         super().__init__()
         self.model, self.loss = model, loss
+        self.called = False
 
     def forward(self, *inputs: Any, compute: Callable[[], Any] | None = None, **named: Any) -> Any:
         """Run a step's computation; without one, the model alone, as VISSL's own steps do."""
+        self.called = True
         return self.model(*inputs, **named) if compute is None else compute()
 
 
@@ -67,6 +70,16 @@ def wrap(
     if compression is not None:
         compression.register(wrapped)
     return wrapped
+
+
+def expect_called(model: nn.Module) -> None:
+    """Raise TrainingError if a step went past DDP: its gradients are of one rank's images alone."""
+    if isinstance(model, DistributedDataParallel) and not model.module.called:
+        raise TrainingError(
+            "config.TRAINER.TRAIN_STEP_NAME: the step computes its loss without `task.model`, so "
+            "its gradients are not reduced over ranks. Override a stage of TrainStep, or call "
+            "`task.model(compute=...)`, as TrainStep.__call__ does."
+        )
 
 
 # torch 2.15 renamed DDP's argument.

@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 
 from sslengine.config.sections import read
 from sslengine.data.loading.dataset import SSLDataset
-from sslengine.distributed.data_parallel import batch_norm_buffers, broadcast_all
+from sslengine.distributed.data_parallel import batch_norm_buffers, broadcast_all, expect_called
 from sslengine.distributed.ranks import pick_device, world_size
 from sslengine.engine import build
 from sslengine.engine.parts import PartsOfConfig, RunParts
@@ -177,6 +177,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         if state.train and self._first_of_phase:
             self.first_step = self._first_of_phase = False
             parts = self.parts
+            expect_called(parts.model)
             expect_none_made_late(parts.base_model, parts.loss, parts.optimizer.param_groups)
         state.count_step()
         if state.calls["on_step"]:

@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sslengine.distributed import data_parallel
 from sslengine.distributed.ranks import rank, world_size
+from sslengine.errors import TrainingError
 from tests.largest import Largest, peak_bytes
 from tests.launches import Launches
 from tests.ranks import RankPool
@@ -54,6 +55,19 @@ def test_both_ways_equal_one_process(two_ranks: RankPool) -> None:
         for gradients in two_ranks.run(_step, by_hand):
             for got, want in zip(gradients, expected, strict=True):
                 torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-14)
+
+
+def _past_ddp() -> None:
+    model = nn.Linear(2, 1)
+    wrapped = data_parallel.wrap(model, nn.Identity(), CPU, 25, False, broadcast_buffers=False)
+    with pytest.raises(TrainingError, match=r"^config\.TRAINER\.TRAIN_STEP_NAME: "):
+        data_parallel.expect_called(wrapped)
+    wrapped(compute=lambda: model(torch.ones(1, 2)).sum())
+    data_parallel.expect_called(wrapped)
+
+
+def test_a_step_that_goes_past_ddp_is_refused(two_ranks: RankPool) -> None:
+    two_ranks.run(_past_ddp)
 
 
 def _unused_on_one_rank() -> list[Tensor | None]:
