@@ -42,7 +42,7 @@ class Range:
         return above and (value < self.high if self.high_is_out else value <= self.high)
 
     def __str__(self) -> str:
-        also = ", ".join(str(each) for each in self.also)
+        also = ", ".join(str(each) for each in self.also if each is not None)
         if not self.bounded:
             return f"one of {also}"
         words = self._bounds()

@@ -40,6 +40,9 @@ NAME = "simsiam_loss"
 class SimSiamLoss(Method):
     """The paper's loss has no options."""
 
+    def __init__(self) -> None:
+        super().__init__()
+
     def forward(self, output: Any, target: Any = None) -> Tensor:
         """output: [projection, prediction] of both views, (2B, D) each."""
         projection, prediction = projection_and_prediction(output, NAME)

@@ -208,8 +208,12 @@ class SwAVLoss(Method):
     def forward(self, output: Sequence[Tensor], sample: Any, step: Step) -> Tensor:
         """output: [embeddings, scores, ...] of swav_head, by crop."""
         embeddings, *scores = output
-        if len(scores) != len(self.options.num_prototypes):
-            raise TrainingError(f"{WHERE}: expected the outputs of one swav_head, got {output!r}.")
+        sets = len(self.options.num_prototypes)
+        if len(scores) != sets:
+            raise TrainingError(
+                f"{WHERE}: expected embeddings and {sets} scores of one swav_head, got "
+                f"{len(output)} outputs."
+            )
         earlier, counted = self._scores_of_queue(step)
         hard = step.num_updates < self.options.temp_hard_assignment_iters
         losses = [

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sslengine.checkpoint.files import in_order
+from sslengine.checkpoint.files import list_checkpoints
 from sslengine.command.front import main
 from tests.predictor.runs import make_classifier
 
@@ -40,7 +40,7 @@ def test_lines_fit_a_terminal(
         "doctor": [".."],
         "predict": [str(run), photos[0].name, "--nearest=0"],
         "rank": [
-            os.path.relpath(in_order(run / "checkpoints")[0], photos[0].parent),
+            os.path.relpath(list_checkpoints(run / "checkpoints")[0], photos[0].parent),
             "--workers=0",
         ],
     }

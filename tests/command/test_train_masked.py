@@ -162,19 +162,6 @@ def test_views_of_each_recipe_take_many_bands(method: str) -> None:
         assert all(each.shape[-3] == 4 for each in sample["data"] if isinstance(each, torch.Tensor))
 
 
-def test_a_collator_that_cannot_mask_many_bands_is_known_before_the_launch(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """3 x 3 patches are fewer than I-JEPA's least context."""
-    values = np.random.default_rng(0).integers(0, 4000, (8, 70, 90, 4), dtype=np.uint16)
-    np.save(tmp_path / "bands.npy", values)
-    given = [str(tmp_path / "bands.npy"), "--method=ijepa", f"--model={MODEL}", "--size=64",
-             "--workers=0", "--device=cpu", "--batch-size=4", f"--out={tmp_path / 'run'}"]  # fmt: skip
-    assert main(["train", *given]) == 2
-    assert "a context of 3 x 3 patches" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.slow
 def test_stored_images_that_pillow_holds_are_not_taken_for_arrays(tmp_path: Path) -> None:
     """A transform of Pillow's images, and one mean for all three bands."""

@@ -35,15 +35,25 @@ _TELLING = {"description", "default", "deprecated", "title", "$schema"}
 def problems(value: Any, schema: dict[str, Any], path: str = "") -> Iterator[str]:
     """As a validator of draft 7 finds them, for the words that the schema uses."""
     words = {"type", "enum", "pattern", "anyOf", "properties", "additionalProperties", "items",
-             "allOf", "if", "then", "required"}  # fmt: skip
+             "allOf", "if", "then", "required", "minimum", "maximum", "exclusiveMinimum",
+             "exclusiveMaximum"}  # fmt: skip
     assert schema.keys() <= words | _TELLING, path
     types = schema.get("type", [])
     if types and not any(
         _IS[each](value) for each in ([types] if isinstance(types, str) else types)
     ):
         yield f"{path}: {value!r} is not of {types}"
-    if "enum" in schema and not any(value == e and type(value) is type(e) for e in schema["enum"]):
+    if "enum" in schema and not any(
+        value == e and isinstance(value, bool) == isinstance(e, bool) for e in schema["enum"]
+    ):
         yield f"{path}: {value!r} is none of {schema['enum']}"
+    if _IS["number"](value) and not (
+        schema.get("minimum", value) <= value <= schema.get("maximum", value)
+        and schema.get("exclusiveMinimum", value - 1)
+        < value
+        < schema.get("exclusiveMaximum", value + 1)
+    ):
+        yield f"{path}: {value!r} is out of range"
     if isinstance(value, str) and not re.search(schema.get("pattern", ""), value):
         yield f"{path}: {value!r} is not as expected"
     if "anyOf" in schema and all(list(problems(value, e, path)) for e in schema["anyOf"]):

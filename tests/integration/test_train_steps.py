@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sslengine import train_steps
+from sslengine import contrib, engine
 from sslengine.config.resolve import resolve
 from sslengine.distributed.ranks import world_size
 from sslengine.engine import loop
@@ -66,7 +66,11 @@ def _train(example: str, folder: Path) -> tuple[str, list[float], list[Tensor]]:
 
 def test_every_shipped_step_has_an_example() -> None:
     named = {name for name, _ in EXAMPLES} | set(re.findall(r"alias `(\w+)`", DOC.read_text()))
-    shipped = set(re.findall(r"\w+_train_step", Path(train_steps.__file__).read_text()))
+    shipped = {
+        name
+        for each in (engine, contrib)
+        for name in re.findall(r"\w+_train_step", Path(each.__file__).read_text())
+    }
     assert named == shipped
 
 

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from sslengine.config.facts import RunFacts
 from sslengine.errors import ConfigError, TrainingError
 from sslengine.hooks.events import Hook
 from sslengine.methods.simsiam import SimSiamLoss
@@ -37,7 +36,7 @@ def equation_4(z_1: Tensor, z_2: Tensor, p_1: Tensor, p_2: Tensor) -> Tensor:
 
 
 def _loss() -> SimSiamLoss:
-    return SimSiamLoss(RunFacts(views_per_image=2))
+    return SimSiamLoss()
 
 
 def _drawn(images: int, dim: int, seed: int) -> Tensor:

@@ -474,7 +474,7 @@ def test_runs_that_do_not_fit(changes: dict[str, Any], text: str) -> None:
 
 def test_outputs_that_are_not_crops_with_scores() -> None:
     embeddings, scores = _embeddings(6, 0), _scores(6, 3, 0)
-    with pytest.raises(TrainingError, match="views of every image"):
+    with pytest.raises(TrainingError, match="scores of one swav_head"):
         _value(_loss(), scores)
     with pytest.raises(TrainingError, match="4 views of every image"):
         _value(_loss(num_crops=4), [embeddings, scores])

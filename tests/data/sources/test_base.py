@@ -130,7 +130,7 @@ class Foreign:
         ("Missing", "a label of Missing is None; expected the number of a class"),
         ("Unnamed", "labels of Unnamed are of 3 classes, and class_names has 2"),
         ("Wide", "labels of Wide are of 3 classes, and class_names has 2"),
-        ("Foreign", "expected a class that derives from sslengine.data.sources.base:DataSource"),
+        ("Foreign", "expected a class that derives from DataSource"),
     ],
 )
 def test_a_source_of_the_users(tmp_path: Path, source: str, said: str) -> None:
