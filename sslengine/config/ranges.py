@@ -88,7 +88,8 @@ def share(default: Any) -> Any:
 
 def choice(default: Any, *others: Any) -> Any:
     """Declare a field whose value is one of these."""
-    return _declare(Range(also=(default, *others), bounded=False), default)
+    allowed = dict.fromkeys((default, *others))
+    return _declare(Range(also=(*allowed,), bounded=False), default)
 
 
 def choices(default: list[Any], *allowed: Any) -> Any:
@@ -106,6 +107,13 @@ def range_problems(section: Any) -> Iterator[str]:
                 words = [] if allowed.bounded else filter(_is_word, allowed.also)
                 hint = nearest(value, words) if isinstance(value, str) else ""
                 yield f"{place}: expected {allowed}, got {shown}. {hint}".rstrip()
+
+
+def empty_lists(section: Any, *keys: str) -> Iterator[str]:
+    """Yield each of the keys whose list has no entry."""
+    for key in keys:
+        if not getattr(section, key):
+            yield f"{key}: expected one value or more."
 
 
 def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:

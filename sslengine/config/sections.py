@@ -37,7 +37,7 @@ from omegaconf.errors import OmegaConfBaseException
 from sslengine.config.components import Made, is_of_signature, options_of
 from sslengine.config.objects import fields, object_of_own_keys, to_object
 from sslengine.config.ranges import range_problems
-from sslengine.errors import ConfigError, nearest
+from sslengine.errors import ConfigError
 from sslengine.registry import Registry
 
 C = TypeVar("C")
@@ -183,15 +183,6 @@ def iterations(default: Any) -> Any:
 def epochs(default: Any) -> Any:
     """Declare a field that is a number of epochs, in which something changes; see outlasting.py."""
     return dataclasses.field(default=default, metadata={"epochs": True})
-
-
-def one_of(options: Any, key: str, *allowed: object) -> Iterator[str]:
-    """Yield a problem if `options.key` is none of the allowed values."""
-    value = getattr(options, key)
-    if value not in allowed:
-        words = [each for each in allowed if isinstance(each, str)]
-        expected = ", ".join(str(each) for each in allowed)
-        yield f"{key}: expected one of {expected}; got {value!r}. {nearest(value, words)}".rstrip()
 
 
 def section_problems(section: Any) -> Iterator[str]:

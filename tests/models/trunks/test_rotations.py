@@ -11,6 +11,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from sslengine.config.sections import section_problems
 from sslengine.models.options import VisionTransformerOptions
 from sslengine.models.trunks.rotations import CornerRotations, around, axial_frequencies, rotated
 from sslengine.models.trunks.vision_transformer import VisionTransformer
@@ -222,5 +223,5 @@ def test_capis_norms_and_biases() -> None:
 def test_mistakes(options: dict[str, Any], said: str) -> None:
     import re
 
-    lines = list(VisionTransformerOptions(**{**SMALL, **options}).check())
+    lines = list(section_problems(VisionTransformerOptions(**{**SMALL, **options})))
     assert any(re.match(said, line) for line in lines), lines
