@@ -15,9 +15,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from sslengine.absent import DEAD_KEYS, DeadKey
-from sslengine.config.components import options_of
-from sslengine.config.meanings import meaning_of_section, meanings
+from sslengine.config.components import meaning_of_section, meanings, options_of
 from sslengine.config.merge import Root
+from sslengine.config.objects import default_of
 from sslengine.config.ranges import KEY as RANGE
 from sslengine.config.ranges import Range
 from sslengine.config.sections import components_of, schema, with_all
@@ -97,12 +97,9 @@ def _value(hint: Any, field: Any, node: Any) -> Schema:
     found = _typed(hint, node) if registry is None else _named(hint, registry)
     if allowed is not None:
         found = _within(found, allowed)
-    if field.default is not dataclasses.MISSING:
-        found["default"] = field.default
-    elif field.default_factory is not dataclasses.MISSING and "properties" not in found:
-        default = field.default_factory()
-        if not dataclasses.is_dataclass(default):
-            found["default"] = default
+    default = default_of(field)
+    if default is not dataclasses.MISSING and not dataclasses.is_dataclass(default):
+        found["default"] = default
     return found
 
 
@@ -149,7 +146,7 @@ def _typed(hint: Any, node: Any = None) -> Schema:
         if structured:
             return structured[0]
         plain = all(each in _JSON_TYPES for each in typing.get_args(hint))
-        return _of_types(typing.get_args(hint)) if plain else {"anyOf": options}
+        return _scalar_types(typing.get_args(hint)) if plain else {"anyOf": options}
     if dataclasses.is_dataclass(hint):
         cls: Any = hint
         found = _section(with_all(cls), node)
@@ -161,10 +158,10 @@ def _typed(hint: Any, node: Any = None) -> Schema:
         case t if t is dict:
             values = _typed(arguments[1]) if arguments else {}
             return {"type": ["object", "null"], "additionalProperties": values}
-    return _of_types((hint,)) if hint in _JSON_TYPES else {}
+    return _scalar_types((hint,)) if hint in _JSON_TYPES else {}
 
 
-def _of_types(hints: tuple[Any, ...]) -> Schema:
+def _scalar_types(hints: tuple[Any, ...]) -> Schema:
     names = sorted({name for each in hints for name in _JSON_TYPES.get(each, ())})
     if "string" in names:
         return {"type": names}

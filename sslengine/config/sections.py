@@ -35,7 +35,7 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
 from sslengine.config.components import Made, is_of_signature, options_of
-from sslengine.config.objects import fields, object_of_own_keys, to_object
+from sslengine.config.objects import declare, fields, object_of_own_keys, to_object
 from sslengine.config.ranges import range_problems
 from sslengine.errors import ConfigError
 from sslengine.registry import Registry
@@ -143,10 +143,7 @@ def named(registry: Registry[Any], default: Any, arguments: str = "", alone: Any
     arguments: the field that holds those of the component, if the name is given without them.
     alone: makes the entry for a name without arguments in a list, for readers that expect entries.
     """
-    metadata = {"registry": registry, "arguments": arguments, "alone": alone}
-    if isinstance(default, (list, dict)):
-        return dataclasses.field(default_factory=default.copy, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+    return declare(default, registry=registry, arguments=arguments, alone=alone)
 
 
 def complete_entries(config: DictConfig) -> None:
@@ -172,17 +169,14 @@ def _complete(entries: Any, make_entry: Callable[[str], Any]) -> None:
 def iterations(default: Any) -> Any:
     """Declare a field that is a number of train steps, or a list of `[name, steps]` entries.
 
-    See reference_world_size.py. -1, 0 and null are not numbers of steps.
+    See lr_scaling.py. -1, 0 and null are not numbers of steps.
     """
-    metadata = {"iterations": True}
-    if isinstance(default, list):
-        return dataclasses.field(default_factory=default.copy, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+    return declare(default, iterations=True)
 
 
 def epochs(default: Any) -> Any:
-    """Declare a field that is a number of epochs, in which something changes; see outlasting.py."""
-    return dataclasses.field(default=default, metadata={"epochs": True})
+    """Declare a field that is a number of epochs, in which something changes; see no_effect.py."""
+    return declare(default, epochs=True)
 
 
 def section_problems(section: Any) -> Iterator[str]:

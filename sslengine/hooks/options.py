@@ -93,10 +93,9 @@ class OnlineEvalOptions:
     NETWORK: str = choice("auto", "student", "teacher")
 
     def check(self) -> Iterator[str]:
-        least = 2 + max(self.TOPK, default=0)
-        if least > self.IMAGES:
-            expected = f"expected {least} or more, for {least - 2} neighbours"
-            yield f"IMAGES: {expected}; got {self.IMAGES}."
+        most = max(self.TOPK, default=0)
+        if most + 2 > self.IMAGES:
+            yield f"IMAGES: expected {most + 2} or more, for {most} neighbours; got {self.IMAGES}."
 
     def names(self) -> Iterator[str]:
         """Yield the names of the metrics."""

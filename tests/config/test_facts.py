@@ -21,7 +21,7 @@ def test_the_modules_of_nested_heads() -> None:
     facts = run_facts(resolved(MODEL__HEAD={"PARAMS": heads}).config)
     assert [name for name, _ in facts.heads] == ["mlp", "identity", "mlp"]
     assert facts.head("mlp") == {"dims": [64, 8]}
-    assert facts.head("eval_mlp") is None
+    assert facts.head("eval_mlp") == {}
 
 
 def test_views_multiply_and_most_transforms_make_none() -> None:

@@ -11,15 +11,10 @@ def test_the_defaults_are_fine_and_hours_and_minutes_add_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "told"),
-    [
-        ("NUM_CPU_PER_PROC", 0, "NUM_CPU_PER_PROC"),
-        ("MEM_GB", -1, "MEM_GB"),
-        ("PORT_ID", 80, "PORT_ID"),
-        ("TIME_HOURS", 0, "TIME_HOURS, TIME_MINUTES"),
-        ("MAX_LIVES_WITHOUT_PROGRESS", 0, "MAX_LIVES_WITHOUT_PROGRESS"),
-    ],
-)
-def test_what_cannot_be(key: str, value: int, told: str) -> None:
+    ("key", "value"),
+    [("NUM_CPU_PER_PROC", 0), ("MEM_GB", -1), ("PORT_ID", 80), ("TIME_HOURS", 0),
+     ("MAX_LIVES_WITHOUT_PROGRESS", 0)],
+)  # fmt: skip
+def test_what_cannot_be(key: str, value: int) -> None:
     (text,) = section_problems(SlurmOptions(**{key: value}))
-    assert text.partition(":")[0] == told
+    assert text.partition(":")[0] in (key, "TIME_HOURS, TIME_MINUTES")

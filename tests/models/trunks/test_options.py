@@ -135,14 +135,8 @@ RULE = {"depth": 5, "w_0": 16, "w_a": 12.0, "w_m": 2.0, "group_width": 8}
     [
         (RegNetOptions(name="regnet_y_16g"), "name"),
         (RegNetOptions(name="regnet_y_16gf", depth=3), "depth"),
-        (
-            RegNetOptions(name="regnet_x_8gf", use_se=True),
-            "use_se",
-        ),
-        (
-            RegNetOptions(name="regnet_x_8gf", depths=[1]),
-            "depths",
-        ),
+        (RegNetOptions(name="regnet_x_8gf", use_se=True), "use_se"),
+        (RegNetOptions(name="regnet_x_8gf", depths=[1]), "depths"),
         (RegNetOptions(name="anynet", **RULE, **STAGES), "depth"),
         (RegNetOptions(name="anynet"), "depths"),
         (RegNetOptions(name="anynet", **{**STAGES, "strides": [2]}), "depths"),

@@ -214,7 +214,7 @@ def test_capis_norms_and_biases() -> None:
         ({"ROPE": "centres", "SINE_POSITIONS": True}, "SINE_POSITIONS: ROPE has other"),
         ({"ROPE": "corners", "HIDDEN_DIM": 20}, "NUM_HEADS: ROPE needs heads .* 20 / 2"),
         ({"ROPE_JITTER": 1.2}, "ROPE_JITTER: has an effect only with ROPE: centres"),
-        ({"ROPE": "centres", "ROPE_RESCALE": 0.5}, "ROPE_RESCALE: expected a factor of 1 or more"),
+        ({"ROPE": "centres", "ROPE_RESCALE": 0.5}, "ROPE_RESCALE: expected 1 or more, or 0"),
         ({"ROPE": "centres", "ROPE_BASE": 1}, "ROPE_BASE: expected a number above 1"),
         ({"ROPE": "centres", "ROPE_SHIFT": -1}, "ROPE_SHIFT: expected 0 or more"),
         ({"NORM": "BatchNorm"}, "NORM: expected one of"),
