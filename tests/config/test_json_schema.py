@@ -53,7 +53,8 @@ def problems(value: Any, schema: dict[str, Any], path: str = "") -> Iterator[str
         _IS[each](value) for each in ([types] if isinstance(types, str) else types)
     ):
         yield f"{path}: {value!r} is not of {types}"
-    if "enum" in schema and not any(value == e and type(value) is type(e) for e in schema["enum"]):
+    same = [each for each in schema.get("enum", []) if value == each]  # 1 is 1.0, and not true
+    if "enum" in schema and isinstance(value, bool) not in {isinstance(e, bool) for e in same}:
         yield f"{path}: {value!r} is none of {schema['enum']}"
     if isinstance(value, str) and not re.search(schema.get("pattern", ""), value):
         yield f"{path}: {value!r} is not as expected"
