@@ -12,6 +12,7 @@ import typing
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from sslengine.config.components import type_hints
 from sslengine.errors import listing, nearest
 
 
@@ -64,11 +65,7 @@ def argument_problems(
 def _type_problems(thing: Any, arguments: Mapping[str, Any], where: str) -> list[str]:
     if not arguments:
         return []
-    function = thing.__init__ if isinstance(thing, type) else thing  # type: ignore[misc]
-    try:
-        hints = typing.get_type_hints(function)
-    except (NameError, TypeError, AttributeError):
-        return []
+    hints = type_hints(thing)
     return [
         f"{where}.{name}: expected {_describe(hints[name])}, got {value!r}."
         for name, value in arguments.items()

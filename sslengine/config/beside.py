@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -18,6 +17,7 @@ from sslengine.absent import is_of_vissl
 from sslengine.config.components import belongs_to, keys_of, options_of, owners_of
 from sslengine.config.hold_out import sources_from_train
 from sslengine.config.merge import Merged
+from sslengine.config.objects import default_of, fields
 from sslengine.config.places import Places
 from sslengine.config.sections import (
     fields_of,
@@ -29,7 +29,7 @@ from sslengine.config.sections import (
     with_chosen,
 )
 from sslengine.errors import ConfigError
-from sslengine.registry import SCHEDULERS, Registry
+from sslengine.registry import SCHEDULERS
 
 
 def settle_keys_beside(merged: Merged, places: Places) -> None:
@@ -56,7 +56,8 @@ def _settle(
     if value is None:
         return
     owners = owners_of(registry, name)
-    if places.of(where) < places.of(f"{path}.{key}") or value == _default(registry, owners, name):
+    default = default_of(fields(options_of(registry, owners[0]))[name])  # type: ignore[arg-type]
+    if places.of(where) < places.of(f"{path}.{key}") or value == default:
         node[name] = None
         places.forget(where)
         return
@@ -67,12 +68,6 @@ def _settle(
         places.forget(where)
     else:
         yield f"{where}: it {text}. Set by {places.origins.get(where)}."
-
-
-def _default(registry: Registry[Any], owners: Sequence[str], key: str) -> Any:
-    found = {each.name: each for each in dataclasses.fields(options_of(registry, owners[0]))}[key]
-    made = found.default_factory
-    return found.default if made is dataclasses.MISSING else made()
 
 
 def keep_chosen(config: DictConfig) -> None:

@@ -15,13 +15,11 @@ from omegaconf import DictConfig, OmegaConf
 from sslengine.config.facts import run_facts, unique_names, world_size
 from sslengine.config.fast import REMOVED, best_backend
 from sslengine.config.hold_out import values_of_test
-from sslengine.config.lr_scaling import optimizers, scale_schedule, with_peak
+from sslengine.config.lr_scaling import optimizers, scale_schedule, scale_to_peak, scale_to_ranks
 from sslengine.config.merge import Merged
 from sslengine.config.objects import to_object
-from sslengine.config.reference_world_size import scale_to_ranks
 from sslengine.config.requirements import expect_requirements
-from sslengine.config.sharding import expect_no_conflict, sharding_values
-from sslengine.config.views import expect_views
+from sslengine.config.sharding import expect_no_conflict, expect_views, sharding_values
 from sslengine.errors import ConfigError
 from sslengine.registry import AUGMENT_BACKENDS, LOSSES, TRAIN_STEPS, component_key
 
@@ -158,7 +156,7 @@ def _peaks(config: DictConfig) -> Iterator[Derived]:
             if schedule is not None and schedule.peak is not None:
                 old, where = _plain(schedule), f"{path}.param_schedulers.{key!s}"
                 try:
-                    new = with_peak(old, schedule.peak)
+                    new = scale_to_peak(old, schedule.peak)
                 except ConfigError as error:
                     raise ConfigError(f"config.{where}.{error}") from error
                 new["auto_lr_scaling"] = {**old["auto_lr_scaling"], "auto_scale": False}

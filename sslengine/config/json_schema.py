@@ -6,22 +6,18 @@ plugins. Any value may be an interpolation, `${...}`.
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
-import textwrap
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterator
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from sslengine.absent import DEAD_KEYS, DeadKey
-from sslengine.config.components import options_of
-from sslengine.config.meanings import meaning_of_section, meanings
+from sslengine.config.components import meaning_of_section, meanings, options_of
 from sslengine.config.merge import Root
+from sslengine.config.objects import default_of
 from sslengine.config.ranges import KEY as RANGE
 from sslengine.config.ranges import Range
 from sslengine.config.sections import components_of, schema, with_all
@@ -63,11 +59,10 @@ def _section(cls: Any, node: Any = None) -> Schema:
     if not isinstance(node, DictConfig) or node._is_none():
         node = None
     hints, said = typing.get_type_hints(cls), meanings(cls)
-    choices = dict(_choices(cls))
     properties: dict[str, Schema] = {}
     for field in dataclasses.fields(cls):
         below = node._get_node(field.name) if node is not None else None
-        made = _value(hints[field.name], field, choices.get(field.name), below)
+        made = _value(hints[field.name], field, below)
         if field.name in said:
             made["description"] = said[field.name]
         properties[field.name] = made
@@ -97,24 +92,14 @@ def _names(registry: Registry[Any]) -> list[str]:
     return [name for name in registry.names() if registry.owner(name).startswith("sslengine.")]
 
 
-def _value(hint: Any, field: Any, choices: list[Any] | None, node: Any) -> Schema:
+def _value(hint: Any, field: Any, node: Any) -> Schema:
     registry, allowed = field.metadata.get("registry"), field.metadata.get(RANGE)
-    if allowed is not None and not allowed.bounded and typing.get_origin(hint) is not list:
-        choices = list(allowed.also)
-    if choices is not None:
-        found: Schema = _either({"enum": choices})
-    elif registry is not None:
-        found = _named(hint, registry)
-    else:
-        found = _typed(hint, node)
-        if allowed is not None:
-            found = _within(found, allowed)
-    if field.default is not dataclasses.MISSING:
-        found["default"] = field.default
-    elif field.default_factory is not dataclasses.MISSING and "properties" not in found:
-        default = field.default_factory()
-        if not dataclasses.is_dataclass(default):
-            found["default"] = default
+    found = _typed(hint, node) if registry is None else _named(hint, registry)
+    if allowed is not None:
+        found = _within(found, allowed)
+    default = default_of(field)
+    if default is not dataclasses.MISSING and not dataclasses.is_dataclass(default):
+        found["default"] = default
     return found
 
 
@@ -122,14 +107,9 @@ def _within(found: Schema, allowed: Range) -> Schema:
     """Add the range of a number, or of the entries of a list."""
     if "items" in found:
         return {**found, "items": _within(found["items"], allowed)}
-    if not allowed.bounded:
-        return {"enum": list(allowed.also)}
-    ranged: Schema = {**found, **allowed.schema()}
+    reference: Schema = {"type": "string", "pattern": f"^{_REFERENCE}$"}
+    ranged: Schema = {**found, **allowed.schema()} if allowed.bounded else reference
     return {"anyOf": [{"enum": list(allowed.also)}, ranged]} if allowed.also else ranged
-
-
-def _either(found: Schema) -> Schema:
-    return {"anyOf": [found, {"type": "string", "pattern": f"^{_REFERENCE}$"}]}
 
 
 def _named(hint: Any, registry: Registry[Any]) -> Schema:
@@ -166,7 +146,7 @@ def _typed(hint: Any, node: Any = None) -> Schema:
         if structured:
             return structured[0]
         plain = all(each in _JSON_TYPES for each in typing.get_args(hint))
-        return _of_types(typing.get_args(hint)) if plain else {"anyOf": options}
+        return _scalar_types(typing.get_args(hint)) if plain else {"anyOf": options}
     if dataclasses.is_dataclass(hint):
         cls: Any = hint
         found = _section(with_all(cls), node)
@@ -178,43 +158,16 @@ def _typed(hint: Any, node: Any = None) -> Schema:
         case t if t is dict:
             values = _typed(arguments[1]) if arguments else {}
             return {"type": ["object", "null"], "additionalProperties": values}
-    return _of_types((hint,)) if hint in _JSON_TYPES else {}
+    return _scalar_types((hint,)) if hint in _JSON_TYPES else {}
 
 
-def _of_types(hints: tuple[Any, ...]) -> Schema:
+def _scalar_types(hints: tuple[Any, ...]) -> Schema:
     names = sorted({name for each in hints for name in _JSON_TYPES.get(each, ())})
     if "string" in names:
         return {"type": names}
     # YAML 1.1, which editors use, reads 1e-4 as a string.
     number = f"|{_NUMBER}" if {"number", "integer"} & set(names) else ""
     return {"type": [*names, "string"], "pattern": f"^({_REFERENCE}{number})$"}
-
-
-def _choices(cls: Any) -> Iterator[tuple[str, list[Any]]]:
-    """Yield the keys whose values the dataclass's `check` lists by `one_of`, and these values."""
-    if "check" not in vars(cls):
-        return
-    (function,) = ast.parse(textwrap.dedent(inspect.getsource(cls.check))).body
-    assert isinstance(function, ast.FunctionDef)
-    for each in function.body:
-        match each:
-            case ast.Expr(value=ast.YieldFrom(value=ast.Call(
-                func=ast.Name(id="one_of"), args=[_, ast.Constant(value=str(key)), *values]
-            ))):  # fmt: skip
-                found = [_constants(value, cls.check.__globals__) for value in values]
-                if None not in found:
-                    yield key, list(chain.from_iterable(filter(None, found)))
-
-
-def _constants(value: ast.expr, known: Mapping[str, Any]) -> Sequence[Any] | None:
-    """Of `"adam"`, or of `*NAMES`; None for what only a run computes."""
-    match value:
-        case ast.Constant(value=constant):
-            return [constant]
-        case ast.Starred(value=ast.Name(id=name)) if isinstance(known.get(name), (tuple, list)):
-            found: Sequence[Any] = known[name]
-            return found
-    return None
 
 
 def _put_dead(node: Schema, names: list[str], key: DeadKey) -> None:

@@ -16,6 +16,19 @@ from omegaconf import DictConfig, Node, OmegaConf
 from omegaconf.base import Container
 
 
+def declare(default: Any, **metadata: Any) -> Any:
+    """Return a dataclass field with metadata; each object gets its own copy of a list or dict."""
+    if isinstance(default, (list, dict)):
+        return dataclasses.field(default_factory=default.copy, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """Return the default of a field; MISSING if there is none."""
+    made = field.default_factory
+    return field.default if made is dataclasses.MISSING else made()
+
+
 class _LeftToOmegaConfError(Exception):
     pass
 
@@ -50,11 +63,11 @@ def _made(node: Node) -> Any:
         case list():
             return [_made(each) for each in content]
         case dict():
-            return _of(node, {key: _made(each) for key, each in content.items()})
+            return _section(node, {key: _made(each) for key, each in content.items()})
     raise _LeftToOmegaConfError
 
 
-def _of(node: Container, values: dict[Any, Any]) -> Any:
+def _section(node: Container, values: dict[Any, Any]) -> Any:
     cls: Any = node._metadata.object_type
     declared = fields(cls)
     if not declared:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from sslengine.config.sections import iterations, named, one_of, section
+from sslengine.config.ranges import above, at_least, choice
+from sslengine.config.sections import iterations, named, section
 from sslengine.registry import TASKS, TRAIN_STEPS
 
 # Seeds derived from it must fit into 64 bits, in torch and in numpy.
@@ -26,24 +27,24 @@ class RunOptions:
     # Print on the screen what is otherwise only written to the log file.
     VERBOSE: bool = False
     # Train steps between two log lines; between them losses stay on the device.
-    LOG_FREQUENCY: int = 10
+    LOG_FREQUENCY: int = at_least(1, 10)
     # The number of ranks for which learning rates and step counts of this config are chosen. With
     # another number of ranks they are scaled, and this key becomes that number. 0: no scaling.
-    REFERENCE_WORLD_SIZE: int = 0
+    REFERENCE_WORLD_SIZE: int = at_least(0, 0)
     # Run one test phase and no training.
     TEST_ONLY: bool = False
     # Whether the run has test phases.
     TEST_MODEL: bool = True
     # Run a test phase after epochs 0, N, 2N, ... and after the last.
-    TEST_EVERY_NUM_EPOCH: int = 1
+    TEST_EVERY_NUM_EPOCH: int = at_least(1, 1)
     # Run a test phase after every N train steps, also within an epoch (after a complete group of
     # accumulated batches), and after the last step; 0: by epochs. The train phase continues after
     # it: numbers of phases, schedules and checkpoints do not change, and its metrics are those
     # since the last test. If CHECKPOINT.CHECKPOINT_ITER_FREQUENCY is equal, each result has a
     # checkpoint.
-    TEST_EVERY_NUM_ITERATIONS: int = iterations(0)
+    TEST_EVERY_NUM_ITERATIONS: int = at_least(0, iterations(0))
     # The seed of initial weights, sample order and augmentation.
-    SEED_VALUE: int = 0
+    SEED_VALUE: int = at_least(-MOST_SEED, 0, at_most=MOST_SEED)
     # The metrics that the run must reach, each [name, value, tolerance]; if not, the command fails:
     # [[test.accuracy_list_meter.top_1.0, 80.0, 2.0], [train.loss, 1.2, 0.3]]. A name is the split
     # and the name in the last `phase` line of metrics.jsonl; for the engine `evaluate` it is
@@ -53,17 +54,9 @@ class RunOptions:
     # VISSL's, has written; empty: they are computed.
     SVM_FEATURES_PATH: str = ""
     # How loader workers start: forkserver, spawn or fork.
-    MULTI_PROCESSING_METHOD: str = "forkserver"
+    MULTI_PROCESSING_METHOD: str = choice("forkserver", "spawn", "fork")
 
     def check(self) -> Iterator[str]:
-        yield from one_of(self, "MULTI_PROCESSING_METHOD", "forkserver", "spawn", "fork")
-        for key in ("LOG_FREQUENCY", "TEST_EVERY_NUM_EPOCH"):
-            if getattr(self, key) < 1:
-                yield f"{key}: expected 1 or more, got {getattr(self, key)}."
-        if abs(self.SEED_VALUE) > MOST_SEED:
-            yield f"SEED_VALUE: expected at most {MOST_SEED}, got {self.SEED_VALUE}."
-        if self.REFERENCE_WORLD_SIZE < 0:
-            yield f"REFERENCE_WORLD_SIZE: expected 0 or more, got {self.REFERENCE_WORLD_SIZE}."
         for index, entry in enumerate(self.EXPECTED_RESULTS):
             if not _is_expectation(entry):
                 yield (
@@ -71,15 +64,10 @@ class RunOptions:
                     f"[test.accuracy_list_meter.top_1.0, 80.0, 2.0], with a name that starts with "
                     f"train. or test., and a tolerance of 0 or more; got {entry!r}."
                 )
-        yield from self._tests_by_iteration()
-
-    def _tests_by_iteration(self) -> Iterator[str]:
         every = self.TEST_EVERY_NUM_ITERATIONS
-        if every < 0:
-            yield f"TEST_EVERY_NUM_ITERATIONS: expected 1 or more, or 0 for none; got {every}."
-        if every > 0 and not self.TEST_MODEL:
+        if every and not self.TEST_MODEL:
             yield "TEST_EVERY_NUM_ITERATIONS: requires TEST_MODEL=true; set that, or this to 0."
-        if every > 0 and self.TEST_EVERY_NUM_EPOCH != 1:
+        if every and self.TEST_EVERY_NUM_EPOCH != 1:
             yield (
                 f"TEST_EVERY_NUM_ITERATIONS: cannot be combined with TEST_EVERY_NUM_EPOCH; set "
                 f"TEST_EVERY_NUM_EPOCH to 1 (it is {self.TEST_EVERY_NUM_EPOCH}), or this to 0."
@@ -101,14 +89,10 @@ DEVICES = ("gpu", "mps", "cpu", "auto")
 class MachineOptions:
     # gpu; mps, the GPU of an Apple computer, for one process; cpu; or auto: the first of these
     # that there is.
-    DEVICE: str = "gpu"
+    DEVICE: str = choice(*DEVICES)
     # fp32, tf32, bf16, fp16, or auto: on a GPU bf16 with TF32 (fp16 if it has no bf16) and
     # CUDNN_BENCHMARK, elsewhere fp32. Empty: MODEL.AMP_PARAMS decides.
-    PRECISION: str = ""
-
-    def check(self) -> Iterator[str]:
-        yield from one_of(self, "DEVICE", *DEVICES)
-        yield from one_of(self, "PRECISION", "", "auto", "fp32", "tf32", "bf16", "fp16")
+    PRECISION: str = choice("", "auto", "fp32", "tf32", "bf16", "fp16")
 
 
 @section("REPRODUCIBILITY")
@@ -144,22 +128,22 @@ class DistributedOptions:
     # nccl for GPUs, gloo for CPUs.
     BACKEND: str = "nccl"
     # Nodes (machines) of the run.
-    NUM_NODES: int = 1
+    NUM_NODES: int = at_least(1, 1)
     # Ranks of each node, one for each GPU.
-    NUM_PROC_PER_NODE: int = 8
+    NUM_PROC_PER_NODE: int = at_least(1, 8)
     # A name of the run, for CHECKPOINT.APPEND_DISTR_RUN_ID; auto: none.
     RUN_ID: str = "auto"
     # When rank 0's buffers are broadcast: true or forward_pass: before every forward pass;
     # before_eval; false or disabled: never.
-    BROADCAST_BUFFERS: bool | str = True
+    BROADCAST_BUFFERS: bool | str = choice(True, False, "disabled", "forward_pass", "before_eval")
     # Reduce gradients in one call after the backward pass, not in DDP's buckets.
     MANUAL_GRADIENT_REDUCTION: bool = False
     # Compression of the gradients that ranks exchange: none, fp16, bf16, powersgd.
-    GRADIENT_COMPRESSION: str = "none"
+    GRADIENT_COMPRESSION: str = choice("none", "fp16", "bf16", "powersgd")
     # powersgd: the rank of its matrices.
-    POWERSGD_RANK: int = 1
+    POWERSGD_RANK: int = at_least(1, 1)
     # powersgd: the number of first steps without compression, 2 or more.
-    POWERSGD_START: int = 1000
+    POWERSGD_START: int = at_least(2, 1000)
     # Set true for models with parameters that are not used in every step.
     FIND_UNUSED_PARAMETERS: bool = False
     # Report the parameters that get no gradient, and whether the forward pass used them.
@@ -167,29 +151,13 @@ class DistributedOptions:
     # Minutes after which a collective that does not complete ends the run.
     TIMEOUT_MINUTES: float = 30.0
     # Minutes after which the start fails if a node or rank has not joined.
-    RENDEZVOUS_MINUTES: float = 10.0
+    RENDEZVOUS_MINUTES: float = above(0, 10.0)
     # Seconds without a heartbeat after which a rank's process counts as lost and the other ranks
     # end; a slow rank still sends heartbeats. 0: ranks send none.
-    HEARTBEAT_SECONDS: float = 0.0
+    HEARTBEAT_SECONDS: float = at_least(0, 0.0)
     # How many times ranks are restarted from the newest checkpoint after one is lost or fails.
-    MAX_RESTARTS: int = 0
+    MAX_RESTARTS: int = at_least(0, 0)
     # Enable NCCL's debug output.
     NCCL_DEBUG: bool = False
     # Threads of NCCL for each socket; empty: NCCL's default.
     NCCL_SOCKET_NTHREADS: int | str | None = ""
-
-    def check(self) -> Iterator[str]:
-        for key in ("NUM_NODES", "NUM_PROC_PER_NODE", "POWERSGD_RANK"):
-            if getattr(self, key) < 1:
-                yield f"{key}: expected 1 or more, got {getattr(self, key)}."
-        if self.POWERSGD_START < 2:  # torch's condition
-            yield f"POWERSGD_START: expected 2 or more, got {self.POWERSGD_START}."
-        if self.RENDEZVOUS_MINUTES <= 0:
-            yield f"RENDEZVOUS_MINUTES: expected more than 0, got {self.RENDEZVOUS_MINUTES}."
-        for key in ("HEARTBEAT_SECONDS", "MAX_RESTARTS"):
-            if getattr(self, key) < 0:
-                yield f"{key}: expected 0 or more, got {getattr(self, key)}."
-        yield from one_of(self, "GRADIENT_COMPRESSION", "none", "fp16", "bf16", "powersgd")
-        yield from one_of(
-            self, "BROADCAST_BUFFERS", True, False, "disabled", "forward_pass", "before_eval"
-        )

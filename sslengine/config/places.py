@@ -1,15 +1,18 @@
-"""Which place, a file or the command line, set a key."""
+"""Which place, a file or the command line, set a key. Of two that contradict the later wins."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from sslengine.config.compose import Composition
 from sslengine.config.merge import Merged
 from sslengine.dotted import below
 
 BY_DEFAULT = -1
+_EPOCHS, _ITERATIONS = "OPTIMIZER.num_epochs", "OPTIMIZER.num_iterations"
 
 
 class Places:
@@ -51,3 +54,25 @@ class Places:
             if not each.delete and keys[: len(own)] == own:
                 found.append((self.command_line, below(each.value, keys[len(own) :])))
         return [(number, name) for number, name in found if isinstance(name, str)]
+
+
+def settle_length(merged: Merged, places: Places) -> None:
+    """Keep the length of the run, in epochs or in iterations, that was set last.
+
+    One file, or the command line, that sets both is an error.
+    """
+    config = merged.root.config
+    epochs, iterations = (OmegaConf.select(config, key) for key in (_EPOCHS, _ITERATIONS))
+    if epochs is None or iterations is None:
+        return  # if both are None, the check of OPTIMIZER reports it
+    first, second = (places.of(f"config.{key}") for key in (_EPOCHS, _ITERATIONS))
+    if first == second:
+        merged.problems.append(
+            f"config.OPTIMIZER: the length of the run is given twice, as num_epochs ({epochs}) and "
+            f"as num_iterations ({iterations}), by {merged.origins[f'config.{_EPOCHS}']}. Set one "
+            f"of them."
+        )
+        return
+    given, other = (_EPOCHS, _ITERATIONS) if first > second else (_ITERATIONS, _EPOCHS)
+    OmegaConf.update(config, other, None, merge=False)
+    merged.origins[f"config.{other}"] = f"derived: {given.rpartition('.')[2]} is set"

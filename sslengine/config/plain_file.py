@@ -7,13 +7,13 @@ the environment. `${oc.env:TOKEN}` becomes the text `$not_read{oc.env:TOKEN}`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from sslengine.atomic import open_no_link
+from sslengine.config.ranges import leaves
 from sslengine.config.yaml_text import load_run
 from sslengine.errors import NOT_READ, ConfigError, readable
 
@@ -39,7 +39,11 @@ def parse_plain(
             f"{path}: defaults: this file includes others, which is refused because it was opened "
             f"without trust. If you trust it: --trust-config."
         )
-    found = [] if whole else list(_interpolations(tree, ""))
+    found = [
+        readable(path.lstrip("."))
+        for path, value in leaves({} if whole else tree, "")
+        if isinstance(value, str) and "${" in value
+    ]
     return tree if whole else _without_interpolations(tree), found
 
 
@@ -64,17 +68,6 @@ def _not_plain(event: Any) -> str:
     else:
         return ""
     return f"{what} is refused in a file that was opened without trust"
-
-
-def _interpolations(value: Any, path: str) -> Iterator[str]:
-    if isinstance(value, dict):
-        for key, each in value.items():
-            yield from _interpolations(each, f"{path}.{readable(key)}".lstrip("."))
-    elif isinstance(value, list):
-        for number, each in enumerate(value):
-            yield from _interpolations(each, f"{path}.{number}")
-    elif isinstance(value, str) and "${" in value:
-        yield path
 
 
 def _without_interpolations(value: Any) -> Any:

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
+from sslengine.config.objects import declare
 from sslengine.errors import nearest
 
 KEY = "range"
@@ -45,16 +46,12 @@ class Range:
         also = ", ".join(str(each) for each in self.also if each is not None)
         if not self.bounded:
             return f"one of {also}"
-        words = self._bounds()
-        return f"{words}, or {also}" if also else words
-
-    def _bounds(self) -> str:
-        if self.high == math.inf:
-            return f"a number above {self.low:g}" if self.low_is_out else f"{self.low:g} or more"
+        words = f"a number above {self.low:g}" if self.low_is_out else f"{self.low:g} or more"
         if not self.low_is_out and not self.high_is_out:
-            return f"a number from {self.low} to {self.high}"
-        low = f"a number above {self.low:g}" if self.low_is_out else f"{self.low:g} or more"
-        return f"{low} and {'below' if self.high_is_out else 'at most'} {self.high:g}"
+            words = f"a number from {self.low} to {self.high}"
+        elif self.high < math.inf:
+            words += f" and {'below' if self.high_is_out else 'at most'} {self.high:g}"
+        return f"{words}, or {also}" if also else words
 
     def schema(self) -> dict[str, Any]:
         """Return the keywords of JSON Schema for a number of this range."""
@@ -65,20 +62,23 @@ class Range:
         return {name: value for name, value in named.items() if math.isfinite(value)}
 
 
-def above(
-    low: float, default: Any, below: float = math.inf, at_most: float = math.inf, also: Any = ()
-) -> Any:
-    """Declare a field whose value is more than `low`, and below or at most an upper bound."""
-    upper = min(below, at_most)
-    return _declare(Range(low, upper, True, below == upper, _tuple(also)), default)
+def above(low: float, default: Any, **upper: Any) -> Any:
+    """Declare a field whose value is more than `low`; upper: as those of `at_least`."""
+    return at_least(low, default, low_is_out=True, **upper)
 
 
 def at_least(
-    low: float, default: Any, below: float = math.inf, at_most: float = math.inf, also: Any = ()
+    low: float,
+    default: Any,
+    below: float = math.inf,
+    at_most: float = math.inf,
+    also: Any = (),
+    low_is_out: bool = False,
 ) -> Any:
     """Declare a field whose value is `low` or more, and below or at most an upper bound."""
-    upper = min(below, at_most)
-    return _declare(Range(low, upper, False, below == upper, _tuple(also)), default)
+    others = also if isinstance(also, tuple) else (also,)
+    high = min(below, at_most)
+    return _declare(Range(low, high, low_is_out, below == high, others), default)
 
 
 def share(default: Any) -> Any:
@@ -88,7 +88,8 @@ def share(default: Any) -> Any:
 
 def choice(default: Any, *others: Any) -> Any:
     """Declare a field whose value is one of these."""
-    return _declare(Range(also=(default, *others), bounded=False), default)
+    allowed = dict.fromkeys((default, *others))
+    return _declare(Range(also=(*allowed,), bounded=False), default)
 
 
 def choices(default: list[Any], *allowed: Any) -> Any:
@@ -103,9 +104,16 @@ def range_problems(section: Any) -> Iterator[str]:
         for place, value in leaves(getattr(section, key), key):
             if value is not None and value not in allowed:
                 shown = f"{value:g}" if isinstance(value, float) else repr(value)
-                words = [] if allowed.bounded else filter(_is_word, allowed.also)
-                hint = nearest(value, words) if isinstance(value, str) else ""
+                words = () if allowed.bounded else allowed.also
+                hint = nearest(value, [each for each in words if isinstance(each, str)])
                 yield f"{place}: expected {allowed}, got {shown}. {hint}".rstrip()
+
+
+def empty_lists(section: Any, *keys: str) -> Iterator[str]:
+    """Yield each of the keys whose list has no entry."""
+    for key in keys:
+        if not getattr(section, key):
+            yield f"{key}: expected one value or more."
 
 
 def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -132,14 +140,4 @@ def _declare(allowed: Range, default: Any) -> Any:
     if isinstance(default, dataclasses.Field):
         metadata = {**default.metadata, KEY: allowed}
         return dataclasses.field(default=default.default, metadata=metadata)
-    if isinstance(default, list):
-        return dataclasses.field(default_factory=default.copy, metadata={KEY: allowed})
-    return dataclasses.field(default=default, metadata={KEY: allowed})
-
-
-def _tuple(also: Any) -> tuple[Any, ...]:
-    return also if isinstance(also, tuple) else (also,)
-
-
-def _is_word(value: Any) -> bool:
-    return isinstance(value, str)
+    return declare(default, **{KEY: allowed})

@@ -18,14 +18,15 @@ from sslengine.config.components import named_entries
 from sslengine.config.compose import Composition, compose
 from sslengine.config.files import Layer
 from sslengine.config.inference import infer, replace_removed_backend
-from sslengine.config.length import settle_length
 from sslengine.config.merge import Merged, merge
-from sslengine.config.optimizer_keys import warn_of_keys_without_effect
-from sslengine.config.outlasting import warn_of_long_warmups, warn_of_never_trained
-from sslengine.config.places import Places
+from sslengine.config.no_effect import (
+    warn_of_keys_without_effect,
+    warn_of_late_epochs,
+    warn_of_unused_sections,
+)
+from sslengine.config.places import Places, settle_length
 from sslengine.config.schedules import settle_schedules
 from sslengine.config.stored import Path
-from sslengine.config.unused_sections import warn_of_unused_sections
 from sslengine.errors import ConfigError
 from sslengine.registry import LOSSES, component_key, load_plugins
 from sslengine.startup import pause_garbage_collection
@@ -107,8 +108,7 @@ def _frozen(composition: Composition, judged: bool) -> Resolved:
         merged.warnings.append("node_id: has no effect; torchrun or srun numbers the nodes.")
     keep_chosen(merged.root.config)
     if not judged:
-        warn_of_long_warmups(merged)
-        warn_of_never_trained(merged)
+        warn_of_late_epochs(merged)
     OmegaConf.set_readonly(merged.root.config, True)
     return Resolved(
         config=merged.root.config,
@@ -151,7 +151,7 @@ def settled(resolved: Resolved, path: str, value: object, reason: str) -> Resolv
 
 def _check_plain(composition: Composition, merged: Merged) -> None:
     replace_removed_backend(merged)
-    settle_length(merged, composition)
+    settle_length(merged, Places(merged, composition))
     settle_schedules(merged, composition)
     check_plain(merged)
 

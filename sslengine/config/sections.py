@@ -35,9 +35,9 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
 from sslengine.config.components import Made, is_of_signature, options_of
-from sslengine.config.objects import fields, object_of_own_keys, to_object
+from sslengine.config.objects import declare, fields, object_of_own_keys, to_object
 from sslengine.config.ranges import range_problems
-from sslengine.errors import ConfigError, nearest
+from sslengine.errors import ConfigError
 from sslengine.registry import Registry
 
 C = TypeVar("C")
@@ -143,10 +143,7 @@ def named(registry: Registry[Any], default: Any, arguments: str = "", alone: Any
     arguments: the field that holds those of the component, if the name is given without them.
     alone: makes the entry for a name without arguments in a list, for readers that expect entries.
     """
-    metadata = {"registry": registry, "arguments": arguments, "alone": alone}
-    if isinstance(default, (list, dict)):
-        return dataclasses.field(default_factory=default.copy, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+    return declare(default, registry=registry, arguments=arguments, alone=alone)
 
 
 def complete_entries(config: DictConfig) -> None:
@@ -172,26 +169,14 @@ def _complete(entries: Any, make_entry: Callable[[str], Any]) -> None:
 def iterations(default: Any) -> Any:
     """Declare a field that is a number of train steps, or a list of `[name, steps]` entries.
 
-    See reference_world_size.py. -1, 0 and null are not numbers of steps.
+    See lr_scaling.py. -1, 0 and null are not numbers of steps.
     """
-    metadata = {"iterations": True}
-    if isinstance(default, list):
-        return dataclasses.field(default_factory=default.copy, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+    return declare(default, iterations=True)
 
 
 def epochs(default: Any) -> Any:
-    """Declare a field that is a number of epochs, in which something changes; see outlasting.py."""
-    return dataclasses.field(default=default, metadata={"epochs": True})
-
-
-def one_of(options: Any, key: str, *allowed: object) -> Iterator[str]:
-    """Yield a problem if `options.key` is none of the allowed values."""
-    value = getattr(options, key)
-    if value not in allowed:
-        words = [each for each in allowed if isinstance(each, str)]
-        expected = ", ".join(str(each) for each in allowed)
-        yield f"{key}: expected one of {expected}; got {value!r}. {nearest(value, words)}".rstrip()
+    """Declare a field that is a number of epochs, in which something changes; see no_effect.py."""
+    return declare(default, epochs=True)
 
 
 def section_problems(section: Any) -> Iterator[str]:

@@ -11,8 +11,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from sslengine.config.components import named_entries, options_of
-from sslengine.config.meanings import meaning_of_section, meanings
+from sslengine.config.components import meaning_of_section, meanings, named_entries, options_of
+from sslengine.config.objects import default_of
 from sslengine.config.resolve import Resolved
 from sslengine.config.sections import fields_of
 from sslengine.config.stored import as_stored
@@ -90,7 +90,7 @@ class _Shown:
             self.lines.append(line)
         for field in dataclasses.fields(options):
             if field.name not in given:
-                text = f"{field.name}: {_default(field)} if it is not given. "
+                text = f"{field.name}: {default_of(field)} if it is not given. "
                 self.put_comment(text + said.get(field.name, ""), begin)
 
     def put_comment(self, text: str, begin: str) -> None:
@@ -126,11 +126,6 @@ def _options_of_arguments(node: Any, key: Any) -> type[Any] | None:
         if field.metadata.get("arguments") == key:
             return options_of(field.metadata["registry"], node[name])
     return None
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    made = field.default_factory
-    return made() if made is not dataclasses.MISSING else field.default
 
 
 def _meaning(node: Any, key: Any, inside: Any) -> str:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from sslengine.config.fast import why_not
-from sslengine.config.sections import beside, named, one_of, section, with_all
+from sslengine.config.ranges import at_least, choice, share
+from sslengine.config.sections import beside, named, section, with_all
 from sslengine.data.decode.pixel_range import PixelRange
 from sslengine.data.decode.transparency import parse_colour
 from sslengine.registry import COLLATORS, DATA_SOURCES, TRANSFORMS
@@ -30,13 +31,11 @@ class DataLimitSampling:
     # Skip so many of the shuffled samples first: disjoint subsets under one seed.
     SKIP_NUM_SAMPLES: int = 0
     # Of what DATA_LIMIT leaves use this share of each class, one image at the least; 0: all.
-    SHARE: float = 0.0
+    SHARE: float = share(0.0)
     # Use the images that this file names: a name in each line, or a table with a column `path`.
     LIST: str = ""
 
     def check(self) -> Iterator[str]:
-        if not 0 <= self.SHARE <= 1:
-            yield f"SHARE: expected from 0 to 1, got {self.SHARE}."
         if self.SHARE and self.LIST:
             yield "LIST: has no effect with SHARE, which draws the images. Set one of them."
 
@@ -52,9 +51,9 @@ class StratifiedSampler(OffByDefault):
     """Batches of a few classes; see class_samplers.py."""
 
     # Of each rank's batch, which they share evenly.
-    CLASSES_PER_BATCH: int = 2
+    CLASSES_PER_BATCH: int = at_least(1, 2)
     # Batches of an epoch.
-    STEP_PER_EPOCH: int = 1250
+    STEP_PER_EPOCH: int = at_least(1, 1250)
     # No two ranks have a class in common.
     UNIQUE_CLASSES: bool = False
 
@@ -130,12 +129,12 @@ class StreamOptions:
     """Of sources that can only be read from one end to the other."""
 
     # Images of an epoch; a stream does not say how many it holds.
-    LENGTH: int = 0
+    LENGTH: int = at_least(0, 0)
     # So many of a lane are shuffled at a time; each loader worker keeps them in memory, encoded.
-    SHUFFLE: int = 1000
+    SHUFFLE: int = at_least(1, 1000)
     # What each rank reads at a time; with another number batches differ. 0: as many as
     # NUM_DATALOADER_WORKERS, or as there are shards for each rank.
-    LANES: int = 0
+    LANES: int = at_least(0, 0)
     # What holds the image.
     IMAGE_COLUMN: str = ""
     # What holds the label.
@@ -147,9 +146,6 @@ class StreamOptions:
         listed = isinstance(self.CLASSES, list) and len({*map(str, self.CLASSES)}) > 1
         if self.CLASSES != "" and not listed and not isinstance(self.CLASSES, int):
             yield f"CLASSES: expected two names or more, or a number; got {self.CLASSES!r}."
-        for key, least in (("LENGTH", 0), ("SHUFFLE", 1), ("LANES", 0)):
-            if getattr(self, key) < least:
-                yield f"{key}: expected {least} or more, got {getattr(self, key)}."
 
 
 @dataclass
@@ -167,11 +163,7 @@ class VideoOptions(IndexOptions):
     """Of videos."""
 
     # Every so many frames of a video one is an image.
-    FRAME_STRIDE: int = 30
-
-    def check(self) -> Iterator[str]:
-        if self.FRAME_STRIDE < 1:
-            yield f"FRAME_STRIDE: expected 1 or more, got {self.FRAME_STRIDE}."
+    FRAME_STRIDE: int = at_least(1, 30)
 
 
 @dataclass
@@ -200,9 +192,9 @@ class SplitOptions:
     # A file of labels for each source; empty: those that the source has itself.
     LABEL_PATHS: list[str] = field(default_factory=list)
     # standard: from LABEL_SOURCES; sample_index: the image's number; zero.
-    LABEL_TYPE: str = "standard"
+    LABEL_TYPE: str = choice("standard", "sample_index", "zero")
     # Images in a batch of each rank.
-    BATCHSIZE_PER_REPLICA: int = 256
+    BATCHSIZE_PER_REPLICA: int = at_least(1, 256)
     # Leave out the last batch of an epoch if it is smaller than the others.
     DROP_LAST: bool = False
     # What is done to an image, in this order: entries with a name and arguments.
@@ -216,17 +208,17 @@ class SplitOptions:
     # Keys of the sample that hold labels.
     TARGET_KEY_NAMES: list[str] = field(default_factory=lambda: ["label"])
     # Use so many samples; -1: all.
-    DATA_LIMIT: int = -1
+    DATA_LIMIT: int = at_least(1, -1, also=-1)
     DATA_LIMIT_SAMPLING: DataLimitSampling = field(default_factory=DataLimitSampling)
     # An epoch in several phases, each over its share of the data.
-    TRAIN_PHASES_PER_EPOCH: int = 1
+    TRAIN_PHASES_PER_EPOCH: int = at_least(1, 1)
     # Side of generated images.
-    DEFAULT_GRAY_IMG_SIZE: int = 224
+    DEFAULT_GRAY_IMG_SIZE: int = at_least(1, 224)
     # An image with more pixels counts as unreadable, before its pixels take any memory. A pixel of
     # more than 4 bytes (RGB of 16 bits has 6, RGBA 8) counts as several. Default: 512 MiB.
-    MAX_IMAGE_PIXELS: int = 2**27
+    MAX_IMAGE_PIXELS: int = at_least(1, 2**27)
     # RGB; L, grey levels; stored, as the file has them, with any number of channels.
-    IMAGE_MODE: str = "RGB"
+    IMAGE_MODE: str = choice("RGB", "L", "stored")
     # Of images with more than 8 bits in modes RGB and L: the values that become black and white,
     # [0, 4095]; shares of each image's values, [1%, 99%]; image, its least and greatest; type,
     # those of its type. Without it such images are refused. 8-bit images do not change. In mode
@@ -238,15 +230,15 @@ class SplitOptions:
     TRANSPARENT: Any = "white"
     # Of files with several pages: the number of one, from 0; all, with mode stored, makes bands of
     # them. null: the first frame of an animation, and no stack in mode stored.
-    IMAGE_PAGE: int | str | None = None
+    IMAGE_PAGE: int | str | None = at_least(0, None, also="all")
     # Turn images as their EXIF data says. VISSL does not.
     EXIF_ROTATION: bool = False
     # A read error is no verdict: so many more attempts.
-    READ_RETRIES: int = 3
+    READ_RETRIES: int = at_least(0, 3)
     # Seconds before the first of them; each later wait is twice as long.
-    READ_RETRY_WAIT: float = 0.5
+    READ_RETRY_WAIT: float = at_least(0, 0.5)
     # If more of the latest 2000 images cannot be read, the run ends; 1: it never does.
-    MAX_INVALID_SHARE: float = 0.05
+    MAX_INVALID_SHARE: float = share(0.05)
     # Copy what DATA_PATHS names into a folder of each node, and read that.
     COPY_TO_LOCAL_DISK: bool = False
     # The folder of COPY_TO_LOCAL_DISK.
@@ -257,24 +249,7 @@ class SplitOptions:
     POWER_LAW_SAMPLER: PowerLawSampler = field(default_factory=PowerLawSampler)
 
     def check(self) -> Iterator[str]:
-        yield from one_of(self, "LABEL_TYPE", "standard", "sample_index", "zero")
-        yield from one_of(self, "IMAGE_MODE", "RGB", "L", "stored")
         yield from self._pixel_problems()
-        for key in (
-            "BATCHSIZE_PER_REPLICA",
-            "TRAIN_PHASES_PER_EPOCH",
-            "DEFAULT_GRAY_IMG_SIZE",
-            "MAX_IMAGE_PIXELS",
-        ):
-            if getattr(self, key) < 1:
-                yield f"{key}: expected 1 or more, got {getattr(self, key)}."
-        if self.DATA_LIMIT < 1 and self.DATA_LIMIT != -1:
-            yield f"DATA_LIMIT: expected 1 or more, or -1 for all; got {self.DATA_LIMIT}."
-        for key in ("READ_RETRIES", "READ_RETRY_WAIT"):
-            if getattr(self, key) < 0:
-                yield f"{key}: expected 0 or more, got {getattr(self, key)}."
-        if not 0 <= self.MAX_INVALID_SHARE <= 1:
-            yield f"MAX_INVALID_SHARE: expected from 0 to 1, got {self.MAX_INVALID_SHARE}."
         yield from self._source_problems()
         yield from self._sampler_problems()
         if self.COPY_TO_LOCAL_DISK and not self.COPY_DESTINATION_DIR:
@@ -295,11 +270,8 @@ class SplitOptions:
                 "PIXEL_RANGE: mode stored keeps all values. Give the limits of what transforms "
                 f"make of them, [low, high], or nothing; got {self.PIXEL_RANGE!r}."
             )
-        page = self.IMAGE_PAGE
-        if page == "all" and self.IMAGE_MODE != "stored":
+        if self.IMAGE_PAGE == "all" and self.IMAGE_MODE != "stored":
             yield "IMAGE_PAGE: all makes bands of pages, which takes IMAGE_MODE stored."
-        elif page not in (None, "all") and (not isinstance(page, int) or page < 0):
-            yield f"IMAGE_PAGE: expected a number from 0, all or null; got {page!r}."
 
     @property
     def limits(self) -> tuple[float, float] | None:
@@ -327,15 +299,10 @@ class SplitOptions:
                 "STRATIFIED_SAMPLER, POWER_LAW_SAMPLER, USE_DEBUGGING_SAMPLER: set one of them at "
                 "most."
             )
-        if not stratified.ENABLED:
-            return
-        for key in ("CLASSES_PER_BATCH", "STEP_PER_EPOCH"):
-            if getattr(stratified, key) < 1:
-                yield f"STRATIFIED_SAMPLER.{key}: expected 1 or more."
-                return
-        if self.BATCHSIZE_PER_REPLICA % stratified.CLASSES_PER_BATCH:
+        classes = stratified.CLASSES_PER_BATCH
+        if stratified.ENABLED and classes > 0 and self.BATCHSIZE_PER_REPLICA % classes:
             yield (
-                f"STRATIFIED_SAMPLER.CLASSES_PER_BATCH: {stratified.CLASSES_PER_BATCH} classes "
+                f"STRATIFIED_SAMPLER.CLASSES_PER_BATCH: {classes} classes "
                 f"cannot share the {self.BATCHSIZE_PER_REPLICA} of BATCHSIZE_PER_REPLICA evenly."
             )
 
@@ -415,7 +382,7 @@ class HoldOut:
     """A share of TRAIN's images is TEST, and is not trained on; see manifest/hold_out.py."""
 
     # 0: TEST has its own images; 0.1: a tenth of TRAIN's.
-    SHARE: float = 0.0
+    SHARE: float = at_least(0, 0.0, below=1)
     # Another draw of the images.
     SEED: int = 0
     # The share of every class; needs LABEL_SOURCES.
@@ -428,8 +395,6 @@ class HoldOut:
         return "TRAIN" if self.SHARE else split
 
     def check(self) -> Iterator[str]:
-        if not 0 <= self.SHARE < 1:
-            yield f"SHARE: expected from 0 to less than 1, got {self.SHARE}."
         if self.GROUP_COLUMN and self.STRATIFIED:
             yield "STRATIFIED: not together with GROUP_COLUMN, whose groups are kept whole."
         if not self.SHARE and (self.GROUP_COLUMN or self.STRATIFIED or self.SEED):
@@ -446,11 +411,11 @@ class DataOptions:
     # A share of TRAIN's images as TEST.
     HOLD_OUT: HoldOut = field(default_factory=HoldOut)
     # Processes of each rank that load images; 0: the rank loads them itself.
-    NUM_DATALOADER_WORKERS: int = 4
+    NUM_DATALOADER_WORKERS: int = at_least(0, 4)
     # Batches that each worker prepares ahead.
-    PREFETCH_FACTOR: int = 2
+    PREFETCH_FACTOR: int = at_least(1, 2)
     # Seconds without any batch from the workers after which the run ends; 0: it waits for ever.
-    WORKER_TIMEOUT: float = 1800.0
+    WORKER_TIMEOUT: float = at_least(0, 1800.0)
     # Keep batches in memory from which a GPU copies faster.
     PIN_MEMORY: bool = True
     # Copy the next batch to the GPU while the current one is computed on.
@@ -470,11 +435,5 @@ class DataOptions:
                     )
 
     def check(self) -> Iterator[str]:
-        if self.NUM_DATALOADER_WORKERS < 0:
-            yield f"NUM_DATALOADER_WORKERS: expected 0 or more, got {self.NUM_DATALOADER_WORKERS}."
-        if self.WORKER_TIMEOUT < 0:
-            yield f"WORKER_TIMEOUT: expected 0 or more seconds, got {self.WORKER_TIMEOUT}."
-        if self.PREFETCH_FACTOR < 1:
-            yield f"PREFETCH_FACTOR: expected 1 or more, got {self.PREFETCH_FACTOR}."
         if problem := why_not(self.AUGMENT_BACKEND):
             yield f"AUGMENT_BACKEND: {problem}"

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map
 
+from sslengine.config.ranges import at_least
 from sslengine.engine.step import Sample, TrainStep
 from sslengine.errors import ConfigError
 from sslengine.models.trunks.recompute import recomputed
@@ -33,13 +34,9 @@ NAME = "gradcache_train_step"
 @dataclass
 class GradcacheOptions:
     # Images (views, crops) that go through the model at once.
-    CHUNK_SIZE: int = 64
+    CHUNK_SIZE: int = at_least(1, 64)
     # Batch norm in training mode normalises over a chunk: accept that.
     CHUNK_STATISTICS: bool = False
-
-    def check(self) -> Iterator[str]:
-        if self.CHUNK_SIZE < 1:
-            yield f"CHUNK_SIZE: expected 1 or more, got {self.CHUNK_SIZE}."
 
 
 @register_train_step(NAME, options=GradcacheOptions)

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from sslengine.config.sections import one_of, section
+from sslengine.config.ranges import above, at_least, choice, empty_lists
+from sslengine.config.sections import section
 from sslengine.evaluation.options import FeatureFiles
 
 
@@ -33,15 +34,15 @@ class ClusterFeatures:
     # Folder of features that the engine `extract_features`, or VISSL's, has written.
     PATH: str = "."
     # The split whose features are clustered.
-    DATA_PARTITION: str = "TRAIN"
+    DATA_PARTITION: str = choice("TRAIN", "TEST")
     # A split whose images get the nearest centroids too; empty: none.
-    TEST_PARTITION: str = "TEST"
+    TEST_PARTITION: str = choice("TEST", "TRAIN", "")
     # The first part of the files' names.
     DATASET_NAME: str = ""
     # The layer of the features; may be empty if there is one.
     LAYER_NAME: str = ""
     # Principal components, whitened, in place of the features; 0: the features.
-    DIMENSIONALITY_REDUCTION: int = 0
+    DIMENSIONALITY_REDUCTION: int = at_least(0, 0)
 
 
 @section("CLUSTERFIT")
@@ -50,11 +51,11 @@ class ClusterFitOptions:
     # Folder of the results; empty: the run's folder.
     OUTPUT_DIR: str = ""
     # Iterations of k-means; it ends before, if no centroid moves.
-    NUM_ITER: int = 50
+    NUM_ITER: int = at_least(1, 50)
     # Clusters, which are the classes of the next stage.
-    NUM_CLUSTERS: int = 16000
+    NUM_CLUSTERS: int = at_least(1, 16000)
     # Images that decide the centroids, drawn at random; -1: all.
-    DATA_LIMIT: int = -1
+    DATA_LIMIT: int = at_least(1, -1, also=-1)
     DATA_LIMIT_SAMPLING: SampleSeed = field(default_factory=SampleSeed)
     FEATURES: ClusterFeatures = field(default_factory=ClusterFeatures)
 
@@ -62,19 +63,6 @@ class ClusterFitOptions:
     def splits(self) -> list[str]:
         named = (self.FEATURES.DATA_PARTITION, self.FEATURES.TEST_PARTITION)
         return [each for each in named if each]
-
-    def check(self) -> Iterator[str]:
-        for key in ("NUM_ITER", "NUM_CLUSTERS"):
-            if getattr(self, key) < 1:
-                yield f"{key}: expected 1 or more, got {getattr(self, key)}."
-        if self.DATA_LIMIT < -1 or self.DATA_LIMIT == 0:
-            yield f"DATA_LIMIT: expected 1 or more, or -1 for all; got {self.DATA_LIMIT}."
-        features = self.FEATURES
-        yield from (f"FEATURES.{t}" for t in one_of(features, "DATA_PARTITION", "TRAIN", "TEST"))
-        kinds = ("TRAIN", "TEST", "")
-        yield from (f"FEATURES.{text}" for text in one_of(features, "TEST_PARTITION", *kinds))
-        if features.DIMENSIONALITY_REDUCTION < 0:
-            yield "FEATURES.DIMENSIONALITY_REDUCTION: expected 1 or more, or 0 for none."
 
 
 @section("FINETUNE")
@@ -93,16 +81,19 @@ class FinetuneOptions:
 @dataclass
 class LowShotRegression:
     # The penalty, times the number of training images; of a list each is a metric.
-    LAMBDA: Any = 0.025
+    LAMBDA: Any = above(0, 0.025)
     # A draw of DATA.TRAIN.DATA_LIMIT for each.
     SEEDS: list[int] = field(default_factory=lambda: [0])
+
+    def check(self) -> Iterator[str]:
+        yield from empty_lists(self, "LAMBDA", "SEEDS")
 
 
 @section("LOW_SHOT_BENCHMARK")
 @dataclass
 class LowShotBenchmarkOptions:
     # logistic_regression or svm, whose options are config.SVM.
-    METHOD: str = "logistic_regression"
+    METHOD: str = choice("logistic_regression", "svm")
     LOGISTIC_REGRESSION: LowShotRegression = field(default_factory=LowShotRegression)
     FEATURES: FeatureFiles = field(default_factory=FeatureFiles)
 
@@ -110,13 +101,3 @@ class LowShotBenchmarkOptions:
     def lambdas(self) -> list[float]:
         given = self.LOGISTIC_REGRESSION.LAMBDA
         return [*given] if isinstance(given, list) else [given]
-
-    def check(self) -> Iterator[str]:
-        yield from one_of(self, "METHOD", "logistic_regression", "svm")
-        values = self.lambdas
-        numbers = [each for each in values if isinstance(each, (int, float)) and each > 0]
-        if not values or len(numbers) < len(values):
-            given = self.LOGISTIC_REGRESSION.LAMBDA
-            yield f"LOGISTIC_REGRESSION.LAMBDA: expected a number above 0, or some; got {given!r}."
-        if not self.LOGISTIC_REGRESSION.SEEDS:
-            yield "LOGISTIC_REGRESSION.SEEDS: expected one value or more."

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sslengine.config.sections import named, one_of, section
-from sslengine.errors import nearest
+from sslengine.config.ranges import above, at_least, choice, choices, empty_lists
+from sslengine.config.sections import named, section
 from sslengine.registry import LABEL_FREE
 
 # On features, and on the images of another view or set.
@@ -79,13 +79,13 @@ class ReferenceOptions:
     # By which mean images are normalised for it, instead of the run's.
     MEAN: list[float] = field(default_factory=lambda: [0.485, 0.456, 0.406])
     # By which deviation.
-    STD: list[float] = field(default_factory=lambda: [0.229, 0.224, 0.225])
+    STD: list[float] = above(0, [0.229, 0.224, 0.225])
 
     def check(self) -> Iterator[str]:
         if self.TIMM and not self.WEIGHTS:
             yield "TIMM: name a file of its weights too (REFERENCE.WEIGHTS)."
-        if len(self.MEAN) != len(self.STD) or not self.MEAN or min(self.STD, default=0) <= 0:
-            yield "MEAN, STD: expected a number for each channel, and deviations above 0."
+        if len(self.MEAN) != len(self.STD) or not self.MEAN:
+            yield "MEAN, STD: expected a number for each channel."
 
 
 @dataclass
@@ -119,10 +119,9 @@ class OtherSetOptions:
     # labels.
     LABELS: str = ""
     # Which classes may be answered: all of TRAIN, or those shown in the set.
-    ANSWERS: str = ALL
+    ANSWERS: str = choice(ALL, SHOWN)
 
     def check(self) -> Iterator[str]:
-        yield from one_of(self, "ANSWERS", ALL, SHOWN)
         if self.CLASSES and self.LABELS:
             yield "CLASSES, LABELS: give one of them; LABELS has the classes of TRAIN itself."
 
@@ -136,11 +135,7 @@ class CopiesOptions:
     # Folder of other images, by which descriptors are whitened; empty: they are not.
     WHITENING: str = ""
     # Side in pixels, to which images are resized.
-    SIDE: int = 320
-
-    def check(self) -> Iterator[str]:
-        if self.SIDE < 1:
-            yield f"SIDE: expected 1 or more, got {self.SIDE}."
+    SIDE: int = at_least(1, 320)
 
 
 @dataclass
@@ -154,17 +149,11 @@ class DenseOptions:
     # Classes of pixels that do not count.
     IGNORED: list[int] = field(default_factory=lambda: [255])
     # Images of each split that are used, drawn at random; -1: all.
-    IMAGES: int = 500
+    IMAGES: int = at_least(1, 500, also=-1)
     # Side of the images in pixels; 0: that of the other protocols.
-    SIDE: int = 0
+    SIDE: int = at_least(0, 0)
     # The feature of the trunk; empty: its last map.
     LAYER: str = ""
-
-    def check(self) -> Iterator[str]:
-        if self.IMAGES == 0 or self.IMAGES < -1:
-            yield f"IMAGES: expected 1 or more, or -1 for all; got {self.IMAGES}."
-        if self.SIDE < 0:
-            yield f"SIDE: expected 1 or more, or 0; got {self.SIDE}."
 
 
 @dataclass
@@ -172,20 +161,13 @@ class SegmentationOptions:
     """A linear head is trained on the maps and masks of DENSE."""
 
     # Steps of the training; DINOv3 takes 40,000 on 20,210 images.
-    ITERATIONS: int = 2000
+    ITERATIONS: int = at_least(1, 2000)
     # Images of a step.
-    BATCH: int = 16
+    BATCH: int = at_least(1, 16)
     # The largest learning rate.
-    LR: float = 1e-3
+    LR: float = above(0, 1e-3)
     # Of AdamW, apart from the gradient.
-    WEIGHT_DECAY: float = 1e-2
-
-    def check(self) -> Iterator[str]:
-        for key in ("ITERATIONS", "BATCH"):
-            if getattr(self, key) < 1:
-                yield f"{key}: expected 1 or more, got {getattr(self, key)}."
-        if self.LR <= 0 or self.WEIGHT_DECAY < 0:
-            yield "LR, WEIGHT_DECAY: expected a rate above 0, and a decay of 0 or more."
+    WEIGHT_DECAY: float = at_least(0, 1e-2)
 
 
 @dataclass
@@ -196,31 +178,22 @@ class VideosOptions:
     # empty: none.
     PATH: str = ""
     # Short side in pixels, to which frames are resized.
-    SIDE: int = 480
+    SIDE: int = at_least(1, 480)
     # The long side is rounded down to a multiple of this: of the trunk's patch.
-    MULTIPLE: int = 64
+    MULTIPLE: int = at_least(1, 64)
     # The feature of the trunk; empty: its last map.
     LAYER: str = ""
-
-    def check(self) -> Iterator[str]:
-        for key in ("SIDE", "MULTIPLE"):
-            if getattr(self, key) < 1:
-                yield f"{key}: expected 1 or more, got {getattr(self, key)}."
 
 
 @dataclass
 class CorruptionOptions:
     # Which of the fifteen.
-    KINDS: list[str] = field(default_factory=lambda: [*CORRUPTIONS])
+    KINDS: list[str] = choices([*CORRUPTIONS], *CORRUPTIONS)
     # Which of 1 to 5.
-    SEVERITIES: list[int] = field(default_factory=lambda: [1, 2, 3, 4, 5])
+    SEVERITIES: list[int] = at_least(1, [1, 2, 3, 4, 5], at_most=5)
 
     def check(self) -> Iterator[str]:
-        for index, name in enumerate(self.KINDS):
-            if name not in CORRUPTIONS:
-                yield f"KINDS.{index}: got {name!r}. {nearest(name, CORRUPTIONS)}".rstrip()
-        if not self.KINDS or not self.SEVERITIES or not {*self.SEVERITIES} <= {1, 2, 3, 4, 5}:
-            yield f"SEVERITIES: expected some of 1 to 5, and KINDS; got {self.SEVERITIES}."
+        yield from empty_lists(self, "KINDS", "SEVERITIES")
 
 
 @section("EVALUATE")
@@ -229,18 +202,18 @@ class EvaluateOptions:
     # Folder of the features, which several runs may share; empty: `features` in the run's folder.
     FEATURES: str = ""
     # How they are stored: float32, float16, bfloat16.
-    DTYPE: str = "float32"
+    DTYPE: str = choice("float32", "float16", "bfloat16")
     # Metrics that need no labels (docs/label_free.md); [] for none.
     LABEL_FREE: list[str] = named(LABEL_FREE, DEFAULT_LABEL_FREE)
     # Also compute: few_shot_knn, few_shot_linear, few_labels, svm, low_shot_svm, retrieval,
     # calibration, per_class, out_of_set, view_retrieval, dense, segmentation, videos, copies,
     # other_sets, domains, corruptions.
-    PROTOCOLS: list[str] = field(default_factory=list)
+    PROTOCOLS: list[str] = choices([], *PROTOCOLS)
     # How kNN and the linear probe are done: empty: as NEAREST_NEIGHBOR and LINEAR_PROBE say;
     # dinov2: as DINOv2 publishes them, in place of both sections.
-    PUBLISHED: str = ""
+    PUBLISHED: str = choice("", "dinov2")
     # Random networks that the untrained trunk's scores are the mean of.
-    UNTRAINED: int = 1
+    UNTRAINED: int = at_least(1, 1)
     REFERENCE: ReferenceOptions = field(default_factory=ReferenceOptions)
     # Images that out_of_set detects.
     OUTSIDE: OutsideOptions = field(default_factory=OutsideOptions)
@@ -255,16 +228,6 @@ class EvaluateOptions:
     # Of the test images, for the protocol corruptions.
     CORRUPTIONS: CorruptionOptions = field(default_factory=CorruptionOptions)
 
-    def check(self) -> Iterator[str]:
-        yield from one_of(self, "DTYPE", "float32", "float16", "bfloat16")
-        yield from one_of(self, "PUBLISHED", "", "dinov2")
-        if self.UNTRAINED < 1:
-            yield f"UNTRAINED: expected 1 or more, got {self.UNTRAINED}."
-        for index, name in enumerate(self.PROTOCOLS):
-            if name not in PROTOCOLS:
-                expected = f"expected one of {', '.join(PROTOCOLS)}; got {name!r}"
-                yield f"PROTOCOLS.{index}: {expected}. {nearest(name, PROTOCOLS)}".rstrip()
-
 
 @dataclass
 class FeatureFiles:
@@ -277,7 +240,7 @@ class FeatureFiles:
 @dataclass
 class NearestNeighborOptions:
     # A neighbour of similarity s votes with exp(s / SIGMA).
-    SIGMA: float = 0.1
+    SIGMA: float = above(0, 0.1)
     # Number of neighbours that vote; a list gives one score for each number.
     TOPK: Any = 200
     # Compare by cosine; false (VISSL's default): by dot product, which favours long features.
@@ -293,8 +256,6 @@ class NearestNeighborOptions:
         return "cosine" if self.L2_NORM_FEATS else "dot"
 
     def check(self) -> Iterator[str]:
-        if self.SIGMA <= 0:
-            yield f"SIGMA: expected a number above 0, got {self.SIGMA:g}."
         if not self.neighbours or not all(map(_is_count, self.neighbours)):
             yield f"TOPK: expected a number of neighbours, or a list of them; got {self.TOPK!r}."
 
@@ -303,35 +264,26 @@ class NearestNeighborOptions:
 @dataclass
 class LinearProbeOptions:
     # L2 penalties to try; the accuracy on held-out training samples decides.
-    PENALTIES: list[float] = field(
-        default_factory=lambda: [
-            10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5
-        ]
-    )  # fmt: skip
+    PENALTIES: list[float] = above(
+        0, [10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5]
+    )
     # The penalty is added to the mean of the samples' losses, or to their sum (1 / C).
-    PENALTY_ON: str = "mean"
+    PENALTY_ON: str = choice("mean", "sum")
     # The share of the training samples that is held out for that choice.
-    HELD_OUT: float = 0.2
+    HELD_OUT: float = above(0, 0.2, below=1)
     # Of tables and Hugging Face datasets: images with the same value here are held out together.
     # Empty: DATA.HOLD_OUT.GROUP_COLUMN, if TEST is a part of TRAIN's images.
     GROUP_COLUMN: str = ""
     # train: held-out training samples choose; test: the test images do, so the score is the
     # best of all penalties, and too good. The row of the report says so.
-    CHOOSE_ON: str = "train"
+    CHOOSE_ON: str = choice("train", "test")
     # Bring each number of the features to mean 0 and deviation 1, by the training samples.
     STANDARDISE: bool = True
     # Maximum iterations of the solver for each classifier.
-    MAX_ITERATIONS: int = 1000
+    MAX_ITERATIONS: int = at_least(1, 1000)
 
     def check(self) -> Iterator[str]:
-        if not self.PENALTIES or min(self.PENALTIES) <= 0:
-            yield f"PENALTIES: expected numbers above 0, got {self.PENALTIES}."
-        yield from one_of(self, "PENALTY_ON", "mean", "sum")
-        yield from one_of(self, "CHOOSE_ON", "train", "test")
-        if not 0 < self.HELD_OUT < 1:
-            yield f"HELD_OUT: expected a share between 0 and 1, got {self.HELD_OUT:g}."
-        if self.MAX_ITERATIONS < 1:
-            yield f"MAX_ITERATIONS: expected 1 or more, got {self.MAX_ITERATIONS}."
+        yield from empty_lists(self, "PENALTIES")
 
 
 def published(
@@ -354,8 +306,8 @@ def published(
 @dataclass
 class CostOptions:
     # Costs to try; for each class cross-validation on the training images decides.
-    costs_list: list[float] = field(
-        default_factory=lambda: [0.01, 0.1, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 50.0, 100.0, 1000.0]
+    costs_list: list[float] = above(
+        0, [0.01, 0.1, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 50.0, 100.0, 1000.0]
     )
     # If above 0, its powers are tried too.
     base: float = -1.0
@@ -373,10 +325,13 @@ class LowShotOptions:
     # Numbers of the draws of training images: each is a seed.
     sample_inds: list[int] = field(default_factory=lambda: [1, 2, 3, 4, 5])
     # Images of each class.
-    k_values: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16, 32, 64, 96])
+    k_values: list[int] = at_least(1, [1, 2, 4, 8, 16, 32, 64, 96])
     # Where the cost is chosen: `train`, on training images that are not drawn; `test`, on the test
     # images, as VISSL does.
-    choose: str = "train"
+    choose: str = choice("train", "test")
+
+    def check(self) -> Iterator[str]:
+        yield from empty_lists(self, "sample_inds", "k_values")
 
 
 @section("SVM")
@@ -389,36 +344,28 @@ class SvmOptions:
     # Numbers of the classes; [] for all.
     cls_list: list[int] = field(default_factory=list)
     # squared_hinge or hinge.
-    loss: str = "squared_hinge"
+    loss: str = choice("squared_hinge", "hinge")
     # l2 or l1.
-    penalty: str = "l2"
+    penalty: str = choice("l2", "l1")
     # Solve the dual problem.
     dual: bool = True
     # Iterations of the solver.
-    max_iter: int = 2000
+    max_iter: int = at_least(1, 2000)
     # Parts of the training images for the choice of the cost.
-    cross_val_folds: int = 3
+    cross_val_folds: int = at_least(2, 3)
     costs: CostOptions = field(default_factory=CostOptions)
     # Train again, although the run's folder holds the result.
     force_retrain: bool = False
     low_shot: LowShotOptions = field(default_factory=LowShotOptions)
 
     def check(self) -> Iterator[str]:
-        yield from one_of(self, "loss", "squared_hinge", "hinge")
-        yield from one_of(self, "penalty", "l2", "l1")
         solved = (self.loss, self.penalty, self.dual)
         if self.loss == "hinge" and solved != ("hinge", "l2", True):
             yield "loss: hinge is solved with penalty l2 and dual: true alone."
         if self.penalty == "l1" and solved != ("squared_hinge", "l1", False):
             yield "penalty: l1 is solved with loss squared_hinge and dual: false alone."
-        if not self.costs.all or min(self.costs.all) <= 0:
-            yield f"costs: expected numbers above 0, got {self.costs.all}."
-        if self.max_iter < 1 or self.cross_val_folds < 2:
-            yield "max_iter: expected 1 or more, and cross_val_folds 2 or more."
-        low = self.low_shot
-        yield from (f"low_shot.{text}" for text in one_of(low, "choose", "train", "test"))
-        if not low.sample_inds or not low.k_values or min(low.k_values) < 1:
-            yield f"low_shot: expected sample_inds, and k_values above 0; got {low.k_values}."
+        if not self.costs.all:
+            yield "costs: expected one cost or more."
 
 
 def _is_count(value: object) -> bool:

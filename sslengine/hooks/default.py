@@ -62,12 +62,9 @@ def default_hooks(config: DictConfig, run_dir: Path | None) -> list[Any]:
         how = clip.PER_PARAMETER, clip.PER_MODULE
         chosen.append(ClipGradients(clip.MAX_NORM, clip.NORM_TYPE, *how))
     board = hooks.TENSORBOARD_SETUP
-    if board.USE_TENSORBOARD and (board.LOG_PARAMS or board.LOG_PARAMS_GRADIENTS):
-        chosen.append(
-            TensorBoardHistograms(
-                board.LOG_PARAMS_EVERY_N_ITERS, board.LOG_PARAMS, board.LOG_PARAMS_GRADIENTS
-            )
-        )
+    logged = board.LOG_PARAMS, board.LOG_PARAMS_GRADIENTS
+    if board.USE_TENSORBOARD and any(logged):
+        chosen.append(TensorBoardHistograms(board.LOG_PARAMS_EVERY_N_ITERS, *logged))
     if hooks.PRECISE_BN.ENABLED:
         chosen.append(PreciseBatchNorm(hooks.PRECISE_BN.NUM_ITERS))
     if read(config, MetersOptions).model_output_mask:
@@ -82,11 +79,8 @@ def default_hooks(config: DictConfig, run_dir: Path | None) -> list[Any]:
         chosen.append(LogMemoryPeaks(read(config, RunOptions).LOG_FREQUENCY))
     profiling = read(config, ProfilingOptions)
     if profiling.MEMORY_PROFILING.TRACK_BY_LAYER_MEMORY:
-        chosen.append(
-            WriteMemorySnapshot(
-                profiling.first_recorded, profiling.PROFILED_RANKS, profiling.OUTPUT_FOLDER
-            )
-        )
+        where = profiling.PROFILED_RANKS, profiling.OUTPUT_FOLDER
+        chosen.append(WriteMemorySnapshot(profiling.first_recorded, *where))
     if profiling.asked_for:
         chosen.append(ProfileSteps(profiling, run_dir or Path()))
     chosen.extend(_extra(entry) for entry in hooks.EXTRA)

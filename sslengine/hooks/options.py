@@ -21,9 +21,9 @@ class PerfStatsOptions:
     # Log how long each stage of a step takes; on a GPU with CUDA events, without synchronisation.
     MONITOR_PERF_STATS: bool = False
     # Steps between two reports; -1: only at the end of each phase.
-    PERF_STAT_FREQUENCY: int = -1
+    PERF_STAT_FREQUENCY: int = at_least(-1, -1)
     # Number of last steps that images/s is averaged over; -1: all since the last log line.
-    ROLLING_BTIME_FREQ: int = -1
+    ROLLING_BTIME_FREQ: int = at_least(-1, -1)
 
 
 @dataclass
@@ -64,7 +64,7 @@ class TensorBoardOptions:
     # Write histograms of gradients.
     LOG_PARAMS_GRADIENTS: bool = False
     # Steps between two histograms.
-    LOG_PARAMS_EVERY_N_ITERS: int = 310
+    LOG_PARAMS_EVERY_N_ITERS: int = at_least(1, 310)
 
 
 @dataclass
@@ -93,10 +93,9 @@ class OnlineEvalOptions:
     NETWORK: str = choice("auto", "student", "teacher")
 
     def check(self) -> Iterator[str]:
-        least = 2 + max(self.TOPK, default=0)
-        if least > self.IMAGES:
-            expected = f"expected {least} or more, for {max(self.TOPK)} neighbours"
-            yield f"IMAGES: {expected}; got {self.IMAGES}."
+        most = max(self.TOPK, default=0)
+        if most + 2 > self.IMAGES:
+            yield f"IMAGES: expected {most + 2} or more, for {most} neighbours; got {self.IMAGES}."
 
     def names(self) -> Iterator[str]:
         """Yield the names of the metrics."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from sslengine.config.ranges import at_least
 from sslengine.config.sections import section
 
 
@@ -24,39 +25,31 @@ class SlurmOptions:
     # must be on a file system that all nodes share.
     LOG_FOLDER: str = "."
     # Time limit of the job. A longer run saves before the limit and resumes in the same job.
-    TIME_HOURS: int = 72
+    TIME_HOURS: int = at_least(0, 72)
     # Added to TIME_HOURS.
-    TIME_MINUTES: int = 0
+    TIME_MINUTES: int = at_least(0, 0)
     # Features that a node must have: volta32gb, or [a|b].
     CONSTRAINT: str = ""
     # Memory of each node in GB.
-    MEM_GB: int = 250
+    MEM_GB: int = at_least(0, 250)
     # Port of the nodes' rendezvous; it or one of the next fifteen, by the job's number.
-    PORT_ID: int = 40050
+    PORT_ID: int = at_least(1024, 40050, at_most=65000)
     # CPU cores per rank.
-    NUM_CPU_PER_PROC: int = 8
+    NUM_CPU_PER_PROC: int = at_least(1, 8)
     # More options of sbatch, without the dashes: {account: vision, exclude: node7}.
     ADDITIONAL_PARAMETERS: dict[str, Any] = field(default_factory=dict)
     # Wait for the job, print its log, and exit with its status.
     WAIT: bool = False
     # Seconds before the time limit at which the job gets the signal to save.
-    SIGNAL_SECONDS: int = 120
+    SIGNAL_SECONDS: int = at_least(1, 120)
     # A job is not requeued after it has ended this many times in a row without a new checkpoint.
-    MAX_LIVES_WITHOUT_PROGRESS: int = 3
+    MAX_LIVES_WITHOUT_PROGRESS: int = at_least(1, 3)
 
     @property
     def minutes(self) -> int:
         return 60 * self.TIME_HOURS + self.TIME_MINUTES
 
     def check(self) -> Iterator[str]:
-        for key in ("NUM_CPU_PER_PROC", "SIGNAL_SECONDS", "MAX_LIVES_WITHOUT_PROGRESS"):
-            if getattr(self, key) < 1:
-                yield f"{key}: expected 1 or more, got {getattr(self, key)}."
-        for key in ("TIME_HOURS", "TIME_MINUTES", "MEM_GB"):
-            if getattr(self, key) < 0:
-                yield f"{key}: expected 0 or more, got {getattr(self, key)}."
-        if not 1024 <= self.PORT_ID <= 65000:
-            yield f"PORT_ID: expected 1024 to 65000, got {self.PORT_ID}."
         if 60 * self.minutes <= self.SIGNAL_SECONDS:
             yield (
                 f"TIME_HOURS, TIME_MINUTES: {self.minutes} minutes are no longer than "

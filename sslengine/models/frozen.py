@@ -26,13 +26,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sslengine.config.ranges import choice
 from sslengine.config.run_folder import open_run
-from sslengine.config.sections import one_of, read
+from sslengine.config.sections import read
 from sslengine.errors import CheckpointError, ConfigError, SSLEngineError
 from sslengine.models.build import build_model
 from sslengine.models.channels import RGB
 from sslengine.models.model import Model
-from sslengine.models.networks import AUTO, CHOICES
+from sslengine.models.networks import CHOICES
 from sslengine.models.options import (
     ModelOptions,
     SyncBatchNormOptions,
@@ -57,13 +58,12 @@ class FrozenOptions:
     # null: that argument of an earlier file is not given.
     arguments: dict[str, Any] = field(default_factory=dict)
     # If the checkpoint's method has a teacher: student, teacher, or auto: the one that it chooses.
-    network: str = AUTO
+    network: str = choice(*CHOICES)
 
     def __post_init__(self) -> None:
         self.weights = os.path.expanduser(self.weights)
 
     def check(self) -> Iterator[str]:
-        yield from one_of(self, "network", *CHOICES)
         if self.given() and not self.timm:
             unset = ", ".join(f"arguments.{name}=null" for name in self.given())
             yield (

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from sslengine.config.sections import iterations, named, one_of, section
+from sslengine.config.ranges import above, at_least, choice
+from sslengine.config.sections import iterations, named, section
 from sslengine.errors import ConfigError
 from sslengine.models.networks import CHOICES
 from sslengine.models.routing import Route, plan_routes
@@ -21,8 +22,8 @@ from sslengine.models.trunks.options import (
     RegNetOptions,
     SwinTransformerOptions,
     XcitOptions,
-    cut_unevenly,
-    no_scale,
+    division_problems,
+    scale_problems,
 )
 from sslengine.registry import HEADS, MODELS, TRUNKS
 
@@ -45,30 +46,30 @@ class ResNetOptions:
     """ResNet and ResNeXt."""
 
     # Layers: 18, 34, 50, 101, 152 or 200.
-    DEPTH: int = 50
+    DEPTH: int = choice(50, *RESNET_STAGES)
     # Blocks in each of the four stages, instead of those of DEPTH.
-    BLOCKS: list[int] = field(default_factory=list)
+    BLOCKS: list[int] = at_least(1, [])
     # auto (basic for depths 18 and 34, bottleneck otherwise), basic or bottleneck.
-    BLOCK: str = "auto"
+    BLOCK: str = choice("auto", "basic", "bottleneck")
     # A factor on the channels of every layer; may be below 1.
     WIDTH_MULTIPLIER: float = 1.0
     # Channels of the four stages, instead of 64, 128, 256 and 512 times WIDTH_MULTIPLIER. The stem
     # has as many as the first stage; the output of a stage of bottlenecks has four times as many.
-    CHANNELS: list[int] = field(default_factory=list)
+    CHANNELS: list[int] = at_least(1, [])
     # BatchNorm, LayerNorm or GroupNorm.
-    NORM: str = "BatchNorm"
+    NORM: str = choice("BatchNorm", "LayerNorm", "GroupNorm")
     # With NORM GroupNorm: groups of channels.
-    GROUPNORM_GROUPS: int = 32
+    GROUPNORM_GROUPS: int = at_least(1, 32)
     # ResNeXt: groups of a bottleneck's 3x3 convolution.
-    GROUPS: int = 1
+    GROUPS: int = at_least(1, 1)
     # ResNeXt: channels of each group in the first stage.
     WIDTH_PER_GROUP: int = 64
     # Initialise the last norm of every residual branch with zero.
     ZERO_INIT_RESIDUAL: bool = False
     # 1 keeps the last stage at the resolution of the one before.
-    LAYER4_STRIDE: int = 2
+    LAYER4_STRIDE: int = choice(2, 1)
     # imagenet: 7x7 stride 2 and max-pool; small (32 to 96 pixels): 3x3 stride 1, no max-pool.
-    STEM: str = "imagenet"
+    STEM: str = choice("imagenet", "small")
 
     def stages(self) -> tuple[int, ...]:
         return tuple(self.BLOCKS) or RESNET_STAGES[self.DEPTH]
@@ -82,32 +83,18 @@ class ResNetOptions:
         return tuple(self.CHANNELS) or (stem, 2 * stem, 4 * stem, 8 * stem)
 
     def check(self) -> Iterator[str]:
-        yield from one_of(self, "DEPTH", *RESNET_STAGES)
-        yield from one_of(self, "BLOCK", "auto", "basic", "bottleneck")
-        yield from one_of(self, "NORM", "BatchNorm", "LayerNorm", "GroupNorm")
-        yield from one_of(self, "LAYER4_STRIDE", 1, 2)
-        yield from one_of(self, "STEM", "imagenet", "small")
-        if self.BLOCKS and (len(self.BLOCKS) != 4 or min(self.BLOCKS) < 1):
-            yield f"BLOCKS: expected four numbers, 1 or more each; got {self.BLOCKS}."
+        for key in ("BLOCKS", "CHANNELS"):
+            if len(getattr(self, key)) not in (0, 4):
+                yield f"{key}: expected four numbers, got {getattr(self, key)}."
         if self.is_basic() and (self.GROUPS, self.WIDTH_PER_GROUP) != (1, 64):
             yield "GROUPS: basic blocks have no groups; set BLOCK to bottleneck."
-        if self.GROUPS < 1:
-            yield f"GROUPS: expected 1 or more, got {self.GROUPS}."
-        else:
-            yield from self._width_problems()
-
-    def _width_problems(self) -> Iterator[str]:
         widths = list(self.channels())
         inside = [int(w * self.WIDTH_PER_GROUP / 64) * self.GROUPS for w in widths]
-        if self.CHANNELS and (len(widths) != 4 or min(widths) < 1):
-            yield f"CHANNELS: expected four numbers, 1 or more each; got {self.CHANNELS}."
-        elif self.CHANNELS and self.WIDTH_MULTIPLIER != 1:
+        if self.CHANNELS and self.WIDTH_MULTIPLIER != 1:
             yield "WIDTH_MULTIPLIER: CHANNELS says the channels of every stage; set one of the two."
         elif min(*widths, *inside) < 1:
             key = "WIDTH_PER_GROUP" if self.CHANNELS else "WIDTH_MULTIPLIER"
             yield f"{key}: {getattr(self, key):g} leaves a layer without channels."
-        elif self.GROUPNORM_GROUPS < 1:
-            yield f"GROUPNORM_GROUPS: expected 1 or more, got {self.GROUPNORM_GROUPS}."
         elif self.NORM == "GroupNorm":
             layers = widths if self.is_basic() else widths + inside
             odd = [width for width in layers if width % self.GROUPNORM_GROUPS]
@@ -121,21 +108,21 @@ class ResNetOptions:
 @dataclass
 class VisionTransformerOptions:
     # The side of images for which position embeddings are created; interpolated for other sizes.
-    IMAGE_SIZE: int = 224
+    IMAGE_SIZE: int = at_least(1, 224)
     # The side of a patch, in pixels.
-    PATCH_SIZE: int = 16
+    PATCH_SIZE: int = at_least(1, 16)
     # What makes a token of a patch: patches (a linear map), conv (overlapping 3 x 3 convolutions,
     # which learn from fewer images) or mlp (a small network on each patch, which sees nothing of
     # its neighbours: for masks). conv and mlp need a PATCH_SIZE of 2, 4, 8, 16 ...
-    STEM: str = "patches"
+    STEM: str = choice("patches", "conv", "mlp")
     # Blocks.
-    NUM_LAYERS: int = 12
+    NUM_LAYERS: int = at_least(1, 12)
     # Attention heads of each block.
-    NUM_HEADS: int = 12
+    NUM_HEADS: int = at_least(1, 12)
     # Width of a token.
-    HIDDEN_DIM: int = 768
+    HIDDEN_DIM: int = at_least(1, 768)
     # Width inside each block's MLP.
-    MLP_DIM: int = 3072
+    MLP_DIM: int = at_least(1, 3072)
     # Dropout on embeddings, and after attention and MLPs.
     DROPOUT_RATE: float = 0.0
     # Dropout on the weights of attention.
@@ -146,17 +133,17 @@ class VisionTransformerOptions:
     SINE_POSITIONS: bool = False
     # Rotary positions instead of embeddings: none, centres (as in DINOv3), corners (as in the paper
     # of CAPI) or corners_mixed (as in its code); see sslengine/models/trunks/rotations.py.
-    ROPE: str = "none"
+    ROPE: str = choice("none", "centres", "corners", "corners_mixed")
     # With ROPE centres: the longest period of rotations, in halves of the image's side.
-    ROPE_BASE: float = 100.0
+    ROPE_BASE: float = above(1, 100.0)
     # With ROPE centres, in training: places are moved by up to this, in halves of the image's side.
-    ROPE_SHIFT: float = 0.0
+    ROPE_SHIFT: float = at_least(0, 0.0)
     # Then each direction is multiplied by a number from 1 / ROPE_JITTER to ROPE_JITTER; 0: by none.
-    ROPE_JITTER: float = 0.0
+    ROPE_JITTER: float = at_least(1, 0.0, also=0)
     # Then both are multiplied by a number from 1 / ROPE_RESCALE to ROPE_RESCALE; 0: by none.
-    ROPE_RESCALE: float = 0.0
+    ROPE_RESCALE: float = at_least(1, 0.0, also=0)
     # LayerNorm; or RMSNorm as in CAPI: without weights at the end.
-    NORM: str = "LayerNorm"
+    NORM: str = choice("LayerNorm", "RMSNorm")
     # Biases in blocks, but for those of QKV_BIAS.
     PROJ_BIAS: bool = True
     # Stochastic depth of the last block; it grows linearly from 0.
@@ -164,7 +151,7 @@ class VisionTransformerOptions:
     # All blocks have the rate of the last, as in DINOv2.
     DROP_PATH_UNIFORM: bool = False
     # Register tokens: learned tokens without a position, between the class token and the patches.
-    REGISTER_TOKENS: int = 0
+    REGISTER_TOKENS: int = at_least(0, 0)
     # Initial learned factor on the output of attention and MLPs (LayerScale); 0: there is none.
     LAYER_SCALE: float = 0.0
     # MLPs with a gate: SiLU(first half) * second half, each of width MLP_DIM.
@@ -173,7 +160,7 @@ class VisionTransformerOptions:
     QKV_BIAS: bool = False
     # Initial weights: timm, rescaled (as in I-JEPA: a later block adds less) or xavier (as in
     # CAPI); see sslengine/models/trunks/initial.py.
-    INIT: str = "timm"
+    INIT: str = choice("timm", "rescaled", "xavier")
     # Factor on queries times keys; false: 1 / sqrt(width of a head). With a number the fused
     # attention kernel cannot be used.
     QK_SCALE: bool | float | None = False
@@ -181,24 +168,17 @@ class VisionTransformerOptions:
     CHECKPOINT_BLOCK: bool = False
 
     def check(self) -> Iterator[str]:
-        yield from no_scale(self)
-        yield from one_of(self, "STEM", "patches", "conv", "mlp")
+        yield from scale_problems(self)
+        yield from division_problems(self)
         if self.STEM != "patches" and self.PATCH_SIZE & (self.PATCH_SIZE - 1):
             yield f"PATCH_SIZE: STEM {self.STEM} needs a power of 2, got {self.PATCH_SIZE}."
-        yield from one_of(self, "NORM", "LayerNorm", "RMSNorm")
-        yield from one_of(self, "INIT", "timm", "rescaled", "xavier")
         yield from self._rope_problems()
         if self.SINE_POSITIONS and self.HIDDEN_DIM % 4:
             yield f"HIDDEN_DIM: SINE_POSITIONS need a multiple of 4, got {self.HIDDEN_DIM}."
-        if self.REGISTER_TOKENS < 0:
-            yield f"REGISTER_TOKENS: expected 0 or more, got {self.REGISTER_TOKENS}."
         if self.DROP_PATH_UNIFORM and not self.DROP_PATH_RATE:
             yield "DROP_PATH_UNIFORM: has an effect only with a DROP_PATH_RATE above 0."
-        sizes = ("IMAGE_SIZE", "PATCH_SIZE", "NUM_LAYERS", "NUM_HEADS", "HIDDEN_DIM", "MLP_DIM")
-        yield from cut_unevenly(self, *sizes)
 
     def _rope_problems(self) -> Iterator[str]:
-        yield from one_of(self, "ROPE", "none", "centres", "corners", "corners_mixed")
         if self.ROPE != "none":
             if self.SINE_POSITIONS:
                 yield "SINE_POSITIONS: ROPE has other positions; set one of them."
@@ -209,13 +189,6 @@ class VisionTransformerOptions:
         for key in ("ROPE_BASE", "ROPE_SHIFT", "ROPE_JITTER", "ROPE_RESCALE"):
             if getattr(self, key) != getattr(defaults, key) and self.ROPE != "centres":
                 yield f"{key}: has an effect only with ROPE: centres."
-        if self.ROPE_BASE <= 1:
-            yield f"ROPE_BASE: expected a number above 1, got {self.ROPE_BASE:g}."
-        if self.ROPE_SHIFT < 0:
-            yield f"ROPE_SHIFT: expected 0 or more, got {self.ROPE_SHIFT:g}."
-        for key in ("ROPE_JITTER", "ROPE_RESCALE"):
-            if getattr(self, key) and getattr(self, key) < 1:
-                yield f"{key}: expected a factor of 1 or more, or 0; got {getattr(self, key):g}."
 
 
 @dataclass
@@ -223,21 +196,18 @@ class ResNetSKOptions:
     """SimCLRv2's ResNet with selective kernels."""
 
     # Layers: 50, 101 or 152.
-    DEPTH: int = 152
+    DEPTH: int = choice(152, 101, 50)
     # A factor on the channels of every layer; may be below 1.
     WIDTH_MULTIPLIER: float = 3
     # Width of the network that mixes two kernels, as a share of the channels; 0: one kernel.
-    SK_RATIO: float = 0.0625
+    SK_RATIO: float = at_least(0, 0.0625)
 
     def channels(self) -> int:
         return round(64 * self.WIDTH_MULTIPLIER)
 
     def check(self) -> Iterator[str]:
-        yield from one_of(self, "DEPTH", 50, 101, 152)
         if self.channels() < 2:
             yield f"WIDTH_MULTIPLIER: {self.WIDTH_MULTIPLIER:g} leaves a layer without channels."
-        if self.SK_RATIO < 0:
-            yield f"SK_RATIO: expected 0 or more, got {self.SK_RATIO:g}."
 
 
 @dataclass
@@ -323,11 +293,7 @@ class SyncBatchNormOptions:
     # Batch norms share their statistics over ranks.
     CONVERT_BN_TO_SYNC_BN: bool = False
     # Ranks that share statistics. -1: those of a node; 0: all ranks; N: N consecutive ranks.
-    GROUP_SIZE: int = -1
-
-    def check(self) -> Iterator[str]:
-        if self.GROUP_SIZE < -1:
-            yield f"GROUP_SIZE: expected -1, 0 or a number of ranks; got {self.GROUP_SIZE}."
+    GROUP_SIZE: int = at_least(-1, -1)
 
 
 @dataclass
@@ -335,23 +301,13 @@ class GradScalerOptions:
     """Arguments of torch's GradScaler."""
 
     # The first scale: the loss is multiplied by the scale before the backward pass.
-    init_scale: float = 65536.0
+    init_scale: float = above(0, 65536.0)
     # A factor on the scale after growth_interval steps without overflow.
-    growth_factor: float = 2.0
+    growth_factor: float = above(1, 2.0)
     # A factor on the scale after a step that overflowed; that step is skipped.
-    backoff_factor: float = 0.5
+    backoff_factor: float = above(0, 0.5, below=1)
     # Steps without overflow after which the scale grows.
-    growth_interval: int = 2000
-
-    def check(self) -> Iterator[str]:
-        if self.init_scale <= 0:
-            yield f"init_scale: expected a number above 0, got {self.init_scale:g}."
-        if self.growth_factor <= 1:
-            yield f"growth_factor: expected a number above 1, got {self.growth_factor:g}."
-        if not 0 < self.backoff_factor < 1:
-            yield f"backoff_factor: expected a number from 0 to 1, got {self.backoff_factor:g}."
-        if self.growth_interval < 1:
-            yield f"growth_interval: expected 1 or more, got {self.growth_interval}."
+    growth_interval: int = at_least(1, 2000)
 
 
 @dataclass
@@ -359,17 +315,15 @@ class AmpOptions:
     # Train in mixed precision.
     USE_AMP: bool = False
     # pytorch or apex: VISSL's word for float16, which torch computes.
-    AMP_TYPE: str = "apex"
+    AMP_TYPE: str = choice("apex", "pytorch")
     # apex: opt_level O0 is float32; O1, O2 and O3 are float16.
     AMP_ARGS: dict[str, Any] = field(default_factory=lambda: {"opt_level": "O1"})
     # pytorch: float16 (with loss scaling) or bfloat16.
-    AMP_DTYPE: str = "float16"
+    AMP_DTYPE: str = choice("float16", "bfloat16")
     # The loss scaling of float16.
     GRAD_SCALER: GradScalerOptions = field(default_factory=GradScalerOptions)
 
     def check(self) -> Iterator[str]:
-        yield from one_of(self, "AMP_TYPE", "apex", "pytorch")
-        yield from one_of(self, "AMP_DTYPE", "float16", "bfloat16")
         if self.AMP_ARGS.get("opt_level", "O1") not in ("O0", "O1", "O2", "O3"):
             got = self.AMP_ARGS["opt_level"]
             yield f"AMP_ARGS.opt_level: expected O0, O1, O2 or O3 (letter O); got {got!r}."
@@ -385,7 +339,7 @@ class WeightsInitOptions:
     STATE_DICT_KEY_NAME: Any = "classy_state_dict"
     # If the checkpoint's method has a teacher (a momentum encoder): student, teacher, or auto: the
     # one that the method chooses (DINO: teacher; BYOL and MoCo: student).
-    NETWORK: str = "auto"
+    NETWORK: str = choice(*CHOICES)
     # Adapt weights for RGB images to a trunk that takes another number of channels, as timm does:
     # one channel gets the sum of the three filters, more get these in turn, scaled by 3 / channels.
     ADAPT_INPUT_CHANNELS: bool = False
@@ -411,7 +365,6 @@ class WeightsInitOptions:
         return [key] if isinstance(key, str) and key else list(key or ())
 
     def check(self) -> Iterator[str]:
-        yield from one_of(self, "NETWORK", *CHOICES)
         key = self.STATE_DICT_KEY_NAME
         if key is not None and not (
             isinstance(key, str)
@@ -425,11 +378,7 @@ class ActivationCheckpointingOptions:
     # Keep fewer activations of the forward pass, and recompute the others in the backward pass.
     USE_ACTIVATION_CHECKPOINTING: bool = False
     # Number of parts of the trunk; one part is recomputed at a time.
-    NUM_ACTIVATION_CHECKPOINTING_SPLITS: int = 2
-
-    def check(self) -> Iterator[str]:
-        if self.NUM_ACTIVATION_CHECKPOINTING_SPLITS < 1:
-            yield "NUM_ACTIVATION_CHECKPOINTING_SPLITS: expected 1 or more."
+    NUM_ACTIVATION_CHECKPOINTING_SPLITS: int = at_least(1, 2)
 
 
 @dataclass
@@ -439,7 +388,7 @@ class GradClipOptions:
     # Which norm: 2, 1, inf.
     NORM_TYPE: float = field(default=2.0, metadata={"infinite": True})
     # The largest norm.
-    MAX_NORM: float = 1.0
+    MAX_NORM: float = above(0, 1.0)
     # Clip each parameter's gradient separately, as in DINO, not the norm of all gradients.
     PER_PARAMETER: bool = False
     # Clip the trunk's gradients, those of each head and those of the method separately, as in
@@ -447,8 +396,6 @@ class GradClipOptions:
     PER_MODULE: bool = False
 
     def check(self) -> Iterator[str]:
-        if self.MAX_NORM <= 0:
-            yield f"MAX_NORM: expected a number above 0, got {self.MAX_NORM:g}."
         if self.PER_PARAMETER and self.NORM_TYPE != 2.0:
             yield f"PER_PARAMETER: requires NORM_TYPE 2, got {self.NORM_TYPE:g}."
         if self.PER_PARAMETER and self.PER_MODULE:
@@ -461,25 +408,19 @@ class FsdpOptions:
     # that this requires.
     AUTO_SETUP_FSDP: bool = False
     # Blocks with fewer parameters are gathered with the rest of the trunk, not separately.
-    AUTO_WRAP_THRESHOLD: int = 0
+    AUTO_WRAP_THRESHOLD: int = at_least(0, 0)
     # With AUTO_SETUP_FSDP and USE_AMP. O1: weights in float32; O2: in AMP_DTYPE.
-    AMP_TYPE: str = "01"
+    AMP_TYPE: str = choice("01", "O1", "O2")
     # Cast the weights and inputs of a unit to compute_dtype while it runs.
     mixed_precision: bool = True
     # Sum gradients over ranks in float32 even if compute_dtype is another.
     fp32_reduce_scatter: bool = False
     # float32, bfloat16 or float16.
-    compute_dtype: str = "float32"
+    compute_dtype: str = choice("float32", "bfloat16", "float16")
 
     def compute(self) -> str:
         """Return the dtype of computation; float32 without mixed precision."""
         return self.compute_dtype if self.mixed_precision else "float32"
-
-    def check(self) -> Iterator[str]:
-        yield from one_of(self, "compute_dtype", "float32", "bfloat16", "float16")
-        yield from one_of(self, "AMP_TYPE", "01", "O1", "O2")
-        if self.AUTO_WRAP_THRESHOLD < 0:
-            yield f"AUTO_WRAP_THRESHOLD: expected 0 or more, got {self.AUTO_WRAP_THRESHOLD}."
 
 
 @dataclass
@@ -490,12 +431,9 @@ class CompileOptions:
     # inductor; eager and aot_eager help to locate a problem.
     BACKEND: str = "inductor"
     # Mode of inductor: default, reduce-overhead, max-autotune, max-autotune-no-cudagraphs.
-    MODE: str = "default"
+    MODE: str = choice("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
     def check(self) -> Iterator[str]:
-        yield from one_of(
-            self, "MODE", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
-        )
         if self.MODE != "default" and self.BACKEND != "inductor":
             yield f"MODE: only inductor has modes, and BACKEND is {self.BACKEND!r}."
 
@@ -509,9 +447,9 @@ class ModelOptions:
     TRUNK: TrunkOptions = field(default_factory=TrunkOptions)
     HEAD: HeadOptions = field(default_factory=HeadOptions)
     # rgb or bgr: the order in which the trunk gets the channels.
-    INPUT_TYPE: str = "rgb"
+    INPUT_TYPE: str = choice("rgb", "bgr")
     # Channels of the trunk's input; auto: the channels of DATA's images.
-    INPUT_CHANNELS: int | str = "auto"
+    INPUT_CHANNELS: int | str = at_least(1, "auto", also="auto")
     # [[input key, [features]], ...] or
     # [[input key, {feat_names, head_index, additional_keys}], ...]: which head reads which input.
     # head_index can be a list with a head for each feature. Passing `mask` adds a mask token.
@@ -524,7 +462,7 @@ class ModelOptions:
     VIEWS_APART: bool = False
     # Store images and filters as N x H x W x C: faster for convolutions on most devices. auto: on a
     # GPU, unless the model is sharded.
-    CHANNELS_LAST: bool | str = False
+    CHANNELS_LAST: bool | str = choice(False, True, "auto")
     # Parameters that are not trained, by their full names.
     NON_TRAINABLE_PARAMS: list[str] = field(default_factory=list)
     # [[parameter, for how many first updates it is not trained], ...]; trunk.* is the trunk.
@@ -533,7 +471,7 @@ class ModelOptions:
     TEMP_FROZEN_PARAMS_EPOCH_MAP: list[Any] = field(default_factory=list)
     # What stops these: gradient: they have none; rate: they have one, which counts in GRAD_CLIP and
     # in the optimizer's moments, and a learning rate of 0, as DINOv2's last layers.
-    TEMP_FROZEN_PARAMS_BY: str = "gradient"
+    TEMP_FROZEN_PARAMS_BY: str = choice("gradient", "rate")
     FEATURE_EVAL_SETTINGS: FeatureEvalOptions = field(default_factory=FeatureEvalOptions)
     WEIGHTS_INIT: WeightsInitOptions = field(default_factory=WeightsInitOptions)
     SYNC_BN_CONFIG: SyncBatchNormOptions = field(default_factory=SyncBatchNormOptions)
@@ -548,13 +486,8 @@ class ModelOptions:
     def check(self) -> Iterator[str]:
         if not self.BASE_MODEL_NAME:
             yield "BASE_MODEL_NAME: expected the name of a model."
-        yield from one_of(self, "INPUT_TYPE", "rgb", "bgr")
-        yield from one_of(self, "TEMP_FROZEN_PARAMS_BY", "gradient", "rate")
-        yield from one_of(self, "CHANNELS_LAST", True, False, "auto")
-        channels = self.INPUT_CHANNELS
-        if channels != "auto" and (not isinstance(channels, int) or channels < 1):
-            yield f"INPUT_CHANNELS: expected auto, or a number of 1 or more; got {channels!r}."
-        elif self.INPUT_TYPE == "bgr" and channels not in ("auto", 3):
+        if self.INPUT_TYPE == "bgr" and self.INPUT_CHANNELS not in ("auto", 3):
+            channels = self.INPUT_CHANNELS
             yield f"INPUT_TYPE: bgr requires images of three channels, not of {channels}."
         try:
             self.routes(where="")

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from sslengine.atomic import write_whole
-from sslengine.config.sections import one_of
+from sslengine.config.ranges import choice
 from sslengine.dotted import leaves
 from sslengine.errors import Preempted
 from sslengine.monitor.build import METRICS, RunPlace, build_writers
@@ -49,7 +49,7 @@ def _absent(package: str, key: str) -> Iterator[str]:
 @dataclass
 class TrackerOptions:
     # The package: wandb, trackio or swanlab.
-    module: str = "wandb"
+    module: str = choice("wandb", "trackio", "swanlab")
     # The project in which the run is shown.
     project: str = "sslengine"
     # What the run is called there; by default as its folder.
@@ -60,7 +60,6 @@ class TrackerOptions:
     init: dict[str, Any] = field(default_factory=dict)
 
     def check(self) -> Iterator[str]:
-        yield from one_of(self, "module", "wandb", "trackio", "swanlab")
         yield from _absent(self.module, "module")
 
 

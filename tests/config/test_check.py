@@ -65,7 +65,7 @@ def _problem(**changes: Any) -> str:
         ({"LOSS": {"name": "CrossEntropyLoss", "CrossEntropyLoss": {"ignore": 1}}}, "config.LOSS.CrossEntropyLoss.ignore: "),
         ({"HOOKS__EXTRA": ["my_hook"]}, "config.HOOKS.EXTRA.0: there is no hook named 'my_hook'"),
         ({"OPTIMIZER__param_schedulers__lr__name": "cosin"}, "there is no scheduler named 'cosin'"),
-        ({"MACHINE__DEVICE": "cup"}, "config.MACHINE.DEVICE: expected one of gpu, mps, cpu, auto; got 'cup'. Did you mean 'cpu'"),
+        ({"MACHINE__DEVICE": "cup"}, "config.MACHINE.DEVICE: expected one of gpu, mps, cpu, auto, got 'cup'. Did you mean 'cpu'"),
         ({"DATA__TRAIN__DATA_PATHS": ["/caf\udce9"]}, "config.DATA.TRAIN.DATA_PATHS.0: /caf\\udce9 is not UTF-8, and config.yaml is."),
         ({"MODEL__GRAD_CLIP__MAX_NORM": -1}, "config.MODEL.GRAD_CLIP.MAX_NORM: "),
         ({"MODEL__HEAD__PARAMS": ["mlp"]}, "config.MODEL.HEAD.PARAMS.0.1.dims: "),

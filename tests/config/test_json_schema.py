@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import re
 import subprocess
 import sys
@@ -28,6 +29,12 @@ _IS = {
     "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
     "number": lambda value: isinstance(value, (int, float)) and not isinstance(value, bool),
 }
+_BOUNDS = {
+    "minimum": operator.ge,
+    "maximum": operator.le,
+    "exclusiveMinimum": operator.gt,
+    "exclusiveMaximum": operator.lt,
+}
 # What validators do with these is nothing.
 _TELLING = {"description", "default", "deprecated", "title", "$schema"}
 
@@ -35,25 +42,20 @@ _TELLING = {"description", "default", "deprecated", "title", "$schema"}
 def problems(value: Any, schema: dict[str, Any], path: str = "") -> Iterator[str]:
     """As a validator of draft 7 finds them, for the words that the schema uses."""
     words = {"type", "enum", "pattern", "anyOf", "properties", "additionalProperties", "items",
-             "allOf", "if", "then", "required", "minimum", "maximum", "exclusiveMinimum",
-             "exclusiveMaximum"}  # fmt: skip
+             "allOf", "if", "then", "required", *_BOUNDS}  # fmt: skip
     assert schema.keys() <= words | _TELLING, path
+    if _IS["number"](value):
+        for each in _BOUNDS.keys() & schema.keys():
+            if not _BOUNDS[each](value, schema[each]):
+                yield f"{path}: {value!r} is beyond {each} {schema[each]}"
     types = schema.get("type", [])
     if types and not any(
         _IS[each](value) for each in ([types] if isinstance(types, str) else types)
     ):
         yield f"{path}: {value!r} is not of {types}"
-    if "enum" in schema and not any(
-        value == e and isinstance(value, bool) == isinstance(e, bool) for e in schema["enum"]
-    ):
+    same = [each for each in schema.get("enum", []) if value == each]  # 1 is 1.0, and not true
+    if "enum" in schema and isinstance(value, bool) not in {isinstance(e, bool) for e in same}:
         yield f"{path}: {value!r} is none of {schema['enum']}"
-    if _IS["number"](value) and not (
-        schema.get("minimum", value) <= value <= schema.get("maximum", value)
-        and schema.get("exclusiveMinimum", value - 1)
-        < value
-        < schema.get("exclusiveMaximum", value + 1)
-    ):
-        yield f"{path}: {value!r} is out of range"
     if isinstance(value, str) and not re.search(schema.get("pattern", ""), value):
         yield f"{path}: {value!r} is not as expected"
     if "anyOf" in schema and all(list(problems(value, e, path)) for e in schema["anyOf"]):
@@ -109,6 +111,7 @@ def test_vissls_yaml_is_right(folder: str) -> None:
         ("OPTIMIZER: {num_epoch: 3}", "config.OPTIMIZER.num_epoch: unknown key"),
         ("OPTIMIZER: {num_epochs: many}", "num_epochs: 'many' is not as expected"),
         ("OPTIMIZER: {weight_decay: 1e-4}", ""),
+        ("OPTIMIZER: {momentum: 1}", "momentum: 1 is beyond exclusiveMaximum 1"),
         ("OPTIMIZER: {num_epochs: '${config.SEED_VALUE}'}", ""),
         ("OPTIMIZER: [sgd]", "config.OPTIMIZER: ['sgd'] is not of"),
         ("MACHINE: {DEVICE: tpu}", "config.MACHINE.DEVICE: 'tpu' fits nothing"),

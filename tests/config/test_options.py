@@ -1,24 +1,42 @@
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
-from sslengine.config.options import DistributedOptions, MachineOptions, RunOptions
+from sslengine.config.options import (
+    DistributedOptions,
+    MachineOptions,
+    ReproducibilityOptions,
+    RunOptions,
+)
+from sslengine.config.sections import section_problems
+
+BY_ITERATION = {"TEST_EVERY_NUM_ITERATIONS": 100}
 
 
-def test_the_defaults_pass_their_own_check() -> None:
-    for options in (RunOptions(), MachineOptions(), DistributedOptions()):
-        assert list(options.check()) == []
-
-
-@pytest.mark.parametrize("mode", [True, False, "disabled", "forward_pass", "before_eval"])
-def test_modes_of_buffers(mode: object) -> None:
-    assert list(DistributedOptions(BROADCAST_BUFFERS=mode).check()) == []
-
-
-def test_a_wrong_mode_of_buffers() -> None:
-    (problem,) = DistributedOptions(BROADCAST_BUFFERS="forward").check()
-    assert "Did you mean 'forward_pass'" in problem
+@pytest.mark.parametrize(
+    ("options", "keys"),
+    [
+        (RunOptions(), []),
+        (MachineOptions(), []),
+        (DistributedOptions(), []),
+        (DistributedOptions(BROADCAST_BUFFERS="before_eval"), []),
+        (DistributedOptions(BROADCAST_BUFFERS="forward"), ["BROADCAST_BUFFERS"]),
+        (DistributedOptions(POWERSGD_RANK=0, POWERSGD_START=1), ["POWERSGD_RANK", "POWERSGD_START"]),
+        (DistributedOptions(RENDEZVOUS_MINUTES=0), ["RENDEZVOUS_MINUTES"]),
+        (MachineOptions(DEVICE="cup", PRECISION="fp8"), ["DEVICE", "PRECISION"]),
+        (ReproducibilityOptions(True, CUDNN_BENCHMARK=True), ["CUDNN_BENCHMARK"]),
+        (RunOptions(REFERENCE_WORLD_SIZE=-1, SEED_VALUE=-(2**32)), ["REFERENCE_WORLD_SIZE", "SEED_VALUE"]),
+        (RunOptions(EXPECTED_RESULTS=[["loss", 1.0, 0.1]]), ["EXPECTED_RESULTS.0"]),
+        (RunOptions(**BY_ITERATION), []),
+        (RunOptions(**BY_ITERATION, TEST_EVERY_NUM_EPOCH=2), ["TEST_EVERY_NUM_ITERATIONS"]),
+        (RunOptions(**BY_ITERATION, TEST_MODEL=False), ["TEST_EVERY_NUM_ITERATIONS"]),
+        (RunOptions(TEST_EVERY_NUM_ITERATIONS=-1), ["TEST_EVERY_NUM_ITERATIONS"]),
+    ],
+)  # fmt: skip
+def test_the_keys_that_are_wrong(options: Any, keys: list[str]) -> None:
+    assert [each.partition(":")[0] for each in section_problems(options)] == keys
 
 
 def test_the_whole_schema_is_there_without_torch() -> None:
@@ -30,25 +48,3 @@ def test_the_whole_schema_is_there_without_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_powersgd_has_a_rank() -> None:
-    (problem,) = DistributedOptions(POWERSGD_RANK=0).check()
-    assert problem == "POWERSGD_RANK: expected 1 or more, got 0."
-
-
-def test_a_number_of_ranks_is_not_negative() -> None:
-    (problem,) = RunOptions(REFERENCE_WORLD_SIZE=-1).check()
-    assert problem == "REFERENCE_WORLD_SIZE: expected 0 or more, got -1."
-
-
-def test_tests_come_by_iterations_or_by_epochs() -> None:
-    assert list(RunOptions(TEST_EVERY_NUM_ITERATIONS=100).check()) == []
-    (problem,) = RunOptions(TEST_EVERY_NUM_ITERATIONS=100, TEST_EVERY_NUM_EPOCH=2).check()
-    assert problem.startswith(
-        "TEST_EVERY_NUM_ITERATIONS: cannot be combined with TEST_EVERY_NUM_EPOCH"
-    )
-    (problem,) = RunOptions(TEST_EVERY_NUM_ITERATIONS=100, TEST_MODEL=False).check()
-    assert "TEST_MODEL=true" in problem
-    (problem,) = RunOptions(TEST_EVERY_NUM_ITERATIONS=-1).check()
-    assert "got -1" in problem

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
-from sslengine.config.reference_world_size import scale_steps, scale_to_ranks
+from sslengine.config.lr_scaling import scale_steps, scale_to_ranks
 from sslengine.config.show import show
 from sslengine.errors import ConfigError
 from sslengine.registry import SCHEDULERS, register_scheduler

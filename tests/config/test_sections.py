@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +13,6 @@ from sslengine.config.options import RunOptions
 from sslengine.config.sections import (
     element_type,
     named,
-    one_of,
     read,
     schema,
     section,
@@ -72,26 +70,6 @@ def test_a_named_field_has_its_registry_and_its_own_default() -> None:
     first.several.append("z")
     assert (second.one, second.several) == ("x", ["y"])
     assert Options.__dataclass_fields__["one"].metadata["registry"] is registry
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        ("fast", []),
-        (True, []),
-        ("fats", ["mode: expected one of fast, slow, True; got 'fats'. Did you mean 'fast'?"]),
-        (7, ["mode: expected one of fast, slow, True; got 7."]),
-    ],
-)
-def test_one_of(value: Any, expected: list[str]) -> None:
-    @dataclass
-    class Options:
-        mode: Any = value
-
-    def problems() -> Iterator[str]:
-        yield from one_of(Options(), "mode", "fast", "slow", True)
-
-    assert list(problems()) == expected
 
 
 @dataclass

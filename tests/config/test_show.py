@@ -6,7 +6,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from sslengine.config.meanings import meanings
+from sslengine.config.components import meanings
 from sslengine.config.resolve import resolve_dict
 from sslengine.config.sections import fields_of, schema, typed_nodes
 from sslengine.config.show import show

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from sslengine import catalog, registry
-from sslengine.config.components import is_of_signature, options_of
-from sslengine.config.meanings import meanings, of_docstring
+from sslengine.config.components import argument_meanings, is_of_signature, meanings, options_of
 from sslengine.config.merge import Merged
 from sslengine.errors import ConfigError
 from sslengine.models.options import TrunkOptions
@@ -120,7 +119,7 @@ def test_arguments_are_read_and_those_explained_exist(kind: str) -> None:
         if is_of_signature(options):
             thing, keys = options.described_by, {each.name for each in dataclasses.fields(options)}
             assert keys <= read_in(thing), name
-            assert {key for key, _ in of_docstring(thing)} <= keys, name
+            assert {key for key, _ in argument_meanings(thing)} <= keys, name
 
 
 def required(options: type[Any]) -> set[str]:

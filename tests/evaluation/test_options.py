@@ -1,4 +1,4 @@
-"""The sections NEAREST_NEIGHBOR and LINEAR_PROBE: their defaults, and what is refused."""
+"""Sections of evaluation: their defaults, and the values that are refused."""
 
 from __future__ import annotations
 
@@ -10,8 +10,30 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
+from sslengine.config.sections import section_problems
 from sslengine.evaluation.linear import linear_probe
-from sslengine.evaluation.options import LinearProbeOptions, NearestNeighborOptions, published
+from sslengine.evaluation.options import (
+    CorruptionOptions,
+    CostOptions,
+    DenseOptions,
+    EvaluateOptions,
+    LinearProbeOptions,
+    LowShotOptions,
+    NearestNeighborOptions,
+    ReferenceOptions,
+    SvmOptions,
+    published,
+)
+from sslengine.evaluation.retrieval.options import RetrievalOptions
+
+SECTIONS = (
+    EvaluateOptions,
+    LinearProbeOptions,
+    NearestNeighborOptions,
+    RetrievalOptions,
+    SvmOptions,
+)
+NO_COUNTS = (0, -1, True, "200", [], [20, 0], 2.5, None)
 
 
 def test_the_defaults_are_those_of_vissl_but_for_the_cosine() -> None:
@@ -19,14 +41,9 @@ def test_the_defaults_are_those_of_vissl_but_for_the_cosine() -> None:
     assert (options.SIGMA, options.TOPK, options.L2_NORM_FEATS) == (0.1, 200, True)
 
 
-def test_the_defaults_have_no_problems() -> None:
-    assert [*NearestNeighborOptions().check(), *LinearProbeOptions().check()] == []
-
-
 def test_one_number_of_neighbours_or_several() -> None:
     assert NearestNeighborOptions(TOPK=20).neighbours == [20]
     assert NearestNeighborOptions(TOPK=[10, 20]).neighbours == [10, 20]
-    assert list(NearestNeighborOptions(TOPK=[10, 20]).check()) == []
 
 
 def test_l2_norm_feats_chooses_the_similarity() -> None:
@@ -34,29 +51,33 @@ def test_l2_norm_feats_chooses_the_similarity() -> None:
     assert NearestNeighborOptions(L2_NORM_FEATS=False).metric == "dot"
 
 
-@pytest.mark.parametrize("topk", [0, -1, True, "200", [], [20, 0], 2.5, None])
-def test_a_wrong_number_of_neighbours(topk: Any) -> None:
-    (problem,) = NearestNeighborOptions(TOPK=topk).check()
-    assert problem.startswith("TOPK: expected a number of neighbours")
-    assert repr(topk) in problem
-
-
-def test_sigma_is_positive() -> None:
-    (problem,) = NearestNeighborOptions(SIGMA=0.0).check()
-    assert problem == "SIGMA: expected a number above 0, got 0."
-
-
 @pytest.mark.parametrize(
-    ("changes", "problem"),
+    ("options", "keys"),
     [
-        ({"PENALTIES": []}, "PENALTIES: expected numbers above 0, got []."),
-        ({"PENALTIES": [1.0, 0.0]}, "PENALTIES: expected numbers above 0, got [1.0, 0.0]."),
-        ({"HELD_OUT": 1.0}, "HELD_OUT: expected a share between 0 and 1, got 1."),
-        ({"MAX_ITERATIONS": 0}, "MAX_ITERATIONS: expected 1 or more, got 0."),
+        *((each(), []) for each in SECTIONS),
+        (NearestNeighborOptions(TOPK=[10, 20]), []),
+        *((NearestNeighborOptions(TOPK=each), ["TOPK"]) for each in NO_COUNTS),
+        (NearestNeighborOptions(SIGMA=0.0), ["SIGMA"]),
+        (LinearProbeOptions(PENALTIES=[]), ["PENALTIES"]),
+        (LinearProbeOptions(PENALTIES=[1.0, 0.0]), ["PENALTIES.1"]),
+        (LinearProbeOptions(HELD_OUT=1.0, MAX_ITERATIONS=0), ["HELD_OUT", "MAX_ITERATIONS"]),
+        (ReferenceOptions(MEAN=[0.5]), ["MEAN, STD"]),
+        (DenseOptions(IMAGES=0, SIDE=-1), ["IMAGES", "SIDE"]),
+        (CorruptionOptions(KINDS=["fogg"], SEVERITIES=[6]), ["KINDS.0", "SEVERITIES.0"]),
+        (CorruptionOptions(KINDS=[], SEVERITIES=[]), ["KINDS", "SEVERITIES"]),
+        (EvaluateOptions(PROTOCOLS=["svm", "knn"], DTYPE="int8"), ["DTYPE", "PROTOCOLS.1"]),
+        (SvmOptions(cross_val_folds=1), ["cross_val_folds"]),
+        (SvmOptions(loss="hinge", dual=False), ["loss"]),
+        (SvmOptions(costs=CostOptions(costs_list=[])), ["costs"]),
+        (LowShotOptions(sample_inds=[]), ["sample_inds"]),
+        (LowShotOptions(k_values=[0]), ["k_values.0"]),
+        (RetrievalOptions(IMG_SCALINGS=[]), ["IMG_SCALINGS"]),
+        (RetrievalOptions(NUM_QUERY_SAMPLES=0, N_PCA=-2), ["NUM_QUERY_SAMPLES", "N_PCA"]),
+        (RetrievalOptions(FEATS_PROCESSING_TYPE="rmac", TRAIN_PCA_WHITENING=False), ["TRAIN_PCA_WHITENING"]),
     ],
-)
-def test_a_wrong_probe(changes: dict[str, Any], problem: str) -> None:
-    assert list(LinearProbeOptions(**changes).check()) == [problem]
+)  # fmt: skip
+def test_the_keys_that_are_wrong(options: Any, keys: list[str]) -> None:
+    assert [each.partition(":")[0] for each in section_problems(options)] == keys
 
 
 def test_the_published_protocol_of_dinov2() -> None:

@@ -93,7 +93,7 @@ NEVER_RAN = {
 NOT_THERE = (
     r"VISSL's trunk '(alexnet_\w+|classy_vit)' is not here",
     r"VISSL's data source 'everstore' is not here",  # of Facebook's own network
-    r"INPUT_TYPE: expected one of rgb, bgr; got 'lab'",
+    r"INPUT_TYPE: expected one of rgb, bgr, got 'lab'",
     # Of a composition with a run that the part was not made for.
     r"HEAD.PARAMS: 1 heads for the \d features",
     r"VisionTransformer has no feature 'res5'",

@@ -10,6 +10,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from sslengine.config.sections import section_problems
 from sslengine.engines.train import train_task
 from sslengine.errors import CheckpointError, ConfigError, SSLEngineError
 from sslengine.methods.step import Step
@@ -134,8 +135,11 @@ def test_what_is_refused(file: str, run: tuple[Path, Any], tmp_path: Path) -> No
             frozen(weights=str(tmp_path / f"{name}.pth"), timm="test_resnet")
         assert "WEIGHTS_INIT" not in str(told.value)
         assert "SKIP_LAYERS" not in str(told.value)
-    assert [*FrozenOptions(network="x", arguments={"a": 1}).check()] == [
-        "network: expected one of auto, student, teacher; got 'x'.",
+    assert [
+        *section_problems(FrozenOptions(network="x")),
+        *FrozenOptions(arguments={"a": 1}).check(),
+    ] == [
+        "network: expected one of auto, student, teacher, got 'x'.",
         "timm: `arguments` is set, but no network is named. Name one; or, for the network of a run, "
         "set arguments.a=null.",
     ]

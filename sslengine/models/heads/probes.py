@@ -8,7 +8,7 @@ run continue.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sslengine.config.sections import one_of
+from sslengine.config.ranges import above, at_least, choice
 from sslengine.errors import ConfigError
 from sslengine.registry import register_head
 
@@ -28,14 +28,9 @@ class LinearProbeHeadOptions:
     # Widths of the feature and of the output: [auto, 10].
     dims: Sequence[int]
     # Before the linear layer: none, batch (without learned scale, as in MAE) or layer.
-    norm: str = "none"
+    norm: str = choice(*NORMS)
     # Standard deviation of the initial weights.
-    std: float = 0.01
-
-    def check(self) -> Iterator[str]:
-        yield from one_of(self, "norm", *NORMS)
-        if self.std < 0:
-            yield f"std: expected 0 or more, got {self.std:g}."
+    std: float = at_least(0, 0.01)
 
 
 @dataclass
@@ -45,27 +40,17 @@ class AttentiveProbeOptions:
     # Width of the output.
     out_dim: int
     # Attention heads; 0: one for every 64 values of a token.
-    heads: int = 0
+    heads: int = at_least(0, 0)
     # query: one learned query, without projections of it or of the output (AIM, CAPI); block: a
     # transformer block of cross-attention, as in V-JEPA; blocks: the same without projection of the
     # output, behind blocks of self-attention, as in V-JEPA 2.
-    form: str = "query"
+    form: str = choice("query", "block", "blocks")
     # Of `blocks`: their number, with the last one, of cross-attention.
-    depth: int = 4
+    depth: int = at_least(1, 4)
     # Of a block: the width of its perceptron, as a multiple of in_dim.
-    mlp_ratio: float = 4.0
+    mlp_ratio: float = above(0, 4.0)
     # Of each token, before all else: none, batch (without learned scale) or layer.
-    norm: str = "none"
-
-    def check(self) -> Iterator[str]:
-        yield from one_of(self, "form", "query", "block", "blocks")
-        yield from one_of(self, "norm", *NORMS)
-        if self.depth < 1:
-            yield f"depth: expected 1 or more, got {self.depth}."
-        if self.heads < 0:
-            yield f"heads: expected 0 or more, got {self.heads}."
-        if self.mlp_ratio <= 0:
-            yield f"mlp_ratio: expected a number above 0, got {self.mlp_ratio:g}."
+    norm: str = choice(*NORMS)
 
 
 def norm_of(name: str, width: int) -> nn.Module:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from sslengine.config.sections import one_of
+from sslengine.config.ranges import above, at_least, choice, empty_lists
 
 # Classy Vision's names of the published RegNets.
 REGNETS = (
@@ -17,35 +17,25 @@ REGNETS = (
 )
 
 
-def too_small(options: Any, *keys: str) -> Iterator[str]:
-    """Yield a problem for each key whose value (or a number in whose list) is below 1."""
-    for key in keys:
-        value = getattr(options, key)
-        if min(value if isinstance(value, list) else [value], default=0) < 1:
-            yield f"{key}: expected 1 or more, got {value}."
+STEMS = ("res_stem_cifar", "res_stem_in", "simple_stem_in")
+BLOCKS = (
+    "vanilla_block", "res_basic_block", "res_bottleneck_block", "res_bottleneck_linear_block",
+)  # fmt: skip
 
 
-def cut_unevenly(options: Any, *keys: str) -> Iterator[str]:
-    """Yield problems of too small values, and of a width or image that is not divisible."""
-    small = list(too_small(options, *keys))
-    yield from small
+def division_problems(options: Any) -> Iterator[str]:
+    """Yield problems of a width or an image that is not divisible."""
     heads, width = options.NUM_HEADS, options.HIDDEN_DIM
-    if not small and width % heads:
+    if width % heads:
         yield f"NUM_HEADS: {heads} heads do not divide HIDDEN_DIM {width}."
-    if not small and options.IMAGE_SIZE % options.PATCH_SIZE:
+    if options.IMAGE_SIZE % options.PATCH_SIZE:
         yield f"PATCH_SIZE: {options.PATCH_SIZE} does not divide IMAGE_SIZE {options.IMAGE_SIZE}."
 
 
-def no_scale(options: Any) -> Iterator[str]:
+def scale_problems(options: Any) -> Iterator[str]:
+    """Yield the problem of a factor that is `true`, which no number explains."""
     if options.QK_SCALE is True:
         yield "QK_SCALE: expected a number, or false for the usual scale; got true."
-
-
-def rates(options: Any, *keys: str) -> Iterator[str]:
-    """Yield a problem for each key that is not a probability below 1."""
-    for key in keys:
-        if not 0 <= getattr(options, key) < 1:
-            yield f"{key}: expected a rate from 0 to below 1, got {getattr(options, key)}."
 
 
 @dataclass
@@ -53,17 +43,17 @@ class RegNetOptions:
     """A published RegNet by its name, a RegNet by its five parameters, or any stages (anynet)."""
 
     # regnet_y_16gf and the like; anynet; "" for the RegNet that depth .. group_width describe.
-    name: str = ""
+    name: str = choice("", "anynet", *REGNETS)
     # Number of blocks.
-    depth: int | None = None
+    depth: int | None = at_least(1, None)
     # Width of the first block.
-    w_0: int | None = None
+    w_0: int | None = at_least(8, None)
     # How much wider each block is than the one before.
-    w_a: float | None = None
+    w_a: float | None = at_least(0, None)
     # Widths are rounded to w_0 times a power of w_m.
-    w_m: float | None = None
+    w_m: float | None = above(1, None)
     # Width of a group.
-    group_width: int | None = None
+    group_width: int | None = at_least(1, None)
     # Width inside a block, divided by the block's width.
     bottleneck_multiplier: float | None = None
     # anynet: one number for each stage.
@@ -77,7 +67,7 @@ class RegNetOptions:
     # anynet: strides of the stages.
     strides: list[int] = field(default_factory=list)
     # res_stem_cifar, res_stem_in or simple_stem_in; null: simple_stem_in.
-    stem_type: str | None = None
+    stem_type: str | None = choice(None, *STEMS, *map(str.upper, STEMS))
     # Channels of the stem; null: 32.
     stem_width: int | None = None
     # Added to the variance in batch norms; null: 1e-5.
@@ -86,9 +76,9 @@ class RegNetOptions:
     bn_momentum: float | None = None
     # vanilla_block, res_basic_block, res_bottleneck_block or res_bottleneck_linear_block; null:
     # res_bottleneck_block. This key and those below cannot be set for a published name.
-    block_type: str | None = None
+    block_type: str | None = choice(None, *BLOCKS, *map(str.upper, BLOCKS))
     # relu or silu; null: relu.
-    activation: str | None = None
+    activation: str | None = choice(None, "relu", "silu", "RELU", "SILU")
     # Squeeze and excitation; null: true.
     use_se: bool | None = None
     # Width inside squeeze and excitation, divided by the width of a block's input; null: 0.25.
@@ -116,13 +106,6 @@ class RegNetOptions:
         return {key: value for key, value in values.items() if value not in (None, [])}
 
     def check(self) -> Iterator[str]:
-        yield from one_of(self, "name", "", "anynet", *REGNETS)
-        stems = ("res_stem_cifar", "res_stem_in", "simple_stem_in")
-        yield from one_of(self, "stem_type", None, *stems, *map(str.upper, stems))
-        yield from one_of(self, "activation", None, "relu", "silu", "RELU", "SILU")
-        blocks = ["vanilla_block", "res_basic_block"]
-        blocks += ["res_bottleneck_block", "res_bottleneck_linear_block"]
-        yield from one_of(self, "block_type", None, *blocks, *map(str.upper, blocks))
         if self.name == "anynet":
             yield from self._stage_problems()
         elif self.name:
@@ -149,62 +132,50 @@ class RegNetOptions:
         missing = [key for key in self.RULE if key not in rule]
         if rule and missing:
             yield f"{missing[0]}: a RegNet requires all of {', '.join(self.RULE)}."
-        if not rule or missing:
-            return
-        if rule["w_0"] < 8 or rule["w_0"] % 8:
+        elif rule and rule["w_0"] % 8:
             yield f"w_0: expected a multiple of 8, got {self.w_0}."
-        if rule["w_a"] < 0:
-            yield f"w_a: expected 0 or more, got {self.w_a}."
-        if rule["w_m"] <= 1:
-            yield f"w_m: expected more than 1, got {self.w_m}."
-        yield from too_small(self, "depth", "group_width")
 
 
 @dataclass
 class EfficientNetOptions:
     # B0 .. B7: the network's width and depth.
-    model_version: str = "B0"
+    model_version: str = choice(*(f"B{size}" for size in range(8)))
     # The share of a new batch in the running statistics of batch norms.
     bn_momentum: float = 0.01
     # Added to the variance in batch norms.
     bn_epsilon: float = 0.001
     # Chance that the last block is skipped; it grows linearly from 0.
-    drop_connect_rate: float = 0.2
+    drop_connect_rate: float = at_least(0, 0.2, below=1)
     # Widths are multiples of this.
-    width_divisor: int = 8
+    width_divisor: int = at_least(1, 8)
     # The smallest width; null: width_divisor.
     min_width: int | None = None
     # Squeeze and excitation.
     use_se: bool = True
 
-    def check(self) -> Iterator[str]:
-        yield from one_of(self, "model_version", *(f"B{size}" for size in range(8)))
-        yield from rates(self, "drop_connect_rate")
-        yield from too_small(self, "width_divisor")
-
 
 @dataclass
 class XcitOptions:
     # The side of images.
-    IMAGE_SIZE: int = 224
+    IMAGE_SIZE: int = at_least(1, 224)
     # The side of a patch in pixels, 8 or 16: patches are embedded by convolutions of stride 2.
-    PATCH_SIZE: int = 16
+    PATCH_SIZE: int = choice(16, 8)
     # Width of a token.
-    HIDDEN_DIM: int = 384
+    HIDDEN_DIM: int = at_least(1, 384)
     # Layers of cross-covariance attention.
-    NUM_LAYERS: int = 12
+    NUM_LAYERS: int = at_least(1, 12)
     # Layers after those in which the class token attends to the patches.
-    NUM_CLASS_LAYERS: int = 2
+    NUM_CLASS_LAYERS: int = at_least(1, 2)
     # Heads of each layer.
-    NUM_HEADS: int = 8
+    NUM_HEADS: int = at_least(1, 8)
     # Width inside each block's MLP, divided by that of a token.
     MLP_RATIO: float = 4.0
     # Dropout on embeddings, and after attention and MLPs.
-    DROPOUT_RATE: float = 0.0
+    DROPOUT_RATE: float = at_least(0, 0.0, below=1)
     # Dropout on the weights of attention.
-    ATTENTION_DROPOUT_RATE: float = 0.0
+    ATTENTION_DROPOUT_RATE: float = at_least(0, 0.0, below=1)
     # Stochastic depth, the same in all layers.
-    DROP_PATH_RATE: float = 0.05
+    DROP_PATH_RATE: float = at_least(0, 0.05, below=1)
     # Initial factor on every residual branch (LayerScale).
     ETA: float = 1.0
     # Class layers normalise the patches too, not the class token alone.
@@ -217,37 +188,32 @@ class XcitOptions:
     CHECKPOINT_ATTN_BLOCK: bool = False
 
     def check(self) -> Iterator[str]:
-        yield from one_of(self, "PATCH_SIZE", 8, 16)
-        yield from rates(self, "DROPOUT_RATE", "ATTENTION_DROPOUT_RATE", "DROP_PATH_RATE")
-        sizes = ("IMAGE_SIZE", "HIDDEN_DIM", "NUM_LAYERS", "NUM_CLASS_LAYERS", "NUM_HEADS")
-        small = list(too_small(self, *sizes))
-        yield from small
-        if not small and self.HIDDEN_DIM % self.NUM_HEADS:
+        if self.HIDDEN_DIM % self.NUM_HEADS:
             yield f"NUM_HEADS: {self.NUM_HEADS} heads do not divide HIDDEN_DIM {self.HIDDEN_DIM}."
 
 
 @dataclass
 class SwinTransformerOptions:
     # The side for which windows are laid out; other sizes are padded to whole windows.
-    IMAGE_SIZE: int = 224
+    IMAGE_SIZE: int = at_least(1, 224)
     # The side of a patch, in pixels.
-    PATCH_SIZE: int = 4
+    PATCH_SIZE: int = at_least(1, 4)
     # Width of the first stage; every further stage is twice as wide.
-    EMBED_DIM: int = 96
+    EMBED_DIM: int = at_least(1, 96)
     # Blocks of each stage.
-    DEPTHS: list[int] = field(default_factory=lambda: [2, 2, 6, 2])
+    DEPTHS: list[int] = at_least(1, [2, 2, 6, 2])
     # Attention heads of each stage.
-    NUM_HEADS: list[int] = field(default_factory=lambda: [3, 6, 12, 24])
+    NUM_HEADS: list[int] = at_least(1, [3, 6, 12, 24])
     # The side of a window, in patches.
-    WINDOW_SIZE: int = 7
+    WINDOW_SIZE: int = at_least(1, 7)
     # Width inside each block's MLP, divided by that of a token.
     MLP_RATIO: float = 4.0
     # Dropout on embeddings, and after attention and MLPs.
-    DROPOUT_RATE: float = 0.0
+    DROPOUT_RATE: float = at_least(0, 0.0, below=1)
     # Dropout on the weights of attention.
-    ATTENTION_DROPOUT_RATE: float = 0.0
+    ATTENTION_DROPOUT_RATE: float = at_least(0, 0.0, below=1)
     # Stochastic depth of the last block; it grows linearly from 0.
-    DROP_PATH_RATE: float = 0.1
+    DROP_PATH_RATE: float = at_least(0, 0.1, below=1)
     # A bias on queries, keys and values.
     QKV_BIAS: bool = True
     # Factor on queries times keys; false: 1 / sqrt(width of a head). With a number the fused
@@ -255,15 +221,10 @@ class SwinTransformerOptions:
     QK_SCALE: bool | float | None = False
 
     def check(self) -> Iterator[str]:
-        yield from no_scale(self)
-        yield from rates(self, "DROPOUT_RATE", "ATTENTION_DROPOUT_RATE", "DROP_PATH_RATE")
-        sizes = ("IMAGE_SIZE", "PATCH_SIZE", "EMBED_DIM", "DEPTHS", "NUM_HEADS", "WINDOW_SIZE")
-        small = list(too_small(self, *sizes))
-        yield from small
-        if small:
-            return
+        yield from scale_problems(self)
         if self.IMAGE_SIZE % self.PATCH_SIZE:
             yield f"PATCH_SIZE: {self.PATCH_SIZE} does not divide IMAGE_SIZE {self.IMAGE_SIZE}."
+        yield from empty_lists(self, "DEPTHS")
         if len(self.DEPTHS) != len(self.NUM_HEADS):
             yield f"NUM_HEADS: expected {len(self.DEPTHS)} numbers, one for each of DEPTHS."
         for stage, heads in enumerate(self.NUM_HEADS):
@@ -277,15 +238,13 @@ class SwinTransformerOptions:
 @dataclass
 class ConvNextOptions:
     # Blocks of each of the four stages.
-    DEPTH: list[int] = field(default_factory=lambda: [3, 3, 27, 3])
+    DEPTH: list[int] = at_least(1, [3, 3, 27, 3])
     # Width of each of the four stages.
-    DIMS: list[int] = field(default_factory=lambda: [96, 192, 384, 768])
+    DIMS: list[int] = at_least(1, [96, 192, 384, 768])
     # Stochastic depth of the last block; it grows linearly from 0.
-    DROP_PATH_RATE: float = 0.0
+    DROP_PATH_RATE: float = at_least(0, 0.0, below=1)
 
     def check(self) -> Iterator[str]:
-        yield from too_small(self, "DEPTH", "DIMS")
-        yield from rates(self, "DROP_PATH_RATE")
         for key in ("DEPTH", "DIMS"):
             if len(getattr(self, key)) != 4:
                 yield f"{key}: expected four numbers, got {getattr(self, key)}."
@@ -296,40 +255,35 @@ class ConvitOptions:
     """The options of ConViT in addition to those of VISION_TRANSFORMERS."""
 
     # How many of the first layers have gated positional self-attention.
-    N_GPSA_LAYERS: int = 10
+    N_GPSA_LAYERS: int = at_least(0, 10)
     # How strongly a head initially attends to one neighbour; 0: 1 / index of the layer, from 1.
     LOCALITY_STRENGTH: float = 1.0
     # Copies of each of the three relative coordinates.
-    LOCALITY_DIM: int = 10
+    LOCALITY_DIM: int = at_least(1, 10)
     # Initialise gated layers so that they compute like a convolution.
     USE_LOCAL_INIT: bool = True
-
-    def check(self) -> Iterator[str]:
-        if self.N_GPSA_LAYERS < 0:
-            yield f"N_GPSA_LAYERS: expected 0 or more, got {self.N_GPSA_LAYERS}."
-        yield from too_small(self, "LOCALITY_DIM")
 
 
 @dataclass
 class BeitOptions:
     # The side of images; no other is accepted, since relative positions depend on it.
-    IMAGE_SIZE: int = 224
+    IMAGE_SIZE: int = at_least(1, 224)
     # The side of a patch, in pixels.
-    PATCH_SIZE: int = 16
+    PATCH_SIZE: int = at_least(1, 16)
     # Blocks.
-    NUM_LAYERS: int = 12
+    NUM_LAYERS: int = at_least(1, 12)
     # Attention heads of each block.
-    NUM_HEADS: int = 12
+    NUM_HEADS: int = at_least(1, 12)
     # Width of a token.
-    HIDDEN_DIM: int = 768
+    HIDDEN_DIM: int = at_least(1, 768)
     # Width inside each block's MLP, divided by that of a token.
     MLP_RATIO: float = 4.0
     # Dropout on embeddings, and after attention and MLPs.
-    DROPOUT_RATE: float = 0.0
+    DROPOUT_RATE: float = at_least(0, 0.0, below=1)
     # Dropout on the weights of attention.
-    ATTENTION_DROPOUT_RATE: float = 0.0
+    ATTENTION_DROPOUT_RATE: float = at_least(0, 0.0, below=1)
     # Stochastic depth of the last block; it grows linearly from 0.
-    DROP_PATH_RATE: float = 0.0
+    DROP_PATH_RATE: float = at_least(0, 0.0, below=1)
     # A bias on queries and values; keys have none.
     QKV_BIAS: bool = False
     # Factor on queries times keys; false: 1 / sqrt(width of a head). With a number the fused
@@ -347,17 +301,15 @@ class BeitOptions:
     # train the norm of the feature that is judged.
     NORM_BEFORE_POOLING: bool = False
     # Initial factor on each channel of every residual branch (LayerScale); false: no LayerScale.
-    INIT_VALUES: bool | float | None = False
+    INIT_VALUES: bool | float | None = at_least(0, False)
 
     def check(self) -> Iterator[str]:
-        yield from no_scale(self)
-        if self.INIT_VALUES is True or (self.INIT_VALUES or 0) < 0:
-            yield f"INIT_VALUES: expected a number above 0, or false; got {self.INIT_VALUES}."
+        yield from scale_problems(self)
+        if self.INIT_VALUES is True:
+            yield "INIT_VALUES: expected a number, or false for no LayerScale; got true."
         if self.NORM_BEFORE_POOLING and not self.USE_MEAN_POOLING:
             yield "NORM_BEFORE_POOLING: has an effect only with USE_MEAN_POOLING: true."
-        yield from rates(self, "DROPOUT_RATE", "ATTENTION_DROPOUT_RATE", "DROP_PATH_RATE")
-        sizes = ("IMAGE_SIZE", "PATCH_SIZE", "NUM_LAYERS", "NUM_HEADS", "HIDDEN_DIM")
-        yield from cut_unevenly(self, *sizes)
+        yield from division_problems(self)
 
 
 @dataclass

@@ -11,6 +11,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from sslengine.config.sections import section_problems
 from sslengine.models.options import VisionTransformerOptions
 from sslengine.models.trunks.rotations import CornerRotations, around, axial_frequencies, rotated
 from sslengine.models.trunks.vision_transformer import VisionTransformer
@@ -213,7 +214,7 @@ def test_capis_norms_and_biases() -> None:
         ({"ROPE": "centres", "SINE_POSITIONS": True}, "SINE_POSITIONS: ROPE has other"),
         ({"ROPE": "corners", "HIDDEN_DIM": 20}, "NUM_HEADS: ROPE needs heads .* 20 / 2"),
         ({"ROPE_JITTER": 1.2}, "ROPE_JITTER: has an effect only with ROPE: centres"),
-        ({"ROPE": "centres", "ROPE_RESCALE": 0.5}, "ROPE_RESCALE: expected a factor of 1 or more"),
+        ({"ROPE": "centres", "ROPE_RESCALE": 0.5}, "ROPE_RESCALE: expected 1 or more, or 0"),
         ({"ROPE": "centres", "ROPE_BASE": 1}, "ROPE_BASE: expected a number above 1"),
         ({"ROPE": "centres", "ROPE_SHIFT": -1}, "ROPE_SHIFT: expected 0 or more"),
         ({"NORM": "BatchNorm"}, "NORM: expected one of"),
@@ -222,5 +223,5 @@ def test_capis_norms_and_biases() -> None:
 def test_mistakes(options: dict[str, Any], said: str) -> None:
     import re
 
-    lines = list(VisionTransformerOptions(**{**SMALL, **options}).check())
+    lines = list(section_problems(VisionTransformerOptions(**{**SMALL, **options})))
     assert any(re.match(said, line) for line in lines), lines

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from sslengine.config.sections import section_problems
 from sslengine.models.build import build_trunk
 from sslengine.models.options import ModelOptions, TrunkOptions, VisionTransformerOptions
 from sslengine.models.trunks.tokens import add_mask_token
@@ -90,6 +91,6 @@ def test_it_is_chosen_by_name() -> None:
 
 
 def test_mistakes() -> None:
-    messages = [*VisionTransformerOptions(STEM="conv", PATCH_SIZE=6).check()]
+    messages = [*section_problems(VisionTransformerOptions(STEM="conv", PATCH_SIZE=6))]
     assert any("PATCH_SIZE" in each and "power of 2" in each for each in messages)
-    assert any("STEM" in each for each in VisionTransformerOptions(STEM="convs").check())
+    assert any("STEM" in each for each in section_problems(VisionTransformerOptions(STEM="convs")))
