@@ -28,47 +28,47 @@ SLACK = 1.02
 
 # Lines of folders of sslengine/: bound, goal.
 FOLDERS = {
-    "task train_steps trainer services engine": (3188, 2400),
+    "task train_steps trainer services engine": (3186, 2400),
     "methods losses": (4363, 4500),
     "hooks": (1873, 1200),
     "optim": (1886, 1700),
-    "monitor metrics meters": (3635, 1800),
+    "monitor metrics meters": (3634, 1800),
     "checkpoint": (1368, 1200),
-    "distributed launch": (3246, 2700),
+    "distributed launch": (3252, 2700),
     "testing python": (2452, 2000),
-    "data": (14181, 8200),
-    "models": (7344, 4800),
-    "config": (4815, 3300),
-    "evaluation engines evaluate predictor": (12670, 6200),
+    "data": (14140, 8200),
+    "models": (7232, 4800),
+    "config": (4919, 3300),
+    "evaluation engines evaluate predictor": (12573, 6200),
     "export": (2398, 1500),
     "command": (6679, 3800),
     "report": (2421, 2500),
     "contrib": (409, 4500),
 }
 COUNTS = {
-    "lines": (74683, 50000),
-    "files": (608, 350),
+    "lines": (74244, 50000),
+    "files": (602, 350),
     "lines at the top": (1843, 1200),
-    "lines of tests": (87101, 55000),
+    "lines of tests": (87088, 55000),
     "files of tests": (655, 400),
     "lines of tools": (6333, 3500),
-    "files under 60 lines": (131, 45),
-    "longest file": (586, 600),
-    "files that one other imports": (124, 110),
+    "files under 60 lines": (127, 45),
+    "longest file": (519, 600),
+    "files that one other imports": (119, 110),
     "modules imported by a string": (58, 5),
     "pairs of folders of data that import each other": (8, 0),
     "imports in data against its order": (9, 0),
-    "functions named by a preposition": (265, 40),
-    "docstrings of functions that are fragments": (351, 40),
+    "functions named by a preposition": (260, 40),
+    "docstrings of functions that are fragments": (350, 40),
     "class names with two meanings": (27, 0),
-    "raise statements": (1098, 800),
+    "raise statements": (1099, 800),
     "median lines of a function": (6, 9),
     "longest function": (71, 70),
     "lines of README": (120, 150),
-    "lines of CHANGELOG": (1048, 150),
+    "lines of CHANGELOG": (1050, 150),
 }
 # Functions and files that a step of SimCLR passes, outside of data/.
-WAY = {"functions": (57, 40), "files": (25, 14)}
+WAY = {"functions": (47, 40), "files": (15, 14)}
 
 # Inside data/ a folder imports from those before it alone.
 DATA = ("options", "decode", "manifest", "sources", "augment", "batch", "loading")
