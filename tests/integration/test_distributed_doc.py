@@ -51,7 +51,7 @@ def _start(line: str, folder: Path, place: str) -> subprocess.Popen[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(2 * PATIENCE)
-# Quick ones: test_joined.py, tests/launch/test_cli.py and, below torchrun, tests/python/test_place.py.
+# Quick ones: test_joined.py, tests/launch/test_cli.py and, below torchrun, tests/python/test_passes.py.
 @pytest.mark.parametrize(("says", "number"), list(LAUNCHED.items()))
 def test_the_command_trains(says: str, number: int, tmp_path: Path) -> None:
     place = f"127.0.0.1:{free_port()}"
