@@ -49,7 +49,7 @@ COUNTS = {
     "lines": (74244, 50000),
     "files": (602, 350),
     "lines at the top": (1843, 1200),
-    "lines of tests": (87088, 55000),
+    "lines of tests": (87090, 55000),
     "files of tests": (655, 400),
     "lines of tools": (6333, 3500),
     "files under 60 lines": (127, 45),
