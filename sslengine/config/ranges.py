@@ -62,23 +62,25 @@ class Range:
         return {name: value for name, value in named.items() if math.isfinite(value)}
 
 
-def above(low: float, default: Any, **upper: Any) -> Any:
-    """Declare a field whose value is more than `low`; upper: as those of `at_least`."""
-    return at_least(low, default, low_is_out=True, **upper)
+def above(
+    low: float, default: Any, below: float = math.inf, at_most: float = math.inf, also: Any = ()
+) -> Any:
+    """Declare a field whose value is more than `low`, and below or at most an upper bound."""
+    return _declare_between(low, True, default, below, at_most, also)
 
 
 def at_least(
-    low: float,
-    default: Any,
-    below: float = math.inf,
-    at_most: float = math.inf,
-    also: Any = (),
-    low_is_out: bool = False,
+    low: float, default: Any, below: float = math.inf, at_most: float = math.inf, also: Any = ()
 ) -> Any:
     """Declare a field whose value is `low` or more, and below or at most an upper bound."""
+    return _declare_between(low, False, default, below, at_most, also)
+
+
+def _declare_between(
+    low: float, low_is_out: bool, default: Any, below: float, at_most: float, also: Any
+) -> Any:
     others = also if isinstance(also, tuple) else (also,)
-    high = min(below, at_most)
-    return _declare(Range(low, high, low_is_out, below == high, others), default)
+    return _declare(Range(low, min(below, at_most), low_is_out, below <= at_most, others), default)
 
 
 def share(default: Any) -> Any:
@@ -88,8 +90,7 @@ def share(default: Any) -> Any:
 
 def choice(default: Any, *others: Any) -> Any:
     """Declare a field whose value is one of these."""
-    allowed = dict.fromkeys((default, *others))
-    return _declare(Range(also=(*allowed,), bounded=False), default)
+    return _declare(Range(also=(*dict.fromkeys((default, *others)),), bounded=False), default)
 
 
 def choices(default: list[Any], *allowed: Any) -> Any:
@@ -99,8 +100,7 @@ def choices(default: list[Any], *allowed: Any) -> Any:
 
 def range_problems(section: Any) -> Iterator[str]:
     """Yield each value of a dataclass that is not in its declared range, with its key."""
-    cls: Any = type(section)
-    for key, allowed in declared_ranges(cls).items():
+    for key, allowed in declared_ranges(section.__class__).items():
         for place, value in leaves(getattr(section, key), key):
             if value is not None and value not in allowed:
                 shown = f"{value:g}" if isinstance(value, float) else repr(value)
@@ -132,8 +132,8 @@ def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 @cache
 def declared_ranges(cls: Any) -> Mapping[str, Range]:
     """Return the ranges of a dataclass's fields, by key."""
-    found = {each.name: each.metadata.get(KEY) for each in dataclasses.fields(cls)}
-    return {name: each for name, each in found.items() if each is not None}
+    fields = (each for each in dataclasses.fields(cls) if KEY in each.metadata)
+    return {each.name: each.metadata[KEY] for each in fields}
 
 
 def _declare(allowed: Range, default: Any) -> Any:

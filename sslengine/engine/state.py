@@ -125,7 +125,6 @@ class RunState:
     phase_results: dict[str, Any] = field(default_factory=dict)
     results: dict[str, dict[str, Any]] = field(default_factory=dict)  # of each split's last phase
     exception: BaseException | None = None
-
     steps: int = 0  # that this process has made, of all phases
     data_seconds: float = 0.0  # that its steps have waited for the loader
     dated: Sequence[Hook] = ()  # hooks and services that act at steps, when they are due

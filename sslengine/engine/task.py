@@ -1,7 +1,7 @@
 """The task: what a run is, under the names that VISSL's and Classy Vision's hooks know.
 
-It has `config`, `parts`, made once (parts.py), and `state`, what steps change (state.py). The
-trainer's loop calls it; saving.py saves it.
+It has `config`, `parts`, made once (parts.py), and `state`, what steps change (state.py). loop.py
+runs it; saving.py saves it.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         self.run_hooks("on_phase_start")
 
     def on_phase_end(self) -> None:
-        """Reductions over ranks come first: hooks of rank 0 alone only read the results."""
+        """Reduce results over ranks, then call hooks: those of rank 0 alone only read them."""
         state = self.state
         mean = state.storage.losses.phase_mean()
         measured = {meter.name: meter.value() for meter in state.active_meters}
@@ -273,7 +273,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
             yield {**named, "input": named[inputs[0]], "target": named[targets[0]]}
 
     def same_statistics(self) -> None:
-        """Before a test: rank 0's running statistics on all ranks, as a checkpoint has them.
+        """Give all ranks rank 0's running statistics, as a checkpoint has them, before a test.
 
         The last step changed each rank's, also where its forward pass began with rank 0's.
         """
@@ -301,12 +301,12 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
 
     @property
     def saves_at_phase_end(self) -> bool:
-        """Does the end of this train phase bring a checkpoint?"""
+        """Tell whether the end of this train phase brings a checkpoint."""
         return self.parts.services.saves_at_phase_end(self)
 
     @property
     def updating(self) -> bool:
-        """Does this step end in an optimizer step, or does it only accumulate?"""
+        """Tell whether this step ends in an optimizer step; otherwise it only accumulates."""
         return self.state.group.last
 
     @property
