@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sslengine.engine.loss_dict import LossDictTrainStep, are_losses, total_first
+from sslengine.engine.loss_dict import LossDictTrainStep, are_losses
 from sslengine.engine.step import Loss, Sample
 from sslengine.errors import ConfigError, TrainingError, nearest
 from sslengine.monitor.losses import MAIN
@@ -113,7 +113,8 @@ def parse(model: Any, losses: Any) -> dict[str, Tensor]:
             f"{type(losses).__name__}."
         )
     if hasattr(model, "parse_losses"):
-        return total_first(*model.parse_losses(losses))
+        total, named = model.parse_losses(losses)
+        return {**named, MAIN: total}
     means = {name: _mean(name, value) for name, value in losses.items()}
     minimised = [value for name, value in means.items() if "loss" in name]
     if not minimised:
@@ -121,7 +122,7 @@ def parse(model: Any, losses: Any) -> dict[str, Tensor]:
             f"{type(model).__name__} returned {', '.join(means) or 'nothing'}: what is to be "
             f'minimised has "loss" in its name, and none of these has.'
         )
-    return total_first(torch.stack(minimised).sum(), means)
+    return {**means, MAIN: torch.stack(minimised).sum()}
 
 
 def _mean(name: str, value: Any) -> Tensor:

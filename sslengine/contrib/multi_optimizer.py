@@ -114,9 +114,9 @@ class MultiOptimizerTrainStep(TrainStep):
 
     def losses(self, task: SelfSupervisionTask, output: Any, sample: Sample) -> dict[str, Tensor]:
         """Return several by their names, and as "loss", for the log, the sum of those followed."""
-        given = self.call_loss(task, output, sample)
-        losses = {"loss": given} if isinstance(given, Tensor) else dict(given)
-        expect_numbers(type(task.parts.loss).__name__, losses)
+        losses = expect_numbers(
+            super().losses(task, output, sample), type(task.parts.loss).__name__
+        )
         optimizer = task.parts.optimizer
         optimizer.check_losses(losses)
         if "loss" in losses:

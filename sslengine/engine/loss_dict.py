@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from sslengine.engine.step import Loss, Sample, TrainStep, single_input_sample
+from sslengine.engine.step import Sample, TrainStep, expect_numbers, single_input_sample
 from sslengine.errors import TrainingError
 from sslengine.monitor.losses import MAIN
 from sslengine.registry import register_train_step
@@ -29,13 +29,22 @@ if TYPE_CHECKING:
 class LossDictTrainStep(TrainStep):
     model_gives_losses = True
 
-    def make_sample(self, batch: Any, inputs: Sequence[str], targets: Sequence[str]) -> Sample:
-        return whole_batch_sample(batch, inputs, targets)
+    @staticmethod
+    def make_sample(batch: Any, inputs: Sequence[str], targets: Sequence[str]) -> Sample:
+        """Give the batch as `input`: by its own names, each value without its list over sources.
+
+        A batch of another form than the engine's collators make is passed to the model unchanged.
+        """
+        lists = batch.values() if isinstance(batch, dict) else [None]
+        if not all(isinstance(values, list) and len(values) == 1 for values in lists):
+            return {"input": batch, "target": None}
+        named = {key: values[0] for key, values in batch.items()}
+        return {**single_input_sample(batch, inputs, targets), "input": named}
 
     def forward(self, task: SelfSupervisionTask, sample: Sample) -> Any:
         return task.parts.precision.as_full(super().forward(task, sample))
 
-    def losses(self, task: SelfSupervisionTask, output: Any, sample: Sample) -> Loss | None:
+    def losses(self, task: SelfSupervisionTask, output: Any, sample: Sample) -> Any:
         if task.state.train or are_losses(output):
             return sum_of_losses(output, type(task.parts.base_model).__name__)
         return None
@@ -46,62 +55,19 @@ class LossDictTrainStep(TrainStep):
         super().measure(task, None if is_loss else output, sample)
 
 
-def whole_batch_sample(batch: Any, inputs: Sequence[str], targets: Sequence[str]) -> Sample:
-    """Give the batch as `input`: by its own names, each value without its list over sources.
-
-    A batch of another form than the engine's collators make is passed to the model unchanged.
-    """
-    if not is_engine_batch(batch):
-        return {"input": batch, "target": None}
-    named = {key: values[0] for key, values in batch.items()}
-    sample = single_input_sample(batch, inputs, targets)
-    return {**sample, "input": named}
-
-
-def is_engine_batch(batch: Any) -> bool:
-    return isinstance(batch, dict) and all(
-        isinstance(values, list) and len(values) == 1 for values in batch.values()
-    )
-
-
 def sum_of_losses(output: Any, model: str) -> dict[str, Tensor]:
     """Return `loss`, the sum, and each loss under its name; a single tensor is the sum itself."""
-    if isinstance(output, Tensor):
-        output = {MAIN: output}
-    if not isinstance(output, Mapping) or not output:
+    losses = expect_numbers(output, model)
+    if not losses or (MAIN in losses and len(losses) > 1):
         raise TrainingError(
-            f"{model} must return its losses, a dict of tensors or one tensor; it returned "
-            f"{_described(output)}."
+            f"{model} returned {', '.join(map(repr, losses)) or 'no loss'}: expected one tensor, "
+            f"or a dict of losses, of which none is named {MAIN!r}, the name of their sum."
         )
-    for name, loss in output.items():
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            raise TrainingError(
-                f"{model} returned {name!r} as {_described(loss)}; a loss is one number."
-            )
-    if MAIN in output and len(output) > 1:
-        raise TrainingError(
-            f"{model} returned a loss named {MAIN!r} and also {_names(output)}: that name is taken "
-            f"by their sum. Call it otherwise."
-        )
-    parts = {name: loss.reshape(()) for name, loss in output.items()}
-    return total_first(reduce(add, parts.values()), parts)
-
-
-def total_first(total: Tensor, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {MAIN: total, **{name: loss for name, loss in parts.items() if name != MAIN}}
+    parts = {name: loss.reshape(()) for name, loss in losses.items()}
+    return {MAIN: reduce(add, parts.values()), **parts}
 
 
 def are_losses(output: Any) -> bool:
     """Tell losses from predictions: in a test phase a model may give either."""
     values = list(output.values()) if isinstance(output, Mapping) else [output]
     return bool(values) and all(isinstance(each, Tensor) and each.ndim == 0 for each in values)
-
-
-def _names(output: Mapping[str, Any]) -> str:
-    return ", ".join(repr(name) for name in output if name != MAIN)
-
-
-def _described(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
-    return "an empty dict" if value == {} else f"a {type(value).__name__}"

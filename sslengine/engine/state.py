@@ -94,11 +94,6 @@ class LastBatch:
         self.size = 0  # images of this step, over all ranks
         self.share = 1.0  # of them, on this rank
 
-    def begin(self, sample: dict[str, Any]) -> None:
-        self.sample, self.target = sample, sample["target"]
-        self.indices = sample.get("data_idx")
-        self.vis_preds = self.vis_masks = None
-
     def __str__(self) -> str:
         return ", ".join(f"{name} {shapes(each)}" for name, each in self.sample.items())
 
@@ -148,7 +143,7 @@ class RunState:
     def next_batch(self) -> Any:
         reading, step, last = self.reading, self.progress.step, self.last_batch
         assert reading is not None
-        last.sample = {}
+        last.sample, last.vis_preds, last.vis_masks = {}, None, None
         began = perf_counter()
         batch = next(reading.batches, None)
         self.data_seconds += perf_counter() - began
@@ -166,9 +161,6 @@ class RunState:
             progress.samples += self.last_batch.size
         progress.step += 1
         self.steps += 1
-
-    def count_update(self) -> None:
-        self.progress.num_updates += 1
 
     def resume(self, progress: Progress, phase: Phase) -> None:
         self.progress, self.phase = progress, phase

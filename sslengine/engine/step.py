@@ -14,10 +14,10 @@ stay there until they are read (monitor/store.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -34,6 +34,74 @@ if TYPE_CHECKING:
 WHERE, MANY_HEADS = "config.TRAINER.TRAIN_STEP_NAME", "many_heads_train_step"
 Sample = dict[str, Any]
 Loss = Tensor | Mapping[str, Tensor]
+# A function of a batch, and the names of its inputs and targets.
+MakeSample = Callable[[Any, Sequence[str], Sequence[str]], Sample]
+
+
+# ---- from the loader's batch to the sample
+
+
+def multi_input_sample(batch: Any, inputs: Sequence[str], targets: Sequence[str]) -> Sample:
+    """Make a sample whose inputs are nested under their names, also if there is one."""
+    return single_input_sample(batch, inputs, targets, nested=True)
+
+
+def single_input_sample(
+    batch: Any, inputs: Sequence[str], targets: Sequence[str], nested: bool = False
+) -> Sample:
+    """Make the sample of a step from the loader's batch, as VISSL's standard step does.
+
+    A batch is a dict; each key holds a list over data sources. Steps take one source:
+
+        one input key       sample["input"] = batch["data"][0]
+        several             sample["input"] = {"images": ..., "patches": ...}
+        one target key      sample["target"] = batch["label"][0]
+        several             sample["target"] = {...}
+        all other keys      carried along, each without its list: sample["data_idx"], ...
+    """
+    if not isinstance(batch, dict):
+        raise DataError(
+            f"a train step needs a batch that is a dict of lists, the collator made "
+            f"{type(batch).__name__}. See config.DATA.TRAIN.COLLATE_FUNCTION."
+        )
+    sample: Sample = {}
+    for key, values in batch.items():
+        if not isinstance(values, list) or len(values) != 1:
+            raise DataError(_not_one_source(key, values))
+        sample[key] = values[0]
+    try:
+        if nested or len(inputs) > 1:
+            sample["input"] = {key: sample.pop(key) for key in inputs}
+        else:
+            sample["input"] = sample.pop(inputs[0])
+        if len(targets) == 1:
+            sample["target"] = sample.pop(targets[0])
+        else:
+            sample["target"] = {key: sample.pop(key) for key in targets}
+    except KeyError as error:
+        raise DataError(_missing(str(error.args[0]), batch, inputs)) from None
+    return sample
+
+
+def _missing(key: str, batch: Mapping[str, Any], inputs: Sequence[str]) -> str:
+    named_by = "INPUT_KEY_NAMES" if key in inputs else "TARGET_KEY_NAMES"
+    return (
+        f"config.DATA.TRAIN.{named_by}: the batch has no key {key!r}, it has "
+        f"{', '.join(map(str, batch))}. {nearest(key, batch)}"
+    ).rstrip()
+
+
+def _not_one_source(key: str, values: Any) -> str:
+    if not isinstance(values, list):
+        return (
+            f"batch[{key!r}] must be a list over data sources, the collator made "
+            f"{type(values).__name__}. Put it into a list."
+        )
+    return (
+        f"batch[{key!r}] comes from {len(values)} data sources, and this train step takes one. "
+        f"Give config.DATA.TRAIN.DATA_SOURCES one entry, or views of one image to the "
+        f"collator to combine (simclr_collator)."
+    )
 
 
 @register_train_step("standard_train_step")
@@ -84,21 +152,30 @@ class TrainStep:
 
     def compute(self, task: SelfSupervisionTask, sample: Sample) -> Loss | None:
         """Compute the loss: what DDP wraps, so that it reduces the method's gradients too."""
-        return self.losses(task, self.forward(task, sample), sample)
+        loss = self.losses(task, self.forward(task, sample), sample)
+        if loss is None or (isinstance(loss, Tensor) and loss.numel() == 1):
+            return loss
+        name = type(task.parts.loss).__name__
+        losses = expect_numbers(loss, name)
+        if "loss" not in losses:
+            raise TrainingError(
+                f"a loss must return a tensor, or a dict in which 'loss' is the one to minimise; "
+                f"{name} returned a dict of {', '.join(map(repr, losses))}."
+            )
+        return losses
 
     def read(self, task: SelfSupervisionTask) -> Sample:
         """Take the next batch, on the device."""
         state = task.state
+        last, keys = state.last_batch, state.reading
+        assert keys is not None
         with state.perf.read_sample:
-            batch, keys = state.next_batch(), task.state.reading
-            assert keys is not None
-            sample = self.make_sample(batch, keys.input_keys, keys.target_keys)
-        state.last_batch.begin(sample)
+            sample = self.make_sample(state.next_batch(), keys.input_keys, keys.target_keys)
+        last.sample, last.target, last.indices = sample, sample["target"], sample.get("data_idx")
         return sample
 
-    def make_sample(self, batch: Any, inputs: Sequence[str], targets: Sequence[str]) -> Sample:
-        """Turn a batch of the loader, a dict of lists over sources, into the sample dict."""
-        return single_input_sample(batch, inputs, targets)
+    # Turns a batch of the loader, a dict of lists over sources, into the sample dict.
+    make_sample: MakeSample = staticmethod(single_input_sample)
 
     def forward(self, task: SelfSupervisionTask, sample: Sample) -> Any:
         """Call the model in the precision of the run; unwrap an output that is a list of one."""
@@ -118,29 +195,12 @@ class TrainStep:
         """Compute the model's output."""
         return task.parts.base_model(sample["input"])
 
-    def losses(self, task: SelfSupervisionTask, output: Any, sample: Sample) -> Loss | None:
-        """Compute one number to minimise, and maybe others for the log; None: nothing is measured.
+    def losses(self, task: SelfSupervisionTask, output: Any, sample: Sample) -> Any:
+        """Call the method, or a plain loss of output and target. None: nothing is measured.
 
-        Losses are in float32 for any precision of the model: they divide by small temperatures.
+        It gives one number to minimise, or a dict of it and others for the log. It is computed in
+        float32 for any precision of the model: losses divide by small temperatures.
         """
-        loss: Loss = self.call_loss(task, output, sample)
-        if isinstance(loss, Tensor) and loss.numel() == 1:
-            return loss
-        named = {"loss": loss} if isinstance(loss, Tensor) else loss
-        name = type(task.parts.loss).__name__
-        if not isinstance(named, Mapping) or "loss" not in named:
-            given = (
-                f"a dict of {', '.join(map(repr, named))}" if isinstance(named, Mapping) else named
-            )
-            raise TrainingError(
-                f"a loss must return a tensor, or a dict in which 'loss' is the one to minimise; "
-                f"{name} returned {given}."
-            )
-        expect_numbers(name, named)
-        return loss
-
-    def call_loss(self, task: SelfSupervisionTask, output: Any, sample: Sample) -> Any:
-        """Call the method, or a plain loss of output and target."""
         parts = task.parts
         with task.state.perf.loss_compute:
             output = parts.precision.as_full(output)
@@ -220,7 +280,7 @@ class TrainStep:
             call(task.method_step)
         if state.calls["on_update"]:
             task.run_hooks("on_update")
-        state.count_update()
+        state.progress.num_updates += 1
 
 
 @register_train_step("multi_input_train_step", "pirl_train_step")
@@ -231,8 +291,7 @@ class MultiInputTrainStep(TrainStep):
     DATA.TRAIN.INPUT_KEY_NAMES; MODEL.MULTI_INPUT_HEAD_MAPPING says which head takes what.
     """
 
-    def make_sample(self, batch: Any, inputs: Sequence[str], targets: Sequence[str]) -> Sample:
-        return multi_input_sample(batch, inputs, targets)
+    make_sample: MakeSample = staticmethod(multi_input_sample)
 
 
 @register_train_step(MANY_HEADS)
@@ -252,15 +311,15 @@ class ManyHeadsTrainStep(TrainStep):
                 f"config.MODEL.FEATURE_EVAL_SETTINGS.EVAL_MODE_ON and FREEZE_TRUNK_ONLY to true."
             )
         outputs = [output] if isinstance(output, Tensor) else output
-        return torch.stack([self._loss_of_head(task, each, sample) for each in outputs]).sum()
+        name = type(task.parts.loss).__name__
+        call = super().losses
+        losses = [expect_numbers(call(task, each, sample), name)["loss"] for each in outputs]
+        return torch.stack(losses).sum()
 
-    def _loss_of_head(self, task: SelfSupervisionTask, output: Any, sample: Sample) -> Tensor:
-        loss = super().losses(task, output, sample)
-        return loss["loss"] if isinstance(loss, Mapping) else cast(Tensor, loss)
 
-
-def expect_numbers(name: str, losses: Mapping[str, Any]) -> None:
-    """Raise TrainingError unless each of the losses that `name` gives is one number."""
+def expect_numbers(given: Any, name: str) -> dict[str, Tensor]:
+    """Return the losses that `name` gives, by their names; raise TrainingError if one is none."""
+    losses = dict(given) if isinstance(given, Mapping) else {"loss": given}
     for key, value in losses.items():
         if not isinstance(value, Tensor):
             raise TrainingError(f"a loss must be a tensor; {name} gives as {key!r} {value!r}.")
@@ -269,6 +328,7 @@ def expect_numbers(name: str, losses: Mapping[str, Any]) -> None:
                 f"a loss must be one number; {name} gives as {key!r} a tensor of shape "
                 f"{tuple(value.shape)}: take its mean, or its sum."
             )
+    return losses
 
 
 def expect_registered(task: SelfSupervisionTask, *losses: Tensor) -> None:
@@ -282,69 +342,3 @@ def _is_left_out(batch: Any) -> bool:
     """Could no sample of a test batch be read? Then it holds placeholders without an index."""
     indices = batch.indices  # on the host
     return isinstance(indices, Tensor) and indices.numel() > 0 and int(indices.max()) < 0
-
-
-# ---- from the loader's batch to the sample
-
-
-def multi_input_sample(batch: Any, inputs: Sequence[str], targets: Sequence[str]) -> Sample:
-    """Make a sample whose inputs are nested under their names, also if there is one."""
-    return single_input_sample(batch, inputs, targets, nested=True)
-
-
-def single_input_sample(
-    batch: Any, inputs: Sequence[str], targets: Sequence[str], nested: bool = False
-) -> Sample:
-    """Make the sample of a step from the loader's batch, as VISSL's standard step does.
-
-    A batch is a dict; each key holds a list over data sources. Steps take one source:
-
-        one input key       sample["input"] = batch["data"][0]
-        several             sample["input"] = {"images": ..., "patches": ...}
-        one target key      sample["target"] = batch["label"][0]
-        several             sample["target"] = {...}
-        all other keys      carried along, each without its list: sample["data_idx"], ...
-    """
-    if not isinstance(batch, dict):
-        raise DataError(
-            f"a train step needs a batch that is a dict of lists, the collator made "
-            f"{type(batch).__name__}. See config.DATA.TRAIN.COLLATE_FUNCTION."
-        )
-    sample: Sample = {}
-    for key, values in batch.items():
-        if not isinstance(values, list) or len(values) != 1:
-            raise DataError(_not_one_source(key, values))
-        sample[key] = values[0]
-    try:
-        if nested or len(inputs) > 1:
-            sample["input"] = {key: sample.pop(key) for key in inputs}
-        else:
-            sample["input"] = sample.pop(inputs[0])
-        if len(targets) == 1:
-            sample["target"] = sample.pop(targets[0])
-        else:
-            sample["target"] = {key: sample.pop(key) for key in targets}
-    except KeyError as error:
-        raise DataError(_missing(str(error.args[0]), batch, inputs)) from None
-    return sample
-
-
-def _missing(key: str, batch: Mapping[str, Any], inputs: Sequence[str]) -> str:
-    named_by = "INPUT_KEY_NAMES" if key in inputs else "TARGET_KEY_NAMES"
-    return (
-        f"config.DATA.TRAIN.{named_by}: the batch has no key {key!r}, it has "
-        f"{', '.join(map(str, batch))}. {nearest(key, batch)}"
-    ).rstrip()
-
-
-def _not_one_source(key: str, values: Any) -> str:
-    if not isinstance(values, list):
-        return (
-            f"batch[{key!r}] must be a list over data sources, the collator made "
-            f"{type(values).__name__}. Put it into a list."
-        )
-    return (
-        f"batch[{key!r}] comes from {len(values)} data sources, and this train step takes one. "
-        f"Give config.DATA.TRAIN.DATA_SOURCES one entry, or views of one image to the "
-        f"collator to combine (simclr_collator)."
-    )

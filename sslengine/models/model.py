@@ -74,8 +74,9 @@ class Model(nn.Module):
 
     def forward(self, batch: Images | Mapping[str, Images]) -> list[Any]:
         route = self.routes[0]
-        if type(batch) is Tensor and not (self.views_apart or self.flip_channels or route.key):
-            outputs = self._of_heads(route, self._pooled(self.trunk(batch, route.features)))
+        prepared = self.views_apart or self.flip_channels or self.pooling is not None
+        if type(batch) is Tensor and not (prepared or route.key):
+            outputs = self._of_heads(route, self.trunk(batch, route.features))
         elif not isinstance(batch, Tensor) and isinstance(batch, Mapping):
             outputs = [self._output(route, batch) for route in self._routes_for(batch)]
         else:
@@ -145,19 +146,15 @@ class Model(nn.Module):
         return [head(feature) for head, feature in zip(heads, features, strict=True)]
 
     def _features(self, route: Route, images: Images, extra: Mapping[str, Any]) -> list[Tensor]:
-        groups = [
-            self._pooled(self.trunk(group, route.features, **extra))
-            for group in self._groups(images)
-        ]
+        groups = [self.trunk(group, route.features, **extra) for group in self._groups(images)]
+        if self.pooling is not None:
+            groups = [self.pooling(group) for group in groups]
         if len(groups) == 1:
             only: list[Tensor] = groups[0]
             return only
         if extra:
             raise ConfigError(f"{route.where}: additional_keys require crops of a single size.")
         return [torch.cat(parts) for parts in zip(*groups, strict=True)]
-
-    def _pooled(self, features: list[Tensor]) -> list[Tensor]:
-        return features if self.pooling is None else self.pooling(features)
 
     def _groups(self, images: Images) -> Iterator[Tensor]:
         """Yield the batches that pass through the trunk."""

@@ -104,7 +104,5 @@ def test_a_model_that_gives_no_losses_is_told() -> None:
             return self.linear(batch["data"])
 
     task = _begin([make_batch()], Scored())
-    with pytest.raises(
-        TrainingError, match=r"Scored returned 'loss' as a tensor of shape \(4, 2\)"
-    ):
+    with pytest.raises(TrainingError, match=r"Scored .*\(4, 2\)"):
         task.step()
