@@ -171,8 +171,12 @@ def on_cuda(
         parts, made_by = task.parts, task.made_by
         task.parts = replace(
             parts,
-            optimizer=made_by._optimizer(
-                parts.train_step_function, parts.learner, task.base_model, task.loss, parts.plan
+            optimizer=made_by.choose_optimizer(
+                parts.train_step_function,
+                parts.learner,
+                task.base_model,
+                task.loss,
+                parts.plan.epochs,
             ),
             precision=Precision(CUDA, HALVES[half]) if half else parts.precision,
         )

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
-from sslengine.engine.parts import Reduction, RunParts
+from sslengine.engine.build import Reduction
+from sslengine.engine.parts import RunParts
 from sslengine.engine.phases import Progress
 from sslengine.engine.state import RunState
 from sslengine.registry import PARAM_GROUPS

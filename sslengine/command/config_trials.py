@@ -26,12 +26,15 @@ from sslengine.config.assignments import overrides
 from sslengine.config.compose import Composition, compose
 from sslengine.config.resolve import Resolved
 from sslengine.config.run_folder import open_named
+from sslengine.config.sections import read
 from sslengine.data.options import OF_ENCODED_SOURCES, SplitOptions
 from sslengine.dotted import below
 from sslengine.engine import build, loop
 from sslengine.engine.services import Services
 from sslengine.engine.task import SelfSupervisionTask
 from sslengine.errors import SSLEngineError
+from sslengine.optim.build import build_optimizer
+from sslengine.optim.options import OptimizerOptions
 from sslengine.trust import closed
 
 STEPS = 2
@@ -172,7 +175,7 @@ def build_without_memory(run: Resolved) -> None:
         model = build.build_base_model(run.config, meta)
         if run.engine_name != "train":
             return
-        build.build_run_optimizer(run.config, model, meta, epochs=1.0)
+        build_optimizer(model, read(run.config, OptimizerOptions), meta, 1.0)
         build.attach(run.config, build.build_loss(run.config, 1000, meta), model)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -51,10 +51,7 @@ from sslengine.models.options import ModelOptions
 from sslengine.models.parts import heads_of, parts_of
 from sslengine.models.sync_batchnorm import synchronise
 from sslengine.models.weights import init_weights, other_classes
-from sslengine.optim.build import build_optimizer
 from sslengine.optim.learner import LOSS, trains
-from sslengine.optim.options import OptimizerOptions
-from sslengine.optim.scheduled import ScheduledOptimizer
 from sslengine.precision import Precision, build_precision, moved
 from sslengine.registry import LOSSES, TRAIN_STEPS, component_key, import_dotted
 
@@ -135,10 +132,12 @@ def build_loss(
     name = read(config, LossOptions).name
     if not name:  # the model gives its losses itself
         return nn.Module()
-    facts = run_facts(config).with_data(num_train_samples, batch_sizes)
     model = read(config, ModelOptions)
-    trained = model.starts_from_weights()
-    facts = replace(facts, resumes=has_checkpoints(config), starts_trained=trained)
+    facts = replace(
+        run_facts(config).with_data(num_train_samples, batch_sizes),
+        resumes=has_checkpoints(config),
+        starts_trained=model.starts_from_weights(),
+    )
     chosen = LOSSES.get(name, "config.LOSS.name")
     options = getattr(read(config, LossOptions), component_key(name))
     loss: Any
@@ -202,22 +201,19 @@ def shard_model(
         getattr(torch, options.compute()), torch.float32 if options.fp32_reduce_scatter else None
     )
     mesh = sharding.mesh_of(device)
-    for each in (trunk_with_heads(model, _SHARDED), *copies_of_model(loss)):
+    # The copies of the model are teachers, momentum encoders, frozen networks.
+    copies = [each for each in loss.modules() if isinstance(each, Model)]
+    for each in (trunk_with_heads(model, _SHARDED), *copies):
         sharding.shard(each, parts_of(each, options.AUTO_WRAP_THRESHOLD), mesh, policy)
         each.to(device)  # buffers; parameters are there
     if trains(loss):
         sharding.shard_method(loss, mesh, policy.reduce)
 
 
-def copies_of_model(loss: nn.Module) -> list[Model]:
-    """List the copies of the model: teachers, momentum encoders, frozen networks."""
-    return [each for each in loss.modules() if isinstance(each, Model)]
-
-
 def attach_again(config: DictConfig, loss: nn.Module, model: nn.Module) -> None:
     """Let copies start as the model does. A sharded one cannot be copied: it is written over."""
     kept = [each.network for each in loss.modules() if isinstance(each, FrozenNetwork)]
-    copies = [each for each in copies_of_model(loss) if each not in kept]
+    copies = [each for each in loss.modules() if isinstance(each, Model) and each not in kept]
     if copies and sharding.is_sharded(model):
         for each in copies:
             start_as(each, model)
@@ -245,33 +241,31 @@ def build_run_precision(config: DictConfig, device: torch.device) -> Precision:
     return build_precision(choice, device, vars(model.AMP_PARAMS.GRAD_SCALER), where)
 
 
-def build_run_optimizer(
-    config: DictConfig, learner: nn.Module, device: torch.device, epochs: float
-) -> ScheduledOptimizer:
-    return build_optimizer(learner, read(config, OptimizerOptions), device, epochs)
+@dataclass(frozen=True, eq=False)
+class Reduction:
+    """What ranks exchange in addition to what DDP does."""
+
+    by_hand: bool  # gradients, when the backward is done
+    broadcasts_buffers: bool  # rank 0's are every rank's
+    broadcasts_by_hand: bool  # before each forward
 
 
-def reduces_by_hand(config: DictConfig, train_step: Any) -> bool:
-    """Tell whether gradients are reduced by hand: by request, or as DDP's hooks follow one backward
-    pass, and a train step makes several (its `reduces_by_hand`)."""
-    asked = read(config, DistributedOptions).MANUAL_GRADIENT_REDUCTION
-    needed = getattr(train_step, "reduces_by_hand", False)
-    if shards(config):
-        if needed:
-            raise ConfigError(
-                f"config.TRAINER.TRAIN_STEP_NAME: {read(config, TrainerOptions).TRAIN_STEP_NAME} "
-                f"makes several backward passes, which {SHARDED_TASK} does not go with."
-            )
-        return False
-    return world_size() > 1 and (asked or needed)
-
-
-def broadcast_mode(config: DictConfig) -> str:
-    """Return forward_pass, before_eval or disabled."""
-    given = read(config, DistributedOptions).BROADCAST_BUFFERS
-    if isinstance(given, bool):
-        return "forward_pass" if given else "disabled"
-    return given
+def build_reduction(config: DictConfig, train_step: Any) -> Reduction:
+    """Reduce by hand by request, or where a step makes several backward passes: DDP's hooks follow
+    one."""
+    options, several = read(config, DistributedOptions), getattr(train_step, "reduces_by_hand", 0)
+    sharded = shards(config)
+    if sharded and several:
+        raise ConfigError(
+            f"config.TRAINER.TRAIN_STEP_NAME: {read(config, TrainerOptions).TRAIN_STEP_NAME} "
+            f"makes several backward passes, which {SHARDED_TASK} does not go with."
+        )
+    asked = options.MANUAL_GRADIENT_REDUCTION or bool(several)
+    by_hand = world_size() > 1 and not sharded and asked
+    mode = options.BROADCAST_BUFFERS
+    at_forward = mode in (True, "forward_pass")
+    broadcasts = mode not in (False, "disabled")
+    return Reduction(by_hand, broadcasts, at_forward and (by_hand or sharded))
 
 
 def build_compression(config: DictConfig) -> Any:
@@ -300,6 +294,6 @@ def wrap_model(
         device,
         bucket_cap_mb=read(config, DataOptions).DDP_BUCKET_CAP_MB,
         find_unused_parameters=options.FIND_UNUSED_PARAMETERS,
-        broadcast_buffers=broadcast_mode(config) == "forward_pass",
+        broadcast_buffers=options.BROADCAST_BUFFERS in (True, "forward_pass"),
         compression=compression,
     )

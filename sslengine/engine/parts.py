@@ -35,7 +35,9 @@ from sslengine.meters.base import build_meters
 from sslengine.meters.options import MetersOptions
 from sslengine.methods.base import callbacks
 from sslengine.methods.foreign import takes_sample
+from sslengine.optim.build import build_optimizer
 from sslengine.optim.learner import learner_of
+from sslengine.optim.options import OptimizerOptions
 from sslengine.optim.ownership import expect_owners
 from sslengine.precision import Precision
 
@@ -98,15 +100,6 @@ class Feeds:
 
 
 @dataclass(frozen=True, eq=False)
-class Reduction:
-    """What ranks exchange in addition to what DDP does."""
-
-    by_hand: bool  # gradients, when the backward is done
-    broadcasts_buffers: bool  # rank 0's are every rank's
-    broadcasts_by_hand: bool  # before each forward
-
-
-@dataclass(frozen=True, eq=False)
 class RunParts:
     seed: int
     feeds: Feeds
@@ -122,7 +115,7 @@ class RunParts:
     train_step_function: Callable[[Any], Any]
     optimizer: Any
     precision: Precision
-    reduction: Reduction
+    reduction: build.Reduction
     compression: Any  # of the gradients that ranks exchange; None: none
     peers: Peers | None
     meters: list[Any]
@@ -155,7 +148,7 @@ class PartsOfConfig:
         return build.build_loss(self.config, feeds.main.num_samples, self.device, sizes)
 
     def optimizer(self, learner: nn.Module, epochs: float) -> Any:
-        return build.build_run_optimizer(self.config, learner, self.device, epochs)
+        return build_optimizer(learner, read(self.config, OptimizerOptions), self.device, epochs)
 
     def hooks_of_run(self) -> list[Any]:
         return default_hooks(self.config, self.run_dir) if self.hooks is None else self.hooks
@@ -171,17 +164,25 @@ class PartsOfConfig:
         config, device = self.config, self.device
         run, meters = read(config, RunOptions), read(config, MetersOptions)
         startup.announce("reading data")
-        feeds = self._feeds(run)
+        classes = build.classes_of_train(config) if run.TEST_ONLY else None
+        feeds = Feeds(self.feed, read(config, DataOptions), run.TEST_MODEL, classes)
         steps = [each.steps_per_epoch if each else 0 for each in (feeds.train, feeds.test)]
         plan = RunPlan(config, *steps)
         startup.announce("building the model")
         seed_all(run.SEED_VALUE)
-        model, loss = self._networks(feeds)
+        model, loss = self.model(), self.loss(feeds)
+        for split, feed in (("TRAIN", feeds.train), ("TEST", feeds.test)):
+            expect_labels_in_range(loss, model, feed, feeds.options(split), split)
+        build.compile_model(config, model)
+        build.attach(config, loss, model)
+        if build.shards(config):
+            build.shard_model(config, model, loss, device)
         learner = learner_of(model, loss)
         precision = build.build_run_precision(config, device)
         train_step = build.build_train_step(config)
-        optimizer = self._optimizer(train_step, learner, model, loss, plan)
-        reduction = self._reduction(train_step)
+        optimizer = self.choose_optimizer(train_step, learner, model, loss, plan.epochs)
+        if not plan.test_only:
+            expect_owners(learner, optimizer.param_groups)
         # The method starts as rank 0's, as the model does. Shares differ by rank.
         own = (*loss.parameters(), *loss.buffers())
         broadcast_all(each for each in own if not is_sharded(each))
@@ -201,7 +202,8 @@ class PartsOfConfig:
             after_backward=callbacks(loss, "after_backward"),
             after_update=callbacks(loss, "after_update"),
             train_step_function=train_step, optimizer=optimizer, precision=precision,
-            reduction=reduction, compression=compression, peers=Peers() if sharded else None,
+            reduction=build.build_reduction(config, train_step), compression=compression,
+            peers=Peers() if sharded else None,
             meters=all_meters, train_meters=all_meters if meters.enable_training_meter else [],
             own_hooks=own_hooks, hooks=hooks,
             services=self.services_of_run(), code=self.code(),
@@ -210,38 +212,11 @@ class PartsOfConfig:
         seed_all(run.SEED_VALUE * 1_000_003 + rank() + 1)
         return parts
 
-    def _feeds(self, run: RunOptions) -> Feeds:
-        classes = build.classes_of_train(self.config) if run.TEST_ONLY else None
-        return Feeds(self.feed, read(self.config, DataOptions), run.TEST_MODEL, classes)
-
-    def _networks(self, feeds: Feeds) -> tuple[nn.Module, nn.Module]:
-        """Make model and method, which know each other, sharded if they are to be."""
-        model = self.model()
-        loss = self.loss(feeds)
-        for split, feed in (("TRAIN", feeds.train), ("TEST", feeds.test)):
-            expect_labels_in_range(loss, model, feed, feeds.options(split), split)
-        build.compile_model(self.config, model)
-        build.attach(self.config, loss, model)
-        if build.shards(self.config):
-            build.shard_model(self.config, model, loss, self.device)
-        return model, loss
-
-    def _optimizer(
-        self, train_step: Any, learner: nn.Module, model: nn.Module, loss: nn.Module, plan: RunPlan
+    def choose_optimizer(
+        self, train_step: Any, learner: nn.Module, model: nn.Module, loss: nn.Module, epochs: float
     ) -> Any:
         """Make the optimizer, or the train step's own (several of them)."""
         own = getattr(train_step, "build_optimizer", None)
-        made = (
-            self.optimizer(learner, plan.epochs)
-            if own is None
-            else own(self.config, model, loss, self.device, plan.epochs)
-        )
-        if not plan.test_only:
-            expect_owners(learner, made.param_groups)
-        return made
-
-    def _reduction(self, train_step: Any) -> Reduction:
-        by_hand = build.reduces_by_hand(self.config, train_step)
-        mode = build.broadcast_mode(self.config)
-        alone = by_hand or build.shards(self.config)  # DDP is not there to send buffers
-        return Reduction(by_hand, mode != "disabled", mode == "forward_pass" and alone)
+        if own is not None:
+            return own(self.config, model, loss, self.device, epochs)
+        return self.optimizer(learner, epochs)

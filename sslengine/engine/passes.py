@@ -35,7 +35,7 @@ def set_loss(task: Any, feed: Any, options: Any) -> dict[str, float]:
 
     The method's own hooks run, no others do.
     """
-    with _tested(task):
+    with _aside(task, task.base_model, task.loss):
         beside = task.beside(Reading(feed, options))
         make_current(beside.storage)
         for _ in range(feed.steps_per_epoch):
@@ -53,24 +53,6 @@ def set_loss(task: Any, feed: Any, options: Any) -> dict[str, float]:
     }
 
 
-@contextmanager
-def _tested(task: Any) -> Iterator[None]:
-    """Put model and loss into a test phase's mode; restore it and the random streams."""
-    networks = task.base_model, task.loss
-    modes = [each.training for each in networks]
-    streams, store = rng_state(), current()
-    try:
-        for each in networks:
-            each.eval()
-        task.same_statistics()
-        yield
-    finally:
-        for each, mode in zip(networks, modes, strict=True):
-            each.train(mode)
-        make_current(store)
-        set_rng_state(streams)
-
-
 class TrainFeatures(NamedTuple):
     """Features of training images of all ranks, on the host, in the order of the dataset."""
 
@@ -84,7 +66,7 @@ def compute_features(task: Any, images: int, wanted: str = AUTO) -> TrainFeature
     """Compute the features of at most so many images, always the same ones. Collective."""
     network, name = network_of(task, wanted)
     parts: list[tuple[Tensor, ...]] = []
-    with _evaluated(task, network):
+    with _aside(task, network):
         feed = _feed(task, images)
         try:
             for batch in feed.batches():
@@ -125,19 +107,22 @@ def _feed(task: Any, images: int) -> DataFeed:
 
 
 @contextmanager
-def _evaluated(task: Any, network: nn.Module) -> Iterator[None]:
-    """Put a network into eval mode; restore modes, buffers and random streams."""
+def _aside(task: Any, *networks: nn.Module) -> Iterator[None]:
+    """Put networks into eval mode; restore modes, buffers, random streams and the store."""
     modules = [task.base_model, task.loss]
     modes = [(each, each.training) for one in modules for each in one.modules()]
     buffers = [(each, each.clone()) for one in modules for each in one.buffers()]
-    streams = rng_state()
+    streams, store = rng_state(), current()
     try:
-        network.eval()
+        for network in networks:
+            network.eval()
         task.same_statistics()
         yield
     finally:
-        for buffer, before in buffers:
-            buffer.copy_(before)
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
         for module, mode in modes:
             module.training = mode
+        make_current(store)
         set_rng_state(streams)

@@ -52,16 +52,19 @@ def test_a_loss_without_options_class_may_ask_for_the_facts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "mode"),
-    [(True, "forward_pass"), (False, "disabled"), ("before_eval", "before_eval")],
+    ("given", "broadcasts", "by_hand"),
+    [(True, True, True), (False, False, False), ("before_eval", True, False)],
 )
-def test_modes_of_broadcasting(given: object, mode: str) -> None:
-    assert build.broadcast_mode(resolved(DISTRIBUTED__BROADCAST_BUFFERS=given).config) == mode
-
-
-def test_one_process_reduces_nothing_by_hand() -> None:
-    config = resolved(DISTRIBUTED__MANUAL_GRADIENT_REDUCTION=True).config
-    assert not build.reduces_by_hand(config, None)
+def test_what_ranks_exchange(
+    given: object, broadcasts: bool, by_hand: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    distributed = {"BROADCAST_BUFFERS": given, "MANUAL_GRADIENT_REDUCTION": True}
+    config = resolved(DISTRIBUTED=distributed).config
+    assert not build.build_reduction(config, None).by_hand  # nobody to reduce with
+    monkeypatch.setattr(build, "world_size", lambda: 2)
+    found = build.build_reduction(config, None)
+    assert found.by_hand
+    assert (found.broadcasts_buffers, found.broadcasts_by_hand) == (broadcasts, by_hand)
 
 
 def test_filters_with_their_channels_last() -> None:
@@ -96,7 +99,6 @@ def test_the_other_parts() -> None:
     model = build.build_base_model(config, CPU)
     assert build.wrap_model(config, model, nn.Identity(), CPU) is model
     assert build.build_run_precision(config, CPU).name == "fp32"
-    assert build.build_run_optimizer(config, model, CPU, 2.0).options_view.lr == pytest.approx(0.1)
     feed = build.build_feed(config, "TRAIN", CPU)
     assert (feed.num_samples, feed.steps_per_epoch) == (16, 4)
     feed.close()
@@ -118,10 +120,9 @@ def test_a_train_step_of_several_backward_passes_is_reduced_by_hand(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config, step = resolved().config, SimpleNamespace(reduces_by_hand=True)
-    assert not build.reduces_by_hand(config, step)  # nobody to reduce with
     monkeypatch.setattr(build, "world_size", lambda: 2)
-    assert build.reduces_by_hand(config, step)
-    assert not build.reduces_by_hand(config, SimpleNamespace())
+    assert build.build_reduction(config, step).by_hand
+    assert not build.build_reduction(config, SimpleNamespace()).by_hand
 
 
 def test_classes_of_train_without_its_feed(
