@@ -114,7 +114,7 @@ def parse(model: Any, losses: Any) -> dict[str, Tensor]:
         )
     if hasattr(model, "parse_losses"):
         total, named = model.parse_losses(losses)
-        return {**named, MAIN: total}
+        return {MAIN: total} | named | {MAIN: total}
     means = {name: _mean(name, value) for name, value in losses.items()}
     minimised = [value for name, value in means.items() if "loss" in name]
     if not minimised:
@@ -122,7 +122,8 @@ def parse(model: Any, losses: Any) -> dict[str, Tensor]:
             f"{type(model).__name__} returned {', '.join(means) or 'nothing'}: what is to be "
             f'minimised has "loss" in its name, and none of these has.'
         )
-    return {**means, MAIN: torch.stack(minimised).sum()}
+    total = torch.stack(minimised).sum()
+    return {MAIN: total} | means | {MAIN: total}
 
 
 def _mean(name: str, value: Any) -> Tensor:

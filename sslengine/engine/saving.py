@@ -26,33 +26,11 @@ from sslengine.models.networks import networks_of
 
 log = logging.getLogger("sslengine")
 
-KEYS = frozenset(
-    (
-        "train",
-        "base_model",
-        "loss",
-        "networks",
-        "classes",
-        "optimizer",
-        "amp",
-        "progress",
-        "phase_idx",
-        "train_phase_idx",
-        "num_updates",
-        "losses",
-        "figures",
-        "hooks",
-        "data",
-        "list_hashes",
-        "code",
-        "ranks",
-    )
-)
-
-# Older checkpoints have none of these.
-_LATER: dict[str, Any] = {
-    "figures": None, "networks": {}, "classes": [], "list_hashes": {}, "code": {},
-}  # fmt: skip
+KEYS = frozenset({
+    "train", "base_model", "loss", "networks", "classes", "optimizer", "amp", "progress",
+    "phase_idx", "train_phase_idx", "num_updates", "losses", "figures", "hooks", "data",
+    "list_hashes", "code", "ranks",
+})  # fmt: skip
 
 
 def get_state(task: Any, deep_copy: bool = False) -> dict[str, Any]:
@@ -71,31 +49,29 @@ def get_state(task: Any, deep_copy: bool = False) -> dict[str, Any]:
         "figures": task.storage.state_dict(),  # reads the losses too
         "losses": task.ledger.state_dict(),
         "hooks": hook_states((*task.hooks, *task.services)),
-        **facts_of_run(task),
+        "classes": task.class_names,
+        "data": _data_facts(task),
+        "list_hashes": _list_hashes(task),
+        "code": task.parts.code,
         "ranks": gather_objects(_rank_state(task)),
     }
     return copy.deepcopy(state) if deep_copy else state
 
 
-def _hooks(task: Any) -> dict[str, Any]:
-    return {hook_name(each): each for each in (*task.hooks, *task.services)}
-
-
 def _rank_state(task: Any) -> dict[str, Any]:
+    compression = task.parts.compression
     return {
         "rng": rng_state(),
         "loss": task.loss.rank_state() if hasattr(task.loss, "rank_state") else {},
         "meters": {meter.name: meter.state_dict() for meter in task.meters},
-        "compression": task.parts.compression.state_dict()
-        if task.parts.compression is not None
-        else {},
+        "compression": {} if compression is None else compression.state_dict(),
     }
 
 
 def set_state(task: Any, state: dict[str, Any]) -> dict[str, Any]:
     """Load the state; return the states of hooks, for load_hooks_again after on_start."""
-    _same_names("the checkpoint", KEYS, {**_LATER, **state})
-    expect_same_run(task, state)
+    _same_names("the checkpoint", KEYS, state)
+    _expect_same_run(task, state)
     load_model_state(task.base_model, state["base_model"])
     _load_loss(task.loss, state["loss"])
     task.optimizer.load_state_dict(state["optimizer"])
@@ -103,18 +79,19 @@ def set_state(task: Any, state: dict[str, Any]) -> dict[str, Any]:
     progress = place_again(task.phases, Progress.from_state(state["progress"]))
     task.state.resume(progress, task.parts.plan.phase(progress))
     task.ledger.load_state_dict(state["losses"])
-    if state.get("figures") is not None:
+    if state["figures"] is not None:
         task.storage.load_state_dict(state["figures"])
-    hooks = _load_hooks(_hooks(task), state["hooks"])
+    hooks = _load_hooks(task, state["hooks"])
     _load_rank_state(task, state["ranks"])
     return hooks
 
 
-def _load_hooks(hooks: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+def _load_hooks(task: Any, state: dict[str, Any]) -> dict[str, Any]:
     """Load hooks; return their states. One may be added, one without state left out.
 
     A hook's on_start may read its state, or make what it is loaded into: load_hooks_again.
     """
+    hooks = {hook_name(each): each for each in (*task.hooks, *task.services)}
     stored = {
         name: kept
         for name, kept in state.items()
@@ -129,10 +106,9 @@ def _load_hooks(hooks: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
 
 def load_hooks_again(task: Any, stored: dict[str, Any]) -> None:
     """Replace the initial values that hooks have set in on_start."""
-    hooks = _hooks(task)
-    for name, kept in stored.items():
-        if overrides(hooks[name], "on_start"):
-            load_hook_state(hooks[name], kept)
+    for hook in (*task.hooks, *task.services):
+        if hook_name(hook) in stored and overrides(hook, "on_start"):
+            load_hook_state(hook, stored[hook_name(hook)])
 
 
 def _same_names(what: str, expected: Any, found: Any, optional: Any = ()) -> None:
@@ -161,13 +137,14 @@ def _load_loss(loss: Any, state: dict[str, Any]) -> None:
 
 
 def _load_rank_state(task: Any, ranks: list[dict[str, Any]]) -> None:
-    if len(ranks) == world_size():
+    same = len(ranks) == world_size()
+    if same:
         mine = ranks[rank()]
         for meter in task.meters:
             meter.load_state_dict(_move(mine["meters"][meter.name], task.device))
         set_rng_state(mine["rng"])
         if task.parts.compression is not None:
-            task.parts.compression.load_state_dict(mine.get("compression", {}), task.device)
+            task.parts.compression.load_state_dict(mine["compression"], task.device)
     else:
         log.warning(
             "the checkpoint is of %d ranks and this run has %d: random streams start again.",
@@ -175,11 +152,17 @@ def _load_rank_state(task: Any, ranks: list[dict[str, Any]]) -> None:
             world_size(),
         )
         seed_all(task.progress.iteration * 1000 + rank())
-        if rank() == 0:
-            for meter in task.meters:
-                meter.load_sum([_move(each["meters"][meter.name], task.device) for each in ranks])
-    if hasattr(task.loss, "load_rank_state"):
-        _load_loss_rank_state(task.loss, ranks)
+        for meter in task.meters if rank() == 0 else ():
+            meter.load_sum([_move(each["meters"][meter.name], task.device) for each in ranks])
+    if not hasattr(task.loss, "load_rank_state"):
+        return
+    if same:
+        task.loss.load_rank_state(mine["loss"])
+    elif any(each["loss"] for each in ranks):
+        raise CheckpointError(
+            f"{type(task.loss).__name__} keeps a state on each rank: a run of {len(ranks)} ranks "
+            f"cannot continue with {world_size()}."
+        )
 
 
 def _move(state: Any, device: Any) -> Any:
@@ -187,63 +170,52 @@ def _move(state: Any, device: Any) -> Any:
     return tree_map(lambda each: each.to(device) if isinstance(each, Tensor) else each, state)
 
 
-def _load_loss_rank_state(loss: Any, ranks: list[dict[str, Any]]) -> None:
-    if len(ranks) == world_size():
-        loss.load_rank_state(ranks[rank()]["loss"])
-    elif any(each["loss"] for each in ranks):
-        raise CheckpointError(
-            f"{type(loss).__name__} keeps a state on each rank: a run of {len(ranks)} ranks cannot "
-            f"continue with {world_size()}."
-        )
-
-
 # ---- is it of this run?
 
 
-def facts_of_run(task: Any) -> dict[str, Any]:
-    """Collect what a checkpoint holds of the run, besides what steps change."""
-    return {
-        "classes": task.class_names,
-        "data": _data_facts(task),
-        "list_hashes": _list_hashes(task),
-        "code": task.parts.code,
-    }
-
-
-def expect_same_run(task: Any, state: dict[str, Any]) -> None:
+def _expect_same_run(task: Any, state: dict[str, Any]) -> None:
     """Raise CheckpointError where the checkpoint's numbers would mean other things; else warn."""
     if not task.test_only:
-        _expect_same_data(task, state)
-        _warn_of_other_images(_list_hashes(task), state.get("list_hashes") or {})
-        _warn_of_other_code(task.parts.code, state.get("code") or {})
-    _expect_same_classes(task.class_names, state.get("classes") or [])
+        _expect_same_data(_data_facts(task), state["data"])
+        # Warn only: names and labels may have been corrected, a mistake in the code been found.
+        if other := _changed(_list_hashes(task), state["list_hashes"]):
+            log.warning(
+                "config.DATA.TRAIN: there are as many images as when the checkpoint was written, "
+                "but their %s differ, or have another order. The run uses the present ones.",
+                " and ".join(other),
+            )
+        if other := _changed(task.parts.code, state["code"]):
+            log.warning(
+                "%s: other code than when the checkpoint was written. The steps before it were "
+                "made by that one, those that follow are made by the present one.",
+                listing(other),
+            )
+    for now, then in zip(task.class_names, state["classes"], strict=False):
+        if now and then and now != then:  # each number must mean what the heads have learned
+            raise CheckpointError(
+                f"the checkpoint's classes are {listing(then, 12)}; this run's are "
+                f"{listing(now, 12)}. Their numbers would be confused: give config.DATA.TRAIN "
+                f"(DATA_SOURCES, DATA_PATHS, LABEL_SOURCES) the labels that the run was trained on."
+            )
 
 
 def _data_facts(task: Any) -> dict[str, Any]:
     """Collect what must be the same for a step count to mean the same place in the data."""
     feed, plan = task.parts.feeds.main, task.parts.plan
-    facts = {
+    stream = getattr(getattr(feed, "dataset", None), "stream", None)
+    parts = plan.phases_per_epoch  # groups of batches end with a phase
+    return {
         "training samples": feed.num_samples,
         "steps per epoch": feed.steps_per_epoch,
         "OPTIMIZER.accumulate": plan.accumulate,
         "SEED_VALUE": task.seed,
+        **({"TRAIN_PHASES_PER_EPOCH": parts} if parts > 1 else {}),
+        "images of a step": max(feed.global_batch_sizes),
+        **({"ranks x LANES": f"{stream.lanes.ranks} x {stream.lanes.of_a_rank}"} if stream else {}),
     }
-    # Groups of batches end with a phase. Checkpoints of one phase an epoch know no such key.
-    parts = plan.phases_per_epoch
-    return facts | ({"TRAIN_PHASES_PER_EPOCH": parts} if parts > 1 else {}) | _batch_facts(feed)
 
 
-def _batch_facts(feed: Any) -> dict[str, Any]:
-    """Collect what may differ where an epoch has as many steps; older checkpoints know neither."""
-    stream = getattr(getattr(feed, "dataset", None), "stream", None)
-    lanes = {"ranks x LANES": f"{stream.lanes.ranks} x {stream.lanes.of_a_rank}"} if stream else {}
-    return {"images of a step": max(feed.global_batch_sizes), **lanes}
-
-
-def _expect_same_data(task: Any, state: dict[str, Any]) -> None:
-    """Expect the batches in which steps are counted: else the count would mean another place."""
-    now = _data_facts(task)
-    then = {**_batch_facts(task.parts.feeds.main), **state["data"]}
+def _expect_same_data(now: dict[str, Any], then: dict[str, Any]) -> None:
     changed = [
         f"{key}: {then.get(key)} -> {now.get(key)}"
         for key in dict.fromkeys((*now, *then))
@@ -266,34 +238,3 @@ def _list_hashes(task: Any) -> dict[str, str]:
 def _changed(now: dict[str, str], then: dict[str, str]) -> list[str]:
     """List the keys whose hash is another than in the checkpoint, of those that it has."""
     return [each for each in now if then.get(each, now[each]) != now[each]]
-
-
-def _warn_of_other_images(now: dict[str, str], then: dict[str, str]) -> None:
-    """Warn only: names and labels may have been corrected."""
-    if other := _changed(now, then):
-        log.warning(
-            "config.DATA.TRAIN: there are as many images as when the checkpoint was written, but "
-            "their %s differ, or have another order. The run uses the present ones.",
-            " and ".join(other),
-        )
-
-
-def _expect_same_classes(now: list[list[str]], then: list[list[str]]) -> None:
-    """Expect each number to mean the class that it meant: the heads have learned it."""
-    for ours, theirs in zip(now, then, strict=False):
-        if ours and theirs and ours != theirs:
-            raise CheckpointError(
-                f"the checkpoint's classes are {listing(theirs, 12)}; this run's are "
-                f"{listing(ours, 12)}. Their numbers would be confused: give config.DATA.TRAIN "
-                f"(DATA_SOURCES, DATA_PATHS, LABEL_SOURCES) the labels that the run was trained on."
-            )
-
-
-def _warn_of_other_code(now: dict[str, str], then: dict[str, str]) -> None:
-    """Warn only: what was edited may be a mistake that was found, or a comment."""
-    if other := _changed(now, then):
-        log.warning(
-            "%s: other code than when the checkpoint was written. The steps before it were made by "
-            "that one, those that follow are made by the present one.",
-            listing(other),
-        )

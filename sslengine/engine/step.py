@@ -153,8 +153,10 @@ class TrainStep:
     def compute(self, task: SelfSupervisionTask, sample: Sample) -> Loss | None:
         """Compute the loss: what DDP wraps, so that it reduces the method's gradients too."""
         loss = self.losses(task, self.forward(task, sample), sample)
-        if loss is None or (isinstance(loss, Tensor) and loss.numel() == 1):
+        if isinstance(loss, Tensor) and loss.numel() == 1:
             return loss
+        if loss is None and not task.state.train:
+            return None
         name = type(task.parts.loss).__name__
         losses = expect_numbers(loss, name)
         if "loss" not in losses:

@@ -28,14 +28,14 @@ class Gives(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("what", "message"),
+    ("what", "found"),
     [
-        ("a number", r"a loss must return a tensor, or a dict .*; Gives returned \d"),
-        ("nothing", r"a loss must return a tensor, or a dict .*; Gives returned None"),
-        ("a dict of numbers", r"a loss must be a tensor; Gives gives as 'size' 0\.5"),
-        ("no gradient", r"the loss has no gradient"),
+        ("a number", r"Gives .*'loss' \d"),
+        ("nothing", "Gives .*'loss' None"),
+        ("a dict of numbers", r"Gives .*'size' 0\.5"),
+        ("no gradient", "no gradient"),
     ],
 )
-def test_the_error_says_what_it_was(tmp_path: Path, what: str, message: str) -> None:
-    with pytest.raises(TrainingError, match=message):
+def test_the_error_says_what_it_was(tmp_path: Path, what: str, found: str) -> None:
+    with pytest.raises(TrainingError, match=found):
         train(tmp_path, [], LOSS={"name": f"{__name__}:Gives", "Gives": {"what": what}})
