@@ -114,7 +114,8 @@ def parse(model: Any, losses: Any) -> dict[str, Tensor]:
         )
     if hasattr(model, "parse_losses"):
         total, named = model.parse_losses(losses)
-        return {MAIN: total} | named | {MAIN: total}
+        given: dict[str, Tensor] = {MAIN: total} | named | {MAIN: total}
+        return given
     means = {name: _mean(name, value) for name, value in losses.items()}
     minimised = [value for name, value in means.items() if "loss" in name]
     if not minimised:
