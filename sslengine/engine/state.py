@@ -162,6 +162,9 @@ class RunState:
         progress.step += 1
         self.steps += 1
 
+    def count_update(self) -> None:
+        self.progress.num_updates += 1
+
     def resume(self, progress: Progress, phase: Phase) -> None:
         self.progress, self.phase = progress, phase
 

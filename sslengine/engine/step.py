@@ -282,7 +282,7 @@ class TrainStep:
             call(task.method_step)
         if state.calls["on_update"]:
             task.run_hooks("on_update")
-        state.progress.num_updates += 1
+        state.count_update()
 
 
 @register_train_step("multi_input_train_step", "pirl_train_step")

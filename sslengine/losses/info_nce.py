@@ -41,17 +41,17 @@ def info_nce(
     """
     if anchors.shape[0] * candidates.shape[0] <= SMALL:
         logits = anchors @ candidates.T / temperature
-        losses = [
-            F.cross_entropy(
-                logits if excluded is None else logits.scatter(1, excluded, -math.inf), positives
-            )
-            for positives, excluded in pairs
-        ]
     else:
-        losses = [
-            info_nce_in_blocks(anchors, candidates, positives, temperature, excluded)
-            for positives, excluded in pairs
-        ]
+        logits = None
+    losses = []
+    for positives, excluded in pairs:
+        if logits is None:
+            loss = info_nce_in_blocks(anchors, candidates, positives, temperature, excluded)
+        elif excluded is None:
+            loss = F.cross_entropy(logits, positives)
+        else:
+            loss = F.cross_entropy(logits.scatter(1, excluded, -math.inf), positives)
+        losses.append(loss)
     return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
 
