@@ -74,26 +74,52 @@ class Phase:
         return self.steps - self.begin
 
 
+@dataclass(frozen=True)
+class Schedule:
+    """How long to train, and when to test."""
+
+    num_epochs: int | None
+    num_iterations: int | None = None  # takes the place of the epochs
+    phases_per_epoch: int = 1
+    test_every: int = 1  # train phases
+    test_every_iterations: int = 0  # takes its place; tests come at the end of a group of batches
+    accumulate: int = 1
+
+    def epochs(self, steps_per_epoch: int) -> float:
+        if self.num_iterations is None:
+            return float(self.num_epochs or 0)
+        return self.num_iterations / steps_per_epoch
+
+    def tests_within(self, made: int, steps: int) -> list[int]:
+        """Return the steps of a train phase after which to test; before it, `made` were made."""
+        every, group = self.test_every_iterations, self.accumulate
+        if not every:
+            return []
+        due = range(every - made % every, steps + 1, every)
+        return sorted({min(steps, math.ceil(step / group) * group) for step in due})
+
+
 class RunPlan:
     """All phases of a run, and the place of a `Progress` among them."""
 
     def __init__(self, config: DictConfig, train_steps: int, test_steps: int) -> None:
         """Lay out the phases of sets of so many batches; 0: the run has no such set."""
         run, optim = read(config, RunOptions), read(config, OptimizerOptions)
-        parts = read(config, DataOptions).TRAIN.TRAIN_PHASES_PER_EPOCH
-        self.test_only = run.TEST_ONLY
-        self.accumulate = optim.accumulate
-        self.phases_per_epoch = parts
-        length = Length(optim.num_epochs, optim.num_iterations, parts)
-        self.epochs = length.epochs(train_steps or test_steps)
-        self.phases = plan_phases(
-            length,
-            train_steps,
-            test_steps,
+        schedule = Schedule(
+            optim.num_epochs,
+            optim.num_iterations,
+            read(config, DataOptions).TRAIN.TRAIN_PHASES_PER_EPOCH,
             run.TEST_EVERY_NUM_EPOCH,
-            run.TEST_ONLY,
-            ByIteration(run.TEST_EVERY_NUM_ITERATIONS, self.accumulate),
+            run.TEST_EVERY_NUM_ITERATIONS,
+            optim.accumulate,
         )
+        self.test_only, self.accumulate = run.TEST_ONLY, optim.accumulate
+        self.phases_per_epoch = schedule.phases_per_epoch
+        self.epochs = schedule.epochs(train_steps or test_steps)
+        if run.TEST_ONLY:
+            self.phases = plan_test(test_steps)
+        else:
+            self.phases = plan_phases(schedule, train_steps, test_steps)
         self.total_updates = max(1, count_updates(self.phases, self.accumulate))
 
     def phase(self, progress: Progress) -> Phase:
@@ -106,8 +132,7 @@ class RunPlan:
 
     def next_train_phase(self, phase: Phase) -> Phase | None:
         """Return the first train phase after this one."""
-        after = (self.phases[index] for index in range(phase.index + 1, len(self.phases)))
-        return next((each for each in after if each.train), None)
+        return next((each for each in self.phases[phase.index + 1 :] if each.train), None)
 
     def is_complete(self, progress: Progress) -> bool:
         return bool(progress.stopped) or self.next(progress) >= len(self.phases)
@@ -122,97 +147,65 @@ class RunPlan:
         return count_updates(before, self.accumulate) / self.total_updates
 
 
-@dataclass(frozen=True)
-class Length:
-    """How long to train: epochs or iterations, not both."""
-
-    num_epochs: int | None
-    num_iterations: int | None = None
-    phases_per_epoch: int = 1
-
-    def epochs(self, steps_per_epoch: int) -> float:
-        if self.num_iterations is None:
-            return float(self.num_epochs or 0)
-        return self.num_iterations / steps_per_epoch
+def plan_test(test_steps: int) -> list[Phase]:
+    """Lay out a run that only tests."""
+    if not test_steps:
+        raise ConfigError(
+            "config.TEST_ONLY: there is nothing to test; set config.TEST_MODEL=true and "
+            "config.DATA.TEST."
+        )
+    return [Phase(0, False, -1, 0, 0, test_steps)]
 
 
-@dataclass(frozen=True)
-class ByIteration:
-    """Test after every so many iterations, at the end of a group of batches."""
-
-    every: int = 0  # 0: not by iterations
-    accumulate: int = 1
-
-    def cuts(self, made: int, steps: int) -> list[int]:
-        """Return the steps of a train phase after which to test; before it, `made` were made."""
-        if not self.every:
-            return []
-        due = range(self.every - made % self.every, steps + 1, self.every)
-        ends = (min(steps, math.ceil(step / self.accumulate) * self.accumulate) for step in due)
-        return sorted(set(ends))
-
-
-def plan_phases(
-    length: Length,
-    train_steps: int,
-    test_steps: int = 0,
-    test_every: int = 1,
-    test_only: bool = False,
-    by_iteration: ByIteration = ByIteration(),
-) -> list[Phase]:
+def plan_phases(schedule: Schedule, train_steps: int, test_steps: int = 0) -> list[Phase]:
     """Lay out phases over sets of so many batches; without test steps there are no test phases."""
-    if test_only:
-        if not test_steps:
-            raise ConfigError(
-                "config.TEST_ONLY: there is nothing to test; set config.TEST_MODEL=true and "
-                "config.DATA.TEST."
-            )
-        return [Phase(0, False, -1, 0, 0, test_steps)]
-    windows = _train_windows(length, train_steps)
+    windows = _train_windows(schedule, train_steps)
     phases: list[Phase] = []
     made = 0
     for train_index, (epoch, first, last) in enumerate(windows):
         steps, is_last = last - first, train_index == len(windows) - 1
-        due = by_iteration.cuts(made, steps) if test_steps else []
-        at_end = steps in due if by_iteration.every else train_index % test_every == 0
+        within = schedule.tests_within(made, steps) if test_steps else []
+        at_end = is_last or (
+            steps in within
+            if schedule.test_every_iterations
+            else train_index % schedule.test_every == 0
+        )
         begin = 0
-        for end in [*(cut for cut in due if cut < steps), steps]:
+        for end in [*(cut for cut in within if cut < steps), steps]:
             stretch = (epoch, first, first + end, begin, steps)
             phases.append(Phase(len(phases), True, train_index, *stretch))
-            if test_steps and (end < steps or at_end or is_last):
+            if test_steps and (end < steps or at_end):
                 phases.append(Phase(len(phases), False, train_index, epoch, 0, test_steps))
             begin = end
         made += steps
     return phases
 
 
-def _train_windows(length: Length, steps: int) -> list[tuple[int, int, int]]:
-    parts = length.phases_per_epoch
+def _train_windows(schedule: Schedule, steps: int) -> list[tuple[int, int, int]]:
+    """List epoch, first and last step of each train phase."""
+    parts, left = schedule.phases_per_epoch, schedule.num_iterations
     if parts > steps:
         raise ConfigError(
             f"config.DATA.TRAIN.TRAIN_PHASES_PER_EPOCH: {parts} phases cannot share an epoch of "
             f"{steps} steps."
         )
-    left = length.num_iterations
+    key = "num_epochs" if left is None else "num_iterations"
     if left is None:
-        left = (length.num_epochs or 0) * steps
-    count = -(-left // steps) * parts
-    if count > MOST_PHASES:
-        key = "num_epochs" if length.num_iterations is None else "num_iterations"
+        left = (schedule.num_epochs or 0) * steps
+    epochs = -(-left // steps)
+    if epochs * parts > MOST_PHASES:
         raise ConfigError(
-            f"config.OPTIMIZER.{key}: {left} steps are {count} phases of this dataset; expected "
-            f"at most {MOST_PHASES}. For a longer run make its epochs longer, with more data."
+            f"config.OPTIMIZER.{key}: {left} steps are {epochs * parts} phases of this dataset; "
+            f"expected at most {MOST_PHASES}. For a longer run make its epochs longer, with more "
+            f"data."
         )
     windows = []
-    epoch = 0
-    while left > 0:
+    for epoch in range(epochs):
+        end = min(steps, left - epoch * steps)
         for part in range(parts):
-            first, last = part * steps // parts, (part + 1) * steps // parts
-            last = min(last, first + left)
-            left -= last - first
+            first, last = part * steps // parts, min((part + 1) * steps // parts, end)
             if last > first:
                 windows.append((epoch, first, last))
-        epoch += 1
     return windows
 
 

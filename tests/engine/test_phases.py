@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sslengine.engine.phases import (
-    ByIteration,
-    Length,
     Phase,
     Progress,
+    Schedule,
     count_updates,
     next_phase,
     place_again,
     plan_phases,
+    plan_test,
 )
 from sslengine.engine.state import Group, find_group
 from sslengine.errors import ConfigError
@@ -29,35 +29,35 @@ def _kinds(phases: list[Phase]) -> str:
     [(3, 1, "TeTeTe"), (4, 2, "TeTTeTe"), (3, 10, "TeTTe"), (1, 5, "Te")],
 )
 def test_a_test_phase_after_epochs_0_n_2n_and_the_last(epochs: int, every: int, kinds: str) -> None:
-    assert _kinds(plan_phases(Length(epochs), 5, 2, every)) == kinds
+    assert _kinds(plan_phases(Schedule(epochs, test_every=every), 5, 2)) == kinds
 
 
 def test_no_test_steps_no_test_phases() -> None:
-    assert _kinds(plan_phases(Length(2), 5)) == "TT"
+    assert _kinds(plan_phases(Schedule(2), 5)) == "TT"
 
 
 def test_only_the_test() -> None:
-    (phase,) = plan_phases(Length(5), 0, 7, test_only=True)
+    (phase,) = plan_test(7)
     assert (phase.train, phase.steps) == (False, 7)
     with pytest.raises(ConfigError, match="TEST_ONLY"):
-        plan_phases(Length(5), 0, 0, test_only=True)
+        plan_test(0)
 
 
 def test_an_epoch_in_several_phases() -> None:
-    phases = plan_phases(Length(2, phases_per_epoch=3), 10)
+    phases = plan_phases(Schedule(2, phases_per_epoch=3), 10)
     assert [(p.epoch, p.first_step, p.last_step) for p in phases] == [
         (0, 0, 3), (0, 3, 6), (0, 6, 10), (1, 0, 3), (1, 3, 6), (1, 6, 10),
     ]  # fmt: skip
     with pytest.raises(ConfigError, match="4 phases cannot share an epoch of 3 steps"):
-        plan_phases(Length(2, phases_per_epoch=4), 3)
+        plan_phases(Schedule(2, phases_per_epoch=4), 3)
 
 
 def test_a_length_in_iterations_ends_within_an_epoch() -> None:
-    phases = plan_phases(Length(100, num_iterations=25), 10, 2, test_every=2)
+    phases = plan_phases(Schedule(100, 25, test_every=2), 10, 2)
     assert [p.steps for p in phases if p.train] == [10, 10, 5]
     assert _kinds(phases) == "TeTTe"
-    assert Length(100, num_iterations=25).epochs(10) == 2.5
-    assert Length(7).epochs(10) == 7.0
+    assert Schedule(100, num_iterations=25).epochs(10) == 2.5
+    assert Schedule(7).epochs(10) == 7.0
 
 
 @given(
@@ -67,14 +67,14 @@ def test_a_length_in_iterations_ends_within_an_epoch() -> None:
 )
 def test_iterations_are_exact_and_in_order(steps: int, iterations: int, parts: int) -> None:
     parts = min(parts, steps)
-    phases = plan_phases(Length(0, iterations, parts), steps)
+    phases = plan_phases(Schedule(0, iterations, parts), steps)
     seen = [(p.epoch, step) for p in phases for step in range(p.first_step, p.last_step)]
     assert seen == [(i // steps, i % steps) for i in range(iterations)]
     assert [p.train_index for p in phases] == list(range(len(phases)))
 
 
 def test_updates_count_the_incomplete_group_of_each_phase() -> None:
-    phases = plan_phases(Length(2), 5, 2)
+    phases = plan_phases(Schedule(2), 5, 2)
     assert count_updates(phases, 1) == 10
     assert count_updates(phases, 2) == 6  # 2 + 2 + 1 steps, twice
 
@@ -83,7 +83,7 @@ def test_updates_count_the_incomplete_group_of_each_phase() -> None:
 
 
 def test_a_train_phase_goes_on_after_a_test() -> None:
-    phases = plan_phases(Length(2), 5, 3, by_iteration=ByIteration(4))
+    phases = plan_phases(Schedule(2, test_every_iterations=4), 5, 3)
     assert phases == [
         Phase(0, True, 0, 0, 0, 4, 0, 5), Phase(1, False, 0, 0, 0, 3),
         Phase(2, True, 0, 0, 0, 5, 4, 5),
@@ -94,7 +94,7 @@ def test_a_train_phase_goes_on_after_a_test() -> None:
 
 
 def test_a_test_at_the_end_of_an_epoch_cuts_nothing() -> None:
-    phases = plan_phases(Length(3), 4, 1, by_iteration=ByIteration(8))
+    phases = plan_phases(Schedule(3, test_every_iterations=8), 4, 1)
     assert _kinds(phases) == "TTeTe"
     assert all(phase.complete for phase in phases)
 
@@ -126,9 +126,8 @@ def _groups(phases: list[Phase], accumulate: int) -> list[tuple[int, int, Group]
 def test_tests_change_nothing_of_what_is_trained(
     steps: int, iterations: int, parts: int, accumulate: int, every: int
 ) -> None:
-    length = Length(0, iterations, min(parts, steps))
-    plain = plan_phases(length, steps)
-    phases = plan_phases(length, steps, 2, by_iteration=ByIteration(every, accumulate))
+    schedule = Schedule(0, iterations, min(parts, steps), 1, every, accumulate)
+    plain, phases = plan_phases(schedule, steps), plan_phases(schedule, steps, 2)
     assert _groups(phases, accumulate) == _groups(plain, accumulate)
     assert count_updates(phases, accumulate) == count_updates(plain, accumulate)
     assert [p.train_index for p in phases if p.train and p.complete] == list(range(len(plain)))
@@ -171,11 +170,9 @@ def _left(phases: list[Phase], place: Progress) -> list[tuple[bool, int, int]]:
 
 
 schedules = st.one_of(
-    st.just({"test_steps": 0}),
-    st.fixed_dictionaries({"test_steps": st.just(2), "test_every": st.integers(1, 4)}),
-    st.fixed_dictionaries(
-        {"test_steps": st.just(2), "by_iteration": st.integers(1, 7).map(ByIteration)}
-    ),
+    st.just({}),
+    st.fixed_dictionaries({"test_every": st.integers(1, 4)}),
+    st.fixed_dictionaries({"test_every_iterations": st.integers(1, 7)}),
 )
 
 
@@ -183,7 +180,9 @@ schedules = st.one_of(
 def test_a_saved_place_is_found_again(
     steps: int, epochs: int, then: dict[str, Any], now: dict[str, Any]
 ) -> None:
-    before, after = (plan_phases(Length(epochs), steps, **each) for each in (then, now))
+    before, after = (
+        plan_phases(Schedule(epochs, **each), steps, 2 if each else 0) for each in (then, now)
+    )
     for saved in _walk(before):
         assert _left(before, place_again(before, saved)) == _left(before, saved)
         found = place_again(after, saved)
@@ -195,7 +194,7 @@ def test_a_saved_place_is_found_again(
 
 
 def test_a_run_that_was_complete_goes_on_with_more_epochs() -> None:
-    short, long = plan_phases(Length(1), 3, 2), plan_phases(Length(2), 3, 2)
+    short, long = plan_phases(Schedule(1), 3, 2), plan_phases(Schedule(2), 3, 2)
     complete = _walk(short)[-1]
     assert _left(long, place_again(long, complete)) == _left(long, _walk(short)[-1])
     assert [step[:2] for step in _left(long, place_again(long, complete))] == [
@@ -204,7 +203,7 @@ def test_a_run_that_was_complete_goes_on_with_more_epochs() -> None:
 
 
 def test_a_test_of_another_set_is_made_from_its_start() -> None:
-    before, after = plan_phases(Length(2), 3, 5), plan_phases(Length(2), 3, 4)
+    before, after = plan_phases(Schedule(2), 3, 5), plan_phases(Schedule(2), 3, 4)
     within = Progress(phase=1, step=4, of=5, testing=1, iteration=3)
     assert _left(after, place_again(after, within))[:5] == [
         (False, 0, 0), (False, 0, 1), (False, 0, 2), (False, 0, 3), (True, 1, 0),
@@ -213,23 +212,23 @@ def test_a_test_of_another_set_is_made_from_its_start() -> None:
 
 
 def test_the_test_alone_begins_at_its_start() -> None:
-    phases = plan_phases(Length(2), 0, 7, test_only=True)
+    phases = plan_test(7)
     saved = Progress(phase=3, step=7, of=7, testing=1, iteration=6, stopped=1)
     assert place_again(phases, saved) == Progress(0, 0, 7, 1, 6)
 
 
 def test_a_checkpoint_without_the_length_of_its_phase_keeps_its_numbers() -> None:
-    phases = plan_phases(Length(2), 3, 2)
+    phases = plan_phases(Schedule(2), 3, 2)
     old = Progress(phase=1, step=1, iteration=3)
     assert place_again(phases, old) == old
 
 
 @pytest.mark.parametrize(
     ("length", "key"),
-    [(Length(None, 99_999_999_999), "num_iterations"), (Length(10_000_000), "num_epochs")],
+    [(Schedule(None, 99_999_999_999), "num_iterations"), (Schedule(10_000_000), "num_epochs")],
 )
 def test_a_run_of_too_many_phases_is_refused_before_they_are_laid_out(
-    length: Length, key: str
+    length: Schedule, key: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"config.OPTIMIZER.{key}: .*at most 1000000"):
         plan_phases(length, train_steps=4)
