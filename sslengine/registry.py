@@ -395,6 +395,8 @@ COLLATORS: Registry[Any] = Registry("collator", engine_arguments=("batch",), tak
 DATA_SOURCES: Registry[Any] = Registry("data source", base="DataSource")
 AUGMENT_BACKENDS: Registry[Any] = Registry("augmentation back-end")
 LABEL_FREE: Registry[Any] = Registry("label-free metric")
+# Protocols that compute features of further images: evaluation.options.ON_IMAGES.
+PROTOCOLS: Registry[Any] = Registry("protocol")
 
 
 @dataclass(frozen=True)

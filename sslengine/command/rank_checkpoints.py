@@ -22,9 +22,8 @@ from sslengine.errors import (
     UntrustedError,
     readable,
 )
-from sslengine.evaluation.label_free.agreement import LEAST, Interval
-from sslengine.evaluation.label_free.inputs import measure
-from sslengine.evaluation.label_free.ranking import Row, probe_of, ranked, score_of
+from sslengine.evaluation.label_free.metric import measure
+from sslengine.evaluation.label_free.ranking import LEAST, Interval, Row, probe_of, ranked, score_of
 from sslengine.predictor.checkpoints import Read, read_checkpoints
 from sslengine.predictor.predictor import Predictor
 from sslengine.progress import progress

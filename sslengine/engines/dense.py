@@ -28,11 +28,13 @@ from sslengine.evaluation.dense import dense
 from sslengine.evaluation.options import DenseOptions
 from sslengine.evaluation.outcome import Outcome
 from sslengine.monitor.run_facts import PIXELS
+from sslengine.registry import PROTOCOLS
 
 WHERE = "config.EVALUATE.DENSE.LAYER"
 
 
-def of_maps(judged: Judged) -> Found:
+@PROTOCOLS.register("dense")
+def judge_dense(judged: Judged) -> Found:
     """Collective."""
     maps = stored_maps(judged)
     if not is_primary():

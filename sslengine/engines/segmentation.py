@@ -14,9 +14,11 @@ from sslengine.engines.stored import Network
 from sslengine.evaluation.options import DenseOptions
 from sslengine.evaluation.outcome import Outcome
 from sslengine.evaluation.segmentation import segmentation
+from sslengine.registry import PROTOCOLS
 
 
-def of_segmentation(judged: Judged) -> Found:
+@PROTOCOLS.register("segmentation")
+def judge_segmentation(judged: Judged) -> Found:
     """Rank 0 trains the heads. Collective."""
     maps = stored_maps(judged)
     if not is_primary():

@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from sslengine.contrib.copies import read_copies
 from sslengine.errors import DataError
-from sslengine.evaluation.retrieval.on_disk import read_copies
 from tests.engines.test_on_images import judged, trained, weights_of
 from tests.engines.test_sweep import VIT
 

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from scipy import stats  # type: ignore[import-untyped]
 from torchvision.transforms.v2 import functional
 
+from sslengine import registry
 from sslengine.engines.evaluate import evaluate
 from sslengine.engines.judged_networks import normalised
-from sslengine.engines.on_images import ON_IMAGES
 from sslengine.engines.protocols import COMPUTE
 from sslengine.engines.train import train
 from sslengine.errors import CheckpointError, ConfigError
 from sslengine.evaluation.knn import knn_within
-from sslengine.evaluation.options import DEFAULT_LABEL_FREE, PROTOCOLS
+from sslengine.evaluation.options import DEFAULT_LABEL_FREE, ON_IMAGES, PROTOCOLS
 from sslengine.evaluation.store import Store
 from sslengine.evaluation.versions import VERSIONS
 from tests.data.pictures import write_picture
@@ -372,6 +372,7 @@ def test_protocols_that_are_named_are_reported(tmp_path: Path) -> None:
 
 def test_every_protocol_that_a_config_may_name_is_there() -> None:
     assert (*COMPUTE, *ON_IMAGES) == PROTOCOLS
+    assert {*ON_IMAGES} == {*registry.PROTOCOLS.names()}
     assert {*PROTOCOLS} <= {*VERSIONS}
 
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sslengine.engines.benchmarks.retrieval import instance_retrieval_test
+from sslengine.contrib.retrieval.on_disk import read_images, read_plain_pickle
+from sslengine.contrib.vissl_benchmarks.retrieval import instance_retrieval_test
 from sslengine.errors import ConfigError, DataError
-from sslengine.evaluation.retrieval.on_disk import read_images, read_plain_pickle
 from tests.data.pictures import picture
 from tests.engines.runs import make_run
 

@@ -13,8 +13,8 @@ from PIL import Image
 from sklearn.metrics import roc_auc_score
 from sklearn.neighbors import NearestNeighbors
 
+from sslengine.contrib import corruptions
 from sslengine.data.sources.shapes import draw_shape, mask_of_shape
-from sslengine.engines import corruptions
 from sslengine.engines.evaluate import evaluate
 from sslengine.engines.train import train
 from sslengine.evaluation.options import PROTOCOLS

@@ -11,11 +11,11 @@ import pytest
 import torch
 from PIL import Image
 
+from sslengine.contrib.propagation import Propagation, answers
+from sslengine.contrib.videos import read_videos
 from sslengine.distributed.ranks import is_primary
-from sslengine.engines.davis import read_videos
 from sslengine.engines.evaluate import evaluate
 from sslengine.errors import DataError
-from sslengine.evaluation.propagation import Propagation, answers
 from tests.engines.runs import make_run
 from tests.engines.test_evaluate import FROZEN
 from tests.engines.test_on_images import judged, trained, weights_of

@@ -11,7 +11,7 @@ from sklearn.model_selection import LeaveOneGroupOut, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from sslengine.evaluation.domains import FOLDS, leave_one_domain_out
+from sslengine.contrib.domains import FOLDS, leave_one_domain_out
 from sslengine.evaluation.options import LinearProbeOptions
 
 ONE = LinearProbeOptions(PENALTIES=[0.1], PENALTY_ON="sum")

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from sslengine.contrib.domains import leave_one_domain_out
 from sslengine.engines.protocols import run_protocols
 from sslengine.evaluation.dense import dense
-from sslengine.evaluation.domains import leave_one_domain_out
 from sslengine.evaluation.few_shot import few_shot_logistic
 from sslengine.evaluation.linear import linear_probe
 from sslengine.evaluation.linear_many import linear_probe_of_many

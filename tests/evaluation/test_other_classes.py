@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from sslengine.contrib.other_sets import Known, any_match
 from sslengine.data.manifest.classes import Classes
 from sslengine.errors import DataError
-from sslengine.evaluation.other_classes import Known, any_match
 
 NAMES = ("bird", "cat", "dog")
 

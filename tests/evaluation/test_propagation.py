@@ -9,8 +9,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from sslengine.evaluation import propagation
-from sslengine.evaluation.propagation import Propagation, answers
+from sslengine.contrib import propagation
+from sslengine.contrib.propagation import Propagation, answers
 
 Array = NDArray[np.float64]
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from sslengine.evaluation.region_contour import contour, region
+from sslengine.contrib.propagation import contour, region
 
 Mask = NDArray[np.bool_]
 

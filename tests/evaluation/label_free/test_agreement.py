@@ -10,7 +10,7 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sslengine.evaluation.label_free.agreement import agreement, kendall, spearman
+from sslengine.evaluation.label_free.ranking import agreement, kendall, spearman
 
 some = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=3, max_size=12)
 

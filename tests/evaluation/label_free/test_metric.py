@@ -13,16 +13,17 @@ from torch import Tensor
 from sslengine import catalog  # noqa: F401 - declares the metrics
 from sslengine.errors import ConfigError, DataError
 from sslengine.evaluation.label_free import metric as module
-from sslengine.evaluation.label_free.inputs import Inputs, measure
 from sslengine.evaluation.label_free.metric import (
     NEEDS,
+    Inputs,
     Measured,
     Undefined,
     goodness,
+    measure,
     metric,
     register_metric,
 )
-from sslengine.evaluation.label_free.ranks import rankme
+from sslengine.evaluation.label_free.spectrum import rankme
 from sslengine.registry import LABEL_FREE
 from tests.registries import as_before
 

@@ -12,8 +12,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
 from sslengine import catalog  # noqa: F401 - declares the metrics
-from sslengine.evaluation.label_free.inputs import Inputs, measure
-from sslengine.evaluation.label_free.metric import Measured
+from sslengine.evaluation.label_free.metric import Inputs, Measured, measure
 from sslengine.evaluation.label_free.ranking import OVER, SCORE, Row, probe_of, ranked, score_of
 
 CLASSES, IMAGES, VIEWS = 16, 320, 4

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from sslengine.contrib.retrieval.landmarks import Truth, landmarks
 from sslengine.errors import DataError
 from sslengine.evaluation.retrieval.copies import TOP, copy_detection
 from sslengine.evaluation.retrieval.descriptors import Whitening, gem
-from sslengine.evaluation.retrieval.landmarks import Truth, landmarks
 
 
 def at(similarities: list[float]) -> Tensor:

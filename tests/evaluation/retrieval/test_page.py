@@ -10,9 +10,9 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score
 
+from sslengine.contrib.retrieval.landmarks import LEVELS, PRECISIONS
 from sslengine.evaluation.options import SUITES
 from sslengine.evaluation.retrieval.labelled import QUERIES, RECALLS, retrieval
-from sslengine.evaluation.retrieval.landmarks import LEVELS, PRECISIONS
 from tests.engines.test_instance_retrieval import _revisited, _run
 
 PAGE = (Path(__file__).parents[3] / "docs/judging/retrieval.md").read_text()

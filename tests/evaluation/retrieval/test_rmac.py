@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from sslengine.contrib.retrieval.rmac import most_regions, region_maxima, regions, rmac
 from sslengine.evaluation.retrieval.descriptors import Whitening, as_directions
-from sslengine.evaluation.retrieval.rmac import most_regions, region_maxima, regions, rmac
 
 # Of (height, width), three levels: how many regions, and those of the second level.
 AUTHORS = {

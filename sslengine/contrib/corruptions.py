@@ -34,12 +34,14 @@ from sslengine.evaluation.options import CorruptionOptions
 from sslengine.evaluation.outcome import Outcome
 from sslengine.evaluation.store import name_of
 from sslengine.monitor.run_facts import UNTRAINED
+from sslengine.registry import PROTOCOLS
 
 # Of each corruption and severity: right answers, and images.
 Counts = dict[tuple[str, int], Tensor]
 
 
-def of_corruptions(judged: Judged) -> Found:
+@PROTOCOLS.register("corruptions")
+def judge_corruptions(judged: Judged) -> Found:
     if judged.test != "TEST":
         raise DataError("there are no test images.")
     options: CorruptionOptions = judged.corruptions

@@ -1,7 +1,7 @@
 """`videos` of EVALUATE.PROTOCOLS: do patches find again what the first frame's masks show?
 
-As DINO evaluates DAVIS-2017, in the view of the test images. Ranks share the videos; features are
-not kept. Of raw pixels a patch is the mean of its pixels.
+As DINO evaluates DAVIS-2017, in the view of the test images; videos are laid out as DAVIS-2017 is.
+Ranks share the videos; features are not kept. Of raw pixels a patch is the mean of its pixels.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sslengine.config.sections import read
+from sslengine.contrib.propagation import Propagation, answers, contour, region
+from sslengine.contrib.retrieval.on_disk import images_of
 from sslengine.data.augment.pipeline import Pipeline
 from sslengine.data.augment.view import size_of
 from sslengine.data.decode.decoding import Decoder
@@ -28,7 +30,6 @@ from sslengine.data.options import DataOptions
 from sslengine.distributed.collectives import gather_objects
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.engine.build import build_run_precision
-from sslengine.engines.davis import WHERE, Video, read_videos
 from sslengine.engines.judged_images import Found, Judged
 from sslengine.engines.maps import judged_trunk, last_map, networks_with_maps
 from sslengine.engines.masks import read_mask, resized
@@ -36,10 +37,52 @@ from sslengine.engines.stored import Network
 from sslengine.errors import DataError, SSLEngineError
 from sslengine.evaluation.options import VideosOptions
 from sslengine.evaluation.outcome import Outcome
-from sslengine.evaluation.propagation import Propagation, answers
-from sslengine.evaluation.region_contour import contour, region
 from sslengine.monitor.run_facts import PIXELS
 from sslengine.precision import Precision
+from sslengine.registry import PROTOCOLS
+
+WHERE = "config.EVALUATE.VIDEOS"
+LISTED = "ImageSets/2017/val.txt"
+
+
+@dataclass(frozen=True)
+class Video:
+    name: str
+    frames: Sequence[Path]
+    masks: Path  # their folder
+
+    def mask(self, number: int) -> Path:
+        """Of a frame."""
+        path = (self.masks / self.frames[number].name).with_suffix(".png")
+        if not path.is_file():
+            raise DataError(f"there is no mask {path} of the frame {self.frames[number]}.")
+        return path
+
+
+def read_videos(folder: Path) -> list[Video]:
+    """Those of the list, in its order."""
+    listed = folder / LISTED
+    if not listed.is_file():
+        raise DataError(
+            f"{WHERE}.PATH: there is no list {str(listed)!r}; expected a folder laid out as "
+            f"DAVIS-2017: JPEGImages/480p, Annotations/480p, {LISTED}."
+        )
+    names = [line.strip() for line in listed.read_text().splitlines() if line.strip()]
+    found = [_video(folder, name) for name in names]
+    if not found:
+        raise DataError(f"{WHERE}.PATH: {listed} names no video.")
+    return found
+
+
+def _video(folder: Path, name: str) -> Video:
+    frames = images_of(folder / "JPEGImages/480p" / name)
+    if len(frames) < 3:
+        raise DataError(
+            f"{name}: expected 3 frames or more, of which the first and the last do not count; "
+            f"got {len(frames)}."
+        )
+    return Video(name, frames, folder / "Annotations/480p" / name)
+
 
 log = logging.getLogger("sslengine")
 
@@ -48,7 +91,8 @@ NO_OBJECT = (0, 255)  # the background, and pixels that the annotators left out
 Measured = dict[str, list[tuple[float, float]]]
 
 
-def of_videos(judged: Judged) -> Found:
+@PROTOCOLS.register("videos")
+def judge_videos(judged: Judged) -> Found:
     """Collective. What one video lacks does not stop the others."""
     options: VideosOptions = judged.videos
     if not options.PATH:

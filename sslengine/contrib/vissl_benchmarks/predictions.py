@@ -19,12 +19,11 @@ from torch import Tensor
 
 from sslengine.atomic import write_json
 from sslengine.config.sections import read
+from sslengine.contrib.vissl_benchmarks.inputs import stored_splits
 from sslengine.data.options import DataOptions
 from sslengine.distributed.ranks import is_primary
-from sslengine.engines.benchmarks.inputs import stored_splits
-from sslengine.engines.benchmarks.report import save
 from sslengine.engines.expected import check_results_here
-from sslengine.engines.extract_features import splits
+from sslengine.engines.extract_features import save, splits
 from sslengine.engines.options import ExtractFeaturesOptions
 from sslengine.engines.run import Run
 from sslengine.engines.stored import StoredSplit

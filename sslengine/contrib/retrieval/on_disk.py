@@ -5,8 +5,6 @@ Oxford, Paris          lab/*_{query,ok,good,junk}.txt, jpg/
 copydays               queries/, database/, database_and_distractors/: the number in a file's
                        name, without its last two digits, says which image it shows
 instre                 gnd_instre.mat, and the images that it names
-copies                 original/, and any folders of changed copies: of Copydays as its authors have
-                       it strong/, jpegqual/3/, crops/10/ ...
 any other folder       images, for the whitening
 """
 
@@ -19,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sslengine.contrib.retrieval.landmarks import LEVELS, Truth
 from sslengine.errors import ConfigError, DataError, nearest
-from sslengine.evaluation.retrieval.landmarks import LEVELS, Truth
 
 REVISITED = ("roxford5k", "rparis6k")
 CLASSIC = ("Oxford", "Paris")
@@ -41,7 +39,7 @@ DAMAGED = {
         "triomphe_000662", "triomphe_000833", "triomphe_000863", "triomphe_000867",
     )
 }  # fmt: skip
-_SUFFIXES = (".jpg", ".jpeg", ".png")
+SUFFIXES = (".jpg", ".jpeg", ".png")
 
 
 @dataclass(frozen=True)
@@ -66,40 +64,6 @@ class Images:
             some, self.database[:database], [there(each) for each in self.truth[: len(some)]],
             self.levels, self.boxes[: len(some)], kinds,
         )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Copies:
-    originals: Sequence[Path]
-    # By kind of change: the copies, and the number of the original of each; -1: there is none.
-    kinds: Mapping[str, tuple[Sequence[Path], Sequence[int]]]
-
-
-def read_copies(folder: Path) -> Copies:
-    """The original of a copy has its name or, as in Copydays, its number without the last two
-    digits."""
-    originals = images_of(folder / "original")
-    names = {path.stem: number for number, path in enumerate(originals)}
-    shown = {_shown(path): number for number, path in enumerate(originals)}
-    shown.pop(None, None)
-    kinds = {}
-    for each in sorted(filter(Path.is_dir, folder.rglob("*"))):
-        kind = each.relative_to(folder).as_posix()
-        if kind.partition("/")[0] == "original" or not _have_images(each):
-            continue
-        paths = images_of(each)
-        of = [names.get(path.stem, shown.get(_shown(path), -1)) for path in paths]
-        kinds[kind] = paths, of
-    if not any(number >= 0 for _, numbers in kinds.values() for number in numbers):
-        raise DataError(
-            f"{folder}: no folder has copies of images in original/, which have their names, or "
-            f"their numbers without the last two digits."
-        )
-    return Copies(originals, kinds)
-
-
-def _have_images(folder: Path) -> bool:
-    return any(each.suffix.lower() in _SUFFIXES for each in folder.iterdir())
 
 
 def read_images(root: Path, name: str, distractors: bool = False) -> Images:
@@ -141,9 +105,9 @@ def _folder(root: Path, name: str, key: str) -> Path:
 def images_of(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise DataError(f"there is no folder {str(folder)!r}.")
-    found = sorted(each for each in folder.iterdir() if each.suffix.lower() in _SUFFIXES)
+    found = sorted(each for each in folder.iterdir() if each.suffix.lower() in SUFFIXES)
     if not found:
-        raise DataError(f"{folder}: has no images ({', '.join(_SUFFIXES)}).")
+        raise DataError(f"{folder}: has no images ({', '.join(SUFFIXES)}).")
     return found
 
 
@@ -198,13 +162,13 @@ def _is_of_kind(path: Path, kind: str) -> bool:
 
 
 def _shows(path: Path) -> int:
-    shown = _shown(path)
+    shown = shown_number(path)
     if shown is None:
         raise DataError(f"{path}: expected a name that ends with the number of the image.")
     return shown
 
 
-def _shown(path: Path) -> int | None:
+def shown_number(path: Path) -> int | None:
     number = path.name.split(".")[0].split("_")[-1]
     return int(number) // 100 if number.isdigit() else None
 

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import io
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from sslengine.atomic import write_json, write_whole
+from sslengine.atomic import write_json
 from sslengine.distributed.ranks import is_primary
 from sslengine.engines.expected import check_results_here
 from sslengine.engines.run import Run
@@ -47,9 +42,3 @@ class Report:
         self._run.say(f"  report      {self.path}")
         metrics = {layer: dict(each["metrics"]) for layer, each in self._found.items()}
         check_results_here(self._run, {"test": metrics})
-
-
-def save(path: Path, array: NDArray[Any]) -> None:
-    content = io.BytesIO()
-    np.save(content, array, allow_pickle=False)
-    write_whole(path, content.getvalue())

@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sslengine.contrib.retrieval.on_disk import SUFFIXES, images_of, shown_number
 from sslengine.data.judged_view import described
 from sslengine.distributed.collectives import barrier
 from sslengine.distributed.ranks import is_primary
-from sslengine.engines.benchmarks.report import save
+from sslengine.engines.extract_features import save
 from sslengine.engines.features import Compute
 from sslengine.engines.judged_images import ALL_OF_THEM, Found, Judged
 from sslengine.engines.maps import as_map, judged_trunk, last_map, networks_with
@@ -28,15 +29,50 @@ from sslengine.evaluation.options import CopiesOptions
 from sslengine.evaluation.outcome import Outcome
 from sslengine.evaluation.retrieval.copies import copy_detection
 from sslengine.evaluation.retrieval.descriptors import Whitening, gem
-from sslengine.evaluation.retrieval.on_disk import Copies, images_of, read_copies
 from sslengine.monitor.run_facts import PIXELS
+from sslengine.registry import PROTOCOLS
 
 WHERE = "config.EVALUATE.COPIES"
 LAYER, POWER = "class token + GeM", 4.0
 BATCH = 16
 
 
-def of_copies(judged: Judged) -> Found:
+@dataclass(frozen=True)
+class Copies:
+    originals: Sequence[Path]
+    # By kind of change: the copies, and the number of the original of each; -1: there is none.
+    kinds: Mapping[str, tuple[Sequence[Path], Sequence[int]]]
+
+
+def read_copies(folder: Path) -> Copies:
+    """The original of a copy has its name or, as in Copydays, its number without the last two
+    digits."""
+    originals = images_of(folder / "original")
+    names = {path.stem: number for number, path in enumerate(originals)}
+    shown = {shown_number(path): number for number, path in enumerate(originals)}
+    shown.pop(None, None)
+    kinds = {}
+    for each in sorted(filter(Path.is_dir, folder.rglob("*"))):
+        kind = each.relative_to(folder).as_posix()
+        if kind.partition("/")[0] == "original" or not _have_images(each):
+            continue
+        paths = images_of(each)
+        of = [names.get(path.stem, shown.get(shown_number(path), -1)) for path in paths]
+        kinds[kind] = paths, of
+    if not any(number >= 0 for _, numbers in kinds.values() for number in numbers):
+        raise DataError(
+            f"{folder}: no folder has copies of images in original/, which have their names, or "
+            f"their numbers without the last two digits."
+        )
+    return Copies(originals, kinds)
+
+
+def _have_images(folder: Path) -> bool:
+    return any(each.suffix.lower() in SUFFIXES for each in folder.iterdir())
+
+
+@PROTOCOLS.register("copies")
+def judge_copies(judged: Judged) -> Found:
     """Collective."""
     options: CopiesOptions = judged.copies
     if not options.PATH:

@@ -5,6 +5,16 @@ cluster_learnability  features of unit length are put into int(sqrt(N)) clusters
                       nearest neighbour: the share of right clusters
 clid                  cluster_learnability + two_nn / D of the same features, for one checkpoint;
                       `clid_over` several it is the sum of both as z-scores
+
+SelfCluster (Tsitsulin et al., 2023): do directions of features lie in few clusters?
+
+With W the rows of unit length, it is |W W^T|_F^2 between what is expected of uniform directions,
+N + N (N - 1) / D, which counts as 0, and N^2 of equal directions, which counts as 1.
+
+How many of an image's K nearest images stay, by the cosine of the features.
+
+view_consistency        of two augmented views of each image, among the same views of all images
+checkpoint_consistency  of two checkpoints: how much the neighbourhoods still move
 """
 
 from __future__ import annotations
@@ -18,10 +28,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sslengine.evaluation.label_free.geometry import two_nn
 from sslengine.evaluation.label_free.metric import Undefined, register_metric
-from sslengine.evaluation.label_free.spectrum import directions, once_per_tensor
-from sslengine.evaluation.label_free.two_nn import two_nn
-from sslengine.evaluation.neighbours import search
+from sslengine.evaluation.label_free.spectrum import directions, expect_different, once_per_tensor
+from sslengine.evaluation.neighbours import nearest, search
 
 LEAST_CHECKPOINTS = 3
 
@@ -91,3 +101,47 @@ def _one_half(clusters: Tensor) -> Tensor:
     chosen = torch.empty_like(by_cluster, dtype=torch.bool)
     chosen[order] = (torch.arange(len(order), device=order.device) - starts) % 2 == 0
     return chosen
+
+
+@register_metric("self_cluster", best="low")
+def self_cluster(features: Tensor) -> float:
+    n, width = features.shape
+    if width < 2:
+        raise Undefined("it needs 2 dimensions or more")
+    rows = directions(features)
+    # |W W^T|_F = |W^T W|_F: the smaller of both.
+    products = rows.T @ rows if width < n else rows @ rows.T
+    expected = n + n * (n - 1) / width
+    return (products.square().sum().item() - expected) / (n * n - expected)
+
+
+K = 10
+
+
+@register_metric("view_consistency", best="high")
+def view_consistency(views: Tensor) -> float:
+    if views.shape[1] < 2:
+        raise Undefined("it needs 2 views of each image")
+    return _shared(views[:, 0], views[:, 1])
+
+
+@register_metric("checkpoint_consistency")
+def checkpoint_consistency(features: Tensor, previous: Tensor) -> float:
+    if len(features) != len(previous):
+        raise Undefined("the checkpoints have features of different images")
+    return _shared(features, previous)
+
+
+def _shared(some: Tensor, others: Tensor) -> float:
+    if len(some) <= K + 1:
+        raise Undefined(f"it needs more than {K + 1} images, there are {len(some)}")
+    first, second = (_neighbours(each) for each in (some, others))
+    both = torch.cat([first, second], dim=1).sort(dim=1).values
+    return (both[:, 1:] == both[:, :-1]).sum().item() / first.numel()
+
+
+def _neighbours(features: Tensor) -> Tensor:
+    rows = directions(features)
+    expect_different(rows)
+    # On the sphere the order by distance is the one by cosine.
+    return nearest(rows, K).sort(dim=1).values

@@ -1,4 +1,6 @@
-"""Is a classifier right in a domain that it was not fitted on: another camera, hospital, style?
+"""`domains` of EVALUATE.PROTOCOLS: is a classifier right in a domain that it was not fitted on?
+
+A domain is another camera, hospital, style: a value of a column of the images' table.
 
 Each domain is left out once: the linear probe is fitted to the training images of the others, and
 answers the test images of this one. Of more than FOLDS domains several are left out together.
@@ -15,12 +17,15 @@ from numpy.typing import NDArray
 from sklearn.model_selection import GroupKFold
 from torch import Tensor
 
+from sslengine.engines.judged_images import Found, Judged
+from sslengine.engines.stored import StoredSplit
 from sslengine.errors import DataError
 from sslengine.evaluation.features import Chosen, Rows
 from sslengine.evaluation.linear import linear_probe
 from sslengine.evaluation.options import LinearProbeOptions
 from sslengine.evaluation.outcome import Outcome, protocol
 from sslengine.evaluation.per_class import PerClass
+from sslengine.registry import PROTOCOLS
 
 FOLDS = 10
 CHOSEN_ON = "held-out training images of the domains that are fitted"
@@ -73,3 +78,38 @@ def _folds(domains: Domains) -> Iterator[Domains]:
     split: Any = GroupKFold(n_splits=FOLDS)  # type: ignore[no-untyped-call]
     for _, rows in split.split(domains, groups=domains):
         yield np.unique(domains[rows])
+
+
+WHERE = "config.EVALUATE.DOMAIN_COLUMN"
+
+
+@PROTOCOLS.register("domains")
+def judge_domains(judged: Judged) -> Found:
+    """Without labelled test images on those of TRAIN. Collective."""
+    if not judged.domain_column:
+        raise DataError(f"{WHERE} names no column of the images' table.")
+    if all(each.labels is None for each in judged.sets):
+        raise DataError("the images have no labels.")
+    columns = {split: _column(each, judged.domain_column) for split, each in judged.splits.items()}
+    found: Found = {}
+    for each in judged.sets:
+        assert each.labels is not None
+        train = each.train, each.labels, _of(columns["TRAIN"], each.numbers)
+        test = train
+        if each.test is not None and each.wanted is not None:
+            test = each.test, each.wanted, _of(columns["TEST"], each.tested)
+        found[each.features, each.layer] = leave_one_domain_out(
+            *train, *test, judged.probe, device=judged.run.device, over_ranks=True
+        )
+    return found
+
+
+def _column(split: StoredSplit, name: str) -> list[Any]:
+    """Of the images of the dataset."""
+    values = split.dataset.sources[0].column(name, WHERE)
+    return [values[int(row)] for row in split.dataset.rows]
+
+
+def _of(column: Sequence[Any], numbers: Tensor | None) -> list[Any]:
+    assert numbers is not None
+    return [column[number] for number in numbers.tolist()]

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from sslengine.config.sections import read
-from sslengine.engines.benchmarks.inputs import benchmark_inputs
-from sslengine.engines.benchmarks.report import Report, save
+from sslengine.contrib.vissl_benchmarks.inputs import benchmark_inputs
+from sslengine.contrib.vissl_benchmarks.report import Report
+from sslengine.engines.extract_features import save
 from sslengine.engines.run import Run
 from sslengine.evaluation.knn import curve, knn_scores, knn_search, votes
 from sslengine.evaluation.linear_many import mean_average_precision

@@ -22,11 +22,11 @@ from torch import Tensor
 from sslengine.atomic import whole_file
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
+from sslengine.contrib.vissl_benchmarks.inputs import stored_layer, stored_splits
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import DataOptions
 from sslengine.distributed.ranks import is_primary
-from sslengine.engines.benchmarks.inputs import stored_layer, stored_splits
-from sslengine.engines.benchmarks.report import save
+from sslengine.engines.extract_features import save
 from sslengine.engines.options import ClusterFitOptions
 from sslengine.engines.run import Run
 from sslengine.engines.stored import paths_of

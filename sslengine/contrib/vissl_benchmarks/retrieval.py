@@ -23,13 +23,17 @@ from sslengine.atomic import write_json
 from sslengine.checkpoint.rng import seed_all
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
+from sslengine.contrib.retrieval.landmarks import landmarks
+from sslengine.contrib.retrieval.on_disk import WHERE, Images, read_images, training_images
+from sslengine.contrib.retrieval.rmac import most_regions, region_maxima, rmac
+from sslengine.contrib.vissl_benchmarks.report import Report
 from sslengine.data.decode.decoding import Decoder
 from sslengine.data.decode.files import open_image
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.distributed.collectives import barrier
 from sslengine.distributed.ranks import is_primary
 from sslengine.engine.build import build_base_model
-from sslengine.engines.benchmarks.report import Report, save
+from sslengine.engines.extract_features import save
 from sslengine.engines.features import layers_of, load_trained
 from sslengine.engines.run import Run
 from sslengine.engines.stored import Network, of_weights, store_split
@@ -37,10 +41,7 @@ from sslengine.errors import ConfigError, DataError
 from sslengine.evaluation.kept import digest_of
 from sslengine.evaluation.outcome import Outcome
 from sslengine.evaluation.retrieval.descriptors import Whitening, as_directions, gem
-from sslengine.evaluation.retrieval.landmarks import landmarks
-from sslengine.evaluation.retrieval.on_disk import WHERE, Images, read_images, training_images
 from sslengine.evaluation.retrieval.options import RetrievalOptions
-from sslengine.evaluation.retrieval.rmac import most_regions, region_maxima, rmac
 from sslengine.models.options import ModelOptions
 from sslengine.registry import register_engine
 

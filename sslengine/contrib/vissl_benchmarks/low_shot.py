@@ -16,8 +16,8 @@ from dataclasses import replace
 
 from sslengine.config.resolve import changed
 from sslengine.config.sections import read
-from sslengine.engines.benchmarks.inputs import Inputs, benchmark_inputs
-from sslengine.engines.benchmarks.report import Report
+from sslengine.contrib.vissl_benchmarks.inputs import Inputs, benchmark_inputs
+from sslengine.contrib.vissl_benchmarks.report import Report
 from sslengine.engines.options import LowShotBenchmarkOptions
 from sslengine.engines.run import Run
 from sslengine.evaluation.draws import Interval

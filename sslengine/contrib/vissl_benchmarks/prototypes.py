@@ -17,10 +17,9 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from sslengine.atomic import whole_file
+from sslengine.contrib.vissl_benchmarks.inputs import stored_splits
 from sslengine.distributed.ranks import is_primary
-from sslengine.engines.benchmarks.inputs import stored_splits
-from sslengine.engines.benchmarks.report import save
-from sslengine.engines.extract_features import splits
+from sslengine.engines.extract_features import save, splits
 from sslengine.engines.features import Compute
 from sslengine.engines.run import Run
 from sslengine.errors import ConfigError

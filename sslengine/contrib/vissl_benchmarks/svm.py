@@ -21,8 +21,9 @@ import numpy as np
 
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
-from sslengine.engines.benchmarks.inputs import benchmark_inputs
-from sslengine.engines.benchmarks.report import Report, save
+from sslengine.contrib.vissl_benchmarks.inputs import benchmark_inputs
+from sslengine.contrib.vissl_benchmarks.report import Report
+from sslengine.engines.extract_features import save
 from sslengine.engines.run import Run
 from sslengine.evaluation.kept import Kept
 from sslengine.evaluation.low_shot import low_shot_svm, of_low_shot
