@@ -5,13 +5,13 @@ import torch
 from torch import nn
 from torch.nn.functional import hardswish
 
-from sslengine.errors import ConfigError
-from sslengine.models.heads.build import build_heads
-from sslengine.models.heads.mobilenet_v3 import (
+from sslengine.contrib.trunks.mobilenet_v3_heads import (
     MobileNetHead,
     MobileNetV3Head,
     TimmMobileNetV3Head,
 )
+from sslengine.errors import ConfigError
+from sslengine.models.heads.build import build_heads
 from sslengine.models.options import HeadOptions
 
 BOTH = pytest.mark.parametrize("make", [MobileNetV3Head, TimmMobileNetV3Head])

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torchvision.models import alexnet
 
-from sslengine.models.trunks.alexnet import LAST_LAYERS, AlexNet
+from sslengine.contrib.trunks.alexnet import LAST_LAYERS, AlexNet
 from sslengine.models.vissl_names import from_vissl
 
 from . import checks

@@ -8,8 +8,8 @@ import torch
 from timm.models.beit import Beit as TimmBeit
 from torch import Tensor, nn
 
+from sslengine.contrib.trunks.beit import Beit
 from sslengine.errors import ConfigError
-from sslengine.models.trunks.beit import Beit
 from sslengine.models.trunks.options import BeitOptions
 from sslengine.models.vissl_names import from_vissl, to_vissl
 

@@ -9,9 +9,9 @@ from timm.models.convit import GPSA
 from timm.models.convit import ConVit as TimmConvit
 from torch import nn
 
+from sslengine.contrib.trunks.convit import Convit, relative_places
 from sslengine.errors import ConfigError
 from sslengine.models.options import TrunkOptions, VisionTransformerOptions
-from sslengine.models.trunks.convit import Convit, relative_places
 from sslengine.models.trunks.options import ConvitOptions
 from sslengine.models.vissl_names import to_vissl
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from torchvision.models.mobilenetv3 import mobilenet_v3_large
 
+from sslengine.contrib.trunks.mobilenet_v3 import TimmMobileNetV3, TorchvisionMobileNetV3
+from sslengine.contrib.trunks.mobilenet_v3_heads import MobileNetV3Head, TimmMobileNetV3Head
 from sslengine.errors import ConfigError
-from sslengine.models.heads.mobilenet_v3 import MobileNetV3Head, TimmMobileNetV3Head
-from sslengine.models.trunks.mobilenet_v3 import TimmMobileNetV3, TorchvisionMobileNetV3
 from sslengine.models.trunks.options import MobileNetOptions
 from sslengine.models.vissl_names import from_vissl, to_vissl
 
