@@ -22,7 +22,7 @@ from sslengine import startup
 from sslengine.checkpoint.contents import run_folder
 from sslengine.config.resolve import Resolved
 from sslengine.config.sections import read
-from sslengine.errors import CheckpointError, LaunchError, Preempted, SSLEngineError
+from sslengine.errors import LaunchError, Preempted, SSLEngineError
 from sslengine.launch.options import SlurmOptions
 from sslengine.launch.plan import Plan, first_host
 from sslengine.launch.slurm.cluster import ask
@@ -152,16 +152,8 @@ def count_lives_without_progress(job_folder: Path, job: str, folder: Path) -> in
 
 def _reached(folder: Path) -> int:
     """Return the iteration of the furthest checkpoint, sharded or not; 0 if there is none."""
-    # Imported only now, so that submitting a job does not wait for torch.
-    in_order = import_dotted("sslengine.checkpoint.files:list_checkpoints")
-    read_manifest = import_dotted("sslengine.checkpoint.manifest:read_manifest")
-    reached = 0
-    for checkpoint in in_order(folder / "checkpoints"):
-        try:
-            reached = max(reached, read_manifest(checkpoint).iteration)
-        except CheckpointError:
-            continue  # a run does not resume from such a checkpoint
-    return reached
+    saved = import_dotted("sslengine.checkpoint.retention:saved")  # imports torch, in the job alone
+    return max((each.iteration for each in saved(folder / "checkpoints")), default=0)
 
 
 def _clear_up() -> None:

@@ -117,23 +117,7 @@ def test_what_sbatch_refuses_is_told_once_with_its_keys_and_leaves_no_folder(
     text = str(error.value) + capsys.readouterr().err
     assert text.count("too much") == 1
     assert "config.SLURM.MEM_GB: 77" in text
-    assert "config.SLURM.NUM_CPU_PER_PROC: 8 for each of 1 ranks a node" in text
-    assert list(home.iterdir()) == []
-
-
-def test_folders_that_were_there_or_are_used_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any) -> None:
-        (tmp_path / "old" / "new" / "of another").touch()
-        raise LaunchError("no")
-
-    (tmp_path / "old").mkdir()
-    monkeypatch.setattr(module, "_check", lambda *_: None)
-    monkeypatch.setattr(module, "_send", refuse)
-    with pytest.raises(LaunchError, match="no"):
-        submit([resolved(SLURM__LOG_FOLDER=str(tmp_path / "old" / "new" / "jobs"))])
-    assert [file.name for file in (tmp_path / "old").rglob("*")] == ["new", "of another"]
+    assert list((home / "new" / "jobs").iterdir()) == []
 
 
 @pytest.mark.parametrize("runs", [1, 2])
