@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not found:
         return status
     if given.picture:
-        import_dotted("sslengine.predictor.picture:save")(given.picture, predictor, found)
+        import_dotted("sslengine.predictor.report:save")(given.picture, predictor, found)
     form = import_dotted(f"sslengine.predictor.report:as_{'json' if given.json else 'text'}")
     if given.json:
         documents.show({**form(predictor, found), "unreadable": unreadable})

@@ -316,5 +316,5 @@ class _Watch(TorchDispatchMode):
         if error is self.failed:
             return not self.needs_values
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-        module = frame.f_globals["__name__"]  # torch itself has torch._assert
+        module: str = frame.f_globals["__name__"]  # torch itself has torch._assert
         return module == "torch" or module.startswith(_LIBRARIES)

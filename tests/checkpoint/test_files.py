@@ -198,7 +198,9 @@ def test_if_none_can_be_read_the_run_must_not_start_from_zero(tmp_path: Path) ->
 
 def test_a_position_behind_the_oldest_says_how_many_there_are(tmp_path: Path) -> None:
     files.write(STATE, tmp_path, "model_phase0.torch")
-    with pytest.raises(CheckpointError, match=r"none of the 1 checkpoints .* number 2 .*RESUME_FILE_NUM"):
+    with pytest.raises(
+        CheckpointError, match=r"none of the 1 checkpoints .* number 2 .*RESUME_FILE_NUM"
+    ):
         files.newest(tmp_path, position=2)
 
 

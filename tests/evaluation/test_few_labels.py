@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from sslengine.evaluation.few_labels import few_labels, share_of_each_class
+from sslengine.evaluation.few_shot import few_labels, share_of_each_class
 from sslengine.evaluation.options import LinearProbeOptions
 
 

@@ -13,8 +13,12 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
-from sslengine.evaluation.draws import Interval, shots_of_each_class
-from sslengine.evaluation.few_shot import few_shot_knn, few_shot_logistic
+from sslengine.evaluation.few_shot import (
+    Interval,
+    few_shot_knn,
+    few_shot_logistic,
+    shots_of_each_class,
+)
 from sslengine.evaluation.linear import FIXED_PENALTY
 from sslengine.evaluation.options import LinearProbeOptions
 from sslengine.evaluation.store import Store

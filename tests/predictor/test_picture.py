@@ -10,7 +10,7 @@ from PIL import Image
 
 from sslengine.errors import OutputError
 from sslengine.predictor import Neighbour, Prediction
-from sslengine.predictor.picture import GAP, LINE, SIDE, draw, save
+from sslengine.predictor.report import GAP, LINE, SIDE, draw, save
 
 COLOURS = ["red", "lime", "blue"]
 

@@ -25,8 +25,7 @@ from sslengine.engines.train import train
 from sslengine.errors import CheckpointError, ConfigError, DataError, SSLEngineError
 from sslengine.launch.local import launch
 from sslengine.predictor import Predictor
-from sslengine.predictor.picture import save
-from sslengine.predictor.report import as_text
+from sslengine.predictor.report import as_text, save
 from tests.config.recipes import resolved
 from tests.data.deep_files import numbers, png, tiff
 from tests.engines.runs import make_run

@@ -20,7 +20,7 @@ from sslengine.contrib.vissl_benchmarks.inputs import Inputs, benchmark_inputs
 from sslengine.contrib.vissl_benchmarks.report import Report
 from sslengine.engines.options import LowShotBenchmarkOptions
 from sslengine.engines.run import Run
-from sslengine.evaluation.draws import Interval
+from sslengine.evaluation.few_shot import Interval
 from sslengine.evaluation.linear import linear_probe
 from sslengine.evaluation.options import LinearProbeOptions, SvmOptions
 from sslengine.evaluation.outcome import Outcome, protocol
