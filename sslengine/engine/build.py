@@ -55,7 +55,7 @@ from sslengine.optim.build import build_optimizer
 from sslengine.optim.learner import LOSS, trains
 from sslengine.optim.options import OptimizerOptions
 from sslengine.optim.scheduled import ScheduledOptimizer
-from sslengine.precision import Precision, build_precision, moved
+from sslengine.precision import Precision, build_precision, move
 from sslengine.registry import LOSSES, TRAIN_STEPS, component_key, import_dotted
 
 log = logging.getLogger("sslengine")
@@ -110,7 +110,7 @@ def build_base_model(config: DictConfig, device: torch.device) -> nn.Module:
         # The filters decide: a convolution gives its output, and thus all that follows, their form.
         model = model.to(memory_format=torch.channels_last)
     # What is to be cut may be too large for a device.
-    return model if sharded else moved(model, device)
+    return model if sharded else move(model, device)
 
 
 def load_initial_weights(
@@ -153,7 +153,7 @@ def build_loss(
             f"torch.nn.Module."
         )
     ranks_per_node = read(config, DistributedOptions).NUM_PROC_PER_NODE
-    return moved(synchronise(loss, model.SYNC_BN_CONFIG, ranks_per_node), device)
+    return move(synchronise(loss, model.SYNC_BN_CONFIG, ranks_per_node), device)
 
 
 def build_train_step(config: DictConfig) -> Any:
