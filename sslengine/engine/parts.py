@@ -35,8 +35,7 @@ from sslengine.meters.base import build_meters
 from sslengine.meters.options import MetersOptions
 from sslengine.methods.base import callbacks
 from sslengine.methods.foreign import takes_sample
-from sslengine.optim.learner import learner_of
-from sslengine.optim.ownership import expect_owners
+from sslengine.optim.learner import expect_owners, learner_of
 from sslengine.precision import Precision
 
 Callbacks = Sequence[Callable[[Any], None]]
