@@ -22,9 +22,9 @@ from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from sslengine import __version__
+from sslengine.config.users_code import users_frames
 from sslengine.errors import ConfigError, SSLEngineError, nearest
 from sslengine.launch import cli
-from sslengine.registry import users_frames
 from sslengine.screen import show_log
 
 VERBS = {

@@ -14,6 +14,7 @@ from sslengine.data.options import (
 )
 from sslengine.registry import AUGMENT_BACKENDS, COLLATORS, DATA_SOURCES, TRANSFORMS
 
+DATA_SOURCES.base = "sslengine.data.sources.base:DataSource"
 DATA_SOURCES.declare("sslengine.data.sources.shapes", "shapes", "upright_shapes")
 DATA_SOURCES.declare("sslengine.data.sources.synthetic", "synthetic", options=SyntheticOptions)
 DATA_SOURCES.declare("sslengine.data.sources.disk", "disk_folder", options=IndexOptions)

@@ -29,10 +29,10 @@ from torch.multiprocessing import (  # type: ignore[attr-defined]
     _prctl_pr_set_pdeathsig as set_parent_death_signal,
 )
 
+from sslengine.config.users_code import users_frames
 from sslengine.distributed.agreement import Agreement
 from sslengine.distributed.process_group import LAUNCHED, open_store
 from sslengine.errors import LaunchError, Preempted, SSLEngineError
-from sslengine.registry import users_frames
 
 log = logging.getLogger("sslengine")
 

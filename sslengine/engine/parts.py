@@ -36,9 +36,8 @@ from sslengine.meters.options import MetersOptions
 from sslengine.methods.base import callbacks
 from sslengine.methods.foreign import takes_sample
 from sslengine.optim.build import build_optimizer
-from sslengine.optim.learner import learner_of
+from sslengine.optim.learner import expect_owners, learner_of
 from sslengine.optim.options import OptimizerOptions
-from sslengine.optim.ownership import expect_owners
 from sslengine.precision import Precision
 
 Callbacks = Sequence[Callable[[Any], None]]

@@ -25,7 +25,7 @@ from torch import Tensor
 from sslengine.distributed.data_parallel import broadcast_all, manual_gradient_all_reduce, no_sync
 from sslengine.errors import ConfigError, DataError, TrainingError, nearest
 from sslengine.models.build import trunk_with_heads
-from sslengine.optim.ownership import expect_gradients, warn_of_unregistered
+from sslengine.optim.learner import expect_gradients, warn_of_unregistered
 from sslengine.registry import register_train_step
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ from sslengine.models.options import ModelOptions
 from sslengine.models.sync_batchnorm import expect_several_rows
 from sslengine.monitor.store import MetricStore, current, make_current
 from sslengine.monitor.writers import Writer
-from sslengine.optim.ownership import expect_none_made_late, expect_owners
+from sslengine.optim.learner import expect_none_made_late, expect_owners
 from sslengine.progress import progress
 from sslengine.registry import register_task
 

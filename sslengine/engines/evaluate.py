@@ -68,7 +68,7 @@ from sslengine.monitor.run_facts import (
 from sslengine.monitor.run_status import COMPLETE
 from sslengine.monitor.trackers import add_scores
 from sslengine.monitor.verdict import judge_run
-from sslengine.precision import for_float64
+from sslengine.precision import choose_float64_device
 from sslengine.registry import register_engine
 
 NO_LABELS = "the images have no labels: kNN, linear probe and what else needs them are left out"
@@ -124,7 +124,7 @@ class _Judge:
         probe = read(run.config, LinearProbeOptions)
         probe = replace(probe, GROUP_COLUMN=group_column(self.data, probe))
         by = (read(run.config, NearestNeighborOptions), probe)
-        machines, device = read(run.config, SvmOptions), for_float64(run.device)
+        machines, device = read(run.config, SvmOptions), choose_float64_device(run.device)
         self.asked = Asked(options, *published(options.PUBLISHED, *by), machines, device)
         self.seed = read(run.config, RunOptions).SEED_VALUE
         self.notes: list[str] = []

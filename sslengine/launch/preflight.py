@@ -53,8 +53,8 @@ from sslengine.models.model import Model
 from sslengine.models.options import ModelOptions
 from sslengine.models.weight_content import expect_file_of
 from sslengine.optim.learner import learner_of
-from sslengine.optim.multipliers import chosen_multipliers
 from sslengine.optim.options import OptimizerOptions
+from sslengine.optim.param_groups import chosen_multipliers
 from sslengine.registry import COLLATORS, DATA_SOURCES, LOSSES, TRANSFORMS, Registry, component_key
 
 META = torch.device("meta")

@@ -2,6 +2,7 @@
 
 from sslengine.registry import METERS
 
+METERS.base = "sslengine.meters.base:Meter"
 METERS.declare("sslengine.meters.mean_ap", "mean_ap_list_meter")
 METERS.declare(
     "sslengine.meters.top_k",

@@ -4,6 +4,7 @@ from sslengine.registry import HEADS, MODELS, TRUNKS
 
 MODELS.declare("sslengine.models.build", "multi_input_output_model")
 
+TRUNKS.base = "sslengine.models.trunks.base:Trunk"
 TRUNKS.declare("sslengine.models.trunks.resnet", "resnet")
 TRUNKS.declare(
     "sslengine.models.trunks.vision_transformer", "vision_transformer", "vision_transformer_fsdp"

@@ -137,7 +137,7 @@ def test_nothing_to_train() -> None:
             lambda p: [{"params": p[1:]}],
             "in no group: heads.0.bn.bias|in no group: trunk.cls_token",
         ),
-        (lambda p: [{"params": p}, {"params": p[:1]}], "in several groups: trunk.cls_token"),
+        (lambda p: [{"params": p}, {"params": p[:1]}], "several groups: trunk.cls_token"),
         (lambda p: [{"params": [*p, nn.Parameter(torch.ones(1))]}], "do not belong to the model"),
     ],
 )
