@@ -15,14 +15,8 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 NEEDED = (
-    "sslengine",
-    "pytest",
-    "pytest-timeout",
-    "pytest-xdist",
-    "hypothesis",
-    "numba",
-    "simplejpeg",
-)
+    "sslengine", "pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "numba", "simplejpeg",
+)  # fmt: skip
 THERE = ("torch", "torchvision", "sslengine")
 
 
@@ -99,16 +93,9 @@ def test_make_gpu_finds_the_engine_in_its_environment(tmp_path: Path) -> None:
     """As far as a machine without a GPU goes: the report's program starts, and says so."""
     command = ["make", "gpu", f"PYTHON={sys.executable}", f"WHEELS={tmp_path}"]
     done = subprocess.run(
-        [
-            *command,
-            f"GPU_VENV={tmp_path / 'made'}",
-            f"GPU_REPORT=--out {tmp_path} --device cuda:99",
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
+        [*command, f"GPU_VENV={tmp_path / 'made'}",
+         f"GPU_REPORT=--out {tmp_path} --device cuda:99"],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=300,
         env={"PATH": "/usr/local/bin:/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": ""},
-    )
+    )  # fmt: skip
     assert "torch sees no CUDA device here" in done.stderr, done.stderr

@@ -30,11 +30,11 @@ SMALLEST = {
 }
 NEEDS = {"bench_methods": "lightly"}
 # Others run in tests of their own: of tests/tools/test_NAME.py, where nothing else is said.
-_VISSL = "integration/test_vissl_benchmarks.py::test_vissls_file"
+_VISSL = "integration/test_configs.py::test_vissls_file"
 RUN_BY = {
-    "bench_data": "test_a_run_writes_its_times",
-    "bench_end_to_end": "test_the_engine_runs",
-    "bench_engine": "test_a_race_times_every_contestant",
+    "bench_data": "tools/test_benchmarks.py::test_the_times_of_augmentation",
+    "bench_end_to_end": "tools/test_benchmarks.py::test_the_engine_runs_from_files_to_steps",
+    "bench_engine": "tools/test_benchmarks.py::test_a_race_times_every_contestant",
     "bench_evaluation": "tools/test_benchmarks.py::test_the_table_of_evaluation",
     "bench_extraction": "tools/test_benchmarks.py::test_the_table_of_extraction",
     "bench_gpu": "tools/test_gpu_report.py::test_the_whole_command_on_a_cpu",
@@ -42,7 +42,7 @@ RUN_BY = {
     "bench_similarity": "tools/test_benchmarks.py::test_the_table_of_similarity",
     "chaos": "test_a_run_survives",
     "cluster_features_and_label": "engines/test_benchmarks.py::test_clusterfit",
-    "compare_ranks": "test_ranks_and_shards_compute_what_one_rank_does",
+    "compare_ranks": "tools/test_benchmarks.py::test_ranks_and_shards_compute_what_one_rank_does",
     "config_schema": "config/test_json_schema.py::test_it_is_up_to_date",
     "instance_retrieval_test": _VISSL,
     "low_shot_test": _VISSL,

@@ -108,23 +108,15 @@ def test_it_is_the_run_of_the_quickstart() -> None:
     crop = next(each for each in train.TRANSFORMS if each.name == "RandomResizedCrop")
     colour = next(each for each in train.TRANSFORMS if each.name == "ImgPilColorDistortion")
     assert given == {
-        "epochs": optimizer.num_epochs,
-        "batch-size": train.BATCHSIZE_PER_REPLICA,
-        "learning-rate": rise.end_value,
-        "warmup": optimizer.param_schedulers.lr.lengths[0],
+        "epochs": optimizer.num_epochs, "batch-size": train.BATCHSIZE_PER_REPLICA,
+        "learning-rate": rise.end_value, "warmup": optimizer.param_schedulers.lr.lengths[0],
         "weight-decay": optimizer.weight_decay,
-        "temperature": config.LOSS.simclr_info_nce_loss.temperature,
-        "crop": crop.scale[0],
-        "strength": colour.strength,
-        "width": config.MODEL.TRUNK.RESNETS.WIDTH_MULTIPLIER,
-        "side": crop.size,
-        "train-images": train.DATA_LIMIT,
-        "test-images": judged.DATA.TEST.DATA_LIMIT,
-        "seed": config.SEED_VALUE,
-        "workers": config.DATA.NUM_DATALOADER_WORKERS,
-        "threads": 1,
-        "checkpoint": "",
-    }
+        "temperature": config.LOSS.simclr_info_nce_loss.temperature, "crop": crop.scale[0],
+        "strength": colour.strength, "width": config.MODEL.TRUNK.RESNETS.WIDTH_MULTIPLIER,
+        "side": crop.size, "train-images": train.DATA_LIMIT,
+        "test-images": judged.DATA.TEST.DATA_LIMIT, "seed": config.SEED_VALUE,
+        "workers": config.DATA.NUM_DATALOADER_WORKERS, "threads": 1, "checkpoint": "",
+    }  # fmt: skip
     assert (rise.start_value, fall.start_value, fall.end_value) == (0, rise.end_value, 0)
     assert crop.size == train.DEFAULT_GRAY_IMG_SIZE
     assert optimizer.name == "adamw"

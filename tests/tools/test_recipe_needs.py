@@ -6,17 +6,14 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 from torchvision.models import ResNet50_Weights
 
 from sslengine.config.compose import shipped_configs
 from sslengine.config.resolve import resolve
-from tools.recipe_needs import Cost, Kept, all_recipes, cost_of, head_with, main, needs
+from tools.recipe_needs import all_recipes, cost_of, head_with, main, needs
 
 # What torchvision says of its ResNet-50: multiplications and additions at 224 pixels, parameters.
 RESNET50 = ResNet50_Weights.IMAGENET1K_V1.meta
-GIB = 2**30
 SENTENCE = re.compile(
     r"Needs \(estimates, docs/methods\.md#what-a-recipe-needs\): [\d.]+ GiB of "
     r"(GPU memory for \d+ images a step; [\d.]+ h of an A100 for 100 epochs of 100,000 images; "
@@ -38,22 +35,6 @@ def test_operations_are_those_of_torchvisions_table(recipe: str, passes: int) ->
         assert cost.teacher == 0
     else:
         assert min(cost.teacher, cost.trained) > parameters
-
-
-def test_kept_are_inputs_of_layers_each_once_without_weights() -> None:
-    network = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3))
-    kept = Kept(network)
-    with torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda each: each):
-        network(torch.ones(11, 5))
-    assert kept.bytes == 4 * 11 * (5 + 7)  # the image, and what is both ReLU's output and an input
-
-
-def test_memory_and_hours_follow_from_counts() -> None:
-    cost = Cost(flops=6e9, kept=GIB, trained=GIB // 16, teacher=GIB // 4)
-    # 1 for the kernels; AdamW's parameters 1, a teacher's 1, half of 10 images' bytes: and a fifth.
-    assert cost.memory(10, "adamw") == pytest.approx(1 + 1.2 * (1 + 1 + 5))
-    assert cost.memory(10, "sgd") == pytest.approx(1 + 1.2 * (0.75 + 1 + 5))
-    assert cost.hours(3600 * 1e4 * 8, gpus=8) == pytest.approx(1)
 
 
 def test_the_sentence_ends_the_head_and_is_replaced(

@@ -19,17 +19,6 @@ def _done(monkeypatch: pytest.MonkeyPatch, task: Task, *arguments: str) -> int:
     return module.main(list(arguments))
 
 
-def test_a_task_is_counted_and_checked(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    steps = [Step("echo 1 > here", trains=True, commands=2), Step("test -e photos/cats/0.png")]
-    assert _done(monkeypatch, Task("fine", "photos", steps, ["test -e here"])) == 0
-    head, row = capsys.readouterr().out.splitlines()
-    assert row.split()[:2] == ["fine", "3"]
-    assert row.endswith("right")
-    assert head.split()[:2] == ["task", "commands"]
-
-
 @pytest.mark.parametrize(
     ("task", "problem"),
     [
@@ -46,14 +35,6 @@ def test_what_fails(
 ) -> None:
     assert _done(monkeypatch, task) == int(bool(problem))
     assert (problem or "right") in capsys.readouterr().out
-
-
-def test_the_limit_is_of_what_is_not_training(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert _done(monkeypatch, Task("x", "photos", [Step("true", trains=True)]), "--seconds=0") == 0
-    assert _done(monkeypatch, Task("x", "photos", [Step("true")]), "--seconds=0") == 1
-    assert "more than 0 s" in capsys.readouterr().out
 
 
 @pytest.mark.slow
