@@ -19,7 +19,6 @@ from sslengine.methods.step import Step
 from sslengine.models.build import build_model
 from sslengine.models.options import ModelOptions
 from tests.config.recipes import recipe
-from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.methods.test_simmim import BEIT, PATCH, SIDE, VIT, WIDTH
 from tests.methods.test_simmim import batch as batch_of
 
@@ -242,7 +241,3 @@ def test_images_one_patch_wide_are_refused(
     assert main(["config=quickstart/data2vec", *small, f"config.CHECKPOINT.DIR={tmp_path}"]) == 2
     said = "images of 8 x 8 pixels have 1 x 1 patches, and none can be hidden: "
     assert said in capsys.readouterr().err
-
-
-def test_resumed_it_is_the_same_run_bit_by_bit(tmp_path: Path) -> None:
-    assert_goes_on_bit_by_bit(tmp_path, **of_run("vit"))

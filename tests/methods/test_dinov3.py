@@ -320,11 +320,3 @@ def test_a_gram_teacher_of_timms_is_refreshed(tmp_path: Path) -> None:
         teacher = dict(task.loss.teacher.module.trunk.named_parameters())
         assert teacher.keys() - gram.keys() == {"mask_token"}
         assert all(torch.equal(each, teacher[name]) for name, each in gram.items())
-
-
-def test_a_route_that_hides_nothing_is_refused(tmp_path: Path) -> None:
-    changes = of_run()
-    for _, options in changes["MODEL__MULTI_INPUT_HEAD_MAPPING"]:
-        options.pop("additional_keys", None)
-    with pytest.raises(ConfigError, match=r"dinov3_loss needs a route with additional_keys: .mask"):
-        make_task(tmp_path, **changes)

@@ -119,13 +119,6 @@ def test_nnclr_tells_how_often_neighbours_have_the_label() -> None:
     assert told == pytest.approx([0.0, 1.0, 2 / 3])
 
 
-def test_nnclr_evaluation_moves_nothing() -> None:
-    loss = _nnclr().eval()
-    before = {name: value.clone() for name, value in loss.state_dict().items()}
-    loss(_draw(6, 4), {"target": torch.zeros(6, dtype=torch.long)}, Step.alone(train=False))
-    assert all(torch.equal(value, before[name]) for name, value in loss.state_dict().items())
-
-
 # ---- iBOT
 
 IMAGES, PATCHES, SCORES = 3, 4, 5
@@ -193,13 +186,6 @@ def test_ibot_value_gradients_and_centres(epoch: int, temperature: float) -> Non
     scores = sample["input"]["global_views"] @ loss.teacher.module.weight
     means = torch.stack([scores[:, 0].mean(0), scores[:, 1:].mean(1).mean(0)])
     torch.testing.assert_close(loss.centers, 0.9 * before + 0.1 * means, **CLOSE)
-
-
-def test_ibot_evaluation_moves_nothing() -> None:
-    loss, model, sample = _ibot()
-    before = loss.centers.clone()
-    loss.eval()(model(sample["input"]), sample, Step.alone(train=False))
-    assert torch.equal(loss.centers, before)
 
 
 def test_ibot_hidden_patches_are_not_seen() -> None:

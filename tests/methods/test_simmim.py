@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import zlib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from sslengine.methods.step import Step
 from sslengine.models.build import build_model
 from sslengine.models.options import ModelOptions
 from tests.config.recipes import recipe
-from tests.methods.resuming import assert_goes_on_bit_by_bit
 
 SIDE, PATCH, WIDTH = 16, 4, 16
 BEIT = {
@@ -179,7 +177,3 @@ def test_another_form_is_explained() -> None:
 
 def test_the_stride_is_that_of_the_head() -> None:
     assert resolve_dict(recipe(**of_run("swin"))).config.LOSS.simmim_loss.stride == PATCH
-
-
-def test_resumed_it_is_the_same_run_bit_by_bit(tmp_path: Path) -> None:
-    assert_goes_on_bit_by_bit(tmp_path, **of_run("vit"))

@@ -1,11 +1,12 @@
-"""What every method with a slow copy of the model must pass."""
+"""What every method with a slow copy of the model, or a queue, must pass in a run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -15,9 +16,36 @@ from sslengine.engine.task import SelfSupervisionTask
 from sslengine.hooks.events import Hook
 from tests.engine.runs import make_task, same, train
 from tests.engine.test_task import NoWaiting
+from tests.methods.test_byol import RECIPE as BYOL
+from tests.methods.test_dino import RESNET as DINO
+from tests.methods.test_moco import RECIPE as MOCO
+from tests.methods.test_msn import of_run
+from tests.methods.test_swav import RUN as SWAV
 from tests.ranks import RankPool
 
-Momentum = Callable[[int, int], float]
+
+class Case(NamedTuple):
+    changes: dict[str, Any]
+    copy: str = "teacher"
+    momentum: str = "cosine"
+
+
+CASES = {
+    "byol": Case({**BYOL, "LOSS__byol_loss": {"momentum": 0.9}}),
+    "dino": Case(DINO, "momentum_teacher"),
+    "moco": Case(MOCO, "key_encoder", "constant"),
+    "msn": Case(of_run(momentum=0.9, momentum_end=1.0), momentum="line"),
+}
+TWICE = {"OPTIMIZER__accumulate": 2}
+
+
+def momentum(form: str, k: int, updates: int) -> float:
+    """Return that of update k, from 0: it begins at 0.9 and rises to 1, if it does."""
+    if form == "constant":
+        return 0.9
+    if form == "line":
+        return 0.9 + 0.1 * k / updates
+    return 1 - (1 - 0.9) * (math.cos(math.pi * k / updates) + 1) / 2
 
 
 class Trail(Hook):
@@ -32,18 +60,16 @@ class Trail(Hook):
     on_update = on_start
 
 
-def assert_teacher_follows(folder: Path, name: str, momentum: Momentum, **changes: Any) -> None:
-    """The copy called `name` ends where the paper's recursion does.
-
-    momentum(k, K): that of update k, from 0, of K.
-    """
+@pytest.mark.parametrize("accumulated", [False, True])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_the_copy_follows_as_in_the_paper(case: Case, accumulated: bool, tmp_path: Path) -> None:
     trail = Trail()
-    task = train(folder, [trail], **changes)
+    task = train(tmp_path, [trail], **{**case.changes, **(TWICE if accumulated else {})})
     expected, *rest = trail.points
     for k, student in enumerate(rest):
-        m = momentum(k, len(rest))
+        m = momentum(case.momentum, k, len(rest))
         expected = [m * t + (1 - m) * s for t, s in zip(expected, student, strict=True)]
-    teacher = [each.double() for each in getattr(task.loss, name).parameters()]
+    teacher = [each.double() for each in getattr(task.loss, case.copy).parameters()]
     far = 0.0
     for got, there, student in zip(teacher, expected, rest[-1], strict=True):
         torch.testing.assert_close(got, there, rtol=1e-5, atol=1e-6)
@@ -51,16 +77,17 @@ def assert_teacher_follows(folder: Path, name: str, momentum: Momentum, **change
     assert far > 1e-3  # it follows, it is not the model
 
 
-def assert_attached_anew(folder: Path, name: str, **changes: Any) -> None:
-    """Initial weights that are loaded into the model reach its copy, which shares nothing."""
-    task = make_task(folder, [], **changes)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_initial_weights_reach_the_copy(case: Case, tmp_path: Path) -> None:
+    """It shares nothing with the model."""
+    task = make_task(tmp_path, [], **case.changes)
     with torch.no_grad():
         for each in task.base_model.parameters():
             each.add_(1.0)
-    teacher = getattr(task.loss, name).module
+    teacher = getattr(task.loss, case.copy).module
     assert not same(dict(teacher.named_parameters()), dict(task.base_model.named_parameters()))
     task.load_initial_weights()
-    teacher = getattr(task.loss, name).module
+    teacher = getattr(task.loss, case.copy).module
     assert same(teacher.state_dict(), task.base_model.state_dict())
     mine = {each.data_ptr() for each in teacher.state_dict().values()}
     theirs = {each.data_ptr() for each in task.base_model.state_dict().values()}
@@ -68,15 +95,29 @@ def assert_attached_anew(folder: Path, name: str, **changes: Any) -> None:
     assert not any(each.requires_grad for each in teacher.parameters())
 
 
-def assert_state_is_the_same_on_ranks(pool: RankPool, folder: Path, **changes: Any) -> None:
+SYNC_BN = {"MODEL__SYNC_BN_CONFIG__CONVERT_BN_TO_SYNC_BN": True}
+LENGTH = {
+    "OPTIMIZER__num_epochs": None, "OPTIMIZER__num_iterations": 20,
+    "DATA__TRAIN__BATCHSIZE_PER_REPLICA": 2, "LOG_FREQUENCY": 1000,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("pool", "changes"),
+    [
+        pytest.param(2, DINO, id="dino"),
+        pytest.param(2, MOCO, id="moco"),
+        pytest.param(4, MOCO, id="moco at four", marks=pytest.mark.slow),
+        pytest.param(2, {**DINO, **SYNC_BN}, id="synchronised", marks=pytest.mark.slow),
+    ],
+    indirect=["pool"],
+)
+def test_buffers_are_the_same_on_ranks(
+    pool: RankPool, changes: dict[str, Any], tmp_path: Path
+) -> None:
     """After 20 steps, without SyncBN, without a host that waits: every buffer of the method."""
-    length = {
-        "OPTIMIZER__num_epochs": None,
-        "OPTIMIZER__num_iterations": 20,
-        "DATA__TRAIN__BATCHSIZE_PER_REPLICA": 2,
-    }
-    ranks = {"DISTRIBUTED__NUM_PROC_PER_NODE": pool.world_size, "LOG_FREQUENCY": 1000}
-    first, *others = pool.run(_state_after, folder, {**changes, **length, **ranks})
+    ranks = {"DISTRIBUTED__NUM_PROC_PER_NODE": pool.world_size}
+    first, *others = pool.run(_state_after, tmp_path, {**changes, **LENGTH, **ranks})
     for other in others:
         assert same(first, other)
 
@@ -92,21 +133,21 @@ def _state_after(folder: Path, changes: dict[str, Any]) -> dict[str, Tensor]:
     return after
 
 
-def assert_steps_do_not_wait(folder: Path, **changes: Any) -> None:
+@pytest.mark.parametrize("changes", [BYOL, DINO, MOCO, SWAV], ids=["byol", "dino", "moco", "swav"])
+def test_steps_on_ranks_do_not_wait(
+    changes: dict[str, Any], two_ranks: RankPool, tmp_path: Path
+) -> None:
     """Three train steps in which the host never asks the device for a value."""
-    task = make_task(folder, [], LOG_FREQUENCY=1000, **changes)
+    two_ranks.run(_three_steps_on_rank, tmp_path, changes)
+
+
+def _three_steps_on_rank(folder: Path, changes: dict[str, Any]) -> None:
+    few = {"DATA__TRAIN__BATCHSIZE_PER_REPLICA": 2, "LOG_FREQUENCY": 1000}
+    ranks = {"DISTRIBUTED__NUM_PROC_PER_NODE": world_size()}
+    task = make_task(folder / str(rank()), [], **{**changes, **few, **ranks})
     _three_steps(task)
     assert task.iteration == 3
     task.close()
-
-
-def assert_steps_on_ranks_do_not_wait(pool: RankPool, folder: Path, **changes: Any) -> None:
-    pool.run(_steps_on_rank, folder, {**changes, "DISTRIBUTED__NUM_PROC_PER_NODE": pool.world_size})
-
-
-def _steps_on_rank(folder: Path, changes: dict[str, Any]) -> None:
-    changes = {**changes, "DATA__TRAIN__BATCHSIZE_PER_REPLICA": 2}
-    assert_steps_do_not_wait(folder / str(rank()), **changes)
 
 
 def _three_steps(task: SelfSupervisionTask) -> None:
