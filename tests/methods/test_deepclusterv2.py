@@ -233,29 +233,6 @@ def test_ranks_together_find_the_clusters_of_one(
             torch.testing.assert_close(state[name], value, rtol=1e-12, atol=1e-12)
 
 
-def _twenty_steps() -> dict[str, Tensor]:
-    """In single precision, clustered again every five steps."""
-    loss = _loss().float()
-    torch.manual_seed(2 + rank())
-    model = DistributedDataParallel(_model().float())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(20):
-        optimizer.zero_grad()
-        target = torch.randint(SAMPLES, (2,)).repeat(CROPS)
-        loss(model(torch.randn(2 * CROPS, PIXELS)), target).backward()
-        optimizer.step()
-        if step % 5 == 4:
-            loss.cluster(torch.Generator().manual_seed(step))
-    return loss.state_dict()
-
-
-@pytest.mark.parametrize("pool", slow_but([2], [2, 4]), indirect=True)
-def test_after_twenty_steps_all_ranks_have_the_same_state_to_the_bit(pool: RankPool) -> None:
-    first, *others = pool.run(_twenty_steps)
-    for other in others:
-        assert all(torch.equal(other[name], value) for name, value in first.items())
-
-
 # ---- whole runs
 
 RUN: dict[str, Any] = {

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import copy
 import math
-import zlib
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from sslengine.methods.step import Step
 from sslengine.models.build import build_model
 from sslengine.models.options import ModelOptions
 from tests.config.recipes import recipe
+from tests.methods.whole_steps import fill
 
 SIDE, PATCH, WIDTH, INSIDE = 16, 4, 16, 8
 GRID = SIDE // PATCH
@@ -142,14 +142,6 @@ def test_what_is_not_in_the_context_is_never_seen() -> None:
     assert one.shape == (3, 5, WIDTH)
 
 
-def _fill(name: str, tensor: Tensor) -> None:
-    """The weights that the official code was run with, by its names."""
-    start = zlib.crc32(name.encode()) % 1000
-    wave = (torch.arange(tensor.numel(), dtype=torch.float64) * 0.7 + start).sin().view_as(tensor)
-    is_norm = name.endswith(("norm1.weight", "norm2.weight", "norm.weight"))
-    tensor.data.copy_(1 + 0.1 * wave if is_norm else 0.2 * wave)
-
-
 def test_four_steps_are_those_of_the_official_code() -> None:
     """facebookresearch/ijepa 52c1ae9, src/train.py's step and init_opt's groups and schedules, run on
     a CPU in float64 with these images, blocks and weights: lr 0.002 -> 0.01 -> 1e-5 with two
@@ -160,10 +152,10 @@ def test_four_steps_are_those_of_the_official_code() -> None:
                 "norm": "predictor_norm", "project": "predictor_proj"}  # fmt: skip
     for name, each in model.trunk.named_parameters():
         if each.requires_grad:
-            _fill(name, each)
+            fill([(name, each)], 0.2)
     for name, each in predictor.named_parameters():
         first, *rest = name.split(".")
-        _fill(".".join([official[first], *rest]), each)
+        fill([(".".join([official[first], *rest]), each)], 0.2)
     method.teacher.attach(model)
     trained = [p for p in (*model.parameters(), *predictor.parameters()) if p.requires_grad]
     decayed = [each for each in trained if each.ndim > 1]

@@ -27,16 +27,11 @@ from sslengine.models.options import (
 )
 from sslengine.models.weights import init_weights
 from tests.methods.resuming import assert_goes_on_bit_by_bit
+from tests.methods.whole_steps import wave
 
 CLOSE: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-12}
 IMAGES, PIXELS, WIDTH, PROTOTYPES = 4, 6, 5, 7
 WEIGHTS = {"cross_entropy": 1.0, "me_max": 0.7, "entropy": 0.2}
-
-
-def wave(shape: tuple[int, ...], number: int) -> Tensor:
-    """Values that any machine computes."""
-    steps = torch.arange(math.prod(shape), dtype=torch.float64)
-    return torch.sin(steps * (0.37 + 0.11 * number) + number).view(shape)
 
 
 # ---- the formulas
