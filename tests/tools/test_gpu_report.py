@@ -1,15 +1,19 @@
-"""The command for a machine with a GPU, on a CPU."""
+"""The report of `make gpu`, and what it installs, on a CPU."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tools import gpu_report
 
@@ -87,3 +91,62 @@ def test_the_whole_command_on_a_cpu(tmp_path: Path) -> None:
     assert [row["name"] for row in found["bench"]["files"]] == [
         "simclr, numba", "simclr by hand, torchvision", "simclr by hand, lightly",
     ]  # fmt: skip
+
+
+# ---- What `make gpu` installs, on a CPU.
+
+
+ROOT = Path(__file__).resolve().parents[2]
+NEEDED = (
+    "sslengine", "pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "numba", "simplejpeg",
+)  # fmt: skip
+THERE = ("torch", "torchvision", "sslengine")
+
+
+def required(names: tuple[str, ...]) -> set[str]:
+    """These packages, and what they require without extras."""
+    left, found = [canonicalize_name(name) for name in names], set()
+    while left:
+        name = left.pop()
+        if name in found:
+            continue
+        found.add(name)
+        requirements = (Requirement(each) for each in distribution(name).requires or ())
+        left += [
+            canonicalize_name(each.name)
+            for each in requirements
+            if each.marker is None or each.marker.evaluate({"extra": ""})
+        ]
+    return found
+
+
+def listed() -> set[str]:
+    """The names in the Makefile."""
+    text = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+    names = [
+        name
+        for line in re.findall(r"^(?:PURE|COMPILED) = (.*)$", text, re.MULTILINE)
+        for name in line.split()
+    ]
+    return {canonicalize_name(name.split("==")[0]) for name in names}
+
+
+def test_every_package_that_torch_does_not_bring_is_listed() -> None:
+    try:
+        needed = required(NEEDED) - required(THERE[:2]) - set(THERE)
+    except PackageNotFoundError as missing:
+        pytest.skip(f"not installed: {missing}")
+    assert needed <= listed()
+
+
+@pytest.mark.slow
+def test_make_gpu_finds_the_engine_in_its_environment(tmp_path: Path) -> None:
+    """As far as a machine without a GPU goes: the report's program starts, and says so."""
+    command = ["make", "gpu", f"PYTHON={sys.executable}", f"WHEELS={tmp_path}"]
+    done = subprocess.run(
+        [*command, f"GPU_VENV={tmp_path / 'made'}",
+         f"GPU_REPORT=--out {tmp_path} --device cuda:99"],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=300,
+        env={"PATH": "/usr/local/bin:/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+    assert "torch sees no CUDA device here" in done.stderr, done.stderr
