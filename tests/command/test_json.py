@@ -50,7 +50,7 @@ PROGRESS = {
     "check": "checking files: 2 files in ",
     "doctor": "opening images: 8 images in ",
 }
-# Of `check` tests/command/test_config_verdicts.py tests it too.
+# Of `check` tests/command/test_check.py tests it too.
 SLOW = {"judge", "check", "rank checkpoints"}
 
 

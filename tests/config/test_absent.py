@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import yaml
 from omegaconf import OmegaConf
-from torch import nn
 
 from sslengine import catalog, registry
-from sslengine.absent import DEAD_KEYS, NAMES, dead_key, instead_of, is_above_dead_keys
+from sslengine.absent import DEAD_KEYS, NAMES, dead_key, instead_of
 from sslengine.command.list import main
 from sslengine.config.compose import shipped_configs
 from sslengine.config.resolve import Resolved, resolve
@@ -142,23 +141,6 @@ def test_no_key_of_the_table_is_in_the_schema() -> None:
         path = pattern.replace("*", "TRAIN")
         assert OmegaConf.select(schema(), path) is None, path
         assert dead_key(f"config.{path}") is DEAD_KEYS[pattern]
-
-
-def test_sections_above_dead_keys() -> None:
-    assert is_above_dead_keys("config.HOOKS.EMA_MODEL")
-    assert not is_above_dead_keys("config.HOOKS.EMA_MODEL.DECAY")
-    assert not is_above_dead_keys("config.LOSS.any_loss")
-
-
-def test_a_component_of_that_name_is_a_component(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Mine(nn.Module):
-        def __init__(self, num_classes: int) -> None:
-            raise AssertionError("it is not built")
-
-    monkeypatch.setitem(registry.LOSSES._things, "ignore_index", Mine)
-    run = resolved(LOSS={"name": "ignore_index", "ignore_index": {"num_classes": 3}})
-    assert run.warnings == ()
-    assert run.config.LOSS.ignore_index.num_classes == 3
 
 
 SHIPPED = sorted(

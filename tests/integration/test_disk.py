@@ -179,10 +179,8 @@ def test_a_folder_without_permission(tmp_path: Path, caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.ERROR, "sslengine"):
         _run(
             folder,
-            {
-                3: lambda: (folder / "checkpoints").chmod(0o500),
-                6: lambda: (folder / "checkpoints").chmod(0o700),
-            },
-        )
+            {3: lambda: (folder / "checkpoints").chmod(0o500),
+             6: lambda: (folder / "checkpoints").chmod(0o700)},
+        )  # fmt: skip
     assert "Permission denied" in caplog.text
     assert "model_final_checkpoint_phase1.torch" in _names(folder)

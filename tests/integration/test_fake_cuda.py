@@ -52,17 +52,11 @@ FORMS: dict[str, dict[str, Any]] = {
     "adamw": {"OPTIMIZER.name": "adamw"},
     "larc": {"OPTIMIZER.use_larc": True, "OPTIMIZER.name": "sgd"},
     "clipped": {"MODEL.GRAD_CLIP.USE_GRAD_CLIP": True},
-    "each clipped": {
-        "MODEL.GRAD_CLIP.USE_GRAD_CLIP": True,
-        "MODEL.GRAD_CLIP.PER_PARAMETER": True,
-        "MODEL.GRAD_CLIP.PER_MODULE": False,
-    },
-    "modules clipped": {
-        "MODEL.GRAD_CLIP.USE_GRAD_CLIP": True,
-        "MODEL.GRAD_CLIP.PER_MODULE": True,
-        "MODEL.GRAD_CLIP.PER_PARAMETER": False,
-    },
-}
+    "each clipped": {"MODEL.GRAD_CLIP.USE_GRAD_CLIP": True, "MODEL.GRAD_CLIP.PER_PARAMETER": True,
+                     "MODEL.GRAD_CLIP.PER_MODULE": False},
+    "modules clipped": {"MODEL.GRAD_CLIP.USE_GRAD_CLIP": True, "MODEL.GRAD_CLIP.PER_MODULE": True,
+                        "MODEL.GRAD_CLIP.PER_PARAMETER": False},
+}  # fmt: skip
 # Of several optimizers each clips its own.
 REFUSED = {("multi_optimizer_train_step", form) for form in FORMS if form.endswith("clipped")}
 WAYS = [(half, form) for form in FORMS for half in ("", "fp16", "bf16")]

@@ -171,13 +171,11 @@ def test_trunks(two_ranks: RankPool, tmp_path: Path, trunk: str) -> None:
     size = 8 if trunk == "resnet" else 32
     changes: dict[str, Any] = {
         **ONE_EPOCH,
-        "DATA__TRAIN__TRANSFORMS": [
-            {"name": "ImgReplicatePil", "num_times": 2},
-            {"name": "RandomResizedCrop", "size": size},
-            {"name": "ToTensor"},
-        ],
+        "DATA__TRAIN__TRANSFORMS": [{"name": "ImgReplicatePil", "num_times": 2},
+                                    {"name": "RandomResizedCrop", "size": size},
+                                    {"name": "ToTensor"}],
         "MODEL__HEAD__PARAMS": [["mlp", {"dims": [WIDTHS.get(trunk, 16), 8], "use_dropout": True}]],
-    }
+    }  # fmt: skip
     if TRUNKS[trunk]:
         changes["MODEL__TRUNK"] = TRUNKS[trunk]
     _as_ddp(two_ranks, tmp_path, changes)
@@ -332,28 +330,18 @@ def _refused(folder: Path, changes: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        (
-            {
-                "TRAINER__TRAIN_STEP_NAME": "multi_optimizer_train_step",
-                "TRAINER__multi_optimizer_train_step": {
-                    "OPTIMIZERS": {"all": {"parameters": ["*"], "losses": ["loss"], "name": "sgd"}}
-                },
-            },
-            "multi_optimizer_train_step makes several backward passes",
-        ),
-        (
-            {
-                "TRAINER__TRAIN_STEP_NAME": "model_train_step",
-                "LOSS__name": "",
-                "MODEL__BASE_MODEL_NAME": "mae",
-                "MODEL__TRUNK__VISION_TRANSFORMERS__HIDDEN_DIM": 16,
-                "MODEL__TRUNK__VISION_TRANSFORMERS__NUM_HEADS": 2,
-                "MODEL__mae": {"DECODER_DIM": 8, "DECODER_LAYERS": 1, "DECODER_HEADS": 2},
-            },
-            "self_supervision_fsdp_task needs a trunk with heads; MaskedAutoencoder",
-        ),
+        ({"TRAINER__TRAIN_STEP_NAME": "multi_optimizer_train_step",
+          "TRAINER__multi_optimizer_train_step": {"OPTIMIZERS": {"all": {"parameters": ["*"],
+                                                                         "losses": ["loss"],
+                                                                         "name": "sgd"}}}},
+         "multi_optimizer_train_step makes several backward passes"),
+        ({"TRAINER__TRAIN_STEP_NAME": "model_train_step", "LOSS__name": "",
+          "MODEL__BASE_MODEL_NAME": "mae", "MODEL__TRUNK__VISION_TRANSFORMERS__HIDDEN_DIM": 16,
+          "MODEL__TRUNK__VISION_TRANSFORMERS__NUM_HEADS": 2,
+          "MODEL__mae": {"DECODER_DIM": 8, "DECODER_LAYERS": 1, "DECODER_HEADS": 2}},
+         "self_supervision_fsdp_task needs a trunk with heads; MaskedAutoencoder"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_sharded(
     two_ranks: RankPool, tmp_path: Path, changes: dict[str, Any], told: str
 ) -> None:

@@ -1,14 +1,10 @@
-"""Three methods that a user might write, one file each: trained, on ranks, killed and resumed.
-
-Their formulas: test_outside_formulas.py.
-"""
+"""Three methods that a user might write, one file each: trained, on ranks, killed and resumed."""
 
 from __future__ import annotations
 
 import json
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -126,12 +122,6 @@ EACH = [
     for way in WAYS
     if (method, way) != ("clip_like", "sharded")
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def two_ranks() -> Iterator[RankPool]:
-    with RankPool(2) as pool:
-        yield pool
 
 
 @pytest.mark.parametrize(("tried", "promise"), cases("method", CONTRACTS, SLOW))

@@ -173,13 +173,6 @@ def test_a_metric_of_ones_own_may_change_its_argument_in_place(no_traces: None) 
     assert features.equal(before)
 
 
-def test_what_is_not_given_is_said() -> None:
-    found = measure(Inputs(torch.randn(20, 4), missing={"views": "they are masked patches"}))
-    assert found["alignment"].why == "not computed: they are masked patches"
-    assert found["lidar"].why == "not computed: there are no projections"
-    assert found["rankme"].defined
-
-
 def test_goodness_orders_as_the_authors_do() -> None:
     good = {name: partial(goodness, metric(name).best) for name in NAMES}
     assert good["alpha_req"](1.1) > good["alpha_req"](0.7)
