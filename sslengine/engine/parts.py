@@ -31,8 +31,8 @@ from sslengine.engine.phases import RunPlan
 from sslengine.engine.services import Services, services_of
 from sslengine.hooks.default import default_hooks
 from sslengine.hooks.events import expect_known_events
+from sslengine.meters import MetersOptions
 from sslengine.meters.base import build_meters
-from sslengine.meters.options import MetersOptions
 from sslengine.methods.base import callbacks
 from sslengine.methods.foreign import takes_sample
 from sslengine.optim.build import build_optimizer

@@ -33,7 +33,7 @@ from sslengine.hooks.machine import (
 from sslengine.hooks.options import HooksOptions, ProfilingOptions
 from sslengine.hooks.pictures import TensorBoardHistograms
 from sslengine.hooks.profile import IterationTimer, LogPerfStats, ProfileSteps
-from sslengine.meters.options import MetersOptions
+from sslengine.meters import MetersOptions
 from sslengine.models.options import ModelOptions
 from sslengine.registry import HOOK_ADAPTERS, HOOKS
 

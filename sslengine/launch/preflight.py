@@ -44,8 +44,8 @@ from sslengine.engine.state import shapes
 from sslengine.engine.step import TrainStep
 from sslengine.errors import ConfigError, DataError, SSLEngineError
 from sslengine.hooks.options import HooksOptions
+from sslengine.meters import MetersOptions
 from sslengine.meters.base import build_meters
-from sslengine.meters.options import MetersOptions
 from sslengine.methods.base import Method, callbacks
 from sslengine.methods.foreign import takes_sample
 from sslengine.methods.step import Step

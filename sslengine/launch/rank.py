@@ -33,7 +33,7 @@ from sslengine.distributed.ranks import is_primary, pick_device, rank
 from sslengine.engines.run import Run
 from sslengine.errors import FolderInUseError, LaunchError, Preempted
 from sslengine.export.at_end import write_weights
-from sslengine.monitor.log_file import close_log, open_log
+from sslengine.monitor.console import close_log, open_log
 from sslengine.precision import set_deterministic, set_kernels
 from sslengine.registry import ENGINES, import_dotted, load_plugins
 from sslengine.trust import closed

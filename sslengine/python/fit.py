@@ -27,8 +27,8 @@ from sslengine.engines.train import resume
 from sslengine.errors import ConfigError, DataError
 from sslengine.launch.folder import expect_run_folder
 from sslengine.methods.foreign import FunctionLoss
-from sslengine.monitor.build import RunPlace, json_lines
 from sslengine.monitor.console import ConsoleWriter, Screen
+from sslengine.monitor.writers import JsonLinesWriter, RunPlace
 from sslengine.python.passes import choose_device, join_others
 from sslengine.python.session import History, KeepHistory, Session
 from sslengine.python.task import GivenParts, PythonTask
@@ -152,10 +152,11 @@ def _train(task: PythonTask, resolved: Resolved, quiet: bool) -> None:
         run = Run(resolved, task.folder, task.device, console)
         resume(task, run)
         run.describe()
+    place = RunPlace(task.folder or Path(), task.iteration, console)
     if is_primary() and not quiet:
-        task.writers.append(ConsoleWriter(console))
+        task.writers.append(ConsoleWriter(place))
     if is_primary() and task.folder is not None:
-        task.writers.append(json_lines(RunPlace(task.folder, task.iteration)))
+        task.writers.append(JsonLinesWriter(place))
     if task.done_training():
         task.close()
     else:

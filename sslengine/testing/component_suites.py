@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sslengine.monitor.build import RunPlace, build_writers
-from sslengine.monitor.writers import Record, Writer
+from sslengine.monitor.writers import Record, RunPlace, Writer, build_writers
 from sslengine.optim.schedules import build_curve
 from sslengine.registry import METERS
 from sslengine.testing.promises import Case, Suite, expect, names, promise

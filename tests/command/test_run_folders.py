@@ -72,7 +72,6 @@ def test_names_of_metrics_of_any_length_are_one_column(
         ("config.yaml", b"config: 3\n", "expected `config:` with keys below it"),
         ("config.yaml", b"config: [", "not valid YAML"),
         ("config.yaml", b"config: \xff", "not valid YAML"),
-        ("metrics.jsonl", b'{"kind": "step"}\n{"\xff', "line 2 is damaged: it is not UTF-8"),
         ("evaluation.json", b'{"scores": [{"knn": {}, "layer": "x"}]}', "is no report"),
         ("evaluation.json", b'{"scores": {"features": 1}}', "is no report"),
         (

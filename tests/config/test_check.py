@@ -18,8 +18,7 @@ from sslengine.meters.base import Meter
 from sslengine.models.heads.build import build_module
 from sslengine.models.options import TrunkOptions
 from sslengine.models.trunks.base import Trunk
-from sslengine.monitor.build import _build as build_writer
-from sslengine.monitor.writers import Writer
+from sslengine.monitor.writers import Writer, build_writer
 from sslengine.optim.options import OptimizerOptions
 from sslengine.optim.schedules import build_schedule
 from sslengine.registry import (

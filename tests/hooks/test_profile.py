@@ -23,6 +23,7 @@ from sslengine.hooks.events import Hook
 from sslengine.hooks.options import ProfilingOptions, RuntimeProfilingOptions
 from sslengine.hooks.profile import IterationTimer, LogPerfStats, PerfStats, ProfileSteps
 from sslengine.monitor.console import ConsoleWriter
+from sslengine.monitor.writers import RunPlace
 from sslengine.trust import Opened, closed
 from tests.config.recipes import resolved
 from tests.engine.runs import CPU, Stop, Watch, make_task, same, train, weights
@@ -148,7 +149,7 @@ def _run(
 
     task.parts = replace(task.parts, train_step_function=slow)
     console = Console(file=io.StringIO(), width=200)
-    task.writers.append(ConsoleWriter(console))
+    task.writers.append(ConsoleWriter(RunPlace(folder, 0, console)))
     try:
         loop.run(task)
     finally:

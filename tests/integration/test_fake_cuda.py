@@ -30,7 +30,7 @@ from sslengine.engine.task import SelfSupervisionTask
 from sslengine.engines.features import extract
 from sslengine.hooks import eval_mode
 from sslengine.hooks.default import default_hooks
-from sslengine.monitor import over_ranks
+from sslengine.monitor import store
 from sslengine.monitor.writers import Record, Writer
 from sslengine.testing import Contract
 from tests.config.recipes import resolved
@@ -114,7 +114,7 @@ def test_a_log_line_reads_the_device_once_and_no_other_step_does(
         assert {row.device.type for row in rows.values()} == {"cpu", "cuda"}
         return {name: [1.0] * len(row) for name, row in rows.items()}
 
-    monkeypatch.setattr(over_ranks, "_copy_to_host", copy)
+    monkeypatch.setattr(store, "_copy_to_host", copy)
     with fake_cuda.on_cuda(task, batches=4), fake_cuda.NothingOfTheHost():
         for _ in range(task.phase.steps):
             task.step()

@@ -17,7 +17,7 @@ from sslengine.errors import ConfigError
 from sslengine.hooks.collapse import LogCollapse
 from sslengine.hooks.pictures import TensorBoardHistograms
 from sslengine.models.model_state import vissl_state
-from sslengine.monitor.writers import TensorBoardWriter
+from sslengine.monitor.writers import RunPlace, TensorBoardWriter
 from tests.engine.runs import Watch, make_task
 from tests.engine.sharded import (
     CROPS,
@@ -304,8 +304,8 @@ def _with_tests(folder: Path, changes: dict[str, Any]) -> tuple[Outcome, dict[st
     watch = Watch()
     hooks = [LogCollapse(), watch, TensorBoardHistograms(1, parameters=True, gradients=True)]
     task = make_task(folder, hooks, **on_ranks(changes, world_size()))
-    board = TensorBoardWriter(folder / f"board{world_size()}", 1) if rank() == 0 else None
-    task.writers.extend([board] if board is not None else [])
+    board = RunPlace(folder / f"board{world_size()}", 0)
+    task.writers.extend([TensorBoardWriter(board)] if rank() == 0 else [])
     loop.run(task)
     return outcome(task, watch), task.phase_results
 
@@ -318,7 +318,7 @@ def test_test_phases_and_hooks(two_ranks: RankPool, tmp_path: Path) -> None:
         assert_close(got, alone, rtol=1e-4, atol=1e-6)
         assert signs["accuracy_list_meter"] == figures["accuracy_list_meter"]
         assert signs["loss"] == pytest.approx(figures["loss"], rel=1e-4)
-    assert list((tmp_path / "board2").glob("events*"))
+    assert list((tmp_path / "board2" / "tb_logs").glob("events*"))
 
 
 def _refused(folder: Path, changes: dict[str, Any]) -> str:
