@@ -65,7 +65,7 @@ COPIES, FROM_WEIGHTS, NO_NEIGHBOUR = "copies", "alike from the start", "no neigh
 _RATE = "lower config.OPTIMIZER.param_schedulers.lr (--lr), to a third say"
 _TEACHER = "raise the momentum of a teacher to 0.99"
 _BATCH = "raise config.DATA.TRAIN.BATCHSIZE_PER_REPLICA"
-_ALIKE = f"The teacher may be almost the student: {_TEACHER}; or {_RATE}."
+_ALIKE = f"The learning rate may be too high: {_RATE}; or {_TEACHER}."
 _UNUSED = (
     f"Does the centre move (ema_center 0.9)? Balance targets by Sinkhorn, {_TEACHER}, or {_RATE}."
 )
@@ -279,7 +279,7 @@ _RULES: tuple[Callable[[Ends], Iterator[Sign]], ...] = (
 )  # fmt: skip
 
 
-class Range(NamedTuple):
+class Gauge(NamedTuple):
     """A metric of health, and between which values it is healthy."""
 
     metric: str
@@ -289,7 +289,7 @@ class Range(NamedTuple):
     high: float | None = None
 
 
-def healthy_ranges(ends: Sequence[Metrics], config: Mapping[str, Any]) -> list[Range]:
+def healthy_ranges(ends: Sequence[Metrics], config: Mapping[str, Any]) -> list[Gauge]:
     """Return the ranges of the metrics that the last train phase has: the rules' own limits."""
     if not ends:
         return []
@@ -297,22 +297,22 @@ def healthy_ranges(ends: Sequence[Metrics], config: Mapping[str, Any]) -> list[R
     quarter = f"Below {LEFT:.0%} of the most so far it has lost them."
     least = max(ALIKE_RANK, LEFT * max(run.most(TRUNK_RANK), run.start_rank))
     found = [
-        Range(TRUNK_RANK, "Dimensions in use, trunk", f"RankMe of one batch. {quarter}", least),
-        Range(PROJECTION_RANK, "Dimensions in use, projection", "Near 1 all are alike.", ONE_LINE),
-        Range(PROJECTION_STD, "Spread of the projections", "0: all are alike.", 0.0),
-        Range(PATCH_SPREAD, "Spread of the patches", "0: all are alike.", ALIKE_SPREAD),
-        Range(INPUT_STD, "Spread of the input", "0: all images are copies of one.", ALIKE_INPUT),
-        Range(KOLEO, "KoLeo", "Above it nearest images have the same features.", None, COINCIDE),
-        Range(INFORMATION, "Information of the targets", "Nats, about their images.", SAYS_NOTHING),
-        Range(LOSS_SCALE, "Loss scale", "fp16: it falls with every overflow.", 1.0),
+        Gauge(TRUNK_RANK, "Dimensions in use, trunk", f"RankMe of one batch. {quarter}", least),
+        Gauge(PROJECTION_RANK, "Dimensions in use, projection", "Near 1 all are alike.", ONE_LINE),
+        Gauge(PROJECTION_STD, "Spread of the projections", "0: all are alike.", 0.0),
+        Gauge(PATCH_SPREAD, "Spread of the patches", "0: all are alike.", ALIKE_SPREAD),
+        Gauge(INPUT_STD, "Spread of the input", "0: all images are copies of one.", ALIKE_INPUT),
+        Gauge(KOLEO, "KoLeo", "Above it nearest images have the same features.", None, COINCIDE),
+        Gauge(INFORMATION, "Information of the targets", "Nats, about their images.", SAYS_NOTHING),
+        Gauge(LOSS_SCALE, "Loss scale", "fp16: it falls with every overflow.", 1.0),
     ]
     for targets in (IMAGES, PATCHES):
         most = UNIFORM * math.log(run.count_scores(targets))
         found += [
-            Range(targets.entropy, f"Entropy of the {targets.of}targets",
+            Gauge(targets.entropy, f"Entropy of the {targets.of}targets",
                   "At ln K all prototypes are alike to the teacher, at 0 each target is one.",
                   SAYS_NOTHING, None if math.isnan(most) else most),
-            Range(targets.used, f"Prototypes in use{', patches' if targets.of else ''}", quarter,
+            Gauge(targets.used, f"Prototypes in use{', patches' if targets.of else ''}", quarter,
                   LEFT * run.most(targets.used)),
         ]  # fmt: skip
     return [each for each in found if each.metric in ends[-1]]

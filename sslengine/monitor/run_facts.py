@@ -26,7 +26,7 @@ REPORT, JUDGEMENTS = "evaluation.json", "judgements"
 
 
 @dataclass(frozen=True)
-class Score:
+class FeatureScore:
     """A score of one kind of features on the test images, in percent."""
 
     features: str  # trained, untrained, raw pixels, reference
@@ -116,7 +116,7 @@ class Facts:
         name = name_of_images(self.evaluation.get("images", {}))
         return self.folder / JUDGEMENTS / f"{name}.npz"
 
-    def scores(self, metric: str) -> dict[str, Score]:
+    def scores(self, metric: str) -> dict[str, FeatureScore]:
         """Map each kind of features to its score, of the last layer."""
         found = scores_of(self.evaluation)
         return {each.features: each for each in found if each.metric == metric}
@@ -148,7 +148,7 @@ class Facts:
         return int(images[0].get("test", images[0].get("train", 0))) if images else 0
 
 
-def scores_of(report: Mapping[str, Any], features: str = "") -> list[Score]:
+def scores_of(report: Mapping[str, Any], features: str = "") -> list[FeatureScore]:
     """Return the scores of one kind of features, or of all; of several layers all of them."""
     found = []
     for each in report.get("scores", ()):
@@ -156,7 +156,7 @@ def scores_of(report: Mapping[str, Any], features: str = "") -> list[Score]:
             continue
         for metric, value in values_of(each).items():
             interval, gain = (each.get(key, {}).get(metric) for key in ("intervals", "gains"))
-            found.append(Score(each["features"], each["layer"], metric, value,
+            found.append(FeatureScore(each["features"], each["layer"], metric, value,
                                tuple(interval) if interval else None,
                                tuple(gain) if gain else None))  # fmt: skip
     return found

@@ -27,7 +27,7 @@ from statistics import median
 
 from sslengine.errors import CollapseError
 from sslengine.monitor.collapse import ADVICE, DIVERGED, NOT_FINITE
-from sslengine.monitor.run_facts import PIXELS, TRAINED, UNTRAINED, Facts, Score
+from sslengine.monitor.run_facts import PIXELS, TRAINED, UNTRAINED, Facts, FeatureScore
 from sslengine.monitor.run_status import FAILED, RUNNING, STOPPED, is_not_finite
 
 TIMES = 10.0  # the loss at the end over that at the start: it has diverged
@@ -156,7 +156,7 @@ def _not_better(facts: Facts, than: str, said: str) -> Said | None:
     return told, f"{_gains(facts, than)}{lacks}", _longer(facts)
 
 
-def _is_better(own: Score, other: Score) -> bool:
+def _is_better(own: FeatureScore, other: FeatureScore) -> bool:
     """Compare by the paired interval; without one, by more than both intervals together."""
     if other.gain is not None:
         return other.gain[1] > 0
