@@ -242,6 +242,9 @@ class TrainStep:
             call(task.method_step)
         if state.calls["on_backward"]:
             task.run_hooks("on_backward")
+        for hook in state.dated_backward:
+            if state.steps + 1 >= hook.due:  # this step is not counted yet
+                hook.on_backward(task)
 
     def differentiate(self, task: SelfSupervisionTask, loss: Loss) -> None:
         """Compute gradients; a group's first batch begins from none."""

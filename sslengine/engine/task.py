@@ -32,7 +32,7 @@ from sslengine.engine.state import Reading, RunState
 from sslengine.errors import SSLEngineError, TrainingError
 from sslengine.hooks.events import compile_events, take_dated
 from sslengine.hooks.options import HooksOptions
-from sslengine.hooks.profile import PerfStats
+from sslengine.hooks.timing import PerfStats
 from sslengine.methods.step import Step
 from sslengine.models.networks import AUTO
 from sslengine.models.options import ModelOptions
@@ -94,16 +94,17 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
         self.parts = parts = self.made_by.make()
         hooks = read(self.config, HooksOptions)
         self._compiles = read(self.config, ModelOptions).COMPILE.USE_COMPILE
-        perf, everyone = PerfStats(), [*parts.hooks, *parts.services]
-        calls = compile_events(everyone, perf.hooks if hooks.ITERATION_TIMER else None)
+        everyone = [*parts.hooks, *parts.services]
+        calls = compile_events(everyone)
         replay = shlex.join(["sslengine", "replay", str(self.run_dir)]) if self.replayable else ""
         self.state = RunState(
             MetricStore(check_finite=hooks.CHECK_NAN, replay=replay, name=self.name_sample),
-            perf,
+            PerfStats(),
             calls,
             parts.plan.phases[0],
             active_meters=parts.train_meters,
-            dated=[] if hooks.ITERATION_TIMER else take_dated(calls, everyone),
+            dated=take_dated(calls, everyone, "on_step"),
+            dated_backward=take_dated(calls, everyone, "on_backward"),
         )
 
     def load_initial_weights(self) -> None:

@@ -195,8 +195,9 @@ class SharedCallsTracker(TrackerWriter):
 
     def finish(self, error: BaseException | None) -> None:
         crashed = {"state": "crashed", "error": repr(error)}
-        failed = {"wandb": {"exit_code": 1}, "swanlab": crashed, "trackio": {}}[self.package]
-        self._run.finish(**({} if error is None else failed))
+        failed: dict[str, dict[str, Any]]
+        failed = {"wandb": {"exit_code": 1}, "swanlab": crashed, "trackio": {}}
+        self._run.finish(**({} if error is None else failed[self.package]))
 
 
 @register_writer("mlflow", options=MlflowOptions)

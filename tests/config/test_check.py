@@ -13,7 +13,7 @@ from torch import nn
 from sslengine.config.sections import read
 from sslengine.data.augment.pipeline import build_transform
 from sslengine.errors import ConfigError
-from sslengine.hooks.default import _extra
+from sslengine.hooks.default import make_extra
 from sslengine.meters.base import Meter
 from sslengine.models.heads.build import build_module
 from sslengine.models.options import TrunkOptions
@@ -142,7 +142,7 @@ HOOKS.register(NAME, options=SharpOptions)(Sharp)
 WRITERS.register(NAME, options=SharpOptions)(SharpWriter)
 KINDS = {
     "MODEL__HEAD__PARAMS": (lambda **its: [[NAME, its]], lambda each: build_module([NAME, each], "")),
-    "HOOKS__EXTRA": (lambda **its: [{"name": NAME, **its}], lambda each: _extra({"name": NAME, **each})),
+    "HOOKS__EXTRA": (lambda **its: [{"name": NAME, **its}], lambda each: make_extra({"name": NAME, **each})),
     "HOOKS__WRITERS": (
         lambda **its: [{"name": NAME, **its}],
         lambda each: build_writer({"name": NAME, **each}, None),
