@@ -197,12 +197,12 @@ def test_embed_says_which_columns_there_are(
 
 
 TYPED = 2
-COLUMNS = ["site", "species", "photo"]
+HEADER = ["site", "species", "photo"]
 COLUMNS = ["--image-column=photo", "--label-column=species"]
 FEW = ["--set=EVALUATE.LABEL_FREE=[rankme]", "--set=NEAREST_NEIGHBOR.TOPK=[1,3]"]
 
 
-def _table(folder: Path, kind: str, names: list[str] = COLUMNS) -> Path:
+def _table(folder: Path, kind: str, names: list[str] = HEADER) -> Path:
     """Of a folder's images, in no order; what holds the label says nothing else."""
     files = sorted(folder.rglob("*.png"))
     random.Random(0).shuffle(files)
@@ -294,7 +294,7 @@ def test_checkpoints_are_measured_on_columns(
 ) -> None:
     files = sorted((here / "val").rglob("*.png"))
     rows = [(f"p{number % 3}", each.parent.name, str(each)) for number, each in enumerate(files)]
-    table = write_table(tmp_path / "val.csv", COLUMNS, rows)
+    table = write_table(tmp_path / "val.csv", HEADER, rows)
 
     def measured(data: Path, *options: str) -> Any:
         asked = [str(here / "run" / "checkpoints"), f"--data={data}", "--views=0", "--json"]
