@@ -80,11 +80,12 @@ class TrackerWriter(Writer):
     # Is a record written when the call returns? If not, all are sent again after a kill.
     writes_at_once = True
 
-    def __init__(self, run: RunPlace, options: Any) -> None:
+    def __init__(self, run: RunPlace, options: TrackerOptions | MlflowOptions) -> None:
         self.package = package = getattr(options, "module", "mlflow")
         sent = f"metrics and the config may be sent elsewhere by {package}"
         expect_trust(sent, "config.HOOKS.WRITERS", package)
-        self.options, self.place, self.folder = options, run, run.folder / FOLDER
+        self.options: Any = options
+        self.place, self.folder = run, run.folder / FOLDER
         self.name = options.run_name or run.folder.resolve().name
         self._run: Any = None
         self._note_file = self.folder / f"{package}.sent"
@@ -195,7 +196,9 @@ class SharedCallsTracker(TrackerWriter):
 
     def finish(self, error: BaseException | None) -> None:
         crashed = {"state": "crashed", "error": repr(error)}
-        failed = {"wandb": {"exit_code": 1}, "swanlab": crashed, "trackio": {}}[self.package]
+        failed: dict[str, Any] = {
+            "wandb": {"exit_code": 1}, "swanlab": crashed, "trackio": {},
+        }[self.package]  # fmt: skip
         self._run.finish(**({} if error is None else failed))
 
 
