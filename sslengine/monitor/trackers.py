@@ -195,11 +195,11 @@ class SharedCallsTracker(TrackerWriter):
             self._run.log(dict(scores))
 
     def finish(self, error: BaseException | None) -> None:
-        crashed = {"state": "crashed", "error": repr(error)}
-        failed: dict[str, Any] = {
-            "wandb": {"exit_code": 1}, "swanlab": crashed, "trackio": {},
-        }[self.package]  # fmt: skip
-        self._run.finish(**({} if error is None else failed))
+        failed: dict[str, dict[str, Any]] = {  # trackio has no such state
+            "wandb": {"exit_code": 1},
+            "swanlab": {"state": "crashed", "error": repr(error)},
+        }
+        self._run.finish(**({} if error is None else failed.get(self.package, {})))
 
 
 @register_writer("mlflow", options=MlflowOptions)
