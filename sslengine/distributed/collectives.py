@@ -70,8 +70,7 @@ def gather_equal(tensor: Tensor) -> Tensor:
 def _gather_uneven(tensor: Tensor) -> Gathered:
     sizes = gather_equal(torch.tensor([tensor.shape[0]], device=tensor.device)).tolist()
     largest = max(sizes)
-    padded = tensor.new_zeros((largest, *tensor.shape[1:]))
-    padded[: tensor.shape[0]] = tensor
+    padded = torch.cat([tensor, tensor.new_zeros((largest - len(tensor), *tensor.shape[1:]))])
     shares = gather_equal(padded).split(largest)
     rows = torch.cat([share[:size] for share, size in zip(shares, sizes, strict=True)])
     return Gathered(rows, sum(sizes[: rank()]))

@@ -86,7 +86,7 @@ class MeanAPListMeter(Meter):
         num_meters: the number of the model's outputs, each of which is measured.
         meter_names: names of the outputs; without them they are numbered.
         interpolated: as in VISSL and VOC; false: scikit-learn's average precision.
-        num_classes, max_cpu_capacity: VISSL's, which need not be known here.
+        num_classes, max_cpu_capacity: VISSL's, without effect: any number is measured.
         """
         super().__init__(num_meters, meter_names)
         self.interpolated = interpolated

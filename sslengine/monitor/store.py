@@ -340,7 +340,8 @@ def _weigh(steps: Sequence[OpenLoss]) -> Column:
     """Multiply each loss by its rank's share of the images: the sum over ranks is the mean."""
     row = join([each.values for each in steps])
     shares = [each.share for each in steps for _ in each.names]
-    return Column("sum", [row * row.new_tensor(shares)], parts=[each.names for each in steps])
+    weights = shares[0] if len({*shares}) == 1 else row.new_tensor(shares)  # most are alike
+    return Column("sum", [row * weights], parts=[each.names for each in steps])
 
 
 def _copy_to_host(rows: Mapping[str, Tensor]) -> dict[str, list[float]]:

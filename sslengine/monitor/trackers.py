@@ -80,11 +80,12 @@ class TrackerWriter(Writer):
     # Is a record written when the call returns? If not, all are sent again after a kill.
     writes_at_once = True
 
-    def __init__(self, run: RunPlace, options: Any) -> None:
+    def __init__(self, run: RunPlace, options: TrackerOptions | MlflowOptions) -> None:
         self.package = package = getattr(options, "module", "mlflow")
         sent = f"metrics and the config may be sent elsewhere by {package}"
         expect_trust(sent, "config.HOOKS.WRITERS", package)
-        self.options, self.place, self.folder = options, run, run.folder / FOLDER
+        self.options: Any = options
+        self.place, self.folder = run, run.folder / FOLDER
         self.name = options.run_name or run.folder.resolve().name
         self._run: Any = None
         self._note_file = self.folder / f"{package}.sent"
@@ -194,10 +195,11 @@ class SharedCallsTracker(TrackerWriter):
             self._run.log(dict(scores))
 
     def finish(self, error: BaseException | None) -> None:
-        crashed = {"state": "crashed", "error": repr(error)}
-        failed: dict[str, dict[str, Any]]
-        failed = {"wandb": {"exit_code": 1}, "swanlab": crashed, "trackio": {}}
-        self._run.finish(**({} if error is None else failed[self.package]))
+        failed: dict[str, dict[str, Any]] = {  # trackio has no such state
+            "wandb": {"exit_code": 1},
+            "swanlab": {"state": "crashed", "error": repr(error)},
+        }
+        self._run.finish(**({} if error is None else failed.get(self.package, {})))
 
 
 @register_writer("mlflow", options=MlflowOptions)

@@ -241,8 +241,7 @@ def engine_task(case: Case, batches: Iterator[Tensor]) -> SelfSupervisionTask:
     folder = Path(tempfile.mkdtemp(prefix="bench_engine_"))
     task = SelfSupervisionTask(config, folder, torch.device("cpu"))
     task.prepare()
-    place = RunPlace(folder, 0)
-    task.writers.extend([LogWriter(place), JsonLinesWriter(place)])
+    task.writers.extend(each(RunPlace(folder, 0)) for each in (LogWriter, JsonLinesWriter))
     task.parts.feeds.train = MemoryFeed(case, task.phases[0].steps, batches)  # type: ignore[assignment]
     task.on_start()
     task.start_phase()
