@@ -52,12 +52,6 @@ def test_what_can_be_asked_for_in_its_order() -> None:
     ]
 
 
-def test_parameters_frozen_for_epochs_alone() -> None:
-    config = resolved(MODEL__TEMP_FROZEN_PARAMS_EPOCH_MAP=[["trunk.*", 2]]).config
-    (freeze,) = [each for each in default_hooks(config, Path()) if hasattr(each, "epochs")]
-    assert [*map(list, freeze.epochs)] == [["trunk.*", 2]]
-
-
 def test_hooks_of_ones_own_by_name_or_with_arguments() -> None:
     config = resolved(HOOKS__EXTRA=["tests.hooks.test_default:Plain"]).config
     assert any(isinstance(hook, Plain) for hook in default_hooks(config, Path()))
