@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from sslengine.distributed.ranks import rank
 from sslengine.distributed.sharding import is_sharded, local, whole
@@ -87,41 +86,3 @@ def test_a_rank_knows_which_rows_are_here(ranks: int, request: pytest.FixtureReq
     expected[[4, 0, 3]] = -1.0
     assert torch.equal(_written(5), expected)
     assert all(torch.equal(each, expected) for each in pool.run(_written, 5))
-
-
-class Waits(TorchDispatchMode):
-    """Operations for which the host waits where the tensors are on a GPU."""
-
-    NAMES = ("_local_scalar_dense", "bincount", "_unique2", "nonzero", "masked_select")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        name = func.overloadpacket.__name__
-        if name in self.NAMES:
-            self.found.append(name)
-        return func(*args, **(kwargs or {}))
-
-
-def _waits_of_a_fetch(count: int) -> list[str]:
-    tensor, rows, plain = _shared(count), _asked(count, (7,)), Tensor.tolist
-    with Waits() as waits:
-
-        def tolist(values: Tensor) -> object:
-            waits.found.append("tolist")
-            return plain(values)
-
-        Tensor.tolist = tolist  # type: ignore[method-assign, assignment]
-        try:
-            fetch(tensor, rows)
-        finally:
-            Tensor.tolist = plain  # type: ignore[method-assign]
-    return waits.found
-
-
-def test_the_host_waits_twice_for_what_is_fetched(two_ranks: RankPool) -> None:
-    """For the number of different rows, and for how many come."""
-    for found in two_ranks.run(_waits_of_a_fetch, 50):
-        assert found == ["_unique2", "tolist"]
