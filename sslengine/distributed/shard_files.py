@@ -198,7 +198,7 @@ class _Records(pickle.Unpickler):
 
 
 def _member(kind: Any, name: Any) -> Any:
-    """getattr for members of an Enum only."""
+    """Look up a member of an Enum, as getattr does; nothing else."""
     if isinstance(kind, type) and issubclass(kind, Enum) and name in kind.__members__:
         return kind[name]
     raise CheckpointError(

@@ -136,7 +136,7 @@ def _share(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def copy_into(target: Tensor, source: Tensor) -> None:
-    """`target.copy_(source)`, where any of them may be sharded."""
+    """Copy as `target.copy_(source)`, where any of them may be sharded."""
     local(target).copy_(local(like(source, target)))
 
 

@@ -41,7 +41,7 @@ log = logging.getLogger("sslengine")
 
 
 def run_rank(resolved: Resolved, join: bool) -> None:
-    """join: the environment describes a process group to join (RANK, WORLD_SIZE ...)."""
+    """Run the engine in this process. join: the environment names a process group to join."""
     with closed(resolved.opened), startup.pause_garbage_collection():
         _run_rank(resolved, join)
 

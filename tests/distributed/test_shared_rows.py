@@ -10,10 +10,10 @@ from sslengine.distributed.ranks import rank
 from sslengine.distributed.sharding import is_sharded, local, whole
 from sslengine.distributed.shared_rows import (
     fetch,
+    locate,
     own_rows,
     rows_of_a_rank,
-    shared_out,
-    within,
+    share_out,
 )
 from tests.ranks import RankPool
 
@@ -23,7 +23,7 @@ def _all(count: int) -> Tensor:
 
 
 def _shared(count: int) -> Tensor:
-    return shared_out(_all(count)[own_rows(count)].clone(), count)
+    return share_out(_all(count)[own_rows(count)].clone(), count)
 
 
 def _cut(count: int) -> tuple[list[float], int, Tensor]:
@@ -74,7 +74,7 @@ def test_ranks_get_what_they_ask_for(
 
 def _written(count: int) -> Tensor:
     tensor, rows = _shared(count), torch.tensor([4, 0, 3])
-    here, places, is_here = within(tensor, rows)
+    here, places, is_here = locate(tensor, rows)
     here[places[is_here]] = -1.0
     return whole(tensor)
 

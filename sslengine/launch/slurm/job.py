@@ -38,7 +38,7 @@ _END_DELAY = 300.0  # seconds at most until SLURM ends a job that was requeued
 
 @dataclass
 class Job:
-    """submitit calls it in each task; there is one task per node."""
+    """Run in each task of a job: submitit calls it; there is one task per node."""
 
     run: Resolved
     folder: str  # the command's working folder, for relative paths
