@@ -89,12 +89,9 @@ def _is_known(folder: Path) -> bool:
 
 
 def _is_ours(config: Path) -> bool:
-    try:
-        with config.open(encoding="utf-8") as file:
-            head = [file.readline(200) for _ in _HEAD]
-    except (OSError, ValueError):
-        return False
-    return all(line.startswith(begin) for line, begin in zip(head, _HEAD, strict=True))
+    with suppress(OSError, ValueError), config.open(encoding="utf-8") as file:
+        return all(file.readline(200).startswith(begin) for begin in _HEAD)
+    return False
 
 
 def results(folder: Path) -> list[Path]:

@@ -146,7 +146,7 @@ def newest(
             log.warning("skipped: %s", error)
     if candidates or broken:
         raise CheckpointError(
-            f"none of {len(candidates) + len(broken)} checkpoints in {folder} can be read, from "
+            f"none of the {len(candidates) + len(broken)} checkpoints in {folder} can be read from "
             f"number {position} on (config.CHECKPOINT.LATEST_CHECKPOINT_RESUME_FILE_NUM). To start "
             f"from the beginning, move them away; nothing was deleted."
         )

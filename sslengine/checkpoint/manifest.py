@@ -51,27 +51,16 @@ class Manifest:
 
     def problem(self, path: Path) -> str | None:
         """Return how the checkpoint differs from its manifest; None if not. Reads all of it."""
-        if self.files:
-            return self._problem_of_shards(path)
-        if path.exists() and not path.is_file():
-            return "it is not a regular file"
-        size = path.stat().st_size
-        if size != self.bytes and not self.replaces:
-            return f"it has {size} bytes; its manifest has {self.bytes}"
-        if sha256_of(path) not in (self.sha256, self.replaces):
-            return "its sha256 is not that of its manifest"
-        return None
-
-    def _problem_of_shards(self, folder: Path) -> str | None:
-        for name, facts in self.files.items():
-            path = folder / name
-            if not path.is_file():
-                return f"its file {name} is missing"
-            size = path.stat().st_size
-            if size != facts["bytes"]:
-                return f"its file {name} has {size} bytes; the manifest has {facts['bytes']}"
-            if sha256_of(path) != facts["sha256"]:
-                return f"the sha256 of its file {name} is not that of the manifest"
+        whole: FileFacts = {"bytes": self.bytes, "sha256": self.sha256}
+        for name, facts in (self.files or {"": whole}).items():
+            file, its = (path / name, f"its file {name}") if name else (path, "it")
+            if not file.is_file() and (name or file.exists()):
+                return f"{its} is not a regular file"
+            size = file.stat().st_size
+            if size != facts["bytes"] and not self.replaces:
+                return f"{its} has {size} bytes; its manifest has {facts['bytes']}"
+            if sha256_of(file) not in (facts["sha256"], self.replaces):
+                return f"{its} has another sha256 than its manifest"
         return None
 
 

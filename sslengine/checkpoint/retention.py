@@ -1,4 +1,4 @@
-"""Which checkpoints are kept: the last few, one in every so many, the best. By default all."""
+"""Choose the checkpoints to keep: the last few, one in every so many, the best. By default all."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ WAITS = (1.0, 5.0)  # seconds before a save is tried again
 
 
 class Saver:
-    """Of one folder; used by rank 0 alone, or by all ranks of a sharded run in step."""
+    """Save into one folder; used by rank 0 alone, or by all ranks of a sharded run in step."""
 
     def __init__(self, folder: Path, options: CheckpointOptions) -> None:
         self.folder, self.options = folder, options
@@ -52,7 +52,7 @@ class Saver:
         last: bool = False,
         records: Sequence[Path] = (),
     ) -> None:
-        """records: files that are synced to the disk before the checkpoint gets its name."""
+        """Copy the state and write it in the background. records: files that are synced first."""
         began = time.perf_counter()
         self.wait()
         if self._next_number == 0:  # read once: from here on only this object adds files

@@ -123,9 +123,8 @@ def permuted(rows: Tensor, order: Tensor) -> Tensor:
     leaving, arriving = (
         np.bincount(each, minlength=world_size()) for each in (places // share, owners)
     )
-    sent = rows[_copy_to_device(rows, host[places] - rank() * share)].contiguous()
-    came = torch.empty_like(sent)
-    dist.all_to_all_single(came, sent, arriving.tolist(), leaving.tolist())
+    sent = rows[_copy_to_device(rows, host[places] - rank() * share)]
+    came = exchange(sent, Counts(leaving.tolist(), arriving.tolist()))
     # Received rows are sorted by rank, and those of one rank by their place in the order.
     found = _copy_to_device(rows, owners.argsort(kind="stable"))
     return torch.empty_like(came).index_copy_(0, found, came)

@@ -15,9 +15,10 @@ import pdb
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -217,15 +218,14 @@ def _pass_model(model: Model, images: Any) -> Any:
         )
         for where, part in parts.items()
     ]
-    watch = _Watch()  # type: ignore[no-untyped-call]
     model.eval()
     try:
-        with torch.no_grad(), watch:
+        with torch.no_grad():
             return model(images)
     except SSLEngineError:
         raise
     except Exception as error:
-        if not entered or not watch.is_refusal(error):
+        if not entered or not _is_refusal(error, partial(model, images)):
             return None
         where, part, given = entered[-1]
         raise ConfigError(
@@ -247,7 +247,7 @@ def _pass_method(config: DictConfig, model: Model, output: Any, sample: dict[str
         return None
     where, ours = f"config.LOSS.{component_key(name)}", thing.__module__.startswith(_OURS)
     output = output[0] if isinstance(output, list) and len(output) == 1 else output
-    watch: _Watch | None = None
+    call: Callable[[], Any] | None = None
     try:
         with META, torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -256,18 +256,17 @@ def _pass_method(config: DictConfig, model: Model, output: Any, sample: dict[str
             method.train()
             multipliers = read(config, OptimizerOptions).multiplier_options()
             chosen_multipliers(learner_of(model, method), multipliers)
-            known_target = takes_sample(method) or _has_known_target(config, method)
-            given = (sample, Step.alone()) if takes_sample(method) else (sample["target"],)
-            # A method of the user's may need what its `before_phase` makes.
-            if known_target and not callbacks(method, "before_phase"):
-                watch = _Watch()  # type: ignore[no-untyped-call]
-            with watch or nullcontext():
-                return method(output, *given) if known_target else None
+            if takes_sample(method):
+                call = partial(method, output, sample, Step.alone())
+            elif _has_known_target(config, method):
+                call = partial(method, output, sample["target"])
+            return None if call is None else call()
     except Exception as error:
         if isinstance(error, ConfigError) or (ours and isinstance(error, SSLEngineError)):
             text = str(error)
             raise ConfigError(text if "config." in text[:9] else f"{where}: {text}") from error
-        if watch is None or not watch.is_refusal(error):
+        # A method of the user's may need what its `before_phase` makes.
+        if call is None or callbacks(method, "before_phase") or not _is_refusal(error, call):
             return None
         raise ConfigError(
             f"{where}: {thing.__name__} cannot take the model's output, of shape "
@@ -284,11 +283,35 @@ def _has_known_target(config: DictConfig, method: nn.Module) -> bool:
     return known or parameter.default is not parameter.empty
 
 
+def _is_refusal(error: Exception, call: Callable[[], Any]) -> bool:
+    """Return whether torch or a library refuses a shape, in a computation that failed.
+
+    It may have needed values instead, or a user's code be not ready. So it is repeated with a look
+    at each operation, which would slow down a computation that does not fail.
+    """
+    if not isinstance(error, _REFUSALS) or isinstance(error, (NotImplementedError, SSLEngineError)):
+        return False
+    watch = _Watch()  # type: ignore[no-untyped-call]
+    try:
+        with META, torch.no_grad(), watch:
+            call()
+    except _REFUSALS as again:
+        if again is watch.failed or isinstance(again, NotImplementedError):
+            return watch.refuses
+        *_, (frame, _) = traceback.walk_tb(again.__traceback__)
+        module = str(frame.f_globals["__name__"])  # torch itself has torch._assert
+        return module == "torch" or module.startswith(_LIBRARIES)
+    except Exception:
+        return False
+    return False
+
+
 class _Watch(TorchDispatchMode):
-    """Note the operation that fails, to tell what a computation failed of."""
+    """Note the operation that fails, and whether it refuses shapes: or it needs values, or what is
+    not on the meta device."""
 
     failed: Exception | None = None
-    needs_values = False
+    refuses = False
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -297,24 +320,12 @@ class _Watch(TorchDispatchMode):
             return function(*args, **(kwargs or {}))
         except Exception as error:
             given = tree_leaves((args, kwargs))
+            tensors = [each for each in given if isinstance(each, Tensor) and each.dim()]
             self.failed = error
-            self.needs_values = (
-                function is torch.ops.aten._local_scalar_dense.default
-                or any(isinstance(each, torch.Generator) for each in given)
-                or any(isinstance(each, Tensor) and each.dim() and each.device != META
-                       for each in given)
-            )  # fmt: skip
+            self.refuses = (
+                all(each.device == META for each in tensors)
+                and not any(isinstance(each, torch.Generator) for each in given)
+                and function is not torch.ops.aten._local_scalar_dense.default
+                and not isinstance(error, NotImplementedError)
+            )
             raise
-
-    def is_refusal(self, error: Exception) -> bool:
-        """Return whether torch or a library refuses a shape. Else the computation needs values, or
-        what is not on the meta device, or a user's code is not ready for it."""
-        if not isinstance(error, _REFUSALS) or isinstance(
-            error, (NotImplementedError, SSLEngineError)
-        ):
-            return False
-        if error is self.failed:
-            return not self.needs_values
-        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-        module: str = frame.f_globals["__name__"]  # torch itself has torch._assert
-        return module == "torch" or module.startswith(_LIBRARIES)

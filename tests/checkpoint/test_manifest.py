@@ -29,7 +29,7 @@ def test_one_flipped_bit_is_found(tmp_path: Path, place: int) -> None:
     content = bytearray(path.read_bytes())
     content[place] ^= 1
     path.write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"not intact: its sha256"):
+    with pytest.raises(CheckpointError, match=r"not intact: .*sha256"):
         verify(path)
 
 
@@ -56,7 +56,7 @@ def test_while_a_file_is_replaced_both_contents_count(tmp_path: Path) -> None:
         verify(path)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '"x"', '{"file": "a"}', "null"])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"file": "a"}', "[" * 100_000])
 def test_a_broken_manifest_is_an_error_by_name(tmp_path: Path, text: str) -> None:
     path = tmp_path / "model_phase0.torch"
     path_for(path).write_text(text)
@@ -117,10 +117,3 @@ def test_the_files_of_a_folder_lie_in_it(tmp_path: Path, name: str) -> None:
     Manifest(folder.name, 1, "", files=listed).write(tmp_path)
     with pytest.raises(CheckpointError, match="should be a name in the folder"):
         verify(folder)
-
-
-def test_a_manifest_without_end_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "model_phase0.torch"
-    path_for(path).write_text("[" * 100_000)
-    with pytest.raises(CheckpointError, match="is not a manifest"):
-        read_manifest(path)

@@ -15,11 +15,10 @@ import importlib.util
 import io
 import shlex
 import shutil
-import stat
 import sys
 import sysconfig
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +48,7 @@ def submit(runs: Sequence[Resolved]) -> int:
         code = copy_code(folder, (name for run in runs for name in run.config.PLUGINS))
         for index, run in enumerate(runs):
             (folder / f"config_{index}.yaml").write_text(show(run))
-        with _secret(folder):
-            jobs = _send(runs, options, folder, code)
+        jobs = _send(runs, options, folder, code)
     except Exception:
         shutil.rmtree(folder, ignore_errors=True)  # nothing is in the queue
         raise
@@ -88,13 +86,16 @@ def _check(runs: Sequence[Resolved]) -> None:
 
 
 def _make_folder(options: SlurmOptions) -> Path:
-    """Make the job's folder. Its name has no job id: the code is copied before SLURM gives one."""
+    """Make the job's folder. Its name has no job id: the code is copied before SLURM gives one.
+
+    The user alone can open it: submitit's pickles hold environment variables.
+    """
     now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     name = "".join(each if each.isalnum() or each in "-_." else "_" for each in options.NAME)
     root = Path(options.LOG_FOLDER).expanduser().resolve()
     folder = root / f"{name}-{now}-{uuid.uuid4().hex[:6]}"
     try:
-        folder.mkdir(parents=True)
+        folder.mkdir(mode=0o700, parents=True)
     except OSError as error:
         raise ConfigError(f"config.SLURM.LOG_FOLDER: cannot make {folder}: {error}") from error
     return folder
@@ -142,21 +143,6 @@ def _send(runs: Sequence[Resolved], options: SlurmOptions, folder: Path, code: P
         raise LaunchError(text) from error
     sys.stderr.write(printed.getvalue())
     return jobs
-
-
-@contextlib.contextmanager
-def _secret(folder: Path) -> Iterator[None]:
-    """Make submitit's pickles readable by the user alone: they hold environment variables.
-
-    The folder is closed to others until the files have their modes. A umask would do the same,
-    but SLURM would pass it to the job.
-    """
-    mode = stat.S_IMODE(folder.stat().st_mode)
-    folder.chmod(0o700)
-    yield
-    for file in folder.glob("*.pkl"):
-        file.chmod(0o600)
-    folder.chmod(mode)
 
 
 def parameters(run: Resolved, options: SlurmOptions, code: Path) -> dict[str, Any]:

@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from sslengine.distributed.agreement import Agreement
 from sslengine.distributed.collectives import barrier
 from sslengine.distributed.ranks import rank
+from sslengine.engine.preemption import Agreement
 from tests.ranks import RankPool
 
 
