@@ -122,9 +122,8 @@ class RunState:
     exception: BaseException | None = None
     steps: int = 0  # that this process has made, of all phases
     data_seconds: float = 0.0  # that its steps have waited for the loader
-    # Hooks and services that act at the end of steps, or after backward, when they are due.
-    dated: Sequence[Hook] = ()
-    dated_backward: Sequence[Hook] = ()
+    dated: Sequence[Hook] = ()  # hooks and services that act at steps, when they are due
+    dated_backward: Sequence[Hook] = ()  # those that act after backward
 
     def enter(self, index: int, phase: Phase) -> None:
         """Begin the next phase, or continue it where a restart interrupted it."""

@@ -92,20 +92,18 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
     def prepare(self, *_: Any, **__: Any) -> None:
         """Build everything. Nothing is written, no step is made, no weights are read."""
         self.parts = parts = self.made_by.make()
-        hooks = read(self.config, HooksOptions)
+        check_finite = read(self.config, HooksOptions).CHECK_NAN
         self._compiles = read(self.config, ModelOptions).COMPILE.USE_COMPILE
         everyone = [*parts.hooks, *parts.services]
         calls = compile_events(everyone)
         replay = shlex.join(["sslengine", "replay", str(self.run_dir)]) if self.replayable else ""
         self.state = RunState(
-            MetricStore(check_finite=hooks.CHECK_NAN, replay=replay, name=self.name_sample),
-            PerfStats(),
-            calls,
-            parts.plan.phases[0],
+            MetricStore(check_finite=check_finite, replay=replay, name=self.name_sample),
+            PerfStats(), calls, parts.plan.phases[0],
             active_meters=parts.train_meters,
             dated=take_dated(calls, everyone, "on_step"),
             dated_backward=take_dated(calls, everyone, "on_backward"),
-        )
+        )  # fmt: skip
 
     def load_initial_weights(self) -> None:
         """Load the weights that the config names, for a run that does not resume."""
