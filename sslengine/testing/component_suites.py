@@ -148,10 +148,10 @@ class ScheduleSuite(RunSuite):
         places = [*(n / self.PLACES for n in range(self.PLACES)), math.nextafter(1.0, 0.0)]
         forward = {where: curve(where) for where in places}
         wrong = [w for w, value in forward.items() if not math.isfinite(value)]
-        expect(not wrong, f"{self.name}: it is not finite at where = {names(wrong)}")
+        expect(not wrong, f"{self.name}: it is not finite at where = {names(map(str, wrong))}")
         again = {where: curve(where) for where in reversed(places)}
         moved = [where for where in places if forward[where] != again[where]]
-        expect(not moved, f"{self.name}: a second call differs at where = {names(moved)}")
+        expect(not moved, f"{self.name}: a second call differs at where = {names(map(str, moved))}")
 
 
 class ParamGroupsSuite(RunSuite):

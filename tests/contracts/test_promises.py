@@ -52,7 +52,7 @@ OTHERS: list[tuple[str, Any, str, str]] = [
     ("source", broken.NamesNoFiles, "knows_its_files", "files_of names image 0, which is no file"),
     ("schedule", broken.Remembers, "is_a_function_of_where", "a second call"),
     ("schedule", broken.no_number_at_the_start, "is_a_function_of_where", "not finite at"),
-    ("optimizer", broken.HasItsOwnRate, "follows_the_learning_rate", "of zero it changes trunk"),
+    ("optimizer", broken.HasItsOwnRate, "follows_the_learning_rate", "of zero it changes"),
     ("optimizer", broken.StateOutside, "resumes_bit_exactly", "the losses are"),
     (
         "meter",

@@ -7,7 +7,6 @@ import math
 import re
 import subprocess
 import sys
-from collections import OrderedDict
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -126,25 +125,18 @@ def test_history_and_results() -> None:
     assert session.iteration == 4
 
 
-def test_without_out_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    model = torch.nn.Sequential(
-        OrderedDict(trunk=torch.nn.Linear(3, 5), head=torch.nn.Linear(5, 1))
-    )
-    points = batches(Points())
-    fit(model.double(), square, points, sgd(model), epochs=1, device="cpu")
-    assert list(tmp_path.iterdir()) == []
+class See(Hook):
+    def __init__(self) -> None:
+        self.seen: list[list[int]] = []
+
+    def on_step(self, task: Any) -> None:
+        self.seen.append(task.last_batch.indices.tolist())
 
 
 def test_each_sample_counts_once_an_epoch() -> None:
-    seen: list[list[int]] = []
-
-    class See(Hook):
-        def on_step(self, task: Any) -> None:
-            seen.append(task.last_batch.indices.tolist())
-
-    model = net()
-    fit(model, square, Points(), sgd(model), epochs=2, batch_size=4, hooks=[See()], device="cpu")
+    model, see = net(), See()
+    fit(model, square, Points(), sgd(model), epochs=2, batch_size=4, hooks=[see], device="cpu")
+    seen = see.seen
     assert [len(each) for each in seen] == [3, 3, 4] * 2
     epochs = [list(chain(*seen[:3])), list(chain(*seen[3:]))]
     assert epochs[0] != epochs[1]
@@ -277,26 +269,11 @@ def test_a_model_that_gives_no_loss_in_eval_mode() -> None:
         session.evaluate_loss("train")
 
 
-def test_early_stopping_ends_it() -> None:
-    model = net()
-    stop = {"MONITOR": "train.loss", "PATIENCE": 2, "MIN_DELTA": 100.0}
-    session = fit(model, square, batches(Points()), sgd(model), epochs=50, device="cpu",
-                  values={"HOOKS": {"EARLY_STOPPING": stop}})  # fmt: skip
-    assert session.complete
-    assert session.iteration == 9
-
-
 def _fit(count: int, how: dict[str, Any]) -> tuple[list[float], list[Tensor], list[int]]:
-    seen: list[int] = []
-
-    class See(Hook):
-        def on_step(self, task: Any) -> None:
-            seen.extend(task.last_batch.indices.tolist())
-
-    model = net()
+    model, see = net(), See()
     how = {"data": Points(count), **how}
-    session = fit(model, square, optimizer=sgd(model), device="cpu", hooks=[See()], **how)
-    return session.history.losses(), list(model.parameters()), seen
+    session = fit(model, square, optimizer=sgd(model), device="cpu", hooks=[see], **how)
+    return session.history.losses(), list(model.parameters()), [*chain(*see.seen)]
 
 
 @pytest.mark.parametrize("how", [{"epochs": 2}, {"epochs": 3, "accumulate": 2}])
@@ -349,48 +326,33 @@ def _calls(**changes: Any) -> Session:
     return fit(model, given.pop("loss"), given.pop("data"), given.pop("optimizer"), **given)
 
 
+class Stream:
+    def __iter__(self) -> Any:
+        return iter(batches(Points()))
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "text"),
     [
         ({"data": "~/photos"}, ConfigError, r"data='~/photos'.*sslengine.train"),
         ({"epochs": None}, ConfigError, r"epochs=... or as iterations=...; got neither"),
         ({"iterations": 5}, ConfigError, r"got epochs=1 and iterations=5"),
-        (
-            {"data": iter(batches(Points()))},
-            DataError,
-            r"data: list_iterator can be read only once",
-        ),
+        ({"data": iter(batches(Points()))}, DataError, r"data: list_iterator .* only once"),
         ({"data": (b for b in batches(Points()))}, DataError, r"generator can be read only once"),
+        ({"data": Stream()}, DataError, r"data: Stream has no length"),
         ({"data": 3}, DataError, r"data: expected a dataset or a loader of batches, got int"),
         ({"data": []}, DataError, r"data: the loader has no batches"),
         ({"data": {1, 2}}, DataError, r"expected batches \(input, target\).* got a int"),
         ({"data": [(torch.ones(1), 1, 2)]}, DataError, r"got a tuple of 3. Give a collate_fn"),
-        (
-            {"loss": lambda o, t: (o - t) ** 2},
-            TrainingError,
-            r"must be one number.*shape \(4, 1\): take its mean",
-        ),
+        ({"loss": lambda o, t: (o - t) ** 2}, TrainingError, r"one number.*shape \(4, 1\)"),
         ({"precision": "fp61"}, ConfigError, r"PRECISION: .*'fp61'"),
-        (
-            {"values": {"HOKS": {}}},
-            ConfigError,
-            r"config.HOKS: unknown key. Did you mean 'HOOKS'",
-        ),
+        ({"values": {"HOKS": {}}}, ConfigError, r"config.HOKS: unknown key.*'HOOKS'"),
         ({"optimizer": sgd(net())}, ConfigError, r"optimizer: it has parameters that are neither"),
     ],
 )
 def test_what_cannot_be_is_told(changes: dict[str, Any], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         _calls(**changes)
-
-
-def test_a_loader_without_length() -> None:
-    class Stream:
-        def __iter__(self) -> Any:
-            return iter(batches(Points()))
-
-    with pytest.raises(DataError, match=r"data: Stream has no length"):
-        _calls(data=Stream())
 
 
 def test_a_loader_with_an_order_of_its_own_has_no_folder(tmp_path: Path) -> None:
