@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sslengine.config.sections import read
+from sslengine.data.augment.image import size_of
 from sslengine.data.augment.pipeline import Pipeline
-from sslengine.data.augment.view import size_of
 from sslengine.data.decode.decoding import Decoder
 from sslengine.data.decode.files import open_image
 from sslengine.data.judged_view import described

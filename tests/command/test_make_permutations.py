@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from sslengine.command import make
-from sslengine.data.augment.permutations import distances, distinct_permutations
-from sslengine.data.augment.transforms.jigsaw import ShuffleImgPatches
+from sslengine.data.augment.jigsaw import ShuffleImgPatches, distances, distinct_permutations
 from sslengine.errors import SSLEngineError
 
 

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from sslengine.command import sides
 from sslengine.command.front import main
 from sslengine.command.list import KINDS
-from sslengine.data.augment.transforms.views import ImgPilToPatchesAndImage
+from sslengine.data.augment.views import ImgPilToPatchesAndImage
 from sslengine.errors import ConfigError
 from tests.command.photos import config_of, write_photos
 from tests.tail import slow_but

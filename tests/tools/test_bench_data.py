@@ -1,4 +1,4 @@
-"""The benchmark compares like with like: list and plan make the same views."""
+"""The benchmark compares like with like: the list and the engine make the same views."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_everyone_makes_the_views_of_the_case(
         if name.startswith("decode"):
             continue
         assert [view.shape[-1] for view in views] == SHAPES[case]
-        if name == "plan, pil":
+        if name == "engine, pil":
             for view, other in zip(views, expected, strict=True):
                 mean = torch.tensor(bench.MEAN).view(3, 1, 1)
                 std = torch.tensor(bench.STD).view(3, 1, 1)
@@ -65,12 +65,12 @@ def test_a_run_writes_its_times(
     bench: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     into = tmp_path / "times.json"
-    options = ["--case", "simclr", "--only", "plan, pil", "--images", "4", "--rounds", "2"]
+    options = ["--case", "simclr", "--only", "engine, pil", "--images", "4", "--rounds", "2"]
     results = bench.main([*options, "--no-wall", "--json", str(into)])
     assert json.loads(into.read_text()) == results
     assert results["simclr"]["ratio"]["list"] == 1.0
     assert {len(times) for times in results["simclr"]["cpu"].values()} == {2}
-    assert "plan, pil" in capsys.readouterr().out
+    assert "engine, pil" in capsys.readouterr().out
     with pytest.raises(SystemExit):  # before anything is measured
         bench.main([*options, "--json", str(into)])
     assert f"{into}: it is there already" in capsys.readouterr().err
