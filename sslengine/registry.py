@@ -360,7 +360,6 @@ TRANSFORMS: Registry[Any] = Registry(
 )
 COLLATORS: Registry[Any] = Registry("collator", engine_arguments=("batch",), takes_first=True)
 DATA_SOURCES: Registry[Any] = Registry("data source")
-AUGMENT_BACKENDS: Registry[Any] = Registry("augmentation back-end")
 LABEL_FREE: Registry[Any] = Registry("label-free metric")
 # Protocols that compute features of further images: evaluation.options.ON_IMAGES.
 PROTOCOLS: Registry[Any] = Registry("protocol")
@@ -423,4 +422,3 @@ register_param_groups = PARAM_GROUPS.register
 register_transform = TRANSFORMS.register
 register_collator = COLLATORS.register
 register_data_source = DATA_SOURCES.register
-register_augment_backend = AUGMENT_BACKENDS.register

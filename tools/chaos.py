@@ -56,7 +56,7 @@ from sslengine.monitor.history import read_nested
 _LATER = (
     "sslengine.engines.train",
     "sslengine.engine.task",
-    "sslengine.data.augment.backends.compiled",
+    "sslengine.data.augment.compiled",
 )
 PACE = ("config.CHECKPOINT.CHECKPOINT_ITER_FREQUENCY=2", "config.CHECKPOINT.KEEP_LAST=3")
 SMALL = (

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sslengine.command.images import Images
-from sslengine.data.augment.arrays import is_array
+from sslengine.data.augment.image import is_array
 from sslengine.errors import SSLEngineError
 from sslengine.registry import HEADS
 

@@ -87,7 +87,7 @@ def _permutations(parser: argparse.ArgumentParser) -> None:
 def _draw_permutations(given: argparse.Namespace) -> list[str]:
     import numpy as np
 
-    of = "sslengine.data.augment.permutations"
+    of = "sslengine.data.augment.jigsaw"
     if given.file.suffix != ".npy":
         raise ConfigError(f"expected a name that ends in .npy, got {given.file}")
     expect_new(given.file)

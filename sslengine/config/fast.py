@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from sslengine.errors import nearest
-from sslengine.registry import AUGMENT_BACKENDS
+from sslengine.errors import listing, nearest
 
 # The packages of the extra `[fast]`.
 FAST_PACKAGES = ("numba", "simplejpeg")
@@ -20,15 +19,14 @@ def missing_packages() -> list[str]:
 
 def best_backend() -> str:
     """Return the back-end that DATA.AUGMENT_BACKEND: auto selects."""
-    return FAST if FAST in AUGMENT_BACKENDS and not missing_packages() else ALWAYS_THERE
+    return ALWAYS_THERE if missing_packages() else FAST
 
 
 def why_not(name: str) -> str:
     """Return why the back-end of this name cannot be used; "" if it can."""
-    names = ["auto", *AUGMENT_BACKENDS.names()]
-    if name not in names and ":" not in name:
-        hint = nearest(name, names)
-        return f"expected one of {', '.join(names)}; got {name!r}. {hint}".rstrip()
+    names = ("auto", FAST, ALWAYS_THERE)
+    if name not in names:
+        return f"expected {listing(names)}; got {name!r}. {nearest(name, names)}".rstrip()
     missing = missing_packages()
     if name == FAST and missing:
         return (

@@ -21,7 +21,7 @@ from sslengine.config.objects import to_object
 from sslengine.config.requirements import expect_requirements
 from sslengine.config.sharding import expect_no_conflict, expect_views, sharding_values
 from sslengine.errors import ConfigError
-from sslengine.registry import AUGMENT_BACKENDS, LOSSES, TRAIN_STEPS, component_key
+from sslengine.registry import LOSSES, TRAIN_STEPS, component_key
 
 # Meters of a list of outputs.
 METERS_OF_SEVERAL = (
@@ -55,7 +55,7 @@ def replace_removed_backend(merged: Merged) -> None:
     """Select `auto` in place of a back-end of earlier versions, with a warning."""
     data, key = merged.root.config.DATA, "AUGMENT_BACKEND"
     given = not OmegaConf.is_interpolation(data, key)
-    if not given or data[key] not in REMOVED or data[key] in AUGMENT_BACKENDS:
+    if not given or data[key] not in REMOVED:
         return
     path, name = f"config.DATA.{key}", data[key]
     merged.warnings.append(

@@ -21,8 +21,8 @@ from torch.nn import functional as F
 from sslengine.config.sections import read
 from sslengine.contrib.propagation import Propagation, answers, contour, region
 from sslengine.contrib.retrieval.on_disk import images_of
+from sslengine.data.augment.image import size_of
 from sslengine.data.augment.pipeline import Pipeline
-from sslengine.data.augment.view import size_of
 from sslengine.data.decode.decoding import Decoder
 from sslengine.data.decode.files import open_image
 from sslengine.data.judged_view import described

@@ -111,7 +111,7 @@ class TransformSuite(DataSuite):
     @promise()
     def does_not_change_its_input(self) -> None:
         """It does not write into its input, which may belong to the source or to another view."""
-        *before, step = self.pipeline.steps
+        *before, step = self.pipeline.named
         with streams_kept():
             seed_sample(SEED, (0, 0))
             sample = self.sample()
@@ -127,7 +127,7 @@ class TransformSuite(DataSuite):
     def makes_the_declared_number_of_views(self) -> None:
         """`count_views` is the number of images of a sample, each with a label and an index."""
         made = self.pipeline(self.sample())
-        transform = self.pipeline.steps[-1].transform
+        transform = self.pipeline.named[-1].transform
         lengths = {key: len(made[key]) for key in ("data", "data_valid", "data_idx", "label")}
         expect(len({*lengths.values()}) == 1, f"{self.name}: the counts are not equal: {lengths}")
         patches = type(transform).__name__ == "ImgPilToPatchesAndImage"  # and an image

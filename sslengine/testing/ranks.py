@@ -84,7 +84,7 @@ def end_fork_server() -> None:
 class RankPool:
     # Modules that the fork server imports once, for all ranks: importing them takes seconds.
     imported: ClassVar[tuple[str, ...]] = (
-        "sslengine.data.augment.backends.compiled",
+        "sslengine.data.augment.compiled",
         "sslengine.testing.runs",
     )
     # True: every warning on a rank is an error.

@@ -15,8 +15,7 @@ from PIL import Image
 from extra_scripts import make_file_lists
 from sslengine.checkpoint.files import POINTER
 from sslengine.command import make
-from sslengine.data.augment.permutations import distances, distinct_permutations
-from sslengine.data.augment.transforms.jigsaw import ShuffleImgPatches
+from sslengine.data.augment.jigsaw import ShuffleImgPatches, distances, distinct_permutations
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import SplitOptions
 from sslengine.errors import SSLEngineError

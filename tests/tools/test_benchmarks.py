@@ -73,12 +73,12 @@ def test_the_table_of_similarity() -> None:
 
 def test_the_times_of_augmentation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     into = tmp_path / "times.json"
-    options = ["--case", "simclr", "--only", "plan, pil", "--images", "4", "--rounds", "2"]
+    options = ["--case", "simclr", "--only", "engine, pil", "--images", "4", "--rounds", "2"]
     results = bench_data.main([*options, "--no-wall", "--json", str(into)])
     assert json.loads(into.read_text()) == results
     assert results["simclr"]["ratio"]["list"] == 1.0
     assert {len(times) for times in results["simclr"]["cpu"].values()} == {2}
-    assert "plan, pil" in capsys.readouterr().out
+    assert "engine, pil" in capsys.readouterr().out
     with pytest.raises(SystemExit):  # before anything is measured
         bench_data.main([*options, "--json", str(into)])
     assert f"{into}: it is there already" in capsys.readouterr().err
