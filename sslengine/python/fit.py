@@ -74,8 +74,7 @@ def fit(
     out: a folder for checkpoints and metrics.jsonl; the same call resumes from it. None: no files.
     quiet: print nothing of its progress. values: any other keys under `config` in YAML.
 
-    With a path and a method's name, fit(data, method, model) is `sslengine.train`. The earlier
-    names folder, settings and verbose are taken too.
+    For a path or arrays and a method's name: `sslengine.train`.
     """
     _expect_objects(model=model, loss=loss, data=data)
     place = choose_device(device)
@@ -174,8 +173,8 @@ def _expect_objects(**given: Any) -> None:
     for name, value in given.items():
         if isinstance(value, str | Path):
             raise ConfigError(
-                f"fit: {name}={str(value)!r} among objects. Give objects alone, or names and paths "
-                f'alone: fit("~/photos", "METHOD", "resnet50").'
+                f"fit: {name}={str(value)!r} is no object. With names and paths: "
+                f'sslengine.train("~/photos", "METHOD", "resnet50").'
             )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import sslengine
-from sslengine.command.columns import of_run
+from sslengine.command.columns import run_keys
 from sslengine.command.front import main
 from sslengine.command.train import choose, make_parser
 from sslengine.config.run_folder import open_run
@@ -69,8 +69,8 @@ def test_groups_are_trained_on_or_judged_on(
     # Of the same table the run knows the columns; of another it does not.
     rows = sslengine.embed(out, table, workers=0)
     assert rows.labels == [species for _, species, _ in rows_of(table.parent)]
-    assert of_run(out, str(table), {}) == {"IMAGE_COLUMN": "photo", "LABEL_COLUMN": "species"}
-    assert of_run(out, "other.csv", {"IMAGE_COLUMN": "a"}) == {"IMAGE_COLUMN": "a"}
+    assert run_keys(out, str(table), {}) == {"IMAGE_COLUMN": "photo", "LABEL_COLUMN": "species"}
+    assert run_keys(out, "other.csv", {"IMAGE_COLUMN": "a"}) == {"IMAGE_COLUMN": "a"}
 
 
 def chosen_on(run: Path) -> str:

@@ -2,29 +2,28 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from sslengine.command import config_verdicts as check_configs
-from sslengine.command.check import main
-from sslengine.command.checked_files import FOREIGN, OVERLAY, PART, RUN, File, bases, find
-from sslengine.command.config_trials import Trial, Verdict, Worker, for_this_machine
-from sslengine.config.compose import compose
+from sslengine.command import check
+from sslengine.command.check import (
+    FOREIGN,
+    OVERLAY,
+    PART,
+    RUN,
+    File,
+    FileVerdict,
+    bases,
+    find,
+    judge_composition,
+    main,
+    make_parser,
+)
 from tests.config.recipes import recipe
-from tests.engine.test_task import SUPERVISED, WITH_TEST
-
-
-def judge(trial: Trial, timeout: float) -> Verdict:
-    worker = Worker()
-    try:
-        return worker.judge(trial, timeout)
-    finally:
-        worker.end()
+from tests.engine.test_task import SUPERVISED
 
 
 def _write(path: Path, tree: Any) -> None:
@@ -70,13 +69,13 @@ def test_the_config_of_a_run_is_a_file_in_no_folder_of_configs(
 ) -> None:
     path = tmp_path / "mine" / "config.yaml"
     _write(path, recipe())
-    assert main([str(path), "--jobs=1"]) == 0
+    assert main([str(path)]) == 0
     (file,) = find(path)
     assert (file.root, file.name) == (path.parent, "config")
 
 
 def test_the_table(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(root), "--jobs=2", "--json"]) == 1
+    assert main([str(root), "--json"]) == 1
     document, told = capsys.readouterr()
     found = {each["file"]: each["verdict"] for each in json.loads(document)}
     assert sorted(found) == [
@@ -92,80 +91,14 @@ def test_the_table(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "clr/huge" not in told.replace("config=clr/huge", "")  # built without memory
 
 
-def test_two_steps(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = [str(root / "config" / "clr" / name) for name in ("run.yaml", "models/deep.yaml")]
-    smaller = ["--set", "config.MODEL.TRUNK.RESNETS.WIDTH_MULTIPLIER=0.0625"]
-    smaller += ["--set", "config.MODEL.HEAD.PARAMS=[[mlp,{dims: [32,8]}]]"]
-    smaller += ["--set", "config.MODEL.TRUNK.RESNETS.BLOCKS=[1,1,1,1]"]
-    smaller += ["--set", "config.MODEL.TRUNK.RESNETS.BLOCK=basic"]
-    assert main([*files, "--train", "--all", *smaller]) == 0
-    told = capsys.readouterr().out
-    assert told.count("] right ") == 2
-    assert "2 files: 2 right, 0 wrong" in told
-
-
 def test_a_frozen_model_is_built_for_the_engine_of_its_benchmark(tmp_path: Path) -> None:
     frozen = {"EVAL_MODE_ON": True, "EXTRACT_TRUNK_FEATURES_ONLY": True, "FREEZE_TRUNK_ONLY": True}
     tree = recipe(MODEL__FEATURE_EVAL_SETTINGS=frozen, MODEL__HEAD__PARAMS=[])
     _write(tmp_path / "config" / "trains.yaml", tree)
-    assert "nothing to train" in judge(Trial(("config=trains",), tmp_path, False), 120).problem
+    given = make_parser().parse_args([str(tmp_path)])
+    assert "nothing to train" in judge_composition(("config=trains",), tmp_path, given).problem
     _write(tmp_path / "config" / "svm.yaml", {**tree, "SVM": {"costs": {"costs_list": [1.0]}}})
-    assert judge(Trial(("config=svm",), tmp_path, train=True), 120).problem == ""
-
-
-def test_what_fails_while_it_runs(root: Path) -> None:
-    """The head does not fit the trunk: known only when a batch goes through."""
-    wrong = ("config.MODEL.HEAD.PARAMS=[[mlp,{dims: [31,8]}]]",)
-    trial = Trial(("config=clr/run",), root, train=True, overrides=wrong)
-    assert "31" in judge(trial, timeout=120).problem
-
-
-def test_one_that_takes_too_long(root: Path) -> None:
-    trial = Trial(("config=clr/run",), root, train=True)
-    assert judge(trial, timeout=0.001).problem == "not finished after 0 s"
-
-
-def test_one_that_is_killed(root: Path) -> None:
-    """As by the kernel, for its memory: the plugin stands for the file's model."""
-    folder = root / "plugins"
-    folder.mkdir()
-    (folder / "ends_it.py").write_text("import os; os.kill(os.getpid(), 9)")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(folder))
-        trial = Trial(("config=clr/run", "config.PLUGINS=[ends_it]"), root, train=False)
-        assert judge(trial, timeout=120).problem.startswith("the process ended with status -9")
-
-
-def test_what_its_processes_import_knows_all_names() -> None:
-    code = (
-        "from sslengine.command import config_trials; from sslengine.registry import TRAIN_STEPS;"
-        "assert 'standard_train_step' in TRAIN_STEPS"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-AFTER_ANOTHER = """
-import multiprocessing, sys
-if __name__ == "__main__":  # what is above, the processes import too
-    from sslengine.command.front import main
-    other = multiprocessing.get_context("forkserver").Process(target=print)
-    other.start()
-    other.join()
-    sys.exit(main(["check", sys.argv[1], "--jobs=1"]))
-"""
-
-
-@pytest.mark.slow
-def test_the_fork_server_may_be_there_already(tmp_path: Path) -> None:
-    """Started for something else, it has imported other modules."""
-    folder = tmp_path / "configs"
-    folder.mkdir()
-    text = yaml.safe_dump({"config": recipe()})
-    (folder / "right.yaml").write_text(f"# @package _global_\n{text}")
-    (tmp_path / "after.py").write_text(AFTER_ANOTHER)
-    command = [sys.executable, str(tmp_path / "after.py"), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+    assert judge_composition(("config=svm",), tmp_path, given).problem == ""
 
 
 def test_a_folder_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
@@ -229,7 +162,7 @@ def test_parts_of_a_run_that_only_lacks_its_source(
     one_view = {"DATA": {"TRAIN": {"TRANSFORMS": [{"name": "ToTensor"}]}}}
     _write(folder / "places" / "transforms" / "one.yaml", one_view)
     _write(folder / "places" / "data" / "own.yaml", {"DATA": {"TRAIN": {"DATA_SOURCES": ["everstore"]}}})  # fmt: skip
-    assert main([str(tmp_path), "--jobs=1", "--json"]) == 1
+    assert main([str(tmp_path), "--json"]) == 1
     found = {each["file"]: each for each in json.loads(capsys.readouterr().out)}
     wrong = {name for name, each in found.items() if each["verdict"] == "wrong"}
     assert wrong == {"places/run", "places/data/own"}
@@ -237,42 +170,23 @@ def test_parts_of_a_run_that_only_lacks_its_source(
     assert found["places/transforms/one"]["tried_as"][0] == "config=places/run"
 
 
-TWO_LABELS: dict[str, Any] = {
-    **SUPERVISED, "MODEL__HEAD__PARAMS": [["mlp", {"dims": [32, 2]}]],
-    "LOSS": {"name": "bce_logits_multiple_output_single_target"},
-    "DATA__TRAIN__TRANSFORMS": [{"name": "RandomResizedCrop", "size": 224}, {"name": "ToTensor"}],
-}  # fmt: skip
-
-
-def test_a_trial_has_labels_of_the_head_and_small_images(tmp_path: Path) -> None:
-    _write(tmp_path / "config" / "two.yaml", recipe(**TWO_LABELS))
-    _write(tmp_path / "config" / "tests.yaml", recipe(**SUPERVISED, **WITH_TEST, TEST_ONLY=True))
-    arguments = ["config=two"]
-    small = for_this_machine(arguments, tmp_path, sizes=True)
-    composed = compose([*arguments, *small], [str(tmp_path)])
-    transforms = composed.last_value("config.DATA.TRAIN.TRANSFORMS")
-    assert [each.get("size") for each in transforms] == [None, 64, None]
-    for name in ("two", "tests"):
-        assert judge(Trial((f"config={name}",), tmp_path, train=True), 240).problem == ""
-
-
-class _NoWorker(Worker):
-    """Says what the test says, and notes what it was asked."""
-
-    answers: dict[str, str] = {}
-    asked: list[tuple[str, ...]] = []
-
-    def judge(self, trial: Trial, timeout: float) -> Verdict:
-        self.asked.append(trial.arguments)
-        return Verdict(trial.arguments, self.answers.get(trial.arguments[0], ""))
+ANSWERS: dict[str, str] = {}
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
-    monkeypatch.setattr(_NoWorker, "asked", [])
-    monkeypatch.setattr(_NoWorker, "answers", {})
-    monkeypatch.setattr(check_configs, "Worker", _NoWorker)
-    return _NoWorker.asked
+    """What was tried. A composition has the answer of its first argument, and of both."""
+    found: list[tuple[str, ...]] = []
+
+    def answer(arguments: tuple[str, ...], *_: Any) -> FileVerdict:
+        found.append(arguments)
+        return FileVerdict(
+            arguments, ANSWERS.get(" ".join(arguments), ANSWERS.get(arguments[0], ""))
+        )
+
+    ANSWERS.clear()
+    monkeypatch.setattr(check, "judge_composition", answer)
+    return found
 
 
 @pytest.fixture
@@ -286,20 +200,13 @@ def tree(tmp_path: Path) -> Path:
 def test_a_part_is_tried_on_right_runs_alone_and_the_same_mistake_twice_is_its_own(
     tree: Path, asked: list[tuple[str, ...]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _NoWorker.answers = {"config=a": "wrong itself"}
-    assert main([str(tree), "--jobs=1"]) == 1
+    ANSWERS["config=a"] = "wrong itself"
+    assert main([str(tree)]) == 1
     assert asked[3:] == [("config=b", "+config/models=part")]
     asked.clear()
-    on_parts = {("config=a", 2): "bad", ("config=b", 2): "bad", ("config=c", 2): "bad"}
-
-    def judged(self: Worker, trial: Trial, timeout: float) -> Verdict:
-        asked.append(trial.arguments)
-        problem = on_parts.get((trial.arguments[0], len(trial.arguments)), "")
-        return Verdict(trial.arguments, problem)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_NoWorker, "judge", judged)
-        main([str(tree), "--jobs=1"])
+    ANSWERS.clear()
+    ANSWERS.update({f"config={run} +config/models=part": "bad" for run in "abc"})
+    main([str(tree)])
     assert [each[0] for each in asked[3:]] == ["config=a", "config=b"]
     assert "1 parts: 0 right, 1 wrong" in capsys.readouterr().out
 
@@ -311,11 +218,11 @@ def test_a_part_at_the_top_is_right_in_a_run_that_has_it(
     _write(tree / "config" / "part.yaml", {"OPTIMIZER": {}})
     users = "defaults: [/config/a, /config/part, _self_]\n"
     _write(tree / "config" / "user.yaml", users)
-    assert main([str(tree), "--jobs=1"]) == 0
+    assert main([str(tree)]) == 0
     assert sorted(asked[-2:]) == [("config=a", "+config/models=part"), ("config=user",)]
     capsys.readouterr()
-    _NoWorker.answers = {"config=user": "wrong itself"}
-    assert main([str(tree), "--jobs=1"]) == 1
+    ANSWERS["config=user"] = "wrong itself"
+    assert main([str(tree)]) == 1
     assert "no right run has /config/part there" in capsys.readouterr().out
 
 
@@ -323,24 +230,8 @@ def test_a_file_of_another_program_is_left_out(
     tree: Path, asked: list[tuple[str, ...]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tree / "config" / "other.yaml").write_text("_BASE_: x\nMODEL: {}\n")
-    assert main([str(tree), "--jobs=1"]) == 0
+    assert main([str(tree)]) == 0
     told = capsys.readouterr().out
     assert "left out foreign other" in told
     assert "1 files of other programs left out" in told
     assert not [each for each in asked if "config=other" in each]
-
-
-def test_each_verdict_is_printed_when_it_is_there(
-    tree: Path, asked: list[tuple[str, ...]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    printed = []
-
-    def judged(self: Worker, trial: Trial, timeout: float) -> Verdict:
-        printed.append(capsys.readouterr().out)
-        return Verdict(trial.arguments, "" if len(trial.arguments) == 1 else "no")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_NoWorker, "judge", judged)
-        main([str(tree), "--jobs=1", "--all"])
-    # Runs are before parts: when the part is tried, all of theirs are there.
-    assert [f"run     {name}" in "".join(printed) for name in "abc"] == [True] * 3

@@ -14,8 +14,8 @@ import pytest
 import yaml
 from PIL import Image
 
+from sslengine.command.data import source_of
 from sslengine.command.front import main
-from sslengine.command.images import source_of
 from tests.command.photos import SMALL
 from tests.data.sources.test_tar_shards import write_shard
 

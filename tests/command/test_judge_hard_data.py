@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from sslengine.command import judge, judged_parts
+from sslengine.command import judge
 from sslengine.config.resolve import Resolved
 from sslengine.engines.train import train
 from sslengine.errors import ConfigError, DataError, Preempted
@@ -201,12 +201,12 @@ def test_an_error_of_one_part_does_not_stop_the_others(
             raise errors[run.engine_name]
         (tmp_path / "evaluation.json").write_text('{"scores": []}')
 
-    monkeypatch.setattr(judged_parts, "run_all", run_all)
+    monkeypatch.setattr(judge, "run_all", run_all)
     of = resolved(CHECKPOINT__DIR=str(tmp_path))
     attentive = resolved(CHECKPOINT__DIR=str(tmp_path), HEAD_SWEEP__HEAD="attentive")
     engines = (("evaluate", of), ("sweep", of), ("sweep", attentive), ("finetune", of))
     parts = [replace(each, engine_name=name) for name, each in engines]
-    assert judged_parts.start_parts(parts, ["dense: left out"]) == status
+    assert judge.start_parts(parts, ["dense: left out"]) == status
     assert found == started
     told = capsys.readouterr()
     if status > 2:  # it will be continued
@@ -218,5 +218,5 @@ def test_an_error_of_one_part_does_not_stop_the_others(
     wanted += ["linear_sweep: two", "attentive_sweep: two"] if "sweep" in errors else []
     assert notes == ["dense: left out", *wanted]
     assert told.err.count("error: ") == len(errors)
-    assert judged_parts.start_parts(parts[:1], ["dense: left out"]) == (1 if errors else 0)
+    assert judge.start_parts(parts[:1], ["dense: left out"]) == (1 if errors else 0)
     assert json.loads((tmp_path / "evaluation.json").read_text())["notes"] == notes

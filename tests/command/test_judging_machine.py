@@ -12,8 +12,7 @@ import pytest
 import sslengine
 from sslengine.command import judge
 from sslengine.command.front import main
-from sslengine.command.judging_machine import of_machine
-from sslengine.command.machine import Machine
+from sslengine.command.machine import Machine, judging_keys
 from sslengine.config.assignments import overrides
 from sslengine.config.resolve import resolve
 from sslengine.distributed.ranks import gpu_count
@@ -27,10 +26,10 @@ ON_APPLES = Machine(gpus=0, memory=16 << 30, cores=8, name="", apple=True)
 def _found(
     monkeypatch: pytest.MonkeyPatch, machine: Machine, arguments: str = "", **config: Any
 ) -> tuple[dict[str, str], str]:
-    monkeypatch.setattr("sslengine.command.judging_machine.look", lambda device, gpus: machine)
+    monkeypatch.setattr("sslengine.command.machine.look", lambda device, gpus: machine)
     given = judge.make_parser().parse_args(["a_run", *arguments.split()])
     keys = overrides({key.replace("__", "."): value for key, value in config.items()})
-    made, note = of_machine(given, resolve(["config=quickstart/simclr", *keys]).config)
+    made, note = judging_keys(given, resolve(["config=quickstart/simclr", *keys]).config)
     pairs = (each.removeprefix("config.").split("=") for each in made)
     return {key.split(".")[1]: value for key, value in pairs}, note
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from sslengine.command import sides
+from sslengine.command import recipes
 from sslengine.command.front import main
 from sslengine.command.list import KINDS
 from sslengine.data.augment.transforms.views import ImgPilToPatchesAndImage
@@ -49,7 +49,7 @@ def test_the_largest_view(recipe: str, size: int, photos: Path) -> None:
         return
     config = config_of(*given)
     views: Any = OmegaConf.to_container(config.DATA.TRAIN.TRANSFORMS)
-    assert sides.largest(views) == size
+    assert recipes.largest_side(views) == size
     trunk = config.MODEL.TRUNK
     if trunk.NAME != "timm":
         section = {"vision_transformer": "VISION_TRANSFORMERS"}.get(trunk.NAME, trunk.NAME.upper())
@@ -105,7 +105,7 @@ def test_views_without_a_side(photos: Path) -> None:
     given = ["--set=DATA.TRAIN.TRANSFORMS=[{name: ToTensor}]", "--method=simclr", "--size=96"]
     with pytest.raises(ConfigError, match="--size: no entry of config.DATA.TRAIN.TRANSFORMS has a"):
         config_of(str(photos), *given)
-    assert ImgPilToPatchesAndImage.PATCH_JITTER == sides.SHIFT
+    assert ImgPilToPatchesAndImage.PATCH_JITTER == recipes.SHIFT
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 
 from sslengine.checkpoint.files import read
-from sslengine.command.bands import Bands
+from sslengine.command.bands import MeasuredBands
 from sslengine.command.front import main
 from sslengine.command.train import choose, make_parser
 from sslengine.config.resolve import resolve
@@ -152,7 +152,7 @@ def test_views_of_each_recipe_take_many_bands(method: str) -> None:
     views: Any = OmegaConf.to_container(
         resolve([f"config=photos/{method}"]).config.DATA.TRAIN.TRANSFORMS
     )
-    bands = Bands("whole numbers", 0.0, 3999.0, [2000.0] * 4, [1000.0] * 4)
+    bands = MeasuredBands("whole numbers", 0.0, 3999.0, [2000.0] * 4, [1000.0] * 4)
     pipeline = Pipeline(bands.views(views), "views")
     for number in range(6):
         image = np.full((300, 320, 4), 7 + number, np.float32)

@@ -20,8 +20,8 @@ from sklearn.metrics import average_precision_score
 
 import sslengine
 from sslengine.command import embed
+from sslengine.command.data import source_of
 from sslengine.command.front import main
-from sslengine.command.images import source_of
 from sslengine.config.compose import Composition
 from sslengine.config.resolve import Resolved, freeze
 from sslengine.data.sources.tables import open_table

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import re
 import subprocess
 import sys
-import typing
 from collections import OrderedDict
 from functools import partial
 from itertools import chain
@@ -23,19 +21,16 @@ from torch.nn import functional as F
 from torch.utils.data import BatchSampler, DataLoader, WeightedRandomSampler
 
 import sslengine
-from sslengine.command import api, by_names
 from sslengine.distributed.ranks import rank
 from sslengine.errors import (
     ConfigError,
     DataError,
     NonFiniteLossError,
-    SSLEngineError,
     TrainingError,
 )
 from sslengine.hooks.events import Hook
 from sslengine.python.fit import fit
 from sslengine.python.session import Session
-from tests.command.photos import write_photos
 from tests.python.toys import (
     COUNT,
     Noisy,
@@ -76,33 +71,9 @@ def test_a_loss_that_is_not_finite_has_no_run_to_replay(tmp_path: Path) -> None:
         assert "CHECK_NAN=false continues" in str(told.value)
 
 
-def test_names_have_the_errors_of_train(tmp_path: Path) -> None:
-    photos = write_photos(tmp_path / "photos", each=1)
-    out = tmp_path / "run"
-    with pytest.raises(SSLEngineError) as by_train:
-        sslengine.train(photos, "simclrr", "resnet10t", epochs=1, device="cpu", out=out)
-    # The order of train, by names, and the order of version 0.1.
-    for given, named in (
-        ((photos, "simclrr", "resnet10t"), {}),
-        ((), {"method": "simclrr", "data": photos, "model": "resnet10t"}),
-        (("simclrr", photos), {"model": "resnet10t"}),
-        (("simclrr", str(photos), "resnet10t"), {}),
-        (("simclrr",), {"data": photos, "model": "resnet10t"}),
-    ):
-        with pytest.raises(SSLEngineError) as by_fit:
-            sslengine.fit(*given, epochs=1, device="cpu", out=out, **named)
-        assert str(by_fit.value) == str(by_train.value)
-    assert not out.exists()
-
-
-def test_the_names_that_arguments_had_are_taken(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    earlier: Any = {"folder": tmp_path / "run", "settings": {"LOG_FREQUENCY": 1}, "verbose": False}
-    model = net()
-    sslengine.fit(model, square, Points(), sgd(model), epochs=1, device="cpu", **earlier)
-    assert (tmp_path / "run" / "metrics.jsonl").exists()
-    assert capsys.readouterr().out == ""
+def test_names_and_paths_are_for_train(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"sslengine\.train\("):
+        sslengine.fit(tmp_path, "simclr", "resnet10t", epochs=1)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("quiet", [False, True])
@@ -129,18 +100,8 @@ def test_importing_the_package_loads_nothing() -> None:
     code = "import sys, sslengine; sslengine.__version__; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
     assert {"fit", "predict", "evaluate_loss"} <= set(dir(sslengine))
-    assert sslengine.fit is by_names.fit
-    assert sslengine.fit.__wrapped__ is fit  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match="no attribute 'fti'"):
         sslengine.fti  # noqa: B018
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="typing.get_overloads")
-def test_the_signatures_that_editors_see_are_those_of_the_functions() -> None:
-    of_names, of_objects = map(inspect.signature, typing.get_overloads(by_names.fit))
-    expected = [*inspect.signature(api.train).parameters.values()]
-    assert [*of_names.parameters.values()] == expected
-    assert of_objects == inspect.signature(fit)
 
 
 @pytest.mark.parametrize("form", ["list", "loader"])
