@@ -33,7 +33,7 @@ ASKED = {
     "rank": ("run", "linear"),
     "rank checkpoints": ("run/checkpoints --views=0 --workers=0", "metrics"),
     "explain": ("config=quickstart/simclr --count=1", "transforms"),
-    "check": ("configs --jobs=1", "verdict"),
+    "check": ("configs", "verdict"),
     "list": ("methods", None),
     "doctor": ("photos", "what"),
     "doctor RUN": ("run", "what"),
