@@ -7,8 +7,8 @@
 The last of these is VISSL's way: the verb `train` with a config.
 """
 
-# A verb is a module of this folder with `make_parser()` and `main(arguments) -> exit status`. Until
-# one is chosen no torch is imported, and by --help and lists never.
+# A verb is a module of this folder with ARGUMENTS, `make_parser()`, and `main(arguments) -> exit
+# status`. Until one is chosen no torch is imported, and by --help and lists never.
 from __future__ import annotations
 
 import errno
