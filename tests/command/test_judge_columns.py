@@ -33,10 +33,10 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("here")
     for split, each in (("train", 6), ("val", 4)):
         write_photos(folder / split, each)
-    sslengine.fit(
-        "simclr", data=_table(folder / "train", "csv"), model="resnet10t", epochs=1, size=32,
+    sslengine.train(
+        _table(folder / "train", "csv"), "simclr", model="resnet10t", epochs=1, size=32,
         image_column="photo", label_column="species", workers=0, device="cpu", out=folder / "run",
-    )  # type: ignore[call-overload]  # fmt: skip
+    )  # fmt: skip
     return folder
 
 

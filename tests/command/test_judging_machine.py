@@ -91,10 +91,10 @@ def test_a_run_of_eight_gpus_is_judged_without_any(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     photos = write_photos(tmp_path / "photos")
-    run = sslengine.fit(
-        "simclr", data=photos, model="resnet10t", epochs=1, size=32, workers=0, device="cpu",
+    run = sslengine.train(
+        photos, "simclr", model="resnet10t", epochs=1, size=32, workers=0, device="cpu",
         out=tmp_path / "run",
-    ).folder  # type: ignore[call-overload]  # fmt: skip
+    ).folder  # fmt: skip
     capsys.readouterr()
     assert main(["judge", str(run), "--json"]) == 0
     scores = _scores(json.loads(capsys.readouterr().out))
