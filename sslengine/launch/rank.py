@@ -34,7 +34,7 @@ from sslengine.errors import FolderInUseError, Preempted
 from sslengine.export.at_end import write_weights
 from sslengine.monitor.console import close_log, open_log
 from sslengine.precision import set_deterministic, set_kernels
-from sslengine.registry import ENGINES, import_dotted, load_plugins
+from sslengine.registry import ENGINES, load_plugins
 from sslengine.trust import closed
 
 log = logging.getLogger("sslengine")
@@ -101,7 +101,9 @@ def reported(run: Run) -> Iterator[None]:
     finally:
         if wanted and is_primary() and (run.run_dir / "config.yaml").is_file():
             try:  # imported only now: a run starts without libraries that draw
-                import_dotted("sslengine.report.end_pages:report_end")(run, engine == "train")
+                from sslengine.report.end_pages import report_end
+
+                report_end(run, engine == "train")
             except Exception as error:  # the run is over: also what a damaged file raises
                 log.warning("the page of %s was not written: %s", run.run_dir, error)
 

@@ -12,22 +12,21 @@ import pytest
 import yaml
 from PIL import Image
 
-from sslengine.command.check import main
-from sslengine.command.checked_files import FOREIGN, OVERLAY, PART, RUN, find
-from sslengine.command.config_trials import Trial, Verdict, Worker
+from sslengine.command.check import (
+    FOREIGN,
+    OVERLAY,
+    PART,
+    RUN,
+    find,
+    judge_composition,
+    main,
+    make_parser,
+)
 from sslengine.command.explain import main as main_explain
 from sslengine.command.explained_views import GAP, LINE
 from tests.config.recipes import recipe
 from tests.data.augment.lists import COLOUR, CROP, FLIP, TENSOR, TWO, own
 from tests.data.pictures import write_tree
-
-
-def judge(trial: Trial, timeout: float) -> Verdict:
-    worker = Worker()
-    try:
-        return worker.judge(trial, timeout)
-    finally:
-        worker.end()
 
 
 def _write(path: Path, tree: Any) -> None:
@@ -51,7 +50,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_table(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(root), "--jobs=2", "--json"]) == 1
+    assert main([str(root), "--json"]) == 1
     document, told = capsys.readouterr()
     found = {each["file"]: each["verdict"] for each in json.loads(document)}
     assert sorted(found) == [
@@ -67,48 +66,14 @@ def test_the_table(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "clr/huge" not in told.replace("config=clr/huge", "")  # built without memory
 
 
-def test_two_steps(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = [str(root / "config" / "clr" / name) for name in ("run.yaml", "models/deep.yaml")]
-    smaller = ["--set", "config.MODEL.TRUNK.RESNETS.WIDTH_MULTIPLIER=0.0625"]
-    smaller += ["--set", "config.MODEL.HEAD.PARAMS=[[mlp,{dims: [32,8]}]]"]
-    smaller += ["--set", "config.MODEL.TRUNK.RESNETS.BLOCKS=[1,1,1,1]"]
-    smaller += ["--set", "config.MODEL.TRUNK.RESNETS.BLOCK=basic"]
-    assert main([*files, "--train", "--all", *smaller]) == 0
-    told = capsys.readouterr().out
-    assert told.count("] right ") == 2
-    assert "2 files: 2 right, 0 wrong" in told
-
-
 def test_a_frozen_model_is_built_for_the_engine_of_its_benchmark(tmp_path: Path) -> None:
     frozen = {"EVAL_MODE_ON": True, "EXTRACT_TRUNK_FEATURES_ONLY": True, "FREEZE_TRUNK_ONLY": True}
     tree = recipe(MODEL__FEATURE_EVAL_SETTINGS=frozen, MODEL__HEAD__PARAMS=[])
     _write(tmp_path / "config" / "trains.yaml", tree)
-    assert "nothing to train" in judge(Trial(("config=trains",), tmp_path, False), 120).problem
+    given = make_parser().parse_args([str(tmp_path)])
+    assert "nothing to train" in judge_composition(("config=trains",), tmp_path, given).problem
     _write(tmp_path / "config" / "svm.yaml", {**tree, "SVM": {"costs": {"costs_list": [1.0]}}})
-    assert judge(Trial(("config=svm",), tmp_path, train=True), 120).problem == ""
-
-
-def test_what_fails_while_it_runs(root: Path) -> None:
-    """The head does not fit the trunk: known only when a batch goes through."""
-    wrong = ("config.MODEL.HEAD.PARAMS=[[mlp,{dims: [31,8]}]]",)
-    trial = Trial(("config=clr/run",), root, train=True, overrides=wrong)
-    assert "31" in judge(trial, timeout=120).problem
-
-
-def test_one_that_takes_too_long(root: Path) -> None:
-    trial = Trial(("config=clr/run",), root, train=True)
-    assert judge(trial, timeout=0.001).problem == "not finished after 0 s"
-
-
-def test_one_that_is_killed(root: Path) -> None:
-    """As by the kernel, for its memory: the plugin stands for the file's model."""
-    folder = root / "plugins"
-    folder.mkdir()
-    (folder / "ends_it.py").write_text("import os; os.kill(os.getpid(), 9)")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(folder))
-        trial = Trial(("config=clr/run", "config.PLUGINS=[ends_it]"), root, train=False)
-        assert judge(trial, timeout=120).problem.startswith("the process ended with status -9")
+    assert judge_composition(("config=svm",), tmp_path, given).problem == ""
 
 
 def test_a_folder_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

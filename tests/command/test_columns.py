@@ -14,7 +14,7 @@ import pytest
 
 import sslengine
 from sslengine.command import judge
-from sslengine.command.columns import of_run
+from sslengine.command.columns import run_keys
 from sslengine.command.front import main
 from sslengine.command.train import choose, make_parser
 from sslengine.config.resolve import Resolved
@@ -75,8 +75,8 @@ def test_groups_are_trained_on_or_judged_on(
     # Of the same table the run knows the columns; of another it does not.
     rows = sslengine.embed(out, table, workers=0)
     assert rows.labels == [species for _, species, _ in rows_of(table.parent)]
-    assert of_run(out, str(table), {}) == {"IMAGE_COLUMN": "photo", "LABEL_COLUMN": "species"}
-    assert of_run(out, "other.csv", {"IMAGE_COLUMN": "a"}) == {"IMAGE_COLUMN": "a"}
+    assert run_keys(out, str(table), {}) == {"IMAGE_COLUMN": "photo", "LABEL_COLUMN": "species"}
+    assert run_keys(out, "other.csv", {"IMAGE_COLUMN": "a"}) == {"IMAGE_COLUMN": "a"}
 
 
 def chosen_on(run: Path) -> str:
@@ -216,10 +216,10 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("here")
     for split, each in (("train", 6), ("val", 4)):
         write_photos(folder / split, each)
-    sslengine.fit(
-        "simclr", data=_table(folder / "train", "csv"), model="resnet10t", epochs=1, size=32,
+    sslengine.train(
+        _table(folder / "train", "csv"), "simclr", model="resnet10t", epochs=1, size=32,
         image_column="photo", label_column="species", workers=0, device="cpu", out=folder / "run",
-    )  # type: ignore[call-overload]  # fmt: skip
+    )  # fmt: skip
     return folder
 
 

@@ -16,9 +16,9 @@ import pytest
 import yaml
 from PIL import Image
 
+from sslengine.command.data import source_of
 from sslengine.command.embed import embed
 from sslengine.command.front import main
-from sslengine.command.images import source_of
 from sslengine.engines.train import train
 from tests.command.photos import SMALL, write_photos
 from tests.data.sources.test_tar_shards import write_shard

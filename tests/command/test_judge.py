@@ -16,11 +16,10 @@ import torch
 from PIL import Image
 
 import sslengine
-from sslengine.command import judge, judged_parts
+from sslengine.command import judge
 from sslengine.command.front import main
 from sslengine.command.front import main as command
-from sslengine.command.judging_machine import of_machine
-from sslengine.command.machine import Machine
+from sslengine.command.machine import Machine, judging_keys
 from sslengine.config.assignments import overrides
 from sslengine.config.resolve import Resolved, resolve
 from sslengine.distributed.ranks import gpu_count
@@ -43,10 +42,10 @@ ON_APPLES = Machine(gpus=0, memory=16 << 30, cores=8, name="", apple=True)
 def _found(
     monkeypatch: pytest.MonkeyPatch, machine: Machine, arguments: str = "", **config: Any
 ) -> tuple[dict[str, str], str]:
-    monkeypatch.setattr("sslengine.command.judging_machine.look", lambda device, gpus: machine)
+    monkeypatch.setattr("sslengine.command.machine.look", lambda device, gpus: machine)
     given = judge.make_parser().parse_args(["a_run", *arguments.split()])
     keys = overrides({key.replace("__", "."): value for key, value in config.items()})
-    made, note = of_machine(given, resolve(["config=quickstart/simclr", *keys]).config)
+    made, note = judging_keys(given, resolve(["config=quickstart/simclr", *keys]).config)
     pairs = (each.removeprefix("config.").split("=") for each in made)
     return {key.split(".")[1]: value for key, value in pairs}, note
 
@@ -108,10 +107,10 @@ def test_a_run_of_eight_gpus_is_judged_without_any(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     photos = write_photos(tmp_path / "photos")
-    run = sslengine.fit(
-        "simclr", data=photos, model="resnet10t", epochs=1, size=32, workers=0, device="cpu",
+    run = sslengine.train(
+        photos, "simclr", model="resnet10t", epochs=1, size=32, workers=0, device="cpu",
         out=tmp_path / "run",
-    ).folder  # type: ignore[call-overload]  # fmt: skip
+    ).folder  # fmt: skip
     capsys.readouterr()
     assert main(["judge", str(run), "--json"]) == 0
     scores = _scores(json.loads(capsys.readouterr().out))
@@ -433,12 +432,12 @@ def test_an_error_of_one_part_does_not_stop_the_others(
             raise errors[run.engine_name]
         (tmp_path / "evaluation.json").write_text('{"scores": []}')
 
-    monkeypatch.setattr(judged_parts, "run_all", run_all)
+    monkeypatch.setattr(judge, "run_all", run_all)
     of = resolved(CHECKPOINT__DIR=str(tmp_path))
     attentive = resolved(CHECKPOINT__DIR=str(tmp_path), HEAD_SWEEP__HEAD="attentive")
     engines = (("evaluate", of), ("sweep", of), ("sweep", attentive), ("finetune", of))
     parts = [replace(each, engine_name=name) for name, each in engines]
-    assert judged_parts.start_parts(parts, ["dense: left out"]) == status
+    assert judge.start_parts(parts, ["dense: left out"]) == status
     assert found == started
     told = capsys.readouterr()
     if status > 2:  # it will be continued
@@ -450,5 +449,5 @@ def test_an_error_of_one_part_does_not_stop_the_others(
     wanted += ["linear_sweep: two", "attentive_sweep: two"] if "sweep" in errors else []
     assert notes == ["dense: left out", *wanted]
     assert told.err.count("error: ") == len(errors)
-    assert judged_parts.start_parts(parts[:1], ["dense: left out"]) == (1 if errors else 0)
+    assert judge.start_parts(parts[:1], ["dense: left out"]) == (1 if errors else 0)
     assert json.loads((tmp_path / "evaluation.json").read_text())["notes"] == notes

@@ -19,8 +19,8 @@ from timm.models._hub import save_for_hf
 from torchvision import models
 
 from sslengine.checkpoint.files import read
-from sslengine.command import sides
-from sslengine.command.bands import Bands
+from sslengine.command import recipes
+from sslengine.command.bands import MeasuredBands
 from sslengine.command.front import main
 from sslengine.command.list import KINDS
 from sslengine.command.networks import Network, find, names_of, trunks
@@ -202,7 +202,7 @@ def test_the_largest_view(recipe: str, size: int, photos: Path) -> None:
         return
     config = config_of(*given)
     views: Any = OmegaConf.to_container(config.DATA.TRAIN.TRANSFORMS)
-    assert sides.largest(views) == size
+    assert recipes.largest_side(views) == size
     trunk = config.MODEL.TRUNK
     if trunk.NAME != "timm":
         section = {"vision_transformer": "VISION_TRANSFORMERS"}.get(trunk.NAME, trunk.NAME.upper())
@@ -258,7 +258,7 @@ def test_views_without_a_side(photos: Path) -> None:
     given = ["--set=DATA.TRAIN.TRANSFORMS=[{name: ToTensor}]", "--method=simclr", "--size=96"]
     with pytest.raises(ConfigError, match="--size: no entry of config.DATA.TRAIN.TRANSFORMS has a"):
         config_of(str(photos), *given)
-    assert ImgPilToPatchesAndImage.PATCH_JITTER == sides.SHIFT
+    assert ImgPilToPatchesAndImage.PATCH_JITTER == recipes.SHIFT
 
 
 @pytest.mark.parametrize(
@@ -400,7 +400,7 @@ def test_views_of_each_recipe_take_many_bands(method: str) -> None:
     views: Any = OmegaConf.to_container(
         resolve([f"config=photos/{method}"]).config.DATA.TRAIN.TRANSFORMS
     )
-    bands = Bands("whole numbers", 0.0, 3999.0, [2000.0] * 4, [1000.0] * 4)
+    bands = MeasuredBands("whole numbers", 0.0, 3999.0, [2000.0] * 4, [1000.0] * 4)
     pipeline = Pipeline(bands.views(views), "views", limits=(0.0, 3999.0))
     for number in range(6):
         image = np.full((300, 320, 4), 7 + number, np.float32)

@@ -194,7 +194,7 @@ def test_a_preset_of_a_batch_is_that_of_all_ranks(photos: Path) -> None:
     for ranks in (RANKS, NODES):
         two = config_of(str(photos), "--recipe=dinov2/batch32", f"--set={ranks}=2").DATA.TRAIN
         assert two.BATCHSIZE_PER_REPLICA == 16
-    recipe = Recipe.of(make_parser().parse_args([str(photos), "--recipe=dinov2/batch32"]))
+    recipe = Recipe.read(make_parser().parse_args([str(photos), "--recipe=dinov2/batch32"]))
     with pytest.raises(ConfigError, match="32 images of a step on 3 processes"):
         batch_of_rank(make_parser().parse_args([str(photos), "--recipe=x"]), recipe, 3)
 
@@ -343,7 +343,7 @@ def test_networks_without_model_are_those_of_the_page() -> None:
     of: dict[str, list[str]] = {}
     for method in methods():
         given = make_parser().parse_args(["photos", f"--method={method}"])
-        recipe = Recipe.of(given)
+        recipe = Recipe.read(given)
         there, without = (
             str(train._network(given, recipe, each.model) or recipe.trunk) for each in (large, cpu)
         )

@@ -32,10 +32,10 @@ from tests.tail import slow_but
 
 @pytest.fixture(scope="module")
 def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = sslengine.fit(
-        "simclr", data=photos, model="resnet10t", epochs=1, size=32, workers=0, device="cpu", val=0.25,
+    made = sslengine.train(
+        photos, "simclr", model="resnet10t", epochs=1, size=32, workers=0, device="cpu", val=0.25,
         out=tmp_path_factory.mktemp("runs") / "mine",
-    )  # type: ignore[call-overload]  # fmt: skip
+    )  # fmt: skip
     assert len(made.metrics("phase")) == 1
     return made.folder
 
@@ -164,10 +164,10 @@ def test_a_pickled_network_of_ones_own(
 def test_features_of_a_run_in_bf16_are_computed_so_and_those_of_an_export_are_not(
     photos: Path, tmp_path: Path
 ) -> None:
-    made = sslengine.fit(
-        "simclr", data=photos, model="resnet10t", epochs=1, size=32, workers=0, device="cpu",
+    made = sslengine.train(
+        photos, "simclr", model="resnet10t", epochs=1, size=32, workers=0, device="cpu",
         precision="bf16", out=tmp_path / "run",
-    )  # type: ignore[call-overload]  # fmt: skip
+    )  # fmt: skip
     half = sslengine.embed(made.folder, photos, workers=0)
     full = sslengine.embed(made.folder, photos, workers=0, overrides=["MACHINE.PRECISION=fp32"])
     network = sslengine.load(made.folder).eval()

@@ -15,9 +15,7 @@ import pytest
 import torch
 
 from sslengine import catalog  # noqa: F401 - declares the engines
-from sslengine.command.check import main
-from sslengine.command.checked_files import find
-from sslengine.command.config_trials import SMALL, for_this_machine
+from sslengine.command.check import find, main
 from sslengine.config.resolve import Resolved, resolve
 from sslengine.engine import loop
 from sslengine.engine.services import Services
@@ -26,6 +24,7 @@ from sslengine.errors import ConfigError
 from sslengine.registry import ENGINES
 from tests.data.pictures import write_picture
 from tests.engines.test_instance_retrieval import _revisited
+from tests.small_runs import SMALL, make_small
 from tests.teachers import needed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,7 +74,7 @@ SHAPED = Path(__file__).parent / "vissl_shaped"
 def test_yaml_of_vissls_form_trains_unchanged(tmp_path: Path) -> None:
     """A run and a part of it, for two nodes of GPUs; here with nothing but overrides."""
     arguments = ["config=pretrain/simclr/simclr_2node", "+config/pretrain/simclr/models=resnet18"]
-    run = resolve([*arguments, *for_this_machine(arguments, SHAPED)], [str(SHAPED)])
+    run = resolve([*arguments, *make_small(arguments, SHAPED)], [str(SHAPED)])
     task = _train(run, tmp_path)
     assert run.config.MODEL.TRUNK.RESNETS.DEPTH == 18
     # base_value 0.3 for 256 images; here 4 images.
@@ -197,7 +196,7 @@ def _trial(*arguments: str, slow: bool = False) -> Any:
     ],
 )  # fmt: skip
 def test_vissls_yaml_trains_unchanged(arguments: tuple[str, ...], tmp_path: Path) -> None:
-    run = resolve([*arguments, *for_this_machine(arguments, VISSL)], [str(VISSL)])
+    run = resolve([*arguments, *make_small(arguments, VISSL)], [str(VISSL)])
     task = _train(run, tmp_path)
     assert run.config.DISTRIBUTED.BACKEND == "gloo"
     assert task.optimizer.options_view.lr > 0

@@ -21,7 +21,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.checkpoint.resume import find
-from sslengine.command.config_trials import SMALL
 from sslengine.config.facts import RunFacts
 from sslengine.config.resolve import resolve
 from sslengine.distributed.ranks import rank, world_size
@@ -40,6 +39,7 @@ from tests.engine.sharded import on_ranks
 from tests.integration.test_configs import VISSL
 from tests.integration.test_sharded_resume import start
 from tests.ranks import RankPool
+from tests.small_runs import SMALL
 from tests.tail import slow_but
 
 SAMPLES, DRAWN, DIM = 12, 7, 4

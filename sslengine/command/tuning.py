@@ -1,4 +1,4 @@
-"""What `sslengine judge` trains with labels: sweeps of heads on a frozen trunk, and fine-tuning."""
+"""Plan what `sslengine judge` trains with labels: sweeps of heads on a frozen trunk, and tuning."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ Parts = tuple[list[Resolved], str]
 HEADS = ("linear", "attentive")
 
 
-def swept(given: argparse.Namespace, images: Mapping[str, Any], entries: Entries) -> Parts:
-    """A run for each kind of heads.
+def sweep(given: argparse.Namespace, images: Mapping[str, Any], entries: Entries) -> Parts:
+    """Plan a run for each kind of heads.
 
     images: the keys of labelled images. entries: the transforms of test images.
     """
@@ -58,8 +58,8 @@ def swept(given: argparse.Namespace, images: Mapping[str, Any], entries: Entries
     return runs, ""
 
 
-def fine_tuned(given: argparse.Namespace, images: Mapping[str, Any], entries: Entries) -> Parts:
-    """By a recipe that fits the trunk: with all labels, with 10 % and with 1 % of them."""
+def fine_tune(given: argparse.Namespace, images: Mapping[str, Any], entries: Entries) -> Parts:
+    """Plan runs by a recipe that fits the trunk: with all labels, with 10 % and 1 % of them."""
     values = _values(given, images, entries)
     opened = _open(given, values, "finetune/cnn")
     with closed(opened.opened):
@@ -72,14 +72,14 @@ def fine_tuned(given: argparse.Namespace, images: Mapping[str, Any], entries: En
         values["OPTIMIZER.param_group_constructor"] = "default"
     of_all = _open(given, values, f"finetune/{recipe}")
     if _one_class_each(opened):
-        return [of_all, *(_of_few(given, values, recipe, share) for share in (10, 1))], ""
+        return [of_all, *(_plan_few(given, values, recipe, share) for share in (10, 1))], ""
     return [of_all], ""
 
 
-def _of_few(
+def _plan_few(
     given: argparse.Namespace, values: Mapping[str, Any], recipe: str, percent: int
 ) -> Resolved:
-    """A convolutional network as SimCLR's authors do it; a ViT as with all labels."""
+    """Plan a convolutional network as SimCLR's authors do it; a ViT as with all labels."""
     sampling = "DATA.TRAIN.DATA_LIMIT_SAMPLING.SHARE"
     values = {**values, sampling: percent / 100}
     if recipe == "vit":
@@ -112,7 +112,7 @@ def _values(
 
 
 def _no_classes(opened: Resolved) -> str:
-    """Why nothing can be trained with the labels."""
+    """Say why nothing can be trained with the labels; nothing if it can."""
     data = read(opened.config, DataOptions)
     classes: list[Classes] = []
     for split in ("TRAIN", "TEST"):
@@ -179,14 +179,14 @@ def _recipe(options: ModelOptions) -> tuple[str, bool]:
 
 
 def _batch(opened: Resolved, share: float = 1.0) -> dict[str, Any]:
-    """Of few images an even number that each rank has, since mixing takes pairs."""
+    """Return the batch; of few images an even number that each rank has: mixing takes pairs."""
     most = int(_count(opened) * share) // world_size(opened.config) // 2 * 2
     size = read(opened.config, DataOptions).TRAIN.BATCHSIZE_PER_REPLICA
     return {"DATA.TRAIN.BATCHSIZE_PER_REPLICA": max(2, min(size - size % 2, most))}
 
 
 def _count(opened: Resolved) -> int:
-    """Of training images."""
+    """Count the training images."""
     return len(_dataset(opened, "TRAIN"))
 
 
