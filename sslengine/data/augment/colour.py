@@ -20,9 +20,9 @@ from sslengine.data.augment.image import (
     NO_LIMITS,
     Limits,
     Rgb,
-    ask_for_rgb,
     make_floats,
     own,
+    refuse_array,
 )
 from sslengine.data.augment.stream import uniforms
 from sslengine.data.augment.transform import Counterpart, Wraps, probability, with_probability
@@ -72,7 +72,7 @@ def change_saturation(image: Any, factor: float, limits: Limits = NO_LIMITS) -> 
         return image
     if isinstance(image, Image.Image):
         return ImageEnhance.Color(image).enhance(factor)
-    raise ask_for_rgb("Saturation", WITHOUT_COLOURS)
+    return refuse_array("Saturation", WITHOUT_COLOURS)
 
 
 def turn_hue(image: Any, shift: float, limits: Limits = NO_LIMITS) -> Any:
@@ -84,7 +84,7 @@ def turn_hue(image: Any, shift: float, limits: Limits = NO_LIMITS) -> Any:
         return image
     if isinstance(image, Image.Image):
         return F.adjust_hue(image, shift)
-    raise ask_for_rgb("Hue", WITHOUT_COLOURS)
+    return refuse_array("Hue", WITHOUT_COLOURS)
 
 
 def make_grey(image: Any) -> Any:
@@ -95,7 +95,7 @@ def make_grey(image: Any) -> Any:
         return image
     if isinstance(image, Image.Image):
         return Image.merge("RGB", [image.convert("L")] * 3)
-    raise ask_for_rgb("Grey")
+    return refuse_array("Grey")
 
 
 # ---- transforms

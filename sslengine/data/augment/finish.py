@@ -16,7 +16,6 @@ from torch import Tensor
 from torchvision.transforms import Normalize, ToTensor
 
 from sslengine.data.augment.conversion import ImgPilToRawTensor, ImgToTensor
-from sslengine.data.batch.collators import Batch
 
 CPU = torch.device("cpu")
 # By exact type: what a subclass does is not known. What each divides pixels by.
@@ -57,7 +56,7 @@ class FinishOn:
     operations: list[tuple[str, Tensor]]
     image_keys: tuple[str, ...] = ()
 
-    def finish_batch(self, batch: Mapping[str, Any]) -> Batch:
+    def finish_batch(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Return the batch with its uint8 images as the TRANSFORMS say, on the stream of its copy;
         the host does not wait. Other images were finished by the worker."""
         images = {key: self._finish_all(batch[key]) for key in self.image_keys if key in batch}

@@ -12,7 +12,7 @@ which order an image is, only `own` and `interleaved` need to know.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -85,9 +85,9 @@ def size_of(image: Any) -> Size:
     return image.shape[0], image.shape[1]
 
 
-def ask_for_rgb(what: str, instead: str = "remove it") -> TypeError:
-    """Return the error of an operation that means nothing for arrays of any channels."""
-    return TypeError(f"{what} asks for RGB: {instead}, or set IMAGE_MODE: RGB.")
+def refuse_array(what: str, instead: str = "remove it") -> NoReturn:
+    """Raise TypeError: the operation means nothing for arrays of any channels."""
+    raise TypeError(f"{what} asks for RGB: {instead}, or set IMAGE_MODE: RGB.")
 
 
 # ---- 8-bit RGB

@@ -15,9 +15,9 @@ from sslengine.data.augment.image import (
     NO_LIMITS,
     Limits,
     Rgb,
-    ask_for_rgb,
     make_floats,
     own,
+    refuse_array,
     view_planes,
 )
 from sslengine.data.augment.transform import Transform, Wraps, with_probability
@@ -52,7 +52,7 @@ def posterize(image: Any, bits: int) -> Any:
         return image
     if isinstance(image, Image.Image):
         return ImageOps.posterize(image, bits)
-    raise ask_for_rgb("Posterize")
+    return refuse_array("Posterize")
 
 
 def invert(image: Any, limits: Limits = NO_LIMITS) -> Any:
@@ -75,7 +75,7 @@ def stretch_contrast(image: Any) -> Any:
         return image
     if isinstance(image, Image.Image):
         return ImageOps.autocontrast(image)
-    raise ask_for_rgb("AutoContrast")
+    return refuse_array("AutoContrast")
 
 
 def equalize(image: Any) -> Any:
@@ -87,7 +87,7 @@ def equalize(image: Any) -> Any:
         return image
     if isinstance(image, Image.Image):
         return ImageOps.equalize(image)
-    raise ask_for_rgb("Equalize")
+    return refuse_array("Equalize")
 
 
 def sharpen(image: Any, factor: float) -> Any:
@@ -103,7 +103,7 @@ def sharpen(image: Any, factor: float) -> Any:
         return view_planes(made)
     if isinstance(image, Image.Image):
         return ImageEnhance.Sharpness(image).enhance(factor)
-    raise ask_for_rgb("Sharpness")
+    return refuse_array("Sharpness")
 
 
 # ---- transforms

@@ -145,9 +145,13 @@ def kind_of(transform: Any) -> type[Transform]:
 
 def takes_arrays(transform: Any) -> bool:
     """Does the class that defines its `__call__` say so? What a subclass changes is not known."""
+    return vars(_definer(transform, "__call__")).get("takes_arrays") is True
+
+
+def _definer(transform: Any, *names: str) -> type:
+    """Return the most derived class that defines one of these methods."""
     classes = type(transform).__mro__
-    defines = next((each for each in classes if "__call__" in vars(each)), object)
-    return vars(defines).get("takes_arrays") is True
+    return next((each for each in classes if {*names} & vars(each).keys()), object)
 
 
 def takes_bytes(transform: Any) -> bool:
@@ -181,8 +185,12 @@ GONE: Mapping[str, str] = {
 def outdated(transform: Any) -> str:
     """Say what to change in a class that was written for an earlier version; "" if nothing."""
     kind = type(transform)
-    if not callable(transform):
-        return f"{kind.__name__} has no `__call__`: it takes an image and returns one."
+    drawn = isinstance(transform, Transform) and _definer(transform, "draw", "__call__")
+    if not callable(transform) or (drawn and "__call__" not in vars(drawn)):
+        return (
+            f"{kind.__name__} does not define `__call__`, which takes an image and returns one. "
+            f"(`draw` says nothing any more.)"
+        )
     for name, instead in GONE.items():
         if getattr(kind, name, False) is True:
             return (

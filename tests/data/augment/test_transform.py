@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from PIL import Image, ImageOps
 
+from sslengine.data.augment.blur import ImgPilGaussianBlur
 from sslengine.data.augment.pipeline import build_transform
 from sslengine.data.augment.transform import GONE, Transform, probability
 from sslengine.errors import ConfigError
@@ -29,6 +30,11 @@ class NotCalled(Transform):
         return []
 
 
+class DrawsOtherwise(ImgPilGaussianBlur):
+    def draw(self, size: Any) -> list[Any]:
+        return []
+
+
 @pytest.mark.parametrize("flag", GONE)
 def test_a_class_for_an_earlier_version_is_told_the_new_way(
     flag: str, monkeypatch: pytest.MonkeyPatch
@@ -39,6 +45,7 @@ def test_a_class_for_an_earlier_version_is_told_the_new_way(
         build_transform(entry, "config.DATA.TRAIN.TRANSFORMS.3")
 
 
-def test_a_class_without_a_call_is_told_before_the_first_image() -> None:
-    with pytest.raises(ConfigError, match=r"TRANSFORMS.3 .*NotCalled has no `__call__`"):
-        build_transform({"name": f"{__name__}:NotCalled"}, "config.DATA.TRAIN.TRANSFORMS.3")
+@pytest.mark.parametrize("name", ["NotCalled", "DrawsOtherwise"])
+def test_a_class_that_only_draws_is_refused_before_the_first_image(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"TRANSFORMS.3 .*{name} does not define `__call__`"):
+        build_transform({"name": f"{__name__}:{name}"}, "config.DATA.TRAIN.TRANSFORMS.3")
