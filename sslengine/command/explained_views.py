@@ -163,13 +163,13 @@ def time_steps(subject: Subject, count: int) -> tuple[float, dict[str, float]]:
 def time_whole(subject: Subject, count: int) -> dict[str, float]:
     """Return the times of the list and of the plain one, with reading; and of the part after
     collate."""
-    dataset, plain = subject.dataset, partial(_run_plainly, subject.pipeline)
+    dataset = subject.dataset
     began = process_time()
     samples = [_run(subject, number, dataset.pipeline, dataset.read) for number in range(count)]
     run = process_time() - began
     began = process_time()
     for number in range(count):
-        _run(subject, number, plain, _as_read)
+        _run(subject, number, subject.pipeline.run_plainly, _as_read)
     listed = process_time() - began
     dataset.pipeline.settle(samples)
     collate = COLLATORS.maker(
@@ -182,12 +182,6 @@ def time_whole(subject: Subject, count: int) -> dict[str, float]:
         finish.finish_batch(batch)
     times = {"list": run, "plain list": listed, "after collate": process_time() - began}
     return {name: 1e3 * seconds / count for name, seconds in times.items()}
-
-
-def _run_plainly(pipeline: Pipeline, sample: Sample) -> Sample:
-    for step in pipeline.named:
-        step(sample)
-    return sample
 
 
 def _run(

@@ -128,14 +128,7 @@ def _jpeg(number: int) -> bytes:
 
 def plain_list(case: str) -> Views:
     pipeline = Pipeline(LISTS[case], "TRANSFORMS")
-
-    def views(encoded: bytes) -> Any:
-        sample = _sample(DECODER(encoded))
-        for step in pipeline.named:
-            step(sample)
-        return sample["data"]
-
-    return views
+    return lambda encoded: pipeline.run_plainly(_sample(DECODER(encoded)))["data"]
 
 
 def engine(name: str) -> Callable[[str], Views]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,7 @@ ATTEMPTS = 10
 class _DrawsMask(MakesKeys):
     takes_arrays = True
 
-    def draw_mask(self, size: Size) -> Tensor:
-        raise NotImplementedError
+    draw_mask: Callable[[Size], Tensor]
 
     def __call__(self, image: Any) -> dict[str, Any]:
         size = image.shape[-2:] if isinstance(image, Tensor) else size_of(image)

@@ -80,6 +80,12 @@ class Pipeline:
             step(sample)
         return sample
 
+    def run_plainly(self, sample: Sample) -> Sample:
+        """Pass a sample of PIL images through the transforms as the list names them."""
+        for step in self.named:
+            step(sample)
+        return sample
+
     def settle(self, samples: Iterable[Sample]) -> None:
         """If a transform sometimes makes images that are not RGB, finish those of the batch that
         are: images of one batch are of one type."""

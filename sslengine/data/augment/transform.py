@@ -126,6 +126,7 @@ class Counterpart(Transform):
     images of any kind. What is no image, such as a tensor, goes to the transform itself."""
 
     takes_arrays = True
+    change: Callable[[Any], Any]
 
     def __init__(self, named: Callable[[Any], Any], limits: Limits = NO_LIMITS) -> None:
         self.named, self.limits = named, limits
@@ -133,9 +134,6 @@ class Counterpart(Transform):
     def __call__(self, image: Any) -> Any:
         known = type(image) is Rgb or is_image(image)
         return self.change(image) if known else self.named(image)
-
-    def change(self, image: Any) -> Any:
-        raise NotImplementedError
 
 
 def kind_of(transform: Any) -> type[Transform]:

@@ -36,16 +36,9 @@ CPU = torch.device("cpu")
 WHERE = "config.DATA.TRAIN.TRANSFORMS"
 
 
-class PlainList:
+def plain(entries: Any) -> Any:
     """The transforms as the list names them."""
-
-    def __init__(self, entries: Any) -> None:
-        self.steps = Pipeline(entries, WHERE).named
-
-    def __call__(self, sample: Sample) -> Sample:
-        for step in self.steps:
-            step(sample)
-        return sample
+    return Pipeline(entries, WHERE).run_plainly
 
 
 class OfArrays:
@@ -109,11 +102,11 @@ CASES = [(name, 1) for name in LISTS] + [("simclr", 2), ("pirl", 2), ("a user's 
 @pytest.mark.parametrize(("name", "sources"), CASES)
 def test_the_pipeline_makes_what_the_list_makes(backend: Any, name: str, sources: int) -> None:
     """Sample by sample, and all three streams end where they end with the list."""
-    plain, made = PlainList(LISTS[name]), Pipeline(LISTS[name], WHERE)
-    pipeline = backend(pickle.loads(pickle.dumps(made)))
+    listed = plain(LISTS[name])
+    pipeline = backend(pickle.loads(pickle.dumps(Pipeline(LISTS[name], WHERE))))
     for number in range(8):
         got, ends = run(pipeline, number, sources)
-        expected, expected_ends = run(plain, number, sources)
+        expected, expected_ends = run(listed, number, sources)
         assert ends == expected_ends
         expect_same(got, expected)
 
@@ -145,7 +138,7 @@ def test_a_batch_that_has_arrived_is_the_lists_batch(backend: Any, name: str) ->
     pipeline = Pipeline(LISTS[name], WHERE, image_keys(collate))
     made = samples(backend(pipeline))
     pipeline.settle(made)
-    expected = collate(samples(PlainList(LISTS[name])))
+    expected = collate(samples(plain(LISTS[name])))
     expect_same(finished(pipeline, collate(made)), expected)
 
 
@@ -153,7 +146,7 @@ def test_a_batch_that_has_arrived_is_the_lists_batch(backend: Any, name: str) ->
 def test_a_sample_that_is_looked_at_by_itself_is_finished(name: str) -> None:
     pipeline = Pipeline(LISTS[name], WHERE, ("data",))
     made = [pipeline.finished(sample) for sample in samples(pipeline)]
-    expect_same(made, samples(PlainList(LISTS[name])))
+    expect_same(made, samples(plain(LISTS[name])))
 
 
 @BACKENDS
@@ -197,4 +190,4 @@ def test_the_transform_of_the_docs() -> None:
         exec(code, {"__name__": __name__})
         entries = [TWO, CROP, {"name": "SomeMedian"}, COLOUR, *TENSOR]
         for number in range(4):
-            expect_same(run(Pipeline(entries, WHERE), number), run(PlainList(entries), number))
+            expect_same(run(Pipeline(entries, WHERE), number), run(plain(entries), number))
