@@ -20,7 +20,6 @@ from sslengine.config.show import show
 from sslengine.data.loading import lean_torchvision
 from sslengine.errors import ConfigError, Preempted, SSLEngineError
 from sslengine.launch.auto import settle_widths
-from sslengine.registry import import_dotted
 from sslengine.screen import say
 
 INTERRUPTED = 130  # as shells have it: 128 + SIGINT
@@ -133,7 +132,9 @@ def ended_by(error: SSLEngineError | KeyboardInterrupt, printed: bool = True) ->
 def run_all(runs: Sequence[Resolved]) -> int:
     """Do the same, and raise what goes wrong."""
     # Imported only now: --help and a config error should not wait for torch.
-    return int(import_dotted("sslengine.launch.local:run_all")(runs))
+    from sslengine.launch import local
+
+    return local.run_all(runs)
 
 
 def resolve_all(

@@ -19,7 +19,6 @@ from sslengine.launch.plan import Plan, make_plan
 from sslengine.launch.preflight import check_run
 from sslengine.launch.rank import run_rank
 from sslengine.launch.slurm.submit import submit
-from sslengine.registry import import_dotted
 from sslengine.trust import closed, expect_trust, is_config_trusted
 
 
@@ -47,7 +46,8 @@ def run_all(runs: Sequence[Resolved]) -> int:
     finally:
         if len(runs) > 1 and os.environ.get("RANK", "0") == "0":
             # Imported only now: a run starts without libraries that draw.
-            report_sweep = import_dotted("sslengine.report.end_pages:report_sweep")
+            from sslengine.report.end_pages import report_sweep
+
             report_sweep(run_folder(runs[0].config).parent)
     return 0
 

@@ -153,7 +153,8 @@ def count_lives_without_progress(job_folder: Path, job: str, folder: Path) -> in
 
 def _reached(folder: Path) -> int:
     """Return the iteration of the furthest checkpoint, sharded or not; 0 if there is none."""
-    saved = import_dotted("sslengine.checkpoint.retention:saved")  # imports torch, in the job alone
+    from sslengine.checkpoint.retention import saved  # imports torch, in the job alone
+
     return max((each.iteration for each in saved(folder / "checkpoints")), default=0)
 
 
