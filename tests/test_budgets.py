@@ -49,7 +49,7 @@ COUNTS = {
     "lines": (68470, 50000),
     "files": (499, 350),
     "lines at the top": (1761, 1200),
-    "lines of tests": (81128, 55000),
+    "lines of tests": (81151, 55000),
     "files of tests": (514, 400),
     "lines of tools": (6331, 3500),
     "files under 60 lines": (80, 45),
@@ -65,7 +65,7 @@ COUNTS = {
     "median lines of a function": (9, 9),
     "longest function": (70, 70),
     "lines of README": (150, 150),
-    "lines of CHANGELOG": (1014, 150),
+    "lines of CHANGELOG": (1024, 150),
 }
 # Functions and files that a step of SimCLR passes, outside of data/.
 WAY = {"functions": (40, 40), "files": (14, 14)}

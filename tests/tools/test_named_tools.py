@@ -12,15 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torchvision.models import ResNet50_Weights
 
 from sslengine.config.compose import shipped_configs
+from sslengine.config.resolve import resolve
 from sslengine.evaluation.versions import VERSIONS
 from tests import warm
 from tests.test_pages import PAGES, ROOT, SCRIPTS
 from tools import methods_runs, methods_table
 from tools.methods_runs import Cost, Job, Row, Scores
 from tools.methods_table import BEGINS, END, Measured, table
-from tools.recipe_needs import all_recipes, head_with, main, needs
+from tools.recipe_needs import Kept, all_recipes, cost_of, head_with, main, needs
 from tools.ten_tasks.tasks import TASKS
 
 _TEXT = "\n".join(page.read_text() for page in PAGES)
@@ -105,6 +109,25 @@ SENTENCE = re.compile(
     r"5,000 images or more|memory of each of \d+ GPUs; [\d.]+ h if they are A100; the 1\.28 million "
     r"images of ImageNet-1k)\."
 )
+
+
+# A pass backward costs two forward, a teacher's is forward alone; heads are below 2 %.
+@pytest.mark.parametrize(
+    ("recipe", "passes"), [("rotnet", 3), pytest.param("byol", 2 * 3 + 2, marks=pytest.mark.slow)]
+)
+def test_operations_are_those_of_torchvisions_table(recipe: str, passes: int) -> None:
+    known = ResNet50_Weights.IMAGENET1K_V1.meta  # at 224 pixels, with a classifier
+    cost = cost_of(resolve([f"config=photos/{recipe}", "config.MACHINE.DEVICE=cpu"]).config)
+    assert cost.flops == pytest.approx(passes * 2e9 * known["_ops"], rel=0.02)
+    assert cost.trained > known["num_params"] - (2048 + 1) * 1000
+
+
+def test_kept_are_inputs_of_layers_each_once_without_weights() -> None:
+    network = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3))
+    kept = Kept(network)
+    with torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda each: each):
+        network(torch.ones(11, 5))
+    assert kept.bytes == 4 * 11 * (5 + 7)  # the image, and what is both ReLU's output and an input
 
 
 def test_the_sentence_ends_the_head_and_is_replaced(
