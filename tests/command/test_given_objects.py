@@ -226,7 +226,7 @@ class Changed(Items):
         return torch.zeros(3, 8, 8), 1
 
 
-@pytest.mark.parametrize("verb", ["train", "fit", "embed"])
+@pytest.mark.parametrize("verb", ["train", "embed"])
 @pytest.mark.parametrize(
     ("make", "message"),
     [

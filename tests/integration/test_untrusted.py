@@ -348,13 +348,12 @@ def test_the_predictor_of_python_asks_the_same(place: Place) -> None:
 def test_a_check_of_a_folder_with_runs_asks_the_same(
     place: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each in a process that finds modules here."""
     plugin(place)
     place.patch.setenv("PYTHONPATH", str(place.run.parent))
-    assert run("check", [str(place.run.parent), "--jobs=1"]) == 1
+    assert run("check", [str(place.run.parent)]) == 1
     assert "names Python code" in "".join(capsys.readouterr())
     assert not place.mark.exists()
-    run("check", [str(place.run.parent), "--jobs=1", "--trust-config"])
+    run("check", [str(place.run.parent), "--trust-config"])
     assert place.mark.exists()
 
 
