@@ -67,8 +67,7 @@ def test_a_loss_that_is_not_finite_is_told_once_with_the_command_that_finds_it(
     assert re.search(
         rf"images, of this rank: ({re.escape(str(photos))}/\w+/\d.png(, |\.)){{4}}", err
     )
-    assert "Lower --lr: the highest is 1e+30" in err
-    assert "param_schedulers" not in err
+    assert "(--lr)" in err
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert f"iteration {records[-1]['iteration']} is not finite" in err
     command = shlex.split(re.findall("sslengine (replay .*)", err)[0])
