@@ -32,7 +32,7 @@ FOLDERS = {
     "methods losses": (4500, 4500),
     "hooks": (1663, 1200),
     "optim": (1795, 1700),
-    "monitor metrics meters": (3144, 1800),
+    "monitor metrics meters": (3158, 1800),
     "checkpoint": (1200, 1200),
     "distributed launch": (2850, 2700),
     "testing python": (2292, 2000),
@@ -46,10 +46,10 @@ FOLDERS = {
     "contrib": (4500, 4500),
 }
 COUNTS = {
-    "lines": (68470, 50000),
+    "lines": (68484, 50000),
     "files": (499, 350),
     "lines at the top": (1761, 1200),
-    "lines of tests": (81136, 55000),
+    "lines of tests": (81142, 55000),
     "files of tests": (514, 400),
     "lines of tools": (6331, 3500),
     "files under 60 lines": (80, 45),
@@ -61,11 +61,11 @@ COUNTS = {
     "functions named by a preposition": (203, 40),
     "docstrings of functions that are fragments": (260, 40),
     "class names with two meanings": (20, 0),
-    "raise statements": (1074, 800),
+    "raise statements": (1076, 800),
     "median lines of a function": (9, 9),
     "longest function": (70, 70),
     "lines of README": (150, 150),
-    "lines of CHANGELOG": (1024, 150),
+    "lines of CHANGELOG": (1023, 150),
 }
 # Functions and files that a step of SimCLR passes, outside of data/.
 WAY = {"functions": (40, 40), "files": (14, 14)}

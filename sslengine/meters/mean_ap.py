@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sslengine.distributed.collectives import gather
-from sslengine.errors import DataError
+from sslengine.errors import DataError, TrainingError
 from sslengine.meters.base import Meter
 from sslengine.registry import register_meter
 
@@ -83,13 +83,16 @@ class MeanAPListMeter(Meter):
         max_cpu_capacity: int = -1,
     ) -> None:
         """
+        num_classes: the expected number of classes in an output; null: any.
         num_meters: the number of the model's outputs, each of which is measured.
         meter_names: names of the outputs; without them they are numbered.
         interpolated: as in VISSL and VOC; false: scikit-learn's average precision.
-        num_classes, max_cpu_capacity: VISSL's, without effect: any number is measured.
+        max_cpu_capacity: the largest number of images of a phase on each rank (more are an error);
+            -1: any number.
         """
         super().__init__(num_meters, meter_names)
-        self.interpolated = interpolated
+        self.interpolated, self.num_classes = interpolated, num_classes
+        self.capacity = max_cpu_capacity
         self.reset()
 
     def names(self) -> list[str]:
@@ -97,6 +100,17 @@ class MeanAPListMeter(Meter):
 
     def update(self, output: Tensor | Sequence[Tensor], target: Tensor) -> None:
         outputs = self.list_outputs(output)
+        images, width = outputs[0].shape
+        if self.num_classes not in (None, width):
+            raise TrainingError(
+                f"config.METERS.{self.name}.num_classes is {self.num_classes}, but the model has "
+                f"{width} outputs."
+            )
+        if 0 <= self.capacity < sum(map(len, self._scores)) + images:
+            raise TrainingError(
+                f"config.METERS.{self.name}.max_cpu_capacity is {self.capacity}, but a phase has "
+                f"more images. Set it to the number of images, or to -1 for any number."
+            )
         self._scores.append(torch.stack([each.detach().float() for each in outputs], dim=1))
         self._targets.append(self.make_indicators(target, outputs[0]))
 

@@ -67,7 +67,7 @@ GIVEN: dict[str, Callable[[Given], Any]] = {
 OF_TRUNKS = [each for each in dataclasses.fields(TrunkOptions) if each.name != "NAME"]
 # Their arguments are the engine's alone.
 WITHOUT = {"TASKS", "ENGINES", "HOOK_ADAPTERS", "PARAM_GROUPS", "LABEL_FREE",
-           "OPTIMIZERS"}  # fmt: skip
+           "OPTIMIZERS", "PROTOCOLS"}  # fmt: skip
 
 
 def options_by_name(kind: str) -> Iterator[tuple[str, type[Any]]]:

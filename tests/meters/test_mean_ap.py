@@ -132,3 +132,9 @@ def test_mismatches_are_told() -> None:
         MeanAPListMeter().update([scores, scores], targets)
     with pytest.raises(TrainingError, match=r"\(60, 8\) .* \(60, 9\)"):
         MeanAPListMeter().update(scores, targets[:, :8])
+    with pytest.raises(TrainingError, match=r"mean_ap_list_meter\.num_classes"):
+        MeanAPListMeter(num_classes=8).update(scores, targets)
+    full = MeanAPListMeter(max_cpu_capacity=60)
+    full.update(scores, targets)
+    with pytest.raises(TrainingError, match=r"mean_ap_list_meter\.max_cpu_capacity"):
+        full.update(scores[:1], targets[:1])

@@ -133,7 +133,7 @@ def test_devices() -> None:
     assert choose_device(CPU) == CPU
     assert choose_device(None).type == ("cuda" if torch.cuda.is_available() else "cpu")
     if not torch.cuda.is_available():
-        with pytest.raises(LaunchError, match="no GPU"):
+        with pytest.raises(LaunchError, match="no such GPU"):
             choose_device("cuda")
 
 
