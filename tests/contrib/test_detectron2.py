@@ -202,7 +202,8 @@ def test_the_runs_store_writes_them_and_has_metrics_of_others() -> None:
         view.put_scalar("last", value, smoothing_hint=False)
         view.put_scalar("lr", value, smoothing_hint=False)  # the engine has one of that name
         view.put_scalar("AP (large)", value, smoothing_hint=False)
-    store._keep_losses({"loss": [3.0, 5.0]})
+    for step, value in enumerate((3.0, 5.0)):
+        store.losses.record(torch.tensor(value), step, 4, 1.0, None)
     store.read()
     assert store.take_scalars() == {
         "smooth": 2.0, "last": 9.0, "hook/lr": 9.0, "AP _large_": 9.0,
@@ -217,7 +218,7 @@ def test_images_and_histograms_go_to_the_store() -> None:
     view = StorageView(store, lambda: 0)
     view.put_image("crops", torch.zeros(3, 4, 4))
     view.put_histogram("weights", torch.arange(10.0), bins=5)
-    images, histograms = store.take_pictures().read()
+    images, histograms = store.take_pictures()
     assert list(images) == ["crops"]
     (histogram,) = histograms.values()
     assert list(histogram.counts) == [2, 2, 2, 2, 2]
