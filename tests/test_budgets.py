@@ -49,7 +49,7 @@ COUNTS = {
     "lines": (68484, 50000),
     "files": (499, 350),
     "lines at the top": (1761, 1200),
-    "lines of tests": (81142, 55000),
+    "lines of tests": (81143, 55000),
     "files of tests": (514, 400),
     "lines of tools": (6331, 3500),
     "files under 60 lines": (80, 45),
