@@ -15,7 +15,6 @@ one object of this class.
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import inspect
 import re
@@ -175,7 +174,8 @@ class Registry(Generic[T]):
             _import(self._declared[name])
         if name in self._things:
             return self._things[name]
-        found = getattr(_import(self._fallback), name, None) if self.may_know(name) else None
+        searched = self._fallback if self.may_know(name) else ""
+        found = searched and getattr(_import(searched), name, None)
         if not isinstance(found, type):
             raise self.unknown(name, where)
         return cast(T, found)

@@ -39,14 +39,14 @@ FOLDERS = {
     "data": (13535, 8200),
     "models": (6619, 4800),
     "config": (4934, 3300),
-    "evaluation engines evaluate predictor": (10073, 6200),
+    "evaluation engines evaluate predictor": (10069, 6200),
     "export": (2398, 1500),
     "command": (6292, 3800),
     "report": (2500, 2500),
     "contrib": (4500, 4500),
 }
 COUNTS = {
-    "lines": (68484, 50000),
+    "lines": (68480, 50000),
     "files": (499, 350),
     "lines at the top": (1761, 1200),
     "lines of tests": (81143, 55000),

@@ -1,4 +1,4 @@
-"""Rarely used components: imported only when a config names them."""
+"""Rarely used parts; components are imported only when a config names them."""
 
 from sslengine.registry import (
     ENGINES,

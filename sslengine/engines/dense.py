@@ -137,10 +137,10 @@ def judge_segmentation(judged: Judged) -> Found:
     maps = stored_maps(judged)
     if not is_primary():
         return {}
-    return {(each.name, maps.layer): _trained(judged, each, maps) for each in maps.networks}
+    return {(each.name, maps.layer): _train_head(judged, each, maps) for each in maps.networks}
 
 
-def _trained(judged: Judged, network: Network, maps: Maps) -> Outcome:
+def _train_head(judged: Judged, network: Network, maps: Maps) -> Outcome:
     size = maps.side, maps.side
     train, test = (maps.of(split, network) for split in ("TRAIN", "TEST"))
     wanted = torch.from_numpy(np.stack([*maps.masks_of("TRAIN", network, size)]))

@@ -71,6 +71,7 @@ from sslengine.monitor.verdict import judge_run
 from sslengine.precision import choose_float64_device
 from sslengine.registry import register_engine
 
+GROUPS = "config.LINEAR_PROBE.GROUP_COLUMN"
 NO_LABELS = "the images have no labels: kNN, linear probe and what else needs them are left out"
 
 
@@ -156,7 +157,7 @@ class _Judge:
         classes: list[Classes] = []
         found = self.found
         if self.labelled("TRAIN"):  # before images are read: an unknown column is an error
-            self.groups = groups_of(self.run, self.asked.probe.GROUP_COLUMN)
+            self.groups = read_groups(self.run, self.asked.probe.GROUP_COLUMN)
         for split in self.splits:
             then = "kNN" if split == self.splits[-1] else "features of test"
             dtype = self.asked.evaluate.DTYPE
@@ -333,20 +334,17 @@ def _show_training(run: Run, weights: Path | None, loaded: Loaded) -> None:
         )
 
 
-WHERE = "config.LINEAR_PROBE.GROUP_COLUMN"
-
-
 def group_column(data: DataOptions, probe: LinearProbeOptions) -> str:
-    """Its name; empty: no groups are known."""
+    """Name the column of groups that a probe holds out together; empty: none are known."""
     of_test = data.HOLD_OUT.GROUP_COLUMN if data.HOLD_OUT.SHARE else ""
     return probe.GROUP_COLUMN or of_test
 
 
-def groups_of(run: Run, column: str) -> Tensor | None:
-    """A number for each image of TRAIN, the same within a group."""
+def read_groups(run: Run, column: str) -> Tensor | None:
+    """Number the images of TRAIN: images of one group (a patient, a video) have one number."""
     if not column:
         return None
     data, seed = read(run.config, DataOptions), read(run.config, RunOptions).SEED_VALUE
     dataset = SSLDataset(data.TRAIN, "TRAIN", seed, hold_out=data.HOLD_OUT)
-    numbers = numbers_of_groups(dataset.sources[0].column(column, WHERE))
+    numbers = numbers_of_groups(dataset.sources[0].column(column, GROUPS))
     return torch.from_numpy(numbers[np.asarray(dataset.rows)])

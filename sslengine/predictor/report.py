@@ -14,6 +14,8 @@ from sslengine.errors import readable
 from sslengine.predictor.predictor import Neighbour, Prediction, Predictor
 
 TOP = 5  # classes shown in the text
+SIDE, GAP, LINE = 128, 8, 14  # pixels: side of an image, gap between two, height of a text line
+LETTERS = 20  # letters that fit below an image
 
 
 def as_json(predictor: Predictor, found: Mapping[str, Prediction]) -> dict[str, Any]:
@@ -69,12 +71,8 @@ def _lines(prediction: Prediction, names: Sequence[str] = ()) -> Iterator[str]:
         yield f"{head}  {neighbour.similarity:.3f}  {which}"
 
 
-SIDE, GAP, LINE = 128, 8, 14  # pixels: side of an image, gap between two, height of a text line
-LETTERS = 20  # letters that fit below an image
-
-
 def draw(predictor: Predictor, found: Mapping[str, Prediction]) -> Image.Image:
-    """One row for each query: the query, then its neighbours, the most similar first."""
+    """Draw a row for each query: the query, then its neighbours, the most similar first."""
     columns = 1 + max(len(each.nearest) for each in found.values())
     cell = (SIDE + GAP, SIDE + 2 * LINE + GAP)
     sheet = Image.new("RGB", (GAP + columns * cell[0], GAP + len(found) * cell[1]), "white")

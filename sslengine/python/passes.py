@@ -125,10 +125,10 @@ def evaluate_loss(
         if isinstance(loss, nn.Module):
             loss.to(feed.device)
         numbers = build_precision(precision, feed.device, where="precision")
-        step, given = Step.alone(train=False, precision=numbers), None
-        total = torch.zeros((), dtype=widest(feed.device), device=feed.device)
+        step, with_sample = Step.alone(train=False, precision=numbers), takes_sample(loss)
+        total, given = torch.zeros((), dtype=widest(feed.device), device=feed.device), None
         for output, batch in _outputs(model.to(feed.device), feed, numbers):
-            if takes_sample(loss):
+            if with_sample:
                 given = loss(output, single_input_sample(batch, ["data"], ["label"]), step)
             else:
                 given = loss(output, batch["label"][0])
