@@ -19,7 +19,7 @@ from sslengine.command import judge
 from sslengine.command import train as verb
 from sslengine.command.embed import Rows, embed
 from sslengine.command.in_memory import Data, as_files
-from sslengine.config.assignments import overrides, typed
+from sslengine.config.compose import overrides, typed
 from sslengine.config.sections import read
 from sslengine.data.decode.decoding import Decoder
 from sslengine.data.options import DataOptions

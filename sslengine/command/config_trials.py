@@ -22,8 +22,7 @@ import torch
 from sslengine import catalog  # noqa: F401 - declares all names, in the processes too
 from sslengine.absent import instead_of
 from sslengine.command.checked_files import ENGINE_OF
-from sslengine.config.assignments import overrides
-from sslengine.config.compose import Composition, compose
+from sslengine.config.compose import Composition, compose, overrides
 from sslengine.config.resolve import Resolved
 from sslengine.config.run_folder import open_named
 from sslengine.config.sections import read

@@ -90,7 +90,7 @@ def _is_run(folder: Path) -> bool:
     if not (folder / "config.yaml").is_file():
         return False
     with suppress(ConfigError):
-        return bool(import_dotted("sslengine.config.plain_file:read_plain")(folder / "config.yaml"))
+        return bool(import_dotted("sslengine.config.yaml_text:read_plain")(folder / "config.yaml"))
     return (folder / "metrics.jsonl").is_file()
 
 

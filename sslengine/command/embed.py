@@ -38,8 +38,8 @@ from sslengine.command import columns, documents
 from sslengine.command.counts import expect_counts
 from sslengine.command.new_file import expect_writable
 from sslengine.command.run_there import expect_run
-from sslengine.config.assignments import overrides as as_overrides
-from sslengine.config.assignments import typed
+from sslengine.config.compose import overrides as as_overrides
+from sslengine.config.compose import typed
 from sslengine.config.options import DEVICES
 from sslengine.errors import ConfigError, OutputError, is_unicode, listing, readable
 from sslengine.progress import progress

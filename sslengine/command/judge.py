@@ -38,7 +38,7 @@ from sslengine.command.judged_parts import start_parts
 from sslengine.command.new_file import expect_writable
 from sslengine.command.own_images import own_images, typed_plugins
 from sslengine.command.run_there import expect_run
-from sslengine.config.assignments import overrides, typed
+from sslengine.config.compose import overrides, typed
 from sslengine.config.options import DEVICES
 from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read

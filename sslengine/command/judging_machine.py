@@ -8,7 +8,7 @@ import os
 from omegaconf import DictConfig
 
 from sslengine.command.machine import Machine, look
-from sslengine.config.assignments import overrides, typed
+from sslengine.config.compose import overrides, typed
 
 DEVICE, RANKS, NODES = "MACHINE.DEVICE", "DISTRIBUTED.NUM_PROC_PER_NODE", "DISTRIBUTED.NUM_NODES"
 WORKERS = "DATA.NUM_DATALOADER_WORKERS"

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from sslengine.command import columns
-from sslengine.config.assignments import overrides, typed
+from sslengine.config.compose import overrides, typed
 from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read
 from sslengine.data.options import DataOptions, SplitOptions

@@ -23,7 +23,7 @@ from sslengine.command import documents
 from sslengine.command.counts import expect_counts
 from sslengine.command.new_file import expect_writable
 from sslengine.command.run_there import expect_run
-from sslengine.config.assignments import typed
+from sslengine.config.compose import typed
 from sslengine.config.options import DEVICES
 from sslengine.errors import SSLEngineError
 from sslengine.launch.cli import ended_by

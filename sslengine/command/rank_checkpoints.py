@@ -14,7 +14,7 @@ from sslengine.checkpoint import files
 from sslengine.command import columns, documents
 from sslengine.command.embed import ALL_OF_IT, check_columns
 from sslengine.command.images import look
-from sslengine.config.assignments import overrides, typed
+from sslengine.config.compose import overrides, typed
 from sslengine.errors import (
     CheckpointError,
     ConfigError,

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sslengine import catalog
-from sslengine.config.assignments import overrides
-from sslengine.config.compose import sweep
+from sslengine.config.compose import overrides, sweep
 from sslengine.config.run_folder import open_run
 from sslengine.launch.cli import start
 

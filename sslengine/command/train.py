@@ -30,7 +30,7 @@ from sslengine.command.counts import expect_counts
 from sslengine.command.networks import Network
 from sslengine.command.recipes import Recipe
 from sslengine.command.weights_there import expect_weights
-from sslengine.config.assignments import overrides, typed
+from sslengine.config.compose import overrides, typed
 from sslengine.config.options import DEVICES, DistributedOptions, MachineOptions
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.errors import ConfigError, readable

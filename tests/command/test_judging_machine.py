@@ -14,7 +14,7 @@ from sslengine.command import judge
 from sslengine.command.front import main
 from sslengine.command.judging_machine import of_machine
 from sslengine.command.machine import Machine
-from sslengine.config.assignments import overrides
+from sslengine.config.compose import overrides
 from sslengine.config.resolve import resolve
 from sslengine.distributed.ranks import gpu_count
 from tests.command.photos import write_photos

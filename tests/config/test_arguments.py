@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import pytest
 
-from sslengine.config.arguments import argument_problems
+from sslengine.config.components import argument_problems
 
 
 class Head:

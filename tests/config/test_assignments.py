@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from sslengine.config.assignments import overrides
-from sslengine.config.compose import compose, sweep
+from sslengine.config.compose import compose, overrides, sweep
 
 VALUES: dict[str, tuple[Any, Any]] = {
     "a path with a comma": (Path("/tmp/x/c, d"), "/tmp/x/c, d"),

@@ -5,8 +5,7 @@ import yaml
 
 from sslengine import data  # noqa: F401 - declares the back-ends
 from sslengine.config import fast
-from sslengine.config.changes import changes
-from sslengine.config.stored import as_stored
+from sslengine.config.stored import as_stored, changes
 from tests.config.recipes import resolved
 
 

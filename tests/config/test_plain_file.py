@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from sslengine.config.plain_file import LARGEST, read_plain
 from sslengine.config.show import show
+from sslengine.config.yaml_text import LARGEST, read_plain
 from sslengine.errors import ConfigError
 from tests.config.recipes import resolved
 

@@ -12,9 +12,8 @@ import pytest
 
 from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
 from sslengine.checkpoint.options import BestOptions, CheckpointOptions
-from sslengine.config.json_schema import _section
 from sslengine.config.ranges import (
-    Range,
+    ValueRange,
     above,
     at_least,
     choice,
@@ -30,6 +29,7 @@ from sslengine.optim.options import LayerWiseLrDecay, MultiplierOptions, Optimiz
 from sslengine.optim.schedules import AutoLrScaling, SchedulerOptions
 from sslengine.registry import LOSSES, MODELS
 from tests.config.recipes import resolved
+from tools.config_schema import _section
 
 SECTIONS = (
     BestOptions, CheckpointOptions, EarlyStoppingOptions, OnlineEvalOptions, PreciseBnOptions,
@@ -47,7 +47,7 @@ def options_with_ranges() -> Iterator[type[Any]]:
     return (each for each in dict.fromkeys(found) if declared_ranges(each))
 
 
-def outside(allowed: Range) -> Iterator[Any]:
+def outside(allowed: ValueRange) -> Iterator[Any]:
     if not allowed.bounded:
         yield "none of them"
         return

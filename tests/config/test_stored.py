@@ -6,12 +6,11 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from sslengine.config.changes import changes
 from sslengine.config.compose import Assignment, Composition
 from sslengine.config.files import Layer
 from sslengine.config.resolve import Resolved, freeze, resolve_dict
 from sslengine.config.show import show
-from sslengine.config.stored import as_stored, is_secret, texts_of_environment
+from sslengine.config.stored import as_stored, changes, is_secret, texts_of_environment
 from tests.config.recipes import recipe, resolved
 
 HOOK = "tests.hooks.test_default:Plain"

@@ -18,7 +18,7 @@ def on(*overrides: str, **without: str) -> Of:
 
 
 ACTS = {"does_not_change_the_run": "it is there to change what is trained"}
-REFUSED = {"ranks_stay_equal_sharded": "it is refused there, by config/sharding.py"}
+REFUSED = {"ranks_stay_equal_sharded": "it is refused there, by config/requirements.py"}
 FROZEN = dict.fromkeys(
     ("ranks_stay_equal_sharded", "ranks_stay_equal_with_manual_reduction"),
     "what it freezes does not change in so few steps",

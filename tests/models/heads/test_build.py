@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sslengine.config.arguments import argument_problems
+from sslengine.config.components import argument_problems
 from sslengine.errors import ConfigError, UnknownNameError
 from sslengine.models.heads.build import build_heads
 from sslengine.models.options import HeadOptions

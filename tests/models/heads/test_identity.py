@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from sslengine.config.arguments import argument_problems
+from sslengine.config.components import argument_problems
 from sslengine.models.heads.identity import Identity
 
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from PIL import Image
 from torch import Tensor
 
-from sslengine.config.fast import ALWAYS_THERE, best_backend, why_not
+from sslengine.config.facts import ALWAYS_THERE, best_backend, why_not
 from sslengine.data.augment.operation import Operation
 from sslengine.data.augment.view import Source
 from sslengine.data.decode.decoding import Decoder
