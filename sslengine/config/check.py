@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from sslengine.config import vissl
 from sslengine.config.components import argument_problems, given_by_engine, loss_arguments
 from sslengine.config.facts import fill_auto
-from sslengine.config.merge import Merged
+from sslengine.config.merged import Merged
 from sslengine.config.ranges import KEY as RANGE
 from sslengine.config.ranges import fields, leaves
 from sslengine.config.sections import (

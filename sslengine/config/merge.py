@@ -11,9 +11,8 @@ of others wait.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -21,18 +20,23 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, Unsupported
 
 from sslengine import absent
 from sslengine.config import vissl
+from sslengine.config.chosen import (
+    add_chosen,
+    add_options,
+    is_of_component,
+    list_hosted,
+    list_named,
+    report_foreign,
+)
 from sslengine.config.components import (
-    belongs_to,
     keys_of,
-    named_entries,
-    options_of,
     owners_of,
 )
 from sslengine.config.compose import COMMAND_LINE, Assignment, Composition
+from sslengine.config.merged import Merged, Root
 from sslengine.config.ranges import default_of, fields
 from sslengine.config.sections import (
     Host,
-    choosing_keys,
     complete_entries,
     components_of,
     element_type,
@@ -40,65 +44,13 @@ from sslengine.config.sections import (
     fields_of,
     find_host,
     give_keys,
-    named,
     put_in,
     schema,
     typed_nodes,
 )
-from sslengine.config.stored import Path, interpolations, is_fixed, is_secret, texts_of_environment
-from sslengine.errors import ConfigError, UntrustedError, listing, nearest
-from sslengine.registry import ENGINES, LOSSES, SCHEDULERS, Registry, component_key
-
-BY_DEFAULT = -1  # in place of the number of a place
-
-
-@dataclass
-class Root:
-    """The top-level keys of a YAML file and of the command line."""
-
-    # What to do: train, extract_features, evaluate, ...
-    engine_name: str = named(ENGINES, "train")
-    # The index of this node among several nodes, from 0.
-    node_id: int = 0
-    config: Any = None
-
-
-@dataclass
-class Merged:
-    """The config while it is resolved, and what is known of it."""
-
-    composition: Composition
-    root: DictConfig
-    origins: dict[str, str] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    # Interpolations that read the environment, as text: see stored.py.
-    texts: dict[Path, str] = field(default_factory=dict)
-
-    @property
-    def config(self) -> DictConfig:
-        return self.root.config  # type: ignore[no-any-return]
-
-    def raise_problems(self) -> None:
-        if self.problems:
-            problems = list(dict.fromkeys(self.problems))
-            more = [f"... and {len(problems) - 12} more"] if len(problems) > 12 else []
-            raise ConfigError("\n".join([*problems[:12], *more]))
-
-    def place(self, path: str) -> int:
-        """Return which place set a key, or one below it, last: later places have larger numbers."""
-        below = f"{path}."
-        given = {its for key, its in self.origins.items() if key == path or key.startswith(below)}
-        return max(map(self.number, given), default=BY_DEFAULT)
-
-    def number(self, origin: str) -> int:
-        """Return the number of a place: a file's, or the larger one of the command line."""
-        files = [layer.origin for layer in self.composition.layers]
-        return files.index(origin) if origin in files else len(files)
-
-    @property
-    def command_line(self) -> int:
-        return len(self.composition.layers)
+from sslengine.config.stored import interpolations, is_fixed, is_secret, texts_of_environment
+from sslengine.errors import ConfigError, listing, nearest
+from sslengine.registry import component_key
 
 
 def merge(
@@ -119,7 +71,7 @@ def merge(
     writer.join_sections()
     check_own_keys(merged)
     for path, node in typed_nodes(root.config):
-        writer.add_chosen(path, node)
+        add_chosen(composition, path, node)
     writer.put_waiting(components_known=True)
     writer.join_sections()
     merged.raise_problems()
@@ -179,39 +131,6 @@ class _Writer:
                     self._joined[id(node)] = node
         self.put_waiting(self._components_known)
 
-    def add_chosen(self, path: str, node: DictConfig) -> None:
-        """Add the options of the chosen components, even if no YAML sets one of them."""
-        registry: Registry[Any] | None = components_of(node)
-        if registry is None:
-            return
-        for key in choosing_keys(node):
-            chosen = self.composition.last_value(f"{path}.{key}") or node[key]
-            for name in filter(None, [chosen] if isinstance(chosen, str) else chosen):
-                if component_key(name) not in node:
-                    self._add_options(node, registry, name, path)
-
-    def _ever_named(self, path: str, node: DictConfig) -> Iterator[str]:
-        """Yield the names of the section's components that any place chooses."""
-        for key in choosing_keys(node):
-            for value in self.composition.values(f"{path}.{key}"):
-                yield from (name for name, _ in named_entries(LOSSES, value))
-
-    def _add_options(
-        self, node: DictConfig, registry: Registry[Any], name: str, where: str
-    ) -> None:
-        try:
-            options = registry.options(name, where)
-        except UntrustedError:
-            raise
-        except ConfigError:
-            return  # reported by check.py, with the key path
-        if options is not None:
-            extend(node, component_key(name), options)
-        else:
-            OmegaConf.set_struct(node, False)
-            node[component_key(name)] = {}
-            OmegaConf.set_struct(node, True)
-
     def put_all(self, node: DictConfig, tree: Mapping[Any, Any], path: str, origin: str) -> None:
         for key, value in tree.items():
             below = f"{path}.{key}" if path else str(key)
@@ -226,20 +145,18 @@ class _Writer:
         if isinstance(value, Mapping):
             _open_optional(node, key)
             _open_element(node, key)
-        if value is None and _is_of_component(node, key):
+        if value is None and is_of_component(node, key):
             value = default_of(fields_of(node)[key])
         current = node._get_node(key) if key in node else None
         is_section = isinstance(current, DictConfig) and not current._is_none()
         if is_section and isinstance(value, Mapping):
             self.put_all(current, value, path, origin)  # type: ignore[arg-type]
         elif path == "config" and value is None:
-            self.merged.problems.append(f"config: expected keys, got null. Set by {origin}.")
+            self.merged.refuse(path, "expected keys, got null.", origin)
         elif is_section and value is None and not _null_by_default(node, key):
             return  # `MACHINE:` with nothing under it
         elif is_section and value is not None and fields_of(current):  # type: ignore[arg-type]
-            self.merged.problems.append(
-                f"{path}: expected a section with keys, got {value!r}. Set by {origin}."
-            )
+            self.merged.refuse(path, f"expected a section with keys, got {value!r}.", origin)
         else:
             self._drop_arguments(node, key, value, path, origin)
             self._store(node, key, value, path, origin)
@@ -277,7 +194,7 @@ class _Writer:
                 detail = str(error).split("\n")[0]
             if isinstance(error, UnsupportedValueType):
                 detail = f"{value!r} cannot be a config value"
-            self.merged.problems.append(f"{path}: {detail}. Set by {origin}.")
+            self.merged.refuse(path, f"{detail}.", origin)
             return
         self.merged.origins[path] = origin
 
@@ -289,9 +206,7 @@ class _Writer:
         registry = components_of(node)
         outside = node is self.merged.root and key in node.config
         if outside and origin == COMMAND_LINE:  # VISSL's files have such keys
-            self.merged.problems.append(
-                f"{path}: unknown key. Did you mean 'config.{path}'? Set by {origin}."
-            )
+            self.merged.refuse(path, f"unknown key. Did you mean 'config.{path}'?", origin)
             return False
         if outside:
             self.merged.warnings.append(
@@ -299,13 +214,13 @@ class _Writer:
             )
             return False
         if found is not None and (owners := owners_of(found.components, key)):
-            self._report_foreign(found, owners, path, origin, value)
+            report_foreign(self.merged, found, owners, path, origin, value)
             return False
         if registry is None:
             theirs = keys_of(found.components) if found is not None else {}
             known = dict.fromkeys(map(str, node)) | theirs
             hint = nearest(key, known) or f"Known: {listing(known)}."
-            self.merged.problems.append(f"{path}: unknown key. {hint} Set by {origin}.")
+            self.merged.refuse(path, f"unknown key. {hint}", origin)
             return False
         return self._add_component(node, key, path, origin)
 
@@ -317,41 +232,17 @@ class _Writer:
             raise _WaitsError
         return found
 
-    def _report_foreign(
-        self, found: Host, owners: Sequence[str], path: str, origin: str, value: Any
-    ) -> None:
-        """Report a key of a component that is not chosen, if it was set since the others were."""
-        section, _, key = path.rpartition(".")
-        if self.merged.number(origin) < self.merged.place(f"{section}.{found.chosen_by}"):
-            return
-        default = default_of(fields(options_of(found.components, owners[0]))[key])
-        held = origin != COMMAND_LINE and value == vissl.DEFAULT_RATES.get(key)
-        if held or value in (None, [], default):
-            return  # the file of an earlier run holds every key
-        node = OmegaConf.select(self.merged.root, section)
-        chosen = list_hosted(self.merged.config, section, node)
-        text = (
-            f"it {belongs_to(found.components, key, owners)}; here "
-            f"{' and '.join(chosen) or 'none'} is chosen"
-        )
-        if takes := keys_of(found.components, chosen):
-            text += f", which takes {listing(takes)}"
-        if found.components is SCHEDULERS:
-            text += f". {section}.peak sets the largest value of the whole schedule"
-        if vissl.may_set_for_others(found.components, path, origin):
-            self.merged.warnings.append(f"{path} has no effect: {text} ({origin})")
-        else:
-            self.merged.problems.append(f"{path}: {text}. Set by {origin}.")
-
     def _add_component(self, node: DictConfig, key: str, path: str, origin: str) -> bool:
         """Add the options of a component whose section is set although it is not chosen."""
         registry = components_of(node)
         assert registry is not None
-        named = key in map(component_key, self._ever_named(path.rpartition(".")[0], node))
+        named = key in map(
+            component_key, list_named(self.composition, path.rpartition(".")[0], node)
+        )
         if not self._components_known and (named or registry.may_know(key)):
             raise _WaitsError
         if registry.may_know(key):
-            self._add_options(node, registry, key, path)
+            add_options(node, registry, key, path)
         if key in node:
             return True
         if named:  # another has replaced it; or its import fails, which check.py reports
@@ -364,9 +255,7 @@ class _Writer:
         if instead:  # if it is chosen, the check of names is an error
             self.merged.warnings.append(f"{path} has no effect: {instead} ({origin})")
             return False
-        self.merged.problems.append(
-            f"{path}: neither a key nor the name of a {registry.kind}. {hint} Set by {origin}."
-        )
+        self.merged.refuse(path, f"neither a key nor the name of a {registry.kind}. {hint}", origin)
         return False
 
     def assign(self, assignment: Assignment) -> None:
@@ -440,23 +329,6 @@ class _Writer:
             del node[_index(key) if isinstance(node, ListConfig) else key]  # type: ignore[arg-type]
         except (ConfigKeyError, KeyError, IndexError, TypeError):
             self.merged.problems.append(f"~{path}: there is nothing to delete.")
-
-
-def list_hosted(config: DictConfig, path: str, node: DictConfig) -> list[str]:
-    """Return the components whose keys a section holds beside its own."""
-    found = find_host(node)
-    assert found is not None
-    chosen = node[found.chosen_by]
-    if path == "config.DATA.TEST" and config.DATA.HOLD_OUT.SHARE:
-        chosen = chosen or config.DATA.TRAIN.DATA_SOURCES  # TEST is a part of TRAIN's images
-    elif path.endswith(".param_schedulers.lr_head"):
-        chosen = vissl.schedule_of_heads(config, path)
-    return [chosen] if isinstance(chosen, str) and chosen else list(chosen)
-
-
-def _is_of_component(node: DictConfig, key: str) -> bool:
-    found = find_host(node)
-    return found is not None and key in fields_of(node) and key not in fields(found.own)
 
 
 def _null_by_default(node: DictConfig, key: str) -> bool:

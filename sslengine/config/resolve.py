@@ -22,7 +22,8 @@ from sslengine.config.components import named_entries
 from sslengine.config.compose import Composition, compose
 from sslengine.config.derive import derive, replace_removed_backend
 from sslengine.config.files import Layer
-from sslengine.config.merge import Merged, merge
+from sslengine.config.merge import merge
+from sslengine.config.merged import Merged
 from sslengine.config.stored import Path
 from sslengine.errors import ConfigError
 from sslengine.registry import LOSSES, component_key, load_plugins

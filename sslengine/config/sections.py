@@ -65,7 +65,7 @@ def section(path: str, components: Registry[Any] | None = None) -> Callable[[typ
 
 
 class Host(NamedTuple):
-    """A section in which the keys of its components stand beside its own; see `hosts`."""
+    """A section that has the keys of its components in addition to its own; see `hosts`."""
 
     own: type[Any]  # its dataclass, without keys of components
     components: Registry[Any]
@@ -87,7 +87,7 @@ def hosts(registry: Registry[Any], chosen_by: str) -> Callable[[type[C]], type[C
 def join(cls: type[C], names: Iterable[str] | None = None) -> type[C]:
     """Return a subclass that has the keys of these components too.
 
-    names: None stands for all components for which nothing has to be imported.
+    names: None is all components for which nothing has to be imported.
     """
     if cls not in _HOSTS:
         return cls

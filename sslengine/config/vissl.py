@@ -12,19 +12,17 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from sslengine import absent
 from sslengine.config.compose import COMMAND_LINE
 from sslengine.config.lr_scaling import optimizers, peak_key, schedules
+from sslengine.config.merged import Merged
 from sslengine.config.sections import components_of, fields_of
 from sslengine.errors import ConfigError
 from sslengine.registry import OPTIMIZERS, SCHEDULERS, Registry
-
-if TYPE_CHECKING:
-    from sslengine.config.merge import Merged
 
 DEFAULT_RATES: dict[str, Any] = {
     "values": [0.1, 0.01, 0.001],
@@ -140,7 +138,7 @@ def put_default_rates(merged: Merged, path: str, node: DictConfig) -> None:
     optimizer = OmegaConf.select(merged.root, parent.rpartition(".")[0])
     names = [each for each in merged.composition.values(f"{path}.name") if isinstance(each, str)]
     own = False
-    if key == "lr" or optimizer.head_optimizer_params.use_different_lr:
+    if not follows_trunk(merged.config, path):
         if not names and optimizer.name not in _THEIRS:
             merged.problems.append(
                 f"{path}: {optimizer.name} requires a schedule; VISSL's default, {node.name} from "
@@ -152,12 +150,13 @@ def put_default_rates(merged: Merged, path: str, node: DictConfig) -> None:
         node[each] = None if own else DEFAULT_RATES[each]
 
 
-def schedule_of_heads(config: DictConfig, path: str) -> str:
-    """Return the name of the schedule of heads, which is the trunk's unless they have their own."""
-    parent = path.rpartition(".")[0]
-    optimizer = OmegaConf.select(config, parent.removeprefix("config.").rpartition(".")[0])
-    own = optimizer.head_optimizer_params.use_different_lr
-    return str(optimizer.param_schedulers["lr_head" if own else "lr"].name)
+def follows_trunk(config: DictConfig, path: str) -> bool:
+    """Tell whether it is the schedule of heads in a run where they have that of the trunk."""
+    parent, _, key = path.removeprefix("config.").rpartition(".")
+    if key != "lr_head" or not parent.endswith(".param_schedulers"):
+        return False
+    optimizer = OmegaConf.select(config, parent.rpartition(".")[0])
+    return not optimizer.head_optimizer_params.use_different_lr
 
 
 def find_schedule_problems(merged: Merged) -> Iterator[str]:

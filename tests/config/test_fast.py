@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from sslengine import data  # noqa: F401 - declares the back-ends
-from sslengine.config import fast
+from sslengine.config import facts
 from sslengine.config.stored import as_stored, changes
 from tests.config.recipes import resolved
 
@@ -12,43 +12,43 @@ from tests.config.recipes import resolved
 @pytest.fixture
 def missing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
-    monkeypatch.setattr(fast, "find_spec", lambda name: None if name in names else object())
+    monkeypatch.setattr(facts, "find_spec", lambda name: None if name in names else object())
     return names
 
 
 @pytest.fixture(autouse=True)
 def _known(monkeypatch: pytest.MonkeyPatch) -> None:
-    declared = {**fast.AUGMENT_BACKENDS._declared, "numba": "somewhere"}
-    monkeypatch.setattr(fast.AUGMENT_BACKENDS, "_declared", declared)
+    declared = {**facts.AUGMENT_BACKENDS._declared, "numba": "somewhere"}
+    monkeypatch.setattr(facts.AUGMENT_BACKENDS, "_declared", declared)
 
 
 def test_the_best_needs_all_of_its_packages(missing: list[str]) -> None:
-    assert fast.best_backend() == "numba"
+    assert facts.best_backend() == "numba"
     missing.append("simplejpeg")
-    assert fast.best_backend() == "pil"
+    assert facts.best_backend() == "pil"
 
 
 def test_what_there_is_has_nothing_against_it(missing: list[str]) -> None:
-    assert [fast.why_not(name) for name in ("auto", "pil", "numba", "mine:Mine")] == [""] * 4
+    assert [facts.why_not(name) for name in ("auto", "pil", "numba", "mine:Mine")] == [""] * 4
     missing.append("numba")
-    assert fast.why_not("pil") == ""
+    assert facts.why_not("pil") == ""
 
 
 def test_what_is_missing_is_told_with_the_command(missing: list[str]) -> None:
     missing += ["numba", "simplejpeg"]
-    assert fast.why_not("numba") == (
+    assert facts.why_not("numba") == (
         "numba requires numba and simplejpeg: pip install 'sslengine[fast]'. Or choose pil, which "
         "requires no other package."
     )
 
 
 def test_an_unknown_name_is_told_with_the_nearest() -> None:
-    told = fast.why_not("pill")
+    told = facts.why_not("pill")
     assert told.startswith("expected one of auto, ")
     assert "got 'pill'. Did you mean 'pil'?" in told
 
 
-@pytest.mark.parametrize("name", fast.REMOVED)
+@pytest.mark.parametrize("name", facts.REMOVED)
 def test_a_back_end_that_was_removed_is_replaced_with_a_warning(name: str) -> None:
     run = resolved(DATA__AUGMENT_BACKEND=name)
     (warning,) = run.warnings

@@ -93,10 +93,10 @@ def test_errors_of_the_code_itself_are_not_taken_for_such(caplog: pytest.LogCapt
 BROKEN = """
 import sys
 from sslengine import data
-from sslengine.config import fast
+from sslengine.config import facts
 from sslengine.data.augment.backends.base import build_backend
 from sslengine.errors import ConfigError
-fast.find_spec = lambda name: object()
+facts.find_spec = lambda name: object()
 print(type(build_backend("auto")).__name__)
 from sslengine.data.augment.operations.blur import Blur  # imported, and not compiled
 try:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sslengine import data  # noqa: F401 - declares the back-ends
-from sslengine.config import fast
+from sslengine.config import facts
 from sslengine.data.augment.backends.base import build_backend
 from sslengine.data.augment.backends.pil import PilBackend
 from sslengine.data.decode.decoding import Decoder
@@ -21,7 +21,7 @@ def test_by_name() -> None:
 
 
 def test_auto_is_what_the_config_derives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast, "find_spec", lambda name: None)
+    monkeypatch.setattr(facts, "find_spec", lambda name: None)
     assert type(build_backend("auto")) is PilBackend
 
 
