@@ -124,7 +124,7 @@ def _spelling_problems(registry: Registry[Any], value: Any, path: str) -> Iterat
 
 
 def _name_problems(registry: Registry[Any], value: Any, path: str) -> Iterator[str]:
-    """`value`: a name, or entries `name`, `{name: ..., its arguments}`, `[name, {...}]`."""
+    """Check a name, or entries `name`, `{name: ..., its arguments}`, `[name, {...}]`."""
     if value is None or value == "":
         return
     if isinstance(value, str):
@@ -143,7 +143,7 @@ def _name_problems(registry: Registry[Any], value: Any, path: str) -> Iterator[s
 
 
 def _is_pair(registry: Registry[Any], value: Any) -> bool:
-    """Whether it is `[name, {...}]`. More entries may follow; the section checks them."""
+    """Tell whether it is `[name, {...}]`. More entries may follow; the section checks them."""
     match value:
         case [str(first), Mapping() as arguments, *more]:
             # A dict with a `name` is the second entry of a list of components.
@@ -186,7 +186,7 @@ def _call_problems(
     path: str,
     arguments_at: str = "",
 ) -> Iterator[str]:
-    """`path`: of the name; of the arguments too, unless `arguments_at` is given."""
+    """Check the call of a component. path: of the name, and by default of its arguments."""
     where = arguments_at or path
     try:
         thing = registry.get(name, path)

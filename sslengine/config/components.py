@@ -38,7 +38,7 @@ def options_of(registry: Registry[Any], name: str) -> type[Any]:
 
 
 def given_by_engine(registry: Registry[Any], thing: Any) -> tuple[str, ...]:
-    """The arguments that YAML may not set: some are passed first, under any name."""
+    """Return the arguments that YAML may not set: some are passed first, under any name."""
     first = list(_parameters(thing))[:1] if registry.takes_first else []
     return (*registry.engine_arguments, *first)
 
@@ -60,7 +60,7 @@ def keys_of(registry: Registry[Any], names: Sequence[str] | None = None) -> dict
 
 
 def named_entries(registry: Registry[Any], value: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The names in the value of a field made with `named`, each with its arguments."""
+    """Yield the names in the value of a field made with `named`, each with its arguments."""
     match value:
         case str() if value:
             yield value, {}
@@ -78,7 +78,7 @@ class Generated(type):
 
 
 def _reduced(cls: type[Any]) -> Any:
-    """A class that is written in a file is pickled by its name."""
+    """Pickle a class that is written in a file by its name."""
     return vars(cls).get("made_by", cls.__qualname__)
 
 
@@ -190,7 +190,7 @@ def _type_problems(thing: Any, arguments: Mapping[str, Any], where: str) -> list
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether the value may have the type; False only for simple types that clearly differ."""
+    """Tell whether the value may have the type; False only for simple types that clearly differ."""
     origin = typing.get_origin(hint)
     if hint is Any or isinstance(hint, typing.TypeVar):
         return True
@@ -247,7 +247,7 @@ def meanings(cls: type[Any]) -> dict[str, str]:
 
 
 def argument_meanings(thing: Any) -> Iterator[tuple[str, str]]:
-    """(argument, meaning) of what a function or a class says of its arguments."""
+    """Yield (argument, meaning) of what a function or a class says of its arguments."""
     docs = [thing.__doc__]
     if isinstance(thing, type):
         docs.append(thing.__init__.__doc__)  # type: ignore[misc]

@@ -127,7 +127,7 @@ def _expect_of_user(file: Path) -> None:
 
 
 def is_group(override: Override) -> bool:
-    """Whether the override selects a file (`config=...`, `+config/models=...`)."""
+    """Tell whether the override selects a file (`config=...`, `+config/models=...`)."""
     return override.key_or_group == "config" or override.key_or_group.startswith("config/")
 
 
@@ -155,7 +155,7 @@ def _explain_selection(bare: str) -> str:
 
 
 def sweep(arguments: Sequence[str]) -> Iterator[list[str]]:
-    """`a=1,2 b=3,4` gives four argument lists; without a sweep, the arguments are one list."""
+    """Yield four lists of arguments for `a=1,2 b=3,4`; one without a sweep."""
     choices = []
     for override in parse(arguments):
         if override.is_sweep_override():
@@ -240,7 +240,7 @@ _PLAIN = re.compile(r"[A-Za-z_/][\w./-]*")
 
 
 def overrides(values: Mapping[str, Any]) -> list[str]:
-    """`{"OPTIMIZER.num_epochs": 5}` -> `config.OPTIMIZER.num_epochs=5`."""
+    """Return `config.OPTIMIZER.num_epochs=5` for `{"OPTIMIZER.num_epochs": 5}`."""
     return [f"config.{key}={text(value)}" for key, value in values.items()]
 
 

@@ -139,7 +139,7 @@ def _meter_names(config: DictConfig) -> Iterator[Derived]:
 
 
 def _meters_of_features(config: DictConfig) -> Iterator[Derived]:
-    """One output for each feature that is evaluated, as in VISSL."""
+    """Give meters one output for each feature that is evaluated, as in VISSL."""
     settings = config.MODEL.FEATURE_EVAL_SETTINGS
     features = [entry[0] for entry in _plain_list(settings.LINEAR_EVAL_FEAT_POOL_OPS_MAP)]
     if not settings.EVAL_MODE_ON or not all(isinstance(each, str) for each in features):

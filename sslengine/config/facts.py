@@ -130,7 +130,7 @@ def views_per_image(transforms: Iterable[Mapping[str, Any]]) -> int:
 
 
 def unique_names(names: Sequence[str]) -> list[str]:
-    """A name that occurs again is called res4_1, as in VISSL."""
+    """Call a name that occurs again res4_1, as in VISSL."""
     before = [names[:place].count(name) for place, name in enumerate(names)]
     return [f"{name}_{count}" if count else name for name, count in zip(names, before)]
 

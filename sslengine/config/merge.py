@@ -291,7 +291,7 @@ class _Writer:
             self.put(node, key, assignment.value, assignment.path, COMMAND_LINE)
 
     def _add_new(self, node: DictConfig, key: str, value: Any, path: str) -> None:
-        """`+config.NEW=value` adds a new key, which sslengine never reads."""
+        """Add a new key, `+config.NEW=value`, which sslengine never reads."""
         if fields_of(node):
             hint = nearest(key, [str(each) for each in node])
             self.merged.warnings.append(

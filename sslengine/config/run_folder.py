@@ -125,7 +125,7 @@ def open_named(
 
 
 def _is_older(folder: Path) -> bool:
-    """Is there a run in it that began without the key, and resumes?"""
+    """Tell whether there is a run in it that began without the key, and resumes?"""
     file = folder / "config.yaml"
     resumes = os.path.isfile(file) and any((folder / CHECKPOINTS).glob("*"))
     return resumes and "TRANSPARENT:" not in file.read_text("utf-8", errors="replace")

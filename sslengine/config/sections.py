@@ -208,7 +208,7 @@ def components_of(node: DictConfig) -> Registry[Any] | None:
 
 
 def choosing_keys(node: DictConfig) -> list[str]:
-    """The keys of a section that name its components."""
+    """Return the keys of a section that name its components."""
     registry = components_of(node)
     declared = fields_of(node).items() if registry is not None else ()
     return [key for key, each in declared if each.metadata.get("registry") is registry]
@@ -299,7 +299,7 @@ def read(config: DictConfig, cls: type[C]) -> C:
 
 
 def replaced(config: DictConfig, values: Mapping[str, Any]) -> DictConfig:
-    """A copy of the config with other values. values: by path, as MODEL.TRUNK.NAME."""
+    """Return a copy of the config with other values. values: by path, as MODEL.TRUNK.NAME."""
     copied: DictConfig = OmegaConf.create(config)  # type: ignore[assignment]
     with flag_override(copied, "readonly", False):
         for path, value in values.items():

@@ -63,7 +63,7 @@ def _plain(value: Any) -> Any:
 
 
 def _is_ours(node: Any, key: Any) -> bool:
-    """Whether it is a key of sslengine's schema: none of them is a secret."""
+    """Tell whether it is a key of sslengine's schema: none of them is a secret."""
     if not isinstance(node, DictConfig) or key not in fields_of(node):
         return False
     return str(getattr(OmegaConf.get_type(node), "__module__", "")).startswith("sslengine.")
@@ -97,7 +97,7 @@ def interpolations(node: Any, path: Path = ()) -> Iterator[tuple[Path, Any, Any]
 
 @contextmanager
 def _env_reads() -> Iterator[list[str]]:
-    """Inside the context, each use of the resolver `oc.env` adds an entry to the list."""
+    """Add an entry to the list for each use of the resolver `oc.env` inside the context."""
     reads: list[str] = []
     resolvers = BaseContainer._resolvers
     original = resolvers["oc.env"]
@@ -145,7 +145,7 @@ _FREE_IN_LOSS = ".memory_params.sharded"
 
 
 def is_fixed(path: str) -> bool:
-    """Whether the key determines the model or the method, so that it may not change."""
+    """Tell whether the key determines the model or the method, so that it may not change."""
     free = _below(path, _FREE) or path.endswith(_FREE_IN_LOSS)
     return _below(path, _FIXED) and not free
 
@@ -180,14 +180,16 @@ def changes(
 
 
 def _follows(origin: str) -> bool:
-    """Does the value follow from other keys, which are compared? A number in place of `auto` does
-    not: HEAD.PARAMS, which has it, was given, and config.yaml holds the number of the other start.
+    """Tell whether the value follows from other keys, which are compared.
+
+    A number in place of `auto` does not: HEAD.PARAMS, which has it, was given, and config.yaml
+    holds the number of the other start.
     """
     return origin.startswith("derived:") and not origin.startswith("derived: auto:")
 
 
 def _is_of_another(path: str) -> bool:
-    """Is it a key of some schedule or data source? One that the config lacks is not chosen."""
+    """Tell whether it is a key of a schedule or data source: of one that is not chosen now."""
     section, _, key = path.rpartition(".")
     if section.startswith("DATA."):
         return bool(owners_of(DATA_SOURCES, key))
@@ -195,7 +197,7 @@ def _is_of_another(path: str) -> bool:
 
 
 def _is_given(path: str, origins: Mapping[str, str]) -> bool:
-    """Whether the key, or a section that contains it, was set; otherwise it is a default."""
+    """Tell whether the key, or a section that contains it, was set; otherwise it is a default."""
     words = f"config.{path}".split(".")
     return any(".".join(words[:count]) in origins for count in range(2, len(words) + 1))
 

@@ -10,7 +10,7 @@ optimizer must set a complete schedule, and so must a place that replaces a sche
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from sslengine import absent
 from sslengine.config.compose import COMMAND_LINE
-from sslengine.config.lr_scaling import optimizers, peak_key, schedules
+from sslengine.config.lr_scaling import largest_value, optimizers, peak_key, schedules
 from sslengine.config.merged import Merged
 from sslengine.config.sections import components_of, fields_of
 from sslengine.errors import ConfigError
@@ -202,7 +202,7 @@ def _gap_problems(path: str, node: DictConfig, merged: Merged) -> Iterator[str]:
     with suppress(ConfigError, TypeError, ValueError, KeyError):
         settings: Any = OmegaConf.to_container(node)
         now, was = _gaps(settings), _gaps({**settings, "schedulers": before})
-        largest = max(map(abs, _values(settings["schedulers"])))
+        largest = largest_value(settings)
         for index, (gap, old) in enumerate(zip(now, was, strict=True)):
             if abs(gap[1] - gap[0]) > abs(old[1] - old[0]) + _GAP * largest:
                 yield (
@@ -225,8 +225,3 @@ def _gaps(settings: Mapping[str, Any]) -> list[tuple[float, float]]:
     curve = SCHEDULERS.get("composite")(**arguments, num_epochs=1e9)
     near, borders = 3e-6, [sum(settings["lengths"][:n]) for n in range(1, len(settings["lengths"]))]
     return [(curve(border - near), curve(border + near)) for border in borders]
-
-
-def _values(parts: Sequence[Mapping[str, Any]]) -> Iterator[float]:
-    for part in parts:
-        yield from (float(each) for key, each in part.items() if key.endswith("value"))

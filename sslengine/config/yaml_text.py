@@ -72,7 +72,7 @@ _Dumper.add_representer(str, _Dumper.represent_str)  # type: ignore[no-untyped-c
 
 
 def load(text: str | bytes, refused: Callable[[Any], str] = lambda event: "") -> Any:
-    """Raises yaml.YAMLError, ValueError (a number that is none) or RecursionError.
+    """Read YAML; raise yaml.YAMLError, ValueError (a number that is none) or RecursionError.
 
     refused: of each event of the parser, before any value is made of it, what must not be there.
     """
@@ -94,7 +94,7 @@ def load_run(
     refused: Callable[[Any], str] = lambda event: "",
     expected: str = "valid",
 ) -> dict[str, Any]:
-    """The tree of a run's config.yaml. A ConfigError begins with where."""
+    """Return the tree of a run's config.yaml. A ConfigError begins with where."""
     try:
         tree = load(text, refused)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
