@@ -53,10 +53,10 @@ def owners_of(registry: Registry[Any], key: str) -> list[str]:
     return [name for name in known if key in keys_of(registry, [name])]
 
 
-def keys_of(registry: Registry[Any], names: Sequence[str] | None = None) -> dict[str, None]:
+def keys_of(registry: Registry[Any], names: Sequence[str] | None = None) -> set[str]:
     """Return the keys of these components; None: of all for which nothing has to be imported."""
     known = filter(registry.is_open, registry.names()) if names is None else names
-    return dict.fromkeys(key for name in known for key in fields(options_of(registry, name)))
+    return {key for name in known for key in fields(options_of(registry, name))}
 
 
 def named_entries(registry: Registry[Any], value: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -173,7 +173,7 @@ def _held_out(config: DictConfig) -> Iterator[Derived]:
     # What is set to nothing is not set.
     make_default: Any = OmegaConf.get_type(data.TEST)
     default, taken = make_default(), keys_of(DATA_SOURCES, list(data.TRAIN.DATA_SOURCES))
-    images = dict.fromkeys((*_IMAGES, *sorted({*taken}.difference(_LABELS))))
+    images = dict.fromkeys((*_IMAGES, *sorted(taken.difference(_LABELS))))
     same = {*images, *(_LABELS if data.HOLD_OUT.STRATIFIED else ())}
     for key in filter(data.TRAIN.__contains__, (*images, *_LABELS)):
         train, test = data.TRAIN[key], data.TEST.get(key)

@@ -217,8 +217,8 @@ class _Writer:
             report_foreign(self.merged, found, owners, path, origin, value)
             return False
         if registry is None:
-            theirs = keys_of(found.components) if found is not None else {}
-            known = dict.fromkeys(map(str, node)) | theirs
+            theirs = keys_of(found.components) if found is not None else ()
+            known = {*map(str, node), *theirs}
             hint = nearest(key, known) or f"Known: {listing(known)}."
             self.merged.refuse(path, f"unknown key. {hint}", origin)
             return False
