@@ -90,7 +90,7 @@ def scale_to_peak(schedule: Schedule, peak: float) -> Schedule:
 
 
 def largest_value(schedule: Mapping[str, Any]) -> float:
-    """Return the largest value of a schedule and of its parts, whatever its sign."""
+    """Return the largest value of a schedule and of its parts, without its sign."""
     return max(map(abs, _values(schedule)), default=0.0)
 
 
