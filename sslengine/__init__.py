@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for editors and type checkers; importing sslengine loads none of it
     from sslengine.command.api import load, train
-    from sslengine.command.by_names import fit
     from sslengine.command.embed import embed
     from sslengine.export import export
+    from sslengine.python.fit import fit
     from sslengine.python.passes import evaluate_loss, predict
 
 __all__ = ["embed", "evaluate_loss", "export", "fit", "load", "predict", "train"]
@@ -23,7 +23,7 @@ _LAZY = {
     "load": "sslengine.command.api",
     "embed": "sslengine.command.embed",
     "export": "sslengine.export",
-    "fit": "sslengine.command.by_names",
+    "fit": "sslengine.python.fit",
     "predict": "sslengine.python.passes",
     "evaluate_loss": "sslengine.python.passes",
 }

@@ -39,6 +39,11 @@ class DeadKey:
 _TABLE: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text())
 NAMES: dict[str, dict[str, str]] = _TABLE["names"]
 DEAD_KEYS = {path: DeadKey(**entry) for path, entry in _TABLE["keys"].items()}
+# Keys that VISSL knows for every data source, although one alone reads them: a warning elsewhere.
+_FOR_ANY_SOURCE = (
+    "DATA.*.REMOVE_IMG_PATH_PREFIX", "DATA.*.NEW_IMG_PATH_PREFIX",
+    "DATA.*.RANDOM_SYNTHETIC_IMAGES", "DATA.*.RANDOM_SYNTHETIC_LABELS",
+)  # fmt: skip
 
 
 def instead_of(kind: str, name: str) -> str:
@@ -54,17 +59,9 @@ def rows() -> Iterator[tuple[str, str, str]]:
     yield from (("key", path, key.instead) for path, key in DEAD_KEYS.items())
 
 
-# Keys that VISSL knows for every data source, although one alone reads them: a warning elsewhere.
-_FOR_ANY_SOURCE = (
-    "DATA.*.REMOVE_IMG_PATH_PREFIX", "DATA.*.NEW_IMG_PATH_PREFIX",
-    "DATA.*.RANDOM_SYNTHETIC_IMAGES", "DATA.*.RANDOM_SYNTHETIC_LABELS",
-)  # fmt: skip
-
-
 def is_of_vissl(path: str) -> bool:
-    """May VISSL's YAML set it for a component that does not read it?"""
-    bare = path.removeprefix("config.")
-    return any(_matches(bare, pattern) for pattern in _FOR_ANY_SOURCE)
+    """Tell whether VISSL's YAML may set it for a component that does not read it."""
+    return any(_matches(path.removeprefix("config."), pattern) for pattern in _FOR_ANY_SOURCE)
 
 
 def dead_key(path: str) -> DeadKey | None:
@@ -75,20 +72,19 @@ def dead_key(path: str) -> DeadKey | None:
 
 
 def has_no_effect(path: str) -> bool:
-    """Whether the key, or a section that contains it, is in the table."""
+    """Tell whether the key, or a section that contains it, is in the table."""
     names = path.split(".")
     return any(dead_key(".".join(names[:count])) for count in range(2, len(names) + 1))
 
 
 def is_above_dead_keys(path: str) -> bool:
-    """Whether the path is a section that contains a key of the table."""
+    """Tell whether the path is a section that contains a key of the table."""
     root, *names = path.split(".")
-    for pattern in DEAD_KEYS:
-        section = pattern.split(".")[: len(names)]
-        deeper = root == "config" and pattern.count(".") >= len(names) > 0
-        if deeper and section[-1] != "*" and all(map(fnmatchcase, names, section)):
-            return True
-    return False
+    sections = (pattern.split(".")[: len(names)] for pattern in DEAD_KEYS
+                if pattern.count(".") >= len(names) > 0)  # fmt: skip
+    return root == "config" and any(
+        each[-1] != "*" and all(map(fnmatchcase, names, each)) for each in sections
+    )
 
 
 def _matches(path: str, pattern: str) -> bool:

@@ -14,9 +14,7 @@ from typing import BinaryIO
 
 
 def open_no_link(path: str | Path, flags: int) -> int:
-    """Open a file for `open(opener=...)`; OSError if it is a link or a pipe: a folder may be
-    anyone's.
-    """
+    """Open a file for `open(opener=...)`; raise OSError if it is a link or a pipe."""
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -44,7 +42,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_whole(path: Path, content: bytes, private: bool = False) -> None:
-    """private: only the owner may read the file."""
+    """Write a file in one piece. private: only the owner may read it."""
     with whole_file(path) as file:
         if private:
             os.fchmod(file.fileno(), 0o600)

@@ -28,6 +28,5 @@ from sslengine.evaluation.retrieval import options as retrieval_options
 from sslengine.hooks import options as hook_options
 from sslengine.launch import options as launch_options
 from sslengine.losses import options as loss_options
-from sslengine.meters import options as meter_options
 from sslengine.models import options as model_options
 from sslengine.optim import options as optim_options

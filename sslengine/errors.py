@@ -7,7 +7,7 @@ prints the text alone, without a traceback. A bug may still assert.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 # What `${` becomes in a config that was opened without trust: see config/yaml_text.py.
 NOT_READ = "$not_read{"
@@ -106,37 +106,33 @@ def readable(text: object, but: str = "") -> str:
     These are control characters, changes of the writing direction and bytes that are not UTF-8:
     \\x1b, \\u202e, \\udce9. Characters in `but` are not escaped.
     """
-    plain = str(text)
-    if plain.isprintable():
-        return plain
     return "".join(
         each if each.isprintable() or each in but else each.encode("unicode_escape").decode()
-        for each in plain
+        for each in str(text)
     )
 
 
 def is_unicode(text: str) -> bool:
-    """False of a file's name whose bytes are not UTF-8: Python has surrogates for them."""
-    return text.isascii() or not any("\ud800" <= each <= "\udfff" for each in text)
+    """Return False for a file's name whose bytes are not UTF-8: Python gives it surrogates."""
+    return not any("\ud800" <= each <= "\udfff" for each in text)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return `Did you mean 'x'?` for the closest known names, or an empty string."""
     lowered = {candidate.lower(): candidate for candidate in known}
     wanted = str(name).lower()
-    matches = difflib.get_close_matches(wanted, lowered, n=3, cutoff=0.6)
-    if not matches:  # two letters swapped in a short word, or a part of a longer name
-        matches = difflib.get_close_matches(wanted, lowered, n=1, cutoff=0.5)
-        matches = (
-            matches or [each for each in sorted(lowered) if len(wanted) > 3 and wanted in each][:3]
-        )
-    if not matches:
-        return ""
-    return f"Did you mean {' or '.join(repr(lowered[match]) for match in matches)}?"
+    # After close names: two letters swapped in a short word, or a part of a longer name.
+    matches = (
+        difflib.get_close_matches(wanted, lowered, n=3, cutoff=0.6)
+        or difflib.get_close_matches(wanted, lowered, n=1, cutoff=0.5)
+        or [each for each in sorted(lowered) if len(wanted) > 3 and wanted in each][:3]
+    )
+    found = " or ".join(repr(lowered[each]) for each in matches)
+    return f"Did you mean {found}?" if found else ""
 
 
 def listing(names: Iterable[str], limit: int = 30) -> str:
     """Return `a, b, c`, sorted, with at most `limit` names."""
-    ordered: Sequence[str] = sorted(map(readable, names))
+    ordered = sorted(map(readable, names))
     shown = ", ".join(ordered[:limit])
     return shown if len(ordered) <= limit else f"{shown}, ... ({len(ordered)} in all)"

@@ -20,9 +20,10 @@ from torch import Tensor, nn, optim
 
 from sslengine.errors import ConfigError, nearest
 
+CHOICES = ("auto", "fp32", "tf32", "bf16", "fp16")
+WITHOUT_FLOAT64 = ("mps",)
 _CPU = torch.device("cpu")
 _NO_AUTOCAST = nullcontext()
-WITHOUT_FLOAT64 = ("mps",)
 
 
 class Precision:
@@ -53,10 +54,7 @@ class Precision:
         return as_full(output) if self.mixed else output
 
     def backward(
-        self,
-        loss: Tensor,
-        inputs: Sequence[Tensor] | None = None,
-        retain_graph: bool = False,
+        self, loss: Tensor, inputs: Sequence[Tensor] | None = None, retain_graph: bool = False
     ) -> None:
         """Compute gradients of all parameters in the graph, or of `inputs` alone."""
         self.scaler.scale(loss).backward(inputs=inputs, retain_graph=retain_graph)
@@ -96,9 +94,6 @@ def as_full(output: Any) -> Any:
     return output
 
 
-CHOICES = ("auto", "fp32", "tf32", "bf16", "fp16")
-
-
 def build_precision(
     choice: str,
     device: torch.device,
@@ -106,23 +101,21 @@ def build_precision(
     where: str = "config.MACHINE.PRECISION",
 ) -> Precision:
     """Build it from one word of CHOICES."""
-    if choice == "auto":
-        choice = best(device)
+    choice = best(device) if choice == "auto" else choice
     if choice in ("fp32", "tf32"):
         return Precision()
+    on_gpu, on_apple = device.type == "cuda", device.type == "mps"
     if choice not in CHOICES:
-        raise ConfigError(
-            f"{where}: expected {', '.join(CHOICES)}; got {choice!r}. "
-            f"{nearest(choice, CHOICES)}".rstrip()
-        )
-    on_gpu = device.type == "cuda"
-    if choice == "fp16" and not on_gpu:
-        raise ConfigError(f"{where}: fp16 requires a CUDA GPU. Set bf16, or auto.")
-    if choice == "bf16" and on_gpu and not torch.cuda.is_bf16_supported():
-        raise ConfigError(f"{where}: this GPU does not support bf16. Set fp16, or auto.")
-    if choice == "bf16" and device.type == "mps" and not _mps_has_bf16():
-        raise ConfigError(f"{where}: bf16 on Apple's GPU requires macOS 14. Set fp32, or auto.")
-    return Precision(device, torch.bfloat16 if choice == "bf16" else torch.float16, scaler)
+        problem = f"expected {', '.join(CHOICES)}; got {choice!r}. {nearest(choice, CHOICES)}"
+    elif choice == "fp16" and not on_gpu:
+        problem = "fp16 requires a CUDA GPU. Set bf16, or auto."
+    elif choice == "bf16" and on_gpu and not torch.cuda.is_bf16_supported():
+        problem = "this GPU does not support bf16. Set fp16, or auto."
+    elif choice == "bf16" and on_apple and not torch.backends.mps.is_macos_or_newer(14, 0):
+        problem = "bf16 on Apple's GPU requires macOS 14. Set fp32, or auto."
+    else:
+        return Precision(device, torch.bfloat16 if choice == "bf16" else torch.float16, scaler)
+    raise ConfigError(f"{where}: {problem}".rstrip())
 
 
 def best(device: torch.device) -> str:
@@ -137,20 +130,16 @@ def widest(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
 
 
-def for_float64(device: torch.device) -> torch.device:
-    """Return where float64 is computed: the device, or the CPU in place of one without it."""
-    return torch.device("cpu") if device.type in WITHOUT_FLOAT64 else device
+def choose_float64_device(device: torch.device) -> torch.device:
+    """Return the device, or the CPU in place of one without float64."""
+    return _CPU if device.type in WITHOUT_FLOAT64 else device
 
 
-def moved(module: nn.Module, device: torch.device) -> nn.Module:
+def move(module: nn.Module, device: torch.device) -> nn.Module:
     """Move a module to the device; its float64 becomes the widest type that the device has."""
     if device.type in WITHOUT_FLOAT64:
         module._apply(lambda each: each.float() if each.dtype == torch.float64 else each)
     return module.to(device)
-
-
-def _mps_has_bf16() -> bool:
-    return torch.backends.mps.is_macos_or_newer(14, 0)
 
 
 def set_kernels(choice: str, benchmark: bool, deterministic: bool) -> None:

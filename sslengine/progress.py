@@ -6,8 +6,8 @@
             step(len(batch))
 
 On a terminal it is a bar that disappears and leaves one line; elsewhere, as in a notebook, a pipe
-or a log, lines with some seconds between them. Nothing is shown of what is done within AFTER
-seconds, and nothing by ranks above 0 or by processes that this command starts for a part of it.
+or a log, lines with some seconds between them. Nothing is shown in the first AFTER seconds of a
+command's stages, nor by ranks above 0 or by processes that a command starts for a part of it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sslengine.errors import readable
 from sslengine.screen import Pace
 
 AFTER = 2.0  # seconds
-# A command of many short stages is silent as long as these follow each other so closely.
+# Stages that follow each other so closely count as one: many short ones are shown too.
 _CLOSE = 1.0
 _FLICKER = 0.2  # a stage that takes less gets no bar
 
@@ -43,7 +43,9 @@ def progress(
     total: how many of `unit` there are; 0: it is not known, and only the time is shown.
     then: the next stage. at_once: show it from the start, because it takes long if it happens.
     """
-    if not _is_shown_here():
+    is_rank = multiprocessing.parent_process() is None or "RANK" in os.environ
+    is_loader = multiprocessing.current_process().daemon
+    if not is_rank or is_loader or os.environ.get("RANK", "0") != "0":
         yield lambda count: None
         return
     stage = _Stage(what, total, unit, then, at_once)
@@ -54,12 +56,6 @@ def progress(
         _screen.end(stage, failed=True)
         raise
     _screen.end(stage)
-
-
-def _is_shown_here() -> bool:
-    own = multiprocessing.current_process()
-    is_rank = multiprocessing.parent_process() is None or "RANK" in os.environ
-    return is_rank and not own.daemon and os.environ.get("RANK", "0") == "0"
 
 
 class _Stage:
@@ -75,22 +71,19 @@ class _Stage:
     def seconds(self) -> float:
         return time.monotonic() - self.began
 
-    @property
-    def left(self) -> str:
-        """Tell the time that is left; the time so far, if that cannot be known."""
-        if not self.total or not self.done:
-            return _clock(self.seconds) if self.seconds >= 1 else ""
-        return f"{_clock(self.seconds * (self.total - self.done) / self.done)} left"
-
-    @property
-    def counted(self) -> str:
-        return f"{self.done}/{self.total} {self.unit}" if self.total else ""
+    def describe(self) -> tuple[str, str]:
+        """Return what is done, and the time that is left: the time so far if it is not known."""
+        counted = f"{self.done}/{self.total} {self.unit}" if self.total else ""
+        if self.total and self.done:
+            return counted, f"{_clock(self.seconds * (self.total / self.done - 1))} left"
+        return counted, _clock(self.seconds) if self.seconds >= 1 else ""
 
     @property
     def line(self) -> str:
-        far = ", ".join(filter(None, (self.counted, self.left)))
-        text = ", ".join(filter(None, (f"{self.what}: {far}" if far else self.what, self.then)))
-        return text if far or self.then else f"{text} ..."
+        far = ", ".join(filter(None, (*self.describe(), self.then)))
+        if any(self.describe()):
+            return f"{self.what}: {far}"
+        return f"{self.what}, {self.then}" if self.then else f"{self.what} ..."
 
     @property
     def last_line(self) -> str:
@@ -165,8 +158,6 @@ def _make_live(stages: list[_Stage]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(stderr=True, markup=False, highlight=False, emoji=False)
-
     def draw() -> Table:
         table = Table.grid(padding=(0, 1))
         for last in (False, False, False, False, True):  # which gives way
@@ -174,11 +165,12 @@ def _make_live(stages: list[_Stage]) -> Any:
         for each in [*stages]:
             bar = ProgressBar(each.total or None, each.done, width=10, pulse=not each.done)
             then = Text(each.then, no_wrap=True, overflow="ellipsis")
-            table.add_row(each.what, bar, each.counted, each.left, then)
+            table.add_row(each.what, bar, *each.describe(), then)
         return table
 
     return Live(
-        get_renderable=draw, console=console, transient=True,
+        get_renderable=draw, transient=True,
+        console=Console(stderr=True, markup=False, highlight=False, emoji=False),
         redirect_stdout=sys.stdout.isatty(), redirect_stderr=True,
     )  # fmt: skip
 

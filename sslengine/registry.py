@@ -20,14 +20,12 @@ import importlib.util
 import inspect
 import re
 import sys
-import sysconfig
 import traceback
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from sslengine.absent import instead_of
 from sslengine.errors import ConfigError, SSLEngineError, UnknownNameError, listing, nearest
@@ -62,7 +60,8 @@ class Registry(Generic[T]):
         entry_keys: keys of a YAML entry that are not arguments of the component.
         engine_arguments: arguments that the engine passes and YAML may not set.
         packages: maps `transform_type` of an entry to the module that contains its name.
-        base: the name of the class from which a class of this kind must derive.
+        base: the dotted path of the class from which a class of this kind must derive. A kind
+            whose base is sslengine's gets it from the folder that declares its components.
         takes_first: the engine passes the first argument, under any name.
         takes_foreign: a class with `from_config` checks its options itself, and a function may
             be a component, whose caller passes the arguments that YAML does not set.
@@ -70,6 +69,7 @@ class Registry(Generic[T]):
         self.kind = kind
         self.entry_keys = entry_keys
         self.engine_arguments = engine_arguments
+        self.base = base
         self.takes_first = takes_first
         self.takes_foreign = takes_foreign
         self._things: dict[str, T] = {}
@@ -79,7 +79,8 @@ class Registry(Generic[T]):
         self._fallback = fallback
         self._suffix = suffix
         self._packages = packages or {}
-        self._base = base
+
+    # ---- filling it
 
     def register(
         self, name: str, *aliases: str, options: type[Any] | None = None
@@ -96,8 +97,9 @@ class Registry(Generic[T]):
     def _add(self, name: str, thing: T, options: type[Any] | None) -> None:
         module = str(getattr(thing, "__module__", "?"))
         self._expect_free(name, module)
+        known = self._things.get(name, thing)
         # A module that is reloaded may register again.
-        if name in self._things and not _same_definition(self._things[name], thing):
+        if getattr(known, "__qualname__", known) != getattr(thing, "__qualname__", thing):
             raise ConfigError(f"{module} registers the {self.kind} name {name!r} twice.")
         self._things[name] = thing
         self._owners[name] = module
@@ -105,8 +107,8 @@ class Registry(Generic[T]):
             self._options[name] = options
 
     def _expect_free(self, name: str, module: str) -> None:
-        taken_by = self._owners.get(name) or self._declared.get(name)
-        if taken_by is not None and taken_by != module:
+        taken_by = self._owners.get(name) or self._declared.get(name, module)
+        if taken_by != module:
             raise ConfigError(
                 f"The {self.kind} name {name!r} is used by {taken_by}; {module} cannot use it "
                 f"too. Register your component under another name."
@@ -125,9 +127,44 @@ class Registry(Generic[T]):
             if options is not None:
                 self._options[name] = options
 
+    # ---- asking without an import
+
+    def names(self) -> list[str]:
+        """Return all names, also of components that are not imported."""
+        return sorted({*self._things, *self._declared})
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._things or name in self._declared
+
+    def may_know(self, name: str) -> bool:
+        """Return False if `get` cannot find the name."""
+        return name in self or ":" in name or bool(self._fallback and name.endswith(self._suffix))
+
     def is_open(self, name: str) -> bool:
-        """Tell whether its options are known without an import."""
+        """Tell whether its options are known."""
         return name in self._things or name in self._options
+
+    def owner(self, name: str) -> str:
+        """Return the module that registers or declares the name; "" if there is none."""
+        return self._owners.get(name) or self._declared.get(name, "")
+
+    def is_users(self, name: str) -> bool:
+        """Tell whether it is not sslengine's own: those are imported when they are built."""
+        return not self.owner(name).startswith("sslengine.")
+
+    def name_in(self, entry: Mapping[str, Any], where: str = "") -> str:
+        """Return the full name: `augly.image:Blur` for `{name: Blur, transform_type: augly}`."""
+        name, package = str(entry["name"]), entry.get(PACKAGE_KEY)
+        if package is None or not self._packages:
+            return name
+        if package not in self._packages:
+            place = f"{where}.{PACKAGE_KEY}" if where else PACKAGE_KEY
+            raise UnknownNameError(
+                f"{place}: expected one of {listing(self._packages)}, got {package!r}."
+            )
+        return f"{self._packages[package]}:{name}"
+
+    # ---- the component
 
     def get(self, name: str, where: str = "") -> T:
         """Return the component `name`. where: its key path, for the error."""
@@ -138,29 +175,18 @@ class Registry(Generic[T]):
             _import(self._declared[name])
         if name in self._things:
             return self._things[name]
-        searched = self._fallback and name.endswith(self._suffix)
-        found = getattr(_import(self._fallback), name, None) if searched else None
+        found = getattr(_import(self._fallback), name, None) if self.may_know(name) else None
         if not isinstance(found, type):
             raise self.unknown(name, where)
-        return found  # type: ignore[return-value]
+        return cast(T, found)
 
-    def is_users(self, name: str) -> bool:
-        """Tell whether it is not sslengine's own: those are imported when they are built."""
-        return name not in self._declared and not self._owners.get(name, "").startswith(
-            "sslengine."
-        )
-
-    def unfit(self, name: str, where: str = "") -> str:
-        """Return what was expected if a class or function cannot be of this kind, else ""."""
-        thing = self.get(name, where)
-        if isinstance(thing, type):
-            if self._base and self._base not in (each.__name__ for each in thing.__mro__):
-                return f"a class that derives from {self._base}"
-            missing = sorted(getattr(thing, "__abstractmethods__", ()))
-            return f"a class that defines {' and '.join(missing)}" if missing else ""
-        # A Python function may return a component; a function written in C does not.
-        fits = callable(thing) and not isinstance(thing, types.BuiltinFunctionType)
-        return "" if fits else "a class or a function"
+    def _fallback_classes(self) -> dict[str, Any]:
+        members = vars(_import(self._fallback)) if self._fallback else {}
+        return {
+            name: member
+            for name, member in members.items()
+            if isinstance(member, type) and name.endswith(self._suffix)
+        }
 
     def _known(self, path: str, where: str) -> T | None:
         """Return a dotted path's target if it is registered, or in one of the known packages.
@@ -173,36 +199,59 @@ class Registry(Generic[T]):
             _import(module)
         thing = vars(sys.modules.get(module, types)).get(attribute)
         if any(thing is each for each in self._things.values()):
-            return thing  # type: ignore[no-any-return]
+            return cast(T, thing)
         package = module.partition(".")[0]
         if module in self._packages.values() and importlib.util.find_spec(package) is not None:
             thing = vars(_import(module)).get(attribute)
             inside = getattr(thing, "__module__", "").startswith(f"{module}.")
             if isinstance(thing, type) and inside:
-                return thing  # type: ignore[return-value]
-        expect_trust(_would_run(path), where, path)
+                return cast(T, thing)
+        expect_trust(_describe_import(path), where, path)
         return None
 
-    def _fallback_classes(self) -> dict[str, Any]:
-        if not self._fallback:
-            return {}
-        members = vars(_import(self._fallback))
-        return {
-            name: member
-            for name, member in members.items()
-            if isinstance(member, type) and name.endswith(self._suffix)
-        }
+    def unknown(self, name: str, where: str = "") -> UnknownNameError:
+        """Return the error for an unknown name."""
+        place = f"{where}: " if where else ""
+        if instead := instead_of(self.kind, name):
+            return UnknownNameError(f"{place}VISSL's {self.kind} {name!r} is not here: {instead}.")
+        # The fallback module is searched last: importing it takes seconds.
+        also = f", and the classes of {self._fallback}" if self._fallback else ""
+        first = self._fallback_classes() if self.may_know(name) else ()
+        hint = nearest(name, [*self.names(), *first]) or nearest(name, self._fallback_classes())
+        text = f"{place}there is no {self.kind} named {name!r}. {hint}".rstrip()
+        return UnknownNameError(
+            f"{text}\n  Known: {listing(self.names())}{also}\n"
+            f"  For a custom component: import its module with config.PLUGINS, "
+            f"or write 'your_package.module:Name'."
+        )
+
+    def unfit(self, name: str, where: str = "") -> str:
+        """Return what was expected if a class or function cannot be of this kind, else ""."""
+        thing = self.get(name, where)
+        if isinstance(thing, type):
+            module, _, base = self.base.partition(":")
+            if base and not issubclass(thing, getattr(_import(module), base)):
+                return f"a class that derives from {base}"
+            missing = sorted(getattr(thing, "__abstractmethods__", ()))
+            return f"a class that defines {' and '.join(missing)}" if missing else ""
+        # A Python function may return a component; a function written in C does not.
+        fits = callable(thing) and not isinstance(thing, types.BuiltinFunctionType)
+        return "" if fits else "a class or a function"
+
+    # ---- its options, and making it
 
     def options(self, name: str, where: str = "") -> type[Any] | None:
         """Return the options dataclass of `name`, or None."""
         if name in self._options:
             return self._options[name]
-        thing = self.get(name, where)
-        # A dotted path to a component that is also registered under a name.
-        for known, registered in self._things.items():
-            if registered is thing:
-                return self._options.get(known)
-        return None
+        thing = self.get(name, where)  # a dotted path may lead to what has a name too
+        names = (known for known, registered in self._things.items() if registered is thing)
+        return self._options.get(next(names, ""))
+
+    def parameters(self, name: str, where: str = "") -> Mapping[str, inspect.Parameter]:
+        """Return the arguments of YAML; without a dataclass, also those of the engine."""
+        taker: Any = self.options(name, where) or self.get(name, where)
+        return inspect.signature(taker).parameters
 
     def make(self, name: str, arguments: Mapping[str, Any], where: str = "", *given: Any) -> Any:
         """Create the component. arguments: those of the YAML; given: those of the engine."""
@@ -220,64 +269,11 @@ class Registry(Generic[T]):
             for address in _ADDRESS.findall(str(arguments)):
                 expect_trust(f"{address!r} may be read from the network", where or name, address)
             return partial(thing, **arguments)
-        return partial(_with_options, thing, options(**arguments))
-
-    def parameters(self, name: str, where: str = "") -> Mapping[str, inspect.Parameter]:
-        """Return the arguments of YAML; without a dataclass, also those of the engine."""
-        taker: Any = self.options(name, where) or self.get(name, where)
-        return inspect.signature(taker).parameters
-
-    def name_in(self, entry: Mapping[str, Any], where: str = "") -> str:
-        """Return the full name: `augly.image:Blur` for `{name: Blur, transform_type: augly}`."""
-        name, package = str(entry["name"]), entry.get(PACKAGE_KEY)
-        if package is None or not self._packages:
-            return name
-        place = f"{where}.{PACKAGE_KEY}" if where else PACKAGE_KEY
-        if package not in self._packages:
-            raise UnknownNameError(
-                f"{place}: expected one of {listing(self._packages)}, got {package!r}."
-            )
-        return f"{self._packages[package]}:{name}"
-
-    def names(self) -> list[str]:
-        """Return all names, also of components that are not imported."""
-        return sorted({*self._things, *self._declared})
-
-    def owner(self, name: str) -> str:
-        """Return the module that registers or declares the name."""
-        return self._owners.get(name) or self._declared[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._things or name in self._declared
-
-    def may_know(self, name: str) -> bool:
-        """Return False if `get` cannot find the name; import nothing."""
-        return name in self or ":" in name or bool(self._fallback and name.endswith(self._suffix))
-
-    def unknown(self, name: str, where: str = "") -> UnknownNameError:
-        """Return the error for an unknown name."""
-        place = _place(where)
-        instead = instead_of(self.kind, name)
-        if instead:
-            return UnknownNameError(f"{place}VISSL's {self.kind} {name!r} is not here: {instead}.")
-        fallback = self._fallback_classes() if self.may_know(name) else {}
-        # The fallback module is searched last: importing it takes seconds.
-        hint = nearest(name, [*self.names(), *fallback]) or nearest(name, self._fallback_classes())
-        also = f", and the classes of {self._fallback}" if self._fallback else ""
-        text = f"{place}there is no {self.kind} named {name!r}. {hint}"
-        return UnknownNameError(
-            f"{text.rstrip()}\n  Known: {listing(self.names())}{also}\n"
-            f"  For a custom component: import its module with config.PLUGINS, "
-            f"or write 'your_package.module:Name'."
-        )
+        return partial(_make_with_options, thing, options(**arguments))
 
 
-def _with_options(thing: Any, options: Any, *given: Any) -> Any:
+def _make_with_options(thing: Any, options: Any, *given: Any) -> Any:
     return thing(*given, options)
-
-
-def _same_definition(old: object, new: object) -> bool:
-    return getattr(old, "__qualname__", old) == getattr(new, "__qualname__", new)
 
 
 def component_key(name: str) -> str:
@@ -289,13 +285,13 @@ def import_dotted(path: str, where: str = "") -> Any:
     """Import the target of `pkg.module:Name`."""
     module, _, attribute = path.partition(":")
     if not module.startswith("sslengine."):  # the engine uses dotted paths too
-        expect_trust(_would_run(path), where, path)
+        expect_trust(_describe_import(path), where, path)
         search_current_folder(path, imported=module in sys.modules)
     found = _import_named(module, where)
     if not hasattr(found, attribute):
         hint = nearest(attribute, (name for name in vars(found) if not name.startswith("_")))
-        text = f"{_place(where)}module {module!r} has no {attribute!r}. {hint}"
-        raise UnknownNameError(text.rstrip())
+        text = f"module {module!r} has no {attribute!r}. {hint}".rstrip()
+        raise UnknownNameError(f"{where}: {text}" if where else text)
     return getattr(found, attribute)
 
 
@@ -303,9 +299,13 @@ def load_plugins(modules: Iterable[str], where: str = "config.PLUGINS") -> None:
     """Import the user's modules, which register their components."""
     for index, module in enumerate(modules):
         if module not in sys.modules:
-            expect_trust(_would_run(module), f"{where}.{index}", module)
+            expect_trust(_describe_import(module), f"{where}.{index}", module)
         search_current_folder(module, imported=module in sys.modules)
         _import_named(module, f"{where}.{index}")
+
+
+def _describe_import(named: str) -> str:
+    return f"{named!r} names Python code, which would be imported and run"
 
 
 def _import(module: str) -> types.ModuleType:
@@ -323,44 +323,11 @@ def _import_named(module: str, where: str) -> types.ModuleType:
         raise
     except (Exception, SystemExit) as error:
         kind = UnknownNameError if isinstance(error, ModuleNotFoundError) else ConfigError
-        text = f"importing {module!r} fails: {type(error).__name__}: {error}"
-        raise kind(f"{_place(where)}{text}{_last_line(error)}") from error
-
-
-def _last_line(error: BaseException) -> str:
-    """Return the place of the error outside the import system."""
-    frames = [
-        each
-        for each in traceback.extract_tb(error.__traceback__)
-        if each.filename != __file__ and "importlib" not in each.filename
-    ]
-    return f"\n  {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
-
-
-def _place(where: str) -> str:
-    return f"{where}: " if where else ""
-
-
-def _would_run(named: str) -> str:
-    return f"{named!r} names Python code, which would be imported and run"
-
-
-def is_installed(file: Path) -> bool:
-    """Tell whether it is a file of Python's or of an installed package, not of the user's."""
-    packages = {"site-packages", "dist-packages"} & {*file.parts}
-    return bool(packages) or file.is_relative_to(sysconfig.get_path("stdlib"))
-
-
-def users_frames(error: BaseException) -> types.TracebackType | None:
-    """Return the part of the error's traceback that begins in the user's code, called by ours."""
-    trace, called = error.__traceback__, False
-    while trace is not None:
-        file = Path(trace.tb_frame.f_code.co_filename)
-        ours = file.is_relative_to(Path(__file__).parent)
-        if called and not ours and not is_installed(file):
-            return trace
-        trace, called = trace.tb_next, called or ours
-    return None
+        lines = [f"\n  {each.filename}, line {each.lineno}"
+                 for each in traceback.extract_tb(error.__traceback__)
+                 if each.filename != __file__ and "importlib" not in each.filename]  # fmt: skip
+        text = f"importing {module!r} fails: {type(error).__name__}: {error}{''.join(lines[-1:])}"
+        raise kind(f"{where}: {text}" if where else text) from error
 
 
 TRAIN_STEPS: Registry[Any] = Registry("train step", engine_arguments=("task",), takes_first=True)
@@ -371,18 +338,18 @@ LOSSES: Registry[Any] = Registry(
     fallback="torch.nn",
     suffix="Loss",
     engine_arguments=("run",),
-    base="Module",
+    base="torch.nn:Module",
     takes_foreign=True,
 )
-MODELS: Registry[Any] = Registry("model", engine_arguments=("model",), base="Module")
-TRUNKS: Registry[Any] = Registry("trunk", base="Trunk")
-HEADS: Registry[Any] = Registry("head", base="Module")
+MODELS: Registry[Any] = Registry("model", engine_arguments=("model",), base="torch.nn:Module")
+TRUNKS: Registry[Any] = Registry("trunk")
+HEADS: Registry[Any] = Registry("head", base="torch.nn:Module")
 HOOKS: Registry[Any] = Registry("hook")
 # An adapter wraps a hook of another engine; it returns None for a hook that it does not support.
 HOOK_ADAPTERS: Registry[Any] = Registry("hook adapter")
 WRITERS: Registry[Any] = Registry("writer", engine_arguments=("run",), takes_first=True)
-METERS: Registry[Any] = Registry("meter", base="Meter")
-OPTIMIZERS: Registry[Any] = Registry("optimizer", base="Optimizer")
+METERS: Registry[Any] = Registry("meter")
+OPTIMIZERS: Registry[Any] = Registry("optimizer", base="torch.optim:Optimizer")
 SCHEDULERS: Registry[Any] = Registry("scheduler", engine_arguments=("num_epochs",))
 PARAM_GROUPS: Registry[Any] = Registry("parameter group constructor")
 TRANSFORMS: Registry[Any] = Registry(
@@ -392,9 +359,10 @@ TRANSFORMS: Registry[Any] = Registry(
     packages={"augly": "augly.image"},
 )
 COLLATORS: Registry[Any] = Registry("collator", engine_arguments=("batch",), takes_first=True)
-DATA_SOURCES: Registry[Any] = Registry("data source", base="DataSource")
-AUGMENT_BACKENDS: Registry[Any] = Registry("augmentation back-end")
+DATA_SOURCES: Registry[Any] = Registry("data source")
 LABEL_FREE: Registry[Any] = Registry("label-free metric")
+# Protocols that compute features of further images: evaluation.options.ON_IMAGES.
+PROTOCOLS: Registry[Any] = Registry("protocol")
 
 
 @dataclass(frozen=True)
@@ -454,4 +422,3 @@ register_param_groups = PARAM_GROUPS.register
 register_transform = TRANSFORMS.register
 register_collator = COLLATORS.register
 register_data_source = DATA_SOURCES.register
-register_augment_backend = AUGMENT_BACKENDS.register

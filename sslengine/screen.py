@@ -108,7 +108,7 @@ def screen_handler(least: int = logging.WARNING) -> logging.Handler:
 
 @contextmanager
 def show_log() -> Iterator[None]:
-    """Show the log on the screen until a run opens its own (monitor/log_file.py)."""
+    """Show the log on the screen until a run opens its own (monitor/console.py)."""
     log, handler = logging.getLogger("sslengine"), screen_handler()
     level = log.level
     log.addHandler(handler)

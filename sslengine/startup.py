@@ -1,16 +1,14 @@
-"""Report the time from the command to the end of its first step; start Python's processes.
-
-    first step after 9.8 s
-
-The moment is kept in the environment, which ranks inherit. Without a command, as in a notebook,
-nothing is measured. On a terminal each long phase is announced when it starts.
+"""Start fast and safely: no garbage collection among imports, no modules of the current folder.
 
 Imports create millions of objects and hardly any garbage, and Python's garbage collector would
-scan all of them repeatedly: a fifth of the CPU time until the first step. So the collector is
-disabled during imports, and these objects are excluded from later collections.
+scan all of them repeatedly: a fifth of the CPU time until the first step. So it is disabled during
+imports, and these objects are excluded from later collections.
 
 multiprocessing starts `python -c`, which searches the current folder first: a multiprocessing.py
 there would run. So these processes start without it, and get this process's sys.path later.
+
+A command also reports `first step after 9.8 s`, and on a terminal each long phase before that. The
+moment when it began is in the environment, which ranks inherit; a notebook has no such moment.
 """
 
 from __future__ import annotations
@@ -22,13 +20,12 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-VARIABLE = "SSLENGINE_BEGAN"  # seconds of the clock of now()
+VARIABLE = "SSLENGINE_BEGAN"  # seconds of time.time()
 
-_of_multiprocessing: Any = multiprocessing.util
-_spawn = _of_multiprocessing.spawnv_passfds
+_multiprocessing: Any = multiprocessing.util
+_spawn = _multiprocessing.spawnv_passfds
 
 
 def _start(path: Any, words: Sequence[str], *others: Any) -> int:
@@ -39,18 +36,17 @@ def _start(path: Any, words: Sequence[str], *others: Any) -> int:
 
 
 # PYTHONSAFEPATH would reach programs that a user's code starts, and 3.10 has none.
-_of_multiprocessing.spawnv_passfds = _start
+_multiprocessing.spawnv_passfds = _start
 
-
-_first_of_process = True
+_began: float | None = time.time()  # of the process's first command: when this was imported
 _paused = _frozen = False  # garbage collection is paused; imported modules are excluded from it
 
 
 def begin() -> None:
-    """Note when a command begins: its process has only imported modules so far."""
-    global _first_of_process
-    os.environ[VARIABLE] = str(born() if _first_of_process else now())
-    _first_of_process = False
+    """Note when a command begins."""
+    global _began
+    os.environ[VARIABLE] = str(_began or time.time())
+    _began = None
 
 
 def finish() -> str:
@@ -59,18 +55,18 @@ def finish() -> str:
     # The time of a restarted rank would include that before the restart.
     if not began or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
         return ""
-    return f"first step after {now() - float(began):.1f} s"
+    return f"first step after {time.time() - float(began):.1f} s"
+
+
+def is_measured() -> bool:
+    """Return whether a command has begun that has not ended its first step yet."""
+    return VARIABLE in os.environ
 
 
 def announce(doing: str) -> None:
     """Print on a terminal what starts now, because nothing else may be printed for seconds."""
     if is_measured() and os.environ.get("RANK", "0") == "0" and sys.stdout.isatty():
         print(f"{doing} ...", flush=True)  # noqa: T201
-
-
-def is_measured() -> bool:
-    """Return whether a command has begun that has not ended its first step yet."""
-    return VARIABLE in os.environ
 
 
 @contextmanager
@@ -98,18 +94,3 @@ def imported() -> None:
         gc.freeze()
     gc.enable()
     _paused, _frozen = False, True
-
-
-def now() -> float:
-    """Return seconds of a clock that all processes of this machine share."""
-    clock = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.time() if clock is None else time.clock_gettime(clock)
-
-
-def born() -> float:
-    """Return when this process was started; the present time if the system does not report it."""
-    try:
-        after_name = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        return int(after_name[19]) / os.sysconf("SC_CLK_TCK")  # seconds since boot
-    except (OSError, ValueError, IndexError):
-        return now()

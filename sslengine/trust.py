@@ -36,8 +36,8 @@ class Opened:
     typed: frozenset[str] = frozenset()
     # Texts of its config, if the user's key has signed that: they may name code too.
     signed: frozenset[str] = frozenset()
-    # Where modules are searched that only a signed config names, in place of the current folder.
-    modules: str = ""  # empty: in no folder
+    # Where modules are searched that only a signed config names; empty: nowhere.
+    modules: str = ""
 
 
 # One entry for each active `closed` block: blocks of several threads may overlap.

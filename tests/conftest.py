@@ -85,6 +85,13 @@ def four_ranks() -> Iterator[RankPool]:
         yield pool
 
 
+@pytest.fixture
+def pool(request: pytest.FixtureRequest) -> RankPool:
+    """As many ranks as the test's parameter says, two or four: parametrize it with indirect."""
+    found: RankPool = request.getfixturevalue({2: "two_ranks", 4: "four_ranks"}[request.param])
+    return found
+
+
 @pytest.fixture(scope="session")
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a trained `run` and its `images`: copy what is to be changed."""

@@ -22,7 +22,7 @@ class RankPool(ranks.RankPool):
         "torch._dynamo",
         "torchvision",
         "pytest",
-        "sslengine.data.augment.backends.compiled",
+        "sslengine.data.augment.compiled",
         "sslengine.engines.train",
         "sslengine.hooks.default",
         "sslengine.launch.cli",

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from sslengine.dotted import below, leaves, no_such_metric
+from sslengine.dotted import below, leaves
 
 TREE = {"loss": 1.0, "acc": {"top_1": {0: 50.0, 1: 60.0}}, "a.b": 2.0}
 
@@ -15,9 +15,3 @@ def test_leaves_have_the_joined_names() -> None:
 def test_a_place_or_the_default() -> None:
     assert below({"a": {"b": {"c": 1}}}, ["a", "b"]) == {"c": 1}
     assert below({"a": 1}, ["a", "b"], "nothing") == "nothing"
-
-
-def test_the_nearest_name_is_told() -> None:
-    assert no_such_metric("los", ["loss", "lr"]) == (
-        "there is no metric 'los'. Did you mean 'loss'? Known: loss, lr."
-    )

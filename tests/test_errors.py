@@ -1,30 +1,25 @@
-from sslengine.errors import ConfigError, SSLEngineError, listing, nearest, readable
+import pytest
+
+from sslengine.errors import ConfigError, listing, nearest, readable
 
 
-def test_nearest_names_the_closest_first() -> None:
-    assert nearest("temprature", ["momentum", "temperature"]) == "Did you mean 'temperature'?"
-
-
-def test_nearest_ignores_case_but_keeps_the_known_spelling() -> None:
-    assert nearest("trunk", ["TRUNK", "HEAD"]) == "Did you mean 'TRUNK'?"
-
-
-def test_nearest_finds_swapped_letters_and_parts_of_names() -> None:
-    assert nearest("tyni", ["large", "tiny"]) == "Did you mean 'tiny'?"
-    assert nearest("simclr", ["simclr_info_nce_loss"]) == "Did you mean 'simclr_info_nce_loss'?"
-
-
-def test_nearest_says_nothing_when_nothing_is_near() -> None:
-    assert nearest("qqqq", ["momentum", "temperature"]) == ""
+@pytest.mark.parametrize(
+    ("name", "known", "found"),
+    [
+        ("temprature", ["momentum", "temperature"], "'temperature'"),
+        ("trunk", ["TRUNK", "HEAD"], "'TRUNK'"),  # in any case
+        ("tyni", ["large", "tiny"], "'tiny'"),  # letters are swapped
+        ("simclr", ["simclr_info_nce_loss"], "'simclr_info_nce_loss'"),  # a part
+        ("qqqq", ["momentum", "temperature"], ""),
+    ],
+)
+def test_the_nearest_name(name: str, known: list[str], found: str) -> None:
+    assert nearest(name, known) == (f"Did you mean {found}?" if found else "")
 
 
 def test_listing_is_sorted_and_cut() -> None:
     assert listing(["b", "a"]) == "a, b"
     assert listing([f"n{i:02d}" for i in range(40)], limit=2) == "n00, n01, ... (40 in all)"
-
-
-def test_every_error_is_one_that_the_command_line_catches() -> None:
-    assert issubclass(ConfigError, SSLEngineError)
 
 
 def test_what_a_terminal_would_obey_is_escaped() -> None:

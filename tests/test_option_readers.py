@@ -168,7 +168,8 @@ def option_classes() -> dict[type[Any], set[str]]:
         source = path.read_text()
         # Those that declare options. To import the others would take long.
         if "@section(" in source or ("options=" in source and "@dataclass" in source):
-            importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            importlib.import_module(name.removesuffix(".__init__"))
     ours = [(path, cls) for path, cls in sections._SECTIONS.items()]
     for each in vars(registry).values():
         if isinstance(each, Registry):

@@ -26,15 +26,9 @@ def test_bf16_on_the_cpu_computes_in_bf16_and_gives_losses_float32() -> None:
     nested = amp.as_full({"a": [output, torch.tensor([1])]})
     assert nested["a"][0].dtype == torch.float32
     assert nested["a"][1].dtype == torch.int64
+    assert amp.as_full(torch.ones(1, dtype=torch.float64)).dtype == torch.float64
     assert amp.name == "bf16"
     assert not amp.scaler.is_enabled()
-
-
-def test_as_full_leaves_float64_alone() -> None:
-    assert (
-        Precision(CPU, torch.bfloat16).as_full(torch.ones(1, dtype=torch.float64)).dtype
-        == torch.float64
-    )
 
 
 def test_the_verbs_train_a_model_in_every_mode() -> None:
@@ -93,10 +87,10 @@ def test_a_module_with_float64_where_there_is_none(monkeypatch: pytest.MonkeyPat
     """A GPU of Apple's is played by the CPU."""
     module = nn.BatchNorm1d(3)
     module.register_buffer("sums", torch.zeros(3, dtype=torch.float64))
-    assert precision.moved(module, CPU).sums.dtype == torch.float64
+    assert precision.move(module, CPU).sums.dtype == torch.float64
     monkeypatch.setattr(precision, "WITHOUT_FLOAT64", ("cpu",))
     assert precision.widest(CPU) == torch.float32
-    assert precision.moved(module, CPU).sums.dtype == torch.float32
+    assert precision.move(module, CPU).sums.dtype == torch.float32
     assert module.num_batches_tracked.dtype == torch.int64
 
 

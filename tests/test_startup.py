@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,66 +13,35 @@ import pytest
 from sslengine import startup
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.time = 100.0
-
-    def __call__(self) -> float:
-        return self.time
-
-    def wait(self, seconds: float) -> None:
-        self.time += seconds
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
-    """The process was started at 97."""
-    made = Clock()
-    monkeypatch.setattr(startup, "now", made)
-    monkeypatch.setattr(startup, "born", lambda: 97.0)
-    monkeypatch.setattr(startup, "_first_of_process", True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """The clock shows 100; this process was started at 97."""
+    time = [100.0]
+    monkeypatch.setattr(startup.time, "time", lambda: time[0])
+    monkeypatch.setattr(startup, "_began", 97.0)
     monkeypatch.delenv(startup.VARIABLE, raising=False)
     monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
-    yield made
+    yield time
     startup.finish()
 
 
-def test_the_time_to_the_first_step_is_told_once(clock: Clock) -> None:
+def test_the_time_to_the_first_step_is_told_once(clock: list[float]) -> None:
+    assert startup.finish() == ""  # without a command
     startup.begin()
-    clock.wait(2.5)
+    clock[0] += 2.5
     assert startup.finish() == "first step after 5.5 s"
     assert startup.finish() == ""
-
-
-def test_a_rank_that_is_started_again_counts_nothing(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    startup.begin()
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert startup.finish() == ""
-
-
-def test_a_second_command_of_a_process_begins_when_it_begins(clock: Clock) -> None:
-    startup.begin()
-    startup.finish()
-    clock.wait(1000.0)
-    startup.begin()
-    clock.wait(1.0)
+    clock[0] += 1000.0
+    startup.begin()  # a second command of this process
+    clock[0] += 1.0
     assert startup.finish() == "first step after 1.0 s"
 
 
-def test_without_a_command_nothing_is_counted(clock: Clock) -> None:
+@pytest.mark.usefixtures("clock")
+def test_a_rank_that_is_started_again_counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    startup.begin()
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert startup.finish() == ""
-
-
-@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="Linux tells when it was started")
-def test_a_process_knows_when_it_was_started() -> None:
-    code = "from sslengine import startup; print(startup.born(), startup.now())"
-    before = startup.now()
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    born, now = map(float, done.stdout.split())
-    assert before - 0.05 <= born <= now <= startup.now()  # born is told in hundredths
-    assert startup.born() < born
 
 
 def test_garbage_is_not_collected_among_imports(monkeypatch: pytest.MonkeyPatch) -> None:

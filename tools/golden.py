@@ -39,7 +39,7 @@ from typing import Any
 import torch
 
 from sslengine import catalog, registry  # noqa: F401 - declares what ships with sslengine
-from sslengine.command.checked_files import find
+from sslengine.command.check import find
 from sslengine.config.resolve import Resolved, resolve
 from sslengine.config.sections import read
 from sslengine.config.stored import as_stored

@@ -15,10 +15,12 @@ from __future__ import annotations
 import json
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from omegaconf import DictConfig
 
+from sslengine.checkpoint.manifest import is_checkpoint, path_for
 from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.config.options import DistributedOptions
 from sslengine.config.sections import read
@@ -37,7 +39,7 @@ RESULTS = re.compile(
 # All that is in the folder of a run that has not begun.
 UNUSED = re.compile(r"log(_rank\d+)?\.txt|\.lock")
 # Not moved: runs that were moved aside, the lock (it is held), and the runs of a sweep.
-_NOT_MOVED = re.compile(r"earlier|\.lock(_held(\.\w+)?)?|sweep_\d+")
+_NOT_MOVED = re.compile(r"earlier|\.lock|sweep_\d+")
 UNFINISHED = re.compile(rf"\.({RESULTS.pattern})\.\d+\.tmp")
 # Written before config.yaml. Not `images`: a user may have made a folder of that name.
 _FIRST = re.compile(r"log(_rank\d+)?\.txt|checkpoints|flight_recorder")
@@ -76,29 +78,20 @@ def foreign(folder: Path) -> list[str]:
 
 
 def _is_known(folder: Path) -> bool:
-    configs = (folder.glob(pattern) for pattern in ("config.yaml", "config_*.yaml"))
-    if any(_is_ours(path) for found in configs for path in found):
+    if any(map(_is_ours, (*folder.glob("config.yaml"), *folder.glob("config_*.yaml")))):
         return True
-    try:
+    with suppress(OSError, ValueError):
         holder = json.loads((folder / ".lock").read_text())
         if isinstance(holder, dict) and {"host", "pid"} <= holder.keys():
             return True
-    except (OSError, ValueError):
-        pass
-    checkpoints = folder / "checkpoints"
-    return any((checkpoints / f"{each.stem}.json").is_file()
-               for each in checkpoints.glob("model_*.torch")) or any(
-        Path(f"{each}.json").is_file() for each in checkpoints.glob("model_*.shards")
-    )  # fmt: skip
+    checkpoints = filter(is_checkpoint, (folder / "checkpoints").glob("model_*"))
+    return any(path_for(each).is_file() for each in checkpoints)
 
 
 def _is_ours(config: Path) -> bool:
-    try:
-        with config.open(encoding="utf-8") as file:
-            head = [file.readline(200) for _ in _HEAD]
-    except (OSError, ValueError):
-        return False
-    return all(line.startswith(begin) for line, begin in zip(head, _HEAD, strict=True))
+    with suppress(OSError, ValueError), config.open(encoding="utf-8") as file:
+        return all(file.readline(200).startswith(begin) for begin in _HEAD)
+    return False
 
 
 def results(folder: Path) -> list[Path]:

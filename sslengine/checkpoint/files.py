@@ -96,17 +96,16 @@ def remove_leftovers(folder: Path, names: re.Pattern[str] = _UNFINISHED) -> None
 
 def remove(checkpoint: Path) -> None:
     """Remove a checkpoint and its manifest. A folder is renamed first: no run can find a part."""
-    linked, folder = checkpoint.is_symlink(), checkpoint.is_dir()
-    if folder and not linked and checkpoint.suffix != ".shards":
+    if not checkpoint.is_dir() or checkpoint.is_symlink():
+        checkpoint.unlink(missing_ok=True)
+    elif checkpoint.suffix != ".shards":
         log.warning("%s is not removed: sslengine did not make this folder", checkpoint)
         return
-    if folder and not linked:
+    else:
         hidden = checkpoint.with_name(f".{checkpoint.name}.{os.getpid()}.tmp")
         _remove_now(hidden)
         checkpoint.rename(hidden)
         _remove_now(hidden)
-    else:
-        checkpoint.unlink(missing_ok=True)
     path_for(checkpoint).unlink(missing_ok=True)
 
 
@@ -139,11 +138,6 @@ def newest(
     candidates, broken = _listed(folder)
     for problem in broken.values():
         log.warning("skipped: %s", problem)
-    if position > len(candidates) > 0:
-        raise CheckpointError(
-            f"config.CHECKPOINT.LATEST_CHECKPOINT_RESUME_FILE_NUM is {position}, and {folder} "
-            f"holds {len(candidates)} checkpoints."
-        )
     for path in candidates[position - 1 :]:
         try:
             verify(path)
@@ -152,8 +146,9 @@ def newest(
             log.warning("skipped: %s", error)
     if candidates or broken:
         raise CheckpointError(
-            f"none of the {len(candidates) + len(broken)} checkpoints in {folder} can be read. "
-            f"To start from the beginning, move them away; nothing was deleted."
+            f"none of the {len(candidates) + len(broken)} checkpoints in {folder} can be read from "
+            f"number {position} on (config.CHECKPOINT.LATEST_CHECKPOINT_RESUME_FILE_NUM). To start "
+            f"from the beginning, move them away; nothing was deleted."
         )
     return None
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypedDict
@@ -52,31 +51,20 @@ class Manifest:
 
     def problem(self, path: Path) -> str | None:
         """Return how the checkpoint differs from its manifest; None if not. Reads all of it."""
-        if self.files:
-            return self._problem_of_shards(path)
-        if path.exists() and not path.is_file():
-            return "it is not a regular file"
-        size = path.stat().st_size
-        if size != self.bytes and not self.replaces:
-            return f"it has {size} bytes; its manifest has {self.bytes}"
-        if sha256_of(path) not in (self.sha256, self.replaces):
-            return "its sha256 is not that of its manifest"
-        return None
-
-    def _problem_of_shards(self, folder: Path) -> str | None:
-        for name, facts in self.files.items():
-            path = folder / name
-            if not path.is_file():
-                return f"its file {name} is missing"
-            size = path.stat().st_size
-            if size != facts["bytes"]:
-                return f"its file {name} has {size} bytes; the manifest has {facts['bytes']}"
-            if sha256_of(path) != facts["sha256"]:
-                return f"the sha256 of its file {name} is not that of the manifest"
+        whole: FileFacts = {"bytes": self.bytes, "sha256": self.sha256}
+        for name, facts in (self.files or {"": whole}).items():
+            file, its = (path / name, f"its file {name}") if name else (path, "it")
+            if not file.is_file() and (name or file.exists()):
+                return f"{its} is not a regular file"
+            size = file.stat().st_size
+            if size != facts["bytes"] and not self.replaces:
+                return f"{its} has {size} bytes; its manifest has {facts['bytes']}"
+            if sha256_of(file) not in (facts["sha256"], self.replaces):
+                return f"{its} has another sha256 than its manifest"
         return None
 
 
-# Of a manifest that is read: the type of each value, and of the values of those that are dicts.
+# The type of each value of a manifest, and of the values of those that are dicts.
 _KINDS = {each.name: type(getattr(Manifest("", 0, ""), each.name)) for each in fields(Manifest)}
 _INNER = {"versions": str, "results": dict, "files": dict}
 
@@ -111,39 +99,24 @@ def read_manifest(checkpoint: Path) -> Manifest:
 
 def _problem_of_values(stored: Any, name: str) -> str | None:
     """Return why what anyone may have written is no manifest of the checkpoint `name`."""
-    if not isinstance(stored, dict):
-        return f"it holds {type(stored).__name__}, not names and values."
-    missing = [key for key in ("file", "bytes", "sha256") if key not in stored]
-    if missing:
-        return f"it has no {' and no '.join(missing)}."
+    if not isinstance(stored, dict) or not {"file", "bytes", "sha256"} <= stored.keys():
+        return "it should hold file, bytes, sha256 and more."
     if stored["file"] != name:
         return f"it is for {stored['file']!r}, and is next to {name}."
-    for key, value in stored.items():
-        kind = _KINDS.get(key)
-        if kind is int and not _is_number(value, -1 if key == "train_phase" else 0):
-            return f"{key} is {value!r}, and should be an integer of at least 0."
-        if kind is str and not isinstance(value, str):
-            return f"{key} is {value!r}, and should be text."
-        inner = _INNER.get(key, object)
-        if kind is dict and not (
-            isinstance(value, dict) and all(isinstance(each, inner) for each in value.values())
-        ):
+    for key in _KINDS.keys() & stored.keys():
+        kind, inner, value = _KINDS[key], _INNER.get(key, object), stored[key]
+        if type(value) is not kind:  # a bool is no number
+            return f"{key} is {value!r:.100}, and should be of type {kind.__name__}."
+        if kind is dict and not all(isinstance(each, inner) for each in value.values()):
             return f"{key} should map names to {inner.__name__}; got {value!r:.100}."
-    return _problem_of_listed(stored.get("files", {}), name)
-
-
-def _problem_of_listed(files: Mapping[str, Any], name: str) -> str | None:
+    files = stored.get("files", {})
     if bool(files) != name.endswith(".shards"):
         return "it should list files exactly if the checkpoint is a folder .shards."
     for each, facts in files.items():
-        plain = each == Path(each).name and each not in ("", "..")
-        if not (plain and _is_number(facts.get("bytes"), 0) and type(facts.get("sha256")) is str):
+        is_plain = each == Path(each).name and each not in ("", "..")
+        if not is_plain or [type(facts.get(key)) for key in ("bytes", "sha256")] != [int, str]:
             return f"files: {each!r} should be a name in the folder, with its bytes and sha256."
     return None
-
-
-def _is_number(value: Any, least: int) -> bool:
-    return type(value) is int and value >= least
 
 
 def verify(checkpoint: Path) -> Manifest:

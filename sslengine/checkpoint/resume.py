@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,6 @@ from sslengine.distributed.collectives import broadcast_object
 from sslengine.distributed.ranks import is_primary
 from sslengine.distributed.shard_files import Peers
 from sslengine.errors import CheckpointError
-
-# Its checkpoints, next to its logs.
-_VISSLS = ("model_phase*.torch", "model_iteration*.torch", "model_final_checkpoint_*.torch")
 
 
 @dataclass(frozen=True)
@@ -33,50 +32,44 @@ def find(folder: Path, options: CheckpointOptions, peers: Peers | None = None) -
     peers: the ranks of a sharded run, each of which reads only its own shards.
     Collective. A run restarts over existing checkpoints only if the options say so.
     """
-    path = _agreed(_look(folder, options) if is_primary() else (None, None))
+    path = _choose_for_all(lambda: _choose(folder, options))
     return None if path is None else Resumable(path, files.read(path, peers))
 
 
 def newest_path(folder: Path) -> Path | None:
     """Find the newest checkpoint that verifies; the pointer is not used. Collective."""
-    return _agreed(_newest(folder) if is_primary() else (None, None))
+    return _choose_for_all(lambda: _newest(folder))
 
 
-def _agreed(looked: tuple[Path | None, str | None]) -> Path | None:
-    path, problem = broadcast_object(looked)
+def _choose_for_all(choose: Callable[[], Path | None]) -> Path | None:
+    """Return what rank 0 chooses on all ranks; all raise what it raises."""
+    path, problem = None, None
+    if is_primary():
+        try:
+            path = choose()
+        except CheckpointError as error:
+            problem = str(error)
+    path, problem = broadcast_object((path, problem))
     if problem is not None:
         raise CheckpointError(problem)
-    return None if path is None else Path(path)
+    return path
 
 
-def _look(folder: Path, options: CheckpointOptions) -> tuple[Path | None, str | None]:
-    """Return (path, what is wrong), which can be sent to other ranks."""
-    if not options.AUTO_RESUME:
-        if files.list_checkpoints(folder) and not options.OVERWRITE_EXISTING:
-            return None, (
-                f"{folder} holds checkpoints, and config.CHECKPOINT.AUTO_RESUME is false. "
-                f"Resume from them: AUTO_RESUME=true. Start from the beginning: another "
-                f"config.CHECKPOINT.DIR, or config.CHECKPOINT.OVERWRITE_EXISTING=true, which moves "
-                f"them aside."
-            )
-        return None, None
-    path, problem = _newest(folder, options.LATEST_CHECKPOINT_RESUME_FILE_NUM)
-    theirs = sorted(each for pattern in _VISSLS for each in folder.parent.glob(pattern))
-    if path is None and problem is None and theirs and not options.OVERWRITE_EXISTING:
-        problem = (
-            f"config.CHECKPOINT.DIR: {folder.parent} is a run of VISSL's, which cannot be resumed. "
-            f"To begin with its weights set config.MODEL.WEIGHTS_INIT.PARAMS_FILE={theirs[-1]} and "
-            f"another DIR."
+def _choose(folder: Path, options: CheckpointOptions) -> Path | None:
+    if options.AUTO_RESUME:
+        return _newest(folder, options.LATEST_CHECKPOINT_RESUME_FILE_NUM)
+    if files.list_checkpoints(folder) and not options.OVERWRITE_EXISTING:
+        raise CheckpointError(
+            f"{folder} holds checkpoints, and config.CHECKPOINT.AUTO_RESUME is false. Resume from "
+            f"them: AUTO_RESUME=true. Start from the beginning: another config.CHECKPOINT.DIR, or "
+            f"config.CHECKPOINT.OVERWRITE_EXISTING=true, which moves them aside."
         )
-    return path, problem
+    return None
 
 
-def _newest(folder: Path, position: int = 1) -> tuple[Path | None, str | None]:
-    try:
-        found = files.newest(folder, position, contents=False)
-    except CheckpointError as error:
-        return None, str(error)
-    return (None if found is None else found[0]), None
+def _newest(folder: Path, position: int = 1) -> Path | None:
+    found = files.newest(folder, position, contents=False)
+    return None if found is None else found[0]
 
 
 def set_aside(run_dir: Path) -> Path | None:
@@ -89,10 +82,8 @@ def set_aside(run_dir: Path) -> Path | None:
     present = results(run_dir)
     if not present:
         return None
-    number = 1
-    while (run_dir / "earlier" / str(number)).exists():
-        number += 1
-    target = run_dir / "earlier" / str(number)
+    targets = (run_dir / "earlier" / str(number) for number in count(1))
+    target = next(each for each in targets if not each.exists())
     make_folder(target)
     for path in present:
         path.rename(target / path.name)

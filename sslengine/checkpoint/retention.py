@@ -1,4 +1,4 @@
-"""Which checkpoints are kept: the last few, one in every so many, the best. By default all."""
+"""Choose the checkpoints to keep: the last few, one in every so many, the best. By default all."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def surplus(manifests: list[Manifest], options: CheckpointOptions) -> list[Manif
 
 def remove_surplus(folder: Path, options: CheckpointOptions) -> None:
     """Remove them, after the newest was read back; never the pointers' targets."""
-    pointed_to = {os.readlink(link) for link in _pointers(folder)}
+    pointers = (folder / files.POINTER, folder / files.BEST)
+    pointed_to = {os.readlink(link) for link in pointers if link.is_symlink()}
     for manifest in surplus(saved(folder), options):
         if manifest.file not in pointed_to:  # a listed file's name: `read_manifest` checks it
             files.remove(folder / manifest.file)
@@ -80,7 +81,3 @@ def unknown_metric(results: Mapping[str, Any], path: str) -> str | None:
         return None  # not every phase is evaluated: HOOKS.ONLINE_EVAL.EVERY
     known = dict(leaves({split: results[split]}))
     return f"config.CHECKPOINT.BEST.METRIC: {no_such_metric(path, known)}"
-
-
-def _pointers(folder: Path) -> list[Path]:
-    return [p for p in (folder / files.POINTER, folder / files.BEST) if p.is_symlink()]

@@ -28,16 +28,10 @@ def rng_state() -> dict[str, Any]:
 def set_rng_state(state: dict[str, Any]) -> None:
     python = state["python"]
     random.setstate((python["version"], tuple(python["words"]), python["gauss"]))
-    numpy_state = state["numpy"]
-    np.random.set_state(  # noqa: NPY002
-        (
-            "MT19937",
-            numpy_state["key"].numpy().astype(np.uint32),
-            numpy_state["pos"],
-            numpy_state["has_gauss"],
-            numpy_state["gauss"],
-        )
-    )
+    kept = state["numpy"]
+    key = kept["key"].numpy().astype(np.uint32)
+    numpy_state = ("MT19937", key, kept["pos"], kept["has_gauss"], kept["gauss"])
+    np.random.set_state(numpy_state)  # noqa: NPY002
     torch.set_rng_state(state["torch"])
     if state["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])

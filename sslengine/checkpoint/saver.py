@@ -12,7 +12,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,11 @@ WAITS = (1.0, 5.0)  # seconds before a save is tried again
 
 
 class Saver:
-    """Of one folder; used by rank 0 alone, or by all ranks of a sharded run in step."""
+    """Save into one folder; used by rank 0 alone, or by all ranks of a sharded run in step."""
 
     def __init__(self, folder: Path, options: CheckpointOptions) -> None:
         self.folder, self.options = folder, options
-        self.peers: Peers | None = None  # of a sharded run; set by services/checkpointing.py
+        self.peers: Peers | None = None  # of a sharded run; set by engine/checkpointing.py
         self.error: CheckpointError | None = None  # of the last save
         self._thread: threading.Thread | None = None
         self._newest: Manifest | None = None
@@ -51,7 +52,7 @@ class Saver:
         last: bool = False,
         records: Sequence[Path] = (),
     ) -> None:
-        """records: files that are synced to the disk before the checkpoint gets its name."""
+        """Copy the state and write it in the background. records: files that are synced first."""
         began = time.perf_counter()
         self.wait()
         if self._next_number == 0:  # read once: from here on only this object adds files
@@ -59,10 +60,11 @@ class Saver:
         facts = {**facts, "number": self._next_number}
         if self._newest is not None and self._newest.file == name:  # the same place in the run
             facts["results"] = self._newest.results | facts["results"]
-        snapshot = copy_to_host(state)
-        held_up = time.perf_counter() - began
-        work = (snapshot, name, facts, held_up, last, records)
         self._next_number += 1
+        save = copy_to_host(state), self.folder, name, facts
+        write = partial(sharded.write, peers=self.peers) if self.peers else files.write
+        held_up = time.perf_counter() - began
+        work = (partial(write, *save), held_up, last, records)
         self._thread = threading.Thread(target=self._write, args=work, name="checkpoint")
         self._thread.start()
 
@@ -90,20 +92,14 @@ class Saver:
             raise self.error
 
     def _write(
-        self,
-        state: Mapping[str, Any],
-        name: str,
-        facts: Mapping[str, Any],
-        held_up: float,
-        last: bool,
-        records: Sequence[Path],
+        self, write: Callable[[], Manifest], held_up: float, last: bool, records: Sequence[Path]
     ) -> None:
         began = time.perf_counter()
         try:
             sync_files(records)
         except OSError as error:
             log.warning("%s may be lost in a power cut: %s", error.filename, error.strerror)
-        written = self._try(state, name, facts)
+        written = self._try(write)
         if written is None or not is_primary():
             return
         self._newest = written
@@ -118,16 +114,10 @@ class Saver:
         except OSError as error:
             log.error("older checkpoints could not be removed from %s: %s", self.folder, error)
 
-    def _try(
-        self, state: Mapping[str, Any], name: str, facts: Mapping[str, Any]
-    ) -> Manifest | None:
+    def _try(self, write: Callable[[], Manifest]) -> Manifest | None:
         for pause in (*WAITS, None):
             try:
-                written = (
-                    files.write(state, self.folder, name, facts)
-                    if self.peers is None
-                    else sharded.write(state, self.folder, name, facts, self.peers)
-                )
+                written = write()
             except CheckpointError as error:
                 self.error = error
                 log.error("%s%s", error, "" if pause is None else " Trying again.")

@@ -101,9 +101,7 @@ def export_one_file(folder: Path, name: str) -> Path:
     For VISSL and all else that reads one file. Rank 0 calls it and holds all tensors in host
     memory. The run itself resumes from the shards.
     """
-    target = folder / f"{name.partition('.')[0]}.torch"
-    _write_one_file(folder / name, target, weights_only=True)
-    return target
+    return _write_one_file(folder / name, folder / f"{name.partition('.')[0]}.torch", True)
 
 
 def join(source: Path, target: Path, weights_only: bool = False) -> None:
@@ -117,7 +115,8 @@ def join(source: Path, target: Path, weights_only: bool = False) -> None:
     _write_one_file(folder, target, weights_only)
 
 
-def _write_one_file(folder: Path, target: Path, weights_only: bool) -> None:
+def _write_one_file(folder: Path, target: Path, weights_only: bool) -> Path:
     state = read_folder(folder, without=("optimizer",) if weights_only else ())
     with whole_file(target) as file:
         torch.save(state, file)
+    return target

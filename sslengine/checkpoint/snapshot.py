@@ -45,13 +45,10 @@ def _copied(value: Any, seen: dict[Any, Any]) -> Any:
         return seen[place]
     if isinstance(value, Mapping):
         return {key: _copied(each, seen) for key, each in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_copied(each, seen) for each in value)
-    if isinstance(value, list):
-        return [_copied(each, seen) for each in value]
-    if isinstance(value, set):
-        return set(value)
-    return value
+    if isinstance(value, (list, tuple)):
+        copies = [_copied(each, seen) for each in value]
+        return tuple(copies) if isinstance(value, tuple) else copies
+    return set(value) if isinstance(value, set) else value
 
 
 def _copy_tensor(tensor: Tensor) -> Tensor:

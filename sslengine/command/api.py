@@ -1,4 +1,4 @@
-"""The verbs as functions of Python: `sslengine.train`, `load`, `embed`."""
+"""Do what the verbs do from Python: `sslengine.train`, `load`, `embed`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from sslengine.command import judge
 from sslengine.command import train as verb
+from sslengine.command.arguments import collect
 from sslengine.command.embed import Rows, embed
-from sslengine.command.in_memory import Data, as_files
-from sslengine.config.compose import overrides, typed
+from sslengine.command.in_memory import Data, open_data
+from sslengine.config.compose import typed
 from sslengine.config.sections import read
 from sslengine.data.decode.decoding import Decoder
 from sslengine.data.options import DataOptions
@@ -32,7 +33,6 @@ from sslengine.models.networks import AUTO
 from sslengine.monitor import history
 from sslengine.predictor.bands import Bands
 from sslengine.predictor.predictor import Prediction, Predictor
-from sslengine.registry import import_dotted
 
 log = logging.getLogger("sslengine")
 
@@ -65,7 +65,7 @@ class TrainedRun:
         overrides: Sequence[str] = (),
         tokens: str = "image",
     ) -> Rows:
-        """As `sslengine.embed`."""
+        """Return the features of images, as `sslengine.embed` does."""
         return embed(
             self.folder, data, network=network, device=device, batch_size=batch_size,
             workers=workers, image_column=image_column, label_column=label_column,
@@ -81,7 +81,7 @@ class TrainedRun:
         overrides: Sequence[str] = (),
         license: str = "",
     ) -> Path:
-        """As `sslengine.export`."""
+        """Write the network as other libraries read it, as `sslengine.export` does."""
         return export(self.folder, out, to, network=network, overrides=overrides, license=license)
 
     def judge(
@@ -94,7 +94,7 @@ class TrainedRun:
         device: str = "auto",
         overrides: Sequence[str] = (),
     ) -> dict[str, Any]:
-        """As `sslengine judge`, which prints the scores; the content of evaluation.json.
+        """Judge as `sslengine judge` does, and return the content of evaluation.json.
 
         train, val: labelled images; without them the run's own. overrides: KEY=VALUE, as --set.
         """
@@ -109,8 +109,10 @@ class TrainedRun:
         return found
 
     def report(self) -> Path:
-        """As `sslengine report`; the file of the page."""
-        import_dotted("sslengine.command.report:main")([str(self.folder)])
+        """Write the page as `sslengine report` does, and return its file."""
+        from sslengine.command import report
+
+        report.main([str(self.folder)])
         return self.folder / "report.html"
 
     def predict(
@@ -122,7 +124,7 @@ class TrainedRun:
         device: str = "auto",
         overrides: Sequence[str] = (),
     ) -> list[Prediction]:
-        """As `sslengine predict`, of one image or several: files, or images in memory."""
+        """Predict as `sslengine predict` does one image or several: files, or images in memory."""
         predictor = Predictor(
             self.folder, nearest=nearest, device=device, network=network, overrides=typed(overrides)
         )
@@ -203,7 +205,7 @@ def train(
     values: Mapping[str, Any] | None = None,
     config_dir: Sequence[str] = (),
 ) -> TrainedRun:
-    """`sslengine train` with the options of its --help.
+    """Train as `sslengine train` does, with the options of its --help.
 
     data: a path; an array of images, N x height x width x channels or N x channels x height x
         width; a list of Pillow images; (images, labels) of these; a torch Dataset of Pillow images
@@ -213,20 +215,11 @@ def train(
 
     With several GPUs a process is started for each: call it below `if __name__ == "__main__":`.
     """
-    label_columns = [label_column] if isinstance(label_column, str) else label_column
-    with as_files(data) as files:
-        given = verb.make_parser().parse_args(["--", files.images])
-        vars(given).update(
-            method=method, model=model, recipe=recipe, out=out and str(out), epochs=epochs,
-            size=size, batch_size=batch_size, lr=lr, val=val, group=group, stream=stream,
-            length=length, image_column=image_column, label_column=label_columns,
-            label_file=files.labels, seed=seed, device=device, gpus=gpus, precision=precision,
-            workers=workers, pretrained=pretrained, freeze_trunk=freeze_trunk,
-            plugin=list(plugins), config_dir=list(config_dir),
-            weights=None if weights is None else str(weights),
-            values=overrides({**files.values, **(values or {})}),
-        )  # fmt: skip
-        arguments, line = verb.choose(given)
+    asked = {**locals()}  # what was given, by the names of ARGUMENTS
+    with open_data(data) as files:
+        asked |= {"data": files.images, "values": {**files.values, **(values or {})}}
+        given = collect(verb.ARGUMENTS, asked)
+        arguments, line = verb.choose(given, files.labels)
         log.info("%s", line)
         runs = [settle_widths(run) for run in resolve_all(arguments, given.config_dir)]
         run_all(runs)

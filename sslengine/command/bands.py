@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from sslengine.command.images import Images
-from sslengine.data.augment.arrays import is_array
+from sslengine.command.data import FoundImages
+from sslengine.data.augment.image import is_array
 from sslengine.errors import SSLEngineError
 from sslengine.registry import HEADS
 
@@ -27,7 +27,7 @@ COLOUR_ALONE = ("ImgPilRandomPhotometric", "RandomGrayscale")
 
 
 @dataclass(frozen=True)
-class Bands:
+class MeasuredBands:
     """What was measured of the first images, as ToTensor returns them."""
 
     kind: str  # uint8, whole numbers (that float32 holds), or a type of numpy
@@ -70,7 +70,7 @@ class Bands:
         return made
 
 
-def look(images: Images) -> Bands | None:
+def look(images: FoundImages) -> MeasuredBands | None:
     """None for images that RGB of 8 bits holds: one at least of those looked at."""
     if images.only_stored:
         return _measured(images)
@@ -87,13 +87,13 @@ def look(images: Images) -> Bands | None:
     return _measured(images) if refused else None
 
 
-def _some(images: Images, count: int) -> range:
+def _some(images: FoundImages, count: int) -> range:
     """Evenly apart; of a stream the first, for to reach others is to read all before them."""
     step = 1 if images.is_stream else max(1, len(images.source) // count)
     return range(0, len(images.source), step)[: count if images.is_stream else None]
 
 
-def _measured(images: Images) -> Bands | None:
+def _measured(images: FoundImages) -> MeasuredBands | None:
     source = images.stored().source
     found = []
     for row in _some(images, MEASURED):
@@ -110,7 +110,7 @@ def _measured(images: Images) -> Bands | None:
     square = sum(((each - mean) ** 2).sum(0) for each in pixels) / count
     whole = all(np.array_equal(each, np.rint(each)) for each in pixels)
     kind = "uint8" if scale == 255 else "whole numbers" if whole else str(pixels[0].dtype)
-    return Bands(
+    return MeasuredBands(
         kind, min(float(each.min()) for each in pixels),
         max(float(each.max()) for each in pixels), _short(mean / scale),
         _short(np.maximum(np.sqrt(square) / scale, 1e-6)),

@@ -14,7 +14,7 @@ from sslengine.config.compose import compose_on, typed
 from sslengine.config.files import Layer
 from sslengine.config.yaml_text import read_plain
 from sslengine.errors import ConfigError, listing
-from sslengine.registry import DATA_SOURCES, import_dotted
+from sslengine.registry import DATA_SOURCES
 
 GROUP = "DATA.HOLD_OUT.GROUP_COLUMN"
 # Keys of a split.
@@ -24,18 +24,8 @@ READ_BY = (*OF_SPLIT, "IMAGE_MODE", "PIXEL_RANGE", "IMAGE_PAGE")
 TABLES = (".csv", ".tsv", ".parquet")
 
 
-def add_columns(parser: argparse._ActionsContainer, group: str = "") -> None:
-    """group: the help of --group; empty: the verb holds nothing out."""
-    add = parser.add_argument
-    add("--image-column", metavar="NAME", help="of a table: what holds the images, or their paths")
-    labels = "what holds the labels; given twice or more: a column of 0 and 1 for each class"
-    add("--label-column", action="append", metavar="NAME", help=labels)
-    if group:
-        add("--group", metavar="COLUMN", help=group)
-
-
-def of_split(image: str | None, labels: Sequence[str] | str | None) -> dict[str, Any]:
-    """The keys of a split that were given."""
+def split_keys(image: str | None, labels: Sequence[str] | str | None) -> dict[str, Any]:
+    """Return the keys of a split that the two options stand for."""
     labels = [labels] if isinstance(labels, str) else list(labels or ())
     found: dict[str, Any] = {"IMAGE_COLUMN": image} if image else {}
     if labels:
@@ -44,23 +34,23 @@ def of_split(image: str | None, labels: Sequence[str] | str | None) -> dict[str,
     return found
 
 
-def keys(given: argparse.Namespace) -> dict[str, Any]:
-    """Of a config, for training."""
-    of_train = of_split(given.image_column, given.label_column)
-    found = {f"DATA.TRAIN.{key}": value for key, value in of_train.items()}
+def train_keys(given: argparse.Namespace) -> dict[str, Any]:
+    """Return the keys of a config that the options of `train` stand for."""
+    asked = split_keys(given.image_column, given.label_column)
+    found = {f"DATA.TRAIN.{key}": value for key, value in asked.items()}
     more = {GROUP: given.group, "DATA.TRAIN.LENGTH": given.length}
     return {**found, **{key: value for key, value in more.items() if value}}
 
 
-def of_set(values: Sequence[str], split: str = "TRAIN") -> dict[str, Any]:
-    """What --set says of READ_BY."""
+def typed_keys(values: Sequence[str], split: str = "TRAIN") -> dict[str, Any]:
+    """Return the keys of a split, of those in READ_BY, that --set says."""
     composed = compose_on(Layer("", {}), typed(values), "config")
     found = {key: composed.last_value(f"config.DATA.{split}.{key}") for key in READ_BY}
     return {key: value for key, value in found.items() if value is not None}
 
 
-def of_run(run: Path, data: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `given`; for the images that a run was trained on also those that it has."""
+def run_keys(run: Path, data: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `given`; for the images that a run was trained on also the keys that it has."""
     file = run / "config.yaml"
     if not file.is_file():
         return dict(given)
@@ -68,18 +58,21 @@ def of_run(run: Path, data: str, given: Mapping[str, Any]) -> dict[str, Any]:
     place = [str(Path(data).expanduser().absolute())]
     splits = [(config.get("DATA") or {}).get(split) or {} for split in ("TRAIN", "TEST")]
     its_own = next((each for each in splits if each.get("DATA_PATHS") == place), {})
-    return over(its_own, given)
+    return merge_keys(its_own, given)
 
 
-def over(others: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `given`, and of others what they do not say: labels are said as a whole."""
+def merge_keys(others: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `given`, and of `others` what it does not say: labels are said as a whole."""
     labels = "LABEL_COLUMN" in given or "LABEL_COLUMNS" in given
     kept = OF_SPLIT[:1] if labels else OF_SPLIT
     return {**{key: others[key] for key in kept if others.get(key)}, **given}
 
 
 def expect_effect(given: Mapping[str, Any], places: Mapping[str, str]) -> None:
-    """given: by the options. places: what is read, and by which source."""
+    """Raise a ConfigError if no source knows a key that an option gave.
+
+    places: what is read, and by which source.
+    """
     for key in given:
         if not any(key in keys_of(DATA_SOURCES, [name]) for name in places.values()):
             option = "--image-column" if key == "IMAGE_COLUMN" else "--label-column"
@@ -90,8 +83,8 @@ def expect_effect(given: Mapping[str, Any], places: Mapping[str, str]) -> None:
             )
 
 
-def without_labels(place: str, said: Mapping[str, Any]) -> str:
-    """Of a table, or a file of arrays, in which no label was found: what could hold them."""
+def suggest_labels(place: str, said: Mapping[str, Any]) -> str:
+    """Name what may hold the labels of a table or a file of arrays in which none were found."""
     names = _names(Path(place))
     if len(names) < 2 or "LABEL_COLUMN" in said or "LABEL_COLUMNS" in said:
         return ""
@@ -103,7 +96,9 @@ def without_labels(place: str, said: Mapping[str, Any]) -> str:
 
 def _names(path: Path) -> Sequence[str]:
     if path.is_file() and path.suffix.lower() in TABLES:
-        return list(import_dotted("sslengine.data.sources.tables:open_table")(path)[0])
+        from sslengine.data.sources.tables import open_table
+
+        return list(open_table(path)[0])
     if path.is_file() and path.suffix.lower() == ".npz":
         with np.load(path, allow_pickle=False) as held:
             return list(held)

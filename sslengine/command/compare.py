@@ -12,23 +12,19 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import asdict, replace
 
 from sslengine.command import documents
+from sslengine.command.arguments import JSON, RUN, build_parser
 from sslengine.report.comparison import compare_runs, show
 from sslengine.report.summary import differs_in, read, runs_in
 from sslengine.screen_console import LiteralConsole
 
+ARGUMENTS = (replace(RUN, flag="runs", nargs="+", help="folders of runs"), JSON)
+
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="sslengine compare", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs")
-    documents.add_json(parser)
-    return parser
+    return build_parser("compare", __doc__, ARGUMENTS)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -2,7 +2,6 @@
 
     sslengine completion bash > ~/.local/share/bash-completion/completions/sslengine
     sslengine completion zsh  > ~/.zfunc/_sslengine           (a folder of $fpath)
-    sslengine completion fish > ~/.config/fish/completions/sslengine.fish
 
 Start a new shell afterwards.
 """
@@ -13,63 +12,52 @@ import argparse
 import importlib
 from collections.abc import Sequence
 
+from sslengine.command.arguments import Argument, build_parser
 from sslengine.command.front import VERBS
 from sslengine.command.list import KINDS
 from sslengine.command.recipes import methods_with_forms
 
-# What the value of a flag is a name of.
-NAMED = {"--method": "methods", "--recipe": "recipes", "--to": "formats"}
+ARGUMENTS = (Argument("shell", choices=("bash", "zsh")),)
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="sslengine completion", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("shell", choices=tuple(SHELLS))
-    return parser
+    return build_parser("completion", __doc__, ARGUMENTS)
 
 
 def main(arguments: Sequence[str]) -> int:
-    print(SHELLS[make_parser().parse_args(arguments).shell](), end="")
+    shell = make_parser().parse_args(arguments).shell
+    print(_bash() if shell == "bash" else _zsh(), end="")
     return 0
 
 
 def words(verb: str) -> list[str]:
-    """The flags of a verb, and the words that may follow it."""
+    """Return the flags of a verb, and the words that may follow it."""
     return [*_flags(verb), *_positional(verb)]
 
 
 def _configs() -> list[str]:
-    """What config=... may be: without the recipes of two files, dino/1gpu."""
+    """List what config=... may be: no recipes of two files, dino/1gpu."""
     return sorted({*KINDS["recipes"].names()}.difference(methods_with_forms()))
 
 
-def _actions(verb: str) -> list[argparse.Action]:
-    parser: argparse.ArgumentParser
-    parser = importlib.import_module(f"sslengine.command.{verb}").make_parser()
-    actions = list(parser._actions)
-    for kinds in [each for each in actions if isinstance(each, argparse._SubParsersAction)]:
-        inner = [action for each in kinds.choices.values() for action in each._actions]
-        actions += [action for action in inner if action.option_strings]
-    return actions
+def _arguments(verb: str) -> Sequence[Argument]:
+    declared: Sequence[Argument] = importlib.import_module(f"sslengine.command.{verb}").ARGUMENTS
+    return declared
 
 
 def _flags(verb: str) -> dict[str, list[str] | None]:
-    """The names that the value of each flag may have; [] for any; None if it has no value."""
-    found: dict[str, list[str] | None] = {}
-    for action in _actions(verb):
-        for name in action.option_strings:
-            if name.startswith("--"):
-                taken = name in NAMED and (verb, name) != ("convert", "--to")
-                named = KINDS[NAMED[name]].names() if taken else action.choices or ()
-                found[name] = None if action.nargs == 0 else list(named)
+    """Return the names that each flag's value may have; [] for any; None if it has no value."""
+    found: dict[str, list[str] | None] = {"--help": None}
+    for each in _arguments(verb):
+        if each.flag.startswith("-"):
+            names = KINDS[each.listed].names() if each.listed else each.choices or ()
+            found[each.flag] = None if each.kind is bool else list(names)
     return found
 
 
 def _positional(verb: str) -> list[str]:
-    given = (each.choices for each in _actions(verb) if not each.option_strings and each.choices)
-    return [str(word) for choices in given for word in choices]
+    given = (each.choices or () for each in _arguments(verb) if not each.flag.startswith("-"))
+    return [word for choices in given for word in choices]
 
 
 # How bash, and zsh by its bashcompinit, take the words of `_sslengine_words`.
@@ -115,43 +103,3 @@ def _zsh() -> str:
         f"#compdef sslengine\nautoload -U +X bashcompinit && bashcompinit\n{_words_of_bash()}"
         f"complete {_TAKEN} sslengine\n_bash_complete {_TAKEN}\n"
     )
-
-
-_OF_FISH = """\
-function __sslengine_first
-    test (count (commandline -opc)) -eq 1
-end
-function __sslengine_verb
-    set -l words (commandline -opc)
-    test (count $words) -gt 1; and test $words[2] = $argv[1]
-end
-"""
-
-
-def _fish() -> str:
-    lines = [
-        f"complete -c sslengine -n __sslengine_first -a {verb} -d {_quoted(what)}"
-        for verb, what in VERBS.items()
-    ]
-    configs = " ".join(f"config={name}" for name in _configs())
-    lines += [
-        f"complete -c sslengine -n {place} -a {_quoted(configs)}"
-        for place in ("__sslengine_first", "'__sslengine_verb train'")
-    ]
-    for verb in VERBS:
-        given = f"complete -c sslengine -n '__sslengine_verb {verb}'"
-        for flag, values in _flags(verb).items():
-            named = f" -x -a {_quoted(' '.join(values))}" if values else ""
-            follows = named or (" -r" if values == [] else "")
-            lines.append(f"{given} -l {flag[2:]}{follows}")
-        lines += [f"{given} -a {word}" for word in _positional(verb)]
-    return "\n".join([_OF_FISH.rstrip(), *lines]) + "\n"
-
-
-def _quoted(text: str) -> str:
-    """As fish has it: in quotes a backslash is before a quote alone."""
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
-
-
-SHELLS = {"bash": _bash, "zsh": _zsh, "fish": _fish}

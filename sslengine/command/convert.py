@@ -19,41 +19,61 @@ transformers and others open: sslengine export.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from sslengine.command.counts import expect_counts
-from sslengine.command.new_file import expect_writable
-from sslengine.command.weights_there import expect_weights
-from sslengine.errors import ConfigError, DoesNotFitError, readable
-from sslengine.registry import import_dotted
+from sslengine import catalog
+from sslengine.command.arguments import (
+    CONFIG_DIR,
+    NETWORK,
+    TRUST_CONFIG,
+    Argument,
+    build_parser,
+    expect_weights,
+    expect_writable,
+)
+from sslengine.command.networks import expect_known
+from sslengine.config.run_folder import open_named
+from sslengine.config.sections import read
+from sslengine.errors import CheckpointError, ConfigError, DoesNotFitError, listing, readable
+from sslengine.trust import closed
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+    from torch import Tensor, nn
+
+    from sslengine.models.model import Model
+    from sslengine.models.options import ModelOptions
+    from sslengine.models.weights import Loaded
+
+assert catalog  # importing it declares all names
 
 OWN = ("vissl", "sslengine")
 LIBRARIES = ("torchvision", "timm")
 FORMS = (*OWN, *(f"{each}:MODEL" for each in LIBRARIES))
+# Rounding of float32 sums in another order; a wrong tensor differs by far more.
+TOLERANCE = 1e-4
+ARGUMENTS = (
+    Argument("config", "config=..., as for a run", metavar="KEY=VALUE", nargs="+"),
+    Argument("--from", "", Path, "FILE", required=True, parameter="source"),
+    Argument("--out", "", Path, "FILE", required=True, parameter="file"),
+    Argument("--to", ", ".join(FORMS), metavar="FORM", required=True),
+    Argument("--made-by", "compare with the original model as well", metavar="FORM"),
+    replace(NETWORK, help="of a method with a teacher; auto: what its authors evaluate"),
+    Argument("--skip", "skip tensors whose name contains this", default=(), repeats=True),
+    CONFIG_DIR,
+    Argument("--image-size", "side of the images on which outputs are compared", int, default=224,
+             least=1),
+    replace(TRUST_CONFIG, help="allow a run's config.yaml to run code"),
+    Argument("--trust-pickle", "allow the weights file to run code", bool),
+)  # fmt: skip
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="sslengine convert", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    add = parser.add_argument
-    add("config", nargs="+", metavar="KEY=VALUE", help="config=..., as for a run")
-    add("--from", dest="source", type=Path, required=True, metavar="FILE")
-    add("--out", dest="file", type=Path, required=True, metavar="FILE")
-    # Not the formats of `export`, which are completed for --to.
-    add("--to", required=True, metavar="FORM", help=", ".join(FORMS))
-    add("--made-by", metavar="FORM", help="compare with the original model as well")
-    add("--network", choices=("auto", "student", "teacher"), default="auto",
-        help="of a method with a teacher; auto: what its authors evaluate")  # fmt: skip
-    add("--skip", action="append", default=[], help="skip tensors whose name contains this")
-    add("--config-dir", action="append", default=[], metavar="DIR")
-    add("--image-size", type=int, default=224,
-        help="side of the images on which outputs are compared")  # fmt: skip
-    add("--trust-config", action="store_true", help="allow a run's config.yaml to run code")
-    add("--trust-pickle", action="store_true", help="allow the weights file to run code")
-    return parser
+    return build_parser("convert", __doc__, ARGUMENTS)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,12 +86,219 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"--out: a file of {given.to} has parts inside parts, which safetensors cannot hold."
         )
     expect_writable(given.file, "--out")
-    expect_counts(given, image_size=1)
     expect_weights(given.source, "--from")
-    convert = import_dotted("sslengine.command.converted_weights:convert")
+    for option, form in (("--to", given.to), ("--made-by", given.made_by)):
+        if form and form not in OWN:
+            library, _, name = form.partition(":")
+            expect_known(library, name, option)
+    run = open_named(given.config, given.config_dir, given.trust_config)
     try:
-        print(readable("\n".join(convert(given)), but="\n"))
+        with closed(run.opened):
+            told = _convert(given, run.config)
     except DoesNotFitError as error:
         advice = "--skip NAME leaves out what is of no part of the network, as a classifier is."
         raise DoesNotFitError(f"{error}\n  {advice}") from error
+    print(readable("\n".join(told), but="\n"))
     return 0
+
+
+def _convert(given: argparse.Namespace, config: DictConfig) -> list[str]:
+    """Convert, and return what was done, line by line.
+
+    Nothing is written before the outputs of the converted network equal those of the source.
+    """
+    import torch
+
+    from sslengine.models.networks import AUTO, MODEL
+    from sslengine.models.options import ModelOptions
+
+    def settings(heads: bool = True, network: str = AUTO) -> ModelOptions:
+        chosen = read(config, ModelOptions)
+        chosen.WEIGHTS_INIT.NETWORK = network
+        chosen.WEIGHTS_INIT.TRUST_PICKLE = given.trust_pickle
+        if not heads:
+            chosen.HEAD.PARAMS, chosen.MULTI_INPUT_HEAD_MAPPING = [], []
+        return chosen
+
+    network = given.network
+    model, loaded = load(settings(network=network), str(given.source), given.skip)
+    heads = not any(name.startswith("heads.") for name in loaded.left_out)
+    if not heads:
+        model, _ = load(settings(False, network), str(given.source), given.skip)
+    whose = "" if loaded.network == MODEL else f" of the {loaded.network}"
+    kind = f" ({loaded.kind})" if loaded.kind else ""
+    told = [f"{given.source}{kind}: the trunk{' and the heads' if heads else ' alone'}{whose}"]
+    images = _draw_images(model, given.image_size)
+    if given.made_by:
+        original = fill(library_model(given.made_by, model), model, given.made_by)
+        told.append(_proof(given.made_by, *equal_feature(model, original, images)))
+    unfinished = given.file.with_name(f".{given.file.name}.unfinished")
+    try:
+        if given.to in OWN:
+            torch.save(own_state(model, given.to), unfinished)
+            told.append(prove_reload(settings(heads), model, str(unfinished), images))
+        else:
+            library = fill(library_model(given.to, model), model, given.to)
+            told.append(_proof(given.to, *equal_feature(model, library, images)))
+            _write(library.state_dict(), unfinished, given.file.suffix)
+        os.replace(unfinished, given.file)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return [*told, f"{given.file}: written"]
+
+
+def _draw_images(model: Model, side: int) -> Tensor:
+    import torch
+
+    from sslengine.models.channels import RGB
+
+    channels = model.trunk.in_chans or RGB
+    images = torch.rand(2, channels, side, side, generator=torch.Generator().manual_seed(0))
+    try:
+        with torch.no_grad():
+            model.trunk(images)
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise ConfigError(
+            f"--image-size: the network takes no images of {side} pixels: {error}"
+        ) from error
+    return images
+
+
+def _write(state: dict[str, Tensor], file: Path, suffix: str) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    if suffix == ".safetensors":
+        save_file({name: value.contiguous() for name, value in state.items()}, file)
+    else:
+        torch.save(state, file)
+
+
+def own_state(model: Model, form: str) -> dict[str, Any]:
+    from sslengine.models.model_state import model_state, vissl_state
+
+    if form == "vissl":
+        return vissl_state(model)
+    return {"classy_state_dict": {"base_model": model_state(model)}}
+
+
+def bare_state(model: Model, library: nn.Module) -> dict[str, Tensor]:
+    """Return the trunk's tensors by the library's names: the trunk's own, or its second set."""
+    from sslengine.models.vissl_names import to_vissl
+
+    wanted = library.state_dict().keys()
+    return max(
+        model.trunk.state_dict(),
+        to_vissl(model.trunk),
+        key=lambda names: len(names.keys() & wanted),
+    )
+
+
+def _proof(form: str, feature: str, difference: float) -> str:
+    return f"{form}: outputs equal the feature {feature!r}, largest difference {difference:.2g}"
+
+
+def load(options: ModelOptions, file: str, skip: Sequence[str]) -> tuple[Model, Loaded]:
+    """Return the model with the file's weights, and the facts about the file."""
+    from sslengine.models.build import build_model, trunk_with_heads
+    from sslengine.models.options import WeightsInitOptions
+    from sslengine.models.weights import expect_whole, init_from_file
+
+    weights = options.WEIGHTS_INIT
+    options.WEIGHTS_INIT = WeightsInitOptions(
+        PARAMS_FILE=file,
+        NETWORK=weights.NETWORK,
+        TRUST_PICKLE=weights.TRUST_PICKLE,
+        SKIP_LAYERS=[*weights.SKIP_LAYERS, *skip],
+    )
+    model = trunk_with_heads(build_model(options), "to convert weights")
+    loaded = init_from_file(model, options)
+    expect_whole(loaded)
+    if loaded.not_taken:
+        names = listing(f"trunk.{name}" for name in loaded.not_taken)
+        raise DoesNotFitError(f"{file}: not of this model: {names}.")
+    return model.eval(), loaded
+
+
+def library_model(form: str, model: Model) -> nn.Module:
+    """Return the model of `torchvision:resnet50`, with random weights and without its classifier;
+    with the classifier's hidden layers if the trunk of `model` has them."""
+    from torch import nn
+
+    from sslengine.models.channels import RGB
+    from sslengine.models.trunks.from_torchvision import without_classes
+    from sslengine.models.trunks.library_options import TorchvisionOptions
+
+    library, _, name = form.partition(":")
+    try:
+        if library == "timm":
+            import timm
+
+            channels = model.trunk.in_chans or RGB
+            return timm.create_model(name, num_classes=0, in_chans=channels).eval()
+        network, last = without_classes(TorchvisionOptions(name))
+    except (ValueError, RuntimeError, KeyError, ConfigError) as error:
+        raise CheckpointError(f"{form}: {library} makes no such model: {error}") from error
+    classifier = last.partition(".")[0]
+    if not any(each.startswith(f"{classifier}.") for each in model.trunk.state_dict()):
+        network.set_submodule(classifier, nn.Identity())
+    return network.eval()
+
+
+def fill(library: nn.Module, model: Model, form: str) -> nn.Module:
+    """Copy all tensors of the model's trunk into the library's model."""
+    from sslengine.export.twins import filled
+    from sslengine.models.weights import COUNTERS
+
+    state = bare_state(model, library)
+    own = library.state_dict()
+    counters = {name: each for name, each in own.items() if name.endswith(COUNTERS)}
+    return filled(library, {**counters, **state}, form)
+
+
+# ---- verification
+
+
+def equal_feature(model: Model, other: nn.Module, images: Tensor) -> tuple[str, float]:
+    """Return the trunk's feature that the other model outputs, and the largest difference."""
+    import torch
+
+    with torch.no_grad():
+        expected, features = (
+            other(images).flatten(1),
+            model.trunk(images, model.trunk.feature_names),
+        )
+    if torch.equal(expected[0], expected[1]):
+        raise CheckpointError(
+            "the model has the same output for two images, so outputs cannot be compared."
+        )
+    names = model.trunk.feature_names
+    differences = {
+        name: (feature.flatten(1) - expected).abs().max().item()
+        for name, feature in zip(names, features)
+        if feature.numel() == expected.numel()
+    }
+    if not differences:
+        raise CheckpointError(
+            f"the other model gives {tuple(expected.shape)}, which is the shape of no feature of "
+            f"this trunk ({listing(names)})."
+        )
+    name, difference = min(differences.items(), key=lambda item: item[1])
+    if not difference <= TOLERANCE * max(1.0, expected.abs().max().item()):
+        raise CheckpointError(
+            f"the weights fit, and the outputs differ: by {difference:.3g} at the nearest feature, "
+            f"{name}. Nothing was written. Is the config's model of the same architecture?"
+        )
+    return name, difference
+
+
+def prove_reload(options: ModelOptions, model: Model, file: str, images: Tensor) -> str:
+    """Load the file into a model with other weights: its outputs must be bit-equal."""
+    import torch
+
+    again, _ = load(options, file, skip=())
+    with torch.no_grad():
+        features = zip(model.trunk(images), again.trunk(images), strict=True)
+    if not all(torch.equal(one, other) for one, other in features):
+        raise CheckpointError("the outputs of the written file differ. Nothing was written.")
+    return "outputs equal bit by bit after reading the file again"

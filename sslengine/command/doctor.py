@@ -23,8 +23,9 @@ from typing import Any
 
 from sslengine import __version__
 from sslengine.command import columns, documents
+from sslengine.command.arguments import IMAGE_COLUMN, JSON, LABEL_COLUMN, Argument, build_parser
+from sslengine.config.yaml_text import read_plain
 from sslengine.errors import ConfigError, listing
-from sslengine.registry import import_dotted
 from sslengine.report.data_check import Finding, check_classes, open_images
 from sslengine.screen import say
 
@@ -47,18 +48,17 @@ SHARED = Path("/dev/shm")
 COLLAPSED = "signs of collapse"
 
 
+ARGUMENTS = (
+    Argument("data", "images, as for `sslengine train`; or a run", metavar="DATA", nargs="?"),
+    Argument("--all", "open every image", bool),
+    IMAGE_COLUMN,
+    LABEL_COLUMN,
+    JSON,
+)
+
+
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="sslengine doctor", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument(
-        "data", nargs="?", metavar="DATA", help="images, as for `sslengine train`; or a run"
-    )
-    parser.add_argument("--all", action="store_true", help="open every image")
-    columns.add_columns(parser)
-    documents.add_json(parser)
-    return parser
+    return build_parser("doctor", __doc__, ARGUMENTS)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -66,10 +66,12 @@ def main(arguments: Sequence[str]) -> int:
     given = make_parser().parse_args(arguments)
     folder = Path(given.data or "").expanduser()
     if given.data and _is_run(folder):
-        found = list(of_run(folder))
+        found = list(look_at_run(folder))
     else:
-        said = columns.of_split(given.image_column, given.label_column).get
-        found = list(of_images(given.data, given.all, said) if given.data else of_machine())
+        said = columns.split_keys(given.image_column, given.label_column).get
+        found = list(
+            look_at_images(given.data, given.all, said) if given.data else look_at_machine()
+        )
     if given.json:
         documents.show([each._asdict() for each in found])
     else:
@@ -90,19 +92,22 @@ def _is_run(folder: Path) -> bool:
     if not (folder / "config.yaml").is_file():
         return False
     with suppress(ConfigError):
-        return bool(import_dotted("sslengine.config.yaml_text:read_plain")(folder / "config.yaml"))
+        return bool(read_plain(folder / "config.yaml"))
     return (folder / "metrics.jsonl").is_file()
 
 
-def of_machine() -> Iterator[Finding]:
-    found = import_dotted("sslengine.command.machine:look")()
+def look_at_machine() -> Iterator[Finding]:
     import torch
 
+    from sslengine.command import machine
+    from sslengine.precision import best
+
+    found = machine.look()
     yield Finding("sslengine", __version__)
     yield Finding("torch", torch.__version__)
     yield Finding("computes on", str(found), _no_gpu() if found.device == "cpu" else "")
     device = torch.device({"gpu": "cuda"}.get(found.device, found.device))
-    precision = import_dotted("sslengine.precision:best")(device)
+    precision = best(device)
     yield Finding("precision auto", f"{precision}{' with TF32' if precision == 'bf16' else ''}")
     yield Finding("workers", found.workers)
     yield from _room()
@@ -133,9 +138,12 @@ def _version(package: str) -> str:
         return ""
 
 
-def of_run(folder: Path) -> Iterator[Finding]:
-    facts = import_dotted("sslengine.monitor.run_facts:read_facts")(folder)
-    verdict = import_dotted("sslengine.monitor.verdict:judge_run")(facts)
+def look_at_run(folder: Path) -> Iterator[Finding]:
+    from sslengine.monitor.run_facts import read_facts
+    from sslengine.monitor.verdict import judge_run
+
+    facts = read_facts(folder)
+    verdict = judge_run(facts)
     for name, value in facts.ends[-1].items() if facts.ends else ():
         yield Finding(name, f"{value:.4g}")
     yield from (Finding(*each) for each in facts.found)
@@ -150,8 +158,10 @@ def _no_phase(folder: Path) -> str:
     return "none has ended yet" if there else "there is no metrics.jsonl yet"
 
 
-def of_images(given: str, every: bool, said: Callable[[str], Any]) -> Iterator[Finding]:
-    found = import_dotted("sslengine.command.images:look")(given, said)
+def look_at_images(given: str, every: bool, said: Callable[[str], Any]) -> Iterator[Finding]:
+    from sslengine.command import bands, data
+
+    found = data.look(given, said)
     count = len(found.source)
     few = (
         f"fewer than {SMALL_SET}: start from trained weights (--recipe METHOD/continued "
@@ -161,9 +171,9 @@ def of_images(given: str, every: bool, said: Callable[[str], Any]) -> Iterator[F
     yield Finding("images", count, few if count < SMALL_SET else "")
     if found.name == "disk_folder":
         yield from _other_files(found.path, (".npy",) if found.only_stored else ())
-    bands = import_dotted("sslengine.command.bands:look")(found)
-    if bands:
-        yield Finding("pixels", str(bands))
+    measured = bands.look(found)
+    if measured:
+        yield Finding("pixels", str(measured))
         found = found.stored()
     if found.has_classes:
         yield from check_classes(found.source)
@@ -173,8 +183,10 @@ def of_images(given: str, every: bool, said: Callable[[str], Any]) -> Iterator[F
 
 def _other_files(folder: Path, read: tuple[str, ...]) -> Iterator[Finding]:
     """Files in the folder that are not read, such as those of a phone, .heic."""
-    suffixes = (*import_dotted("sslengine.data.sources.disk:IMAGE_SUFFIXES"), *read)
-    is_hidden = import_dotted("sslengine.data.sources.folder_scan:is_hidden")
+    from sslengine.data.sources.disk import IMAGE_SUFFIXES
+    from sslengine.data.sources.folder_scan import is_hidden
+
+    suffixes = (*IMAGE_SUFFIXES, *read)
     others: Counter[str] = Counter()
     for _, inner, names in os.walk(folder):
         inner[:] = [each for each in inner if not is_hidden(each)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -12,15 +11,8 @@ from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 
-def add_json(parser: argparse.ArgumentParser, what: str = "") -> None:
-    """what: holds the document, if it is not what is shown otherwise."""
-    parser.add_argument(
-        "--json", action="store_true", help=what or "print the same as one JSON document"
-    )
-
-
 def show(content: Any) -> None:
-    """Not-a-number and infinity, which JSON lacks, are null."""
+    """Print the document. Not-a-number and infinity, which JSON lacks, are null."""
     print(json.dumps(_plain(content), indent=1, allow_nan=False))
 
 

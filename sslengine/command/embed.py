@@ -27,6 +27,7 @@ import io
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -35,15 +36,26 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from sslengine.atomic import whole_file
 from sslengine.command import columns, documents
-from sslengine.command.counts import expect_counts
-from sslengine.command.new_file import expect_writable
-from sslengine.command.run_there import expect_run
+from sslengine.command.arguments import (
+    DEVICE,
+    IMAGE_COLUMN,
+    JSON,
+    LABEL_COLUMN,
+    NETWORK,
+    RUN,
+    TRUST_CONFIG,
+    VALUES,
+    WORKERS,
+    Argument,
+    build_parser,
+    expect_run,
+    expect_writable,
+)
+from sslengine.command.networks import find_stock, make_folder
 from sslengine.config.compose import overrides as as_overrides
 from sslengine.config.compose import typed
-from sslengine.config.options import DEVICES
 from sslengine.errors import ConfigError, OutputError, is_unicode, listing, readable
 from sslengine.progress import progress
-from sslengine.registry import import_dotted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -55,6 +67,7 @@ log = logging.getLogger("sslengine")
 
 NAMED = 20  # images that could not be read
 TOKENS, PATCHES = ("image", "patches"), "lastPATCH"
+ENDINGS = (".parquet", ".csv", ".npz", ".npy")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # of a terminal
 
 
@@ -75,40 +88,34 @@ class Rows(NamedTuple):
         return f"Rows(features {shape}{labels}, {len(self.unreadable)} unreadable)"
 
 
+ARGUMENTS = (
+    replace(RUN, help="the folder of a run; timm/NAME, torchvision/NAME"),
+    Argument("data", "images, as for `sslengine train`", metavar="DATA"),
+    Argument("--out", f"ends in {listing(ENDINGS)}", Path, "FILE", required=True, python=False),
+    IMAGE_COLUMN,
+    LABEL_COLUMN,
+    Argument("--tokens", "a row for each image, or each patch", choices=TOKENS, default=TOKENS[0]),
+    Argument("--weights", "of timm/NAME or torchvision/NAME; default: download", metavar="FILE"),
+    NETWORK,
+    DEVICE,
+    Argument("--batch-size", kind=int, metavar="N", least=1),
+    WORKERS,
+    replace(VALUES, parameter="overrides"),
+    TRUST_CONFIG,
+    replace(JSON, help="print what was written, and images without a row, as JSON"),
+)
+
+
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="sslengine embed", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    add = parser.add_argument
-    add("run", type=Path, metavar="RUN", help="the folder of a run; timm/NAME, torchvision/NAME")
-    add("data", metavar="DATA", help="images, as for `sslengine train`")
-    add("--out", type=Path, required=True, metavar="FILE", help=f"ends in {listing(WRITERS)}")
-    columns.add_columns(parser)
-    add("--tokens", choices=TOKENS, default=TOKENS[0], help="a row for each image, or each patch")
-    add("--weights", metavar="FILE", help="of timm/NAME or torchvision/NAME; default: download")
-    add("--network", choices=("auto", "student", "teacher"), default="auto")
-    add("--device", choices=DEVICES, default="auto")
-    add("--batch-size", type=int, metavar="N")
-    add("--workers", type=int, metavar="N", help="processes that load images")
-    add("--set", action="append", default=[], dest="values", metavar="KEY=VALUE",
-        help="any key of the config")  # fmt: skip
-    add("--trust-config", action="store_true", help="allow config.yaml to run code")
-    documents.add_json(parser, "print what was written, and images without a row, as JSON")
-    return parser
+    return build_parser("embed", __doc__, ARGUMENTS)
 
 
 def main(arguments: Sequence[str]) -> int:
     given = make_parser().parse_args(arguments)
     expect_new(given.out)
-    expect_counts(given, batch_size=1, workers=0)
     with documents.apart(given.json):
-        rows = embed(
-            given.run, given.data, network=given.network, device=given.device,
-            batch_size=given.batch_size, workers=given.workers, trust_config=given.trust_config,
-            image_column=given.image_column, label_column=given.label_column,
-            overrides=given.values, tokens=given.tokens, weights=given.weights,
-        )  # fmt: skip
+        asked = {each.name: getattr(given, each.name) for each in ARGUMENTS if each.python}
+        rows = embed(**asked)
     write(rows, given.out)
     if given.json:
         count, width = len(rows.paths), rows.features.shape[-1]
@@ -147,25 +154,25 @@ def embed(
     overrides: KEY=VALUE, as --set.
     tokens: image, or patches of a vision transformer.
     """
-    if weights is None and import_dotted("sslengine.command.stock:find_stock")(run) is None:
+    if weights is None and find_stock(run) is None:
         expect_run(Path(run))
-    as_folder = import_dotted("sslengine.command.stock:as_folder")
-    as_files = import_dotted("sslengine.command.in_memory:as_files")
-    with TemporaryDirectory(prefix="sslengine-") as other, as_files(data) as files:
-        run = as_folder(run, weights, Path(other))
-        columns_given = columns.of_split(image_column, label_column)
-        own = {**files.keys, **columns.of_set(overrides), **columns_given}
-        said = columns.of_run(Path(run), files.images, own)
-        found = import_dotted("sslengine.command.images:look")(
-            files.images, said.get, files.labels, all_splits=True
-        )
-        check_columns(found, columns_given, said)
+    from sslengine.command.data import look
+    from sslengine.command.in_memory import open_data
+    from sslengine.predictor import Predictor
+
+    with TemporaryDirectory(prefix="sslengine-") as other, open_data(data) as files:
+        run = make_folder(run, weights, Path(other))
+        asked = columns.split_keys(image_column, label_column)
+        own = {**files.keys, **columns.typed_keys(overrides), **asked}
+        said = columns.run_keys(run, files.images, own)
+        found = look(files.images, said.get, files.labels, all_splits=True)
+        check_columns(found, asked, said)
         values = {**ALL_OF_IT, **files.values, **found.keys_over(labels=found.has_classes)}
         if batch_size is not None:
             values["DATA.TRAIN.BATCHSIZE_PER_REPLICA"] = batch_size
         if workers is not None:
             values["DATA.NUM_DATALOADER_WORKERS"] = workers
-        predictor = import_dotted("sslengine.predictor:Predictor")(
+        predictor = Predictor(
             run, nearest=0, device=device, network=network, trust_config=trust_config,
             overrides=[*as_overrides(values), *typed(overrides)],
         )  # fmt: skip
@@ -179,7 +186,7 @@ def embed(
 
 
 def _layer(tokens: str, trunk: Any) -> str:
-    """By the trunk's name; "" for the final feature."""
+    """Return the trunk's name of the feature; "" for the final one."""
     if tokens not in TOKENS:
         raise ConfigError(f"tokens: expected {listing(TOKENS)}; got {tokens!r}.")
     if tokens == TOKENS[0]:
@@ -190,15 +197,18 @@ def _layer(tokens: str, trunk: Any) -> str:
 
 
 def _grid(patches: int, height: int, width: int) -> tuple[int, int]:
-    """Of square patches: how many rows and columns."""
+    """Count the rows and columns of square patches."""
     rows = round((patches * height / width) ** 0.5)
     return rows, patches // rows
 
 
 def check_columns(found: Any, given: Mapping[str, Any], said: Mapping[str, Any]) -> None:
-    """given: by options. said: also by the run, or --set."""
+    """Raise a ConfigError if a column has no effect; warn if no labels were found.
+
+    given: by options. said: also by the run, or --set.
+    """
     columns.expect_effect(given, {found.place: found.name})
-    if not found.source.num_classes and (note := columns.without_labels(found.place, said)):
+    if not found.source.num_classes and (note := columns.suggest_labels(found.place, said)):
         log.warning("%s", note)
 
 
@@ -213,7 +223,7 @@ def _rows(found: Any, count: int, named: Callable[[int], str], read: Any) -> Row
 
 
 def _labels(found: Any, targets: Any) -> tuple[Any, list[str]]:
-    """As `Rows` has them, and the classes of the columns of indicators."""
+    """Return labels as `Rows` has them, and the classes of the columns of indicators."""
     names = [str(name) for name in found.class_names]
     if targets.ndim == 1:
         return [names[each] if names else str(each) for each in targets.tolist()], []
@@ -230,8 +240,8 @@ ALL_OF_IT = {
 
 
 def expect_new(out: Path) -> None:
-    if out.suffix not in WRITERS:
-        raise OutputError(f"--out {out}: expected a name that ends in {listing(WRITERS)}.")
+    if out.suffix not in ENDINGS:
+        raise OutputError(f"--out {out}: expected a name that ends in {listing(ENDINGS)}.")
     expect_writable(out, "--out")
     if out.suffix == ".parquet" and find_spec("pyarrow") is None:
         raise OutputError(
@@ -260,7 +270,7 @@ def _parquet(rows: Rows, file: BinaryIO) -> None:
 
 
 def _cells(rows: Rows) -> dict[str, list[Any]]:
-    """What a table has next to the numbers, by column."""
+    """Return what a table has next to the numbers, by column."""
     cells = {"path": rows.paths, **_label_columns(rows)}
     if rows.grid is None:
         return cells
@@ -284,7 +294,7 @@ def _unicode(names: Sequence[Any]) -> Sequence[Any]:
 
 
 def _label_columns(rows: Rows) -> dict[str, list[Any]]:
-    """Of a table; as `judge --features` reads it."""
+    """Return the columns of labels of a table, as `judge --features` reads them."""
     if rows.labels is None or isinstance(rows.labels, list):
         return {} if rows.labels is None else {"label": rows.labels}
     return {f"label_{name}": [None if each < 0 else each for each in column]
@@ -292,11 +302,12 @@ def _label_columns(rows: Rows) -> dict[str, list[Any]]:
 
 
 def _csv(rows: Rows, file: BinaryIO) -> None:
+    from sslengine.data.sources.tables import escape_formula
+
     content = io.StringIO()
     writer = csv.writer(content)
     cells = _cells(rows)
     numbers = rows.features.reshape(-1, rows.features.shape[-1])
-    escape_formula = import_dotted("sslengine.data.sources.tables:escape_formula")
     writer.writerow([*cells, *(f"feature_{number}" for number in range(numbers.shape[1]))])
     for *named, features in zip(*cells.values(), numbers, strict=True):
         writer.writerow([*map(escape_formula, named), *map(repr, features.tolist())])
@@ -323,9 +334,4 @@ def _npy(rows: Rows, file: BinaryIO) -> None:
     np.save(file, rows.features)
 
 
-WRITERS: dict[str, Callable[[Rows, BinaryIO], None]] = {
-    ".parquet": _parquet,
-    ".csv": _csv,
-    ".npz": _npz,
-    ".npy": _npy,
-}
+WRITERS = dict(zip(ENDINGS, (_parquet, _csv, _npz, _npy), strict=True))

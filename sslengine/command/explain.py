@@ -16,42 +16,36 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from sslengine.command import documents
-from sslengine.command.counts import expect_counts
-from sslengine.command.new_file import expect_writable
-from sslengine.registry import import_dotted
+from sslengine.command.arguments import (
+    CONFIG_DIR,
+    JSON,
+    TRUST_CONFIG,
+    Argument,
+    build_parser,
+    expect_writable,
+)
+
+ARGUMENTS = (
+    Argument("overrides", "config=NAME and changes", metavar="KEY=VALUE", nargs="+"),
+    CONFIG_DIR,
+    Argument("--split", choices=("TRAIN", "TEST"), default="TRAIN"),
+    Argument("--count", "images to time", int, "N", 32, least=1),
+    Argument("--picture", "write the views here", Path, "FILE"),
+    Argument("--images", "rows of the picture", int, "M", 6, least=1),
+    Argument("--views", "of each image in the picture (at least 8)", int, "N", least=1),
+    TRUST_CONFIG,
+    JSON,
+)
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="sslengine explain",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="config=NAME and changes")
-    parser.add_argument("--config-dir", action="append", default=[], metavar="DIR")
-    parser.add_argument("--split", choices=("TRAIN", "TEST"), default="TRAIN")
-    parser.add_argument("--count", type=int, default=32, metavar="N", help="images to time")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="write the views here")
-    parser.add_argument("--images", type=int, default=6, metavar="M", help="rows of the picture")
-    parser.add_argument(
-        "--views", type=int, metavar="N", help="of each image in the picture (at least 8)"
-    )
-    parser.add_argument("--trust-config", action="store_true", help="allow config.yaml to run code")
-    documents.add_json(parser)
-    return parser
-
-
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    given = make_parser().parse_intermixed_args(arguments)
-    expect_counts(given, count=1, images=1, views=1)
-    return given
+    return build_parser("explain", __doc__, ARGUMENTS)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = parse(arguments)
+    given = make_parser().parse_intermixed_args(arguments)
     if given.picture:
         expect_writable(given.picture, "--picture")
-    run = import_dotted("sslengine.command.explained_views:run")  # imports torch
-    status: int = run(given)
-    return status
+    from sslengine.command.explained_views import run
+
+    return run(given)

@@ -22,12 +22,9 @@ from sslengine import catalog
 from sslengine.command import documents
 from sslengine.config.run_folder import open_named
 from sslengine.config.sections import read
-from sslengine.data.augment.backends.base import Backend
-from sslengine.data.augment.explain import explain, why_floats
+from sslengine.data.augment.explain import explain, pictures_of, why_floats
 from sslengine.data.augment.pipeline import Pipeline
-from sslengine.data.augment.shown import pictures_of
 from sslengine.data.augment.transform import Sample
-from sslengine.data.augment.view import View
 from sslengine.data.batch.collators import image_keys
 from sslengine.data.decode.files import save_image
 from sslengine.data.loading.dataset import Samples, SSLDataset, collate_seeded
@@ -147,50 +144,43 @@ def write_jpegs(folder: Path, count: int) -> None:
 # ---- cost in milliseconds per image
 
 
-def each_alone(subject: Subject, count: int) -> tuple[float, dict[str, float]]:
-    """The time of reading, and of each step of the plan by its `where`, computed separately."""
-    plan = subject.dataset.plan
-    reading, costs = 0.0, {step.where: 0.0 for step in plan.steps}
+def time_steps(subject: Subject, count: int) -> tuple[float, dict[str, float]]:
+    """Return the time of reading, and that of each step by its `where`."""
+    steps = subject.dataset.pipeline.steps
+    reading, costs = 0.0, {step.where: 0.0 for step in steps}
     for number in range(count):
         seed_sample(SEED, (0, number))
         began = process_time()
         sample = subject.sample(number, subject.dataset.read)
         reading += process_time() - began
-        for step in plan.steps:
+        for step in steps:
             began = process_time()
             step(sample)
-            sample["data"] = [_made(plan.backend, image) for image in sample["data"]]
             costs[step.where] += process_time() - began
     return 1e3 * reading / count, {where: 1e3 * cost / count for where, cost in costs.items()}
 
 
-def _made(backend: Backend, image: Any) -> Any:
-    if isinstance(image, View) and image.ops:
-        return View.of(backend.rendered(image.source, image.ops))
-    return image
-
-
-def as_a_whole(subject: Subject, count: int) -> dict[str, float]:
-    """The times of the plan and of the plain list, with reading; and of the part after collate."""
+def time_whole(subject: Subject, count: int) -> dict[str, float]:
+    """Return the times of the list and of the plain one, with reading; and of the part after
+    collate."""
     dataset = subject.dataset
-
     began = process_time()
-    samples = [_run(subject, number, dataset.plan, dataset.read) for number in range(count)]
-    planned = process_time() - began
+    samples = [_run(subject, number, dataset.pipeline, dataset.read) for number in range(count)]
+    run = process_time() - began
     began = process_time()
     for number in range(count):
-        _run(subject, number, subject.pipeline, _as_read)
+        _run(subject, number, subject.pipeline.run_plainly, _as_read)
     listed = process_time() - began
-    dataset.plan.settle(samples)
+    dataset.pipeline.settle(samples)
     collate = COLLATORS.maker(
         subject.options.COLLATE_FUNCTION, subject.options.COLLATE_FUNCTION_PARAMS
     )
     batch = collate_seeded(collate, Samples(samples, SEED, [(0, 0)]))
-    arrival = dataset.arrival(CPU)
+    finish = dataset.finish_on(CPU)
     began = process_time()
-    if arrival is not None:
-        arrival.on_device(batch)
-    times = {"plan": planned, "plain list": listed, "arrival": process_time() - began}
+    if finish is not None:
+        finish.finish_batch(batch)
+    times = {"list": run, "plain list": listed, "after collate": process_time() - began}
     return {name: 1e3 * seconds / count for name, seconds in times.items()}
 
 
@@ -206,36 +196,36 @@ def _run(
 
 
 def measured(subject: Subject, name: str, backend: str, count: int) -> dict[str, Any]:
-    """What is shown, and printed as JSON."""
-    plan = subject.dataset.plan
-    _run(subject, 0, plan, subject.dataset.read)  # a back-end may compile code on first use
+    """Return what is shown, and printed as JSON."""
+    pipeline = subject.dataset.pipeline
+    _run(subject, 0, pipeline, subject.dataset.read)  # what is made at the first image only
     with progress(f"timing each transform on {count} images", then="all of them together"):
-        reading, alone = each_alone(subject, count)
+        reading, alone = time_steps(subject, count)
     with progress(f"timing the whole list on {count} images"):
-        whole = as_a_whole(subject, count)
+        whole = time_whole(subject, count)
     return {
         "name": name, "backend": backend, "images": count, "read_ms": reading,
         "transforms": [
             {
                 "transform": part.where.partition("(")[2].rstrip(")"),
-                "segment": part.segment, "becomes": part.what, "why": part.why,
+                "becomes": part.what, "why": part.why,
                 # The first deferred step represents the pixels that leave the worker.
                 "ms": alone.get(part.where),
             }
-            for part in explain(plan)
+            for part in explain(pipeline)
         ],
         "whole_ms": whole, "notes": [*_summary(subject, backend, count, whole)],
     }  # fmt: skip
 
 
 def show(found: dict[str, Any], console: LiteralConsole) -> None:
-    table = Table("", "transform", "segment", "what becomes of it", "ms", title=found["name"])
+    table = Table("", "transform", "what becomes of it", "ms", title=found["name"])
     table.columns[-1].justify = "right"
-    table.add_row("", "", "", "read and decoded", f"{found['read_ms']:.2f}")
+    table.add_row("", "", "read and decoded", f"{found['read_ms']:.2f}")
     for number, part in enumerate(found["transforms"]):
         what = part["becomes"] + (f": {part['why']}" if part["why"] else "")
         time = "" if part["ms"] is None else f"{part['ms']:.2f}"
-        table.add_row(str(number), part["transform"], str(part["segment"] or ""), what, time)
+        table.add_row(str(number), part["transform"], what, time)
     console.print(table)
     for line in found["notes"]:
         console.print(line)
@@ -244,21 +234,17 @@ def show(found: dict[str, Any], console: LiteralConsole) -> None:
 def _summary(subject: Subject, backend: str, count: int, whole: dict[str, float]) -> Iterator[str]:
     if subject.note:
         yield f"images: {subject.note}"
+    yield (f"ms: CPU time of one thread for an image with all its views, mean of {count}")
     yield (
-        f"ms: CPU time of one thread for an image with all its views, mean of {count}; each line "
-        f"as if its pixels were made alone"
-    )
-    yield (
-        f"as a whole with the back-end {backend}: {whole['plan']:.2f} ms in the worker and "
-        f"{whole['arrival']:.2f} ms after collate (on a CPU); the plain list: "
+        f"as a whole with the back-end {backend}: {whole['list']:.2f} ms in the worker and "
+        f"{whole['after collate']:.2f} ms after collate (on a CPU); the plain list: "
         f"{whole['plain list']:.2f} ms"
     )
-    plan = subject.dataset.plan
-    if plan.cut.waits:
+    if subject.dataset.pipeline.cut.waits:
         yield "images leave the workers as uint8"
     else:
         keys = image_keys(subject.collator)
-        yield f"images leave the workers unfinished: {why_floats(subject.pipeline.steps, keys)}"
+        yield f"images leave the workers unfinished: {why_floats(subject.pipeline.named, keys)}"
 
 
 # ---- views
@@ -269,8 +255,8 @@ def views_of(subject: Subject, number: int, wanted: int | None) -> list[Image.Im
     found: list[Image.Image] = []
     epoch = 0
     while len(found) < (wanted or AT_LEAST):
-        sample = _run(subject, number, subject.dataset.plan, subject.dataset.read, epoch)
-        sample = subject.dataset.plan.finished(sample)
+        sample = _run(subject, number, subject.dataset.pipeline, subject.dataset.read, epoch)
+        sample = subject.dataset.pipeline.finished(sample)
         found += [view for image in sample["data"] for view in pictures_of(image, subject.pipeline)]
         epoch += 1
     return found[:wanted]

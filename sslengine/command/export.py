@@ -12,34 +12,42 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from sslengine.command import documents
-from sslengine.command.run_there import expect_run
-from sslengine.command.weights_there import expect_weights
+from sslengine.command.arguments import (
+    JSON,
+    NETWORK,
+    RUN,
+    TRUST_CONFIG,
+    VALUES,
+    Argument,
+    build_parser,
+    expect_run,
+    expect_weights,
+)
 from sslengine.errors import ConfigError, readable
 from sslengine.export import FORMATS, export
+
+ARGUMENTS = (
+    replace(RUN, help="the folder of a run, or one of its checkpoints"),
+    Argument("--config", "RUN is a file of weights, of this network", metavar="NAME", default=""),
+    VALUES,
+    Argument("out", "a new folder", Path, "DIR"),
+    Argument("--to", "see above; default: timm", metavar="FORMAT", default="timm",
+             listed="formats"),
+    NETWORK,
+    Argument("--license", "of the weights, which are yours", metavar="NAME", default=""),
+    TRUST_CONFIG,
+    Argument("--trust-pickle", "allow a file of weights to run code", bool),
+    replace(JSON, help="print the folder and its manifest as one JSON document"),
+)  # fmt: skip
 
 
 def make_parser() -> argparse.ArgumentParser:
     formats = "\n".join(f"  {name:12} {what}" for name, what in FORMATS.items())
-    parser = argparse.ArgumentParser(
-        prog="sslengine export", description=f"{__doc__}\nFormats:\n{formats}", allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    add = parser.add_argument
-    add("run", type=Path, metavar="RUN", help="the folder of a run, or one of its checkpoints")
-    add("--config", default="", metavar="NAME", help="RUN is a file of weights, of this network")
-    add("--set", action="append", default=[], dest="values", metavar="KEY=VALUE",
-        help="any key of the config")  # fmt: skip
-    add("out", type=Path, metavar="DIR", help="a new folder")
-    add("--to", default="timm", metavar="FORMAT", help="see above; default: timm")
-    add("--network", choices=("auto", "student", "teacher"), default="auto")
-    add("--license", default="", metavar="NAME", help="of the weights, which are yours")
-    add("--trust-config", action="store_true", help="allow config.yaml to run code")
-    add("--trust-pickle", action="store_true", help="allow a file of weights to run code")
-    documents.add_json(parser, "print the folder and its manifest as one JSON document")
-    return parser
+    return build_parser("export", f"{__doc__}\nFormats:\n{formats}", ARGUMENTS)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -7,8 +7,8 @@
 The last of these is VISSL's way: the verb `train` with a config.
 """
 
-# A verb is a module of this folder with `make_parser()` and `main(arguments) -> exit status`. Until
-# one is chosen no torch is imported, and by --help and lists never.
+# A verb is a module of this folder with ARGUMENTS, `make_parser()`, and `main(arguments) -> exit
+# status`. Until one is chosen no torch is imported, and by --help and lists never.
 from __future__ import annotations
 
 import errno
@@ -22,9 +22,9 @@ from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from sslengine import __version__
+from sslengine.config.users_code import users_frames
 from sslengine.errors import ConfigError, SSLEngineError, nearest
 from sslengine.launch import cli
-from sslengine.registry import users_frames
 from sslengine.screen import show_log
 
 VERBS = {
@@ -43,7 +43,7 @@ VERBS = {
     "replay": "repeat the last steps of a run that stopped at a non-finite value",
     "list": "names of methods, models, recipes, transforms, train steps ...",
     "doctor": "look at this machine, or at a folder of images, before training",
-    "completion": "print the completion of this command for bash, zsh or fish",
+    "completion": "print the completion of this command for bash or zsh",
 }
 USAGE = 2  # exit status
 UNREAD = 141  # 128 + SIGPIPE: that of other programs before `| head`
@@ -73,13 +73,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(verb: str, arguments: Sequence[str]) -> int:
-    """The exit status of a verb: docs/command.md has the table. An error is one message."""
+    """Return the exit status of a verb: docs/command.md has the table. An error is one message."""
     module = importlib.import_module(f"sslengine.command.{verb}")
 
     def main(given: Sequence[str]) -> int:
         _expect_filled(given)
         with show_log():
-            return int(module.main([_at_home(each) for each in given]))
+            return int(module.main([_expand_home(each) for each in given]))
 
     return _status_of(main, arguments)
 
@@ -94,8 +94,8 @@ def _expect_filled(arguments: Sequence[str]) -> None:
             raise ConfigError(f"{where}: nothing was given. Is a variable of the shell not set?")
 
 
-def _at_home(argument: str) -> str:
-    """A shell does not replace the ~ of `--out=~/runs`, or one in quotes."""
+def _expand_home(argument: str) -> str:
+    """Expand ~: a shell does not replace the ~ of `--out=~/runs`, or one in quotes."""
     option, equals, path = argument.rpartition("=")
     return f"{option}{equals}{os.path.expanduser(path)}" if path.startswith("~/") else argument
 
@@ -132,7 +132,7 @@ def _is_unread(stream: TextIO) -> bool:
 
 
 def _drop_what_is_left(stream: TextIO) -> None:
-    """Of a stream that cannot be written: Python would try again when it ends, and complain."""
+    """Empty a stream that cannot be written: Python would try again at its end, and complain."""
     try:
         stream.flush()
     except OSError:

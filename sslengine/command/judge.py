@@ -27,71 +27,88 @@ import argparse
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sslengine import catalog
+import numpy as np
+
+from sslengine import catalog, startup
 from sslengine.command import columns, documents
-from sslengine.command.counts import expect_counts
+from sslengine.command.arguments import (
+    DEVICE,
+    IMAGE_COLUMN,
+    JSON,
+    LABEL_COLUMN,
+    NETWORK,
+    RUN,
+    TRUST_CONFIG,
+    VALUES,
+    WORKERS,
+    Argument,
+    build_parser,
+    expect_run,
+    expect_writable,
+)
 from sslengine.command.embed import ALL_OF_IT
-from sslengine.command.judged_parts import start_parts
-from sslengine.command.new_file import expect_writable
-from sslengine.command.own_images import own_images, typed_plugins
-from sslengine.command.run_there import expect_run
+from sslengine.command.networks import find_stock, make_folder
 from sslengine.config.compose import overrides, typed
-from sslengine.config.options import DEVICES
+from sslengine.config.resolve import Resolved
 from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read
-from sslengine.data.options import DataOptions
-from sslengine.errors import ConfigError, OutputError
+from sslengine.data.options import DataOptions, SplitOptions
+from sslengine.errors import (
+    ConfigError,
+    DataError,
+    OutputError,
+    Preempted,
+    SSLEngineError,
+    readable,
+)
 from sslengine.evaluation.options import SUITES, frozen_protocol
 from sslengine.launch.auto import settle_widths
-from sslengine.registry import import_dotted
+from sslengine.launch.cli import ended_by, run_all, start
+from sslengine.trust import closed
 
 assert catalog  # importing it declares all names
 
 PROBE_GROUP = "LINEAR_PROBE.GROUP_COLUMN"
 NEIGHBOURS = [1, 20]
-# What a suite trains with labels: functions of with_labels.py.
-TRAINED = {"quick": (), "frozen": ("swept",), "full": ("swept", "fine_tuned")}
+# The share of a run's own images that is held out where it has no test images.
+HELD_OUT = 0.2
+# Both sets are decoded as the images that the network was trained on.
+DECODED_BY = ("IMAGE_MODE", "PIXEL_RANGE", "TRANSPARENT", "IMAGE_PAGE", "EXIF_ROTATION")
+ARGUMENTS = (
+    replace(RUN, nargs="?", help="the folder of a run; timm/NAME, torchvision/NAME"),
+    Argument("--train", "labelled images, as for `sslengine train`", metavar="DATA"),
+    Argument("--val", "those to score on", metavar="DATA"),
+    IMAGE_COLUMN,
+    LABEL_COLUMN,
+    Argument("--group", "images with one value here are held out together", metavar="COLUMN"),
+    Argument("--suite", "frozen: also further protocols (EVALUATE.PROTOCOLS), and sweeps of linear "
+             "and attentive classifiers; full: also corrupted images, and all layers are trained "
+             "with all, 10 %% and 1 %% of the labels (docs/judging/)",
+             choices=tuple(SUITES), default="quick"),
+    Argument("--weights", "of timm/NAME or torchvision/NAME; default: download", metavar="FILE"),
+    NETWORK,
+    replace(DEVICE, help="auto: the run's, if this machine has it"),
+    Argument("--gpus", "default: as many as the run has processes", int, "N", least=0),
+    replace(WORKERS, help="of each process: they load images"),
+    VALUES,
+    TRUST_CONFIG,
+    replace(JSON, help="print evaluation.json on stdout, and all else on stderr"),
+    Argument("--features", "of training and test images", Path, "FILE", nargs="+",
+             group="of features in files"),
+    Argument("--labels", "their labels, if they are in other files", Path, "FILE", nargs="+",
+             group="of features in files"),
+    Argument("--out", "also write the scores here, as .json; of timm/NAME and torchvision/NAME a "
+             "folder for scores and features", Path, "FILE", group="of features in files"),
+)  # fmt: skip
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="sslengine judge", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    add = parser.add_argument
-    add("run", type=Path, metavar="RUN", nargs="?",
-        help="the folder of a run; timm/NAME, torchvision/NAME")  # fmt: skip
-    add("--train", metavar="DATA", help="labelled images, as for `sslengine train`")
-    add("--val", metavar="DATA", help="those to score on")
-    columns.add_columns(parser, group="images with one value here are held out together")
-    add(
-        "--suite",
-        choices=tuple(SUITES),
-        default="quick",
-        help="frozen: also further protocols (EVALUATE.PROTOCOLS), and sweeps of linear and "
-        "attentive classifiers; full: also corrupted images, and all layers are trained with "
-        "all, 10 %% and 1 %% of the labels (docs/judging/)",
-    )
-    add("--weights", metavar="FILE", help="of timm/NAME or torchvision/NAME; default: download")
-    add("--network", choices=("auto", "student", "teacher"), default="auto")
-    add("--device", choices=DEVICES, default="auto",
-        help="auto: the run's, if this machine has it")  # fmt: skip
-    add("--gpus", type=int, metavar="N", help="default: as many as the run has processes")
-    add("--workers", type=int, metavar="N", help="of each process: they load images")
-    add("--set", action="append", default=[], dest="values", metavar="KEY=VALUE",
-        help="any key of the config")  # fmt: skip
-    add("--trust-config", action="store_true", help="allow config.yaml to run code")
-    documents.add_json(parser, "print evaluation.json on stdout, and all else on stderr")
-    add = parser.add_argument_group("of features in files").add_argument
-    add("--features", type=Path, nargs="+", metavar="FILE", help="of training and test images")
-    add("--labels", type=Path, nargs="+", metavar="FILE",
-        help="their labels, if they are in other files")  # fmt: skip
-    add("--out", type=Path, metavar="FILE", help="also write the scores here, as .json; of "
-        "timm/NAME and torchvision/NAME a folder for scores and features")  # fmt: skip
-    return parser
+    return build_parser("judge", __doc__, ARGUMENTS)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -99,68 +116,84 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     if (given.run is None) == (given.features is None):
         parser.error("expected the folder of a run, or --features, and not both")
-    expect_counts(given, gpus=0, workers=0)
-    if given.features is not None:
-        return _features(given)
-    network = import_dotted("sslengine.command.stock:find_stock")(given.run)
+    return _judge_run(given) if given.features is None else _judge_features(given)
+
+
+def _judge_run(given: argparse.Namespace) -> int:
+    _expect_fitting(given)
+    given.run = make_folder(given.run, given.weights, given.out)
+    expect_run(given.run)
+    from sslengine.command.machine import judging_keys
+    from sslengine.data.judged_view import choose
+
+    values, notes = _find_images(given) if given.train else _own_images(given)
+    opened = _open(given, [*overrides(values), *_typed_plugins(given.values)])
+    if not os.access(given.run, os.W_OK | os.X_OK):
+        raise OutputError(
+            f"{given.run} is not writable, and the scores and features of a run are kept in its "
+            f"folder. Copy it to another place, and judge the copy."
+        )
+    machine, note = judging_keys(given, opened.config)
+    given.values, notes = [*machine, *given.values], [*notes, *filter(None, [note])]
+    data = read(opened.config, DataOptions)
+    entries, _ = choose(data)
+    values |= {PROBE_GROUP: given.group} if given.group else {}
+    if given.val is not None:
+        values |= {f"DATA.TEST.{key}": getattr(data.TRAIN, key) for key in DECODED_BY}
+    protocol = {
+        "CHECKPOINT.DIR": str(given.run),
+        "NEAREST_NEIGHBOR.TOPK": NEIGHBOURS,
+        "NEAREST_NEIGHBOR.L2_NORM_FEATS": True,
+        **frozen_protocol(given.network, entries),
+        **({"EVALUATE.PROTOCOLS": [*SUITES[given.suite]]} if SUITES[given.suite] else {}),
+    }
+    said = ["engine_name=evaluate", *overrides({**values, **protocol}), *typed(given.values)]
+    runs = [_open(given, said)]
+    more, why = _plan_training(given, values, entries)
+    runs, notes = [*runs, *more], [*notes, *why]
+    if given.json and any(run.config.SLURM.USE_SLURM for run in runs):
+        raise ConfigError("--json: a job of SLURM writes evaluation.json when it has ended.")
+    with documents.apart(given.json):
+        status = start_parts([settle_widths(each) for each in runs], notes)
+    if given.json and not status and os.environ.get("RANK", "0") == "0":
+        documents.show(json.loads((given.run / "evaluation.json").read_text(encoding="utf-8")))
+    return status
+
+
+def _expect_fitting(given: argparse.Namespace) -> None:
+    """Raise a ConfigError unless the options of a run's judgement fit each other."""
+    network = find_stock(given.run)
     if given.labels or (given.out and not network):
         raise ConfigError("--labels, --out: they belong to --features.")
     if network and given.train is None:
         raise ConfigError(f"{given.run}: name the images to judge it on: --train DATA --val DATA.")
     if (given.train is None) != (given.val is None):
         raise ConfigError("--train, --val: give both, or none of them.")
-    as_folder = import_dotted("sslengine.command.stock:as_folder")
-    given.run = as_folder(given.run, given.weights, given.out)
-    expect_run(given.run)
-    trusted = given.trust_config
-    values, notes = _images(given) if given.train else own_images(given)
-    said = [*overrides(values), *typed_plugins(given.values)]
-    opened = open_run(given.run, said, trusted=trusted, judged=True, as_trained=True)
-    _expect_writable(given.run)
-    on_machine = import_dotted("sslengine.command.judging_machine:of_machine")
-    machine, note = on_machine(given, opened.config)
-    given.values, notes = [*machine, *given.values], [*notes, *filter(None, [note])]
-    data = read(opened.config, DataOptions)
-    entries, _ = import_dotted("sslengine.data.judged_view:choose")(data)
-    if given.group:
-        values[PROBE_GROUP] = given.group
-    images = dict(values)
-    values |= _protocol(given, entries)
-    if SUITES[given.suite]:
-        values["EVALUATE.PROTOCOLS"] = [*SUITES[given.suite]]
-    if given.val is not None:
-        decoded = {f"DATA.TEST.{key}": getattr(data.TRAIN, key) for key in DECODED_BY}
-        values, images = {**values, **decoded}, {**images, **decoded}
-    run = open_run(
-        given.run, ["engine_name=evaluate", *overrides(values), *typed(given.values)],
-        trusted=trusted, judged=True, as_trained=True,
-    )  # fmt: skip
-    runs = [run]
-    for part in TRAINED[given.suite]:
-        more, why = import_dotted(f"sslengine.command.with_labels:{part}")(given, images, entries)
-        runs, notes = [*runs, *more], [*notes, *filter(None, [why])]
-    if given.json and any(run.config.SLURM.USE_SLURM for run in runs):
-        raise ConfigError("--json: a job of SLURM writes evaluation.json when it has ended.")
-    with documents.apart(given.json):
-        status: int = start_parts([settle_widths(each) for each in runs], notes)
-    if given.json and not status and os.environ.get("RANK", "0") == "0":
-        documents.show(json.loads((given.run / "evaluation.json").read_text(encoding="utf-8")))
-    return status
 
 
-def _expect_writable(run: Path) -> None:
-    if not os.access(run, os.W_OK | os.X_OK):
-        raise OutputError(
-            f"{run} is not writable, and the scores and features of a run are kept in its folder. "
-            f"Copy it to another place, and judge the copy."
-        )
+def _open(given: argparse.Namespace, said: Sequence[str]) -> Resolved:
+    return open_run(given.run, said, trusted=given.trust_config, judged=True, as_trained=True)
 
 
-# Both sets are decoded as the images that the network was trained on.
-DECODED_BY = ("IMAGE_MODE", "PIXEL_RANGE", "TRANSPARENT", "IMAGE_PAGE", "EXIF_ROTATION")
+def _typed_plugins(values: Sequence[str]) -> list[str]:
+    """Return the plugins that the user types, and so trusts, also where the config names them."""
+    return [each for each in typed(values) if each.startswith("config.PLUGINS=")]
 
 
-def _features(given: argparse.Namespace) -> int:
+def _plan_training(
+    given: argparse.Namespace, images: dict[str, Any], entries: list[dict[str, Any]]
+) -> tuple[list[Resolved], list[str]]:
+    """Return the runs that the suite trains with labels, and why some are left out."""
+    if given.suite == "quick":
+        return [], []
+    from sslengine.command.tuning import fine_tune, sweep
+
+    planned = (sweep, fine_tune) if given.suite == "full" else (sweep,)
+    parts = [plan(given, images, entries) for plan in planned]
+    return [run for runs, _ in parts for run in runs], [why for _, why in parts if why]
+
+
+def _judge_features(given: argparse.Namespace) -> int:
     if len(given.features) > 2:
         raise ConfigError(f"--features: expected one file or two, got {len(given.features)}.")
     of_columns = given.image_column or given.label_column or given.group
@@ -175,19 +208,25 @@ def _features(given: argparse.Namespace) -> int:
         if given.out.suffix != ".json":
             raise OutputError(f"--out {given.out}: expected a name that ends in .json.")
         expect_writable(given.out, "--out")
-    status: int = import_dotted("sslengine.command.judge_features:judge_features")(
-        given, NEIGHBOURS
-    )
-    return status
+    from sslengine.command.judge_features import judge_features
+
+    return judge_features(given, NEIGHBOURS)
 
 
-def _images(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
-    """Of --train and --val; with labels if they have classes, --val only if --train has some."""
-    look = import_dotted("sslengine.command.images:look")
-    said = _columns(given)
+# ---- which images
+
+
+def _find_images(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    """Return the keys of --train and --val, and notes.
+
+    With labels if they have classes, --val only if --train has some.
+    """
+    from sslengine.command.data import look
+
+    said = _said_columns(given)
     found = {split: look(data, said[split].get, split=split)
              for split, data in (("TRAIN", given.train), ("TEST", given.val))}  # fmt: skip
-    asked = columns.of_split(given.image_column, given.label_column)
+    asked = columns.split_keys(given.image_column, given.label_column)
     columns.expect_effect(asked, {each.place: each.name for each in found.values()})
     values: dict[str, Any] = dict(ALL_OF_IT)
     values |= {key.replace("DATA.TRAIN.", "DATA.TEST."): value for key, value in values.items()}
@@ -196,26 +235,131 @@ def _images(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
         values |= each.keys_over(split, labels=labels)
         if not labels:
             values[f"DATA.{split}.LABEL_SOURCES"] = []
-    notes = (columns.without_labels(each.place, said[split]) for split, each in found.items()
+    notes = (columns.suggest_labels(each.place, said[split]) for split, each in found.items()
              if not each.source.num_classes)  # fmt: skip
     return values, list(dict.fromkeys(filter(None, notes)))
 
 
-def _columns(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Of each split; --val is read as --train, if it is a table too and nothing else is said."""
-    asked = columns.of_split(given.image_column, given.label_column)
+def _said_columns(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Return how each split is read; --val as --train, if it is a table too and nothing is said."""
+    asked = columns.split_keys(given.image_column, given.label_column)
     train, test = (
-        columns.of_run(given.run, data, {**columns.of_set(given.values, split), **asked})
+        columns.run_keys(given.run, data, {**columns.typed_keys(given.values, split), **asked})
         for split, data in (("TRAIN", given.train), ("TEST", given.val))
     )
     alike = Path(given.train).suffix == Path(given.val).suffix
-    return {"TRAIN": train, "TEST": columns.over(train, test) if alike else test}
+    return {"TRAIN": train, "TEST": columns.merge_keys(train, test) if alike else test}
 
 
-def _protocol(given: argparse.Namespace, entries: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "CHECKPOINT.DIR": str(given.run),
-        "NEAREST_NEIGHBOR.TOPK": NEIGHBOURS,
-        "NEAREST_NEIGHBOR.L2_NORM_FEATS": True,
-        **frozen_protocol(given.network, entries),
-    }
+def _own_images(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    """Return the keys of the run's own images, with labels and test images where it has none.
+
+    Labels are those that its source knows. Of a run without test images a fifth is held out: of
+    each class, if every one has images enough.
+    """
+    from sslengine.data.sources.base import build_sources
+
+    values = _asked_columns(given, "TRAIN")
+    opened = _open(given, [*overrides(values), *_typed_plugins(given.values)])
+    data = read(opened.config, DataOptions)
+    if data.TEST.DATA_SOURCES:
+        values |= _asked_columns(given, "TEST")
+    with closed(opened.opened):
+        sources = build_sources(data.TRAIN, "TRAIN")
+    names = data.TRAIN.LABEL_SOURCES
+    if not names and sources[0].num_classes > 1:
+        names = data.TRAIN.DATA_SOURCES[:1]
+    values |= _labels(data, names)
+    if not data.TEST.DATA_SOURCES and not data.HOLD_OUT.SHARE:
+        labelled = replace(data.TRAIN, LABEL_SOURCES=names)
+        values |= _test_images(labelled, sources, given.group)
+    if data.TRAIN.LABEL_SOURCES or sources[0].num_classes or len(data.TRAIN.DATA_PATHS) != 1:
+        return values, []
+    note = columns.suggest_labels(data.TRAIN.DATA_PATHS[0], columns.typed_keys(given.values))
+    return values, [note] if note else []
+
+
+def _asked_columns(given: argparse.Namespace, split: str) -> dict[str, Any]:
+    """Return the columns that are asked for of the run's own images."""
+    asked = columns.split_keys(given.image_column, given.label_column)
+    said = {**columns.typed_keys(given.values, split), **asked}
+    return {f"DATA.{split}.{key}": value for key, value in said.items()}
+
+
+def _labels(data: DataOptions, names: Sequence[str]) -> dict[str, Any]:
+    """names: of TRAIN's sources of labels; empty if it has none."""
+    made: dict[str, Any] = {}
+    for split, each in (("TRAIN", data.TRAIN), ("TEST", data.TEST)):
+        if names and not data.TRAIN.LABEL_SOURCES and each.DATA_SOURCES:
+            made[f"DATA.{split}.LABEL_SOURCES"] = each.DATA_SOURCES[:1]
+        made[f"DATA.{split}.LABEL_TYPE"] = "standard" if names else "sample_index"
+    return made
+
+
+def _test_images(train: SplitOptions, sources: Sequence[Any], group: str) -> dict[str, Any]:
+    """Hold images out, but of so few that none would be one: kNN leaves each out then."""
+    made: dict[str, Any] = {"DATA.TRAIN.DATA_LIMIT": -1}
+    if round(HELD_OUT * len(sources[0])):
+        made["DATA.HOLD_OUT.SHARE"] = HELD_OUT
+        if group:
+            made[columns.GROUP] = group
+        elif _has_some_of_each_class(train, sources):
+            made["DATA.HOLD_OUT.STRATIFIED"] = True
+    return made
+
+
+def _has_some_of_each_class(train: SplitOptions, sources: Sequence[Any]) -> bool:
+    """Say whether the share of every class is an image or more. Not where images have several."""
+    from sslengine.data.manifest.labels import standard_labels
+
+    with suppress(DataError):  # reported where the images are read
+        found = standard_labels(train, "TRAIN", sources, needed=True)
+        if found and found[0].column.ndim == 1:
+            smallest = np.unique(found[0].column, return_counts=True)[1].min()
+            return bool(round(HELD_OUT * smallest))
+    return False
+
+
+# ---- the parts
+
+
+def start_parts(runs: Sequence[Resolved], left_out: Sequence[str]) -> int:
+    """Run the parts one after the other: an error of one does not stop the others.
+
+    What was left out, and why, is printed at the end and in the notes of evaluation.json. left_out:
+    notes on parts that are not among the runs. Return the worst exit status.
+    """
+    from sslengine.engines.trained_results import add_notes
+
+    notes = [*left_out]
+    if any(run.config.SLURM.USE_SLURM for run in runs):  # the jobs report their errors themselves
+        _tell(notes)
+        return start(runs)
+    worst, printed = 0, set()
+    for number, run in enumerate(runs):
+        if number:
+            startup.begin()
+        try:
+            run_all([run])
+        except (Preempted, KeyboardInterrupt) as error:
+            return ended_by(error)
+        except SSLEngineError as error:
+            worst = max(worst, ended_by(error, printed=str(error) not in printed))
+            printed.add(str(error))
+            notes.append(f"{_name(run)}: {' '.join(str(error).split())}")
+    if os.environ.get("RANK", "0") == "0":
+        _tell(notes)
+        add_notes(Path(runs[0].config.CHECKPOINT.DIR), notes)
+    return worst
+
+
+def _tell(notes: Sequence[str]) -> None:
+    for note in notes:
+        print(f"  note        {readable(note)}")
+
+
+def _name(run: Resolved) -> str:
+    """Name the part as its row of the table does."""
+    if run.engine_name == "sweep":
+        return f"{run.config.HEAD_SWEEP.HEAD}_sweep"
+    return str(run.config.FINETUNE.NAME) if run.engine_name == "finetune" else run.engine_name

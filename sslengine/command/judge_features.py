@@ -51,7 +51,7 @@ def judge_features(given: argparse.Namespace, neighbours: Sequence[int]) -> int:
         )
     nearest, probe = published(evaluate.PUBLISHED, nearest, probe)
     notes: list[str] = []
-    _note(_on_images(evaluate.PROTOCOLS, given.suite), notes)
+    _note(_name_left_out(evaluate.PROTOCOLS, given.suite), notes)
     sets = [_labelled(*each, notes) for each in _splits(given, notes)]
     asked = Asked(evaluate, nearest, probe, machines, _device(given.device))
     for each in sets:
@@ -72,7 +72,7 @@ def judge_features(given: argparse.Namespace, neighbours: Sequence[int]) -> int:
     return 0
 
 
-def _on_images(protocols: Sequence[str], suite: str) -> str:
+def _name_left_out(protocols: Sequence[str], suite: str) -> str:
     parts = [name for name in protocols if name not in ON_FEATURES]
     parts += ["fine-tuning"] * (suite == "full")
     return f"left out, as it needs the images of a run: {', '.join(parts)}" if parts else ""
@@ -101,7 +101,7 @@ def _splits(
 
 
 def _test_rows(path: Path, whole: Given, notes: list[str]) -> tuple[Given | None, Tensor | None]:
-    """Of one file: a fifth of its rows; none if its labels do not allow it."""
+    """Hold out a fifth of the rows of one file; none if its labels do not allow it."""
     if whole.labels is None:
         return None, None
     numbers, _ = numbered(whole.labels, whole.labels)
@@ -127,31 +127,31 @@ def _labelled(
         _note("there are no training labels: only metrics that need none are computed", notes)
         return Sets(name, train.layer, train.rows, about=about)
     if test is None or test.labels is None:
-        return _without_test(name, train, about, notes)
+        return _label_training(name, train, about, notes)
     labels, wanted = numbered(train.labels, test.labels)
     rows, tested = train.rows, test.rows
     if held_out is not None:
         used = torch.ones(len(labels), dtype=torch.bool)
         used[held_out] = False
-        rows, labels = _of(rows, labels, used)
-        tested, wanted = _of(tested, wanted, ~used)
+        rows, labels = _choose(rows, labels, used)
+        tested, wanted = _choose(tested, wanted, ~used)
     known = _known(labels, "training", notes), _known(wanted, "test", notes)
     if not all(each.any() for each in known):
-        return _without_test(name, train, about, notes)
-    rows, labels = _of(rows, labels, known[0])
-    tested, wanted = _of(tested, wanted, known[1])
+        return _label_training(name, train, about, notes)
+    rows, labels = _choose(rows, labels, known[0])
+    tested, wanted = _choose(tested, wanted, known[1])
     about |= {"test source": test.source, "images": {"train": len(labels), "test": len(wanted)}}
     return Sets(name, train.layer, rows, labels, tested, wanted, about)
 
 
-def _without_test(name: str, train: Given, about: dict[str, Any], notes: list[str]) -> Sets:
-    """With the labels of training rows, for kNN among themselves."""
+def _label_training(name: str, train: Given, about: dict[str, Any], notes: list[str]) -> Sets:
+    """Return the training rows with their labels, for kNN among themselves."""
     assert train.labels is not None
     labels, _ = numbered(train.labels, train.labels)
     known = _known(labels, "training", notes)
     if not known.any():
         return Sets(name, train.layer, train.rows, about=about)
-    rows, labels = _of(train.rows, labels, known)
+    rows, labels = _choose(train.rows, labels, known)
     return Sets(name, train.layer, rows, labels, about=about)
 
 
@@ -164,7 +164,7 @@ def _known(labels: Tensor, split: str, notes: list[str]) -> Tensor:
     return known
 
 
-def _of(rows: Rows, labels: Tensor, chosen: Tensor) -> tuple[Rows, Tensor]:
+def _choose(rows: Rows, labels: Tensor, chosen: Tensor) -> tuple[Rows, Tensor]:
     if chosen.all():
         return rows, labels
     return Chosen(rows, chosen.nonzero().flatten()), labels[chosen]

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from sslengine import absent, catalog, registry
 from sslengine.command import documents
+from sslengine.command.arguments import JSON, PLUGINS, Argument, build_parser
 from sslengine.command.networks import names_of, trunks
 from sslengine.command.recipes import PHOTOS, QUICK, SMALL, about, methods, methods_with_forms
 from sslengine.config.compose import shipped_configs
@@ -77,19 +78,17 @@ def _kind(given: str) -> str:
     raise argparse.ArgumentTypeError(f"{given!r} is no list. {hint} There are: {listing(KINDS)}")
 
 
+ARGUMENTS = (
+    Argument("kind", ", ".join(KINDS), _kind, "KIND", choices=tuple(KINDS), nargs="?"),
+    Argument("pattern", "with * and ?, in quotes", metavar="PATTERN", nargs="?"),
+    PLUGINS,
+    Argument("--vissl", VISSL, bool),
+    JSON,
+)
+
+
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="sslengine list", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("kind", type=_kind, choices=tuple(KINDS), metavar="KIND", nargs="?",
-                        help=", ".join(KINDS))  # fmt: skip
-    parser.add_argument("pattern", nargs="?", metavar="PATTERN", help="with * and ?, in quotes")
-    parser.add_argument("--plugin", action="append", default=[], metavar="MODULE",
-                        help="a module of yours that registers components")  # fmt: skip
-    parser.add_argument("--vissl", action="store_true", help=VISSL)
-    documents.add_json(parser)
-    return parser
+    return build_parser("list", __doc__, ARGUMENTS)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -105,7 +104,7 @@ def main(arguments: Sequence[str]) -> int:
         rows = list(absent.rows())
         documents.show(rows) if given.json else print("\n".join(map(": ".join, rows)))
         return 0
-    load_plugins(given.plugin, "--plugin")
+    load_plugins(given.plugins, "--plugin")
     names = list(KINDS[given.kind].names())
     of_libraries = given.kind == "models"
     if of_libraries and given.pattern:
@@ -119,20 +118,20 @@ def main(arguments: Sequence[str]) -> int:
     else:
         print("\n".join(names))
     if of_libraries and not given.json:
-        print(_of_models(len(names), given.pattern), file=sys.stderr)
+        print(_explain_models(len(names), given.pattern), file=sys.stderr)
     return 0
 
 
 def _print(lines: Mapping[str, str]) -> None:
-    """In two columns; on a terminal the second is wrapped."""
+    """Print two columns; on a terminal the second is wrapped."""
     first = max(map(len, lines), default=0) + 2
     for name, text in lines.items():
         line = f"{name:{first}}{text}"
         print(fill(line, columns(sys.stdout) or len(line), subsequent_indent=" " * first))
 
 
-def _of_models(count: int, pattern: str | None) -> str:
-    """Which of them --model takes."""
+def _explain_models(count: int, pattern: str | None) -> str:
+    """Say which of them --model takes."""
     if pattern:
         return f"{count} networks for --model; of a name that both have timm's: torchvision:NAME"
     return (

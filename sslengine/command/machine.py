@@ -1,18 +1,23 @@
-"""What this machine has, and what a run on it takes if nothing else is said."""
+"""Look at this machine: what a run on it takes if nothing else is said, and what judging takes."""
 
 from __future__ import annotations
 
+import argparse
 import os
 from dataclasses import dataclass
 
 import torch
+from omegaconf import DictConfig
 
+from sslengine.config.compose import overrides, typed
 from sslengine.config.options import DEVICES
 from sslengine.distributed.ranks import gpu_count, has_mps
 from sslengine.errors import ConfigError, nearest
 from sslengine.precision import best
 
 GIB = 2**30
+DEVICE, RANKS, NODES = "MACHINE.DEVICE", "DISTRIBUTED.NUM_PROC_PER_NODE", "DISTRIBUTED.NUM_NODES"
+WORKERS = "DATA.NUM_DATALOADER_WORKERS"
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,7 @@ class Machine:
         return f"{ranks} x {self.name or 'GPU'}"
 
     def told(self, device: str, ranks: int, precision: str, workers: int, batch: int) -> str:
-        """What a run computes with. device, precision: as the config has them."""
+        """Say what a run computes with. device, precision: as the config has them."""
         device = self.device if device == "auto" else device
         if precision == "auto":
             precision = best(torch.device({"gpu": "cuda"}.get(device, device)))
@@ -59,15 +64,15 @@ class Machine:
 
     @property
     def workers(self) -> int:
-        """Of each rank. A core stays with the process that computes on the CPU, or feeds a GPU
-        whose memory is the machine's."""
+        """Return those of each rank. A core stays with the process that computes on the CPU, or
+        feeds a GPU whose memory is the machine's."""
         if self.gpus:
             return max(1, min(12, self.cores // self.gpus))
         return max(0, min(8, self.cores - 1))
 
     def batch(self, images: int, many_views: bool) -> int:
-        """By the memory: 128 images of 16 GiB, a half with many views of each; 32 on a CPU. A
-        power of two, of which an epoch has two at least."""
+        """Choose by the memory: 128 images of 16 GiB, a half with many views of each; 32 on a CPU.
+        A power of two, of which an epoch has two at least."""
         most = 32
         if self.device != "cpu":
             most = min(512, max(32, 8 * (self.memory // GIB)))
@@ -103,3 +108,50 @@ def look(device: str = "auto", gpus: int | None = None) -> Machine:
     if apple:
         memory = torch.mps.recommended_max_memory()
     return Machine(used, memory, cores or 1, properties[0].name if properties else "", apple)
+
+
+# ---- judging
+
+
+def judging_keys(given: argparse.Namespace, config: DictConfig) -> tuple[list[str], str]:
+    """Return what `judge` computes on: as the run, or else what this machine has.
+
+    The keys of the config, and a note unless they were asked for. config: the run's.
+    """
+    workers = {} if given.workers is None else {WORKERS: given.workers}
+    asked = given.device != "auto" or given.gpus is not None
+    if not asked and (_is_placed(config) or _is_said(given) or _runs_anywhere(config)):
+        return overrides(workers), ""
+    found = look(given.device, given.gpus)
+    if not asked and _has(found, config):
+        return overrides(workers), ""
+    values = {DEVICE: found.device, RANKS: found.ranks, NODES: 1}
+    if asked:
+        return overrides({**values, **workers}), ""
+    note = (
+        f"computed on {found}: the run has {DEVICE}={config.MACHINE.DEVICE} and "
+        f"{RANKS}={config.DISTRIBUTED.NUM_PROC_PER_NODE}"
+    )
+    return overrides({**values, WORKERS: found.workers, **workers}), note
+
+
+def _is_placed(config: DictConfig) -> bool:
+    """Say whether SLURM places it, or torchrun, whose process this is."""
+    return bool(config.SLURM.USE_SLURM) or "RANK" in os.environ
+
+
+def _is_said(given: argparse.Namespace) -> bool:
+    keys = (f"config.{each}=" for each in (DEVICE, RANKS, NODES))
+    return any(each.startswith(tuple(keys)) for each in typed(given.values))
+
+
+def _runs_anywhere(config: DictConfig) -> bool:
+    wanted, ranks = config.MACHINE.DEVICE, config.DISTRIBUTED.NUM_PROC_PER_NODE
+    return bool(wanted == "cpu" or (wanted == "auto" and ranks == 1))
+
+
+def _has(machine: Machine, config: DictConfig) -> bool:
+    """Say whether it has as many GPUs as the run has processes; or is an Apple computer."""
+    if config.MACHINE.DEVICE == "mps":
+        return machine.apple
+    return bool(machine.gpus >= config.DISTRIBUTED.NUM_PROC_PER_NODE)

@@ -1,14 +1,19 @@
-"""What `--model` names: a trunk of sslengine's or a plugin's, a network of timm's or torchvision's.
+"""Find the network that a name means: a trunk of sslengine's or a plugin's, timm's, torchvision's.
 
-    vit_small_patch16_224       the first that has such a name, in this order
-    torchvision:resnet50        of this library
-    my_package.my_module:Mine   a class of yours
+    --model vit_small_patch16_224       the first that has such a name, in this order
+    --model torchvision:resnet50        of this library
+    --model my_package.my_module:Mine   a class of yours
+    judge timm/resnet50                 a library's network with its weights, in place of a run
 
-The words before the colon are a library, or a module.
+The words before the colon are a library, or a module. A network in place of a run gets a folder as
+that of a run: its config.yaml has the network, a file with its weights, and the view of the
+network's pretrained config. The file is the user's, or is downloaded: of timm's networks a
+.safetensors of the hub; torchvision's are .pth, which are read without running what they hold.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Iterator
@@ -19,8 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from sslengine import catalog
-from sslengine.errors import ConfigError, UnknownNameError, nearest
-from sslengine.registry import TRUNKS, import_dotted
+from sslengine.atomic import write_whole
+from sslengine.checkpoint.contents import foreign
+from sslengine.command.arguments import expect_weights
+from sslengine.config.resolve import resolve_dict
+from sslengine.config.show import show
+from sslengine.config.yaml_text import load_run
+from sslengine.errors import CheckpointError, ConfigError, OutputError, UnknownNameError, nearest
+from sslengine.registry import TRUNKS
 
 assert catalog  # importing it declares all names
 
@@ -34,11 +45,15 @@ SHOWING, A_VIT = "vision_transformer", "vit_small_patch16_224"
 # The side of images that most networks are made for.
 SIDE = 224
 _DECORATED = re.compile(r"^@register_model(?:\(.*?\))?\n(?:@.*\n)*def (\w+)\(", re.M)
+BATCH = 64
+FILE = "model.safetensors"  # on the hub: timm's names, and no pickle
+# A run's config.yaml has `train`: its weights are those of its checkpoints.
+ENGINE = "evaluate"
 
 
 @cache
 def names_of(library: str) -> tuple[str, ...]:
-    """The networks of a library, from its source: it is not imported."""
+    """Return the networks of a library, from its source: it is not imported."""
     return tuple(sorted({name for text in _sources(library) for name in _DECORATED.findall(text)}))
 
 
@@ -50,7 +65,7 @@ def _sources(library: str) -> Iterator[str]:
 
 
 def trunks() -> list[str]:
-    """Without those of the libraries, which are named by their networks."""
+    """Return the names of trunks, but for the libraries: those are named by their networks."""
     return [name for name in TRUNKS.names() if name not in LIBRARIES]
 
 
@@ -63,7 +78,7 @@ class Network:
         return self.name
 
     def keys(self, side: int, many_views: bool, pretrained: bool) -> dict[str, Any]:
-        """Of MODEL.TRUNK, for images of this side."""
+        """Return the keys of MODEL.TRUNK for images of this side."""
         if not self.library:
             if pretrained:
                 raise ConfigError(
@@ -99,16 +114,17 @@ class Network:
     @property
     def section(self) -> str:
         """The section of a trunk's sizes, if it is made for images of one side."""
+        from sslengine.models.options import TrunkOptions
+
         made_by = TRUNKS.options(self.name)
-        sections = vars(import_dotted("sslengine.models.options:TrunkOptions")()).items()
-        found = (key for key, each in sections if type(each) is made_by)
+        found = (key for key, each in vars(TrunkOptions()).items() if type(each) is made_by)
         return next((key for key in found if hasattr(made_by, "IMAGE_SIZE")), "")
 
     @property
     def patch_side(self) -> int | None:
-        """Of a network that embeds patches."""
+        """The side of the patches that it embeds; None: it embeds none."""
         if self.library == "timm":
-            embed: Any = getattr(self._on_meta(), "patch_embed", None)
+            embed: Any = getattr(self._skeleton(), "patch_embed", None)
             return int(embed.feat_ratio()) if hasattr(embed, "feat_ratio") else None
         if not self.library and self.section:
             made_by: Any = TRUNKS.options(self.name)
@@ -117,27 +133,30 @@ class Network:
 
     @property
     def can_leave_patches_out(self) -> bool:
-        """Of a plugin's trunk the launch says it."""
+        """Say whether it can; of a plugin's trunk the launch says it."""
         if self.library == "timm":
-            return bool(import_dotted("sslengine.models.trunks.shown:can_show")(self._on_meta()))
+            from sslengine.models.trunks.shown import can_show
+
+            return can_show(self._skeleton())
         shipped = self.name in TRUNKS and TRUNKS.owner(self.name).startswith("sslengine.")
         return not self.library and (self.name == SHOWING or not shipped)
 
     @property
     def pools_class_token(self) -> bool:
-        """By default, of timm's ViT: another pool needs no other layers then."""
-        made_by = import_dotted("timm.models.vision_transformer:VisionTransformer")
-        if self.library != "timm" or not isinstance(self._on_meta(), made_by):
-            return False
-        return bool(self._on_meta().global_pool == "token")
+        """Say whether a ViT of timm's does by default: another pool needs no other layers then."""
+        from timm.models.vision_transformer import VisionTransformer
 
-    def _on_meta(self) -> Any:
-        return _timm_on_meta(self.name)
+        if self.library != "timm" or not isinstance(self._skeleton(), VisionTransformer):
+            return False
+        return bool(self._skeleton().global_pool == "token")
+
+    def _skeleton(self) -> Any:
+        return _build_skeleton(self.name)
 
     @property
     def has_class_token(self) -> bool:
-        """Only of timm's networks it is known before the launch."""
-        return self.library != "timm" or getattr(self._on_meta(), "cls_token", None) is not None
+        """Say whether it has one; before the launch this is known of timm's networks alone."""
+        return self.library != "timm" or getattr(self._skeleton(), "cls_token", None) is not None
 
     def expect_for(self, method: str, masks: bool, leaves_out: bool, reads_class: bool) -> None:
         """Raise a ConfigError if the method hides patches, leaves them out, or reads the class
@@ -156,8 +175,8 @@ class Network:
 
 
 @cache
-def _timm_on_meta(name: str) -> Any:
-    """Without memory for its weights."""
+def _build_skeleton(name: str) -> Any:
+    """Build the network of timm's without memory for its weights."""
     import timm
     import torch
 
@@ -205,3 +224,124 @@ def has(library: str, name: str) -> bool:
     import timm
 
     return bool(timm.is_model(name))  # an earlier name, or what a plugin adds
+
+
+# ---- a network in place of a run
+
+
+def find_stock(given: str | Path) -> Network | None:
+    """Return the network that is named; None: it is a folder, or has no name of a library."""
+    library, _, name = str(given).partition("/")
+    if library not in LIBRARIES or not name or Path(given).exists():
+        return None
+    expect_known(library, name, f"{library}/{name}")
+    return Network(library, name)
+
+
+def make_folder(given: str | Path, weights: str | Path | None, folder: Path | None = None) -> Path:
+    """Return the folder of a run as it is; of a stock network `folder`, which is made."""
+    network = find_stock(given)
+    if network is not None:
+        folder = folder or Path("runs", f"{network.name}-judged")
+        _write(folder, network, weights)
+        return folder
+    if weights is not None:
+        raise ConfigError("--weights: it belongs to timm/NAME or torchvision/NAME, not to a run.")
+    return Path(given)
+
+
+def _write(folder: Path, network: Network, weights: str | Path | None) -> None:
+    """Write the config. weights: a file; None: download it."""
+    from sslengine.command.machine import look
+
+    if weights is not None:
+        expect_weights(str(weights), "--weights")
+    file = _download(network) if weights is None else Path(weights).expanduser().absolute()
+    split = {"TRANSFORMS": view_of(network), "BATCHSIZE_PER_REPLICA": BATCH}
+    workers = look().workers
+    tree: dict[str, Any] = {
+        "MODEL": {
+            "TRUNK": {"NAME": network.library, network.library.upper(): {"model": network.name}},
+            "WEIGHTS_INIT": {"PARAMS_FILE": str(file)},
+        },
+        "DATA": {"NUM_DATALOADER_WORKERS": workers, "TRAIN": split, "TEST": split},
+        "MACHINE": {"DEVICE": "auto", "PRECISION": "auto"},
+        "DISTRIBUTED": {"NUM_PROC_PER_NODE": 1},
+        "CHECKPOINT": {"DIR": str(folder)},
+    }
+    content = show(resolve_dict(tree, f"{network.library}/{network.name}", ENGINE)).encode()
+    config = folder / "config.yaml"
+    if foreign(folder) or (config.exists() and _network(config.read_bytes()) != _network(content)):
+        raise OutputError(
+            f"{folder} has files of another kind, a run, or another network. Choose a new or empty "
+            f"folder: --out FOLDER."
+        )
+    write_whole(config, content)
+
+
+def _network(config: bytes) -> tuple[Any, Any]:
+    tree: Any = load_run(config, "config.yaml")
+    return tree.get("engine_name"), tree["config"].get("MODEL")
+
+
+def view_of(network: Network) -> list[dict[str, Any]]:
+    """List what the library does to an image, as transforms of this package."""
+    if network.library == "torchvision":
+        preset = _weights_of_torchvision(network.name).transforms()
+        (resized,), (side,) = preset.resize_size, preset.crop_size
+        return _entries(resized, side, preset.interpolation.value, preset.mean, preset.std)
+    import timm
+
+    config = timm.get_pretrained_cfg(network.name)
+    data = timm.data.resolve_data_config(pretrained_cfg=config.to_dict() if config else {})
+    height, width = data["input_size"][1:]
+    resized = [math.floor(side / data["crop_pct"]) for side in (height, width)]
+    if data["crop_mode"] == "center" and height == width:
+        resized = resized[0]
+    elif data["crop_mode"] != "squash":
+        raise ConfigError(
+            f"timm/{network.name}: its pretrained config crops by {data['crop_mode']!r} to "
+            f"{height} x {width} pixels, which no transform here does."
+        )
+    return _entries(resized, [height, width], data["interpolation"], data["mean"], data["std"])
+
+
+def _entries(resized: Any, side: Any, interpolation: str, mean: Any, std: Any) -> list[Any]:
+    return [
+        {"name": "Resize", "size": resized, "interpolation": interpolation},
+        {"name": "CenterCrop", "size": side},
+        {"name": "ToTensor"},
+        {"name": "Normalize", "mean": [*mean], "std": [*std]},
+    ]
+
+
+def _weights_of_torchvision(name: str) -> Any:
+    import torchvision
+
+    known: Any = torchvision.models.get_model_weights(name)
+    return known.DEFAULT
+
+
+def _download(network: Network) -> Path:
+    """Download the weights into the library's cache, unless they are there."""
+    import timm
+    from huggingface_hub import hf_hub_download
+    from torch import hub
+
+    try:
+        if network.library == "torchvision":
+            url = _weights_of_torchvision(network.name).url
+            hub.load_state_dict_from_url(url, check_hash=True, weights_only=True)
+            return Path(hub.get_dir(), "checkpoints", url.rpartition("/")[2])
+        config = timm.get_pretrained_cfg(network.name)
+        if config is None or not config.hf_hub_id:
+            raise CheckpointError("timm names none on the hub.")
+        if config.hf_hub_filename not in (None, FILE):
+            raise CheckpointError(f"on the hub they are {config.hf_hub_filename}, expected {FILE}.")
+        repository, _, revision = config.hf_hub_id.partition("@")
+        return Path(hf_hub_download(repository, FILE, revision=revision or None))
+    except Exception as error:  # without a network there are many
+        raise CheckpointError(
+            f"{network.library}/{network.name}: its weights cannot be downloaded: {error}\n  "
+            f"If you have them in a file: --weights FILE."
+        ) from error

@@ -16,58 +16,58 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sslengine.command import documents
-from sslengine.command.counts import expect_counts
-from sslengine.command.new_file import expect_writable
-from sslengine.command.run_there import expect_run
+from sslengine.command.arguments import (
+    DEVICE,
+    JSON,
+    NETWORK,
+    RUN,
+    TRUST_CONFIG,
+    VALUES,
+    Argument,
+    build_parser,
+    expect_run,
+    expect_writable,
+)
 from sslengine.config.compose import typed
-from sslengine.config.options import DEVICES
 from sslengine.errors import SSLEngineError
 from sslengine.launch.cli import ended_by
 from sslengine.progress import progress
-from sslengine.registry import import_dotted
 from sslengine.screen import say
+
+ARGUMENTS = (
+    replace(RUN, flag="folder", metavar=None, help="the run's folder"),
+    Argument("images", metavar="IMAGE", nargs="+"),
+    Argument("--nearest", "neighbours to find", int, "N", 5, least=0),
+    replace(JSON, help="print all results as one JSON document"),
+    Argument("--picture", "draw the images and their neighbours", Path, "FILE"),
+    replace(NETWORK, help="of a method with a teacher; auto: the one that the method's authors "
+            "evaluate"),
+    DEVICE,
+    replace(VALUES, parameter="overrides", help="a value of the run's config, as "
+            "DATA.TRAIN.DATA_PATHS=[/images]; repeatable"),
+    TRUST_CONFIG,
+)  # fmt: skip
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="sslengine predict",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("folder", type=Path, help="the run's folder")
-    parser.add_argument("images", nargs="+", metavar="IMAGE")
-    parser.add_argument("--nearest", type=int, default=5, metavar="N", help="neighbours to find")
-    documents.add_json(parser, "print all results as one JSON document")
-    parser.add_argument(
-        "--picture", type=Path, metavar="FILE", help="draw the images and their neighbours"
-    )
-    parser.add_argument(
-        "--network",
-        choices=("auto", "student", "teacher"),
-        default="auto",
-        help="of a method with a teacher; auto: the one that the method's authors evaluate",
-    )
-    parser.add_argument("--device", choices=DEVICES, default="auto")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
-        help="a value of the run's config, as DATA.TRAIN.DATA_PATHS=[/images]; repeatable",
-    )  # fmt: skip
-    parser.add_argument("--trust-config", action="store_true", help="allow config.yaml to run code")
-    return parser
+    return build_parser("predict", __doc__, ARGUMENTS)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = make_parser().parse_args(arguments)
-    expect_counts(given, nearest=0)
     expect_run(given.folder)
     if given.picture:
         expect_writable(given.picture, "--picture")
+    from sslengine.predictor import Predictor
+    from sslengine.predictor.report import as_json, as_text, save
+
     with documents.apart(given.json):
-        predictor = import_dotted("sslengine.predictor:Predictor")(
+        predictor = Predictor(
             given.folder,
             nearest=given.nearest,
             device=given.device,
@@ -81,17 +81,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not found:
         return status
     if given.picture:
-        import_dotted("sslengine.predictor.picture:save")(given.picture, predictor, found)
-    form = import_dotted(f"sslengine.predictor.report:as_{'json' if given.json else 'text'}")
+        save(given.picture, predictor, found)
     if given.json:
-        documents.show({**form(predictor, found), "unreadable": unreadable})
+        documents.show({**as_json(predictor, found), "unreadable": unreadable})
     else:
-        say(form(predictor, found), sys.stdout)
+        say(as_text(predictor, found), sys.stdout)
     return status
 
 
 def _predictions(predictor: Any, images: Sequence[str]) -> tuple[dict[str, Any], list[str], int]:
-    """By the images' names; names without one, which stderr has; the worst exit status of these."""
+    """Return predictions by the images' names; the names of unreadable images, which stderr has;
+    and the worst exit status of these."""
     found: dict[str, Any] = {}
     unreadable: list[str] = []
     worst = 0

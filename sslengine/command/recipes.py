@@ -14,12 +14,13 @@ A form that names a machine is trained as written: only --method looks at this m
 from __future__ import annotations
 
 import argparse
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sslengine.command import columns, sides
+from sslengine.command import columns
 from sslengine.command.networks import Network, has
 from sslengine.config.compose import (
     Composition,
@@ -41,6 +42,13 @@ _IN_A_LINE = re.compile(r"^# In a line: (.+)$", re.MULTILINE)
 _NEEDS = re.compile(
     r"Needs .*?([\d.]+ GiB) of GPU memory for (\d+ images).*?([\d,]+ images) or more"
 )
+# The small crops of a multi-crop list are a multiple of this, the patches of most transformers.
+PATCH = 16
+# How much smaller than its cell a patch of a puzzle is, where no key says it.
+SHIFT = 21
+SIZED = ("size_crops", "crop_size_image", "size")
+
+Views = Sequence[Mapping[str, Any]]
 
 
 def names_in(folder: str) -> list[str]:
@@ -52,7 +60,7 @@ def methods() -> list[str]:
 
 
 def about(method: str) -> str:
-    """What it is, when to take it and what it needs, as the head of its recipe says."""
+    """Say what it is, when to take it and what it needs, as the head of its recipe does."""
     head = (shipped_configs() / PHOTOS / f"{method}.yaml").read_text("utf-8")
     needs, line = _NEEDS.search(head.replace("\n# ", " ")), _IN_A_LINE.search(head)
     assert needs  # a test reads all of them
@@ -61,16 +69,16 @@ def about(method: str) -> str:
 
 
 def forms_of(method: str) -> dict[str, str]:
-    """What each adds to the config; empty: a config by itself."""
+    """Return the forms, and what each adds to the config; empty: a config by itself."""
     return {
         **{form: f"+config/{FORMS}={form}" for form in names_in(FORMS)},
         **{form: f"+config/{FORMS}/{method}={form}" for form in names_in(f"{FORMS}/{method}")},
-        **({CPU: ""} if _for_cpu(method) else {}),
+        **({CPU: ""} if _cpu_config(method) else {}),
     }
 
 
-def _for_cpu(method: str) -> str:
-    """The config of small images on a CPU; empty: there is none."""
+def _cpu_config(method: str) -> str:
+    """Return the config of small images on a CPU; empty: there is none."""
     found = (folder for folder in (SMALL, QUICK) if method in names_in(folder))
     return next((f"{folder}/{method}" for folder in found), "")
 
@@ -81,7 +89,7 @@ def methods_with_forms() -> list[str]:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What the YAML says that options depend on."""
+    """A method's YAML, and what it says that options depend on."""
 
     files: list[str]  # the arguments that select them
     composed: Composition  # with what the command line says of columns, and with --set
@@ -89,20 +97,20 @@ class Recipe:
     for_cpu: bool = False  # METHOD/cpu
 
     @classmethod
-    def of(cls, given: argparse.Namespace) -> Recipe:
+    def read(cls, given: argparse.Namespace) -> Recipe:
         files = _files(given)
-        more = [*overrides(columns.keys(given)), *typed(given.values)]
+        more = [*overrides(columns.train_keys(given)), *typed(given.values)]
         composed = compose([*files, *more], given.config_dir, trusted=False)
         listed = composed.last_value("config.DATA.TRAIN.TRANSFORMS") or []
         views = [{"name": each} if isinstance(each, str) else each for each in listed]
         return cls(files, composed, views, given.recipe == f"{files[0].rpartition('/')[2]}/{CPU}")
 
     def said(self, key: str) -> Any:
-        """The value of a key below `config`; None if nothing sets it."""
+        """Return the value of a key below `config`; None if nothing sets it."""
         return self.composed.last_value(f"config.{key}")
 
     def typed(self, key: str) -> Any:
-        """What --set says."""
+        """Return the value that --set gives the key."""
         return replace(self.composed, layers=[]).last_value(f"config.{key}")
 
     def plugins(self, given: Sequence[str]) -> list[str]:
@@ -120,7 +128,7 @@ class Recipe:
 
     @property
     def batch(self) -> int | None:
-        """Of all ranks; None: the recipe is for any."""
+        """Return the images of a step of all ranks; None: the recipe is for any."""
         forms = [each.rpartition("=")[2] for each in self.files[1:]]
         found = [each.removeprefix(BATCH) for each in forms if each.startswith(BATCH)]
         return int(found[-1]) if found else None
@@ -146,25 +154,25 @@ class Recipe:
 
     @property
     def reads_class_token(self) -> bool:
-        """One of the heads gets it by its name."""
+        """Say whether a head gets it by its name."""
         return "CLS" in str(self.said("MODEL.MULTI_INPUT_HEAD_MAPPING") or "")
 
     @property
     def teacher(self) -> Network | None:
-        """A network of timm's that is no part of the model, and sees the same views. Of a name
-        that timm does not know the check of the config says it."""
+        """Return the network of timm's that is no part of the model, and sees the same views. The
+        check of the config reports a name that timm does not know."""
         name = self.said(f"LOSS.{self.said('LOSS.name')}.teacher.timm")
         return Network("timm", name) if name and has("timm", name) else None
 
     @property
     def averages_patches(self) -> bool:
-        """Its features are the mean of the patches, where the network is sslengine's."""
+        """Say whether features are the mean of the patches, where the network is sslengine's."""
         return self.said("MODEL.TRUNK.VISION_TRANSFORMERS.USE_CLASS_TOKEN") is False
 
     @property
     def side(self) -> int | None:
-        """Of the largest view."""
-        return sides.largest(self.views)
+        """Return the side of the largest view."""
+        return largest_side(self.views)
 
     @property
     def takes_any_network(self) -> bool:
@@ -172,17 +180,18 @@ class Recipe:
 
     @property
     def network(self) -> Network:
-        """Of a recipe that takes any: the one that it names."""
+        """Return the network that a recipe names which takes any."""
         return Network("timm", self.said("MODEL.TRUNK.TIMM.model"))
 
     @property
-    def of_shapes(self) -> bool:
-        """It says how many of the built-in shapes to make, which is nothing of images."""
+    def makes_shapes(self) -> bool:
+        """Say whether its DATA_LIMIT is the number of built-in shapes to make."""
         return self.name.startswith(f"{QUICK}/")
 
 
 def _files(given: argparse.Namespace) -> list[str]:
-    """Of `dino/1gpu/continued`: config=photos/dino +config/forms=1gpu +config/forms=continued."""
+    """Return config=photos/dino +config/forms=1gpu +config/forms=continued of the recipe
+    dino/1gpu/continued."""
     name = _name_of_recipe(given)
     method, *forms = name.split("/")
     known = forms_of(method)
@@ -195,7 +204,7 @@ def _files(given: argparse.Namespace) -> list[str]:
         hint = nearest(method, methods())
         raise UnknownNameError(f"--recipe {name}: there is no method {method!r}. {hint}".rstrip())
     if forms == [CPU] and CPU in known:
-        return [f"config={_for_cpu(method)}"]
+        return [f"config={_cpu_config(method)}"]
     if CPU in forms and CPU in known:
         raise ConfigError(
             f"--recipe {name}: {CPU} takes no other form. Give "
@@ -226,3 +235,74 @@ def _name_of_recipe(given: argparse.Namespace) -> str:
             f"{nearest(given.method, methods())}\n  There is one for: {listing(methods())}"
         )
     return str(given.recipe or f"{PHOTOS}/{given.method}")
+
+
+# ---- views at another side: --size
+
+
+def largest_side(views: Views) -> int | None:
+    """Return the side of the last crop; of an image in patches, that of the image."""
+    found = [each[key] for each in views for key in SIZED if each.get(key)]
+    if not found:
+        return None
+    return max(found[-1]) if isinstance(found[-1], list) else int(found[-1])
+
+
+def size_keys(views: Views, size: int, patch: int | None) -> dict[str, Any]:
+    """Return the keys with which the largest view has this side.
+
+    All sides keep their share of it. patch: of the network, which crops are multiples of.
+    """
+    was = largest_side(views)
+    if was is None:
+        raise ConfigError(
+            "--size: no entry of config.DATA.TRAIN.TRANSFORMS has a size. Set what decides on it "
+            "with --set KEY=VALUE; --show prints all keys."
+        )
+    _expect_patches(views, size, patch)
+    return {
+        f"DATA.TRAIN.TRANSFORMS.{number}.{key}": value
+        for number, entry in enumerate(views)
+        for key, value in _scale_entry(entry, size, was, patch or 1).items()
+        if value != entry.get(key)
+    }
+
+
+def _scale_entry(entry: Mapping[str, Any], size: int, was: int, patch: int) -> dict[str, Any]:
+    def scaled(side: int) -> int:
+        return max(1, round(side * size / was))
+
+    found: dict[str, Any] = {}
+    if entry.get("size"):
+        side = entry["size"]
+        found["size"] = [*map(scaled, side)] if isinstance(side, list) else scaled(side)
+    if "size_crops" in entry:
+        found["size_crops"] = [_crop(side, size, was, patch) for side in entry["size_crops"]]
+    if "crop_size_image" in entry:
+        found["crop_size_image"] = scaled(entry["crop_size_image"])
+        cells = math.isqrt(entry.get("num_patches", 9))
+        shown = entry.get("crop_size_patches", 255) // cells - SHIFT
+        found["crop_size_patches"] = cells * (scaled(shown) + SHIFT)
+    if entry["name"] == "ImgPatchesFromTensor":
+        found["patch_jitter"] = scaled(entry.get("patch_jitter", SHIFT))
+    return found
+
+
+def _crop(side: int, size: int, was: int, patch: int) -> int:
+    if side == was:
+        return size
+    if size == was and side % patch == 0:
+        return side
+    step = patch if PATCH % patch else PATCH
+    return max(step, round(side * size / was / step) * step)
+
+
+def _expect_patches(views: Views, size: int, patch: int | None) -> None:
+    """Raise a ConfigError unless patches, and the cells that are hidden, fill a view."""
+    unit = math.lcm(patch or 1, *(each["cell_size"] for each in views if "cell_size" in each))
+    if size % unit:
+        fits = [each for each in (size // unit * unit, (size // unit + 1) * unit) if each]
+        raise ConfigError(
+            f"--size: views of {size} pixels are not whole patches of {unit}, those of a network "
+            f"or of masks. Give --size {' or '.join(map(str, fits))}."
+        )

@@ -11,26 +11,25 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import replace
 
 from sslengine import catalog
+from sslengine.command.arguments import RUN, TRUST_CONFIG, Argument, build_parser
 from sslengine.config.compose import overrides, sweep
 from sslengine.config.run_folder import open_run
 from sslengine.launch.cli import start
 
 assert catalog  # importing it declares all names
 
+ARGUMENTS = (
+    replace(RUN, flag="folder", metavar=None, help="the run's folder"),
+    Argument("overrides", "as for a run", metavar="KEY=VALUE", nargs="*"),
+    TRUST_CONFIG,
+)
+
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="sslengine replay",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("folder", type=Path, help="the run's folder")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for a run")
-    parser.add_argument("--trust-config", action="store_true", help="allow config.yaml to run code")
-    return parser
+    return build_parser("replay", __doc__, ARGUMENTS)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -16,17 +16,24 @@ import sys
 import time
 import webbrowser
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from sslengine.atomic import write_whole
 from sslengine.command import documents
-from sslengine.command.new_file import expect_writable
+from sslengine.command.arguments import (
+    JSON,
+    RUN,
+    TRUST_CONFIG,
+    Argument,
+    build_parser,
+    expect_writable,
+)
 from sslengine.errors import ConfigError, SSLEngineError
 from sslengine.launch.cli import INTERRUPTED
 from sslengine.monitor.run_facts import REPORT, checkpoints_in, read_judgements
 from sslengine.monitor.run_status import RUNNING
 from sslengine.monitor.verdict import judge_run
-from sslengine.registry import import_dotted
 from sslengine.report.comparison import compare_runs, show
 from sslengine.report.gather import PAGE, write_page
 from sslengine.report.page import render_comparison
@@ -45,20 +52,19 @@ from sslengine.screen_console import LiteralConsole
 SECONDS = 30.0
 
 
+ARGUMENTS = (
+    replace(RUN, flag="runs", nargs="+", help="folders of runs; the folder of a sweep"),
+    Argument("--map", "compute the map of images, and what it is drawn of", bool),
+    Argument("--out", "the page; else report.html in the run's folder", Path, "FILE"),
+    Argument("--open", "open the page in a browser", bool),
+    Argument("--watch", "write it again while the run trains", bool),
+    replace(TRUST_CONFIG, help="with --map: allow config.yaml to run code"),
+    JSON,
+)
+
+
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="sslengine report", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    add = parser.add_argument
-    add("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs; the folder of a sweep")
-    add("--map", action="store_true", help="compute the map of images, and what it is drawn of")
-    add("--out", type=Path, metavar="FILE", help="the page; else report.html in the run's folder")
-    add("--open", action="store_true", help="open the page in a browser")
-    add("--watch", action="store_true", help="write it again while the run trains")
-    add("--trust-config", action="store_true", help="with --map: allow config.yaml to run code")
-    documents.add_json(parser)
-    return parser
+    return build_parser("report", __doc__, ARGUMENTS)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -94,7 +100,8 @@ def _report(given: argparse.Namespace, folder: Path) -> Path:
     if given.map:
         if not (folder / REPORT).is_file():
             notes += _judge(folder, given.trust_config)
-        make_parts = import_dotted("sslengine.report.make_parts:make_parts")
+        from sslengine.report.make_parts import make_parts
+
         make_parts(folder, trust_config=given.trust_config, notes=notes)
     page = write_page(folder, given.out)
     say("\n".join([*_lines(read(folder)), *(f"  note  {each}" for each in notes)]), sys.stdout)
@@ -104,10 +111,11 @@ def _report(given: argparse.Namespace, folder: Path) -> Path:
 
 def _judge(folder: Path, trusted: bool) -> list[str]:
     """Compute the features that a map is drawn of; return why that was not possible."""
-    judge = import_dotted("sslengine.command.judge:main")
+    from sslengine.command import judge
+
     more = ["--trust-config"] if trusted else []
     try:
-        status = judge([str(folder), *more, "--set", "CHECKPOINT.REPORT_AT_END=false"])
+        status = judge.main([str(folder), *more, "--set", "CHECKPOINT.REPORT_AT_END=false"])
         if status == INTERRUPTED:
             raise KeyboardInterrupt
     except SSLEngineError as error:
@@ -125,7 +133,7 @@ def _compare(given: argparse.Namespace, folders: Sequence[Path], notes: Sequence
 
 
 def _place(given: Sequence[Path], folders: Sequence[Path]) -> Path:
-    """In the folder of a sweep; otherwise in the current one: the runs may be anywhere."""
+    """Return a file in the folder of a sweep; else in the current one: runs may be anywhere."""
     if len(given) == 1 and given[0] not in folders:
         return given[0] / PAGE
     return Path(PAGE)

@@ -25,22 +25,33 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sslengine.command import columns, networks, sides
-from sslengine.command.counts import expect_counts
+from sslengine.command import columns, networks
+from sslengine.command.arguments import (
+    CONFIG_DIR,
+    DEVICE,
+    IMAGE_COLUMN,
+    LABEL_COLUMN,
+    PLUGINS,
+    VALUES,
+    WORKERS,
+    Argument,
+    build_parser,
+    expect_weights,
+)
 from sslengine.command.networks import Network
-from sslengine.command.recipes import Recipe
-from sslengine.command.weights_there import expect_weights
+from sslengine.command.recipes import PATCH, Recipe, size_keys
 from sslengine.config.compose import overrides, typed
-from sslengine.config.options import DEVICES, DistributedOptions, MachineOptions
+from sslengine.config.options import DistributedOptions, MachineOptions
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.errors import ConfigError, readable
 from sslengine.launch import cli
 from sslengine.launch.folder import expect_place
 from sslengine.methods import DEFAULT
-from sslengine.registry import component_key, import_dotted, load_plugins
+from sslengine.registry import component_key, load_plugins
 
-BATCH, WORKERS = "DATA.TRAIN.BATCHSIZE_PER_REPLICA", "DATA.NUM_DATALOADER_WORKERS"
-DEVICE = "MACHINE.DEVICE"
+# Keys of the config.
+BATCH, LOADERS = "DATA.TRAIN.BATCHSIZE_PER_REPLICA", "DATA.NUM_DATALOADER_WORKERS"
+COMPUTES_ON = "MACHINE.DEVICE"
 RANKS, NODES = "DISTRIBUTED.NUM_PROC_PER_NODE", "DISTRIBUTED.NUM_NODES"
 PRECISION = "MACHINE.PRECISION"
 FROZEN = "MODEL.TEMP_FROZEN_PARAMS_EPOCH_MAP"
@@ -50,46 +61,45 @@ LIMIT, HELD_OUT = "DATA.TRAIN.DATA_LIMIT", "DATA.HOLD_OUT.SHARE"
 TIMM_ARGUMENTS = "MODEL.TRUNK.TIMM.arguments"
 
 
+ARGUMENTS = (
+    Argument("data", "images: see above", metavar="DATA"),
+    Argument("--method", f"see `list methods`; default: {DEFAULT}", metavar="NAME",
+             listed="methods"),
+    Argument("--recipe", "a config in place of the method's: `list recipes`", metavar="NAME",
+             listed="recipes"),
+    Argument("--model", "any network of timm's or torchvision's, or a trunk: `list models`; "
+             "default: resnet50, without a GPU resnet18", metavar="NAME"),
+    replace(PLUGINS, help="a module of yours that registers trunks, methods, sources ..."),
+    Argument("--pretrained", "start from the model's weights that timm has", bool),
+    Argument("--weights", "start from these weights", metavar="FILE"),
+    Argument("--trust-pickle", "allow the file of weights to run code", bool, python=False),
+    Argument("--freeze-trunk", "train only heads in the first epochs", int, "EPOCHS", least=0),
+    Argument("--epochs", kind=int, metavar="N", least=1),
+    Argument("--size", "side of the largest view of an image", int, "PIXELS", least=1),
+    Argument("--batch-size", "images of each GPU, or of the CPU", int, "N", least=1),
+    Argument("--lr", "the largest learning rate, for this batch size", float, "RATE"),
+    Argument("--val", "leave out a share of the images, to judge by", float, "SHARE"),
+    IMAGE_COLUMN,
+    LABEL_COLUMN,
+    Argument("--group", "--val leaves out whole groups: images with one value here",
+             metavar="COLUMN"),
+    Argument("--stream", "read .tar shards, or parquet files with images in them, from one end to "
+             "the other: no index, no copy; takes --length", bool),
+    Argument("--length", "images of an epoch of a stream", int, "N", least=1),
+    Argument("--seed", kind=int, metavar="N"),
+    DEVICE,
+    Argument("--gpus", "default: all of this machine", int, "N", least=0),
+    Argument("--precision", choices=("auto", "fp32", "tf32", "bf16", "fp16")),
+    replace(WORKERS, help="processes of each rank that load images"),
+    Argument("--out", "folder of the run; default: runs/METHOD-MODEL", metavar="DIR"),
+    replace(VALUES, help="any key of the config, `config.` before it may be left out"),
+    replace(CONFIG_DIR, help="a folder of your own YAML"),
+    Argument("--show", "print the config that results, without training", bool, python=False),
+)  # fmt: skip
+
+
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="sslengine train", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    add = parser.add_argument
-    add("data", metavar="DATA", help="images: see above")
-    add("--method", metavar="NAME", help=f"see `list methods`; default: {DEFAULT}")
-    add("--recipe", metavar="NAME", help="a config in place of the method's: `list recipes`")
-    add("--model", metavar="NAME", help="any network of timm's or torchvision's, or a trunk: `list "
-        "models`; default: resnet50, without a GPU resnet18")  # fmt: skip
-    add("--plugin", action="append", default=[], metavar="MODULE",
-        help="a module of yours that registers trunks, methods, sources ...")  # fmt: skip
-    add("--pretrained", action="store_true", help="start from the model's weights that timm has")
-    add("--weights", metavar="FILE", help="start from these weights")
-    add("--trust-pickle", action="store_true", help="allow the file of weights to run code")
-    add("--freeze-trunk", type=int, metavar="EPOCHS", help="train only heads in the first epochs")
-    add("--epochs", type=int, metavar="N")
-    add("--size", type=int, metavar="PIXELS", help="side of the largest view of an image")
-    add("--batch-size", type=int, metavar="N", help="images of each GPU, or of the CPU")
-    add("--lr", type=float, metavar="RATE", help="the largest learning rate, for this batch size")
-    add("--val", type=float, metavar="SHARE", help="leave out a share of the images, to judge by")
-    columns.add_columns(parser, group="--val leaves out whole groups: images with one value here")
-    add("--stream", action="store_true", help="read .tar shards, or parquet files with images in "
-        "them, from one end to the other: no index, no copy; takes --length")  # fmt: skip
-    add("--length", type=int, metavar="N", help="images of an epoch of a stream")
-    add("--seed", type=int, metavar="N")
-    add("--device", choices=DEVICES, default="auto")
-    add("--gpus", type=int, metavar="N", help="default: all of this machine")
-    add("--precision", choices=("auto", "fp32", "tf32", "bf16", "fp16"))
-    add("--workers", type=int, metavar="N", help="processes of each rank that load images")
-    add("--out", metavar="DIR", help="folder of the run; default: runs/METHOD-MODEL")
-    add("--set", action="append", default=[], dest="values", metavar="KEY=VALUE",
-        help="any key of the config, `config.` before it may be left out")  # fmt: skip
-    add(
-        "--config-dir", action="append", default=[], metavar="DIR", help="a folder of your own YAML"
-    )
-    add("--show", action="store_true", help="print the config that results, without training")
-    parser.set_defaults(label_file="")  # of arrays in memory: api.py
-    return parser
+    return build_parser("train", __doc__, ARGUMENTS)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -108,101 +118,97 @@ def _is_config(arguments: Sequence[str]) -> bool:
     return any(each.startswith("config=") for each in arguments)
 
 
-def choose(given: argparse.Namespace) -> tuple[list[str], str]:
-    """The arguments of the command with config=..., and a line on what was chosen."""
-    expect_counts(
-        given, epochs=1, size=1, batch_size=1, length=1, gpus=0, workers=0, freeze_trunk=0
-    )
+def choose(given: argparse.Namespace, label_file: str = "") -> tuple[list[str], str]:
+    """Return the arguments of the command with config=..., and a line on what was chosen.
+
+    label_file: of arrays in memory.
+    """
     if given.val is not None and not 0 < given.val < 1:
         raise ConfigError(f"--val: expected a share, such as 0.1; got {given.val:g}.")
     by_default = not (given.method or given.recipe)
     given.method = DEFAULT if by_default else given.method
-    recipe = Recipe.of(given)
-    _load_plugins(given, recipe)
+    recipe = Recipe.read(given)
+    load_plugins(recipe.plugins(given.plugins))  # names that they register are names from here on
     if given.weights is not None:
         expect_weights(given.weights, "--weights")
     if given.model:  # its name, before images are looked at
         networks.find(given.model)
     if given.out:
         expect_place(Path(given.out).expanduser())
-    data = import_dotted("sslengine.command.images:look")(
-        given.data, lambda key: recipe.said(f"DATA.TRAIN.{key}"), given.label_file, streams=True,
+    from sslengine.command import bands, data, machine
+
+    images = data.look(
+        given.data, lambda key: recipe.said(f"DATA.TRAIN.{key}"), label_file, streams=True,
         as_stream=given.stream,
     )  # fmt: skip
-    found = import_dotted("sslengine.command.machine:look")(given.device, given.gpus)
-    bands = None if _says_pixels(given) else import_dotted("sslengine.command.bands:look")(data)
-    if bands:
-        recipe = replace(recipe, views=bands.views(recipe.views))
+    found = machine.look(given.device, given.gpus)
+    measured = None if _says_pixels(given) else bands.look(images)
+    if measured:
+        recipe = replace(recipe, views=measured.views(recipe.views))
     network = _network(given, recipe, found.model)
-    count = len(data.source)
-    trained_on = _trained_on(given, recipe, count)
-    machine = _of_machine(given, recipe, found, trained_on)
+    count = len(images.source)
+    trained_on = _count_trained_on(given, recipe, count)
     name = component_key(network.name) if network else ""
     values = {
-        **data.keys(),
-        **machine,
-        **({LIMIT: -1} if recipe.of_shapes and recipe.said(LIMIT) else {}),
-        **(_of_bands(bands, recipe) if bands else {}),
+        **images.keys(),
+        **_machine_keys(given, recipe, found, trained_on),
+        **({LIMIT: -1} if recipe.makes_shapes and recipe.said(LIMIT) else {}),
+        **(_band_keys(measured, recipe) if measured else {}),
         "CHECKPOINT.DIR": "runs/" + "-".join(filter(None, (recipe.name.split("/")[-1], name))),
         **(_trunk(network, given, recipe) if network else {}),
         **_given(given),
         **_sides(network, given, recipe),
-        **_held_out(given, recipe, data),
+        **_held_out(given, recipe, images),
         **_frozen(given, recipe),
     }
     line = f"{count} images, {name or recipe.trunk}, {_computed_by(values, recipe, found)}"
-    if bands:
-        line += f"\n{bands}"
+    if measured:
+        line += f"\n{measured}"
     if by_default:
         line += f"\nmethod {DEFAULT}, the default; others: sslengine list methods"
     return [*recipe.files, *overrides(values), *typed(given.values)], line
 
 
-def _of_bands(bands: Any, recipe: Recipe) -> dict[str, Any]:
+def _band_keys(bands: Any, recipe: Recipe) -> dict[str, Any]:
     heads: dict[str, Any] = bands.heads(recipe.said("MODEL.HEAD.PARAMS") or [])
     return {**bands.keys(), "DATA.TRAIN.TRANSFORMS": recipe.views, **heads}
 
 
-def _load_plugins(given: argparse.Namespace, recipe: Recipe) -> None:
-    """Names that they register are names from here on."""
-    load_plugins(recipe.plugins(given.plugin))
-
-
-def _held_out(given: argparse.Namespace, recipe: Recipe, data: Any) -> dict[str, Any]:
-    """With a share of every class, where each image has one and no groups are kept whole."""
+def _held_out(given: argparse.Namespace, recipe: Recipe, images: Any) -> dict[str, Any]:
+    """Hold out a share of every class, where each image has one and no groups are kept whole."""
     if given.val is None:
         if given.group:
             raise ConfigError("--group: it says what --val leaves out. Add --val SHARE.")
         return {}
-    stratified = data.has_one_class_each and not recipe.said(columns.GROUP)
+    stratified = images.has_one_class_each and not recipe.said(columns.GROUP)
     return {HELD_OUT: given.val, "DATA.HOLD_OUT.STRATIFIED": stratified}
 
 
-def _trained_on(given: argparse.Namespace, recipe: Recipe, images: int) -> int:
-    """Without those that are held out: what --set says wins, then --val, then the recipe."""
+def _count_trained_on(given: argparse.Namespace, recipe: Recipe, images: int) -> int:
+    """Leave out those that are held out: what --set says wins, then --val, then the recipe."""
     said = (recipe.typed(HELD_OUT), given.val, recipe.said(HELD_OUT))
     return images - round(images * next((each for each in said if each is not None), 0))
 
 
-def _of_machine(
+def _machine_keys(
     given: argparse.Namespace, recipe: Recipe, found: Any, images: int
 ) -> dict[str, Any]:
     if recipe.made_for_a_machine:
         device = None if given.device == "auto" else given.device
         batch = batch_of_rank(given, recipe, given.gpus or recipe.said(RANKS) or 1)
-        asked = {BATCH: batch, RANKS: given.gpus, DEVICE: device}
+        asked = {BATCH: batch, RANKS: given.gpus, COMPUTES_ON: device}
         return {key: value for key, value in asked.items() if value is not None}
     batch = batch_of_rank(given, recipe, found.ranks)
     return {
         BATCH: batch or found.batch(images, recipe.many_views),
-        WORKERS: found.workers,
-        DEVICE: found.device,
+        LOADERS: found.workers,
+        COMPUTES_ON: found.device,
         RANKS: found.ranks,
     }
 
 
 def batch_of_rank(given: argparse.Namespace, recipe: Recipe, ranks: int) -> int | None:
-    """What was asked for, in the recipe's name or by itself. ranks: what --set says wins."""
+    """Return what was asked for, in the recipe's name or by itself. ranks: --set wins."""
     if recipe.batch is None or given.batch_size or recipe.typed(BATCH):
         return given.batch_size  # type: ignore[no-any-return]
     ranks = (recipe.typed(RANKS) or ranks) * (recipe.said(NODES) or 1)
@@ -215,19 +221,19 @@ def batch_of_rank(given: argparse.Namespace, recipe: Recipe, ranks: int) -> int 
 
 
 def _computed_by(values: Mapping[str, Any], recipe: Recipe, found: Any) -> str:
-    """Of the line on what was chosen: device, precision, workers, batch. What --set says wins."""
+    """Say the device, precision, workers and batch that the run will have. --set wins."""
     defaults = {
-        DEVICE: MachineOptions().DEVICE,
+        COMPUTES_ON: MachineOptions().DEVICE,
         RANKS: DistributedOptions().NUM_PROC_PER_NODE,
         PRECISION: "mixed" if recipe.said("MODEL.AMP_PARAMS.USE_AMP") else "fp32",
-        WORKERS: DataOptions().NUM_DATALOADER_WORKERS,
+        LOADERS: DataOptions().NUM_DATALOADER_WORKERS,
         BATCH: SplitOptions().BATCHSIZE_PER_REPLICA,
     }
     return str(found.told(*_chosen(values, recipe, defaults)))
 
 
 def _chosen(values: Mapping[str, Any], recipe: Recipe, defaults: Mapping[str, Any]) -> list[Any]:
-    """The values that the run will have: of --set, of this command, of the recipe."""
+    """Return the values that the run will have: of --set, of this command, of the recipe."""
     said = (
         (recipe.typed(key), values.get(key), recipe.said(key), default)
         for key, default in defaults.items()
@@ -249,7 +255,7 @@ def _says_pixels(given: argparse.Namespace) -> bool:
 
 
 def _network(given: argparse.Namespace, recipe: Recipe, usual: str) -> Network | None:
-    """None for the recipe's own, as it is."""
+    """Return the network to train; None for the recipe's own, as it is."""
     if given.model:
         network = networks.find(given.model)
         needs = recipe.is_masked, recipe.leaves_patches_out, recipe.reads_class_token
@@ -292,32 +298,32 @@ def _given(given: argparse.Namespace) -> dict[str, Any]:
         "OPTIMIZER.param_schedulers.lr.peak": given.lr,
         "SEED_VALUE": given.seed,
         "MACHINE.PRECISION": given.precision,
-        WORKERS: given.workers,
+        LOADERS: given.workers,
         "MODEL.WEIGHTS_INIT.PARAMS_FILE": given.weights and str(Path(given.weights)),
         "MODEL.WEIGHTS_INIT.TRUST_PICKLE": given.trust_pickle or None,
         "CHECKPOINT.DIR": given.out and str(Path(given.out)),
-        "PLUGINS": given.plugin or None,
-        **columns.keys(given),
+        "PLUGINS": given.plugins or None,
+        **columns.train_keys(given),
     }
     return {key: value for key, value in keys.items() if value is not None}
 
 
 def _sides(network: Network | None, given: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
-    """Of the views, which are entries of a list, of masks, and of a network made for one size."""
+    """Size the views, which are entries of a list, masks, and a network made for one size."""
     size = given.size or recipe.side
     if not size or not (given.size or network):
         return {}
     own = Network("", recipe.trunk) if not network and not recipe.takes_any_network else None
     in_parts = recipe.is_masked or recipe.leaves_patches_out or recipe.many_views
     patch = _patch(network or own, recipe) if given.size or in_parts or recipe.teacher else None
-    values = sides.keys(recipe.views, size, patch)
+    values = size_keys(recipe.views, size, patch)
     if own and own.section:
         values[f"MODEL.TRUNK.{own.section}.IMAGE_SIZE"] = size
     return values | (_masks(recipe, network, patch) if network and patch else {})
 
 
 def _patch(network: Network | None, recipe: Recipe) -> int | None:
-    """The side that is whole patches of the network and of its teacher."""
+    """Return the side that is whole patches of the network and of its teacher."""
     found = [recipe.teacher.patch_side] if recipe.teacher else []
     if network is not None:
         own = not network.library and network.section
@@ -328,7 +334,7 @@ def _patch(network: Network | None, recipe: Recipe) -> int | None:
 
 
 def _masks(recipe: Recipe, network: Network, patch: int) -> dict[str, Any]:
-    """They have the patches of the network."""
+    """Give masks the patches of the network."""
     for entry in recipe.views:
         if "patch_size" in entry and entry["patch_size"] != patch:
             raise ConfigError(
@@ -337,6 +343,6 @@ def _masks(recipe: Recipe, network: Network, patch: int) -> dict[str, Any]:
             )
     by_collator = recipe.said("DATA.TRAIN.COLLATE_FUNCTION") not in (None, "default_collate")
     hides = recipe.is_masked or recipe.leaves_patches_out
-    if not hides or not by_collator or patch == (recipe.said(MASKED_PATCH) or sides.PATCH):
+    if not hides or not by_collator or patch == (recipe.said(MASKED_PATCH) or PATCH):
         return {}
     return {MASKED_PATCH: patch}

@@ -35,7 +35,7 @@ from sslengine.config.options import SHARDED_TASK
 from sslengine.config.requirements import expect_no_conflict, expect_requirements, expect_views
 from sslengine.config.sections import find_host, give_keys
 from sslengine.errors import ConfigError
-from sslengine.registry import AUGMENT_BACKENDS, DATA_SOURCES, LOSSES, TRAIN_STEPS, component_key
+from sslengine.registry import DATA_SOURCES, LOSSES, TRAIN_STEPS, component_key
 
 # Meters of a list of outputs.
 METERS_OF_SEVERAL = (
@@ -81,7 +81,7 @@ def replace_removed_backend(merged: Merged) -> None:
     """Select `auto` in place of a back-end of earlier versions, with a warning."""
     data, key = merged.config.DATA, "AUGMENT_BACKEND"
     given = not OmegaConf.is_interpolation(data, key)
-    if not given or data[key] not in REMOVED_BACKENDS or data[key] in AUGMENT_BACKENDS:
+    if not given or data[key] not in REMOVED_BACKENDS:
         return
     path, name = f"config.DATA.{key}", data[key]
     merged.warnings.append(

@@ -10,8 +10,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from sslengine.config.options import SHARDED_TASK
-from sslengine.errors import nearest
-from sslengine.registry import AUGMENT_BACKENDS, TRANSFORMS
+from sslengine.errors import listing, nearest
+from sslengine.registry import TRANSFORMS
 
 
 @dataclass(frozen=True)
@@ -191,15 +191,14 @@ def missing_packages() -> list[str]:
 
 def best_backend() -> str:
     """Return the back-end that DATA.AUGMENT_BACKEND: auto selects."""
-    return FAST if FAST in AUGMENT_BACKENDS and not missing_packages() else ALWAYS_THERE
+    return ALWAYS_THERE if missing_packages() else FAST
 
 
 def why_not(name: str) -> str:
     """Return why the back-end of this name cannot be used; "" if it can."""
-    names = ["auto", *AUGMENT_BACKENDS.names()]
-    if name not in names and ":" not in name:
-        hint = nearest(name, names)
-        return f"expected one of {', '.join(names)}; got {name!r}. {hint}".rstrip()
+    names = ("auto", FAST, ALWAYS_THERE)
+    if name not in names:
+        return f"expected {listing(names)}; got {name!r}. {nearest(name, names)}".rstrip()
     missing = missing_packages()
     if name == FAST and missing:
         return (

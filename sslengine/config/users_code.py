@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import inspect
 import sys
+import sysconfig
 from collections.abc import Iterator
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-
-from sslengine.registry import is_installed
 
 _ENGINE = __name__.partition(".")[0]
 
@@ -71,3 +70,21 @@ def _add(module: ModuleType, files: dict[str, Path]) -> None:
         for each in (value, used):
             if isinstance(each, ModuleType):
                 _add(each, files)
+
+
+def is_installed(file: Path) -> bool:
+    """Tell whether it is a file of Python's or of an installed package, not of the user's."""
+    packages = {"site-packages", "dist-packages"} & {*file.parts}
+    return bool(packages) or file.is_relative_to(sysconfig.get_path("stdlib"))
+
+
+def users_frames(error: BaseException) -> TracebackType | None:
+    """Return the part of the error's traceback that begins in the user's code, called by ours."""
+    trace, called = error.__traceback__, False
+    while trace is not None:
+        file = Path(trace.tb_frame.f_code.co_filename)
+        ours = file.is_relative_to(Path(__file__).parents[1])
+        if called and not ours and not is_installed(file):
+            return trace
+        trace, called = trace.tb_next, called or ours
+    return None

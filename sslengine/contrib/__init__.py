@@ -1,8 +1,37 @@
 """Rarely used components: imported only when a config names them."""
 
-from sslengine.registry import HOOK_ADAPTERS, TRAIN_STEPS, WRITERS
+from sslengine.registry import (
+    ENGINES,
+    HEADS,
+    HOOK_ADAPTERS,
+    PROTOCOLS,
+    TRAIN_STEPS,
+    TRUNKS,
+    WRITERS,
+)
 
 HOOK_ADAPTERS.declare("sslengine.contrib.detectron2", "detectron2")
+WRITERS.declare("sslengine.contrib.csv_file", "csv")
+
 TRAIN_STEPS.declare("sslengine.contrib.mmengine", "model_train_step")
 TRAIN_STEPS.declare("sslengine.contrib.multi_optimizer", "multi_optimizer_train_step")
-WRITERS.declare("sslengine.contrib.csv_file", "csv")
+
+_TRUNKS = "sslengine.contrib.trunks"
+TRUNKS.declare(f"{_TRUNKS}.resnet_sk", "resnet_sk")
+TRUNKS.declare(f"{_TRUNKS}.convit", "convit")
+TRUNKS.declare(f"{_TRUNKS}.alexnet", "alexnet")
+TRUNKS.declare(f"{_TRUNKS}.beit", "beit")
+TRUNKS.declare(f"{_TRUNKS}.mobilenet_v3", "mobilenetv3_tv", "mobilenetv3_timm")
+HEADS.declare(f"{_TRUNKS}.mobilenet_v3_heads", "mobilenet_v3_head", "mobilenet_v3_head_timm")
+
+for _name in ("videos", "copies", "other_sets", "domains", "corruptions"):
+    PROTOCOLS.declare(f"sslengine.contrib.{_name}", _name)
+
+_ENGINES = "sslengine.contrib.vissl_benchmarks"
+ENGINES.declare(f"{_ENGINES}.svm", "train_svm", "train_svm_low_shot")
+ENGINES.declare(f"{_ENGINES}.predictions", "extract_label_predictions")
+ENGINES.declare(f"{_ENGINES}.prototypes", "extract_cluster")
+ENGINES.declare(f"{_ENGINES}.clusters", "cluster_features_and_label")
+ENGINES.declare(f"{_ENGINES}.neighbours", "nearest_neighbor_test")
+ENGINES.declare(f"{_ENGINES}.low_shot", "low_shot_test")
+ENGINES.declare(f"{_ENGINES}.retrieval", "instance_retrieval_test")

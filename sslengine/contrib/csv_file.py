@@ -16,9 +16,8 @@ from typing import Any
 
 from sslengine.atomic import write_whole
 from sslengine.errors import ConfigError
-from sslengine.monitor.build import METRICS, RunPlace
 from sslengine.monitor.history import columns, read
-from sslengine.monitor.writers import Record, Writer
+from sslengine.monitor.writers import METRICS, Record, RunPlace, Writer
 from sslengine.registry import register_writer
 
 log = logging.getLogger("sslengine")

@@ -1,6 +1,6 @@
 """Detect a rank that no longer responds, so that the others do not wait for it for ever.
 
-    with heartbeat(silence=20, on_lost=end_at_once): ...        # collective
+    with heartbeat(silence=20, on_lost=partial(leave_at_once, run_dir)): ...        # collective
 
 A thread of each rank increments a counter in the store of the process group and watches the
 counter of the next rank. In this ring each beat costs a rank three small messages, for any
@@ -14,17 +14,26 @@ process on the same host is killed, so that it cannot continue later.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+from sslengine.contrib.flight_recorder import keep_record
 from sslengine.distributed.process_group import own_store
 from sslengine.distributed.ranks import rank, world_size
-from sslengine.errors import Preempted
+from sslengine.errors import LaunchError, Preempted
+from sslengine.monitor.console import close_log
+
+log = logging.getLogger("sslengine")
 
 BEAT = 1.0  # seconds
 _POLL = 0.1
@@ -55,6 +64,21 @@ def heartbeat(silence: float, on_lost: Callable[[str], None]) -> Iterator[None]:
         if together and rank() == 0:
             watch.wait_for_others()
         watch.close()
+
+
+def leave_at_once(run_dir: Path, text: str) -> None:
+    """End this rank because another is lost, in a thread: the main one may be blocked.
+
+    The agent then ends the other ranks and reports the error; without one it is printed here.
+    """
+    log.critical("%s", text)
+    error = LaunchError(f"{text}. See {keep_record(run_dir)}")
+    close_log()
+    if "TORCHELASTIC_ERROR_FILE" in os.environ:
+        get_error_handler().record_exception(error)
+    else:
+        sys.stderr.write(f"error: {error}\n")
+    os._exit(1)
 
 
 class _Watch(threading.Thread):

@@ -36,10 +36,9 @@ from sslengine.engine.step import Loss, Sample, TrainStep, expect_numbers, expec
 from sslengine.errors import CheckpointError, ConfigError, TrainingError, listing, nearest
 from sslengine.models.options import ModelOptions
 from sslengine.optim.build import build_optimizer
-from sslengine.optim.learner import learner_of
-from sslengine.optim.multipliers import matching
+from sslengine.optim.learner import Trainable, learner_of, trainable
 from sslengine.optim.options import OptimizerSettings
-from sslengine.optim.param_groups import Trainable, trainable
+from sslengine.optim.param_groups import match_parameters
 from sslengine.optim.scheduled import OptionsView, ScheduledOptimizer
 from sslengine.precision import Precision
 from sslengine.registry import register_train_step
@@ -298,7 +297,7 @@ def owned_parameters(
     owned: dict[str, list[Trainable]] = {}
     for owner, its in patterns.items():
         key = f"{where}.{owner}.parameters"
-        matched = {each for pattern in its for each in matching(model, pattern, key)}
+        matched = {each for pattern in its for each in match_parameters(model, pattern, key)}
         owned[owner] = [each for each in trained if each.parameter in matched]
     names = {each.name for its in owned.values() for each in its}
     without_owner = [each.name for each in trained if each.name not in names]

@@ -12,8 +12,9 @@ from sslengine.data.options import (
     TableOptions,
     VideoOptions,
 )
-from sslengine.registry import AUGMENT_BACKENDS, COLLATORS, DATA_SOURCES, TRANSFORMS
+from sslengine.registry import COLLATORS, DATA_SOURCES, TRANSFORMS
 
+DATA_SOURCES.base = "sslengine.data.sources.base:DataSource"
 DATA_SOURCES.declare("sslengine.data.sources.shapes", "shapes", "upright_shapes")
 DATA_SOURCES.declare("sslengine.data.sources.synthetic", "synthetic", options=SyntheticOptions)
 DATA_SOURCES.declare("sslengine.data.sources.disk", "disk_folder", options=IndexOptions)
@@ -34,26 +35,34 @@ DATA_SOURCES.declare(
 )
 DATA_SOURCES.declare("sslengine.data.sources.video", "video", options=VideoOptions)
 
+AUGMENT = "sslengine.data.augment"
 TRANSFORMS.declare(
-    "sslengine.data.augment.transforms.views", "ImgReplicatePil", "ImgPilToPatchesAndImage"
+    f"{AUGMENT}.views",
+    "ImgReplicatePil",
+    "ImgPilToMultiCrop",
+    "ImgPilMultiCropRandomApply",
+    "ImgPilToPatchesAndImage",
 )
+TRANSFORMS.declare(f"{AUGMENT}.colour", "ImgPilColorDistortion", "ImgPilRandomColorJitter")
+TRANSFORMS.declare(f"{AUGMENT}.blur", "ImgPilGaussianBlur")
+TRANSFORMS.declare(f"{AUGMENT}.levels", "ImgPilRandomSolarize", "ImgPilRandomPhotometric")
+TRANSFORMS.declare(f"{AUGMENT}.noise", "GaussianNoise", "ChannelDrop")
+TRANSFORMS.declare(f"{AUGMENT}.geometry", "ImgRotatePil")
+TRANSFORMS.declare(f"{AUGMENT}.jigsaw", "ImgPatchesFromTensor", "ShuffleImgPatches")
+TRANSFORMS.declare(f"{AUGMENT}.masking", "MaskedImageModeling", "RandomPatchMask")
+TRANSFORMS.declare(f"{AUGMENT}.auto_augment", "RandAugment", "VisslAutoAugment")
+TRANSFORMS.declare(f"{AUGMENT}.corruption", "Corrupt")
 TRANSFORMS.declare(
-    "sslengine.data.augment.transforms.multicrop", "ImgPilToMultiCrop", "ImgPilMultiCropRandomApply"
-)
-TRANSFORMS.declare(
-    "sslengine.data.augment.transforms.conversion",
+    f"{AUGMENT}.conversion",
     "ImgToTensor",
     "ImgPilToRawTensor",
+    "ImgPil2LabTensor",
     "ImgPilResizeLargerSide",
     "MNISTImgPil2RGB",
+    "OneHotEncode",
 )
 TRANSFORMS.declare(
-    "sslengine.data.augment.transforms.masking", "MaskedImageModeling", "RandomPatchMask"
-)
-TRANSFORMS.declare("sslengine.data.augment.transforms.one_hot", "OneHotEncode")
-TRANSFORMS.declare("sslengine.data.augment.transforms.lab", "ImgPil2LabTensor")
-TRANSFORMS.declare(
-    "sslengine.data.augment.transforms.classy",
+    f"{AUGMENT}.classy",
     "imagenet_augment",
     "imagenet_no_augment",
     "lighting",
@@ -62,22 +71,6 @@ TRANSFORMS.declare(
     "video_default_augment",
     "video_default_no_augment",
 )
-TRANSFORMS.declare(
-    "sslengine.data.augment.transforms.auto_augment", "RandAugment", "VisslAutoAugment"
-)
-TRANSFORMS.declare("sslengine.data.augment.transforms.rotation", "ImgRotatePil")
-TRANSFORMS.declare(
-    "sslengine.data.augment.transforms.jigsaw", "ImgPatchesFromTensor", "ShuffleImgPatches"
-)
-TRANSFORMS.declare(
-    "sslengine.data.augment.transforms.jitter", "ImgPilColorDistortion", "ImgPilRandomColorJitter"
-)
-TRANSFORMS.declare("sslengine.data.augment.transforms.corruption", "Corrupt")
-TRANSFORMS.declare("sslengine.data.augment.transforms.photometric", "ImgPilRandomPhotometric")
-TRANSFORMS.declare("sslengine.data.augment.operations.blur", "ImgPilGaussianBlur")
-TRANSFORMS.declare("sslengine.data.augment.operations.noise", "GaussianNoise")
-TRANSFORMS.declare("sslengine.data.augment.operations.channel_drop", "ChannelDrop")
-TRANSFORMS.declare("sslengine.data.augment.operations.solarize", "ImgPilRandomSolarize")
 
 COLLATORS.declare(
     "sslengine.data.batch.collators",
@@ -99,6 +92,3 @@ COLLATORS.declare("sslengine.data.batch.mixing", "cutmixup_collator", "multicrop
 COLLATORS.declare("sslengine.data.batch.multi_block", "multi_block_collator")
 COLLATORS.declare("sslengine.data.batch.visible_block", "visible_block_collator")
 COLLATORS.declare("sslengine.data.batch.one_hot_targets", "targets_one_hot_default_collator")
-
-AUGMENT_BACKENDS.declare("sslengine.data.augment.backends.pil", "pil")
-AUGMENT_BACKENDS.declare("sslengine.data.augment.backends.compiled", "numba")

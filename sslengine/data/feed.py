@@ -63,7 +63,7 @@ class DataFeed:
             chosen, split, seed, options.AUGMENT_BACKEND, image_keys(collate), classes, training,
             options.HOLD_OUT,
         )  # fmt: skip
-        self._arrival = self.dataset.arrival(self.device)
+        self._finish = self.dataset.finish_on(self.device)
         self._sampler = batches_of(
             self.dataset, options, split, rank, world_size, seed if training else None, stretches
         )
@@ -131,7 +131,7 @@ class DataFeed:
         end = self.steps_per_epoch if last_step is None else last_step
         sizes = self.batch_sizes[first_step:end]
         batches = self._watch(self._ahead.batches(epoch, first_step, end), sizes)
-        return on_device(batches, self.device, self._overlap, self._arrival)
+        return on_device(batches, self.device, self._overlap, self._finish)
 
     def then(self, epoch: int, first_step: int, last_step: int) -> None:
         """Workers load the first batches of these steps while the last of the others are used.

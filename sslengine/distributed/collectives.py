@@ -46,7 +46,7 @@ def gather(tensor: Tensor) -> Gathered:
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        return _all_gather(tensor)
+        return gather_equal(tensor)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
@@ -60,18 +60,18 @@ _all_gather_rows = getattr(dist, "all_gather_single", None) or dist.all_gather_i
 _reduce_scatter_rows = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-def _all_gather(tensor: Tensor) -> Tensor:
+def gather_equal(tensor: Tensor) -> Tensor:
+    """Gather the rows of all ranks, which have equally many, without gradient."""
     rows = tensor.new_empty((world_size() * tensor.shape[0], *tensor.shape[1:]))
     _all_gather_rows(rows, tensor.contiguous())
     return rows
 
 
 def _gather_uneven(tensor: Tensor) -> Gathered:
-    sizes = _all_gather(torch.tensor([tensor.shape[0]], device=tensor.device)).tolist()
+    sizes = gather_equal(torch.tensor([tensor.shape[0]], device=tensor.device)).tolist()
     largest = max(sizes)
-    padded = tensor.new_zeros((largest, *tensor.shape[1:]))
-    padded[: tensor.shape[0]] = tensor
-    shares = _all_gather(padded).split(largest)
+    padded = torch.cat([tensor, tensor.new_zeros((largest - len(tensor), *tensor.shape[1:]))])
+    shares = gather_equal(padded).split(largest)
     rows = torch.cat([share[:size] for share, size in zip(shares, sizes, strict=True)])
     return Gathered(rows, sum(sizes[: rank()]))
 
@@ -123,9 +123,8 @@ def permuted(rows: Tensor, order: Tensor) -> Tensor:
     leaving, arriving = (
         np.bincount(each, minlength=world_size()) for each in (places // share, owners)
     )
-    sent = rows[_copy_to_device(rows, host[places] - rank() * share)].contiguous()
-    came = torch.empty_like(sent)
-    dist.all_to_all_single(came, sent, arriving.tolist(), leaving.tolist())
+    sent = rows[_copy_to_device(rows, host[places] - rank() * share)]
+    came = exchange(sent, Counts(leaving.tolist(), arriving.tolist()))
     # Received rows are sorted by rank, and those of one rank by their place in the order.
     found = _copy_to_device(rows, owners.argsort(kind="stable"))
     return torch.empty_like(came).index_copy_(0, found, came)

@@ -1,4 +1,4 @@
-"""What is trained on several ranks: DDP around model and loss, or manual reduction.
+"""Train model and loss on several ranks: wrapped in DDP, or with manual reduction.
 
 With manual reduction (`DISTRIBUTED.MANUAL_GRADIENT_REDUCTION`, and steps of several backward
 passes, which DDP's hooks do not support), buffers are broadcast before forward, forward and
@@ -15,10 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+from torch.distributed import _broadcast_coalesced  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import _get_default_group as _default_group
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
-from sslengine.distributed.collectives import broadcast, sum_in_place
+from sslengine.distributed.collectives import sum_in_place
 from sslengine.distributed.ranks import world_size
 from sslengine.distributed.sharding import gradients_kept, is_unit
 from sslengine.errors import TrainingError
@@ -82,6 +84,8 @@ def expect_called(model: nn.Module) -> None:
         )
 
 
+_MESSAGE = 2**25  # bytes
+
 # torch 2.15 renamed DDP's argument.
 _BUFFERS = (
     "forward_sync_buffers"
@@ -98,25 +102,12 @@ def no_sync(model: nn.Module, method: nn.Module | None = None) -> AbstractContex
     return gradients_kept(*sharded) if sharded else nullcontext()
 
 
-# A tensor with more elements is sent alone, without a copy.
-LARGE = 2**22
-
-
 @torch.no_grad()
 def broadcast_all(tensors: Iterable[Tensor]) -> None:
-    """Copy rank 0's values into the tensors of all ranks; small ones in one message per dtype."""
-    if world_size() == 1:
-        return
-    small = []
-    for each in tensors:
-        if each.numel() > LARGE and each.is_contiguous():
-            broadcast(each)
-        else:
-            small.append(each)
-    for same in group_dtypes(small):
-        own = _order_dimensions(same, same)
-        flat = broadcast(_flatten_dense_tensors(own))
-        torch._foreach_copy_(own, _unflatten_dense_tensors(flat, own))
+    """Copy rank 0's values into the tensors of all ranks, many in one message."""
+    every = [each.detach() for each in tensors]
+    if every and world_size() > 1:
+        _broadcast_coalesced(_default_group(), every, _MESSAGE, 0)
 
 
 def batch_norm_buffers(module: nn.Module) -> list[Tensor]:
@@ -137,7 +128,7 @@ def manual_gradient_all_reduce(model: nn.Module) -> None:
 def mean_of_gradients(
     parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    """Means over ranks, in place where a gradient exists.
+    """Average over ranks, in place where a gradient exists.
 
     A gradient that is None on some ranks counts as zero there. One that is None on all ranks
     stays None, as with one rank, so that it has no weight decay and momentum. A rank with a
@@ -146,36 +137,18 @@ def mean_of_gradients(
     if world_size() == 1:
         return list(gradients)
     filled = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients)]
-    layout = {id(mean): p for mean, p in zip(filled, parameters, strict=True)}
     lacked = {id(mean) for mean, given in zip(filled, gradients) if given is None}
     none_on_all: set[int] = set()
     for grads in group_dtypes(filled):
-        owners = grads[0].new_ones(len(grads))  # sent along: how many ranks have each
         missing = [number for number, grad in enumerate(grads) if id(grad) in lacked]
-        for number in missing:
-            owners[number].zero_()
-        own = _order_dimensions(grads, [layout[id(grad)] for grad in grads])
-        flat = sum_in_place(_flatten_dense_tensors([*own, owners])).div_(world_size())
-        *means, owners = _unflatten_dense_tensors(flat, [*own, owners])
-        torch._foreach_copy_(own, means)
-        if missing:
-            had = owners.tolist()
-            none_on_all.update(id(grads[number]) for number in missing if not had[number])
+        owners = grads[0].new_ones(len(grads))  # sent along: how many ranks have each
+        owners[missing] = 0
+        flat = sum_in_place(_flatten_dense_tensors([*grads, owners])).div_(world_size())
+        *means, owners = _unflatten_dense_tensors(flat, [*grads, owners])
+        torch._foreach_copy_(grads, means)
+        had = owners.tolist() if missing else []
+        none_on_all.update(id(grads[number]) for number in missing if not had[number])
     return [None if id(mean) in none_on_all else mean for mean in filled]
-
-
-def _order_dimensions(tensors: Sequence[Tensor], layout: Sequence[Tensor]) -> list[Tensor]:
-    """Return views whose dimensions are in memory order, so that flattening copies once.
-
-    layout: tensors of the same shapes whose strides define the order, the same on all ranks.
-    """
-    pairs = zip(tensors, layout, strict=True)
-    return [each if each.ndim < 2 else each.permute(_order(like)) for each, like in pairs]
-
-
-def _order(tensor: Tensor) -> list[int]:
-    strides = tensor.stride()
-    return sorted(range(tensor.ndim), key=lambda dim: -strides[dim])
 
 
 def group_dtypes(tensors: Iterable[Tensor]) -> list[list[Tensor]]:

@@ -11,28 +11,24 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from multiprocessing import resource_tracker
-from typing import Any, NoReturn
+from typing import Any
 
 from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import (
-    ChildFailedError,
-    ProcessFailure,
-    get_error_handler,
-)
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.multiprocessing import (  # type: ignore[attr-defined]
     _prctl_pr_set_pdeathsig as set_parent_death_signal,
 )
 
-from sslengine.distributed.agreement import Agreement
+from sslengine.config.users_code import users_frames
 from sslengine.distributed.process_group import LAUNCHED, open_store
 from sslengine.errors import LaunchError, Preempted, SSLEngineError
-from sslengine.registry import users_frames
 
 log = logging.getLogger("sslengine")
 
@@ -44,8 +40,10 @@ _SILENCED = (
     "torch.multiprocessing.spawn",
 )
 
-# After a signal, ranks have this time to save; then they are killed.
-GRACE = 600  # seconds
+# After a signal, ranks have this time in seconds to save; then they are killed. Older versions of
+# torch have no such option, and give 30.
+_KNOWN = any(each.name == "shutdown_timeout" for each in fields(LaunchConfig))
+_GRACE: dict[str, Any] = {"shutdown_timeout": 600} if _KNOWN else {}
 _OPEN = 60.0  # seconds, for a store
 _CAUSE = 10.0  # seconds, for the agent to see why another rank ended
 
@@ -55,6 +53,8 @@ _SCHEDULERS = (signal.SIGUSR1, signal.SIGUSR2)
 _AGENTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 # Exit codes of ranks that ended because of a signal.
 _SIGNALLED = (os.EX_TEMPFAIL, *(-number for number in _SCHEDULERS))
+# Modules from which the loss of another rank is raised.
+_COLLECTIVES = ("torch.distributed", "torch.nn.parallel", "torch.autograd", "sslengine.distributed")
 _PREEMPTED = (
     "stopped by {}; the ranks have ended. The same command resumes from the newest checkpoint."
 )
@@ -99,7 +99,7 @@ def start_processes(
             rdzv_configs={"rank": node_id, "timeout": 60 * minutes},
             max_restarts=0,
             start_method="spawn",
-            **_grace(),
+            **_GRACE,
         )
         try:
             with _forward_as_sigterm(*_SCHEDULERS):
@@ -132,26 +132,19 @@ def _run_rank(function: Callable[..., Any], arguments: tuple[Any, ...], attempt:
     except Preempted:
         sys.exit(os.EX_TEMPFAIL)
     except Exception as error:
-        if _lost_another_rank(error):
-            _wait_for_the_agent()
+        if _may_be_anothers(error):
+            # The agent reports one rank, and does not know which of two failed first. It ends this
+            # one when it sees the other; if training has taken that signal, this one ends itself.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            time.sleep(_CAUSE)
         raise error.with_traceback(users_frames(error) or error.__traceback__)  # noqa: B904
 
 
-def _lost_another_rank(error: Exception) -> bool:
-    return isinstance(error, DistError) or "gloo/transport" in str(error)
-
-
-def _wait_for_the_agent() -> None:
-    """Wait for the end of this rank, which failed because another one did.
-
-    The agent reports one rank, and does not know which of two failed first; it ends this one when
-    it sees the other one. Training may have noted that signal already.
-    """
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if Agreement.asked:
-        time.sleep(1)  # it may have been a scheduler's
-        os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(_CAUSE)
+def _may_be_anothers(error: Exception) -> bool:
+    """Return whether a collective, or a backward pass that holds some, raised the error."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    in_torch = frame.f_globals["__name__"].startswith(_COLLECTIVES)
+    return isinstance(error, DistError) or (isinstance(error, RuntimeError) and in_torch)
 
 
 def _end_with_the_launcher() -> None:
@@ -168,22 +161,6 @@ def _wait_for(launcher: Any) -> None:
     launcher.join()
     log.warning("the process that started the ranks has ended; the ranks save and end as well")
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def fail_at_once(error: Exception) -> NoReturn:
-    """End this rank from any thread, even if the main thread is blocked. The agent then ends the
-    other ranks and reports the error; without an agent it is printed here."""
-    if "TORCHELASTIC_ERROR_FILE" in os.environ:
-        get_error_handler().record_exception(error)
-    else:
-        sys.stderr.write(f"error: {error}\n")
-    os._exit(1)
-
-
-def _grace() -> dict[str, Any]:
-    """Return torch's option of the grace period; older versions have none, and 30 seconds."""
-    known = any(each.name == "shutdown_timeout" for each in fields(LaunchConfig))
-    return {"shutdown_timeout": GRACE} if known else {}
 
 
 def _start_tracker(*blocked: signal.Signals) -> None:
@@ -225,39 +202,29 @@ def _forward_as_sigterm(*numbers: signal.Signals) -> Iterator[None]:
 
 
 def _describe(error: ChildFailedError) -> tuple[str, bool]:
-    """Return the message of the rank that failed first, since later failures are its consequence; a
-    LaunchError takes precedence. And whether it is an error that the user has to correct."""
+    """Return the message of the rank that failed first, and whether the user has to correct it.
+
+    Later failures are its consequence; a LaunchError takes precedence.
+    """
     rank, failure = min(
         error.failures.items(),
-        key=lambda item: (_name(item[1]) != "LaunchError", item[1].timestamp),
+        key=lambda item: (_record(item[1])[0] != "LaunchError", item[1].timestamp),
     )
-    text = f"rank {rank} on {socket.gethostname()} failed: {_message(failure)}"
-    return text, _name(failure) in _USER_ERRORS - _names(LaunchError)
+    name, said, trace = _record(failure)
+    by_engine = name in _names(SSLEngineError)
+    text = said if by_engine or not name else f"{name}: {said}\n{trace}".rstrip()
+    by_user = by_engine and name not in _names(LaunchError)
+    return f"rank {rank} on {socket.gethostname()} failed: {text}", by_user
 
 
-def _message(failure: ProcessFailure) -> str:
-    name = _name(failure)
-    if not name:
-        return str(failure.message)
-    text = _recorded(failure)["message"]
-    if name in _USER_ERRORS:
-        return str(text.partition(": ")[2])
-    trace = _recorded(failure).get("extraInfo", {}).get("py_callstack", "")
-    return f"{text}\n{trace}".rstrip()
-
-
-def _name(failure: ProcessFailure) -> str:
-    """Return the name of the exception's class; empty if the process ended without an exception."""
-    return str(_recorded(failure).get("message", "")).partition(": ")[0]
-
-
-def _recorded(failure: ProcessFailure) -> dict[str, Any]:
-    data = failure.error_file_data.get("message") if failure.error_file_data else None
-    return data if isinstance(data, dict) else {}
+def _record(failure: ProcessFailure) -> tuple[str, str, str]:
+    """Return the class of the exception, "" if the process ended without; its text; its frames."""
+    recorded = (failure.error_file_data or {}).get("message")
+    if not isinstance(recorded, dict):
+        return "", str(failure.message), ""
+    name, _, text = str(recorded["message"]).partition(": ")
+    return name, text, recorded.get("extraInfo", {}).get("py_callstack", "")
 
 
 def _names(cls: type[Exception]) -> set[str]:
     return {cls.__name__}.union(*(_names(sub) for sub in cls.__subclasses__()))
-
-
-_USER_ERRORS = _names(SSLEngineError)

@@ -1,31 +1,20 @@
-"""Join and leave the process group of a run, make smaller groups, and record a failed run.
-
-torch's flight recorder keeps the last collectives of each rank.
-"""
+"""Join and leave the process group of a run, and make smaller groups."""
 
 from __future__ import annotations
 
 import datetime
-import errno
-import faulthandler
-import json
-import logging
 import os
 import socket
 import time
-from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.distributed as dist
-from torch._C import _distributed_c10d
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed import distributed_c10d as c10d
 
 from sslengine.distributed.ranks import initialized, rank, world_size
 from sslengine.errors import LaunchError
-
-log = logging.getLogger("sslengine")
 
 Group = dist.ProcessGroup
 
@@ -34,8 +23,6 @@ LAUNCHED = "SSLENGINE_LAUNCHED"
 _PORT = "port of rank 0's store"
 _OPEN = 60.0  # seconds
 _POLL = 0.1  # seconds
-_LAST = 200  # collectives that are recorded
-_KEPT = ("collective_seq_id", "profiling_name", "input_sizes", "input_dtypes", "state", "retired")
 _BACKLOG = 2048  # pending connections: those of all ranks may arrive at the same time
 
 
@@ -134,13 +121,11 @@ def _is_loopback(host: str) -> bool:
 
 
 def _listen(port: int) -> socket.socket | None:
-    """Return None if the port is in use. If a store of this process uses it, torch shares it."""
+    """Return None if the port is in use: torch shares a store of this process, or says why not."""
     try:
         return socket.create_server(("127.0.0.1", port), backlog=_BACKLOG)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            return None
-        raise
+    except OSError:
+        return None
 
 
 def _open_own(agents: c10d.Store) -> c10d.Store:
@@ -201,40 +186,3 @@ def neighbours(size: int) -> Group | None:
         if rank() in members:
             mine = group
     return cast(Group, mine)
-
-
-def arm_recorder() -> None:
-    """Let torch keep the last collectives. Call it before the group is made."""
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(_LAST))
-
-
-def keep_record(folder: Path) -> Path | None:
-    """Write what this rank was doing, its last collectives and its threads' stacks, to
-    `folder`/rank<N>.json and .txt. Return None with one process, which has no collectives, and if
-    writing fails: the run's own error is then the one to report."""
-    if world_size() == 1:
-        return None
-    path = folder / f"rank{rank()}.json"
-    about = {"rank": rank(), "host": socket.gethostname(), "pid": os.getpid(), "at": time.time()}
-    lines = [json.dumps(each) for each in (about, *_last_collectives())]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        with path.with_suffix(".txt").open("w", encoding="utf-8") as stacks:
-            faulthandler.dump_traceback(stacks, all_threads=True)
-    except OSError as error:
-        log.warning("could not write %s: %s", path, error)
-        return None
-    return path
-
-
-def _last_collectives() -> list[dict[str, Any]]:
-    """Return the oldest first; none without torch's recorder (before torch 2.8)."""
-    dump = getattr(_distributed_c10d, "_dump_fr_trace_json", None)
-    if dump is None:
-        return []
-    entries = json.loads(dump()).get("entries", [])
-    return [
-        {**{key: each[key] for key in _KEPT if key in each}, "at": each["time_created_ns"] / 1e9}
-        for each in entries
-    ]

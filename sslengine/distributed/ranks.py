@@ -40,14 +40,13 @@ def pick_device(name: str) -> torch.device:
         name = found_device(int(os.environ.get("WORLD_SIZE", "1")))
     if name == "cpu":
         return torch.device("cpu")
-    if name == "mps":
-        return _apple()
-    count = gpu_count()
+    if name == "mps" and has_mps():
+        return torch.device("mps")
+    count = gpu_count() if name == "gpu" else 0
     if count == 0:
-        hint = "mps (Apple's GPU)" if has_mps() else "cpu"
         raise LaunchError(
-            f"config.MACHINE.DEVICE is gpu, but torch finds no GPU on this machine. "
-            f"Set config.MACHINE.DEVICE={hint} (or auto)."
+            f"config.MACHINE.DEVICE is {name}, but torch finds no such GPU on this machine. "
+            f"Set config.MACHINE.DEVICE=auto (here that is {found_device()})."
         )
     if local_rank() >= count:
         raise LaunchError(
@@ -73,13 +72,3 @@ def gpu_count() -> int:
 def has_mps() -> bool:
     """Return whether torch finds Apple's GPU."""
     return torch.backends.mps.is_available()
-
-
-def _apple() -> torch.device:
-    if not has_mps():
-        why = "" if torch.backends.mps.is_built() else " This torch is built without MPS."
-        raise LaunchError(
-            f"config.MACHINE.DEVICE is mps, but torch finds no GPU of Apple's on this machine."
-            f"{why} Set config.MACHINE.DEVICE=cpu (or auto)."
-        )
-    return torch.device("mps")

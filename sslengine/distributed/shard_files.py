@@ -144,15 +144,26 @@ def read_folder(folder: Path, peers: Peers | None = None, without: Collection[st
     from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
     rest = torch.load(folder / REST, map_location="cpu", weights_only=True, mmap=peers is not None)
-    rest = _pruned(rest, without)
     reader = FileSystemReader(folder)
     reader.read_metadata = partial(_metadata, folder)  # type: ignore[method-assign]
     known = _metadata(folder).state_dict_metadata
-    tensors = {mark: _empty(known.get(mark), mark, peers) for mark in _marks(rest)}
+    tensors: dict[str, Tensor] = {}
+
+    def fill(value: Any) -> Any:
+        if isinstance(value, dict) and set(value) == {_MARK}:
+            mark = value[_MARK]
+            if mark not in tensors:
+                tensors[mark] = _empty(known.get(mark), mark, peers)
+            return tensors[mark]
+        if isinstance(value, dict):
+            return {key: fill(each) for key, each in value.items() if key not in without}
+        return type(value)(map(fill, value)) if isinstance(value, (list, tuple)) else value
+
+    state = fill(rest)
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     if tensors:
         _load_state_dict(tensors, reader, no_dist=True, planner=planner)
-    return _filled(rest, tensors)
+    return state
 
 
 def _empty(record: Any, mark: str, peers: Peers | None) -> Tensor:
@@ -167,31 +178,6 @@ def _empty(record: Any, mark: str, peers: Peers | None) -> Tensor:
     mine = max(0, min(rows, shape[0] - rank() * rows))
     stride = torch.empty(shape, device="meta").stride()
     return make_dtensor(torch.empty((mine, *shape[1:]), dtype=dtype), shape, stride, peers.mesh)
-
-
-def _pruned(value: Any, without: Collection[str]) -> Any:
-    if isinstance(value, dict):
-        kept = {key: each for key, each in value.items() if key not in without}
-        return {key: _pruned(each, without) for key, each in kept.items()}
-    return value
-
-
-def _marks(value: Any) -> set[str]:
-    if isinstance(value, dict):
-        if set(value) == {_MARK}:
-            return {value[_MARK]}
-        return set().union(*map(_marks, value.values()))
-    return set().union(*map(_marks, value)) if isinstance(value, (list, tuple)) else set()
-
-
-def _filled(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    if isinstance(value, dict):
-        if set(value) == {_MARK}:
-            return tensors[value[_MARK]]
-        return {key: _filled(each, tensors) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_filled(each, tensors) for each in value)
-    return value
 
 
 def _metadata(folder: Path, *_: Any, **__: Any) -> Metadata:
@@ -212,7 +198,7 @@ class _Records(pickle.Unpickler):
 
 
 def _member(kind: Any, name: Any) -> Any:
-    """getattr for members of an Enum only."""
+    """Look up a member of an Enum, as getattr does; nothing else."""
     if isinstance(kind, type) and issubclass(kind, Enum) and name in kind.__members__:
         return kind[name]
     raise CheckpointError(

@@ -22,7 +22,6 @@ from torch.utils._pytree import tree_map_only
 
 from sslengine.distributed.collectives import sum_in_place
 from sslengine.distributed.ranks import rank, world_size
-from sslengine.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -42,11 +41,6 @@ class Policy:
         return self.compute not in (None, torch.float32)
 
 
-def works_on_cpu() -> bool:
-    """FSDP2 uses stream events, which torch 2.6 supports on GPUs only."""
-    return hasattr(torch.cpu.Stream, "record_event")
-
-
 def mesh_of(device: torch.device) -> DeviceMesh:
     """Make a one-dimensional mesh of all ranks."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -61,11 +55,6 @@ def shard(root: nn.Module, units: Sequence[nn.Module], mesh: DeviceMesh, policy:
     The root must not be one of them: torch keeps it whole between forward and backward. In mixed
     precision batch norms compute in float32, as their statistics do.
     """
-    if mesh.device_type == "cpu" and not works_on_cpu():
-        raise ConfigError(
-            f"config.TRAINER.TASK_NAME: a model cannot be sharded on CPUs with torch "
-            f"{torch.__version__}. Use a newer torch, GPUs, or self_supervision_task."
-        )
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     common = {"mesh": mesh, "reshard_after_forward": True}
@@ -86,13 +75,6 @@ def shard(root: nn.Module, units: Sequence[nn.Module], mesh: DeviceMesh, policy:
 def shard_method(method: nn.Module, mesh: DeviceMesh, reduce: torch.dtype | None) -> None:
     """Shard the parameters of a method, which computes in float32. Teachers in it are sharded
     already."""
-    for name, parameter in method.named_parameters():
-        if not parameter.ndim:
-            raise ConfigError(
-                f"config.TRAINER.TASK_NAME: the parameter loss.{name} of {type(method).__name__} "
-                f"is a scalar, which cannot be sharded. Give it the shape (1,), or use "
-                f"self_supervision_task."
-            )
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     policy = MixedPrecisionPolicy(reduce_dtype=reduce)
@@ -154,7 +136,7 @@ def _share(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def copy_into(target: Tensor, source: Tensor) -> None:
-    """`target.copy_(source)`, where any of them may be sharded."""
+    """Copy as `target.copy_(source)`, where any of them may be sharded."""
     local(target).copy_(local(like(source, target)))
 
 

@@ -1,4 +1,4 @@
-"""A tensor whose rows are sharded over ranks, and the exchange of rows between them.
+"""Share the rows of a tensor over ranks, and exchange rows between them.
 
 As in torch, the first ceil(rows / ranks) rows belong to rank 0, and so on. The tensor is a
 DTensor, so that checkpoints store it sharded and another number of ranks can resume from it.
@@ -26,7 +26,7 @@ def own_rows(count: int) -> slice:
     return slice(first, min(count, first + rows_of_a_rank(count)))
 
 
-def shared_out(own: Tensor, count: int) -> Tensor:
+def share_out(own: Tensor, count: int) -> Tensor:
     """Make the sharded tensor of `count` rows; `own` are this rank's. With one process: `own`."""
     if world_size() == 1:
         return own
@@ -37,7 +37,7 @@ def shared_out(own: Tensor, count: int) -> Tensor:
 
 @torch.no_grad()
 def fetch(tensor: Tensor, rows: Tensor) -> Tensor:
-    """tensor[rows], without gradient; each rank may choose other rows (...).
+    """Return tensor[rows], without gradient; each rank may choose other rows (...).
 
     If the tensor is sharded: collective, with two host synchronisations, for the number of
     different rows and for the numbers of rows that other ranks request. A row is sent once to
@@ -56,7 +56,7 @@ def fetch(tensor: Tensor, rows: Tensor) -> Tensor:
     return found[places]
 
 
-def within(tensor: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def locate(tensor: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return this rank's part of `tensor`, the indices of `rows` in it, and whether it has them.
 
     A row of another rank gets some valid index.

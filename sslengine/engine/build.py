@@ -51,7 +51,7 @@ from sslengine.models.parts import heads_of, parts_of
 from sslengine.models.sync_batchnorm import synchronise
 from sslengine.models.weights import init_weights, other_classes
 from sslengine.optim.learner import LOSS, trains
-from sslengine.precision import Precision, build_precision, moved
+from sslengine.precision import Precision, build_precision, move
 from sslengine.registry import LOSSES, TRAIN_STEPS, component_key, import_dotted
 
 log = logging.getLogger("sslengine")
@@ -106,7 +106,7 @@ def build_base_model(config: DictConfig, device: torch.device) -> nn.Module:
         # The filters decide: a convolution gives its output, and thus all that follows, their form.
         model = model.to(memory_format=torch.channels_last)
     # What is to be cut may be too large for a device.
-    return model if sharded else moved(model, device)
+    return model if sharded else move(model, device)
 
 
 def load_initial_weights(
@@ -151,7 +151,7 @@ def build_loss(
             f"torch.nn.Module."
         )
     ranks_per_node = read(config, DistributedOptions).NUM_PROC_PER_NODE
-    return moved(synchronise(loss, model.SYNC_BN_CONFIG, ranks_per_node), device)
+    return move(synchronise(loss, model.SYNC_BN_CONFIG, ranks_per_node), device)
 
 
 def build_train_step(config: DictConfig) -> Any:

@@ -42,6 +42,9 @@ def expect_labels_in_range(
             expected = f"0 to {outputs - 1}, the outputs of config.MODEL.HEAD.PARAMS"
         elif isinstance(loss, BinaryCrossEntropyLoss) and column.ndim == 2:
             bad, expected = (abs(column) > 1).any(axis=1), "indicators 1, 0, or -1 for unknown"
+        elif one_class and column.dtype.kind != "f":
+            bad = np.ones(len(column), bool)
+            expected = "one class (config.LOSS.name: bce_logits_multiple_output_single_target)"
         else:
             continue  # torch and the loss compare shapes
         rows = np.flatnonzero(bad)

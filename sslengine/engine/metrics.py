@@ -17,8 +17,7 @@ from sslengine.distributed.ranks import is_primary
 from sslengine.errors import NonFiniteLossError
 from sslengine.hooks.events import Hook, Task
 from sslengine.monitor.losses import MAIN, LossEntry
-from sslengine.monitor.pictures import OpenPictures
-from sslengine.monitor.writers import Delivery, Record
+from sslengine.monitor.writers import Record, close_all, hand_out
 from sslengine.screen import say
 
 log = logging.getLogger("sslengine")
@@ -35,7 +34,6 @@ class LogMetrics(Hook):
 
     def __init__(self, frequency: int, rolling: int = -1) -> None:
         self.frequency = frequency
-        self._delivery = Delivery()
         # At the last reads: the speed is between two.
         self._marks: deque[Mark] = deque(
             maxlen=max(2, rolling // frequency + 1) if rolling > 0 else 2
@@ -80,19 +78,20 @@ class LogMetrics(Hook):
         self._write(task, "phase", task.phase_results)
 
     def on_end(self, task: Task) -> None:
-        """Metrics that were put at the end of the run get a separate record."""
-        self._write_last(task, "end", task.storage.take_at_end())
+        """Write what was put at the end of the run, in a separate record."""
+        self._write_last(task, "end")
 
     def on_exception(self, task: Task) -> None:
         """Write what was put since the last record and needs no answer of a device or a rank."""
-        self._write_last(task, "exception", task.storage.take_without_waiting())
+        self._write_last(task, "exception")
 
-    def _write_last(self, task: Task, kind: str, values: dict[str, Any]) -> None:
+    def _write_last(self, task: Task, kind: str) -> None:
         try:
+            values = task.storage.take_last(failed=kind == "exception")
             if values:
                 self._write(task, kind, values)
         finally:
-            self._delivery.close(task.writers)
+            close_all(task.writers)
 
     def _write_line(self, task: Task) -> None:
         self._note_waiting(task)
@@ -116,8 +115,9 @@ class LogMetrics(Hook):
             "epochs": self._epochs,
             "eta_seconds": left if self._warm else None,
         }
-        record = Record("step", *_place(task), values | put, display)
-        self._hand_out(task, record, task.storage.take_pictures())
+        pictures = task.storage.take_pictures()
+        record = Record("step", *_place(task), values | put, display, *pictures)
+        hand_out(record, task.writers)
 
     def _note_waiting(self, task: Task) -> None:
         """Put how long a step waited for its batch, on the rank that waited longest."""
@@ -127,17 +127,12 @@ class LogMetrics(Hook):
         task.storage.put_own("data_seconds", round(mean, 6), reduce="max", keep=False)
 
     def _write(self, task: Task, kind: str, values: dict[str, Any]) -> None:
-        record = Record(kind, *_place(task), values, {"epochs": self._epochs})
+        # Of a run that has failed pictures may have to be waited for.
+        pictures = () if kind == "exception" else task.storage.take_pictures()
+        record = Record(kind, *_place(task), values, {"epochs": self._epochs}, *pictures)
         if isinstance(task.exception, NonFiniteLossError):  # it may be found some steps later
             record = record._replace(iteration=task.exception.iteration or record.iteration)
-        failed = kind == "exception"  # then pictures may have to be waited for
-        self._hand_out(task, record, None if failed else task.storage.take_pictures())
-
-    def _hand_out(self, task: Task, record: Record, pictures: OpenPictures | None) -> None:
-        if pictures is not None and any(pictures):
-            images, histograms = pictures.read()
-            record = record._replace(images=images, histograms=histograms)
-        self._delivery.hand_out(record, task.writers)
+        hand_out(record, task.writers)
 
 
 def _mark(task: Task) -> Mark:
@@ -152,7 +147,7 @@ def _speed(begin: Mark, end: Mark) -> tuple[float, float]:
 
 
 def _losses(entries: list[LossEntry]) -> dict[str, Any]:
-    """Return those of the last step."""
+    """Return the losses of the last step by the names of metrics."""
     parts = entries[-1].parts
     named = {f"{MAIN}.{name}": value for name, value in parts.items() if name != MAIN}
     return {MAIN: parts[MAIN], **named}

@@ -31,14 +31,13 @@ from sslengine.engine.phases import RunPlan
 from sslengine.engine.services import Services, services_of
 from sslengine.hooks.default import default_hooks
 from sslengine.hooks.events import expect_known_events
+from sslengine.meters import MetersOptions
 from sslengine.meters.base import build_meters
-from sslengine.meters.options import MetersOptions
 from sslengine.methods.base import callbacks
 from sslengine.methods.foreign import takes_sample
 from sslengine.optim.build import build_optimizer
-from sslengine.optim.learner import learner_of
+from sslengine.optim.learner import expect_owners, learner_of
 from sslengine.optim.options import OptimizerOptions
-from sslengine.optim.ownership import expect_owners
 from sslengine.precision import Precision
 
 Callbacks = Sequence[Callable[[Any], None]]

@@ -6,11 +6,12 @@
     a second one                 ends the process at once; what was saved stays. Below torch's
                                  elastic agent, which passes on what it gets: a third one
 
-All ranks save after the same step, whichever of them got the signal.
+All ranks save after the same step, whichever of them got the signal: they agree on it.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import os
@@ -20,8 +21,8 @@ import time
 from types import FrameType
 from typing import Any
 
-from sslengine.distributed.agreement import Agreement
-from sslengine.distributed.ranks import is_primary, world_size
+from sslengine.distributed.process_group import own_store
+from sslengine.distributed.ranks import is_primary, rank, world_size
 from sslengine.engine.checkpointing import SaveCheckpoints
 from sslengine.errors import Preempted
 from sslengine.hooks.events import Hook, Task
@@ -32,6 +33,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _HEARD = b"\nstopping: the step is finished and the run is saved; once more ends it at once\n"
 # A scheduler may send several at a time.
 TOGETHER = 1.0  # seconds
+POLL = 0.25  # seconds
+_numbers = itertools.count()
 
 
 class StopOnSignals(Hook):
@@ -95,8 +98,7 @@ class StopOnSignals(Hook):
             os.kill(os.getpid(), number)
 
     def _leave(self, task: Task) -> None:
-        name = f"model_iteration{task.iteration}.torch"
-        self.checkpoints.save_now(task, name)
+        self.checkpoints.save_now(task, f"model_iteration{task.iteration}.torch")
         text = f"stopped by {self._signal} after step {task.iteration}"
         log.info("%s", text)
         raise Preempted(
@@ -104,9 +106,83 @@ class StopOnSignals(Hook):
         )
 
     def _restore(self) -> None:
-        if self._before:
-            for number, handler in self._before.items():
-                signal.signal(number, handler)
-            self._before = {}
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
         if self._agreement is not None:
             self._agreement.close()
+
+
+class Agreement:
+    """Let all ranks end after the same step, whichever of them was asked. Made by all together.
+
+    A rank may be a step behind another, so "after this step" is not the same step on all ranks.
+    A thread of each rank polls the process group's store four times a second. After a request,
+    each rank writes the number of its current step and waits after its next step. The last step
+    of all ranks is one after the largest of these numbers: no rank has passed it.
+
+    Cost: one comparison per step. Only the thread uses the store.
+    """
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._last: int | None = None  # the step after which all ranks end
+        self._wait_after: int | None = None
+        self._asked = threading.Event()
+        self._closed = threading.Event()
+        self._changed = threading.Condition()
+        self._store: Any = None
+        number = next(_numbers)  # a process group may see several runs
+        if world_size() > 1:
+            self._store = own_store(f"agreement/{number}")
+            threading.Thread(target=self._look, daemon=True, name="agreement").start()
+
+    def ask(self) -> None:
+        """Ask all ranks to end, from any rank and thread, at any time."""
+        self._asked.set()
+
+    def reached(self, step: int) -> bool:
+        """Return whether this is the last step. Waits while the ranks are agreeing on it.
+
+        Each rank calls it after each step, with the same count.
+        """
+        if self._store is None:
+            return self._asked.is_set()
+        with self._changed:
+            self._step = step
+            while self._must_wait():
+                self._changed.wait(POLL)
+        return self._last is not None and step >= self._last
+
+    def _must_wait(self) -> bool:
+        waiting = self._wait_after is not None and self._step >= self._wait_after
+        return waiting and self._last is None and not self._closed.is_set()
+
+    def close(self) -> None:
+        """Let the thread end."""
+        self._closed.set()
+
+    def _look(self) -> None:
+        try:
+            while not self._closed.wait(POLL):
+                if self._asked.is_set():
+                    self._store.set("asked", "1")
+                if self._store.check(["asked"]):
+                    self._decide()
+                    return
+        except RuntimeError:  # the store is closed: another rank has ended, and this one will
+            self.close()
+
+    def _decide(self) -> None:
+        with self._changed:
+            made = self._step
+            self._wait_after = made + 1
+        self._store.set(f"made/{rank()}", str(made))
+        keys = [f"made/{each}" for each in range(world_size())]
+        while not self._store.check(keys):  # polled: a blocking wait would block other requests
+            if self._closed.is_set():
+                return
+            time.sleep(POLL / 10)
+        with self._changed:
+            self._last = 1 + max(int(self._store.get(key)) for key in keys)
+            self._changed.notify_all()

@@ -41,10 +41,8 @@ class Services:
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the services in their order. Each has the events of a hook."""
-        chosen = (
-            self.metrics, *self.readers, self.early_stopping, self.checkpoints, self.signals,
-        )  # fmt: skip
-        return (each for each in chosen if each is not None)
+        last = self.early_stopping, self.checkpoints, self.signals
+        return (each for each in (self.metrics, *self.readers, *last) if each is not None)
 
     def saves_at_phase_end(self, task: Any) -> bool:
         """Does the end of this train phase bring a checkpoint?"""

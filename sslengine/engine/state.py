@@ -18,7 +18,7 @@ from sslengine.distributed.ranks import world_size
 from sslengine.engine.phases import Phase, Progress
 from sslengine.errors import DataError
 from sslengine.hooks.events import Calls, Hook
-from sslengine.hooks.profile import PerfStats
+from sslengine.hooks.timing import PerfStats
 from sslengine.monitor.store import MetricStore
 
 
@@ -123,6 +123,7 @@ class RunState:
     steps: int = 0  # that this process has made, of all phases
     data_seconds: float = 0.0  # that its steps have waited for the loader
     dated: Sequence[Hook] = ()  # hooks and services that act at steps, when they are due
+    dated_backward: Sequence[Hook] = ()  # those that act after backward
 
     def enter(self, index: int, phase: Phase) -> None:
         """Begin the next phase, or continue it where a restart interrupted it."""

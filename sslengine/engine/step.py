@@ -25,7 +25,7 @@ from torch import Tensor
 from sslengine.distributed.data_parallel import broadcast_all, manual_gradient_all_reduce, no_sync
 from sslengine.errors import ConfigError, DataError, TrainingError, nearest
 from sslengine.models.build import trunk_with_heads
-from sslengine.optim.ownership import expect_gradients, warn_of_unregistered
+from sslengine.optim.learner import expect_gradients, warn_of_unregistered
 from sslengine.registry import register_train_step
 
 if TYPE_CHECKING:
@@ -242,6 +242,9 @@ class TrainStep:
             call(task.method_step)
         if state.calls["on_backward"]:
             task.run_hooks("on_backward")
+        for hook in state.dated_backward:
+            if state.steps + 1 >= hook.due:  # this step is not counted yet
+                hook.on_backward(task)
 
     def differentiate(self, task: SelfSupervisionTask, loss: Loss) -> None:
         """Compute gradients; a group's first batch begins from none."""

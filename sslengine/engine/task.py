@@ -32,14 +32,14 @@ from sslengine.engine.state import Reading, RunState
 from sslengine.errors import SSLEngineError, TrainingError
 from sslengine.hooks.events import compile_events, take_dated
 from sslengine.hooks.options import HooksOptions
-from sslengine.hooks.profile import PerfStats
+from sslengine.hooks.timing import PerfStats
 from sslengine.methods.step import Step
 from sslengine.models.networks import AUTO
 from sslengine.models.options import ModelOptions
 from sslengine.models.sync_batchnorm import expect_several_rows
 from sslengine.monitor.store import MetricStore, current, make_current
 from sslengine.monitor.writers import Writer
-from sslengine.optim.ownership import expect_none_made_late, expect_owners
+from sslengine.optim.learner import expect_none_made_late, expect_owners
 from sslengine.progress import progress
 from sslengine.registry import register_task
 
@@ -92,19 +92,18 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
     def prepare(self, *_: Any, **__: Any) -> None:
         """Build everything. Nothing is written, no step is made, no weights are read."""
         self.parts = parts = self.made_by.make()
-        hooks = read(self.config, HooksOptions)
+        check_finite = read(self.config, HooksOptions).CHECK_NAN
         self._compiles = read(self.config, ModelOptions).COMPILE.USE_COMPILE
-        perf, everyone = PerfStats(), [*parts.hooks, *parts.services]
-        calls = compile_events(everyone, perf.hooks if hooks.ITERATION_TIMER else None)
+        everyone = [*parts.hooks, *parts.services]
+        calls = compile_events(everyone)
         replay = shlex.join(["sslengine", "replay", str(self.run_dir)]) if self.replayable else ""
         self.state = RunState(
-            MetricStore(check_finite=hooks.CHECK_NAN, replay=replay, name=self.name_sample),
-            perf,
-            calls,
-            parts.plan.phases[0],
+            MetricStore(check_finite=check_finite, replay=replay, name=self.name_sample),
+            PerfStats(), calls, parts.plan.phases[0],
             active_meters=parts.train_meters,
-            dated=[] if hooks.ITERATION_TIMER else take_dated(calls, everyone),
-        )
+            dated=take_dated(calls, everyone, "on_step"),
+            dated_backward=take_dated(calls, everyone, "on_backward"),
+        )  # fmt: skip
 
     def load_initial_weights(self) -> None:
         """Load the weights that the config names, for a run that does not resume."""

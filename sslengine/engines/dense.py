@@ -2,7 +2,8 @@
 
 Images and masks are resized to a square. The map is `lastMAP` or `lastPATCH` of a vision
 transformer, of other trunks the last feature that has more than one place; EVALUATE.DENSE.LAYER
-names another. Of raw pixels it is the image averaged to 16 x 16.
+names another. Of raw pixels it is the image averaged to 16 x 16. `segmentation` trains a linear
+head on the same maps.
 """
 
 from __future__ import annotations
@@ -27,12 +28,15 @@ from sslengine.errors import DataError
 from sslengine.evaluation.dense import dense
 from sslengine.evaluation.options import DenseOptions
 from sslengine.evaluation.outcome import Outcome
+from sslengine.evaluation.segmentation import segmentation
 from sslengine.monitor.run_facts import PIXELS
+from sslengine.registry import PROTOCOLS
 
 WHERE = "config.EVALUATE.DENSE.LAYER"
 
 
-def of_maps(judged: Judged) -> Found:
+@PROTOCOLS.register("dense")
+def judge_dense(judged: Judged) -> Found:
     """Collective."""
     maps = stored_maps(judged)
     if not is_primary():
@@ -125,3 +129,25 @@ def _some(judged: Judged, split: str) -> dict[str, Any]:
 
 def _pixel_map(images: Tensor) -> dict[str, Tensor]:
     return {"16x16": F.adaptive_avg_pool2d(images, 16)}
+
+
+@PROTOCOLS.register("segmentation")
+def judge_segmentation(judged: Judged) -> Found:
+    """Rank 0 trains the heads. Collective."""
+    maps = stored_maps(judged)
+    if not is_primary():
+        return {}
+    return {(each.name, maps.layer): _trained(judged, each, maps) for each in maps.networks}
+
+
+def _trained(judged: Judged, network: Network, maps: Maps) -> Outcome:
+    size = maps.side, maps.side
+    train, test = (maps.of(split, network) for split in ("TRAIN", "TEST"))
+    wanted = torch.from_numpy(np.stack([*maps.masks_of("TRAIN", network, size)]))
+    shown = [torch.from_numpy(each) for each in maps.masks_of("TEST", network)]
+    options: DenseOptions = judged.dense
+    outcome = segmentation(
+        train, wanted, test, shown, judged.segmentation, options.IGNORED, judged.run.device
+    )
+    about = maps.about(network, train, test)
+    return replace(outcome, details={**outcome.details, **about})

@@ -15,19 +15,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
 from sslengine.data.judged_view import described
+from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.manifest.classes import Classes
+from sslengine.data.manifest.hold_out import numbers_of_groups
 from sslengine.data.options import DataOptions
 from sslengine.distributed.ranks import is_primary
 from sslengine.engines.expected import check_results_here
 from sslengine.engines.features import required_weights
 from sslengine.engines.few_label_lists import write_lists
-from sslengine.engines.groups import group_column, groups_of
 from sslengine.engines.judged_images import Judged
 from sslengine.engines.judged_networks import networks_of
 from sslengine.engines.on_images import run_on_images
@@ -66,7 +68,7 @@ from sslengine.monitor.run_facts import (
 from sslengine.monitor.run_status import COMPLETE
 from sslengine.monitor.trackers import add_scores
 from sslengine.monitor.verdict import judge_run
-from sslengine.precision import for_float64
+from sslengine.precision import choose_float64_device
 from sslengine.registry import register_engine
 
 NO_LABELS = "the images have no labels: kNN, linear probe and what else needs them are left out"
@@ -122,7 +124,7 @@ class _Judge:
         probe = read(run.config, LinearProbeOptions)
         probe = replace(probe, GROUP_COLUMN=group_column(self.data, probe))
         by = (read(run.config, NearestNeighborOptions), probe)
-        machines, device = read(run.config, SvmOptions), for_float64(run.device)
+        machines, device = read(run.config, SvmOptions), choose_float64_device(run.device)
         self.asked = Asked(options, *published(options.PUBLISHED, *by), machines, device)
         self.seed = read(run.config, RunOptions).SEED_VALUE
         self.notes: list[str] = []
@@ -329,3 +331,22 @@ def _show_training(run: Run, weights: Path | None, loaded: Loaded) -> None:
         run.console.print(
             f"  loss        {losses[0]:.3f} at first, {losses[-1]:.3f} at the last step"
         )
+
+
+WHERE = "config.LINEAR_PROBE.GROUP_COLUMN"
+
+
+def group_column(data: DataOptions, probe: LinearProbeOptions) -> str:
+    """Its name; empty: no groups are known."""
+    of_test = data.HOLD_OUT.GROUP_COLUMN if data.HOLD_OUT.SHARE else ""
+    return probe.GROUP_COLUMN or of_test
+
+
+def groups_of(run: Run, column: str) -> Tensor | None:
+    """A number for each image of TRAIN, the same within a group."""
+    if not column:
+        return None
+    data, seed = read(run.config, DataOptions), read(run.config, RunOptions).SEED_VALUE
+    dataset = SSLDataset(data.TRAIN, "TRAIN", seed, hold_out=data.HOLD_OUT)
+    numbers = numbers_of_groups(dataset.sources[0].column(column, WHERE))
+    return torch.from_numpy(numbers[np.asarray(dataset.rows)])

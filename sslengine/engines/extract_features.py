@@ -8,9 +8,15 @@ config.MODEL.FEATURE_EVAL_SETTINGS chooses the layers.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from sslengine.atomic import write_whole
 from sslengine.checkpoint.rng import seed_all
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
@@ -19,7 +25,6 @@ from sslengine.data.options import DataOptions
 from sslengine.distributed.collectives import barrier
 from sslengine.distributed.ranks import rank
 from sslengine.engine.build import build_base_model, build_run_precision
-from sslengine.engines.benchmarks.report import save
 from sslengine.engines.features import (
     Features,
     extract,
@@ -71,6 +76,12 @@ def chunks(batches: Iterator[Features], images: int) -> Iterator[Features]:
             waiting = []
     if waiting:
         yield join(waiting)
+
+
+def save(path: Path, array: NDArray[Any]) -> None:
+    content = io.BytesIO()
+    np.save(content, array, allow_pickle=False)
+    write_whole(path, content.getvalue())
 
 
 def _write(chunk: Features, folder: Path, prefix: str) -> None:

@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sslengine.evaluation.features import Rows, rows_at
-from sslengine.evaluation.label_free.inputs import Inputs, measure
-from sslengine.evaluation.label_free.metric import sub_sample
+from sslengine.evaluation.label_free.metric import Inputs, measure, sub_sample
 
 NO_VIEWS = dict.fromkeys(("views", "projections", "previous"), "`sslengine rank` computes it")
 

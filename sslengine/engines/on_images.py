@@ -14,27 +14,22 @@ from typing import Any
 import torch
 
 from sslengine.data.judged_view import described
-from sslengine.engines.copies import of_copies
-from sslengine.engines.corruptions import of_corruptions
-from sslengine.engines.dense import of_maps
-from sslengine.engines.domains import of_domains
 from sslengine.engines.judged_images import ALL_OF_THEM, FIRST, Found, Judged
-from sslengine.engines.other_sets import of_other_sets
 from sslengine.engines.protocols import row_of
 from sslengine.engines.scoring import Score
-from sslengine.engines.segmentation import of_segmentation
-from sslengine.engines.videos import of_videos
 from sslengine.errors import DataError
-from sslengine.evaluation.options import OutsideOptions
+from sslengine.evaluation.options import ON_IMAGES, OutsideOptions
 from sslengine.evaluation.out_of_set import out_of_set
 from sslengine.evaluation.outcome import Outcome
 from sslengine.evaluation.retrieval.copies import copy_detection
 from sslengine.progress import progress
+from sslengine.registry import PROTOCOLS
 
 log = logging.getLogger("sslengine")
 
 
-def _outside(judged: Judged) -> Found:
+@PROTOCOLS.register("out_of_set")
+def judge_outside(judged: Judged) -> Found:
     """How well features separate the images of EVALUATE.OUTSIDE from the test images."""
     outside: OutsideOptions = judged.outside
     if not outside.SOURCE:
@@ -61,7 +56,8 @@ def _outside(judged: Judged) -> Found:
     }  # fmt: skip
 
 
-def _views(judged: Judged) -> Found:
+@PROTOCOLS.register("view_retrieval")
+def judge_views(judged: Judged) -> Found:
     """Does an augmented view of an image find another view of it among those of all images?"""
     entries = judged.before_tensor(
         {"name": "RandomResizedCrop", "size": judged.side, "scale": [0.2, 1.0]},
@@ -90,20 +86,6 @@ def _with(found: Outcome, about: Mapping[str, Any]) -> Outcome:
     return replace(found, details={**found.details, **about})
 
 
-# The names are those of evaluation.options.ON_IMAGES.
-ON_IMAGES: Mapping[str, Callable[[Judged], Found]] = {
-    "out_of_set": _outside,
-    "view_retrieval": _views,
-    "dense": of_maps,
-    "segmentation": of_segmentation,
-    "videos": of_videos,
-    "copies": of_copies,
-    "other_sets": of_other_sets,
-    "domains": of_domains,
-    "corruptions": of_corruptions,
-}
-
-
 def run_on_images(
     judged: Judged, scores: Sequence[Score], write: Callable[[list[Score]], None]
 ) -> None:
@@ -113,7 +95,7 @@ def run_on_images(
             continue
         try:
             with progress(f"protocol {name}"):
-                found = ON_IMAGES[name](judged)
+                found = PROTOCOLS.get(name)(judged)
         except DataError as reason:
             log.warning("%s: %s", name, reason)
             found = {(judged.networks[0].name, FIRST): Outcome({}, (str(reason),))}

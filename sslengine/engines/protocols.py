@@ -14,8 +14,7 @@ from torch import Tensor
 
 from sslengine.evaluation.calibration import calibration_of_probe
 from sslengine.evaluation.features import Rows
-from sslengine.evaluation.few_labels import few_labels
-from sslengine.evaluation.few_shot import few_shot_knn, few_shot_logistic
+from sslengine.evaluation.few_shot import few_labels, few_shot_knn, few_shot_logistic
 from sslengine.evaluation.low_shot import low_shot_svm, of_low_shot
 from sslengine.evaluation.options import LinearProbeOptions, SvmOptions
 from sslengine.evaluation.outcome import Outcome

@@ -18,8 +18,8 @@ from torch import Tensor
 from sslengine.engines.label_free import label_free
 from sslengine.engines.protocols import run_protocols
 from sslengine.errors import DataError
-from sslengine.evaluation.draws import Interval
 from sslengine.evaluation.features import Rows, check_features, held, own_share
+from sslengine.evaluation.few_shot import Interval
 from sslengine.evaluation.intervals import of_accuracy, of_resamples
 from sslengine.evaluation.knn import curve, knn_curve, knn_scores_curve
 from sslengine.evaluation.linear import linear_probe

@@ -26,9 +26,8 @@ from sslengine.errors import CheckpointError, ConfigError
 from sslengine.hooks.options import HooksOptions
 from sslengine.losses.options import LossOptions
 from sslengine.models.options import ModelOptions
-from sslengine.monitor.build import RunPlace, build_writers
 from sslengine.monitor.run_record import keep_command, recorded
-from sslengine.monitor.writers import Writer, clock
+from sslengine.monitor.writers import RunPlace, Writer, build_writers, clock
 from sslengine.registry import TASKS, component_key, register_engine
 
 log = logging.getLogger("sslengine")

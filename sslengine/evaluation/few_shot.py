@@ -5,32 +5,38 @@ few_shot_logistic   logistic regression on the drawn images. With CROSS_VALIDATE
                     class the penalty is chosen by cross-validation on them; with fewer it is
                     FIXED_PENALTY, on the mean of the losses. Features are standardised by all
                     training images, which needs no labels.
+few_labels          labels of 1 % and 10 % of the training images, as SimCLR and MSN report it:
+                    logistic regression, standardised by the drawn images; the penalty is chosen on
+                    a part of these. A class keeps its share of the images, and one at the least.
+                    Which are drawn depends on the labels and the seed alone.
 
 `details["intervals"]` has half the width of each 95 % confidence interval.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from statistics import fmean, stdev
+from typing import Any
 
 import torch
+from scipy import special  # type: ignore[import-untyped]
 from torch import Tensor
 
-from sslengine.evaluation.draws import (
-    Interval,
-    expect_classes,
-    missing_shots,
-    shots_of_each_class,
-)
-from sslengine.evaluation.features import Rows, expect_finite, rows_at
+from sslengine.data.manifest.few_labels import share_of_each_class
+from sslengine.errors import DataError
+from sslengine.evaluation.features import Rows, expect_finite, expect_one_class_each, rows_at
 from sslengine.evaluation.knn import knn_curve
 from sslengine.evaluation.linear import (
     FIXED_PENALTY,
     TOLERANCE,
     accuracy_of,
     answers_of,
+    linear_probe,
     strength_of,
+    unconverged,
 )
 from sslengine.evaluation.logistic import Classifier
 from sslengine.evaluation.options import LinearProbeOptions
@@ -153,3 +159,99 @@ def _outcome(found: dict[str, list[float]], notes: tuple[str, ...], draws: int) 
         {"draws": draws, "intervals": {name: each.half for name, each in intervals.items()}},
         seeds=tuple(range(draws)),
     )
+
+
+SHARES = (0.01, 0.1)
+DRAWS = 3
+
+
+@protocol("Few labels")
+def few_labels(
+    train: Rows,
+    labels: Tensor,
+    test: Rows,
+    test_labels: Tensor,
+    shares: Sequence[float] = SHARES,
+    draws: int = DRAWS,
+    options: LinearProbeOptions | None = None,
+    groups: Tensor | None = None,
+) -> Outcome:
+    counts = expect_classes(labels)
+    intervals: dict[str, Interval] = {}
+    details: dict[str, Any] = {"draws": draws, "images": {}, "penalties": {}, "chosen_on": {}}
+    notes = []
+    for share in shares:
+        found, name = [], name_of(share)
+        for seed in range(draws):
+            rows = share_of_each_class(labels, share, seed)
+            some = rows_at(train, rows), labels[rows.to(labels.device)]
+            of_some = None if groups is None else groups[rows.to(groups.device)]
+            probe = linear_probe(*some, test, test_labels, options, groups=of_some, warns=False)
+            found.append(probe)
+        intervals[name] = Interval.of([each.test_accuracy for each in found])
+        details["images"][name] = len(rows)
+        details["penalties"][name] = [each.penalty for each in found]
+        details["chosen_on"][name] = found[0].chosen_on
+        said = dict.fromkeys(text for each in found for text in each.notes)
+        notes += [f"{name}: {text}" for text in said]
+        if not all(each.converged for each in found):
+            notes.append(f"{name}: {unconverged(options or LinearProbeOptions())}")
+        if raised := int((share * counts < 0.5).sum()):
+            notes.append(
+                f"{name}: {raised} of {len(counts)} classes have so few images that the share is "
+                f"raised to one image"
+            )
+    details["intervals"] = {name: each.half for name, each in intervals.items()}
+    metrics = {name: each.mean for name, each in intervals.items()}
+    return Outcome(metrics, tuple(notes), details, seeds=tuple(range(draws)))
+
+
+def name_of(share: float) -> str:
+    return f"{100 * share:g} %"
+
+
+def shots_of_each_class(labels: Tensor, shots: int, seed: int) -> Tensor:
+    """The numbers of `shots` images of each class, or of all where there are fewer; ascending.
+
+    The same images as in DINOv2's few-shot kNN. Images of label -1 are not drawn.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    labels = labels.cpu()
+    some = []
+    for each in labels[labels >= 0].unique():
+        rows = (labels == each).nonzero().flatten()
+        some.append(rows[torch.randperm(len(rows), generator=draw)[:shots]])
+    return torch.cat(some).sort().values
+
+
+def expect_classes(labels: Tensor) -> Tensor:
+    """How many images each class has; DataError if there are not two classes."""
+    expect_one_class_each(labels)
+    counts: Tensor = labels[labels >= 0].unique(return_counts=True)[1]
+    if len(counts) < 2:
+        raise DataError(f"the {len(labels)} training labels are not of two classes or more.")
+    return counts
+
+
+def missing_shots(counts: Tensor, shots: Sequence[int]) -> tuple[str, ...]:
+    """Notes on the classes that have fewer images."""
+    few = {n: int((counts < n).sum()) for n in shots}
+    return tuple(
+        f"{n} shots: {some} of {len(counts)} classes have fewer images, all of which are used"
+        for n, some in few.items()
+        if some
+    )
+
+
+@dataclass(frozen=True)
+class Interval:
+    mean: float
+    # Half the width of the 95 % confidence interval of the mean (Student's t); NaN of one value.
+    half: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Interval:
+        if len(values) < 2:
+            return cls(fmean(values), math.nan)
+        quantile = float(special.stdtrit(len(values) - 1, 0.975))
+        return cls(fmean(values), quantile * stdev(values) / math.sqrt(len(values)))

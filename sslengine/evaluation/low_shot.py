@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sslengine.evaluation.draws import Interval, shots_of_each_class
 from sslengine.evaluation.features import Rows, check_features
+from sslengine.evaluation.few_shot import Interval, shots_of_each_class
 from sslengine.evaluation.kept import Kept, digest_of
 from sslengine.evaluation.options import LowShotOptions
 from sslengine.evaluation.outcome import Outcome, note_choice, protocol

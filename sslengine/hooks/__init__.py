@@ -7,4 +7,4 @@ default.py lists the hooks that the config enables. Register your own hook with
 from sslengine.registry import HOOKS
 
 HOOKS.declare("sslengine.hooks.online_eval", "online_eval")
-HOOKS.declare("sslengine.hooks.machine", "layer_memory")
+HOOKS.declare("sslengine.hooks.profile", "layer_memory")

@@ -1,4 +1,4 @@
-"""Signs of collapse, the failure that a self-supervised loss does not show.
+"""Measure signs of collapse, the failure that a self-supervised loss does not show.
 
 A network that gives every image the same features, or features of few dimensions, can have a
 very low loss. At the end of each train phase these metrics are computed from its last batch:
@@ -42,7 +42,6 @@ from sslengine.evaluation.spread import feature_std, rankme, spectrum
 from sslengine.hooks.events import OPTIONAL, Hook, Task
 from sslengine.monitor.collapse import (
     END,
-    INPUT_STD,
     LOSS_FINITE,
     LOSS_SCALE,
     MIDDLE,
@@ -50,11 +49,6 @@ from sslengine.monitor.collapse import (
     READ,
     SPECTRA,
     START,
-    START_RANK,
-    START_ROWS,
-    TRUNK_RANK,
-    TRUNK_ROWS,
-    Sign,
     find_signs,
 )
 
@@ -75,12 +69,13 @@ class LogCollapse(Hook):
         self.stops, self.from_weights, self.folder = stops, from_weights, folder
         self._starts = False  # is the run's first step watched?
         self._first: Tensor | None = None  # features of that step, until the phase ends
-        self._handle: Any = None
-        self._trunk: list[Tensor] = []  # what it gave in the step that is watched
-        self._input_std: Tensor | None = None
-        self._projection: Tensor | None = None
         self._ends: list[dict[str, float]] = []  # what the rules read, of each train phase
         self._told: set[str] = set()
+        # Of the step that is watched: a handle on the trunk, what it gave, outputs, images.
+        self._handle: Any = None
+        self._trunk: list[Tensor] = []
+        self._projection: Tensor | None = None
+        self._input_std: Tensor | None = None
 
     def on_phase_start(self, task: Task) -> None:
         self._starts = task.train and task.progress.iteration == 0
@@ -96,8 +91,8 @@ class LogCollapse(Hook):
         if self._starts:
             self._starts, self._first = False, first_tensor(self._trunk)
             if self.from_weights and self._first is not None and len(self._first) > 1:
-                task.storage.put_own(START_RANK, rankme(self._first).item())
-                task.storage.put_own(START_ROWS, float(len(self._first)))
+                task.storage.put_own("start_rank", rankme(self._first).item())
+                task.storage.put_own("start_rows", float(len(self._first)))
             if left:
                 self._forget()
         if left == 0:
@@ -114,7 +109,7 @@ class LogCollapse(Hook):
         if not task.train:
             return
         self._write_spectra(task)
-        signs = self._compute()
+        signs = self._measure()
         self._forget()
         scaler = getattr(task.precision, "scaler", None)
         if scaler is not None and scaler.is_enabled():
@@ -148,7 +143,11 @@ class LogCollapse(Hook):
                 log.warning("%s", each)
         self._told = {each.what for each in found}
         if self.stops and any_rank(bool(found)):
-            raise CollapseError(_why(found))
+            told = "\n  ".join(map(str, found)) or "another rank has found it; its log says what."
+            raise CollapseError(
+                f"this run has collapsed:\n  {told}\n  No checkpoint of this phase was written. "
+                f"config.HOOKS.STOP_ON_COLLAPSE=false continues."
+            )
 
     def _write_spectra(self, task: Task) -> None:
         """Append those of this phase; a run that resumes may write the same again."""
@@ -170,66 +169,55 @@ class LogCollapse(Hook):
 
     def _keep(self, module: nn.Module, inputs: Any, output: Any) -> None:
         if not self._trunk:  # the first crop size, if there are several
-            self._trunk = [each.detach() for each in tensors(output)]
+            self._trunk = [each.detach() for each in find_tensors(output)]
             images = first_tensor(inputs)
             if images is not None and len(images) > 1:
                 self._input_std = feature_std(images)
 
     def _forget(self) -> None:
+        """Keep nothing of the step that was watched."""
         if self._handle is not None:
             self._handle.remove()
         self._handle, self._trunk, self._projection, self._input_std = None, [], None, None
 
-    def _compute(self) -> dict[str, float]:
+    def _measure(self) -> dict[str, float]:
         signs: dict[str, float] = {}
         features, projection = first_tensor(self._trunk), self._projection
         if projection is not None and len(projection) > 1:
             signs["projection_std"] = feature_std(projection).item()
             signs["projection_rank"] = rankme(projection).item()
         if features is not None and len(features) > 1:
-            signs[TRUNK_RANK] = rankme(features).item()
-            signs[TRUNK_ROWS] = float(len(features))
+            signs["trunk_rank"] = rankme(features).item()
+            signs["trunk_rows"] = float(len(features))
         if self._input_std is not None:
-            signs[INPUT_STD] = self._input_std.item()
-        patches = patches_in(self._trunk)
+            signs["input_std"] = self._input_std.item()
+        patches = find_patches(self._trunk)
         if patches is not None:
-            signs["patch_spread"] = spread(patches).item()
+            signs["patch_spread"] = measure_spread(patches).item()
         return signs
 
 
-def _why(found: Sequence[Sign]) -> str:
-    told = "\n  ".join(map(str, found)) or "another rank has found it; its log says what."
-    return (
-        f"this run has collapsed:\n  {told}\n  No checkpoint of this phase was written. "
-        f"config.HOOKS.STOP_ON_COLLAPSE=false continues."
-    )
-
-
-def tensors(output: Any) -> Iterator[Tensor]:
+def find_tensors(output: Any) -> Iterator[Tensor]:
     """Yield all tensors with rows in an output."""
     if isinstance(output, Tensor):
         if output.ndim > 1:
             yield output
-    elif isinstance(output, Mapping):
-        yield from tensors(list(output.values()))
-    elif isinstance(output, Sequence) and not isinstance(output, str):
-        for each in output:
-            yield from tensors(each)
+    elif isinstance(output, (Mapping, Sequence)) and not isinstance(output, str):
+        for each in output.values() if isinstance(output, Mapping) else output:
+            yield from find_tensors(each)
 
 
 def first_tensor(output: Any) -> Tensor | None:
     """Return the first tensor in a model's output, flattened to rows; None if there is none."""
-    if isinstance(output, Tensor):
-        rows = output.detach()
-        return rows.flatten(1).float() if rows.ndim > 1 else None
-    if isinstance(output, Mapping):
-        output = list(output.values())
-    if isinstance(output, Sequence) and output:
-        return first_tensor(output[0])
-    return None
+    while not isinstance(output, Tensor):
+        output = list(output.values()) if isinstance(output, Mapping) else output
+        if not isinstance(output, Sequence) or not output:
+            return None
+        output = output[0]
+    return output.detach().flatten(1).float() if output.ndim > 1 else None
 
 
-def patches_in(outputs: Sequence[Tensor]) -> Tensor | None:
+def find_patches(outputs: Sequence[Tensor]) -> Tensor | None:
     """Return the tokens N x L x D of a trunk's outputs; hidden patches, M x D, as 1 x M x D."""
     for each in outputs:
         if each.ndim == 3 and each.shape[1] > 1:
@@ -239,7 +227,7 @@ def patches_in(outputs: Sequence[Tensor]) -> Tensor | None:
     return None
 
 
-def spread(patches: Tensor) -> Tensor:
+def measure_spread(patches: Tensor) -> Tensor:
     """Return the root of 1 - |mean of the unit vectors|^2, as a mean over images: 0: all alike."""
     units = F.normalize(patches.float(), dim=-1)
     centred = units - units.mean(dim=1, keepdim=True)

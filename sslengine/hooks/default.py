@@ -23,17 +23,18 @@ from sslengine.hooks.gradients import (
     LogGradientNorm,
     ReportUnreachedParameters,
 )
-from sslengine.hooks.machine import (
+from sslengine.hooks.options import HooksOptions, ProfilingOptions
+from sslengine.hooks.pictures import TensorBoardHistograms
+from sslengine.hooks.profile import (
     LogComplexity,
     LogGpuMemory,
     LogGpus,
     LogMemoryPeaks,
+    ProfileSteps,
     WriteMemorySnapshot,
 )
-from sslengine.hooks.options import HooksOptions, ProfilingOptions
-from sslengine.hooks.pictures import TensorBoardHistograms
-from sslengine.hooks.profile import IterationTimer, LogPerfStats, ProfileSteps
-from sslengine.meters.options import MetersOptions
+from sslengine.hooks.timing import IterationTimer, LogPerfStats
+from sslengine.meters import MetersOptions
 from sslengine.models.options import ModelOptions
 from sslengine.registry import HOOK_ADAPTERS, HOOKS
 
@@ -41,60 +42,46 @@ from sslengine.registry import HOOK_ADAPTERS, HOOKS
 def default_hooks(config: DictConfig, run_dir: Path | None) -> list[Any]:
     """Make the hooks that the config asks for. run_dir: None of a run that keeps no files."""
     hooks, model = read(config, HooksOptions), read(config, ModelOptions)
-    chosen: list[Any] = [IterationTimer()] if hooks.ITERATION_TIMER else []
-    if hooks.PERF_STATS.MONITOR_PERF_STATS:
-        chosen.append(LogPerfStats(hooks.PERF_STATS.PERF_STAT_FREQUENCY))
-    if hooks.MODEL_COMPLEXITY.COMPUTE_COMPLEXITY:
-        chosen.append(LogComplexity(hooks.MODEL_COMPLEXITY.INPUT_SHAPE))
+    profiling, frequency = read(config, ProfilingOptions), read(config, RunOptions).LOG_FREQUENCY
     on_gpu = read(config, MachineOptions).DEVICE != "cpu"
-    if hooks.LOG_GPU_STATS and on_gpu:
-        chosen.append(LogGpus())
-    if hooks.MEMORY_SUMMARY.PRINT_MEMORY_SUMMARY and on_gpu:
-        chosen.append(LogGpuMemory(hooks.MEMORY_SUMMARY.LOG_ITERATION_NUM))
-    if read(config, DistributedOptions).DETECT_ANOMALOUS_PARAMS:
-        chosen.append(ReportUnreachedParameters())
+    memory, stages, board = hooks.MEMORY_SUMMARY, hooks.PERF_STATS, hooks.TENSORBOARD_SETUP
     frozen = model.TEMP_FROZEN_PARAMS_ITER_MAP, model.TEMP_FROZEN_PARAMS_EPOCH_MAP
-    if any(frozen):
-        chosen.append(FreezeParameters(*frozen, model.TEMP_FROZEN_PARAMS_BY == "rate"))
-    chosen.append(LogGradientNorm(read(config, RunOptions).LOG_FREQUENCY))
-    clip = model.GRAD_CLIP
-    if clip.USE_GRAD_CLIP:
-        how = clip.PER_PARAMETER, clip.PER_MODULE
-        chosen.append(ClipGradients(clip.MAX_NORM, clip.NORM_TYPE, *how))
-    board = hooks.TENSORBOARD_SETUP
-    logged = board.LOG_PARAMS, board.LOG_PARAMS_GRADIENTS
-    if board.USE_TENSORBOARD and any(logged):
-        chosen.append(TensorBoardHistograms(board.LOG_PARAMS_EVERY_N_ITERS, *logged))
-    if hooks.PRECISE_BN.ENABLED:
-        chosen.append(PreciseBatchNorm(hooks.PRECISE_BN.NUM_ITERS))
-    if read(config, MetersOptions).model_output_mask:
-        chosen.append(MaskAbsentClasses())
-    if hooks.EVALUATE_LOSS.SETS:
-        chosen.append(EvaluateLoss(hooks.EVALUATE_LOSS))
-    if hooks.ONLINE_EVAL.EVERY:
-        chosen.append(HOOKS.get("online_eval")(hooks.ONLINE_EVAL))
-    if hooks.COLLAPSE_SIGNS:
-        chosen.append(LogCollapse(hooks.STOP_ON_COLLAPSE, model.starts_from_weights(), run_dir))
-    if hooks.MEMORY_SUMMARY.LOG_PEAKS:
-        chosen.append(LogMemoryPeaks(read(config, RunOptions).LOG_FREQUENCY))
-    profiling = read(config, ProfilingOptions)
-    if profiling.MEMORY_PROFILING.TRACK_BY_LAYER_MEMORY:
-        where = profiling.PROFILED_RANKS, profiling.OUTPUT_FOLDER
-        chosen.append(WriteMemorySnapshot(profiling.first_recorded, *where))
-    if profiling.asked_for:
-        chosen.append(ProfileSteps(profiling, run_dir or Path()))
-    chosen.extend(_extra(entry) for entry in hooks.EXTRA)
-    return chosen
+    clip, logged = model.GRAD_CLIP, (board.LOG_PARAMS, board.LOG_PARAMS_GRADIENTS)
+    first, where = profiling.first_recorded, (profiling.PROFILED_RANKS, profiling.OUTPUT_FOLDER)
+    chosen: list[Any] = [
+        hooks.ITERATION_TIMER and IterationTimer(),
+        stages.MONITOR_PERF_STATS and LogPerfStats(stages.PERF_STAT_FREQUENCY),
+        hooks.MODEL_COMPLEXITY.COMPUTE_COMPLEXITY
+        and LogComplexity(hooks.MODEL_COMPLEXITY.INPUT_SHAPE),
+        on_gpu and hooks.LOG_GPU_STATS and LogGpus(),
+        on_gpu and memory.PRINT_MEMORY_SUMMARY and LogGpuMemory(memory.LOG_ITERATION_NUM),
+        read(config, DistributedOptions).DETECT_ANOMALOUS_PARAMS and ReportUnreachedParameters(),
+        any(frozen) and FreezeParameters(*frozen, model.TEMP_FROZEN_PARAMS_BY == "rate"),
+        LogGradientNorm(frequency),
+        clip.USE_GRAD_CLIP
+        and ClipGradients(clip.MAX_NORM, clip.NORM_TYPE, clip.PER_PARAMETER, clip.PER_MODULE),
+        board.USE_TENSORBOARD
+        and any(logged)
+        and TensorBoardHistograms(board.LOG_PARAMS_EVERY_N_ITERS, *logged),
+        hooks.PRECISE_BN.ENABLED and PreciseBatchNorm(hooks.PRECISE_BN.NUM_ITERS),
+        read(config, MetersOptions).model_output_mask and MaskAbsentClasses(),
+        hooks.EVALUATE_LOSS.SETS and EvaluateLoss(hooks.EVALUATE_LOSS),
+        hooks.ONLINE_EVAL.EVERY and HOOKS.get("online_eval")(hooks.ONLINE_EVAL),
+        hooks.COLLAPSE_SIGNS
+        and LogCollapse(hooks.STOP_ON_COLLAPSE, model.starts_from_weights(), run_dir),
+        memory.LOG_PEAKS and LogMemoryPeaks(frequency),
+        profiling.MEMORY_PROFILING.TRACK_BY_LAYER_MEMORY and WriteMemorySnapshot(first, *where),
+        profiling.asked_for and ProfileSteps(profiling, run_dir or Path()),
+    ]
+    return [*filter(None, chosen), *map(make_extra, hooks.EXTRA)]
 
 
-def _extra(entry: str | dict[str, Any]) -> Any:
+def make_extra(entry: str | dict[str, Any]) -> Any:
+    """Make a hook that HOOKS.EXTRA names; one that was written for another engine is wrapped."""
     entry = {"name": entry} if isinstance(entry, str) else entry
     arguments = {key: value for key, value in entry.items() if key != "name"}
     hook = HOOKS.make(entry["name"], arguments, "config.HOOKS.EXTRA")
-    return hook if any(hasattr(hook, event) for event in EVENTS) else _adapted(hook)
-
-
-def _adapted(hook: Any) -> Any:
-    """Wrap a hook that was written for another engine."""
+    if any(hasattr(hook, event) for event in EVENTS):
+        return hook
     tries = (HOOK_ADAPTERS.get(name)(hook) for name in HOOK_ADAPTERS.names())
     return next((each for each in tries if each is not None), hook)

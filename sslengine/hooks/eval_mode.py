@@ -46,43 +46,53 @@ class PreciseBatchNorm(Hook):
                 f"config.HOOKS.PRECISE_BN.ENABLED: with {step} the model's forward also computes "
                 f"its losses, which may change more than statistics. Set it to false."
             )
-        if task.train_feed is not None and not _norms(task.base_model):
+        if task.train_feed is not None and not find_norms(task.base_model):
             log.warning(
                 "config.HOOKS.PRECISE_BN.ENABLED has no effect: the model has no trained batch "
                 "norm with running statistics."
             )
 
     def on_phase_end(self, task: Task) -> None:
-        if task.train and self._due(task):
-            refresh(task, self.batches)
-
-    def _due(self, task: Task) -> bool:
         following = task.phases[task.progress.phase + 1 : task.progress.phase + 2]
         tested = any(not phase.train for phase in following)
-        return tested or task.saves_at_phase_end
+        if task.train and (tested or task.saves_at_phase_end):
+            refresh(task, self.batches)
 
 
 def refresh(task: Task, batches: int) -> None:
-    """Overwrite the running statistics; restore random streams and all other state."""
-    norms = _norms(task.base_model)
-    if not norms:
-        return
-    sums = [Moments(norm) for norm in norms]
-    with _nothing_else_moves(task.base_model), torch.no_grad():
-        handles = [norm.register_forward_pre_hook(each.add) for norm, each in zip(norms, sums)]
-        try:
-            for inputs in _inputs(task, batches):
+    """Overwrite the running statistics; restore random streams and all other state. Collective."""
+    norms = find_norms(task.base_model)
+    sums = {norm: _make_sums(norm) for norm in norms}
+
+    def add(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        values = inputs[0].float()
+        others = [dim for dim in range(values.ndim) if dim != 1]
+        variance, mean = (
+            each.to(sums[norm]) for each in torch.var_mean(values, others, correction=0)
+        )
+        count = values.numel() // values.shape[1]
+        sums[norm] += count * torch.cat([mean, variance + mean.square(), mean.new_ones(1)])
+
+    handles = [norm.register_forward_pre_hook(add) for norm in norms]
+    try:
+        with _restored(task.base_model), torch.no_grad():
+            for inputs in _read_inputs(task, batches) if norms else ():
                 with task.precision.autocast():
                     task.base_model(inputs)
-        finally:
-            for handle in handles:
-                handle.remove()
-    for norm, each in zip(norms, sums):
-        each.write_to(norm)
+    finally:
+        for handle in handles:
+            handle.remove()
+    for norm in norms:
+        width = len(sums[norm]) // 2
+        total, squares, count = sum_in_place(sums[norm]).split([width, width, 1])
+        if count.item():  # otherwise no batch reached this layer: it keeps its statistics
+            mean = total / count
+            norm.running_mean.copy_(mean)
+            norm.running_var.copy_((squares / count - mean.square()).clamp(min=0))
 
 
-def _norms(model: nn.Module) -> list[_BatchNorm]:
-    """The batch norms whose statistics training updates, without those of frozen parts."""
+def find_norms(model: nn.Module) -> list[Any]:
+    """List the batch norms whose statistics training updates, without those of frozen parts."""
     return [
         module
         for module in model.modules()
@@ -90,41 +100,15 @@ def _norms(model: nn.Module) -> list[_BatchNorm]:
     ]
 
 
-class Moments:
-    """Sums over all inputs of a layer, for each channel, in double precision where there is it."""
-
-    def __init__(self, norm: _BatchNorm) -> None:
-        assert norm.running_mean is not None
-        like = norm.running_mean.to(widest(norm.running_mean.device))
-        self.total, self.squares = torch.zeros_like(like), torch.zeros_like(like)
-        self.count = like.new_zeros(1)
-
-    def add(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        values = inputs[0].float()
-        others = [dim for dim in range(values.ndim) if dim != 1]
-        variance, mean = torch.var_mean(values, others, correction=0)
-        count = values.numel() // values.shape[1]
-        mean, variance = mean.to(self.total), variance.to(self.total)
-        self.total += count * mean
-        self.squares += count * (variance + mean.square())
-        self.count += count
-
-    def write_to(self, norm: _BatchNorm) -> None:
-        """Set the statistics over all ranks. Collective."""
-        assert norm.running_mean is not None
-        assert norm.running_var is not None
-        total, squares, count = sum_in_place(
-            torch.cat([self.total, self.squares, self.count])
-        ).split([len(self.total), len(self.squares), 1])
-        if count.item() == 0:  # no batch reached this layer: it keeps its statistics
-            return
-        mean = total / count
-        norm.running_mean.copy_(mean)
-        norm.running_var.copy_((squares / count - mean.square()).clamp(min=0))
+def _make_sums(norm: Any) -> Tensor:
+    """Make zeros for a layer's values, their squares and their number, in the widest precision."""
+    mean = norm.running_mean
+    sums: Tensor = mean.new_zeros(2 * len(mean) + 1, dtype=widest(mean.device))
+    return sums
 
 
 @contextmanager
-def _nothing_else_moves(model: nn.Module) -> Iterator[None]:
+def _restored(model: nn.Module) -> Iterator[None]:
     """Restore random streams and buffers, which forwards in training mode change."""
     streams = rng_state()
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
@@ -136,8 +120,8 @@ def _nothing_else_moves(model: nn.Module) -> Iterator[None]:
         set_rng_state(streams)
 
 
-def _inputs(task: Task, batches: int) -> Iterator[Any]:
-    """The model's inputs from so many training batches, in their own order and augmentation.
+def _read_inputs(task: Task, batches: int) -> Iterator[Any]:
+    """Yield the model's inputs from training batches, in their own order and augmentation.
 
     They come from negative epoch numbers, which training does not use: the same ones at each
     phase, also in a resumed run. Between two train phases the loader has no position to lose.
@@ -148,8 +132,7 @@ def _inputs(task: Task, batches: int) -> Iterator[Any]:
     rounds = -(-batches // feed.steps_per_epoch)
     for number in range(rounds):
         steps = min(feed.steps_per_epoch, batches - number * feed.steps_per_epoch)
-        epoch = -1 - (task.phase.index * rounds + number)
-        for batch in feed.batches(epoch, 0, steps):
+        for batch in feed.batches(-1 - (task.phase.index * rounds + number), 0, steps):
             chosen = {key: batch[key][0] for key in keys}
             yield chosen if nested else chosen[keys[0]]
 

@@ -1,15 +1,5 @@
 """The events of a run, and the base class of hooks.
 
-    on_start
-      on_phase_start                           a train or test phase; again after a resume
-        on_step_start                          every step, before its batch is read
-        on_forward, on_loss_and_meter          every step
-        on_backward, on_update                 train steps; on_update once per optimizer step
-        on_step                                every step
-      on_phase_end
-    on_end
-    on_exception                               when an exception is raised
-
 A hook subclasses `Hook` and overrides the events it needs; each gets the task. The events of hooks
 written for VISSL or Classy Vision (`ClassyHook`) are called as there, but many attributes of the
 task are others (docs/vissl_differences.md). An event that no hook overrides costs one empty loop.
@@ -18,10 +8,7 @@ task are others (docs/vissl_differences.md). An event that no hook overrides cos
 from __future__ import annotations
 
 import copy
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sslengine.errors import CheckpointError, ConfigError, nearest
@@ -33,21 +20,9 @@ if TYPE_CHECKING:  # a hook gets the task, and never imports it
 else:
     Task = Any
 
-EVENTS = (
-    "on_start",
-    "on_phase_start",
-    "on_step_start",
-    "on_forward",
-    "on_loss_and_meter",
-    "on_backward",
-    "on_update",
-    "on_step",
-    "on_phase_end",
-    "on_end",
-    "on_exception",
-)
-
-
+EVENTS = ("on_start", "on_phase_start", "on_step_start", "on_forward", "on_loss_and_meter",
+          "on_backward", "on_update", "on_step", "on_phase_end", "on_end",
+          "on_exception")  # fmt: skip
 OPTIONAL = "optional"
 
 
@@ -59,8 +34,8 @@ class Hook:
     OPTIONAL is dropped where a resumed run has no such hook.
     """
 
-    # `on_step` is called from this step of the process on. A hook that acts at few steps sets it to
-    # the next one; it may be called earlier.
+    # `on_backward` and `on_step` are called from this step of the process on. A hook that acts at
+    # few steps sets it to the next one; it may be called earlier.
     due: float = 0
 
     @property
@@ -111,40 +86,25 @@ class Hook:
 Calls = dict[str, tuple[Callable[[Any], Any], ...]]
 
 
-def compile_events(hooks: Iterable[Any], timer: AbstractContextManager[Any] | None = None) -> Calls:
-    """Map each event to the methods to call, in the order of the hooks, without no-ops.
-
-    The timer is entered while the methods of an event are called.
-    """
+def compile_events(hooks: Iterable[Any]) -> Calls:
+    """Map each event to the methods to call, in the order of the hooks, without no-ops."""
     hooks = list(hooks)
-    calls: Calls = {
+    return {
         event: tuple(getattr(hook, event) for hook in hooks if overrides(hook, event))
         for event in EVENTS
     }
-    if timer is not None:
-        for event, each in calls.items():
-            calls[event] = (partial(_timed, timer, each),) if each else ()
-    return calls
 
 
-def take_dated(calls: Calls, hooks: Sequence[Any]) -> list[Hook]:
-    """Remove the calls of `on_step`, and return the hooks to ask at each step whether they are due.
+def take_dated(calls: Calls, hooks: Sequence[Any], event: str) -> list[Hook]:
+    """Remove the calls of an event, and return the hooks to ask at each step whether they are due.
 
-    If a hook does not say when it is due, nothing is changed, to keep their order.
+    If one of them does not say when it is due, nothing is changed, to keep their order.
     """
-    acting = [each for each in hooks if overrides(each, "on_step")]
+    acting = [each for each in hooks if overrides(each, event)]
     if not all(isinstance(each, Hook) for each in acting):
         return []
-    calls["on_step"] = ()
+    calls[event] = ()
     return acting
-
-
-def _timed(
-    timer: AbstractContextManager[Any], calls: Iterable[Callable[[Any], Any]], task: Any
-) -> None:
-    with timer:
-        for call in calls:
-            call(task)
 
 
 def overrides(hook: Any, event: str) -> bool:
@@ -152,6 +112,22 @@ def overrides(hook: Any, event: str) -> bool:
     if method is None or method is getattr(Hook, event):
         return False
     return getattr(method, "__name__", "") != "_noop"  # Classy Vision's empty method
+
+
+def expect_known_events(hook: Any) -> None:
+    """Raise ConfigError if a method `on_...` is no event, or none is one: it is never called."""
+    kind = type(hook)
+    if not isinstance(hook, Hook):  # one of Classy Vision's, say, may have events of others
+        if not any(hasattr(hook, event) for event in EVENTS):
+            raise ConfigError(f"{kind.__name__} is no hook: it has none of {', '.join(EVENTS)}.")
+        return
+    for name in dir(kind):
+        if name.startswith("on_") and name not in EVENTS and callable(getattr(kind, name)):
+            hint = nearest(name, EVENTS) or f"There are {', '.join(EVENTS)}."
+            raise ConfigError(
+                f"{kind.__name__}.{name}: there is no such event, so it would never be called. "
+                f"{hint} If it is none, let its name begin with something else than on_."
+            )
 
 
 def hook_name(hook: Any) -> str:
@@ -189,49 +165,3 @@ def load_hook_state(hook: Any, state: dict[str, Any]) -> None:
             f"the hook {hook_name(hook)} cannot load its state of the checkpoint: "
             f"{type(error).__name__}: {error}"
         ) from error
-
-
-_OF_STATE = ("state_dict", "load_state_dict")
-
-
-def expect_known_events(hook: Any) -> None:
-    """Raise ConfigError if it has a method `on_...` that is no event, or none that is one."""
-    kind = type(hook)
-    if issubclass(kind, Hook):
-        for text in problems_of(kind):
-            raise ConfigError(text)
-    # One of Classy Vision's, say, may have events of others.
-    elif not any(hasattr(hook, event) for event in EVENTS):
-        raise ConfigError(f"{kind.__name__} is no hook: it has none of {', '.join(EVENTS)}.")
-
-
-def problems_of(kind: type[Hook]) -> Iterator[str]:
-    """Say what is wrong with a class of hooks: a misspelt event would never be fired."""
-    for name in dir(kind):
-        if not name.startswith("on_") or not callable(getattr(kind, name)):
-            continue
-        if name not in EVENTS:
-            hint = nearest(name, EVENTS) or f"There are {', '.join(EVENTS)}."
-            yield (
-                f"{kind.__name__}.{name}: there is no such event, so it would never be called. "
-                f"{hint} If it is none, let its name begin with something else than on_."
-            )
-        elif not _takes_task(kind, name):
-            yield f"{kind.__name__}.{name}: expected {name}(self, task), as events get the task."
-    saves, loads = (getattr(kind, each) is not getattr(Hook, each) for each in _OF_STATE)
-    if saves and not loads:
-        yield (
-            f"{kind.__name__}.state_dict: expected also load_state_dict(self, state), or a resumed "
-            f"run would begin without that state."
-        )
-
-
-def _takes_task(kind: type[Hook], event: str) -> bool:
-    static = isinstance(inspect.getattr_static(kind, event), (staticmethod, classmethod))
-    try:
-        inspect.signature(getattr(kind, event)).bind(*[None] * (1 if static else 2))
-    except TypeError:
-        return False
-    except ValueError:  # without a signature that can be read
-        return True
-    return True

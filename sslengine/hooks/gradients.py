@@ -6,6 +6,7 @@ import fnmatch
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,8 +39,8 @@ class FreezeParameters(Hook):
 
     def on_start(self, task: Task) -> None:
         known = dict(task.learner.named_parameters())
-        self._until_update = [*_found(known, self.updates, "ITER_MAP")]
-        self._until_epoch = [*_found(known, self.epochs, "EPOCH_MAP")]
+        self._until_update = [*_find(known, self.updates, "ITER_MAP")]
+        self._until_epoch = [*_find(known, self.epochs, "EPOCH_MAP")]
         if self.by_rate:
             for each in getattr(task.optimizer, "owners", ()) or (task,):
                 each.optimizer.inner.register_step_post_hook(self._put_back)
@@ -58,7 +59,7 @@ class FreezeParameters(Hook):
             parameter.copy_(value)
 
 
-def _found(
+def _find(
     known: Mapping[str, nn.Parameter], frozen: Frozen, key: str
 ) -> Iterator[tuple[nn.Parameter, int]]:
     for pattern, until in frozen:
@@ -81,10 +82,15 @@ class LogGradientNorm(Hook):
     def __init__(self, frequency: int) -> None:
         self.frequency = frequency
 
+    def on_phase_start(self, task: Task) -> None:
+        self.due = 0
+
     def on_backward(self, task: Task) -> None:
-        made = task.progress.step + 1
-        due = made in (1, task.phase.steps) or (task.iteration + 1) % self.frequency == 0
-        if not (due and task.train and task.updating):
+        made, left = task.progress.step + 1, task.phase.steps - task.progress.step - 1
+        after_a_line = (task.iteration + 1) % self.frequency
+        self.due = task.state.steps + 1 + min(self.frequency - after_a_line, max(1, left))
+        has_line = made == 1 or left == 0 or after_a_line == 0
+        if not (has_line and task.updating):
             return
         for each in getattr(task.optimizer, "owners", ()) or (task,):
             task.precision.unscale(each.optimizer.inner)
@@ -169,65 +175,41 @@ class ReportUnreachedParameters(Hook):
     """`DISTRIBUTED.DETECT_ANOMALOUS_PARAMS`: every rank names parameters without gradient, once.
 
     DDP waits for the gradient of every parameter, and its error does not name the missing ones.
-    Cost: a call for each parameter and module in each step.
+    Cost: a call for each parameter in each step.
     """
 
     def __init__(self) -> None:
         self._reached: set[str] = set()
-        self._used: set[str] = set()
-        self._reported: frozenset[str] = frozenset()
+        self._reported: set[str] = set()
         self._handles: list[Any] = []
 
     def on_start(self, task: Task) -> None:
-        for name, module in task.learner.named_modules():
-            own = [
-                (f"{name}.{each}" if name else each, parameter)
-                for each, parameter in module.named_parameters(recurse=False)
-                if parameter.requires_grad
-            ]
-            for full, parameter in own:
-                arrived = parameter.register_post_accumulate_grad_hook(
-                    lambda _, full=full: self._reached.add(full)
-                )
-                self._handles.append(arrived)
-            if own:
-                names = [full for full, _ in own]
-                self._handles.append(
-                    module.register_forward_pre_hook(
-                        lambda *_, names=names: self._used.update(names)
-                    )
-                )
+        for name, parameter in task.learner.named_parameters():
+            if parameter.requires_grad:
+                arrived = partial(self._note, name)
+                self._handles.append(parameter.register_post_accumulate_grad_hook(arrived))
 
     def on_backward(self, task: Task) -> None:
         if not task.updating:
             return
-        names = {n for n, p in task.learner.named_parameters() if p.requires_grad}
-        missing = frozenset(names - self._reached)
+        names = {name for name, each in task.learner.named_parameters() if each.requires_grad}
+        missing = names - self._reached
         if missing - self._reported:
-            log.warning("%s", self._message(task, missing))
+            log.warning(
+                "step %d: %d parameters get no gradient from the loss: %s.\n  Freeze or remove "
+                "them, or let DDP look for them in each step: "
+                "config.DISTRIBUTED.FIND_UNUSED_PARAMETERS=true.",
+                task.iteration, len(missing), listing(sorted(missing), 50),
+            )  # fmt: skip
             self._reported |= missing
         self._reached.clear()
-        self._used.clear()
 
     def on_end(self, task: Task) -> None:
-        self._remove()
-
-    def on_exception(self, task: Task) -> None:
-        self._remove()
-
-    def _message(self, task: Task, missing: frozenset[str]) -> str:
-        used, unused = sorted(missing & self._used), sorted(missing - self._used)
-        text = f"step {task.iteration}: {len(missing)} parameters get no gradient from the loss."
-        if unused:
-            text += f"\n  Their modules are not called in the forward pass: {listing(unused, 50)}."
-        if used:
-            text += f"\n  Called, but the loss does not depend on them: {listing(used, 50)}."
-        return (
-            f"{text}\n  Freeze or remove them, or let DDP look for them in each step: "
-            f"config.DISTRIBUTED.FIND_UNUSED_PARAMETERS=true."
-        )
-
-    def _remove(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+
+    on_exception = on_end
+
+    def _note(self, name: str, parameter: nn.Parameter) -> None:
+        self._reached.add(name)

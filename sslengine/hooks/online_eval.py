@@ -23,7 +23,7 @@ from sslengine.distributed.collectives import broadcast_object
 from sslengine.distributed.ranks import is_primary
 from sslengine.errors import ConfigError, DataError
 from sslengine.evaluation.knn import knn_within
-from sslengine.evaluation.label_free.inputs import Inputs, measure
+from sslengine.evaluation.label_free.metric import Inputs, measure
 from sslengine.evaluation.linear import linear_probe
 from sslengine.hooks.events import Hook, Task
 from sslengine.hooks.options import OnlineEvalOptions
@@ -52,19 +52,16 @@ class OnlineEval(Hook):
             )
 
     def on_phase_end(self, task: Task) -> None:
-        if not task.train or not task.phase.complete or not self._due(task):
+        if not task.train or not task.phase.complete:
             return
-        found = task.compute_features(self.options.IMAGES, self.options.NETWORK)
-        computed = self._metrics(found.features, found.labels) if is_primary() else {}
-        task.phase_results["online"] = broadcast_object(computed)
-
-    def _due(self, task: Task) -> bool:
         made = task.phase.train_index + 1
         last = made == 1 + max(phase.train_index for phase in task.phases)
-        due: bool = last or made % self.options.EVERY == 0
-        return due
+        if last or made % self.options.EVERY == 0:
+            found = task.compute_features(self.options.IMAGES, self.options.NETWORK)
+            computed = self._evaluate(found.features, found.labels) if is_primary() else {}
+            task.phase_results["online"] = broadcast_object(computed)
 
-    def _metrics(self, features: Tensor, labels: Tensor) -> dict[str, float]:
+    def _evaluate(self, features: Tensor, labels: Tensor) -> dict[str, float]:
         metrics: dict[str, float] = {}
         if labels.ndim == 1:
             known = labels >= 0

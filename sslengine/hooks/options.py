@@ -6,11 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from sslengine.config.components import named_entries
 from sslengine.config.ranges import at_least, choice, choices
 from sslengine.config.sections import named, section
 from sslengine.dotted import full_metric_name
-from sslengine.hooks.events import Hook, problems_of
 from sslengine.registry import HOOKS, LABEL_FREE, WRITERS
 
 DEFAULT_WRITERS = ["console", "log", "json", "images"]
@@ -142,7 +140,7 @@ class HooksOptions:
     CHECK_NAN: bool = True
     # Log each GPU's name and memory once.
     LOG_GPU_STATS: bool = True
-    # Report the seconds per train step and the hooks' share of them at the end of the run.
+    # Add the seconds per train step to the metrics of each train phase.
     ITERATION_TIMER: bool = False
     PERF_STATS: PerfStatsOptions = field(default_factory=PerfStatsOptions)
     PRECISE_BN: PreciseBnOptions = field(default_factory=PreciseBnOptions)
@@ -160,13 +158,6 @@ class HooksOptions:
     def check(self) -> Iterator[str]:
         if self.STOP_ON_COLLAPSE and not self.COLLAPSE_SIGNS:
             yield "STOP_ON_COLLAPSE: needs COLLAPSE_SIGNS: true."
-
-    def check_chosen(self) -> Iterator[str]:
-        for index, entry in enumerate(self.EXTRA):
-            for name, _ in named_entries(HOOKS, entry):
-                kind = HOOKS.get(name) if HOOKS.is_users(name) else None
-                if isinstance(kind, type) and issubclass(kind, Hook):
-                    yield from (f"EXTRA.{index}: {text}" for text in problems_of(kind))
 
 
 @dataclass

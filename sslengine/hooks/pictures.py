@@ -68,14 +68,10 @@ class TensorBoardHistograms(Hook):
         if not (writers or task.peers):  # all ranks of a sharded run have to gather
             return
         for name, parameter in task.learner.named_parameters():
-            if self.parameters:
-                self._write(writers, f"parameters/{name}", whole(parameter), task)
-            if self.gradients and parameter.grad is not None:
-                self._write(writers, f"gradients/{name}", whole(parameter.grad), task)
-
-    def _write(
-        self, writers: list[TensorBoardWriter], name: str, values: Tensor, task: Task
-    ) -> None:
-        for writer in writers:
-            add = partial(writer.summary.add_histogram, name, values, task.iteration)
-            writer.attempt(add)
+            shown = {"parameters": parameter if self.parameters else None,
+                     "gradients": parameter.grad if self.gradients else None}  # fmt: skip
+            for kind, each in shown.items():
+                values = None if each is None else whole(each)
+                for writer in () if values is None else writers:
+                    add = writer.summary.add_histogram
+                    writer.attempt(partial(add, f"{kind}/{name}", values, task.iteration))

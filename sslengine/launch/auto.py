@@ -15,7 +15,6 @@ from sslengine.config.resolve import Resolved, settled
 from sslengine.config.sections import read
 from sslengine.data.options import DataOptions
 from sslengine.models.options import ModelOptions
-from sslengine.registry import import_dotted  # what is imported so imports torch
 from sslengine.trust import closed
 
 _OF_MODE = {"RGB": 3, "L": 1}
@@ -27,7 +26,8 @@ def settle_widths(resolved: Resolved) -> Resolved:
     model = resolved.config.MODEL
     if next(auto_places(OmegaConf.to_container(model.HEAD.PARAMS)), None) is None:
         return resolved
-    known_heads = import_dotted("sslengine.models.build:known_heads")
+    from sslengine.models.build import known_heads
+
     with closed(resolved.opened):
         params = known_heads(read(resolved.config, ModelOptions))
     return settled(resolved, "MODEL.HEAD.PARAMS", params, "auto: the widths of the features")
@@ -39,10 +39,10 @@ def _settle_classes(resolved: Resolved) -> Resolved:
     mixed = resolved.config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.get("num_classes") == AUTO
     if not dims and not mixed:
         return resolved
+    from sslengine.data.manifest.labels import count_classes
+
     with closed(resolved.opened):
-        count = import_dotted("sslengine.data.manifest.labels:count_classes")(
-            read(resolved.config, DataOptions).TRAIN
-        )
+        count = count_classes(read(resolved.config, DataOptions).TRAIN)
     for each in dims:
         each[-1] = count
     why = "auto: the classes of DATA.TRAIN"
@@ -64,7 +64,9 @@ def settle_channels(resolved: Resolved, prints: bool = True) -> Resolved:
     usual = all(data[split].IMAGE_MODE in _OF_MODE for split in ("TRAIN", "TEST"))
     if usual and not prints:
         return resolved
-    found = import_dotted("sslengine.engine.channels:look_at_data")(resolved.config)
+    from sslengine.engine.channels import look_at_data
+
+    found = look_at_data(resolved.config)
     for split, pixels in found.formats.items() if prints else ():
         print(f"config.DATA.{split}: {pixels} in the first images", flush=True)  # noqa: T201
     auto = resolved.config.MODEL.INPUT_CHANNELS == AUTO

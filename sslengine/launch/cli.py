@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sslengine import catalog, startup
-from sslengine.checkpoint.contents import run_folder
 from sslengine.config.compose import overrides as assign
 from sslengine.config.compose import sweep
 from sslengine.config.resolve import Resolved
@@ -21,10 +20,7 @@ from sslengine.config.show import show
 from sslengine.data.loading import lean_torchvision
 from sslengine.errors import ConfigError, Preempted, SSLEngineError
 from sslengine.launch.auto import settle_widths
-from sslengine.launch.folder import expect_place
-from sslengine.registry import import_dotted
 from sslengine.screen import say
-from sslengine.trust import closed, expect_trust, is_config_trusted
 
 INTERRUPTED = 130  # as shells have it: 128 + SIGINT
 _DESCRIPTION = """\
@@ -135,39 +131,10 @@ def ended_by(error: SSLEngineError | KeyboardInterrupt, printed: bool = True) ->
 
 def run_all(runs: Sequence[Resolved]) -> int:
     """Do the same, and raise what goes wrong."""
-    submits = any(run.config.SLURM.USE_SLURM for run in runs)
-    for run in runs if not submits else ():
-        expect_place(run_folder(run.config))
     # Imported only now: --help and a config error should not wait for torch.
-    check_run = import_dotted("sslengine.launch.preflight:check_run")
-    for run in runs:
-        with closed(run.opened):
-            check_run(run.config, run.engine_name)
-    if submits:
-        return _submit(runs)
-    launch = import_dotted("sslengine.launch.local:launch")
-    try:
-        for number, run in enumerate(runs):
-            if number:
-                startup.begin()
-            with closed(run.opened):
-                launch(run)
-    finally:
-        if len(runs) > 1 and os.environ.get("RANK", "0") == "0":
-            report_sweep = import_dotted("sslengine.report.end_pages:report_sweep")
-            report_sweep(run_folder(runs[0].config).parent)
-    return 0
+    from sslengine.launch import local
 
-
-def _submit(runs: Sequence[Resolved]) -> int:
-    for run in runs:
-        with closed(run.opened):
-            if not is_config_trusted():
-                expect_trust(
-                    "a job would be submitted as its config says (to run it here: "
-                    "config.SLURM.USE_SLURM=false)", "config.SLURM.USE_SLURM",
-                )  # fmt: skip
-    return int(import_dotted("sslengine.launch.slurm.submit:submit")(runs))
+    return local.run_all(runs)
 
 
 def resolve_all(

@@ -40,12 +40,7 @@ def make_run_folder(config: DictConfig) -> list[Path]:
     folder = run_folder(config)
     expect_place(folder)
     new = [each for each in (folder, *folder.parents) if not each.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise ConfigError(
-            f"config.CHECKPOINT.DIR: the folder {folder} cannot be created: {error}"
-        ) from error
+    folder.mkdir(parents=True, exist_ok=True)
     return new
 
 

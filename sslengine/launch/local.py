@@ -1,11 +1,12 @@
-"""Start the processes of a run on this machine, or join processes that were started already."""
+"""Check runs; then start their processes here, join those that were started, or submit jobs."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from sslengine import startup
-from sslengine.checkpoint.contents import expect_no_links_out
+from sslengine.checkpoint.contents import expect_no_links_out, run_folder
 from sslengine.config.facts import world_size
 from sslengine.config.options import DistributedOptions
 from sslengine.config.resolve import Resolved
@@ -13,9 +14,42 @@ from sslengine.config.sections import read
 from sslengine.distributed.elastic import start_processes
 from sslengine.errors import SSLEngineError, readable
 from sslengine.launch.auto import settle_channels
-from sslengine.launch.folder import expect_run_folder, make_run_folder, remove_unused
+from sslengine.launch.folder import expect_place, expect_run_folder, make_run_folder, remove_unused
 from sslengine.launch.plan import Plan, make_plan
+from sslengine.launch.preflight import check_run
 from sslengine.launch.rank import run_rank
+from sslengine.launch.slurm.submit import submit
+from sslengine.trust import closed, expect_trust, is_config_trusted
+
+
+def run_all(runs: Sequence[Resolved]) -> int:
+    """Run all of a sweep one after the other, or submit them to SLURM. Return the exit status."""
+    submits = any(run.config.SLURM.USE_SLURM for run in runs)
+    for run in runs:
+        if not submits:
+            expect_place(run_folder(run.config))
+        with closed(run.opened):
+            check_run(run.config, run.engine_name)
+            if submits and not is_config_trusted():
+                expect_trust(
+                    "a job would be submitted as its config says (to run it here: "
+                    "config.SLURM.USE_SLURM=false)", "config.SLURM.USE_SLURM",
+                )  # fmt: skip
+    if submits:
+        return submit(runs)
+    try:
+        for number, run in enumerate(runs):
+            if number:
+                startup.begin()
+            with closed(run.opened):
+                launch(run)
+    finally:
+        if len(runs) > 1 and os.environ.get("RANK", "0") == "0":
+            # Imported only now: a run starts without libraries that draw.
+            from sslengine.report.end_pages import report_sweep
+
+            report_sweep(run_folder(runs[0].config).parent)
+    return 0
 
 
 def launch(resolved: Resolved) -> None:

@@ -38,7 +38,7 @@ class SlurmOptions:
     NUM_CPU_PER_PROC: int = at_least(1, 8)
     # More options of sbatch, without the dashes: {account: vision, exclude: node7}.
     ADDITIONAL_PARAMETERS: dict[str, Any] = field(default_factory=dict)
-    # Wait for the job, print its log, and exit with its status.
+    # Wait for the job, print its log, and exit with 0 if it has completed, else with 1.
     WAIT: bool = False
     # Seconds before the time limit at which the job gets the signal to save.
     SIGNAL_SECONDS: int = at_least(1, 120)

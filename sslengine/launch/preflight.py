@@ -1,7 +1,7 @@
 """Check a run before anything is launched, or memory is taken for its weights.
 
-The lists, weights and metrics that the config names must exist. Then one dry step: a grey image of
-the config's size (of two sizes, if the size depends on the files) goes through TRANSFORMS and the
+The lists, weights and metrics that the config names must exist. Then one dry step: grey images of
+the config's size (of two sizes, if the size depends on the files) go through TRANSFORMS and the
 collator, and the batch through trunk, heads and method on torch's meta device, where tensors have
 shapes but no values. Each stage adds its key path to what it raises. Custom transforms, sources and
 collators are not run; what depends on values, and images whose bands only the files know, is left
@@ -16,7 +16,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -45,18 +45,17 @@ from sslengine.engine.state import shapes
 from sslengine.engine.step import TrainStep
 from sslengine.errors import ConfigError, DataError, SSLEngineError
 from sslengine.hooks.options import HooksOptions
+from sslengine.meters import MetersOptions
 from sslengine.meters.base import build_meters
-from sslengine.meters.options import MetersOptions
 from sslengine.methods.base import Method, callbacks
 from sslengine.methods.foreign import takes_sample
 from sslengine.methods.step import Step
 from sslengine.models.model import Model
 from sslengine.models.options import ModelOptions
-from sslengine.models.sync_batchnorm import expect_several_rows
 from sslengine.models.weight_content import expect_file_of
 from sslengine.optim.learner import learner_of
-from sslengine.optim.multipliers import chosen_multipliers
 from sslengine.optim.options import OptimizerOptions
+from sslengine.optim.param_groups import chosen_multipliers
 from sslengine.registry import COLLATORS, DATA_SOURCES, LOSSES, TRANSFORMS, Registry, component_key
 
 META = torch.device("meta")
@@ -67,12 +66,8 @@ _ANY_SIZE = ((1024, 768), (640, 896))
 _OURS = ("sslengine.", "torchvision.")
 _LIBRARIES = (*_OURS, "timm.", "torch.nn.")
 _NUM_SAMPLES = 2**20  # the size of a method's memory, which allocates nothing on the meta device
-_REFUSALS = (
-    RuntimeError,
-    ValueError,
-    AssertionError,
-    IndexError,
-)  # of a shape, by torch and others
+# What torch and others raise for a shape.
+_REFUSALS = (RuntimeError, ValueError, AssertionError, IndexError)
 
 
 def check_run(config: DictConfig, engine_name: str) -> None:
@@ -111,17 +106,19 @@ def expect_known_metrics(config: DictConfig) -> None:
 
 
 @contextmanager
-def _ignore_breakpoints() -> Iterator[None]:
-    """Do not stop in a user's code here, where tensors have no values: the run itself stops."""
+def _dry_run() -> Iterator[None]:
+    """Raise ConfigError alone, and do not stop at breakpoints: tensors have no values here."""
     before = sys.breakpointhook, pdb.set_trace
     sys.breakpointhook = pdb.set_trace = lambda *_, **__: None
     try:
         yield
+    except SSLEngineError as error:
+        raise error if isinstance(error, ConfigError) else ConfigError(str(error)) from error
     finally:
         sys.breakpointhook, pdb.set_trace = before
 
 
-@_ignore_breakpoints()
+@_dry_run()
 def expect_fitting_shapes(config: DictConfig) -> None:
     """Raise ConfigError if images cannot pass the transforms, the model or the method."""
     data = read(config, DataOptions)
@@ -138,22 +135,15 @@ def expect_fitting_shapes(config: DictConfig) -> None:
         model = build_base_model(config, META)
     if batch is None or not isinstance(model, Model):
         return
-    sample = _make_sample(step, batch, data.TRAIN)
+    made = step.make_sample(batch, data.TRAIN.INPUT_KEY_NAMES, data.TRAIN.TARGET_KEY_NAMES)
+    sample: dict[str, Any] = tree_map_only(Tensor, lambda each: each.to(META), made)
     output = _pass_model(model, sample["input"])
-    if output is None or type(step).losses is not TrainStep.losses:
-        return
-    _pass_method(config, model, output, sample)
-    facts = run_facts(config)
-    if data.TRAIN.BATCHSIZE_PER_REPLICA == 1 and not (
-        facts.sync_batch_norm and facts.world_size > 1
-    ):
-        alone = first_batch(data.TRAIN, "TRAIN", images=1)
-        if alone is not None:
-            _pass_one_image(config, model, _make_sample(step, alone, data.TRAIN))
+    if output is not None and type(step).losses is TrainStep.losses:
+        _pass_method(config, model, output, sample)
 
 
-def first_batch(options: SplitOptions, split: str, images: int = 2) -> dict[str, Any] | None:
-    """Return a collated batch of one or two samples; None if their shapes depend on the files."""
+def first_batch(options: SplitOptions, split: str) -> dict[str, Any] | None:
+    """Return a collated batch of two samples; None if their shapes depend on the files."""
     where = f"config.DATA.{split}"
     for name in map(TRANSFORMS.name_in, _walk(options.TRANSFORMS)):
         slow = getattr(TRANSFORMS.get(name), "takes_long_to_make", False)
@@ -180,9 +170,9 @@ def first_batch(options: SplitOptions, split: str, images: int = 2) -> dict[str,
     twin = _transform(pipeline, options.IMAGE_MODE, 1, sizes[0])
     try:
         with streams_kept():
-            batch = collate([one, twin][:images])
-    except SSLEngineError as error:
-        raise ConfigError(str(error)) from error
+            batch = collate([one, twin])
+    except SSLEngineError:
+        raise
     except Exception:  # the collator may need fields that only real samples have
         return None
     return batch if isinstance(batch, dict) else None
@@ -217,15 +207,6 @@ def _sizes(sample: Any) -> Any:
     return [getattr(each, "shape", getattr(each, "size", None)) for each in sample["data"]]
 
 
-def _make_sample(step: TrainStep, batch: dict[str, Any], options: SplitOptions) -> dict[str, Any]:
-    try:
-        sample = step.make_sample(batch, options.INPUT_KEY_NAMES, options.TARGET_KEY_NAMES)
-    except DataError as error:
-        raise ConfigError(str(error)) from error
-    moved: dict[str, Any] = tree_map_only(Tensor, lambda each: each.to(META), sample)
-    return moved
-
-
 def _pass_model(model: Model, images: Any) -> Any:
     """Return the model's output; None if it depends on values."""
     entered: list[tuple[str, nn.Module, Any]] = []
@@ -241,8 +222,8 @@ def _pass_model(model: Model, images: Any) -> Any:
     try:
         with torch.no_grad():
             return model(images)
-    except SSLEngineError as error:
-        raise ConfigError(str(error)) from error
+    except SSLEngineError:
+        raise
     except Exception as error:
         if not entered or not _is_refusal(error, partial(model, images)):
             return None
@@ -285,8 +266,7 @@ def _pass_method(config: DictConfig, model: Model, output: Any, sample: dict[str
             text = str(error)
             raise ConfigError(text if "config." in text[:9] else f"{where}: {text}") from error
         # A method of the user's may need what its `before_phase` makes.
-        needs_phase = call is not None and bool(callbacks(method, "before_phase"))
-        if needs_phase or call is None or not _is_refusal(error, call):
+        if call is None or callbacks(method, "before_phase") or not _is_refusal(error, call):
             return None
         raise ConfigError(
             f"{where}: {thing.__name__} cannot take the model's output, of shape "
@@ -303,39 +283,6 @@ def _has_known_target(config: DictConfig, method: nn.Module) -> bool:
     return known or parameter.default is not parameter.empty
 
 
-def _pass_one_image(config: DictConfig, model: Model, sample: dict[str, Any]) -> None:
-    """Raise ConfigError if a batch norm of the model or the method gets one row in training."""
-    expect_several_rows([model], [1])
-    with suppress(*_REFUSALS), torch.no_grad():
-        output = model.train()(sample["input"])
-        _pass_method(config, model, output, sample)
-
-
-class _ValuesNeededError(Exception):
-    """A computation depends on values, or on what is not on the meta device."""
-
-
-class _ShapesAlone(TorchDispatchMode):
-    """Raise _ValuesNeededError where more than shapes is needed; note what an operation raises."""
-
-    raised: Exception | None = None
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        given = tree_leaves((args, kwargs))
-        tensors = [each for each in given if isinstance(each, Tensor)]
-        outside = any(each.dim() and each.device != META for each in tensors)
-        draws = any(isinstance(each, torch.Generator) for each in given)
-        if outside or draws or function is torch.ops.aten._local_scalar_dense.default:
-            raise _ValuesNeededError
-        try:
-            return function(*args, **(kwargs or {}))
-        except Exception as error:
-            self.raised = error
-            raise
-
-
 def _is_refusal(error: Exception, call: Callable[[], Any]) -> bool:
     """Return whether torch or a library refuses a shape, in a computation that failed.
 
@@ -344,16 +291,41 @@ def _is_refusal(error: Exception, call: Callable[[], Any]) -> bool:
     """
     if not isinstance(error, _REFUSALS) or isinstance(error, (NotImplementedError, SSLEngineError)):
         return False
-    mode = _ShapesAlone()  # type: ignore[no-untyped-call]
+    watch = _Watch()  # type: ignore[no-untyped-call]
     try:
-        with META, torch.no_grad(), mode:
+        with META, torch.no_grad(), watch:
             call()
-    except NotImplementedError:
-        return False
     except _REFUSALS as again:
+        if again is watch.failed or isinstance(again, NotImplementedError):
+            return watch.refuses
         *_, (frame, _) = traceback.walk_tb(again.__traceback__)
-        module = frame.f_globals["__name__"]  # torch itself has torch._assert
-        return again is mode.raised or module == "torch" or module.startswith(_LIBRARIES)
+        module = str(frame.f_globals["__name__"])  # torch itself has torch._assert
+        return module == "torch" or module.startswith(_LIBRARIES)
     except Exception:
         return False
     return False
+
+
+class _Watch(TorchDispatchMode):
+    """Note the operation that fails, and whether it refuses shapes: or it needs values, or what is
+    not on the meta device."""
+
+    failed: Exception | None = None
+    refuses = False
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        try:
+            return function(*args, **(kwargs or {}))
+        except Exception as error:
+            given = tree_leaves((args, kwargs))
+            tensors = [each for each in given if isinstance(each, Tensor) and each.dim()]
+            self.failed = error
+            self.refuses = (
+                all(each.device == META for each in tensors)
+                and not any(isinstance(each, torch.Generator) for each in given)
+                and function is not torch.ops.aten._local_scalar_dense.default
+                and not isinstance(error, NotImplementedError)
+            )
+            raise

@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 
 import torch
 from omegaconf import DictConfig
@@ -23,26 +22,26 @@ from sslengine.config.options import (
 )
 from sslengine.config.resolve import Resolved
 from sslengine.config.sections import read
-from sslengine.contrib.heartbeat import heartbeat
+from sslengine.contrib.flight_recorder import arm_recorder, keep_record
+from sslengine.contrib.heartbeat import heartbeat, leave_at_once
 from sslengine.data.loading import lean_torchvision
 from sslengine.data.loading.loader import boot_server
 from sslengine.data.options import DataOptions
 from sslengine.distributed import process_group
-from sslengine.distributed.elastic import fail_at_once
 from sslengine.distributed.ranks import is_primary, pick_device, rank
 from sslengine.engines.run import Run
-from sslengine.errors import FolderInUseError, LaunchError, Preempted
+from sslengine.errors import FolderInUseError, Preempted
 from sslengine.export.at_end import write_weights
-from sslengine.monitor.log_file import close_log, open_log
+from sslengine.monitor.console import close_log, open_log
 from sslengine.precision import set_deterministic, set_kernels
-from sslengine.registry import ENGINES, import_dotted, load_plugins
+from sslengine.registry import ENGINES, load_plugins
 from sslengine.trust import closed
 
 log = logging.getLogger("sslengine")
 
 
 def run_rank(resolved: Resolved, join: bool) -> None:
-    """join: the environment describes a process group to join (RANK, WORLD_SIZE ...)."""
+    """Run the engine in this process. join: the environment names a process group to join."""
     with closed(resolved.opened), startup.pause_garbage_collection():
         _run_rank(resolved, join)
 
@@ -71,7 +70,7 @@ def _run_rank(resolved: Resolved, join: bool) -> None:
     try:
         for warning in resolved.warnings:
             log.warning("%s", warning)
-        with heartbeat(silence, partial(_leave_at_once, folder)):
+        with heartbeat(silence, partial(leave_at_once, folder)):
             engine, run = (
                 ENGINES.get(resolved.engine_name, "engine_name"),
                 Run(resolved, folder, device),
@@ -85,7 +84,7 @@ def _run_rank(resolved: Resolved, join: bool) -> None:
         raise
     except BaseException:
         log.info("the run ended with an error", exc_info=True)  # the caller prints it
-        process_group.keep_record(folder / "flight_recorder")
+        keep_record(folder)
         raise
     finally:
         close_log()
@@ -102,17 +101,11 @@ def reported(run: Run) -> Iterator[None]:
     finally:
         if wanted and is_primary() and (run.run_dir / "config.yaml").is_file():
             try:  # imported only now: a run starts without libraries that draw
-                import_dotted("sslengine.report.end_pages:report_end")(run, engine == "train")
+                from sslengine.report.end_pages import report_end
+
+                report_end(run, engine == "train")
             except Exception as error:  # the run is over: also what a damaged file raises
                 log.warning("the page of %s was not written: %s", run.run_dir, error)
-
-
-def _leave_at_once(folder: Path, text: str) -> None:
-    """End this rank because another is lost. Runs in a thread: the main one may be blocked."""
-    log.critical("%s", text)
-    kept = process_group.keep_record(folder / "flight_recorder")
-    close_log()
-    fail_at_once(LaunchError(f"{text}. See {kept}"))
 
 
 def _set_threads(config: DictConfig, device: torch.device) -> None:
@@ -135,5 +128,5 @@ def _join(config: DictConfig, device: torch.device) -> None:
         os.environ.setdefault("NCCL_DEBUG", "INFO")
     if options.NCCL_SOCKET_NTHREADS:
         os.environ.setdefault("NCCL_SOCKET_NTHREADS", str(options.NCCL_SOCKET_NTHREADS))
-    process_group.arm_recorder()
+    arm_recorder()
     process_group.join(options.BACKEND, device, options.TIMEOUT_MINUTES, options.RENDEZVOUS_MINUTES)

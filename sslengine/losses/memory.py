@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sslengine.distributed.ranks import world_size
-from sslengine.distributed.shared_rows import own_rows, shared_out, within
+from sslengine.distributed.shared_rows import locate, own_rows, share_out
 
 log = logging.getLogger("sslengine")
 
@@ -52,7 +52,7 @@ def random_rows(num_rows: int, dim: int, unit_length: bool, shared: bool = False
         start, stop = max(first, mine.start), min(first + len(rows), mine.stop)
         if start < stop:
             own[start - mine.start : stop - mine.start] = rows[start - first : stop - first]
-    return shared_out(own, num_rows) if shared else own
+    return share_out(own, num_rows) if shared else own
 
 
 def _drawn(num_rows: int, dim: int, unit_length: bool) -> Tensor:
@@ -65,7 +65,7 @@ def zero_rows(num_rows: int, *shape: int, shared: bool = False) -> Tensor:
     if not shared:
         return torch.zeros(num_rows, *shape)
     mine = own_rows(num_rows)
-    return shared_out(torch.zeros(mine.stop - mine.start, *shape), num_rows)
+    return share_out(torch.zeros(mine.stop - mine.start, *shape), num_rows)
 
 
 @torch.no_grad()
@@ -75,7 +75,7 @@ def overwrite(memory: Tensor, rows: Tensor, values: Tensor, counted: Tensor) -> 
     rows (R,), values (R, ...), counted (R,) of bool, the same on all ranks. Where counted is false,
     the row may be any valid index. The result is deterministic on any device.
     """
-    here, places, is_here = within(memory, rows)
+    here, places, is_here = locate(memory, rows)
     _write(here, places, values, counted & is_here)
 
 
@@ -84,7 +84,7 @@ def move_towards(
     memory: Tensor, rows: Tensor, values: Tensor, counted: Tensor, momentum: float
 ) -> None:
     """The same with m * old + (1 - m) * new, scaled to unit length, in place of the new value."""
-    here, places, is_here = within(memory, rows)
+    here, places, is_here = locate(memory, rows)
     if len(here):
         moved = here[places] * momentum + values * (1.0 - momentum)
         _write(here, places, F.normalize(moved, dim=1), counted & is_here)

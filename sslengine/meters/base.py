@@ -1,7 +1,4 @@
-"""The base class of meters: totals on the device, one reduction at the end of a phase.
-
-Outputs and targets come in several forms: the functions below make those that meters use.
-"""
+"""The base class of meters: totals on the device, one reduction at the end of a phase."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from torch import Tensor
 
 from sslengine.distributed.collectives import sum_in_place
 from sslengine.errors import TrainingError
-from sslengine.meters.options import MetersOptions
+from sslengine.meters import MetersOptions
 from sslengine.precision import widest
 from sslengine.registry import METERS, component_key
 
@@ -29,7 +26,9 @@ class Meter(ABC):
 
     name: str
 
-    def __init__(self) -> None:
+    def __init__(self, num_meters: int = 1, meter_names: Sequence[str] = ()) -> None:
+        # Of the model's outputs, each of which is measured.
+        self.output_names = [*map(str, meter_names or range(num_meters))]
         # The sums of this rank. None before the first update, which decides the device.
         self.totals: Tensor | None = None
 
@@ -72,6 +71,32 @@ class Meter(ABC):
         counted = [state["totals"] for state in states if state["totals"] is not None]
         self.totals = torch.stack(counted).sum(dim=0) if counted else None
 
+    def list_outputs(self, output: Tensor | Sequence[Tensor]) -> list[Tensor]:
+        """Return a list of outputs, one for each name."""
+        outputs = [output] if isinstance(output, Tensor) else list(output)
+        if len(outputs) != len(self.output_names):
+            raise TrainingError(
+                f"{self.name} expects {len(self.output_names)} outputs, but the model has "
+                f"{len(outputs)}: set config.METERS.{self.name}.num_meters."
+            )
+        return outputs
+
+    def make_indicators(self, target: Tensor, output: Tensor) -> Tensor:
+        """Return 1, 0, or UNKNOWN for images x classes.
+
+        target: class numbers, indicators, or probabilities of mixed images; above 0.5 counts as 1.
+        """
+        if target.ndim == 1:
+            classes = torch.arange(output.shape[1], device=target.device)
+            rows = (target.unsqueeze(1) == classes).to(torch.int8)
+            return rows.masked_fill((target < 0).unsqueeze(1), UNKNOWN)
+        if target.shape != output.shape:
+            raise TrainingError(
+                f"{self.name}: the labels have the shape {tuple(target.shape)} and the outputs "
+                f"{tuple(output.shape)}: expected an indicator for each image and class."
+            )
+        return (target > 0.5).to(torch.int8).masked_fill(target < 0, UNKNOWN)
+
 
 def build_meters(options: MetersOptions) -> list[Meter]:
     """Build the meters of `config.METERS`."""
@@ -81,40 +106,6 @@ def build_meters(options: MetersOptions) -> list[Meter]:
         meter: Any = METERS.get(name, "config.METERS.names")
         meters.append(meter(**given) if isinstance(given, Mapping) else meter(given))
     return meters
-
-
-def output_names(num_meters: int, meter_names: Sequence[str]) -> list[str]:
-    return [str(name) for name in meter_names] or [str(index) for index in range(num_meters)]
-
-
-def list_outputs(
-    meter: str, output: Tensor | Sequence[Tensor], names: Sequence[str]
-) -> list[Tensor]:
-    """Return a list of outputs, one for each name."""
-    outputs = [output] if isinstance(output, Tensor) else list(output)
-    if len(outputs) != len(names):
-        raise TrainingError(
-            f"{meter} expects {len(names)} outputs, but the model has {len(outputs)}: set "
-            f"config.METERS.{meter}.num_meters."
-        )
-    return outputs
-
-
-def make_indicators(meter: str, target: Tensor, output: Tensor) -> Tensor:
-    """Return 1, 0, or UNKNOWN for images x classes.
-
-    target: class numbers, indicators, or probabilities of mixed images; above 0.5 counts as 1.
-    """
-    if target.ndim == 1:
-        classes = torch.arange(output.shape[1], device=target.device)
-        rows = (target.unsqueeze(1) == classes).to(torch.int8)
-        return rows.masked_fill((target < 0).unsqueeze(1), UNKNOWN)
-    if target.shape != output.shape:
-        raise TrainingError(
-            f"{meter}: the labels have the shape {tuple(target.shape)} and the outputs "
-            f"{tuple(output.shape)}: expected an indicator for each image and class."
-        )
-    return (target > 0.5).to(torch.int8).masked_fill(target < 0, UNKNOWN)
 
 
 def present_classes(labels: Any) -> Tensor:

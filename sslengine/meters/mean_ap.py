@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sslengine.distributed.collectives import gather, sum_in_place
-from sslengine.errors import DataError, TrainingError
-from sslengine.meters.base import Meter, list_outputs, make_indicators, output_names
+from sslengine.distributed.collectives import gather
+from sslengine.errors import DataError
+from sslengine.meters.base import Meter
 from sslengine.registry import register_meter
 
 # Scores that are sorted at a time.
@@ -83,61 +83,34 @@ class MeanAPListMeter(Meter):
         max_cpu_capacity: int = -1,
     ) -> None:
         """
-        num_classes: the expected number of classes in an output; null: any.
         num_meters: the number of the model's outputs, each of which is measured.
         meter_names: names of the outputs; without them they are numbered.
         interpolated: as in VISSL and VOC; false: scikit-learn's average precision.
-        max_cpu_capacity: the largest number of images of a phase on each rank (more are an error);
-            -1: any number.
+        num_classes, max_cpu_capacity: VISSL's, without effect: any number is measured.
         """
-        super().__init__()
-        self.capacity = max_cpu_capacity
-        self.num_classes, self.interpolated = num_classes, interpolated
-        self.output_names = output_names(num_meters, meter_names)
-        self._scores: list[Tensor] = []  # outputs x images x classes of each step
-        self._targets: list[Tensor] = []
+        super().__init__(num_meters, meter_names)
+        self.interpolated = interpolated
+        self.reset()
 
     def names(self) -> list[str]:
         return [f"mAP.{name}" for name in self.output_names] + ["AP.*"]
 
     def update(self, output: Tensor | Sequence[Tensor], target: Tensor) -> None:
-        outputs = list_outputs(self.name, output, self.output_names)
-        width = outputs[0].shape[1]
-        if self.num_classes not in (None, width):
-            raise TrainingError(
-                f"config.METERS.{self.name}.num_classes is {self.num_classes}, but the model has "
-                f"{width} outputs."
-            )
-        if 0 <= self.capacity < sum(map(len, self._scores)) + len(outputs[0]):
-            raise TrainingError(
-                f"config.METERS.{self.name}.max_cpu_capacity is {self.capacity}, but a phase has "
-                f"more images. Set it to the number of images, or to -1 for any number."
-            )
+        outputs = self.list_outputs(output)
         self._scores.append(torch.stack([each.detach().float() for each in outputs], dim=1))
-        self._targets.append(make_indicators(self.name, target, outputs[0]))
+        self._targets.append(self.make_indicators(target, outputs[0]))
 
     @torch.no_grad()
     def value(self) -> dict[str, Any]:
-        """Gather the scores of all ranks on each, for some classes at a time. Collective."""
+        """Gather the scores of all ranks on each. Collective."""
         if not self._scores:
             return {}
-        scores, targets = torch.cat(self._scores), torch.cat(self._targets)
-        images = int(sum_in_place(torch.tensor(len(scores), device=scores.device)))
-        columns = max(1, BLOCK // (images * len(self.output_names)))
-        parts = [
-            self._gather_classes(some, wanted)
-            for some, wanted in zip(
-                scores.split(columns, 2), targets.split(columns, 1), strict=True
-            )
-        ]
-        return self.measure(torch.cat(parts, dim=1).tolist())
-
-    def _gather_classes(self, scores: Tensor, targets: Tensor) -> Tensor:
-        """Return the average precision of all images, for outputs x classes."""
-        every, wanted = gather(scores.contiguous()).rows, gather(targets.contiguous()).rows
-        return torch.stack(
-            [average_precision(each, wanted, self.interpolated) for each in every.unbind(1)]
+        scores, targets = (
+            gather(torch.cat(self._scores)).rows,
+            gather(torch.cat(self._targets)).rows,
         )
+        found = [average_precision(each, targets, self.interpolated) for each in scores.unbind(1)]
+        return self.measure(torch.stack(found).tolist())
 
     def measure(self, totals: list[Any]) -> dict[str, Any]:
         """Name the average precision of each class (or NaN) of each output, and their means."""
@@ -150,7 +123,8 @@ class MeanAPListMeter(Meter):
         return {"mAP": means, "AP": classes}
 
     def reset(self) -> None:
-        self._scores, self._targets = [], []
+        self._scores: list[Tensor] = []  # images x outputs x classes of each step
+        self._targets: list[Tensor] = []
 
     def state_dict(self) -> dict[str, Any]:
         return {"scores": [*self._scores], "targets": [*self._targets]}

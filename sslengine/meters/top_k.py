@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sslengine.errors import TrainingError
-from sslengine.meters.base import Meter, list_outputs, make_indicators, output_names
+from sslengine.meters.base import Meter
 from sslengine.registry import register_meter
 
 
@@ -27,12 +28,26 @@ class TopKMeter(Meter):
         topk_values: each k of top-k.
         meter_names: names of the outputs; without them they are numbered.
         """
-        super().__init__()
+        super().__init__(num_meters, meter_names)
         self.topk_values = list(topk_values)
-        self.output_names = output_names(num_meters, meter_names)
 
     def names(self) -> list[str]:
         return [f"top_{k}.{name}" for k in self.topk_values for name in self.output_names]
+
+    @abstractmethod
+    def divisor(self, place: int) -> int:
+        """Return where in the totals is what the number of each k, at their end, is divided by."""
+
+    def measure(self, totals: list[Any]) -> dict[str, Any]:
+        count = len(self.topk_values)
+        return {
+            f"top_{k}": {
+                name: 100.0 * row[place - count] / divisor
+                for name, row in zip(self.output_names, totals, strict=True)
+                if (divisor := row[self.divisor(place)])
+            }
+            for place, k in enumerate(self.topk_values)
+        }
 
     def predictions(self, logits: Tensor) -> Tensor:
         """Return the classes of the largest outputs, best first, for the largest k."""
@@ -56,7 +71,7 @@ class AccuracyListMeter(TopKMeter):
     name = "accuracy_list_meter"
 
     def update(self, output: Tensor | Sequence[Tensor], target: Tensor) -> None:
-        outputs = list_outputs(self.name, output, self.output_names)
+        outputs = self.list_outputs(output)
         if target.ndim > 1 and target.is_floating_point():
             target = target.argmax(dim=1)  # a mixed image: the class with the largest weight
         rows = [self._count(each.detach(), target) for each in outputs]
@@ -68,26 +83,21 @@ class AccuracyListMeter(TopKMeter):
         if target.ndim == 1:
             hits, counted = predictions == target.unsqueeze(1), target >= 0
         else:
-            positive = make_indicators(self.name, target, logits) > 0
+            positive = self.make_indicators(target, logits) > 0
             hits, counted = positive.gather(1, predictions), positive.any(dim=1)
         correct = [hits[:, :k].any(dim=1).sum() for k in self.topk_values]
         return torch.stack([counted.sum(), *correct])
 
-    def measure(self, totals: list[Any]) -> dict[str, Any]:
-        return {
-            f"top_{k}": {
-                name: 100.0 * row[1 + position] / row[0]
-                for name, row in zip(self.output_names, totals, strict=True)
-                if row[0]
-            }
-            for position, k in enumerate(self.topk_values)
-        }
+    def divisor(self, place: int) -> int:
+        return 0
 
 
 class _AtKMeter(TopKMeter):
+    """Base of shares of true positives, for images of several classes."""
+
     def update(self, output: Tensor | Sequence[Tensor], target: Tensor) -> None:
-        outputs = list_outputs(self.name, output, self.output_names)
-        rows = make_indicators(self.name, target, outputs[0])
+        outputs = self.list_outputs(output)
+        rows = self.make_indicators(target, outputs[0])
         self.add(torch.stack([self._count(each.detach(), rows) for each in outputs]))
 
     def _count(self, logits: Tensor, rows: Tensor) -> Tensor:
@@ -97,21 +107,6 @@ class _AtKMeter(TopKMeter):
         correct = [(predicted[:, :k] > 0).sum() for k in self.topk_values]
         return torch.stack([*known, (rows > 0).sum(), *correct])
 
-    def measure(self, totals: list[Any]) -> dict[str, Any]:
-        count = len(self.topk_values)
-        return {
-            f"top_{k}": {
-                name: 100.0 * row[count + 1 + position] / self.denominator(row, position)
-                for name, row in zip(self.output_names, totals, strict=True)
-                if self.denominator(row, position)
-            }
-            for position, k in enumerate(self.topk_values)
-        }
-
-    def denominator(self, row: list[float], position: int) -> float:
-        """Return what the number of true positives is divided by."""
-        raise NotImplementedError
-
 
 @register_meter("precision_at_k_list_meter")
 class PrecisionAtKListMeter(_AtKMeter):
@@ -119,8 +114,8 @@ class PrecisionAtKListMeter(_AtKMeter):
 
     name = "precision_at_k_list_meter"
 
-    def denominator(self, row: list[float], position: int) -> float:
-        return row[position]
+    def divisor(self, place: int) -> int:
+        return place
 
 
 @register_meter("recall_at_k_list_meter")
@@ -129,5 +124,5 @@ class RecallAtKListMeter(_AtKMeter):
 
     name = "recall_at_k_list_meter"
 
-    def denominator(self, row: list[float], position: int) -> float:
-        return row[len(self.topk_values)]
+    def divisor(self, place: int) -> int:
+        return len(self.topk_values)

@@ -34,7 +34,7 @@ from torch import nn
 from sslengine.errors import ConfigError, nearest
 from sslengine.hooks.events import Hook
 from sslengine.methods.step import Step
-from sslengine.optim.multipliers import Multiplier
+from sslengine.optim.param_groups import Multiplier
 
 __all__ = ["Method", "Multiplier", "Step", "callbacks", "expect_known_callbacks"]
 

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from sslengine.config.facts import RunFacts
 from sslengine.config.ranges import at_least, share
-from sslengine.data.augment.transforms.masking import no_room
+from sslengine.data.augment.masking import no_room
 from sslengine.distributed.collectives import sum_in_place
 from sslengine.distributed.ranks import world_size
 from sslengine.errors import ConfigError, TrainingError

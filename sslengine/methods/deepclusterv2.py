@@ -32,7 +32,7 @@ from sslengine.config.ranges import above, at_least, choice
 from sslengine.data.loading.seeding import epoch_generator
 from sslengine.distributed.collectives import gather, sum_in_place
 from sslengine.distributed.ranks import world_size
-from sslengine.distributed.shared_rows import fetch, own_rows, within
+from sslengine.distributed.shared_rows import fetch, locate, own_rows
 from sslengine.errors import ConfigError
 from sslengine.losses.kmeans import spherical_kmeans
 from sslengine.losses.memory import is_shared, overwrite, zero_rows
@@ -165,7 +165,7 @@ class DeepClusterLoss(Method):
         filled = self.filled.nonzero().squeeze(1)
         share = own_rows(len(self.filled))
         mine = filled[(filled >= share.start) & (filled < share.stop)]
-        here, places, _ = within(self.memory, mine)
+        here, places, _ = locate(self.memory, mine)
         for division, clusters in enumerate(self.options.num_clusters):
             crop = division % len(self.crops)
             order = torch.randperm(len(filled), generator=generator)

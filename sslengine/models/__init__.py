@@ -4,22 +4,18 @@ from sslengine.registry import HEADS, MODELS, TRUNKS
 
 MODELS.declare("sslengine.models.build", "multi_input_output_model")
 
+TRUNKS.base = "sslengine.models.trunks.base:Trunk"
 TRUNKS.declare("sslengine.models.trunks.resnet", "resnet")
-TRUNKS.declare("sslengine.models.trunks.resnet_sk", "resnet_sk")
 TRUNKS.declare(
     "sslengine.models.trunks.vision_transformer", "vision_transformer", "vision_transformer_fsdp"
 )
 TRUNKS.declare("sslengine.models.trunks.regnet", "regnet", "regnet_v2", "regnet_fsdp")
 TRUNKS.declare("sslengine.models.trunks.efficientnet", "efficientnet")
 TRUNKS.declare("sslengine.models.trunks.xcit", "xcit", "xcit_fsdp")
-TRUNKS.declare("sslengine.models.trunks.convit", "convit")
 TRUNKS.declare(
     "sslengine.models.trunks.swin_transformer", "swin_transformer", "swin_transformer_official"
 )
 TRUNKS.declare("sslengine.models.trunks.convnext", "convnext")
-TRUNKS.declare("sslengine.models.trunks.alexnet", "alexnet")
-TRUNKS.declare("sslengine.models.trunks.beit", "beit")
-TRUNKS.declare("sslengine.models.trunks.mobilenet_v3", "mobilenetv3_tv", "mobilenetv3_timm")
 TRUNKS.declare("sslengine.models.trunks.from_timm", "timm")
 TRUNKS.declare("sslengine.models.trunks.from_torchvision", "torchvision")
 
@@ -27,6 +23,5 @@ HEADS.declare("sslengine.models.heads.mlp", "mlp", "mlp_fsdp")
 HEADS.declare("sslengine.models.heads.eval_mlp", "eval_mlp", "eval_mlp_fsdp")
 HEADS.declare("sslengine.models.heads.siamese_concat_view", "siamese_concat_view")
 HEADS.declare("sslengine.models.heads.identity", "identity")
-HEADS.declare("sslengine.models.heads.mobilenet_v3", "mobilenet_v3_head", "mobilenet_v3_head_timm")
 HEADS.declare("sslengine.models.heads.predictor", "predictor_head")
 HEADS.declare("sslengine.models.heads.probes", "linear_probe", "attentive_probe")

@@ -2,5 +2,6 @@
 
 from sslengine.registry import WRITERS
 
-WRITERS.declare("sslengine.monitor.build", "console", "images", "json", "log", "tensorboard")
+WRITERS.declare("sslengine.monitor.console", "console", "log")
 WRITERS.declare("sslengine.monitor.trackers", "mlflow", "tracker")
+WRITERS.declare("sslengine.monitor.writers", "images", "json", "tensorboard")

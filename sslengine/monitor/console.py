@@ -1,15 +1,21 @@
-"""What a person sees: a live bar on a terminal, plain lines anywhere else.
+"""What people see of a run: a live bar on a terminal, plain lines elsewhere and in the log's files.
 
 Plain lines are thinned out: one at the first step, one every few seconds, one at the
 end of each phase. Every metric is in metrics.jsonl.
 
 On a terminal a phase leaves one line. Metrics are shown whole or not at all; of those that do
 not fit the line says how many.
+
+What any logger says goes to a file per rank, warnings also to the screen.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
+from io import TextIOWrapper
+from logging.handlers import WatchedFileHandler
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -26,9 +32,15 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-from sslengine.monitor.writers import Record, Writer
-from sslengine.screen import Pace, fit_line, wrapped
+from sslengine.atomic import make_folder, open_no_link
+from sslengine.monitor.writers import Record, RunPlace, Writer
+from sslengine.registry import register_writer
+from sslengine.screen import Pace, ReadableFormatter, fit_line, screen_handler, wrapped
 from sslengine.screen_console import LiteralConsole
+
+_log = logging.getLogger("sslengine")
+_levels: dict[logging.Logger, int] = {}  # to be put back
+_FORMAT = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
 
 
 class Screen(LiteralConsole):
@@ -65,11 +77,12 @@ class _Metrics(ProgressColumn):
         return _Whole(task.fields["metrics"])
 
 
+@register_writer("console")
 class ConsoleWriter(Writer):
-    """Reads `record.display`: step, steps, epochs, eta_seconds, images_per_second."""
+    """Show records, with the progress in `record.display`: step, steps, epochs, eta_seconds."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Screen()
+    def __init__(self, run: RunPlace) -> None:
+        self.console = run.console or Screen()
         self._progress: Progress | None = None
         self._bar: TaskID | None = None
         self._pace = Pace()
@@ -116,3 +129,109 @@ class ConsoleWriter(Writer):
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
+
+
+@register_writer("log")
+class LogWriter(Writer):
+    """Write phases as lines of the log file, and steps every few seconds."""
+
+    def __init__(self, run: RunPlace) -> None:
+        self._pace = Pace()
+
+    def write(self, record: Record) -> None:
+        if record.kind != "step":
+            _log.info(record.phase_line())
+        elif self._pace.is_due():
+            _log.info(record.step_line())
+
+
+# ---- the log
+
+
+def log_path(run_dir: Path, rank: int) -> Path:
+    return run_dir / ("log.txt" if rank == 0 else f"log_rank{rank}.txt")
+
+
+class _LogFile(WatchedFileHandler):
+    """A log that cannot be written (a full disk) says so once, and not at each line.
+
+    It follows its name: when an earlier run's log is moved aside, a new file is begun.
+    """
+
+    _failed = False
+
+    def _open(self) -> TextIOWrapper:
+        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=open_no_link)  # type: ignore[return-value]
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            super().emit(record)
+        except OSError:
+            self.handleError(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not self._failed:
+            print(f"ERROR: cannot write {self.baseFilename}: {sys.exc_info()[1]}", file=sys.stderr)  # noqa: T201
+        self._failed = True
+
+
+class _Others(logging.Handler):
+    """The root logger's: hands records of other loggers on."""
+
+    def __init__(self, to: logging.Handler) -> None:
+        super().__init__(logging.INFO)
+        self._to = to
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._to.handle(record)
+
+
+def open_log(run_dir: Path, rank: int, verbose: bool = False) -> None:
+    """Send what is logged to the run's file, appending.
+
+    The screen gets warnings on rank 0, and all of `sslengine` if `verbose`; where a line is
+    logged with extra={"on_screen": ...}, that decides. Other loggers are heard from INFO on.
+    Python's own warnings are the file's business alone.
+    """
+    close_log()
+    make_folder(run_dir)
+    to_file = _LogFile(log_path(run_dir, rank), encoding="utf-8", delay=True)
+    to_file.setFormatter(ReadableFormatter(_FORMAT, indent="  "))
+    _log.setLevel(logging.DEBUG if verbose else logging.INFO)
+    _log.propagate = False
+    _log.addHandler(to_file)
+    root = logging.getLogger()
+    root.addHandler(_Others(to_file))
+    prints = any(map(_prints, root.handlers))  # then it would print what is meant for the file
+    if not prints and root.level > logging.INFO:
+        _levels[root] = root.level
+        root.setLevel(logging.INFO)
+    if rank == 0:
+        _log.addHandler(screen_handler(logging.DEBUG if verbose else logging.WARNING))
+        if not prints:
+            root.addHandler(_Others(screen_handler()))
+    logging.captureWarnings(True)
+    warnings_log = logging.getLogger("py.warnings")
+    warnings_log.propagate = False
+    warnings_log.addHandler(to_file)
+
+
+def _prints(handler: logging.Handler) -> bool:
+    streams = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+    return any(getattr(handler, "stream", None) is each for each in streams)
+
+
+def close_log() -> None:
+    """Take back what `open_log` has done to loggers."""
+    for name in ("sslengine", "py.warnings"):
+        logger = logging.getLogger(name)
+        for handler in list(logger.handlers):
+            logger.removeHandler(handler)
+            handler.close()
+        logger.propagate = True
+    root = logging.getLogger()
+    for handler in [each for each in root.handlers if isinstance(each, _Others)]:
+        root.removeHandler(handler)
+    if root in _levels:
+        root.setLevel(_levels.pop(root))
+    logging.captureWarnings(False)

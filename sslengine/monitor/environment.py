@@ -21,21 +21,10 @@ import sslengine
 from sslengine.monitor.code_version import code_version
 
 _PACKAGES = (
-    "torch",
-    "torchvision",
-    "numpy",
-    "pillow",
-    "classy-vision",
-    "fvcore",
-    "iopath",
-    "hydra-core",
-    "omegaconf",
-    "timm",
-    "scikit-learn",
-    "rich",
-    "numba",  # with simplejpeg: what DATA.AUGMENT_BACKEND: auto selects
-    "simplejpeg",
-)
+    "torch", "torchvision", "numpy", "pillow", "classy-vision", "fvcore", "iopath", "hydra-core",
+    "omegaconf", "timm", "scikit-learn", "rich",
+    "numba", "simplejpeg",  # what DATA.AUGMENT_BACKEND: auto selects
+)  # fmt: skip
 # Variables that change what a run does; anything else in the environment is private.
 _VARIABLES = re.compile(
     r"^(CUDA|NCCL|GLOO|TORCH|PYTORCH|OMP|MKL|SLURM|LOCAL_|SSLENGINE|VISSL)|"
@@ -54,7 +43,7 @@ _SECRET_INSIDE = re.compile(
 
 
 def environment() -> dict[str, Any]:
-    """A report that can be stored as JSON."""
+    """Describe what the process runs on, in a form that can be stored as JSON."""
     return {
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join(masked(sys.argv)),
@@ -66,10 +55,14 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "gpus": _gpus(),
+        "gpus": [torch.cuda.get_device_name(each) for each in range(torch.cuda.device_count())],
         "cuda": torch.version.cuda if torch.cuda.is_available() else None,
         "packages": {name: _version(name) for name in _PACKAGES},
-        "variables": _variables(),
+        "variables": {
+            name: "***" if _SECRET.search(name) else value
+            for name, value in sorted(os.environ.items())
+            if _VARIABLES.search(name)
+        },
     }
 
 
@@ -98,25 +91,11 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _gpus() -> list[str]:
-    if not torch.cuda.is_available():
-        return []
-    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-
-
 def masked(arguments: Sequence[str]) -> list[str]:
-    """The value of what is named like a secret: `name=value`, `--name value`, `{name: value}`."""
+    """Replace what is named like a secret: `name=value`, `--name value`, `{name: value}`."""
     masked = [_SECRET_ARGUMENT.sub(r"\1=***", each) for each in arguments]
     masked = [_SECRET_INSIDE.sub(r"\1***", each) for each in masked]
     for index, before in enumerate(arguments[:-1]):
         if before.startswith("--") and "=" not in before and _SECRET_ARGUMENT.match(f"{before}="):
             masked[index + 1] = "***"
     return masked
-
-
-def _variables() -> dict[str, str]:
-    return {
-        name: "***" if _SECRET.search(name) else value
-        for name, value in sorted(os.environ.items())
-        if _VARIABLES.search(name)
-    }

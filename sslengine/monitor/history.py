@@ -9,13 +9,13 @@ A run that was killed and continued has each step once: the newest line of it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from sslengine.dotted import leaves
 from sslengine.errors import SSLEngineError
+from sslengine.monitor.run_status import read_lines
 
 _NOT_FINITE = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 
@@ -42,19 +42,25 @@ def read(
 
 
 def read_nested(path: Path) -> list[dict[str, Any]]:
-    """Return all lines of a metrics.jsonl as they were written."""
-    return _drop_superseded(_parsed(_text(path)))
+    """Return each step and each phase once, as it was written; [] without a file.
 
-
-def _text(path: Path) -> str:
-    content = path.read_bytes()
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        raise SSLEngineError(
-            f"{path}: line {line} is damaged: it is not UTF-8 ({error.reason}). Remove the line."
-        ) from error
+    A step that comes again replaces the first and all lines after it; a phase that comes again
+    replaces the first in its place. A line of how a run ended is dropped where it was continued.
+    """
+    kept: list[dict[str, Any]] = []
+    places: dict[tuple[Any, ...], int] = {}  # in `kept`, unless it was cut there since
+    for line in read_lines(path):
+        if not {"kind", "split", "iteration"} <= line.keys():
+            continue
+        while kept and _is_superseded(kept[-1], line):
+            kept.pop()
+        place = _place(line)
+        if places.get(place, len(kept)) < len(kept) and _place(kept[places[place]]) == place:
+            kept[places[place]] = line
+        else:
+            places[place] = len(kept)
+            kept.append(line)
+    return kept
 
 
 def columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
@@ -67,37 +73,6 @@ def flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Name nested values, `{"meter": {"top_1": 5.0}}` -> `meter.top_1`; "nan" is a number again."""
     for name, value in leaves(values):
         yield name, _NOT_FINITE.get(value, value) if isinstance(value, str) else value
-
-
-def _parsed(text: str) -> Iterator[dict[str, Any]]:
-    """Yield the lines, without one that is being written or was cut short."""
-    for line in text.splitlines():
-        try:
-            found = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(found, dict) and {"kind", "split", "iteration"} <= found.keys():
-            yield found
-
-
-def _drop_superseded(lines: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return each step and each phase once: a resumed run writes those after its checkpoint again.
-
-    A step that comes again replaces the first and all lines after it; a phase that comes again
-    replaces the first in its place. A line of how a run ended is dropped where it was continued.
-    """
-    kept: list[dict[str, Any]] = []
-    places: dict[tuple[Any, ...], int] = {}  # in `kept`, unless it was cut there since
-    for line in lines:
-        while kept and _is_superseded(kept[-1], line):
-            kept.pop()
-        place = _place(line)
-        if places.get(place, len(kept)) < len(kept) and _place(kept[places[place]]) == place:
-            kept[places[place]] = line
-        else:
-            places[place] = len(kept)
-            kept.append(line)
-    return kept
 
 
 def _is_superseded(last: dict[str, Any], line: dict[str, Any]) -> bool:

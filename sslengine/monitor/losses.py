@@ -8,7 +8,7 @@ were wrong.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -16,17 +16,9 @@ import torch
 from torch import Tensor
 
 from sslengine.errors import NonFiniteLossError
-from sslengine.monitor.over_ranks import Column, join
 
 MAIN = "loss"
-# Of the error of a loss that is not finite.
-_CAUSES = (
-    "Usual causes: a learning rate that is too high, fp16 overflow, an input that is not finite. "
-    "No checkpoint was written since."
-)
-_REPLAY = "\n  Repeat the last steps, to find the module: "
-_SWITCH = "config.HOOKS.CHECK_NAN=false continues."
-_NAMED = 4  # images
+_NAMED = 4  # images of a loss that is not finite
 
 
 class LossEntry(NamedTuple):
@@ -48,19 +40,15 @@ class OpenLoss(NamedTuple):
 
 class LossLedger:
     def __init__(
-        self,
-        read: Callable[[], None],
-        check_finite: bool = True,
-        replay: str = "",
-        name: Callable[[int], str] = str,
+        self, read: Callable[[], None], check_finite: bool, replay: str, name: Callable[[int], str]
     ) -> None:
-        """
+        """Make an empty ledger.
+
         read: takes what is open and notes its values; collective.
         replay: the command that repeats the run's last steps; empty if none can.
-        name: what to call the sample of an index.
+        name: names the sample of an index.
         """
-        self._replay, self._name = replay, name
-        self.check_finite, self._read = check_finite, read
+        self._read, self.check_finite, self._replay, self._name = read, check_finite, replay, name
         self._open: list[OpenLoss] = []
         self._unread: list[LossEntry] = []
         # Losses times batch size of the phase so far; VISSL's `task.losses`.
@@ -98,43 +86,33 @@ class LossLedger:
         opened, self._open = self._open, []
         return opened
 
-    def column(self, steps: Sequence[OpenLoss]) -> dict[str, Column]:
-        """Make what is read of these steps: each loss, times its rank's share of the images."""
-        if not steps:
-            return {}
-        row = join([each.values for each in steps])
-        shares = [each.share for each in steps for _ in each.names]
-        alike = len(set(shares)) == 1
-        row = row * (shares[0] if alike else torch.tensor(shares, dtype=row.dtype).to(row.device))
-        return {MAIN: Column([row], "sum", [each.names for each in steps])}
+    def note(self, steps: Sequence[OpenLoss], numbers: Sequence[float]) -> Iterator[LossEntry]:
+        """Yield the steps with their means over ranks. Raise at the first that is not finite."""
+        rest = iter(numbers)
+        for each in steps:
+            parts = dict(zip(each.names, islice(rest, len(each.names)), strict=True))
+            entry = LossEntry(each.iteration, parts, each.batch_size)
+            if self.check_finite and not all(map(math.isfinite, parts.values())):
+                raise self._not_finite(entry, each.samples)
+            self._unread.append(entry)
+            if self._history is not None:
+                self._history.append(entry)
+            self.phase_losses.append(parts[MAIN] * each.batch_size)
+            self.phase_samples += each.batch_size
+            yield entry
 
-    def note(
-        self, steps: Sequence[OpenLoss], values: Sequence[float],
-        keep: Callable[[dict[str, list[float]]], None],
-    ) -> None:  # fmt: skip
-        """Take the numbers of `column`, over all ranks. Raise at the first that is not finite.
-
-        keep: gets the values by their names.
-        """
-        columns: dict[str, list[float]] = {}
-        numbers = iter(values)
-        try:
-            for each in steps:
-                read = list(islice(numbers, len(each.names)))
-                parts = dict(zip(each.names, read, strict=True))
-                entry = LossEntry(each.iteration, parts, each.batch_size)
-                if self.check_finite and not all(map(math.isfinite, read)):
-                    text = self._describe_bad(entry, each.samples)
-                    raise NonFiniteLossError(text, parts, entry.iteration + 1)
-                self._unread.append(entry)
-                self.phase_losses.append(parts[MAIN] * each.batch_size)
-                self.phase_samples += each.batch_size
-                for name, value in parts.items():
-                    columns.setdefault(name, []).append(value)
-                if self._history is not None:
-                    self._history.append(entry)
-        finally:
-            keep(columns)
+    def _not_finite(self, entry: LossEntry, samples: Tensor | None) -> NonFiniteLossError:
+        parts = ", ".join(f"{name} {value}" for name, value in entry.parts.items())
+        lines = [f"the loss of iteration {entry.iteration + 1} is not finite: {parts}."]
+        if samples is not None:
+            lines.append(f"Its images, of this rank: {name_few(samples, self._name)}.")
+        lines.append(
+            "Usual causes: a learning rate that is too high, fp16 overflow, an input that is not "
+            "finite. No checkpoint was written since. config.HOOKS.CHECK_NAN=false continues."
+        )
+        if self._replay:
+            lines.append(f"Repeat the last steps, to find the module: {self._replay}")
+        return NonFiniteLossError("\n  ".join(lines), entry.parts, entry.iteration + 1)
 
     def flush(self) -> None:
         """Read all open values. Collective where there are some."""
@@ -169,19 +147,11 @@ class LossLedger:
             "unread": [tuple(entry) for entry in self._unread],
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._open = []
         self._unread = [LossEntry(*entry) for entry in state.get("unread", ())]
         self.phase_losses = list(state["phase_losses"])
         self.phase_samples = int(state["phase_samples"])
-
-    def _describe_bad(self, entry: LossEntry, samples: Tensor | None) -> str:
-        parts = ", ".join(f"{name} {value}" for name, value in entry.parts.items())
-        text = f"the loss of iteration {entry.iteration + 1} is not finite: {parts}."
-        if samples is not None:
-            text += f"\n  Its images, of this rank: {name_few(samples, self._name)}."
-        replay = f"{_REPLAY}{self._replay}" if self._replay else ""
-        return f"{text}\n  {_CAUSES} {_SWITCH}{replay}"
 
 
 def name_few(samples: Tensor, name: Callable[[int], str]) -> str:

@@ -26,43 +26,16 @@ class Histogram(NamedTuple):
 
     @property
     def edges(self) -> list[float]:
-        """One more than there are bins."""
+        """Return the borders of the bins, one more than there are bins."""
         return [float(edge) for edge in np.linspace(self.low, self.high, len(self.counts) + 1)]
 
 
-class OpenHistogram(NamedTuple):
-    """The same on the device."""
-
-    counts: Tensor
-    numbers: Tensor  # low, high, sum, sum of squares
-
-    def read(self) -> Histogram:
-        """Waits for the device."""
-        low, high, total, squares = self.numbers.tolist()
-        return Histogram(self.counts.tolist(), low, high, total, squares)
-
-
-class OpenPictures(NamedTuple):
-    """Images and histograms by name, on the device."""
-
-    images: dict[str, Tensor]
-    histograms: dict[str, OpenHistogram]
-
-    def read(self) -> tuple[dict[str, Image], dict[str, Histogram]]:
-        """Waits for the device, if there are any."""
-        histograms = {name: each.read() for name, each in self.histograms.items()}
-        return (
-            {name: make_image(image) for name, image in self.images.items()},
-            {name: each for name, each in histograms.items() if any(each.counts)},
-        )
-
-
-def count(name: str, tensor: Tensor, bins: int) -> OpenHistogram | None:
-    """Count where the tensor is, without waiting; None if it has no elements."""
+def count(name: str, tensor: Tensor, bins: int) -> Tensor | None:
+    """Count where the tensor is, without waiting, for `read_histogram`; None if it is empty."""
     if not isinstance(tensor, Tensor) or tensor.is_complex() or bins < 1:
         raise TrainingError(
             f"put_histogram({name!r}): expected a tensor of real numbers and 1 bin or more, got "
-            f"{_kind(tensor)} and bins={bins!r}."
+            f"{_describe(tensor)} and bins={bins!r}."
         )
     if tensor.numel() == 0:
         return None
@@ -78,17 +51,23 @@ def count(name: str, tensor: Tensor, bins: int) -> OpenHistogram | None:
     wide = widest(values.device)
     values = torch.where(finite, values, 0.0).to(wide)
     numbers = torch.stack([low.to(wide), high.to(wide), values.sum(), values.square().sum()])
-    return OpenHistogram(counts, numbers)
+    return torch.cat([numbers, counts.to(wide)])
 
 
-def picture(name: str, array: Any) -> Tensor:
-    """Copy the array where it is; `make_image` makes an image of it later."""
+def read_histogram(counted: Tensor) -> Histogram:
+    """Bring what `count` returned to the host. Waits for the device."""
+    low, high, total, squares, *counts = counted.tolist()
+    return Histogram([*map(int, counts)], low, high, total, squares)
+
+
+def copy_picture(name: str, array: Any) -> Tensor:
+    """Copy the array where it is, for `make_image`."""
     given = torch.as_tensor(array) if isinstance(array, np.ndarray) else array
     if not isinstance(given, Tensor) or not _is_picture(given):
         raise TrainingError(
             f"put_image({name!r}): expected a tensor or array of 8 bit integers or of floats from "
             f"0 to 1, of (height, width), (3 or 1, height, width) or (height, width, 3 or 1); got "
-            f"{_kind(array)}."
+            f"{_describe(array)}."
         )
     return given.detach().clone()
 
@@ -111,6 +90,6 @@ def make_image(given: Tensor) -> Image:
     return array
 
 
-def _kind(value: Any) -> str:
+def _describe(value: Any) -> str:
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     return type(value).__name__ if shape is None else f"{dtype} of shape {tuple(shape)}"

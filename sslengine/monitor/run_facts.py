@@ -26,7 +26,7 @@ REPORT, JUDGEMENTS = "evaluation.json", "judgements"
 
 
 @dataclass(frozen=True)
-class Score:
+class FeatureScore:
     """A score of one kind of features on the test images, in percent."""
 
     features: str  # trained, untrained, raw pixels, reference
@@ -116,7 +116,7 @@ class Facts:
         name = name_of_images(self.evaluation.get("images", {}))
         return self.folder / JUDGEMENTS / f"{name}.npz"
 
-    def scores(self, metric: str) -> dict[str, Score]:
+    def scores(self, metric: str) -> dict[str, FeatureScore]:
         """Map each kind of features to its score, of the last layer."""
         found = scores_of(self.evaluation)
         return {each.features: each for each in found if each.metric == metric}
@@ -143,12 +143,12 @@ class Facts:
     @property
     def tested(self) -> int:
         """Count the images that were tested."""
-        first: Mapping[str, Any] = next(iter(self.evaluation.get("scores", ())), {})
-        images = first.get("about", {}).get("images", {})
-        return int(images.get("test", images.get("train", 0)))
+        images = [each.get("about", {}).get("images", {})
+                  for each in self.evaluation.get("scores", ())]  # fmt: skip
+        return int(images[0].get("test", images[0].get("train", 0))) if images else 0
 
 
-def scores_of(report: Mapping[str, Any], features: str = "") -> list[Score]:
+def scores_of(report: Mapping[str, Any], features: str = "") -> list[FeatureScore]:
     """Return the scores of one kind of features, or of all; of several layers all of them."""
     found = []
     for each in report.get("scores", ()):
@@ -156,7 +156,7 @@ def scores_of(report: Mapping[str, Any], features: str = "") -> list[Score]:
             continue
         for metric, value in values_of(each).items():
             interval, gain = (each.get(key, {}).get(metric) for key in ("intervals", "gains"))
-            found.append(Score(each["features"], each["layer"], metric, value,
+            found.append(FeatureScore(each["features"], each["layer"], metric, value,
                                tuple(interval) if interval else None,
                                tuple(gain) if gain else None))  # fmt: skip
     return found
@@ -190,7 +190,9 @@ def read_facts(folder: Path) -> Facts:
     made = max((row["iteration"] for row in rows), default=0)
     starts = read_starts(folder)
     # Without a config it was not trained here.
-    status = read_status(folder, made, _length(config, rows, made)) if config else COMPLETE_RUN
+    status = (
+        read_status(folder, made, _count_planned(config, rows, made)) if config else COMPLETE_RUN
+    )
     return Facts(folder, config, status, rows, read_report(folder / REPORT), tuple(starts))
 
 
@@ -216,8 +218,9 @@ def read_report(file: Path) -> Mapping[str, Any]:
         return {}
     with suppress(ValueError):
         found = json.loads(file.read_bytes())
-        if isinstance(found, dict) and _are_scores(found.get("scores", [])):
-            return found
+        scores = found.get("scores", []) if isinstance(found, dict) else None
+        if isinstance(scores, list) and all(map(_is_score, scores)):
+            return found  # type: ignore[no-any-return]
     raise DataError(f"{file} is no report: remove it, and judge the run again: `sslengine judge`.")
 
 
@@ -235,16 +238,12 @@ def checkpoints_in(folder: Path) -> list[str]:
     return [path.name for path in paths if path.suffix == ".torch" or is_checkpoint(path)]
 
 
-def _length(config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], made: int) -> int:
+def _count_planned(config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], made: int) -> int:
     """Return the steps of a run that kept no status; 0: unknown."""
     phases = sum(row["kind"] == "phase" and row["split"] == "train" for row in rows)
-    epochs = config.get("OPTIMIZER", {}).get("num_epochs") or 0
-    steps = config.get("OPTIMIZER", {}).get("num_iterations") or 0
+    planned = config.get("OPTIMIZER", {})
+    epochs, steps = (planned.get(key) or 0 for key in ("num_epochs", "num_iterations"))
     return int(steps or (made * epochs / phases if phases else 0))
-
-
-def _are_scores(found: Any) -> bool:
-    return isinstance(found, list) and all(map(_is_score, found))
 
 
 def _is_score(found: Any) -> bool:

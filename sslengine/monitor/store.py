@@ -14,6 +14,7 @@ Train and test phases have separate histories; those of a test phase start again
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections import deque
@@ -25,13 +26,25 @@ from operator import add
 from statistics import median
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from sslengine.distributed.ranks import is_primary
+from sslengine.distributed.collectives import gather_equal
+from sslengine.distributed.process_group import backend_device
+from sslengine.distributed.ranks import is_primary, world_size
 from sslengine.errors import TrainingError, nearest
-from sslengine.monitor.losses import MAIN, LossLedger
-from sslengine.monitor.over_ranks import REDUCTIONS, Column, Number, read_columns
-from sslengine.monitor.pictures import OpenHistogram, OpenPictures, count, picture
+from sslengine.monitor.losses import MAIN, LossLedger, OpenLoss
+from sslengine.monitor.pictures import (
+    Histogram,
+    Image,
+    copy_picture,
+    count,
+    make_image,
+    read_histogram,
+)
+from sslengine.precision import widest
+
+Number = Tensor | float
 
 WINDOW = 20
 KEPT = 1000  # values of a history, unless the window is larger
@@ -40,6 +53,9 @@ _TAKEN = re.compile(
     r"loss(\..*)?|loss_mean|lr|images_per_s|data_seconds|grad_norm|kind|split|iteration|epoch"
 )
 _NAME = re.compile(r"[\w.\- ]+(/[\w.\- ]+)*")
+_REDUCTIONS = (None, "mean", "max", "sum")
+_SIZE = 1024  # numbers that a rank sends at once
+_HASHES = ""  # no metric has this name
 
 
 class Series:
@@ -65,7 +81,8 @@ class Series:
 
     def values(self, window: int | None = None) -> list[float]:
         """Return the last ones, oldest first; None: all that are kept."""
-        return list(islice(reversed(self._values), window))[::-1]
+        kept = list(self._values)
+        return kept if window is None else kept[-window:]
 
     def latest(self) -> float:
         return self._values[-1]
@@ -84,29 +101,15 @@ class Series:
         return self._sum / self._count
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "window": self.window,
-            "values": list(self._values),
-            "sum": self._sum,
-            "count": self._count,
-        }
+        kept = list(self._values)
+        return {"window": self.window, "values": kept, "sum": self._sum, "count": self._count}
 
     @classmethod
-    def restore(cls, state: dict[str, Any]) -> Series:
+    def restore(cls, state: Mapping[str, Any]) -> Series:
         series = cls(int(state["window"]))
         series._values.extend(state["values"])
         series._sum, series._count = float(state["sum"]), int(state["count"])
         return series
-
-
-@dataclass
-class Open:
-    """What was put under a name since metrics were last read."""
-
-    reduce: str | None
-    window: int = WINDOW
-    keep: bool = True
-    values: list[Number] = field(default_factory=list)
 
 
 class MetricStore:
@@ -125,13 +128,11 @@ class MetricStore:
         self.losses = LossLedger(self.read, check_finite, replay, name)
         self.split = "train"
         self._series: dict[str, dict[str, Series]] = {"train": {}, "test": {}}
-        self._open: dict[str, Open] = {}
+        self._open: dict[str, Column] = {}
         self._images: dict[str, Tensor] = {}
-        self._histograms: dict[str, OpenHistogram] = {}
+        self._histograms: dict[str, Tensor] = {}
         self._fresh: list[str] = []  # names read since they were last written
-        self._writes = is_primary()
-
-    # ---- putting
+        self._keeps_pictures = active and is_primary()
 
     def put_scalar(
         self,
@@ -147,8 +148,7 @@ class MetricStore:
         reduce: mean, max or sum over ranks; None: written is rank 0's.
         keep: False leaves the history out of checkpoints (times, which no run has twice).
         """
-        _check_name(name)
-        self.put_own(name, value, window, reduce, keep)
+        self.put_own(_checked(name), value, window, reduce, keep)
 
     def put_own(
         self, name: str, value: Any, window: int = 1, reduce: str | None = None, keep: bool = True
@@ -156,20 +156,14 @@ class MetricStore:
         """Put a metric of the engine, whose names users cannot take."""
         if not self.active:
             return
-        opened = self._open.get(name) or Open(reduce)
-        if reduce not in REDUCTIONS:
+        opened = self._open.get(name) or Column(reduce)
+        if reduce not in _REDUCTIONS or opened.reduce != reduce or window < 1:
             raise TrainingError(
-                f"put_scalar({name!r}): reduce must be one of mean, max, sum or None, got "
-                f"{reduce!r}. {nearest(str(reduce), [r for r in REDUCTIONS if r])}".rstrip()
+                f"put_scalar({name!r}): expected a window of 1 or more, and as `reduce` mean, max, "
+                f"sum or None, always the same for a name; got window={window!r} and "
+                f"reduce={reduce!r}, where it was {opened.reduce!r}."
             )
-        if window < 1:
-            raise TrainingError(f"put_scalar({name!r}): window must be 1 or more, got {window!r}.")
-        if opened.reduce != reduce:
-            raise TrainingError(
-                f"put_scalar({name!r}): put with reduce={opened.reduce!r} and with "
-                f"reduce={reduce!r}. Use one of them, or two names."
-            )
-        opened.values.append(_scalar(name, value))
+        opened.values.append(_copy_number(name, value))
         opened.window, opened.keep = window, keep
         self._open[name] = opened
 
@@ -179,40 +173,31 @@ class MetricStore:
         8 bit integers, or floats from 0 to 1; (height, width), or with 1 or 3 colours first or
         last. Rank 0's alone are kept.
         """
-        _check_name(name)
-        image = picture(name, array)
-        if self.active and self._writes:
+        image = copy_picture(_checked(name), array)
+        if self._keeps_pictures:
             self._images[name] = image
 
     def put_histogram(self, name: str, tensor: Tensor, bins: int = 64) -> None:
         """Count the values at once, on their device; the newest of each name is written."""
-        _check_name(name)
-        if self.active and self._writes:
-            counted = count(name, tensor, bins)
-            if counted is not None:
-                self._histograms[name] = counted
-
-    # ---- reading
+        counted = count(_checked(name), tensor, bins)
+        if self._keeps_pictures and counted is not None:
+            self._histograms[name] = counted
 
     def read(self) -> None:
         """Bring all that is open into the histories. Collective; the host waits for the device."""
         (opened, self._open), steps = (self._open, {}), self.losses.take_open()
-        found = read_columns(_columns(opened) | self.losses.column(steps))
+        found = read_columns({**opened, MAIN: _weigh(steps)} if steps else opened)
         for name, each in opened.items():
             series = self._history(name)
             series.window, series.keep = each.window, each.keep
             series.extend(found[name])
         self._fresh = list(dict.fromkeys((*self._fresh, *opened)))
-        if steps:
-            self.losses.note(steps, found[MAIN], self._keep_losses)
-
-    def _keep_losses(self, losses: Mapping[str, list[float]]) -> None:
-        """Add losses to the histories; they are written from the ledger."""
-        for name, values in losses.items() if self.active else ():
-            self._history(name if name == MAIN else f"{MAIN}.{name}").extend(values)
+        for entry in self.losses.note(steps, found.get(MAIN, ())):
+            for name, value in entry.parts.items() if self.active else ():
+                self._history(name if name == MAIN else f"{MAIN}.{name}").extend([value])
 
     def _history(self, name: str) -> Series:
-        return self._series[self.split].setdefault(name, Series(WINDOW))
+        return self._series[self.split].setdefault(name, Series())
 
     def history(self, name: str) -> Series:
         """Return all that was read of a metric in this kind of phase."""
@@ -227,17 +212,6 @@ class MetricStore:
     def latest(self) -> dict[str, float]:
         return {name: each.latest() for name, each in self._series[self.split].items() if each}
 
-    def latest_with_smoothing(self, window: int | None = None) -> dict[str, float]:
-        """Return medians of the last `window` values; None: of each metric's own window.
-
-        A metric that was put with window=1 is not smoothed in either case.
-        """
-        return {
-            name: each.median(1 if each.window == 1 else window)
-            for name, each in self._series[self.split].items()
-            if each
-        }
-
     def take_scalars(self) -> dict[str, float]:
         """Return what is to be written: metrics read since the last time; means in a test phase."""
         names, self._fresh = self._fresh, []
@@ -246,31 +220,25 @@ class MetricStore:
             return {name: series[name].global_average() for name in names}
         return {name: series[name].median() for name in names}
 
-    def take_at_end(self) -> dict[str, float]:
-        """Return the last of each name put since the last record; no history has it. Collective."""
-        opened, self._open = self._open, {}
-        found = read_columns(_columns(opened))
-        return {name: found[name][-1] for name in opened}
+    def take_last(self, failed: bool) -> dict[str, float]:
+        """Return the last number of each name put since the last record, at the end of a run.
 
-    def take_without_waiting(self) -> dict[str, float]:
-        """Return the same, of what this rank alone has on the host: for a run that has failed."""
-        (names, self._fresh), (opened, self._open) = (self._fresh, []), (self._open, {})
-        known = self._series[self.split]
-        own: dict[str, Any] = {name: known[name].latest() for name in names}
-        own |= {name: each.values[-1] for name, each in opened.items() if each.reduce is None}
-        return {
-            name: float(value)
-            for name, value in own.items()
-            if not (isinstance(value, Tensor) and value.device.type != "cpu")
-        }
+        Collective, but not in a run that has failed: then it is what this rank has on the host.
+        """
+        if not failed:
+            self.read()
+        taken: dict[str, Number] = {name: self.history(name).latest() for name in self._fresh}
+        taken |= {name: each.values[-1] for name, each in self._open.items() if not each.reduce}
+        self._open, self._fresh = {}, []
+        on_host = {k: v for k, v in taken.items() if not isinstance(v, Tensor) or v.is_cpu}
+        return {name: float(value) for name, value in on_host.items()}
 
-    def take_pictures(self) -> OpenPictures:
-        """Return the newest image and histogram of each name, still on their devices."""
-        taken = OpenPictures(self._images, self._histograms)
+    def take_pictures(self) -> tuple[dict[str, Image], dict[str, Histogram]]:
+        """Return the newest image and histogram of each name. Waits for the device."""
+        images = {name: make_image(each) for name, each in self._images.items()}
+        histograms = {name: read_histogram(each) for name, each in self._histograms.items()}
         self._images, self._histograms = {}, {}
-        return taken
-
-    # ---- the run around it
+        return images, {name: each for name, each in histograms.items() if any(each.counts)}
 
     def start_phase(self, split: str, begins: bool) -> None:
         """Begin a phase's metrics, or continue them. What was put before is of its record."""
@@ -293,7 +261,7 @@ class MetricStore:
             },
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._open, self._images, self._histograms = {}, {}, {}
         self.split = str(state["split"])
         self._series = {
@@ -303,32 +271,109 @@ class MetricStore:
         self._fresh = [name for name in state["fresh"] if name in self._series[self.split]]
 
 
-def _columns(opened: Mapping[str, Open]) -> dict[str, Column]:
-    return {name: Column(each.values, each.reduce) for name, each in opened.items()}
+@dataclass
+class Column:
+    """All that was put under one name since metrics were last read."""
+
+    reduce: str | None = None  # over ranks; None: each rank has its own
+    values: list[Number] = field(default_factory=list)
+    window: int = WINDOW
+    keep: bool = True
+    parts: Sequence[Sequence[str]] = ()  # of losses: the names of each step's
 
 
-def _scalar(name: str, value: Any) -> Number:
-    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
-        return value.detach().reshape(()).clone()  # its base may change
+def read_columns(columns: Mapping[str, Column]) -> dict[str, list[float]]:
+    """Return the numbers of each column on the host. Collective; waits for the device once.
+
+    Each rank sends a row of one size: a hash of its names, and the numbers of those with `reduce`.
+    Ranks must have put the same names equally often, or the hashes differ. Numbers that do not fit
+    are sent after that is known, when all ranks have equally many.
+    """
+    rows = {name: join(each.values) for name, each in columns.items()}
+    if (ranks := world_size()) == 1:
+        return _copy_to_host(rows)
+    shared = {name: rows.pop(name).to(backend_device()) for name in sorted(columns)
+              if columns[name].reduce}  # fmt: skip
+    told = [
+        (name, columns[name].reduce, len(row), columns[name].parts) for name, row in shared.items()
+    ]
+    digest = hashlib.blake2b(repr(told).encode(), digest_size=6).digest()  # a double holds 48 bits
+    own_hash = torch.tensor([int.from_bytes(digest, "big")], dtype=torch.float64)
+    row = torch.cat([own_hash.to(backend_device()), *shared.values()])
+    sent = row.new_zeros(_SIZE)
+    sent[: len(row)] = row[:_SIZE]
+    everyone = gather_equal(sent).view(ranks, _SIZE)
+    rows[_HASHES] = everyone[:, 0]
+    if len(row) > _SIZE:
+        _expect_one(everyone[:, 0].tolist(), shared)
+        everyone = torch.cat([everyone, gather_equal(row[_SIZE:]).view(ranks, -1)], dim=1)
+    begin = 1
+    for name, own in shared.items():
+        numbers, begin = everyone[:, begin : begin + len(own)], begin + len(own)
+        of_all = numbers.amax(0) if columns[name].reduce == "max" else numbers.sum(0)
+        rows[name] = of_all / ranks if columns[name].reduce == "mean" else of_all
+    found = _copy_to_host(rows)
+    _expect_one(found.pop(_HASHES), shared)
+    return found
+
+
+def _expect_one(hashes: Sequence[float], shared: Mapping[str, Tensor]) -> None:
+    if len({*hashes}) > 1:
+        raise TrainingError(
+            "ranks have put different metrics since they were last read: what is put with `reduce` "
+            "must be put by all ranks, equally often, and their losses must have the same parts. "
+            f"This rank has put {', '.join(map(repr, shared)) or 'none'}. Put them on every rank, "
+            "or with reduce=None."
+        )
+
+
+def join(values: Sequence[Number]) -> Tensor:
+    """Put numbers in one row of double precision, in order, on their device."""
+    devices = (each.device for each in values if isinstance(each, Tensor) and not each.is_cpu)
+    device = next(devices, torch.device("cpu"))
+    wide = torch.empty(0, dtype=widest(device), device=device)
+    rows = (each if isinstance(each, Tensor) else wide.new_tensor(each) for each in values)
+    return torch.cat([each.to(device).reshape(-1) for each in rows]).to(wide)
+
+
+def _weigh(steps: Sequence[OpenLoss]) -> Column:
+    """Multiply each loss by its rank's share of the images: the sum over ranks is the mean."""
+    row = join([each.values for each in steps])
+    shares = [each.share for each in steps for _ in each.names]
+    weights = shares[0] if len({*shares}) == 1 else row.new_tensor(shares)  # most are alike
+    return Column("sum", [row * weights], parts=[each.names for each in steps])
+
+
+def _copy_to_host(rows: Mapping[str, Tensor]) -> dict[str, list[float]]:
+    read: dict[str, list[float]] = {}
+    for device in {row.device for row in rows.values()}:
+        there = {name: row for name, row in rows.items() if row.device == device}
+        numbers = iter(torch.cat([*there.values()]).tolist())
+        read |= {name: list(islice(numbers, len(row))) for name, row in there.items()}
+    return read
+
+
+def _copy_number(name: str, value: Any) -> Number:
+    """Copy a tensor on its device, since its base may change; integers in full."""
     try:
-        return float(value) if not isinstance(value, Tensor) else _refuse(name, value)
-    except (TypeError, ValueError):
-        return _refuse(name, value)
+        if not isinstance(value, Tensor):
+            return float(value)
+        single = value.detach().reshape(())
+        kept = single.dtype if single.is_floating_point() else widest(single.device)
+        return single.to(kept, copy=True)
+    except (TypeError, ValueError, RuntimeError) as error:
+        kind = f"a tensor of {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        raise TrainingError(f"put_scalar({name!r}): expected one number, got {kind}.") from error
 
 
-def _refuse(name: str, value: Any) -> float:
-    kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
-    raise TrainingError(f"put_scalar({name!r}): expected one number, got {kind}.")
-
-
-def _check_name(name: str) -> None:
-    if _TAKEN.fullmatch(name):
-        raise TrainingError(f"the engine itself logs {name!r}: put your metric under another name.")
-    if not _NAME.fullmatch(name) or ".." in name:
+def _checked(name: str) -> str:
+    if _TAKEN.fullmatch(name) or not _NAME.fullmatch(name) or ".." in name:
         raise TrainingError(
             f"{name!r} cannot be the name of a metric: use letters, digits, '_', '-', '.' and "
-            f"spaces, with '/' between parts."
+            f"spaces, with '/' between parts, and no name that the engine itself logs, such as "
+            f"'loss' or 'lr'."
         )
+    return name
 
 
 _NOWHERE = MetricStore(active=False)
@@ -336,11 +381,11 @@ _current = _NOWHERE
 
 
 def current() -> MetricStore:
-    """The store of the current run; outside of a run, a store that keeps nothing."""
+    """Return the store of the current run; outside of a run, one that keeps nothing."""
     return _current
 
 
 def make_current(store: MetricStore | None) -> None:
-    """The task's business, at the start and at the end of a run."""
+    """Set the store of the current run: the task's business, at a run's start and end."""
     global _current
     _current = _NOWHERE if store is None else store

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import logging
 import math
 import os
 import re
@@ -19,9 +18,10 @@ import secrets
 import sys
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -30,13 +30,10 @@ from sslengine.atomic import write_whole
 from sslengine.config.ranges import choice
 from sslengine.dotted import leaves
 from sslengine.errors import Preempted
-from sslengine.monitor.build import METRICS, RunPlace, build_writers
 from sslengine.monitor.history import read_nested
-from sslengine.monitor.writers import Record, Writer
+from sslengine.monitor.writers import METRICS, Record, RunPlace, Writer, build_writers
 from sslengine.registry import register_writer
 from sslengine.trust import expect_trust, is_closed
-
-log = logging.getLogger("sslengine")
 
 FOLDER = "trackers"
 
@@ -77,56 +74,56 @@ class MlflowOptions:
 
 
 class TrackerWriter(Writer):
-    """Do what all of them have in common; a subclass makes the package's calls."""
+    """Do what all trackers have in common; a subclass makes the package's calls."""
 
-    # Seconds after which a package certainly has on the disk what it got before the last step.
-    delay = 0.0
+    _took = True  # an error at the first record is no reason to end a run either
+    # Is a record written when the call returns? If not, all are sent again after a kill.
+    writes_at_once = True
 
-    def __init__(self, run: RunPlace, package: str, options: Any) -> None:
-        where = "config.HOOKS.WRITERS"
-        expect_trust(f"metrics and the config may be sent elsewhere by {package}", where, package)
-        self.package, self.options, self.place = package, options, run
-        self.folder = run.folder / FOLDER
+    def __init__(self, run: RunPlace, options: TrackerOptions | MlflowOptions) -> None:
+        self.package = package = getattr(options, "module", "mlflow")
+        sent = f"metrics and the config may be sent elsewhere by {package}"
+        expect_trust(sent, "config.HOOKS.WRITERS", package)
+        self.options: Any = options
+        self.place, self.folder = run, run.folder / FOLDER
         self.name = options.run_name or run.folder.resolve().name
+        self._run: Any = None
         self._note_file = self.folder / f"{package}.sent"
-        self.is_open = self._failed = False
-        # The last iteration that was sent, by the prefix of its names; and what is noted next.
-        self._sent: dict[str, int] = {}
-        self._next_note, self._due = self._sent, 0.0
-        self.attempt(self._start)
+        self._sent: dict[str, int] = {}  # the last iteration that was sent, by prefix
+        self.is_open = self.attempt(self._start)
+        if self.is_open and run.trains and run.iteration:
+            self._send_missing()
 
     def _start(self) -> None:
-        module = importlib.import_module(self.package)
         file = self.folder / f"{self.package}.json"
         known = json.loads(file.read_text()) if file.is_file() else None
+        module = importlib.import_module(self.package)
         self.id = known["id"] if known else self.new_id(module)
         # Each start gives it, also the one that adds scores: trackio keeps that of the last.
         self.config = dict(self.place.config or (known or {}).get("config", {}))
         kept = {"id": self.id, "options": asdict(self.options), "config": self.config}
         write_whole(file, json.dumps(kept, indent=2).encode(), private=True)
-        last = self.start(module, is_new=known is None)
+        self.start(module, is_new=known is None)
+        last = getattr(self._run, "_next_step", math.inf) - 1  # trackio writes twice a second
         with suppress(OSError, ValueError):  # killed while it was written
             noted = json.loads(self._note_file.read_text())
-            self._sent = self._next_note = {each: min(noted[each], last) for each in noted}
-        self.is_open = True
-        if self.place.trains and self.place.iteration:
-            self._send_missing()
+            self._sent = {each: min(noted[each], last) for each in noted}
 
     def _send_missing(self) -> None:
         """Send what is not noted, up to the checkpoint: later steps are made again."""
-        file = self.place.folder / METRICS
-        for line in read_nested(file) if file.is_file() else ():
+        for line in read_nested(self.place.folder / METRICS):
             if line["iteration"] <= self.place.iteration:
                 names = ("time", "kind", "iteration", "epoch", "split")
                 _, kind, iteration, epoch, split = (line.pop(each, 0) for each in names)
-                self.write(Record(kind, iteration, epoch, split, line))
+                record = Record(kind, iteration, epoch, split, line)
+                self.attempt(partial(self.write, record))
 
     def new_id(self, module: Any) -> str:
         return secrets.token_hex(8)
 
     @abstractmethod
-    def start(self, module: Any, is_new: bool) -> float:
-        """Begin the run `self.id`, or continue it. Return the last step it has; inf: as noted."""
+    def start(self, module: Any, is_new: bool) -> None:
+        """Begin the run `self.id`, or continue it."""
 
     @abstractmethod
     def send(self, record: Record) -> None: ...
@@ -140,55 +137,33 @@ class TrackerWriter(Writer):
 
     def write(self, record: Record) -> None:
         is_there = record.iteration <= self._sent.get(record.prefix, -1) and self.place.trains
-        if not self.is_open or is_there or not self.attempt(lambda: self.send(record)):
-            return
-        before, self._sent = self._sent, {**self._sent, record.prefix: record.iteration}
-        if not self.delay:
-            self._note(self._sent)
-        elif record.iteration > max(before.values(), default=-1) and time.monotonic() > self._due:
-            self._note(self._next_note)
-            self._next_note, self._due = before, time.monotonic() + self.delay
+        if self.is_open and not is_there:
+            self.send(record)
+            self._sent[record.prefix] = record.iteration
+            if self.writes_at_once:
+                self._note()
 
-    def _note(self, sent: dict[str, int]) -> None:
+    def _note(self) -> None:
         with suppress(OSError):
-            self._note_file.write_text(json.dumps(sent))
-
-    def add_scores(self, scores: Mapping[str, float]) -> None:
-        if self.is_open:
-            self.attempt(lambda: self.send_scores(scores))
-
-    def attempt(self, call: Callable[[], object]) -> bool:
-        """Call it, and report the first of several failures in a row."""
-        try:
-            call()
-        except Exception as error:
-            if not self._failed:
-                log.error(
-                    "%s: %s: %s. Training continues, and the other writers have the record.",
-                    self.package, type(error).__name__, error,
-                )  # fmt: skip
-            self._failed = True
-            return False
-        self._failed = False
-        return True
+            self._note_file.write_text(json.dumps(self._sent))
 
     def close(self) -> None:
         error = sys.exc_info()[1]  # of a run that fails: it is closed while that is handled
         if isinstance(error, (Preempted, KeyboardInterrupt)):
             error = None
         if self.is_open and self.attempt(lambda: self.finish(error)):
-            self._note(self._sent)
+            self._note()
         self.is_open = False
 
 
+@register_writer("tracker", options=TrackerOptions)
 class SharedCallsTracker(TrackerWriter):
     """Make the calls of wandb, trackio and swanlab: init, Image, Histogram, log and finish."""
 
-    def start(self, module: Any, is_new: bool) -> float:
+    def start(self, module: Any, is_new: bool) -> None:
         self._module, name, options = module, self.name, self.options
-        # wandb keeps a step until the next, and writes its file every 15 seconds. swanlab may send
-        # much later, and refuses steps that its server has.
-        self.delay = {"wandb": 16.0, "trackio": 0.0, "swanlab": math.inf}[self.package]
+        # wandb and swanlab send later, and leave out the steps that their servers have.
+        self.writes_at_once = self.package == "trackio"
         arguments: dict[str, Any] = {
             "wandb": {"name": name, "id": self.id, "dir": str(self.folder)},
             "swanlab": {"name": name, "id": self.id, "log_dir": str(self.folder / "swanlog")},
@@ -201,8 +176,6 @@ class SharedCallsTracker(TrackerWriter):
             arguments["mode"] = "offline"
         arguments |= {"project": options.project, "config": self.config, "resume": "allow"}
         self._run = module.init(**{**arguments, **options.init})
-        # trackio writes twice a second.
-        return getattr(self._run, "_next_step", 0) - 1 if self.package == "trackio" else math.inf
 
     def send(self, record: Record) -> None:
         values: dict[str, Any] = {**record.numbers}
@@ -222,14 +195,14 @@ class SharedCallsTracker(TrackerWriter):
             self._run.log(dict(scores))
 
     def finish(self, error: BaseException | None) -> None:
-        if error is None or self.package == "trackio":  # which has no such state
-            self._run.finish()
-        elif self.package == "wandb":
-            self._run.finish(exit_code=1)
-        else:
-            self._run.finish(state="crashed", error=repr(error))
+        failed: dict[str, dict[str, Any]] = {  # trackio has no such state
+            "wandb": {"exit_code": 1},
+            "swanlab": {"state": "crashed", "error": repr(error)},
+        }
+        self._run.finish(**({} if error is None else failed.get(self.package, {})))
 
 
+@register_writer("mlflow", options=MlflowOptions)
 class MlflowTracker(TrackerWriter):
     """Call MLflow's client, which has written a record when the call returns."""
 
@@ -242,12 +215,11 @@ class MlflowTracker(TrackerWriter):
     def _client(self, module: Any) -> Any:
         return module.MlflowClient(self.options.tracking_uri or None)
 
-    def start(self, module: Any, is_new: bool) -> float:
+    def start(self, module: Any, is_new: bool) -> None:
         self._module, self._run = module, self._client(module)
         self._run.update_run(self.id, status="RUNNING")
         if is_new:
             self._run.log_dict(self.id, self.config, "config.yaml")
-        return math.inf
 
     def send(self, record: Record) -> None:
         self._send_numbers(record.numbers, record.iteration)
@@ -272,16 +244,6 @@ def _key(name: str) -> str:
     return re.sub(r"[^\w.\- /]", "_", name)
 
 
-@register_writer("tracker", options=TrackerOptions)
-def tracker(run: RunPlace, options: TrackerOptions) -> Writer:
-    return SharedCallsTracker(run, options.module, options)
-
-
-@register_writer("mlflow", options=MlflowOptions)
-def mlflow(run: RunPlace, options: MlflowOptions) -> Writer:
-    return MlflowTracker(run, "mlflow", options)
-
-
 def add_scores(folder: Path, scores: Mapping[str, Any]) -> list[str]:
     """Add the scores of the run in this folder to its trackers, and return notes on those left out.
 
@@ -296,6 +258,8 @@ def add_scores(folder: Path, scores: Mapping[str, Any]) -> list[str]:
         name = "mlflow" if file.stem == "mlflow" else "tracker"
         for writer in build_writers([{"name": name, **options}], RunPlace(folder, 0)):
             assert isinstance(writer, TrackerWriter)
-            writer.add_scores({f"judge/{name}": each for name, each in leaves(scores, "/")})
+            if writer.is_open:
+                named = {f"judge/{name}": each for name, each in leaves(scores, "/")}
+                writer.attempt(partial(writer.send_scores, named))
             writer.close()
     return notes

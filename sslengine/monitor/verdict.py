@@ -26,9 +26,8 @@ from math import hypot
 from statistics import median
 
 from sslengine.errors import CollapseError
-from sslengine.monitor.collapse import find_signs
-from sslengine.monitor.remedies import Remedies
-from sslengine.monitor.run_facts import PIXELS, TRAINED, UNTRAINED, Facts, Score
+from sslengine.monitor.collapse import ADVICE, DIVERGED, NOT_FINITE
+from sslengine.monitor.run_facts import PIXELS, TRAINED, UNTRAINED, Facts, FeatureScore
 from sslengine.monitor.run_status import FAILED, RUNNING, STOPPED, is_not_finite
 
 TIMES = 10.0  # the loss at the end over that at the start: it has diverged
@@ -72,15 +71,12 @@ def _failed(facts: Facts) -> Said | None:
     if status.status != FAILED or (status.error == CollapseError.__name__ and facts.found):
         return None
     told = f"Failed at step {status.step}: {status.cause.rstrip('.')}."
-    if is_not_finite(status):
-        advice = next((each.advice for each in find_signs(facts.ends, facts.config)
-                       if each.what == "not finite"), "")  # fmt: skip
-        if len(facts.losses) > 1 and abs(facts.losses[-1]) <= STEADY * median(
-            map(abs, facts.losses)
-        ):
-            advice = f"{WAS_STEADY} {advice}"
-        return told, advice, f"sslengine replay {facts.run}"
-    return told, f"The log has the whole error: {facts.folder / 'log.txt'}", facts.command
+    if not is_not_finite(status):
+        return told, f"The log has the whole error: {facts.folder / 'log.txt'}", facts.command
+    sizes = [*map(abs, facts.losses)]
+    steady = len(sizes) > 1 and sizes[-1] <= STEADY * median(sizes)
+    advice = f"{WAS_STEADY if steady else ''} {ADVICE[NOT_FINITE]}".strip()
+    return told, advice, f"sslengine replay {facts.run}"
 
 
 def _diverged(facts: Facts) -> Said | None:
@@ -90,8 +86,7 @@ def _diverged(facts: Facts) -> Said | None:
     first, last = (median(map(abs, some)) for some in (facts.losses[:part], facts.losses[-part:]))
     if not last > TIMES * first > 0:
         return None
-    told = f"Diverged: the loss went from {first:.3g} to {last:.3g}."
-    return told, Remedies(facts.config).lower_rate(), ""
+    return f"Diverged: the loss went from {first:.3g} to {last:.3g}.", ADVICE[DIVERGED], ""
 
 
 def _collapsing(facts: Facts) -> Said | None:
@@ -145,23 +140,23 @@ def _learned(facts: Facts) -> Said | None:
     improving = _is_improving(facts)
     if improving:
         parts.append("It is still improving: a longer run will be better.")
-    return told, " ".join(filter(None, parts)), longer(facts) if improving else use
+    return told, " ".join(filter(None, parts)), _longer(facts) if improving else use
 
 
 def _not_better(facts: Facts, than: str, said: str) -> Said | None:
     """Say that the trained features are no better, by the first metric, than others."""
     metric = facts.metrics[0]
     scores = facts.scores(metric)
-    if than not in scores or _is_better(scores[TRAINED], scores[than]):
+    own, other = scores[TRAINED], scores.get(than)
+    if other is None or _is_better(own, other):
         return None
-    own, other = (scores[name].value for name in (TRAINED, than))
-    told = f"{said} ({facts.name(metric)} {own:.1f} against {other:.1f} %)."
+    told = f"{said} ({facts.name(metric)} {own.value:.1f} against {other.value:.1f} %)."
     made = facts.status.step  # 0: a network that was not trained here
     lacks = f" It made {made} steps: train for longer, or on more images." if made else ""
-    return told, f"{_gains(facts, than)}{lacks}", longer(facts)
+    return told, f"{_gains(facts, than)}{lacks}", _longer(facts)
 
 
-def _is_better(own: Score, other: Score) -> bool:
+def _is_better(own: FeatureScore, other: FeatureScore) -> bool:
     """Compare by the paired interval; without one, by more than both intervals together."""
     if other.gain is not None:
         return other.gain[1] > 0
@@ -175,8 +170,7 @@ def _gains(facts: Facts, than: str) -> str:
         other = facts.scores(metric).get(than)
         if other is not None and other.gain is not None:
             by, low, high = other.gain
-            name = facts.name(metric)
-            shown.append(f"{by:+.1f} points ({low:.1f} to {high:.1f}) by {name}")
+            shown.append(f"{by:+.1f} points ({low:.1f} to {high:.1f}) by {facts.name(metric)}")
     if not shown:
         return "The report has no answer to each image: judge again for the difference on the same."
     whom = "the untrained network" if than == UNTRAINED else than
@@ -185,30 +179,27 @@ def _gains(facts: Facts, than: str) -> str:
 
 def _is_improving(facts: Facts) -> bool:
     """Tell whether loss and, where there is one, online score improve over the last tenth."""
-    part = len(facts.losses) // 10
+    losses, part = facts.losses, len(facts.losses) // 10
     if part < 2:
         return False
-    before, last = (median(some) for some in (facts.losses[-2 * part : -part],
-                                              facts.losses[-part:]))  # fmt: skip
-    if not before - last > IMPROVING * abs(before):
-        return False
+    before, last = median(losses[-2 * part : -part]), median(losses[-part:])
     online = [row[name] for row in facts.rows if row["kind"] == "phase"
               for name in row if name.startswith("online.knn")]  # fmt: skip
-    return len(online) < 3 or online[-1] > online[-2]
+    fell = before - last > IMPROVING * abs(before)
+    return fell and (len(online) < 3 or online[-1] > online[-2])
 
 
-def longer(facts: Facts) -> str:
+def _longer(facts: Facts) -> str:
     """Return the command of a run of twice the length, in a folder beside this one."""
-    key = next((each for each in ("num_epochs", "num_iterations")
-                if facts.config.get("OPTIMIZER", {}).get(each)), "")  # fmt: skip
+    planned = facts.config.get("OPTIMIZER", {})
+    key = next((each for each in ("num_epochs", "num_iterations") if planned.get(each)), "")
     if not facts.command or not key:
         return ""
-    length, place = 2 * int(facts.config["OPTIMIZER"][key]), f"{facts.folder}-longer"
+    length, place = 2 * int(planned[key]), f"{facts.folder}-longer"
+    more = [f"config.OPTIMIZER.{key}={length}", f"config.CHECKPOINT.DIR={place}"]
     if " train " in facts.command and "config=" not in facts.command:
         of_steps = ("--set", f"OPTIMIZER.{key}={length}")
         more = [*(("--epochs", str(length)) if key == "num_epochs" else of_steps), "--out", place]
-    else:
-        more = [f"config.OPTIMIZER.{key}={length}", f"config.CHECKPOINT.DIR={place}"]
     return shlex.join([*_drop_length(shlex.split(facts.command), key), *more])
 
 

@@ -1,6 +1,13 @@
-"""Where metrics go: JSON lines, TensorBoard, image files. One small class each.
+"""Where metrics go: JSON lines, image files, TensorBoard. One small class each.
 
-They come in a `Record`: what kind it is, when it was, and named values.
+    @register_writer("my_tracker")
+    class MyTracker(Writer):
+        def __init__(self, run: RunPlace, project: str = "ssl") -> None: ...
+        def write(self, record: Record) -> None: ...
+
+`config.HOOKS.WRITERS` names them. `run` is the engine's; further arguments stand in YAML:
+`{name: my_tracker, project: x}`. A writer that was registered with an options dataclass gets one
+object of it instead.
 """
 
 from __future__ import annotations
@@ -11,21 +18,26 @@ import math
 import shutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import PIL.Image
+from rich.console import Console
 
 from sslengine.atomic import append, make_folder
 from sslengine.dotted import leaves
 from sslengine.errors import ConfigError, SSLEngineError
 from sslengine.monitor.pictures import Histogram, Image
+from sslengine.registry import WRITERS, register_writer
 from sslengine.screen import fit_line
 
 log = logging.getLogger("sslengine")
+
+METRICS = "metrics.jsonl"
 
 
 class Record(NamedTuple):
@@ -106,11 +118,27 @@ def clock(seconds: float) -> str:
     return f"{whole // 3600}:{whole % 3600 // 60:02d}:{whole % 60:02d}"
 
 
+class RunPlace(NamedTuple):
+    """What a writer may need to know of the run."""
+
+    folder: Path
+    iteration: int  # from which it continues: records of later steps come again
+    console: Console | None = None
+    # Are later steps made again? Not in a run that only tests.
+    trains: bool = True
+    # As it is stored: without secrets and environment.
+    config: Mapping[str, Any] | None = None
+
+
 class Writer(ABC):
     """Takes records. Rank 0 alone has writers.
 
     A run that resumes makes the steps after its checkpoint again, and their records come again.
     """
+
+    # Has it taken the last record? None: it was given none yet.
+    _took: bool | None = None
+    package = ""  # of a tracker: what reports of failures call it
 
     @abstractmethod
     def write(self, record: Record) -> None: ...
@@ -122,60 +150,78 @@ class Writer(ABC):
     def close(self) -> None:  # noqa: B027 - nothing to close is common
         pass
 
+    def attempt(self, call: Callable[[], object]) -> bool:
+        """Call it. A failure ends no run of days: the first of several in a row is reported.
 
-class Delivery:
-    """Hand each record to each writer. One that fails, such as a tracker whose server is away, does
-    not end a run of days.
-
-    At its first record it does: nothing is lost yet, and it is the writer's code that is wrong.
-    """
-
-    def __init__(self) -> None:
-        # By the id of a writer that took a record once: did it take the last one?
-        self._took: dict[int, bool] = {}
-
-    def hand_out(self, record: Record, writers: Sequence[Writer]) -> None:
-        for writer in writers:
-            try:
-                writer.write(record._replace(values=dict(record.values)))
-                self._took[id(writer)] = True
-            except SSLEngineError:
+        A full disk, a server that is away: the other writers have the record. But an error of
+        another kind at the first record is raised: nothing is lost yet, and the writer's code is
+        wrong.
+        """
+        try:
+            call()
+        except SSLEngineError:
+            raise
+        except Exception as error:
+            of_outside = isinstance(error, OSError)
+            if self._took is None and not of_outside:
                 raise
-            except Exception as error:
-                if id(writer) not in self._took:
-                    raise
-                if self._took[id(writer)]:  # told once, until it works again
-                    told = "failed: %s: %s. Training continues; it gets further records."
-                    _report(writer, told, error)
-                self._took[id(writer)] = False
-
-    @staticmethod
-    def close(writers: Sequence[Writer]) -> None:
-        """Close all of them, though one fails: the others have their records on the disk."""
-        for writer in writers:
-            try:
-                writer.close()
-            except Exception as error:
-                told = "could not be closed: %s: %s. Its last records may be missing."
-                _report(writer, told, error)
+            if self._took is not False:
+                log.error(
+                    "The writer %s failed: %s: %s. Training continues; it gets further records.",
+                    self.package or type(self).__name__, type(error).__name__, error,
+                    exc_info=None if of_outside else error,
+                )  # fmt: skip
+            self._took = False
+            return False
+        self._took = True
+        return True
 
 
-def _report(writer: Writer, told: str, error: Exception) -> None:
-    names = type(writer).__name__, type(error).__name__
-    log.error(f"The writer %s {told}", *names, error, exc_info=error)
+def hand_out(record: Record, writers: Iterable[Writer]) -> None:
+    for writer in writers:
+        writer.attempt(partial(writer.write, record._replace(values=dict(record.values))))
 
 
+def close_all(writers: Iterable[Writer]) -> None:
+    """Close all of them, though one fails: the others have their records on the disk."""
+    for writer in writers:
+        try:
+            writer.close()
+        except Exception as error:
+            log.error(
+                "The writer %s could not be closed: %s: %s. Its last records may be missing.",
+                writer.package or type(writer).__name__, type(error).__name__, error,
+                exc_info=error,
+            )  # fmt: skip
+
+
+def build_writers(entries: Iterable[str | Mapping[str, Any]], run: RunPlace) -> list[Writer]:
+    return [build_writer({"name": e} if isinstance(e, str) else e, run) for e in entries]
+
+
+def build_writer(entry: Mapping[str, Any], run: RunPlace) -> Writer:
+    name = str(entry["name"])
+    arguments = {str(key): value for key, value in entry.items() if key != "name"}
+    writer = WRITERS.make(name, arguments, "config.HOOKS.WRITERS", run)
+    if not isinstance(writer, Writer):
+        raise ConfigError(
+            f"config.HOOKS.WRITERS: {name!r} is no writer: subclass sslengine.monitor.writers."
+            f"Writer and define write(record)."
+        )
+    return writer
+
+
+@register_writer("json")
 class JsonLinesWriter(Writer):
-    """metrics.jsonl: one JSON object a line, written at once.
+    """Append to metrics.jsonl a JSON object a line, written at once.
 
     It only grows: monitor/history.py reads the newest line of each step.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._failed = False
-        self._end = b"\n" if _is_torn(path) else b""  # of a line that a kill has cut short
-        make_folder(path.parent)
+    def __init__(self, run: RunPlace) -> None:
+        self.path = run.folder / METRICS
+        self._end = b"\n" if _is_torn(self.path) else b""  # of a line that a kill has cut short
+        make_folder(run.folder)
 
     def unsynced(self) -> list[Path]:
         return [self.path]
@@ -189,24 +235,9 @@ class JsonLinesWriter(Writer):
             "time": round(time.time(), 1),
             **{key: _plain(value) for key, value in record.values.items()},
         }
-        try:
-            self._append(self._end + json.dumps(line).encode() + b"\n")
-            self._failed, self._end = False, b""
-        except OSError as error:  # a full disk must not end a run
-            if not self._failed:
-                log.error(
-                    "%s: a line could not be written: %s. Training continues; further lines may be "
-                    "missing.", self.path, error.strerror,
-                )  # fmt: skip
-            self._failed = True
-
-    def _append(self, line: bytes) -> None:
-        """Open the file again for each line (30 us): its folder may have been moved or removed."""
-        try:
-            append(self.path, line)
-        except FileNotFoundError:
-            make_folder(self.path.parent)
-            append(self.path, line)
+        make_folder(self.path.parent)  # it may have been moved or removed
+        append(self.path, self._end + json.dumps(line).encode() + b"\n")
+        self._end = b""
 
 
 def _is_torn(path: Path) -> bool:
@@ -225,18 +256,41 @@ def _plain(value: Any) -> Any:
     return value
 
 
+@register_writer("images")
+class ImageWriter(Writer):
+    """Write `<run>/images/<name>/<iteration>.png`; of test phases, `images/test/<name>`."""
+
+    def __init__(self, run: RunPlace) -> None:
+        self.folder = run.folder / "images"
+        self._unsynced: list[Path] = []
+
+    def write(self, record: Record) -> None:
+        within = self.folder if record.split == "train" else self.folder / record.split
+        for name, image in record.images.items():
+            path = within / name / f"{record.iteration}.png"
+            make_folder(path.parent)
+            PIL.Image.fromarray(image).save(path)
+            self._unsynced.append(path)
+
+    def unsynced(self) -> list[Path]:
+        written, self._unsynced = self._unsynced, []
+        return written
+
+
 _EVENTS = "events.out.tfevents.*"
 # Bytes that are free before a new file is begun where one could not be written.
 _ROOM = 2**20
 
 
+@register_writer("tensorboard")
 class TensorBoardWriter(Writer):
-    """Scalars, images and histograms under `<split>/<name>`, by iteration."""
+    """Write scalars, images and histograms under `<split>/<name>`, by iteration.
 
-    def __init__(
-        self, folder: Path, flush_minutes: float = 5.0, iteration: int | None = None
-    ) -> None:
-        """iteration: from which the run continues; TensorBoard hides values of later ones."""
+    TensorBoard hides the values of steps that a resumed run makes again.
+    """
+
+    def __init__(self, run: RunPlace, flush_minutes: float = 5.0) -> None:
+        """flush_minutes: how often the file is written."""
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
@@ -244,92 +298,41 @@ class TensorBoardWriter(Writer):
                 "config.HOOKS: TensorBoard is asked for by TENSORBOARD_SETUP.USE_TENSORBOARD or "
                 "WRITERS, and is not installed. pip install 'sslengine[tensorboard]'"
             ) from error
-        self.folder = folder
-        self._failed = False
-        again = iteration is not None and any(folder.glob(_EVENTS))
-        self.summary = SummaryWriter(  # type: ignore[no-untyped-call]
-            str(folder),
+        self.folder = run.folder / "tb_logs"
+        again = run.trains and any(self.folder.glob(_EVENTS))
+        self.summary: Any = SummaryWriter(  # type: ignore[no-untyped-call]
+            str(self.folder),
             flush_secs=int(60 * flush_minutes),
-            purge_step=iteration + 1 if again and iteration is not None else None,
+            purge_step=run.iteration + 1 if again else None,
         )
 
-    def write(self, record: Record) -> None:
-        self.attempt(lambda: self._write(record))
-
-    def attempt(self, add: Callable[[], object]) -> None:
-        """Call it, and do not let a full disk end the run.
-
-        The summary's thread has ended then: values that come once there is room begin a new file.
-        """
-        try:
-            if self._failed and shutil.disk_usage(self.folder).free < _ROOM:
-                return
-            add()
-            self._failed = False
-        except OSError as error:
-            if not self._failed:
-                log.error(
-                    "%s: values could not be written: %s. Training continues; further values may "
-                    "be missing.", self.folder, error,
-                )  # fmt: skip
-            self._failed = True
+    def attempt(self, call: Callable[[], object]) -> bool:
+        """Call it. Where the disk is full, its thread ends: once there is room, a file is begun."""
+        if self._took is False and shutil.disk_usage(self.folder).free < _ROOM:
+            return False
+        done = super().attempt(call)
+        if not done:
             with suppress(OSError):
-                self.summary.close()  # type: ignore[no-untyped-call]
+                self.summary.close()
             self.summary.file_writer = self.summary.all_writers = None
+        return done
 
-    def _write(self, record: Record) -> None:
-        prefix = record.prefix
+    def write(self, record: Record) -> None:
+        prefix, at = record.prefix, record.iteration
         for name, value in record.numbers.items():
-            self.summary.add_scalar(name, value, record.iteration)  # type: ignore[no-untyped-call]
+            self.summary.add_scalar(name, value, at)
         for name, image in record.images.items():
             form = "HW" if image.ndim == 2 else "HWC"
-            self.summary.add_image(f"{prefix}/{name}", image, record.iteration, dataformats=form)  # type: ignore[no-untyped-call]
-        for name, histogram in record.histograms.items():
-            self._add_histogram(f"{prefix}/{name}", histogram, record.iteration)
+            self.summary.add_image(f"{prefix}/{name}", image, at, dataformats=form)
+        for name, each in record.histograms.items():
+            self.summary.add_histogram_raw(
+                f"{prefix}/{name}", each.low, each.high, sum(each.counts), each.sum,
+                each.sum_of_squares, each.edges[1:], each.counts, at,
+            )  # fmt: skip
 
     def unsynced(self) -> list[Path]:
         self.attempt(self.summary.flush)
         return list(self.folder.glob(_EVENTS))
 
-    def _add_histogram(self, tag: str, histogram: Histogram, iteration: int) -> None:
-        self.summary.add_histogram_raw(  # type: ignore[no-untyped-call]
-            tag,
-            min=histogram.low,
-            max=histogram.high,
-            num=sum(histogram.counts),
-            sum=histogram.sum,
-            sum_squares=histogram.sum_of_squares,
-            bucket_limits=histogram.edges[1:],
-            bucket_counts=histogram.counts,
-            global_step=iteration,
-        )
-
     def close(self) -> None:
         self.attempt(self.summary.close)
-
-
-class ImageWriter(Writer):
-    """`<run>/images/<name>/<iteration>.png`; of test phases, `images/test/<name>`."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._failed = False
-        self._unsynced: list[Path] = []
-
-    def write(self, record: Record) -> None:
-        within = self.folder if record.split == "train" else self.folder / record.split
-        for name, image in record.images.items():
-            path = within / name / f"{record.iteration}.png"
-            try:
-                make_folder(path.parent)
-                PIL.Image.fromarray(image).save(path)
-                self._unsynced.append(path)
-                self._failed = False
-            except OSError as error:  # a full disk must not end a run
-                if not self._failed:
-                    log.error("%s could not be written: %s. Training continues.", path, error)
-                self._failed = True
-
-    def unsynced(self) -> list[Path]:
-        written, self._unsynced = self._unsynced, []
-        return written

@@ -28,10 +28,7 @@ Plan = dict[str, ScaledSchedule]
 
 
 def build_optimizer(
-    model: nn.Module,
-    options: OptimizerSettings,
-    device: torch.device,
-    num_epochs: float,
+    model: nn.Module, options: OptimizerSettings, device: torch.device, num_epochs: float
 ) -> ScheduledOptimizer:
     """Build the optimizer of a model that is on its device and not yet wrapped in DDP.
 
@@ -44,7 +41,9 @@ def build_optimizer(
     known = inspect.signature(optimizer_class).parameters
     groups = [_strip_plan_keys(group, options, known) for group in groups]
     groups, plan = _merge_equal(groups, plan)
-    fastest = {} if _is_sharded(groups) else _fastest_form(known, options, device)
+    # torch has no fused SGD for sharded parameters; on a GPU it chooses foreach itself.
+    sharded = any(is_sharded(parameter) for group in groups for parameter in group["params"])
+    fastest = {} if sharded else _fastest_form(known, options, device)
     arguments = {**fastest, **options.arguments(optimizer_class)}
     if "lr" in known:
         arguments["lr"] = schedules["lr"].value(0.0)
@@ -56,11 +55,6 @@ def build_optimizer(
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"OPTIMIZER: {options.name} rejects its arguments: {error}") from error
     return ScheduledOptimizer(inner, plan)
-
-
-def _is_sharded(groups: list[Group]) -> bool:
-    """torch has no fused SGD for sharded parameters; on a GPU it chooses foreach itself."""
-    return any(is_sharded(parameter) for group in groups for parameter in group["params"])
 
 
 def _schedules(options: OptimizerSettings, num_epochs: float) -> dict[str, Schedule]:

@@ -36,17 +36,13 @@ class SGD(torch.optim.SGD):
     """
 
     def _init_group(
-        self,
-        group: dict[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
+        self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor],
         momentum_buffer_list: list[Tensor | None],
-    ) -> bool:
+    ) -> bool:  # fmt: skip
         sparse = super()._init_group(group, params, grads, momentum_buffer_list)  # type: ignore[no-untyped-call]
-        if group["fused"]:
-            for index, momentum in enumerate(momentum_buffer_list):
-                if momentum is None:
-                    momentum_buffer_list[index] = torch.zeros_like(params[index])
+        for index, momentum in enumerate(momentum_buffer_list):
+            if momentum is None and group["fused"]:
+                momentum_buffer_list[index] = torch.zeros_like(params[index])
         return bool(sparse)
 
 
@@ -71,9 +67,9 @@ class RMSprop(torch.optim.RMSprop):
 class ScaleEach:
     """tensors[i] *= factors[i], in place. The object keeps its lists between calls.
 
-    torch's `_foreach_mul_` takes numbers of the host, or a tensor for each tensor: of tensors of
-    one element CUDA launches a kernel for each, of tensors of equal sizes and strides one for many.
-    So each factor is first expanded to the size of its tensor, for all of a chunk by one `cat`.
+    torch's `_foreach_mul_` launches a CUDA kernel for each factor that is a tensor of one element,
+    and one for many tensors of equal sizes and strides. So each factor is first expanded to the
+    size of its tensor, for all of a chunk by one `cat`.
     """
 
     def __init__(self) -> None:
@@ -103,14 +99,9 @@ class _Chunk:
         self.indices = indices
         sizes = [each.numel() for each in tensors]
         self._factors = factors.new_empty(len(tensors))
-        self._expanded = [
-            factor.expand(size) for factor, size in zip(self._factors.split(1), sizes, strict=True)
-        ]
+        self._expanded = [*map(Tensor.expand, self._factors.split(1), sizes)]
         self._buffer = buffer[: sum(sizes)]
-        self._views = [
-            _view_like(each, part)
-            for each, part in zip(tensors, self._buffer.split(sizes), strict=True)
-        ]
+        self._views = [*map(_view_like, tensors, self._buffer.split(sizes))]
 
     def expand(self, factors: Tensor) -> list[Tensor]:
         self._factors.copy_(factors[self.indices])
@@ -129,8 +120,7 @@ def _view_like(tensor: Tensor, numbers: Tensor) -> Tensor:
 def _chunks(tensors: list[Tensor], factors: Tensor) -> Iterator[_Chunk]:
     sizes = [each.numel() for each in tensors]
     ends = list(_chunk_ends(sizes))
-    starts = [0, *ends[:-1]]
-    parts = [slice(start, end) for start, end in zip(starts, ends, strict=True)]
+    parts = [*map(slice, [0, *ends[:-1]], ends)]
     buffer = factors.new_empty(max((sum(sizes[part]) for part in parts), default=0))
     for part in parts:
         yield _Chunk(part, tensors[part], factors, buffer)
@@ -178,16 +168,15 @@ class LayerwiseRates(torch.optim.Optimizer):
         if hasattr(self, "grad_scale"):
             self.grad_scale = None
         weight_decays = [group.get("weight_decay", 0.0) for group in self.param_groups]
+        step: Any = super().step
+        # torch wraps `step` in each class to run step hooks, which must run once.
+        step = partial(step.__wrapped__, self) if getattr(step, "hooked", False) else step
         try:
             self._set_weight_decays([0.0] * len(weight_decays))
-            self._unwrap_hooks(super().step)()
+            step()
         finally:
             self._set_weight_decays(weight_decays)
         return loss
-
-    def _unwrap_hooks(self, step: Any) -> Callable[[], Any]:
-        """Unwrap `step`: torch wraps it in each class to run step hooks, which must run once."""
-        return partial(step.__wrapped__, self) if getattr(step, "hooked", False) else step
 
     def _rescale(self) -> None:
         rescaled, rates = [], []

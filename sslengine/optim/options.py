@@ -17,15 +17,7 @@ from sslengine.registry import OPTIMIZERS, PARAM_GROUPS
 # Fields that are passed to an optimizer if its signature has them. VISSL's YAML sets those of the
 # first tuple for any optimizer; null in those of the second means the optimizer's default.
 _ALWAYS_SET = ("weight_decay", "momentum", "nesterov", "betas")
-_OWN_DEFAULT = (
-    "dampening",
-    "eps",
-    "amsgrad",
-    "alpha",
-    "centered",
-    "eta",
-    "exclude_bias_and_norm",
-)
+_OWN_DEFAULT = ("dampening", "eps", "amsgrad", "alpha", "centered", "eta", "exclude_bias_and_norm")
 
 # All phases of a run are listed in memory before it starts.
 MOST_EPOCHS = 1_000_000
@@ -171,19 +163,16 @@ class OptimizerSettings:
     def arguments(self, optimizer_class: Any) -> dict[str, Any]:
         """Return the hyper-parameters that the optimizer's signature has, and `args`."""
         known = inspect.signature(optimizer_class).parameters
-        offered = {key: getattr(self, key) for key in (*_ALWAYS_SET, *_OWN_DEFAULT)}
-        chosen = {
-            key: value for key, value in offered.items() if key in known and value is not None
-        }
-        if "betas" in chosen:
-            chosen["betas"] = tuple(chosen["betas"])
+        offered = {key: getattr(self, key) for key in (*_ALWAYS_SET, *_OWN_DEFAULT) if key in known}
+        if "betas" in offered:
+            offered["betas"] = tuple(offered["betas"])
+        chosen = {key: value for key, value in offered.items() if value is not None}
         return {**chosen, **self.args}
 
     def schedulers(self) -> dict[str, SchedulerOptions]:
         """Return the schedules in use. Without schedules for heads, heads use the trunk's."""
-        chosen = {
-            key: each for key, each in vars(self.param_schedulers).items() if each is not None
-        }
+        given = vars(self.param_schedulers)
+        chosen = {key: each for key, each in given.items() if each is not None}
         if not self.head_optimizer_params.use_different_lr:
             chosen["lr_head"] = chosen["lr"]
         if not self.head_optimizer_params.use_different_wd and "weight_decay" in chosen:
@@ -197,15 +186,12 @@ class OptimizerSettings:
         return [MultiplierOptions(**each) for each in self.multipliers]
 
     def check(self) -> Iterator[str]:
-        yield from self._number_problems()
-        yield from self._schedule_problems()
-        yield from self._group_problems()
-
-    def _number_problems(self) -> Iterator[str]:
         if len(self.betas) != 2:
             yield f"betas: expected two numbers, got {self.betas}."
         if self.nesterov and (self.momentum == 0 or self.dampening):
             yield "nesterov: requires a momentum above 0 and no dampening."
+        yield from self._schedule_problems()
+        yield from self._group_problems()
 
     def _length(self) -> float:
         """Return the run's length in epochs, against which schedules are checked."""
@@ -224,16 +210,12 @@ class OptimizerSettings:
 
     def _group_problems(self) -> Iterator[str]:
         constructor = self.param_group_constructor
-        if self.construct_single_param_group_only and constructor != "default":
-            yield (
-                "construct_single_param_group_only: requires param_group_constructor: default, "
-                f"got {constructor}."
-            )
-        if self.linear_eval_heads and constructor != "linear_eval_heads":
-            yield (
-                "linear_eval_heads: requires param_group_constructor: linear_eval_heads, "
-                f"got {constructor}."
-            )
+        for key, wanted in (
+            ("construct_single_param_group_only", "default"),
+            ("linear_eval_heads", "linear_eval_heads"),
+        ):
+            if getattr(self, key) and constructor != wanted:
+                yield f"{key}: requires param_group_constructor: {wanted}, got {constructor}."
         if constructor == "linear_eval_heads" and not self.linear_eval_heads:
             yield "linear_eval_heads: expected one entry per head, such as [{lr: 1.0}, {lr: 10.0}]."
         for index, each in enumerate(self.linear_eval_heads):
@@ -241,10 +223,8 @@ class OptimizerSettings:
         for index, each in enumerate(self.multipliers):
             path = f"multipliers.{index}"
             wrong = argument_problems(MultiplierOptions, each, path)
-            yield from wrong
-            if not wrong:
-                found = range_problems(MultiplierOptions(**each))
-                yield from (f"{path}.{text}" for text in found)
+            found = () if wrong else range_problems(MultiplierOptions(**each))
+            yield from (*wrong, *(f"{path}.{text}" for text in found))
 
     def check_chosen(self) -> Iterator[str]:
         try:
@@ -282,7 +262,7 @@ class OptimizerOptions(OptimizerSettings):
         known = self.num_iterations is None and self.num_epochs is not None
         return float(self.num_epochs or 0) if known else _LENGTH_UNKNOWN
 
-    def _number_problems(self) -> Iterator[str]:
+    def check(self) -> Iterator[str]:
         if self.num_epochs is None and self.num_iterations is None:
             yield "num_epochs: the run has no length. Set num_epochs or num_iterations."
-        yield from super()._number_problems()
+        yield from super().check()

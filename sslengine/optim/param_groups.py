@@ -9,50 +9,31 @@ A group is a dict for torch's optimizers, with `params` and any of these keys:
     weight_decay   constant; without this key it is OPTIMIZER.weight_decay or its schedule, times
                    weight_decay_scale
 
-Every trainable parameter is in exactly one group, frozen parameters are in none.
+Every trainable parameter is in exactly one group, frozen parameters are in none. Factors on the
+rates of parameters whose names match a pattern, `OPTIMIZER.multipliers` and those of a method,
+then split groups.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 
-from sslengine.errors import ConfigError, listing
+from sslengine.errors import ConfigError, listing, nearest
 from sslengine.optim.layer_depth import layer_depth
-from sslengine.optim.learner import Learner
-from sslengine.optim.multipliers import chosen_multipliers, multiplied, multipliers_of
-from sslengine.optim.options import OptimizerSettings
+from sslengine.optim.learner import Learner, Trainable, trainable
+from sslengine.optim.options import MultiplierOptions, OptimizerSettings
 from sslengine.registry import PARAM_GROUPS, register_param_groups
 
 Group = dict[str, Any]
+Rule = Callable[[Trainable], bool]
 
-_NORM_TYPES = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 _HEAD_INDEX = re.compile(r"heads\.(\d+)\.")
-
-
-class Trainable(NamedTuple):
-    name: str
-    parameter: nn.Parameter
-    owner: nn.Module
-
-    @property
-    def is_in_head(self) -> bool:
-        """Whether it uses the schedules of heads, as a method's parameters do."""
-        return self.name.startswith(("heads.", "loss."))
-
-    @property
-    def is_bias(self) -> bool:
-        return self.name.endswith((".bias", "_bias"))
-
-    @property
-    def is_in_norm(self) -> bool:
-        """Whether the layer is a norm of torch, or of a class whose name ends with Norm."""
-        return isinstance(self.owner, _NORM_TYPES) or type(self.owner).__name__.endswith("Norm")
 
 
 def build_param_groups(model: nn.Module, options: OptimizerSettings) -> list[Group]:
@@ -63,21 +44,8 @@ def build_param_groups(model: nn.Module, options: OptimizerSettings) -> list[Gro
     groups = [group for group in constructor(model, options) if group["params"]]
     _check_complete(model, groups, options.param_group_constructor)
     if isinstance(model, Learner):
-        groups = multiplied(groups, multipliers_of(model.loss))
-    return multiplied(groups, chosen_multipliers(model, options.multiplier_options()))
-
-
-def trainable(model: nn.Module) -> Iterator[Trainable]:
-    """Yield each trainable parameter once, also if several modules share it."""
-    seen: set[int] = set()
-    for prefix, module in model.named_modules():
-        for name, parameter in module.named_parameters(prefix, recurse=False):
-            if parameter.requires_grad and id(parameter) not in seen:
-                seen.add(id(parameter))
-                yield Trainable(name, parameter, module)
-
-
-Rule = Callable[[Trainable], bool]
+        groups = split_by_multipliers(groups, multipliers_of(model.loss))
+    return split_by_multipliers(groups, chosen_multipliers(model, options.multiplier_options()))
 
 
 def decay_by_layer(options: OptimizerSettings, regularize_bn: bool) -> Rule:
@@ -205,18 +173,97 @@ def _check_complete(model: nn.Module, groups: list[Group], constructor: str) -> 
             "See MODEL.FEATURE_EVAL_SETTINGS and MODEL.NON_TRAINABLE_PARAMS."
         )
     found = Counter(id(parameter) for group in groups for parameter in group["params"])
-    wrong = {
-        "in no group": [name for each, name in expected.items() if found[each] == 0],
-        "in several groups": [name for each, name in expected.items() if found[each] > 1],
-    }
-    for what, names in wrong.items():
-        if names:
+    without = [name for each, name in expected.items() if not found[each]]
+    twice = [name for each, name in expected.items() if found[each] > 1]
+    if without:
+        problem = f"leaves trainable parameters in no group: {listing(without, 10)}"
+    elif twice:
+        problem = f"puts trainable parameters into several groups: {listing(twice, 10)}"
+    elif found.keys() - expected:
+        problem = "puts parameters into groups that are frozen or do not belong to the model"
+    else:
+        return
+    raise ConfigError(f"OPTIMIZER.param_group_constructor: {constructor} {problem}.")
+
+
+# ---- multipliers
+
+
+class Multiplier(NamedTuple):
+    lr: float = 1.0
+    weight_decay: float = 1.0
+
+
+def chosen_multipliers(
+    model: nn.Module, entries: Sequence[MultiplierOptions]
+) -> dict[nn.Parameter, Multiplier]:
+    """Return the product of all entries that match its name, by parameter."""
+    found: dict[nn.Parameter, Multiplier] = {}
+    for number, each in enumerate(entries):
+        where = f"config.OPTIMIZER.multipliers.{number}.match"
+        for parameter in match_parameters(model, each.match, where):
+            lr, weight_decay = found.get(parameter, Multiplier())
+            found[parameter] = Multiplier(lr * each.lr, weight_decay * each.weight_decay)
+    return found
+
+
+def multipliers_of(method: nn.Module) -> dict[nn.Parameter, Multiplier]:
+    """Return `method.multipliers()` by parameter; {} if there is no such method."""
+    patterns: Mapping[str, Multiplier] = getattr(method, "multipliers", dict)()
+    named = dict(method.named_parameters())
+    found: dict[nn.Parameter, Multiplier] = {}
+    for pattern, multiplier in patterns.items():
+        matched = [name for name in named if fnmatchcase(name, pattern)]
+        if not matched:
             raise ConfigError(
-                f"OPTIMIZER.param_group_constructor: {constructor} leaves trainable parameters "
-                f"{what}: {listing(names, 10)}."
+                f"{type(method).__name__}.multipliers: {pattern!r} matches none of its parameters. "
+                f"{nearest(pattern, named)}".rstrip()
             )
-    if found.keys() - expected:
-        raise ConfigError(
-            f"OPTIMIZER.param_group_constructor: the groups of {constructor} contain parameters "
-            f"that are frozen or do not belong to the model."
-        )
+        found.update((named[name], Multiplier(*multiplier)) for name in matched)
+    return found
+
+
+def split_by_multipliers(
+    groups: Iterable[dict[str, Any]], multipliers: Mapping[nn.Parameter, Multiplier]
+) -> list[dict[str, Any]]:
+    """Split each group into groups with one multiplier each."""
+    parts = []
+    for group in groups:
+        split: dict[Multiplier, list[nn.Parameter]] = {}
+        for parameter in group["params"]:
+            split.setdefault(multipliers.get(parameter, Multiplier()), []).append(parameter)
+        for multiplier, parameters in split.items():
+            part = {**group, "params": parameters}
+            if multiplier != Multiplier():
+                part["name"] = f"{group.get('name', 'unnamed')} {tuple(multiplier)}"
+                part["lr_scale"] = group.get("lr_scale", 1.0) * multiplier.lr
+                for key, default in (("weight_decay_scale", 1.0), ("weight_decay", None)):
+                    if (value := group.get(key, default)) is not None:
+                        part[key] = value * multiplier.weight_decay
+            parts.append(part)
+    return parts
+
+
+def match_parameters(model: nn.Module, pattern: str, where: str) -> list[nn.Parameter]:
+    """Return the trainable parameters that the pattern matches; ConfigError if there are none."""
+    named = dict(model.named_parameters())
+    found = [each for name, each in named.items() if fnmatchcase(name, pattern)]
+    trained = [each for each in found if each.requires_grad]
+    if trained:
+        return trained
+    if found:
+        raise ConfigError(f"{where}: all parameters that {pattern!r} matches are frozen.")
+    names = [name for name, each in named.items() if each.requires_grad]
+    raise ConfigError(
+        f"{where}: {pattern!r} matches no parameter. {nearest(pattern, _patterns(names))}\n"
+        f"  Known: {listing(names)}"
+    )
+
+
+def _patterns(names: Collection[str]) -> list[str]:
+    """Return the names, and those of all modules around them, as `module.*`."""
+    found = set(names)
+    for name in names:
+        parts = name.split(".")
+        found |= {".".join([*parts[:depth], "*"]) for depth in range(1, len(parts))}
+    return sorted(found)

@@ -46,13 +46,11 @@ class ScheduledOptimizer:
         self._check_keys()
         for interval in self._timetables:
             self.schedule(0.0, interval)
-        scheduled = [
-            {"params", *(_stored_as(key, group) for key in keys)}
-            for keys, group in zip(plan, inner.param_groups, strict=True)
-        ]
+        scheduled = [{"params", *(_stored_as(key, group) for key in keys)}
+                     for keys, group in zip(plan, groups, strict=True)]  # fmt: skip
         self._constants = [
             {key: value for key, value in group.items() if key not in keys}
-            for group, keys in zip(inner.param_groups, scheduled, strict=True)
+            for group, keys in zip(groups, scheduled, strict=True)
         ]
 
     @property
@@ -88,14 +86,7 @@ class ScheduledOptimizer:
         return {"lr": self.options_view.lr}
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Set gradients to None. torch's version opens a profiler range, which is slow."""
-        own = getattr(self.inner.zero_grad, "__func__", None) is not Optimizer.zero_grad
-        if own or not set_to_none:
-            self.inner.zero_grad(set_to_none)
-            return
-        for group in self.inner.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
+        self.inner.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
         return self.inner.state_dict()
@@ -112,9 +103,7 @@ class ScheduledOptimizer:
         own = [parameter for group in self.inner.param_groups for parameter in group["params"]]
         indices = [index for group in saved for index in group["params"]]
         parameters = dict(zip(indices, own, strict=True))
-        values = {
-            index: _fitting(each, parameters[index]) for index, each in state["state"].items()
-        }
+        values = {index: _shard(each, parameters[index]) for index, each in state["state"].items()}
         self.inner.load_state_dict({"state": values, "param_groups": groups})
 
     def _check_keys(self) -> None:
@@ -143,7 +132,7 @@ class ScheduledOptimizer:
                 )
 
 
-def _fitting(state: Any, parameter: Tensor) -> Any:
+def _shard(state: Any, parameter: Tensor) -> Any:
     """Shard tensors of the parameter's shape like the parameter; other values do not change."""
     if not isinstance(state, Mapping):
         return state
@@ -184,7 +173,7 @@ def _timetable(
 
 
 def _stored_as(key: str, group: Mapping[str, Any]) -> str:
-    """Adam's momentum is the first of its betas."""
+    """Return the key that holds it: Adam's momentum is the first of its betas."""
     return "betas" if key == "momentum" and "betas" in group else key
 
 

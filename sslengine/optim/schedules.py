@@ -37,10 +37,8 @@ Curve = Callable[[float], float]
 PER_EPOCH = ("constant", "multistep", "step")
 _EPSILON = fvcore.ParamScheduler.WHERE_EPSILON
 
-
 # Fields of SchedulerOptions that are not a scheduler's.
 NO_ARGUMENTS = ("name", "update_interval", "args", "auto_lr_scaling", "peak")
-
 # Where a schedule is tried before a run.
 _PLACES = tuple(number / 64 for number in range(64))
 
@@ -86,7 +84,7 @@ class Schedule:
 
 
 def schedule(name: str, **keys: Any) -> SchedulerOptions:
-    """Options of one that is made in Python."""
+    """Make the options of one in Python."""
     return join(SchedulerOptions, [name])(name=name, **keys)
 
 
@@ -107,27 +105,21 @@ def _expect_function_of_where(curve: Curve, name: str) -> None:
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
             raise ConfigError(f"name: {name} fails at where = {where:g}: {why}.") from error
-        if not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        is_number = isinstance(value, (int, float)) and 0 <= value < math.inf
+        if not is_number or again != value:
             raise ConfigError(
                 f"name: {name} gives {value!r} at where = {where:g}, the share of training that is "
-                f"done; expected a finite number, 0 or more."
-            )
-        if again != value:
-            raise ConfigError(
-                f"name: {name} gives {value!r} at where = {where:g}, and then {again!r}; expected "
-                f"a function of `where` alone, or a resumed run would have other values."
+                f"done, and then {again!r}; expected a finite number, 0 or more, and a function of "
+                f"`where` alone, or a resumed run would have other values."
             )
 
 
 def _arguments(options: SchedulerOptions) -> dict[str, Any]:
     """Return the arguments that are set and that the scheduler has, and `args`."""
-    known = SCHEDULERS.parameters(options.name, "name")
-    names = [each.name for each in fields(options) if each.name not in NO_ARGUMENTS]
-    offered = {name: getattr(options, name) for name in names}
-    chosen = {
-        name: value for name, value in offered.items() if name in known and value not in (None, [])
-    }
-    return {**chosen, **options.args}
+    known = {*SCHEDULERS.parameters(options.name, "name")} - {*NO_ARGUMENTS}
+    names = (each.name for each in fields(options) if each.name in known)
+    offered = ((name, getattr(options, name)) for name in names)
+    return {**{name: each for name, each in offered if each not in (None, [])}, **options.args}
 
 
 def schedule_problems(options: SchedulerOptions, num_epochs: float, path: str) -> Iterator[str]:
@@ -202,7 +194,13 @@ def multistep(values: list[float], num_epochs: float, milestones: list[int] | No
     no effect.
     """
     if milestones is not None:
-        _check_milestones(milestones, len(values))
+        if len(milestones) != len(values) - 1:
+            raise ConfigError(
+                f"milestones: {len(values)} values require {len(values) - 1} milestones; "
+                f"got {len(milestones)}: {milestones}."
+            )
+        if any(after <= before for before, after in zip([0, *milestones], milestones)):
+            raise ConfigError(f"milestones: expected increasing epochs above 0, got {milestones}.")
         # fvcore's needs as many whole epochs as values; a run may end within an epoch.
         return _stop_before_end(
             lambda where: values[bisect.bisect(milestones, (where + _EPSILON) * num_epochs)]
@@ -214,16 +212,6 @@ def multistep(values: list[float], num_epochs: float, milestones: list[int] | No
         )
     length = cast(int, num_epochs)  # fvcore declares an int, and accepts a fraction
     return cast(Curve, fvcore.MultiStepParamScheduler(list(values), length))
-
-
-def _check_milestones(milestones: list[int], num_values: int) -> None:
-    if len(milestones) != num_values - 1:
-        raise ConfigError(
-            f"milestones: {num_values} values require {num_values - 1} milestones; "
-            f"got {len(milestones)}: {milestones}."
-        )
-    if any(after <= before for before, after in zip([0, *milestones], milestones, strict=False)):
-        raise ConfigError(f"milestones: expected increasing epochs above 0, got {milestones}.")
 
 
 @register_scheduler("step")

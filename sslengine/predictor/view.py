@@ -6,9 +6,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from sslengine.data.augment.backends.base import build_backend
 from sslengine.data.augment.pipeline import Pipeline
-from sslengine.data.augment.plan import Plan
 from sslengine.data.augment.transform import Sample
 from sslengine.data.judged_view import choose
 from sslengine.data.loading.seeding import seed_sample, streams_kept
@@ -21,8 +19,8 @@ class View:
 
     def __init__(self, data: DataOptions, seed: int) -> None:
         self.entries, self.description = choose(data)
-        pipeline = Pipeline(self.entries, "the predictor's transforms")
-        self._plan = Plan(pipeline, build_backend("pil"), limits=data.TRAIN.limits)
+        where = "the predictor's transforms"
+        self._pipeline = Pipeline(self.entries, where, limits=data.TRAIN.limits)
         self._seed = seed
 
     def __call__(self, image: Image.Image) -> Tensor:
@@ -30,7 +28,7 @@ class View:
         with streams_kept():
             # Random transforms draw as for the first image of a test set, every time.
             seed_sample(self._seed, (0, 0))
-            result = self._plan(sample)["data"][0]
+            result = self._pipeline(sample)["data"][0]
         if not isinstance(result, Tensor):
             raise ConfigError(
                 f"config.DATA.TEST.TRANSFORMS: they return {type(result).__name__}; a model needs "

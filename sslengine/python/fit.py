@@ -27,8 +27,8 @@ from sslengine.engines.train import resume
 from sslengine.errors import ConfigError, DataError
 from sslengine.launch.folder import expect_run_folder
 from sslengine.methods.foreign import FunctionLoss
-from sslengine.monitor.build import RunPlace, json_lines
 from sslengine.monitor.console import ConsoleWriter, Screen
+from sslengine.monitor.writers import JsonLinesWriter, RunPlace
 from sslengine.python.passes import choose_device, join_others
 from sslengine.python.session import History, KeepHistory, Session
 from sslengine.python.task import GivenParts, PythonTask
@@ -63,8 +63,8 @@ def fit(
     """Train the model in place and return a session with it and its history.
 
     loss: (output, target) -> a number, or a dict with `loss` and its parts; or a method,
-        (output, sample, step). Its trainable parameters are trained too. None: the model returns
-        its losses itself (loss_dict_train_step).
+        (output, sample, step), which is trained too. None: the model returns its losses itself
+        (loss_dict_train_step).
     data, validation, test: a dataset of (input, target), or a loader of batches. The model is
         tested on `validation` after each epoch; `test` is for session.predict.
     optimizer: a torch optimizer over model.parameters() (and the loss's, if it has any), whose
@@ -73,34 +73,32 @@ def fit(
     batch_size, shuffle, drop_last, collate_fn, workers: how each rank reads a dataset.
     out: a folder for checkpoints and metrics.jsonl; the same call resumes from it. None: no files.
     quiet: print nothing of its progress. values: any other keys under `config` in YAML.
-
-    With a path and a method's name, fit(data, method, model) is `sslengine.train`. The earlier
-    names folder, settings and verbose are taken too.
     """
-    _expect_objects(model=model, loss=loss, data=data)
+    _expect_objects(epochs, iterations, model=model, loss=loss, data=data)
     place = choose_device(device)
     join_others(place)
     run_dir = None if out is None else Path(out).expanduser()
-    resolved = _resolve(optimizer, epochs, iterations, loss, validation, run_dir, place,
-                        precision, accumulate, seed, values)  # fmt: skip
+    own = _choose_keys(place, precision, seed, run_dir, loss, validation)
+    length = {"num_epochs": epochs, "num_iterations": iterations, "accumulate": accumulate}
+    own["OPTIMIZER"] = {**(optimizer if isinstance(optimizer, Mapping) else {}), **length}
+    resolved = resolve_dict(_merge(own, values or {}))
     if run_dir is not None:
         expect_run_folder(resolved.config)
-        _check_resumable(data)
+        _expect_resumable(data)
     history = History()
-    feeding = {"batch_size": batch_size, "drop_last": drop_last, "collate_fn": collate_fn,
-               "workers": workers, "shuffle": shuffle}  # fmt: skip
-    given = GivenParts(
+    parts = GivenParts(
         model,
         loss if isinstance(loss, nn.Module) else FunctionLoss(loss) if loss else nn.Module(),
         optimizer if isinstance(optimizer, torch.optim.Optimizer) else None,
         {"TRAIN": data, "TEST": validation},
-        feeding,
+        {"batch_size": batch_size, "drop_last": drop_last, "collate_fn": collate_fn,
+         "workers": workers, "shuffle": shuffle},
         tuple(hooks),
         (KeepHistory(history),),
-    )
+    )  # fmt: skip
     streams = rng_state()
     try:
-        task = PythonTask(resolved.config, run_dir, place, given)
+        task = PythonTask(resolved.config, run_dir, place, parts)
         task.prepare()
         with owned(run_dir) if run_dir is not None else nullcontext():
             _train(task, resolved, quiet)
@@ -109,41 +107,27 @@ def fit(
     return Session(task, {"train": data, "validation": validation, "test": test}, history)
 
 
-def _train(task: PythonTask, resolved: Resolved, quiet: bool) -> None:
-    console = Screen(quiet=quiet or not is_primary())
-    if task.folder is not None:
-        run = Run(resolved, task.folder, task.device, console)
-        resume(task, run)
-        run.describe()
-    if is_primary() and not quiet:
-        task.writers.append(ConsoleWriter(console))
-    if is_primary() and task.folder is not None:
-        task.writers.append(json_lines(RunPlace(task.folder, task.iteration)))
-    if task.done_training():
-        task.close()
-    else:
-        loop.run(task)
-
-
-def _resolve(
-    optimizer: Any, epochs: int | None, iterations: int | None, loss: Loss | None, validation: Any,
-    folder: Path | None, device: torch.device, precision: str, accumulate: int, seed: int,
-    values: Mapping[str, Any] | None,
-) -> Resolved:  # fmt: skip
+def _expect_objects(epochs: int | None, iterations: int | None, **given: Any) -> None:
+    for name, value in given.items():
+        if isinstance(value, str | Path):
+            raise ConfigError(
+                f"fit: {name}={str(value)!r}: expected an object. For a path and the names of a "
+                f'method and a trunk: sslengine.train("~/photos", "METHOD", "resnet50").'
+            )
     if (epochs is None) == (iterations is None):
-        given = "neither" if epochs is None else f"epochs={epochs} and iterations={iterations}"
+        said = "neither" if epochs is None else f"epochs={epochs} and iterations={iterations}"
         raise ConfigError(
-            f"fit: give the length of the run as epochs=... or as iterations=...; got {given}."
+            f"fit: give the length of the run as epochs=... or as iterations=...; got {said}."
         )
-    own: dict[str, Any] = {
+
+
+def _choose_keys(
+    device: torch.device, precision: str, seed: int, folder: Path | None, loss: Any, validation: Any
+) -> dict[str, Any]:
+    """Choose the keys under `config` of a run of objects."""
+    keys: dict[str, Any] = {
         "SEED_VALUE": seed,
         "TEST_MODEL": validation is not None,
-        "OPTIMIZER": {
-            **(optimizer if isinstance(optimizer, Mapping) else {}),
-            "num_epochs": epochs,
-            "num_iterations": iterations,
-            "accumulate": accumulate,
-        },
         "MACHINE": {
             "DEVICE": {"cuda": "gpu", "mps": "mps"}.get(device.type, "cpu"),
             "PRECISION": precision,
@@ -157,29 +141,38 @@ def _resolve(
         "CHECKPOINT": {"DIR": str(folder or ".")},
     }
     if loss is None:
-        own["LOSS"] = {"name": ""}
-        own["TRAINER"] = {"TRAIN_STEP_NAME": "loss_dict_train_step"}
-    return resolve_dict(_merged(own, values or {}))
+        keys["LOSS"] = {"name": ""}
+        keys["TRAINER"] = {"TRAIN_STEP_NAME": "loss_dict_train_step"}
+    return keys
 
 
-def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def _train(task: PythonTask, resolved: Resolved, quiet: bool) -> None:
+    console = Screen(quiet=quiet or not is_primary())
+    if task.folder is not None:
+        run = Run(resolved, task.folder, task.device, console)
+        resume(task, run)
+        run.describe()
+    place = RunPlace(task.folder or Path(), task.iteration, console)
+    if is_primary() and not quiet:
+        task.writers.append(ConsoleWriter(place))
+    if is_primary() and task.folder is not None:
+        task.writers.append(JsonLinesWriter(place))
+    if task.done_training():
+        task.close()
+    else:
+        loop.run(task)
+
+
+def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     merged = copy.deepcopy(dict(base))
     for key, value in over.items():
         both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = _merged(merged[key], value) if both else copy.deepcopy(value)
+        merged[key] = _merge(merged[key], value) if both else copy.deepcopy(value)
     return merged
 
 
-def _expect_objects(**given: Any) -> None:
-    for name, value in given.items():
-        if isinstance(value, str | Path):
-            raise ConfigError(
-                f"fit: {name}={str(value)!r} among objects. Give objects alone, or names and paths "
-                f'alone: fit("~/photos", "METHOD", "resnet50").'
-            )
-
-
-def _check_resumable(data: Any) -> None:
+def _expect_resumable(data: Any) -> None:
+    """Raise DataError for a loader whose order a resumed run could not repeat."""
     if not isinstance(data, DataLoader):
         return
     own = [each for each in (data, *samplers_of(data)) if getattr(each, "generator", None)]

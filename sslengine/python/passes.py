@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import torch
@@ -18,8 +18,8 @@ from sslengine.data.given import Collate, DatasetFeed, LoaderFeed, make_feed, ro
 from sslengine.distributed import process_group
 from sslengine.distributed.collectives import gather_objects, sum_in_place
 from sslengine.distributed.ranks import initialized, pick_device
-from sslengine.engine.step import single_input_sample
-from sslengine.errors import ConfigError, DataError, TrainingError, nearest
+from sslengine.engine.step import expect_numbers, single_input_sample
+from sslengine.errors import ConfigError, DataError, nearest
 from sslengine.methods.foreign import takes_sample
 from sslengine.methods.step import Step
 from sslengine.precision import Precision, build_precision, widest
@@ -68,19 +68,25 @@ def predict(
     collate: combines the list of all batches' outputs; default: concatenate their tensors.
     transform: applied to the combined outputs before they are returned.
     """
-    with _reading(data, batch_size, collate_fn, workers, device, seed) as feed:
+    with _read(data, batch_size, collate_fn, workers, device, seed) as feed:
         numbers = build_precision(precision, feed.device, where="precision")
-        outputs = predict_batches(model.to(feed.device), feed, numbers)
-    return combine(outputs, collate, transform)
+        return predict_batches(model.to(feed.device), feed, numbers, collate, transform)
 
 
-def predict_batches(model: nn.Module, feed: Feed, precision: Precision) -> list[Any]:
-    """Return the outputs of all batches in the order of the dataset, on the host. Collective."""
+def predict_batches(
+    model: nn.Module,
+    feed: Feed,
+    precision: Precision,
+    collate: Callable[[list[Any]], Any] | None = None,
+    transform: Callable[[Any], Any] | None = None,
+) -> Any:
+    """Combine the outputs of all batches, in the order of the dataset, on the host. Collective."""
     mine = [
         tree_map(lambda value: value.cpu() if isinstance(value, Tensor) else value, output)
         for output, _ in _outputs(model, feed, precision)
     ]
-    return gather_batches(mine)
+    combined = (collate or concatenate)(gather_batches(mine))
+    return combined if transform is None else transform(combined)
 
 
 def gather_batches(mine: list[Any]) -> list[Any]:
@@ -89,26 +95,16 @@ def gather_batches(mine: list[Any]) -> list[Any]:
     return [output for step in zip(*gather_objects(mine)) for output in step]
 
 
-def combine(
-    outputs: list[Any],
-    collate: Callable[[list[Any]], Any] | None,
-    transform: Callable[[Any], Any] | None,
-) -> Any:
-    joined = (collate or concatenate)(outputs)
-    return joined if transform is None else transform(joined)
-
-
 def concatenate(outputs: Sequence[Any]) -> Any:
     """Concatenate batches of rows, in nested containers of any form."""
     form = tree_flatten(outputs[0])[1]
-    columns = zip(*(tree_flatten(output)[0] for output in outputs), strict=True)
-    parts = list(columns)
-    if not all(isinstance(value, Tensor) and value.ndim for part in parts for value in part):
+    columns = list(zip(*(tree_flatten(output)[0] for output in outputs), strict=True))
+    if not all(isinstance(value, Tensor) and value.ndim for column in columns for value in column):
         raise DataError(
             "predict: the model's outputs are not all tensors with a row for each sample: pass "
             "collate=... to combine those of all batches."
         )
-    return tree_unflatten([torch.cat(part) for part in parts], form)
+    return tree_unflatten([torch.cat(column) for column in columns], form)
 
 
 def evaluate_loss(
@@ -124,44 +120,29 @@ def evaluate_loss(
     seed: int = 0,
 ) -> float | dict[str, float]:
     """Return the mean loss per sample, over all ranks, in eval mode; a dict if the loss is one."""
-    with _reading(data, batch_size, collate_fn, workers, device, seed) as feed, evaluating(loss):
+    name = getattr(loss, "__name__", type(loss).__name__)
+    with _read(data, batch_size, collate_fn, workers, device, seed) as feed, _evaluate(loss):
         if isinstance(loss, nn.Module):
             loss.to(feed.device)
         numbers = build_precision(precision, feed.device, where="precision")
-        return _mean_loss(model.to(feed.device), loss, feed, numbers)
-
-
-def _mean_loss(
-    model: nn.Module, loss: Callable[..., Any], feed: Feed, precision: Precision
-) -> float | dict[str, float]:
-    names: Sequence[str] | None = None
-    with_sample, step = takes_sample(loss), Step.alone(train=False, precision=precision)
-    total = torch.zeros((), dtype=widest(feed.device), device=feed.device)
-    for output, batch in _outputs(model, feed, precision):
-        output = precision.as_full(output)
-        if with_sample:
-            given = loss(output, single_input_sample(batch, ["data"], ["label"]), step)
-        else:
-            given = loss(output, batch["label"][0])
-        names = tuple(given) if isinstance(given, Mapping) else None
-        parts = list(given.values()) if isinstance(given, Mapping) else [given]
-        wrong = [part.shape for part in parts if part.numel() != 1]
-        if wrong:
-            name = getattr(loss, "__name__", type(loss).__name__)
-            raise TrainingError(
-                f"the loss must be one number, {name} returns a tensor of shape "
-                f"{tuple(wrong[0])}: take its mean or its sum."
-            )
-        values = torch.stack([part.detach().to(total).reshape(()) for part in parts])
-        total = total + values * rows_of(batch["data"])
-    means = (sum_in_place(total) / feed.num_samples).tolist()
-    return means[0] if names is None else dict(zip(names, means, strict=True))
+        step, given = Step.alone(train=False, precision=numbers), None
+        total = torch.zeros((), dtype=widest(feed.device), device=feed.device)
+        for output, batch in _outputs(model.to(feed.device), feed, numbers):
+            if takes_sample(loss):
+                given = loss(output, single_input_sample(batch, ["data"], ["label"]), step)
+            else:
+                given = loss(output, batch["label"][0])
+            parts = expect_numbers(given, name)
+            values = torch.stack([each.detach().to(total).reshape(()) for each in parts.values()])
+            total = total + values * rows_of(batch["data"])
+        means = (sum_in_place(total) / feed.num_samples).tolist()
+    return dict(zip(given, means, strict=True)) if isinstance(given, Mapping) else means[0]
 
 
 @torch.no_grad()
 def _outputs(model: nn.Module, feed: Feed, precision: Precision) -> Iterator[tuple[Any, Batch]]:
     """Yield (output, batch). A list of one output is unwrapped, as in train steps."""
-    with evaluating(model):
+    with _evaluate(model):
         for batch in feed.batches():
             with precision.autocast():
                 output = model(batch["data"][0])
@@ -170,7 +151,7 @@ def _outputs(model: nn.Module, feed: Feed, precision: Precision) -> Iterator[tup
 
 
 @contextmanager
-def _reading(
+def _read(
     data: Any,
     batch_size: int,
     collate_fn: Collate | None,
@@ -183,16 +164,14 @@ def _reading(
     join_others(place)
     feed = make_feed(data, batch_size, shuffle=False, whole=True, seed=seed, device=place,
                      collate_fn=collate_fn, workers=workers)  # fmt: skip
-    try:
+    with closing(feed):
         yield feed
-    finally:
-        feed.close()
 
 
 @contextmanager
-def evaluating(module: Any) -> Iterator[None]:
-    """Put a module into eval mode for the block."""
-    mode = module.training if isinstance(module, nn.Module) else None
+def _evaluate(module: Any) -> Iterator[None]:
+    """Put a module into eval mode for the block; a function has none."""
+    mode = getattr(module, "training", None)
     try:
         if mode is not None:
             module.eval()

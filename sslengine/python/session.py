@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,10 +15,11 @@ import torch
 from torch import nn
 
 from sslengine.data.given import make_feed
+from sslengine.engine.passes import set_loss
 from sslengine.errors import ConfigError, nearest
 from sslengine.hooks.events import Hook, Task
 from sslengine.monitor.losses import MAIN
-from sslengine.python.passes import Feed, combine, gather_batches, predict_batches
+from sslengine.python.passes import Feed, gather_batches, predict_batches
 from sslengine.python.task import PythonTask
 from sslengine.registry import import_dotted
 
@@ -84,8 +84,6 @@ class Session:
         self.model: nn.Module = task.parts.base_model
         self.loss: nn.Module = task.parts.loss
         self.history = history
-        self._feeds: dict[str, Feed] = {}
-        self._kept: dict[Any, Any] = {}
 
     def __repr__(self) -> str:
         losses = (f"{split} loss {record['loss']:.4g}" for split, record in self.results.items())
@@ -112,21 +110,16 @@ class Session:
         *,
         collate: Callable[[list[Any]], Any] | None = None,
         transform: Callable[[Any], Any] | None = None,
-        fresh: bool = False,
     ) -> Any:
-        """Call `sslengine.predict` on "train", "validation" or "test", or on other data.
+        """Call `sslengine.predict` on "train", "validation" or "test", or on other data."""
+        with self._feed(name) as feed:
+            precision = self._task.parts.precision
+            return predict_batches(self.model, feed, precision, collate, transform)
 
-        Outputs of the former are cached until the model changes; fresh: ignore the cache.
-        """
-        if isinstance(name, str):
-            outputs = self._once("predict", name, fresh, self._outputs)
-        else:
-            with closing(self._make_feed(name, "images")) as feed:
-                outputs = self._outputs(feed)
-        return combine(outputs, collate, transform)
-
-    def _outputs(self, feed: Feed) -> list[Any]:
-        return predict_batches(self.model, feed, self._task.parts.precision)
+    def evaluate_loss(self, name: Any = "test") -> dict[str, float]:
+        """Return the mean loss per sample over a dataset, with its parts, as in a test phase."""
+        with self._feed(name) as feed:
+            return set_loss(self._task, feed, self._task.parts.feeds.options("TRAIN"))
 
     def judge(self, train: str = "train", val: str = "validation") -> dict[str, Any]:
         """Print and return how well the model's outputs, a row for each sample, tell the targets by
@@ -143,7 +136,8 @@ class Session:
             return scores
 
     def _targets(self, name: str) -> Any:
-        mine = [batch["label"][0].cpu() for batch in self._feed(name).batches()]
+        with self._feed(name) as feed:
+            mine = [batch["label"][0].cpu() for batch in feed.batches()]
         return torch.cat(gather_batches(mine)).numpy()
 
     def report(self) -> Path:
@@ -153,50 +147,19 @@ class Session:
         import_dotted("sslengine.command.report:main")([str(self._task.folder)])
         return self._task.folder / "report.html"
 
-    def evaluate_loss(self, name: str = "test", *, fresh: bool = False) -> dict[str, float]:
-        """Return the mean loss per sample over a dataset, with its parts, as in a test phase."""
-        kept: dict[str, float] = self._once("loss", name, fresh, self._task.mean_loss)
-        return dict(kept)
-
-    def close(self) -> None:
-        """Stop the loader workers. The next call starts them again."""
-        for feed in self._feeds.values():
-            feed.close()
-        self._feeds = {}
-
-    def _once(self, kind: str, name: str, fresh: bool, compute: Callable[[Feed], Any]) -> Any:
-        key = (kind, name)
-        version, result = self._kept.get(key, (None, None))
-        now = self._version()
-        if fresh or version != now:
-            result = compute(self._feed(name))
-            self._kept[key] = (now, result)
-        return result
-
-    def _version(self) -> bytes:
-        """Hash the values of model and loss: version counters miss the writes of fused optimizers.
-
-        Cost: reads all weights, 0.1 s for 100 MB.
-        """
-        digest = hashlib.blake2b()
-        for part in (self.model, self.loss):
-            for tensor in (*part.parameters(), *part.buffers()):
-                flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-                digest.update(flat.cpu().numpy().data)
-        return digest.digest()
-
-    def _feed(self, name: str) -> Feed:
-        if self._sets.get(name) is None:
+    @contextmanager
+    def _feed(self, name: Any) -> Iterator[Feed]:
+        """Read a dataset of the run by its name, or another one, each sample once and in order."""
+        data = self._sets.get(name) if isinstance(name, str) else name
+        if data is None:
             given = [each for each, data in self._sets.items() if data is not None]
             raise ConfigError(
                 f"there is no dataset {name!r}; fit was given {', '.join(given)}. "
                 f"{nearest(name, given)}".rstrip()
             )
-        if name not in self._feeds:
-            self._feeds[name] = self._make_feed(self._sets[name], name)
-        return self._feeds[name]
-
-    def _make_feed(self, data: Any, name: str) -> Feed:
-        task, whole = self._task, {"shuffle": False, "drop_last": False, "whole": True}
-        return make_feed(data, seed=task.parts.seed, device=task.device, where=name,
-                         **{**task.given.feeding, **whole})  # fmt: skip
+        how = {**self._task.given.feeding, "shuffle": False, "drop_last": False, "whole": True}
+        where = name if isinstance(name, str) else "images"
+        feed = make_feed(data, seed=self._task.parts.seed, device=self._task.device, where=where,
+                         **how)  # fmt: skip
+        with closing(feed):
+            yield feed

@@ -17,7 +17,6 @@ from sslengine.config.users_code import code_of_object
 from sslengine.data.given import DatasetFeed, LoaderFeed, make_feed
 from sslengine.distributed.ranks import world_size
 from sslengine.engine.parts import Feeds, PartsOfConfig
-from sslengine.engine.passes import set_loss
 from sslengine.engine.services import Services, services_of
 from sslengine.engine.task import SelfSupervisionTask
 from sslengine.errors import ConfigError, DataError
@@ -53,9 +52,6 @@ class PythonTask(SelfSupervisionTask):
         super().__init__(config, folder or Path(), device)
         self.folder, self.given = folder, given
         self.made_by = PartsOfObjects(config, folder, device, given=given)
-
-    def mean_loss(self, feed: Feed) -> dict[str, float]:
-        return set_loss(self, feed, self.parts.feeds.options("TRAIN"))
 
 
 @dataclass

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from sslengine.dotted import leaves
 from sslengine.evaluation.pairs import compare_pairs
-from sslengine.monitor.run_facts import PIXELS, TRAINED, UNTRAINED, Facts, Score, scores_of
+from sslengine.monitor.run_facts import PIXELS, TRAINED, UNTRAINED, Facts, FeatureScore, scores_of
 from sslengine.report.content import Comparison, Row
 from sslengine.report.read_curves import read_curves
 from sslengine.report.scale import name_metric
@@ -165,7 +165,7 @@ def _compare(
     return compare_pairs(one[shared[0]], other[shared[0]]) if shared else None
 
 
-def _baselines(run: Facts) -> list[Score]:
+def _baselines(run: Facts) -> list[FeatureScore]:
     """Return the scores of what needs no training."""
     return [each for each in scores_of(run.evaluation) if each.features in (UNTRAINED, PIXELS)]
 

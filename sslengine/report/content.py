@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sslengine.monitor.run_facts import Score
+from sslengine.monitor.run_facts import FeatureScore
 from sslengine.monitor.verdict import Verdict
 
 
@@ -40,7 +40,7 @@ class Judgement:
     fingerprint: str
     images: Mapping[str, int]  # by split
     metric: str  # accuracy or mAP
-    scores: Sequence[Score]
+    scores: Sequence[FeatureScore]
     chance: float | None = None
     notes: Sequence[str] = ()
     # Further protocols: name -> metric -> value.
@@ -164,7 +164,7 @@ class Row:
     name: str
     status: str
     differs: Mapping[str, str]  # only the keys in which the runs differ
-    scores: Sequence[Score]  # of the trained features, with gain over the untrained ones
+    scores: Sequence[FeatureScore]  # of the trained features, with gain over the untrained ones
     metrics: Mapping[str, float]  # last loss, RankMe
     length: str
     seconds: float
@@ -179,7 +179,7 @@ class Comparison:
     detail: str
     command: str
     rows: Sequence[Row]
-    baselines: Sequence[Score]  # untrained, raw pixels
+    baselines: Sequence[FeatureScore]  # untrained, raw pixels
     # By metric: row minus column with its interval, both over `names`; None on the diagonal.
     names: Sequence[str]
     differences: Mapping[str, Sequence[Sequence[tuple[float, float, float] | None]]]

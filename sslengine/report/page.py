@@ -17,7 +17,7 @@ from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup, escape
 
 from sslengine.errors import readable
-from sslengine.monitor.run_facts import PIXELS, TRAINED, UNTRAINED, Score
+from sslengine.monitor.run_facts import PIXELS, TRAINED, UNTRAINED, FeatureScore
 from sslengine.report import plots
 from sslengine.report.content import Comparison, Content, Curve, Judgement
 from sslengine.report.parts import PICTURE, check_picture
@@ -163,10 +163,12 @@ def _list_sections(content: Content) -> Iterator[tuple[Any, str, str, str]]:
     yield any(use), "use", "How to use it", "commands, versions, checkpoints"
 
 
-def group_scores(scores: Sequence[Score]) -> dict[tuple[str, str], list[Score]]:
+def group_scores(scores: Sequence[FeatureScore]) -> dict[tuple[str, str], list[FeatureScore]]:
     """Group what is compared: a metric of a layer, with features that have no such layer."""
     own = [each for each in scores if each.features == TRAINED] or scores
-    found: dict[tuple[str, str], list[Score]] = {(each.layer, each.metric): [] for each in own}
+    found: dict[tuple[str, str], list[FeatureScore]] = {
+        (each.layer, each.metric): [] for each in own
+    }
     for (layer, metric), group in found.items():
         for each in scores:
             has_layer = each.features in (TRAINED, UNTRAINED)
@@ -178,8 +180,8 @@ def group_scores(scores: Sequence[Score]) -> dict[tuple[str, str], list[Score]]:
 def _arrange_judgement(judgement: Judgement) -> dict[str, Any]:
     """Give its scores as rows of drawings, and of a table."""
     groups, chance = group_scores(judgement.scores), judgement.chance
-    beside = [] if chance is None else [("chance", [Score("chance", "", "", chance)])]
-    rows: dict[tuple[str, str], dict[str, Score]] = {}
+    beside = [] if chance is None else [("chance", [FeatureScore("chance", "", "", chance)])]
+    rows: dict[tuple[str, str], dict[str, FeatureScore]] = {}
     for each in judgement.scores:
         rows.setdefault((each.features, each.layer), {})[each.metric] = each
     ranked = sorted(judgement.classes, key=lambda row: -row.shares.get(TRAINED, 0.0))
@@ -189,8 +191,10 @@ def _arrange_judgement(judgement: Judgement) -> dict[str, Any]:
                  for key, group in groups.items()],
         "rows": rows,
         "has_layers": len({layer for layer, _ in groups}) > 1,
-        "classes": [(row.name, [Score(kind, "", "", share) for kind, share in row.shares.items()])
-                    for row in ranked[-2 * _CLASSES :]],
+        "classes": [
+            (row.name, [FeatureScore(kind, "", "", each) for kind, each in row.shares.items()])
+            for row in ranked[-2 * _CLASSES :]
+        ],
         "has_matrix": 0 < len(judgement.confusion) <= _CLASSES,
         "confused": _list_confused(judgement),
     }  # fmt: skip

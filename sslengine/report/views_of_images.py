@@ -22,8 +22,8 @@ from torch.nn import functional as F
 from sslengine.config.options import RunOptions
 from sslengine.config.resolve import Resolved
 from sslengine.config.sections import read
+from sslengine.data.augment.explain import picture_of, pictures_of, undo_normalize
 from sslengine.data.augment.pipeline import Pipeline
-from sslengine.data.augment.shown import as_before_normalize, picture_of, pictures_of
 from sslengine.data.batch.collators import image_keys
 from sslengine.data.decode.files import as_rgb
 from sslengine.data.loading.dataset import SSLDataset, collate_seeded
@@ -90,9 +90,9 @@ def draw_masked(dataset: SSLDataset, options: SplitOptions, model: Any) -> list[
     numbers = spread(np.arange(len(dataset)), IMAGES).tolist()
     samples = dataset.__getitems__([(0, number) for number in numbers])
     collate = COLLATORS.maker(options.COLLATE_FUNCTION, options.COLLATE_FUNCTION_PARAMS)
-    batch, arrival = collate_seeded(collate, samples), dataset.arrival(torch.device("cpu"))
-    if arrival is not None:
-        batch = arrival.on_device(batch)
+    batch, finish = collate_seeded(collate, samples), dataset.finish_on(torch.device("cpu"))
+    if finish is not None:
+        batch = finish.finish_batch(batch)
     if not isinstance(batch, dict):
         return []
     panels = None if model is None else _reconstruct(model, batch, options)
@@ -117,7 +117,7 @@ def _reconstruct(model: Any, batch: Mapping[str, Any], options: SplitOptions) ->
     else:
         made, hidden = model(inputs)[0], inputs["mask"]
     panels = drawer.picture(inputs["data"], made, hidden).float()
-    return as_before_normalize(panels, Pipeline(options.TRANSFORMS, "TRANSFORMS")).clamp(0, 1)
+    return undo_normalize(panels, Pipeline(options.TRANSFORMS, "TRANSFORMS")).clamp(0, 1)
 
 
 def _hide(batch: Mapping[str, Any], options: SplitOptions, count: int) -> Tensor | None:
@@ -139,7 +139,7 @@ def _hide(batch: Mapping[str, Any], options: SplitOptions, count: int) -> Tensor
     # Views come one after the other for all images.
     most = hidden.mean(dim=(1, 2, 3)).unflatten(0, (-1, count)).argmax(dim=0)
     rows = most * count + torch.arange(count)
-    shown = as_before_normalize(views[rows].float(), Pipeline(options.TRANSFORMS, "TRANSFORMS"))
+    shown = undo_normalize(views[rows].float(), Pipeline(options.TRANSFORMS, "TRANSFORMS"))
     away = F.interpolate(hidden[rows], views.shape[-2:])
     return torch.stack([shown, torch.lerp(shown, torch.tensor(GREY), away)], dim=1)
 

@@ -13,13 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sslengine.monitor.build import RunPlace, build_writers
-from sslengine.monitor.writers import Record, Writer
+from sslengine.monitor.writers import Record, RunPlace, Writer, build_writers
 from sslengine.optim.schedules import build_curve
 from sslengine.registry import METERS
 from sslengine.testing.promises import Case, Suite, expect, names, promise
 from sslengine.testing.run_suite import PLAIN, TWO_RANKS, RunSuite
-from sslengine.testing.runs import RunOutcome, Values, build, run, run_on_ranks
+from sslengine.testing.runs import SAVED_AT, Spec, Values, build, run, run_on_ranks
 from sslengine.testing.state import differences, flat, same
 
 IMAGES = 6
@@ -120,11 +119,7 @@ class OptimizerSuite(RunSuite):
 
     kind, key = "optimizer", "OPTIMIZER.name"
     # It is compared itself.
-    plain: Values = {
-        key: value
-        for key, value in PLAIN.items()
-        if key.rpartition(".")[2] not in ("name", "momentum")
-    }
+    plain: Values = {key: PLAIN[key] for key in PLAIN if not key.endswith(("name", "momentum"))}
 
     @promise()
     def follows_the_learning_rate(self) -> None:
@@ -140,7 +135,7 @@ class ScheduleSuite(RunSuite):
 
     kind = "schedule"
     PLACES = 97
-    plain: Values = {key: value for key, value in PLAIN.items() if "param_schedulers" not in key}
+    plain: Values = {key: PLAIN[key] for key in PLAIN if "param_schedulers" not in key}
 
     def chosen(self) -> Values:
         schedule = {"name": self.component, **self.arguments, "update_interval": "step"}
@@ -153,10 +148,10 @@ class ScheduleSuite(RunSuite):
         places = [*(n / self.PLACES for n in range(self.PLACES)), math.nextafter(1.0, 0.0)]
         forward = {where: curve(where) for where in places}
         wrong = [w for w, value in forward.items() if not math.isfinite(value)]
-        expect(not wrong, f"{self.name}: it is not finite at where = {names(wrong)}")
+        expect(not wrong, f"{self.name}: it is not finite at where = {names(map(str, wrong))}")
         again = {where: curve(where) for where in reversed(places)}
         moved = [where for where in places if forward[where] != again[where]]
-        expect(not moved, f"{self.name}: a second call differs at where = {names(moved)}")
+        expect(not moved, f"{self.name}: a second call differs at where = {names(map(str, moved))}")
 
 
 class ParamGroupsSuite(RunSuite):
@@ -186,17 +181,16 @@ class HookSuite(RunSuite):
     def does_not_change_the_run(self) -> None:
         """Losses, weights and random streams are the same with it and without it."""
         expect(self.name in self.whole.hooks, f"{self.name}: its options do not add it to a run")
-        without = run(self._spec_without(), self.folder / "without")
-        moved = differences(_training_state(without), _training_state(self.whole))
+        others = [each for each in self._tested.values if each is not self.spec.values[0]]
+        without = run(Spec((), tuple(others)), self.folder / "without")
+        with_it, alone = ({**each.state, "losses": each.losses, "test losses": each.test_losses}
+                          for each in (self.whole, without))  # fmt: skip
+        moved = differences(alone, with_it)
         expect(
-            self.whole.losses == without.losses and not moved,
+            not moved,
             f"{self.name}: it changes the run: {names(moved)}. A hook must only observe, and draw "
             f"from its own generator.",
         )
-
-    def _spec_without(self) -> Any:
-        values = [each for each in self._tested.values if each is not self.spec.values[0]]
-        return type(self.spec)((), tuple(values))
 
     @promise()
     def resumes_its_state(self) -> None:
@@ -207,13 +201,9 @@ class HookSuite(RunSuite):
         differs = [key for key in differences(whole, resumed) if key in steady]
         expect(
             not differs,
-            f"{names(f'{self.name}.{key}' for key in differs)}: not in its state dict; after a "
-            f"kill and a resume it differs from that of a run without a kill.",
+            f"{names(f'{self.name}.{key}' for key in differs)}: not in its state dict, and other "
+            f"after a kill and a resume.",
         )
-
-
-def _training_state(outcome: RunOutcome) -> dict[str, Any]:
-    return {**outcome.state, "losses": outcome.losses, "test losses": outcome.test_losses}
 
 
 class MeterSuite(RunSuite):
@@ -245,9 +235,11 @@ class MeterSuite(RunSuite):
                 meter.update(output, target)
             values.append(flat(meter.value()))
         expect(bool(values[0]), f"{self.name}: it has no value")
-        for other in values[1:]:
-            wrong = [key for key in values[0] if not _near(values[0][key], other.get(key))]
-            expect(not wrong, f"{self.name}: the batch size changes these values: {names(wrong)}")
+        first, *others = values
+        wrong = [
+            key for key in first if not all(_near(first[key], each.get(key)) for each in others)
+        ]
+        expect(not wrong, f"{self.name}: the batch size changes these values: {names(wrong)}")
 
     @promise()
     def resumes_from_its_state_dict(self) -> None:
@@ -264,27 +256,20 @@ class MeterSuite(RunSuite):
     @promise(ranks=True)
     def counts_all_ranks(self) -> None:
         """The value on two ranks equals that of one process with all images."""
-        alone = self._value(self._tested.having({"OPTIMIZER.num_iterations": 2}))
-        ranks = self._value(self._tested.having({"OPTIMIZER.num_iterations": 2}), ranks=2)
+        frozen = self._tested.having(  # the model does not change before the test phase
+            {"OPTIMIZER.param_schedulers.lr": {"name": "constant", "value": 0.0}},
+            {"OPTIMIZER.num_iterations": 2, "TEST_EVERY_NUM_EPOCH": 1},
+            {"MODEL.TRUNK.RESNETS.NORM": "GroupNorm", "MODEL.TRUNK.RESNETS.GROUPNORM_GROUPS": 1},
+            {"MODEL.FEATURE_EVAL_SETTINGS.EVAL_MODE_ON": False},
+        )
+        spread = frozen.having(TWO_RANKS, {"DATA.TEST.BATCHSIZE_PER_REPLICA": 2})
+        alone = run(frozen, self.folder / "meter").results
+        ranks = run_on_ranks(spread, self.folder / "meters")[0].results
         wrong = [key for key in alone if not _near(alone[key], ranks.get(key))]
         expect(
             bool(alone) and not wrong,
             f"{self.name}: these values differ on two ranks: {names(wrong)}",
         )
-
-    def _value(self, spec: Any, ranks: int = 1) -> dict[str, Any]:
-        """The meter's value in a test phase; the model does not change before it."""
-        group_norm = {"NORM": "GroupNorm", "GROUPNORM_GROUPS": 1}
-        frozen = spec.having(
-            {"OPTIMIZER.param_schedulers.lr": {"name": "constant", "value": 0.0}},
-            {"TEST_EVERY_NUM_EPOCH": 1},
-            {f"MODEL.TRUNK.RESNETS.{key}": value for key, value in group_norm.items()},
-            {"MODEL.FEATURE_EVAL_SETTINGS.EVAL_MODE_ON": False},
-        )
-        if ranks == 1:
-            return dict(run(frozen, self.folder / "meter").results)
-        spread = frozen.having(TWO_RANKS, {"DATA.TEST.BATCHSIZE_PER_REPLICA": 2})
-        return dict(run_on_ranks(spread, self.folder / "meters")[0].results)
 
     def _make(self) -> Any:
         return METERS.get(self.component)(**self.arguments)
@@ -306,12 +291,11 @@ def _listed(output: Any) -> list[Tensor]:
     return [each for value in values for each in _listed(value)]
 
 
-# The records of a run of four steps, which saves a checkpoint after the second.
+# The records of a run of four steps, which saves a checkpoint at SAVED_AT.
 RECORDS = tuple(
     Record("step", number, 0, "train", {"loss": 0.7310625 / number, "top": {"1": 50.0 + number}})
     for number in (1, 2, 3, 4)
 )
-SAVED_AT = 2
 
 
 class WriterSuite(Suite):
@@ -334,7 +318,7 @@ class WriterSuite(Suite):
         return writer
 
     def written(self, folder: str) -> list[float]:
-        """The losses in the files of the run, in order."""
+        """Read the losses in the files of the run, in order."""
         if self._read is not None:
             return self._read(self.folder / folder)
         files = [path for path in sorted((self.folder / folder).iterdir()) if path.is_file()]
@@ -356,10 +340,8 @@ class WriterSuite(Suite):
     def writes_every_record_once(self) -> None:
         """Records are written in order, and all of them when the writer is closed."""
         wanted = [record.values["loss"] for record in RECORDS]
-        expect(
-            _near_all(self.whole, wanted),
-            f"{self.name}: the losses {wanted} are written as {self.whole}",
-        )
+        kept = _near_all(self.whole, wanted)
+        expect(kept, f"{self.name}: the losses {wanted} are written as {self.whole}")
 
     @promise()
     def resumes_without_gaps(self) -> None:
@@ -378,8 +360,8 @@ class WriterSuite(Suite):
         kept = list(dict.fromkeys(self.written("killed")))
         expect(
             _near_all(kept, self.whole),
-            f"{self.name}: after a kill and a resume the losses are {kept}; without a kill they "
-            f"are {self.whole}. Open its files to append.",
+            f"{self.name}: after a kill and a resume the losses are {kept}; without a kill "
+            f"{self.whole}. Open its files to append.",
         )
 
     @promise()

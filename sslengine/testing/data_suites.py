@@ -29,7 +29,7 @@ Entry = Mapping[str, Any]
 
 
 def pixels(number: int) -> Image.Image:
-    """An image that is different for each number."""
+    """Draw an image that is different for each number."""
     draw = np.random.default_rng(number)
     return Image.fromarray(draw.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8))
 
@@ -58,7 +58,7 @@ class DataSuite(Suite):
         return split_options(**{**self.keys(), **self.given})
 
     def batches(self, workers: int = 0, first: int = 0, **changes: Any) -> list[dict[str, Any]]:
-        """The batches of an epoch, as the task reads them, from batch number `first`."""
+        """Read the batches of an epoch, as the task does, from batch number `first`."""
         split = replace(self.split(), **changes)
         options = DataOptions(TRAIN=split, NUM_DATALOADER_WORKERS=workers)
         feed = DataFeed(options, "TRAIN", training=True, seed=SEED)
@@ -111,7 +111,7 @@ class TransformSuite(DataSuite):
     @promise()
     def does_not_change_its_input(self) -> None:
         """It does not write into its input, which may belong to the source or to another view."""
-        *before, step = self.pipeline.steps
+        *before, step = self.pipeline.named
         with streams_kept():
             seed_sample(SEED, (0, 0))
             sample = self.sample()
@@ -127,13 +127,11 @@ class TransformSuite(DataSuite):
     def makes_the_declared_number_of_views(self) -> None:
         """`count_views` is the number of images of a sample, each with a label and an index."""
         made = self.pipeline(self.sample())
-        transform = self.pipeline.steps[-1].transform
+        transform = self.pipeline.named[-1].transform
         lengths = {key: len(made[key]) for key in ("data", "data_valid", "data_idx", "label")}
         expect(len({*lengths.values()}) == 1, f"{self.name}: the counts are not equal: {lengths}")
-        if (
-            hasattr(transform, "count_views")
-            and type(transform).__name__ != "ImgPilToPatchesAndImage"
-        ):
+        patches = type(transform).__name__ == "ImgPilToPatchesAndImage"  # and an image
+        if hasattr(transform, "count_views") and not patches:
             declared, found = transform.count_views(**self.arguments), len(made["data"])
             expect(declared == found, f"{self.name}: {found} views, not {declared}")
 
@@ -181,10 +179,7 @@ class CollatorSuite(DataSuite):
             expect("data_idx" in batch, f"{self.name}: the batch has lost data_idx")
             found = [int(each) for each in batch["data_idx"][0].flatten().tolist()]
         order = list(dict.fromkeys(found))
-        expect(
-            order == wanted,
-            f"{self.name}: the batch has the samples {order}; expected {wanted}, in this order",
-        )
+        expect(order == wanted, f"{self.name}: it has the samples {order}, and not {wanted}")
         counts = {found.count(each) for each in wanted}
         expect(len(counts) == 1, f"{self.name}: some samples occur more often: {found}")
 
@@ -196,23 +191,10 @@ class CollatorSuite(DataSuite):
             return
         samples = self.samples()
         batch = self.collate(samples)
-        given = [
-            _digest(image)
-            for sample in samples
-            for each in _tensors(sample["data"])
-            for image in (each if each.ndim == 4 else [each])
-        ]
-        found = [
-            _digest(image)
-            for key in keys
-            for each in _tensors(batch.get(key, []))
-            for image in each
-        ]
-        changed = [each for each in found if each not in given]
-        expect(
-            bool(found) and not changed,
-            f"{self.name}: it changes pixels, although it is marked `only_moves`",
-        )
+        given = _digests([sample["data"] for sample in samples])
+        found = _digests([batch.get(key, []) for key in keys])
+        moved = bool(found) and {*found} <= {*given}
+        expect(moved, f"{self.name}: it changes pixels, although it is marked `only_moves`")
         twice = len(found) > len(set(found))
         expect(not twice, f"{self.name}: some images are in the batch more than once")
 
@@ -266,11 +248,8 @@ class SourceSuite(DataSuite):
         length = len(self.source)
         expect(len(labels) == length, f"{self.name}: {len(labels)} labels for {length} images")
         for index in (0, length - 1):
-            expect(
-                int(self.source.label(index)) == int(labels[index]),
-                f"{self.name}: label({index}) is {self.source.label(index)}, but labels()[{index}] "
-                f"is {labels[index]}",
-            )
+            one, other = int(self.source.label(index)), int(labels[index])
+            expect(one == other, f"{self.name}: label({index}) is {one}, labels() has {other}")
 
     @promise()
     def knows_its_files(self) -> None:
@@ -282,19 +261,15 @@ class SourceSuite(DataSuite):
 
 
 def _readable(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """Images as arrays."""
-    return {key: [_array(each) for each in values] for key, values in sample.items()}
+    """Turn images into arrays."""
+    return {
+        key: [np.array(each) if isinstance(each, Image.Image) else each for each in values]
+        for key, values in sample.items()
+    }
 
 
-def _array(value: Any) -> Any:
-    return np.array(value) if isinstance(value, Image.Image) else value
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    return [each for one in value for each in _tensors(one)]
-
-
-def _digest(image: Tensor) -> bytes:
-    return image.contiguous().numpy().tobytes()
+def _digests(value: Any) -> list[bytes]:
+    """Return the bytes of each image in nested lists of images and of batches of them."""
+    if isinstance(value, Tensor) and value.ndim == 3:
+        return [value.contiguous().numpy().tobytes()]
+    return [digest for each in value for digest in _digests(each)]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from sslengine.errors import ConfigError, SSLEngineError
+from sslengine.errors import ConfigError, SSLEngineError, listing
 from sslengine.registry import component_key
 
 F = TypeVar("F", bound=Callable[..., None])
+names = partial(listing, limit=6)
 
 
 class BrokenPromise(SSLEngineError, AssertionError):
@@ -44,13 +46,6 @@ def promises(suite: type[Any]) -> Iterator[tuple[str, dict[str, bool]]]:
 def expect(kept: bool, what: str) -> None:
     if not kept:
         raise BrokenPromise(what)
-
-
-def names(found: Iterable[object], limit: int = 6) -> str:
-    """Join the first of them with commas, and say how many more there are."""
-    listed = [str(each) for each in found]
-    more = f" and {len(listed) - limit} more" if len(listed) > limit else ""
-    return ", ".join(listed[:limit]) + more
 
 
 @dataclass(frozen=True)

@@ -45,20 +45,15 @@ def free_port() -> int:
 
 @cache
 def shared_pool(world_size: int) -> RankPool:
-    """The pool that all tests of this process share. It is closed when the process ends."""
+    """Return the pool that all tests of this process share, until it ends."""
     pool = RankPool(world_size)
     atexit.register(pool.close)
     return pool
 
 
 def _serve(rank: int, world_size: int, port: int, pipe: Connection, strict: bool) -> None:
-    os.environ.update(
-        RANK=str(rank),
-        LOCAL_RANK=str(rank),
-        WORLD_SIZE=str(world_size),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-    )
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "MASTER_PORT": port}
+    os.environ.update({key: str(each) for key, each in place.items()}, MASTER_ADDR="127.0.0.1")
     torch.set_num_threads(1)
     if strict:
         warnings.simplefilter("error")
@@ -89,7 +84,7 @@ def end_fork_server() -> None:
 class RankPool:
     # Modules that the fork server imports once, for all ranks: importing them takes seconds.
     imported: ClassVar[tuple[str, ...]] = (
-        "sslengine.data.augment.backends.compiled",
+        "sslengine.data.augment.compiled",
         "sslengine.testing.runs",
     )
     # True: every warning on a rank is an error.
@@ -152,8 +147,7 @@ class RankPool:
             for process in self._processes:
                 process.join(1)
             ended = [each.exitcode for each in self._processes]
-            self._kill()
-            raise RankError(f"ranks have ended since their last call: status {ended}") from error
+            raise self._fail(f"ranks have ended since their last call: status {ended}") from error
         return self._collect(self.timeout)
 
     def _collect(self, timeout: float) -> list[Any]:
@@ -168,18 +162,19 @@ class RankPool:
                 except EOFError:
                     status, value = "error", "the process died without an error"
                 if status == "error":
-                    self._kill()
-                    raise RankError(f"rank {rank} of {self.world_size} failed:\n{value}")
+                    raise self._fail(f"rank {rank} of {self.world_size} failed:\n{value}")
                 results[rank] = value
             if time.monotonic() > deadline:
-                self._kill()
-                missing = sorted(set(range(self.world_size)) - set(results))
-                raise RankError(f"ranks {missing} did not answer within {timeout:.0f} s")
+                missing = sorted({*range(self.world_size)} - {*results})
+                raise self._fail(f"ranks {missing} did not answer within {timeout:.0f} s")
         return [results[rank] for rank in range(self.world_size)]
+
+    def _fail(self, text: str) -> RankError:
+        self._kill()
+        return RankError(text)
 
     def _kill(self) -> None:
         for process in self._processes:
-            if process.is_alive():
-                process.kill()
+            process.kill()
             process.join(5)
         self._processes, self._pipes = [], []

@@ -17,7 +17,6 @@ from sslengine.checkpoint import files
 from sslengine.checkpoint.rng import rng_state
 from sslengine.config.compose import Assignment, compose
 from sslengine.config.resolve import Resolved, freeze
-from sslengine.distributed.sharding import whole
 from sslengine.engine import loop
 from sslengine.engine.saving import get_state
 from sslengine.engine.services import services_of
@@ -91,7 +90,6 @@ class RunOutcome:
     dtypes: list[str] = field(default_factory=list)  # of the loss at each step
     start: dict[str, Tensor] = field(default_factory=dict)  # trainable parameters
     end: dict[str, Tensor] = field(default_factory=dict)
-    frozen: list[str] = field(default_factory=list)
     state: dict[str, Any] = field(default_factory=dict)  # at the end, flat
     loss_state: dict[str, Any] = field(default_factory=dict)
     outside: dict[str, Any] = field(default_factory=dict)  # of the state dicts
@@ -112,9 +110,8 @@ class Observer(Hook):
         loss = task.last_batch.loss
         values = self.outcome.losses if task.train else self.outcome.test_losses
         values.append(float(loss) if loss is not None else float("nan"))
-        self.outcome.dtypes.append(
-            str(loss.dtype).removeprefix("torch.") if loss is not None else ""
-        )
+        dtype = str(loss.dtype).removeprefix("torch.") if loss is not None else ""
+        self.outcome.dtypes.append(dtype)
 
     def on_phase_end(self, task: Any) -> None:
         if task.train:
@@ -126,14 +123,13 @@ class Observer(Hook):
 
 def _everything(task: Any) -> dict[str, Any]:
     """Copy all state that a test phase must not change."""
-    state = {
+    return copied({
         "model": task.base_model.state_dict(),
         "loss": task.loss.state_dict(),
         "optimizer": task.optimizer.state_dict(),
         "random streams": rng_state(),
         "num_updates": task.num_updates,
-    }
-    return copied(state)
+    })  # fmt: skip
 
 
 def _outside(task: Any) -> dict[str, Any]:
@@ -176,13 +172,10 @@ def run(spec: Spec, folder: Path, resume_from: Path | None = None) -> RunOutcome
         if spec.double:
             read = task.state.next_batch
             task.state.next_batch = lambda: _convert_to_double(read())
-        outcome.start = {name: _copy(each) for name, each in trainable(task).items()}
-        everything = {n for n, _ in task.base_model.named_parameters()}
-        everything |= {f"loss.{name}" for name, _ in task.loss.named_parameters()}
-        outcome.frozen = sorted(everything - outcome.start.keys())
+        outcome.start = copied(trainable(task))
         loop.run(task)
     task.same_statistics()  # as before a test: batch norms of a rank are not state of the method
-    outcome.end = {name: _copy(each) for name, each in trainable(task).items()}
+    outcome.end = copied(trainable(task))
     state = get_state(task)
     outcome.state = copied({key: state[key] for key in OF_TRAINING})
     outcome.loss_state = copied(task.loss.state_dict())
@@ -195,21 +188,15 @@ def run(spec: Spec, folder: Path, resume_from: Path | None = None) -> RunOutcome
     return outcome
 
 
-def _copy(tensor: Tensor) -> Tensor:
-    return whole(tensor).detach().cpu().clone()
-
-
 def _convert_to_double(batch: Any) -> Any:
     """Convert the images of a batch to double precision."""
     if isinstance(batch, Tensor):
         return batch.double() if batch.is_floating_point() else batch
+    if isinstance(batch, dict):
+        return {key: _convert_to_double(each) for key, each in batch.items()}
     if isinstance(batch, (list, tuple)):
         return type(batch)(_convert_to_double(each) for each in batch)
-    return (
-        {k: _convert_to_double(each) for k, each in batch.items()}
-        if isinstance(batch, dict)
-        else batch
-    )
+    return batch
 
 
 @contextlib.contextmanager

@@ -81,9 +81,3 @@ def test_what_belongs_to_a_run_ends_with_the_checkpoints(tmp_path: Path) -> None
     _put(tmp_path, "checkpoints/", "earlier/", "notes.txt", "tb_logs/", "config.yaml", ".lock")
     names = [path.name for path in contents.results(tmp_path)]
     assert names == ["config.yaml", "tb_logs", "checkpoints"]
-
-
-def test_leftovers_of_a_killed_run_are_removed_and_nothing_else(tmp_path: Path) -> None:
-    _put(tmp_path, ".config.yaml.12.tmp", ".metrics.csv.3.tmp", ".mine.tmp", ".mine.12.tmp")
-    files.remove_leftovers(tmp_path, contents.UNFINISHED)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".mine.12.tmp", ".mine.tmp"]

@@ -20,17 +20,6 @@ def _age(path: Path, seconds: int) -> None:
     os.utime(path, (seconds, seconds))
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
-    files.write(STATE, tmp_path / "new" / "folder", "model_phase0.torch")
-    loaded = files.read(tmp_path / "new" / "folder" / "model_phase0.torch")
-    assert torch.equal(loaded["weights"], STATE["weights"])
-    assert {key: loaded[key] for key in ("step", "names", "nested")} == {
-        "step": 7,
-        "names": ["a", "b"],
-        "nested": {"x": (1, 2)},
-    }
-
-
 def test_the_pointer_follows_and_nothing_temporary_stays(tmp_path: Path) -> None:
     files.write(STATE, tmp_path, "model_phase0.torch")
     files.write(STATE, tmp_path, "model_phase1.torch")
@@ -194,34 +183,6 @@ def test_if_none_can_be_read_the_run_must_not_start_from_zero(tmp_path: Path) ->
     (tmp_path / "model_phase0.torch").write_bytes(b"")
     with pytest.raises(CheckpointError, match="none of the 1 checkpoints"):
         files.newest(tmp_path)
-
-
-def test_a_position_behind_the_oldest_says_how_many_there_are(tmp_path: Path) -> None:
-    files.write(STATE, tmp_path, "model_phase0.torch")
-    with pytest.raises(CheckpointError, match=r"RESUME_FILE_NUM is 2, and .* holds 1 checkpoints"):
-        files.newest(tmp_path, position=2)
-
-
-def test_an_empty_or_missing_folder_has_none(tmp_path: Path) -> None:
-    assert files.newest(tmp_path) is None
-    assert files.newest(tmp_path / "not there") is None
-
-
-@pytest.mark.timeout(60)
-def test_a_fifo_of_a_checkpoints_name_is_skipped_and_replaced(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    files.write(STATE, tmp_path, "model_phase0.torch")
-    files.write(STATE, tmp_path, "model_phase1.torch")
-    fifo = tmp_path / "model_phase1.torch"
-    fifo.unlink()
-    os.mkfifo(fifo)
-    found = files.newest(tmp_path)
-    assert found is not None
-    assert found[0].name == "model_phase0.torch"
-    assert "model_phase1.torch is not intact: it is not a regular file" in caplog.text
-    files.write(STATE, tmp_path, "model_phase1.torch")
-    verify(fifo)
 
 
 def test_a_missing_file(tmp_path: Path) -> None:

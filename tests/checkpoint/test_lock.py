@@ -8,12 +8,10 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from sslengine.checkpoint import lock
-from sslengine.checkpoint.lock import HEARTBEAT, NAME, Lease, owned
+from sslengine.checkpoint.lock import NAME, owned
 from sslengine.distributed.ranks import rank
 from sslengine.errors import CheckpointError
 from tests.ranks import RankPool
@@ -92,95 +90,13 @@ def test_all_ranks_follow_rank_0(two_ranks: RankPool, tmp_path: Path) -> None:
             assert "another run is using" in text
 
 
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EIO])
-def test_a_file_system_without_locks_is_no_other_run(
-    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_file_system_without_locks_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def flock(*_: int) -> None:
-        raise OSError(number, os.strerror(number))
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr("sslengine.atomic.fcntl.flock", flock)
-    for _ in range(2):
-        with owned(tmp_path):
-            assert (tmp_path / HEARTBEAT).exists()
-            with pytest.raises(CheckpointError, match="another run is using"), owned(tmp_path):
-                pass
-        assert not (tmp_path / HEARTBEAT).exists()
-    assert f"cannot lock a file ({os.strerror(number)})" in caplog.text
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "BEAT", 0.01)
-
-
-def _foreign(path: Path, **facts: Any) -> None:
-    path.write_text(json.dumps({"host": "elsewhere", "pid": 1, "token": "x", "beat": 1, **facts}))
-
-
-@pytest.mark.usefixtures("quick")
-def test_one_of_two_has_it_until_it_gives_it_back(tmp_path: Path) -> None:
-    path = tmp_path / HEARTBEAT
-    first, second = Lease(path), Lease(path)
-    assert first.take()
-    assert not second.take()  # this process lives
-    first.release()
-    assert not path.exists()
-    assert second.take()
-    first.release()  # it is not its own any more
-    assert path.exists()
-    second.release()
-
-
-@pytest.mark.usefixtures("quick")
-def test_a_process_that_was_killed_on_this_host_has_it_no_longer(tmp_path: Path) -> None:
-    path = tmp_path / HEARTBEAT
-    take = f"from sslengine.checkpoint.lock import Lease; from pathlib import Path; " \
-           f"print(Lease(Path({str(path)!r})).take())"  # fmt: skip
-    done = subprocess.run([sys.executable, "-c", take], capture_output=True, text=True)
-    assert done.stdout == "True\n"
-    assert path.exists()
-    mine = Lease(path)
-    assert mine.take()
-    mine.release()
-
-
-@pytest.mark.usefixtures("quick")
-def test_an_owner_elsewhere_that_no_longer_writes_is_gone(tmp_path: Path) -> None:
-    path = tmp_path / HEARTBEAT
-    _foreign(path)
-    mine = Lease(path)
-    assert mine.take()
-    mine.release()
-
-
-@pytest.mark.usefixtures("quick")
-def test_an_owner_elsewhere_that_writes_is_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / HEARTBEAT
-    _foreign(path)
-    beats = iter(range(2, 9))
-    monkeypatch.setattr(lock.time, "sleep", lambda _: _foreign(path, beat=next(beats)))
-    assert not Lease(path).take()
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]"])
-@pytest.mark.usefixtures("quick")
-def test_a_broken_file_is_nobodys(tmp_path: Path, content: str) -> None:
-    path = tmp_path / HEARTBEAT
-    path.write_text(content)
-    mine = Lease(path)
-    assert mine.take()
-    mine.release()
-
-
-@pytest.mark.usefixtures("quick")
-def test_the_owner_writes_it_again_and_again(tmp_path: Path) -> None:
-    path = tmp_path / HEARTBEAT
-    mine = Lease(path)
-    assert mine.take()
-    beat = 0
-    while beat < 3:  # an event, not a time: the thread comes to it
-        beat = json.loads(path.read_text())["beat"]
-    mine.release()
+    with owned(tmp_path):
+        assert json.loads((tmp_path / NAME).read_text())["pid"] == os.getpid()
+    assert f"cannot lock a file ({os.strerror(errno.ENOLCK)})" in caplog.text

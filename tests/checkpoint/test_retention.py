@@ -16,8 +16,6 @@ from sslengine.checkpoint.retention import (
     remove_surplus,
     saved,
     surplus,
-    unknown_metric,
-    value_at,
 )
 
 
@@ -86,17 +84,6 @@ def test_a_checkpoint_without_a_manifest_is_not_ours_to_delete(tmp_path: Path) -
     assert _numbers(saved(tmp_path)) == [2]
     remove_surplus(tmp_path, CheckpointOptions(KEEP_LAST=1))
     assert (tmp_path / "model_phase1.torch").exists()
-
-
-def test_a_metric_that_is_not_there_is_told_with_the_nearest() -> None:
-    results = {"test": {"accuracy": {"top_1": 3.0, "top_5": 9.0}}}
-    assert value_at(results, "test.accuracy.top_5") == 9.0
-    assert unknown_metric(results, "test.accuracy.top_5") is None
-    assert unknown_metric(results, "train.loss") is None  # that phase has not ended yet
-    message = unknown_metric(results, "test.acuracy.top_1")
-    assert message is not None
-    assert "there is no metric 'test.acuracy.top_1'" in message
-    assert "'test.accuracy.top_1'" in message
 
 
 @pytest.mark.parametrize("target", ["../precious.txt", "../precious", "model_phase3.torch"])

@@ -147,7 +147,3 @@ def test_a_metric_that_never_comes_is_told_once(
         _save(mine, f"phase{number}", results={"train": {"loss": 1.0}})
     mine.finish()
     assert caplog.text.count("there is no metric 'train.los'") == 1
-
-
-def test_results_before_any_save_are_no_error(tmp_path: Path) -> None:
-    Saver(tmp_path, CheckpointOptions()).add_results({"test": {}})

@@ -65,15 +65,6 @@ def test_order_pointer_and_retention(two_ranks: RankPool, tmp_path: Path) -> Non
     }  # fmt: skip
 
 
-def test_leftovers_go(tmp_path: Path) -> None:
-    (tmp_path / ".model_phase1.shards.tmp").mkdir()
-    (tmp_path / ".model_phase1.shards.tmp" / "__0_0.distcp").write_bytes(b"half")
-    (tmp_path / ".model_phase0.torch.7.tmp").write_bytes(b"half")
-    assert files.list_checkpoints(tmp_path) == []
-    files.remove_leftovers(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
 def _fail_on(culprit: int, folder: Path) -> list[str]:
     """A disk that is full for one rank; then there is room again."""
     peers, real = Peers(), sharded.write_folder
@@ -110,24 +101,6 @@ def test_a_save_that_fails_leaves_the_one_before(
     found = files.newest(tmp_path)
     assert found is not None
     assert found[0].name == "model_phase1.shards"
-
-
-def _no_room(folder: Path) -> str:
-    peers, real = Peers(), files.shutil.disk_usage
-    files.shutil.disk_usage = lambda _: real(folder)._replace(free=10)  # type: ignore[attr-defined]
-    try:
-        sharded.write(copy_to_host(state()), folder, "model_phase1.torch", {}, peers)
-    except CheckpointError as error:
-        return str(error)
-    finally:
-        files.shutil.disk_usage = real
-    return ""
-
-
-def test_room_is_looked_for_first(two_ranks: RankPool, tmp_path: Path) -> None:
-    for said in two_ranks.run(_no_room, tmp_path):
-        assert "are free. Delete files" in said
-    assert _names(tmp_path) == set()
 
 
 def _elsewhere(folder: Path) -> str:

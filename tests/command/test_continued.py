@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -23,11 +24,6 @@ RUN = ["--model", "resnet10t", *SMALL]
 def weights(run: Path) -> dict[str, dict[str, Tensor]]:
     kept = torch.load(run / "checkpoints" / "checkpoint.torch", weights_only=False)
     return kept["classy_state_dict"]["base_model"]["model"]
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_photos(tmp_path_factory.mktemp("photos"))
 
 
 @pytest.fixture(scope="module")
@@ -131,14 +127,58 @@ def test_from_which_weights(photos: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "from which weights? Add --pretrained, or --weights FILE" in capsys.readouterr().err
 
 
-def test_no_such_form(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", str(photos), "--recipe=simclr/8gpus"]) == 2
-    assert "there is no form '8gpus' of simclr. Did you mean '8gpu'" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("method", slow_but(["dino", "msn", "moco"], recipes.methods()))
 def test_a_warm_up_of_the_method_ends_in_the_first_half(method: str, photos: Path) -> None:
     """Recipes have 100 epochs or more, a continued one 30."""
     config = config_of(str(photos), f"--recipe={method}/continued", *A_VIT)
     options = config.LOSS.get(config.LOSS.name) or {}
     assert options.get("teacher_temp_warmup_epochs", 0) <= config.OPTIMIZER.num_epochs / 2
+
+
+# ---- DATA_LIMIT_SAMPLING through the command: what a run used of its images, and lists of them.
+
+
+TYPED = 2
+SAMPLING = "DATA.TRAIN.DATA_LIMIT_SAMPLING"
+RUN_SMALL = ["--method=simclr", "--model=resnet10t", *SMALL]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_list_that_is_not_there(
+    ranks: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is begun."""
+    photos, out = write_photos(tmp_path / "photos", each=4), tmp_path / "run"
+    (tmp_path / "names.txt").write_text("0.png\n")
+    more = [
+        f"--set={SAMPLING}.LIST={tmp_path}/nams.txt",
+        f"--set=DISTRIBUTED.NUM_PROC_PER_NODE={ranks}",
+        f"--out={out}",
+    ]
+    assert main(["train", str(photos), *RUN_SMALL, *more]) == TYPED
+    told = capsys.readouterr().err
+    assert f"error: config.{SAMPLING}.LIST: there is no file {tmp_path}/nams.txt" in told
+    assert "Did you mean 'names.txt'?" in told
+    assert not out.exists()
+
+
+@pytest.mark.slow
+def test_other_images_are_used_as_a_whole(tmp_path: Path) -> None:
+    """By embed and judge: what a run was trained on is no choice among them."""
+    photos, run = write_photos(tmp_path / "photos"), tmp_path / "run"
+    assert (
+        main(["train", str(photos), *RUN_SMALL, f"--set={SAMPLING}.SHARE=0.5", f"--out={run}"]) == 0
+    )
+    rows = tmp_path / "rows.npz"
+    assert main(["embed", str(run), str(photos), "--workers=0", f"--out={rows}"]) == 0
+    with np.load(rows) as held:
+        assert sorted(held["paths"]) == sorted(map(str, photos.rglob("*.png")))
+    data = [f"--train={photos}", f"--val={photos}", "--set=EVALUATE.LABEL_FREE=[rankme]"]
+    assert main(["judge", str(run), *data]) == 0
+    (images, *_) = (each["about"]["images"] for each in
+                    json.loads((run / "evaluation.json").read_text())["scores"])  # fmt: skip
+    assert images == {"train": 16, "test": 16}
+    # Unless --set says it.
+    few = [f"--set={SAMPLING}.SHARE=0.25", "--workers=0", f"--out={tmp_path}/few.npy"]
+    assert main(["embed", str(run), str(photos), *few]) == 0
+    assert np.load(tmp_path / "few.npy").shape[0] == 4

@@ -215,18 +215,3 @@ def test_outputs_that_are_all_alike_prove_nothing(tmp_path: Path) -> None:
     file = _library(model, tmp_path / "in.pth")
     told = _error(RESNET, file, "timm:resnet18", tmp_path / "out.pth", "--skip=fc.")
     assert "so outputs cannot be compared" in told
-
-
-def test_nothing_is_overwritten(tmp_path: Path) -> None:
-    out = tmp_path / "mine.torch"
-    out.write_bytes(b"precious")
-    assert "it is there already" in _error(RESNET, tmp_path / "in.pth", "vissl", out)
-    assert out.read_bytes() == b"precious"
-
-
-def test_help_and_a_wrong_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    assert "--made-by" in capsys.readouterr().out
-    told = _error(RESNET, tmp_path / "in.pth", "keras", tmp_path / "out")
-    assert "expected one of vissl, sslengine" in told

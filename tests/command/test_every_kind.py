@@ -258,34 +258,25 @@ def fashion_of_debian(_: Path) -> Kind:
 
 
 KINDS: dict[str, Callable[[Path], Kind]] = {
-    "folder": folder,
-    "flat folder": flat_folder,
-    "list, find": found_by_find,
-    "list, numpy": list_of_numpy,
-    "csv, pandas": table_of_pandas,
+    "folder": folder, "flat folder": flat_folder, "list, find": found_by_find,
+    "list, numpy": list_of_numpy, "csv, pandas": table_of_pandas,
     "tsv, pandas": partial(table_of_pandas, ending="tsv"),
     "parquet of paths, pandas": partial(table_of_pandas, ending="parquet"),
     "parquet of bytes, pyarrow": parquet_with_images,
     "parquet of a hub, datasets": partial(of_datasets, as_a_hub=True),
-    "on disk, datasets": of_datasets,
-    "npy, channels last": array,
-    "npy, channels first": partial(array, first=True),
-    "npz with labels": arrays_with_labels,
-    "in memory, numpy": in_memory,
-    "in memory, torch": partial(in_memory, of_torch=True),
-    "shards, tar": shards_of_tar,
-    "shards, webdataset": shards_of_the_package,
+    "on disk, datasets": of_datasets, "npy, channels last": array,
+    "npy, channels first": partial(array, first=True), "npz with labels": arrays_with_labels,
+    "in memory, numpy": in_memory, "in memory, torch": partial(in_memory, of_torch=True),
+    "shards, tar": shards_of_tar, "shards, webdataset": shards_of_the_package,
     "shards on a server, tar": shards_on_a_server,
     "shards as a stream, tar": partial(read_as_a_stream, kind=shards_of_tar),
     "parquet of a hub as a stream, datasets": partial(
-        read_as_a_stream, kind=partial(of_datasets, as_a_hub=True)
+        read_as_a_stream, kind=partial(of_datasets, as_a_hub=True),
     ),
     "parquet of bytes as a stream, pyarrow": partial(read_as_a_stream, kind=parquet_with_images),
-    "videos, FFmpeg": videos,
-    "4 bands of 16 bits, tifffile": bands_of_tifffile,
-    "4 bands of 16 bits, GDAL": bands_of_gdal,
-    "Fashion-MNIST, Debian": fashion_of_debian,
-}
+    "videos, FFmpeg": videos, "4 bands of 16 bits, tifffile": bands_of_tifffile,
+    "4 bands of 16 bits, GDAL": bands_of_gdal, "Fashion-MNIST, Debian": fashion_of_debian,
+}  # fmt: skip
 
 
 @contextmanager

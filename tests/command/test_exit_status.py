@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import sslengine
 from sslengine.command.front import VERBS, main
 from sslengine.config.resolve import resolve
 from sslengine.config.show import show
@@ -180,3 +181,37 @@ def test_of_what_ends_a_verb(
         assert main([verb]) == expected, verb
     monkeypatch.setattr("sslengine.launch.cli.main", raising)
     assert main([SIMCLR]) == expected
+
+
+# ---- No count is less than it can be; none that is given is taken for one that is not.
+
+
+TRAIN = "train images --method simclr"
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (f"{TRAIN} --size=0", "--size: expected 1 or more"),
+        (f"{TRAIN} --workers=-1", "--workers: expected 0 or more"),
+        *((f"{TRAIN} --val={share}", f"--val: expected a share, such as 0.1; got {share}")
+          for share in ("0", "1", "nan")),
+        ("rank run --rows=1", "--rows: expected 2 or more, got 1"),
+    ],
+)  # fmt: skip
+def test_a_count_that_cannot_be(
+    command: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    (tmp_path / "images").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert main(command.split()) == TYPED
+    assert told in capsys.readouterr().err
+    assert [each.name for each in tmp_path.iterdir()] == ["images"]
+
+
+def test_a_count_that_cannot_be_in_python(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--batch-size: expected 1 or more, got 0"):
+        sslengine.train(tmp_path, method="simclr", batch_size=0)
+    with pytest.raises(ConfigError, match="--size: expected 1 or more, got 0"):
+        sslengine.train(tmp_path, "simclr", size=0)

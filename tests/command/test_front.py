@@ -6,8 +6,10 @@ import errno
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,11 @@ from torch import Tensor
 
 import sslengine
 from sslengine import __version__
+from sslengine.command import completion
 from sslengine.command.front import VERBS, main
 from sslengine.command.list import KINDS
 from sslengine.command.recipes import methods
+from sslengine.config.compose import shipped_configs
 from sslengine.config.sections import read
 from sslengine.errors import CheckpointError
 from sslengine.methods.base import Method
@@ -228,3 +232,56 @@ def test_home_is_found_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     expected = f"{tmp_path}/w.torch"
     assert path == expected
     assert FrozenOptions(weights="~/w.torch").weights == expected
+
+
+# ---- The completions, in the shells themselves: those that are installed.
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_bash_completes_verbs_and_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    completion.main(["bash"])
+    (tmp_path / "complete").write_text(capsys.readouterr().out)
+
+    def completed(*words: str) -> list[str]:
+        line = " ".join(f"'{word}'" for word in words)
+        script = (f". {tmp_path}/complete; COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; "
+                  "_sslengine_words; echo ${COMPREPLY[@]}")  # fmt: skip
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+        return done.stdout.split()
+
+    assert completed("sslengine", "e") == ["embed", "export", "explain"]
+    assert completed("sslengine", "train", "--me") == ["--method"]
+    assert completed("sslengine", "list", "train") == ["train-steps"]
+    # Values of flags, however they are written; names of files are left to the shell.
+    assert completed("sslengine", "train", "x", "--method", "sims") == ["simsiam"]
+    assert completed("sslengine", "train", "x", "--method", "=", "sims") == ["simsiam"]
+    assert completed("sslengine", "export", "x", "--to", "hf") == ["hf-dinov2"]
+    assert "cpu" in completed("sslengine", "embed", "--device", "=")
+    assert completed("sslengine", "config", "=", "quickstart/sims") == ["quickstart/simsiam"]
+    assert completed("sslengine", "train", "config", "=", "photos/sims") == ["photos/simsiam"]
+    assert completed("sslengine", "embed", "r") == completed("sslengine", "embed", "r", "") == []
+    assert completed("sslengine", "embed", "r", "x", "--out", "") == []
+
+
+@pytest.fixture
+def written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[str], Path]:
+    def write(shell: str) -> Path:
+        completion.main([shell])
+        (tmp_path / "_sslengine").write_text(capsys.readouterr().out)
+        return tmp_path / "_sslengine"
+
+    return write
+
+
+def test_all_that_is_offered_as_a_config_is_one() -> None:
+    for name in completion._configs():
+        assert (shipped_configs() / f"{name}.yaml").is_file(), name
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_every_verb_and_flag_is_in_each(shell: str, written: Callable[[str], Path]) -> None:
+    """Of shells that are not installed here."""
+    text = written(shell).read_text()
+    for verb in VERBS:
+        for word in completion.words(verb):
+            assert word in text

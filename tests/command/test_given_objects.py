@@ -18,8 +18,7 @@ from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 import sslengine
-from sslengine.command.in_memory import as_files
-from sslengine.command.in_memory_items import listed, pack
+from sslengine.command.in_memory import listed, open_data, pack
 from sslengine.errors import ConfigError, DataError, SSLEngineError
 from sslengine.monitor import history
 from tests.command.photos import write_photos
@@ -119,19 +118,19 @@ def test_names_that_are_objects(kind: str) -> None:
     names: Any = np.array(NAMES, object)
     if kind != "objects":
         names = pytest.importorskip("pandas").Series(NAMES)
-    with as_files((pixels(), names)) as files:
+    with open_data((pixels(), names)) as files:
         assert np.load(files.labels).tolist() == NAMES
     names[3] = None
     with (
         pytest.raises(ConfigError, match=r"expected labels .*, names, .* \(12,\) of object"),
-        as_files((pixels(), names)),
+        open_data((pixels(), names)),
     ):
         pass
 
 
 def test_labels_in_one_column_are_class_numbers() -> None:
     """Keras has CIFAR's so: N x 1."""
-    with as_files((pixels(), np.arange(12)[:, None])) as files:
+    with open_data((pixels(), np.arange(12)[:, None])) as files:
         assert np.load(files.labels).tolist() == list(range(12))
 
 
@@ -139,13 +138,13 @@ def test_an_image_folder_is_its_files(tmp_path: Path) -> None:
     from torchvision.datasets import ImageFolder
 
     photos = ImageFolder(str(write_photos(tmp_path / "photos", each=2)))
-    with as_files(photos) as files:
+    with open_data(photos) as files:
         assert [each.decode() for each in np.load(files.images)] == [p for p, _ in photos.samples]
         assert np.load(files.labels).tolist() == ["dark"] * 2 + ["light"] * 2
         assert files.each == ""
     photos.target_transform = str
     photos.transforms = photos.target_transform
-    with as_files(photos) as files:
+    with open_data(photos) as files:
         assert files.images.endswith(".tar")
 
 
@@ -153,10 +152,10 @@ def test_a_dataset_on_disk_is_not_copied(tmp_path: Path) -> None:
     datasets: Any = pytest.importorskip("datasets")
     rows().save_to_disk(str(tmp_path / "rows"))
     loaded = datasets.load_from_disk(str(tmp_path / "rows"))
-    with as_files(loaded) as files:
+    with open_data(loaded) as files:
         assert files.images == str(tmp_path / "rows")
     for changed in (loaded.select([3, 1]), loaded.rename_column("photo", "other")):
-        with as_files(changed) as files:
+        with open_data(changed) as files:
             assert not files.images.startswith(str(tmp_path / "rows"))
             again = datasets.load_from_disk(files.images)
             assert again.column_names == changed.column_names
@@ -253,7 +252,6 @@ def test_what_is_no_data_is_refused_with_what_is(
 ) -> None:
     calls: dict[str, Callable[[Any], Any]] = {
         "train": lambda data: sslengine.train(data, "simclr", out=tmp_path / "run"),
-        "fit": lambda data: sslengine.fit("simclr", data, out=tmp_path / "run"),
         "embed": lambda data: sslengine.embed(tmp_path, data),
     }
     (tmp_path / "config.yaml").touch()  # embed asks for the folder of a run first

@@ -33,7 +33,7 @@ ASKED = {
     "rank": ("run", "linear"),
     "rank checkpoints": ("run/checkpoints --views=0 --workers=0", "metrics"),
     "explain": ("config=quickstart/simclr --count=1", "transforms"),
-    "check": ("configs --jobs=1", "verdict"),
+    "check": ("configs", "verdict"),
     "list": ("methods", None),
     "doctor": ("photos", "what"),
     "doctor RUN": ("run", "what"),
@@ -50,7 +50,7 @@ PROGRESS = {
     "check": "checking files: 2 files in ",
     "doctor": "opening images: 8 images in ",
 }
-# Of `check` tests/command/test_config_verdicts.py tests it too.
+# Of `check` tests/command/test_check.py tests it too.
 SLOW = {"judge", "check", "rank checkpoints"}
 
 
@@ -58,10 +58,10 @@ SLOW = {"judge", "check", "rank checkpoints"}
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("here")
     photos = write_photos(folder / "photos", each=4)
-    sslengine.fit(
-        "simclr", data=photos, model="resnet10t", epochs=1, size=32, workers=0, device="cpu",
+    sslengine.train(
+        photos, "simclr", model="resnet10t", epochs=1, size=32, workers=0, device="cpu",
         val=0.25, out=folder / "run",
-    )  # type: ignore[call-overload]  # fmt: skip
+    )  # fmt: skip
     rows = sslengine.embed(folder / "run", photos, workers=0)
     np.savez(folder / "rows.npz", features=rows.features, labels=rows.labels)
     (folder / "configs").mkdir()

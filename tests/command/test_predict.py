@@ -12,16 +12,15 @@ from PIL import Image
 
 from sslengine.command.front import main
 from tests.data.deep_files import numbers, tiff
-from tests.predictor.runs import make_classifier
 
 FAILED, TYPED = 1, 2
 COMPUTING = "computing features: {} images in "
 
 
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+@pytest.fixture
+def photos(classifier: Path) -> list[Path]:
     """Those of the run in `run` beside them."""
-    return make_classifier(tmp_path_factory.mktemp("here"), OPTIMIZER__num_epochs=1)
+    return sorted((classifier / "images").rglob("*.png"))
 
 
 @pytest.mark.parametrize(

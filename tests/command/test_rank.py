@@ -148,27 +148,6 @@ def test_nothing_is_computed_twice_also_after_a_kill(
     assert len(calls) < once + once // 3 + 1  # one checkpoint's, at most, once more
 
 
-def test_a_run_that_may_not_be_written_to(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy = shutil.copytree(run, tmp_path / "run", symlinks=True)
-    shutil.rmtree(copy / "features", ignore_errors=True)
-    monkeypatch.setattr("os.access", lambda path, mode: False)
-    assert len(ranked(capsys, copy / "checkpoints", "--views=0")["checkpoints"]) == 3
-    assert not (copy / "features").exists()
-
-
-def test_a_table_for_a_person(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["rank", str(run / "checkpoints"), "--views=0", "--rows=10", "--workers=0"]) == 0
-    text = capsys.readouterr().out
-    assert "3  " in text.splitlines()[2]
-    (line,) = (each for each in text.splitlines() if each.startswith("rankme"))
-    assert sorted(line.split()[5:8]) == ["1", "2", "3"]
-    assert "lidar (1)" in text
-    assert "no views were asked for" in text
-    assert "best checkpoint" not in text
-
-
 def test_other_images_and_single_checkpoints(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -224,19 +203,6 @@ def test_what_is_no_checkpoint(
     assert "with the config.yaml of their run" in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_report_that_is_none(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "run").mkdir()
-    shutil.copy(run / "config.yaml", tmp_path / "run")
-    report = tmp_path / "run" / "evaluation.json"
-    for content in ('{"scores": [', "[]"):  # torn, and of another program
-        report.write_text(content)
-        for verb in ("rank", "report"):
-            assert main([verb, str(tmp_path / "run")]) == 1
-            assert f"{report} is no report" in capsys.readouterr().err
-
-
 def views_of(run: Path, *overrides: str) -> Any:
     # A loss that takes any number of views.
     overrides = ("config.LOSS.name=CrossEntropyLoss", *overrides)
@@ -261,15 +227,6 @@ def test_views_are_those_of_one_image(run: Path) -> None:
     assert torch.equal(random.views, views_of(run).views)
 
 
-def test_of_crops_of_several_sizes_the_largest_are_taken(run: Path) -> None:
-    crops = (
-        "[{name: ImgPilToMultiCrop, total_num_crops: 3, num_crops: [1, 2], size_crops: [8, 6], "
-        "crop_scales: [[0.5, 1], [0.1, 0.5]]}, {name: ToTensor}]"
-    )
-    inputs = views_of(run, f"config.DATA.TRAIN.TRANSFORMS={crops}")
-    assert inputs.views.shape == (IMAGES, VIEWS, 32)
-
-
 @pytest.mark.parametrize("method", slow_but(["ibot"], ["ibot", "dinov2", "msn", "capi", "simmim"]))
 def test_methods_with_inputs_by_name(method: str, tmp_path: Path) -> None:
     """Those with a projection head have all metrics of views, the others all but LiDAR."""
@@ -285,34 +242,6 @@ def test_methods_with_inputs_by_name(method: str, tmp_path: Path) -> None:
     else:
         assert read.inputs.projections is not None
         assert read.inputs.projections.shape == (16, VIEWS, 64)
-
-
-def test_why_views_cannot_be_drawn(run: Path, tmp_path: Path) -> None:
-    photos = write_photos(tmp_path / "photos", 2)  # of several sizes
-    paths = f"config.DATA.TRAIN.DATA_PATHS=[{photos}]"
-    one_size = "config.DATA.TEST.TRANSFORMS=[{name: Resize, size: [12, 12]}, {name: ToTensor}]"
-    inputs = views_of(run, paths, one_size, "config.DATA.TRAIN.TRANSFORMS=[{name: ToTensor}]")
-    assert inputs.views is None
-    assert "images of different sizes" in inputs.missing["views"]
-    assert inputs.missing["projections"] == inputs.missing["views"]
-
-
-@pytest.mark.slow
-def test_a_quickstart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    values = {
-        "CHECKPOINT.DIR": tmp_path / "run", "CHECKPOINT.CHECKPOINT_FREQUENCY": 1,
-        "CHECKPOINT.KEEP_LAST": -1, "OPTIMIZER.num_epochs": 4, "DATA.TRAIN.DATA_LIMIT": 512,
-    }  # fmt: skip
-    arguments = [f"config.{key}={value}" for key, value in values.items()]
-    assert main(["config=quickstart/simclr", *arguments]) == 0
-    capsys.readouterr()
-    found = ranked(capsys, tmp_path / "run" / "checkpoints", "--views=4")
-    assert len(found["checkpoints"]) == 4
-    for name in (*LABEL_FREE.names(), "clid_over", "knn@20", "linear"):
-        values_of = found["metrics"][name]["values"]
-        assert values_of[-1]["value"] is not None, (name, values_of[-1]["why"])
-        assert values_of[-1]["n"] in (500, 512, 256)
-    assert found["metrics"]["rankme"]["spearman"]["n"] == 4
 
 
 @pytest.fixture(scope="module")
@@ -420,22 +349,6 @@ def test_images_are_those_of_their_fingerprint_wherever_they_are(
     assert differences(compared(capsys, verb, few, whole)[1]) == ["images"]
 
 
-@pytest.mark.slow
-def test_images_with_other_classes_are_not_the_same(
-    run: Path, judged: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    images, table = sorted((run.parent / "images").rglob("*.png")), tmp_path / "list.csv"
-    runs = []
-    for name, classes in (("one", "ABC"), ("other", "AB")):
-        rows = [f"{path},{classes[n % len(classes)]}" for n, path in enumerate(images)]
-        table.write_text("\n".join(["path,label", *rows, ""]))
-        runs.append(judge_copy(judged[4], tmp_path / name, table))
-    first, second = compared(capsys, "rank", *runs)[1]
-    assert first["differs_in"] == ["images"]
-    same = [key for key in first["images"] if first["images"][key] == second["images"].get(key)]
-    assert {"TRAIN.fingerprint", "TEST.fingerprint", "data"} <= {*same}
-
-
 def test_the_fingerprint_is_that_of_the_images_whose_features_are_kept(
     run: Path, judged: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -456,28 +369,3 @@ def test_the_fingerprint_is_that_of_the_images_whose_features_are_kept(
     os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
     assert main(["judge", str(run), f"--train={moved}", f"--val={moved}"]) == 0
     assert json.loads((run / "evaluation.json").read_text())["images"] == first["images"]
-
-
-def test_a_row_of_rank_has_its_metric(
-    judged: list[Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    several, never = judged[3:]
-    shown, _ = compared(capsys, "rank", never, several)
-    first, second = shown.splitlines()
-    assert first.split()[1:] == ["mAP", str(several)]
-    assert second.split() == ["not", "judged", str(never)]
-    shown, _ = compared(capsys, "report", several)
-    assert re.search(rf"judged by mAP .* on {IMAGES} train images, {IMAGES} test images", shown)
-
-
-def test_the_length_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    photos = write_photos(tmp_path / "photos", 4)
-    given = ["--method=simclr", "--model=resnet10t", "--size=32", "--workers=0", "--device=cpu"]
-    run = tmp_path / "run"
-    assert (
-        main(["train", str(photos), *given, "--set=OPTIMIZER.num_iterations=3", f"--out={run}"])
-        == 0
-    )
-    shown, document = compared(capsys, "report", run)
-    assert (document["iterations"], document["num_iterations"]) == (3, 3)
-    assert re.search(r"status +complete, 3 of 3 steps\n", shown)

@@ -1,8 +1,13 @@
-"""Folders of runs that are sharded or damaged, or have unusual names."""
+"""Folders of runs that are sharded or damaged, or have unusual names, and what verbs show of them."""
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import re
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +15,7 @@ import pytest
 import yaml
 from PIL import Image
 
+from sslengine.checkpoint.files import list_checkpoints
 from sslengine.command import replay
 from sslengine.command.front import main
 from sslengine.config.resolve import Resolved
@@ -66,7 +72,6 @@ def test_names_of_metrics_of_any_length_are_one_column(
         ("config.yaml", b"config: 3\n", "expected `config:` with keys below it"),
         ("config.yaml", b"config: [", "not valid YAML"),
         ("config.yaml", b"config: \xff", "not valid YAML"),
-        ("metrics.jsonl", b'{"kind": "step"}\n{"\xff', "line 2 is damaged: it is not UTF-8"),
         ("evaluation.json", b'{"scores": [{"knn": {}, "layer": "x"}]}', "is no report"),
         ("evaluation.json", b'{"scores": {"features": 1}}', "is no report"),
         (
@@ -158,3 +163,45 @@ def test_a_class_of_strangers_does_not_command_the_terminal(
     shown = capsys.readouterr().out
     assert "b[red]" in shown
     assert readable(shown, but="\n") == shown
+
+
+# ---- What verbs print in a terminal of 80 columns: lines end between words.
+
+
+WIDTH = 80
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(scope="module")
+def photos(classifier: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = shutil.copytree(classifier, tmp_path_factory.mktemp("here") / "copy", symlinks=True)
+    return sorted((Path(folder) / "images").rglob("*.png"))
+
+
+@pytest.mark.parametrize("verb", ["doctor", "predict", "report", "rank"])
+def test_lines_fit_a_terminal(
+    verb: str, photos: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = photos[0].parents[2] / "run"
+    for number in range(9):  # a long line of the report
+        (run / "checkpoints" / f"model_phase{100 + number}.torch").touch()
+    monkeypatch.chdir(photos[0].parent)
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    given = {
+        "doctor": [".."],
+        "predict": [str(run), photos[0].name, "--nearest=0"],
+        "rank": [os.path.relpath(list_checkpoints(run / "checkpoints")[0], photos[0].parent),
+                 "--workers=0"],
+    }  # fmt: skip
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+
+    assert main([verb, *given.get(verb, [str(run)])]) == 0
+
+    lines = re.sub("\x1b[^m]*m", "", terminal.getvalue()).splitlines()  # without colours
+    # A path is one word, which is not broken.
+    assert [each for each in lines if len(each) > WIDTH and " " in each.strip()] == []

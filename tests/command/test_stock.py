@@ -19,8 +19,7 @@ from safetensors.torch import save_file
 import sslengine
 from sslengine.command import judge
 from sslengine.command.front import main
-from sslengine.command.networks import Network
-from sslengine.command.stock import view_of
+from sslengine.command.networks import Network, view_of
 from sslengine.config.resolve import resolve_dict
 from sslengine.config.sections import read
 from sslengine.data.options import DataOptions

@@ -19,8 +19,7 @@ from sslengine.data.feed import DataFeed
 from sslengine.data.options import DataOptions
 from sslengine.predictor import Predictor
 from tests.command.photos import SMALL, config_of, write_table
-from tests.command.test_columns import datasets_of
-from tests.command.test_own_images import judged
+from tests.command.test_columns import datasets_of, judged
 from tests.predictor.runs import make_classifier
 
 

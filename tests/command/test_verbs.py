@@ -21,7 +21,6 @@ from sklearn.metrics import average_precision_score
 import sslengine
 from sslengine.command import embed
 from sslengine.command.front import main
-from sslengine.command.images import source_of
 from sslengine.config.compose import Composition
 from sslengine.config.resolve import Resolved, freeze
 from sslengine.data.sources.tables import open_table
@@ -32,16 +31,11 @@ from tests.tail import slow_but
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_photos(tmp_path_factory.mktemp("photos"))
-
-
-@pytest.fixture(scope="module")
 def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = sslengine.fit(
-        "simclr", data=photos, model="resnet10t", epochs=1, size=32, workers=0, device="cpu", val=0.25,
+    made = sslengine.train(
+        photos, "simclr", model="resnet10t", epochs=1, size=32, workers=0, device="cpu", val=0.25,
         out=tmp_path_factory.mktemp("runs") / "mine",
-    )  # type: ignore[call-overload]  # fmt: skip
+    )  # fmt: skip
     assert len(made.metrics("phase")) == 1
     return made.folder
 
@@ -170,10 +164,10 @@ def test_a_pickled_network_of_ones_own(
 def test_features_of_a_run_in_bf16_are_computed_so_and_those_of_an_export_are_not(
     photos: Path, tmp_path: Path
 ) -> None:
-    made = sslengine.fit(
-        "simclr", data=photos, model="resnet10t", epochs=1, size=32, workers=0, device="cpu",
+    made = sslengine.train(
+        photos, "simclr", model="resnet10t", epochs=1, size=32, workers=0, device="cpu",
         precision="bf16", out=tmp_path / "run",
-    )  # type: ignore[call-overload]  # fmt: skip
+    )  # fmt: skip
     half = sslengine.embed(made.folder, photos, workers=0)
     full = sslengine.embed(made.folder, photos, workers=0, overrides=["MACHINE.PRECISION=fp32"])
     network = sslengine.load(made.folder).eval()
@@ -474,12 +468,9 @@ def test_images_of_many_bands_or_more_than_8_bits(
             Image.fromarray(image[..., 0]).save(file)
     images, run = str(tmp_path / "images"), str(tmp_path / "run")
     arguments = [
-        "--method=dino" if kind == "grey" else "--method=simclr",
-        "--model=resnet10t",
-        "--out",
-        run,
+        "--method=dino" if kind == "grey" else "--method=simclr", "--model=resnet10t", "--out", run,
         *SMALL,
-    ]
+    ]  # fmt: skip
     assert main(["doctor", images]) == 0
     told = capsys.readouterr().out
     assert f"{values.shape[3]} band" in told
@@ -544,20 +535,6 @@ def test_the_doctor_on_images(
     assert found["rotated"]["value"] == 1
     assert "--set DATA.TRAIN.EXIF_ROTATION=true" in found["rotated"]["advice"]
     assert "can hardly be judged" in found["smallest class"]["advice"]
-
-
-def test_the_doctor_on_classes_of_unlike_size(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, size in (("rare", 10), ("common", 101)):
-        (tmp_path / name).mkdir()
-        for number in range(size):
-            Image.new("RGB", (8, 8), (number, size, 0)).save(tmp_path / name / f"{number}.png")
-    assert main(["doctor", str(tmp_path), "--json"]) == 0
-    found = {each["what"]: each for each in json.loads(capsys.readouterr().out)}
-    assert found["largest class"]["value"] == "common, 101 images"
-    assert found["smallest class"]["value"] == "rare, 10 images"
-    assert "uneven: judge by the mean over classes; CLASS sam" in found["smallest class"]["advice"]
 
 
 def test_the_doctor_on_a_run_that_has_just_begun(
@@ -626,32 +603,3 @@ def test_a_checkpoint_of_vissl_as_a_folder_of_timm(
     told = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert told["checkpoint"]["file"] == told["started_from"] == "model_final.torch"
     assert "evaluation" not in told
-
-
-@pytest.mark.parametrize(
-    ("names", "expected"),
-    [
-        (["a/1.jpg"], "disk_folder"),
-        (["a.tar"], "webdataset"),
-        (["data/train-0.parquet"], "huggingface_dataset"),
-        (["train-images-idx3-ubyte.gz"], "array_file"),
-        (["dataset_dict.json"], "huggingface_dataset"),
-    ],
-)
-def test_how_a_folder_is_read(tmp_path: Path, names: list[str], expected: str) -> None:
-    for name in names:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-    assert source_of(tmp_path) == expected
-
-
-def test_how_a_file_is_read(tmp_path: Path) -> None:
-    assert source_of(tmp_path / "a.csv") == "csv_filelist"
-    assert source_of(tmp_path / "a.npz") == "array_file"
-    with pytest.raises(ConfigError, match=r"expected a folder of images, or a file that ends in"):
-        source_of(tmp_path / "a.zip")
-    arrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    for column, expected in ((["a.png"], "csv_filelist"), ([b"..."], "huggingface_dataset")):
-        parquet.write_table(arrow.table({"image": column}), tmp_path / "a.parquet")
-        assert source_of(tmp_path / "a.parquet") == expected

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import yaml
 from omegaconf import OmegaConf
-from torch import nn
 
 from sslengine import catalog, registry
-from sslengine.absent import DEAD_KEYS, NAMES, dead_key, instead_of, is_above_dead_keys
+from sslengine.absent import DEAD_KEYS, NAMES, dead_key, instead_of
 from sslengine.command.list import main
 from sslengine.config.compose import shipped_configs
 from sslengine.config.resolve import Resolved, resolve
@@ -20,79 +19,44 @@ from sslengine.config.sections import schema
 from sslengine.errors import ConfigError
 from tests.config.recipes import recipe, resolved
 
-SIMCLR = "LOSS__simclr_info_nce_loss"
+# Of each dead key a path that it stands for: of the training set, of the recipe's loss.
+KEYS = {
+    pattern.replace("DATA.*", "DATA.TRAIN").replace("LOSS.*", "LOSS.simclr_info_nce_loss"): key
+    for pattern, key in DEAD_KEYS.items()
+}
+REFUSED = [path for path, key in KEYS.items() if key.refused]
+AT_ONCE = 12  # as many mistakes are told
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "instead"),
-    [
-        ("DISTRIBUTED__INIT_METHOD", "file", "MASTER_ADDR"),
-        ("DISTRIBUTED__DISTR_ON", True, "VISSL never reads it"),
-        ("CHECKPOINT__USE_SYMLINK_CHECKPOINT_FOR_RESUME", False, "LATEST_CHECKPOINT_RESUME"),
-        ("DATA__TRAIN__MMAP_MODE", False, "CACHE_INDEX: false"),
-        ("DATA__TEST__USE_STATEFUL_DISTRIBUTED_SAMPLER", False, "every sampler can be resumed"),
-        ("DATA__TRAIN__COLLATE_FUNCTION_PARAMS__create_multidimensional_tensor", True,
-         "list of the crops"),
-        ("DATA__TRANSFORMS", [], "TRANSFORMS of DATA.TRAIN"),
-        ("MODEL__CUDA_CACHE", {"CLEAR_CUDA_CACHE": True}, "remove it"),
-        ("MODEL__SYNC_BN_CONFIG__SYNC_BN_TYPE", "apex", "CONVERT_BN_TO_SYNC_BN"),
-        ("MODEL__FSDP_CONFIG__flatten_parameters", False, "fairscale"),
-        ("MODEL__FSDP_CONFIG__verbose", True, "fairscale"),
-        ("MODEL__FSDP_CONFIG__bucket_cap_mb", 25, "fairscale"),
-        ("MODEL__SHARDED_DDP_SETUP__reduce_buffer_size", 10, "TRAINER.TASK_NAME"),
-        ("MODEL__TRUNK__REGNET__stage_checkpoints", [[1]], "MODEL.ACTIVATION_CHECKPOINTING"),
-        (f"{SIMCLR}__buffer_params", {"embedding_dim": 128}, "those of the batch"),
-        ("LOSS__barlow_twins_loss__embedding_dim", 8192, "the last head"),
-        ("LOSS__swav_loss__queue__local_queue_length", 4, "set queue_length"),
-        ("LOSS__swav_loss__output_dir", "x", "no scores are dumped"),
-        ("LOSS__bce_logits_multiple_output_single_target__world_size", 4, "number of ranks"),
-        ("LOSS__ignore_index", -1, "in the section of the loss"),
-        ("NEAREST_NEIGHBOR__USE_CUDA", False, "MACHINE.DEVICE"),
-        ("HOOKS__EMA_MODEL__DECAY", 0.9, "no moving average"),
-        ("RANKING", {"APPLY_PCA": True}, "a tool of VISSL"),
-    ],
-)  # fmt: skip
-def test_a_key_without_effect_is_a_warning_that_says_what_to_do(
-    key: str, value: Any, instead: str
-) -> None:
-    (warning,) = resolved(**{key: value}).warnings
-    assert warning.startswith(f"config.{key.replace('__', '.')} has no effect: ")
-    assert instead in warning
+def given(values: dict[str, Any]) -> dict[str, Any]:
+    return {path.replace(".", "__"): value for path, value in values.items()}
 
 
-@pytest.mark.parametrize(
-    ("key", "wanted", "as_it_is", "instead"),
-    [
-        ("DATA__TRAIN__BASE_DATASET", "airstore", "generic_ssl", "DATA_SOURCES"),
-        ("CHECKPOINT__BACKEND", "s3", "disk", "files"),
-        ("HOOKS__EMA_MODEL__SAVE_EMA_MODEL", True, False, "no moving average"),
-        ("HOOKS__EMA_MODEL__ENABLE_EMA_METERS", True, False, "no moving average"),
-        ("HOOKS__MEMORY_SUMMARY__DUMP_MEMORY_ON_EXCEPTION", True, False, "LOG_PEAKS"),
-        ("MONITORING__MONITOR_ACTIVATION_STATISTICS", 5, 0, "not available"),
-        ("MODEL__TRUNK__XCIT__QK_SCALE", 0.3, False, "temperature"),
-        ("EXTRACT_FEATURES__MAP_FEATURES_TO_IMG_NAME", True, False, "inds"),
-        ("MODEL__SHARDED_DDP_SETUP__USE_SDP", True, False, "TRAINER.TASK_NAME"),
-        ("MODEL__TRUNK__MOBILE_NET__PRETRAINED", True, False, "WEIGHTS_INIT.PARAMS_FILE"),
-        ("MODEL__TRUNK__VISION_TRANSFORMERS__CLASSIFIER", "gap", "token", "USE_CLASS_TOKEN"),
-        ("MODEL__TRUNK__VISION_TRANSFORMERS__CHECKPOINT_MLP", True, False, "CHECKPOINT_BLOCK"),
-        ("MODEL__TRUNK__VISION_TRANSFORMERS__HYBRID", "resnet", None, "stem"),
-        (
-            "MODEL__TRUNK__VISION_TRANSFORMERS__MASKED_IMAGE_MODELING__NAME",
-            "ibot",
-            "",
-            "config=pretrain/ibot/",
-        ),
-        ("MODEL__TRUNK__CONVIT__CLASS_TOKEN_IN_LOCAL_LAYERS", True, False, "class token"),
-    ],
-)
-def test_what_cannot_be_done_is_refused_and_its_absence_is_accepted(
-    key: str, wanted: Any, as_it_is: Any, instead: str
-) -> None:
+def test_a_key_without_effect_is_a_warning_that_says_what_to_do() -> None:
+    warned = [path for path in KEYS if path not in REFUSED]
+    warnings = resolved(**given(dict.fromkeys(warned, "anything"))).warnings
+    assert len(warnings) == len(warned) > 50
+    for path in warned:
+        (found,) = (each for each in warnings if each.startswith(f"config.{path} has no effect: "))
+        assert KEYS[path].instead in found
+
+
+@pytest.mark.parametrize("first", range(0, len(REFUSED), AT_ONCE))
+def test_what_cannot_be_done_is_refused(first: int) -> None:
+    paths = REFUSED[first : first + AT_ONCE]
     with pytest.raises(ConfigError) as told:
-        resolved(**{key: wanted})
-    assert f"config.{key.replace('__', '.')}: expected {as_it_is!r}" in str(told.value)
-    assert instead in str(told.value)
-    assert resolved(**{key: as_it_is}).warnings == ()
+        resolved(**given(dict.fromkeys(paths, "anything")))
+    for path in paths:
+        (line,) = (each for each in str(told.value).splitlines() if f"config.{path}: " in each)
+        assert f": expected {KEYS[path].accepted[0]!r}" in line or len(KEYS[path].accepted) != 1
+        assert KEYS[path].instead in line
+
+
+def test_values_that_ask_for_what_is_done_anyway_are_accepted() -> None:
+    for number in range(3):
+        values = {path: key.accepted[number] for path, key in KEYS.items()
+                  if len(key.accepted) > number}  # fmt: skip
+        assert resolved(**given(values)).warnings == ()
 
 
 def _from_files(folder: Path, *arguments: str, **changes: Any) -> Resolved:
@@ -142,23 +106,6 @@ def test_no_key_of_the_table_is_in_the_schema() -> None:
         path = pattern.replace("*", "TRAIN")
         assert OmegaConf.select(schema(), path) is None, path
         assert dead_key(f"config.{path}") is DEAD_KEYS[pattern]
-
-
-def test_sections_above_dead_keys() -> None:
-    assert is_above_dead_keys("config.HOOKS.EMA_MODEL")
-    assert not is_above_dead_keys("config.HOOKS.EMA_MODEL.DECAY")
-    assert not is_above_dead_keys("config.LOSS.any_loss")
-
-
-def test_a_component_of_that_name_is_a_component(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Mine(nn.Module):
-        def __init__(self, num_classes: int) -> None:
-            raise AssertionError("it is not built")
-
-    monkeypatch.setitem(registry.LOSSES._things, "ignore_index", Mine)
-    run = resolved(LOSS={"name": "ignore_index", "ignore_index": {"num_classes": 3}})
-    assert run.warnings == ()
-    assert run.config.LOSS.ignore_index.num_classes == 3
 
 
 SHIPPED = sorted(

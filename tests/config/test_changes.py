@@ -16,10 +16,6 @@ def _between(before: dict[str, Any], now: dict[str, Any]) -> list[Change]:
     return changes(show(resolved(**before)), now_stored, new.origins)
 
 
-def test_the_same_config_has_not_changed() -> None:
-    assert _between({}, {}) == []
-
-
 def test_a_change_tells_both_values() -> None:
     (change,) = _between({}, {"OPTIMIZER__num_epochs": 7})
     assert str(change) == "config.OPTIMIZER.num_epochs: 2 -> 7"

@@ -1,3 +1,5 @@
+"""What follows from a config's other values, and from the run: facts, rules, back-ends."""
+
 from __future__ import annotations
 
 import json
@@ -5,10 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from omegaconf import OmegaConf
 
+from sslengine import (
+    catalog,  # noqa: F401 - declares the names that ship with sslengine
+    data,  # noqa: F401 - declares the back-ends
+)
+from sslengine.config import facts
+from sslengine.config.compose import Assignment, Composition
 from sslengine.config.derive import RULES
-from sslengine.config.resolve import Resolved, resolve, resolve_dict
+from sslengine.config.facts import RunFacts, run_facts, views_per_image
+from sslengine.config.files import Layer
+from sslengine.config.resolve import Resolved, freeze, resolve, resolve_dict
+from sslengine.config.stored import as_stored, changes
 from sslengine.errors import ConfigError
 from tests.config.recipes import recipe, resolved
 
@@ -120,12 +132,6 @@ def test_a_method_derives_its_own_options() -> None:
     assert _derived(run)[f"LOSS.{name}.num_crops"] == f"derived: by {name} from the run"
 
 
-def test_rules_are_pure(monkeypatch: pytest.MonkeyPatch) -> None:
-    config: Any = resolved().config  # read-only: a rule that writes raises
-    for rule in RULES:
-        assert list(rule(config)) == list(rule(config))
-
-
 def test_deriving_again_changes_nothing() -> None:
     config: Any = resolved().config
     for rule in RULES:
@@ -166,3 +172,143 @@ def test_meters_have_an_output_for_each_evaluated_feature() -> None:
     meters = {"names": ["accuracy_list_meter"], "accuracy_list_meter": named}
     run = resolved(**changes, METERS=meters, LOSS={"name": "CrossEntropyLoss"})
     assert run.config.METERS.accuracy_list_meter == named
+
+
+# ---- facts
+
+
+def test_facts_of_a_config() -> None:
+    facts = run_facts(resolved(DISTRIBUTED__NUM_NODES=2, DISTRIBUTED__NUM_PROC_PER_NODE=3).config)
+    assert facts == RunFacts(
+        world_size=6, batch_size_per_replica=4, views_per_image=2,
+        heads=(("mlp", {"dims": [32, 8]}),), collator="simclr_collator", label_type="sample_index",
+    )  # fmt: skip
+    assert facts.global_batch_size == 24
+    assert facts.with_data(100).num_train_samples == 100
+
+
+def test_the_modules_of_nested_heads() -> None:
+    heads = [[["mlp", {"dims": [64, 8]}], ["identity", {}]], ["mlp", {"dims": [64, 2]}]]
+    facts = run_facts(resolved(MODEL__HEAD={"PARAMS": heads}).config)
+    assert [name for name, _ in facts.heads] == ["mlp", "identity", "mlp"]
+    assert facts.head("mlp") == {"dims": [64, 8]}
+    assert facts.head("eval_mlp") == {}
+
+
+def test_views_multiply_and_most_transforms_make_none() -> None:
+    assert views_per_image([]) == 1
+    assert views_per_image([{"name": "ToTensor"}, {"name": "ImgReplicatePil", "num_times": 3}]) == 3
+    replicate = {"name": "ImgReplicatePil", "indices": [0]}
+    assert views_per_image([replicate, replicate]) == 4
+
+
+# ---- fast
+
+
+@pytest.fixture
+def missing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    names: list[str] = []
+    monkeypatch.setattr(facts, "find_spec", lambda name: None if name in names else object())
+    return names
+
+
+def test_the_best_needs_all_of_its_packages(missing: list[str]) -> None:
+    assert facts.best_backend() == "numba"
+    missing.append("simplejpeg")
+    assert facts.best_backend() == "pil"
+
+
+def test_what_there_is_has_nothing_against_it(missing: list[str]) -> None:
+    assert [facts.why_not(name) for name in ("auto", "pil", "numba")] == [""] * 3
+    missing.append("numba")
+    assert facts.why_not("pil") == ""
+
+
+def test_what_is_missing_is_told_with_the_command(missing: list[str]) -> None:
+    missing += ["numba", "simplejpeg"]
+    assert facts.why_not("numba") == (
+        "numba requires numba and simplejpeg: pip install 'sslengine[fast]'. Or choose pil, which "
+        "requires no other package."
+    )
+
+
+def test_an_unknown_name_is_told_with_the_nearest() -> None:
+    told = facts.why_not("pill")
+    assert told.startswith("expected auto, ")
+    assert "got 'pill'. Did you mean 'pil'?" in told
+
+
+@pytest.mark.parametrize("name", facts.REMOVED)
+def test_a_back_end_that_was_removed_is_replaced_with_a_warning(name: str) -> None:
+    run = resolved(DATA__AUGMENT_BACKEND=name)
+    (warning,) = run.warnings
+    assert warning.startswith(f"config.DATA.AUGMENT_BACKEND: {name} ")
+    assert run.config.DATA.AUGMENT_BACKEND == "auto"
+
+
+def test_a_run_that_began_with_it_resumes() -> None:
+    run = resolved(DATA__AUGMENT_BACKEND="device")
+    now = as_stored(run.config, run.texts)
+    now["DATA"]["AUGMENT_BACKEND"] = "device"
+    before = yaml.safe_dump({"config": now})
+    now["DATA"]["AUGMENT_BACKEND"] = "auto"
+    assert changes(before, now, run.origins) == []
+
+
+# ---- length
+
+
+def decided(*files: dict[str, Any], command: dict[str, Any] | None = None) -> Resolved:
+    layers = [Layer(f"{n}.yaml", {"config": {"OPTIMIZER": each}}) for n, each in enumerate(files)]
+    arguments = [
+        Assignment(f"config.OPTIMIZER.{key}", value, f"{key}={value}")
+        for key, value in (command or {}).items()
+    ]
+    return freeze(Composition(layers, arguments, "test"))
+
+
+def length(*files: dict[str, Any], command: dict[str, Any] | None = None) -> tuple[Any, Any]:
+    optimizer = decided(*files, command=command).config.OPTIMIZER
+    return optimizer.num_epochs, optimizer.num_iterations
+
+
+EPOCHS, ITERATIONS = {"num_epochs": 7}, {"num_iterations": 100}
+
+
+def test_one_of_them_and_the_default() -> None:
+    assert length({}) == (90, None)
+    assert length(EPOCHS) == (7, None)
+    assert length(ITERATIONS) == (None, 100)
+
+
+def test_the_later_place_counts() -> None:
+    assert length(EPOCHS, ITERATIONS) == (None, 100)
+    assert length(ITERATIONS, EPOCHS) == (7, None)
+    assert length(EPOCHS, command=ITERATIONS) == (None, 100)
+    assert length({"num_iterations": 5}, EPOCHS, command=ITERATIONS) == (None, 100)
+    assert length(ITERATIONS, command=EPOCHS) == (7, None)
+
+
+def test_why_is_told() -> None:
+    origins = decided(EPOCHS, ITERATIONS).origins
+    assert origins["config.OPTIMIZER.num_epochs"] == "derived: num_iterations is set"
+
+
+def test_twice_in_one_place() -> None:
+    with pytest.raises(ConfigError, match=r"given twice.*\(7\).*\(100\), by 0.yaml. Set one"):
+        decided({**EPOCHS, **ITERATIONS})
+    with pytest.raises(ConfigError, match="given twice.* by command line"):
+        decided(command={**EPOCHS, **ITERATIONS})
+
+
+def test_neither() -> None:
+    with pytest.raises(ConfigError, match=r"OPTIMIZER.num_epochs: the run has no length"):
+        decided({"num_epochs": None})
+
+
+def test_what_show_prints_can_be_run_again() -> None:
+    config = decided(EPOCHS, ITERATIONS).config
+    again = resolve_dict(
+        {"OPTIMIZER": {key: config.OPTIMIZER[key] for key in (*EPOCHS, *ITERATIONS)}}
+    )
+    assert again.config.OPTIMIZER.num_iterations == 100

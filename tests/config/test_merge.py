@@ -109,41 +109,6 @@ def test_a_section_that_is_null_by_default() -> None:
     assert "Did you mean 'start_value'" in _problem(values={f"{key}.start_vale": 1})
 
 
-@pytest.mark.parametrize(
-    ("tree", "message"),
-    [
-        ({"OPTIMZER": {"num_epochs": 1}}, "config.OPTIMZER: unknown key. Did you mean 'OPTIMIZER'? Set by file0.yaml."),
-        ({"OPTIMIZER": {"num_epoch": 1}}, "config.OPTIMIZER.num_epoch: unknown key. Did you mean 'num_epochs'?"),
-        ({"REPRODUCIBILITY": {"zzzzz": 1}}, "config.REPRODUCIBILITY.zzzzz: unknown key. Known: CUDDN_DETERMINISTIC, CUDNN_BENCHMARK, DETERMINISTIC."),
-        ({"OPTIMIZER": {"num_epochs": "ten"}}, "config.OPTIMIZER.num_epochs: expected int, got 'ten'. Set by file0.yaml."),
-        ({"SEED_VALUE": 1.5}, "config.SEED_VALUE: expected int, got 1.5."),
-        ({"TEST_MODEL": "perhaps"}, "config.TEST_MODEL: expected bool, got 'perhaps'."),
-        ({"DATA": {"TRAIN": {"DATA_SOURCES": "shapes"}}}, "config.DATA.TRAIN.DATA_SOURCES: expected list[str], got 'shapes'. Write [shapes]."),
-        ({"OPTIMIZER": 3}, "config.OPTIMIZER: expected a section with keys, got 3."),
-        ({"LOSS": {"simclr_nce_loss": {}}}, "config.LOSS.simclr_nce_loss: neither a key nor the name of a loss. Did you mean 'simclr_info_nce_loss'"),
-    ],
-)  # fmt: skip
-def test_what_a_file_can_get_wrong(tree: dict[str, Any], message: str) -> None:
-    assert message in _problem(tree)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"config.DATA.TRAIN.TRANSFORMS.3.size": 1}, "config.DATA.TRAIN.TRANSFORMS.3: the list has 0 entries"),
-        ({"config.SEED_VALUE.x": 1}, "config.SEED_VALUE is a value, not a section"),
-        ({"config.SEED_VALUE.x.y": 1}, "config.SEED_VALUE.x is not in a section"),
-        ({"~config.SEED_VALUE": None}, "~config.SEED_VALUE: a key of sslengine cannot be deleted"),
-        ({"~config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.x": None}, "nothing to delete"),
-        ({"+config.LOSS.simclr_info_nce_loss.temprature": 1}, "Did you mean 'temperature'"),
-        ({"+config.LOSS.simclr_nce.temperature": 1}, "neither a key nor the name of a loss"),
-        ({"engin_name": "x"}, "engin_name: unknown key. Did you mean 'engine_name'?"),
-    ],
-)  # fmt: skip
-def test_what_the_command_line_can_get_wrong(values: dict[str, Any], message: str) -> None:
-    assert message in _problem(values=values)
-
-
 def test_all_mistakes_are_told_at_once() -> None:
     text = _problem({"A": 1, "OPTIMIZER": {"num_epochs": "x"}}, values={"config.B": 2})
     assert len(text.splitlines()) == 3

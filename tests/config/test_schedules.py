@@ -63,13 +63,10 @@ def test_nor_are_single_arguments_of_it_for_others() -> None:
 
 def test_heads_with_a_rate_of_their_own() -> None:
     tree = recipe(
-        OPTIMIZER={
-            "name": "adamw",
-            "num_epochs": 2,
-            "param_schedulers": {"lr": {"name": "constant", "value": 0.001}},
-            "head_optimizer_params": {"use_different_lr": True},
-        }
-    )
+        OPTIMIZER={"name": "adamw", "num_epochs": 2,
+                   "param_schedulers": {"lr": {"name": "constant", "value": 0.001}},
+                   "head_optimizer_params": {"use_different_lr": True}},
+    )  # fmt: skip
     with pytest.raises(ConfigError, match=rf"^{LR}_head: adamw requires a schedule"):
         resolve_dict(tree)
 
@@ -97,17 +94,13 @@ def test_a_later_name_replaces_the_schedule() -> None:
 
 def test_so_does_a_later_file_and_for_sgd() -> None:
     base = recipe(
-        OPTIMIZER__param_schedulers={
-            "lr": {
-                "name": "composite",
-                "schedulers": [
-                    {"name": "linear", "start_value": 0.0, "end_value": 0.3},
-                    {"name": "cosine", "start_value": 0.3, "end_value": 0.0},
-                ],
-                "lengths": [0.5, 0.5],
-            }
-        }
-    )
+        OPTIMIZER__param_schedulers={"lr": {"name": "composite",
+                                            "schedulers": [{"name": "linear", "start_value": 0.0,
+                                                            "end_value": 0.3},
+                                                           {"name": "cosine", "start_value": 0.3,
+                                                            "end_value": 0.0}],
+                                            "lengths": [0.5, 0.5]}},
+    )  # fmt: skip
     found = lr(given(base, schedule(name="polynomial", base_value=0.2, power=2.0)))
     assert (found["name"], found["base_value"], "lengths" in found) == ("polynomial", 0.2, False)
     with pytest.raises(ConfigError, match=rf"^{LR}.start_value: cosine requires"):

@@ -1,15 +1,20 @@
+"""What is shown and stored of a config: origins and meanings, and no secret."""
+
 from __future__ import annotations
 
-import dataclasses
+from typing import Any
 
 import pytest
 import yaml
 from omegaconf import OmegaConf
 
 from sslengine.config.components import meanings
-from sslengine.config.resolve import resolve_dict
+from sslengine.config.compose import Assignment, Composition
+from sslengine.config.files import Layer
+from sslengine.config.resolve import Resolved, freeze, resolve_dict
 from sslengine.config.sections import fields_of, schema, typed_nodes
 from sslengine.config.show import show
+from sslengine.config.stored import as_stored, changes, is_secret, texts_of_environment
 from tests.config.recipes import recipe, resolved
 
 
@@ -96,5 +101,116 @@ def test_every_key_of_the_schema_says_what_it_means() -> None:
     assert silent == []
 
 
-def test_meanings_of_what_has_no_file() -> None:
-    assert meanings(dataclasses.make_dataclass("Typed", [("KEY", int)])) == {}
+# ---- stored
+
+
+HOOK = "tests.hooks.test_default:Plain"
+
+
+def _with(assignments: dict[str, Any], **more: Any) -> Resolved:
+    typed = [Assignment(path, value, "", may_be_new=True) for path, value in assignments.items()]
+    return freeze(Composition([Layer("a.yaml", {"config": recipe(**more)})], typed, "x"))
+
+
+def test_what_reads_the_environment_is_found_directly_and_by_other_values(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TEST_URL", "https://hunter2@x")
+    tree = {
+        "a": "${oc.env:TEST_URL}", "b": [{"c": "at ${oc.env:TEST_URL}/x"}], "d": "${a}!",
+        "e": "${f}", "f": "plain", "g": "${oc.env:NOT_THERE_AT_ALL,default}", "h": "${b.0.c}",
+        "i": "${oc.decode:'\"${oc.env:TEST_URL}\"'}", "j": None, "k": "???", "l": "${missing}",
+    }  # fmt: skip
+    found = texts_of_environment(OmegaConf.create(tree))
+    del found["i",]  # decoded: what is a number there is kept as one
+    assert found == {
+        ("a",): tree["a"], ("b", 0, "c"): "at ${oc.env:TEST_URL}/x", ("d",): "${a}!",
+        ("g",): tree["g"], ("h",): "${b.0.c}",
+    }  # fmt: skip
+    assert OmegaConf.create({"a": "${oc.env:TEST_URL}"}).a == "https://hunter2@x"
+
+
+def test_no_value_of_the_environment_is_shown_at_any_depth(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TEST_URL", "hunter2")
+    monkeypatch.setenv("TEST_SEED", "17")
+    run = _with(
+        {"config.TRACKER": {"url": "${oc.env:TEST_URL}", "deep": [{"u": "${oc.env:TEST_URL}"}]},
+         "config.MORE": "${config.TRACKER.url}/x", "config.SEED_VALUE": "${oc.env:TEST_SEED}"},
+    )  # fmt: skip
+    assert run.config.TRACKER.deep[0].u == "hunter2"
+    assert run.config.MORE == "hunter2/x"
+    text = show(run)
+    assert "hunter2" not in text
+    shown = yaml.safe_load(text)["config"]
+    assert shown["TRACKER"]["deep"] == [{"u": "${oc.env:TEST_URL}"}]
+    assert shown["MORE"] == "${config.TRACKER.url}/x"
+    assert shown["SEED_VALUE"] == 17  # a number is no secret, and says what was run
+
+
+def test_secrets_that_are_typed_are_masked_by_their_names() -> None:
+    run = _with(
+        {"config.TRACKER": {"api_key": "hunter2", "url": "x", "login": [{"Password": "hunter2"}]}},
+        HOOKS__EXTRA=[{"name": HOOK}],
+    )
+    shown = yaml.safe_load(show(run))["config"]
+    assert shown["TRACKER"] == {"api_key": "***", "url": "x", "login": [{"Password": "***"}]}
+    assert run.config.TRACKER.api_key == "hunter2"
+
+
+def test_nothing_of_our_own_is_masked() -> None:
+    run = resolved()
+    assert as_stored(run.config, {}) == OmegaConf.to_container(run.config)
+
+
+@pytest.mark.parametrize("name", ["token", "HF_TOKEN", "api_key", "apikey", "x.password", "auth"])
+def test_names_of_secrets(name: str) -> None:
+    assert is_secret(name)
+
+
+@pytest.mark.parametrize("name", ["key", "INPUT_KEY_NAMES", "tokens", "author", "cls_tokens", 0])
+def test_names_of_no_secrets(name: object) -> None:
+    assert not is_secret(name)
+
+
+def test_a_later_start_is_compared_rightly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another token is no change of the run; another temperature or loss from there is one."""
+
+    def start(token: str, temperature: str, typed: str) -> Resolved:
+        monkeypatch.setenv("TEST_TOKEN", token)
+        monkeypatch.setenv("TEST_T", temperature)
+        return _with(
+            {"config.TRACKER": {"token": typed, "url": "${oc.env:TEST_TOKEN}"},
+             "config.LOSS.simclr_info_nce_loss.temperature": "${oc.env:TEST_T}",
+             "config.OPTIMIZER.name": "${oc.env:TEST_OPTIMIZER,sgd}"},
+        )  # fmt: skip
+
+    first = show(start("a", "0.5", "x"))
+    assert "url: ${oc.env:TEST_TOKEN}" in first
+    for now, expected in (
+        (start("a", "0.5", "x"), []),
+        (start("b", "0.5", "y"), []),
+        (start("b", "0.7", "x"), ["config.LOSS.simclr_info_nce_loss.temperature: 0.5 -> 0.7"]),
+    ):
+        found = changes(first, as_stored(now.config, now.texts), now.origins)
+        assert [str(each) for each in found] == expected
+        assert not any(each.allowed for each in found)
+    monkeypatch.setenv("TEST_OPTIMIZER", "adamw")
+    (change,) = (
+        each
+        for each in changes(first, as_stored(*_of(start("a", "0.5", "x"))), {})
+        if each.path == "OPTIMIZER.name"
+    )
+    assert str(change) == "config.OPTIMIZER.name: sgd -> adamw"
+
+
+def _of(run: Resolved) -> tuple[Any, Any]:
+    return run.config, run.texts
+
+
+def test_the_back_end_stays_the_choice_that_it_was() -> None:
+    """What `auto` stands for depends on the machine, and the run may be opened on another one."""
+    shown = yaml.safe_load(show(resolved()))["config"]
+    assert shown["DATA"]["AUGMENT_BACKEND"] == "auto"
+    assert resolve_dict(shown).config.DATA.AUGMENT_BACKEND == "auto"

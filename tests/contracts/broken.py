@@ -20,8 +20,7 @@ from sslengine.hooks.events import Hook
 from sslengine.meters.base import Meter
 from sslengine.methods.base import Method, Step
 from sslengine.methods.teacher import Teacher
-from sslengine.monitor.build import RunPlace
-from sslengine.monitor.writers import Record, Writer
+from sslengine.monitor.writers import Record, RunPlace, Writer
 
 
 def agreement(output: Tensor) -> Tensor:

@@ -33,7 +33,6 @@ SIDE = "config.DATA.TRAIN.TRANSFORMS.1.size=16"
 CROPS = "config.DATA.TRAIN.TRANSFORMS.0.size_crops"
 SAMPLE_INDEX = "config.DATA.TRAIN.LABEL_TYPE=sample_index"
 EQUAL = "ranks_equal_one_process"
-AT_FOUR = "four_ranks_equal_one_process"
 NO_TESTS = {"tests_change_nothing": "it has a row for each training sample, and refuses others"}
 NOT_SHARDED = {"ranks_stay_equal_sharded": "refused: only trunks with heads can be sharded"}
 SUMMED = "accumulation_equals_one_large_batch"
@@ -53,33 +52,33 @@ def _masked(quickstart: str) -> tuple[str, ...]:
 SCORES = "[dino_head,{in_dim:16,num_clusters:[6],hidden_dim:12,bottleneck_dim:8}]"
 PROJECTOR = "[mlp,{dims:[32,8]}]"
 METHODS: dict[str, Of] = {
-    "simclr_info_nce_loss": of("simclr", PROJECTOR, SIDE, also=[EQUAL, AT_FOUR]),
+    "simclr_info_nce_loss": of("simclr", PROJECTOR, SIDE, also=[EQUAL]),
     "multicrop_simclr_info_nce_loss": of(
         "swav", PROJECTOR, f"{CROPS}=[16,12]",
-        "config.LOSS.multicrop_simclr_info_nce_loss.num_crops=4", also=[EQUAL, AT_FOUR],
+        "config.LOSS.multicrop_simclr_info_nce_loss.num_crops=4", also=[EQUAL],
     ),
     "moco_loss": of("moco", PROJECTOR, SIDE, "config.LOSS.moco_loss.embedding_dim=8",
-                    "config.LOSS.moco_loss.queue_size=8", also=[EQUAL, AT_FOUR]),
+                    "config.LOSS.moco_loss.queue_size=8", also=[EQUAL]),
     "byol_loss": of("byol", "[predictor_head,{dims:[32,16,8],predictor_dims:[8,16,8]}]", SIDE,
-                    also=[EQUAL, AT_FOUR]),
+                    also=[EQUAL]),
     "simsiam_loss": of("simsiam", "[predictor_head,{dims:[32,16,8],predictor_dims:[8,4,8]}]", SIDE,
-                       also=[EQUAL, AT_FOUR]),
-    "barlow_twins_loss": of("barlow_twins", PROJECTOR, SIDE, also=[EQUAL, AT_FOUR]),
-    "vicreg_loss": of("vicreg", PROJECTOR, SIDE, also=[EQUAL, AT_FOUR]),
+                       also=[EQUAL]),
+    "barlow_twins_loss": of("barlow_twins", PROJECTOR, SIDE, also=[EQUAL]),
+    "vicreg_loss": of("vicreg", PROJECTOR, SIDE, also=[EQUAL]),
     "swav_loss": of("swav", "[swav_head,{dims:[32,16,8],use_bn:true,num_clusters:[6]}]",
-                    f"{CROPS}=[16,12]", also=[EQUAL, AT_FOUR]),
+                    f"{CROPS}=[16,12]", also=[EQUAL]),
     "dino_loss": of(
         "dino", "[dino_head,{in_dim:32,num_clusters:[6],use_bn:true,hidden_dim:16,bottleneck_dim:8}]",
-        f"{CROPS}=[16,12]", "config.MODEL.TEMP_FROZEN_PARAMS_ITER_MAP=[]", also=[EQUAL, AT_FOUR],
+        f"{CROPS}=[16,12]", "config.MODEL.TEMP_FROZEN_PARAMS_ITER_MAP=[]", also=[EQUAL],
     ),
     "ibot_loss": Of(overrides=(
         *_masked("ibot"), f"config.MODEL.HEAD.PARAMS=[{SCORES}]", "config.MODEL.TEMP_FROZEN_PARAMS_ITER_MAP=[]",
         "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.patch_size=4",
-    ), more={"also": [EQUAL, AT_FOUR]}),
+    ), more={"also": [EQUAL]}),
     "msn_loss": Of(overrides=(
         *_masked("msn"), "config.MODEL.HEAD.PARAMS=[[msn_head,{in_dim:16,hidden_dim:16,output_dim:8}]]",
         "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.patch_size=4", "config.LOSS.msn_loss.num_prototypes=6",
-    ), more={"also": [EQUAL, AT_FOUR]}),
+    ), more={"also": [EQUAL]}),
     # KoLeo looks for neighbours among all images, so that ranks find those of one process.
     "dinov2_loss": Of(
         overrides=(
@@ -87,7 +86,7 @@ METHODS: dict[str, Of] = {
             "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.patch_size=4",
             "config.LOSS.dinov2_loss.koleo_over_ranks=true",
         ),
-        more={"also": [EQUAL, AT_FOUR]},
+        more={"also": [EQUAL]},
     ),
     "dinov3_loss": Of(
         overrides=(
@@ -97,7 +96,7 @@ METHODS: dict[str, Of] = {
             "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.patch_size=4",
             "config.LOSS.dinov3_loss.koleo_over_ranks=true", "config.LOSS.dinov3_loss.gram_refresh=1",
         ),
-        more={"also": [EQUAL, AT_FOUR]},
+        more={"also": [EQUAL]},
     ),
     # Over groups of the channels of one image: what is left is each image's own.
     "without batch norm": of(
@@ -108,7 +107,7 @@ METHODS: dict[str, Of] = {
     "bce_logits_multiple_output_single_target": of(
         "rotnet", "[mlp,{dims:[32,4]}]", "config.DATA.TRAIN.TRANSFORMS.0.size=16",
         "config.METERS.name=''", "config.DATA.TRAIN.TRANSFORMS.4={name:OneHotEncode,num_classes:4}",
-        also=[EQUAL, AT_FOUR]),
+        also=[EQUAL]),
     "deepclusterv2_loss": of(
         "deepclusterv2", PROJECTOR, f"{CROPS}=[16]", SAMPLE_INDEX,
         "config.LOSS.deepclusterv2_loss.num_clusters=[3,2]",
@@ -121,7 +120,7 @@ METHODS: dict[str, Of] = {
         "config.LOSS.nce_loss_with_memory.memory_params.embedding_dim=8", without=NO_TESTS,
     ),
     "cross_entropy_multiple_output_single_target": of(
-        "rotnet", "[mlp,{dims:[32,4]}]", "config.DATA.TRAIN.TRANSFORMS.0.size=16", also=[EQUAL, AT_FOUR]),
+        "rotnet", "[mlp,{dims:[32,4]}]", "config.DATA.TRAIN.TRANSFORMS.0.size=16", also=[EQUAL]),
     "ijepa_loss": Of(overrides=(
         "config=quickstart/ijepa", *TINY_VIT, "config.LOSS.ijepa_loss.predictor_dim=128",
         # In narrow networks the gradients of such small initial weights are lost in rounding.
@@ -130,27 +129,27 @@ METHODS: dict[str, Of] = {
         "config.LOSS.ijepa_loss.predictor_layers=1", "config.LOSS.ijepa_loss.predictor_heads=2",
         "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS={patch_size:2,min_keep:4}",
         "config.MODEL.TRUNK.VISION_TRANSFORMERS.PATCH_SIZE=2",
-    ), more={"also": [EQUAL, AT_FOUR]}),
+    ), more={"also": [EQUAL]}),
     "capi_loss": Of(overrides=(
         "config=quickstart/capi", *TINY_VIT, "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS={patch_size:4,predicted:0.5}",
         "config.LOSS.capi_loss.num_clusters=6", "config.LOSS.capi_loss.predictor_layers=1",
         "config.LOSS.capi_loss.predictor_heads=2",
-    ), more={"also": [EQUAL, AT_FOUR]}),
+    ), more={"also": [EQUAL]}),
     "distillation_loss": of(
         "distillation", "[mlp,{dims:[auto,96]}]", "config.DATA.TRAIN.TRANSFORMS.0.size=16",
-        *needed("distillation"), also=[EQUAL, AT_FOUR],
+        *needed("distillation"), also=[EQUAL],
     ),
     "scores of a teacher": of(
         "distillation", f"[mlp,{{dims:[auto,{SCORES_OF_TEACHER}]}}]", "config.DATA.TRAIN.TRANSFORMS.0.size=16",
-        *with_scores(), component="distillation_loss", also=[EQUAL, AT_FOUR],
+        *with_scores(), component="distillation_loss", also=[EQUAL],
     ),
     "simmim_loss": Of(overrides=(
         "config=quickstart/simmim", *TINY_VIT, *MASK_4,
         "config.MODEL.HEAD.PARAMS=[[pixel_head,{in_dim:auto,stride:4}]]",
-    ), more={"also": [EQUAL, AT_FOUR]}),
+    ), more={"also": [EQUAL]}),
     "data2vec_loss": Of(overrides=(
         "config=quickstart/data2vec", *TINY_VIT, MASK_4[0], "config.LOSS.data2vec_loss.top_layers=1",
-    ), more={"also": [EQUAL, AT_FOUR]}),
+    ), more={"also": [EQUAL]}),
 }  # fmt: skip
 MODELS_SMALL: dict[str, Of] = {
     "mae": Of(overrides=(
@@ -176,10 +175,8 @@ OF_ONE_RANK = [
 SLOW = (
     *OF_ONE_RANK,
     "accumulates",
-    "ranks_stay_equal_with_manual_reduction",
     "ranks_stay_equal_sharded",
     EQUAL,
-    AT_FOUR,
     *IN_HALF,
 )
 

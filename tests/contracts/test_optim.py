@@ -51,7 +51,7 @@ GROUPS: dict[str, Of] = {
         ("config.MODEL.FEATURE_EVAL_SETTINGS={EVAL_MODE_ON:true,FREEZE_TRUNK_ONLY:true}",),
     ),
 }
-LATE = ("accumulates", "ranks_stay_equal", "ranks_stay_equal_with_manual_reduction", "ranks_stay_equal_sharded",
+LATE = ("accumulates", "ranks_stay_equal", "ranks_stay_equal_sharded",
         "trains_in_bfloat16", "first_loss_is_close_in_bfloat16")  # fmt: skip
 # Schedules are told apart by their values: the rest is the optimizer's business.
 OF_RUNS = (*LATE, "trains_every_parameter", "tests_change_nothing", "trains_with_finite_losses",

@@ -66,7 +66,7 @@ GIVEN: dict[str, Callable[[Given], Any]] = {
 }
 OF_TRUNKS = [each for each in dataclasses.fields(TrunkOptions) if each.name != "NAME"]
 # Their arguments are the engine's alone.
-WITHOUT = {"TASKS", "ENGINES", "HOOK_ADAPTERS", "PARAM_GROUPS", "AUGMENT_BACKENDS", "LABEL_FREE",
+WITHOUT = {"TASKS", "ENGINES", "HOOK_ADAPTERS", "PARAM_GROUPS", "LABEL_FREE",
            "OPTIMIZERS"}  # fmt: skip
 
 

@@ -16,26 +16,13 @@ METHODS: list[tuple[Any, str, str]] = [
     (broken.QueueOutside, "resumes_bit_exactly", r"QueueOutside\.queue.*: not in the state dict"),
     (broken.CountsSteps, "resumes_bit_exactly", r"CountsSteps\.steps: not in the state dict"),
     (broken.QueueInTheModule, "resumes_bit_exactly", "the losses are .* without a kill"),
-    (
-        broken.ForgetsTheHead,
-        "trains_every_parameter",
-        r"finds no gradient: the loss depends on no parameter",
-    ),
+    (broken.ForgetsTheHead, "trains_every_parameter", "finds no gradient"),
     (broken.NotANumber, "trains_with_finite_losses", "the loss of iteration 3 is not finite"),
     (broken.MovesInTests, "tests_change_nothing", r"a test phase has changed loss\.centre"),
     (broken.DrawsInTests, "tests_change_nothing", r"has changed random streams"),
     (broken.LossInHalf, "trains_with_finite_losses", "the loss has dtype float16"),
     (broken.OwnCentreOnEachRank, "ranks_stay_equal", "ranks differ in centre"),
-    (
-        broken.OfOneRank,
-        "ranks_equal_one_process",
-        "the weights with two ranks and with one process differ",
-    ),
-    (
-        broken.OfOneRank,
-        "four_ranks_equal_one_process",
-        "the weights with four ranks and with one process differ",
-    ),
+    (broken.OfOneRank, "ranks_equal_one_process", "four ranks and with one process differ"),
     (broken.OfOneRank, "accumulation_equals_one_large_batch", "the weights with accumulation and"),
 ]
 
@@ -54,12 +41,7 @@ OTHERS: list[tuple[str, Any, str, str]] = [
     ("head", broken.OtherInHalf, "first_loss_is_close_in_bfloat16", "in bfloat16 and"),
     ("head", broken.AcrossImages, "treats_images_independently", "depends on the other images"),
     ("transform", broken.Mutates, "does_not_change_its_input", "changed its input: data.0"),
-    (
-        "transform",
-        broken.HasItsOwnDraws,
-        "resumes_within_an_epoch",
-        "from the second batch on the values",
-    ),
+    ("transform", broken.HasItsOwnDraws, "resumes_within_an_epoch", "from the second batch on"),
     ("transform", broken.HoldsALambda, "does_not_depend_on_workers", "pickle"),
     ("transform", broken.SaysTwo, "makes_the_declared_number_of_views", "3 views, not 2"),
     ("collator", broken.drops_one, "keeps_each_sample", r"the samples \[0, 1, 2\]"),
@@ -69,26 +51,16 @@ OTHERS: list[tuple[str, Any, str, str]] = [
     ("source", broken.TooFewLabels, "has_a_label_for_each_image", "5 labels for 6 images"),
     ("source", broken.NamesNoFiles, "knows_its_files", "files_of names image 0, which is no file"),
     ("schedule", broken.Remembers, "is_a_function_of_where", "a second call"),
-    (
-        "schedule",
-        broken.no_number_at_the_start,
-        "is_a_function_of_where",
-        "not finite at where = 0",
-    ),
-    ("optimizer", broken.HasItsOwnRate, "follows_the_learning_rate", "of zero it changes trunk"),
+    ("schedule", broken.no_number_at_the_start, "is_a_function_of_where", "not finite at"),
+    ("optimizer", broken.HasItsOwnRate, "follows_the_learning_rate", "of zero it changes"),
     ("optimizer", broken.StateOutside, "resumes_bit_exactly", "the losses are"),
     (
         "meter",
         broken.MeansOfBatches,
         "does_not_depend_on_batch_size",
-        "batch size changes these values: mean",
+        "batch size changes .*: mean",
     ),
-    (
-        "meter",
-        broken.CountsOutside,
-        "resumes_from_its_state_dict",
-        "these values differ after a resume: mean",
-    ),
+    ("meter", broken.CountsOutside, "resumes_from_its_state_dict", "differ after a resume: mean"),
     ("writer", broken.BeginsAgain, "resumes_without_gaps", "after a kill and a resume"),
     ("writer", broken.LosesTheLast, "writes_every_record_once", r"the losses .* are written as"),
     ("writer", broken.LosesTheLast, "accepts_nan_and_text", "KeyError: 'loss'"),
@@ -135,11 +107,7 @@ test_one_that_breaks_none = contract(
 )
 
 
-EQUAL_RANKS = [
-    "ranks_stay_equal",
-    "ranks_stay_equal_with_manual_reduction",
-    "ranks_stay_equal_sharded",
-]
+EQUAL_RANKS = ["ranks_stay_equal", "ranks_stay_equal_sharded"]
 
 
 @pytest.mark.parametrize("promise", slow_but(EQUAL_RANKS[:1], EQUAL_RANKS))

@@ -70,7 +70,7 @@ METERS_SMALL = {
     "precision_at_k_list_meter": Of({"topk_values": [1, 3]}),
     "recall_at_k_list_meter": Of({"topk_values": [1, 3]}),
 }
-SLOW = ("accumulates", "ranks_stay_equal_with_manual_reduction", "ranks_stay_equal_sharded", EQUAL,
+SLOW = ("accumulates", "ranks_stay_equal_sharded", EQUAL,
         "trains_in_bfloat16", "first_loss_is_close_in_bfloat16")  # fmt: skip
 
 

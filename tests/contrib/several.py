@@ -71,8 +71,6 @@ def of_run(**changes: Any) -> dict[str, Any]:
                  "name": "adam", "param_schedulers": constant(0.01), "clip_norm": 0.5},
     }  # fmt: skip
     return {
-        "LOSS__name": "tests.contrib.several:TwoLosses",
-        "TRAINER__TRAIN_STEP_NAME": NAME,
-        f"TRAINER__{NAME}__OPTIMIZERS": optimizers,
-        **changes,
-    }
+        "LOSS__name": "tests.contrib.several:TwoLosses", "TRAINER__TRAIN_STEP_NAME": NAME,
+        f"TRAINER__{NAME}__OPTIMIZERS": optimizers, **changes,
+    }  # fmt: skip

@@ -46,11 +46,9 @@ def test_what_rounding_takes_away(two_ranks: RankPool, kind: str) -> None:
 
 
 POWER: dict[str, Any] = {
-    **SMALL_VIT,
-    "DATA__TRAIN__DATA_LIMIT": 32,
-    "DISTRIBUTED__GRADIENT_COMPRESSION": "powersgd",
+    **SMALL_VIT, "DATA__TRAIN__DATA_LIMIT": 32, "DISTRIBUTED__GRADIENT_COMPRESSION": "powersgd",
     "DISTRIBUTED__POWERSGD_START": 2,
-}
+}  # fmt: skip
 
 
 @pytest.mark.slow

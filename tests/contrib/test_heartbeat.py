@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from sslengine.contrib.heartbeat import heartbeat
+from sslengine.contrib.heartbeat import heartbeat, leave_at_once
 from sslengine.distributed import process_group
 from sslengine.distributed.collectives import barrier
-from sslengine.distributed.elastic import fail_at_once, start_processes
+from sslengine.distributed.elastic import start_processes
 from sslengine.distributed.ranks import rank
 from sslengine.errors import LaunchError
 
@@ -31,7 +31,7 @@ def _start(function: object, *arguments: object) -> None:
 
 def _leave(folder: Path, text: str) -> None:
     (folder / f"rank{rank()}").write_text(text)
-    fail_at_once(LaunchError(text))
+    leave_at_once(folder, text)
 
 
 def _lose_rank_2(folder: Path, number: int) -> None:

@@ -24,7 +24,6 @@ from sslengine.data.options import (
     StratifiedSampler,
     split_options,
 )
-from sslengine.registry import AUGMENT_BACKENDS
 from tests.data.pictures import picture
 from tests.data.sources.every import COUNT, INSTALLED, all_at_once, all_of_one_length
 from tests.tail import slow_but
@@ -154,10 +153,6 @@ def backend(request: pytest.FixtureRequest) -> str:
     if problem := why_not(request.param):
         pytest.skip(problem)
     return str(request.param)
-
-
-def test_no_back_end_is_forgotten_here() -> None:
-    assert set(AUGMENT_BACKENDS._declared) == set(WORKERS) == set(RANKS)
 
 
 def test_samples_differ_where_they_should(expected: dict[int, list[Batch]]) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torchvision.transforms.functional import to_tensor
 
-from sslengine.data.augment.permutations import distinct_permutations
+from sslengine.data.augment.jigsaw import distinct_permutations
 from sslengine.engine import loop
 from sslengine.hooks.events import Hook
 from tests.engine.runs import Stop, Watch, make_task, same, weights

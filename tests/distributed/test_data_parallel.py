@@ -10,8 +10,6 @@ from torch.nn.parallel import DistributedDataParallel
 from sslengine.distributed import data_parallel
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.errors import TrainingError
-from tests.largest import Largest, peak_bytes
-from tests.launches import Launches
 from tests.ranks import RankPool
 
 CPU = torch.device("cpu")
@@ -121,56 +119,6 @@ def test_buffers_become_those_of_rank_0(two_ranks: RankPool) -> None:
         assert before[0].item() == of_rank + 3.0
         assert mean.tolist() == [3.0, 3.0]
         assert tracked.item() == 5
-
-
-def test_a_message_for_each_dtype_and_a_launch_for_its_copies(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Rank 0's values are one more than mine."""
-    monkeypatch.setattr(data_parallel, "world_size", lambda: 2)
-    monkeypatch.setattr(data_parallel, "broadcast", lambda flat: flat.add_(1))
-    buffers = list(nn.Sequential(*(nn.BatchNorm1d(4) for _ in range(50))).buffers())
-    buffers.append(torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last))
-    before = [each.clone() for each in buffers]
-    with Launches() as launched:
-        data_parallel.broadcast_all(buffers)
-    assert all(torch.equal(own, old + 1) for own, old in zip(buffers, before, strict=True))
-    assert launched.counts == {"cat": 2, "add_": 2, "_foreach_copy_": 2}
-
-
-def test_a_large_buffer_is_broadcast_in_its_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_parallel, "LARGE", 1000)
-    monkeypatch.setattr(data_parallel, "world_size", lambda: 2)
-    monkeypatch.setattr(data_parallel, "broadcast", lambda flat: flat.add_(1))
-    buffers = [torch.zeros(20, 60), torch.zeros(7), torch.zeros(60, 20).t()]
-    with Largest() as made:
-        data_parallel.broadcast_all(buffers[:2])
-    assert made.elements == 1200  # itself
-    data_parallel.broadcast_all(buffers[2:])
-    assert all(torch.equal(each, torch.ones_like(each)) for each in buffers)
-    assert peak_bytes(lambda: data_parallel.broadcast_all(buffers[:2])) < 100
-
-
-def test_gradients_in_channels_last_are_reduced_without_copies_of_each(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The other rank has the same gradients, and one laid out in another way."""
-    monkeypatch.setattr(data_parallel, "world_size", lambda: 2)
-    monkeypatch.setattr(data_parallel, "sum_in_place", lambda flat: flat.mul_(2))
-    shapes = [(2, 3, 4, 4), (5,), (4, 3, 1, 1), ()] * 9
-    weights = [torch.randn(shape) for shape in shapes]
-    weights = [w.to(memory_format=torch.channels_last) if w.ndim == 4 else w for w in weights]
-    grads = [torch.randn_like(each) for each in weights]
-    before = [each.clone() for each in grads]
-    with Launches() as launched:
-        means = data_parallel.mean_of_gradients(weights, grads)
-    assert all(map(torch.equal, means, before))
-    assert all(mean is grad for mean, grad in zip(means, grads, strict=True))
-    assert not launched.slow
-    assert launched.total < 8, launched.counts
-    grads[0] = before[0].contiguous()
-    (mean, *_) = data_parallel.mean_of_gradients(weights, grads)
-    assert torch.equal(mean, before[0])
 
 
 def test_one_process_needs_no_wrapper() -> None:

@@ -40,11 +40,6 @@ def test_a_group_size_that_does_not_divide_is_refused(four_ranks: RankPool) -> N
         assert "GROUP_SIZE" in message
 
 
-def test_without_a_group_there_is_nothing_to_leave() -> None:
-    process_group.leave()
-    assert not initialized()
-
-
 def test_a_rank_that_does_not_come_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     for name, value in {"RANK": "0", "WORLD_SIZE": "3", **place}.items():
@@ -89,11 +84,3 @@ def test_the_store_of_one_machine_is_not_on_its_network() -> None:
     other.set("key", "value")
     assert again.get("key") == b"value"
     assert _listening(store.port) == {"0100007F"}
-
-
-def _backend() -> str:
-    return str(process_group.backend_device())
-
-
-def test_gloo_exchanges_what_is_on_the_host(two_ranks: RankPool) -> None:
-    assert two_ranks.run(_backend) == ["cpu", "cpu"]

@@ -28,36 +28,18 @@ def test_a_single_process_is_rank_0_of_1(monkeypatch: pytest.MonkeyPatch) -> Non
     assert _who() == (0, 1, 0, True, False)
 
 
-def test_the_cpu_by_name() -> None:
-    assert pick_device("cpu") == torch.device("cpu")
-
-
 def test_auto_takes_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert pick_device("auto") == torch.device("cpu")
-
-
-def test_auto_takes_apples_gpu_for_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    assert pick_device("auto") == pick_device("cpu") == torch.device("cpu")
+    for name in ("gpu", "mps"):
+        with pytest.raises(LaunchError, match=f"config.MACHINE.DEVICE is {name}"):
+            pick_device(name)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert pick_device("auto") == pick_device("mps") == torch.device("mps")
-    with pytest.raises(LaunchError, match=r"Set config.MACHINE.DEVICE=mps \(Apple's GPU\)"):
-        pick_device("gpu")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert pick_device("auto") == torch.device("cpu")
-
-
-def test_apples_gpu_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    with pytest.raises(LaunchError, match="finds no GPU of Apple's.*config.MACHINE.DEVICE=cpu"):
-        pick_device("mps")
-
-
-def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(LaunchError, match=r"finds no GPU.*config.MACHINE.DEVICE=cpu"):
-        pick_device("gpu")
+    assert pick_device("auto") == torch.device("cpu")  # Apple's GPU is for one process
 
 
 def test_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from sslengine.distributed.ranks import rank
 from sslengine.distributed.sharding import is_sharded, local, whole
 from sslengine.distributed.shared_rows import (
     fetch,
+    locate,
     own_rows,
     rows_of_a_rank,
-    shared_out,
-    within,
+    share_out,
 )
 from tests.ranks import RankPool
 
@@ -24,7 +23,7 @@ def _all(count: int) -> Tensor:
 
 
 def _shared(count: int) -> Tensor:
-    return shared_out(_all(count)[own_rows(count)].clone(), count)
+    return share_out(_all(count)[own_rows(count)].clone(), count)
 
 
 def _cut(count: int) -> tuple[list[float], int, Tensor]:
@@ -75,7 +74,7 @@ def test_ranks_get_what_they_ask_for(
 
 def _written(count: int) -> Tensor:
     tensor, rows = _shared(count), torch.tensor([4, 0, 3])
-    here, places, is_here = within(tensor, rows)
+    here, places, is_here = locate(tensor, rows)
     here[places[is_here]] = -1.0
     return whole(tensor)
 
@@ -87,41 +86,3 @@ def test_a_rank_knows_which_rows_are_here(ranks: int, request: pytest.FixtureReq
     expected[[4, 0, 3]] = -1.0
     assert torch.equal(_written(5), expected)
     assert all(torch.equal(each, expected) for each in pool.run(_written, 5))
-
-
-class Waits(TorchDispatchMode):
-    """Operations for which the host waits where the tensors are on a GPU."""
-
-    NAMES = ("_local_scalar_dense", "bincount", "_unique2", "nonzero", "masked_select")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        name = func.overloadpacket.__name__
-        if name in self.NAMES:
-            self.found.append(name)
-        return func(*args, **(kwargs or {}))
-
-
-def _waits_of_a_fetch(count: int) -> list[str]:
-    tensor, rows, plain = _shared(count), _asked(count, (7,)), Tensor.tolist
-    with Waits() as waits:
-
-        def tolist(values: Tensor) -> object:
-            waits.found.append("tolist")
-            return plain(values)
-
-        Tensor.tolist = tolist  # type: ignore[method-assign, assignment]
-        try:
-            fetch(tensor, rows)
-        finally:
-            Tensor.tolist = plain  # type: ignore[method-assign]
-    return waits.found
-
-
-def test_the_host_waits_twice_for_what_is_fetched(two_ranks: RankPool) -> None:
-    """For the number of different rows, and for how many come."""
-    for found in two_ranks.run(_waits_of_a_fetch, 50):
-        assert found == ["_unique2", "tolist"]

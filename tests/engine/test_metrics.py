@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sslengine.distributed.ranks import rank
 from sslengine.engine import loop, metrics
 from sslengine.errors import NonFiniteLossError
-from sslengine.hooks import profile
+from sslengine.hooks import timing
 from sslengine.hooks.events import Hook
 from sslengine.monitor.writers import Record, Writer
 from tests.engine.tasks import ListModel, at, make, make_batch
@@ -52,7 +52,7 @@ class Clock:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
         patch.setattr(metrics.time, "perf_counter", lambda: self.now)
-        patch.setattr(profile, "perf_counter", lambda: self.now)
+        patch.setattr(timing, "perf_counter", lambda: self.now)
         patch.setattr("sslengine.engine.state.perf_counter", lambda: self.now)
 
     def passes(self, seconds: float, step: int | None = None) -> Hook:

@@ -14,12 +14,12 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.preprocessing import StandardScaler
 
-from sslengine.engines.benchmarks.clusters import cluster_features_and_label
-from sslengine.engines.benchmarks.low_shot import low_shot_test
-from sslengine.engines.benchmarks.neighbours import nearest_neighbor_test
-from sslengine.engines.benchmarks.predictions import extract_label_predictions
-from sslengine.engines.benchmarks.prototypes import extract_cluster
-from sslengine.engines.benchmarks.svm import train_svm, train_svm_low_shot
+from sslengine.contrib.vissl_benchmarks.clusters import cluster_features_and_label
+from sslengine.contrib.vissl_benchmarks.low_shot import low_shot_test
+from sslengine.contrib.vissl_benchmarks.neighbours import nearest_neighbor_test
+from sslengine.contrib.vissl_benchmarks.predictions import extract_label_predictions
+from sslengine.contrib.vissl_benchmarks.prototypes import extract_cluster
+from sslengine.contrib.vissl_benchmarks.svm import train_svm, train_svm_low_shot
 from sslengine.engines.extract_features import extract_features
 from sslengine.engines.train import train
 from sslengine.errors import ConfigError, DataError

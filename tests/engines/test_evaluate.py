@@ -1,3 +1,5 @@
+"""The engine that judges frozen features: what is in its report, also at several ranks."""
+
 from __future__ import annotations
 
 import json
@@ -9,50 +11,48 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from scipy import stats  # type: ignore[import-untyped]
 from torchvision.transforms.v2 import functional
 
+from sslengine import registry
+from sslengine.data.sources.shapes import draw_shape
+from sslengine.distributed.ranks import is_primary
 from sslengine.engines.evaluate import evaluate
 from sslengine.engines.judged_networks import normalised
-from sslengine.engines.on_images import ON_IMAGES
 from sslengine.engines.protocols import COMPUTE
 from sslengine.engines.train import train
 from sslengine.errors import CheckpointError, ConfigError
 from sslengine.evaluation.knn import knn_within
-from sslengine.evaluation.options import DEFAULT_LABEL_FREE, PROTOCOLS
+from sslengine.evaluation.options import DEFAULT_LABEL_FREE, ON_IMAGES, PROTOCOLS
 from sslengine.evaluation.store import Store
 from sslengine.evaluation.versions import VERSIONS
+from sslengine.testing.state import flat
 from tests.data.pictures import write_picture
 from tests.engines.rows import expect_complete
 from tests.engines.runs import make_run, screen
 from tests.monitor.fake_trackers import FakePackage, entry, fake_package
+from tests.ranks import RankPool
 from tests.tail import slow_but
 
 assert fake_package  # a fixture
 
 SHAPES: dict[str, Any] = {
-    "DATA__TRAIN__DATA_SOURCES": ["shapes"],
-    "DATA__TRAIN__DATA_LIMIT": 60,
-    "DATA__TRAIN__DEFAULT_GRAY_IMG_SIZE": 16,
-    "CHECKPOINT__CHECKPOINT_FREQUENCY": -1,
-}
+    "DATA__TRAIN__DATA_SOURCES": ["shapes"], "DATA__TRAIN__DATA_LIMIT": 60,
+    "DATA__TRAIN__DEFAULT_GRAY_IMG_SIZE": 16, "CHECKPOINT__CHECKPOINT_FREQUENCY": -1,
+}  # fmt: skip
 FROZEN: dict[str, Any] = {
     **SHAPES,
     "DATA__TRAIN__LABEL_SOURCES": ["shapes"],
     "DATA__TRAIN__TRANSFORMS": [{"name": "ToTensor"}],
     "DATA__TRAIN__COLLATE_FUNCTION": "default_collate",
     "DATA__TRAIN__DROP_LAST": False,
-    "DATA__TEST": {
-        "DATA_SOURCES": ["shapes"],
-        "LABEL_SOURCES": ["shapes"],
-        "DATA_LIMIT": 20,
-        "DEFAULT_GRAY_IMG_SIZE": 16,
-        "TRANSFORMS": [{"name": "ToTensor"}],
-    },
+    "DATA__TEST": {"DATA_SOURCES": ["shapes"], "LABEL_SOURCES": ["shapes"], "DATA_LIMIT": 20,
+                   "DEFAULT_GRAY_IMG_SIZE": 16, "TRANSFORMS": [{"name": "ToTensor"}]},
     "MODEL__FEATURE_EVAL_SETTINGS": {"EVAL_MODE_ON": True, "EXTRACT_TRUNK_FEATURES_ONLY": True},
     "LOSS": {"name": "CrossEntropyLoss"},
     "NEAREST_NEIGHBOR": {"TOPK": [1, 5], "L2_NORM_FEATS": True},
-}
+}  # fmt: skip
 
 
 def test_a_trained_trunk_beside_the_untrained_one_and_pixels(
@@ -118,16 +118,6 @@ def _of_pixels(store: Store) -> NDArray[np.float64]:
     if store.layers != ["16x16"]:
         return np.zeros((0, 0))
     return store.layer("16x16").tensor().flatten(1).double().numpy()
-
-
-@pytest.mark.slow
-def test_the_weights_may_be_given(tmp_path: Path) -> None:
-    train(make_run(tmp_path / "trained", **SHAPES))
-    file = tmp_path / "trained" / "checkpoints" / "checkpoint.torch"
-    evaluate(make_run(tmp_path / "elsewhere", "evaluate", **FROZEN,
-                      MODEL__WEIGHTS_INIT__PARAMS_FILE=str(file)))  # fmt: skip
-    report = json.loads((tmp_path / "elsewhere" / "evaluation.json").read_text())
-    assert report["weights"] == str(file)
 
 
 def _scores(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -372,9 +362,71 @@ def test_protocols_that_are_named_are_reported(tmp_path: Path) -> None:
 
 def test_every_protocol_that_a_config_may_name_is_there() -> None:
     assert (*COMPUTE, *ON_IMAGES) == PROTOCOLS
+    assert {*ON_IMAGES} == {*registry.PROTOCOLS.names()}
     assert {*PROTOCOLS} <= {*VERSIONS}
 
 
-def test_a_protocol_that_is_misspelt(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="EVALUATE.PROTOCOLS.0: .* Did you mean 'retrieval'"):
-        make_run(tmp_path, "evaluate", **FROZEN, EVALUATE__PROTOCOLS=["retreival"])
+# ---- The whole report of `evaluate` at one rank and at several.
+
+
+ASKED: dict[str, Any] = {
+    **FROZEN,
+    "EVALUATE": {
+        "DENSE": {"IMAGES": 6}, "SEGMENTATION": {"ITERATIONS": 20}, "LABEL_FREE": ["rankme", "clid"],
+        "OUTSIDE": {"SOURCE": "upright_shapes", "LIMIT": 10},
+        "OTHER_SETS": {"upright": {"SOURCE": "upright_shapes", "LIMIT": 10, "ANSWERS": "shown"}},
+        "CORRUPTIONS": {"KINDS": ["shot_noise", "fog"], "SEVERITIES": [3]},
+    },
+    "LINEAR_PROBE": {"PENALTIES": [10.0]},
+    "SVM": {"costs": {"costs_list": [0.1, 1.0]}, "max_iter": 100,
+            "low_shot": {"k_values": [1, 4], "sample_inds": [1]}},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("trained")
+    train(make_run(folder, **SHAPES, OPTIMIZER__num_epochs=1))
+    for number in range(6):
+        for kind in ("original", "strong"):
+            path = folder / "copies" / kind / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(draw_shape("TRAIN", number, 16 + 4 * (kind == "strong"))).save(path)
+    return str(folder / "checkpoints" / "checkpoint.torch")
+
+
+def judged(folder: Path, weights: str, ranks: int, protocols: list[str]) -> dict[str, Any]:
+    """All values of the report by their names."""
+    copies = {"PATH": str(Path(weights).parents[1] / "copies"), "SIDE": 32}
+    evaluated = {**ASKED["EVALUATE"], "PROTOCOLS": protocols, "COPIES": copies}
+    asked = {**ASKED, "EVALUATE": evaluated}
+    evaluate(make_run(folder, "evaluate", **asked, MODEL__WEIGHTS_INIT__PARAMS_FILE=weights,
+                      DISTRIBUTED__NUM_PROC_PER_NODE=ranks))  # fmt: skip
+    return flat(json.loads((folder / "evaluation.json").read_text())) if is_primary() else {}
+
+
+# The others take seconds: regressions on few images and all pixels, and passes over the images.
+QUICK = ["few_shot_knn", "svm", "low_shot_svm", "retrieval", "calibration", "per_class"]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "protocols"),
+    [(2, QUICK), *(pytest.param(each, [*PROTOCOLS], marks=pytest.mark.slow) for each in (2, 4))],
+)
+def test_the_report_is_the_same(
+    ranks: int, protocols: list[str], weights: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Every value: kNN, linear probe, label-free metrics, protocols, intervals, notes.
+
+    Sums over ranks round otherwise: allow for that in float64.
+    """
+    one = judged(tmp_path / "alone", weights, 1, protocols)
+    pool: RankPool = request.getfixturevalue({2: "two_ranks", 4: "four_ranks"}[ranks])
+    found, *_ = pool.run(judged, tmp_path / "shared", weights, ranks, protocols)
+    assert list(found) == list(one)
+    for name, value in one.items():
+        number = isinstance(value, float)
+        assert found[name] == (pytest.approx(value, rel=1e-9, nan_ok=True) if number else value), (
+            name
+        )
+    assert {name.split(".")[3] for name in found if ".protocols." in name} == {*protocols}

@@ -37,30 +37,16 @@ VIT = "config.MODEL.TRUNK.VISION_TRANSFORMERS"
 # has: decay 0.65 for each block, 0.7 for each stage. As VISSL numbers layers, the last norm of a
 # ViT belongs to the last block.
 RATES: dict[str, tuple[list[str], float, dict[str, float]]] = {
-    "vit": (
-        ["config=quickstart/mae", f"{VIT}.NUM_LAYERS=3", f"{VIT}.USE_CLASS_TOKEN=true"],
-        0.0005 * 200 / 256,
-        {
-            r"trunk\.(cls_token|pos_embed|patch_embed\..*)": 0.17850625,
-            r"trunk\.blocks\.0\..*": 0.274625,
-            r"trunk\.blocks\.1\..*": 0.4225,
-            r"trunk\.(blocks\.2|norm)\..*": 0.65,
-            r"heads\..*": 1.0,
-        },
-    ),
-    "cnn": (
-        ["config=quickstart/simclr"],
-        0.0005 * 200 / 256,
-        {
-            r"trunk\.(base_model|_feature_blocks)?.*(conv1|bn1)\.(weight|bias)": 0.16807,
-            r"trunk\..*layer1\..*": 0.2401,
-            r"trunk\..*layer2\..*": 0.343,
-            r"trunk\..*layer3\..*": 0.49,
-            r"trunk\..*layer4\..*": 0.7,
-            r"heads\..*": 1.0,
-        },
-    ),
-}
+    "vit": (["config=quickstart/mae", f"{VIT}.NUM_LAYERS=3", f"{VIT}.USE_CLASS_TOKEN=true"],
+            0.0005 * 200 / 256,
+            {r"trunk\.(cls_token|pos_embed|patch_embed\..*)": 0.17850625,
+             r"trunk\.blocks\.0\..*": 0.274625, r"trunk\.blocks\.1\..*": 0.4225,
+             r"trunk\.(blocks\.2|norm)\..*": 0.65, r"heads\..*": 1.0}),
+    "cnn": (["config=quickstart/simclr"], 0.0005 * 200 / 256,
+            {r"trunk\.(base_model|_feature_blocks)?.*(conv1|bn1)\.(weight|bias)": 0.16807,
+             r"trunk\..*layer1\..*": 0.2401, r"trunk\..*layer2\..*": 0.343,
+             r"trunk\..*layer3\..*": 0.49, r"trunk\..*layer4\..*": 0.7, r"heads\..*": 1.0}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", RATES)

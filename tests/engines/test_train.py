@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -39,16 +40,6 @@ def _final(folder: Path) -> dict[str, Any]:
     return files.newest(folder / "checkpoints")[1]["classy_state_dict"]
 
 
-def _flat(value: Any, path: str = "") -> dict[str, Any]:
-    if isinstance(value, dict):
-        return {
-            k: v for key, each in value.items() for k, v in _flat(each, f"{path}.{key}").items()
-        }
-    if isinstance(value, (list, tuple)):
-        return {k: v for i, each in enumerate(value) for k, v in _flat(each, f"{path}.{i}").items()}
-    return {path: value}
-
-
 def _cut(after: int) -> dict[str, Any]:
     return {"HOOKS__EXTRA": [{"name": "test_power_cut", "after": after}]}
 
@@ -71,8 +62,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return get
 
 
+@pytest.fixture
+def complete(whole: Callable[..., Path], tmp_path: Path) -> Path:
+    """The folder of the test, with a copy of a run that is complete."""
+    return Path(shutil.copytree(whole(), tmp_path, symlinks=True, dirs_exist_ok=True))
+
+
 def _assert_same_state(one: dict[str, Any], two: dict[str, Any]) -> None:
-    first, second = _flat(one), _flat(two)
+    first, second = flat(one), flat(two)
     assert first.keys() == second.keys()
     for key, value in first.items():
         equal = torch.equal(value, second[key]) if torch.is_tensor(value) else value == second[key]
@@ -99,12 +96,9 @@ def test_what_a_run_leaves_behind(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     ]  # fmt: skip
     assert [i for i, _ in _losses(tmp_path / "run")] == list(range(1, 9))
     assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == [
-        "checkpoint.torch",
-        "model_final_checkpoint_phase1.json",
-        "model_final_checkpoint_phase1.torch",
-        "model_phase0.json",
-        "model_phase0.torch",
-    ]
+        "checkpoint.torch", "model_final_checkpoint_phase1.json",
+        "model_final_checkpoint_phase1.torch", "model_phase0.json", "model_phase0.torch",
+    ]  # fmt: skip
     assert (
         yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["config"]["SEED_VALUE"] == 0
     )
@@ -118,9 +112,8 @@ def test_what_a_run_leaves_behind(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert len(text.splitlines()) < 40
 
 
-def test_vissls_keys_are_in_the_checkpoint(tmp_path: Path) -> None:
-    train(make_run(tmp_path))
-    state = files.newest(tmp_path / "checkpoints")[1]
+def test_vissls_keys_are_in_the_checkpoint(complete: Path) -> None:
+    state = files.newest(complete / "checkpoints")[1]
     assert state["type"] == "consolidated"
     assert (state["phase_idx"], state["train_phase_idx"], state["iteration"]) == (1, 1, 8)
     model = state["classy_state_dict"]["base_model"]["model"]
@@ -301,37 +294,26 @@ def test_a_trained_run_is_tested_alone(tmp_path: Path) -> None:
     assert test["accuracy_list_meter"] == last["accuracy_list_meter"]
 
 
-def test_a_complete_run_is_not_trained_again(tmp_path: Path) -> None:
-    train(make_run(tmp_path))
-    before = (tmp_path / "metrics.jsonl").read_bytes()
-    again = make_run(tmp_path)
+def test_a_complete_run_is_not_trained_again(complete: Path) -> None:
+    before = (complete / "metrics.jsonl").read_bytes()
+    again = make_run(complete)
     train(again)
     assert "this run is complete, 8 steps" in screen(again)
-    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    assert (complete / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_complete_run_goes_on_when_it_is_made_longer(tmp_path: Path) -> None:
-    train(make_run(tmp_path))
-    longer = make_run(tmp_path, OPTIMIZER__num_epochs=3)
-    train(longer)
-    assert "resumed from" in screen(longer)
-    assert _final(tmp_path)["progress"]["iteration"] == 12
-
-
-def test_training_over_a_complete_run_moves_it_aside(tmp_path: Path) -> None:
-    train(make_run(tmp_path))
-    first = _losses(tmp_path)
-    again = make_run(tmp_path, CHECKPOINT__OVERWRITE_EXISTING=True)
+def test_training_over_a_complete_run_moves_it_aside(complete: Path) -> None:
+    first = _losses(complete)
+    again = make_run(complete, CHECKPOINT__OVERWRITE_EXISTING=True)
     train(again)
     assert "the earlier run's files are in" in screen(again)
-    assert _losses(tmp_path) == first
-    assert _losses(tmp_path / "earlier" / "1") == first
+    assert _losses(complete) == first
+    assert _losses(complete / "earlier" / "1") == first
 
 
-def test_existing_checkpoints_are_not_trained_over_without_auto_resume(tmp_path: Path) -> None:
-    train(make_run(tmp_path))
+def test_existing_checkpoints_are_not_trained_over_without_auto_resume(complete: Path) -> None:
     with pytest.raises(CheckpointError, match="AUTO_RESUME is false"):
-        train(make_run(tmp_path, CHECKPOINT__AUTO_RESUME=False))
+        train(make_run(complete, CHECKPOINT__AUTO_RESUME=False))
 
 
 def test_a_broken_newest_checkpoint_costs_only_its_steps(tmp_path: Path) -> None:
@@ -366,29 +348,6 @@ def test_weights_to_start_from_are_read_once_and_not_on_resume(tmp_path: Path) -
     assert _final(tmp_path / "second")["progress"]["iteration"] == 2
 
 
-def test_bf16_on_the_cpu(tmp_path: Path) -> None:
-    amp = {"USE_AMP": True, "AMP_TYPE": "pytorch", "AMP_DTYPE": "bfloat16"}
-    run = make_run(tmp_path, MODEL__AMP_PARAMS=amp)
-    train(run)
-    assert "bf16" in screen(run)
-    assert all(0 < loss < 10 for _, loss in _losses(tmp_path))
-
-
-def test_tensorboard_and_stage_times_on_request(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", "sslengine")
-    board = {"USE_TENSORBOARD": True, "LOG_PARAMS_EVERY_N_ITERS": 2}
-    train(
-        make_run(
-            tmp_path, HOOKS__TENSORBOARD_SETUP=board, HOOKS__PERF_STATS__MONITOR_PERF_STATS=True
-        )
-    )
-    (events,) = (tmp_path / "tb_logs").glob("events*")
-    assert b"parameters/" not in events.read_bytes()  # histograms are asked for by LOG_PARAMS
-    assert "optimizer_step" in caplog.text
-
-
 def _writers(folder: Path, **changes: Any) -> list[str]:
     writers = make_writers(make_run(folder, **changes), 0)
     for each in writers:
@@ -404,13 +363,6 @@ def test_writers_by_name_and_tensorboard_by_vissls_key(tmp_path: Path) -> None:
     names = ["json", {"name": "tensorboard"}]
     both = {"HOOKS__WRITERS": names, "HOOKS__TENSORBOARD_SETUP": board}
     assert _writers(tmp_path, **both) == ["JsonLinesWriter", "TensorBoardWriter"]
-
-
-def test_a_run_without_json_lines(tmp_path: Path) -> None:
-    run = make_run(tmp_path, HOOKS__WRITERS=["log"])
-    train(run)
-    assert not (tmp_path / "metrics.jsonl").exists()
-    assert "metrics.jsonl" not in screen(run)
 
 
 # ---- several ranks
@@ -458,9 +410,8 @@ def test_how_often_ranks_read_their_losses_changes_no_metric(
     _assert_same_state(_final(tmp_path / "1"), _final(tmp_path / "3"))
 
 
-def test_what_changed_is_told_and_another_model_refused(tmp_path: Path) -> None:
-    train(make_run(tmp_path))
-    longer = make_run(tmp_path, OPTIMIZER__num_epochs=3, LOG_FREQUENCY=2)
+def test_what_changed_is_told_and_another_model_refused(complete: Path) -> None:
+    longer = make_run(complete, OPTIMIZER__num_epochs=3, LOG_FREQUENCY=2)
     train(longer)
     assert "changed since the last start:" in screen(longer)
     assert "config.OPTIMIZER.num_epochs: 2 -> 3" in screen(longer)
@@ -469,25 +420,24 @@ def test_what_changed_is_told_and_another_model_refused(tmp_path: Path) -> None:
         "LOSS__simclr_info_nce_loss__temperature": 0.7,
     }
     with pytest.raises(ConfigError) as error:
-        train(make_run(tmp_path, **other))
+        train(make_run(complete, **other))
     text = str(error.value)
     assert "config.LOSS.simclr_info_nce_loss.temperature: " in text
     assert "-> 0.7" in text
     assert "num_epochs" not in text
-    train(make_run(tmp_path, **other, CHECKPOINT__ALLOW_CHANGED_CONFIG=True))
-    assert _final(tmp_path)["progress"]["iteration"] == 16
+    train(make_run(complete, **other, CHECKPOINT__ALLOW_CHANGED_CONFIG=True))
+    assert _final(complete)["progress"]["iteration"] == 16
 
 
 @pytest.mark.parametrize("content", [b"a: [1\n", b"\xff\xfe\0", b"", b"- 1\n"])
-def test_a_config_that_was_damaged_is_named(tmp_path: Path, content: bytes) -> None:
-    train(make_run(tmp_path))
-    (tmp_path / "config.yaml").write_bytes(content)
+def test_a_config_that_was_damaged_is_named(complete: Path, content: bytes) -> None:
+    (complete / "config.yaml").write_bytes(content)
     with pytest.raises(ConfigError, match=r"/config.yaml: .*\n(.*\n)*.* Restore it; or move it"):
-        train(make_run(tmp_path, OPTIMIZER__num_epochs=3))
-    assert (tmp_path / "config.yaml").read_bytes() == content
-    (tmp_path / "config.yaml").unlink()
-    train(make_run(tmp_path, OPTIMIZER__num_epochs=3))
-    assert _final(tmp_path)["progress"]["iteration"] == 12
+        train(make_run(complete, OPTIMIZER__num_epochs=3))
+    assert (complete / "config.yaml").read_bytes() == content
+    (complete / "config.yaml").unlink()
+    train(make_run(complete, OPTIMIZER__num_epochs=3))
+    assert _final(complete)["progress"]["iteration"] == 12
 
 
 RECORDED: dict[str, Any] = {**SUPERVISED, **WITH_TEST, "LOG_FREQUENCY": 1}
@@ -499,14 +449,6 @@ class CutAfterTest(Hook):
     def on_phase_start(self, task: Any) -> None:
         if task.train and task.iteration == 4:
             raise PowerCut
-
-
-def _recorded(folder: Path) -> list[dict[str, Any]]:
-    """All lines, but for times."""
-    return [
-        {name: value for name, value in line.items() if name not in _TIMES}
-        for line in _lines(folder)
-    ]
 
 
 def test_a_kill_after_a_test_phase_leaves_its_record_once(
@@ -521,7 +463,7 @@ def test_a_kill_after_a_test_phase_leaves_its_record_once(
     train(make_run(tmp_path, **RECORDED))
     phases = [(r["split"], r["iteration"]) for r in history.read(tmp_path, "phase", split=None)]
     assert phases == [("train", 4), ("test", 4), ("train", 8), ("test", 8)]
-    assert _recorded(tmp_path) == _recorded(whole(**RECORDED))
+    assert _timeless(tmp_path) == _timeless(whole(**RECORDED))
 
 
 def test_records_are_on_the_disk_before_the_checkpoint_has_its_name(
@@ -567,7 +509,7 @@ def _killed_on_ranks(folder: Path, whole: Path) -> Any:
     with suppress(PowerCut):
         train(make_run(folder, **RANKS, **_cut(6)))
     train(make_run(folder, **RANKS))
-    return (_recorded(whole), _recorded(folder)) if rank() == 0 else (None, None)
+    return (_timeless(whole), _timeless(folder)) if rank() == 0 else (None, None)
 
 
 RANKS = {**RECORDED, "CHECKPOINT__CHECKPOINT_ITER_FREQUENCY": 1,

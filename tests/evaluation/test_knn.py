@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sklearn.neighbors import KNeighborsClassifier, NearestNeighbors
 from torch import Tensor
 
-from sslengine.errors import ConfigError, DataError
+from sslengine.errors import ConfigError
 from sslengine.evaluation import neighbours
 from sslengine.evaluation.knn import (
     knn_accuracy,
@@ -125,12 +125,6 @@ def test_half_precision_features_are_compared_in_single_precision() -> None:
     assert torch.equal(knn_votes(*low, k=5), knn_votes(*high, k=5))
 
 
-def test_features_of_any_shape_are_flattened() -> None:
-    flat = knn_votes(TRAIN, TRAIN_LABELS, TEST, k=5)
-    shaped = knn_votes(TRAIN.view(-1, 3, 2, 1), TRAIN_LABELS, TEST.view(-1, 3, 2, 1), k=5)
-    assert torch.equal(shaped, flat)
-
-
 @pytest.mark.parametrize("metric", ["cosine", "dot", "euclid"])
 def test_one_search_for_all_k(metric: Any) -> None:
     ks = [20, 1, 300, 7]
@@ -186,8 +180,3 @@ def test_top_accuracy_counts_labels_among_the_best_scores() -> None:
 def test_an_impossible_number_of_neighbours(k: int) -> None:
     with pytest.raises(ConfigError, match=rf"TOPK: expected 1 to 300, .* got {k}"):
         knn_votes(TRAIN, TRAIN_LABELS, TEST, k)
-
-
-def test_features_are_checked() -> None:
-    with pytest.raises(DataError, match="Nearest neighbours: .* 300 training features"):
-        knn_votes(TRAIN, TRAIN_LABELS[:-1], TEST, k=5)

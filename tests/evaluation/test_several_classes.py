@@ -17,8 +17,7 @@ from torch import Tensor
 from sslengine.errors import DataError
 from sslengine.evaluation import linear_many
 from sslengine.evaluation.calibration import calibration_of_probe
-from sslengine.evaluation.few_labels import few_labels
-from sslengine.evaluation.few_shot import few_shot_knn, few_shot_logistic
+from sslengine.evaluation.few_shot import few_labels, few_shot_knn, few_shot_logistic
 from sslengine.evaluation.knn import knn_scores, knn_votes
 from sslengine.evaluation.linear import linear_probe
 from sslengine.evaluation.linear_many import linear_probe_of_many, mean_average_precision

@@ -186,12 +186,9 @@ def test_a_folder_of_weights_with_a_config(tmp_path: Path) -> None:
     skip = "config.MODEL.WEIGHTS_INIT.SKIP_LAYERS=[layer4.0.conv2]"
     with pytest.raises(CheckpointError, match="asked to leave out trunk.layer4.0.conv2.weight"):
         sslengine.export(
-            tmp_path,
-            tmp_path / "two",
-            "state-dict",
-            config="photos/simclr",
+            tmp_path, tmp_path / "two", "state-dict", config="photos/simclr",
             overrides=[*typed, skip],
-        )
+        )  # fmt: skip
 
 
 def test_nothing_is_overwritten(narrow: Path, tmp_path: Path) -> None:

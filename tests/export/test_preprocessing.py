@@ -1,7 +1,8 @@
-"""What single images go through, in timm's words."""
+"""Preprocessing of an export, as timm says it and as the code of its page does."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,14 @@ import timm
 import torch
 from PIL import Image
 from torchvision import transforms
+from torchvision.transforms import CenterCrop
 
+from sslengine.data.decode.decoding import Decoder
+from sslengine.export.image_code import eight_bits_code, opening, view_code
 from sslengine.export.preprocessing import describe
-from tests.export.subjects import MEAN, STD
+from tests.data.decode.test_decoding import encode
+from tests.data.deep_files import numbers, png
+from tests.export.subjects import MEAN, STD, subject, timm_vit
 
 TAIL: list[dict[str, Any]] = [
     {"name": "ToTensor"},
@@ -71,3 +77,60 @@ def test_one_number_is_for_all_bands() -> None:
     )
     assert (given.mean, given.std) == ([0.5] * 4, [2.0] * 4)
     assert describe([{"name": "ToTensor"}], "", 2).std == [1.0, 1.0]
+
+
+# ---- The lines of pages that crop pictures, beside torchvision's CenterCrop, and that read them.
+
+
+SIDES = range(17, 49)  # smaller and larger than the crop
+
+
+@pytest.mark.parametrize("crop", [[32, 32], [24, 40]])
+def test_all_margins_are_cropped_and_padded_as_torchvision_does(crop: list[int]) -> None:
+    """Half of an odd margin is rounded in another way where pixels are added."""
+    view = [{"name": "CenterCrop", "size": crop}, {"name": "ToTensor"}]
+    given = subject(timm_vit(img_size=crop), DATA__TEST__TRANSFORMS=view)
+    found: dict[str, Any] = {}
+    exec(view_code(given, "uint8"), found)
+    draw = np.random.default_rng(0)
+    for side in SIDES:
+        for shape in ((side, 48), (48, side), (side, 65 - side)):
+            picture = Image.fromarray(draw.integers(1, 256, (*shape, 3), dtype=np.uint8))
+            wanted = np.asarray(CenterCrop(crop)(picture))
+            np.testing.assert_array_equal(found["view"](picture), wanted, f"{shape}")
+
+
+def _read(code: str, **values: Any) -> np.ndarray:
+    exec(code, values)
+    return np.asarray(values["image"])
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("given", ["drop", "white", "#2060a0"])
+def test_a_page_shows_the_same_through_transparent_pixels(
+    given: str, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each kind of file; of 16 bits from an array, as tifffile reads it."""
+    monkeypatch.chdir(tmp_path)
+    keys = {
+        "DATA__TRAIN__TRANSPARENT": given, "DATA__TRAIN__IMAGE_MODE": mode,
+        "DATA__TRAIN__DATA_SOURCES": ["disk_folder"], "DATA__TRAIN__RANDOM_SYNTHETIC_IMAGES": False,
+    }  # fmt: skip
+    channels = 3 if mode == "RGB" else 1
+    plain, ranged = (
+        subject(timm_vit(), channels, DATA__TRAIN__PIXEL_RANGE=range, **keys)
+        for range in ("", "image")
+    )
+    decoder = Decoder.of(ranged.image_options, "TRAIN")
+    image = Image.fromarray(numbers((16, 16, 4), np.uint8), "RGBA")
+    for each in (image, image.convert("LA"), image.convert("RGB").quantize(8), image.convert("L")):
+        encoded = encode(each, **({"transparency": 3} if each.mode == "P" else {}))
+        Path("image.png").write_bytes(encoded)
+        expected = np.asarray(decoder(encoded))
+        for one in (plain, ranged):
+            np.testing.assert_array_equal(_read(eight_bits_code(one) + opening(one)), expected)
+    for bands, kind in ((4, 6), (2, 4)):
+        values = numbers((16, 16, bands), np.uint16)
+        made = _read(eight_bits_code(ranged) + "image = eight_bits(given)", given=values)
+        difference = made.astype(float) - np.asarray(decoder(png(values, kind)))
+        assert np.abs(difference).max() <= 1

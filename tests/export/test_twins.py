@@ -23,35 +23,25 @@ SWIN = {"IMAGE_SIZE": SIDE, "EMBED_DIM": 16, "DEPTHS": [1, 1], "NUM_HEADS": [2, 
 RESNET = {"DEPTH": 18, "BLOCKS": [1, 1, 1, 1]}
 TRUNKS: dict[str, dict[str, Any]] = {
     "vit": {"NAME": "vision_transformer", "VISION_TRANSFORMERS": VIT},
-    "vit with registers": {
-        "NAME": "vision_transformer",
-        "VISION_TRANSFORMERS": {**VIT, "REGISTER_TOKENS": 2, "LAYER_SCALE": 0.5},
-    },
-    "vit without a class token": {
-        "NAME": "vision_transformer",
-        "VISION_TRANSFORMERS": {
-            **VIT,
-            "USE_CLASS_TOKEN": False,
-            "QKV_BIAS": True,
-            "PROJ_BIAS": False,
-        },
-    },
+    "vit with registers": {"NAME": "vision_transformer",
+                           "VISION_TRANSFORMERS": {**VIT, "REGISTER_TOKENS": 2,
+                                                   "LAYER_SCALE": 0.5}},
+    "vit without a class token": {"NAME": "vision_transformer",
+                                  "VISION_TRANSFORMERS": {**VIT, "USE_CLASS_TOKEN": False,
+                                                          "QKV_BIAS": True, "PROJ_BIAS": False}},
     "swin": {"NAME": "swin_transformer", "SWIN_TRANSFORMER": SWIN},
     "xcit": {"NAME": "xcit", "XCIT": SIZES},
     "beit": {"NAME": "beit", "BEIT": SIZES},
-    "beit of the class token": {
-        "NAME": "beit",
-        "BEIT": {**SIZES, "USE_MEAN_POOLING": False, "INIT_VALUES": 0.1, "QKV_BIAS": True},
-    },
+    "beit of the class token": {"NAME": "beit",
+                                "BEIT": {**SIZES, "USE_MEAN_POOLING": False, "INIT_VALUES": 0.1,
+                                         "QKV_BIAS": True}},
     "convnext": {"NAME": "convnext", "CONVNEXT": {"DEPTH": [1, 1, 1, 1], "DIMS": [8, 16, 24, 32]}},
     "resnet": {"NAME": "resnet", "RESNETS": RESNET},
-    "resnext": {
-        "NAME": "resnet",
-        "RESNETS": {"BLOCKS": [1, 1, 1, 1], "GROUPS": 4, "WIDTH_PER_GROUP": 16},
-    },
+    "resnext": {"NAME": "resnet",
+                "RESNETS": {"BLOCKS": [1, 1, 1, 1], "GROUPS": 4, "WIDTH_PER_GROUP": 16}},
     "torchvision's": {"NAME": "torchvision", "TORCHVISION": {"model": "resnet18"}},
     "timm's": timm_vit(init_values=0.1, reg_tokens=2),
-}
+}  # fmt: skip
 if "use_fc_norm" in inspect.signature(timm.models.Beit).parameters:  # of newer versions
     NORMED = {**SIZES, "NORM_BEFORE_POOLING": True}
     TRUNKS["beit of normed patches"] = {"NAME": "beit", "BEIT": NORMED}
@@ -111,11 +101,8 @@ SCALED = {"NAME": "vision_transformer", "VISION_TRANSFORMERS": {**VIT, "QK_SCALE
 @pytest.mark.parametrize(
     ("trunk", "to", "why"),
     [
-        (
-            NARROW,
-            "timm",
-            r"timm has no ResNet with config.MODEL.TRUNK.RESNETS.WIDTH_MULTIPLIER 0.0",
-        ),
+        (NARROW, "timm",
+         r"timm has no ResNet with config.MODEL.TRUNK.RESNETS.WIDTH_MULTIPLIER 0.0"),
         (NARROW, "torchvision", r"torchvision has no ResNet with .*WIDTH_MULTIPLIER 0.0625"),
         (CHANNELS, "torchvision", r"torchvision has no ResNet with .*CHANNELS \[4, 8, 16, 64\]"),
         (GROUP_NORM, "timm", "NORM GroupNorm"),
@@ -124,16 +111,13 @@ SCALED = {"NAME": "vision_transformer", "VISION_TRANSFORMERS": {**VIT, "QK_SCALE
         (ROPE, "timm", "no vision transformer with .*VISION_TRANSFORMERS.ROPE centres"),
         ({"NAME": "regnet", "REGNET": {"name": "regnet_y_400mf"}}, "timm", "no network like"),
         ({"NAME": "vision_transformer", "VISION_TRANSFORMERS": VIT}, "torchvision", "no network"),
-        (
-            {"NAME": "torchvision", "TORCHVISION": {"model": "mobilenet_v3_small"}},
-            "detectron2",
-            "of ResNets",
-        ),
+        ({"NAME": "torchvision", "TORCHVISION": {"model": "mobilenet_v3_small"}}, "detectron2",
+         "of ResNets"),
         (timm_vit(global_pool="avg"), "hf-dinov2", "its feature is not the class token"),
         (timm_vit(qk_norm=True), "hf-dinov2", "its attention is of another kind"),
         (timm_vit(mlp_ratio=2.5), "hf-dinov2", "its MLPs are of another kind"),
     ],
-)
+)  # fmt: skip
 def test_what_a_library_does_not_have_is_refused(trunk: dict[str, Any], to: str, why: str) -> None:
     with pytest.raises(ExportError, match=why):
         find(to).prepare(subject(trunk), "")

@@ -3,7 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from sslengine.config.sections import section_problems
 from sslengine.hooks.default import default_hooks
+from sslengine.hooks.options import EarlyStoppingOptions, RuntimeProfilingOptions
 from tests.config.recipes import resolved
 from tests.engines.runs import CutPower
 
@@ -48,12 +52,6 @@ def test_what_can_be_asked_for_in_its_order() -> None:
     ]
 
 
-def test_parameters_frozen_for_epochs_alone() -> None:
-    config = resolved(MODEL__TEMP_FROZEN_PARAMS_EPOCH_MAP=[["trunk.*", 2]]).config
-    (freeze,) = [each for each in default_hooks(config, Path()) if hasattr(each, "epochs")]
-    assert [*map(list, freeze.epochs)] == [["trunk.*", 2]]
-
-
 def test_hooks_of_ones_own_by_name_or_with_arguments() -> None:
     config = resolved(HOOKS__EXTRA=["tests.hooks.test_default:Plain"]).config
     assert any(isinstance(hook, Plain) for hook in default_hooks(config, Path()))
@@ -66,3 +64,17 @@ class Plain:
     name = "plain"
 
     def on_end(self, task: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        (RuntimeProfilingOptions(USE_PROFILER=True, PROFILE_CPU=False, PROFILE_GPU=False),
+         "USE_PROFILER"),
+        (EarlyStoppingOptions(MONITOR="loss"), "MONITOR"),
+        (EarlyStoppingOptions(MONITOR="valid.loss"), "MONITOR"),
+    ],
+)  # fmt: skip
+def test_options_that_cannot_be(options: Any, key: str) -> None:
+    (problem,) = section_problems(options)
+    assert problem.startswith(f"{key}: ")

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from sslengine.checkpoint.options import CheckpointOptions
-from sslengine.config.sections import section_problems
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.engine import loop
 from sslengine.engine.checkpointing import SaveCheckpoints
@@ -21,7 +20,6 @@ from sslengine.hooks import eval_mode
 from sslengine.hooks.default import default_hooks
 from sslengine.hooks.eval_mode import PreciseBatchNorm, refresh
 from sslengine.hooks.events import Hook
-from sslengine.hooks.options import PreciseBnOptions
 from sslengine.python.fit import fit
 from sslengine.python.task import PythonTask
 from tests.config.recipes import resolved
@@ -195,52 +193,34 @@ def test_before_tests_and_checkpoints(
     assert at == expected
 
 
-def test_a_model_without_batch_norm_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    task = train(tmp_path, [PreciseBatchNorm(2)], _saves(tmp_path), **SUPERVISED)
-    assert task.iteration == 8
-    assert "no trained batch norm" in caplog.text
-
-
-@pytest.mark.parametrize("step", ["loss_dict_train_step", "model_train_step"])
-def test_a_model_that_gives_its_losses_is_refused(step: str) -> None:
-    with pytest.raises(ConfigError, match=f"PRECISE_BN.ENABLED: with {step}"):
-        begin([make_batch()], ListModel(), None, TRAINER__TRAIN_STEP_NAME=step, **ON)
-
-
-def test_its_options() -> None:
-    assert list(section_problems(PreciseBnOptions())) == []
-    (problem,) = section_problems(PreciseBnOptions(NUM_ITERS=0))
-    assert problem == "NUM_ITERS: expected 1 or more, got 0."
+def test_a_model_that_gives_its_losses_is_refused() -> None:
+    step = {"TRAINER__TRAIN_STEP_NAME": "loss_dict_train_step"}
+    with pytest.raises(ConfigError, match="config.HOOKS.PRECISE_BN.ENABLED"):
+        begin([make_batch()], ListModel(), None, **step, **ON)
 
 
 # ---- several ranks
 
 
-def _run_on_ranks(folder: Path, sync: bool) -> dict[str, Tensor]:
+def _run_on_ranks(folder: Path) -> dict[str, Tensor]:
     changes = {
         "DISTRIBUTED__NUM_PROC_PER_NODE": world_size(),
         "OPTIMIZER__num_epochs": 1,
         "OPTIMIZER__param_schedulers__lr__start_value": 0.0,  # statistics alone are compared
         "DATA__TRAIN__BATCHSIZE_PER_REPLICA": 8 // world_size(),
-        **(SYNC_BN if sync else {}),
+        **SYNC_BN,
     }
-    task = train(
-        folder / str(rank()), [PreciseBatchNorm(3)], _saves(folder / str(rank())), **changes
-    )
+    folder = folder / str(rank())
+    task = train(folder, [PreciseBatchNorm(3)], _saves(folder), **changes)
     return {name: value for name, value in weights(task).items() if "running_" in name}
 
 
-@pytest.mark.parametrize("sync", [False, True])
-def test_two_ranks_have_what_one_has(two_ranks: RankPool, tmp_path: Path, sync: bool) -> None:
-    alone = _run_on_ranks(tmp_path / "one", sync)
-    first, second = two_ranks.run(_run_on_ranks, tmp_path, sync)
+def test_two_ranks_have_what_one_has(two_ranks: RankPool, tmp_path: Path) -> None:
+    alone = _run_on_ranks(tmp_path / "one")
+    first, second = two_ranks.run(_run_on_ranks, tmp_path)
     assert same(first, second)
-    # Without synchronisation ranks normalise apart, so what comes into later layers differs.
-    names = list(alone) if sync else list(alone)[:2]
-    for name in names:
-        torch.testing.assert_close(first[name], alone[name], rtol=1e-4, atol=1e-6)
+    for name, value in alone.items():
+        torch.testing.assert_close(first[name], value, rtol=1e-4, atol=1e-6)
 
 
 def _asked(**options: Any) -> list[int]:

@@ -9,7 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor, nn
 
 from sslengine.hooks.pictures import SavePictures, TensorBoardHistograms, grid
-from sslengine.monitor.writers import Record, TensorBoardWriter, Writer
+from sslengine.monitor.writers import Record, RunPlace, TensorBoardWriter, Writer
 from tests.engine.tasks import ListModel, begin, make_batch
 
 
@@ -86,11 +86,11 @@ def test_histograms_every_so_many_steps(tmp_path: Path) -> None:
         TensorBoardHistograms(every=1, parameters=False, gradients=False),
     )
     task = begin([make_batch()] * 3, ListModel(), nn.CrossEntropyLoss(), *hooks)
-    task.writers.append(TensorBoardWriter(tmp_path))
+    task.writers.append(TensorBoardWriter(RunPlace(tmp_path, 0)))
     for _ in range(3):
         task.step()
     task.on_end()
-    events = EventAccumulator(str(tmp_path), size_guidance={"histograms": 0})
+    events = EventAccumulator(str(tmp_path / "tb_logs"), size_guidance={"histograms": 0})
     events.Reload()
     assert sorted(events.Tags()["histograms"]) == [
         "gradients/linear.bias",

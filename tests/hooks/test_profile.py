@@ -1,206 +1,37 @@
 from __future__ import annotations
 
-import io
 import json
 import logging
-from dataclasses import replace
+import pickle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 from torch import nn
 
 from sslengine.checkpoint import files
-from sslengine.distributed.ranks import rank, world_size
-from sslengine.engine import loop
+from sslengine.distributed.ranks import world_size
 from sslengine.engine.build import build_base_model
 from sslengine.engines.train import train as train_engine
 from sslengine.errors import ConfigError, Preempted
-from sslengine.hooks import profile
-from sslengine.hooks.events import Hook
+from sslengine.hooks.default import make_extra
 from sslengine.hooks.options import ProfilingOptions, RuntimeProfilingOptions
-from sslengine.hooks.profile import IterationTimer, LogPerfStats, PerfStats, ProfileSteps
-from sslengine.monitor.console import ConsoleWriter
+from sslengine.hooks.profile import (
+    LogComplexity,
+    LogGpuMemory,
+    LogGpus,
+    ProfileSteps,
+    WriteMemorySnapshot,
+)
+from sslengine.monitor.environment import peak_memory
 from sslengine.trust import Opened, closed
 from tests.config.recipes import resolved
-from tests.engine.runs import CPU, Stop, Watch, make_task, same, train, weights
-from tests.engine.tasks import ListModel, begin, make_batch
-from tests.engine.test_task import SUPERVISED, SYNC_BN, WITH_TEST
+from tests.engine.runs import CPU, Watch, same, train, weights
+from tests.engine.test_task import SYNC_BN
 from tests.engines.runs import make_run
-from tests.gpu.place import nothing_waits
 from tests.ranks import RankPool
-
-
-class Clock:
-    """Time that passes only when it is told to."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(profile, "perf_counter", clock)
-    return clock
-
-
-# ---- stages
-
-
-def test_times_add_up_per_stage_and_come_out_as_means(clock: Clock) -> None:
-    stats = PerfStats()
-    stats.start()
-    for seconds in (1.0, 3.0):
-        with stats.forward:
-            clock.now += seconds
-    (row,) = stats.report()
-    assert (row.name, row.count, row.host_ms, row.gpu_ms) == ("forward", 2, 2000.0, None)
-    assert "forward" in stats.report_str()
-    stats.start()
-    assert stats.report() == []
-
-
-def test_nothing_is_timed_before_it_is_asked_for(clock: Clock) -> None:
-    stats = PerfStats()
-    with stats.forward:
-        clock.now += 1.0
-    assert stats.report() == []
-    assert "MONITOR_PERF_STATS=true" in stats.report_str()
-
-
-def test_a_stage_that_raises_is_timed_too(clock: Clock) -> None:
-    stats = PerfStats()
-    stats.start()
-    with pytest.raises(ValueError), stats.backward:  # noqa: PT012
-        clock.now += 2.0
-        raise ValueError
-    assert stats.report()[0].host_ms == 2000.0
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_gpu_time_is_read_without_waiting() -> None:
-    stats = PerfStats()
-    stats.start(measure_gpu=True)
-    matrix = torch.randn(2048, 2048, device="cuda")
-    with nothing_waits():
-        for _ in range(5):
-            with stats.forward:
-                matrix = matrix @ matrix.T / 2048
-        stats.report()
-    torch.cuda.synchronize()
-    (row,) = stats.report()
-    assert row.gpu_ms is not None
-    assert row.gpu_ms > 0
-
-
-@pytest.mark.parametrize(("frequency", "reports"), [(-1, 1), (2, 3)])
-def test_stage_times_are_logged(
-    frequency: int, reports: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    task = begin([make_batch()] * 4, ListModel(), nn.CrossEntropyLoss(), LogPerfStats(frequency))
-    for _ in range(4):
-        task.step()
-    task.on_phase_end()
-    told = [text for text in caplog.messages if "stage times" in text]
-    assert len(told) == reports
-    assert "forward" in told[-1]
-    task.start_phase()
-    task.on_phase_start()
-    assert task.perf.report() == []
-
-
-# ---- the time of a step
-
-
-class TakesTime(Hook):
-    """Steps and hooks of known length."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
-
-    def on_step_start(self, task: Any) -> None:
-        self.clock.now += 0.25  # a hook
-
-    def on_phase_end(self, task: Any) -> None:
-        self.clock.now += 1.0  # a hook, once a phase
-
-
-def _run(
-    folder: Path, clock: Clock, timer: IterationTimer, hooks: list[Any], **changes: Any
-) -> str:
-    task = make_task(
-        folder, [timer, TakesTime(clock), *hooks], HOOKS__ITERATION_TIMER=True, **changes
-    )
-    made = task.parts.train_step_function
-
-    def slow(task: Any) -> Any:
-        # The first steps take long; a test step longer than any.
-        clock.now += (10.0 if task.iteration < 2 else 2.0) if task.train else 1000.0
-        return made(task)
-
-    task.parts = replace(task.parts, train_step_function=slow)
-    console = Console(file=io.StringIO(), width=200)
-    task.writers.append(ConsoleWriter(console))
-    try:
-        loop.run(task)
-    finally:
-        task.close()
-        text = console.file.getvalue()  # type: ignore[attr-defined]
-    return str(text)
-
-
-def test_steps_and_the_share_of_hooks(
-    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "sslengine")
-    timer = IterationTimer(warmup_steps=2)
-    screen = _run(tmp_path, clock, timer, [], **SUPERVISED, **WITH_TEST)
-    # 8 steps in two phases, of which 2 are not counted: 6 of 2 s and 0.25 s of a hook each,
-    # and a hook at the end of both train phases. Test phases do not count.
-    assert timer.steps == 6
-    assert timer.seconds == pytest.approx(6 * 2.25 + 2 * 1.0)
-    assert timer.in_hooks == pytest.approx(6 * 0.25 + 2 * 1.0)
-    line = "6 steps in 0:00:16, 2.583 s each; 22.6 % in hooks"
-    assert line in caplog.text
-    assert line in screen
-
-
-def test_the_figures_are_logged_with_each_train_phase(tmp_path: Path, clock: Clock) -> None:
-    class Read(Hook):
-        seen: list[dict[str, Any]] = []
-
-        def on_phase_end(self, task: Any) -> None:
-            self.seen.append(dict(task.phase_results))
-
-    _run(tmp_path, clock, IterationTimer(warmup_steps=2), [Read()])
-    assert Read.seen[0]["seconds_per_step"] == pytest.approx(2.25)
-    assert Read.seen[0]["percent_in_hooks"] == pytest.approx(100 * 0.25 / 2.25)
-
-
-def test_it_is_told_when_a_step_raises_too(
-    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "sslengine")
-    with pytest.raises(Stop):
-        _run(tmp_path, clock, IterationTimer(warmup_steps=2), [Watch(stop_after=4)])
-    assert "2 steps in" in caplog.text
-
-
-def test_without_it_events_are_called_as_they_are(tmp_path: Path) -> None:
-    watch = Watch()
-    assert watch in make_task(tmp_path, [watch]).state.dated
-
-
-# ---- torch's profiler
-
 
 BOTH: dict[str, Any] = {
     "PROFILING__RUNTIME_PROFILING__USE_PROFILER": True,
@@ -281,7 +112,6 @@ def _profile_on_ranks(folder: Path) -> None:
             DISTRIBUTED__NUM_PROC_PER_NODE=world_size(),
         )
     )  # fmt: skip
-    assert rank() in (0, 1)
 
 
 @pytest.mark.slow
@@ -297,3 +127,91 @@ def test_a_config_that_is_not_trusted_does_not_say_where_it_is_written(tmp_path:
     assert _hook(tmp_path, 1, 0, 1, OUTPUT_FOLDER=elsewhere).folder == Path(elsewhere)
     with closed(Opened("run")):
         assert _hook(tmp_path, 1, 0, 1, OUTPUT_FOLDER=elsewhere).folder == tmp_path / "profile"
+
+
+def test_a_snapshot_of_memory_is_of_a_gpu_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(tmp_path, [make_extra({"name": "layer_memory", "iteration": 1})])
+    assert "TRACK_BY_LAYER_MEMORY has no effect" in caplog.text
+    assert not (tmp_path / "profile").exists()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_snapshot_has_the_allocations_of_its_step(tmp_path: Path) -> None:
+    device = torch.device("cuda", 0)
+    task = SimpleNamespace(device=device, train=True, iteration=1, run_dir=tmp_path)
+    hook = WriteMemorySnapshot(iteration=1)
+    for call in (hook.on_start, hook.on_step_start):
+        call(task)  # type: ignore[arg-type]
+    block = torch.empty(2**26, dtype=torch.uint8, device=device)
+    hook.on_step(task)  # type: ignore[arg-type]
+    found = pickle.loads((tmp_path / "profile" / "rank0_memory.pickle").read_bytes())
+    sizes = [each["size"] for trace in found["device_traces"] for each in trace]
+    assert block.numel() in sizes
+
+
+# ---- memory and operations
+
+
+def test_complexity_counts_what_one_image_takes(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "sslengine")
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    task = SimpleNamespace(base_model=model.train(), device=CPU)
+    LogComplexity([3, 1000, 1000]).on_start(task)
+    # 8 filters of 3 x 3 x 3 at 10^6 places; batch norm in eval mode counts one per activation.
+    (message,) = [text for text in caplog.messages if "GFLOP" in text]
+    flops = float(message.split(" takes ")[1].split()[0])
+    assert flops == pytest.approx(8 * 27 * 1e6 / 1e9, rel=0.1)
+    assert "image of 3x1000x1000" in message
+    assert model.training
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_gpu_hooks_say_nothing_on_a_cpu(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    task = SimpleNamespace(device=CPU, train=True, iteration=1)
+    LogGpus().on_start(task)
+    LogGpuMemory(0).on_step(task)
+    assert caplog.messages == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_gpu_hooks_name_the_gpu_and_its_memory(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    task = SimpleNamespace(device=torch.device("cuda", 0), train=True, iteration=1)
+    LogGpus().on_start(task)
+    LogGpuMemory(0).on_step(task)
+    assert "GiB free" in caplog.text
+    assert "memory summary" in caplog.text
+
+
+def test_the_peak_of_the_process_is_what_the_system_tells() -> None:
+    metrics = peak_memory(CPU)
+    status = Path("/proc/self/status")
+    if not status.exists():
+        pytest.skip("the system tells it in another way")
+    kilobytes = int(status.read_text().split("VmHWM:")[1].split()[0])
+    assert metrics == {"rss_gb": pytest.approx(kilobytes * 1024 / 1e9, rel=0.05, abs=0.002)}
+
+
+def test_peaks_are_in_each_line_if_asked_for(tmp_path: Path) -> None:
+    train_engine(make_run(tmp_path, HOOKS__MEMORY_SUMMARY__LOG_PEAKS=True))
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    steps = [line["rss_gb"] for line in lines if line["kind"] == "step"]
+    assert len(steps) == 6
+    assert all(peak > 0.05 for peak in steps)
+    assert steps == sorted(steps)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_the_peaks_of_the_gpu_are_torchs() -> None:
+    device = torch.device("cuda", 0)
+    block = torch.empty(2**28, dtype=torch.uint8, device=device)
+    metrics = peak_memory(device)
+    del block
+    assert 0.268 <= metrics["gpu_allocated_gb"] <= metrics["gpu_reserved_gb"]

@@ -230,7 +230,7 @@ DATA = [
 
 MACHINE = [
     row("config.MACHINE.DEVICE=cup", "config.MACHINE.DEVICE: expected", "'cpu'"),
-    row("config.MACHINE.DEVICE=gpu", "no GPU", phase=RUN, status=1),
+    row("config.MACHINE.DEVICE=gpu", "config.MACHINE.DEVICE is gpu", phase=RUN, status=1),
     row("config.MODEL.AMP_PARAMS.USE_AMP=true config.MODEL.AMP_PARAMS.AMP_TYPE=pytorch",
         "config.MODEL.AMP_PARAMS", "fp16 requires a CUDA GPU", phase=RUN),
     row("config.DISTRIBUTED.NUM_PROC_PER_NODE=0", "NUM_PROC_PER_NODE: expected"),

@@ -1,24 +1,30 @@
-"""YAML as users have it: ours trains as it is, VISSL's with nothing but overrides."""
+"""Every shipped config, VISSL's YAML and the tools of its benchmarks."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from sslengine import catalog  # noqa: F401
-from sslengine.command.check import main
-from sslengine.command.checked_files import find
-from sslengine.command.config_trials import SMALL, for_this_machine
+from sslengine import catalog  # noqa: F401 - declares the engines
+from sslengine.command.check import find, main
 from sslengine.config.resolve import Resolved, resolve
 from sslengine.engine import loop
 from sslengine.engine.services import Services
 from sslengine.engine.task import SelfSupervisionTask
 from sslengine.errors import ConfigError
+from sslengine.registry import ENGINES
+from tests.data.pictures import write_picture
+from tests.engines.test_instance_retrieval import _revisited
+from tests.small_runs import SMALL, make_small
 from tests.teachers import needed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,11 +32,9 @@ VISSL = ROOT.parent / "shared" / "vissl-configs"
 CPU = torch.device("cpu")
 
 TWO_STEPS = [
-    "config.OPTIMIZER.num_iterations=2",
-    "config.DATA.NUM_DATALOADER_WORKERS=0",
-    "config.DATA.TRAIN.DATA_LIMIT=16",
-    "config.DATA.TRAIN.BATCHSIZE_PER_REPLICA=4",
-]
+    "config.OPTIMIZER.num_iterations=2", "config.DATA.NUM_DATALOADER_WORKERS=0",
+    "config.DATA.TRAIN.DATA_LIMIT=16", "config.DATA.TRAIN.BATCHSIZE_PER_REPLICA=4",
+]  # fmt: skip
 
 RECIPES = sorted(
     path.relative_to(ROOT / "configs").with_suffix("").as_posix()
@@ -70,7 +74,7 @@ SHAPED = Path(__file__).parent / "vissl_shaped"
 def test_yaml_of_vissls_form_trains_unchanged(tmp_path: Path) -> None:
     """A run and a part of it, for two nodes of GPUs; here with nothing but overrides."""
     arguments = ["config=pretrain/simclr/simclr_2node", "+config/pretrain/simclr/models=resnet18"]
-    run = resolve([*arguments, *for_this_machine(arguments, SHAPED)], [str(SHAPED)])
+    run = resolve([*arguments, *make_small(arguments, SHAPED)], [str(SHAPED)])
     task = _train(run, tmp_path)
     assert run.config.MODEL.TRUNK.RESNETS.DEPTH == 18
     # base_value 0.3 for 256 images; here 4 images.
@@ -192,7 +196,7 @@ def _trial(*arguments: str, slow: bool = False) -> Any:
     ],
 )  # fmt: skip
 def test_vissls_yaml_trains_unchanged(arguments: tuple[str, ...], tmp_path: Path) -> None:
-    run = resolve([*arguments, *for_this_machine(arguments, VISSL)], [str(VISSL)])
+    run = resolve([*arguments, *make_small(arguments, VISSL)], [str(VISSL)])
     task = _train(run, tmp_path)
     assert run.config.DISTRIBUTED.BACKEND == "gloo"
     assert task.optimizer.options_view.lr > 0
@@ -226,3 +230,91 @@ def test_vissls_schedule_is_scaled_to_this_machine() -> None:
     assert cosine.start_value == pytest.approx(0.3 * 4 / 256)
     assert warmup.end_value == cosine.start_value
     assert 0 < warmup.start_value < warmup.end_value
+
+
+# ---- VISSL's benchmark YAML, unchanged, through the tools that users start: on made images, from
+# a dataset catalogue.
+
+
+SMALL_BENCHMARK = [
+    "config.MACHINE.DEVICE=cpu", "config.DATA.NUM_DATALOADER_WORKERS=0",
+    "config.DATA.TRAIN.COPY_TO_LOCAL_DISK=false", "config.DATA.TEST.COPY_TO_LOCAL_DISK=false",
+    "config.DISTRIBUTED.NUM_NODES=1", "config.MODEL.WEIGHTS_INIT.PARAMS_FILE=''",
+]  # fmt: skip
+TWO_STEPS_OF_A_BENCHMARK = [
+    "config.OPTIMIZER.num_iterations=2", "config.DATA.TRAIN.BATCHSIZE_PER_REPLICA=2",
+    "config.DATA.TEST.BATCHSIZE_PER_REPLICA=2", "config.DATA.TEST.DATA_LIMIT=2",
+    "config.MODEL.AMP_PARAMS.USE_AMP=false",
+    "config.MODEL.SYNC_BN_CONFIG.CONVERT_BN_TO_SYNC_BN=false",
+]  # fmt: skip
+LINEAR = "benchmark/linear_image_classification"
+TRAINER = "run_distributed_engines"
+# (tool, config, ranks, overrides, a file of the run)
+RUNS: list[tuple[str, str, int, list[str], str]] = [
+    ("train_svm", f"{LINEAR}/voc07/eval_resnet_8gpu_transfer_voc07_svm", 2,
+     ["config.SVM.costs.costs_list=[1.0]"], "res5/test_ap.npy"),
+    ("train_svm_low_shot", "benchmark/low_shot_transfer/voc07/eval_resnet_8gpu_transfer_voc07_low_shot_svm", 1,
+     ["config.SVM.costs.costs_list=[1.0]", "config.SVM.low_shot.k_values=[1]"], "res5/test_ap_mean.npy"),
+    ("low_shot_test", "benchmark/low_shot_transfer/imagenet/logistic_regression_in1k", 2,
+     ["config.DATA.TRAIN.DATA_LIMIT=6"], "low_shot_test.json"),
+    ("nearest_neighbor_test", "benchmark/nearest_neighbor/eval_resnet_8gpu_in1k_kNN", 2, [],
+     "kNN_heads_output_predictions.npy"),
+    ("instance_retrieval_test", "benchmark/instance_retrieval/eval_resnet_1gpu_roxford", 2,
+     ["config.IMG_RETRIEVAL.DATASET_PATH=retrieval", "config.IMG_RETRIEVAL.RESIZE_IMG=64",
+      "config.IMG_RETRIEVAL.N_PCA=8"], "rankings.json"),
+    (TRAINER, f"{LINEAR}/imagenet1k/eval_resnet_8gpu_transfer_in1k_linear", 1, TWO_STEPS_OF_A_BENCHMARK, "metrics.jsonl"),
+    (TRAINER, f"{LINEAR}/clevr_count/eval_resnet_8gpu_transfer_clevr_count_linear", 1, TWO_STEPS_OF_A_BENCHMARK,
+     "metrics.jsonl"),
+    (TRAINER, "benchmark/semi_supervised/imagenet1k/eval_resnet_8gpu_transfer_in1k_semi_sup_fulltune", 1,
+     TWO_STEPS_OF_A_BENCHMARK, "metrics.jsonl"),
+]  # fmt: skip
+
+
+def test_each_tool_of_a_benchmark_starts_its_engine() -> None:
+    found = {
+        path.stem: re.search(r'"engine_name=(\w+)"', path.read_text())
+        for path in (ROOT / "tools").glob("*.py")
+    }
+    named = {tool: match[1] for tool, match in found.items() if match}
+    assert {"train_svm", "train_svm_low_shot", "low_shot_test", "nearest_neighbor_test", "instance_retrieval_test",
+            "cluster_features_and_label"} == named.keys()  # fmt: skip
+    assert all(tool == engine and engine in ENGINES.names() for tool, engine in named.items())
+
+
+def _catalogue(folder: Path) -> Path:
+    """Each dataset that VISSL names: three classes as folders, or as lists of files."""
+    lists: dict[str, dict[str, list[str]]] = {"numbers": {}, "rows": {}, "folders": {}}
+    for split, count in (("train", 4), ("val", 3)):
+        names = [f"{cls}/{number}.png" for cls in ("a", "b", "c") for number in range(count)]
+        paths = [write_picture(folder / split / name, n, 48) for n, name in enumerate(names)]
+        np.save(folder / f"{split}_images.npy", np.array([str(path) for path in paths]))
+        numbers = np.array(["abc".index(path.parent.name) for path in paths])
+        for kind, labels in (("numbers", numbers), ("rows", np.eye(3, dtype=np.int64)[numbers])):
+            np.save(folder / f"{split}_{kind}.npy", labels)
+            lists[kind][split] = [str(folder / f"{split}_{each}.npy") for each in ("images", kind)]
+        lists["folders"][split] = [str(folder / split), "<unused>"]
+    kinds = {"voc2007": "rows", "imagenet1k_folder": "folders", "clevr_count_filelist": "numbers",
+             "google-imagenet1k-per01": "numbers", "google-imagenet1k-per10": "numbers"}  # fmt: skip
+    path = folder / "dataset_catalog.json"
+    path.write_text(json.dumps({name: lists[kind] for name, kind in kinds.items()}))
+    return path
+
+
+@needs_vissl
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("tool", "config", "ranks", "more", "written"), RUNS, ids=[each[1] for each in RUNS]
+)
+def test_vissls_file(
+    tmp_path: Path, tool: str, config: str, ranks: int, more: list[str], written: str
+) -> None:
+    for name in ("roxford5k", "rparis6k"):
+        _revisited(tmp_path / "retrieval", name)
+    catalogue = _catalogue(tmp_path)
+    command = [sys.executable, str(ROOT / "tools" / f"{tool}.py"), "--config-dir", str(VISSL),
+               f"config={config}", f"config.DISTRIBUTED.NUM_PROC_PER_NODE={ranks}", *SMALL_BENCHMARK, *more]  # fmt: skip
+    environment = {**os.environ, "VISSL_DATASET_CATALOG_PATH": str(catalogue)}
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert (tmp_path / "runs" / config / written).exists()

@@ -24,11 +24,9 @@ JUDGED = 2000
 FASHION = Path("/usr/share/datasets/fashion-mnist")
 OTHERS = {
     "upright": ["config.DATA.TRAIN.DATA_SOURCES=[upright_shapes]"],
-    "fashion": [
-        "config.DATA.TRAIN.DATA_SOURCES=[array_file]",
-        f"config.DATA.TRAIN.DATA_PATHS=[{FASHION}/train-images-idx3-ubyte.gz]",
-    ],
-}
+    "fashion": ["config.DATA.TRAIN.DATA_SOURCES=[array_file]",
+                f"config.DATA.TRAIN.DATA_PATHS=[{FASHION}/train-images-idx3-ubyte.gz]"],
+}  # fmt: skip
 # The rate of configs/photos: 0.0005 of heads, 0.0001 of the trunk.
 CONTINUED = ["+config/forms=continued", "config.OPTIMIZER.param_schedulers.lr.peak=0.0005",
              "config.DATA.TRAIN.BATCHSIZE_PER_REPLICA=64",

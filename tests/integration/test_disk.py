@@ -21,7 +21,7 @@ from sslengine.engine.task import SelfSupervisionTask
 from sslengine.errors import CheckpointError, OutputError
 from sslengine.hooks.default import default_hooks
 from sslengine.hooks.events import Hook
-from sslengine.monitor.writers import JsonLinesWriter, TensorBoardWriter, Writer
+from sslengine.monitor.writers import JsonLinesWriter, RunPlace, TensorBoardWriter, Writer
 from tests.config.recipes import resolved
 from tests.engine.runs import CPU, same, train, weights
 
@@ -69,7 +69,7 @@ class Noise(Hook):
 def _run(folder: Path, doings: dict[int, Any], *more: Writer) -> SelfSupervisionTask:
     config = resolved(LOG_FREQUENCY=1, CHECKPOINT__CHECKPOINT_ITER_FREQUENCY=1).config
     hooks = [At(doings), Noise(), *default_hooks(config, folder)]
-    writers = [JsonLinesWriter(folder / "metrics.jsonl"), *more]
+    writers = [JsonLinesWriter(RunPlace(folder, 0)), *more]
     task = SelfSupervisionTask(config, folder, CPU, writers=writers, hooks=hooks)
     task.prepare()
     loop.run(task)
@@ -128,13 +128,12 @@ def test_tensorboard_begins_a_new_file_once_there_is_room(
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     folder = small_disk / "tb_logs"
-    board = TensorBoardWriter(folder)
+    board = TensorBoardWriter(RunPlace(small_disk, 0))
     empty = (small_disk / "filler").unlink
     with caplog.at_level(logging.ERROR, "sslengine"):
         _run(small_disk, {3: lambda: _fill(small_disk), 6: empty}, board)
-    assert (
-        caplog.text.count(f"{folder}: values could not be written: [Errno 28] No space left") == 1
-    )
+    said = "The writer TensorBoardWriter failed: OSError: [Errno 28] No space left"
+    assert caplog.text.count(said) == 1
     first, last = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)
     steps = []
     for file in (first, last):
@@ -179,10 +178,8 @@ def test_a_folder_without_permission(tmp_path: Path, caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.ERROR, "sslengine"):
         _run(
             folder,
-            {
-                3: lambda: (folder / "checkpoints").chmod(0o500),
-                6: lambda: (folder / "checkpoints").chmod(0o700),
-            },
-        )
+            {3: lambda: (folder / "checkpoints").chmod(0o500),
+             6: lambda: (folder / "checkpoints").chmod(0o700)},
+        )  # fmt: skip
     assert "Permission denied" in caplog.text
     assert "model_final_checkpoint_phase1.torch" in _names(folder)

@@ -30,7 +30,7 @@ from sslengine.engine.task import SelfSupervisionTask
 from sslengine.engines.features import extract
 from sslengine.hooks import eval_mode
 from sslengine.hooks.default import default_hooks
-from sslengine.monitor import over_ranks
+from sslengine.monitor import store
 from sslengine.monitor.writers import Record, Writer
 from sslengine.testing import Contract
 from tests.config.recipes import resolved
@@ -52,17 +52,11 @@ FORMS: dict[str, dict[str, Any]] = {
     "adamw": {"OPTIMIZER.name": "adamw"},
     "larc": {"OPTIMIZER.use_larc": True, "OPTIMIZER.name": "sgd"},
     "clipped": {"MODEL.GRAD_CLIP.USE_GRAD_CLIP": True},
-    "each clipped": {
-        "MODEL.GRAD_CLIP.USE_GRAD_CLIP": True,
-        "MODEL.GRAD_CLIP.PER_PARAMETER": True,
-        "MODEL.GRAD_CLIP.PER_MODULE": False,
-    },
-    "modules clipped": {
-        "MODEL.GRAD_CLIP.USE_GRAD_CLIP": True,
-        "MODEL.GRAD_CLIP.PER_MODULE": True,
-        "MODEL.GRAD_CLIP.PER_PARAMETER": False,
-    },
-}
+    "each clipped": {"MODEL.GRAD_CLIP.USE_GRAD_CLIP": True, "MODEL.GRAD_CLIP.PER_PARAMETER": True,
+                     "MODEL.GRAD_CLIP.PER_MODULE": False},
+    "modules clipped": {"MODEL.GRAD_CLIP.USE_GRAD_CLIP": True, "MODEL.GRAD_CLIP.PER_MODULE": True,
+                        "MODEL.GRAD_CLIP.PER_PARAMETER": False},
+}  # fmt: skip
 # Of several optimizers each clips its own.
 REFUSED = {("multi_optimizer_train_step", form) for form in FORMS if form.endswith("clipped")}
 WAYS = [(half, form) for form in FORMS for half in ("", "fp16", "bf16")]
@@ -120,7 +114,7 @@ def test_a_log_line_reads_the_device_once_and_no_other_step_does(
         assert {row.device.type for row in rows.values()} == {"cpu", "cuda"}
         return {name: [1.0] * len(row) for name, row in rows.items()}
 
-    monkeypatch.setattr(over_ranks, "_copy_to_host", copy)
+    monkeypatch.setattr(store, "_copy_to_host", copy)
     with fake_cuda.on_cuda(task, batches=4), fake_cuda.NothingOfTheHost():
         for _ in range(task.phase.steps):
             task.step()

@@ -1,4 +1,4 @@
-"""Two ranks on one node, by the real command: who can reach them, and what a killed launcher does."""
+"""Processes of a run: started by others, preempted, lost, and left by their launcher."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.command import COMMAND, write_config
+from sslengine.checkpoint import files
+from tests import warm
+from tests.integration.command import COMMAND, same_weights, write_config
+from tests.ranks import free_port
 
 pytestmark = [
     pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="Linux tells who listens"),
@@ -31,7 +34,7 @@ class Slow(Hook):
     def on_step(self, task):
         time.sleep(0.2)
 """
-PATIENCE = 200  # seconds
+PATIENCE = 200  # seconds; to start a rank takes up to twenty on a busy machine
 
 
 @pytest.fixture
@@ -121,3 +124,185 @@ def test_nobody_else_reaches_it_and_it_outlives_its_launcher_only_to_save(
     assert json.loads(saved.with_suffix(".json").read_text())["iteration"] == int(step.group(1))
     with (tmp_path / "run" / ".lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+# ---- Commands that something else started side by side find each other and train as one run.
+
+
+def _run_both(folder: Path, each: list[tuple[list[str], dict[str, str]]]) -> list[str]:
+    """The commands with these arguments and variables at the same time; what they print."""
+    write_config(folder, DATA__TRAIN__BATCHSIZE_PER_REPLICA=2, OPTIMIZER__num_epochs=1)
+    others = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
+    started = [
+        subprocess.Popen(
+            [*COMMAND, *arguments], cwd=folder, env={**others, **variables}, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for arguments, variables in each
+    ]  # fmt: skip
+    try:
+        printed = [process.communicate(timeout=PATIENCE) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0, 0], printed
+    return [out for out, _ in printed]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * PATIENCE)
+def test_ranks_by_variables_that_the_user_set(tmp_path: Path) -> None:
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    two = ["config.DISTRIBUTED.NUM_PROC_PER_NODE=2"]
+    each = [(two, {"RANK": rank, "LOCAL_RANK": rank, **place}) for rank in ("0", "1")]
+    first, second = _run_both(tmp_path, each)
+    assert first.startswith("launch: 2 ranks, started by RANK and WORLD_SIZE\n")
+    assert "2 ranks on cpu" in first
+    assert second == ""
+
+
+@pytest.mark.timeout(2 * PATIENCE)
+@pytest.mark.slow
+def test_two_tasks_of_srun_as_nodes(tmp_path: Path) -> None:
+    """Each starts the ranks of its node; both nodes are this machine."""
+    nodes = ["config.DISTRIBUTED.NUM_NODES=2", "config.DISTRIBUTED.NUM_PROC_PER_NODE=2"]
+    task = {"SLURM_STEP_ID": "0", "SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "2",
+            "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "127.0.0.1",
+            "MASTER_PORT": str(free_port())}  # fmt: skip
+    both = [(nodes, {**task, "SLURM_PROCID": each, "SLURM_NODEID": each}) for each in ("0", "1")]
+    first, second = _run_both(tmp_path, both)
+    text = "2 nodes of 2 ranks, started by srun; rendezvous at 127.0.0.1"
+    assert first.startswith(f"launch: {text}\n")
+    assert "4 ranks on cpu" in first
+    assert second == ""
+
+
+# ---- A rank of a run stops in mid-training: the others name it, all start again, nothing is lost.
+
+
+SILENCE = 5
+
+HARM = """
+import os, signal
+from sslengine.distributed.ranks import rank
+from sslengine.hooks.events import Hook
+from sslengine.registry import register_hook
+
+@register_hook("stop_rank_1")
+class StopRank1(Hook):
+    def on_step(self, task):
+        mark = task.run_dir / "stopped"
+        if rank() == 1 and task.iteration == 5 and "cut" in str(task.run_dir) and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "harm.py").write_text(HARM)
+    write_config(
+        tmp_path, OPTIMIZER__num_epochs=2, PLUGINS=["harm"], HOOKS__EXTRA=["stop_rank_1"],
+        CHECKPOINT__CHECKPOINT_ITER_FREQUENCY=1, DISTRIBUTED__NUM_PROC_PER_NODE=2,
+        DATA__TRAIN__BATCHSIZE_PER_REPLICA=2, DISTRIBUTED__HEARTBEAT_SECONDS=SILENCE,
+    )  # fmt: skip
+    return tmp_path
+
+
+def _run(project: Path, folder: str, restarts: int) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, f"config.CHECKPOINT.DIR={folder}", f"config.DISTRIBUTED.MAX_RESTARTS={restarts}"],
+        cwd=project, text=True, capture_output=True, timeout=200,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_it_is_named_and_a_restart_goes_on_bit_by_bit(project: Path) -> None:
+    cut = _run(project, "cut", restarts=1)
+    assert cut.returncode == 0, cut.stderr
+    assert "rank 1 (process" in cut.stderr, cut.stderr
+    assert "restarting all ranks: 1 of 1" in cut.stderr
+    assert "Traceback" not in cut.stderr
+    assert "resumed from" in cut.stdout
+    about = json.loads((project / "cut/flight_recorder/rank0.json").read_text().splitlines()[0])
+    assert about["rank"] == 0
+    assert "in step" in (project / "cut/flight_recorder/rank0.txt").read_text()
+
+    assert _run(project, "whole", restarts=0).returncode == 0
+    assert same_weights(project / "cut", project / "whole")
+
+
+# ---- The command is told to end, by a signal to itself or to all its processes, and continues.
+
+
+@pytest.fixture(scope="module")
+def preempted_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A config, and below it the folders of whole runs that are made once."""
+    tmp_path = tmp_path_factory.mktemp("preempted_project")
+    write_config(
+        tmp_path, LOG_FREQUENCY=1, OPTIMIZER__num_epochs=12,
+        CHECKPOINT__CHECKPOINT_FREQUENCY=-1,
+    )  # fmt: skip
+    return tmp_path
+
+
+def _command(folder: str, ranks: int) -> list[str]:
+    return [
+        *COMMAND, f"config.CHECKPOINT.DIR={folder}", f"config.DISTRIBUTED.NUM_PROC_PER_NODE={ranks}",
+        f"config.DATA.TRAIN.BATCHSIZE_PER_REPLICA={4 // ranks}",
+    ]  # fmt: skip
+
+
+def _finish(project: Path, folder: str, ranks: int) -> str:
+    done = warm.run(_command(folder, ranks), cwd=project, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _wait_for_steps(folder: Path, process: subprocess.Popen[str]) -> None:
+    metrics = folder / "metrics.jsonl"
+    began = time.monotonic()
+    while time.monotonic() - began < PATIENCE:
+        if metrics.exists() and len(metrics.read_text().splitlines()) >= 3:
+            return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    raise AssertionError(f"no step was made in {PATIENCE} seconds")
+
+
+@pytest.mark.timeout(4 * PATIENCE)
+@pytest.mark.parametrize(
+    ("ranks", "to_all"),
+    [
+        (1, False),
+        pytest.param(2, True, marks=pytest.mark.slow),  # tests/slurm has two ranks as well
+        pytest.param(1, True, marks=pytest.mark.slow),
+        pytest.param(2, False, marks=pytest.mark.slow),
+    ],
+)
+def test_status_75_and_the_same_command_goes_on_bit_by_bit(
+    preempted_project: Path, ranks: int, to_all: bool
+) -> None:
+    whole, cut = f"whole{ranks}", f"cut{ranks}{to_all}"
+    if not (preempted_project / whole).exists():
+        _finish(preempted_project, whole, ranks)
+    process = subprocess.Popen(
+        [*_command(cut, ranks), f"config.DATA.NUM_DATALOADER_WORKERS={int(to_all)}"], cwd=preempted_project, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    _wait_for_steps(preempted_project / cut, process)
+    if to_all:  # as scancel does: loader workers and their server too
+        os.killpg(process.pid, signal.SIGTERM)
+    else:
+        process.send_signal(signal.SIGUSR1)
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 75, errors
+    assert errors.count("The same command resumes from") == 1
+    assert "Traceback" not in errors
+    progress = files.newest(preempted_project / cut / "checkpoints")[1]["classy_state_dict"][
+        "progress"
+    ]
+    assert 0 < progress["iteration"] < 48
+    assert "resumed from" in _finish(preempted_project, cut, ranks)
+    assert same_weights(preempted_project / cut, preempted_project / whole)

@@ -604,15 +604,10 @@ def ours(name: str) -> tuple[dict[str, Any], nn.Module]:
         model = build_model(options, views=facts.views_per_image)
     found = {
         "epochs": config.OPTIMIZER.num_epochs,
-        "batch": facts.global_batch_size * config.OPTIMIZER.accumulate,
-        "clip": _clip(options),
-        "precision": config.MACHINE.PRECISION,
-        "frozen": _frozen(options),
-        **_trained(config, model),
-        **_network(options, model),
-        **_views(config),
-        **_of_loss(config),
-    }
+        "batch": facts.global_batch_size * config.OPTIMIZER.accumulate, "clip": _clip(options),
+        "precision": config.MACHINE.PRECISION, "frozen": _frozen(options),
+        **_trained(config, model), **_network(options, model), **_views(config), **_of_loss(config),
+    }  # fmt: skip
     return found, model
 
 

@@ -17,7 +17,7 @@ from sslengine.errors import ConfigError
 from sslengine.hooks.collapse import LogCollapse
 from sslengine.hooks.pictures import TensorBoardHistograms
 from sslengine.models.model_state import vissl_state
-from sslengine.monitor.writers import TensorBoardWriter
+from sslengine.monitor.writers import RunPlace, TensorBoardWriter
 from tests.engine.runs import Watch, make_task
 from tests.engine.sharded import (
     CROPS,
@@ -171,13 +171,11 @@ def test_trunks(two_ranks: RankPool, tmp_path: Path, trunk: str) -> None:
     size = 8 if trunk == "resnet" else 32
     changes: dict[str, Any] = {
         **ONE_EPOCH,
-        "DATA__TRAIN__TRANSFORMS": [
-            {"name": "ImgReplicatePil", "num_times": 2},
-            {"name": "RandomResizedCrop", "size": size},
-            {"name": "ToTensor"},
-        ],
+        "DATA__TRAIN__TRANSFORMS": [{"name": "ImgReplicatePil", "num_times": 2},
+                                    {"name": "RandomResizedCrop", "size": size},
+                                    {"name": "ToTensor"}],
         "MODEL__HEAD__PARAMS": [["mlp", {"dims": [WIDTHS.get(trunk, 16), 8], "use_dropout": True}]],
-    }
+    }  # fmt: skip
     if TRUNKS[trunk]:
         changes["MODEL__TRUNK"] = TRUNKS[trunk]
     _as_ddp(two_ranks, tmp_path, changes)
@@ -306,8 +304,8 @@ def _with_tests(folder: Path, changes: dict[str, Any]) -> tuple[Outcome, dict[st
     watch = Watch()
     hooks = [LogCollapse(), watch, TensorBoardHistograms(1, parameters=True, gradients=True)]
     task = make_task(folder, hooks, **on_ranks(changes, world_size()))
-    board = TensorBoardWriter(folder / f"board{world_size()}", 1) if rank() == 0 else None
-    task.writers.extend([board] if board is not None else [])
+    board = RunPlace(folder / f"board{world_size()}", 0)
+    task.writers.extend([TensorBoardWriter(board)] if rank() == 0 else [])
     loop.run(task)
     return outcome(task, watch), task.phase_results
 
@@ -320,7 +318,7 @@ def test_test_phases_and_hooks(two_ranks: RankPool, tmp_path: Path) -> None:
         assert_close(got, alone, rtol=1e-4, atol=1e-6)
         assert signs["accuracy_list_meter"] == figures["accuracy_list_meter"]
         assert signs["loss"] == pytest.approx(figures["loss"], rel=1e-4)
-    assert list((tmp_path / "board2").glob("events*"))
+    assert list((tmp_path / "board2" / "tb_logs").glob("events*"))
 
 
 def _refused(folder: Path, changes: dict[str, Any]) -> str:
@@ -332,28 +330,18 @@ def _refused(folder: Path, changes: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        (
-            {
-                "TRAINER__TRAIN_STEP_NAME": "multi_optimizer_train_step",
-                "TRAINER__multi_optimizer_train_step": {
-                    "OPTIMIZERS": {"all": {"parameters": ["*"], "losses": ["loss"], "name": "sgd"}}
-                },
-            },
-            "multi_optimizer_train_step makes several backward passes",
-        ),
-        (
-            {
-                "TRAINER__TRAIN_STEP_NAME": "model_train_step",
-                "LOSS__name": "",
-                "MODEL__BASE_MODEL_NAME": "mae",
-                "MODEL__TRUNK__VISION_TRANSFORMERS__HIDDEN_DIM": 16,
-                "MODEL__TRUNK__VISION_TRANSFORMERS__NUM_HEADS": 2,
-                "MODEL__mae": {"DECODER_DIM": 8, "DECODER_LAYERS": 1, "DECODER_HEADS": 2},
-            },
-            "self_supervision_fsdp_task needs a trunk with heads; MaskedAutoencoder",
-        ),
+        ({"TRAINER__TRAIN_STEP_NAME": "multi_optimizer_train_step",
+          "TRAINER__multi_optimizer_train_step": {"OPTIMIZERS": {"all": {"parameters": ["*"],
+                                                                         "losses": ["loss"],
+                                                                         "name": "sgd"}}}},
+         "multi_optimizer_train_step makes several backward passes"),
+        ({"TRAINER__TRAIN_STEP_NAME": "model_train_step", "LOSS__name": "",
+          "MODEL__BASE_MODEL_NAME": "mae", "MODEL__TRUNK__VISION_TRANSFORMERS__HIDDEN_DIM": 16,
+          "MODEL__TRUNK__VISION_TRANSFORMERS__NUM_HEADS": 2,
+          "MODEL__mae": {"DECODER_DIM": 8, "DECODER_LAYERS": 1, "DECODER_HEADS": 2}},
+         "self_supervision_fsdp_task needs a trunk with heads; MaskedAutoencoder"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_sharded(
     two_ranks: RankPool, tmp_path: Path, changes: dict[str, Any], told: str
 ) -> None:

@@ -163,13 +163,10 @@ def test_what_lies_in_the_folder(two_ranks: RankPool, tmp_path: Path) -> None:
     two_ranks.run(start, tmp_path, {**DINO, **SHARDED})
     checkpoints = tmp_path / "checkpoints"
     assert sorted(path.name for path in checkpoints.iterdir()) == [
-        "checkpoint.torch",
-        "model_final_checkpoint_phase1.shards",
-        "model_final_checkpoint_phase1.shards.json",
-        "model_final_checkpoint_phase1.torch",
-        "model_iteration5.shards",
-        "model_iteration5.shards.json",
-    ]
+        "checkpoint.torch", "model_final_checkpoint_phase1.shards",
+        "model_final_checkpoint_phase1.shards.json", "model_final_checkpoint_phase1.torch",
+        "model_iteration5.shards", "model_iteration5.shards.json",
+    ]  # fmt: skip
     final = checkpoints / POINTER
     assert sorted(path.name for path in final.iterdir()) == [
         ".metadata", "__0_0.distcp", "__1_0.distcp", "rest.torch"

@@ -142,10 +142,6 @@ def collator(p: Place) -> None:
     p.change(DATA__TEST__COLLATE_FUNCTION=f"{p.module}:collate")
 
 
-def backend(p: Place) -> None:
-    p.change(DATA__AUGMENT_BACKEND=f"{p.module}:Backend")
-
-
 def optimizer(p: Place) -> None:
     p.change(OPTIMIZER__name=f"{p.module}:Optimizer")
 
@@ -252,7 +248,7 @@ CASES: list[tuple[str, Callable[[Place], None], tuple[str, ...]]] = [
     )),
     *(("predict", each, ()) for each in (
         loss, options_of_a_loss_by_path, trunk, transform_that_is_called, source, collator,
-        backend, optimizer, engine, defaults_by_absolute_path, header_of_another_package,
+        optimizer, engine, defaults_by_absolute_path, header_of_another_package,
         environment, resolver_of_the_users, link_to_another_config, merge_key, copy_to_elsewhere,
     )),
     *(("replay", each, ()) for each in (

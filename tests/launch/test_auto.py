@@ -59,11 +59,6 @@ def test_without_labels() -> None:
         settle_widths(resolved(**HEADS))
 
 
-def test_usual_images_change_nothing() -> None:
-    run = resolved()
-    assert settle_channels(run) is run
-
-
 @pytest.mark.parametrize("speaks", [True, False])
 def test_channels_of_the_data_are_settled_in_every_process(
     tmp_path: Path, speaks: bool, capsys: pytest.CaptureFixture[str]

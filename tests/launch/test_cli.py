@@ -59,33 +59,6 @@ def test_show_prints_the_config_and_writes_nothing(
     assert "--all: needs --show" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["config=tyni"], "config=tyni: there is no such config file. Did you mean 'tiny'"),
-        (["config=tiny", "SEED_VALUE=1"], "SEED_VALUE: unknown key. Did you mean 'config.SEED_V"),
-        (["config=tiny", "config.SEED=1"], "config.SEED: unknown key. Did you mean 'SEED_VALUE'"),
-        ([], "no config is given"),
-        (["config=tiny", "--config-dir", "nowhere"], "there is no such folder"),
-        (["config=tiny", "config.DATA.TRAIN.BATCHSIZE_PER_REPLICA=64"], "fewer than the global batch of 64"),
-        (["config=tiny", "config.MACHINE.DEVICE=gpu"], "finds no GPU"),
-        (["config=tiny", "config.DATA.TRAIN.DATA_SOURCES=[disk_folder]", "config.DATA.TRAIN.DATA_PATHS=[configs]"], "configs"),
-        (["config=tiny", "config.MODEL.WEIGHTS_INIT.PARAMS_FILE=not_there.torch"], "not_there.torch"),
-        (["config=tiny", "config.MODEL.WEIGHTS_INIT.PARAMS_FILE=configs/tiny.yaml"], "tiny.yaml"),
-        (["config=tiny", "config.CHECKPOINT.DIR=configs/tiny.yaml/run"], "tiny.yaml is a file"),
-    ],
-)  # fmt: skip
-def test_mistakes_are_told_without_a_traceback(
-    project: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    assert main(arguments) in (1, 2)
-    captured = capsys.readouterr()
-    assert captured.err.startswith("error: ")
-    assert message in captured.err
-    assert "Traceback" not in captured.err + captured.out
-    assert [path.name for path in project.iterdir()] == ["configs"]  # no folder of a run
-
-
 def test_the_command_trains(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config=tiny"]) == 0
     out = capsys.readouterr().out

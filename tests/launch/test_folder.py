@@ -24,7 +24,7 @@ def test_a_folder_per_run_id_needs_an_id_that_stays() -> None:
         run_folder(resolved(**both).config)
 
 
-@pytest.mark.parametrize("name", ["file", "file/inside", "a\0b"])
+@pytest.mark.parametrize("name", ["file", "file/inside"])
 def test_a_folder_that_cannot_be_made(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConfigError, match="config.CHECKPOINT.DIR"):

@@ -32,11 +32,6 @@ def _set_srun(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-def test_one_process_runs_here_without_a_group(calls: list[Any]) -> None:
-    local.launch(resolved())
-    assert calls == [("here", False)]
-
-
 def test_started_by_torchrun_it_joins(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -71,11 +66,3 @@ def test_ranks_that_srun_started_join(calls: list[Any], monkeypatch: pytest.Monk
     assert calls == [("here", True)]
     assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == ("1", "2")
     assert os.environ["MASTER_ADDR"] == "n3"
-
-
-def test_one_line_says_what_was_chosen(
-    calls: list[Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    local.launch(resolved())
-    local.launch(resolved(DISTRIBUTED__NUM_PROC_PER_NODE=3))
-    assert capsys.readouterr().out == "launch: one process\nlaunch: 3 ranks on this node\n"

@@ -105,11 +105,8 @@ def _on_this_rank(dtype: torch.dtype) -> Clusters:
     return spherical_kmeans(points.tensor_split(world_size())[rank()], start, 6)
 
 
-@pytest.mark.parametrize("ranks", slow_but([2], [2, 4]))
-def test_ranks_together_equal_one_with_all_points(
-    ranks: int, request: pytest.FixtureRequest
-) -> None:
-    pool: RankPool = request.getfixturevalue({2: "two_ranks", 4: "four_ranks"}[ranks])
+@pytest.mark.parametrize("pool", slow_but([2], [2, 4]), indirect=True)
+def test_ranks_together_equal_one_with_all_points(pool: RankPool) -> None:
     expected = point_by_point(_points(41, 5, 3), _points(9, 5, 4), 6)
     results = pool.run(_on_this_rank, torch.float64)
     assert torch.equal(torch.cat([each.assignments for each in results]), expected.assignments)

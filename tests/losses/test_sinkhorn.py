@@ -175,9 +175,8 @@ def _with_nothing_on_some() -> Tensor:
     return sinkhorn(_scores(8, 3, 5).split(sizes)[rank()], 0.1, 3)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_together_assign_the_whole_batch(ranks: int, request: pytest.FixtureRequest) -> None:
-    pool: RankPool = request.getfixturevalue({2: "two_ranks", 4: "four_ranks"}[ranks])
+@pytest.mark.parametrize("pool", [2, 4], indirect=True)
+def test_ranks_together_assign_the_whole_batch(pool: RankPool) -> None:
     scores = _scores(8, 3, 5).tolist()
     whole = by_the_paper(scores, 0.1, 3)
     masked = by_the_paper(scores, 0.1, 3, counted=_mask().tolist())

@@ -70,7 +70,7 @@ def _mean(scores: Tensor, targets: Tensor, interpolated: bool = True) -> float:
 
 def test_over_uneven_batches_and_several_outputs() -> None:
     scores, targets = _data()
-    meter = MeanAPListMeter(num_classes=9, meter_names=["one", "other"], interpolated=False)
+    meter = MeanAPListMeter(meter_names=["one", "other"], interpolated=False)
     assert meter.value() == {}
     for part in (slice(0, 32), slice(32, 60)):
         meter.update([scores[part], -scores[part]], targets[part])
@@ -81,6 +81,8 @@ def test_over_uneven_batches_and_several_outputs() -> None:
     assert value["AP"]["one"]["4"] == pytest.approx(100.0)
     meter.reset()
     assert meter.value() == {}
+    meter.update([scores, scores], torch.zeros(60, 9))
+    assert meter.value() == {"mAP": {}, "AP": {"one": {}, "other": {}}}
 
 
 def test_one_class_an_image_and_mixed_labels() -> None:
@@ -92,12 +94,6 @@ def test_one_class_an_image_and_mixed_labels() -> None:
         meter = MeanAPListMeter()
         meter.update(scores, target)
         assert meter.value()["mAP"]["0"] == pytest.approx(_mean(scores, rows))
-
-
-def test_where_no_class_is_shown() -> None:
-    meter = MeanAPListMeter()
-    meter.update(torch.zeros(2, 3), torch.zeros(2, 3))
-    assert meter.value() == {"mAP": {}, "AP": {"0": {}}}
 
 
 def test_state_goes_round() -> None:
@@ -132,15 +128,7 @@ def test_two_ranks_are_one(two_ranks: RankPool) -> None:
 
 def test_mismatches_are_told() -> None:
     scores, targets = _data()
-    with pytest.raises(TrainingError, match=r"expects 1 outputs, but the model has 2: .*mean_ap"):
+    with pytest.raises(TrainingError, match=r"config\.METERS\.mean_ap_list_meter\.num_meters"):
         MeanAPListMeter().update([scores, scores], targets)
-    with pytest.raises(TrainingError, match="num_classes is 8, but the model has 9 outputs"):
-        MeanAPListMeter(num_classes=8).update(scores, targets)
-    with pytest.raises(
-        TrainingError, match=r"labels have the shape \(60, 8\) and the outputs \(60, 9\)"
-    ):
+    with pytest.raises(TrainingError, match=r"\(60, 8\) .* \(60, 9\)"):
         MeanAPListMeter().update(scores, targets[:, :8])
-    full = MeanAPListMeter(max_cpu_capacity=60)
-    full.update(scores, targets)
-    with pytest.raises(TrainingError, match="max_cpu_capacity is 60, but a phase has more"):
-        full.update(scores[:1], targets[:1])

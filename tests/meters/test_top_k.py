@@ -90,9 +90,9 @@ def test_ranks_add_up_exactly(two_ranks: RankPool) -> None:
 
 def test_mismatches_are_told() -> None:
     logits, target = _data()
-    with pytest.raises(TrainingError, match="expects 1 outputs, but the model has 2"):
+    with pytest.raises(TrainingError, match=r"config\.METERS\.accuracy_list_meter\.num_meters"):
         AccuracyListMeter().update([logits, logits], target)
-    with pytest.raises(TrainingError, match="top 9 of 7 classes"):
+    with pytest.raises(TrainingError, match=r"accuracy_list_meter\.topk_values"):
         AccuracyListMeter(topk_values=[9]).update(logits, target)
 
 
@@ -130,11 +130,6 @@ def test_class_numbers_are_one_class_each() -> None:
     meter = RecallAtKListMeter(topk_values=[1, 2])
     meter.update(OUTPUT, torch.tensor([3, 0]))
     assert meter.value() == {"top_1": {"0": 50.0}, "top_2": {"0": 100.0}}
-
-
-def test_more_guesses_than_classes() -> None:
-    with pytest.raises(TrainingError, match="recall_at_k_list_meter.topk_values: top 6 of 5"):
-        RecallAtKListMeter(topk_values=[6]).update(OUTPUT, SHOWN)
 
 
 def test_accuracy_takes_any_class_that_is_shown() -> None:

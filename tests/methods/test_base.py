@@ -15,11 +15,9 @@ from tests.engine.runs import Watch, make_task, train
 from tests.methods.resuming import KeepState
 
 CHANGES: dict[str, Any] = {
-    "LOSS__name": f"{__name__}:Phases",
-    "DATA__TRAIN__DATA_LIMIT": 16,
-    "DATA__TRAIN__TRAIN_PHASES_PER_EPOCH": 2,
-    "DATA__TRAIN__LABEL_TYPE": "sample_index",
-}
+    "LOSS__name": f"{__name__}:Phases", "DATA__TRAIN__DATA_LIMIT": 16,
+    "DATA__TRAIN__TRAIN_PHASES_PER_EPOCH": 2, "DATA__TRAIN__LABEL_TYPE": "sample_index",
+}  # fmt: skip
 
 
 class _Plain(Method):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sslengine.config.facts import RunFacts
 from sslengine.distributed.ranks import rank, world_size
-from sslengine.errors import TrainingError
 from sslengine.methods.byol import BYOLLoss, BYOLOptions
 from sslengine.methods.step import Step
-from tests.engine.runs import Watch, make_task, same, train, weights
-from tests.methods.resuming import assert_goes_on_bit_by_bit
-from tests.methods.teacher_runs import (
-    assert_attached_anew,
-    assert_steps_do_not_wait,
-    assert_steps_on_ranks_do_not_wait,
-    assert_teacher_follows,
-)
+from tests.engine.runs import make_task, same, train, weights
 from tests.ranks import RankPool
 
 HEAD = ["predictor_head", {"dims": [32, 16, 8], "predictor_dims": [8, 4, 8]}]
@@ -120,11 +111,8 @@ def _on_this_rank() -> tuple[list[Tensor], list[Tensor]]:
     return by_ddp, [each / world_size() for each in _gradients(plain, plain)]
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_together_equal_one_process_with_the_whole_batch(
-    ranks: int, request: pytest.FixtureRequest
-) -> None:
-    pool: RankPool = request.getfixturevalue({2: "two_ranks", 4: "four_ranks"}[ranks])
+@pytest.mark.parametrize("pool", [2, 4], indirect=True)
+def test_ranks_together_equal_one_process_with_the_whole_batch(pool: RankPool) -> None:
     model, teacher = Pair(), Pair(seed=1)
     both_directions(model(_share())[1], teacher(_share())[0]).backward()
     results = pool.run(_on_this_rank)
@@ -138,19 +126,6 @@ def test_ranks_together_equal_one_process_with_the_whole_batch(
 # ---- whole runs
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_the_teacher_follows_as_in_the_paper(tmp_path: Path, accumulate: int) -> None:
-    def tau(k: int, updates: int) -> float:
-        return 1 - (1 - 0.9) * (math.cos(math.pi * k / updates) + 1) / 2
-
-    changes = {"LOSS__byol_loss": {"momentum": 0.9}, "OPTIMIZER__accumulate": accumulate}
-    assert_teacher_follows(tmp_path, "teacher", tau, **RECIPE, **changes)
-
-
-def test_initial_weights_reach_the_teacher(tmp_path: Path) -> None:
-    assert_attached_anew(tmp_path, "teacher", **RECIPE)
-
-
 def test_the_teacher_has_statistics_of_its_own(tmp_path: Path) -> None:
     """In training it sees batches as the model does, in train mode: its statistics move."""
     task = train(tmp_path, [], **RECIPE, OPTIMIZER__num_epochs=1)
@@ -160,26 +135,7 @@ def test_the_teacher_has_statistics_of_its_own(tmp_path: Path) -> None:
     assert not torch.equal(teacher, model)
 
 
-def test_a_run_learns_and_goes_on_bit_by_bit(tmp_path: Path) -> None:
-    watch = Watch()
-    train(tmp_path / "first", [watch], **RECIPE)
-    assert watch.losses[-1] < watch.losses[0] < 8
-    whole = assert_goes_on_bit_by_bit(tmp_path, **RECIPE)
-    names = set(whole.get_classy_state()["loss"])
-    assert names == {f"teacher.module.{name}" for name in whole.base_model.state_dict()}
-
-
-def test_a_step_does_not_wait_for_the_device(tmp_path: Path, two_ranks: RankPool) -> None:
-    assert_steps_do_not_wait(tmp_path, **RECIPE)
-    assert_steps_on_ranks_do_not_wait(two_ranks, tmp_path / "ranks", **RECIPE)
-
-
 # ---- what a user can get wrong
-
-
-def test_another_head_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match="byol_loss needs.*predictor_head"):
-        train(tmp_path, [], LOSS__name="byol_loss")
 
 
 def test_views_apart_pass_the_teacher_apart(tmp_path: Path) -> None:

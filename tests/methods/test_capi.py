@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import zlib
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -13,15 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sslengine.config.facts import RunFacts
-from sslengine.config.resolve import resolve_dict
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.errors import ConfigError, TrainingError
 from sslengine.methods.base import Step
 from sslengine.methods.capi import CapiLoss, CapiOptions, PatchPredictor
 from sslengine.models.options import VisionTransformerOptions
 from sslengine.models.trunks.vision_transformer import VisionTransformer
-from tests.config.recipes import recipe
-from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.ranks import RankPool
 
 SIDE, PATCH, WIDTH, CLUSTERS, STEPS = 16, 4, 16, 12, 6
@@ -139,10 +135,8 @@ def test_four_steps_with_the_official_encoder(monkeypatch: pytest.MonkeyPatch) -
     finally:
         torch.set_default_dtype(torch.float32)
     options: dict[str, Any] = {
-        "num_clusters": CLUSTERS,
-        "predictor_layers": 2,
-        "predictor_heads": 2,
-    }
+        "num_clusters": CLUSTERS, "predictor_layers": 2, "predictor_heads": 2,
+    }  # fmt: skip
     method = CapiLoss(CapiOptions(**options), RunFacts()).double()
     method.attach(model)
     own = {official(name): each for name, each in method.named_parameters()
@@ -356,57 +350,14 @@ def _on_rank(positionwise: bool) -> tuple[list[Tensor], list[Tensor]]:
     return [losses[key].detach() for key in ("prediction", "clustering")], grads
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("pool", [2, pytest.param(4, marks=pytest.mark.slow)], indirect=True)
 @pytest.mark.parametrize("positionwise", [True, False])
-def test_ranks_equal_one_process(
-    positionwise: bool, ranks: int, request: pytest.FixtureRequest
-) -> None:
-    pool: RankPool = request.getfixturevalue({2: "two_ranks", 4: "four_ranks"}[ranks])
+def test_ranks_equal_one_process(positionwise: bool, pool: RankPool) -> None:
     expected = _on_rank(positionwise)
     for number, part in enumerate(expected):
         found = [each[number] for each in pool.run(_on_rank, positionwise)]
         for one, *theirs in zip(part, *found, strict=True):
             torch.testing.assert_close(torch.stack(theirs).mean(0), one, rtol=1e-9, atol=1e-12)
-
-
-VIT = {
-    "IMAGE_SIZE": 32, "PATCH_SIZE": PATCH, "NUM_LAYERS": 1, "NUM_HEADS": 2, "HIDDEN_DIM": WIDTH,
-    "MLP_DIM": WIDTH, "USE_CLASS_TOKEN": False, "SINE_POSITIONS": True, "REGISTER_TOKENS": 4,
-}  # fmt: skip
-RUN: dict[str, Any] = {
-    "DATA__TRAIN__TRANSFORMS": [{"name": "RandomResizedCrop", "size": 32}, {"name": "ToTensor"}],
-    "DATA__TRAIN__COLLATE_FUNCTION": "visible_block_collator",
-    "DATA__TRAIN__COLLATE_FUNCTION_PARAMS": {"patch_size": PATCH},
-    "DATA__TRAIN__INPUT_KEY_NAMES": ["data", "shown"],
-    "MODEL__HEAD__PARAMS": [],
-    "MODEL__MULTI_INPUT_HEAD_MAPPING": [
-        ["data", {"feat_names": ["lastBLK"], "additional_keys": ["shown"]}]
-    ],
-    "MODEL__TRUNK": {"NAME": "vision_transformer", "VISION_TRANSFORMERS": VIT},
-    "LOSS": {"name": "capi_loss", "capi_loss": {
-        "num_clusters": 8, "predictor_layers": 1, "predictor_heads": 2, "predictor_drop_path": 0.5,
-    }},
-}  # fmt: skip
-
-
-def test_resumed_it_is_the_same_run_bit_by_bit(tmp_path: Path) -> None:
-    assert_goes_on_bit_by_bit(tmp_path, **RUN)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"COLLATE_FUNCTION": "default_collate", "COLLATE_FUNCTION_PARAMS": {}},
-         "COLLATE_FUNCTION: capi_loss needs visible_block"),
-        ({"COLLATE_FUNCTION_PARAMS": {"patch_size": 8}}, "patch_size: capi_loss needs .*, 4, got 8"),
-    ],
-)  # fmt: skip
-def test_patches_that_do_not_fit_are_refused_before_launch(
-    change: dict[str, Any], message: str
-) -> None:
-    changed = {f"DATA__TRAIN__{key}": value for key, value in change.items()}
-    with pytest.raises(ConfigError, match=message):
-        resolve_dict(recipe(**{**RUN, **changed}))
 
 
 def test_what_cannot_be_used_is_refused() -> None:

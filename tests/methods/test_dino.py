@@ -28,16 +28,7 @@ from sslengine.methods.dino import DINOHead, DINOLoss, DINOOptions
 from sslengine.methods.step import Step
 from sslengine.methods.teacher import warmup
 from tests.engine.runs import Stop, Watch, make_task, same, train
-from tests.engine.test_task import SYNC_BN
 from tests.engines.runs import make_run
-from tests.methods.resuming import assert_goes_on_bit_by_bit
-from tests.methods.teacher_runs import (
-    assert_attached_anew,
-    assert_state_is_the_same_on_ranks,
-    assert_steps_do_not_wait,
-    assert_steps_on_ranks_do_not_wait,
-    assert_teacher_follows,
-)
 from tests.ranks import RankPool
 
 
@@ -134,13 +125,6 @@ def test_the_centre_follows_the_teacher_behind_its_use() -> None:
         mean = torch.stack(list(teacher)).mean(dim=0)
         center = 0.8 * center + (1 - 0.8) * mean
         torch.testing.assert_close(loss.center[0], center)
-
-
-def test_evaluation_leaves_the_centre_alone() -> None:
-    loss = _loss()
-    with torch.no_grad():
-        assert _value(loss, _scores(4, 3, 1), _scores(4, 3, 0), train=False)["loss"] > 0
-    assert not loss.center.any()
 
 
 def test_the_entropy_of_the_teacher() -> None:
@@ -310,11 +294,8 @@ def _five_steps() -> tuple[list[float], dict[str, Tensor]]:
     return losses, steps.loss.state_dict()
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_together_equal_one_process_with_the_whole_batch(
-    ranks: int, request: pytest.FixtureRequest
-) -> None:
-    pool: RankPool = request.getfixturevalue({2: "two_ranks", 4: "four_ranks"}[ranks])
+@pytest.mark.parametrize("pool", [2, 4], indirect=True)
+def test_ranks_together_equal_one_process_with_the_whole_batch(pool: RankPool) -> None:
     student, teacher, crops = OneHead(), OneHead(seed=1), list(_crops(0))
     options = _options(num_crops=CROPS)
     center = torch.zeros(3, dtype=torch.float64)
@@ -322,22 +303,21 @@ def test_ranks_together_equal_one_process_with_the_whole_batch(
     expected = by_the_paper(student(crops)[0], targets, center, 0.04, options)
     expected.backward()
     by_ddp = pool.run(_first_step, True)
-    assert sum(loss for loss, _ in by_ddp) / ranks == pytest.approx(expected.item(), rel=1e-12)
+    assert sum(loss for loss, _ in by_ddp) / pool.world_size == pytest.approx(
+        expected.item(), rel=1e-12
+    )
     own = [gradients for _, gradients in pool.run(_first_step, False)]
     for name, parameter in student.named_parameters():
         if not parameter.requires_grad:
             continue
         for _, gradients in by_ddp:
             torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-9, atol=1e-12)
-        summed = torch.stack([each[name] for each in own]).sum(dim=0) / ranks
+        summed = torch.stack([each[name] for each in own]).sum(dim=0) / pool.world_size
         torch.testing.assert_close(summed, parameter.grad, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_teacher_and_centre_over_ranks_are_those_of_one_process(
-    ranks: int, request: pytest.FixtureRequest
-) -> None:
-    pool: RankPool = request.getfixturevalue({2: "two_ranks", 4: "four_ranks"}[ranks])
+@pytest.mark.parametrize("pool", [2, 4], indirect=True)
+def test_teacher_and_centre_over_ranks_are_those_of_one_process(pool: RankPool) -> None:
     losses, state = _five_steps()
     assert state["center"].abs().max() > 1e-3
     results = pool.run(_five_steps)
@@ -375,13 +355,6 @@ def test_scores_are_cosines_with_directions() -> None:
     torch.testing.assert_close(head(x[:, :, None, None]), expected)
 
 
-@pytest.mark.parametrize("normalize", [True, False])
-def test_lengths_of_the_last_layer(normalize: bool) -> None:
-    head = DINOHead(5, [7], normalize_last_layer=normalize)
-    assert head.prototypes0.weight_g.requires_grad is not normalize
-    assert torch.equal(head.prototypes0.weight_g, torch.ones(7, 1))
-
-
 def test_a_head_can_be_copied_after_a_forward() -> None:
     head = DINOHead(5, [7])
     head(torch.ones(2, 5)).sum().backward()
@@ -399,11 +372,6 @@ def test_a_head_can_be_copied_after_a_forward() -> None:
 def test_heads_that_cannot_be(arguments: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         DINOHead(5, **arguments)
-
-
-def test_features_of_another_width() -> None:
-    with pytest.raises(ConfigError, match=r"dino_head .*width 5 got .*\(2, 6\)"):
-        DINOHead(5, [3])(torch.ones(2, 6))
 
 
 # ---- whole runs
@@ -430,59 +398,6 @@ VIT: dict[str, Any] = {
     "MODEL__HEAD__PARAMS": [["dino_head", {**HEAD, "in_dim": 16, "use_bn": False}]],
 }
 TRUNKS = pytest.mark.parametrize("recipe", [RESNET, VIT], ids=["resnet", "vit"])
-
-
-@TRUNKS
-def test_a_run_goes_on_bit_by_bit(tmp_path: Path, recipe: dict[str, Any]) -> None:
-    whole = assert_goes_on_bit_by_bit(tmp_path, **recipe)
-    expected = {f"momentum_teacher.module.{name}" for name in whole.base_model.state_dict()}
-    assert set(whole.get_classy_state()["loss"]) == {"center", *expected}
-    assert whole.loss.center.any()
-
-
-def test_a_student_learns_what_a_teacher_that_stays_sees(tmp_path: Path) -> None:
-    """Its images keep their targets: in the end the loss is below that of equal scores."""
-    watch = Watch()
-    changes = {"OPTIMIZER__num_epochs": 8, "LOSS__dino_loss__momentum": 1.0,
-               "LOSS__dino_loss__teacher_temp_min": 0.07}  # fmt: skip
-    train(tmp_path, [watch], **{**RESNET, **changes})
-    assert sum(watch.losses[-8:]) / 8 < math.log(12) < watch.losses[0]
-
-
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_the_teacher_follows_as_in_the_paper(tmp_path: Path, accumulate: int) -> None:
-    def momentum(k: int, updates: int) -> float:
-        return 1 - (1 - 0.9) * (math.cos(math.pi * k / updates) + 1) / 2
-
-    changes = {"OPTIMIZER__accumulate": accumulate}
-    assert_teacher_follows(tmp_path, "momentum_teacher", momentum, **RESNET, **changes)
-
-
-def test_initial_weights_reach_the_teacher(tmp_path: Path) -> None:
-    assert_attached_anew(tmp_path, "momentum_teacher", **RESNET)
-
-
-@pytest.mark.parametrize(
-    "extra",
-    [
-        pytest.param({}, id="batch norm"),
-        pytest.param(SYNC_BN, id="synchronised", marks=pytest.mark.slow),
-    ],
-)
-def test_the_state_is_the_same_on_ranks(
-    two_ranks: RankPool, tmp_path: Path, extra: dict[str, Any]
-) -> None:
-    assert_state_is_the_same_on_ranks(two_ranks, tmp_path, **RESNET, **extra)
-
-
-def test_a_step_does_not_wait_for_the_device(tmp_path: Path, two_ranks: RankPool) -> None:
-    assert_steps_do_not_wait(tmp_path, **RESNET)
-    assert_steps_on_ranks_do_not_wait(two_ranks, tmp_path / "ranks", **RESNET)
-
-
-def test_the_temperature_rises_with_the_steps(tmp_path: Path) -> None:
-    expected = [*torch.linspace(0.04, 0.07, 5).tolist(), 0.07, 0.07, 0.07]
-    assert [value for _, value in _temperatures(tmp_path)] == pytest.approx(expected)
 
 
 def test_nothing_in_the_teacher_is_random(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from tests.engine.runs import make_task
 from tests.engines.runs import make_run
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.methods.test_ibot import OTHER, SCORES, Toy, toy_inputs
+from tests.methods.whole_steps import wave
 
 # The side of the model's grid and of the Gram teacher's; facebookresearch/dinov3 at commit 6876159:
 # `GramLoss`, and the resizing of `get_gram_teacher_output`, in float64. The loss, and the squared
@@ -37,12 +37,6 @@ OFFICIAL = {
     (2, 2): (0.35586468519259856, 0.042796715056287356),
     (3, 5): (1.0290468358697111, 0.0005250294665355827),
 }
-
-
-def wave(shape: tuple[int, ...], number: int) -> Tensor:
-    """Values that any machine computes."""
-    steps = torch.arange(math.prod(shape), dtype=torch.float64)
-    return torch.sin(steps * (0.37 + 0.11 * number) + number).view(shape)
 
 
 class Fixed(nn.Module):
@@ -320,11 +314,3 @@ def test_a_gram_teacher_of_timms_is_refreshed(tmp_path: Path) -> None:
         teacher = dict(task.loss.teacher.module.trunk.named_parameters())
         assert teacher.keys() - gram.keys() == {"mask_token"}
         assert all(torch.equal(each, teacher[name]) for name, each in gram.items())
-
-
-def test_a_route_that_hides_nothing_is_refused(tmp_path: Path) -> None:
-    changes = of_run()
-    for _, options in changes["MODEL__MULTI_INPUT_HEAD_MAPPING"]:
-        options.pop("additional_keys", None)
-    with pytest.raises(ConfigError, match=r"dinov3_loss needs a route with additional_keys: .mask"):
-        make_task(tmp_path, **changes)

@@ -17,7 +17,7 @@ from sslengine.config.resolve import resolve
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.engine import loop
 from sslengine.engines.train import train
-from sslengine.errors import CheckpointError, ConfigError, TrainingError
+from sslengine.errors import CheckpointError, ConfigError
 from sslengine.launch.local import launch
 from sslengine.methods.base import Step, callbacks
 from sslengine.methods.distillation import DistillationLoss, DistillationOptions
@@ -189,14 +189,6 @@ def test_of_a_teacher_with_several_heads_it_is_that_of_the_class_token(
     kept = Categorical(wanted).entropy().mean()
     expected = F.cross_entropy(ours / options.student_temp, wanted) - kept
     torch.testing.assert_close(loss(ours, {"input": views}, Step.alone()), expected)
-
-
-def test_what_is_refused() -> None:
-    wrong = DistillationOptions(form="kl", feature="layer4")
-    assert [each.partition(":")[0] for each in wrong.check()] == ["feature"]
-    method, model = made("mse", FrozenOptions(str(weights_of_timms()), "test_resnet"), 5)
-    with pytest.raises(TrainingError, match=r"End config.MODEL.HEAD.PARAMS in the width 96"):
-        method(model(images()), {"input": images()}, Step.alone())
 
 
 def test_images_of_a_size_that_the_teacher_does_not_take() -> None:

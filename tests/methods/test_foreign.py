@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -152,12 +151,6 @@ VISSL: dict[str, Any] = {
     "DATA__TRAIN__COLLATE_FUNCTION": "moco_collator",
     "HOOKS__EXTRA": [f"{__name__}:VisslHook"],
 }
-
-
-@pytest.fixture(scope="module")
-def two_ranks() -> Iterator[RankPool]:
-    with RankPool(2) as pool:
-        yield pool
 
 
 def _vissl_run(folder: Path) -> tuple[int, list[float], Tensor]:

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import copy
 import math
-import zlib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,14 +11,13 @@ from torch import Tensor, nn
 from sslengine.config.facts import RunFacts
 from sslengine.config.resolve import resolve_dict
 from sslengine.config.sections import read
-from sslengine.errors import ConfigError, TrainingError
+from sslengine.errors import TrainingError
 from sslengine.methods.ijepa import IJepaLoss, IJepaOptions
 from sslengine.methods.step import Step
 from sslengine.models.build import build_model
 from sslengine.models.options import ModelOptions
 from tests.config.recipes import recipe
-from tests.engine.runs import make_task
-from tests.methods.resuming import assert_goes_on_bit_by_bit
+from tests.methods.whole_steps import fill
 
 SIDE, PATCH, WIDTH, INSIDE = 16, 4, 16, 8
 GRID = SIDE // PATCH
@@ -145,14 +142,6 @@ def test_what_is_not_in_the_context_is_never_seen() -> None:
     assert one.shape == (3, 5, WIDTH)
 
 
-def _fill(name: str, tensor: Tensor) -> None:
-    """The weights that the official code was run with, by its names."""
-    start = zlib.crc32(name.encode()) % 1000
-    wave = (torch.arange(tensor.numel(), dtype=torch.float64) * 0.7 + start).sin().view_as(tensor)
-    is_norm = name.endswith(("norm1.weight", "norm2.weight", "norm.weight"))
-    tensor.data.copy_(1 + 0.1 * wave if is_norm else 0.2 * wave)
-
-
 def test_four_steps_are_those_of_the_official_code() -> None:
     """facebookresearch/ijepa 52c1ae9, src/train.py's step and init_opt's groups and schedules, run on
     a CPU in float64 with these images, blocks and weights: lr 0.002 -> 0.01 -> 1e-5 with two
@@ -163,10 +152,10 @@ def test_four_steps_are_those_of_the_official_code() -> None:
                 "norm": "predictor_norm", "project": "predictor_proj"}  # fmt: skip
     for name, each in model.trunk.named_parameters():
         if each.requires_grad:
-            _fill(name, each)
+            fill([(name, each)], 0.2)
     for name, each in predictor.named_parameters():
         first, *rest = name.split(".")
-        _fill(".".join([official[first], *rest]), each)
+        fill([(".".join([official[first], *rest]), each)], 0.2)
     method.teacher.attach(model)
     trained = [p for p in (*model.parameters(), *predictor.parameters()) if p.requires_grad]
     decayed = [each for each in trained if each.ndim > 1]
@@ -209,55 +198,8 @@ def test_larger_images_get_positions_of_their_own() -> None:
     assert loss_of(model, method, sample).isfinite()
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"COLLATE_FUNCTION": "default_collate", "COLLATE_FUNCTION_PARAMS": {}},
-         "COLLATE_FUNCTION: ijepa_loss needs multi_block"),
-        ({"COLLATE_FUNCTION_PARAMS": {"patch_size": 8}}, "patch_size: ijepa_loss needs .*, 4, got 8"),
-        ({"COLLATE_FUNCTION_PARAMS": {}}, "patch_size: ijepa_loss needs .*, 4, got 16"),
-    ],
-)  # fmt: skip
-def test_blocks_that_do_not_fit_are_refused_before_launch(
-    change: dict[str, Any], message: str
-) -> None:
-    changed = {f"DATA__TRAIN__{key}": value for key, value in change.items()}
-    with pytest.raises(ConfigError, match=message):
-        resolve_dict(recipe(**{**RUN, **changed}))
-
-
 def test_a_batch_or_model_of_another_form_is_explained() -> None:
     _, method = make()
     sample = batch()
     with pytest.raises(TrainingError, match="MULTI_INPUT_HEAD_MAPPING"):
         method(torch.zeros(3, WIDTH), sample, Step.alone())
-
-
-RUN: dict[str, Any] = {
-    "DATA__TRAIN__TRANSFORMS": [{"name": "RandomResizedCrop", "size": 32}, {"name": "ToTensor"}],
-    "DATA__TRAIN__COLLATE_FUNCTION": "multi_block_collator",
-    "DATA__TRAIN__COLLATE_FUNCTION_PARAMS": {"patch_size": PATCH},
-    "DATA__TRAIN__INPUT_KEY_NAMES": ["data", "shown"],
-    "MODEL__HEAD__PARAMS": [], "MODEL__MULTI_INPUT_HEAD_MAPPING": [ROUTE],
-    "MODEL__TRUNK": {"NAME": "vision_transformer", "VISION_TRANSFORMERS": {**VIT, "IMAGE_SIZE": 32}},
-    "LOSS": {"name": "ijepa_loss", "ijepa_loss": PREDICTOR},
-}  # fmt: skip
-
-
-def test_resumed_it_is_the_same_run_bit_by_bit(tmp_path: Path) -> None:
-    assert_goes_on_bit_by_bit(tmp_path, **RUN)
-
-
-def test_a_part_that_the_method_makes_can_be_frozen(tmp_path: Path) -> None:
-    names = ["loss.predictor.hidden_token"]
-    task = make_task(tmp_path, [], **RUN, MODEL__NON_TRAINABLE_PARAMS=names)
-    assert not task.loss.predictor.hidden_token.requires_grad
-    assert task.loss.predictor.embed.weight.requires_grad
-    with pytest.raises(ConfigError, match=r"no parameter 'loss.predictor.token'"):
-        make_task(tmp_path, [], **RUN, MODEL__NON_TRAINABLE_PARAMS=["loss.predictor.token"])
-
-
-def test_a_route_that_hides_nothing_is_refused(tmp_path: Path) -> None:
-    mapping = [["data", {"feat_names": ["lastBLK"]}]]
-    with pytest.raises(ConfigError, match=r"ijepa_loss needs a route with additional_keys: .shown"):
-        make_task(tmp_path, [], **{**RUN, "MODEL__MULTI_INPUT_HEAD_MAPPING": mapping})

@@ -25,7 +25,6 @@ from sslengine.optim.options import OptimizerOptions
 from sslengine.optim.param_groups import build_param_groups
 from tests.config.recipes import recipe
 from tests.engine.runs import train
-from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.ranks import RankPool
 
 SIDE, PATCH, WIDTH, PAINT = 16, 4, 24, 16
@@ -316,15 +315,6 @@ def test_what_cannot_be(mae: dict[str, Any], vit: dict[str, Any], message: str) 
         build_model(options(vit=vit, **mae))
 
 
-def test_only_a_vision_transformer_can_leave_patches_out() -> None:
-    chosen = options()
-    chosen.TRUNK.NAME = "resnet"
-    with pytest.raises(
-        ConfigError, match=r"TRUNK.NAME: mae needs vision_transformer, or timm.*resnet cannot"
-    ):
-        build_model(chosen)
-
-
 def test_without_a_class_token() -> None:
     """What is shown stands at its places, and the features are the mean of the patches."""
     torch.manual_seed(0)
@@ -353,12 +343,6 @@ SMALL_RUN: dict[str, Any] = {
     "DATA__TRAIN__COLLATE_FUNCTION_PARAMS": {"patch_size": PATCH},
     "DATA__TRAIN__INPUT_KEY_NAMES": ["data", "noise"],
 }  # fmt: skip
-
-
-def test_a_run_goes_on_bit_by_bit(tmp_path: Path) -> None:
-    task = assert_goes_on_bit_by_bit(tmp_path, **SMALL_RUN)
-    state = model_state(task.base_model)["model"]
-    assert set(state) == {"trunk", "heads", "decoder"}
 
 
 def test_its_trunk_is_one_like_any(tmp_path: Path) -> None:

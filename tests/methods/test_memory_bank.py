@@ -21,7 +21,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.checkpoint.resume import find
-from sslengine.command.config_trials import SMALL
 from sslengine.config.facts import RunFacts
 from sslengine.config.resolve import resolve
 from sslengine.distributed.ranks import rank, world_size
@@ -39,8 +38,8 @@ from tests.engine.runs import make_task
 from tests.engine.sharded import on_ranks
 from tests.integration.test_configs import VISSL
 from tests.integration.test_sharded_resume import start
-from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.ranks import RankPool
+from tests.small_runs import SMALL
 from tests.tail import slow_but
 
 SAMPLES, DRAWN, DIM = 12, 7, 4
@@ -241,10 +240,6 @@ def test_evaluation_moves_nothing() -> None:
     assert torch.isinf(loss.log_partition)
 
 
-def test_the_state_holds_the_memory() -> None:
-    assert set(_loss().state_dict()) == {"memory", "log_partition"}
-
-
 @pytest.mark.parametrize("norm_init", [True, False])
 def test_the_memory_starts_random(norm_init: bool) -> None:
     options = _options()
@@ -323,18 +318,19 @@ def _on_this_rank(options: dict[str, Any]) -> tuple[float, Tensor, Tensor, Tenso
         {"norm_constant": 40.0, "sharded": True},
     ],
 )
-@pytest.mark.parametrize("ranks", slow_but([2], [2, 4]))
+@pytest.mark.parametrize("pool", slow_but([2], [2, 4]), indirect=True)
 def test_ranks_together_equal_one_process_with_the_whole_batch(
-    ranks: int, options: dict[str, Any], request: pytest.FixtureRequest
+    pool: RankPool, options: dict[str, Any]
 ) -> None:
-    pool: RankPool = request.getfixturevalue({2: "two_ranks", 4: "four_ranks"}[ranks])
     model = _model()
     embedding = model(_images())
     expected = paper([embedding], TARGET, [1.0], 0.07, options.get("norm_constant"))
     expected.backward()
     memory = _moved(_memory(), TARGET, embedding, 0.5)
     results = pool.run(_on_this_rank, options)
-    assert sum(each[0] for each in results) / ranks == pytest.approx(expected.item(), rel=1e-9)
+    assert sum(each[0] for each in results) / pool.world_size == pytest.approx(
+        expected.item(), rel=1e-9
+    )
     for _, by_ddp, _, moved, _ in results:
         torch.testing.assert_close(by_ddp, model.weight.grad, rtol=1e-8, atol=1e-12)
         torch.testing.assert_close(moved, memory, rtol=1e-12, atol=1e-12)
@@ -351,81 +347,31 @@ def test_z_is_estimated_over_all_ranks(four_ranks: RankPool) -> None:
         assert torch.equal(log_z, results[0][-1])
 
 
-def _twenty_steps() -> dict[str, Tensor]:
-    """With negatives of each rank's own."""
-    torch.manual_seed(1)
-    loss = MemoryBankLoss(_options(), RunFacts(num_train_samples=SAMPLES))
-    torch.manual_seed(2 + rank())
-    model = DistributedDataParallel(_model().float())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(20):
-        optimizer.zero_grad()
-        loss(model(torch.randn(3, PIXELS)), torch.randint(SAMPLES, (3,))).backward()
-        optimizer.step()
-    return loss.state_dict()
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_after_twenty_steps_all_ranks_have_the_same_memory_to_the_bit(
-    ranks: int, request: pytest.FixtureRequest
-) -> None:
-    pool: RankPool = request.getfixturevalue({2: "two_ranks", 4: "four_ranks"}[ranks])
-    first, *others = pool.run(_twenty_steps)
-    assert torch.isfinite(first["log_partition"])
-    for other in others:
-        assert all(torch.equal(other[name], value) for name, value in first.items())
-
-
 # ---- whole runs
 
 NPID: dict[str, Any] = {
-    "DATA__TRAIN__TRANSFORMS": [
-        {"name": "RandomResizedCrop", "size": 8},
-        {"name": "ToTensor"},
-    ],
+    "DATA__TRAIN__TRANSFORMS": [{"name": "RandomResizedCrop", "size": 8}, {"name": "ToTensor"}],
     "DATA__TRAIN__COLLATE_FUNCTION": "default_collate",
-    "LOSS": {
-        "name": "nce_loss_with_memory",
-        "nce_loss_with_memory": {
-            "memory_params": {"embedding_dim": 8},
-            "negative_sampling_params": {"num_negatives": 6},
-        },
-    },
-}
+    "LOSS": {"name": "nce_loss_with_memory",
+             "nce_loss_with_memory": {"memory_params": {"embedding_dim": 8},
+                                      "negative_sampling_params": {"num_negatives": 6}}},
+}  # fmt: skip
 PIRL: dict[str, Any] = {
-    "DATA__TRAIN__TRANSFORMS": [
-        {"name": "ImgPilToPatchesAndImage", "crop_size_image": 8, "crop_size_patches": 87},
-        {"name": "ToTensor"},
-    ],
+    "DATA__TRAIN__TRANSFORMS": [{"name": "ImgPilToPatchesAndImage", "crop_size_image": 8,
+                                 "crop_size_patches": 87}, {"name": "ToTensor"}],
     "DATA__TRAIN__COLLATE_FUNCTION": "patch_and_image_collator",
     "DATA__TRAIN__INPUT_KEY_NAMES": ["patches", "images"],
     "TRAINER": {"TRAIN_STEP_NAME": "pirl_train_step"},
     "MODEL__MULTI_INPUT_HEAD_MAPPING": [["patches", ["flatten"]], ["images", ["flatten"]]],
-    "MODEL__HEAD": {
-        "PARAMS": [
-            [
-                ["mlp", {"dims": [32, 8]}],
-                ["siamese_concat_view", {"num_towers": 9}],
-                ["mlp", {"dims": [72, 8]}],
-            ],
-            [["mlp", {"dims": [32, 8]}]],
-        ]
-    },
-    "LOSS": {
-        "name": "nce_loss_with_memory",
-        "nce_loss_with_memory": {
-            "loss_weights": [0.5, 0.5],
-            "update_mem_with_emb_index": 1,
-            "memory_params": {"embedding_dim": 8, "update_mem_on_forward": False},
-            "negative_sampling_params": {"num_negatives": 6},
-        },
-    },
-}
-
-
-@pytest.mark.parametrize("method", [NPID, PIRL], ids=["npid", "pirl"])
-def test_a_run_goes_on_bit_by_bit(method: dict[str, Any], tmp_path: Path) -> None:
-    assert_goes_on_bit_by_bit(tmp_path, after=3, **method)
+    "MODEL__HEAD": {"PARAMS": [[["mlp", {"dims": [32, 8]}],
+                                ["siamese_concat_view", {"num_towers": 9}],
+                                ["mlp", {"dims": [72, 8]}]], [["mlp", {"dims": [32, 8]}]]]},
+    "LOSS": {"name": "nce_loss_with_memory",
+             "nce_loss_with_memory": {"loss_weights": [0.5, 0.5], "update_mem_with_emb_index": 1,
+                                      "memory_params": {"embedding_dim": 8,
+                                                        "update_mem_on_forward": False},
+                                      "negative_sampling_params": {"num_negatives": 6}}},
+}  # fmt: skip
 
 
 def _of_ranks(folder: Path, method: dict[str, Any], stop_after: int | None = None) -> Any:
@@ -483,13 +429,6 @@ def test_another_number_of_ranks_goes_on_with_the_same_memory(
         assert torch.equal(memory, ended.loss_state["memory"])
 
 
-def test_from_whole_to_shared_out(two_ranks: RankPool, tmp_path: Path) -> None:
-    ended, _ = _of_ranks(tmp_path, NPID)
-    for held, memory in two_ranks.run(_restored, tmp_path, _sharded(NPID)):
-        assert held == 8
-        assert torch.equal(memory, ended.loss_state["memory"])
-
-
 @pytest.mark.skipif(not VISSL.is_dir(), reason="VISSL's own YAML is not beside this checkout")
 @pytest.mark.parametrize("width", [2, 4])
 def test_vissls_wide_pirl_is_read(width: int) -> None:
@@ -511,10 +450,8 @@ def test_vissls_wide_pirl_is_read(width: int) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [
-        ({"memory_params": {"update_mem_on_forward": False}}, r"emb_index: expected one of \[0\]"),
-    ],
-)
+    [({"memory_params": {"update_mem_on_forward": False}}, r"emb_index: expected one of \[0\]")],
+)  # fmt: skip
 def test_options_that_cannot_be(changes: dict[str, Any], message: str) -> None:
     loss = {"name": "nce_loss_with_memory", "nce_loss_with_memory": changes}
     with pytest.raises(ConfigError, match=message):

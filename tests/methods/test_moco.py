@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,28 +16,19 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sslengine.config.facts import RunFacts
 from sslengine.distributed.ranks import rank, world_size
-from sslengine.errors import ConfigError, TrainingError
+from sslengine.errors import ConfigError
 from sslengine.hooks.events import Hook
 from sslengine.methods.moco import MoCoLoss, MoCoOptions, shuffled
 from sslengine.methods.step import Step
 from tests.engine.runs import make_task, train
 from tests.methods.resuming import assert_goes_on_bit_by_bit
-from tests.methods.teacher_runs import (
-    assert_attached_anew,
-    assert_state_is_the_same_on_ranks,
-    assert_steps_do_not_wait,
-    assert_steps_on_ranks_do_not_wait,
-    assert_teacher_follows,
-)
 from tests.ranks import RankPool
 
 RECIPE: dict[str, Any] = {
-    "LOSS__name": "moco_loss",
-    "LOSS__moco_loss__embedding_dim": 8,
-    "LOSS__moco_loss__queue_size": 32,
-    "LOSS__moco_loss__momentum": 0.9,
+    "LOSS__name": "moco_loss", "LOSS__moco_loss__embedding_dim": 8,
+    "LOSS__moco_loss__queue_size": 32, "LOSS__moco_loss__momentum": 0.9,
     "DATA__TRAIN__COLLATE_FUNCTION": "moco_collator",
-}
+}  # fmt: skip
 
 
 def equation_1(q: Tensor, k: Tensor, queue: Tensor, temperature: float) -> Tensor:
@@ -97,13 +87,6 @@ def test_value_and_gradient(
     torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-9)
     rounding = 1e-13 / temperature
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-7, atol=rounding)
-
-
-def test_keys_that_are_all_alike_cost_the_logarithm_of_their_number() -> None:
-    method = _method(3, 7)
-    method.queue.fill_(1 / math.sqrt(3))
-    value = _value(method, torch.ones(2, 3).double(), method.queue[:2].clone())
-    assert value.item() == pytest.approx(math.log(8))
 
 
 def test_single_precision_stays_finite_at_a_tiny_temperature() -> None:
@@ -231,14 +214,15 @@ def _steps_on_this_rank(synchronised: bool) -> tuple[list[float], dict[str, Tens
 
 
 @pytest.mark.parametrize("synchronised", [False, True])
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("pool", [2, 4], indirect=True)
 def test_ranks_together_equal_one_process_with_the_whole_batch(
-    ranks: int, synchronised: bool, request: pytest.FixtureRequest
+    pool: RankPool, synchronised: bool
 ) -> None:
     """Losses, and by way of SGD gradients; the queue in the order of the ranks."""
-    pool: RankPool = request.getfixturevalue({2: "two_ranks", 4: "four_ranks"}[ranks])
     results = pool.run(_steps_on_this_rank, synchronised)
-    means = [sum(each) / ranks for each in zip(*(losses for losses, _ in results), strict=True)]
+    means = [
+        sum(each) / pool.world_size for each in zip(*(losses for losses, _ in results), strict=True)
+    ]
     for _, state in results:
         _assert_as_algorithm_1(means, state, steps=7)
         for name, value in state.items():
@@ -380,30 +364,6 @@ def test_keys_are_the_key_encoders_view_of_the_second_images(tmp_path: Path) -> 
     task.close()
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_the_key_encoder_follows_once_per_update(tmp_path: Path, accumulate: int) -> None:
-    changes = {**RECIPE, "OPTIMIZER__accumulate": accumulate}
-    assert_teacher_follows(tmp_path, "key_encoder", lambda k, updates: 0.9, **changes)
-
-
-def test_initial_weights_reach_the_key_encoder(tmp_path: Path) -> None:
-    assert_attached_anew(tmp_path, "key_encoder", **RECIPE)
-
-
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_queue_and_key_encoder_are_the_same_on_all_ranks(
-    tmp_path: Path, ranks: int, request: pytest.FixtureRequest
-) -> None:
-    pool: RankPool = request.getfixturevalue({2: "two_ranks", 4: "four_ranks"}[ranks])
-    assert_state_is_the_same_on_ranks(pool, tmp_path, **RECIPE)
-
-
-def test_a_run_goes_on_bit_by_bit(tmp_path: Path) -> None:
-    whole = assert_goes_on_bit_by_bit(tmp_path, **RECIPE)
-    encoder = {f"key_encoder.module.{name}" for name in whole.base_model.state_dict()}
-    assert set(whole.get_classy_state()["loss"]) == {"queue", "queue_ptr", *encoder}
-
-
 def _goes_on(folder: Path) -> None:
     changes = {"DISTRIBUTED__NUM_PROC_PER_NODE": 2, "DATA__TRAIN__BATCHSIZE_PER_REPLICA": 2}
     assert_goes_on_bit_by_bit(folder / str(rank()), **RECIPE, **changes)
@@ -412,11 +372,6 @@ def _goes_on(folder: Path) -> None:
 def test_a_run_on_ranks_goes_on_bit_by_bit(two_ranks: RankPool, tmp_path: Path) -> None:
     """The order of ShuffleBN too."""
     two_ranks.run(_goes_on, tmp_path)
-
-
-def test_a_step_does_not_wait_for_the_device(tmp_path: Path, two_ranks: RankPool) -> None:
-    assert_steps_do_not_wait(tmp_path, **RECIPE)
-    assert_steps_on_ranks_do_not_wait(two_ranks, tmp_path / "ranks", **RECIPE)
 
 
 # ---- what a user can get wrong
@@ -436,8 +391,3 @@ def test_a_short_last_batch_is_refused_before_the_first_step(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match="a batch has 3 images .*TRAIN.DROP_LAST: True"):
         train(tmp_path, [], **changes, DATA__TRAIN__DROP_LAST=False)
     assert train(tmp_path, [], **changes).iteration == 6
-
-
-def test_another_collator_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match="'data_momentum'; the batch has .*moco_collator"):
-        train(tmp_path, [], **{**RECIPE, "DATA__TRAIN__COLLATE_FUNCTION": "simclr_collator"})

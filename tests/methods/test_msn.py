@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from sslengine.config.facts import RunFacts
-from sslengine.config.resolve import resolve_dict
 from sslengine.data.batch.dropped_patches import dropped_patches_collator
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.errors import ConfigError, DataError
@@ -27,19 +26,12 @@ from sslengine.models.options import (
     WeightsInitOptions,
 )
 from sslengine.models.weights import init_weights
-from tests.config.recipes import recipe
 from tests.methods.resuming import assert_goes_on_bit_by_bit
-from tests.methods.teacher_runs import assert_teacher_follows
+from tests.methods.whole_steps import wave
 
 CLOSE: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-12}
 IMAGES, PIXELS, WIDTH, PROTOTYPES = 4, 6, 5, 7
 WEIGHTS = {"cross_entropy": 1.0, "me_max": 0.7, "entropy": 0.2}
-
-
-def wave(shape: tuple[int, ...], number: int) -> Tensor:
-    """Values that any machine computes."""
-    steps = torch.arange(math.prod(shape), dtype=torch.float64)
-    return torch.sin(steps * (0.37 + 0.11 * number) + number).view(shape)
 
 
 # ---- the formulas
@@ -260,30 +252,6 @@ def test_resumes_to_the_bit(tmp_path: Path) -> None:
     }
     assert decays[id(task.loss.prototypes)] == 0.0
     assert decays[id(task.base_model.trunk.patch_embed.proj.weight)] == 0.1
-
-
-def test_the_teacher_follows_along_a_line(tmp_path: Path) -> None:
-    def momentum(k: int, length: int) -> float:
-        return 0.5 + 0.4 * k / length
-
-    changes = of_run(momentum=0.5, momentum_end=0.9)
-    assert_teacher_follows(tmp_path, "teacher", momentum, **changes)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"patch_size": 8}, "patch_size: msn_loss needs the patches of the trunk, 4, got 8"),
-        ({}, "patch_size: msn_loss needs the patches of the trunk, 4, got 16"),
-    ],
-)
-def test_patches_that_do_not_fit_are_refused_before_launch(
-    change: dict[str, int], message: str
-) -> None:
-    """Larger patches have numbers that the trunk's have too: it would see the top of views alone."""
-    changed = {**of_run(), "DATA__TRAIN__COLLATE_FUNCTION_PARAMS": change}
-    with pytest.raises(ConfigError, match=message):
-        resolve_dict(recipe(**changed))
 
 
 # ---- which patches

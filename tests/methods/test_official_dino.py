@@ -1,21 +1,18 @@
-"""Five train steps of DINO, in three epochs, beside the authors' code.
-
-The numbers are those of facebookresearch/dino at commit 7c446df (`DINOLoss`, its networks and groups of
-parameters, and the steps of `train_one_epoch`, in float64): the centre, a temperature that rises for three
-epochs, schedules of rate, weight decay and momentum, each gradient clipped at 0.03, no gradients of the last
-layer in the first epoch. Crops have one size, since timm and the authors interpolate positions differently.
-The optimizer here is the recipe's, but for its highest rate and the length of its warm-up.
-"""
+"""Train steps of DINO and iBOT, beside the authors' code."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
+import torch
 
 from sslengine.config.facts import RunFacts
-from sslengine.hooks.gradients import ClipGradients, FreezeParameters
+from sslengine.hooks.gradients import ClipGradients, FreezeParameters, clip_each
+from sslengine.methods.base import Step
 from sslengine.methods.dino import DINOLoss, DINOOptions
+from sslengine.methods.ibot import IBOTLoss, IBOTOptions
 from sslengine.models.build import build_model
 from sslengine.models.options import (
     HeadOptions,
@@ -23,6 +20,8 @@ from sslengine.models.options import (
     TrunkOptions,
     VisionTransformerOptions,
 )
+from sslengine.optim.optimizers import ScaleEach
+from tests.methods.test_official_dinov2 import LOCAL, batch
 from tests.methods.whole_steps import RATES, fill, optimizer_of, squares, train, wave
 
 IMAGES, CROPS, LENGTH, PER_EPOCH = 4, 4, 10, 2
@@ -76,3 +75,104 @@ def test_five_steps() -> None:
         squares(each) for each in (model.trunk, model.heads[0], teacher.trunk, teacher.heads[0])
     ]
     assert [*ends, float(loss.center.square().sum())] == pytest.approx(NORMS, rel=1e-9)
+
+
+# ---- Six train steps of iBOT, in three epochs, beside the authors' code. The numbers are those of
+# bytedance/ibot at commit da316d8 (`train_one_epoch`, `iBOTLoss`, its networks with a shared
+# head and its groups of parameters, in float64): AdamW with schedules of rate and weight
+# decay, each gradient clipped at 0.2, the last layer frozen for an epoch, temperatures that
+# rise for three, the teacher's momentum from 0.9. Crops have one size, since timm and the
+# authors interpolate positions differently.
+
+
+STEPS, PER_EPOCH_IBOT, CLIP = 6, 2, 0.2
+# Class tokens and patches of each step.
+OFFICIAL_IBOT = [
+    [0.87891616488808, 0.48535342265379056],
+    [0.9277104377294507, 0.5224545924077951],
+    [0.9288424252900179, 0.47667935878706474],
+    [0.9993722900959717, 0.4992213187082531],
+    [1.1361805109118126, 0.6994515330774135],
+    [1.1910774884225797, 0.7458935885590223],
+]
+# Squared norms at the end: the student's trunk and head, the teacher's, both centres.
+NORMS_IBOT = [
+    120.46651859805041, 21.04197274498779, 116.80837143245756, 21.877205841054597,
+    1.5846227579631609, 1.5833648462080512,
+]  # fmt: skip
+
+
+def _made_ibot() -> Any:
+    head = ["dino_head", {"in_dim": 8, "num_clusters": [12], "hidden_dim": 7, "bottleneck_dim": 5,
+                          "normalize_last_layer": False}]  # fmt: skip
+    features = {"feat_names": ["lastCLS", "lastPATCH"], "head_index": [0, 0],
+                "additional_keys": ["mask", "patches_at"]}  # fmt: skip
+    trunk = VisionTransformerOptions(
+        IMAGE_SIZE=16, PATCH_SIZE=4, NUM_LAYERS=2, NUM_HEADS=2, HIDDEN_DIM=8, MLP_DIM=16,
+        QKV_BIAS=True,
+    )  # fmt: skip
+    return build_model(ModelOptions(
+        TRUNK=TrunkOptions("vision_transformer", VISION_TRANSFORMERS=trunk),
+        HEAD=HeadOptions(PARAMS=[head]),
+        MULTI_INPUT_HEAD_MAPPING=[["global_views", features],
+                                  ["local_views", {"feat_names": ["lastCLS"], "head_index": 0}]],
+    )).double()  # fmt: skip
+
+
+@torch.no_grad()
+def _filled(model: Any) -> dict[str, torch.nn.Parameter]:
+    """With the weights that the authors' code was run with, by its names."""
+    named = {}
+    for part, prefix in ((model.trunk, "backbone."), (model.heads[0], "head.")):
+        for name, parameter in part.named_parameters():
+            name = name.replace("prototypes0.", "last_layer.").replace("mask_token", "masked_embed")
+            named[prefix + name] = parameter
+    fill(named.items())
+    return named
+
+
+def _along_a_cosine(start: float, end: float, done: int, length: int) -> float:
+    return end + (start - end) * (1 + math.cos(math.pi * done / length)) / 2
+
+
+def test_six_steps() -> None:
+    model = _made_ibot().train()
+    named = _filled(model)
+    options = IBOTOptions(
+        momentum=0.9, teacher_temp_max=0.07, patch_temp_min=0.05, patch_temp_max=0.09,
+        teacher_temp_warmup_epochs=3, patch_weight=0.7, output_dim=12, patch_output_dim=12,
+        num_crops=2 + LOCAL,
+    )  # fmt: skip
+    loss = IBOTLoss(options, RunFacts()).double().train()
+    loss.teacher.attach(model)
+    plain = [each for name, each in named.items() if name.endswith(".bias") or each.ndim == 1]
+    decayed = [each for each in named.values() if not any(each is other for other in plain)]
+    optimizer = torch.optim.AdamW([{"params": decayed}, {"params": plain, "weight_decay": 0.0}])
+    for number, expected in enumerate(OFFICIAL_IBOT):
+        step = Step.alone(iteration=number, epoch=number // PER_EPOCH_IBOT, where=number / STEPS)
+        for group in optimizer.param_groups:  # two steps of warm-up
+            rate = 0.02 * number if number < 2 else _along_a_cosine(0.02, 0.001, number - 2, 4)
+            group["lr"] = rate
+        optimizer.param_groups[0]["weight_decay"] = _along_a_cosine(0.04, 0.4, number, STEPS)
+        inputs = batch(number)
+        losses = loss(model(inputs), {"input": inputs}, step)
+        found = [float(losses[name].detach()) for name in ("classes", "patches")]
+        assert found == pytest.approx([expected[0], expected[1] / 0.7], rel=1e-9), number
+        optimizer.zero_grad()
+        losses["loss"].backward()
+        clip_each(
+            [each.grad for each in named.values() if each.grad is not None], CLIP, ScaleEach()
+        )
+        if step.epoch == 0:
+            for name, each in named.items():
+                each.grad = None if "last_layer" in name else each.grad
+        optimizer.step()
+        loss.teacher.after_update(step)
+    teacher: Any = loss.teacher.module
+    parts = [model.trunk, model.heads[0], teacher.trunk, teacher.heads[0]]
+    teacher.trunk.mask_token.data.zero_()  # theirs has none
+    found = [
+        sum(float(each.detach().square().sum()) for each in part.parameters()) for part in parts
+    ]
+    found += [float(each.center.square().sum()) for each in (loss.class_center, loss.patch_center)]
+    assert found == pytest.approx(NORMS_IBOT, rel=1e-9)

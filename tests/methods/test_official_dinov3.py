@@ -140,9 +140,8 @@ def _on_rank() -> tuple[dict[str, Tensor], list[Tensor]]:
     return {name: each.detach() for name, each in losses.items()}, gradients
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_ranks_are_one_process(ranks: int, request: pytest.FixtureRequest) -> None:
-    pool: RankPool = request.getfixturevalue({2: "two_ranks", 4: "four_ranks"}[ranks])
+@pytest.mark.parametrize("pool", [2, pytest.param(4, marks=pytest.mark.slow)], indirect=True)
+def test_ranks_are_one_process(pool: RankPool) -> None:
     losses, gradients = _on_rank()
     made = pool.run(_on_rank)
     for name in ("loss", "classes", "patches", "koleo", "gram"):

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import zlib
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sslengine.config.facts import RunFacts
 from sslengine.config.resolve import resolve_dict
@@ -17,7 +15,7 @@ from sslengine.methods.step import Step
 from sslengine.models.build import build_model
 from sslengine.models.options import ModelOptions
 from tests.config.recipes import recipe
-from tests.methods.resuming import assert_goes_on_bit_by_bit
+from tests.methods.whole_steps import fill
 
 SIDE, PATCH, WIDTH = 16, 4, 16
 BEIT = {
@@ -125,8 +123,7 @@ def test_four_steps_are_those_of_the_official_code() -> None:
     named = {f"encoder.{n}": each for n, each in model.trunk.named_parameters()}  # type: ignore[union-attr]
     pixels: Any = model.heads[0].pixels  # type: ignore[index, union-attr]
     named |= {"decoder.0.weight": pixels.weight, "decoder.0.bias": pixels.bias}
-    for name, each in named.items():
-        _fill(name, each)
+    fill(named.items(), 0.2)
     plain = [p for n, p in named.items() if p.ndim == 1 or n.endswith(".bias") or "cls_token" in n]
     decayed = [each for each in named.values() if not any(each is other for other in plain)]
     groups: list[dict[str, Any]] = [{"params": decayed}, {"params": plain, "weight_decay": 0.0}]
@@ -144,14 +141,6 @@ def test_four_steps_are_those_of_the_official_code() -> None:
         optimizer.step()
         losses.append(loss.item())
     assert losses == pytest.approx(OFFICIAL, rel=1e-9)
-
-
-def _fill(name: str, tensor: Tensor) -> None:
-    """The weights that the official code was run with, by its names."""
-    start = zlib.crc32(name.encode()) % 1000
-    wave = (torch.arange(tensor.numel(), dtype=torch.float64) * 0.7 + start).sin().view_as(tensor)
-    is_norm = name.endswith(("norm1.weight", "norm2.weight", "norm.weight"))
-    tensor.data.copy_(1 + 0.1 * wave if is_norm else 0.2 * wave)
 
 
 @pytest.mark.parametrize("trunk", TRUNKS)
@@ -179,7 +168,3 @@ def test_another_form_is_explained() -> None:
 
 def test_the_stride_is_that_of_the_head() -> None:
     assert resolve_dict(recipe(**of_run("swin"))).config.LOSS.simmim_loss.stride == PATCH
-
-
-def test_resumed_it_is_the_same_run_bit_by_bit(tmp_path: Path) -> None:
-    assert_goes_on_bit_by_bit(tmp_path, **of_run("vit"))

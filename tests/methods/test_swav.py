@@ -24,10 +24,6 @@ from sslengine.methods.swav import SwAVHead, SwAVLoss, SwAVOptions, SwAVQueueOpt
 from tests.engine.runs import Watch, make_task, train
 from tests.losses.test_sinkhorn import by_the_paper as codes_by_the_paper
 from tests.methods.resuming import assert_goes_on_bit_by_bit
-from tests.methods.teacher_runs import (
-    assert_steps_do_not_wait,
-    assert_steps_on_ranks_do_not_wait,
-)
 from tests.ranks import RankPool
 from tests.tail import slow_but
 
@@ -105,11 +101,6 @@ def test_value_and_gradient(
     torch.testing.assert_close(loss, expected, rtol=1e-9, atol=rounding + 1e-12)
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine.grad, other.grad, rtol=1e-7, atol=rounding + 1e-12)
-
-
-def test_scores_that_say_nothing_cost_the_logarithm_of_the_prototypes() -> None:
-    loss = _value(_loss(), [_embeddings(6, 0), torch.ones(6, 3, dtype=torch.float64)])
-    assert loss.item() == pytest.approx(math.log(3))
 
 
 def test_single_precision_stays_finite_where_exp_does_not() -> None:
@@ -205,11 +196,6 @@ def test_evaluation_leaves_the_queue_alone() -> None:
     assert not loss.queue.any()
 
 
-def test_the_queue_is_in_the_state() -> None:
-    assert list(_with_queue(_head([3]), 4, start=0).state_dict()) == ["queue"]
-    assert list(_loss().state_dict()) == []
-
-
 # ---- several ranks
 
 IMAGES, CROPS = 8, 3
@@ -242,11 +228,8 @@ def _train_on_rank(wrap: bool) -> tuple[list[float], list[Tensor], list[Tensor],
     return losses, first, [each.detach() for each in head.parameters()], loss.queue
 
 
-@pytest.mark.parametrize("ranks", slow_but([2], [2, 4]))
-def test_ranks_together_equal_one_process_with_the_whole_batch(
-    ranks: int, request: pytest.FixtureRequest
-) -> None:
-    pool: RankPool = request.getfixturevalue({2: "two_ranks", 4: "four_ranks"}[ranks])
+@pytest.mark.parametrize("pool", slow_but([2], [2, 4]), indirect=True)
+def test_ranks_together_equal_one_process_with_the_whole_batch(pool: RankPool) -> None:
     head = _head([3, 2])
     head.normalize_prototypes()
     _, *scores = head(_crops(0).reshape(-1, 5))
@@ -254,23 +237,20 @@ def test_ranks_together_equal_one_process_with_the_whole_batch(
     expected = torch.stack([by_the_paper(each, options) for each in scores]).mean()
     expected.backward()
     results = pool.run(_train_on_rank, True)
-    assert sum(losses[0] for losses, *_ in results) / ranks == pytest.approx(
+    assert sum(losses[0] for losses, *_ in results) / pool.world_size == pytest.approx(
         expected.item(), rel=1e-10
     )
     own = [first for _, first, _, _ in pool.run(_train_on_rank, False)]
     for index, parameter in enumerate(head.parameters()):
         for _, first, _, _ in results:
             torch.testing.assert_close(first[index], parameter.grad, rtol=1e-8, atol=1e-11)
-        summed = torch.stack([gradients[index] for gradients in own]).sum(dim=0) / ranks
+        summed = torch.stack([gradients[index] for gradients in own]).sum(dim=0) / pool.world_size
         torch.testing.assert_close(summed, parameter.grad, rtol=1e-8, atol=1e-11)
 
 
-@pytest.mark.parametrize("ranks", slow_but([2], [2, 4]))
-def test_the_queue_over_ranks_is_that_of_one_process(
-    ranks: int, request: pytest.FixtureRequest
-) -> None:
+@pytest.mark.parametrize("pool", slow_but([2], [2, 4]), indirect=True)
+def test_the_queue_over_ranks_is_that_of_one_process(pool: RankPool) -> None:
     """Ten rows on four ranks: parts of 3, 3, 2 and 2. Every rank holds all, to the bit."""
-    pool: RankPool = request.getfixturevalue({2: "two_ranks", 4: "four_ranks"}[ranks])
     losses, _, weights, queue = _train_on_rank(False)
     results = pool.run(_train_on_rank, True)
     mean = torch.tensor([each for each, *_ in results]).mean(dim=0)
@@ -341,11 +321,6 @@ def test_heads_that_cannot_be(arguments: dict[str, Any], text: str) -> None:
         _layers(**arguments)
 
 
-def test_features_of_another_width() -> None:
-    with pytest.raises(ConfigError, match=r"swav_head .*width 5 got .*\(2, 6\)"):
-        SwAVHead([5, 4], False, [3])(torch.ones(2, 6))
-
-
 # ---- whole runs
 
 RUN: dict[str, Any] = {
@@ -395,12 +370,6 @@ def test_prototypes_wait_if_told_to(tmp_path: Path) -> None:
     assert not torch.allclose(after[3], start)
 
 
-def test_prototypes_keep_their_length_if_nobody_asks(tmp_path: Path) -> None:
-    seen = Prototypes()
-    train(tmp_path, [seen], **RUN, LOSS__swav_loss__normalize_last_layer=False)
-    assert not torch.allclose(seen.weights[0].norm(dim=1), torch.ones(6))
-
-
 def test_initial_weights_reach_the_prototypes(tmp_path: Path) -> None:
     task = make_task(tmp_path, [], **RUN)
     with torch.no_grad():
@@ -422,15 +391,6 @@ def test_mixed_views_reach_the_loss_as_multicrop_collator_has_them(tmp_path: Pat
     assert all(map(math.isfinite, watch.losses))
 
 
-def test_a_run_learns_and_goes_on_bit_by_bit(tmp_path: Path) -> None:
-    watch = Watch()
-    train(tmp_path / "first", [watch], **{**RUN, "OPTIMIZER__num_epochs": 6})
-    assert sum(watch.losses[-4:]) < sum(watch.losses[:4])
-    whole = assert_goes_on_bit_by_bit(tmp_path, **RUN)
-    assert set(whole.get_classy_state()["loss"]) == {"queue"}
-    assert (whole.loss.queue != 0).any(dim=-1).all()
-
-
 def _cut_on_ranks(folder: Path, changes: dict[str, Any]) -> None:
     assert_goes_on_bit_by_bit(folder / str(rank()), **changes)
 
@@ -438,11 +398,6 @@ def _cut_on_ranks(folder: Path, changes: dict[str, Any]) -> None:
 def test_two_ranks_go_on_bit_by_bit(two_ranks: RankPool, tmp_path: Path) -> None:
     ranks = {"DISTRIBUTED__NUM_PROC_PER_NODE": 2, "DATA__TRAIN__BATCHSIZE_PER_REPLICA": 2}
     two_ranks.run(_cut_on_ranks, tmp_path, {**RUN, **ranks})
-
-
-def test_a_step_does_not_wait_for_the_device(tmp_path: Path, two_ranks: RankPool) -> None:
-    assert_steps_do_not_wait(tmp_path, **RUN)
-    assert_steps_on_ranks_do_not_wait(two_ranks, tmp_path / "ranks", **RUN)
 
 
 # ---- what a user can get wrong
@@ -463,10 +418,8 @@ def test_options_follow_the_run() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "text"),
-    [
-        ({"heads": (("swav_head", {"return_embeddings": False}),)}, "set return_embeddings"),
-    ],
-)
+    [({"heads": (("swav_head", {"return_embeddings": False}),)}, "set return_embeddings")],
+)  # fmt: skip
 def test_runs_that_do_not_fit(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=f"config.LOSS.swav_loss: .*{text}"):
         SwAVOptions().infer(_facts(**changes))

@@ -15,7 +15,6 @@ from sslengine.methods.step import Step
 from sslengine.methods.teacher import Teacher
 from sslengine.precision import Precision
 from tests.engine.runs import make_task, train
-from tests.methods.resuming import assert_goes_on_bit_by_bit
 
 
 def _model() -> nn.Module:
@@ -144,10 +143,6 @@ def test_its_teacher_is_known_by_name(tmp_path: Path) -> None:
     task = make_task(tmp_path, [], **TAUGHT)
     networks = task.get_classy_state()["networks"]
     assert networks == {"teacher": "teacher.module", "judged": "student"}
-
-
-def test_a_run_goes_on_bit_by_bit(tmp_path: Path) -> None:
-    assert_goes_on_bit_by_bit(tmp_path, **TAUGHT)
 
 
 class Late(Method):

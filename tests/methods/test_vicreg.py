@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,10 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sslengine.config.facts import RunFacts
-from sslengine.errors import TrainingError
 from sslengine.methods.vicreg import VICRegLoss, VICRegOptions
 from tests.config.recipes import resolved
-from tests.engine.runs import Watch, train
 from tests.methods.multi_rank import assert_ranks_equal_one_process
 from tests.ranks import RankPool
 
@@ -107,27 +104,12 @@ def test_the_parts_are_the_terms_before_they_are_weighted() -> None:
     z, other = embeddings[:5], embeddings[5:]
     parts = {name: value.item() for name, value in _loss()(embeddings).items()}
     assert parts == pytest.approx(
-        {
-            "invariance": s(z, other).item() / 3,
-            "variance": (v(z, 1.0, 1e-4) + v(other, 1.0, 1e-4)).item() / 2,
-            "covariance": (c(z) + c(other)).item(),
-            "loss": 25 * parts["invariance"] + 25 * parts["variance"] + parts["covariance"],
-        },
+        {"invariance": s(z, other).item() / 3,
+         "variance": (v(z, 1.0, 1e-4) + v(other, 1.0, 1e-4)).item() / 2,
+         "covariance": (c(z) + c(other)).item(),
+         "loss": 25 * parts["invariance"] + 25 * parts["variance"] + parts["covariance"]},
         rel=1e-9,
-    )
-
-
-def test_equal_views_that_vary_enough_in_separate_dimensions_cost_nothing() -> None:
-    view = 2 * torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
-    assert _loss()(torch.cat([view, view]))["loss"].item() == 0
-
-
-def test_collapsed_embeddings_cost_the_whole_variance() -> None:
-    embeddings = torch.ones(8, 5).requires_grad_()
-    loss = _loss()(embeddings)
-    loss["loss"].backward()
-    assert loss["loss"].item() == pytest.approx(25 * (1 - 1e-2))
-    assert embeddings.grad.isfinite().all()
+    )  # fmt: skip
 
 
 def test_one_image_alone_is_finite() -> None:
@@ -178,12 +160,6 @@ def test_ranks_together_make_the_loss_and_gradient_of_one_process(
 RUN = {"LOSS": {"name": "vicreg_loss"}, "OPTIMIZER__param_schedulers__lr__start_value": 0.001}
 
 
-def test_a_run_lowers_the_loss(tmp_path: Path) -> None:
-    watch = Watch()
-    train(tmp_path, [watch], **RUN, OPTIMIZER__num_epochs=8)
-    assert sum(watch.losses[-4:]) < 0.9 * sum(watch.losses[:4])
-
-
 # ---- what a user can get wrong
 
 
@@ -191,8 +167,3 @@ def test_the_published_numbers_are_the_defaults() -> None:
     options = resolved(**RUN).config.LOSS.vicreg_loss
     assert (options.sim_coeff, options.std_coeff, options.cov_coeff) == (25.0, 25.0, 1.0)
     assert (options.gamma, options.eps) == (1.0, 1e-4)
-
-
-def test_an_output_that_is_not_two_views() -> None:
-    with pytest.raises(TrainingError, match="vicreg_loss needs .* 2 views of every image"):
-        _loss()(torch.ones(3, 4))

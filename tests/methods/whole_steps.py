@@ -80,14 +80,14 @@ def wave(shape: tuple[int, ...], number: int) -> Tensor:
 
 
 @torch.no_grad()
-def fill(named: Iterable[tuple[str, Tensor]]) -> None:
+def fill(named: Iterable[tuple[str, Tensor]], size: float = 0.3) -> None:
     """By the authors' names of the parameters: such values, near 1 for norms and lengths."""
     for name, parameter in named:
         start = zlib.crc32(name.encode()) % 1000
         steps = torch.arange(parameter.numel(), dtype=torch.float64)
         waves = (steps * 0.7 + start).sin()
         near_1 = ("norm" in name and name.endswith("weight")) or name.endswith("weight_g")
-        parameter.copy_((1 + 0.1 * waves if near_1 else 0.3 * waves).view_as(parameter))
+        parameter.copy_((1 + 0.1 * waves if near_1 else size * waves).view_as(parameter))
 
 
 def squares(module: nn.Module) -> float:

@@ -18,7 +18,6 @@ from sslengine.models.model import Model
 from sslengine.models.options import ModelOptions
 from sslengine.models.trunks.base import Trunk
 from sslengine.models.trunks.resnet import ResNet
-from sslengine.models.trunks.vision_transformer import VisionTransformer
 from sslengine.registry import MODELS, TRUNKS, register_model, register_trunk
 from tests.config.recipes import resolved
 from tests.registries import as_before
@@ -50,13 +49,6 @@ def test_trunk_and_heads() -> None:
     torch.testing.assert_close(output, model.heads[1](model.heads[0](flat)))
 
 
-def test_the_trunk_gets_its_section() -> None:
-    small = {"IMAGE_SIZE": 16, "NUM_LAYERS": 2, "HIDDEN_DIM": 24, "NUM_HEADS": 2, "MLP_DIM": 8}
-    trunk = build(NAME="vision_transformer", VISION_TRANSFORMERS=small).trunk
-    assert isinstance(trunk, VisionTransformer)
-    assert (len(trunk.blocks), trunk.pos_embed.shape[-1]) == (2, 24)
-
-
 def test_a_trunk_may_read_several_sections() -> None:
     small = {"IMAGE_SIZE": 16, "NUM_LAYERS": 2, "HIDDEN_DIM": 24, "NUM_HEADS": 2, "MLP_DIM": 8}
     sections = {"VISION_TRANSFORMERS": small, "CONVIT": {"N_GPSA_LAYERS": 1, "LOCALITY_DIM": 2}}
@@ -73,28 +65,16 @@ def test_names_for_splitting_over_ranks_build_the_same_trunk(name: str) -> None:
     assert type(trunk) is TRUNKS.get(name.split("_")[0])
 
 
-def test_bgr_flips_the_channels() -> None:
-    rgb, bgr = build().eval(), build({"INPUT_TYPE": "bgr"}).eval()
-    torch.testing.assert_close(bgr(X)[0], rgb(X[:, [2, 1, 0]])[0])
-
-
 LINEAR = {
-    "FEATURE_EVAL_SETTINGS": {
-        "EVAL_MODE_ON": True,
-        "FREEZE_TRUNK_ONLY": True,
-        "SHOULD_FLATTEN_FEATS": False,
-        "LINEAR_EVAL_FEAT_POOL_OPS_MAP": [
-            ["res5", ["AvgPool2d", [[2, 2], 1, 0]]],
-            ["conv1", ["AdaptiveAvgPool2d", [1]]],
-        ],
-    },
-    "HEAD": {
-        "PARAMS": [
-            ["eval_mlp", {"in_channels": 64, "dims": [64, 5]}],
-            ["eval_mlp", {"in_channels": 8, "dims": [8, 5]}],
-        ]
-    },
-}
+    "FEATURE_EVAL_SETTINGS": {"EVAL_MODE_ON": True, "FREEZE_TRUNK_ONLY": True,
+                              "SHOULD_FLATTEN_FEATS": False,
+                              "LINEAR_EVAL_FEAT_POOL_OPS_MAP": [["res5",
+                                                                 ["AvgPool2d", [[2, 2], 1, 0]]],
+                                                                ["conv1",
+                                                                 ["AdaptiveAvgPool2d", [1]]]]},
+    "HEAD": {"PARAMS": [["eval_mlp", {"in_channels": 64, "dims": [64, 5]}],
+                        ["eval_mlp", {"in_channels": 8, "dims": [8, 5]}]]},
+}  # fmt: skip
 
 
 def test_linear_evaluation() -> None:
@@ -121,13 +101,6 @@ def test_features_of_the_trunk_alone() -> None:
     assert (res5.shape, conv1.shape) == ((4, 64, 1, 1), (4, 8, 1, 1))
 
 
-def test_freezing_all() -> None:
-    frozen = {"FEATURE_EVAL_SETTINGS": {"EVAL_MODE_ON": True, "FREEZE_TRUNK_AND_HEAD": True}}
-    model = build({**frozen, "HEAD": {"PARAMS": [["mlp", {"dims": [64, 2]}]]}}).train()
-    assert not any(parameter.requires_grad for parameter in model.parameters())
-    assert not any(module.training for module in (model.trunk, model.heads[0]))
-
-
 def test_parameters_that_are_not_trained() -> None:
     heads = {"PARAMS": [["mlp", {"dims": [64, 2]}]]}
     model = build({"HEAD": heads, "NON_TRAINABLE_PARAMS": ["module.heads.0.clf.0.bias"]})
@@ -144,6 +117,21 @@ def test_activation_checkpointing_reaches_the_trunk() -> None:
     trunk = build({"ACTIVATION_CHECKPOINTING": on}).trunk
     assert isinstance(trunk, ResNet)
     assert (len(trunk._parts), len(build().trunk._parts)) == (3, 0)
+
+
+def test_freezing_all() -> None:
+    frozen = {"FEATURE_EVAL_SETTINGS": {"EVAL_MODE_ON": True, "FREEZE_TRUNK_AND_HEAD": True}}
+    model = build({**frozen, "HEAD": {"PARAMS": [["mlp", {"dims": [64, 2]}]]}}).train()
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert not any(module.training for module in (model.trunk, model.heads[0]))
+
+
+def test_batch_norms_are_synchronised(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr("sslengine.models.build.synchronise", lambda *given: asked.extend(given))
+    made = options()
+    model = build_model(made, ranks_per_node=4)
+    assert asked == [model, made.SYNC_BN_CONFIG, 4]
 
 
 def test_names_that_do_not_fit_are_told() -> None:
@@ -195,13 +183,11 @@ def test_a_trunk_of_ones_own_brings_its_section() -> None:
 @pytest.mark.parametrize(
     ("features", "message"),
     [
-        (
-            lambda self, x, wanted: x.flatten(1),
-            "Mine.features returned Tensor; expected a dict of ",
-        ),
+        (lambda self, x, wanted: x.flatten(1),
+         "Mine.features returned Tensor; expected a dict of "),
         (lambda self, x, wanted: {"map": x}, "returned a dict of map; expected a dict of flatten"),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("asked", [(), ("flatten",)])
 def test_what_a_trunk_returns(
     monkeypatch: pytest.MonkeyPatch, features: Any, message: str, asked: Sequence[str]
@@ -219,12 +205,6 @@ def test_a_trunk_without_names_of_features() -> None:
             build_trunk(options(NAME="nameless"))
 
 
-@pytest.mark.usefixtures("plugin")
-def test_a_trunk_whose_options_are_no_section() -> None:
-    with pytest.raises(ConfigError, match="'mine', MineOptions, are not a section"):
-        build_trunk(options(NAME="mine"))
-
-
 class WithoutOptions(Mine):
     def __init__(self) -> None:
         super().__init__(MineOptions(3.0))
@@ -233,19 +213,6 @@ class WithoutOptions(Mine):
 def test_a_trunk_by_its_path() -> None:
     model = build(NAME="tests.models.test_build:WithoutOptions")
     torch.testing.assert_close(model(X)[0], 3 * X.flatten(1))
-
-
-def test_what_is_no_trunk_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"TRUNK\.NAME: 'torch\.nn:Identity' is not a subclass"):
-        build(NAME="torch.nn:Identity")
-
-
-def test_batch_norms_are_synchronised(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr("sslengine.models.build.synchronise", lambda *given: asked.extend(given))
-    made = options()
-    model = build_model(made, ranks_per_node=4)
-    assert asked == [model, made.SYNC_BN_CONFIG, 4]
 
 
 @dataclass

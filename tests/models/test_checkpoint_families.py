@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import logging
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -130,15 +129,11 @@ def test_a_vision_transformer_of_torchvision(tmp_path: Path) -> None:
 
 # mmpretrain 1.2.0: mmpretrain/models/backbones/vision_transformer.py and mmcv's FFN
 MMPRETRAIN = {
-    "patch_embed.projection": "patch_embed.proj",
-    "layers.0.ln1": "blocks.0.norm1",
-    "layers.0.attn.qkv": "blocks.0.attn.qkv",
-    "layers.0.attn.proj": "blocks.0.attn.proj",
-    "layers.0.ln2": "blocks.0.norm2",
-    "layers.0.ffn.layers.0.0": "blocks.0.mlp.fc1",
-    "layers.0.ffn.layers.1": "blocks.0.mlp.fc2",
-    "ln1": "norm",
-}
+    "patch_embed.projection": "patch_embed.proj", "layers.0.ln1": "blocks.0.norm1",
+    "layers.0.attn.qkv": "blocks.0.attn.qkv", "layers.0.attn.proj": "blocks.0.attn.proj",
+    "layers.0.ln2": "blocks.0.norm2", "layers.0.ffn.layers.0.0": "blocks.0.mlp.fc1",
+    "layers.0.ffn.layers.1": "blocks.0.mlp.fc2", "ln1": "norm",
+}  # fmt: skip
 
 
 def small_vit(depth: int = 2) -> nn.Module:
@@ -301,14 +296,6 @@ def test_folders_of_models_and_runs(tmp_path: Path) -> None:
         start(RESNET, tmp_path / "parts")
 
 
-def test_settings_beside_the_weights_are_not_made(tmp_path: Path) -> None:
-    settings = OmegaConf.create({"method": "byol", "crops": [2, 0.5, None], "name": "${method}"})
-    content = {"state_dict": small_resnet(1).state_dict(), "hyper_parameters": settings}
-    torch.save({**content, "out": tmp_path, "args": argparse.Namespace(lr=np.float64(1))},
-               tmp_path / "solo.ckpt")  # fmt: skip
-    assert start(RESNET, tmp_path / "solo.ckpt")[1].trunk == 65
-
-
 # --- what finds no place
 
 
@@ -430,17 +417,6 @@ def test_biases_that_the_trunk_lacks_must_be_zero(tmp_path: Path) -> None:
         start(layout["trunk"], tmp_path / "weights.pth")
 
 
-def test_the_log_says_what_went_where(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    content = at("state_dict/module.encoder_q.")(small_resnet(1).state_dict())
-    torch.save(nested({**content, "state_dict/module.queue": STRAY}), tmp_path / "moco.pth")
-    with caplog.at_level(logging.INFO, "sslengine"):
-        start(RESNET, tmp_path / "moco.pth")
-    assert "moco.pth is a checkpoint of MoCo v1 or v2." in caplog.text
-    (told,) = (each for each in caplog.records if "65 trunk and 0 head" in each.getMessage())
-    assert told.__dict__["on_screen"]  # one line; the others are in the log alone
-    assert "not used: state_dict/queue (1), of the network fc.bias, fc.weight." in caplog.text
-
-
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize(("said", "fits"), [(3, True), (12, False), ([3, 6], True), (None, True)])
 def test_heads_of_attention_are_in_the_config_of_a_folder_alone(
@@ -460,13 +436,9 @@ def test_heads_of_attention_are_in_the_config_of_a_folder_alone(
 def test_of_transformers_with_another_number_of_heads(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.ViTConfig(
-        hidden_size=192,
-        num_hidden_layers=1,
-        intermediate_size=768,
-        image_size=32,
-        patch_size=16,
+        hidden_size=192, num_hidden_layers=1, intermediate_size=768, image_size=32, patch_size=16,
         layer_norm_eps=1e-6,
-    )
+    )  # fmt: skip
     theirs = shaken(transformers.ViTModel(config, add_pooling_layer=False), 1).eval()
     theirs.save_pretrained(tmp_path)
     trunk: dict[str, Any] = {"NAME": "timm", "TIMM": {"model": "vit_tiny_patch16_224", "arguments": SMALL_TINY}}  # fmt: skip

@@ -28,16 +28,11 @@ COMPILED = {"MODEL__COMPILE": {"USE_COMPILE": True, "BACKEND": "aot_eager"}}
 DINO = on_ranks({**SMALL_VIT, **LOSSES["dino"], **ADAM}, 1)
 VIT = SMALL_VIT["MODEL__TRUNK"]["VISION_TRANSFORMERS"]
 ONE_LAYER = on_ranks(
-    {
-        "MODEL__TRUNK": {
-            "NAME": "vision_transformer",
-            "VISION_TRANSFORMERS": {**VIT, "NUM_LAYERS": 1},
-        },
-        "MODEL__HEAD__PARAMS": SMALL_VIT["MODEL__HEAD__PARAMS"],
-        "OPTIMIZER__num_epochs": 1,
-    },
+    {"MODEL__TRUNK": {"NAME": "vision_transformer",
+                      "VISION_TRANSFORMERS": {**VIT, "NUM_LAYERS": 1}},
+     "MODEL__HEAD__PARAMS": SMALL_VIT["MODEL__HEAD__PARAMS"], "OPTIMIZER__num_epochs": 1},
     1,
-)
+)  # fmt: skip
 
 
 class Net(nn.Module):
@@ -47,17 +42,6 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x).tanh()
-
-
-def test_the_first_step_says_that_it_compiles(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(torch, "compile", lambda forward, **_: forward)
-    task = train(tmp_path, **COMPILED, OPTIMIZER__num_epochs=1)
-    assert task.iteration > 1
-    words = "compiling the network (torch.compile), which can take minutes"
-    told = [each for each in capsys.readouterr().err.splitlines() if each.startswith(words)]
-    assert told == [f"{words} ...", f"{words}: 0:00:00"]
 
 
 def test_a_copy_computes_with_its_own_weights() -> None:

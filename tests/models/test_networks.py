@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from sslengine.command.convert import main as convert
 from sslengine.config.facts import RunFacts
 from sslengine.config.sections import read
 from sslengine.data.loading.dataset import SSLDataset
@@ -182,36 +180,12 @@ def test_the_predictor_asks_the_same_network_and_says_so(runs: Path) -> None:
     assert found["teacher"].nearest[0].similarity != found["student"].nearest[0].similarity
 
 
-@pytest.mark.slow
-def test_converted_weights_are_of_that_network(
-    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = str(runs / "dino" / "checkpoints" / "checkpoint.torch")
-    shutil.copy(runs / "dino" / "config.yaml", tmp_path / "dinorun.yaml")
-    state = _content(runs / "dino")
-    for network, expected in (("auto", "teacher"), ("student", "student")):
-        out = tmp_path / f"{network}.torch"
-        convert(["config=dinorun", "--config-dir", str(tmp_path), "--from", file, "--out", str(out),
-                 "--to", "sslengine", "--network", network, "--image-size", "16"])  # fmt: skip
-        assert f"the trunk and the heads of the {expected}" in capsys.readouterr().out
-        trunk = torch.load(out)["classy_state_dict"]["base_model"]["model"]["trunk"]
-        by_hand = _trunk_of(state, "momentum_teacher.module", expected)
-        assert all(
-            torch.equal(trunk[name], by_hand[name]) for name in by_hand if "num_batches" not in name
-        )
-
-
 def test_a_file_without_a_teacher(runs: Path) -> None:
     plain = {"trunk.weight": torch.zeros(1)}
     assert choose(plain, "auto", "file") == (plain, "model")
     assert choose(plain, "student", "file") == (plain, "model")
     with pytest.raises(CheckpointError, match=r"NETWORK: x\.torch contains no teacher"):
         choose(plain, "teacher", "x.torch")
-
-
-def test_a_network_that_does_not_exist() -> None:
-    with pytest.raises(ConfigError, match=r"WEIGHTS_INIT\.NETWORK.*student, teacher.*techer"):
-        resolved(MODEL__WEIGHTS_INIT={"NETWORK": "techer"})
 
 
 @pytest.mark.parametrize("wrong", ["techer", "Teacher"])

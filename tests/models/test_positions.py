@@ -1,3 +1,5 @@
+"""Positions and mask tokens of a file's network, where the trunk has others."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -10,6 +12,7 @@ import torchvision
 from omegaconf import OmegaConf
 from PIL import Image
 from timm.layers.pos_embed import resample_abs_pos_embed
+from torch import Tensor, nn
 
 from sslengine.errors import CheckpointError
 from sslengine.models.build import build_model
@@ -20,12 +23,10 @@ from sslengine.models.weights import init_from_file
 
 TRUNKS: dict[str, dict[str, Any]] = {
     "class token": {"NAME": "vision_transformer"},
-    "patches alone": {
-        "NAME": "vision_transformer",
-        "VISION_TRANSFORMERS": {"USE_CLASS_TOKEN": False},
-    },
+    "patches alone": {"NAME": "vision_transformer",
+                      "VISION_TRANSFORMERS": {"USE_CLASS_TOKEN": False}},
     "convit": {"NAME": "convit", "CONVIT": {"N_GPSA_LAYERS": 1}},
-}
+}  # fmt: skip
 
 
 def _build(which: str, size: int, file: str = "", width: int = 32) -> tuple[Model, ModelOptions]:
@@ -145,3 +146,61 @@ def test_another_width_is_still_refused(tmp_path: Path) -> None:
     model, options = _build("class token", 32, str(tmp_path / "weights.torch"))
     with pytest.raises(CheckpointError, match=r"trunk.pos_embed: shape \(1, 17, 16\) in the file"):
         init_from_file(model, options)
+
+
+# ---- The token that hides patches, in files of transformers: loaded if a trunk has one of its
+# width.
+
+
+SMALL: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+OURS = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2}
+MASKED = ["data", {"feat_names": ["lastPATCH"], "additional_keys": ["mask"]}]
+
+
+def started(file: Path, name: str, **arguments: Any) -> Any:
+    """A trunk that hides patches, with the weights of the file; its token before that."""
+    timm = {"model": name, "arguments": {**OURS, **arguments}}
+    tree = {
+        "TRUNK": {"NAME": "timm", "TIMM": timm},
+        "MULTI_INPUT_HEAD_MAPPING": [MASKED],
+        "WEIGHTS_INIT": {"PARAMS_FILE": str(file)},
+    }
+    options = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ModelOptions), tree))
+    model = build_model(options)
+    init_from_file(model, options)
+    return model.trunk
+
+
+@torch.no_grad()
+def filled(network: nn.Module) -> tuple[nn.Module, Tensor]:
+    token = dict(network.named_parameters())[
+        next(name for name, _ in network.named_parameters() if name.endswith("mask_token"))
+    ]
+    token.copy_(torch.arange(16.0).view_as(token))
+    return network, token
+
+
+def test_of_dinov3(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.DINOv3ViTConfig(
+        **SMALL, image_size=16, patch_size=4, intermediate_size=64, num_register_tokens=4
+    )
+    network, token = filled(transformers.DINOv3ViTModel(config))
+    assert token.shape == (1, 1, 16)
+    network.save_pretrained(tmp_path)
+    trunk = started(tmp_path, "vit_small_patch16_dinov3_qkvb")
+    assert torch.equal(trunk.mask_token.flatten(), token.flatten())
+
+
+@pytest.mark.parametrize("width", [16, 8])
+def test_of_masked_image_modeling(width: int, tmp_path: Path) -> None:
+    """One of another width is that of a decoder: MAE's."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViTConfig(**SMALL, image_size=16, patch_size=4, intermediate_size=64)
+    config.encoder_stride = 4
+    network, token = filled(transformers.ViTForMaskedImageModeling(config))
+    weights = {**network.state_dict(), "vit.embeddings.mask_token": token[..., :width]}
+    torch.save(weights, tmp_path / "pytorch_model.bin")
+    trunk = started(tmp_path, "vit_tiny_patch16_224")
+    expected = token.flatten() if width == 16 else torch.zeros(16)
+    assert torch.equal(trunk.mask_token.flatten(), expected)

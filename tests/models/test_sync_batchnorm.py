@@ -133,14 +133,12 @@ def conversion(_: None) -> list[bool]:
     state, parameters = dict(model.state_dict()), list(model.parameters())
     converted = convert(model, None)
     return [
-        converted is model,
-        world_size() == 2,
+        converted is model, world_size() == 2,
         all(a is b for a, b in zip(parameters, converted.parameters(), strict=True)),
         list(state) == list(converted.state_dict()),
         isinstance(model[1], SyncBatchNorm) and isinstance(model[5], SyncBatchNorm),
-        not model[1].training and model[5].momentum is None,
-        convert(model, None)[1] is model[1],
-    ]
+        not model[1].training and model[5].momentum is None, convert(model, None)[1] is model[1],
+    ]  # fmt: skip
 
 
 def test_conversion_keeps_parameters_names_and_mode(two_ranks: RankPool) -> None:

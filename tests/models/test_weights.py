@@ -269,78 +269,25 @@ def test_safetensors_need_no_key(tmp_path: Path, trained: Model) -> None:
         init_from_file(other, options(PARAMS_FILE=str(path), STATE_DICT_KEY_NAME="model"))
 
 
-def test_a_pickle_of_ones_own(saved: SaveAs, trained: Model) -> None:
-    content = {**vissl_file(trained), "meta": NeedsCode()}
-    asked = options(PARAMS_FILE=saved(content))
-    with pytest.raises(CheckpointError, match=r"Only if it is your own: --trust-pickle"):
-        init_from_file(model(2), asked)
-    init_from_file(model(2), options(PARAMS_FILE=asked.WEIGHTS_INIT.PARAMS_FILE, TRUST_PICKLE=True))
-
-
-def test_files_that_cannot_be_read(tmp_path: Path, trained: Model) -> None:
-    missing = options(PARAMS_FILE=str(tmp_path / "none.torch"))
-    with pytest.raises(CheckpointError, match=r"PARAMS_FILE: there is no file '.*none\.torch'"):
-        init_from_file(trained, missing)
-    for address in ("https://somewhere/weights.torch", "s3://mine/weights.torch", "hf-hub:me/vit"):
-        with pytest.raises(CheckpointError, match=f"{address} is an address; download the file"):
-            init_from_file(trained, options(PARAMS_FILE=address))
-    whole = tmp_path / "whole.torch"
-    torch.save(vissl_file(trained), whole)
-    for name, content in {
-        "half.torch": whole.read_bytes()[: whole.stat().st_size // 2],
-        "text.torch": b"these are no weights",
-        "empty.torch": b"",
-    }.items():
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(CheckpointError, match=rf"{name}.* no weights file"):
-            init_from_file(trained, options(PARAMS_FILE=str(tmp_path / name)))
-
-
 # --- VISSL's names ---
 
 SMALL_TRUNKS: list[dict[str, Any]] = [
     {"NAME": "resnet", "RESNETS": {"DEPTH": 18, "WIDTH_MULTIPLIER": 0.25}},
-    {
-        "NAME": "regnet",
-        "REGNET": {"depth": 3, "w_0": 16, "w_a": 12.0, "w_m": 2.0, "group_width": 8},
-    },
-    {
-        "NAME": "xcit",
-        "XCIT": {"IMAGE_SIZE": 32, "HIDDEN_DIM": 32, "NUM_LAYERS": 2, "NUM_HEADS": 4},
-    },
-    {
-        "NAME": "swin_transformer",
-        "SWIN_TRANSFORMER": {
-            "IMAGE_SIZE": 32,
-            "EMBED_DIM": 8,
-            "DEPTHS": [2, 2, 2],
-            "NUM_HEADS": [2, 2, 2],
-            "WINDOW_SIZE": 4,
-        },
-    },
-    {
-        "NAME": "vision_transformer",
-        "VISION_TRANSFORMERS": {
-            "IMAGE_SIZE": 32,
-            "NUM_LAYERS": 2,
-            "HIDDEN_DIM": 24,
-            "NUM_HEADS": 2,
-            "MLP_DIM": 8,
-        },
-    },
-    {
-        "NAME": "beit",
-        "BEIT": {
-            "IMAGE_SIZE": 32,
-            "NUM_LAYERS": 2,
-            "HIDDEN_DIM": 24,
-            "NUM_HEADS": 2,
-            "USE_REL_POS_BIAS": True,
-        },
-    },
+    {"NAME": "regnet",
+     "REGNET": {"depth": 3, "w_0": 16, "w_a": 12.0, "w_m": 2.0, "group_width": 8}},
+    {"NAME": "xcit", "XCIT": {"IMAGE_SIZE": 32, "HIDDEN_DIM": 32, "NUM_LAYERS": 2, "NUM_HEADS": 4}},
+    {"NAME": "swin_transformer",
+     "SWIN_TRANSFORMER": {"IMAGE_SIZE": 32, "EMBED_DIM": 8, "DEPTHS": [2, 2, 2],
+                          "NUM_HEADS": [2, 2, 2], "WINDOW_SIZE": 4}},
+    {"NAME": "vision_transformer",
+     "VISION_TRANSFORMERS": {"IMAGE_SIZE": 32, "NUM_LAYERS": 2, "HIDDEN_DIM": 24, "NUM_HEADS": 2,
+                             "MLP_DIM": 8}},
+    {"NAME": "beit",
+     "BEIT": {"IMAGE_SIZE": 32, "NUM_LAYERS": 2, "HIDDEN_DIM": 24, "NUM_HEADS": 2,
+              "USE_REL_POS_BIAS": True}},
     {"NAME": "mobilenetv3_tv"},
     {"NAME": "mobilenetv3_timm"},
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("trunk", SMALL_TRUNKS, ids=lambda trunk: trunk["NAME"])

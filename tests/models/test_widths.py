@@ -1,22 +1,27 @@
-"""`auto` in heads: the widths of the features, of every trunk that ships."""
+"""Widths, channels and rows: what a model's shapes follow from."""
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
+from omegaconf import OmegaConf
 
-from sslengine.errors import ConfigError
+from sslengine.errors import CheckpointError, ConfigError
 from sslengine.launch.cli import main
 from sslengine.models.build import build_model, build_trunk, known_heads, trunk_with_heads
+from sslengine.models.model_state import vissl_state
 from sslengine.models.options import (
     FeatureEvalOptions,
     HeadOptions,
     ModelOptions,
     TrunkOptions,
 )
+from sslengine.models.weights import init_from_file
 
 MLP = [["mlp", {"dims": ["auto", 8]}]]
 
@@ -144,3 +149,97 @@ def test_the_widths_of_the_library_trunks() -> None:
         chosen.model = model
         assert known_heads(asked) == [["mlp", {"dims": [width, 8]}]]
         assert build_trunk(asked)(torch.zeros(1, 3, 160, 160))[0].shape == (1, width)
+
+
+# ---- Weights of trunks for RGB images in trunks for others.
+
+
+CONVNEXT = {"DEPTH": [1, 1, 1, 1], "DIMS": [8, 8, 8, 8]}
+
+
+def options_channels(channels: int, trunk: dict[str, Any], **weights: Any) -> ModelOptions:
+    tree = {"TRUNK": trunk, "INPUT_CHANNELS": channels, "WEIGHTS_INIT": weights}
+    made: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ModelOptions), tree))
+    return made  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("channels", [1, 5])
+def test_adapted_as_timm_does(channels: int, tmp_path: Path) -> None:
+    """The oracle is timm's own way from its RGB weights to another `in_chans`."""
+    theirs = timm.create_model("convnext_atto", pretrained=False)
+    torch.save(theirs.state_dict(), tmp_path / "rgb.pth")
+    overlay = {"file": str(tmp_path / "rgb.pth")}
+    expected = timm.create_model(
+        "convnext_atto", pretrained=True, in_chans=channels, pretrained_cfg_overlay=overlay
+    )
+    whole = {"DEPTH": [2, 2, 6, 2], "DIMS": [40, 80, 160, 320]}
+    ours = timm.models.convnext.ConvNeXt(depths=whole["DEPTH"], dims=whole["DIMS"])
+    ours.stem.load_state_dict(theirs.stem.state_dict())
+    state = {f"trunk.{k}": v for k, v in ours.state_dict().items() if "head.fc" not in k}
+    torch.save(state, tmp_path / "trunk.pth")
+    made = options_channels(
+        channels, {"NAME": "convnext", "CONVNEXT": whole}, PARAMS_FILE=str(tmp_path / "trunk.pth"),
+        STATE_DICT_KEY_NAME="", ADAPT_INPUT_CHANNELS=True,
+    )  # fmt: skip
+    model = build_model(made)
+    init_from_file(model, made)
+    stem = model.get_parameter("trunk.stem.0.weight")
+    assert stem.shape[1] == channels
+    assert torch.equal(stem, expected.stem[0].weight)
+
+
+def test_not_without_being_asked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trunk = {"NAME": "convnext", "CONVNEXT": CONVNEXT}
+    rgb: Any = build_model(options_channels(3, trunk))
+    torch.save(vissl_state(rgb), tmp_path / "rgb.torch")
+    weights = {"PARAMS_FILE": str(tmp_path / "rgb.torch"),
+               "STATE_DICT_KEY_NAME": ["classy_state_dict", "base_model", "model"]}  # fmt: skip
+    four = options_channels(4, trunk, **weights)
+    with pytest.raises(CheckpointError, match=r"trunk.stem.0.weight takes 3 channels in .*, 4 in the model"
+                       r"[\s\S]*ADAPT_INPUT_CHANNELS=true"):  # fmt: skip
+        init_from_file(build_model(four), four)
+    asked = options_channels(4, trunk, **weights, ADAPT_INPUT_CHANNELS=True)
+    with caplog.at_level(logging.WARNING):
+        init_from_file(build_model(asked), asked)
+    assert "3 channels in" in caplog.text
+    same = options_channels(3, trunk, **weights, ADAPT_INPUT_CHANNELS=True)
+    model = build_model(same)
+    init_from_file(model, same)
+    assert torch.equal(model.get_parameter("trunk.stem.0.weight"), rgb.trunk.stem[0].weight)
+
+
+# ---- A batch norm that would train on one row: found in the first step.
+
+
+TINY = [
+    "config.DATA.NUM_DATALOADER_WORKERS=0", "config.OPTIMIZER.num_epochs=1",
+    "config.MODEL.TRUNK.VISION_TRANSFORMERS.NUM_LAYERS=1", "config.LOG_FREQUENCY=1000",
+]  # fmt: skip
+KEYS = ("BATCHSIZE_PER_REPLICA", "DROP_LAST=true", "SYNC_BN_CONFIG.CONVERT_BN_TO_SYNC_BN=true")
+
+
+def run(recipe: str, folder: Path, images: int, batch: int) -> int:
+    of = [f"DATA_LIMIT={images}", f"BATCHSIZE_PER_REPLICA={batch}", "DROP_LAST=false"]
+    data = [f"config.DATA.TRAIN.{each}" for each in of]
+    return main([f"config=quickstart/{recipe}", *TINY, *data, f"config.CHECKPOINT.DIR={folder}"])
+
+
+@pytest.mark.parametrize(
+    ("images", "batch", "why"),
+    [
+        (4, 1, "BATCHSIZE_PER_REPLICA: A batch has one image on a rank"),
+        (9, 4, "The last batch of an epoch has one image on a rank"),
+    ],
+)
+def test_a_batch_of_one_image_on_a_rank_is_refused_early(
+    images: int, batch: int, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("msn", tmp_path / "run", images, batch) == 2
+    said = capsys.readouterr()
+    assert why in said.err
+    assert all(key in said.err for key in KEYS)
+    assert "step 1/" not in said.out
+
+
+def test_two_views_in_one_pass_are_two_rows(tmp_path: Path) -> None:
+    assert run("simclr", tmp_path / "run", 5, 2) == 0

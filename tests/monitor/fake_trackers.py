@@ -75,7 +75,8 @@ class Mlflow(FakePackage):
         def log_batch(name: str, metrics: list[Any]) -> None:
             if self.away:
                 raise Away("the server is away")
-            self.runs[name].append((metrics[0][3], {each[0]: each[1] for each in metrics}))
+            step = metrics[0][3] if metrics else None
+            self.runs[name].append((step, {each[0]: each[1] for each in metrics}))
 
         def keep(name: str, config: Any, file: str) -> None:
             self.calls.append({"config": config})

@@ -15,18 +15,22 @@ import torch
 from sslengine.command.front import main as command
 from sslengine.launch.cli import main
 from sslengine.monitor.collapse import (
-    ENTROPY,
+    ADVICE,
+    COPIES,
+    FROM_WEIGHTS,
+    IMAGES,
     INFORMATION,
     INPUT_STD,
     KOLEO,
     LOSS_FINITE,
     LOSS_SCALE,
-    PATCH_ENTROPY,
-    PATCH_USED,
+    NO_NEIGHBOUR,
+    NOT_FINITE,
+    PATCHES,
     START_RANK,
     START_ROWS,
+    TRUNK_RANK,
     TRUNK_ROWS,
-    USED,
     find_signs,
 )
 from sslengine.precision import Precision
@@ -70,89 +74,71 @@ def advice(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
     return {each["what"]: each["advice"] for each in others if each["advice"]}
 
 
-DEATHS: dict[str, tuple[str, dict[str, Any], str, str]] = {
-    "warm": ("dino", {"teacher_temp_min": 1.0, "teacher_temp_max": 1.0}, "uniform targets",
-             "config.LOSS.dino_loss.teacher_temp_max=0.04 (now 1.0)"),
+# The recipe, what is changed of it, and what is found.
+DEATHS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "warm": ("dino", {"teacher_temp_min": 1.0, "teacher_temp_max": 1.0}, "uniform targets"),
     "no centre": ("dino", {"ema_center": 1.0, "momentum": 0.9, **rate(0.03), **NEVER_FROZEN,
-                           "OPTIMIZER.num_epochs": 8},
-                  "one prototype", "config.LOSS.dino_loss.ema_center=0.9 (now 1.0)"),
-    "no teacher": ("dino", {"momentum": 0, **rate(0.1), **NEVER_FROZEN}, "one prototype",
-                   "config.LOSS.dino_loss.momentum=0.99 (now 0"),
-    "flat": ("capi", {"target_temp": 10}, "uniform targets",
-             "config.LOSS.capi_loss.target_temp=0.06 (now 10"),
-    "flat for both": ("msn", {"LOSS.msn_loss.temperature": 10}, "uniform targets",
-                      "config.LOSS.msn_loss.temperature=0.1 (now 10"),
+                           "OPTIMIZER.num_epochs": 8}, "one prototype"),
+    "flat": ("capi", {"target_temp": 10}, "uniform targets"),
+    "flat for both": ("msn", {"LOSS.msn_loss.temperature": 10}, "uniform targets"),
     "no equal shares": ("msn", {"sinkhorn_iterations": 0, "me_max_weight": 0, "momentum": 0.9,
-                                **rate(0.03), "OPTIMIZER.num_epochs": 8},
-                        "one prototype", "config.LOSS.msn_loss.sinkhorn_iterations=3 (now 0)"),
+                                **rate(0.03), "OPTIMIZER.num_epochs": 8}, "one prototype"),
     # Of images with little contrast tokens are hardly more than their positions.
     "positions": ("capi", {"positionwise": False, "DATA.TRAIN.TRANSFORMS.3.std": [25, 25, 25]},
-                  "targets without images", "config.LOSS.capi_loss.positionwise=true (now False)"),
+                  "targets without images"),
     "equal patches of capi": ("capi", {"momentum": 0, "OPTIMIZER.num_epochs": 6, **rate(1.0)},
-                              "equal patches", "config.LOSS.capi_loss.momentum=0.99 (now 0"),
+                              "equal patches"),
     "warm patches": ("ibot", {"patch_temp_min": 10.0, "patch_temp_max": 10.0},
-                     "uniform patch targets", "config.LOSS.ibot_loss.patch_temp_max=0.04 (now 10"),
+                     "uniform patch targets"),
     "no centre of patches": ("ibot", {"ema_center": 1.0, "momentum": 0.9, **rate(0.03),
                                       **NEVER_FROZEN, "OPTIMIZER.num_epochs": 6},
-                             "one patch prototype", "config.LOSS.ibot_loss.ema_center=0.9"),
+                             "one patch prototype"),
     "slowly no centre": ("dino", {"ema_center": 1.0, "momentum": 0.9, **rate(0.002),
-                                  **NEVER_FROZEN, "OPTIMIZER.num_epochs": 4},
-                         "fewer prototypes", "config.LOSS.dino_loss.ema_center=0.9 (now 1.0)"),
+                                  **NEVER_FROZEN, "OPTIMIZER.num_epochs": 4}, "fewer prototypes"),
     "few rows": ("dinov2", {"MODEL.HEAD.PARAMS.0.1.num_clusters": [4096]},
-                 "more prototypes than rows", "num_clusters in config.MODEL.HEAD.PARAMS to 16"),
+                 "more prototypes than rows"),
     "few rows of msn": ("msn", {"num_prototypes": 4096, "sharpen": 0.5},
-                        "more prototypes than rows", "config.LOSS.msn_loss.num_prototypes to 8"),
+                        "more prototypes than rows"),
     "one image per rank": ("dinov2", {"DATA.TRAIN.BATCHSIZE_PER_REPLICA": 1,
-                                      "DATA.TRAIN.DATA_LIMIT": 4},
-                           "KoLeo", "raise config.DATA.TRAIN.BATCHSIZE_PER_REPLICA"),
+                                      "DATA.TRAIN.DATA_LIMIT": 4}, "KoLeo"),
     "nothing hidden": ("dinov2", {"DATA.TRAIN.COLLATE_FUNCTION_PARAMS.shares": [0, 0]},
-                       "no hidden patches", "Raise shares and masked_views in config.DATA.TRAIN"),
-    "copies of an image": ("dinov2", GREY, "equal images", "Look at the images of config.DATA"),
-    "equal features": ("msn", {"momentum": 0, **rate(1.0)},
-                       "equal images", "config.LOSS.msn_loss.momentum=0.99 (now 0"),
+                       "no hidden patches"),
+    "copies of an image": ("dinov2", GREY, "equal images"),
+    "equal features": ("msn", {"momentum": 0, **rate(1.0)}, "equal images"),
     "equal patches": ("ijepa", {"momentum": 0, "predictor_layers": 1, **rate(1.0)},
-                      "equal patches", "config.LOSS.ijepa_loss.momentum=0.99 (now 0"),
+                      "equal patches"),
     "fewer dimensions": (
         "simsiam",
         {"OPTIMIZER.name": "sgd", "OPTIMIZER.num_epochs": 8, "DATA.TRAIN.DATA_LIMIT": 64,
          "DATA.TRAIN.BATCHSIZE_PER_REPLICA": 16, "OPTIMIZER.param_schedulers.lr":
-         "{name: linear, start_value: 0.0, end_value: 6.0}"},
-        "fewer dimensions", "config.OPTIMIZER.param_schedulers.lr: the highest is 6, try 2",
+         "{name: linear, start_value: 0.0, end_value: 6.0}"}, "fewer dimensions",
     ),
-    "cold": ("dino", {"teacher_temp_min": 1e-5, "teacher_temp_max": 1e-5}, "one-hot targets",
-             "config.LOSS.dino_loss.teacher_temp_max=0.04 (now 1e-05)"),
+    "cold": ("dino", {"teacher_temp_min": 1e-5, "teacher_temp_max": 1e-5}, "one-hot targets"),
     "cold patches": ("ibot", {"patch_temp_min": 1e-5, "patch_temp_max": 1e-5},
-                     "one-hot patch targets", "config.LOSS.ibot_loss.patch_temp_max=0.04 (now 1e"),
-    "sharp": ("msn", {"sharpen": 1e-5, "sinkhorn_iterations": 0}, "one-hot targets",
-              "config.LOSS.msn_loss.sharpen=0.25 (now 1e-05)"),
-    "too sharp to be numbers": ("msn", {"LOSS.msn_loss.temperature": 1e-4}, "not finite",
-                                "config.LOSS.msn_loss.temperature=0.1 (now 0.0001)"),
+                     "one-hot patch targets"),
+    "sharp": ("msn", {"sharpen": 1e-5, "sinkhorn_iterations": 0}, "one-hot targets"),
+    "too sharp to be numbers": ("msn", {"LOSS.msn_loss.temperature": 1e-4}, "not finite"),
     "no teacher of dinov3": ("dinov3", {"momentum": 0, **rate(0.1), **NEVER_FROZEN},
-                             "uniform targets", "config.LOSS.dinov3_loss.momentum=0.99 (now 0"),
-    "equal features of data2vec": ("data2vec", {"momentum": 0, "top_layers": 1, "OPTIMIZER.num_epochs": 4,
-                                                **rate(0.3)}, "equal images",
-                                   "config.LOSS.data2vec_loss.momentum=0.99 (now 0"),
-    "equal patches of simmim": ("simmim", rate(1.0), "equal patches",
-                                "config.OPTIMIZER.param_schedulers.lr: the highest is 1, try 0.33"),
-    "rate of distillation": ("distillation", {**rate(1e30), "OPTIMIZER.name": "sgd"}, "not finite",
-                             "config.OPTIMIZER.param_schedulers.lr: the highest is 1e+30"),
-    "rate": ("simclr", {**rate(1e30), "OPTIMIZER.name": "sgd"}, "not finite",
-             "config.OPTIMIZER.param_schedulers.lr: the highest is 1e+30, try 3.3e+29"),
+                             "uniform targets"),
+    "equal features of data2vec": ("data2vec", {"momentum": 0, "top_layers": 1,
+                                                "OPTIMIZER.num_epochs": 4, **rate(0.3)},
+                                   "equal images"),
+    "equal patches of simmim": ("simmim", rate(1.0), "equal patches"),
+    "rate": ("simclr", {**rate(1e30), "OPTIMIZER.name": "sgd"}, "not finite"),
 }  # fmt: skip
 
 
-QUICK = ("no centre", "cold")
+QUICK = ("no centre",)
 WAYS = [pytest.param(way, marks=() if way in QUICK else pytest.mark.slow) for way in DEATHS]
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_run_that_dies(way: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipe, of_loss, what, key = DEATHS[way]
+    recipe, of_loss, what = DEATHS[way]
     status = train(tmp_path / "run", recipe, **of_loss)
     assert status == int(what == "not finite")
     assert f"{what}: " in "".join(capsys.readouterr())  # in the run
-    found = advice(tmp_path / "run", capsys)
-    assert key in found[what]
+    assert what in advice(tmp_path / "run", capsys)
 
 
 DESTROY = """
@@ -183,12 +169,10 @@ def test_weights_that_are_collapsed_at_the_start(
     assert (
         train(tmp_path / "dead", "simclr", **BRIEF, **{"HOOKS.EXTRA": "['destroy:Destroy']"}) == 0
     )
-    assert "try " in advice(tmp_path / "dead", capsys)["equal images"]  # a lower rate: it died here
+    assert advice(tmp_path / "dead", capsys)["equal images"] == ADVICE["equal images"]
     more = {**BRIEF, "MODEL.WEIGHTS_INIT.PARAMS_FILE": str(tmp_path / "dead"), **rate(1e-6)}
     assert train(tmp_path / "run", "simclr", **more) == 0
-    found = advice(tmp_path / "run", capsys)["equal images"]
-    assert "config.MODEL.WEIGHTS_INIT.PARAMS_FILE gives all images the same features" in found
-    assert "try " not in found
+    assert advice(tmp_path / "run", capsys)["equal images"] == ADVICE[FROM_WEIGHTS]
 
 
 @pytest.mark.slow
@@ -204,7 +188,7 @@ def test_weights_that_the_first_epoch_destroys(
     more["MODEL.WEIGHTS_INIT.PARAMS_FILE"] = str(tmp_path / "first")
     assert train(tmp_path / "run", "simclr", **more) == 0
     assert "fewer dimensions: " in "".join(capsys.readouterr())
-    assert "the highest is 0.3, try 0.1" in advice(tmp_path / "run", capsys)["fewer dimensions"]
+    assert "fewer dimensions" in advice(tmp_path / "run", capsys)
 
 
 @pytest.mark.slow
@@ -215,49 +199,7 @@ def test_copies_among_the_images(tmp_path: Path, capsys: pytest.CaptureFixture[s
     of_data = {"DATA.TRAIN.DATA_SOURCES": "[array_file]",
                "DATA.TRAIN.DATA_PATHS": [str(tmp_path / "images.npy")]}  # fmt: skip
     assert train(tmp_path / "run", "dinov2", **{**GREY, **of_data}) == 0
-    found = advice(tmp_path / "run", capsys)
-    assert "Set config.LOSS.dinov2_loss.koleo_weight=0 (now 0.1)" in found["KoLeo"]
-
-
-OWN = """
-import torch
-from sslengine.methods.base import Method
-
-class Spread(Method):
-    def __init__(self, value: float = 0.0):
-        super().__init__()
-        self.value = value
-
-    def forward(self, output, sample, step):
-        return {"loss": output.square().mean(), "koleo": torch.full((), self.value)}
-"""
-
-
-@pytest.mark.parametrize(
-    ("value", "status", "said"),
-    [("0.0", 0, "no image has a neighbour"), ("20.0", 0, "it is 20.0"), ("inf", 1, "it is inf")],
-)
-def test_koleo_of_a_method_without_its_options(
-    value: str, status: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    (tmp_path / "spread.py").write_text(OWN)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "spread", raising=False)
-    of = {**TINY, "OPTIMIZER.num_epochs": 1, "CHECKPOINT.DIR": tmp_path / "run"}
-    given = [f"config.{key}={each}" for key, each in of.items()]
-    own = ["config.LOSS.name=spread:Spread", f"+config.LOSS.Spread={{value: {value}}}"]
-    assert main(["config=quickstart/simclr", *own, *given]) == status
-    assert f"KoLeo: {said}. " in "".join(capsys.readouterr())
-    found = advice(tmp_path / "run", capsys)["KoLeo"]
-    assert found.endswith(("BATCHSIZE_PER_REPLICA.", "Remove the copies."))
-
-
-@pytest.mark.slow
-def test_two_rows_are_no_sign(tmp_path: Path) -> None:
-    """An image on a rank: RankMe of its two views is at most 2."""
-    one = {"DATA.TRAIN.BATCHSIZE_PER_REPLICA": "1", "DATA.TRAIN.DATA_LIMIT": "16"}
-    assert train(tmp_path, "ibot", **one, **{"HOOKS.STOP_ON_COLLAPSE": "true"}) == 0
+    assert advice(tmp_path / "run", capsys)["KoLeo"] == ADVICE["KoLeo"]
 
 
 @pytest.fixture
@@ -271,24 +213,16 @@ def fp16_anywhere(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["ibot", "dinov2"])
 def test_images_that_fp16_cannot_hold(
-    recipe: str,
     fp16_anywhere: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:  # fmt: skip
+) -> None:
     """Not normalised: the values of pixels reach 500,000, fp16 ends at 65,504. KoLeo is NaN."""
     large = {"DATA.TRAIN.TRANSFORMS.4.std": [1e-6] * 3}
-    assert train(tmp_path / "run", recipe, **large, **fp16_anywhere) == 1
+    assert train(tmp_path / "run", "dinov2", **large, **fp16_anywhere) == 1
     text = "".join(capsys.readouterr())
     assert "is not finite" in text
-    assert "fp16 overflows." in text
-    assert "config.MACHINE.PRECISION=bf16" in advice(tmp_path / "run", capsys)["not finite"]
-
-
-@pytest.mark.slow
-def test_the_same_images_in_fp32(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train(tmp_path / "run", "ibot", **{"DATA.TRAIN.TRANSFORMS.4.std": [1e-6] * 3}) == 0
-    assert advice(tmp_path / "run", capsys) == {}
+    assert ADVICE[NOT_FINITE] in text
+    assert ADVICE[NOT_FINITE] in advice(tmp_path / "run", capsys)["not finite"]
 
 
 @pytest.mark.slow
@@ -299,7 +233,7 @@ def test_gradients_that_fp16_cannot_hold(
     large = {"koleo_weight": 1e8, "MODEL.AMP_PARAMS.GRAD_SCALER.init_scale": 16}
     assert train(tmp_path / "run", "dinov2", **fp16_anywhere, **large) == 0
     assert "not finite: the loss scale is down at" in "".join(capsys.readouterr())
-    assert "config.MACHINE.PRECISION=bf16" in advice(tmp_path / "run", capsys)["not finite"]
+    assert advice(tmp_path / "run", capsys)["not finite"] == ADVICE[NOT_FINITE]
 
 
 LIVING = ("ibot", "dino", "msn", "capi", "dinov2", "ijepa", "dinov3", "data2vec", "simmim",
@@ -338,77 +272,68 @@ def test_all_ranks_end_together(tmp_path: Path, capfd: pytest.CaptureFixture[str
     assert not list((tmp_path / "run" / "checkpoints").glob("*.torch"))
 
 
-def _config(**amp: Any) -> dict[str, Any]:
-    options = {"USE_AMP": True, "AMP_TYPE": "pytorch", "AMP_DTYPE": "float16", "AMP_ARGS": {}}
-    loss = {"output_dim": 64, "momentum": 0.99, "targets": "center", "ema_center": 0.9}
-    return {
-        "LOSS": {"name": "any_loss", "any_loss": loss}, "MACHINE": {"PRECISION": ""},
-        "MODEL": {"AMP_PARAMS": {**options, **amp}},
-        "OPTIMIZER": {"param_schedulers": {"lr": {"values": [0.3, 0.03]}}},
-    }  # fmt: skip
+def _config(**options: Any) -> dict[str, Any]:
+    loss = {"output_dim": 64, "momentum": 0.99, "targets": "center", **options}
+    return {"LOSS": {"name": "any_loss", "any_loss": loss}}
 
 
+PATCH_ENTROPY, PATCH_USED = PATCHES.entropy, PATCHES.used
+ENTROPY, USED = IMAGES.entropy, IMAGES.used
 STARTED = {TRUNK_ROWS: 64.0, START_RANK: 20.0, START_ROWS: 64.0}
 
 
 @pytest.mark.parametrize(
-    ("ends", "amp", "expected"),
+    ("ends", "what", "cause"),
     [
-        ([{LOSS_SCALE: 2.0**-3}], {}, ["not finite", "AMP_DTYPE=bfloat16"]),
-        ([{LOSS_SCALE: 2.0**-3}], {"AMP_TYPE": "apex"}, ["not finite", "AMP_TYPE=pytorch"]),
-        ([{LOSS_SCALE: 2.0**10}], {}, []),
-        ([{USED: 40.0}, {USED: 8.0}], {}, ["fewer prototypes", "any_loss.targets=sinkhorn"]),
-        ([{USED: 40.0}, {USED: 11.0}], {}, []),
-        ([{ENTROPY: 4.1, USED: 60.0}], {}, []),
-        ([{"trunk_rank": 20.0}, {"trunk_rank": 4.9}], {}, ["fewer dimensions", "0.3, try 0.1"]),
-        ([{"trunk_rank": 20.0}, {"trunk_rank": 5.1}], {}, []),
-        ([{"trunk_rank": 4.9, **STARTED}], {}, ["fewer dimensions", "after 20.0"]),
-        ([{"trunk_rank": 20.0, TRUNK_ROWS: 64}, {"trunk_rank": 4.9, **STARTED, START_RANK: 1.2}], {},
-         ["fewer dimensions", "0.3, try 0.1"]),
-        ([{"trunk_rank": 5.1, **STARTED}], {}, []),
-        ([{"trunk_rank": 4.9, **STARTED, TRUNK_ROWS: 16}], {}, []),
-        ([{PATCH_USED: 40.0}, {PATCH_USED: 8.0}], {}, ["fewer patch prototypes", "sinkhorn"]),
-        ([{"trunk_rank": 1.1}], {}, ["equal images", "0.3, try 0.1"]),
-        ([{"trunk_rank": 1.1, TRUNK_ROWS: 8}], {}, ["equal images", "0.3, try 0.1"]),
-        ([{"trunk_rank": 1.1, **STARTED}], {}, ["equal images", "0.3, try 0.1"]),
-        ([{"trunk_rank": 1.1, **STARTED, START_RANK: 1.2}], {}, ["equal images", "PARAMS_FILE"]),
-        ([{"trunk_rank": 1.1, TRUNK_ROWS: 2, USED: 1.0}], {}, []),
-        ([{"trunk_rank": 40.0, TRUNK_ROWS: 64}, {"trunk_rank": 7.0, TRUNK_ROWS: 8}], {}, []),
-        ([{ENTROPY: 0.0, USED: 40.0}], {}, ["one-hot targets", "0.3, try 0.1"]),
-        ([{PATCH_ENTROPY: 0.01, PATCH_USED: 40.0}], {}, ["one-hot patch targets", "try 0.1"]),
-        ([{ENTROPY: 0.5, USED: 40.0}], {}, []),
-        ([{KOLEO: math.nan, LOSS_FINITE: 0.0}], {}, ["not finite", "AMP_DTYPE=bfloat16"]),
-        ([{"trunk_rank": 1.1, INPUT_STD: 0.0}], {}, ["equal images", "`sslengine doctor FOLDER`"]),
-        ([{INFORMATION: 0.01}], {}, ["targets without images", "0.3, try 0.1"]),
-        ([{INFORMATION: 0.03}], {}, []),
-        ([], {}, []),
+        ([{LOSS_SCALE: 2.0**-3}], "not finite", ""),
+        ([{LOSS_SCALE: 2.0**10}], "", ""),
+        ([{USED: 40.0}, {USED: 8.0}], "fewer prototypes", ""),
+        ([{USED: 40.0}, {USED: 11.0}], "", ""),
+        ([{ENTROPY: 4.1, USED: 60.0}], "", ""),
+        ([{TRUNK_RANK: 20.0}, {TRUNK_RANK: 4.9}], "fewer dimensions", ""),
+        ([{TRUNK_RANK: 20.0}, {TRUNK_RANK: 5.1}], "", ""),
+        ([{TRUNK_RANK: 4.9, **STARTED}], "fewer dimensions", ""),
+        ([{TRUNK_RANK: 20.0, TRUNK_ROWS: 64}, {TRUNK_RANK: 4.9, **STARTED, START_RANK: 1.2}],
+         "fewer dimensions", ""),
+        ([{TRUNK_RANK: 5.1, **STARTED}], "", ""),
+        ([{TRUNK_RANK: 4.9, **STARTED, TRUNK_ROWS: 16}], "", ""),
+        ([{PATCH_USED: 40.0}, {PATCH_USED: 8.0}], "fewer patch prototypes", "fewer prototypes"),
+        ([{TRUNK_RANK: 1.1}], "equal images", ""),
+        ([{TRUNK_RANK: 1.1, TRUNK_ROWS: 8}], "equal images", ""),
+        ([{TRUNK_RANK: 1.1, **STARTED}], "equal images", ""),
+        ([{TRUNK_RANK: 1.1, **STARTED, START_RANK: 1.2}], "equal images", FROM_WEIGHTS),
+        ([{TRUNK_RANK: 1.1, TRUNK_ROWS: 2, USED: 1.0}], "", ""),
+        ([{TRUNK_RANK: 40.0, TRUNK_ROWS: 64}, {TRUNK_RANK: 7.0, TRUNK_ROWS: 8}], "", ""),
+        ([{ENTROPY: 0.0, USED: 40.0}], "one-hot targets", ""),
+        ([{PATCH_ENTROPY: 0.01, PATCH_USED: 40.0}], "one-hot patch targets", "one-hot targets"),
+        ([{ENTROPY: 0.5, USED: 40.0}], "", ""),
+        ([{KOLEO: math.nan, LOSS_FINITE: 0.0}], "not finite", ""),
+        ([{TRUNK_RANK: 1.1, INPUT_STD: 0.0}], "equal images", COPIES),
+        ([{KOLEO: 0.0}], "KoLeo", NO_NEIGHBOUR),
+        ([{KOLEO: math.inf}], "KoLeo", ""),
+        ([{KOLEO: 13.0}], "", ""),
+        ([{INFORMATION: 0.01}], "targets without images", ""),
+        ([{INFORMATION: 0.03}], "", ""),
+        ([], "", ""),
     ],
 )  # fmt: skip
-def test_rules(ends: list[dict[str, float]], amp: dict[str, Any], expected: list[str]) -> None:
-    found = [str(each) for each in find_signs(ends, _config(**amp))]
-    assert len(found) == len(expected[:1])
-    assert all(part in found[0] for part in expected)
+def test_rules(ends: list[dict[str, float]], what: str, cause: str) -> None:
+    found = [(each.what, each.advice) for each in find_signs(ends, _config())]
+    assert found == ([(what, ADVICE[cause or what])] if what else [])
 
 
 def test_a_method_with_options_of_its_own() -> None:
-    """K by another name; no option is known that makes the targets of `any_loss` flat."""
-    config = _config()
-    config["LOSS"]["any_loss"] = {
-        "num_prototypes": 1024, "output_dim": 64, "teacher_temp_max": None,
-    }  # fmt: skip
+    """K by another name, which comes before."""
+    config = _config(num_prototypes=1024)
     assert list(find_signs([{ENTROPY: 4.2}], config)) == []  # more than ln 64
     (found,) = find_signs([{ENTROPY: 6.93}], config)
     assert "ln K is 6.931" in found.value
-    assert "0.3, try 0.1" in found.advice
 
 
 def _assigned(rows: int, entropy: float) -> list[str]:
-    config = _config()
+    config = _config(output_dim=4096, targets="sinkhorn", sinkhorn_iterations=3)
     config["DATA"] = {"TRAIN": {"BATCHSIZE_PER_REPLICA": rows // 4}}
     config["DISTRIBUTED"] = {"NUM_NODES": 1, "NUM_PROC_PER_NODE": 2}
-    config["LOSS"]["any_loss"] = {
-        "output_dim": 4096, "momentum": 0.99, "targets": "sinkhorn", "sinkhorn_iterations": 3,
-    }  # fmt: skip
     return [str(each) for each in find_signs([{ENTROPY: entropy}], config)]
 
 
@@ -418,13 +343,3 @@ def test_rows_of_all_ranks_for_sinkhorn() -> None:
     (spread,), (uniform,) = _assigned(32, 5.0), _assigned(32, 8.317)
     assert spread.startswith("more prototypes than rows: a target is spread over 148 of 4096.")
     assert uniform.startswith("uniform targets: ")
-    for each in spread, uniform:
-        assert "to 32 or less" in each
-        assert "or set config.LOSS.any_loss.targets=center." in each
-
-
-def test_clusters_that_became_positions() -> None:
-    config = _config()
-    config["LOSS"]["any_loss"]["positionwise"] = False
-    (found,) = find_signs([{INFORMATION: 0.01}], config)
-    assert found.advice.endswith("config.LOSS.any_loss.positionwise=true (now False).")

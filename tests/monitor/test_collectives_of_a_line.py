@@ -59,8 +59,8 @@ def _sent() -> Sequence[Counter[Sent]]:
     return sends.after
 
 
-def test_a_line_costs_one_all_reduce_of_numbers_and_no_object(two_ranks: RankPool) -> None:
-    line = Counter({("allreduce_", "torch.float64", 1024 + 2): 1})
+def test_a_line_costs_one_gather_of_numbers_and_no_object(two_ranks: RankPool) -> None:
+    line = Counter({("_allgather_base_", "torch.float64", 1024): 1})
     for after in two_ranks.run(_sent):
         # The first steps: DDP arranges its buckets. After the last one the phase ends.
         step = after[EVERY + 1]

@@ -10,9 +10,8 @@ import pytest
 from rich.console import Console
 
 from sslengine import screen
-from sslengine.monitor.console import ConsoleWriter, Screen
-from sslengine.monitor.log_file import close_log, open_log
-from sslengine.monitor.writers import Record
+from sslengine.monitor.console import ConsoleWriter, Screen, close_log, open_log
+from sslengine.monitor.writers import Record, RunPlace
 from tests.terminal import Terminal
 
 
@@ -37,16 +36,16 @@ def test_what_is_printed_commands_neither_the_terminal_nor_rich(terminal: bool) 
 PHASE = Record("phase", 5, 0, "train", {"loss": 1.0}, {"epochs": 1})
 
 
-def _console(terminal: bool, width: int = 120) -> tuple[Console, io.StringIO]:
+def _writer(terminal: bool, width: int = 120) -> tuple[ConsoleWriter, io.StringIO]:
     out = io.StringIO()
-    return Console(file=out, force_terminal=terminal, width=width, highlight=False), out
+    console = Console(file=out, force_terminal=terminal, width=width, highlight=False)
+    return ConsoleWriter(RunPlace(Path(), 0, console)), out
 
 
 def test_without_a_terminal_lines_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(screen.time, "monotonic", lambda: now[0])
-    console, out = _console(terminal=False)
-    writer = ConsoleWriter(console)
+    writer, out = _writer(terminal=False)
     for step in range(1, 6):
         writer.write(_step(step))
         now[0] += screen.SECONDS_BETWEEN_LINES / 2
@@ -58,8 +57,7 @@ def test_without_a_terminal_lines_are_few(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_on_a_terminal_a_bar_moves_and_leaves_the_phases_line() -> None:
-    console, out = _console(terminal=True)
-    writer = ConsoleWriter(console)
+    writer, out = _writer(terminal=True)
     writer.write(_step(1))
     writer.write(_step(2))
     writer.write(PHASE)
@@ -73,11 +71,10 @@ def test_on_a_terminal_a_bar_moves_and_leaves_the_phases_line() -> None:
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_metrics_are_whole_or_not_shown_and_a_phase_is_one_line(width: int) -> None:
-    console, out = _console(terminal=True, width=width)
+    writer, out = _writer(terminal=True, width=width)
     record = _step(2)
     metrics = {f"loss.part_{number}": 1.25 for number in range(9)}
     record.values.update(metrics)
-    writer = ConsoleWriter(console)
     writer.write(record)
     (bar,) = Terminal(width).feed(out.getvalue()).shown
     assert "2/5" in bar
@@ -101,7 +98,8 @@ def test_a_warning_in_mid_epoch_is_above_the_bar_and_leaves_none_behind(
     monkeypatch.setattr(sys, "stderr", out)
     monkeypatch.setenv("COLUMNS", str(width))
     warning = "a warning that is longer than most lines, of a file that has a name: " + "x" * 30
-    writer = ConsoleWriter(Screen(file=out, force_terminal=True, width=width))
+    console = Screen(file=out, force_terminal=True, width=width)
+    writer = ConsoleWriter(RunPlace(tmp_path, 0, console))
     open_log(tmp_path, rank=0)
     try:
         writer.write(_step(1))

@@ -35,21 +35,15 @@ def test_secrets_of_the_command_line_stay_out(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(
         "sys.argv",
         ["run", "config.TRACKER.API_KEY=hunter2", "--auth-token", "hunter2", "--secret=hunter2",
-         "config.DATA.TRAIN.INPUT_KEY_NAMES=[data]"],
-    )  # fmt: skip
-    assert environment()["command"] == (
-        "run 'config.TRACKER.API_KEY=***' --auth-token '***' '--secret=***' "
-        "'config.DATA.TRAIN.INPUT_KEY_NAMES=[data]'"
-    )
-
-
-def test_secrets_at_any_depth_of_the_command_line_stay_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "sys.argv",
-        ["run", "+config.TRACKER={url: x, login: {api_key: hunter2, 'Password': 'hunter2, too'}}",
+         "config.DATA.TRAIN.INPUT_KEY_NAMES=[data]",
+         "+config.TRACKER={url: x, login: {api_key: hunter2, 'Password': 'hunter2, too'}}",
          "config.HOOKS.EXTRA=[{name: a:B, auth_token: hunter2}]", "a={secret:hunter2,keys:[1]}"],
     )  # fmt: skip
     command = environment()["command"]
+    assert command.startswith(
+        "run 'config.TRACKER.API_KEY=***' --auth-token '***' '--secret=***' "
+        "'config.DATA.TRAIN.INPUT_KEY_NAMES=[data]'"
+    )
     assert "hunter2" not in command
     assert "too" not in command
     assert "url: x" in command
@@ -65,6 +59,7 @@ def _git(folder: Path, *arguments: str) -> None:
 
 
 def test_the_code_version_tells_changes(tmp_path: Path) -> None:
+    assert code_version(tmp_path) is None  # outside git
     _git(tmp_path, "init")
     (tmp_path / "a").write_text("1")
     _git(tmp_path, "add", "a")
@@ -73,10 +68,6 @@ def test_the_code_version_tells_changes(tmp_path: Path) -> None:
     assert clean is not None
     (tmp_path / "a").write_text("2")
     assert code_version(tmp_path) == f"{clean}+changes"
-
-
-def test_outside_git_there_is_no_code_version(tmp_path: Path) -> None:
-    assert code_version(tmp_path) is None
 
 
 def test_a_copy_says_what_it_was_made_from(tmp_path: Path) -> None:

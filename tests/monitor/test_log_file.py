@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sslengine.distributed.ranks import rank, world_size
-from sslengine.monitor.log_file import LogWriter, close_log, log_path, open_log
-from sslengine.monitor.writers import Record
-from tests.ranks import RankPool
+from sslengine.monitor.console import LogWriter, close_log, log_path, open_log
+from sslengine.monitor.writers import Record, RunPlace
 
 log = logging.getLogger("sslengine")
 
@@ -41,15 +39,12 @@ def test_other_ranks_have_files_of_their_own_and_say_nothing(
 ) -> None:
     open_log(tmp_path, rank=3)
     log.warning("loud")
-    assert "loud" in log_path(tmp_path, 3).read_text()
+    logging.getLogger("my_project").warning("odd")
+    text = log_path(tmp_path, 3).read_text()
+    assert "W sslengine: loud" in text
+    assert "W my_project: odd" in text
     assert log_path(tmp_path, 3).name == "log_rank3.txt"
     assert capsys.readouterr().err == ""
-
-
-def test_verbose_shows_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    open_log(tmp_path, rank=0, verbose=True)
-    log.debug("detail")
-    assert capsys.readouterr().err == "DEBUG: detail\n"
 
 
 def test_libraries_warnings_go_to_the_file_alone(
@@ -75,7 +70,7 @@ def test_opening_again_appends_and_does_not_double_lines(tmp_path: Path) -> None
 
 def test_phases_are_lines_of_the_log_and_steps_now_and_then(tmp_path: Path) -> None:
     open_log(tmp_path, rank=0)
-    writer = LogWriter()
+    writer = LogWriter(RunPlace(tmp_path, 0))
     for step in (1, 2, 3):
         writer.write(Record("step", step, 0, "train", {"loss": 2.0}, {"step": step, "steps": 3}))
     writer.write(Record("phase", 5, 0, "test", {"loss": 1.5}, {"epochs": 2}))
@@ -93,26 +88,18 @@ def test_other_loggers_are_in_the_file_and_their_warnings_on_the_screen(
     logging.getLogger("my_project.hooks").info("half done")
     logging.getLogger("my_project.hooks").warning("odd")
     logging.getLogger("PIL.PngImagePlugin").debug("STREAM b'IHDR'")
+    log.debug("detail")
     log.warning("ours")
     lines = [line.split(" ", 2)[2] for line in (tmp_path / "log.txt").read_text().splitlines()]
     assert lines == [
         "I root: a hook in the manner of Classy Vision", "I my_project.hooks: half done",
-        "W my_project.hooks: odd", "W sslengine: ours",
+        "W my_project.hooks: odd", "D sslengine: detail", "W sslengine: ours",
     ]  # fmt: skip
-    assert capsys.readouterr().err == "WARNING: odd\nWARNING: ours\n"
+    assert capsys.readouterr().err == "WARNING: odd\nDEBUG: detail\nWARNING: ours\n"
     close_log()
     logging.getLogger("my_project.hooks").warning("after the run")
     assert "after" not in (tmp_path / "log.txt").read_text()
     assert logging.getLogger().level == before
-
-
-def test_on_other_ranks_other_loggers_are_in_the_file_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    open_log(tmp_path, rank=2)
-    logging.getLogger("my_project").warning("odd")
-    assert "W my_project: odd" in log_path(tmp_path, 2).read_text()
-    assert capsys.readouterr().err == ""
 
 
 def test_where_a_user_prints_the_log_nothing_is_printed_twice(
@@ -131,21 +118,6 @@ def test_where_a_user_prints_the_log_nothing_is_printed_twice(
     assert capsys.readouterr().err == "mine odd\nWARNING: ours\n"
     text = (tmp_path / "log.txt").read_text()
     assert [text.count(word) for word in ("odd", "ours")] == [1, 1]
-
-
-def _log_own_rank(folder: Path) -> None:
-    open_log(folder, rank())
-    try:
-        log.info("I am %d of %d", rank(), world_size())
-    finally:
-        close_log()
-
-
-def test_each_rank_of_a_run_has_its_own_lines(two_ranks: RankPool, tmp_path: Path) -> None:
-    two_ranks.run(_log_own_rank, tmp_path)
-    for number, name in enumerate(("log.txt", "log_rank1.txt")):
-        (line,) = (tmp_path / name).read_text().splitlines()
-        assert line.endswith(f"I sslengine: I am {number} of 2")
 
 
 def test_a_message_cannot_look_like_another_line(

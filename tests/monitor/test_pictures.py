@@ -8,15 +8,19 @@ import torch
 from torch import Tensor
 
 from sslengine.errors import TrainingError
-from sslengine.monitor.pictures import count, make_image, picture
+from sslengine.monitor.pictures import Histogram, copy_picture, count, make_image, read_histogram
+
+
+def _counted(values: Tensor, bins: int) -> Histogram:
+    opened = count("x", values, bins)
+    assert opened is not None
+    return read_histogram(opened)
 
 
 @pytest.mark.parametrize("bins", [1, 7, 64])
 def test_bins_are_numpys(bins: int) -> None:
     values = torch.randn(500, generator=torch.Generator().manual_seed(bins))
-    opened = count("x", values.view(50, 10), bins)
-    assert opened is not None
-    histogram = opened.read()
+    histogram = _counted(values.view(50, 10), bins)
     counts, edges = np.histogram(values.numpy(), bins)
     assert histogram.counts == counts.tolist()
     assert histogram.edges == pytest.approx(edges.tolist(), abs=1e-6)
@@ -25,28 +29,11 @@ def test_bins_are_numpys(bins: int) -> None:
 
 
 def test_equal_values_are_one_bin_and_what_is_not_finite_is_in_none() -> None:
-    same = count("x", torch.full((5,), 2.0), 4)
-    assert same is not None
-    assert sum(same.read().counts) == 5
-    some = count("x", torch.tensor([0.0, torch.nan, 1.0, torch.inf, -torch.inf]), 2)
-    assert some is not None
-    assert some.read().counts == [1, 1]
-    none = count("x", torch.full((3,), torch.nan), 2)
-    assert none is not None
-    assert none.read().counts == [0, 0]
+    assert sum(_counted(torch.full((5,), 2.0), 4).counts) == 5
+    some = torch.tensor([0.0, torch.nan, 1.0, torch.inf, -torch.inf])
+    assert _counted(some, 2).counts == [1, 1]
+    assert _counted(torch.full((3,), torch.nan), 2).counts == [0, 0]
     assert count("x", torch.zeros(0), 2) is None
-
-
-def test_counting_reads_nothing_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forbidden(*_: object, **__: object) -> None:
-        raise AssertionError("the host waited for the device")
-
-    for name in ("item", "tolist", "cpu", "numpy", "__bool__", "__float__"):
-        monkeypatch.setattr(Tensor, name, forbidden)
-    opened = count("x", torch.arange(6.0), 3)
-    assert opened is not None
-    with pytest.raises(AssertionError, match="waited"):
-        opened.read()
 
 
 COLOURS = np.arange(2 * 4 * 3, dtype=np.uint8).reshape(2, 4, 3)
@@ -64,14 +51,14 @@ COLOURS = np.arange(2 * 4 * 3, dtype=np.uint8).reshape(2, 4, 3)
     ],
 )
 def test_images_have_8_bits_and_colours_last(given: Any, expected: Any) -> None:
-    image = make_image(picture("x", given))
+    image = make_image(copy_picture("x", given))
     assert image.dtype == np.uint8
     assert np.array_equal(image, expected)
 
 
 def test_a_picture_is_a_copy() -> None:
     given = torch.zeros(2, 2)
-    kept = picture("x", given)
+    kept = copy_picture("x", given)
     given.fill_(1.0)
     assert not make_image(kept).any()
 
@@ -81,7 +68,7 @@ def test_a_picture_is_a_copy() -> None:
 )
 def test_what_is_no_picture(given: Any) -> None:
     with pytest.raises(TrainingError, match=r"put_image\('x'\): expected .* got "):
-        picture("x", given)
+        copy_picture("x", given)
 
 
 @pytest.mark.parametrize("bins", [0, 4])

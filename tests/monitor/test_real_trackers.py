@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
+from sslengine.monitor.history import read_nested
 from tests import warm
 from tests.engine.test_task import SUPERVISED, WITH_TEST
 from tests.integration.command import COMMAND, write_config
@@ -149,8 +150,7 @@ def test_a_run_that_is_killed_and_resumed_is_there_once(tmp_path: Path, package:
         assert (done.returncode == 0) == (status == 0), done.stderr
     kept = Kept()
     READERS[package](tmp_path, kept)
-    text = (tmp_path / "runs" / "tiny" / "metrics.jsonl").read_text()
-    lines = [json.loads(line) for line in text.splitlines()]
+    lines = read_nested(tmp_path / "runs" / "tiny" / "metrics.jsonl")
     for name, place in (("train/loss", ["step", "train"]), ("test_phase/loss", ["phase", "test"])):
         chosen = [each for each in lines if [each["kind"], each["split"]] == place]
         made = [(each["iteration"], each["loss"]) for each in chosen]

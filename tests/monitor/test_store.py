@@ -12,9 +12,16 @@ from torch import Tensor
 
 from sslengine.distributed.ranks import rank
 from sslengine.errors import TrainingError
-from sslengine.monitor import over_ranks
 from sslengine.monitor import store as module
-from sslengine.monitor.store import KEPT, MetricStore, Series, current, make_current
+from sslengine.monitor.store import (
+    KEPT,
+    Column,
+    MetricStore,
+    Series,
+    current,
+    make_current,
+    read_columns,
+)
 from tests.ranks import RankPool
 
 
@@ -27,7 +34,7 @@ def test_metrics_are_there_once_they_are_read() -> None:
     store = MetricStore()
     store.put_scalar("age", 3)
     store.put_scalar("tau", torch.tensor([0.5], requires_grad=True))
-    with pytest.raises(TrainingError, match="no metric 'tau' has been read in a train phase yet"):
+    with pytest.raises(TrainingError, match="'tau'"):
         store.history("tau")
     assert _read(store) == {"age": 3.0, "tau": 0.5}
     assert store.latest() == {"age": 3.0, "tau": 0.5}
@@ -36,22 +43,15 @@ def test_metrics_are_there_once_they_are_read() -> None:
         store.history("taus")
 
 
-def test_a_tensor_is_kept_as_it_was() -> None:
-    store = MetricStore()
-    value = torch.tensor(1.0)
-    store.put_scalar("x", value)
-    value.fill_(9.0)
-    assert _read(store) == {"x": 1.0}
-
-
-def test_numbers_of_all_kinds_keep_their_order() -> None:
-    store = MetricStore()
-    for value in (1, torch.tensor(2.0), 3.0, torch.tensor(4), torch.tensor(5.0), np.float32(6)):
+def test_numbers_of_all_kinds_keep_their_order_and_are_copies() -> None:
+    store, changing = MetricStore(), torch.tensor(2.0)
+    large = 2**24 + 1  # float32 does not have it
+    numbers = (1, changing, 3.0, torch.tensor(large), torch.tensor([5.0]), np.float32(6))
+    for value in (*numbers, torch.tensor(True)):
         store.put_scalar("x", value)
-    store.put_scalar("y", torch.tensor(True))
+    changing.fill_(9.0)
     store.read()
-    assert store.history("x").values() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
-    assert store.history("y").latest() == 1.0
+    assert store.history("x").values() == [1.0, 2.0, 3.0, large, 5.0, 6.0, 1.0]
 
 
 def test_what_is_written_is_smoothed_by_each_metrics_window() -> None:
@@ -60,8 +60,6 @@ def test_what_is_written_is_smoothed_by_each_metrics_window() -> None:
         store.put_scalar("smooth", value, window=3)
         store.put_scalar("plain", value, window=1)
     assert _read(store) == {"smooth": 2.0, "plain": 2.0}
-    assert store.latest_with_smoothing() == {"smooth": 2.0, "plain": 2.0}
-    assert store.latest_with_smoothing(2) == {"smooth": 5.5, "plain": 2.0}
     assert store.history("smooth").median(4) == 3.5
     assert store.history("smooth").average(2) == 5.5
     assert store.history("smooth").global_average() == 17 / 4
@@ -77,6 +75,7 @@ def test_putting_reads_nothing_from_the_device(monkeypatch: pytest.MonkeyPatch) 
     store.put_scalar("x", torch.ones(()), reduce="mean")
     store.put_image("y", torch.ones(2, 2))
     store.put_histogram("z", torch.ones(2))
+    store.losses.record({"loss": torch.ones(()), "part": torch.ones(())}, 0, 2, share=0.5)
     with pytest.raises(AssertionError, match="waited"):
         store.read()
 
@@ -87,41 +86,36 @@ def test_one_copy_for_all_metrics_and_the_losses(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Tensor, "tolist", lambda t: (copies.append(t.numel()), real(t))[1])
     store = MetricStore()
     for step in range(3):
-        for name in ("a", "b"):
-            store.put_scalar(name, torch.tensor(float(step)))
+        store.put_scalar("a", torch.tensor(float(step)))
         store.put_scalar("count", torch.tensor(step))
         store.losses.record({"loss": torch.tensor(1.0), "part": torch.tensor(2.0)}, step, 4)
-    store.read()
-    assert copies == [15]
-    assert store.history("b").values() == [0.0, 1.0, 2.0]
+    assert _read(store).keys() == {"a", "count"}  # the losses are written by themselves
+    assert copies == [12]
     assert store.history("count").values() == [0.0, 1.0, 2.0]
+    assert store.history("loss").average() == 1.0
     assert store.history("loss.part").values() == [2.0, 2.0, 2.0]
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "arguments", "told"),
+    ("name", "value", "arguments"),
     [
-        ("x", torch.zeros(2), {}, "expected one number, got a tensor of shape"),
-        ("x", "many", {}, "expected one number, got 'many'"),
-        ("x", 1.0, {"reduce": "avg"}, "reduce must be one of mean, max, sum or None, got 'avg'"),
-        ("x", 1.0, {"window": 0}, "window must be 1 or more"),
-        ("loss", 1.0, {}, "the engine itself logs 'loss'"),
-        ("loss.align", 1.0, {}, "the engine itself logs"),
-        ("../x", 1.0, {}, "cannot be the name of a metric"),
-        ("/x", 1.0, {}, "cannot be the name of a metric"),
-        ("", 1.0, {}, "cannot be the name of a metric"),
+        ("x", torch.zeros(2), {}),
+        ("x", "many", {}),
+        ("x", 1.0, {"reduce": "avg"}),
+        ("x", 1.0, {"window": 0}),
+        ("once reduced", 1.0, {}),
+        ("loss", 1.0, {}),
+        ("loss.align", 1.0, {}),
+        ("../x", 1.0, {}),
+        ("/x", 1.0, {}),
+        ("", 1.0, {}),
     ],
 )
-def test_what_cannot_be_put(name: str, value: Any, arguments: Any, told: str) -> None:
-    with pytest.raises(TrainingError, match=told):
-        MetricStore().put_scalar(name, value, **arguments)
-
-
-def test_one_name_is_reduced_in_one_way() -> None:
+def test_what_cannot_be_put(name: str, value: Any, arguments: Any) -> None:
     store = MetricStore()
-    store.put_scalar("x", 1.0, reduce="max")
-    with pytest.raises(TrainingError, match="with reduce='max' and with reduce=None"):
-        store.put_scalar("x", 1.0)
+    store.put_scalar("once reduced", 1.0, reduce="max")
+    with pytest.raises(TrainingError, match=repr(name)):
+        store.put_scalar(name, value, **arguments)
 
 
 def test_pictures_are_taken_once_and_the_newest_counts() -> None:
@@ -130,11 +124,11 @@ def test_pictures_are_taken_once_and_the_newest_counts() -> None:
         store.put_image("view", torch.full((2, 2), value))
         store.put_histogram("weights", torch.tensor([value, 2.0]), bins=2)
     store.put_histogram("nothing", torch.tensor([math.nan]))
-    images, histograms = store.take_pictures().read()
+    images, histograms = store.take_pictures()
     assert images["view"].tolist() == [[255, 255], [255, 255]]
     (histogram,) = histograms.values()
     assert (histogram.low, histogram.high, histogram.counts) == (1.0, 2.0, [1, 1])
-    assert store.take_pictures().read() == ({}, {})
+    assert store.take_pictures() == ({}, {})
 
 
 def test_a_test_phase_has_metrics_of_its_own_and_they_are_means() -> None:
@@ -150,16 +144,6 @@ def test_a_test_phase_has_metrics_of_its_own_and_they_are_means() -> None:
         store.start_phase("train", begins=True)
     assert store.latest() == {"x": 7.0}
     assert _read(store) == {}
-
-
-def test_losses_are_in_the_history_and_not_written_twice() -> None:
-    store = MetricStore()
-    for value in (3.0, 1.0):
-        loss = {"loss": torch.tensor(value), "align": torch.tensor(2 * value)}
-        store.losses.record(loss, 0, batch_size=4)
-    assert _read(store) == {}
-    assert store.history("loss").average() == 2.0
-    assert store.history("loss.align").latest() == 2.0
 
 
 def test_state_goes_round_with_what_was_not_read_yet() -> None:
@@ -209,7 +193,7 @@ def _reduced() -> dict[str, float]:
     store.put_image("view", torch.zeros(2, 2))
     store.read()
     found = store.take_scalars()
-    return {**found, "images": float(len(store.take_pictures().images))}
+    return {**found, "images": float(len(store.take_pictures()[0]))}
 
 
 def test_metrics_of_all_ranks(two_ranks: RankPool) -> None:
@@ -220,46 +204,61 @@ def test_metrics_of_all_ranks(two_ranks: RankPool) -> None:
     ]
 
 
-def _unequal() -> str:
-    store = MetricStore()
-    store.put_scalar("both", 1.0, reduce="max")
-    store.put_scalar(f"of {rank()}", 1.0, reduce="max")
+Puts = dict[str, tuple[str, list[float]]]  # by name: reduce, values
+
+
+def _exchanged(puts: list[Puts]) -> Any:
+    """The last rank puts tensors where the others put numbers."""
+    mine = {
+        name: Column(reduce, [torch.tensor(v, dtype=torch.float64) if rank() else v for v in put])
+        for name, (reduce, put) in puts[rank()].items()
+    }
     try:
-        store.read()
+        return read_columns(mine)
     except TrainingError as error:
         return str(error)
-    return "nothing was told"
 
 
-def _exchanges() -> tuple[list[int], list[int], dict[str, float]]:
-    """What a read with losses and metrics of all ranks sends, and what it copies to the host."""
-    sent: list[int] = []
-    copied: list[int] = []
-    store, real, to_list = MetricStore(), over_ranks.sum_in_place, Tensor.tolist
-    over_ranks.sum_in_place = lambda t: (sent.append(t.numel()), real(t))[1]
-    Tensor.tolist = lambda t: (copied.append(t.numel()), to_list(t))[1]  # type: ignore[method-assign]
-    try:
-        for step in range(3):
-            store.put_scalar("mean", torch.tensor(float(step + rank())), window=1, reduce="mean")
-            store.put_scalar("max", step + rank(), window=1, reduce="max")
-            store.losses.record(torch.tensor(1.0), step, 4, share=0.5)
-        store.read()
-    finally:
-        over_ranks.sum_in_place, Tensor.tolist = real, to_list  # type: ignore[method-assign]
-    return sent, copied, store.take_scalars()
+@pytest.mark.parametrize("count", [1, 900])
+def test_value_by_value(two_ranks: RankPool, count: int) -> None:
+    """By numpy, in any order; 900 values of each kind do not fit into what is sent first."""
+    random = np.random.default_rng(0)
+    tables = {reduce: random.random((2, count)) for reduce in ("mean", "max", "sum")}
+    puts: list[Puts] = [
+        {reduce: (reduce, tables[reduce][int(n)].tolist()) for reduce in sorted(tables, reverse=n)}
+        for n in (False, True)
+    ]
+    for found in two_ranks.run(_exchanged, puts):
+        for reduce, table in tables.items():
+            expected = getattr(np, reduce)(table, axis=0)
+            np.testing.assert_allclose(found[reduce], expected, rtol=1e-15)
 
 
-def test_one_all_reduce_and_one_copy_for_a_read(two_ranks: RankPool) -> None:
-    for sent, copied, found in two_ranks.run(_exchanges):
-        assert sent == copied == [1024 + 2]
-        assert found == {"mean": 2.5, "max": 3.0}
+def test_one_ranks_nan_is_everyones(two_ranks: RankPool) -> None:
+    kinds = ("mean", "max", "sum")
+    puts: list[Puts] = [{each: (each, [value]) for each in kinds} for value in (1.0, math.nan)]
+    for found in two_ranks.run(_exchanged, puts):
+        assert all(math.isnan(found[each][0]) for each in kinds)
 
 
-def test_names_that_differ_are_told_on_all_ranks_and_nobody_hangs(two_ranks: RankPool) -> None:
-    first, second = two_ranks.run(_unequal)
-    assert "of 1" in second
-    assert "ranks have put different metrics" in first
+@pytest.mark.parametrize(
+    "second",
+    [
+        {},
+        {"a": ("max", [1.0]), "b": ("max", [1.0])},
+        {"a": ("sum", [1.0])},
+        {"a": ("max", [1.0, 2.0])},
+        {"a": ("max", [1.0] * 2000)},
+    ],
+)
+def test_all_ranks_are_told_of_what_one_has_put_otherwise(
+    two_ranks: RankPool, second: Puts
+) -> None:
+    for text in two_ranks.run(_exchanged, [{"a": ("max", [1.0])}, second]):
+        assert "ranks have put different metrics" in text
 
+
+# ---- histories
 
 NUMBERS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=60)
 

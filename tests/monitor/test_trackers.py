@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
-from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,11 +13,10 @@ import pytest
 
 from sslengine.engines.train import train
 from sslengine.errors import ConfigError, UntrustedError
-from sslengine.monitor.build import RunPlace, build_writers
 from sslengine.monitor.history import read
 from sslengine.monitor.pictures import Histogram
 from sslengine.monitor.trackers import add_scores
-from sslengine.monitor.writers import Record
+from sslengine.monitor.writers import Record, RunPlace, build_writers
 from sslengine.trust import Opened, closed
 from tests.config.recipes import resolved
 from tests.engine.test_task import SUPERVISED, WITH_TEST
@@ -68,29 +65,26 @@ def test_a_run_that_resumes_has_each_step_once_under_one_id(
     assert fake.calls[0]["config"]["LOSS"]["name"] == SUPERVISED["LOSS"]["name"]
 
 
+@pytest.mark.parametrize("package", ["wandb", "mlflow"])
 def test_what_a_kill_took_from_the_package_is_sent_again(
-    tmp_path: Path, fake_package: Install, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, fake_package: Install, package: str
 ) -> None:
-    """Up to the checkpoint from metrics.jsonl. What has certainly outlasted it is there once."""
-    fake, offline, clock = fake_package("wandb"), entry("wandb", offline=True), count(1.0, 10.0)
-    monkeypatch.setattr(
-        "sslengine.monitor.trackers.time", SimpleNamespace(monotonic=lambda: next(clock))
-    )
-    lines, writer = build_writers(["json", offline], RunPlace(tmp_path, 0))
+    """Up to the checkpoint from metrics.jsonl, but not what the package has for certain."""
+    fake, tracked = fake_package(package), entry(package)
+    lines, writer = build_writers(["json", tracked], RunPlace(tmp_path, 0))
     for iteration in (1, 2, 3, 4, 5):
         lines.write(_step(iteration))
         writer.write(_step(iteration))
-    fake.runs[fake.calls[0]["id"]].clear()  # none of the others is on the disk
-    (again,) = build_writers([offline], RunPlace(tmp_path, 3))
-    for iteration in (4, 5):
+    if package == "wandb":
+        fake.runs[fake.calls[0]["id"]].clear()  # none is on the disk
+    (again,) = build_writers([tracked], RunPlace(tmp_path, 3))
+    for iteration in (4, 5, 6):
         again.write(_step(iteration))
-    assert [step for step, _ in fake.steps("train/loss")] == [3, 4, 5]
     again.close()
-    (again,) = build_writers([offline], RunPlace(tmp_path, 3))
+    (again,) = build_writers([tracked], RunPlace(tmp_path, 3))
     again.write(_step(5))
-    assert [step for step, _ in fake.steps("train/loss")] == [3, 4, 5]
-    assert {call["mode"] for call in fake.calls} == {"offline"}
-    assert len({call["id"] for call in fake.calls}) == 1
+    assert [step for step, _ in fake.steps("train/loss")] == [1, 2, 3, 4, 5, 6]
+    assert len(fake.runs) == 1
 
 
 def test_trackio_sends_nothing_offline(
@@ -110,7 +104,7 @@ def test_one_that_fails_ends_no_run_and_is_reported_once(
     _train(tmp_path, entry(package))
     assert len(_recorded(tmp_path, "step", "train")) == 8
     errors = [each for each in caplog.records if each.levelname == "ERROR"]
-    assert [each.message.startswith(f"{package}: Away: ") for each in errors] == [True]
+    assert [f"{package} failed: Away: " in each.message for each in errors] == [True]
 
 
 def test_one_that_cannot_begin_ends_no_run(
@@ -119,7 +113,7 @@ def test_one_that_cannot_begin_ends_no_run(
     fake_package("wandb").refuses = True
     _train(tmp_path, entry("wandb"))
     assert len(_recorded(tmp_path, "step", "train")) == 8
-    assert "wandb: Away: not logged in" in caplog.text
+    assert "wandb failed: Away: not logged in" in caplog.text
 
 
 @pytest.mark.parametrize(

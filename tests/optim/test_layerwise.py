@@ -1,7 +1,8 @@
-"""What LARS and LARC share: weight decay, gradient scaling, step hooks, no waiting."""
+"""LARS and LARC: their formulas in float64, decay, gradient scaling, step hooks, no waiting."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,104 @@ from torch import Tensor, nn
 from sslengine.optim.optimizers import LARS, SGD, Adam, LayerwiseRates, ScaleEach, add_larc
 from sslengine.optim.options import LarcOptions
 from tests.launches import Launches
+
+STEPS = 4
+LR, MOMENTUM, DECAY, ETA = 0.3, 0.9, 0.02, 0.01
+TRUST, EPS = 0.02, 1e-3
+
+
+def start() -> list[nn.Parameter]:
+    """The third begins at zero, the last is so large that LARC clips its rate."""
+    generator = torch.Generator().manual_seed(0)
+    shapes: list[tuple[int, ...]] = [(4, 3), (5,), (2, 2), (2, 3, 3)]
+    factors = (1.0, 1.0, 0.0, 100.0)
+    return [
+        nn.Parameter(factor * torch.randn(shape, generator=generator, dtype=torch.float64))
+        for factor, shape in zip(factors, shapes, strict=True)
+    ]
+
+
+def gradients(step: int) -> list[Tensor]:
+    """Those of the second and the last parameter are zero at first."""
+    generator = torch.Generator().manual_seed(100 + step)
+    grads = [torch.randn(p.shape, generator=generator, dtype=torch.float64) for p in start()]
+    return [g * (step > 1 or number in (0, 2)) for number, g in enumerate(grads)]
+
+
+def trained(make: Callable[[Any], Any], rescale: Any = lambda p, g: g) -> list[Tensor]:
+    params = start()
+    optimizer = make([{"params": params[:2]}, {"params": params[2:]}])
+    for step in range(STEPS):
+        for p, g in zip(params, gradients(step), strict=True):
+            p.grad = rescale(p.detach(), g)
+        optimizer.step()
+    return [p.detach() for p in params]
+
+
+def norm(tensor: Tensor) -> float:
+    return math.sqrt((tensor * tensor).sum())
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("clip", [False, True])
+@pytest.mark.parametrize("decay", [0.0, DECAY])
+@pytest.mark.parametrize(
+    ("ours", "settings", "torchs"),
+    [
+        (SGD, {"momentum": MOMENTUM, "nesterov": True}, torch.optim.SGD),
+        (Adam, {"betas": (0.8, 0.9)}, torch.optim.Adam),
+    ],
+)
+def test_larc_by_its_formula(
+    ours: Any, settings: Any, torchs: Any, decay: float, clip: bool, fused: bool
+) -> None:
+    """Rescaled one by one, into torch's optimizer without weight decay."""
+
+    def rescaled(p: Tensor, g: Tensor) -> Tensor:
+        size, length = norm(p), norm(g)
+        if size == 0 or length == 0:
+            return g
+        rate = TRUST * size / (length + decay * size + EPS)
+        return (min(rate / LR, 1.0) if clip else rate) * (g + decay * p)
+
+    larc = LarcOptions(clip=clip, eps=EPS, trust_coefficient=TRUST)
+    how = {"larc": larc, "lr": LR, "weight_decay": decay, "fused": fused, **settings}
+    found = trained(lambda groups: add_larc(ours)(groups, **how))
+    expected = trained(lambda groups: torchs(groups, lr=LR, **settings), rescaled)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("decay", [0.0, DECAY])
+@pytest.mark.parametrize("exclude", [False, True])
+def test_lars_by_its_formula(decay: float, exclude: bool, fused: bool) -> None:
+    """Without it, where p.ndim is 1: plain SGD."""
+
+    def rescaled(p: Tensor, g: Tensor) -> Tensor:
+        g = g + decay * p
+        size, length = norm(p), norm(g)
+        is_out = size == 0 or length == 0 or (exclude and p.ndim == 1)
+        return g if is_out else g * ETA * size / length
+
+    found = trained(lambda groups: LARS(groups, LR, MOMENTUM, decay, ETA, exclude, fused))
+    expected = trained(lambda groups: torch.optim.SGD(groups, LR, MOMENTUM), rescaled)
+    torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize("form", ["lars", "larc"])
+def test_the_state_dict_is_that_of_sgd(form: str) -> None:
+    assert add_larc(SGD) is add_larc(SGD)
+    p = nn.Parameter(torch.ones(2))
+    p.grad = torch.ones(2)
+    larc = add_larc(SGD)([p], larc=LarcOptions(), lr=0.1, momentum=0.9)
+    mine = LARS([p], lr=0.1) if form == "lars" else larc
+    sgd = torch.optim.SGD([p], 0.1, 0.9)
+    assert isinstance(mine, torch.optim.SGD)
+    mine.step()
+    sgd.step()
+    ours, theirs = mine.state_dict(), sgd.state_dict()
+    assert ours["param_groups"][0].keys() == theirs["param_groups"][0].keys()
+    assert ours["state"][0].keys() == theirs["state"][0].keys()
 
 
 class Halved(LayerwiseRates, SGD):

@@ -76,7 +76,7 @@ class _Stateful:
         (torch.tensor, r"gives tensor\(0.\) at where = 0"),
         (lambda where: 0.1 if where < 0.6 else math.nan, r"gives nan at where = 0.609375"),
         (lambda where: 0.5 - where, r"gives -0.015625 at where = 0.515625"),
-        (_Stateful(), r"gives 1.0 at where = 0, and then 0.5; expected a function of `where`"),
+        (_Stateful(), r"gives 1.0 at where = 0, .* and then 0.5; expected"),
         (lambda: 0.1, r"fails at where = 0: TypeError"),
     ],
     ids=["none", "tensor", "nan", "negative", "stateful", "without where"],

@@ -25,8 +25,7 @@ from sslengine.engines.train import train
 from sslengine.errors import CheckpointError, ConfigError, DataError, SSLEngineError
 from sslengine.launch.local import launch
 from sslengine.predictor import Predictor
-from sslengine.predictor.picture import save
-from sslengine.predictor.report import as_text
+from sslengine.predictor.report import as_text, save
 from tests.config.recipes import resolved
 from tests.data.deep_files import numbers, png, tiff
 from tests.engines.runs import make_run
@@ -49,12 +48,12 @@ def _model(folder: Path, paths: Path) -> Any:
 
 
 @torch.no_grad()
-def test_features_classes_and_neighbours_are_those_computed_by_hand(tmp_path: Path) -> None:
-    paths = make_classifier(tmp_path)
-    predictor = Predictor(tmp_path / "run", nearest=5)
+def test_features_classes_and_neighbours_are_those_computed_by_hand(classifier: Path) -> None:
+    paths = sorted((classifier / "images").rglob("*.png"))
+    predictor = Predictor(classifier / "run", nearest=5)
     assert "resized to 9, cropped to 8 in the centre, normalised" in predictor.view.description
     found = predictor(paths[5])
-    model = _model(tmp_path / "run", tmp_path / "images")
+    model = _model(classifier / "run", classifier / "images")
 
     # In the predictor's own batches: one image that is asked about, training images by four.
     def features(batch: torch.Tensor) -> torch.Tensor:
@@ -182,10 +181,10 @@ def test_classes_that_a_transform_makes_are_none_of_the_images(tmp_path: Path) -
     assert Predictor(tmp_path / "run", nearest=0)(Image.new("RGB", (12, 12))).classes is None
 
 
-def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+def test_what_is_not_there_is_named(classifier: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing has no config.yaml"):
         Predictor(tmp_path / "nothing")
-    make_classifier(tmp_path, OPTIMIZER__num_epochs=1)
+    shutil.copytree(classifier / "run", tmp_path / "run", symlinks=True)
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no image")
     predictor = Predictor(tmp_path / "run")
@@ -269,15 +268,11 @@ def _on(folder: Path, **keys: Any) -> Path:
     launch(
         resolved(
             DATA__TRAIN__DATA_SOURCES=["disk_folder"],
-            DATA__TRAIN__DATA_PATHS=[str(folder / "images")],
-            DATA__TRAIN__DATA_LIMIT=-1,
-            DATA__TRAIN__BATCHSIZE_PER_REPLICA=2,
-            DATA__TRAIN__TRANSFORMS=views,
-            OPTIMIZER__num_epochs=1,
-            CHECKPOINT__DIR=str(folder / "run"),
-            **keys,
-        )
-    )
+            DATA__TRAIN__DATA_PATHS=[str(folder / "images")], DATA__TRAIN__DATA_LIMIT=-1,
+            DATA__TRAIN__BATCHSIZE_PER_REPLICA=2, DATA__TRAIN__TRANSFORMS=views,
+            OPTIMIZER__num_epochs=1, CHECKPOINT__DIR=str(folder / "run"), **keys,
+        ),
+    )  # fmt: skip
     return folder / "run"
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import re
 import subprocess
 import sys
-import typing
-from collections import OrderedDict
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -23,19 +20,16 @@ from torch.nn import functional as F
 from torch.utils.data import BatchSampler, DataLoader, WeightedRandomSampler
 
 import sslengine
-from sslengine.command import api, by_names
 from sslengine.distributed.ranks import rank
 from sslengine.errors import (
     ConfigError,
     DataError,
     NonFiniteLossError,
-    SSLEngineError,
     TrainingError,
 )
 from sslengine.hooks.events import Hook
 from sslengine.python.fit import fit
 from sslengine.python.session import Session
-from tests.command.photos import write_photos
 from tests.python.toys import (
     COUNT,
     Noisy,
@@ -48,11 +42,6 @@ from tests.python.toys import (
     square,
 )
 from tests.ranks import RankPool
-
-
-def test_objects_do_not_mix_with_paths() -> None:
-    with pytest.raises(ConfigError, match=r"data=.~/photos. among objects.*, .METHOD., "):
-        fit(net(), square, "~/photos", sgd(net()), epochs=1)
 
 
 def test_numbers_of_numpy() -> None:
@@ -74,35 +63,6 @@ def test_a_loss_that_is_not_finite_has_no_run_to_replay(tmp_path: Path) -> None:
                 sgd(model), epochs=1, device="cpu", out=folder)  # fmt: skip
         assert "replay" not in str(told.value)
         assert "CHECK_NAN=false continues" in str(told.value)
-
-
-def test_names_have_the_errors_of_train(tmp_path: Path) -> None:
-    photos = write_photos(tmp_path / "photos", each=1)
-    out = tmp_path / "run"
-    with pytest.raises(SSLEngineError) as by_train:
-        sslengine.train(photos, "simclrr", "resnet10t", epochs=1, device="cpu", out=out)
-    # The order of train, by names, and the order of version 0.1.
-    for given, named in (
-        ((photos, "simclrr", "resnet10t"), {}),
-        ((), {"method": "simclrr", "data": photos, "model": "resnet10t"}),
-        (("simclrr", photos), {"model": "resnet10t"}),
-        (("simclrr", str(photos), "resnet10t"), {}),
-        (("simclrr",), {"data": photos, "model": "resnet10t"}),
-    ):
-        with pytest.raises(SSLEngineError) as by_fit:
-            sslengine.fit(*given, epochs=1, device="cpu", out=out, **named)
-        assert str(by_fit.value) == str(by_train.value)
-    assert not out.exists()
-
-
-def test_the_names_that_arguments_had_are_taken(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    earlier: Any = {"folder": tmp_path / "run", "settings": {"LOG_FREQUENCY": 1}, "verbose": False}
-    model = net()
-    sslengine.fit(model, square, Points(), sgd(model), epochs=1, device="cpu", **earlier)
-    assert (tmp_path / "run" / "metrics.jsonl").exists()
-    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("quiet", [False, True])
@@ -129,18 +89,9 @@ def test_importing_the_package_loads_nothing() -> None:
     code = "import sys, sslengine; sslengine.__version__; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
     assert {"fit", "predict", "evaluate_loss"} <= set(dir(sslengine))
-    assert sslengine.fit is by_names.fit
-    assert sslengine.fit.__wrapped__ is fit  # type: ignore[attr-defined]
+    assert sslengine.fit is fit
     with pytest.raises(AttributeError, match="no attribute 'fti'"):
         sslengine.fti  # noqa: B018
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="typing.get_overloads")
-def test_the_signatures_that_editors_see_are_those_of_the_functions() -> None:
-    of_names, of_objects = map(inspect.signature, typing.get_overloads(by_names.fit))
-    expected = [*inspect.signature(api.train).parameters.values()]
-    assert [*of_names.parameters.values()] == expected
-    assert of_objects == inspect.signature(fit)
 
 
 @pytest.mark.parametrize("form", ["list", "loader"])
@@ -174,25 +125,18 @@ def test_history_and_results() -> None:
     assert session.iteration == 4
 
 
-def test_without_out_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    model = torch.nn.Sequential(
-        OrderedDict(trunk=torch.nn.Linear(3, 5), head=torch.nn.Linear(5, 1))
-    )
-    points = batches(Points())
-    fit(model.double(), square, points, sgd(model), epochs=1, device="cpu")
-    assert list(tmp_path.iterdir()) == []
+class See(Hook):
+    def __init__(self) -> None:
+        self.seen: list[list[int]] = []
+
+    def on_step(self, task: Any) -> None:
+        self.seen.append(task.last_batch.indices.tolist())
 
 
 def test_each_sample_counts_once_an_epoch() -> None:
-    seen: list[list[int]] = []
-
-    class See(Hook):
-        def on_step(self, task: Any) -> None:
-            seen.append(task.last_batch.indices.tolist())
-
-    model = net()
-    fit(model, square, Points(), sgd(model), epochs=2, batch_size=4, hooks=[See()], device="cpu")
+    model, see = net(), See()
+    fit(model, square, Points(), sgd(model), epochs=2, batch_size=4, hooks=[see], device="cpu")
+    seen = see.seen
     assert [len(each) for each in seen] == [3, 3, 4] * 2
     epochs = [list(chain(*seen[:3])), list(chain(*seen[3:]))]
     assert epochs[0] != epochs[1]
@@ -325,25 +269,11 @@ def test_a_model_that_gives_no_loss_in_eval_mode() -> None:
         session.evaluate_loss("train")
 
 
-def test_early_stopping_ends_it() -> None:
-    model = net()
-    stop = {"MONITOR": "train.loss", "PATIENCE": 2, "MIN_DELTA": 100.0}
-    session = fit(model, square, batches(Points()), sgd(model), epochs=50, device="cpu",
-                  values={"HOOKS": {"EARLY_STOPPING": stop}})  # fmt: skip
-    assert session.complete
-    assert session.iteration == 9
-
-
 def _fit(count: int, how: dict[str, Any]) -> tuple[list[float], list[Tensor], list[int]]:
-    seen: list[int] = []
-
-    class See(Hook):
-        def on_step(self, task: Any) -> None:
-            seen.extend(task.last_batch.indices.tolist())
-
-    model = net()
-    session = fit(model, square, Points(count), sgd(model), device="cpu", hooks=[See()], **how)
-    return session.history.losses(), list(model.parameters()), seen
+    model, see = net(), See()
+    how = {"data": Points(count), **how}
+    session = fit(model, square, optimizer=sgd(model), device="cpu", hooks=[see], **how)
+    return session.history.losses(), list(model.parameters()), [*chain(*see.seen)]
 
 
 @pytest.mark.parametrize("how", [{"epochs": 2}, {"epochs": 3, "accumulate": 2}])
@@ -362,21 +292,13 @@ def test_two_ranks_are_one_also_where_the_set_does_not_divide(
     assert sorted(seen) == sorted(list(range(count)) * how["epochs"])
 
 
-def _of_a_loader(number: int) -> list[int]:
-    seen: list[int] = []
-
-    class See(Hook):
-        def on_step(self, task: Any) -> None:
-            seen.extend(task.last_batch.indices.tolist())
-
-    model = net()
-    fit(model, square, DataLoader(Points(), batch_size=2), sgd(model), epochs=1, device="cpu",
-        hooks=[See()])  # fmt: skip
-    return seen
+def _seen_of_a_loader(number: int) -> list[int]:
+    how = {"epochs": 1, "data": DataLoader(Points(), batch_size=2)}
+    return _fit(COUNT, how)[2]
 
 
 def test_a_dataloader_of_torchs_samplers_is_shared_out(two_ranks: RankPool) -> None:
-    one, two = two_ranks.run(_of_a_loader, 0)
+    one, two = two_ranks.run(_seen_of_a_loader, 0)
     assert sorted(one + two) == list(range(COUNT))
     assert (one, two) == (sorted(one), sorted(two))  # it does not shuffle
 
@@ -404,47 +326,33 @@ def _calls(**changes: Any) -> Session:
     return fit(model, given.pop("loss"), given.pop("data"), given.pop("optimizer"), **given)
 
 
+class Stream:
+    def __iter__(self) -> Any:
+        return iter(batches(Points()))
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "text"),
     [
+        ({"data": "~/photos"}, ConfigError, r"data='~/photos'.*sslengine.train"),
         ({"epochs": None}, ConfigError, r"epochs=... or as iterations=...; got neither"),
         ({"iterations": 5}, ConfigError, r"got epochs=1 and iterations=5"),
-        (
-            {"data": iter(batches(Points()))},
-            DataError,
-            r"data: list_iterator can be read only once",
-        ),
+        ({"data": iter(batches(Points()))}, DataError, r"data: list_iterator .* only once"),
         ({"data": (b for b in batches(Points()))}, DataError, r"generator can be read only once"),
+        ({"data": Stream()}, DataError, r"data: Stream has no length"),
         ({"data": 3}, DataError, r"data: expected a dataset or a loader of batches, got int"),
         ({"data": []}, DataError, r"data: the loader has no batches"),
         ({"data": {1, 2}}, DataError, r"expected batches \(input, target\).* got a int"),
         ({"data": [(torch.ones(1), 1, 2)]}, DataError, r"got a tuple of 3. Give a collate_fn"),
-        (
-            {"loss": lambda o, t: (o - t) ** 2},
-            TrainingError,
-            r"must be one number.*shape \(4, 1\): take its mean",
-        ),
+        ({"loss": lambda o, t: (o - t) ** 2}, TrainingError, r"one number.*shape \(4, 1\)"),
         ({"precision": "fp61"}, ConfigError, r"PRECISION: .*'fp61'"),
-        (
-            {"values": {"HOKS": {}}},
-            ConfigError,
-            r"config.HOKS: unknown key. Did you mean 'HOOKS'",
-        ),
+        ({"values": {"HOKS": {}}}, ConfigError, r"config.HOKS: unknown key.*'HOOKS'"),
         ({"optimizer": sgd(net())}, ConfigError, r"optimizer: it has parameters that are neither"),
     ],
 )
 def test_what_cannot_be_is_told(changes: dict[str, Any], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         _calls(**changes)
-
-
-def test_a_loader_without_length() -> None:
-    class Stream:
-        def __iter__(self) -> Any:
-            return iter(batches(Points()))
-
-    with pytest.raises(DataError, match=r"data: Stream has no length"):
-        _calls(data=Stream())
 
 
 def test_a_loader_with_an_order_of_its_own_has_no_folder(tmp_path: Path) -> None:

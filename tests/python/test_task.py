@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from sslengine.config.facts import RunFacts
 from sslengine.errors import DataError
 from sslengine.methods.base import Method
-from sslengine.methods.foreign import FunctionLoss
 from sslengine.python.fit import fit
 from tests.python.toys import Points, net, sgd, square
 from tests.ranks import RankPool
@@ -19,13 +17,6 @@ from tests.ranks import RankPool
 class Compares(Method):
     def forward(self, output: Any, target: Any) -> Any:
         return square(output, target)
-
-
-def test_a_function_is_a_loss() -> None:
-    loss = FunctionLoss(square)
-    assert list(loss.state_dict()) == []
-    assert loss(torch.ones(2), torch.zeros(2)).item() == 1.0
-    assert RunFacts().world_size == 1
 
 
 def _method(drop_last: bool) -> str:
@@ -39,11 +30,10 @@ def _method(drop_last: bool) -> str:
 
 
 @pytest.mark.parametrize("drop_last", [True, False])
-def test_a_method_needs_equal_shares(drop_last: bool) -> None:
-    with RankPool(2) as pool:
-        for text in pool.run(_method, drop_last):
-            assert (text == "trained") == drop_last
-            assert drop_last or "Compares compares the images of all ranks" in text
+def test_a_method_needs_equal_shares(two_ranks: RankPool, drop_last: bool) -> None:
+    for text in two_ranks.run(_method, drop_last):
+        assert (text == "trained") == drop_last
+        assert drop_last or "Compares compares the images of all ranks" in text
 
 
 @pytest.mark.parametrize("prefix", ["", "module."])

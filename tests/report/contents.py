@@ -16,12 +16,12 @@ from sslengine.report.content import (
     Content,
     Curve,
     Fact,
+    FeatureScore,
     Health,
     Judgement,
     Map,
     Mistake,
     Row,
-    Score,
     Thumbs,
     Verdict,
     Views,
@@ -62,10 +62,10 @@ def image_map(images: int = 40, classes: int = 3) -> tuple[Thumbs, Map]:
 
 def judgement(name: str = "birds/val") -> Judgement:
     scores = [
-        Score("trained", "trunk", "knn_20", 79.6, (75.8, 82.9)),
-        Score("untrained", "trunk", "knn_20", 67.2, (63.0, 71.2), (12.4, 8.1, 16.7)),
-        Score("raw pixels", "pixels", "knn_20", 78.6, (74.6, 81.9), (1.0, -1.2, 3.2)),
-        Score("trained", "trunk", "linear", 85.2),
+        FeatureScore("trained", "trunk", "knn_20", 79.6, (75.8, 82.9)),
+        FeatureScore("untrained", "trunk", "knn_20", 67.2, (63.0, 71.2), (12.4, 8.1, 16.7)),
+        FeatureScore("raw pixels", "pixels", "knn_20", 78.6, (74.6, 81.9), (1.0, -1.2, 3.2)),
+        FeatureScore("trained", "trunk", "linear", 85.2),
     ]
     shares = {"trained": 80.0, "untrained": 60.0, "raw pixels": 70.0}
     classes = [ClassRow(f"class {i}", 50, shares) for i in range(3)]
@@ -151,7 +151,7 @@ def comparison(runs: int = 3) -> Comparison:
     rows = [
         Row(
             f"runs/lr{i}", "complete", {"OPTIMIZER.lr": str(0.001 * 2**i), "SEED": str(i)},
-            [Score("trained", "trunk", "knn_20", 70.0 + i % 7, (66.0, 78.0))],
+            [FeatureScore("trained", "trunk", "knn_20", 70.0 + i % 7, (66.0, 78.0))],
             {"last loss": 2.5 - i / 100}, "600 steps", 200.0 + i, ["collapsed"] if i == 1 else [],
             [curve("Loss", smooth=5), curve("Gradient norm")],
         )
@@ -165,7 +165,7 @@ def comparison(runs: int = 3) -> Comparison:
     ]
     return Comparison(
         "runs of birds", "A rate of 0.004 is best.", "By 5 points.", "sslengine train photos", rows,
-        [Score("untrained", "trunk", "knn_20", 67.0), Score("raw pixels", "pixels", "knn_20", 66.0)],
+        [FeatureScore("untrained", "trunk", "knn_20", 67.0), FeatureScore("raw pixels", "pixels", "knn_20", 66.0)],
         names, {"knn_20": cells}, "OPTIMIZER.lr", [("knn_20", names[0], "no")],
         ["One pair of seeds."],
     )  # fmt: skip

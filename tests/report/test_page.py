@@ -92,17 +92,9 @@ def expected(content: Any) -> Any:
 def test_the_sections_are_in_order_and_the_contents_name_them() -> None:
     page = open_page(contents.healthy())
     order = [
-        "verdict",
-        "map",
-        "neighbours",
-        "curves",
-        "health",
-        "views",
-        "scores",
-        "data",
-        "cost",
+        "verdict", "map", "neighbours", "curves", "health", "views", "scores", "data", "cost",
         "use",
-    ]
+    ]  # fmt: skip
     assert [each["href"] for each in page.all("a")] == ["#verdict", *(f"#{each}" for each in order)]
     assert [each["id"] for each in page.all("section")] == order[1:]
 

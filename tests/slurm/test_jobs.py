@@ -123,7 +123,7 @@ def test_what_cannot_be_is_told_and_leaves_nothing(
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stderr.count("Invalid feature") <= 1
-    assert not (user.folder / "refused").exists()
+    assert not list(user.folder.glob("refused/jobs/*"))
 
 
 @pytest.mark.slow
@@ -134,7 +134,7 @@ def test_a_job_that_fails_says_why_and_the_waiting_command_too(user: User) -> No
     )  # fmt: skip
     assert done.returncode == 1
     assert "fewer than the global batch of 4" in done.stdout  # the job's log
-    assert "FAILED, status 1" in done.stderr
+    assert "FAILED" in done.stderr
 
 
 @pytest.mark.slow

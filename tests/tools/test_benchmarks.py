@@ -1,64 +1,43 @@
-"""Benchmarks compare ways that compute the same; which is faster is for the tools to say."""
+"""Benchmarks run with their smallest arguments, and compare ways that compute the same."""
 
 from __future__ import annotations
 
-import argparse
+import json
+import pickle
 import re
 import subprocess
 import sys
-from importlib.util import find_spec
+from pathlib import Path
 
+import numpy as np
 import pytest
-import timm
 import torch
+from torch import nn
 
-from sslengine.config.resolve import resolve, resolve_dict
+from sslengine import catalog  # noqa: F401 - declares the names of the configs
+from sslengine.data.loading.dataset import SSLDataset
+from sslengine.data.options import SplitOptions
+from tests.tail import slow_but
+from tools.compare_ranks import METHODS
+from tools.compare_ranks import main as compare_ranks
 from tools.perf_measurement import (
+    bench_data,
+    bench_end_to_end,
+    bench_engine,
     bench_evaluation,
     bench_extraction,
-    bench_gradcache,
     bench_packed,
     bench_similarity,
-    bench_startup,
 )
+from tools.perf_measurement.bench_paths import make_paths
 
-SMALL = [
-    "--train",
-    "900",
-    "--samples",
-    "900",
-    "--queries",
-    "50",
-    "--width",
-    "8",
-    "--classes",
-    "5",
-    "--penalties",
-    "9",
-]
-
-
-def rows(ways: list[str]) -> list[float]:
-    given = argparse.Namespace(
-        train=900, samples=900, queries=50, width=8, classes=5, penalties=9, threads=1, device="cpu"
-    )
-    return [bench_evaluation.measure(way, given)["result"] for way in ways]
-
-
-def test_neighbours_are_the_same() -> None:
-    found = rows(["knn", "scikit-learn", *(["faiss"] if find_spec("faiss") else [])])
-    assert found == pytest.approx([found[0]] * len(found))
-    assert 20 < found[0] < 100
-
-
-def test_regressions_are_the_same() -> None:
-    five, scikit = rows(["five", "scikit-learn-five"])
-    assert five == pytest.approx(scikit, abs=0.1)
+SOURCES = ("disk_folder", "disk_filelist")
+SMALL = "--train 900 --samples 900 --queries 50 --width 8 --classes 5 --penalties 9"
 
 
 @pytest.mark.slow
 def test_the_table_of_evaluation() -> None:
-    command = [sys.executable, bench_evaluation.__file__, *SMALL]
+    command = [sys.executable, bench_evaluation.__file__, *SMALL.split()]
     found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     for name in ("knn / product: ", "regressions / five: ", "scikit-learn-five"):
         assert name in found
@@ -74,44 +53,6 @@ def test_the_table_of_extraction(capsys: pytest.CaptureFixture[str]) -> None:
     assert "extraction / the slower of both: " in shown
 
 
-def test_rates_are_compared_by_their_medians() -> None:
-    assert bench_extraction.table(
-        {"loader": [10.0, 30.0, 20.0], "network": [5.0], "extraction": [4.0]}
-    ).endswith("slower of both: 0.80\nextraction / one after the other: 1.00")
-
-
-@pytest.mark.parametrize("row", bench_gradcache.ROWS, ids=str)
-def test_each_row_is_a_config_that_resolves(row: tuple[str, int, int]) -> None:
-    step, batch, chunk = row
-    trainer = resolve_dict(bench_gradcache.config(step, batch, chunk, "runs/x")).config.TRAINER
-    assert step == trainer.TRAIN_STEP_NAME
-    if chunk:
-        assert chunk == trainer.gradcache_train_step.CHUNK_SIZE
-
-
-def test_a_row_of_gradcache_is_measured() -> None:
-    found = bench_gradcache.measure("gradcache_train_step", 4, 2)
-    assert found["ms"] > 0
-    assert found["mib"] >= 0
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize("way", ["packed", "nested"])
-def test_packed_tokens_give_the_same(way: str) -> None:
-    torch.manual_seed(0)
-    trunk = timm.create_model("test_vit", num_classes=0, dynamic_img_size=True).double()
-    trunk.global_pool = "token"
-    crops = [torch.randn(2, 3, 64, 64).double(), torch.randn(4, 3, 32, 32).double()]
-    found = []
-    for each in ("apart", way):
-        trunk.zero_grad()
-        features = torch.cat(bench_packed.WAYS[each](trunk, crops))
-        features.square().sum().backward()
-        found.append([features, *(p.grad for p in trunk.parameters())])
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other)
-
-
 def test_the_table_of_packed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,12 +63,6 @@ def test_the_table_of_packed(
     assert lines[1].split()[-1] == "1.00"
 
 
-@pytest.mark.parametrize("ranks", [2, 8])
-def test_both_ways_have_one_loss(ranks: int) -> None:
-    whole, parts = (bench_similarity.measure(way, ranks)["loss"] for way in ("whole", "parts"))
-    assert abs(whole - parts) < 1e-4
-
-
 @pytest.mark.slow
 def test_the_table_of_similarity() -> None:
     command = [sys.executable, bench_similarity.__file__, "--ranks", "2", "8"]
@@ -136,14 +71,131 @@ def test_the_table_of_similarity() -> None:
     assert rows == [[ranks, way] for ranks in ("2", "8") for way in ("whole", "parts")]
 
 
-def test_the_runs_of_startup_resolve() -> None:
-    for name in ("two steps", "two steps, two ranks"):
-        config = resolve(bench_startup.COMMANDS[name]).config
-        assert config.OPTIMIZER.num_iterations == 2
-        assert (2 if "ranks" in name else 1) == config.DISTRIBUTED.NUM_PROC_PER_NODE
+def test_the_times_of_augmentation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    into = tmp_path / "times.json"
+    options = ["--case", "simclr", "--only", "engine, pil", "--images", "4", "--rounds", "2"]
+    results = bench_data.main([*options, "--no-wall", "--json", str(into)])
+    assert json.loads(into.read_text()) == results
+    assert results["simclr"]["ratio"]["list"] == 1.0
+    assert {len(times) for times in results["simclr"]["cpu"].values()} == {2}
+    assert "engine, pil" in capsys.readouterr().out
+    with pytest.raises(SystemExit):  # before anything is measured
+        bench_data.main([*options, "--json", str(into)])
+    assert f"{into}: it is there already" in capsys.readouterr().err
 
 
-def test_a_command_is_measured() -> None:
-    cpu, wall = bench_startup.measure(bench_startup.HERE, bench_startup.COMMANDS["unknown key"])
-    assert cpu > 0
-    assert wall > 0
+@pytest.mark.parametrize("name", slow_but(["mlp"], ["mlp", "resnet18"]))
+def test_the_engine_makes_the_steps_of_the_plain_loop(name: str) -> None:
+    case = bench_engine.CASES[name]
+    # In float64: the loop and the engine may round their sums in another order.
+    batches = [torch.randn(8, *case.shape, dtype=torch.float64) for _ in range(3)]
+    task = bench_engine.engine_task(case, iter(batches))
+    task.base_model.double()
+    plain = case.plain().double()
+    with torch.no_grad():
+        for mine, theirs in zip(plain.parameters(), task.base_model.parameters(), strict=True):
+            mine.copy_(theirs)
+    expected = bench_engine.plain_train.train_steps(
+        plain, bench_engine.make_optimizer(plain), batches, bench_engine.TEMPERATURE,
+        lambda step: bench_engine.RATE,
+    )  # fmt: skip
+    for _ in batches:
+        task.step()
+    task.on_end()
+    losses = [entry / batch for entry, batch in zip(task.losses, [case.images] * 3, strict=True)]
+    assert losses == pytest.approx([loss.item() for loss in expected], rel=1e-5)
+    for mine, theirs in zip(plain.parameters(), task.base_model.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_a_race_times_every_contestant(capsys: pytest.CaptureFixture[str]) -> None:
+    threads = str(torch.get_num_threads())
+    arguments = ["--case", "mlp", "--only", "sslengine", "--rounds", "2", "--scale", "0.03"]
+    arguments += ["--clock", "cpu"]
+    results = bench_engine.main([*arguments, "--threads", threads])
+    assert {name: len(rounds) for name, rounds in results["mlp"].items()} == {
+        "plain": 2,
+        "sslengine": 2,
+    }
+    assert all(seconds > 0 for rounds in results["mlp"].values() for seconds in rounds)
+    assert "ms/step" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_engine_runs_from_files_to_steps() -> None:
+    words = ["--only", "sslengine", "--images", "256", "--epochs", "2", "--rounds", "1"]
+    (rate,) = bench_end_to_end.main([*words, "--workers", "0"])["sslengine"]
+    assert rate > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_ranks_and_shards_compute_what_one_rank_does(
+    method: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert compare_ranks([method, "--steps", "3"]) == 0
+    (line,) = re.findall(r"^apart.*$", capfd.readouterr().out, re.MULTILINE)
+    alone, ddp, shards, _ = map(float, line.split()[1:])
+    assert alone == 0.0
+    assert ddp < 1e-3
+    assert shards < 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")  # lightly's
+@pytest.mark.parametrize("method", ["dino", "ibot", "dinov2"])
+def test_both_compute_the_same_losses_from_the_same_networks(method: str) -> None:
+    """With our weights in lightly's parts: the first loss, where all centres are zero."""
+    pytest.importorskip("lightly")
+    from tools.perf_measurement import bench_methods
+
+    ours = bench_methods.Ours(method, batch=2)
+    theirs = bench_methods.Theirs(ours, method)
+    _copy(ours.task.base_model, theirs)
+    expected = theirs.compute().detach()
+    ours.step()
+    assert float(ours.task.last_batch.loss) == pytest.approx(float(expected), rel=1e-4)
+    ours.task.close()
+    ours.folder.cleanup()
+
+
+def _copy(model: nn.Module, theirs: nn.Module) -> None:
+    names = {"mlp.0": "layers.0", "mlp.2": "layers.2", "mlp.4": "layers.4"}
+    for network in (theirs.student, theirs.teacher):
+        own = {
+            name: value for name, value in model.trunk.state_dict().items() if name != "mask_token"
+        }
+        found = network["backbone"].vit.load_state_dict(own, strict=False)
+        assert not found.unexpected_keys
+        if hasattr(model.trunk, "mask_token"):
+            network["backbone"].mask_token.data.copy_(model.trunk.mask_token.view(1, 1, -1))
+        for head, copy in zip(
+            model.heads, (network[k] for k in ("head", "patch_head") if k in network)
+        ):
+            state = {}
+            for name, value in head.state_dict().items():
+                for old, new in names.items():
+                    name = name.replace(old, new)
+                state[name.replace("prototypes0.weight_v", "last_layer.weight_v")] = value
+            missing = copy.load_state_dict(state, strict=False).missing_keys
+            assert missing == ["last_layer.weight_g"]
+
+
+def opened(source: str, path: Path, **keys: object) -> SSLDataset:
+    options = SplitOptions(DATA_SOURCES=[source], DATA_PATHS=[str(path)], **keys)  # type: ignore[arg-type]
+    return SSLDataset(options, "TRAIN", 0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_what_goes_to_a_worker_does_not_grow_with_a_million_files(tmp_path: Path) -> None:
+    folder, paths = make_paths(tmp_path, 1_000_000)
+    np.save(tmp_path / "labels.npy", np.arange(1_000_000) % 7)
+    labels = {"LABEL_SOURCES": ["disk_filelist"], "LABEL_PATHS": [str(tmp_path / "labels.npy")]}
+    for keys in ({"LABEL_TYPE": "sample_index"}, labels, {**labels, "DATA_LIMIT": 900_000}):
+        for source, path in zip(SOURCES, (folder, paths), strict=True):
+            data = opened(source, path, **keys)
+            assert len(pickle.dumps(data)) < 60_000  # most of it the names of 1000 classes
+            other = pickle.loads(pickle.dumps(data))
+            assert other.name(899_999) == data.name(899_999)
+            assert other.labels[0][-1] == data.labels[0][-1]

@@ -1,16 +1,19 @@
-"""The command for a machine with a GPU, on a CPU."""
+"""The report of `make gpu`, and what it installs, on a CPU."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
+import re
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tools import gpu_report
 
@@ -54,28 +57,6 @@ def test_what_ended_is_counted_when_the_run_is_killed(
     assert f"- `{name}`: {why}" in page.read_text()
 
 
-HOLDS = """
-import fcntl, sys, time
-with open(sys.argv[1], "w") as file:
-    fcntl.flock(file, fcntl.LOCK_EX)
-    file.write("held")
-    file.flush()
-    time.sleep(600)
-"""
-
-
-def test_a_part_is_stopped_with_all_its_processes(tmp_path: Path) -> None:
-    held = tmp_path / "held"
-    parent = (
-        f"import subprocess, sys; subprocess.run([sys.executable, '-c', {HOLDS!r}, {str(held)!r}])"
-    )
-    end = gpu_report._within([sys.executable, "-c", parent], 2 / 60, dict(os.environ))
-    assert end == [gpu_report.STOPPED]
-    assert held.read_text() == "held"
-    with held.open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # waits as long as the process lives
-
-
 GOOD = {"passed": 3, "failed": 0, "skipped": 1, "failures": {}}
 ROWS = {"simclr": [{"name": "sslengine", "ms": 1.0}]}
 FAILED = {"simclr": [{"name": "sslengine", "error": "OutOfMemoryError: 3 GiB"}]}
@@ -99,35 +80,6 @@ def test_what_failed_or_did_not_run_is_not_good(
     assert gpu_report.Report(gpu_report.machine("cpu"), tests, bench, ends).is_good() == good
 
 
-def test_parts_that_cannot_start_are_in_the_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broken = tmp_path / "python"
-    broken.write_text("#!/bin/sh\necho no module named so; exit 7\n")
-    broken.chmod(0o755)
-    monkeypatch.setattr("sys.executable", str(broken))
-    report = gpu_report.main(["--device", "cpu", "--tiny", "--out", str(tmp_path / "docs")])
-    assert not report.is_good()
-    (page,) = (tmp_path / "docs").glob("*.md")
-    for part in ("tests", "bench"):
-        assert (
-            f"## The {part}: ended with status 7\n\n```\nno module named so\n```"
-            in page.read_text()
-        )
-
-
-def test_tests_for_a_gpu_are_found_in_all_folders() -> None:
-    marked = gpu_report._marked()
-    assert "tests/checkpoint/test_snapshot.py" in marked
-    assert all((gpu_report.ROOT / path).exists() for path in (*marked, *gpu_report.FIRST))
-
-
-def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(SystemExit, match="sees no CUDA device"):
-        gpu_report.main([])
-
-
 @pytest.mark.slow
 def test_the_whole_command_on_a_cpu(tmp_path: Path) -> None:
     gpu_report.main(["--device", "cpu", "--tiny", "--out", str(tmp_path)])
@@ -137,7 +89,64 @@ def test_the_whole_command_on_a_cpu(tmp_path: Path) -> None:
     assert {row["name"] for row in found["bench"]["simclr"]} >= {"sslengine", "by hand"}
     assert not any("error" in row for rows in found["bench"].values() for row in rows)
     assert [row["name"] for row in found["bench"]["files"]] == [
-        "simclr, numba",
-        "simclr by hand, torchvision",
-        "simclr by hand, lightly",
+        "simclr, numba", "simclr by hand, torchvision", "simclr by hand, lightly",
+    ]  # fmt: skip
+
+
+# ---- What `make gpu` installs, on a CPU.
+
+
+ROOT = Path(__file__).resolve().parents[2]
+NEEDED = (
+    "sslengine", "pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "numba", "simplejpeg",
+)  # fmt: skip
+THERE = ("torch", "torchvision", "sslengine")
+
+
+def required(names: tuple[str, ...]) -> set[str]:
+    """These packages, and what they require without extras."""
+    left, found = [canonicalize_name(name) for name in names], set()
+    while left:
+        name = left.pop()
+        if name in found:
+            continue
+        found.add(name)
+        requirements = (Requirement(each) for each in distribution(name).requires or ())
+        left += [
+            canonicalize_name(each.name)
+            for each in requirements
+            if each.marker is None or each.marker.evaluate({"extra": ""})
+        ]
+    return found
+
+
+def listed() -> set[str]:
+    """The names in the Makefile."""
+    text = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+    names = [
+        name
+        for line in re.findall(r"^(?:PURE|COMPILED) = (.*)$", text, re.MULTILINE)
+        for name in line.split()
     ]
+    return {canonicalize_name(name.split("==")[0]) for name in names}
+
+
+def test_every_package_that_torch_does_not_bring_is_listed() -> None:
+    try:
+        needed = required(NEEDED) - required(THERE[:2]) - set(THERE)
+    except PackageNotFoundError as missing:
+        pytest.skip(f"not installed: {missing}")
+    assert needed <= listed()
+
+
+@pytest.mark.slow
+def test_make_gpu_finds_the_engine_in_its_environment(tmp_path: Path) -> None:
+    """As far as a machine without a GPU goes: the report's program starts, and says so."""
+    command = ["make", "gpu", f"PYTHON={sys.executable}", f"WHEELS={tmp_path}"]
+    done = subprocess.run(
+        [*command, f"GPU_VENV={tmp_path / 'made'}",
+         f"GPU_REPORT=--out {tmp_path} --device cuda:99"],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=300,
+        env={"PATH": "/usr/local/bin:/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+    assert "torch sees no CUDA device here" in done.stderr, done.stderr

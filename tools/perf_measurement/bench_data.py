@@ -4,10 +4,10 @@
     python tools/perf_measurement/bench_data.py
 
 CPU time for an image of one core, from the bytes of a JPEG file to what leaves a loader worker:
-the plain list of PIL transforms, the same list as a plan with each back-end that is installed,
+the plain list of PIL transforms, the same list with each back-end that is installed,
 the transforms of lightly where it is installed, torchvision pipelines as solo-learn composes them
 and as torchvision advises today (v2, on uint8 tensors), and decoding alone. (PIRL's list stands
-beside its plans alone.) They take turns over the same few images within one process, and the
+beside its back-ends alone.) They take turns over the same few images within one process, and the
 median of the rounds counts: so a busy machine slows all of them alike. Then the images that two
 workers deliver through the engine's loader in a second, by the clock.
 
@@ -38,14 +38,12 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
-from sslengine.config.facts import why_not
-from sslengine.data.augment.backends.base import build_backend
+from sslengine.config.facts import ALWAYS_THERE, FAST, why_not
+from sslengine.data.augment.backend import build_backend
 from sslengine.data.augment.pipeline import Pipeline
-from sslengine.data.augment.plan import Plan
 from sslengine.data.decode.decoding import Decoder
 from sslengine.data.feed import DataFeed
 from sslengine.data.options import DataOptions, split_options
-from sslengine.registry import AUGMENT_BACKENDS
 
 Views = Callable[[bytes], Any]  # of an encoded image
 
@@ -130,14 +128,14 @@ def _jpeg(number: int) -> bytes:
 
 def plain_list(case: str) -> Views:
     pipeline = Pipeline(LISTS[case], "TRANSFORMS")
-    return lambda encoded: pipeline(_sample(DECODER(encoded)))["data"]
+    return lambda encoded: pipeline.run_plainly(_sample(DECODER(encoded)))["data"]
 
 
-def plan(backend: str) -> Callable[[str], Views]:
+def engine(name: str) -> Callable[[str], Views]:
     def build(case: str) -> Views:
-        pipeline = Pipeline(LISTS[case], "TRANSFORMS")
-        made = Plan(pipeline, build_backend(backend), image_keys=("data",))
-        return lambda encoded: made(_sample(made.read(encoded, DECODER)))["data"]
+        pipeline = Pipeline(LISTS[case], "TRANSFORMS", image_keys=("data",))
+        backend = build_backend(name)
+        return lambda encoded: pipeline(_sample(backend.decode(encoded, DECODER)))["data"]
 
     return build
 
@@ -220,15 +218,15 @@ REFERENCE = "list"
 
 
 def contestants(case: str) -> dict[str, Callable[[str], Views]]:
-    """Those that are installed and have the case. Back-ends are whatever the registry knows."""
-    backends = [name for name in AUGMENT_BACKENDS.names() if not why_not(name)]
+    """Return those that are installed and have the case."""
+    backends = [name for name in (ALWAYS_THERE, FAST) if not why_not(name)]
     others = {"solo-learn": solo_learn, "torchvision v2": torchvision_v2}
     if importlib.util.find_spec("lightly") and importlib.util.find_spec("lightning_utilities"):
         others["lightly"] = lightly
     fastest = "numba" if "numba" in backends else "pil"
     return {
         REFERENCE: plain_list,
-        **{f"plan, {name}": plan(name) for name in backends},
+        **{f"engine, {name}": engine(name) for name in backends},
         **(others if case in CROPS else {}),
         f"decode, {fastest}": decode(fastest),
     }
@@ -261,7 +259,7 @@ def cpu_times(
 
 
 def _seed(number: int) -> None:
-    """All draw from the same streams. The list and its plans make the same views."""
+    """All draw from the same streams. The list and the engine make the same views."""
     random.seed(number)
     np.random.seed(number)  # noqa: NPY002
     torch.manual_seed(number)
@@ -355,7 +353,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     for case in options.case:
         wanted = {REFERENCE, *options.only}
         chosen = {name: build for name, build in contestants(case).items() if name in wanted}
-        backends = [name.removeprefix("plan, ") for name in chosen if name.startswith("plan, ")]
+        backends = [name.removeprefix("engine, ") for name in chosen if name.startswith("engine, ")]
         times = cpu_times(case, chosen, images, options.rounds)
         print(report(case, times))
         results[case] = {"cpu": times, "ratio": ratios(times)}

@@ -50,8 +50,8 @@ from sslengine.config.resolve import resolve_dict
 from sslengine.engine.task import SelfSupervisionTask
 from sslengine.errors import DataError
 from sslengine.models.trunks.base import Trunk
-from sslengine.monitor.log_file import LogWriter
-from sslengine.monitor.writers import JsonLinesWriter
+from sslengine.monitor.console import LogWriter
+from sslengine.monitor.writers import JsonLinesWriter, RunPlace
 from sslengine.registry import register_trunk
 from sslengine.testing.ranks import free_port
 
@@ -241,7 +241,7 @@ def engine_task(case: Case, batches: Iterator[Tensor]) -> SelfSupervisionTask:
     folder = Path(tempfile.mkdtemp(prefix="bench_engine_"))
     task = SelfSupervisionTask(config, folder, torch.device("cpu"))
     task.prepare()
-    task.writers.extend([LogWriter(), JsonLinesWriter(folder / "metrics.jsonl")])
+    task.writers.extend(each(RunPlace(folder, 0)) for each in (LogWriter, JsonLinesWriter))
     task.parts.feeds.train = MemoryFeed(case, task.phases[0].steps, batches)  # type: ignore[assignment]
     task.on_start()
     task.start_phase()

@@ -1,27 +1,25 @@
-"""What a plan makes of a TRANSFORMS list, in words."""
+"""What a Pipeline makes of a TRANSFORMS list, in words, and of an image, as pictures to look at."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from torchvision.transforms import ToPILImage
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms import Compose, Normalize, RandomApply, ToPILImage
 
-from sslengine.data.augment.drawing import why_no_draw
+from sslengine.data.augment.counterparts import COUNTERPARTS, OnPil, ToFloats, adapt
 from sslengine.data.augment.finish import CONVERSIONS, can_be_put_off
-from sslengine.data.augment.pipeline import Step
-from sslengine.data.augment.plan import (
-    Drawn,
-    OnImages,
-    Pixels,
-    Plan,
-    may_follow,
-    takes_labels,
-)
+from sslengine.data.augment.pipeline import Pipeline, Step, may_follow, takes_labels
+from sslengine.data.decode.files import as_rgb
+from sslengine.errors import DataError
 
-DRAWN = "drawn, made together"
+KNOWN = "known, on images of any kind"
 FALLS_BACK = "falls back to PIL"
-PIXELS = "floats made here, in the worker"
+FLOATS = "floats made here, in the worker"
 ON_TENSORS = "on tensors"
 ON_LABELS = "on labels"
 ON_BYTES = "on bytes, in the worker"
@@ -33,50 +31,64 @@ class Part:
     where: str
     what: str
     why: str = ""
-    # Pixels are made once in each segment, at its end.
-    segment: int | None = None
 
 
-def explain(plan: Plan) -> list[Part]:
-    """One part for each entry of the list."""
-    parts = [
-        *_on_views(plan.steps[: len(plan.cut.on_views)]),
-        *(Part(step.where, LATER) for step in plan.cut.waits),
-        *(
-            Part(step.where, ON_LABELS if takes_labels(step) else ON_BYTES)
-            for step in plan.cut.on_bytes
-        ),
-    ]
-    by_where = {part.where: part for part in parts}
-    return [by_where[where] for where in plan.order]
+def explain(pipeline: Pipeline) -> list[Part]:
+    """Return one part for each entry of the list."""
+    cut = pipeline.cut
+    on_bytes = (
+        Part(step.where, ON_LABELS if takes_labels(step) else ON_BYTES) for step in cut.on_bytes
+    )
+    later = (Part(step.where, LATER) for step in cut.waits)
+    by_where = {part.where: part for part in (*_explain_images(cut.on_images), *later, *on_bytes)}
+    return [by_where[step.where] for step in pipeline.named]
 
 
-def _on_views(steps: Sequence[Step]) -> Iterator[Part]:
-    segment, tensors = 1, False
+def _explain_images(steps: Sequence[Step]) -> Iterator[Part]:
+    tensors = False
     for step in steps:
-        what, why = _say(step, tensors)
-        yield Part(step.where, what, why, None if what in (ON_TENSORS, ON_LABELS) else segment)
-        segment += what in (FALLS_BACK, PIXELS)
-        made = getattr(step.transform, "transform", None)
-        tensors = isinstance(step.transform, Pixels) or (tensors and type(made) is not ToPILImage)
+        runs = adapt(step.transform)
+        if takes_labels(step):
+            yield Part(step.where, ON_LABELS)
+        elif tensors:
+            yield Part(step.where, ON_TENSORS)
+        elif isinstance(runs, ToFloats):
+            yield Part(step.where, FLOATS)
+        elif (given_pil := _find_on_pil(runs)) is not None:
+            yield Part(step.where, FALLS_BACK, why_on_pil(given_pil.named))
+        else:
+            yield Part(step.where, KNOWN)
+        made_tensor = isinstance(runs, ToFloats) and not tensors
+        tensors = made_tensor or (tensors and type(step.transform) is not ToPILImage)
 
 
-def _say(step: Step, tensors: bool) -> tuple[str, str]:
-    transform = step.transform
-    if takes_labels(step):
-        return ON_LABELS, ""
-    if isinstance(transform, Pixels):
-        return PIXELS, ""
-    if tensors:
-        return ON_TENSORS, ""
-    if isinstance(transform, Drawn):
-        return DRAWN, ""
-    assert isinstance(transform, OnImages)
-    return FALLS_BACK, why_no_draw(transform.transform)
+def _find_on_pil(runs: Any) -> OnPil | None:
+    if isinstance(runs, OnPil):
+        return runs
+    for name in getattr(runs, "applies", ()):
+        inner = getattr(runs, name)
+        for each in inner if isinstance(inner, list) else [inner]:
+            if (found := _find_on_pil(each)) is not None:
+                return found
+    return None
+
+
+def why_on_pil(transform: Any) -> str:
+    """Say why a transform gets PIL images."""
+    kind = type(transform)
+    if kind in (Compose, RandomApply):
+        inner = next((e for e in transform.transforms if isinstance(adapt(e), OnPil)), None)
+        if inner is not None:
+            return f"it applies {type(inner).__name__}: {why_on_pil(inner)}"
+    if kind in COUNTERPARTS:
+        return "with these arguments it is not known"
+    if issubclass(kind, tuple(COUNTERPARTS)):
+        return "its class changes one that is known"
+    return "its class does not say `takes_arrays`"
 
 
 def why_floats(steps: Sequence[Step], image_keys: Sequence[str]) -> str:
-    """Why a list in whose plan nothing waits does not give uint8."""
+    """Say why a list of which nothing waits does not give uint8."""
     numbers = [n for n, step in enumerate(steps) if type(step.transform) in CONVERSIONS]
     if not numbers:
         return "no ToTensor is among the TRANSFORMS"
@@ -89,3 +101,37 @@ def why_floats(steps: Sequence[Step], image_keys: Sequence[str]) -> str:
     if can_be_put_off(found.transform):
         return f"{found.where} is for some images only"
     return f"{found.where} follows ToTensor"
+
+
+# ---- pictures: before normalisation, as RGB
+
+
+def pictures_of(image: Any, pipeline: Pipeline) -> Iterator[Image.Image]:
+    """Yield a picture, or one of each patch where the image is a tensor of patches."""
+    if isinstance(image, Image.Image):
+        yield image.convert("RGB")
+        return
+    if not isinstance(image, Tensor) or image.ndim not in (3, 4):
+        raise DataError(
+            f"a picture is made of images, and the TRANSFORMS give {type(image).__name__}."
+        )
+    values = undo_normalize(image.detach().float().cpu(), pipeline)
+    for each in values if values.ndim == 4 else [values]:
+        yield picture_of(each)
+
+
+def picture_of(values: Tensor) -> Image.Image:
+    """Draw a tensor C x H x W, 0 to 1; other values, as of 16 bits, are scaled to their range."""
+    pixels = values.movedim(0, -1).numpy()
+    if values.min() < -1 or values.max() > 2:
+        return as_rgb(pixels)
+    shown = (255 * values.clamp(0, 1)).round().byte().movedim(0, -1).numpy()
+    return Image.fromarray(shown[..., :3] if shown.shape[-1] >= 3 else shown[..., 0]).convert("RGB")
+
+
+def undo_normalize(values: Tensor, pipeline: Pipeline) -> Tensor:
+    for step in reversed(pipeline.named):
+        if isinstance(step.transform, Normalize):
+            mean, std = (torch.tensor(each) for each in (step.transform.mean, step.transform.std))
+            values = values * std.view(-1, 1, 1) + mean.view(-1, 1, 1)
+    return values

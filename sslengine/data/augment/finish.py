@@ -5,7 +5,7 @@ In float32 and in the same order of operations, so that the values are the same 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torchvision.transforms import Normalize, ToTensor
 
-from sslengine.data.augment.transforms.conversion import ImgPilToRawTensor, ImgToTensor
+from sslengine.data.augment.conversion import ImgPilToRawTensor, ImgToTensor
 
 CPU = torch.device("cpu")
 # By exact type: what a subclass does is not known. What each divides pixels by.
@@ -29,25 +29,43 @@ CONVERSIONS: dict[type, tuple[float, ...]] = {
 class Finish:
     """`finish.on(device)(pixels)`: float32 of uint8 pixels [...] x channels x height x width."""
 
-    def __init__(self, conversion: Any, normalizations: Sequence[Normalize] = ()) -> None:
+    def __init__(
+        self,
+        conversion: Any,
+        normalizations: Sequence[Normalize] = (),
+        image_keys: Sequence[str] = (),
+    ) -> None:
+        """image_keys: of a batch, those that hold images."""
         divisors = CONVERSIONS[type(conversion)]
         self._operations = [("div", _column(divisor)) for divisor in divisors]
         for each in normalizations:
             self._operations += [("sub", _column(each.mean)), ("div", _column(each.std))]
+        self._image_keys = tuple(image_keys)
 
     def on(self, device: torch.device) -> FinishOn:
-        """With its numbers on the device, so that no step waits for them.
+        """Put its numbers on the device, so that no step waits for them.
 
         Tensors, not numbers: instead of dividing by a number CUDA multiplies with its inverse.
         """
-        return FinishOn(
-            [(name, torch.from_numpy(numbers).to(device)) for name, numbers in self._operations]
-        )
+        operations = [(name, torch.from_numpy(each).to(device)) for name, each in self._operations]
+        return FinishOn(operations, self._image_keys)
 
 
 @dataclass(frozen=True)
 class FinishOn:
     operations: list[tuple[str, Tensor]]
+    image_keys: tuple[str, ...] = ()
+
+    def finish_batch(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the batch with its uint8 images as the TRANSFORMS say, on the stream of its copy;
+        the host does not wait. Other images were finished by the worker."""
+        images = {key: self._finish_all(batch[key]) for key in self.image_keys if key in batch}
+        return {**batch, **images}
+
+    def _finish_all(self, values: Any) -> Any:
+        if isinstance(values, list):  # collators nest lists
+            return [self._finish_all(value) for value in values]
+        return self(values) if is_uint8(values) else values
 
     def __call__(self, pixels: Tensor) -> Tensor:
         operations = self.operations
@@ -75,6 +93,6 @@ def is_uint8(images: Any) -> bool:
 
 
 def _column(numbers: Any) -> NDArray[np.float32]:
-    """One number for each channel."""
+    """Return one number for each channel."""
     column = np.array(numbers, np.float32)
     return column.reshape(-1, 1, 1) if column.ndim == 1 else column

@@ -1,26 +1,25 @@
 """Which transforms cannot take images that are arrays: found before the launch.
 
-Each entry draws a number of times, and every kind of operation that it drew is tried on a small
-array. Entries behind the first that makes tensors, or that is the user's own, are not looked at.
+Each entry is tried a number of times on a small array, with what it draws. Entries behind the first
+that makes tensors, or that is the user's own, are not looked at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from sslengine.data.augment.arrays import OnArrays, Pixels
-from sslengine.data.augment.drawing import draw_of
-from sslengine.data.augment.operation import Operation
+from sslengine.data.augment.counterparts import OnPil, adapt
+from sslengine.data.augment.image import NO_LIMITS, Limits, Pixels
 from sslengine.data.augment.pipeline import build_transform, is_known
-from sslengine.data.augment.transform import TakesAll, TakesLabels, kind_of
+from sslengine.data.augment.transform import TakesLabels, kind_of
 from sslengine.data.loading.seeding import seed_sample, streams_kept
 from sslengine.errors import ConfigError
 from sslengine.registry import TRANSFORMS
 
-DRAWS, SIDE = 128, 64
+TRIES, SIDE = 64, 64
 # Take arrays by themselves, and return something else.
 CONVERT = frozenset({"ToTensor", "ImgToTensor", "ImgPilToRawTensor", "ToPILImage", "Lambda"})
 INSTEAD = {
@@ -32,7 +31,7 @@ INSTEAD = {
 def count_on_arrays(
     entries: Sequence[Any], image: Pixels, limits: tuple[float, float] | None, where: str
 ) -> int:
-    """How many entries at the head of a TRANSFORMS list get arrays like this one.
+    """Count the entries at the head of a TRANSFORMS list that get arrays like this one.
 
     Raises ConfigError at one that does not take them.
     """
@@ -54,17 +53,22 @@ def _check(
     for key, value in inner:
         count_on_arrays(value, small, limits, f"{where}.{key}")
     transform = build_transform(entry, where)
-    draw, kind = draw_of(transform), kind_of(transform)
-    if issubclass(kind, TakesLabels) or (inner and (draw or issubclass(kind, TakesAll))):
+    if issubclass(kind_of(transform), TakesLabels):
         return
-    if draw is None:
-        raise ConfigError(_refused(entry, where, _not_drawn(entry)))
-    render = OnArrays(limits)
-    for operation in _kinds_drawn(draw):
-        try:
-            render(small, [operation])
-        except (TypeError, ValueError) as error:
-            raise ConfigError(_refused(entry, where, str(error))) from error
+    taking = adapt(transform, Limits(*limits) if limits else NO_LIMITS)
+    if isinstance(taking, OnPil):
+        raise ConfigError(_refused(entry, where, _not_known(entry)))
+    if inner:
+        return
+    with streams_kept():
+        for number in range(TRIES):
+            seed_sample(0, (0, number))
+            try:
+                taking(small)
+            except TypeError as error:
+                raise ConfigError(_refused(entry, where, str(error))) from error
+            except ValueError:
+                break  # the images of the run may be larger
 
 
 def _are_entries(value: Any) -> bool:
@@ -78,31 +82,10 @@ def _refused(entry: Mapping[str, Any], where: str, why: str) -> str:
     )
 
 
-def _not_drawn(entry: Mapping[str, Any]) -> str:
+def _not_known(entry: Mapping[str, Any]) -> str:
     if entry["name"] in INSTEAD:
         return f"It takes PIL images: {INSTEAD[entry['name']]}."
     return (
         "With these arguments it takes PIL images, or tensors, behind ToTensor: put it there, "
         "remove it, or set IMAGE_MODE: RGB."
     )
-
-
-def _kinds_drawn(draw: Any) -> list[Operation]:
-    """One operation of each kind."""
-    kinds: dict[type, Operation] = {}
-    with streams_kept():
-        for number in range(DRAWS):
-            seed_sample(0, (0, number))
-            for operation in _operations(draw((SIDE, SIDE))):
-                kinds.setdefault(type(operation), operation)
-    return list(kinds.values())
-
-
-def _operations(drawn: Any) -> Iterator[Operation]:
-    if isinstance(drawn, Operation):
-        yield drawn
-    elif isinstance(drawn, dict):
-        yield from _operations(drawn["data"])
-    elif isinstance(drawn, (list, tuple)):
-        for each in drawn:
-            yield from _operations(each)

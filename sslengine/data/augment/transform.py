@@ -1,61 +1,53 @@
 """What a transform is: an entry of a TRANSFORMS list.
 
-A class with `__call__` is enough, and needs no base: it takes an image and returns one. With `draw`
-as well, its pixels are made together with those of its neighbours:
+A class with `__call__` is enough, and needs no base: it takes an image and returns one. It gets a
+copy as a PIL image. One that says `takes_arrays` gets images of any kind (see image.py), and hands
+them to the functions of geometry.py, colour.py, levels.py, blur.py and noise.py:
 
     class SometimesInvert(Transform):
-        def draw(self, size):                   # (height, width)
-            return [Invert()] if torch.rand(1) < 0.5 else []
+        takes_arrays = True
 
-`draw` returns what a call returns, with lists of operations in the place of images; a Transform
-without `__call__` does what it draws. All draws come from the global streams of Python, numpy and
-torch, which are seeded for each sample. Transforms that do something else than make one image of
-one derive from one of the other classes here.
+        def __call__(self, image):
+            return invert(image, self.limits) if torch.rand(1) < 0.5 else image
+
+All draws come from the global streams of Python, numpy and torch, which are seeded for each sample.
+Transforms that do something else than make one image of one derive from one of the other classes.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from PIL import Image
 from torch import Tensor
 from torchvision.transforms import RandomApply
 
-from sslengine.data.augment.operation import Operation
-from sslengine.data.augment.view import Source, View, size_of
+from sslengine.data.augment.image import NO_LIMITS, Limits, Rgb, is_image
 
 Sample = dict[str, list[Any]]
-Render = Callable[[Source, Sequence[Operation]], Source]  # a back-end's
 FOLLOW_THE_IMAGE = ("data_valid", "data_idx", "label")
 
 
 class Transform:
     # Is it not to be made just to look?
     takes_long_to_make: ClassVar[bool] = False
-
-    def __call__(self, image: Any) -> Any:
-        for operation in self.draw(size_of(image)):
-            image = operation.on_pil(image)
-        return image
-
-    def draw(self, size: Any) -> Any:
-        """See above. A class that has `__call__` and not `draw` is called."""
-        raise NotImplementedError
-
-    def inner(self) -> Sequence[Any]:
-        """Transforms that this one hands images on to: if one has no draw, it has none either."""
-        return ()
+    # Does `__call__`, defined in the same class, take images of any kind? Pixels that it changes in
+    # place are those of its `own` image.
+    takes_arrays: ClassVar[bool] = False
+    # Attributes that hold transforms that this one applies, or lists of them.
+    applies: ClassVar[tuple[str, ...]] = ()
+    # Of the values of arrays of floats; set where a list is built.
+    limits: Limits = NO_LIMITS
 
     def on_bytes(self, pixels: Tensor) -> Any:
-        """What a call makes of a tensor, of one that is still uint8. For a transform that returns
-        its values unchanged, anywhere in the sample: so ToTensor, which it follows, can wait."""
+        """Return what a call makes of a tensor, of one that is still uint8. For a transform that
+        returns its values unchanged, anywhere in the sample: so ToTensor, which it follows, can
+        wait."""
         raise NotImplementedError
 
     @staticmethod
     def through(sample: Sample, indices: Sequence[int], change: Callable[[Any], Any]) -> None:
-        """How a sample goes through it. change: the transform, or what represents it."""
+        """Pass a sample through it. change: the transform, or what runs in its place."""
         images = sample["data"]
         for index in indices or range(len(images)):
             made = change(images[index])
@@ -66,19 +58,10 @@ class Transform:
                 made = made["data"]
             images[index] = made
 
-    @staticmethod
-    def lazily(view: View, drawn: Any, render: Render) -> Any:
-        """What a call returns, with views in the place of images."""
-        return view.then(drawn)
-
 
 class MakesKeys(Transform):
     """Returns a dictionary: the image under "data", and what else the sample is to have. (Any
-    transform may return one; this one does so always, and so may have a draw.)"""
-
-    @staticmethod
-    def lazily(view: View, drawn: Any, render: Render) -> Any:
-        return {**drawn, "data": view.then(drawn["data"])}
+    transform may return one; this one does so always.)"""
 
 
 class MakesViews(Transform):
@@ -87,7 +70,7 @@ class MakesViews(Transform):
 
     @staticmethod
     def count_views(*_: Any, **arguments: Any) -> int:
-        """How many views of an image it makes, with these arguments."""
+        """Return how many views of an image it makes, with these arguments."""
         return 1
 
     @staticmethod
@@ -100,23 +83,6 @@ class MakesViews(Transform):
             sample[key] = [value for value, each in pairs for _ in each]
         sample["data"] = [view for each in lists for view in each]
 
-    @staticmethod
-    def lazily(view: View, drawn: Any, render: Render) -> Any:
-        """What several of them have in common is made once."""
-        if len(drawn) > 1 and view.ops:
-            view = View.of(render(view.source, view.ops))
-        first = {id(ops[0]): ops[0] for ops in drawn if ops}
-        begins = Counter(id(ops[0]) for ops in drawn if ops)
-        made = {
-            each: View.of(render(view.source, [first[each]]))
-            for each, count in begins.items()
-            if count > 1
-        }
-        return [
-            made[id(ops[0])].then(ops[1:]) if ops and id(ops[0]) in made else view.then(ops)
-            for ops in drawn
-        ]
-
 
 class MakesLabel(Transform):
     """Returns an image and its label."""
@@ -127,21 +93,13 @@ class MakesLabel(Transform):
         for index in indices or range(len(images)):
             images[index], sample["label"][index] = change(images[index])
 
-    @staticmethod
-    def lazily(view: View, drawn: Any, render: Render) -> Any:
-        return view.then(drawn[0]), drawn[1]
-
 
 class TakesAll(Transform):
-    """Takes the list of all images and returns such a list; `draw` takes their sizes."""
+    """Takes the list of all images and returns such a list."""
 
     @staticmethod
     def through(sample: Sample, indices: Sequence[int], change: Callable[[Any], Any]) -> None:
         sample["data"] = list(change(sample["data"]))
-
-    @staticmethod
-    def lazily(view: Any, drawn: Any, render: Render) -> Any:
-        return [each.then(ops) for each, ops in zip(view, drawn, strict=True)]
 
 
 class TakesLabels(Transform):
@@ -155,18 +113,43 @@ class TakesLabels(Transform):
 class Wraps(Transform):
     """Does what `change` does, a transform or a torchvision container of transforms."""
 
+    takes_arrays = True
+    applies = ("change",)
     change: Callable[[Any], Any]
 
-    def __call__(self, image: Image.Image) -> Any:
+    def __call__(self, image: Any) -> Any:
         return self.change(image)
 
-    def inner(self) -> Sequence[Any]:
-        return [self.change]
+
+class Counterpart(Transform):
+    """Runs in the place of a transform of torchvision: the same draws and the same pixels, of
+    images of any kind. What is no image, such as a tensor, goes to the transform itself."""
+
+    takes_arrays = True
+    change: Callable[[Any], Any]
+
+    def __init__(self, named: Callable[[Any], Any], limits: Limits = NO_LIMITS) -> None:
+        self.named, self.limits = named, limits
+
+    def __call__(self, image: Any) -> Any:
+        known = type(image) is Rgb or is_image(image)
+        return self.change(image) if known else self.named(image)
 
 
 def kind_of(transform: Any) -> type[Transform]:
-    """Of a class without our base: one image to one."""
+    """Return its kind; of a class without our base: one image to one."""
     return type(transform) if isinstance(transform, Transform) else Transform
+
+
+def takes_arrays(transform: Any) -> bool:
+    """Does the class that defines its `__call__` say so? What a subclass changes is not known."""
+    return vars(_definer(transform, "__call__")).get("takes_arrays") is True
+
+
+def _definer(transform: Any, *names: str) -> type:
+    """Return the most derived class that defines one of these methods."""
+    classes = type(transform).__mro__
+    return next((each for each in classes if {*names} & vars(each).keys()), object)
 
 
 def takes_bytes(transform: Any) -> bool:
@@ -174,14 +157,14 @@ def takes_bytes(transform: Any) -> bool:
 
 
 def probability(p: float) -> float:
-    """`p`, if it is one."""
+    """Return `p`; raise ValueError if it is no probability."""
     if not 0 <= p <= 1:
         raise ValueError(f"a probability lies between 0 and 1; got {p}.")
     return p
 
 
 def with_probability(p: float, *changes: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """All the changes, one after another, or none."""
+    """Return all the changes, one after another, or none."""
     apply: Callable[[Any], Any] = RandomApply(list(changes), probability(p))
     return apply
 
@@ -198,8 +181,14 @@ GONE: Mapping[str, str] = {
 
 
 def outdated(transform: Any) -> str:
-    """In words, what to change in a class that was written for an earlier version."""
+    """Say what to change in a class that was written for an earlier version; "" if nothing."""
     kind = type(transform)
+    drawn = isinstance(transform, Transform) and _definer(transform, "draw", "__call__")
+    if not callable(transform) or (drawn and "__call__" not in vars(drawn)):
+        return (
+            f"{kind.__name__} does not define `__call__`, which takes an image and returns one. "
+            f"(`draw` says nothing any more.)"
+        )
     for name, instead in GONE.items():
         if getattr(kind, name, False) is True:
             return (

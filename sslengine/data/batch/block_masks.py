@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sslengine.data.augment.transform import Sample
-from sslengine.data.augment.transforms.masking import (
+from sslengine.data.augment.masking import (
     block_mask,
     no_room,
 )
+from sslengine.data.augment.transform import Sample
 from sslengine.data.batch.collators import Batch, column, only_moves, stacked, view_by_view
 from sslengine.data.batch.samplers import Place
 from sslengine.data.loading.seeding import generator

@@ -10,10 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from sslengine.data.augment.arrays import is_array
-from sslengine.data.augment.backends.base import build_backend
+from sslengine.data.augment.image import is_array
 from sslengine.data.augment.pipeline import Pipeline
-from sslengine.data.augment.plan import Plan
 from sslengine.data.augment.refusals import count_on_arrays
 from sslengine.data.augment.transform import Sample, TakesLabels
 from sslengine.data.decode.channels import KNOWN, channels_after
@@ -166,8 +164,9 @@ def _made(options: SplitOptions, split: str, seen: Seen) -> int | None:
     sample: Sample = {"data": [image], "data_valid": [1], "data_idx": [0], "label": [0]}
     with streams_kept():
         seed_sample(0, (0, 0))
-        pipeline = Pipeline(options.TRANSFORMS, f"config.DATA.{split}.TRANSFORMS")
+        where = f"config.DATA.{split}.TRANSFORMS"
+        pipeline = Pipeline(options.TRANSFORMS, where, limits=options.limits)
         pipeline.steps = [step for step in pipeline.steps if not issubclass(step.kind, TakesLabels)]
-        Plan(pipeline, build_backend("pil"), limits=options.limits)(sample)
+        pipeline(sample)
     shape: tuple[int, ...] = getattr(sample["data"][0], "shape", ())
     return int(shape[-3]) if len(shape) >= 3 else None

@@ -20,10 +20,9 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from sslengine.data.augment.arrival import Arrival
-from sslengine.data.augment.backends.base import build_backend
+from sslengine.data.augment.backend import build_backend
+from sslengine.data.augment.finish import FinishOn
 from sslengine.data.augment.pipeline import Pipeline
-from sslengine.data.augment.plan import Plan
 from sslengine.data.augment.transform import Sample
 from sslengine.data.batch.samplers import Place
 from sslengine.data.loading import current_sample
@@ -103,7 +102,7 @@ class SSLDataset(Dataset[Sample]):
         """
         replace: an unreadable sample is replaced by another; otherwise it is left out.
         backend: as config.DATA.AUGMENT_BACKEND has it.
-        image_keys: where a batch holds images, if these may be uint8 until its `arrival`.
+        image_keys: where a batch holds images, if these may be uint8 until `finish_on`.
         classes: of TRAIN, for another split, whose labels get the same numbers.
         hold_out: config.DATA.HOLD_OUT.
         """
@@ -135,8 +134,9 @@ class SSLDataset(Dataset[Sample]):
         self._grey_side = options.DEFAULT_GRAY_IMG_SIZE
         self._where, self._replace = f"config.DATA.{split}", replace
         self._unreadable: list[int] = []  # of the batch that is being made
-        pipeline = Pipeline(options.TRANSFORMS, f"config.DATA.{split}.TRANSFORMS")
-        self.plan = Plan(pipeline, build_backend(backend), image_keys, options.limits)
+        self.backend = build_backend(backend)
+        where = f"config.DATA.{split}.TRANSFORMS"
+        self.pipeline = Pipeline(options.TRANSFORMS, where, image_keys, options.limits)
 
     def distribute(self, places: int) -> None:
         """Of a stream: an epoch has so many places."""
@@ -146,7 +146,7 @@ class SSLDataset(Dataset[Sample]):
     def worker_modules(self) -> tuple[str, ...]:
         """That take long to import."""
         sources = (type(each).__module__ for each in self.sources)
-        return (*self.plan.backend.modules, *dict.fromkeys(sources))
+        return (self.backend.module, *dict.fromkeys(sources))
 
     @property
     def rows(self) -> Rows:
@@ -163,7 +163,7 @@ class SSLDataset(Dataset[Sample]):
 
     def __getitem__(self, key: SampleKey) -> Sample:
         """One sample by itself, to look at: its images are finished."""
-        return self.plan.finished(self.__getitems__([key])[0])
+        return self.pipeline.finished(self.__getitems__([key])[0])
 
     def __getitems__(self, keys: Sequence[SampleKey]) -> Samples:
         """A batch of samples. The streams of the main process come out as they went in."""
@@ -175,7 +175,7 @@ class SSLDataset(Dataset[Sample]):
             if not samples:
                 samples.append(self._nothing(keys[0]))
         samples.unreadable, self._unreadable = self._unreadable, []
-        self.plan.settle(samples)
+        self.pipeline.settle(samples)
         current_sample.note()
         return samples
 
@@ -201,7 +201,7 @@ class SSLDataset(Dataset[Sample]):
             "data_idx": [index] * len(images),
             "label": [torch.tensor(each) if np.ndim(each) else int(each) for each in labels],
         }
-        return self.plan(sample)
+        return self.pipeline(sample)
 
     def _images(self, index: int, patient: bool = True) -> list[Any] | None:
         """One of each source; None if one of them cannot be read. patient: errors are retried."""
@@ -242,15 +242,15 @@ class SSLDataset(Dataset[Sample]):
         return {**sample, "data_idx": [NO_SAMPLE] * count, "data_valid": [-1] * count}
 
     def read(self, source: DataSource, row: int, patient: bool = True) -> Any:
-        """The image at the head of the TRANSFORMS; the back-end decodes it."""
+        """Return the image at the head of the TRANSFORMS."""
         if isinstance(source, EncodedSource):
             encoded = source.encoded(row) if patient else source.read(row)
-            return self.plan.read(encoded, source.decoder)
-        return source.image(row)
+            return self.backend.decode(encoded, source.decoder)
+        return self.backend.take(source.image(row))
 
-    def arrival(self, device: torch.device) -> Arrival | None:
-        """The rest of the work on a batch, when it comes to the device."""
-        return self.plan.arrival(device)
+    def finish_on(self, device: torch.device) -> FinishOn | None:
+        """Return the rest of the work on a batch, for when it comes to the device."""
+        return self.pipeline.finish_on(device)
 
     def name(self, index: int) -> str:
         """What to call a sample in a message: its file, where there is one."""

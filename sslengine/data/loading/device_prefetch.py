@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from sslengine.data.augment.arrival import Arrival
+from sslengine.data.augment.finish import FinishOn
 from sslengine.data.batch.collators import Batch
 
 S = TypeVar("S")
@@ -24,17 +24,17 @@ HOST_KEYS = ("data_idx",)
 
 
 def on_device(
-    batches: Iterable[Batch], device: torch.device, overlap: bool, arrival: Arrival | None = None
+    batches: Iterable[Batch], device: torch.device, overlap: bool, finish: FinishOn | None = None
 ) -> Iterator[Batch]:
     """The batches, with every tensor but those of HOST_KEYS on the device; images are finished
     there."""
-    if arrival is None and device.type == "cpu":
+    if finish is None and device.type == "cpu":
         return iter(batches)
 
     def arrive(batch: Batch) -> Batch:
-        if arrival is None or not isinstance(batch, dict):
+        if finish is None or not isinstance(batch, dict):
             return _move(batch, device)
-        return arrival.on_device(_move(batch, device))
+        return finish.finish_batch(_move(batch, device))
 
     if device.type == "cuda" and overlap:
         copier = _SideStream(device, arrive)

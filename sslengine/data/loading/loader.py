@@ -46,11 +46,9 @@ Collate = Callable[[Sequence[Sample]], Batch]
 WORKER_MODULES = (
     "sslengine.data.loading.lean_torchvision",  # the first: others import torchvision
     "sslengine.data.loading.loader",
-    "sslengine.data.augment.plan",
-    "sslengine.data.augment.transforms.jigsaw",
-    "sslengine.data.augment.transforms.multicrop",
-    "sslengine.data.augment.transforms.rotation",
-    "sslengine.data.augment.transforms.views",
+    "sslengine.data.augment.pipeline",
+    "sslengine.data.augment.jigsaw",
+    "sslengine.data.augment.views",
     "torchvision.transforms",
     "sslengine.data.loading.fork_ready",  # the last
 )

@@ -1,21 +1,30 @@
-"""Ask SLURM's commands about GPUs and jobs, and check that SLURM is installed."""
+"""Ask SLURM's commands: is it installed, has it GPUs, and how do jobs end?
+
+SLURM.WAIT follows the jobs of a command: it prints their logs as they grow, until all have ended.
+"""
 
 from __future__ import annotations
 
 import importlib.util
-import re
 import shutil
 import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from sslengine.errors import ConfigError, LaunchError
 
 _ANSWER = 60  # seconds
+_PERIOD = 2.0  # seconds between two questions about jobs
+_MAX_UNANSWERED = 30  # questions in a row
 
+_FORGOTTEN = "no longer known to SLURM"
 # Final states of a job.
-ENDED = {
+_ENDED = {
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
-    "PREEMPTED", "TIMEOUT",
+    "PREEMPTED", "TIMEOUT", _FORGOTTEN,
 }  # fmt: skip
 
 
@@ -36,7 +45,7 @@ def check_installed() -> None:
             "config.SLURM.USE_SLURM needs submitit: pip install 'sslengine[slurm]'. Without it: "
             "start the command with srun or torchrun in a batch script, as docs/slurm.md shows."
         )
-    missing = [name for name in ("sbatch", "srun", "scontrol", "sinfo") if not shutil.which(name)]
+    missing = [name for name in ("sbatch", "srun", "squeue", "sinfo") if not shutil.which(name)]
     if missing:
         raise ConfigError(
             f"config.SLURM.USE_SLURM: {', '.join(missing)} not found on PATH. Run the command "
@@ -49,47 +58,60 @@ def has_gpus(partition: str) -> bool:
     return "gpu" in ask("sinfo", "-h", "-o", "%G", *where)
 
 
-@dataclass(frozen=True)
-class JobState:
-    name: str  # RUNNING, PENDING, COMPLETED, ...; "" if SLURM has forgotten it
-    status: int = 0
-    reason: str = ""
+def follow(jobs: Mapping[str, Sequence[Path]]) -> int:
+    """Print the jobs' logs until all have ended. Return 0 if all have completed, else 1.
 
-    @property
-    def ended(self) -> bool:
-        return self.name in ENDED
-
-
-def job_state(job: str) -> JobState:
-    """Ask the controller; the accounting once the controller has dropped the job."""
-    try:
-        text = ask("scontrol", "show", "job", "-o", job)
-    except LaunchError as error:
-        if "Invalid job id" not in str(error):
-            raise  # the controller may be restarted
-        return _accounted(job)
-    status, _, number = _value(text, "ExitCode").partition(":")
-    return JobState(
-        _value(text, "JobState"), int(status) or _killed(number), _value(text, "Reason")
-    )
-
-
-def _accounted(job: str) -> JobState:
-    try:
-        lines = ask("sacct", "-X", "-n", "-P", "-o", "State,ExitCode", "-j", job).splitlines()
-    except (LaunchError, OSError):
-        return JobState("")
-    if not lines:
-        return JobState("")
-    state, _, code = lines[-1].partition("|")
-    status, _, number = code.partition(":")
-    return JobState(state.split()[0], int(status) or _killed(number))
+    jobs: id -> log files.
+    """
+    many = len(jobs) > 1
+    logs = [Log(path, f"[{job}] " if many else "") for job, paths in jobs.items() for path in paths]
+    ends: dict[str, str] = {}
+    before: dict[str, str] = {}
+    unanswered = 0
+    while len(ends) < len(jobs):
+        time.sleep(_PERIOD)
+        try:
+            known = job_states()
+        except LaunchError as error:  # the controller may be restarted
+            unanswered += 1
+            if unanswered > _MAX_UNANSWERED:
+                raise LaunchError(f"{error}\nThe job itself may continue.") from None
+            continue
+        unanswered = 0
+        states = {job: known.get(job, _FORGOTTEN) for job in jobs if job not in ends}
+        for job, state in states.items():
+            # Two answers must agree: a job may be NODE_FAIL, then PENDING.
+            if state in _ENDED and before.get(job) == state:
+                ends[job] = state
+                print(f"job {job}: {state}", file=sys.stderr, flush=True)  # noqa: T201
+        before = states
+        for log in logs:
+            log.print_new()
+    return int(any(state != "COMPLETED" for state in ends.values()))
 
 
-def _value(text: str, key: str) -> str:
-    found = re.search(rf"\b{key}=(\S*)", text)
-    return found.group(1) if found else ""
+def job_states() -> dict[str, str]:
+    """Return the states of the user's jobs by id, those of arrays as 17_0: RUNNING, FAILED ..."""
+    lines = ask("squeue", "--me", "--array", "-h", "-t", "all", "-o", "%i %T").splitlines()
+    return dict(line.split() for line in lines)
 
 
-def _killed(number: str) -> int:
-    return 128 + int(number) if number.isdigit() and int(number) else 0
+@dataclass
+class Log:
+    """A log file, and how much of it has been printed."""
+
+    path: Path
+    prefix: str = ""
+    _seen: int = 0
+    _rest: bytes = b""
+
+    def print_new(self) -> None:
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            file.seek(self._seen)
+            new = file.read()
+        self._seen += len(new)
+        *lines, self._rest = (self._rest + new).split(b"\n")
+        for line in lines:
+            print(f"{self.prefix}{line.decode(errors='replace')}", flush=True)  # noqa: T201

@@ -22,7 +22,7 @@ from sslengine import startup
 from sslengine.checkpoint.contents import run_folder
 from sslengine.config.resolve import Resolved
 from sslengine.config.sections import read
-from sslengine.errors import CheckpointError, LaunchError, Preempted, SSLEngineError
+from sslengine.errors import LaunchError, Preempted, SSLEngineError
 from sslengine.launch.options import SlurmOptions
 from sslengine.launch.plan import Plan, first_host
 from sslengine.launch.slurm.cluster import ask
@@ -38,7 +38,7 @@ _END_DELAY = 300.0  # seconds at most until SLURM ends a job that was requeued
 
 @dataclass
 class Job:
-    """submitit calls it in each task; there is one task per node."""
+    """Run in each task of a job: submitit calls it; there is one task per node."""
 
     run: Resolved
     folder: str  # the command's working folder, for relative paths
@@ -53,26 +53,25 @@ class Job:
         os.chdir(self.folder)
         sys.path.append(self.folder)  # for modules that were not copied
         try:
-            self._run_node(os.environ)
+            self._run_node()
         except Preempted as preempted:
             _say(str(preempted))
-            sys.exit(self._queue_again(os.environ))
+            sys.exit(self._queue_again())
         except SSLEngineError as error:
             _say(f"error: {error}")
             sys.exit(1)
 
     def checkpoint(self) -> Any:
         """Submit this job again: for submitit, which handles signals until `__call__` runs."""
-        os.umask(0o077)  # submitit writes the job's file again, and ends
         return import_dotted("submitit.helpers:DelayedSubmission")(self)
 
-    def _run_node(self, environment: Mapping[str, str]) -> None:
+    def _run_node(self) -> None:
         startup.begin()
-        plan = self._plan(environment)
+        plan = self._plan(os.environ)
         print(f"launch: {plan.text}", flush=True)  # noqa: T201
         if plan.node == 0:
             begin_life(
-                Path(self.job_folder), environment["SLURM_JOB_ID"], run_folder(self.run.config)
+                Path(self.job_folder), os.environ["SLURM_JOB_ID"], run_folder(self.run.config)
             )
         import_dotted("sslengine.launch.local:run_node")(self.run, plan)  # torch is imported here
 
@@ -96,9 +95,11 @@ class Job:
         if signal.getsignal(number) == self._note:
             raise Preempted(f"stopped by {signal.Signals(number).name} before ranks were started")
 
-    def _queue_again(self, environment: Mapping[str, str]) -> int:
+    def _queue_again(self) -> int:
         """Requeue the job if that is due. Returns the exit status, unless SLURM ends this first."""
-        _clear_up()
+        # Release what this process shares with its ranks: SLURM may end it before it exits, and
+        # multiprocessing's helper would then report leaked objects.
+        multiprocessing.util._exit_function()  # type: ignore[attr-defined]
         for number in _REQUEUE:
             signal.signal(number, lambda number, frame: self._signals.add(number))
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -107,9 +108,9 @@ class Job:
             time.sleep(0.1)  # the ranks may have agreed to stop before this node got its signal
         if self._signals.isdisjoint(_REQUEUE):
             return os.EX_TEMPFAIL
-        if environment["SLURM_NODEID"] == "0":
+        if os.environ["SLURM_NODEID"] == "0":
             try:
-                self._requeue(environment["SLURM_JOB_ID"])
+                self._requeue(os.environ["SLURM_JOB_ID"])
             except LaunchError as error:
                 _say(f"error: {error}")
                 return os.EX_TEMPFAIL
@@ -152,22 +153,9 @@ def count_lives_without_progress(job_folder: Path, job: str, folder: Path) -> in
 
 def _reached(folder: Path) -> int:
     """Return the iteration of the furthest checkpoint, sharded or not; 0 if there is none."""
-    # Imported only now, so that submitting a job does not wait for torch.
-    in_order = import_dotted("sslengine.checkpoint.files:list_checkpoints")
-    read_manifest = import_dotted("sslengine.checkpoint.manifest:read_manifest")
-    reached = 0
-    for checkpoint in in_order(folder / "checkpoints"):
-        try:
-            reached = max(reached, read_manifest(checkpoint).iteration)
-        except CheckpointError:
-            continue  # a run does not resume from such a checkpoint
-    return reached
+    from sslengine.checkpoint.retention import saved  # imports torch, in the job alone
 
-
-def _clear_up() -> None:
-    """Release what this process shares with its ranks: SLURM may end it before it exits, and
-    multiprocessing's helper would then report leaked objects."""
-    multiprocessing.util._exit_function()  # type: ignore[attr-defined]
+    return max((each.iteration for each in saved(folder / "checkpoints")), default=0)
 
 
 def _say(text: str) -> None:

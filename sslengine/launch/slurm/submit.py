@@ -15,12 +15,10 @@ import importlib.util
 import io
 import shlex
 import shutil
-import stat
 import sys
 import sysconfig
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import takewhile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +31,7 @@ from sslengine.errors import ConfigError, LaunchError
 from sslengine.launch.folder import expect_run_folder
 from sslengine.launch.options import SlurmOptions
 from sslengine.launch.plan import is_one_of_several
-from sslengine.launch.slurm.cluster import check_installed, has_gpus
-from sslengine.launch.slurm.follow import follow
+from sslengine.launch.slurm.cluster import check_installed, follow, has_gpus
 from sslengine.launch.slurm.job import Job
 from sslengine.monitor.code_version import NOTE, code_version
 
@@ -43,19 +40,17 @@ _LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", "*.torch", ".git", ".
 
 
 def submit(runs: Sequence[Resolved]) -> int:
-    """Return the exit status: with SLURM.WAIT that of the first job that fails."""
+    """Return the exit status: with SLURM.WAIT 1 if a job fails."""
     options = _same_for_all(runs)
     _check(runs)
-    folder, parents = _make_folder(options)
+    folder = _make_folder(options)
     try:
         code = copy_code(folder, (name for run in runs for name in run.config.PLUGINS))
         for index, run in enumerate(runs):
             (folder / f"config_{index}.yaml").write_text(show(run))
-        with _secret(folder):
-            jobs = _send(runs, options, folder, code)
+        jobs = _send(runs, options, folder, code)
     except Exception:
         shutil.rmtree(folder, ignore_errors=True)  # nothing is in the queue
-        _remove_empty(parents)
         raise
     _report(jobs, runs, folder)
     if not options.WAIT:
@@ -90,28 +85,20 @@ def _check(runs: Sequence[Resolved]) -> None:
         expect_run_folder(run.config)
 
 
-def _make_folder(options: SlurmOptions) -> tuple[Path, list[Path]]:
-    """Make the job's folder; return it, and the parents that were made, innermost first.
+def _make_folder(options: SlurmOptions) -> Path:
+    """Make the job's folder. Its name has no job id: the code is copied before SLURM gives one.
 
-    Its name has no job id: the code must be copied before SLURM gives one.
+    The user alone can open it: submitit's pickles hold environment variables.
     """
     now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     name = "".join(each if each.isalnum() or each in "-_." else "_" for each in options.NAME)
     root = Path(options.LOG_FOLDER).expanduser().resolve()
     folder = root / f"{name}-{now}-{uuid.uuid4().hex[:6]}"
-    parents = list(takewhile(lambda each: not each.exists(), folder.parents))
     try:
-        folder.mkdir(parents=True)
+        folder.mkdir(mode=0o700, parents=True)
     except OSError as error:
-        _remove_empty(parents)
         raise ConfigError(f"config.SLURM.LOG_FOLDER: cannot make {folder}: {error}") from error
-    return folder, parents
-
-
-def _remove_empty(folders: Sequence[Path]) -> None:
-    with contextlib.suppress(OSError):  # another submission may use it
-        for folder in folders:
-            folder.rmdir()
+    return folder
 
 
 def copy_code(folder: Path, plugins: Iterable[str] = ()) -> Path:
@@ -151,43 +138,11 @@ def _send(runs: Sequence[Resolved], options: SlurmOptions, folder: Path, code: P
         with contextlib.redirect_stderr(printed), executor.batch():  # one job, or an array
             jobs = [executor.submit(Job(run, str(Path.cwd()), str(folder))) for run in runs]
     except submitit.core.utils.FailedJobError as error:
-        raise LaunchError(f"sbatch refuses the job: {error}\n{_asked(runs[0], options)}") from error
+        asked = [f"  config.SLURM.{key}: {value}" for key, value in runs[0].config.SLURM.items()]
+        text = "\n".join([f"sbatch refuses the job: {error}", "The config asks for", *asked])
+        raise LaunchError(text) from error
     sys.stderr.write(printed.getvalue())
     return jobs
-
-
-@contextlib.contextmanager
-def _secret(folder: Path) -> Iterator[None]:
-    """Make submitit's pickles readable by the user alone: they hold environment variables.
-
-    The folder is closed to others until the files have their modes. A umask would do the same,
-    but SLURM would pass it to the job.
-    """
-    mode = stat.S_IMODE(folder.stat().st_mode)
-    folder.chmod(0o700)
-    yield
-    for file in folder.glob("*.pkl"):
-        file.chmod(0o600)
-    folder.chmod(mode)
-
-
-def _asked(run: Resolved, options: SlurmOptions) -> str:
-    """List the keys by which the job asks for resources, with their values."""
-    distributed = read(run.config, DistributedOptions)
-    ranks = distributed.NUM_PROC_PER_NODE
-    keys = {
-        "DISTRIBUTED.NUM_NODES": distributed.NUM_NODES,
-        "SLURM.MEM_GB": options.MEM_GB,
-        "SLURM.NUM_CPU_PER_PROC": f"{options.NUM_CPU_PER_PROC} for each of {ranks} ranks a node",
-        "SLURM.TIME_HOURS": options.TIME_HOURS,
-        "SLURM.TIME_MINUTES": options.TIME_MINUTES,
-        "SLURM.PARTITION": options.PARTITION,
-        "SLURM.CONSTRAINT": options.CONSTRAINT,
-        "MACHINE.DEVICE": read(run.config, MachineOptions).DEVICE,
-        "SLURM.ADDITIONAL_PARAMETERS": options.ADDITIONAL_PARAMETERS,
-    }
-    lines = [f"  config.{key}: {value}" for key, value in keys.items() if value not in ("", {})]
-    return "\n".join(["The config asks for", *lines])
 
 
 def parameters(run: Resolved, options: SlurmOptions, code: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""TRANSFORMS lists for tests of the plan, and transforms of a user's own among them."""
+"""TRANSFORMS lists that are compared with torchvision's own classes, and transforms of a user's own among them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw, ImageOps
 from torch import Tensor
 from torchvision.transforms import RandomHorizontalFlip
 
-from sslengine.data.augment.operations.blur import ImgPilGaussianBlur
+from sslengine.data.augment.blur import ImgPilGaussianBlur
 from sslengine.data.augment.transform import TakesAll
 
 HERE = "tests.data.augment.lists"
@@ -63,7 +63,7 @@ class Swap(TakesAll):
 
 
 class OtherBlur(ImgPilGaussianBlur):
-    """Does not do what the draw that it inherits says."""
+    """Does more than the class that it inherits from."""
 
     def __call__(self, image: Image.Image) -> Image.Image:
         return super().__call__(ImageOps.invert(image))

@@ -1,14 +1,23 @@
-"""Images that kernels are compared on, as Pillow's and as planes."""
+"""Images that operations are compared on, as Pillow's and as planes for kernels."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from sslengine.data.augment.operation import Operation
+from sslengine.data.augment.image import Rgb, view_planes
 
 Pixels = NDArray[np.uint8]
+Operation = Callable[[Any], Any]
+
+
+def compile_or_skip() -> None:
+    pytest.importorskip("sslengine.data.augment.compiled", reason="numba is not installed")
 
 
 def noise(height: int, width: int, seed: int = 0) -> Pixels:
@@ -26,9 +35,23 @@ def as_image(planes: Pixels) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(planes.transpose(1, 2, 0)))
 
 
-def as_planes(image: Image.Image) -> Pixels:
+def as_planes(image: Any) -> Pixels:
     return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
 
 
-def by_pillow(op: Operation, planes: Pixels) -> Pixels:
-    return as_planes(op.on_pil(as_image(planes)))
+def by_pillow(operation: Operation, planes: Pixels) -> Pixels:
+    return as_planes(operation(as_image(planes)))
+
+
+def by_kernel(operation: Operation, planes: Pixels) -> Pixels:
+    compile_or_skip()
+    made = operation(view_planes(planes.copy()))
+    assert type(made) is Rgb
+    return as_planes(made)
+
+
+def describe(operation: Any) -> str:
+    """The operation with its arguments, as an id of a test."""
+    given = getattr(operation, "keywords", {})
+    name = getattr(operation, "func", operation).__name__
+    return " ".join([name, *(str(value) for value in given.values())])

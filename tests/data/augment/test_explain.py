@@ -7,20 +7,18 @@ import pytest
 import yaml
 
 from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
-from sslengine.data.augment.backends.base import build_backend
 from sslengine.data.augment.explain import (
-    DRAWN,
     FALLS_BACK,
+    FLOATS,
+    KNOWN,
     LATER,
     ON_BYTES,
     ON_LABELS,
     ON_TENSORS,
-    PIXELS,
     explain,
     why_floats,
 )
 from sslengine.data.augment.pipeline import Pipeline
-from sslengine.data.augment.plan import Plan
 from sslengine.data.batch.collators import image_keys
 from sslengine.registry import COLLATORS
 from tests.data.augment.lists import (
@@ -38,14 +36,14 @@ from tests.data.augment.lists import (
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 BY_NAME = {path.relative_to(CONFIGS).as_posix(): path for path in CONFIGS.rglob("*.yaml")}
-# All else is drawn, and leaves the workers as uint8.
+# All else is known, and leaves the workers as uint8.
 CUT_FROM_BYTES = {"ImgPatchesFromTensor", "ShuffleImgPatches"}
 # timm's, as the authors train with it: what follows it is made in the worker.
 AS_PIL = "RandAugment"
 
 
-def planned(entries: Entries, keys: tuple[str, ...] = ("data",)) -> Plan:
-    return Plan(Pipeline(entries, "T"), build_backend("pil"), keys)
+def built(entries: Entries, keys: tuple[str, ...] = ("data",)) -> Pipeline:
+    return Pipeline(entries, "T", keys)
 
 
 def name_of(where: str) -> str:
@@ -64,42 +62,28 @@ def test_what_falls_back_in_the_configs_that_ship(name: str) -> None:
                 {**entry, "num_perms": 4} if "num_perms" in entry else entry
                 for entry in split["TRANSFORMS"]
             ]
-            parts = explain(planned(entries, keys))
+            parts = explain(built(entries, keys))
             if AS_PIL in (names := [name_of(part.where) for part in parts]):
                 assert parts[names.index(AS_PIL)].what == FALLS_BACK
                 parts = parts[: names.index(AS_PIL)]
             for part in parts:
                 cut = name_of(part.where) in CUT_FROM_BYTES
-                assert part.what in ((ON_BYTES,) if cut else (DRAWN, LATER)), part
+                assert part.what in ((ON_BYTES,) if cut else (KNOWN, LATER)), part
 
 
-def told(entries: Entries, keys: tuple[str, ...] = ("data",)) -> list[tuple[str, int | None]]:
-    return [(part.what, part.segment) for part in explain(planned(entries, keys))]
+def told(entries: Entries, keys: tuple[str, ...] = ("data",)) -> list[str]:
+    return [part.what for part in explain(built(entries, keys))]
 
 
-def test_a_users_transform_ends_a_segment() -> None:
+def test_a_users_transform_gets_pil_images() -> None:
     entries = [CROP, own("Posterize"), FLIP, COLOUR, *TENSOR]
-    assert told(entries) == [
-        (DRAWN, 1),
-        (FALLS_BACK, 1),
-        (DRAWN, 2),
-        (DRAWN, 2),
-        (LATER, None),
-        (LATER, None),
-    ]
+    assert told(entries) == [KNOWN, FALLS_BACK, KNOWN, KNOWN, LATER, LATER]
 
 
 def test_a_tensor_in_the_middle() -> None:
-    assert told(LISTS["a tensor in the middle"], ()) == [
-        (DRAWN, 1),
-        (PIXELS, 1),
-        (ON_TENSORS, None),
-        (ON_TENSORS, None),
-        (DRAWN, 2),
-        (DRAWN, 2),
-        (PIXELS, 2),
-        (ON_TENSORS, None),
-    ]
+    tensor = [FLOATS, ON_TENSORS, ON_TENSORS]
+    expected = [KNOWN, *tensor, KNOWN, KNOWN, *tensor[:2]]
+    assert told(LISTS["a tensor in the middle"], ()) == expected
 
 
 LABEL = {"name": "OneHotEncode"}
@@ -108,29 +92,22 @@ LABEL = {"name": "OneHotEncode"}
 def test_what_moves_pixels_or_takes_labels_stands_in_its_place() -> None:
     """A mask is drawn for a size; behind patches, for theirs."""
     entries = [CROP, LABEL, {"name": "ToTensor"}, MASK, NORMALIZE, PATCHES, MASK, LABEL]
-    assert told(entries) == [
-        (DRAWN, 1),
-        (ON_LABELS, None),
-        (LATER, None),
-        (DRAWN, 1),
-        (LATER, None),
-        *[(ON_BYTES, None)] * 2,
-        (ON_LABELS, None),
-    ]
+    expected = [KNOWN, ON_LABELS, LATER, KNOWN, LATER, ON_BYTES, ON_BYTES, ON_LABELS]
+    assert told(entries) == expected
 
 
-def test_why_a_transform_is_not_drawn() -> None:
+def test_why_a_transform_gets_pil_images() -> None:
     entries = [
         own("Posterize"),
         own("OtherFlip"),
         {"name": "RandomCrop", "size": 9, "padding": 2},
         {"name": "RandomApply", "transforms": [FLIP, own("Posterize")]},
     ]
-    assert [part.why for part in explain(planned(entries))] == [
-        "it has no draw",
-        "its class changes one that the plan knows, and has no own draw",
-        "with these arguments the plan does not know it",
-        "it applies Posterize: it has no draw",
+    assert [part.why for part in explain(built(entries))] == [
+        "its class does not say `takes_arrays`",
+        "its class changes one that is known",
+        "with these arguments it is not known",
+        "it applies Posterize: its class does not say `takes_arrays`",
     ]
 
 
@@ -152,5 +129,5 @@ def test_why_a_transform_is_not_drawn() -> None:
 )
 def test_why_floats_leave_the_worker(entries: Entries, keys: tuple[str, ...], why: str) -> None:
     pipeline = Pipeline(entries, "T")
-    assert not planned(entries, keys).cut.waits
-    assert why_floats(pipeline.steps, keys).startswith(why)
+    assert not built(entries, keys).cut.waits
+    assert why_floats(pipeline.named, keys).startswith(why)

@@ -5,10 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.transforms import Compose, Normalize, ToPILImage, ToTensor
 
+from sslengine.data.augment.conversion import ImgPilToRawTensor, ImgToTensor
 from sslengine.data.augment.finish import CPU, Finish, can_be_put_off, is_uint8
-from sslengine.data.augment.transforms.conversion import ImgPilToRawTensor, ImgToTensor
+from sslengine.data.loading.device_prefetch import on_device
 from tests.launches import Launches
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -82,3 +85,45 @@ def test_bytes_are_told_from_floats() -> None:
     assert is_uint8(PIXELS)
     assert not is_uint8(PIXELS.float())
     assert not is_uint8([PIXELS])
+
+
+# ---- batches
+
+HALVES = Finish(ToTensor(), [Normalize([0.5], [0.25])], ("data", "other"))
+
+
+def test_bytes_under_the_keys_become_floats_and_nothing_else() -> None:
+    pixels = PIXELS[None]
+    floats, mask = torch.rand(1, 3, 4, 4), torch.ones(2, dtype=torch.uint8)
+    batch = {"data": [pixels, [pixels, floats]], "mask": [mask], "label": [torch.zeros(1)]}
+    (given,) = on_device([batch], CPU, overlap=False, finish=HALVES.on(CPU))
+    expected = (pixels.float() / 255 - 0.5) / 0.25
+    torch.testing.assert_close(given["data"][0], expected)
+    torch.testing.assert_close(given["data"][1][0], expected)
+    assert given["data"][1][1] is floats
+    assert given["mask"][0] is mask
+    assert given["label"][0] is batch["label"][0]
+
+
+class NoWaiting(TorchDispatchMode):
+    """No value goes from a device to Python."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Tensor:
+        assert func not in (
+            torch.ops.aten._local_scalar_dense.default,
+            torch.ops.aten.nonzero.default,
+        )
+        made: Tensor = func(*args, **(kwargs or {}))
+        return made
+
+
+def test_all_of_it_is_made_on_the_device_without_waiting_for_it() -> None:
+    meta = torch.device("meta")
+    finish = HALVES.on(meta)
+    batch = {"data": [torch.zeros(2, 3, 4, 4, dtype=torch.uint8)], "data_idx": [torch.arange(2)]}
+    with NoWaiting():
+        (given,) = on_device([batch], meta, overlap=True, finish=finish)
+    assert (given["data"][0].device.type, given["data"][0].shape) == ("meta", (2, 3, 4, 4))
+    assert given["data_idx"][0] is batch["data_idx"][0]

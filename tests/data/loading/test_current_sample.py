@@ -49,7 +49,9 @@ def test_a_data_set_notes_what_it_reads(tmp_path: Path) -> None:
         LABEL_TYPE="zero",
     )
     data = SSLDataset(options, "TRAIN", 0)
-    data.plan.steps.insert(0, type("Step", (), {"__call__": lambda _, sample: Note()(sample)})())
+    data.pipeline.steps.insert(
+        0, type("Step", (), {"__call__": lambda _, sample: Note()(sample)})()
+    )
     current_sample.note_in(places, 0)
     data.__getitems__([(0, 2), (0, 1)])
     assert seen == [2, 1]

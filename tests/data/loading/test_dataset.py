@@ -49,7 +49,7 @@ def test_several_sources(root: Path) -> None:
 def test_what_its_loader_workers_need_is_named(root: Path) -> None:
     two = dataset(root, DATA_SOURCES=["disk_folder"] * 2, DATA_PATHS=[str(root)] * 2)
     assert two.worker_modules == (
-        "sslengine.data.augment.backends.pil",
+        "sslengine.data.augment.backend",
         "sslengine.data.sources.disk",
     )
 

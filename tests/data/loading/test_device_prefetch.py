@@ -7,7 +7,6 @@ import pytest
 import torch
 from torchvision.transforms import Normalize, ToTensor
 
-from sslengine.data.augment.arrival import Arrival
 from sslengine.data.augment.finish import CPU, Finish
 from sslengine.data.loading.device_prefetch import on_device, one_ahead
 from tests.gpu.place import nothing_waits
@@ -107,13 +106,12 @@ def test_on_a_gpu_batches_arrive_whole_and_in_order_without_waiting(overlap: boo
 @pytest.mark.parametrize("overlap", [True, False])
 def test_on_a_gpu_images_are_finished_without_waiting(overlap: bool) -> None:
     device = torch.device("cuda", torch.cuda.current_device())
-    finish = Finish(ToTensor(), [Normalize([0.4, 0.5, 0.6], [0.2, 0.3, 0.4])])
-    arrival = Arrival(("data",), finish.on(device))
+    finish = Finish(ToTensor(), [Normalize([0.4, 0.5, 0.6], [0.2, 0.3, 0.4])], ("data",))
     pixels = [torch.randint(256, (64, 3, 96, 96), dtype=torch.uint8) for _ in range(6)]
     batches = [{"data": [each.pin_memory()], "data_idx": [torch.zeros(1)]} for each in pixels]
     given = []
     with nothing_waits():
-        for batch in on_device(batches, device, overlap, arrival):
+        for batch in on_device(batches, device, overlap, finish.on(device)):
             busy = torch.ones(2048, 2048, device=device)
             for _ in range(8):
                 busy = busy @ busy / 2048

@@ -12,10 +12,9 @@ from scipy.sparse.csgraph import minimum_spanning_tree
 from sklearn.cluster import KMeans
 from sklearn.neighbors import KNeighborsClassifier, NearestNeighbors
 
-from sslengine.evaluation.label_free import id_est as trees
-from sslengine.evaluation.label_free.clid import clid, clid_over, cluster_learnability
-from sslengine.evaluation.label_free.id_est import distances, id_est, tree_length
-from sslengine.evaluation.label_free.two_nn import two_nn
+from sslengine.evaluation.label_free import geometry as trees
+from sslengine.evaluation.label_free.clusters import clid, clid_over, cluster_learnability
+from sslengine.evaluation.label_free.geometry import distances, id_est, tree_length, two_nn
 from tests.tail import slow_but
 
 Array = NDArray[np.float64]

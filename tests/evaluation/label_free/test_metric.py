@@ -13,16 +13,17 @@ from torch import Tensor
 from sslengine import catalog  # noqa: F401 - declares the metrics
 from sslengine.errors import ConfigError, DataError
 from sslengine.evaluation.label_free import metric as module
-from sslengine.evaluation.label_free.inputs import Inputs, measure
 from sslengine.evaluation.label_free.metric import (
     NEEDS,
+    Inputs,
     Measured,
     Undefined,
     goodness,
+    measure,
     metric,
     register_metric,
 )
-from sslengine.evaluation.label_free.ranks import rankme
+from sslengine.evaluation.label_free.spectrum import rankme
 from sslengine.registry import LABEL_FREE
 from tests.registries import as_before
 
@@ -170,13 +171,6 @@ def test_a_metric_of_ones_own_may_change_its_argument_in_place(no_traces: None) 
     assert found["emptied"].value == 0
     assert found["rankme"] == rankme(before)
     assert features.equal(before)
-
-
-def test_what_is_not_given_is_said() -> None:
-    found = measure(Inputs(torch.randn(20, 4), missing={"views": "they are masked patches"}))
-    assert found["alignment"].why == "not computed: they are masked patches"
-    assert found["lidar"].why == "not computed: there are no projections"
-    assert found["rankme"].defined
 
 
 def test_goodness_orders_as_the_authors_do() -> None:

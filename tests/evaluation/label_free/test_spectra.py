@@ -9,16 +9,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sslengine.evaluation import spread
-from sslengine.evaluation.label_free.coherence import coherence
-from sslengine.evaluation.label_free.power_law import alpha_req
-from sslengine.evaluation.label_free.ranks import (
+from sslengine.evaluation.label_free.clusters import self_cluster
+from sslengine.evaluation.label_free.spectrum import (
+    alpha_req,
+    coherence,
     effective_rank,
     nesum,
     participation_ratio,
     rankme,
     stable_rank,
 )
-from sslengine.evaluation.label_free.self_cluster import self_cluster
 
 Array = NDArray[np.float64]
 

@@ -11,9 +11,9 @@ from scipy.spatial.distance import cdist, pdist
 from sklearn.neighbors import NearestNeighbors
 
 from sslengine.evaluation import neighbours as search
-from sslengine.evaluation.label_free.consistency import checkpoint_consistency, view_consistency
-from sslengine.evaluation.label_free.lidar import lidar
-from sslengine.evaluation.label_free.sphere import alignment, uniformity
+from sslengine.evaluation.label_free.clusters import checkpoint_consistency, view_consistency
+from sslengine.evaluation.label_free.geometry import alignment, uniformity
+from sslengine.evaluation.label_free.spectrum import lidar
 
 Array = NDArray[np.float64]
 
@@ -99,7 +99,7 @@ def test_uniformity_is_the_exact_double_sum(monkeypatch: pytest.MonkeyPatch) -> 
     expected = np.log(np.exp(-2 * pdist(unit) ** 2).mean())
     whole = uniformity(torch.from_numpy(features))
     assert whole.value == pytest.approx(expected, rel=1e-9)
-    monkeypatch.setattr("sslengine.evaluation.label_free.sphere.BLOCK", 3 * 40)
+    monkeypatch.setattr("sslengine.evaluation.label_free.geometry.BLOCK", 3 * 40)
     assert uniformity(torch.from_numpy(features)).value == pytest.approx(expected, rel=1e-9)
     many = torch.randn(3000, 256, generator=torch.Generator().manual_seed(0))
     assert uniformity(many).value == pytest.approx(-4, abs=0.05)

@@ -7,29 +7,22 @@ import pytest
 
 from sslengine.errors import ConfigError, LaunchError
 from sslengine.launch.slurm import cluster
-from sslengine.launch.slurm.cluster import JobState, job_state
+from sslengine.launch.slurm.cluster import Log, follow
 from tests.launch.slurm.fakes import put_on_path
 
-FORGOTTEN = 'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1'
 
-
-def test_without_submitit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_on_path(tmp_path, monkeypatch, srun="", sinfo="", squeue="")
+    with pytest.raises(ConfigError, match="config.SLURM.USE_SLURM"):
+        cluster.check_installed()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'sslengine\[slurm\]'"):
         cluster.check_installed()
 
 
-def test_without_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_on_path(tmp_path, monkeypatch, srun="", sinfo="", scontrol="")
-    with pytest.raises(ConfigError, match="sbatch not found on PATH"):
-        cluster.check_installed()
-
-
 def test_a_cluster_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_on_path(
-        tmp_path, monkeypatch, sinfo="echo 'Unable to contact slurm controller' >&2; exit 1"
-    )
-    with pytest.raises(LaunchError, match="Unable to contact slurm controller"):
+    put_on_path(tmp_path, monkeypatch, sinfo="echo 'no controller' >&2; exit 1")
+    with pytest.raises(LaunchError, match="no controller"):
         cluster.has_gpus("gpu")
 
 
@@ -39,20 +32,69 @@ def test_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gres: str, gpus: 
     assert cluster.has_gpus("x") is gpus
 
 
-@pytest.mark.parametrize(
-    ("scontrol", "sacct", "state"),
-    [
-        ("echo JobId=7 JobState=RUNNING Reason=None ExitCode=0:0", "", JobState("RUNNING", 0, "None")),
-        ("echo JobState=FAILED Reason=NonZeroExitCode DerivedExitCode=0:0 ExitCode=3:0", "", JobState("FAILED", 3, "NonZeroExitCode")),
-        ("echo JobState=CANCELLED Reason=None ExitCode=0:15", "", JobState("CANCELLED", 143, "None")),
-        (FORGOTTEN, "echo 'CANCELLED by 0|0:9'", JobState("CANCELLED", 137)),
-        (FORGOTTEN, "echo 'COMPLETED|0:0'", JobState("COMPLETED", 0)),
-        (FORGOTTEN, "echo 'Slurm accounting storage is disabled' >&2; exit 1", JobState("")),
-    ],
-)  # fmt: skip
-def test_the_state_of_a_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scontrol: str, sacct: str, state: JobState
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> list[str | LaunchError]:
+    """What squeue prints, one after the other; the last for ever."""
+    said: list[str | LaunchError] = []
+
+    def answer(*command: str) -> str:
+        now = said.pop(0) if len(said) > 1 else said[0]
+        if isinstance(now, LaunchError):
+            raise now
+        return now
+
+    monkeypatch.setattr(cluster, "ask", answer)
+    monkeypatch.setattr(cluster, "_PERIOD", 0.0)
+    return said
+
+
+def test_lines_are_printed_once_and_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    put_on_path(tmp_path, monkeypatch, scontrol=scontrol, sacct=sacct)
-    assert job_state("7") == state
-    assert state.ended == (state.name not in ("RUNNING", ""))
+    log = Log(tmp_path / "log", prefix="[7] ")
+    log.print_new()
+    printed = []
+    for piece in ("one\ntw", "o\n", "", "three\n"):
+        with (tmp_path / "log").open("a") as file:
+            file.write(piece)
+        log.print_new()
+        printed.append(capsys.readouterr().out)
+    assert printed == ["[7] one\n", "[7] two\n", "", "[7] three\n"]
+
+
+def test_until_all_have_ended(
+    answers: list[str | LaunchError], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers += [
+        "9 RUNNING\n7_0 PENDING\n7_1 RUNNING\n7_2 CANCELLED\n",
+        "7_0 RUNNING\n7_1 FAILED\n7_2 CANCELLED\n",
+        "7_0 COMPLETED\n7_1 FAILED\n",
+    ]
+    (tmp_path / "log").write_text("hello\n")
+    assert follow({job: [tmp_path / "log"] for job in ("7_0", "7_1", "7_2")}) == 1
+    told = capsys.readouterr()
+    assert told.out.count("[7_1] hello\n") == 1
+    assert sorted(told.err.splitlines()) == [
+        "job 7_0: COMPLETED", "job 7_1: FAILED", "job 7_2: CANCELLED"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        (["7 NODE_FAIL\n", "7 PENDING\n", "7 RUNNING\n", "7 COMPLETED\n"], 0),  # another node
+        ([LaunchError("away"), LaunchError("away"), "7 COMPLETED\n"], 0),
+        ([""], 1),  # SLURM has forgotten it: no success
+    ],
+)
+def test_how_a_job_ends(
+    answers: list[str | LaunchError], said: list[str | LaunchError], status: int
+) -> None:
+    answers += said
+    assert follow({"7": []}) == status
+
+
+def test_a_controller_that_stays_away(answers: list[str | LaunchError]) -> None:
+    answers += [LaunchError("away")]
+    with pytest.raises(LaunchError, match="away\nThe job itself may continue"):
+        follow({"7": []})

@@ -117,12 +117,7 @@ def test_submitit_may_queue_it_again_before_it_listens_itself(tmp_path: Path) ->
     pytest.importorskip("submitit")
     before = signal.getsignal(signal.SIGUSR2)
     job = Job(resolved(), str(tmp_path), str(tmp_path))
-    mask = os.umask(0o022)
-    try:
-        assert job.checkpoint().function is job
-        assert os.umask(0) == 0o077  # what is written next holds values of the environment
-    finally:
-        os.umask(mask)
+    assert job.checkpoint().function is job
     assert signal.getsignal(signal.SIGUSR2) is before
 
 
@@ -162,16 +157,6 @@ def test_to_save_the_same_iteration_again_is_no_progress(tmp_path: Path) -> None
     assert count_lives_without_progress(tmp_path, "7", run) == 1
 
 
-def test_checkpoints_without_a_readable_manifest_do_not_count(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    _save(run, "model_phase0.torch", 10)
-    begin_life(tmp_path, "7", run)
-    (run / "checkpoints" / "model_phase1.torch").write_text("x")
-    (run / "checkpoints" / "model_phase2.torch").write_text("x")
-    (run / "checkpoints" / "model_phase2.json").write_text("[")
-    assert count_lives_without_progress(tmp_path, "7", run) == 1
-
-
-def test_to_submit_a_job_does_not_import_torch() -> None:
-    code = "import sys, sslengine.launch.slurm.submit; sys.exit('torch' in sys.modules)"
+def test_a_job_listens_to_signals_before_it_imports_torch() -> None:
+    code = "import sys, sslengine.launch.slurm.job; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,8 +8,8 @@ import torch
 from timm.models.beit import Beit as TimmBeit
 from torch import Tensor, nn
 
+from sslengine.contrib.trunks.beit import Beit
 from sslengine.errors import ConfigError
-from sslengine.models.trunks.beit import Beit
 from sslengine.models.trunks.options import BeitOptions
 from sslengine.models.vissl_names import from_vissl, to_vissl
 
@@ -19,19 +19,13 @@ DEPTH, WIDTH, HEADS = 3, 32, 4
 # Names of ours, and of timm's.
 PLACES: dict[str, tuple[dict[str, bool], dict[str, bool]]] = {
     "embedding": ({}, {}),
-    "each block": (
-        {"USE_ABS_POS_EMB": False, "USE_REL_POS_BIAS": True},
-        {"use_abs_pos_emb": False, "use_rel_pos_bias": True},
-    ),
-    "shared": (
-        {"USE_ABS_POS_EMB": False, "USE_SHARED_REL_POS_BIAS": True},
-        {"use_abs_pos_emb": False, "use_shared_rel_pos_bias": True},
-    ),
-    "all": (
-        {"USE_REL_POS_BIAS": True, "USE_SHARED_REL_POS_BIAS": True},
-        {"use_rel_pos_bias": True, "use_shared_rel_pos_bias": True},
-    ),
-}
+    "each block": ({"USE_ABS_POS_EMB": False, "USE_REL_POS_BIAS": True},
+                   {"use_abs_pos_emb": False, "use_rel_pos_bias": True}),
+    "shared": ({"USE_ABS_POS_EMB": False, "USE_SHARED_REL_POS_BIAS": True},
+               {"use_abs_pos_emb": False, "use_shared_rel_pos_bias": True}),
+    "all": ({"USE_REL_POS_BIAS": True, "USE_SHARED_REL_POS_BIAS": True},
+            {"use_rel_pos_bias": True, "use_shared_rel_pos_bias": True}),
+}  # fmt: skip
 
 
 def trunk(**options: Any) -> Beit:
@@ -191,13 +185,3 @@ def test_weights_alone_in_half_precision() -> None:
         parameter.data = parameter.data.bfloat16()
     (found,) = model(torch.randn(2, 3, 32, 32).bfloat16())
     assert found.dtype is torch.bfloat16
-
-
-@pytest.mark.parametrize("parts", [1, 3])
-def test_activation_checkpointing_changes_nothing(parts: int) -> None:
-    model = trunk(DROP_PATH_RATE=0.3, DROPOUT_RATE=0.1, USE_MEAN_POOLING=False, **PLACES["all"][0])
-    randomised(model)
-    checks.checkpointing_changes_nothing(model, parts, sizes=((32, 32), (32, 32)))
-    assert checks.recomputes(model.float(), model.blocks[1].mlp.fc1) is False
-    model.checkpoint_activations(parts)
-    assert checks.recomputes(model, model.blocks[1].attn.proj) is True

@@ -15,71 +15,11 @@ from sslengine.models.trunks.options import (
     BeitOptions,
     ConvitOptions,
     ConvNextOptions,
-    EfficientNetOptions,
     MobileNetOptions,
     RegNetOptions,
     SwinTransformerOptions,
     XcitOptions,
 )
-
-# What VISSL's YAML for pretraining says.
-VISSL: list[dict[str, dict[str, Any]]] = [
-    {"REGNET": {"name": "regnet_y_16gf"}},
-    {"REGNET": {"depth": 18, "w_0": 200, "w_a": 106.23, "w_m": 2.48, "group_width": 112}},
-    {"REGNET": {"depth": 27, "w_0": 640, "w_a": 230.83, "w_m": 2.53, "group_width": 373}},
-    {
-        "EFFICIENT_NETS": {
-            "model_version": "B2",
-            "bn_momentum": 0.01,
-            "bn_epsilon": 0.001,
-            "drop_connect_rate": 0.2,
-            "width_divisor": 8,
-            "min_width": None,
-            "use_se": True,
-        }
-    },
-    {
-        "XCIT": {
-            "IMAGE_SIZE": 224,
-            "PATCH_SIZE": 8,
-            "HIDDEN_DIM": 768,
-            "NUM_LAYERS": 48,
-            "NUM_HEADS": 16,
-            "MLP_RATIO": 2.0,
-            "DROPOUT_RATE": 0,
-            "ATTENTION_DROPOUT_RATE": 0,
-            "DROP_PATH_RATE": 0.4,
-            "ETA": "1e-6",
-            "TOKENS_NORM": True,
-            "QKV_BIAS": True,
-            "CHECKPOINT_XCA_BLOCK": True,
-            "CHECKPOINT_ATTN_BLOCK": True,
-        }
-    },
-    {"SWIN_TRANSFORMER": {"IMAGE_SIZE": 224, "EMBED_DIM": 192, "DEPTHS": [2, 2, 18, 2]}},
-    {"CONVNEXT": {"DEPTH": [3, 3, 27, 3], "DIMS": [256, 512, 1024, 2048], "DROP_PATH_RATE": 0.0}},
-    {
-        "BEIT": {
-            "IMAGE_SIZE": 224,
-            "PATCH_SIZE": 16,
-            "NUM_LAYERS": 24,
-            "NUM_HEADS": 16,
-            "HIDDEN_DIM": 1024,
-            "MLP_RATIO": 4.0,
-            "DROPOUT_RATE": 0,
-            "ATTENTION_DROPOUT_RATE": 0,
-            "DROP_PATH_RATE": 0.1,
-            "QKV_BIAS": True,
-            "QK_SCALE": False,
-            "USE_ABS_POS_EMB": True,
-            "USE_REL_POS_BIAS": True,
-            "USE_SHARED_REL_POS_BIAS": False,
-            "USE_MEAN_POOLING": False,
-            "INIT_VALUES": 1e-5,
-        }
-    },
-    {"MOBILE_NET": {"TIMM_BN": True}},
-]
 
 
 def options(tree: dict[str, Any]) -> TrunkOptions:
@@ -91,15 +31,6 @@ def options(tree: dict[str, Any]) -> TrunkOptions:
 def all_problems(tree: dict[str, Any]) -> list[str]:
     sections = [each for each in vars(options(tree)).values() if dataclasses.is_dataclass(each)]
     return [problem for each in sections for problem in section_problems(each)]
-
-
-@pytest.mark.parametrize("tree", VISSL, ids=lambda tree: next(iter(tree)))
-def test_vissl_yaml_is_understood(tree: dict[str, Any]) -> None:
-    assert all_problems(tree) == []
-    (section, keys), *_ = tree.items()
-    read = dataclasses.asdict(getattr(options(tree), section))
-    for key, value in keys.items():
-        assert read[key] == (float(value) if isinstance(value, str) and key == "ETA" else value)
 
 
 def test_vissl_defaults() -> None:
@@ -121,19 +52,15 @@ def test_vissl_defaults() -> None:
 
 
 STAGES = {
-    "depths": [1, 2],
-    "widths": [16, 32],
-    "group_widths": [8, 8],
-    "bottleneck_multipliers": [1.0, 1.0],
-    "strides": [2, 2],
-}
+    "depths": [1, 2], "widths": [16, 32], "group_widths": [8, 8],
+    "bottleneck_multipliers": [1.0, 1.0], "strides": [2, 2],
+}  # fmt: skip
 RULE = {"depth": 5, "w_0": 16, "w_a": 12.0, "w_m": 2.0, "group_width": 8}
 
 
 @pytest.mark.parametrize(
     ("made", "key"),
     [
-        (RegNetOptions(name="regnet_y_16g"), "name"),
         (RegNetOptions(name="regnet_y_16gf", depth=3), "depth"),
         (RegNetOptions(name="regnet_x_8gf", use_se=True), "use_se"),
         (RegNetOptions(name="regnet_x_8gf", depths=[1]), "depths"),
@@ -143,51 +70,22 @@ RULE = {"depth": 5, "w_0": 16, "w_a": 12.0, "w_m": 2.0, "group_width": 8}
         (RegNetOptions(**RULE, strides=[2]), "strides"),
         (RegNetOptions(depth=3, w_0=8), "w_a"),
         (RegNetOptions(**{**RULE, "w_0": 20}), "w_0"),
-        (RegNetOptions(**{**RULE, "w_a": -1.0}), "w_a"),
         (RegNetOptions(**{**RULE, "w_m": 1.0}), "w_m"),
-        (RegNetOptions(**{**RULE, "depth": 0}), "depth"),
-        (RegNetOptions(**RULE, stem_type="stem"), "stem_type"),
-        (RegNetOptions(**RULE, block_type="block"), "block_type"),
-        (RegNetOptions(**RULE, activation="gelu"), "activation"),
-        (EfficientNetOptions(model_version="B8"), "model_version"),
-        (EfficientNetOptions(drop_connect_rate=1.0), "drop_connect_rate"),
-        (EfficientNetOptions(width_divisor=0), "width_divisor"),
-        (XcitOptions(PATCH_SIZE=4), "PATCH_SIZE"),
         (XcitOptions(NUM_HEADS=5), "NUM_HEADS"),
-        (XcitOptions(NUM_CLASS_LAYERS=0), "NUM_CLASS_LAYERS"),
-        (XcitOptions(DROP_PATH_RATE=-0.1), "DROP_PATH_RATE"),
         (SwinTransformerOptions(QK_SCALE=True), "QK_SCALE"),
         (SwinTransformerOptions(IMAGE_SIZE=30), "PATCH_SIZE"),
         (SwinTransformerOptions(NUM_HEADS=[3, 6]), "NUM_HEADS"),
         (SwinTransformerOptions(NUM_HEADS=[3, 5, 6, 6]), "NUM_HEADS.1"),
-        (SwinTransformerOptions(DEPTHS=[2, 0, 2, 2]), "DEPTHS.1"),
-        (SwinTransformerOptions(DROPOUT_RATE=1.0), "DROPOUT_RATE"),
         (ConvNextOptions(DIMS=[8, 8]), "DIMS"),
         (ConvNextOptions(DEPTH=[1, 1, 1]), "DEPTH"),
-        (ConvNextOptions(DEPTH=[1, 1, 1, 0]), "DEPTH.3"),
-        (ConvNextOptions(DROP_PATH_RATE=2.0), "DROP_PATH_RATE"),
-        (ConvitOptions(N_GPSA_LAYERS=-1), "N_GPSA_LAYERS"),
-        (ConvitOptions(LOCALITY_DIM=0), "LOCALITY_DIM"),
         (BeitOptions(QK_SCALE=True), "QK_SCALE"),
         (BeitOptions(INIT_VALUES=True), "INIT_VALUES"),
-        (BeitOptions(INIT_VALUES=-0.1), "INIT_VALUES"),
-        (BeitOptions(DROPOUT_RATE=1.0), "DROPOUT_RATE"),
-        (BeitOptions(NUM_LAYERS=0), "NUM_LAYERS"),
         (BeitOptions(NUM_HEADS=7), "NUM_HEADS"),
         (BeitOptions(IMAGE_SIZE=225), "PATCH_SIZE"),
     ],
 )
 def test_the_key_that_is_wrong(made: Any, key: str) -> None:
     assert key in [each.partition(":")[0] for each in section_problems(made)]
-
-
-def test_right_ones_are_left_in_peace() -> None:
-    for made in (
-        RegNetOptions(**RULE, use_se=False, bottleneck_multiplier=2.0),
-        RegNetOptions(name="anynet", **STAGES, activation="SILU"),
-        RegNetOptions(name="regnet_x_8gf", bn_momentum=0.2),
-    ):
-        assert list(section_problems(made)) == []
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from timm.layers.pos_embed import resample_abs_pos_embed
 from torch import Tensor
 
 from sslengine.models.trunks.resampled import resampled
-from tests.models.trunks.test_convit import trunk as convit
+from tests.models.trunks.test_transformers import trunk as convit
 from tests.models.trunks.test_vision_transformer import trunk as vision_transformer
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,15 +16,9 @@ from sslengine.models.options import ResNetOptions
 from sslengine.models.trunks.resnet import ResNet
 
 TORCHVISION_NODES = {
-    "relu": "conv1",
-    "maxpool": "res1",
-    "layer1": "res2",
-    "layer2": "res3",
-    "layer3": "res4",
-    "layer4": "res5",
-    "avgpool": "res5avg",
-    "flatten": "flatten",
-}
+    "relu": "conv1", "maxpool": "res1", "layer1": "res2", "layer2": "res3", "layer3": "res4",
+    "layer4": "res5", "avgpool": "res5avg", "flatten": "flatten",
+}  # fmt: skip
 WIDE = {"BLOCKS": [1, 2, 1, 1], "WIDTH_PER_GROUP": 128}
 RESNEXT = {"BLOCKS": [1, 2, 1, 1], "GROUPS": 32, "WIDTH_PER_GROUP": 4}
 
@@ -172,23 +165,6 @@ def test_stages_behind_the_wanted_feature_do_not_run() -> None:
     made = small()
     made.layer3.register_forward_hook(lambda *_: pytest.fail("layer3 ran"))
     made(torch.randn(1, 3, 32, 32), ["res3"])
-
-
-def step(made: ResNet, x: Tensor, names: tuple[str, ...]) -> list[Tensor]:
-    """Training step: gradients and buffers after it."""
-    sum(feature.square().mean() for feature in made(x, names)).backward()
-    return [parameter.grad for parameter in made.parameters()] + list(made.buffers())
-
-
-@pytest.mark.parametrize("parts", [1, 2, 4, 50])
-@pytest.mark.parametrize("names", [("flatten",), ("res3", "conv1", "res5")])
-def test_activation_checkpointing_changes_nothing(parts: int, names: tuple[str, ...]) -> None:
-    plain = small(BLOCKS=[2, 1, 2, 1]).double()
-    recomputing = copy.deepcopy(plain)
-    recomputing.checkpoint_activations(parts)
-    x = torch.randn(4, 3, 16, 16, dtype=torch.float64)
-    for ours, expected in zip(step(recomputing, x, names), step(plain, x, names), strict=True):
-        torch.testing.assert_close(ours, expected)
 
 
 def test_activation_checkpointing_recomputes_only_with_gradients() -> None:

@@ -23,12 +23,8 @@ from sslengine.models.trunks.library import LibraryTrunk
 from sslengine.models.trunks.library_options import TimmOptions
 
 SMALL: dict[str, Any] = {
-    "img_size": 32,
-    "patch_size": 8,
-    "embed_dim": 24,
-    "depth": 2,
-    "num_heads": 2,
-}
+    "img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2,
+}  # fmt: skip
 OURS: dict[str, Any] = {
     "IMAGE_SIZE": 32, "PATCH_SIZE": 8, "HIDDEN_DIM": 24, "MLP_DIM": 40, "NUM_LAYERS": 2, "NUM_HEADS": 2,
 }  # fmt: skip
@@ -86,10 +82,8 @@ def test_tokens_of_timms_networks_by_name(name: str, x: Tensor) -> None:
         tokens = trunk.fc_norm(tokens)
     assert tokens.shape == (3, before + 16, 24)
     expected = {
-        "lastBLK": tokens,
-        "lastPATCH": tokens[:, before:],
-        "lastPOOL": tokens[:, before:].mean(1),
-    }
+        "lastBLK": tokens, "lastPATCH": tokens[:, before:], "lastPOOL": tokens[:, before:].mean(1),
+    }  # fmt: skip
     if before:
         expected["lastCLS"] = tokens[:, 0]
     if registers:

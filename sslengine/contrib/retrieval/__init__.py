@@ -1,0 +1,1 @@
+"""VISSL's benchmark of instance retrieval: Oxford, Paris, Copydays, INSTRE."""

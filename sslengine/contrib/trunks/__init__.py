@@ -1,0 +1,1 @@
+"""Networks of VISSL that few use."""

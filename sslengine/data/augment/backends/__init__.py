@@ -1,1 +1,0 @@
-"""The ways to compute operations: Pillow, numba."""

@@ -1,1 +1,0 @@
-"""What is done to a sample between its source and its batch."""

@@ -1,0 +1,207 @@
+"""Several views of one image: copies, crops of several sizes, PIRL's patches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import repeat
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import Tensor
+from torchvision.transforms import Compose, RandomApply, RandomResizedCrop
+
+from sslengine.data.augment.geometry import crop
+from sslengine.data.augment.image import Rgb, share
+from sslengine.data.augment.resize import Box
+from sslengine.data.augment.transform import MakesViews, TakesAll, probability
+from sslengine.registry import register_transform
+
+
+@register_transform("ImgReplicatePil")
+class ImgReplicatePil(MakesViews):
+    """The image `num_times`, for the transforms that follow to make each another view."""
+
+    takes_arrays = True
+
+    def __init__(self, num_times: int = 2) -> None:
+        """num_times: the number of views."""
+        if num_times < 1:
+            raise ValueError(f"num_times: expected 1 or more, got {num_times}.")
+        self.num_times = num_times
+
+    def __call__(self, image: Any) -> list[Any]:
+        """Return so many. image: of any kind, or a tensor."""
+        if type(image) is Rgb:
+            return [share(image)] * self.num_times
+        # Copies, because a transform of the user may draw into the image that it is given.
+        copied = image.clone if isinstance(image, Tensor) else image.copy
+        return [image, *(copied() for _ in range(self.num_times - 1))]
+
+    @staticmethod
+    def count_views(num_times: int = 2) -> int:
+        return num_times
+
+
+@register_transform("ImgPilToMultiCrop")
+class ImgPilToMultiCrop(MakesViews):
+    """Random square crops: `num_crops[i]` of side `size_crops[i]`, one kind after the other."""
+
+    takes_arrays = True
+    applies = ("crops",)
+
+    def __init__(
+        self,
+        total_num_crops: int,
+        num_crops: Sequence[int],
+        size_crops: Sequence[int],
+        crop_scales: Sequence[Sequence[float]],
+        interpolation: int | str = 2,
+    ) -> None:
+        """
+        total_num_crops: the sum of num_crops.
+        num_crops: the number of crops of each kind.
+        size_crops: the side of each kind's crops, in pixels.
+        crop_scales: for each kind, the least and the greatest share of the image's area.
+        interpolation: as RandomResizedCrop takes it: bilinear or 2, bicubic or 3.
+        """
+        if not len(num_crops) == len(size_crops) == len(crop_scales):
+            raise ValueError(
+                f"num_crops, size_crops and crop_scales: expected one entry in each for every "
+                f"kind of crop, got {len(num_crops)}, {len(size_crops)} and {len(crop_scales)}."
+            )
+        if sum(num_crops) != total_num_crops or total_num_crops < 1:
+            raise ValueError(
+                f"total_num_crops: expected the sum of num_crops, {sum(num_crops)}, and at least "
+                f"1; got {total_num_crops}."
+            )
+        self.crops: list[Callable[[Any], Any]] = [
+            crop
+            for count, size, scale in zip(num_crops, size_crops, crop_scales)
+            for crop in repeat(_make_crop(size, scale, interpolation), count)
+        ]
+
+    def __call__(self, image: Any) -> list[Any]:
+        share(image)  # a crop at scale 1 is a part of it
+        return [crop(image) for crop in self.crops]
+
+    @staticmethod
+    def count_views(total_num_crops: int, **_: object) -> int:
+        return total_num_crops
+
+
+@register_transform("ImgPilMultiCropRandomApply")
+class ImgPilMultiCropRandomApply(TakesAll):
+    """All the transforms or none, to each crop with the probability that it has in `prob`."""
+
+    takes_arrays = True
+    applies = ("apply",)
+
+    def __init__(self, transforms: Sequence[Any], prob: Sequence[float]) -> None:
+        """
+        transforms: entries with a name and arguments, as in TRANSFORMS.
+        prob: one probability for each crop.
+        """
+        change = Compose(list(transforms))
+        self.apply: list[Callable[[Any], Any]] = [
+            RandomApply([change], probability(p)) for p in prob
+        ]
+
+    def __call__(self, crops: Sequence[Any]) -> list[Any]:
+        if len(crops) != len(self.apply):
+            raise ValueError(
+                f"prob: expected one probability for each of the {len(crops)} crops of an image, "
+                f"got {len(self.apply)}."
+            )
+        return [apply(crop) for apply, crop in zip(self.apply, crops)]
+
+
+def _make_crop(size: int, scale: Sequence[float], interpolation: int | str) -> RandomResizedCrop:
+    crop: RandomResizedCrop = RandomResizedCrop(
+        size,
+        _check_scale(scale),
+        interpolation=interpolation,  # type: ignore[arg-type] # torchvision takes Pillow's numbers
+    )
+    return crop
+
+
+def _check_scale(scale: Sequence[float]) -> tuple[float, float]:
+    match tuple(scale):
+        case (low, high) if 0 < low <= high <= 1:
+            return low, high
+    raise ValueError(
+        f"crop_scales: expected two shares of the area in order, such as [0.14, 1]; got {scale}."
+    )
+
+
+@register_transform("ImgPilToPatchesAndImage")
+class ImgPilToPatchesAndImage(MakesViews):
+    """PIRL's input: a crop of the image, then the patches of another crop in random order.
+
+    The second crop is cut into a square grid, column by column, and each patch is a cell
+    less PATCH_JITTER pixels a side, at a random place in it.
+    """
+
+    takes_arrays = True
+    applies = ("crop_image", "crop_patches")
+    PATCH_JITTER: ClassVar[int] = 21
+
+    def __init__(
+        self,
+        crop_scale_image: Sequence[float] = (0.08, 1.0),
+        crop_size_image: int = 224,
+        crop_scale_patches: Sequence[float] = (0.6, 1.0),
+        crop_size_patches: int = 255,
+        permute_patches: bool = True,
+        num_patches: int = 9,
+    ) -> None:
+        """
+        crop_scale_image, crop_scale_patches: the least and greatest share of the image's area in
+            the crop.
+        crop_size_image: the side of the first crop, in pixels.
+        crop_size_patches: the side of the crop that is cut into patches, in pixels.
+        permute_patches: false: the patches stay in the order of the grid.
+        num_patches: a square number.
+        """
+        self.side = math.isqrt(num_patches)
+        self.cell = crop_size_patches // max(1, self.side)
+        self.patch = self.cell - self.PATCH_JITTER
+        if num_patches < 1 or self.side**2 != num_patches:
+            raise ValueError(f"num_patches: expected a square number, got {num_patches}.")
+        if self.patch < 1:
+            raise ValueError(
+                f"crop_size_patches: {crop_size_patches} is too small for {num_patches} patches; "
+                f"expected {self.side * (self.PATCH_JITTER + 1)} or more."
+            )
+        self.permute = permute_patches
+        crop_image = RandomResizedCrop(crop_size_image, tuple(crop_scale_image))
+        crop_patches = RandomResizedCrop(crop_size_patches, tuple(crop_scale_patches))
+        self.crop_image: Callable[[Any], Any] = crop_image
+        self.crop_patches: Callable[[Any], Any] = crop_patches
+
+    def __call__(self, image: Any) -> list[Any]:
+        share(image)
+        whole, part = self.crop_image(image), share(self.crop_patches(image))
+        boxes = self._draw_cells()
+        if self.permute:
+            order = np.random.permutation(len(boxes))  # noqa: NPY002
+            boxes = [boxes[number] for number in order]
+        return [whole, *(crop(part, box, box[2:]) for box in boxes)]
+
+    def _draw_cells(self) -> list[Box]:
+        """Return where the patches are in the second crop."""
+        jitter = np.random.randint(0, self.PATCH_JITTER, (2, self.side, self.side)).tolist()  # noqa: NPY002
+        return [
+            (
+                row * self.cell + jitter[1][column][row],
+                column * self.cell + jitter[0][column][row],
+                self.patch,
+                self.patch,
+            )
+            for column in range(self.side)
+            for row in range(self.side)
+        ]
+
+    @staticmethod
+    def count_views(**arguments: object) -> int:
+        return 1  # patches are another input of the model, not views that share a batch

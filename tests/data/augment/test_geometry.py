@@ -1,0 +1,268 @@
+"""Crops, flips and turns: draws are torchvision's, and no byte differs from Pillow's."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms import InterpolationMode, RandomResizedCrop
+from torchvision.transforms import functional as F
+
+from sslengine.data.augment import resize as kernels
+from sslengine.data.augment.geometry import ImgRotatePil, ResizedCrop, center_on_black, crop, turn
+from sslengine.data.augment.geometry import flip as flip_image
+from sslengine.data.augment.pipeline import Pipeline
+from sslengine.errors import ConfigError
+from tests.data.augment.planes import (
+    Operation,
+    Pixels,
+    as_image,
+    by_kernel,
+    by_pillow,
+    compile_or_skip,
+    describe,
+    noise,
+)
+from tests.data.pictures import picture
+
+CUBIC = InterpolationMode.BICUBIC
+BOTH = pytest.mark.parametrize("interpolation", [InterpolationMode.BILINEAR, CUBIC])
+
+
+def expect_same(operation: Operation, planes: Pixels) -> None:
+    expected = by_pillow(operation, planes)
+    assert (by_kernel(operation, planes) == expected).all(), operation
+
+
+# ---- kernels beside Pillow
+
+
+@BOTH
+@pytest.mark.parametrize("seed", range(4))
+def test_random_boxes_smaller_and_larger(seed: int, interpolation: InterpolationMode) -> None:
+    planes = noise(117, 150, seed)
+    draw = np.random.default_rng(seed)
+    for _ in range(25):
+        height, width = draw.integers(1, 118), draw.integers(1, 151)
+        top, left = draw.integers(0, 118 - height), draw.integers(0, 151 - width)
+        to = tuple(draw.integers(1, 130, 2).tolist())
+        box = tuple(int(number) for number in (top, left, height, width))
+        expect_same(partial(crop, box=box, to=to, interpolation=interpolation), planes)
+
+
+@BOTH
+def test_levels_do_not_run_over(interpolation: InterpolationMode) -> None:
+    """A cubic overshoots at an edge from black to white."""
+    planes = np.zeros((3, 40, 40), np.uint8)
+    planes[:, 10:30, 15:] = 255
+    for to in [(9, 9), (40, 40), (77, 31)]:
+        cut = partial(crop, box=(0, 0, 40, 40), to=to, interpolation=interpolation)
+        expect_same(cut, planes)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 8), (8, 1), (180, 2)])
+def test_thin_parts(size: tuple[int, int]) -> None:
+    for to in [(1, 1), (5, 7), (64, 3), size]:
+        expect_same(partial(crop, box=(0, 0, *size), to=to), noise(180, 8))
+
+
+@BOTH
+@pytest.mark.parametrize("side", [1, 7, 16, 33, 90, 180])
+def test_from_much_larger_to_much_smaller(side: int, interpolation: InterpolationMode) -> None:
+    """So pixels are made of one, two, four and up to hundreds; strips are full or are not."""
+    cut = partial(crop, box=(0, 0, 180, 97), to=(side, side), interpolation=interpolation)
+    expect_same(cut, noise(180, 97))
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        partial(crop, box=(-3, 40, 70, 99), to=(31, 32)),
+        partial(crop, box=(0, 0, 60, 75), to=(50, 66), interpolation=InterpolationMode.NEAREST),
+        partial(crop, box=(0, 0, 60, 75), to=(30, 33), interpolation=InterpolationMode.LANCZOS),
+        partial(center_on_black, to=(80, 50)),
+        partial(turn, degrees=33.0),
+    ],
+    ids=describe,
+)
+def test_what_has_no_kernel_is_pillows(operation: Operation) -> None:
+    expect_same(operation, noise(60, 75))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 9), (9, 1), (33, 40), (224, 97)])
+def test_flips_and_quarter_turns(size: tuple[int, int]) -> None:
+    for operation in (flip_image, *(partial(turn, degrees=90 * times) for times in range(4))):
+        expect_same(operation, noise(*size))
+
+
+def test_both_orders_of_the_passes_are_within_a_level_of_exact_sums() -> None:
+    """A version of Pillow may choose either. In float64, without rounding between passes."""
+    compile_or_skip()
+    part = np.asarray(as_image(noise(200, 60)))
+    exact = np.einsum("yh,hwc,xw->cyx", matrix(200, 50), part.astype(float), matrix(60, 55))
+    for columns_first in (False, True):
+        made = np.empty((3, 50, 55), np.uint8)
+        kernels._resize(part, (0, 0, 200, 60), (50, 55), False, columns_first, made)
+        assert np.abs(made - exact).max() <= 1.01
+
+
+def matrix(before: int, after: int) -> Any:
+    """The antialiased triangle filter."""
+    scale = before / after
+    old, new = np.arange(before) + 0.5, (np.arange(after)[:, None] + 0.5) * scale
+    weights = np.maximum(0, 1 - np.abs(old - new) / max(scale, 1))
+    return weights / weights.sum(1, keepdims=True)
+
+
+def test_rows_below_stay_as_they_are() -> None:
+    compile_or_skip()
+    planes, out = noise(40, 50), np.full((3, 11, 11), 7, np.uint8)
+    pixels, order = np.asarray(as_image(planes)), kernels.COLUMNS_MAY_COME_FIRST
+    kernels._resize(pixels, (3, 4, 30, 20), (9, 11), False, order, out)
+    assert (out[:, :9] == by_pillow(partial(crop, box=(3, 4, 30, 20), to=(9, 11)), planes)).all()
+    assert (out[:, 9:] == 7).all()
+
+
+# ---- what they mean
+
+
+def after(operation: Operation, pixels: Any) -> Pixels:
+    return np.asarray(operation(Image.fromarray(pixels)))
+
+
+@pytest.fixture
+def pixels() -> Pixels:
+    return np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
+
+
+def test_a_crop_of_its_own_size_keeps_the_pixels(pixels: Pixels) -> None:
+    cut = after(partial(crop, box=(3, 4, 10, 12), to=(10, 12)), pixels)
+    assert (cut == pixels[3:13, 4:16]).all()
+
+
+def test_a_crop_does_not_see_what_lies_outside(pixels: Pixels) -> None:
+    inside = np.full_like(pixels, 9)
+    inside[3:13, 4:16] = 77
+    assert (after(partial(crop, box=(3, 4, 10, 12), to=(7, 5)), inside) == 77).all()
+
+
+def test_half_the_size_is_the_weighted_mean_of_a_triangle(pixels: Pixels) -> None:
+    wide = np.repeat(pixels[:1], 4, axis=0)
+    half = after(partial(crop, box=(0, 0, 4, 30), to=(4, 15)), wide)[0, 5].astype(float)
+    expected = np.array([1, 3, 3, 1]) / 8 @ wide[0, 9:13]
+    assert np.abs(half - expected).max() <= 1
+
+
+def test_flip(pixels: Pixels) -> None:
+    assert (after(flip_image, pixels) == pixels[:, ::-1]).all()
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_quarter_turns_are_counter_clockwise(pixels: Pixels, times: int) -> None:
+    assert (after(partial(turn, degrees=90 * times), pixels) == np.rot90(pixels, times)).all()
+
+
+def test_any_other_turn_is_about_the_middle_and_leaves_corners_black() -> None:
+    white = np.full((21, 21, 3), 255, np.uint8)
+    white[10, 20] = 0
+    turned = after(partial(turn, degrees=45.0), white)
+    assert not turned[[0, 0, -1, -1], [0, -1, 0, -1]].any()
+    assert (turned[10, 1:20] == 255).all()  # what was on the right is above it now
+    assert not turned[3, 17].any()
+
+
+def test_the_centre_of_a_smaller_image_lies_on_black(pixels: Pixels) -> None:
+    around = after(partial(center_on_black, to=(24, 22)), pixels)
+    assert (around[2:-2] == pixels[:, 4:-4]).all()
+    assert not around[:2].any()
+    assert not around[-2:].any()
+
+
+# ---- draws
+
+CROPS = [
+    RandomResizedCrop(224),
+    RandomResizedCrop((20, 31), (0.05, 0.14), interpolation=CUBIC),
+    RandomResizedCrop(7, (0.9, 1.0), (0.3, 0.4)),
+    RandomResizedCrop(7, (1.0, 1.0), (2.0, 2.5)),
+]
+
+
+@pytest.mark.parametrize("transform", CROPS, ids=str)
+@pytest.mark.parametrize("size", [(375, 500), (500, 375), (1, 1), (400, 3), (3, 400), (64, 64)])
+def test_boxes_and_the_stream_afterwards_are_torchvisions(
+    transform: RandomResizedCrop, size: tuple[int, int]
+) -> None:
+    ours, image = ResizedCrop(transform), torch.empty(3, *size)
+    for seed in range(100):
+        torch.manual_seed(seed)
+        box = transform.get_params(image, transform.scale, transform.ratio)
+        afterwards = torch.rand(1)
+        torch.manual_seed(seed)
+        assert ours.draw_box(size) == box
+        assert torch.rand(1) == afterwards
+
+
+# ---- rotation
+
+
+def wide() -> Image.Image:
+    return picture(4, side=12).crop((0, 0, 12, 7))
+
+
+@pytest.mark.parametrize("image", [picture(0, side=9), wide()], ids=["square", "wide"])
+def test_turning_back_by_the_label_gives_the_image(image: Image.Image) -> None:
+    labels = set()
+    for number in range(40):
+        torch.manual_seed(number)
+        turned, label = ImgRotatePil()(image)
+        labels.add(label)
+        assert np.array_equal(np.rot90(np.asarray(turned), -label), np.asarray(image))
+    assert labels == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("num_angles", [4, 8])
+def test_squares_are_turned_as_torchvision_does_and_vissl_draws(num_angles: int) -> None:
+    image = picture(1, side=16)
+    for number in range(30):
+        torch.manual_seed(number)
+        turned, label = ImgRotatePil(num_angles)(image)
+        afterwards = torch.rand(1)
+        torch.manual_seed(number)
+        expected = int(torch.randint(num_angles, [1]))
+        assert (label, torch.rand(1)) == (expected, afterwards)
+        theirs = F.rotate(image, label * 360 / num_angles)
+        assert turned.tobytes() == theirs.tobytes()
+
+
+def test_nothing_black_comes_into_an_image_that_is_not_square() -> None:
+    white = Image.new("RGB", (12, 7), (255, 255, 255))
+    for label in range(4):
+        assert np.asarray(turn(white, 90 * label)).min() == 255
+
+
+def test_the_angle_becomes_the_label() -> None:
+    pipeline = Pipeline([{"name": "ImgRotatePil"}, {"name": "ToTensor"}], "here")
+    image = picture(2)
+    for number in range(20):
+        torch.manual_seed(number)
+        made = pipeline({"data": [image], "data_valid": [1], "data_idx": [7], "label": [7]})
+        label = made["label"][0]
+        turned = np.rot90((made["data"][0] * 255).permute(1, 2, 0).numpy(), -label)
+        assert np.array_equal(turned.round(), np.asarray(image))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_angles": 0}, "num_angles: expected 1 or more, got 0"),
+        ({"num_rotations_per_img": 2}, "one label and so one rotation; expected 1, got 2"),
+    ],
+)
+def test_impossible_rotations(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"here.0 \(ImgRotatePil\): .*{message}"):
+        Pipeline([{"name": "ImgRotatePil", **arguments}], "here")

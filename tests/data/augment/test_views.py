@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms import InterpolationMode, RandomResizedCrop
+
+from sslengine.config.facts import views_per_image
+from sslengine.data.augment.pipeline import Pipeline
+from sslengine.data.augment.views import (
+    ImgPilMultiCropRandomApply,
+    ImgPilToMultiCrop,
+    ImgPilToPatchesAndImage,
+    ImgReplicatePil,
+)
+from sslengine.errors import ConfigError, DataError
+from tests.data.pictures import picture
+
+
+def seed() -> None:
+    torch.manual_seed(5)
+    np.random.seed(5)  # noqa: NPY002
+
+
+def test_replicas_are_equal_and_independent() -> None:
+    image = picture(0)
+    views = ImgReplicatePil(3)(image)
+    assert [view.tobytes() for view in views] == [picture(0).tobytes()] * 3
+    views[1].putpixel((0, 0), (1, 2, 3))
+    assert views[0].tobytes() == views[2].tobytes() == picture(0).tobytes()
+
+
+@pytest.mark.parametrize("kind", [torch.tensor, np.array], ids=["tensor", "array"])
+def test_replicas_of_tensors_and_arrays(kind: Any) -> None:
+    image = kind(np.arange(24.0).reshape(2, 3, 4))
+    views = ImgReplicatePil(3)(image)
+    views[1][0, 0, 0] = 7.0
+    assert type(views[1]) is type(image)
+    assert [float(view[0, 0, 0]) for view in views] == [0.0, 7.0, 0.0]
+    assert [float(view.sum()) for view in views] == [276.0, 283.0, 276.0]
+
+
+@pytest.mark.parametrize("side", [2, 3])
+def test_image_and_patches_as_vissl_cuts_them(side: int) -> None:
+    image, size = picture(1, side=120), 30 * side
+    seed()
+    views = ImgPilToPatchesAndImage((0.2, 1.0), 40, (0.6, 1.0), size, num_patches=side**2)(image)
+
+    seed()
+    whole = RandomResizedCrop(40, (0.2, 1.0))(image)
+    pixels = np.asarray(RandomResizedCrop(size, (0.6, 1.0))(image))
+    jitter = np.random.randint(0, 21, (2, side, side))  # noqa: NPY002
+    cells = [(i, j) for i in range(side) for j in range(side)]
+    expected = []
+    for i, j in cells:
+        x, y = i * 30 + jitter[0, i, j], j * 30 + jitter[1, i, j]
+        expected.append(pixels[y : y + 9, x : x + 9])
+    order = np.random.permutation(side**2)  # noqa: NPY002
+    assert views[0].tobytes() == whole.tobytes()
+    assert len(views) == 1 + side**2
+    for view, number in zip(views[1:], order, strict=True):
+        np.testing.assert_array_equal(np.asarray(view), expected[number])
+
+
+def test_patches_in_order() -> None:
+    # A picture whose red tells the column and whose green tells the row.
+    ramp = np.zeros((90, 90, 3), np.uint8)
+    ramp[..., 0], ramp[..., 1] = np.arange(90)[None, :], np.arange(90)[:, None]
+    # Only the whole has the area of the whole.
+    cut = ImgPilToPatchesAndImage(
+        crop_scale_patches=(1.0, 1.0), crop_size_patches=90, permute_patches=False
+    )
+    patches = [np.asarray(patch).max((0, 1)) // 30 for patch in cut(Image.fromarray(ramp))[1:]]
+    assert [tuple(patch[:2]) for patch in patches] == [(i, j) for i in range(3) for j in range(3)]
+
+
+def test_defaults_are_those_of_pirl() -> None:
+    views = ImgPilToPatchesAndImage()(picture(0, side=300))
+    assert [view.size for view in views] == [(224, 224)] + [(64, 64)] * 9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_patches": 8}, "square number, got 8"),
+        ({"num_patches": 0}, "square number, got 0"),
+        ({"crop_size_patches": 63}, "too small for 9 patches; expected 66 or more"),
+    ],
+)
+def test_impossible_patches(arguments: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ImgPilToPatchesAndImage(**arguments)
+
+
+def test_impossible_replicas() -> None:
+    with pytest.raises(ValueError, match="num_times: expected 1 or more, got 0"):
+        ImgReplicatePil(0)
+
+
+def test_number_of_views() -> None:
+    crop = {"name": "RandomResizedCrop", "size": 8}
+    assert views_per_image([crop]) == 1
+    assert views_per_image([{"name": "ImgReplicatePil"}, crop]) == 2
+    assert views_per_image([{"name": "ImgReplicatePil", "num_times": 3}, crop]) == 3
+    assert views_per_image([{"name": "ImgPilToPatchesAndImage", "num_patches": 4}]) == 1
+
+
+# ---- crops of several sizes
+
+SWAV = {
+    "total_num_crops": 5,
+    "num_crops": [2, 3],
+    "size_crops": [16, 8],
+    "crop_scales": [[0.14, 1], [0.05, 0.14]],
+}
+
+
+class Invert:
+    def __call__(self, image: Image.Image) -> Image.Image:
+        return Image.eval(image, lambda value: 255 - value)
+
+
+class AddNoise:
+    """Draws from the stream that decides whether it is applied."""
+
+    def __call__(self, value: float) -> float:
+        return value + float(torch.rand(1))
+
+
+def sample(image: Any) -> dict[str, list[Any]]:
+    return {"data": [image], "data_valid": [1], "data_idx": [7], "label": [3]}
+
+
+def test_crops_are_torchvisions_one_kind_after_the_other() -> None:
+    image = picture(3, side=40)
+    torch.manual_seed(11)
+    crops = ImgPilToMultiCrop(**SWAV)(image)
+    torch.manual_seed(11)
+    large, small = RandomResizedCrop(16, (0.14, 1.0)), RandomResizedCrop(8, (0.05, 0.14))
+    expected = [crop(image) for crop in (large, large, small, small, small)]
+    assert [crop.size for crop in crops] == [(16, 16)] * 2 + [(8, 8)] * 3
+    assert [crop.tobytes() for crop in crops] == [crop.tobytes() for crop in expected]
+    assert len({crop.tobytes() for crop in crops}) == 5
+
+
+def test_crops_by_another_interpolation() -> None:
+    image = picture(3, side=40)
+    torch.manual_seed(11)
+    crops = ImgPilToMultiCrop(**SWAV, interpolation=3)(image)
+    torch.manual_seed(11)
+    kinds = [(16, (0.14, 1.0))] * 2 + [(8, (0.05, 0.14))] * 3
+    bicubic = InterpolationMode.BICUBIC
+    expected = [RandomResizedCrop(*kind, interpolation=bicubic)(image) for kind in kinds]
+    assert [crop.tobytes() for crop in crops] == [crop.tobytes() for crop in expected]
+    torch.manual_seed(11)
+    by_default = ImgPilToMultiCrop(**SWAV)(image)
+    assert crops[0].tobytes() != by_default[0].tobytes()
+
+
+def test_crops_of_tensors_of_many_bands() -> None:
+    image = torch.rand(6, 40, 30)
+    torch.manual_seed(11)
+    crops = ImgPilToMultiCrop(**SWAV)(image)
+    torch.manual_seed(11)
+    large, small = RandomResizedCrop(16, (0.14, 1.0)), RandomResizedCrop(8, (0.05, 0.14))
+    expected = [crop(image) for crop in (large, large, small, small, small)]
+    assert all(torch.equal(*pair) for pair in zip(crops, expected, strict=True))
+    some = ImgPilMultiCropRandomApply([torch.neg], [1.0, 0.0, 1.0, 0.0, 0.0])(crops)
+    assert [torch.equal(a, b) for a, b in zip(some, crops, strict=True)] == [
+        False, True, False, True, True,
+    ]  # fmt: skip
+
+
+def test_a_small_crop_shows_a_small_share_of_the_image() -> None:
+    # Red counts the columns and green the rows, so that a crop tells how much it spans.
+    ramp = np.zeros((100, 100, 3), np.uint8)
+    ramp[..., 0], ramp[..., 1] = np.arange(100)[None, :], np.arange(100)[:, None]
+    crop = ImgPilToMultiCrop(**{**SWAV, "size_crops": [100, 100]})
+    areas = []
+    for number in range(20):
+        torch.manual_seed(number)
+        spans = [
+            np.ptp(np.asarray(each)[..., :2].astype(int), axis=(0, 1)) + 1
+            for each in crop(Image.fromarray(ramp))
+        ]
+        areas.append([span.prod() / 100**2 for span in spans])
+    assert np.array(areas)[:, :2].min() > 0.12
+    assert np.array(areas)[:, :2].max() > 0.5
+    assert np.array(areas)[:, 2:].min() > 0.04
+    assert np.array(areas)[:, 2:].max() < 0.15
+
+
+def test_labels_go_with_every_crop() -> None:
+    pipeline = Pipeline([{"name": "ImgPilToMultiCrop", **SWAV}], "here")
+    made = pipeline(sample(picture(0, side=40)))
+    assert len(made.pop("data")) == 5
+    assert made == {"data_valid": [1] * 5, "data_idx": [7] * 5, "label": [3] * 5}
+
+
+def test_number_of_crops() -> None:
+    entries: list[dict[str, Any]] = [
+        {"name": "ImgPilToMultiCrop", **SWAV},
+        {"name": "ImgPilMultiCropRandomApply", "transforms": [], "prob": [0.1] * 5},
+    ]
+    assert views_per_image(entries) == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"total_num_crops": 4}, "expected the sum of num_crops, 5, and at least 1; got 4"),
+        ({"total_num_crops": 0, "num_crops": [0, 0]}, "at least 1; got 0"),
+        ({"size_crops": [16]}, "expected one entry in each for every kind of crop, got 2, 1 and 2"),
+        (
+            {"crop_scales": [[0.1, 1], [0.2, 0.1]]},
+            r"in order, such as \[0.14, 1\]; got \[0.2, 0.1\]",
+        ),
+        ({"crop_scales": [[0.1, 1], [0.2]]}, r"two shares of the area"),
+        ({"crop_scales": [[0.1, 2], [0.2, 1]]}, r"two shares of the area"),
+    ],
+)
+def test_impossible_crops(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"here.0 \(ImgPilToMultiCrop\): .*{message}"):
+        Pipeline([{"name": "ImgPilToMultiCrop", **SWAV, **changes}], "here")
+
+
+def test_each_crop_has_its_own_chance() -> None:
+    pipeline = Pipeline(
+        [
+            {"name": "ImgReplicatePil", "num_times": 3},
+            {
+                "name": "ImgPilMultiCropRandomApply",
+                "transforms": [{"name": "tests.data.augment.test_views:Invert"}],
+                "prob": [0.0, 1.0, 0.5],
+            },
+        ],
+        "here",
+    )
+    image = picture(0)
+    inverted = Invert()(image).tobytes()
+    third = 0
+    for number in range(200):
+        torch.manual_seed(number)
+        views = [view.tobytes() for view in pipeline(sample(image))["data"]]
+        assert views[:2] == [image.tobytes(), inverted]
+        assert views[2] in (image.tobytes(), inverted)
+        third += views[2] == inverted
+    assert 75 <= third <= 125  # 3.5 standard deviations
+
+
+def test_draws_are_those_of_torchvisions_random_apply() -> None:
+    apply = ImgPilMultiCropRandomApply([AddNoise(), AddNoise()], [0.3, 0.9])
+    for number in range(30):
+        torch.manual_seed(number)
+        got = apply([0.0, 10.0])
+        torch.manual_seed(number)
+        expected = []
+        for value, p in ((0.0, 0.3), (10.0, 0.9)):
+            if torch.rand(1) <= p:
+                value += float(torch.rand(1))
+                value += float(torch.rand(1))
+            expected.append(value)
+        assert got == expected
+
+
+def test_chances_must_fit_the_crops() -> None:
+    entry = {"name": "ImgPilMultiCropRandomApply", "transforms": [{"name": "ToTensor"}]}
+    with pytest.raises(DataError, match=r"here.0 .* sample 7: .*each of the 1 crops .* got 2"):
+        Pipeline([{**entry, "prob": [0.1, 0.2]}], "here")(sample(picture(0)))
+    with pytest.raises(ConfigError, match=r"here.0 .*between 0 and 1; got 2"):
+        Pipeline([{**entry, "prob": [2.0]}], "here")

@@ -1,0 +1,398 @@
+"""Convolutional trunks of VISSL beside the networks of torchvision, timm and Classy Vision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import classy_vision.models
+import pytest
+import timm.models.convnext
+import timm.models.regnet
+import torch
+import torchvision
+from classy_vision.models.efficientnet import MODEL_PARAMS
+from classy_vision.models.efficientnet import EfficientNet as ClassyEfficientNet
+from timm.models.convnext import ConvNeXt as TimmConvNeXt
+from timm.models.mobilenetv3 import mobilenetv3_large_100
+from torch import Tensor, nn
+from torchvision.models import alexnet
+from torchvision.models.mobilenetv3 import mobilenet_v3_large
+
+from sslengine.contrib.trunks.alexnet import LAST_LAYERS, AlexNet
+from sslengine.contrib.trunks.mobilenet_v3 import TimmMobileNetV3, TorchvisionMobileNetV3
+from sslengine.contrib.trunks.mobilenet_v3_heads import MobileNetV3Head, TimmMobileNetV3Head
+from sslengine.models.trunks import classy
+from sslengine.models.trunks.convnext import ConvNext
+from sslengine.models.trunks.efficientnet import EfficientNet
+from sslengine.models.trunks.options import (
+    REGNETS,
+    ConvNextOptions,
+    EfficientNetOptions,
+    MobileNetOptions,
+    RegNetOptions,
+)
+from sslengine.models.trunks.regnet import RegNet
+from sslengine.models.vissl_names import from_vissl, to_vissl
+
+from . import checks
+
+
+def test_features_are_those_of_torchvision() -> None:
+    torch.manual_seed(0)
+    model, library = AlexNet().eval(), alexnet().eval()
+    own = {name: value for name, value in library.state_dict().items() if "classifier" not in name}
+    model.load_state_dict(from_vissl(model, own))
+    x = torch.randn(2, 3, 96, 64)
+    with torch.no_grad():
+        found = dict(zip(model.feature_names, model(x, model.feature_names), strict=True))
+        for name, layer in LAST_LAYERS.items():
+            torch.testing.assert_close(found[name], library.features[: layer + 1](x))
+        library.classifier = nn.Identity()
+        torch.testing.assert_close(found["flatten"], library(x))
+    assert found["flatten"].shape == (2, 9216)
+
+
+# ---- regnet
+
+
+RULE = {"depth": 5, "w_0": 16, "w_a": 12.0, "w_m": 2.0, "group_width": 8}
+STAGES = {
+    "depths": [1, 2],
+    "widths": [16, 32],
+    "group_widths": [8, 16],
+    "bottleneck_multipliers": [1.0, 1.0],
+    "strides": [2, 2],
+}
+
+
+def trunk(**options: Any) -> RegNet:
+    torch.manual_seed(0)
+    return RegNet(RegNetOptions(**(options or RULE)))
+
+
+def with_statistics(model: RegNet) -> RegNet:
+    """As trained: running statistics and scales are not those of the start."""
+    for name, tensor in model.state_dict().items():
+        if tensor.is_floating_point() and ("bn" in name or name.endswith(".1.running_var")):
+            tensor.uniform_(0.5, 1.5)
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ({"name": "regnet_y_400mf"}, {"name": "regnet_y_400mf"}),
+        ({"name": "regnet_x_400mf"}, {"name": "regnet_x_400mf"}),
+        (RULE, {"name": "regnet", **RULE}),
+        (
+            {**RULE, "block_type": "vanilla_block", "stem_type": "res_stem_in", "stem_width": 8},
+            {
+                "name": "regnet",
+                **RULE,
+                "block_type": "vanilla_block",
+                "stem_type": "res_stem_in",
+                "stem_width": 8,
+            },
+        ),
+        ({"name": "anynet", **STAGES, "activation": "silu"}, {**STAGES, "activation": "silu"}),
+        ({"name": "anynet", **STAGES, "use_se": False}, {**STAGES, "use_se": False}),
+    ],
+)
+def test_features_are_those_of_classy_vision(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    model = with_statistics(trunk(**ours))
+    whole = classy_vision.models.build_model({"name": "anynet", **theirs}).eval()
+    whole.stem.load_state_dict(model.stem.state_dict())
+    whole.trunk_output.load_state_dict(model.trunk_output.state_dict())
+    x = torch.randn(2, 3, 48, 32)
+    with torch.no_grad():
+        stem = whole.stem(x)
+        stages = [stem]
+        for stage in whole.trunk_output:
+            stages.append(stage(stages[-1]))
+        mean = stages[-1].mean((2, 3))
+        expected = [*stages, mean[..., None, None], mean]
+        found = model(x, model.feature_names)
+        for feature, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(feature, other)
+        # What classy-vision itself computes from one end to the other.
+        torch.testing.assert_close(found[-3], whole.trunk_output(whole.stem(x)))
+
+
+def in_torchvision(name: str) -> str:
+    for ours, theirs in (
+        (".proj.", ".proj.0."),
+        ("-0.bn.", "-0.proj.1."),
+        (".f.c.", ".f.c.0."),
+        (".f.final_bn.", ".f.c.1."),
+        ("stem.stem.", "stem."),
+        ("excitation.0", "fc1"),
+        ("excitation.2", "fc2"),
+    ):
+        name = name.replace(ours, theirs)
+    return name
+
+
+def test_the_network_is_that_of_torchvision() -> None:
+    """An implementation that shares nothing with the one that we take."""
+    model = with_statistics(trunk(name="regnet_y_400mf"))
+    theirs = torchvision.models.regnet_y_400mf(num_classes=1).eval()
+    theirs.fc = torch.nn.Identity()
+    theirs.load_state_dict({in_torchvision(name): t for name, t in model.state_dict().items()})
+    x = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x)[0], theirs(x))
+
+
+def test_vissl_names_are_those_that_timm_reads() -> None:
+    model = with_statistics(trunk(name="regnet_y_400mf"))
+    checks.names_round_trip(model)
+    names = list(to_vissl(model))
+    assert names[0] == "_feature_blocks.conv1.stem.0.weight"
+    assert "_feature_blocks.res3.block2-0.proj.weight" in names
+    parts = {"trunk": to_vissl(model), "heads": {}}
+    file = {"classy_state_dict": {"base_model": {"model": parts}}}
+    theirs = timm.create_model("regnety_004", num_classes=0).eval()
+    theirs.load_state_dict(timm.models.regnet._filter_fn(file))
+    x = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x)[0], theirs(x), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "width"), [("regnet_y_400mf", 440), ("regnet_x_1.6gf", 912), ("regnet_z_500mf", 256)]
+)
+def test_published_networks(name: str, width: int) -> None:
+    model = trunk(name=name, bn_momentum=0.3, bn_epsilon=1e-3)
+    assert model.feature_names == ("conv1", "res2", "res3", "res4", "res5", "avgpool", "flatten")
+    norms = [each for each in model.modules() if isinstance(each, torch.nn.BatchNorm2d)]
+    assert {(norm.momentum, norm.eps) for norm in norms} == {(0.3, 1e-3)}
+    assert list(model.trunk_output[-1].children())[-1].f.c.out_channels == width
+
+
+def test_activation_checkpointing_recomputes() -> None:
+    model = trunk()
+    assert not checks.recomputes(model, model.stem.stem[0])
+    model = trunk()
+    model.checkpoint_activations(2)
+    assert checks.recomputes(model, model.stem.stem[0])
+
+
+# ---- classy
+
+
+def test_every_published_regnet_is_there() -> None:
+    theirs = {name for name in classy.MODEL_REGISTRY if name.startswith("regnet_")}
+    assert set(REGNETS) == theirs
+
+
+# ---- efficientnet
+
+
+def trunk_efficientnet(**options: Any) -> EfficientNet:
+    torch.manual_seed(0)
+    return EfficientNet(EfficientNetOptions(**options))
+
+
+def theirs(ours: EfficientNet, version: str, **options: Any) -> ClassyEfficientNet:
+    """Classy Vision's own with the same weights; its forward ends with dropout."""
+    arguments = {
+        "bn_momentum": 0.01,
+        "bn_epsilon": 0.001,
+        "drop_connect_rate": 0.2,
+        "width_divisor": 8,
+        "min_width": None,
+        "use_se": True,
+    }
+    model = ClassyEfficientNet(1, MODEL_PARAMS[version], **{**arguments, **options})
+    left = model.load_state_dict(ours.state_dict(), strict=False)
+    assert (left.missing_keys, left.unexpected_keys) == (["fc.weight", "fc.bias"], [])
+    model.fc = torch.nn.Identity()
+    return model
+
+
+@pytest.mark.parametrize(
+    ("version", "options"),
+    [("B0", {}), ("B1", {"use_se": False}), ("B0", {"width_divisor": 4, "min_width": 20})],
+)
+def test_features_are_those_of_classy_vision_efficientnet(
+    version: str, options: dict[str, Any]
+) -> None:
+    ours = trunk_efficientnet(model_version=version, **options)
+    other = theirs(ours, version, **options)
+    x = torch.randn(2, 3, 64, 48)
+    with torch.no_grad():
+        torch.testing.assert_close(ours.eval()(x)[0], other.eval()(x))
+
+
+def test_the_same_blocks_and_values_drop_in_training() -> None:
+    ours = trunk_efficientnet(drop_connect_rate=0.5)
+    other = theirs(ours, "B0", drop_connect_rate=0.5).train()
+    x = torch.randn(4, 3, 32, 32, dtype=torch.float64)
+    outputs = []
+    for model in (ours.double().train(), other.double()):
+        torch.manual_seed(3)
+        with torch.no_grad():
+            outputs.append(model(x))
+    torch.testing.assert_close(outputs[0][0], outputs[1])
+    with torch.no_grad():
+        assert not torch.allclose(ours(x)[0], outputs[1])
+
+
+def test_vissl_names() -> None:
+    model = trunk_efficientnet()
+    checks.names_round_trip(model)
+    names = to_vissl(model)
+    for name in ("conv1.0.weight", "conv1.1.bias", "block15.bn2.weight", "conv_final.0.weight"):
+        assert f"_feature_blocks.{name}" in names
+    torch.testing.assert_close(
+        names["_feature_blocks.block1.expand_conv.weight"],
+        model.blocks.get_submodule("block1-0").expand_conv.weight,
+    )
+
+
+# ---- convnext
+
+
+DEPTH, DIMS = [1, 2, 1, 1], [8, 16, 24, 32]
+
+
+def trunk_convnext(**options: Any) -> ConvNext:
+    torch.manual_seed(0)
+    model = ConvNext(ConvNextOptions(**{"DEPTH": DEPTH, "DIMS": DIMS, **options}))
+    for name, parameter in model.named_parameters():
+        if name.endswith("gamma"):
+            # At their start of 1e-6 blocks would not be seen.
+            assert torch.all(parameter == 1e-6)
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    return model
+
+
+def theirs_convnext(**options: Any) -> TimmConvNeXt:
+    return TimmConvNeXt(num_classes=0, depths=DEPTH, dims=DIMS, **options)
+
+
+@pytest.mark.parametrize("size", [(64, 64), (96, 32)])
+def test_features_are_those_of_timm(size: tuple[int, int]) -> None:
+    model, library = trunk_convnext().eval(), theirs_convnext().eval()
+    library.load_state_dict(model.state_dict())
+    x = torch.randn(2, 3, *size)
+    with torch.no_grad():
+        stages = library.forward_intermediates(x, intermediates_only=True)
+        found = model(x, model.feature_names)
+        expected = [library.stem(x), *stages, library(x), library(x)]
+        for feature, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(feature, other)
+
+
+def test_blocks_drop_the_same_in_training() -> None:
+    model, library = trunk_convnext(DROP_PATH_RATE=0.5), theirs_convnext(drop_path_rate=0.5)
+    library.load_state_dict(model.state_dict())
+    x = torch.randn(4, 3, 64, 64)
+    outputs = []
+    for each in (model, library):
+        torch.manual_seed(3)
+        outputs.append(each.train()(x))
+    torch.testing.assert_close(outputs[0][0], outputs[1])
+
+
+def test_vissl_names_are_those_of_the_authors() -> None:
+    model = trunk_convnext().eval()
+    checks.names_round_trip(model)
+    named = to_vissl(model)
+    for name in ("downsample_layers.0.0.weight", "downsample_layers.3.1.weight", "norm.bias"):
+        assert name in named
+    assert "stages.1.1.pwconv2.weight" in named
+    library = theirs_convnext().eval()
+    library.load_state_dict(timm.models.convnext.checkpoint_filter_fn(named, library))
+    x = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x)[0], library(x))
+
+
+# ---- mobilenet v3
+
+
+Make = Callable[..., TimmMobileNetV3 | TorchvisionMobileNetV3]
+BOTH = pytest.mark.parametrize("make", [TorchvisionMobileNetV3, TimmMobileNetV3])
+
+
+def trunk_mobilenet_v3(make: Make, **options: Any) -> TimmMobileNetV3 | TorchvisionMobileNetV3:
+    torch.manual_seed(0)
+    return make(MobileNetOptions(**options))
+
+
+def with_statistics_mobilenet_v3(
+    model: TimmMobileNetV3 | TorchvisionMobileNetV3,
+) -> TimmMobileNetV3 | TorchvisionMobileNetV3:
+    """Of running averages that are not at their first values."""
+    with torch.no_grad():
+        model.train()(torch.randn(4, 3, 64, 64))
+    return model.eval()
+
+
+def of_the_library(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """VISSL's names are the library's, inside a module."""
+    return {prefix + name.removeprefix("model."): tensor for name, tensor in state.items()}
+
+
+def test_with_its_head_it_is_torchvisions() -> None:
+    model, head = (
+        with_statistics_mobilenet_v3(trunk_mobilenet_v3(TorchvisionMobileNetV3)),
+        MobileNetV3Head().eval(),
+    )
+    library = mobilenet_v3_large().eval()
+    library.load_state_dict(of_the_library(to_vissl(model), "") | head.state_dict())
+    x = torch.randn(2, 3, 64, 48)
+    with torch.no_grad():
+        torch.testing.assert_close(head(model(x)[0]), library(x))
+        torch.testing.assert_close(model(x, ["trunk"])[0], library.features(x))
+
+
+def test_with_its_head_it_is_timms() -> None:
+    model, head = (
+        with_statistics_mobilenet_v3(trunk_mobilenet_v3(TimmMobileNetV3)),
+        TimmMobileNetV3Head().eval(),
+    )
+    names = {"classifier.0.": "conv_head.", "classifier.4.": "classifier."}
+    state = of_the_library(to_vissl(model), "")
+    for ours, other in names.items():
+        for kind in ("weight", "bias"):
+            state[other + kind] = head.state_dict()[ours + kind]
+    library = mobilenetv3_large_100().eval()
+    library.load_state_dict(state)
+    whole = trunk_mobilenet_v3(TimmMobileNetV3, TRUNK_ONLY=False).eval()
+    del state["classifier.weight"], state["classifier.bias"]
+    whole.load_state_dict(
+        from_vissl(whole, {f"model.{name}": each for name, each in state.items()})
+    )
+    x = torch.randn(2, 3, 64, 48)
+    with torch.no_grad():
+        features = library.forward_features(x)
+        before = library.forward_head(features, pre_logits=True)
+        torch.testing.assert_close(head(model(x)[0]), library(x))
+        torch.testing.assert_close(model(x, ["trunk"])[0], features)
+        torch.testing.assert_close(whole(x)[0], before)
+        # Without its last convolution, hard swish alone stands behind the pooling.
+        library.conv_head = torch.nn.Identity()
+        expected = library.forward_head(features, pre_logits=True)
+        torch.testing.assert_close(model(x, ["flatten"])[0], expected)
+
+
+def test_batch_norms() -> None:
+    def settings(
+        model: TimmMobileNetV3 | TorchvisionMobileNetV3,
+    ) -> set[tuple[float, float | None]]:
+        norms = (each for each in model.modules() if isinstance(each, torch.nn.BatchNorm2d))
+        return {(norm.eps, norm.momentum) for norm in norms}
+
+    assert settings(trunk_mobilenet_v3(TorchvisionMobileNetV3)) == {(1e-3, 1e-2)}
+    assert settings(trunk_mobilenet_v3(TorchvisionMobileNetV3, TIMM_BN=True)) == {(1e-5, 0.1)}
+    assert settings(trunk_mobilenet_v3(TimmMobileNetV3)) == {(1e-5, 0.1)}
+
+
+@BOTH
+def test_vissl_names_mobilenet_v3(make: Make) -> None:
+    model = trunk_mobilenet_v3(make)
+    checks.names_round_trip(model)
+    assert all(name.startswith("model.") for name in to_vissl(model))
