@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 
-# What `${` becomes in a config that was opened without trust: see config/plain_file.py.
+# What `${` becomes in a config that was opened without trust: see config/yaml_text.py.
 NOT_READ = "$not_read{"
 
 

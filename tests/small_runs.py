@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sslengine.config.assignments import overrides
-from sslengine.config.compose import Composition, compose
+from sslengine.config.compose import Composition, compose, overrides
 from sslengine.data.options import OF_ENCODED_SOURCES, SplitOptions
 
 

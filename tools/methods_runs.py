@@ -17,8 +17,7 @@ from typing import Any, cast
 
 import yaml
 
-from sslengine.config.assignments import overrides
-from sslengine.config.compose import compose
+from sslengine.config.compose import compose, overrides
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN = [sys.executable, str(ROOT / "tools" / "run_distributed_engines.py")]

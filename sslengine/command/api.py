@@ -20,7 +20,7 @@ from sslengine.command import train as verb
 from sslengine.command.arguments import collect
 from sslengine.command.embed import Rows, embed
 from sslengine.command.in_memory import Data, open_data
-from sslengine.config.assignments import typed
+from sslengine.config.compose import typed
 from sslengine.config.sections import read
 from sslengine.data.decode.decoding import Decoder
 from sslengine.data.options import DataOptions

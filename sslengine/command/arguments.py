@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sslengine.config.assignments import overrides
+from sslengine.config.compose import overrides
 from sslengine.config.options import DEVICES
 from sslengine.errors import ConfigError, MissingCheckpointError, OutputError
 

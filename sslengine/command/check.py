@@ -32,8 +32,7 @@ from sslengine import catalog
 from sslengine.absent import instead_of
 from sslengine.command import documents
 from sslengine.command.arguments import JSON, TRUST_CONFIG, VALUES, Argument, build_parser
-from sslengine.config.assignments import overrides
-from sslengine.config.compose import compose
+from sslengine.config.compose import compose, overrides
 from sslengine.config.files import readable_path
 from sslengine.config.resolve import Resolved
 from sslengine.config.run_folder import open_named

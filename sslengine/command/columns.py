@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from sslengine.config.assignments import typed
 from sslengine.config.components import keys_of
-from sslengine.config.compose import compose_on
+from sslengine.config.compose import compose_on, typed
 from sslengine.config.files import Layer
-from sslengine.config.plain_file import read_plain
+from sslengine.config.yaml_text import read_plain
 from sslengine.errors import ConfigError, listing
 from sslengine.registry import DATA_SOURCES
 

@@ -24,7 +24,7 @@ from typing import Any
 from sslengine import __version__
 from sslengine.command import columns, documents
 from sslengine.command.arguments import IMAGE_COLUMN, JSON, LABEL_COLUMN, Argument, build_parser
-from sslengine.config.plain_file import read_plain
+from sslengine.config.yaml_text import read_plain
 from sslengine.errors import ConfigError, listing
 from sslengine.report.data_check import Finding, check_classes, open_images
 from sslengine.screen import say

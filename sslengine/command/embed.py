@@ -52,8 +52,8 @@ from sslengine.command.arguments import (
     expect_writable,
 )
 from sslengine.command.networks import find_stock, make_folder
-from sslengine.config.assignments import overrides as as_overrides
-from sslengine.config.assignments import typed
+from sslengine.config.compose import overrides as as_overrides
+from sslengine.config.compose import typed
 from sslengine.errors import ConfigError, OutputError, is_unicode, listing, readable
 from sslengine.progress import progress
 

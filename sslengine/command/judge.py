@@ -53,7 +53,7 @@ from sslengine.command.arguments import (
 )
 from sslengine.command.embed import ALL_OF_IT
 from sslengine.command.networks import find_stock, make_folder
-from sslengine.config.assignments import overrides, typed
+from sslengine.config.compose import overrides, typed
 from sslengine.config.resolve import Resolved
 from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sslengine.atomic import write_json
 from sslengine.command import documents
-from sslengine.config.assignments import typed
+from sslengine.config.compose import typed
 from sslengine.config.sections import sections_of
 from sslengine.engines.score_table import show_all
 from sslengine.engines.scoring import Asked, Score, Sets, chance

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from omegaconf import DictConfig
 
-from sslengine.config.assignments import overrides, typed
+from sslengine.config.compose import overrides, typed
 from sslengine.config.options import DEVICES
 from sslengine.distributed.ranks import gpu_count, has_mps
 from sslengine.errors import ConfigError, nearest

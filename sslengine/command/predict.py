@@ -33,7 +33,7 @@ from sslengine.command.arguments import (
     expect_run,
     expect_writable,
 )
-from sslengine.config.assignments import typed
+from sslengine.config.compose import typed
 from sslengine.errors import SSLEngineError
 from sslengine.launch.cli import ended_by
 from sslengine.progress import progress

@@ -42,7 +42,7 @@ from sslengine.command.arguments import (
     build_parser,
 )
 from sslengine.command.embed import ALL_OF_IT, check_columns
-from sslengine.config.assignments import overrides, typed
+from sslengine.config.compose import overrides, typed
 from sslengine.errors import (
     CheckpointError,
     ConfigError,

@@ -22,8 +22,14 @@ from typing import Any
 
 from sslengine.command import columns
 from sslengine.command.networks import Network, has
-from sslengine.config.assignments import overrides, typed
-from sslengine.config.compose import Composition, compose, search_folders, shipped_configs
+from sslengine.config.compose import (
+    Composition,
+    compose,
+    overrides,
+    search_folders,
+    shipped_configs,
+    typed,
+)
 from sslengine.errors import ConfigError, UnknownNameError, listing, nearest
 from sslengine.registry import MODELS
 

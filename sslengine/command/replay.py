@@ -15,8 +15,7 @@ from dataclasses import replace
 
 from sslengine import catalog
 from sslengine.command.arguments import RUN, TRUST_CONFIG, Argument, build_parser
-from sslengine.config.assignments import overrides
-from sslengine.config.compose import sweep
+from sslengine.config.compose import overrides, sweep
 from sslengine.config.run_folder import open_run
 from sslengine.launch.cli import start
 

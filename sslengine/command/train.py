@@ -40,7 +40,7 @@ from sslengine.command.arguments import (
 )
 from sslengine.command.networks import Network
 from sslengine.command.recipes import PATCH, Recipe, size_keys
-from sslengine.config.assignments import overrides, typed
+from sslengine.config.compose import overrides, typed
 from sslengine.config.options import DistributedOptions, MachineOptions
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.errors import ConfigError, readable

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from sslengine.config.assignments import overrides, typed
+from sslengine.config.compose import overrides, typed
 from sslengine.config.facts import world_size
 from sslengine.config.options import RunOptions
 from sslengine.config.resolve import Resolved

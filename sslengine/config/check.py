@@ -1,7 +1,7 @@
 """Check that names are known, that components take their arguments, and that sections agree.
 
 Nothing is built or changed. Fields made with `named(...)` are checked against their registry
-anywhere in the schema, including plugins' sections. `check_plain` reports the problems that can
+anywhere in the schema, including plugins' sections. `check_own_keys` reports the problems that can
 be found without importing components, which import torch.
 """
 
@@ -11,23 +11,25 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import chain
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from sslengine.config.arguments import argument_problems, loss_arguments
-from sslengine.config.auto_widths import with_some_width
-from sslengine.config.components import given_by_engine
-from sslengine.config.merge import Merged
+from sslengine.config import vissl
+from sslengine.config.components import argument_problems, given_by_engine, loss_arguments
+from sslengine.config.facts import fill_auto
+from sslengine.config.merged import Merged
 from sslengine.config.ranges import KEY as RANGE
-from sslengine.config.ranges import leaves
+from sslengine.config.ranges import fields, leaves
 from sslengine.config.sections import (
-    as_objects,
+    choosing_keys,
     components_of,
+    convert_nodes,
     fields_of,
-    keys_beside,
+    find_host,
     section_problems,
     typed_nodes,
 )
@@ -35,33 +37,34 @@ from sslengine.errors import ConfigError, UnknownNameError, UntrustedError, is_u
 from sslengine.registry import HEADS, SCHEDULERS, Registry, component_key
 
 
-def check_plain(merged: Merged) -> None:
+def check_own_keys(merged: Merged) -> None:
     """Raise one ConfigError with all unknown names and all problems that sections report."""
-    nodes = list(typed_nodes(merged.root.config))
+    nodes = list(typed_nodes(merged.config))
     for registry, value, path in _named_values(merged.root, nodes):
         merged.problems.extend(_spelling_problems(registry, value, path))
     # An interpolation may refer to options of a component, which are merged later.
-    for path, section in as_objects(merged.root.config, nodes):
-        merged.problems.extend(f"{path}.{text}" for text in section_problems(section))
+    with suppress(OmegaConfBaseException):
+        for path, section in convert_nodes(merged.config, nodes):
+            merged.problems.extend(f"{path}.{text}" for text in section_problems(section))
     merged.raise_problems()
 
 
 def check(merged: Merged) -> None:
     """Raise one ConfigError with all problems."""
-    nodes = list(typed_nodes(merged.root.config))
+    nodes = list(typed_nodes(merged.config))
     for registry, value, path in _named_values(merged.root, nodes):
         merged.problems.extend(_name_problems(registry, value, path))
     named = not merged.problems  # `check_chosen` imports components: their names must be right
-    sections = as_objects(merged.root.config, nodes)
+    sections = convert_nodes(merged.config, nodes)
     for (path, node), (_, section) in zip(nodes, sections, strict=True):
         merged.problems.extend(_value_problems(section, path))
         found = section_problems(section)
         if named and hasattr(section, "check_chosen"):
             found = chain(found, section.check_chosen())
         merged.problems.extend(f"{path}.{text}" for text in found)
-        merged.problems.extend(_free_component_problems(node, path))
-        merged.problems.extend(_argument_problems(node, path))
-        merged.problems.extend(_beside_problems(node, path))
+        for call in _component_calls(node, path):
+            merged.problems.extend(_call_problems(*call))
+    merged.problems.extend(vissl.find_schedule_problems(merged))
     merged.raise_problems()
 
 
@@ -121,7 +124,7 @@ def _spelling_problems(registry: Registry[Any], value: Any, path: str) -> Iterat
 
 
 def _name_problems(registry: Registry[Any], value: Any, path: str) -> Iterator[str]:
-    """`value`: a name, or entries `name`, `{name: ..., its arguments}`, `[name, {...}]`."""
+    """Check a name, or entries `name`, `{name: ..., its arguments}`, `[name, {...}]`."""
     if value is None or value == "":
         return
     if isinstance(value, str):
@@ -140,7 +143,7 @@ def _name_problems(registry: Registry[Any], value: Any, path: str) -> Iterator[s
 
 
 def _is_pair(registry: Registry[Any], value: Any) -> bool:
-    """Whether it is `[name, {...}]`. More entries may follow; the section checks them."""
+    """Tell whether it is `[name, {...}]`. More entries may follow; the section checks them."""
     match value:
         case [str(first), Mapping() as arguments, *more]:
             # A dict with a `name` is the second entry of a list of components.
@@ -183,7 +186,7 @@ def _call_problems(
     path: str,
     arguments_at: str = "",
 ) -> Iterator[str]:
-    """`path`: of the name; of the arguments too, unless `arguments_at` is given."""
+    """Check the call of a component. path: of the name, and by default of its arguments."""
     where = arguments_at or path
     try:
         thing = registry.get(name, path)
@@ -197,7 +200,7 @@ def _call_problems(
         yield from problems
         return
     options = registry.options(name, path)
-    given = with_some_width(arguments) if registry is HEADS else arguments
+    given = fill_auto(arguments) if registry is HEADS else arguments
     if options is None:
         by_engine = given_by_engine(registry, thing)
         if registry.takes_foreign and hasattr(thing, "from_config"):
@@ -212,49 +215,74 @@ def _call_problems(
         yield from (f"{where}.{text}" for text in section_problems(options(**given)))
 
 
-def _free_component_problems(node: DictConfig, path: str) -> Iterator[str]:
-    """Check the options of components without a dataclass: their signature is the schema."""
+def _component_calls(
+    node: DictConfig, path: str
+) -> Iterator[tuple[Registry[Any], str, Mapping[str, Any], str]]:
+    """Yield registry, name, arguments and their key path of components without a typed section."""
     registry = components_of(node)
-    if registry is None:
+    if registry is not None:  # the signature is the schema of the component's own section
+        chosen = (name for key in choosing_keys(node) for name in _names(node[key]))
+        names = {component_key(name): name for name in chosen}
+        for key, value in node.items():
+            if isinstance(value, DictConfig) and not fields_of(value):
+                arguments: Any = OmegaConf.to_container(value)
+                yield registry, names.get(str(key), str(key)), arguments, f"{path}.{key!s}"
+    for key, field in fields_of(node).items():  # the arguments stand in another field
+        if taken := field.metadata.get("arguments"):
+            by: Registry[Any] = field.metadata["registry"]
+            if node[key] and not [*_name_problems(by, node[key], "")]:
+                yield by, node[key], _value_of(node, taken), f"{path}.{taken}"
+    found = find_host(node)
+    if found is None or found.components is SCHEDULERS:  # schedules are built in `check`
         return
-    names = _chosen_names(node, registry)
-    for key, value in node.items():
-        if isinstance(value, DictConfig) and not fields_of(value):
-            arguments: Any = OmegaConf.to_container(value)
-            name = names.get(str(key), str(key))
-            yield from _call_problems(registry, name, arguments, f"{path}.{key!s}")
-
-
-def _argument_problems(node: DictConfig, path: str) -> Iterator[str]:
-    """Of a component whose arguments stand in another field than its name."""
-    for key, field in fields_of(node).items():
-        arguments = field.metadata.get("arguments")
-        if not arguments:
-            continue
-        registry, name = field.metadata["registry"], node[key]
-        if name and not [*_name_problems(registry, name, "")]:
-            given = _value_of(node, arguments)
-            yield from _call_problems(registry, name, given, f"{path}.{arguments}")
-
-
-def _beside_problems(node: DictConfig, path: str) -> Iterator[str]:
-    """Of components whose arguments are keys of the section itself."""
-    beside = keys_beside(node)
-    if beside is None or beside[1] is SCHEDULERS:  # schedules are built in `check`
-        return
-    _, registry, chosen_by = beside
-    for name in node[chosen_by]:
-        if registry.is_open(name) and (options := registry.options(name)):
-            keys = [field.name for field in dataclasses.fields(options)]
-            given = {key: _value_of(node, key) for key in keys}
+    for name in node[found.chosen_by]:  # the arguments are keys of the section itself
+        if found.components.is_open(name) and (options := found.components.options(name)):
+            given = {key: _value_of(node, key) for key in fields(options)}
             said = {key: value for key, value in given.items() if value is not None}
-            yield from _call_problems(registry, name, said, path)
+            yield found.components, name, said, path
 
 
-def _chosen_names(node: DictConfig, registry: Registry[Any]) -> dict[str, str]:
-    """Map the key of each chosen component's section to its name, which may be a dotted path."""
-    chosen: list[str] = []
-    for key, field in fields_of(node).items():
-        if field.metadata.get("registry") == registry:
-            chosen.extend([node[key]] if isinstance(node[key], str) else node[key])
-    return {component_key(name): name for name in chosen}
+# ---- what is set and has no effect, or not the one that was meant
+
+
+def warn_of_unused_sections(merged: Merged) -> None:
+    """Warn of sections of components that are not chosen: `LOSS.dino_loss` of another loss.
+
+    What a later place sets, or the command line, was meant to have an effect. A file may hold
+    sections of several losses, and a file based on it may choose another.
+    """
+    for path, node in typed_nodes(merged.config):
+        keys = choosing_keys(node)
+        if not keys:
+            continue
+        chosen = [name for key in keys for name in _names(node[key])]
+        since = max(merged.place(f"{path}.{key}") for key in keys)
+        used = {*fields_of(node), *map(component_key, chosen)}
+        for where in (f"{path}.{name}" for name in map(str, node) if name not in used):
+            if merged.place(where) > since or merged.place(where) == merged.command_line:
+                text = f"{path}.{keys[-1]} is {' and '.join(chosen) or 'empty'}"
+                merged.warnings.append(f"{where} has no effect: {text}")
+
+
+def _names(value: str | list[str]) -> list[str]:
+    return [value] if isinstance(value, str) and value else [*value]
+
+
+def warn_of_late_epochs(merged: Merged) -> None:
+    """Warn of what has more epochs than the run: warm-ups (`epochs(...)`), frozen parameters."""
+    config, run = merged.config, merged.config.OPTIMIZER.num_epochs
+    for path, node in typed_nodes(config) if run else ():
+        for key, field in fields_of(node).items():
+            if field.metadata.get("epochs") and node[key] > run:
+                merged.warnings.append(
+                    f"{path}.{key} is {node[key]}, but the run has {run} epochs "
+                    f"(config.OPTIMIZER.num_epochs): it ends before the warm-up does"
+                )
+    for entry in config.MODEL.TEMP_FROZEN_PARAMS_EPOCH_MAP if run else ():
+        match entry:
+            case [str(name), int(epochs)] if epochs >= run:
+                merged.warnings.append(
+                    f"config.MODEL.TEMP_FROZEN_PARAMS_EPOCH_MAP: {name} is frozen for {epochs} "
+                    f"epochs, and the run has {run} (config.OPTIMIZER.num_epochs): it is never "
+                    f"trained"
+                )

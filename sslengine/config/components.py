@@ -12,13 +12,14 @@ import dataclasses
 import inspect
 import re
 import textwrap
+import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from sslengine.config.objects import declare
-from sslengine.errors import listing
+from sslengine.config.ranges import declare, fields
+from sslengine.errors import listing, nearest
 from sslengine.registry import DATA_SOURCES, Registry
 
 _ARGUMENT = re.compile(r"\s*(\w+(?:, \w+)*)(?: \(.*?\))?: (.+)")
@@ -26,7 +27,7 @@ _MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def options_of(registry: Registry[Any], name: str) -> type[Any]:
-    """Of what `registry` has under this name."""
+    """Return the options of what `registry` has under this name."""
     given = registry.options(name)
     if given is not None:
         return given
@@ -37,7 +38,7 @@ def options_of(registry: Registry[Any], name: str) -> type[Any]:
 
 
 def given_by_engine(registry: Registry[Any], thing: Any) -> tuple[str, ...]:
-    """The arguments that YAML may not set: some are passed first, under any name."""
+    """Return the arguments that YAML may not set: some are passed first, under any name."""
     first = list(_parameters(thing))[:1] if registry.takes_first else []
     return (*registry.engine_arguments, *first)
 
@@ -47,17 +48,19 @@ def belongs_to(registry: Registry[Any], key: str, owners: Sequence[str]) -> str:
 
 
 def owners_of(registry: Registry[Any], key: str) -> list[str]:
-    """The components that have such a key, of those for which nothing has to be imported."""
+    """Return the components that have such a key, of those for which nothing has to be imported."""
     known = (name for name in registry.names() if registry.is_open(name))
     return [name for name in known if key in keys_of(registry, [name])]
 
 
-def keys_of(registry: Registry[Any], names: Sequence[str]) -> set[str]:
-    return {each.name for name in names for each in dataclasses.fields(options_of(registry, name))}
+def keys_of(registry: Registry[Any], names: Sequence[str] | None = None) -> set[str]:
+    """Return the keys of these components; None: of all for which nothing has to be imported."""
+    known = filter(registry.is_open, registry.names()) if names is None else names
+    return {key for name in known for key in fields(options_of(registry, name))}
 
 
 def named_entries(registry: Registry[Any], value: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The names in the value of a field made with `named`, each with its arguments."""
+    """Yield the names in the value of a field made with `named`, each with its arguments."""
     match value:
         case str() if value:
             yield value, {}
@@ -70,19 +73,19 @@ def named_entries(registry: Registry[Any], value: Any) -> Iterator[tuple[str, Ma
                 yield from named_entries(registry, each)
 
 
-class Made(type):
+class Generated(type):
     """Of dataclasses that are made while the program runs: pickled by the call that makes them."""
 
 
 def _reduced(cls: type[Any]) -> Any:
-    """A class that is written in a file is pickled by its name."""
+    """Pickle a class that is written in a file by its name."""
     return vars(cls).get("made_by", cls.__qualname__)
 
 
-copyreg.pickle(Made, _reduced)  # type: ignore[arg-type]
+copyreg.pickle(Generated, _reduced)  # type: ignore[arg-type]
 
 
-class _OfSignature(metaclass=Made):
+class _OfSignature(metaclass=Generated):
     pass
 
 
@@ -118,12 +121,109 @@ def _parameters(thing: Any) -> Mapping[str, inspect.Parameter]:
 
 
 def type_hints(thing: Any) -> dict[str, Any]:
-    """Of its arguments, where they can be read."""
+    """Return the types of its arguments, where they can be read."""
     function: Callable[..., Any] = thing.__init__ if isinstance(thing, type) else thing  # type: ignore[misc]
     try:
         return typing.get_type_hints(function)
     except (NameError, TypeError, AttributeError):
         return {}
+
+
+# ---- the arguments of a call, checked before anything is built
+
+
+def loss_arguments(thing: Any, given: Collection[str]) -> list[str]:
+    """Return the arguments that training passes to a function that is a loss.
+
+    They are two or three positional arguments without default that YAML does not set. A function
+    with another number of such arguments creates a loss; the result is then empty.
+    """
+    if not inspect.isfunction(thing):
+        return []
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    left = [
+        name
+        for name, each in inspect.signature(thing).parameters.items()
+        if each.kind in positional and each.default is each.empty and name not in given
+    ]
+    return left if len(left) in (2, 3) else []
+
+
+def argument_problems(
+    thing: Any, arguments: Mapping[str, Any], where: str, given_by_engine: Sequence[str] = ()
+) -> list[str]:
+    """Return the problems of the arguments; `given_by_engine` are those that YAML cannot set."""
+    try:
+        parameters = dict(inspect.signature(thing).parameters)
+    except (TypeError, ValueError):
+        return []  # a C function without a signature: only the call can fail
+    kinds = {parameter.kind for parameter in parameters.values()}
+    for name in given_by_engine:
+        parameters.pop(name, None)
+    parameters = {
+        name: parameter
+        for name, parameter in parameters.items()
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    }
+    problems = []
+    if inspect.Parameter.VAR_KEYWORD not in kinds:
+        for name in arguments:
+            if name not in parameters:
+                hint = nearest(name, parameters) or f"It takes: {listing(parameters) or 'nothing'}."
+                problems.append(f"{where}.{name}: {_name(thing)} takes no such argument. {hint}")
+    for name, parameter in parameters.items():
+        if parameter.default is parameter.empty and name not in arguments:
+            problems.append(f"{where}.{name}: {_name(thing)} requires this argument.")
+    known = {name: value for name, value in arguments.items() if name in parameters}
+    return problems + _type_problems(thing, known, where)
+
+
+def _type_problems(thing: Any, arguments: Mapping[str, Any], where: str) -> list[str]:
+    if not arguments:
+        return []
+    hints = type_hints(thing)
+    return [
+        f"{where}.{name}: expected {_describe(hints[name])}, got {value!r}."
+        for name, value in arguments.items()
+        if name in hints and not _fits(value, hints[name])
+    ]
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Tell whether the value may have the type; False only for simple types that clearly differ."""
+    origin = typing.get_origin(hint)
+    if hint is Any or isinstance(hint, typing.TypeVar):
+        return True
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, each) for each in typing.get_args(hint))
+    if origin is typing.Literal:
+        return value in typing.get_args(hint)
+    if hint is type(None):
+        return value is None
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if hint in (bool, str):
+        return isinstance(value, hint)
+    if isinstance(origin, type) and issubclass(origin, (Sequence, tuple)):
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            return False
+        element = typing.get_args(hint)[:1]
+        return not element or all(_fits(each, element[0]) for each in value)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return isinstance(value, Mapping)
+    return True
+
+
+def _describe(hint: Any) -> str:
+    if typing.get_origin(hint) in (list, Sequence):
+        return " of ".join(("a list", *map(_describe, typing.get_args(hint))))
+    return hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)
+
+
+def _name(thing: Any) -> str:
+    return str(getattr(thing, "__name__", thing))
 
 
 # ---- what the keys mean
@@ -147,7 +247,7 @@ def meanings(cls: type[Any]) -> dict[str, str]:
 
 
 def argument_meanings(thing: Any) -> Iterator[tuple[str, str]]:
-    """(argument, meaning) of what a function or a class says of its arguments."""
+    """Yield (argument, meaning) of what a function or a class says of its arguments."""
     docs = [thing.__doc__]
     if isinstance(thing, type):
         docs.append(thing.__init__.__doc__)  # type: ignore[misc]

@@ -7,17 +7,18 @@ mistake with its origin.
 from __future__ import annotations
 
 import itertools
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 
-from sslengine.config.files import Choice, Files, Layer, stem
+from sslengine.config.files import Choice, ConfigFiles, Layer, stem
 from sslengine.dotted import below
 from sslengine.errors import ConfigError, UntrustedError
 
@@ -88,7 +89,9 @@ def shipped_configs() -> Path:
 def shipped_layers(name: str) -> list[Layer]:
     """Return the layers of a file that ships with sslengine: benchmark/finetune/vit."""
     folder, _, file = name.rpartition("/")
-    return Files([shipped_configs()]).layers(Choice(f"/config/{folder}", file), f"config={name}")
+    return ConfigFiles([shipped_configs()]).layers(
+        Choice(f"/config/{folder}", file), f"config={name}"
+    )
 
 
 def search_folders(config_dirs: Sequence[str]) -> list[Path]:
@@ -124,7 +127,7 @@ def _expect_of_user(file: Path) -> None:
 
 
 def is_group(override: Override) -> bool:
-    """Whether the override selects a file (`config=...`, `+config/models=...`)."""
+    """Tell whether the override selects a file (`config=...`, `+config/models=...`)."""
     return override.key_or_group == "config" or override.key_or_group.startswith("config/")
 
 
@@ -136,7 +139,7 @@ def parse(arguments: Sequence[str]) -> list[Override]:
         bare = next((each for each in arguments if "=" not in each and each[:1] != "~"), None)
         if bare is not None and not bare.startswith("config."):
             raise ConfigError(
-                f"{COMMAND_LINE}: {bare!r} is not KEY=VALUE. {_to_select(bare)}"
+                f"{COMMAND_LINE}: {bare!r} is not KEY=VALUE. {_explain_selection(bare)}"
             ) from error
         raise ConfigError(
             f"{COMMAND_LINE}: {detail}\n  Write KEY=VALUE; quote a value that contains spaces, "
@@ -145,14 +148,14 @@ def parse(arguments: Sequence[str]) -> list[Override]:
     return list(overrides)
 
 
-def _to_select(bare: str) -> str:
+def _explain_selection(bare: str) -> str:
     if (Path(bare) / "config.yaml").is_file():
         return f"To select the config of this run: config=config --config-dir {shlex.quote(bare)}"
     return f"To select a file: config={stem(bare)}"
 
 
 def sweep(arguments: Sequence[str]) -> Iterator[list[str]]:
-    """`a=1,2 b=3,4` gives four argument lists; without a sweep, the arguments are one list."""
+    """Yield four lists of arguments for `a=1,2 b=3,4`; one without a sweep."""
     choices = []
     for override in parse(arguments):
         if override.is_sweep_override():
@@ -170,7 +173,7 @@ def compose(
     overrides = [each for each in parse(arguments) if not each.key_or_group.startswith("hydra")]
     groups = [each for each in overrides if is_group(each)]
     name = _chosen([_file_named(each) for each in groups if each.key_or_group == "config"])
-    files = Files(search_folders(config_dirs), *(() if trusted else (_expect_of_user,)))
+    files = ConfigFiles(search_folders(config_dirs), *(() if trusted else (_expect_of_user,)))
     layers: list[Layer] = []
     for each in sorted(groups, key=lambda each: each.key_or_group != "config"):
         choice = Choice(f"/{each.key_or_group}", _file_named(each), each.package)
@@ -227,3 +230,40 @@ def _assignment(override: Override) -> Assignment:
         may_be_new=override.type in (OverrideType.ADD, OverrideType.FORCE_ADD),
         delete=override.type == OverrideType.DEL,
     )
+
+
+# ---- values as KEY=VALUE
+
+_BEFORE_QUOTE = re.compile(r"(\\+)('|\Z)")
+_OTHERS = ("true", "false", "null", "nan", "inf")  # which are no text without quotes
+_PLAIN = re.compile(r"[A-Za-z_/][\w./-]*")
+
+
+def overrides(values: Mapping[str, Any]) -> list[str]:
+    """Return `config.OPTIMIZER.num_epochs=5` for `{"OPTIMIZER.num_epochs": 5}`."""
+    return [f"config.{key}={text(value)}" for key, value in values.items()]
+
+
+def text(value: Any) -> str:
+    match value:
+        case dict():
+            return "{" + ", ".join(f"{key}: {text(each)}" for key, each in value.items()) + "}"
+        case list() | tuple():
+            return "[" + ",".join(map(text, value)) + "]"
+        case PurePath():
+            return text(str(value))
+        case bool():
+            return str(value).lower()
+        case None:
+            return "null"
+        case str() if not _PLAIN.fullmatch(value) or value.lower() in _OTHERS:
+            # Hydra takes a backslash for an escape only where a quote follows.
+            escaped = _BEFORE_QUOTE.sub(r"\1\1\2", value)
+            return "'" + escaped.replace("'", "\\'") + "'"
+    # Numbers and arrays of numpy and torch.
+    return text(value.tolist()) if hasattr(value, "tolist") else str(value)
+
+
+def typed(given: Sequence[str]) -> list[str]:
+    """Return what --set says; `config.` before a key may be left out."""
+    return [each if each.startswith("config.") else f"config.{each}" for each in given]

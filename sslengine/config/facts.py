@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from sslengine.config.options import SHARDED_TASK
+from sslengine.errors import listing, nearest
 from sslengine.registry import TRANSFORMS
 
 
@@ -87,6 +90,18 @@ def world_size(config: DictConfig) -> int:
     return int(config.DISTRIBUTED.NUM_NODES * config.DISTRIBUTED.NUM_PROC_PER_NODE)
 
 
+def is_sharded(config: DictConfig) -> bool:
+    return bool(config.TRAINER.TASK_NAME == SHARDED_TASK)
+
+
+def lacks_loss_scaling(config: DictConfig) -> bool:
+    """Tell whether a sharded model computes in float16 without a scaled loss."""
+    fsdp = config.MODEL.FSDP_CONFIG
+    half = fsdp.mixed_precision and fsdp.compute_dtype == "float16"
+    scaled = "fp16" in (config.MACHINE.PRECISION, precision_of_amp(config.MODEL))
+    return bool(half and not scaled)
+
+
 def precision_of_amp(model: Any) -> str:
     """Return which precision MODEL.AMP_PARAMS asks for: fp32, fp16 or bf16.
 
@@ -115,6 +130,79 @@ def views_per_image(transforms: Iterable[Mapping[str, Any]]) -> int:
 
 
 def unique_names(names: Sequence[str]) -> list[str]:
-    """A name that occurs again is called res4_1, as in VISSL."""
+    """Call a name that occurs again res4_1, as in VISSL."""
     before = [names[:place].count(name) for place, name in enumerate(names)]
     return [f"{name}_{count}" if count else name for name, count in zip(names, before)]
+
+
+# ---- `auto` in MODEL.HEAD.PARAMS
+
+AUTO = "auto"
+
+
+def auto_places(params: Any) -> Iterator[tuple[Any, str | int]]:
+    """Yield the list or dict that contains each `auto`, and its index or key."""
+    for entry in params:
+        match entry:
+            case [str(), Mapping() as arguments, *_]:
+                for key, value in arguments.items():
+                    if isinstance(value, list) and value[:1] == [AUTO]:
+                        yield value, 0
+                    elif value == AUTO and str(key).startswith("in_"):
+                        yield arguments, str(key)
+            case [*inner]:
+                yield from auto_places(inner)
+
+
+def class_places(params: Any) -> Iterator[list[Any]]:
+    """Yield each `dims` whose last entry is `auto`."""
+    for entry in params:
+        match entry:
+            case [str(), {"dims": [_, *_, "auto"] as dims}, *_]:
+                yield dims
+            case [str(), *_]:
+                pass
+            case [*inner]:
+                yield from class_places(inner)
+
+
+def fill_auto(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments with 1 for `auto`, so that their types can be checked."""
+    some = {key: [*each] if isinstance(each, list) else each for key, each in arguments.items()}
+    for place, key in auto_places([["head", some]]):
+        place[key] = 1
+    for dims in class_places([["head", some]]):
+        dims[-1] = 1
+    return some
+
+
+# ---- the augmentation back-end
+
+# The packages of the extra `[fast]`.
+FAST_PACKAGES = ("numba", "simplejpeg")
+FAST, ALWAYS_THERE = "numba", "pil"
+# Back-ends of earlier versions, which left a part of the work to a GPU.
+REMOVED = ("device", "device_jpeg")
+
+
+def missing_packages() -> list[str]:
+    return [name for name in FAST_PACKAGES if find_spec(name) is None]
+
+
+def best_backend() -> str:
+    """Return the back-end that DATA.AUGMENT_BACKEND: auto selects."""
+    return ALWAYS_THERE if missing_packages() else FAST
+
+
+def why_not(name: str) -> str:
+    """Return why the back-end of this name cannot be used; "" if it can."""
+    names = ("auto", FAST, ALWAYS_THERE)
+    if name not in names:
+        return f"expected {listing(names)}; got {name!r}. {nearest(name, names)}".rstrip()
+    missing = missing_packages()
+    if name == FAST and missing:
+        return (
+            f"{name} requires {' and '.join(missing)}: pip install 'sslengine[fast]'. Or choose "
+            f"{ALWAYS_THERE}, which requires no other package."
+        )
+    return ""

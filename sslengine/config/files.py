@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from sslengine.config.yaml_text import load
@@ -58,7 +56,7 @@ class Choice:
     grouped: bool = True
 
 
-class Files:
+class ConfigFiles:
     """The YAML files of several folders; the first folder that has a file wins.
 
     expect: called with each file before it is read.
@@ -152,30 +150,35 @@ def _read(file: Path) -> tuple[dict[str, Any], str | None]:
     try:
         text = file.read_text("utf-8")
         tree = load(text)
-        if tree is None:  # comments alone
-            tree = {}
-        if isinstance(tree, (dict, list)):  # refuses what a config cannot hold
-            tree = OmegaConf.to_container(OmegaConf.create(tree), resolve=False)
+        if tree is None:
+            tree = {}  # comments alone
+        if isinstance(tree, dict):
+            _expect_no_cycle(tree)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: not UTF-8 text ({error}). Save it as UTF-8.") from error
-    except (RecursionError, OmegaConfBaseException, YAMLError) as error:
-        # Since 2.4 OmegaConf detects recursive aliases itself.
-        endless = isinstance(error, RecursionError) or "recursive aliases" in str(error)
-        why = f"not valid YAML. {error}"
-        if endless:
-            why = (
-                "an alias (*NAME) is inside the value that it refers to (&NAME), or values are "
-                "nested too deeply."
-            )
-        raise ConfigError(f"{file}: {why}") from error
+    except RecursionError as error:
+        raise ConfigError(
+            f"{file}: an alias (*NAME) is inside the value that it refers to (&NAME), or values "
+            f"are nested too deeply."
+        ) from error
+    except (ValueError, YAMLError) as error:
+        raise ConfigError(f"{file}: not valid YAML. {error}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{file}: expected keys such as `config:`, got {tree!r:.60}.")
     for line in text.splitlines():
         if line.strip() and not line.lstrip().startswith("#"):
             break
         if found := _PACKAGE.match(line):
-            return tree, found[1].removeprefix(_GLOBAL).strip(".")  # type: ignore[return-value]
-    return tree, None  # type: ignore[return-value]
+            return tree, found[1].removeprefix(_GLOBAL).strip(".")
+    return tree, None
+
+
+def _expect_no_cycle(value: Any, above: tuple[int, ...] = ()) -> None:
+    if id(value) in above:
+        raise RecursionError
+    for each in value.values() if isinstance(value, dict) else value:
+        if isinstance(each, (dict, list)):
+            _expect_no_cycle(each, (*above, id(value)))
 
 
 def _entries(listed: Any, file: Path) -> Iterator[Choice | None]:

@@ -24,19 +24,18 @@ Fields that count train steps are declared with `iterations(...)`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from sslengine.config.facts import world_size
 from sslengine.config.sections import fields_of, typed_nodes
-from sslengine.errors import ConfigError, UnknownNameError, nearest
+from sslengine.errors import ConfigError
 from sslengine.registry import SCHEDULERS
 
 Schedule = dict[str, Any]
 ONE_NODE, AS_WRITTEN = "one_node", "as_written"
-_SCALINGS = {"linear": lambda ratio: ratio, "sqrt": math.sqrt}
 
 
 def optimizers(config: DictConfig) -> Iterator[tuple[str, DictConfig]]:
@@ -46,18 +45,29 @@ def optimizers(config: DictConfig) -> Iterator[tuple[str, DictConfig]]:
             yield path.removeprefix("."), node
 
 
+def schedules(config: DictConfig) -> Iterator[tuple[str, DictConfig]]:
+    """Yield the schedules in use, with their key paths; heads have one only if they need it."""
+    for path, optimizer in optimizers(config):
+        own = optimizer.head_optimizer_params.use_different_lr
+        for key, node in optimizer.param_schedulers.items():
+            if node is not None and (own or key != "lr_head"):
+                yield f"{path}.param_schedulers.{key}", node
+
+
+def rates(config: DictConfig) -> Iterator[tuple[str, Schedule]]:
+    """Yield the schedules in use that are of learning rates, with their key paths."""
+    for path, node in schedules(config):
+        if path.endswith((".lr", ".lr_head")):
+            schedule: Any = OmegaConf.to_container(node)
+            yield path, schedule
+
+
 def scale_schedule(schedule: Schedule, global_batch: int, node_batch: int) -> Schedule:
     """Return the schedule for this batch size; `node_batch` is the batch of one node."""
     scaling = schedule["auto_lr_scaling"]
-    kind = scaling["scaling_type"]
-    if kind not in _SCALINGS:
-        raise ConfigError(
-            f"auto_lr_scaling.scaling_type: expected linear or sqrt, got {kind!r}. "
-            f"{nearest(kind, _SCALINGS)}"
-        )
+    scale = math.sqrt if scaling["scaling_type"] == "sqrt" else float
     base, base_batch = scaling["base_value"], scaling["base_lr_batch_size"]
-    peak = base * _SCALINGS[kind](global_batch / base_batch)
-    start = base * _SCALINGS[kind](node_batch / base_batch)
+    peak, start = (base * scale(batch / base_batch) for batch in (global_batch, node_batch))
     return _rescale(schedule, peak, start)
 
 
@@ -70,35 +80,42 @@ def scale_to_peak(schedule: Schedule, peak: float) -> Schedule:
 
     (linear 0 to 0.2, cosine 0.2 to 0) with peak 0.1 becomes (linear 0 to 0.1, cosine 0.1 to 0).
     """
-    largest = max(_magnitudes(schedule), default=0.0)
+    largest = largest_value(schedule)
     if largest == 0.0:
         raise ConfigError(
             f"peak: the schedule {schedule['name']!r} has no value other than 0 to scale."
         )
-    return _times(schedule, peak / largest)
+    # Rounded, so that 0.2 * (0.3 / 0.2) is 0.3.
+    return _map_values(schedule, lambda value: float(f"{value * (peak / largest):.12g}"))
 
 
-def _magnitudes(schedule: Mapping[str, Any]) -> Iterator[float]:
+def largest_value(schedule: Mapping[str, Any]) -> float:
+    """Return the largest value of a schedule and of its parts, without its sign."""
+    return max(map(abs, _values(schedule)), default=0.0)
+
+
+def _values(schedule: Mapping[str, Any]) -> Iterator[float]:
     for key in _VALUES:
         value = schedule.get(key)
         values = value if isinstance(value, (list, tuple)) else [value]
-        yield from (abs(each) for each in values if each is not None)
+        yield from (each for each in values if each is not None)
     for inside in (*(schedule.get("schedulers") or ()), schedule.get("args")):
-        yield from _magnitudes(inside) if inside else ()
+        yield from _values(inside) if inside else ()
 
 
-def _times(schedule: Mapping[str, Any], factor: float) -> Schedule:
-    def scaled(value: Any) -> Any:
+def _map_values(schedule: Mapping[str, Any], change: Callable[[float], float]) -> Schedule:
+    """Change all values, also those of a composite's parts and of a custom scheduler's `args`."""
+
+    def change_all(value: Any) -> Any:
         if isinstance(value, (list, tuple)):
-            return [scaled(each) for each in value]
-        # Rounded, so that 0.2 * (0.3 / 0.2) is 0.3.
-        return None if value is None else float(f"{value * factor:.12g}")
+            return [change_all(each) for each in value]
+        return None if value is None else change(value)
 
-    changed = {key: scaled(schedule[key]) for key in _VALUES if key in schedule}
+    changed = {key: change_all(schedule[key]) for key in _VALUES if key in schedule}
     if schedule.get("schedulers"):
-        changed["schedulers"] = [_times(part, factor) for part in schedule["schedulers"]]
-    if schedule.get("args"):  # of a custom scheduler
-        changed["args"] = _times(schedule["args"], factor)
+        changed["schedulers"] = [_map_values(part, change) for part in schedule["schedulers"]]
+    if schedule.get("args"):
+        changed["args"] = _map_values(schedule["args"], change)
     return {**schedule, **changed}
 
 
@@ -188,62 +205,36 @@ def scale_to_ranks(config: DictConfig) -> Iterator[tuple[str, Any]]:
     reference, ranks = int(config.REFERENCE_WORLD_SIZE), world_size(config)
     if not reference:
         return
-    paths = []
-    for path, optimizer in optimizers(config):
-        paths.append(f"{path}.param_schedulers.lr")
-        if optimizer.head_optimizer_params.use_different_lr:
-            paths.append(f"{path}.param_schedulers.lr_head")  # otherwise the same as lr
-    for path in paths:
-        _refuse_two_scalings(config, path)
-    if ranks == reference:
-        return
-    for path in paths:
-        schedule: Any = OmegaConf.to_container(OmegaConf.select(config, path))
-        for name, value in scale_rates(schedule, ranks / reference, f"config.{path}").items():
-            if value != schedule[name]:
-                yield f"{path}.{name}", value
-    yield from _steps(config, reference, ranks)
-    yield "REFERENCE_WORLD_SIZE", ranks  # the scaled values are for this number of ranks
+    factor = ranks / reference
+    for path, schedule in rates(config):
+        if schedule["auto_lr_scaling"]["auto_scale"]:
+            raise ConfigError(
+                f"config.REFERENCE_WORLD_SIZE and config.{path}.auto_lr_scaling.auto_scale both "
+                f"scale the learning rate by the number of ranks: set REFERENCE_WORLD_SIZE to 0 or "
+                f"auto_scale to false."
+            )
+        if ranks != reference:
+            _expect_values(schedule, f"config.{path}")
+            scaled = _map_values(schedule, lambda value: value * factor if value else value)
+            for name, value in scaled.items():
+                if value != schedule[name]:
+                    yield f"{path}.{name}", value
+    if ranks != reference:
+        yield from _steps(config, reference, ranks)
+        yield "REFERENCE_WORLD_SIZE", ranks  # the scaled values are for this number of ranks
 
 
-def _refuse_two_scalings(config: DictConfig, path: str) -> None:
-    if OmegaConf.select(config, path).auto_lr_scaling.auto_scale:
-        raise ConfigError(
-            f"config.REFERENCE_WORLD_SIZE and config.{path}."
-            f"auto_lr_scaling.auto_scale both scale the learning rate by the number of ranks: set "
-            f"REFERENCE_WORLD_SIZE to 0 or auto_scale to false."
-        )
-
-
-def scale_rates(schedule: Schedule, factor: float, where: str) -> Schedule:
-    """Multiply every learning rate of the schedule by the factor."""
+def _expect_values(schedule: Mapping[str, Any], where: str) -> None:
+    """Raise ConfigError if no argument of a scheduler is known to be a learning rate."""
+    for index, part in enumerate(schedule.get("schedulers") or ()):
+        _expect_values(part, f"{where}.schedulers.{index}")
     name = str(schedule.get("name", ""))
-    if name == "composite":
-        parts = [
-            scale_rates(part, factor, f"{where}.schedulers.{index}")
-            for index, part in enumerate(schedule["schedulers"])
-        ]
-        return {**schedule, "schedulers": parts}
-    try:
-        known = SCHEDULERS.parameters(name)
-    except UnknownNameError:
-        return schedule  # reported by check.py
-    rates = {key: schedule[key] for key in _VALUES if key in known and schedule.get(key)}
-    if not rates and not {*_VALUES} & {*known}:
+    if name != "composite" and not {*_VALUES} & {*SCHEDULERS.parameters(name)}:
         raise ConfigError(
             f"{where}: config.REFERENCE_WORLD_SIZE cannot scale the scheduler {name!r}: none of "
             f"its arguments is known to be a learning rate ({', '.join(_VALUES)}). Set "
             f"REFERENCE_WORLD_SIZE to 0, and set the values for this number of ranks."
         )
-    scaled = {**schedule, **{key: _multiplied(value, factor) for key, value in rates.items()}}
-    if schedule.get("args"):  # of a custom scheduler
-        own = schedule["args"].items()
-        scaled["args"] = {k: _multiplied(v, factor) if k in _VALUES else v for k, v in own}
-    return scaled
-
-
-def _multiplied(value: Any, factor: float) -> Any:
-    return [each * factor for each in value] if isinstance(value, list) else value * factor
 
 
 def _steps(config: DictConfig, reference: int, ranks: int) -> Iterator[tuple[str, Any]]:

@@ -4,86 +4,76 @@ Mistakes are collected and reported together, each with its key path, its origin
 argument), what was expected and the nearest right name. Mistakes in sslengine's own keys are
 reported first, which needs no imports; then mistakes in the options of components, whose modules
 must be imported, and torch with them.
+
+The keys of a section are known once it is known which components it names: until then the values
+of others wait.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, UnsupportedValueType
 
 from sslengine import absent
-from sslengine.config.changes import is_fixed
-from sslengine.config.components import named_entries
+from sslengine.config import vissl
+from sslengine.config.chosen import (
+    add_chosen,
+    add_options,
+    is_of_component,
+    list_hosted,
+    list_named,
+    report_foreign,
+)
+from sslengine.config.components import (
+    keys_of,
+    owners_of,
+)
 from sslengine.config.compose import COMMAND_LINE, Assignment, Composition
+from sslengine.config.merged import Merged, Root
+from sslengine.config.ranges import default_of, fields
 from sslengine.config.sections import (
-    choosing_keys,
+    Host,
     complete_entries,
     components_of,
     element_type,
     extend,
     fields_of,
-    named,
+    find_host,
+    give_keys,
     put_in,
     schema,
     typed_nodes,
-    with_all,
 )
-from sslengine.config.stored import Path, interpolations, is_secret, texts_of_environment
-from sslengine.errors import ConfigError, UntrustedError, listing, nearest
-from sslengine.registry import ENGINES, LOSSES, Registry, component_key
-
-
-@dataclass
-class Root:
-    """The top-level keys of a YAML file and of the command line."""
-
-    # What to do: train, extract_features, evaluate, ...
-    engine_name: str = named(ENGINES, "train")
-    # The index of this node among several nodes, from 0.
-    node_id: int = 0
-    config: Any = None
-
-
-@dataclass
-class Merged:
-    root: DictConfig
-    origins: dict[str, str] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    # Interpolations that read the environment, as text: see stored.py.
-    texts: dict[Path, str] = field(default_factory=dict)
-
-    def raise_problems(self) -> None:
-        if self.problems:
-            problems = list(dict.fromkeys(self.problems))
-            more = [f"... and {len(problems) - 12} more"] if len(problems) > 12 else []
-            raise ConfigError("\n".join([*problems[:12], *more]))
+from sslengine.config.stored import interpolations, is_fixed, is_secret, texts_of_environment
+from sslengine.errors import ConfigError, listing, nearest
+from sslengine.registry import component_key
 
 
 def merge(
-    composition: Composition, check_plain: Callable[[Merged], None] = Merged.raise_problems
+    composition: Composition, check_own_keys: Callable[[Merged], None] = Merged.raise_problems
 ) -> Merged:
     """Return the typed config with all layers and arguments applied in order.
 
-    check_plain: raises problems of the config before the options of components are added.
+    check_own_keys: raises problems of the config before the options of components are added.
     """
     root = OmegaConf.structured(Root)
     put_in(root, "config", schema())
-    merged = Merged(root)
-    writer = _Writer(merged, composition)
+    merged = Merged(composition, root)
+    writer = _Writer(merged)
     for layer in composition.layers:
         writer.put_all(root, layer.tree, "", layer.origin)
     for assignment in composition.assignments:
         writer.now_or_later(writer.assign, assignment)
-    check_plain(merged)
+    writer.join_sections()
+    check_own_keys(merged)
     for path, node in typed_nodes(root.config):
-        writer.add_chosen(path, node)
-    writer.put_deferred()
+        add_chosen(composition, path, node)
+    writer.put_waiting(components_known=True)
+    writer.join_sections()
     merged.raise_problems()
     # Keys that may not change when the run resumes are stored by value, to be compared.
     merged.texts = {
@@ -100,65 +90,46 @@ def merge(
     return merged
 
 
-class _NeedsComponentError(Exception):
+class _WaitsError(Exception):
     """The key belongs to a component, whose options are not in the config yet."""
 
 
 class _Writer:
-    def __init__(self, merged: Merged, composition: Composition) -> None:
-        self.merged, self.composition = merged, composition
-        # Calls deferred until the options of components are added; None: options can be added.
-        self._deferred: list[Callable[[], None]] | None = []
-        self._warned: set[str] = set()  # keys without effect
+    def __init__(self, merged: Merged) -> None:
+        self.merged, self.composition = merged, merged.composition
+        self._waiting: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self._components_known = False
+        self._joined: dict[int, DictConfig] = {}  # sections with keys of their components, by id
 
     def now_or_later(self, put: Callable[..., None], *arguments: Any) -> None:
         try:
             put(*arguments)
-        except _NeedsComponentError:
-            assert self._deferred is not None
-            self._deferred.append(partial(put, *arguments))
+        except _WaitsError:
+            self._waiting.append((put, arguments))
 
-    def put_deferred(self) -> None:
-        deferred, self._deferred = self._deferred or [], None
-        for put in deferred:
-            put()
+    def put_waiting(self, components_known: bool) -> None:
+        waiting, self._waiting, self._components_known = self._waiting, [], components_known
+        for put, arguments in waiting:
+            if self._is_there(*arguments):
+                self.now_or_later(put, *arguments)
 
-    def add_chosen(self, path: str, node: DictConfig) -> None:
-        """Add the options of the chosen components, even if no YAML sets one of them."""
-        registry: Registry[Any] | None = components_of(node)
-        if registry is None:
-            return
-        for name in self._chosen(path, node):
-            if component_key(name) not in node:
-                self._add_options(node, registry, name, path)
+    def _is_there(self, node: Any, *more: Any) -> bool:
+        """Tell whether a section has been neither replaced nor set to null since."""
+        if isinstance(node, Assignment):
+            return True
+        return OmegaConf.select(self.merged.root, more[2].rpartition(".")[0]) is node
 
-    def _chosen(self, path: str, node: DictConfig) -> Iterator[str]:
-        """Yield the names of the section's chosen components."""
-        for key in choosing_keys(node):
-            chosen = self.composition.last_value(f"{path}.{key}") or node[key]
-            yield from filter(None, [chosen] if isinstance(chosen, str) else chosen)
-
-    def _ever_named(self, path: str, node: DictConfig) -> Iterator[str]:
-        """Yield the names of the section's components that any place chooses."""
-        for key in choosing_keys(node):
-            for value in self.composition.values(f"{path}.{key}"):
-                yield from (name for name, _ in named_entries(LOSSES, value))
-
-    def _add_options(
-        self, node: DictConfig, registry: Registry[Any], name: str, where: str
-    ) -> None:
-        try:
-            options = registry.options(name, where)
-        except UntrustedError:
-            raise
-        except ConfigError:
-            return  # reported by check.py, with the key path
-        if options is not None:
-            extend(node, component_key(name), options)
-        else:
-            OmegaConf.set_struct(node, False)
-            node[component_key(name)] = {}
-            OmegaConf.set_struct(node, True)
+    def join_sections(self) -> None:
+        """Give each section that holds keys of components those of the components it names."""
+        for path, node in typed_nodes(self.merged.config):
+            found = find_host(node)
+            if found is not None and id(node) not in self._joined:
+                # A wrong name is reported by check.py; an interpolation may need a component.
+                with suppress(ConfigError, OmegaConfBaseException):
+                    give_keys(node, list_hosted(self.merged.config, path, node))
+                    vissl.put_default_rates(self.merged, path, node)
+                    self._joined[id(node)] = node
+        self.put_waiting(self._components_known)
 
     def put_all(self, node: DictConfig, tree: Mapping[Any, Any], path: str, origin: str) -> None:
         for key, value in tree.items():
@@ -166,26 +137,26 @@ class _Writer:
             self.now_or_later(self.put, node, str(key), value, below, origin)
 
     def put(self, node: DictConfig, key: str, value: Any, path: str, origin: str) -> None:
-        if self._is_dead(node, key, path):
-            self._report_dead(path, value, origin)
+        if vissl.is_dead(node, key, path):
+            vissl.report_dead(self.merged, path, value, origin)
             return
-        if not self._known(node, key, path, origin):
+        if not self._known(node, key, path, origin, value):
             return
         if isinstance(value, Mapping):
             _open_optional(node, key)
             _open_element(node, key)
+        if value is None and is_of_component(node, key):
+            value = default_of(fields_of(node)[key])
         current = node._get_node(key) if key in node else None
         is_section = isinstance(current, DictConfig) and not current._is_none()
         if is_section and isinstance(value, Mapping):
             self.put_all(current, value, path, origin)  # type: ignore[arg-type]
         elif path == "config" and value is None:
-            self.merged.problems.append(f"config: expected keys, got null. Set by {origin}.")
+            self.merged.refuse(path, "expected keys, got null.", origin)
         elif is_section and value is None and not _null_by_default(node, key):
             return  # `MACHINE:` with nothing under it
         elif is_section and value is not None and fields_of(current):  # type: ignore[arg-type]
-            self.merged.problems.append(
-                f"{path}: expected a section with keys, got {value!r}. Set by {origin}."
-            )
+            self.merged.refuse(path, f"expected a section with keys, got {value!r}.", origin)
         else:
             self._drop_arguments(node, key, value, path, origin)
             self._store(node, key, value, path, origin)
@@ -223,72 +194,55 @@ class _Writer:
                 detail = str(error).split("\n")[0]
             if isinstance(error, UnsupportedValueType):
                 detail = f"{value!r} cannot be a config value"
-            self.merged.problems.append(f"{path}: {detail}. Set by {origin}.")
+            self.merged.refuse(path, f"{detail}.", origin)
             return
         self.merged.origins[path] = origin
 
-    def _known(self, node: DictConfig, key: str, path: str, origin: str) -> bool:
-        """Whether `key` may be set. If it is the name of a component, add its options."""
-        fields = fields_of(node)
-        if not fields or key in node:
+    def _known(self, node: DictConfig, key: str, path: str, origin: str, value: Any = None) -> bool:
+        """Tell whether `key` may be set. If it is the name of a component, add its options."""
+        found = self._expect_keys(node, key)
+        if not fields_of(node) or key in node:
             return True
         registry = components_of(node)
         outside = node is self.merged.root and key in node.config
         if outside and origin == COMMAND_LINE:  # VISSL's files have such keys
-            self.merged.problems.append(
-                f"{path}: unknown key. Did you mean 'config.{path}'? Set by {origin}."
-            )
+            self.merged.refuse(path, f"unknown key. Did you mean 'config.{path}'?", origin)
             return False
         if outside:
             self.merged.warnings.append(
                 f"{key} has no effect: it is at the top level, not below `config` ({origin})"
             )
             return False
+        if found is not None and (owners := owners_of(found.components, key)):
+            report_foreign(self.merged, found, owners, path, origin, value)
+            return False
         if registry is None:
-            known = [str(each) for each in node]
+            theirs = keys_of(found.components) if found is not None else ()
+            known = {*map(str, node), *theirs}
             hint = nearest(key, known) or f"Known: {listing(known)}."
-            self.merged.problems.append(f"{path}: unknown key. {hint} Set by {origin}.")
+            self.merged.refuse(path, f"unknown key. {hint}", origin)
             return False
         return self._add_component(node, key, path, origin)
 
-    def _is_dead(self, node: DictConfig, key: str, path: str) -> bool:
-        """Whether the key is in the table of dead keys, and no plugin declares it."""
-        registry = components_of(node)
-        if key in node or (registry is not None and key in registry):
-            return False
-        dead = absent.dead_key(path)
-        if not fields_of(node):
-            return dead is not None and dead.argument
-        return bool(dead or absent.is_above_dead_keys(path))
-
-    def _report_dead(self, path: str, value: Any, origin: str) -> None:
-        """Report keys without effect; warn once for each key, even if several files set it."""
-        for place, each in absent.leaves(value, path):
-            key = absent.dead_key(place)
-            if key is None:
-                if each:
-                    self.merged.problems.append(f"{place}: unknown key. Set by {origin}.")
-            elif key.accepts(each):
-                continue
-            elif key.refused:
-                expected = " or ".join(map(repr, key.accepted))
-                got = "a section" if isinstance(each, Mapping) else repr(each)
-                self.merged.problems.append(
-                    f"{place}: expected {expected}, got {got}: {key.instead}. Set by {origin}."
-                )
-            elif place not in self._warned:
-                self._warned.add(place)
-                self.merged.warnings.append(f"{place} has no effect: {key.instead} ({origin})")
+    def _expect_keys(self, node: DictConfig, key: str) -> Host | None:
+        """Wait if the key may be of a component, and the section has no keys of components yet."""
+        found = find_host(node)
+        own = found is None or key in fields(found.own)
+        if not own and id(node) not in self._joined:
+            raise _WaitsError
+        return found
 
     def _add_component(self, node: DictConfig, key: str, path: str, origin: str) -> bool:
         """Add the options of a component whose section is set although it is not chosen."""
         registry = components_of(node)
         assert registry is not None
-        named = key in map(component_key, self._ever_named(path.rpartition(".")[0], node))
-        if self._deferred is not None and (named or registry.may_know(key)):
-            raise _NeedsComponentError
+        named = key in map(
+            component_key, list_named(self.composition, path.rpartition(".")[0], node)
+        )
+        if not self._components_known and (named or registry.may_know(key)):
+            raise _WaitsError
         if registry.may_know(key):
-            self._add_options(node, registry, key, path)
+            add_options(node, registry, key, path)
         if key in node:
             return True
         if named:  # another has replaced it; or its import fails, which check.py reports
@@ -301,9 +255,7 @@ class _Writer:
         if instead:  # if it is chosen, the check of names is an error
             self.merged.warnings.append(f"{path} has no effect: {instead} ({origin})")
             return False
-        self.merged.problems.append(
-            f"{path}: neither a key nor the name of a {registry.kind}. {hint} Set by {origin}."
-        )
+        self.merged.refuse(path, f"neither a key nor the name of a {registry.kind}. {hint}", origin)
         return False
 
     def assign(self, assignment: Assignment) -> None:
@@ -315,9 +267,9 @@ class _Writer:
         may_be_new = assignment.may_be_new
         for name in parents:
             walked = f"{walked}.{name}" if walked else name
-            if isinstance(node, DictConfig) and self._is_dead(node, name, walked):
+            if isinstance(node, DictConfig) and vissl.is_dead(node, name, walked):
                 at = walked if absent.dead_key(walked) else assignment.path
-                self._report_dead(at, assignment.value, COMMAND_LINE)
+                vissl.report_dead(self.merged, at, assignment.value, COMMAND_LINE)
                 return
             if isinstance(node, DictConfig) and name not in fields_of(node):
                 may_be_new = may_be_new and components_of(node) is None
@@ -333,12 +285,13 @@ class _Writer:
         elif isinstance(node, ListConfig):
             self._store(node, _index(key), assignment.value, assignment.path, COMMAND_LINE)
         else:
+            self._expect_keys(node, key)
             if may_be_new and key not in node and components_of(node) is None:
                 self._add_new(node, key, None, assignment.path)
             self.put(node, key, assignment.value, assignment.path, COMMAND_LINE)
 
     def _add_new(self, node: DictConfig, key: str, value: Any, path: str) -> None:
-        """`+config.NEW=value` adds a new key, which sslengine never reads."""
+        """Add a new key, `+config.NEW=value`, which sslengine never reads."""
         if fields_of(node):
             hint = nearest(key, [str(each) for each in node])
             self.merged.warnings.append(
@@ -387,7 +340,7 @@ def _open_optional(node: DictConfig, key: str) -> None:
     """Create a section that is null by default, because a key in it is set."""
     current = node._get_node(key) if _null_by_default(node, key) else None
     if isinstance(current, DictConfig) and current._is_none():
-        node[key] = OmegaConf.structured(with_all(current._metadata.ref_type))
+        node[key] = OmegaConf.structured(current._metadata.ref_type)
 
 
 def _open_element(node: DictConfig, key: str) -> None:

@@ -1,4 +1,4 @@
-"""Ranges of options, declared with their defaults and checked where a section is read.
+"""Declare options: a default, with the range of its values, which is checked for every config.
 
     temperature: float = above(0, 0.1)              more than 0
     queue_length: int = at_least(0, 65536)          0 or more
@@ -17,16 +17,40 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
-from sslengine.config.objects import declare
 from sslengine.errors import nearest
 
 KEY = "range"
 
 
+def declare(default: Any, **metadata: Any) -> Any:
+    """Return a dataclass field with metadata; each object gets its own copy of a list or dict."""
+    if isinstance(default, (list, dict)):
+        return dataclasses.field(default_factory=default.copy, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """Return the default of a field; MISSING if there is none."""
+    made = field.default_factory
+    return field.default if made is dataclasses.MISSING else made()
+
+
+def fields(cls: Any) -> Mapping[str, dataclasses.Field[Any]]:
+    """Return the fields of a dataclass by name; none of another class, or of None."""
+    return _fields(cls)
+
+
+@cache
+def _fields(cls: Any) -> Mapping[str, dataclasses.Field[Any]]:
+    found = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+    return MappingProxyType({field.name: field for field in found})
+
+
 @dataclasses.dataclass(frozen=True)
-class Range:
+class ValueRange:
     low: float = -math.inf
     high: float = math.inf
     low_is_out: bool = False
@@ -80,7 +104,9 @@ def _declare_between(
     low: float, low_is_out: bool, default: Any, below: float, at_most: float, also: Any
 ) -> Any:
     others = also if isinstance(also, tuple) else (also,)
-    return _declare(Range(low, min(below, at_most), low_is_out, below <= at_most, others), default)
+    return _declare(
+        ValueRange(low, min(below, at_most), low_is_out, below <= at_most, others), default
+    )
 
 
 def share(default: Any) -> Any:
@@ -90,12 +116,12 @@ def share(default: Any) -> Any:
 
 def choice(default: Any, *others: Any) -> Any:
     """Declare a field whose value is one of these."""
-    return _declare(Range(also=(*dict.fromkeys((default, *others)),), bounded=False), default)
+    return _declare(ValueRange(also=(*dict.fromkeys((default, *others)),), bounded=False), default)
 
 
 def choices(default: list[Any], *allowed: Any) -> Any:
     """Declare a field that is a list of some of these."""
-    return _declare(Range(also=allowed, bounded=False), default)
+    return _declare(ValueRange(also=allowed, bounded=False), default)
 
 
 def range_problems(section: Any) -> Iterator[str]:
@@ -130,13 +156,13 @@ def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 @cache
-def declared_ranges(cls: Any) -> Mapping[str, Range]:
+def declared_ranges(cls: Any) -> Mapping[str, ValueRange]:
     """Return the ranges of a dataclass's fields, by key."""
     fields = (each for each in dataclasses.fields(cls) if KEY in each.metadata)
     return {each.name: each.metadata[KEY] for each in fields}
 
 
-def _declare(allowed: Range, default: Any) -> Any:
+def _declare(allowed: ValueRange, default: Any) -> Any:
     if isinstance(default, dataclasses.Field):
         metadata = {**default.metadata, KEY: allowed}
         return dataclasses.field(default=default.default, metadata=metadata)

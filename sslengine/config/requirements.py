@@ -1,4 +1,6 @@
-"""What a loss needs of its run, by the arguments of `register_loss`: one message for each.
+"""Check what a loss needs of its run, and keys of several sections that contradict each other.
+
+What a loss needs are the arguments of `register_loss`: one message for each.
 
     @register_loss("my_loss", options=MyOptions, views=2, collators=("simclr_collator",))
 
@@ -12,10 +14,10 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from sslengine.config.facts import RunFacts
+from sslengine.config.facts import RunFacts, is_sharded, lacks_loss_scaling, run_facts
 from sslengine.dotted import below
 from sslengine.errors import ConfigError
-from sslengine.registry import Requirements, component_key
+from sslengine.registry import TRAIN_STEPS, Requirements, component_key
 
 TRAIN = "config.DATA.TRAIN"
 Problem = tuple[str, str]  # a key path, and what is needed there
@@ -117,3 +119,95 @@ def _patch_problems(config: DictConfig, needs: Requirements, size: int) -> Itera
     if needs.patch_size and given != size:
         wanted = f"the patches of the trunk, {size}, got {given}"
         yield f"{TRAIN}.COLLATE_FUNCTION_PARAMS.patch_size", wanted
+
+
+# ---- keys that contradict each other
+
+# The collators that order a batch by views: all images' first views, then their second views.
+_COLLATORS = ("simclr_collator", "multicrop_collator")
+
+
+def expect_no_conflict(config: DictConfig) -> None:
+    """Raise one ConfigError that lists all keys that contradict each other."""
+    problems = [*_sharding_problems(config), *_pair_problems(config)]
+    if problems:
+        raise ConfigError("\n".join(f"config.{each}" for each in problems))
+
+
+def _sharding_problems(config: DictConfig) -> Iterator[str]:
+    if not is_sharded(config):
+        return
+    model, distributed, hooks = config.MODEL, config.DISTRIBUTED, config.HOOKS
+    other_task = "Use it in a run with config.TRAINER.TASK_NAME=self_supervision_task."
+    for key, is_set, more in (
+        ("DISTRIBUTED.MANUAL_GRADIENT_REDUCTION", distributed.MANUAL_GRADIENT_REDUCTION,
+         ". Set false."),
+        ("MODEL.CHANNELS_LAST", model.CHANNELS_LAST is True,
+         ": torch shards only contiguous weights. Set false."),
+        ("HOOKS.MODEL_COMPLEXITY.COMPUTE_COMPLEXITY", hooks.MODEL_COMPLEXITY.COMPUTE_COMPLEXITY,
+         f". {other_task}"),
+        ("DISTRIBUTED.DETECT_ANOMALOUS_PARAMS", distributed.DETECT_ANOMALOUS_PARAMS,
+         f", which reduces gradients differently. {other_task}"),
+        ("HOOKS.PRECISE_BN.ENABLED", hooks.PRECISE_BN.ENABLED,
+         "; MODEL.SYNC_BN_CONFIG works. Set false."),
+        ("HOOKS.ONLINE_EVAL.EVERY", hooks.ONLINE_EVAL.EVERY,
+         ", whose trunk cannot be run alone. Set 0, and evaluate the checkpoints."),
+    ):  # fmt: skip
+        if is_set:
+            yield f"{key}: not with a sharded model (FSDP){more}"
+    if lacks_loss_scaling(config):
+        yield (
+            "MODEL.FSDP_CONFIG.compute_dtype: float16 requires loss scaling: set "
+            "MACHINE.PRECISION=fp16, or MODEL.AMP_PARAMS.USE_AMP=true with AMP_DTYPE float16. Or "
+            "use bfloat16."
+        )
+
+
+def _pair_problems(config: DictConfig) -> Iterator[str]:
+    model, distributed = config.MODEL, config.DISTRIBUTED
+    compression = distributed.GRADIENT_COMPRESSION
+    no_reduction = f"{compression} requires DDP's reduction: not with"
+    if compression != "none" and is_sharded(config):
+        yield (
+            f"DISTRIBUTED.GRADIENT_COMPRESSION: {no_reduction} a sharded model (FSDP); see "
+            f"MODEL.FSDP_CONFIG.compute_dtype."
+        )
+    if compression != "none" and distributed.MANUAL_GRADIENT_REDUCTION:
+        yield (
+            f"DISTRIBUTED.GRADIENT_COMPRESSION: {no_reduction} "
+            f"DISTRIBUTED.MANUAL_GRADIENT_REDUCTION."
+        )
+    if model.COMPILE.USE_COMPILE and model.ACTIVATION_CHECKPOINTING.USE_ACTIVATION_CHECKPOINTING:
+        yield (
+            "MODEL.COMPILE.USE_COMPILE: not with MODEL.ACTIVATION_CHECKPOINTING, whose second "
+            "forward pass must not update batch norms. Set one of them to false."
+        )
+    if config.MACHINE.PRECISION and model.AMP_PARAMS.USE_AMP:
+        yield (
+            f"MACHINE.PRECISION: it is {config.MACHINE.PRECISION}, and MODEL.AMP_PARAMS.USE_AMP is "
+            f'true: only one can be set. Set USE_AMP=false, or PRECISION="".'
+        )
+
+
+def expect_views(config: DictConfig) -> None:
+    """Raise a ConfigError if VIEWS_APART would have no effect, or a wrong one."""
+    if config.MODEL.VIEWS_APART:
+        for problem in _views_apart_problems(config):
+            raise ConfigError(f"config.MODEL.VIEWS_APART: {problem}")
+
+
+def _views_apart_problems(config: DictConfig) -> Iterator[str]:
+    facts, step = run_facts(config), config.TRAINER.TRAIN_STEP_NAME
+    if config.MODEL.BASE_MODEL_NAME != "multi_input_output_model":
+        yield "a custom model (BASE_MODEL_NAME) does not use it. Set it to false."
+    if config.MODEL.MULTI_INPUT_HEAD_MAPPING:
+        yield "each input of MULTI_INPUT_HEAD_MAPPING is a separate batch anyway. Set it to false."
+    if facts.views_per_image < 2:
+        yield "config.DATA.TRAIN.TRANSFORMS make one view of an image. Set it to false."
+    if facts.collator not in _COLLATORS:
+        yield (
+            f"config.DATA.TRAIN.COLLATE_FUNCTION must be {' or '.join(_COLLATORS)}, "
+            f"got {facts.collator!r}."
+        )
+    if getattr(TRAIN_STEPS.get(step), "in_chunks", False):
+        yield f"{step} splits a batch into chunks in another way. Set it to false."

@@ -7,25 +7,23 @@ import operator
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from sslengine.config.beside import keep_chosen, settle_keys_beside
-from sslengine.config.check import check, check_plain
-from sslengine.config.components import named_entries
-from sslengine.config.compose import Composition, compose
-from sslengine.config.files import Layer
-from sslengine.config.inference import infer, replace_removed_backend
-from sslengine.config.merge import Merged, merge
-from sslengine.config.no_effect import (
-    warn_of_keys_without_effect,
+from sslengine.config import vissl
+from sslengine.config.check import (
+    check,
+    check_own_keys,
     warn_of_late_epochs,
     warn_of_unused_sections,
 )
-from sslengine.config.places import Places, settle_length
-from sslengine.config.schedules import settle_schedules
+from sslengine.config.components import named_entries
+from sslengine.config.compose import Composition, compose
+from sslengine.config.derive import derive, replace_removed_backend
+from sslengine.config.files import Layer
+from sslengine.config.merge import merge
+from sslengine.config.merged import Merged
 from sslengine.config.stored import Path
 from sslengine.errors import ConfigError
 from sslengine.registry import LOSSES, component_key, load_plugins
@@ -65,7 +63,7 @@ def resolve_dict(tree: dict[str, object], name: str = "python", engine: str = "t
 
 
 def _plain(value: Any) -> Any:
-    """With Python's numbers and lists in place of numpy's, which a config does not take."""
+    """Replace numpy's numbers and lists, which a config does not take, by Python's."""
     match value:
         case Mapping():
             return {key: _plain(each) for key, each in value.items()}
@@ -87,31 +85,16 @@ def freeze(composition: Composition, judged: bool = False) -> Resolved:
     """
     load_plugins(_plugins(composition))
     with pause_garbage_collection():  # thousands of nodes, of which most are kept
-        return _frozen(composition, judged)
-
-
-def _frozen(composition: Composition, judged: bool) -> Resolved:
-    merged = merge(composition, partial(_check_plain, composition))
-    settle_schedules(merged, composition)  # again, for schedules in the options of components
-    places = Places(merged, composition)
-    settle_keys_beside(merged, places)
-    warn_of_keys_without_effect(merged, places)
-    warn_of_unused_sections(merged, places)
-    check(merged)
-    infer(merged, composition.name)
-    if merged.root.config.OPTIMIZER.use_zero:
-        merged.warnings.append(
-            "config.OPTIMIZER.use_zero: on several ranks the model is sharded too (FSDP2), as with "
-            "config.TRAINER.TASK_NAME=self_supervision_fsdp_task."
-        )
-    if merged.root.node_id:
-        merged.warnings.append("node_id: has no effect; torchrun or srun numbers the nodes.")
-    keep_chosen(merged.root.config)
-    if not judged:
-        warn_of_late_epochs(merged)
-    OmegaConf.set_readonly(merged.root.config, True)
+        merged = merge(composition, _check_own_keys)
+        vissl.warn_of_keys_without_effect(merged)
+        warn_of_unused_sections(merged)
+        check(merged)
+        derive(merged)
+        if not judged:
+            warn_of_late_epochs(merged)
+        OmegaConf.set_readonly(merged.config, True)
     return Resolved(
-        config=merged.root.config,
+        config=merged.config,
         engine_name=merged.root.engine_name,
         node_id=merged.root.node_id,
         origins=merged.origins,
@@ -119,6 +102,12 @@ def _frozen(composition: Composition, judged: bool) -> Resolved:
         name=composition.name,
         texts=merged.texts,
     )
+
+
+def _check_own_keys(merged: Merged) -> None:
+    replace_removed_backend(merged)
+    vissl.settle_length(merged)
+    check_own_keys(merged)
 
 
 def changed(resolved: Resolved, values: Mapping[str, object], engine_name: str) -> Resolved:
@@ -147,13 +136,6 @@ def settled(resolved: Resolved, path: str, value: object, reason: str) -> Resolv
     OmegaConf.set_readonly(config, True)
     origins = {**resolved.origins, f"config.{path}": f"derived: {reason}"}
     return replace(resolved, config=config, origins=origins)
-
-
-def _check_plain(composition: Composition, merged: Merged) -> None:
-    replace_removed_backend(merged)
-    settle_length(merged, Places(merged, composition))
-    settle_schedules(merged, composition)
-    check_plain(merged)
 
 
 def _plugins(composition: Composition) -> list[str]:

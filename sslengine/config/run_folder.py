@@ -25,11 +25,11 @@ from sslengine.config.compose import (
     search_folders,
     shipped_layers,
 )
-from sslengine.config.fast import FAST, REMOVED, why_not
-from sslengine.config.files import Files, Layer, stem
+from sslengine.config.facts import FAST, REMOVED, why_not
+from sslengine.config.files import ConfigFiles, Layer, stem
 from sslengine.config.options import FOUND_CATALOGUE
-from sslengine.config.plain_file import parse_plain, read_content
 from sslengine.config.resolve import Resolved, freeze
+from sslengine.config.yaml_text import parse_plain, read_content
 from sslengine.errors import ConfigError
 from sslengine.signing import modules_of_signed
 from sslengine.trust import Opened, closed
@@ -69,19 +69,24 @@ def open_run(
     if not path.is_file():
         raise ConfigError(f"{folder} has no config.yaml: it is not the folder of a run.")
     started = as_trained and any((folder / CHECKPOINTS).glob("*"))
+
+    def complete(composition: Composition) -> Composition:
+        layers = _add_older(composition).layers
+        layers = [_drop_training(each, started) for each in layers] if judged else layers
+        layers = [*layers, *(shipped_layers(added) if added else ())]
+        return dataclasses.replace(composition, layers=layers)
+
     if trusted:
-        composition = _add_older(compose([f"config={name}", *overrides], [str(folder)]))
-        composition = _with(_for_judging(composition, started) if judged else composition, added)
-        return freeze(composition, judged)
+        composition = compose([f"config={name}", *overrides], [str(folder)])
+        return freeze(complete(composition), judged)
     content = read_content(path)
     modules = modules_of_signed(path, content)
     tree, not_read = parse_plain(content, path, whole=modules is not None)
-    composition = _add_older(compose_on(Layer(str(path), tree), overrides, name))
+    composition = compose_on(Layer(str(path), tree), overrides, name)
     signed = frozenset(() if modules is None else _texts(tree))
     opened = Opened(str(path), frozenset(_typed(composition.assignments)), signed, modules or "")
     with closed(opened):
-        composition = _with(_for_judging(composition, started) if judged else composition, added)
-        resolved = freeze(composition, judged)
+        resolved = freeze(complete(composition), judged)
     warnings = tuple(
         f"{each} refers to another value or to the environment, which is not read, because the "
         f"folder was opened without trust. Set the value; or --trust-config if you trust the run."
@@ -94,7 +99,7 @@ def open_run(
 def _selected(arguments: Sequence[str], config_dirs: Sequence[str]) -> Path | None:
     """Return the file of config=NAME; None if there is none, or several are named."""
     names = [each.value() for each in parse(arguments) if each.key_or_group == "config"]
-    files = Files(search_folders(config_dirs))
+    files = ConfigFiles(search_folders(config_dirs))
     return files.find(posixpath.join("/config", stem(names[0]))) if len(names) == 1 else None
 
 
@@ -120,7 +125,7 @@ def open_named(
 
 
 def _is_older(folder: Path) -> bool:
-    """Is there a run in it that began without the key, and resumes?"""
+    """Tell whether there is a run in it that began without the key, and resumes?"""
     file = folder / "config.yaml"
     resumes = os.path.isfile(file) and any((folder / CHECKPOINTS).glob("*"))
     return resumes and "TRANSPARENT:" not in file.read_text("utf-8", errors="replace")
@@ -159,31 +164,20 @@ def _texts(value: Any) -> Iterator[str]:
         yield from (text for each in value for text in _texts(each))
 
 
-def _for_judging(composition: Composition, started: bool) -> Composition:
+def _drop_training(layer: Layer, started: bool) -> Layer:
     """Remove what only training uses; replace an augmentation back-end that is missing.
 
     started: WEIGHTS_INIT has been used.
     """
-    layers = []
-    for layer in composition.layers:
-        tree = dict(layer.tree)
-        config = tree["config"] = dict(tree.get("config") or {})
-        for key in _TRAINING_ONLY:
-            config.pop(key, None)
-        model = config.get("MODEL")
-        if started and isinstance(model, dict):
-            config["MODEL"] = {k: each for k, each in model.items() if k != "WEIGHTS_INIT"}
-        data = config.get("DATA")
-        # All back-ends make the same pixels: see docs/augmentation.md.
-        if isinstance(data, dict) and _is_missing(data.get("AUGMENT_BACKEND")):
-            config["DATA"] = {**data, "AUGMENT_BACKEND": "auto"}
-        layers.append(dataclasses.replace(layer, tree=tree))
-    return dataclasses.replace(composition, layers=layers)
-
-
-def _with(composition: Composition, added: str) -> Composition:
-    layers = [*composition.layers, *(shipped_layers(added) if added else ())]
-    return dataclasses.replace(composition, layers=layers)
+    given = layer.tree.get("config") or {}
+    config = {key: each for key, each in given.items() if key not in _TRAINING_ONLY}
+    model, data = config.get("MODEL"), config.get("DATA")
+    if started and isinstance(model, dict):
+        config["MODEL"] = {key: each for key, each in model.items() if key != "WEIGHTS_INIT"}
+    # All back-ends make the same pixels: see docs/augmentation.md.
+    if isinstance(data, dict) and _is_missing(data.get("AUGMENT_BACKEND")):
+        config["DATA"] = {**data, "AUGMENT_BACKEND": "auto"}
+    return dataclasses.replace(layer, tree={**layer.tree, "config": config})
 
 
 def _is_missing(backend: Any) -> bool:

@@ -27,16 +27,14 @@ import dataclasses
 import pickle
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import lru_cache
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
-from sslengine.config.components import Made, is_of_signature, options_of
-from sslengine.config.objects import declare, fields, object_of_own_keys, to_object
-from sslengine.config.ranges import range_problems
+from sslengine.config.components import Generated, is_of_signature, options_of
+from sslengine.config.ranges import declare, default_of, fields, range_problems
 from sslengine.errors import ConfigError
 from sslengine.registry import Registry
 
@@ -44,7 +42,7 @@ C = TypeVar("C")
 
 _SECTIONS: dict[str, type[Any]] = {}
 _COMPONENTS: dict[type[Any], Registry[Any]] = {}
-_BESIDE: dict[type[Any], tuple[Registry[Any], str]] = {}
+_HOSTS: dict[type[Any], Host] = {}
 
 
 def section(path: str, components: Registry[Any] | None = None) -> Callable[[type[C]], type[C]]:
@@ -66,75 +64,62 @@ def section(path: str, components: Registry[Any] | None = None) -> Callable[[typ
     return add
 
 
-def beside(registry: Registry[Any], chosen_by: str) -> Callable[[type[C]], type[C]]:
-    """Options of components of `registry` are keys of this dataclass too: of those components that
-    its field `chosen_by` names. Until it is known which are chosen (config/beside.py) a config
-    holds the keys of all, each null where nothing sets it.
+class Host(NamedTuple):
+    """A section that has the keys of its components in addition to its own; see `hosts`."""
+
+    own: type[Any]  # its dataclass, without keys of components
+    components: Registry[Any]
+    chosen_by: str  # the field that names them
+
+
+def hosts(registry: Registry[Any], chosen_by: str) -> Callable[[type[C]], type[C]]:
+    """Let options of components of `registry` be keys of this dataclass too: of those components
+    that its field `chosen_by` names. merge.py adds them once it is known which are chosen.
     """
 
     def add(cls: type[C]) -> type[C]:
-        _BESIDE[cls] = registry, chosen_by
+        _HOSTS[cls] = Host(cls, registry, chosen_by)
         return cls
 
     return add
 
 
+def join(cls: type[C], names: Iterable[str] | None = None) -> type[C]:
+    """Return a subclass that has the keys of these components too.
+
+    names: None is all components for which nothing has to be imported.
+    """
+    if cls not in _HOSTS:
+        return cls
+    registry = _HOSTS[cls].components
+    known = filter(registry.is_open, registry.names()) if names is None else names
+    options = tuple(dict.fromkeys(options_of(registry, name) for name in known))
+    joined: type[C] = _join(cls, options)  # type: ignore[arg-type]
+    return joined
+
+
 @lru_cache(maxsize=256)
-def joined(cls: type[Any], options: tuple[type[Any], ...], of_all: bool = False) -> type[Any]:
-    """A subclass of `cls` and of these dataclasses. of_all: every default is null."""
-    own = {each.name: each for each in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    found: dict[str, list[Any]] = {}
+def _join(cls: type[Any], options: tuple[type[Any], ...]) -> type[Any]:
+    own = {each.name: each for each in dataclasses.fields(cls)}
+    nulls: dict[str, Any] = {}  # what a component requires is null until it is set
     for each in options:
         hints = typing.get_type_hints(each)
-        for field in dataclasses.fields(each):
-            required = field.default is field.default_factory is dataclasses.MISSING
-            if field.name in own and not is_of_signature(each):
+        for name, field in fields(each).items():
+            if name in own and not is_of_signature(each):
                 raise ConfigError(
-                    f"{each.__qualname__}.{field.name}: {cls.__name__} has such a key; rename it."
+                    f"{each.__qualname__}.{name}: {cls.__name__} has such a key; rename it."
                 )
-            if required or of_all:
-                found.setdefault(field.name, []).append(hints[field.name])
-    nulls = {name: _common(types) | None for name, types in found.items() if name not in own}
+            if name not in own and default_of(field) is dataclasses.MISSING:
+                nulls[name] = hints[name] | None
     bases = [each for each in options if not any(each in other.__mro__[1:] for other in options)]
-    checks = {key: getattr(cls, key, _check_nothing) for key in ("check", "check_chosen")}
-    made = Made(cls.__name__, (*bases, cls), {
+    # The rules of components are checked where each is by itself.
+    checks = {key: getattr(cls, key, lambda self: ()) for key in ("check", "check_chosen")}
+    made = Generated(cls.__name__, (*bases, cls), {
         **checks, **dict.fromkeys(nulls), **own, "__doc__": cls.__doc__,
         "__annotations__": {**{name: each.type for name, each in own.items()}, **nulls},
-        "__module__": cls.__module__, "made_by": (joined, (cls, options, of_all)),
+        "__module__": cls.__module__, "made_by": (_join, (cls, options)),
     })  # fmt: skip
-    return dataclasses.dataclass(made)  # type: ignore[arg-type, return-value]
-
-
-def _check_nothing(section: Any) -> tuple[str, ...]:
-    return ()  # the rules of components are checked where each is by itself
-
-
-def _common(types: list[Any]) -> Any:
-    """The type that several components give a key of this name."""
-    return types[0] if len({str(each).removesuffix(" | None") for each in types}) == 1 else Any
-
-
-def with_all(cls: type[C], nulls: bool = True) -> type[C]:
-    """With the keys of all components, if components have keys in this section."""
-    if cls not in _BESIDE:
-        return cls
-    registry, _ = _BESIDE[cls]
-    options = tuple(dict.fromkeys(_known_options(registry)))
-    return joined(cls, options, nulls)  # type: ignore[arg-type]
-
-
-def with_chosen(cls: type[C], names: Iterable[str]) -> type[C]:
-    """With the keys of these components alone."""
-    registry, _ = _BESIDE[cls]
-    options = tuple(dict.fromkeys(options_of(registry, name) for name in names))
-    return joined(cls, options)  # type: ignore[arg-type]
-
-
-def _known_options(registry: Registry[Any]) -> Iterator[type[Any]]:
-    """Of all components for which nothing has to be imported."""
-    for name in registry.names():
-        if registry.is_open(name):
-            yield options_of(registry, name)
+    return dataclasses.dataclass(made)
 
 
 def named(registry: Registry[Any], default: Any, arguments: str = "", alone: Any = None) -> Any:
@@ -175,7 +160,7 @@ def iterations(default: Any) -> Any:
 
 
 def epochs(default: Any) -> Any:
-    """Declare a field that is a number of epochs, in which something changes; see no_effect.py."""
+    """Declare a field that is a number of epochs, in which something changes; see check.py."""
     return declare(default, epochs=True)
 
 
@@ -189,17 +174,12 @@ def section_problems(section: Any) -> Iterator[str]:
 
 def schema() -> DictConfig:
     """Return the whole schema with its defaults."""
-    built: DictConfig = pickle.loads(_pickled(tuple(_SECTIONS.items()), _with_keys()))
+    built: DictConfig = pickle.loads(_pickled(tuple(_SECTIONS.items())))
     return built
 
 
-def _with_keys() -> tuple[type[Any], ...]:
-    """The sections with keys of components, to which plugins may add."""
-    return tuple(map(with_all, _BESIDE))
-
-
 @lru_cache(maxsize=1)  # to read it back takes a fortieth of the time of building it
-def _pickled(sections: tuple[tuple[str, type[Any]], ...], _: tuple[type[Any], ...]) -> bytes:
+def _pickled(sections: tuple[tuple[str, type[Any]], ...]) -> bytes:
     return pickle.dumps(_build(sections))
 
 
@@ -228,20 +208,39 @@ def components_of(node: DictConfig) -> Registry[Any] | None:
 
 
 def choosing_keys(node: DictConfig) -> list[str]:
-    """The keys of a section that name its components."""
+    """Return the keys of a section that name its components."""
     registry = components_of(node)
     declared = fields_of(node).items() if registry is not None else ()
     return [key for key, each in declared if each.metadata.get("registry") is registry]
 
 
-def keys_beside(node: DictConfig) -> tuple[type[Any], Registry[Any], str] | None:
-    """Of a node whose components have keys in it: its dataclass without them, what the
-    components are, and the field that names them."""
-    made_by: Any = getattr(OmegaConf.get_type(node), "made_by", (None,))
-    if made_by[0] is not joined:
-        return None
-    cls = made_by[1][0]
-    return (cls, *_BESIDE[cls])
+def find_host(node: Any) -> Host | None:
+    """Return how components have keys in this section; None if they have none."""
+    cls: Any = node._metadata.object_type if isinstance(node, DictConfig) else None
+    made_by: Any = getattr(cls, "made_by", None)
+    return _HOSTS.get(made_by[1][0] if made_by is not None and made_by[0] is _join else cls)
+
+
+def give_keys(node: DictConfig, names: Iterable[str]) -> None:
+    """Make the keys of these components those of the section, in place of others; keep values."""
+    found = find_host(node)
+    assert found is not None
+    cls, content = join(found.own, names), cast(dict[Any, Any], node._content)
+    added = {key: each for key, each in content.items() if key not in fields_of(node)}
+    fresh: Any = pickle.loads(_pickled_node(cls))  # type: ignore[arg-type]
+    for key in fields(cls):
+        kept = content.get(key)
+        if kept is not None and (key in fields(found.own) or not kept._is_none()):
+            fresh._content[key] = kept
+        else:
+            fresh._content[key]._set_parent(node)
+    node.__dict__["_content"] = {**fresh._content, **added}
+    node._metadata.object_type = cls
+
+
+@lru_cache(maxsize=256)  # OmegaConf takes twenty times as long
+def _pickled_node(cls: type[Any]) -> bytes:
+    return pickle.dumps(OmegaConf.structured(cls))
 
 
 def fields_of(node: DictConfig) -> Mapping[str, dataclasses.Field[Any]]:
@@ -269,37 +268,19 @@ def typed_nodes(node: DictConfig, path: str = "config") -> Iterator[tuple[str, D
                 yield from typed_nodes(value, f"{path}.{key!s}")
 
 
-def as_objects(
+def convert_nodes(
     root: DictConfig, nodes: Sequence[tuple[str, DictConfig]]
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the key path and the object of each of the tree's typed nodes.
+    """Yield the key path and the object of each of the tree's typed nodes; convert the tree once.
 
-    The tree is converted once; where that fails, for an interpolation refers to a key that is not
-    there yet, each node by itself, and those that fail are left out.
+    OmegaConf raises an error if an interpolation refers to a key that is not there yet.
     """
-    try:
-        whole = to_object(root)
-    except OmegaConfBaseException:
-        for path, node in nodes:
-            with suppress(OmegaConfBaseException):
-                yield path, to_object(node)
-        return
+    whole = OmegaConf.to_object(root)
     for path, _ in nodes:
         found: Any = whole
         for key in path.split(".")[1:]:
             found = found[key] if isinstance(found, dict) else getattr(found, key)
         yield path, found
-
-
-def new_node(cls: type[Any]) -> DictConfig:
-    """A typed node with the defaults of this dataclass."""
-    node: DictConfig = pickle.loads(_pickled_node(cls, _with_keys()))  # type: ignore[arg-type]
-    return node
-
-
-@lru_cache(maxsize=256)  # OmegaConf takes twenty times as long
-def _pickled_node(cls: type[Any], _: tuple[type[Any], ...]) -> bytes:
-    return pickle.dumps(OmegaConf.structured(cls))
 
 
 def put_in(parent: DictConfig, key: str, node: DictConfig) -> None:
@@ -308,23 +289,17 @@ def put_in(parent: DictConfig, key: str, node: DictConfig) -> None:
         parent[key] = node
 
 
-def move(node: DictConfig, key: str, other: DictConfig) -> None:
-    """Move a key's node from a section that is dropped into another that has the same key."""
-    taken: Any = node._get_node(key)
-    taken._set_parent(other)
-    other._content[key] = taken  # type: ignore[index,call-overload]
-
-
 def read(config: DictConfig, cls: type[C]) -> C:
     """Return a section of the config as an object of its dataclass."""
     path = next(path for path, each in _SECTIONS.items() if each is cls)
     if path:
-        return cast(C, to_object(OmegaConf.select(config, path)))
-    return cast(C, object_of_own_keys(config, cls))
+        return cast(C, OmegaConf.to_object(OmegaConf.select(config, path)))
+    own: Any = OmegaConf.to_object(OmegaConf.masked_copy(config, [*fields(cls)]))
+    return cls(**vars(own)) if isinstance(own, cls) else cls(**own)
 
 
 def replaced(config: DictConfig, values: Mapping[str, Any]) -> DictConfig:
-    """A copy of the config with other values. values: by path, as MODEL.TRUNK.NAME."""
+    """Return a copy of the config with other values. values: by path, as MODEL.TRUNK.NAME."""
     copied: DictConfig = OmegaConf.create(config)  # type: ignore[assignment]
     with flag_override(copied, "readonly", False):
         for path, value in values.items():
@@ -342,7 +317,7 @@ def sections_of(given: Sequence[str], kinds: Sequence[type[Any]]) -> list[Any]:
             merged = OmegaConf.merge(tree, typed)
     except OmegaConfBaseException as error:
         raise ConfigError(f"--set: expected a key of {', '.join(paths)}: {error}") from error
-    found: list[Any] = [to_object(OmegaConf.select(merged, path)) for path in paths]
+    found: list[Any] = [OmegaConf.to_object(OmegaConf.select(merged, path)) for path in paths]
     problems = [
         f"config.{path}.{each}" for path, one in zip(paths, found) for each in section_problems(one)
     ]

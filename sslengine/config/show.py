@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from sslengine.config.components import meaning_of_section, meanings, named_entries, options_of
-from sslengine.config.objects import default_of
+from sslengine.config.ranges import default_of
 from sslengine.config.resolve import Resolved
 from sslengine.config.sections import fields_of
 from sslengine.config.stored import as_stored
@@ -121,7 +121,7 @@ def _registry(node: Any, key: Any) -> Registry[Any] | None:
 
 
 def _options_of_arguments(node: Any, key: Any) -> type[Any] | None:
-    """Of the component whose arguments stand under this key; its name is in another field."""
+    """Return the options of the component whose arguments stand under this key."""
     for name, field in (fields_of(node) if isinstance(node, DictConfig) else {}).items():
         if field.metadata.get("arguments") == key:
             return options_of(field.metadata["registry"], node[name])

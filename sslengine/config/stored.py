@@ -1,4 +1,4 @@
-"""The form in which a config is written to disk and shown: without environment and secrets.
+"""The form in which a config is written to disk and shown, and what a resumed run changes of it.
 
 A string from the environment is stored as its interpolation, `${oc.env:TRACKER_URL}`.
 A string under a key with the name of a secret (`api_key`, `token`, at any depth) is masked.
@@ -9,13 +9,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import OmegaConfBaseException
 
+from sslengine.absent import has_no_effect
+from sslengine.config.components import owners_of
+from sslengine.config.options import SHARDED_TASK
 from sslengine.config.sections import fields_of
+from sslengine.config.yaml_text import load_run
+from sslengine.dotted import leaves
+from sslengine.registry import DATA_SOURCES, SCHEDULERS
 
 MASK = "***"
 _SECRET = re.compile(
@@ -50,14 +56,14 @@ def _stored(node: Any, key: Any, path: Path, texts: Mapping[Path, str]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Of an enum's member its name. Most values are plain already."""
+    """Replace an enum's member by its name. Most values are plain already."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     return OmegaConf.to_container(OmegaConf.create([value]), enum_to_str=True)[0]  # type: ignore[index]
 
 
 def _is_ours(node: Any, key: Any) -> bool:
-    """Whether it is a key of sslengine's schema: none of them is a secret."""
+    """Tell whether it is a key of sslengine's schema: none of them is a secret."""
     if not isinstance(node, DictConfig) or key not in fields_of(node):
         return False
     return str(getattr(OmegaConf.get_type(node), "__module__", "")).startswith("sslengine.")
@@ -91,7 +97,7 @@ def interpolations(node: Any, path: Path = ()) -> Iterator[tuple[Path, Any, Any]
 
 @contextmanager
 def _env_reads() -> Iterator[list[str]]:
-    """Inside the context, each use of the resolver `oc.env` adds an entry to the list."""
+    """Add an entry to the list for each use of the resolver `oc.env` inside the context."""
     reads: list[str] = []
     resolvers = BaseContainer._resolvers
     original = resolvers["oc.env"]
@@ -105,3 +111,96 @@ def _env_reads() -> Iterator[list[str]]:
         yield reads
     finally:
         resolvers["oc.env"] = original
+
+
+# ---- a run resumes with another config: which keys have changed, and is that allowed?
+
+# Keys that determine the model or the method may not: a checkpoint does not fit another one.
+_FIXED = ("MODEL", "LOSS", "TRAINER.TASK_NAME", "TRAINER.TRAIN_STEP_NAME", "OPTIMIZER.name")
+# Keys below _FIXED that may change: they determine how the model is computed.
+_FREE = (
+    "MODEL.ACTIVATION_CHECKPOINTING", "MODEL.AMP_PARAMS", "MODEL.CHANNELS_LAST", "MODEL.COMPILE",
+    "MODEL.FSDP_CONFIG", "MODEL.GRAD_CLIP", "MODEL.WEIGHTS_INIT",
+)  # fmt: skip
+_SAME_TASK = {"self_supervision_task", SHARDED_TASK}
+
+
+class Change(NamedTuple):
+    path: str
+    before: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"config.{self.path}: {self.before} -> {self.now}"
+
+    @property
+    def allowed(self) -> bool:
+        if self.path == "TRAINER.TASK_NAME" and {self.before, self.now} <= _SAME_TASK:
+            return True
+        return not is_fixed(self.path)
+
+
+# A key of several methods that may change: how the memory is stored.
+_FREE_IN_LOSS = ".memory_params.sharded"
+
+
+def is_fixed(path: str) -> bool:
+    """Tell whether the key determines the model or the method, so that it may not change."""
+    free = _below(path, _FREE) or path.endswith(_FREE_IN_LOSS)
+    return _below(path, _FIXED) and not free
+
+
+def changes(
+    before: str, now: Mapping[str, Any], origins: Mapping[str, str], where: str = "config.yaml"
+) -> list[Change]:
+    """Return the changes between `config.yaml` of an earlier start and the present config.
+
+    now: the present config in the form in which it is stored (stored.py).
+    where: what an error calls the earlier one.
+
+    Omitted are: values that follow from others; CHECKPOINT; keys without effect that an earlier
+    version accepted; and keys that the earlier version did not have, if they have their defaults.
+    """
+    earlier = load_run(before, where)["config"]
+    new = dict(leaves(now))
+    old = {
+        path: value
+        for path, value in leaves(earlier)
+        if path in new or not (has_no_effect(f"config.{path}") or _is_of_another(path))
+    }
+    found = []
+    for path in dict.fromkeys((*new, *old)):
+        derived = _follows(origins.get(f"config.{path}", ""))
+        later = path not in old and not _is_given(path, origins)
+        if derived or later or _below(path, ("CHECKPOINT",)):
+            continue
+        if old.get(path) != new.get(path):
+            found.append(Change(path, old.get(path, "not set"), new.get(path, "not set")))
+    return found
+
+
+def _follows(origin: str) -> bool:
+    """Tell whether the value follows from other keys, which are compared.
+
+    A number in place of `auto` does not: HEAD.PARAMS, which has it, was given, and config.yaml
+    holds the number of the other start.
+    """
+    return origin.startswith("derived:") and not origin.startswith("derived: auto:")
+
+
+def _is_of_another(path: str) -> bool:
+    """Tell whether it is a key of a schedule or data source: of one that is not chosen now."""
+    section, _, key = path.rpartition(".")
+    if section.startswith("DATA."):
+        return bool(owners_of(DATA_SOURCES, key))
+    return ".param_schedulers." in section and bool(owners_of(SCHEDULERS, key))
+
+
+def _is_given(path: str, origins: Mapping[str, str]) -> bool:
+    """Tell whether the key, or a section that contains it, was set; otherwise it is a default."""
+    words = f"config.{path}".split(".")
+    return any(".".join(words[:count]) in origins for count in range(2, len(words) + 1))
+
+
+def _below(path: str, tops: tuple[str, ...]) -> bool:
+    return any(path == top or path.startswith(f"{top}.") for top in tops)

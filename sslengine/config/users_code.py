@@ -24,7 +24,7 @@ def hash_of_users_code(config: DictConfig) -> dict[str, str]:
 
 
 def users_code(config: DictConfig) -> dict[str, str]:
-    """The hash of each imported file, and of those that they use, by the module's name."""
+    """Return the hash of each imported file, and of those that they use, by the module's name."""
     named = {text.partition(":")[0] for text in _texts(OmegaConf.to_container(config))}
     files: dict[str, Path] = {}
     for name in named & {*sys.modules}:
@@ -33,7 +33,7 @@ def users_code(config: DictConfig) -> dict[str, str]:
 
 
 def code_of_object(part: Any) -> str:
-    """The hash of the source of a user's function or class; of what is installed, the name."""
+    """Return the hash of the source of a user's function or class, the name of one installed."""
     while isinstance(part, partial):
         part = part.func
     part = part if hasattr(part, "__qualname__") else type(part)

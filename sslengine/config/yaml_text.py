@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from sslengine.errors import ConfigError, readable
+from sslengine.atomic import open_no_link
+from sslengine.config.ranges import leaves
+from sslengine.errors import NOT_READ, ConfigError, readable
 
 _TAG = "tag:yaml.org,2002:"
 DEEPEST = 100  # levels; a config of sslengine has about 10
@@ -69,7 +72,7 @@ _Dumper.add_representer(str, _Dumper.represent_str)  # type: ignore[no-untyped-c
 
 
 def load(text: str | bytes, refused: Callable[[Any], str] = lambda event: "") -> Any:
-    """Raises yaml.YAMLError, ValueError (a number that is none) or RecursionError.
+    """Read YAML; raise yaml.YAMLError, ValueError (a number that is none) or RecursionError.
 
     refused: of each event of the parser, before any value is made of it, what must not be there.
     """
@@ -91,7 +94,7 @@ def load_run(
     refused: Callable[[Any], str] = lambda event: "",
     expected: str = "valid",
 ) -> dict[str, Any]:
-    """The tree of a run's config.yaml. A ConfigError begins with where."""
+    """Return the tree of a run's config.yaml. A ConfigError begins with where."""
     try:
         tree = load(text, refused)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
@@ -104,8 +107,71 @@ def load_run(
 
 
 def dump(value: Any) -> str:
-    """Of plain values."""
+    """Write plain values."""
     text: str = yaml.dump(  # type: ignore[no-untyped-call]
         value, Dumper=_Dumper, default_flow_style=False, allow_unicode=True, sort_keys=False
     )
     return text
+
+
+# ---- an untrusted file, read as plain values
+
+LARGEST = 4 * 2**20  # bytes; a config of sslengine has about 30,000
+
+
+def read_plain(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return the file's tree, and the key paths whose interpolations were not read."""
+    return parse_plain(read_content(path), path)
+
+
+def parse_plain(
+    content: bytes, path: Path, whole: bool = False
+) -> tuple[dict[str, Any], list[str]]:
+    """Do the same with content that was read before. whole: keep the interpolations."""
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8: {error}") from error
+    tree = load_run(text, str(path), _not_plain, expected="plain")
+    if "defaults" in tree:
+        raise ConfigError(
+            f"{path}: defaults: this file includes others, which is refused because it was opened "
+            f"without trust. If you trust it: --trust-config."
+        )
+    found = [
+        readable(path.lstrip("."))
+        for path, value in leaves({} if whole else tree, "")
+        if isinstance(value, str) and "${" in value
+    ]
+    return tree if whole else _drop_interpolations(tree), found
+
+
+def read_content(path: Path) -> bytes:
+    """Read a regular file. Links are refused, because they may lead to any file of the user."""
+    try:
+        with open(path, "rb", opener=open_no_link) as file:
+            content = file.read(LARGEST + 1)
+    except OSError as error:
+        linked = ". It is a link: give the folder that it leads to" if path.is_symlink() else ""
+        raise ConfigError(f"{path} cannot be read: {error.strerror}{linked}.") from error
+    if len(content) > LARGEST:
+        raise ConfigError(f"{path} has more than {LARGEST} bytes: not the config of a run.")
+    return content
+
+
+def _not_plain(event: Any) -> str:
+    if isinstance(event, yaml.events.AliasEvent) or getattr(event, "anchor", None) is not None:
+        what = "an anchor or alias"
+    elif getattr(event, "tag", None) is not None:
+        what = f"the tag {event.tag}"
+    else:
+        return ""
+    return f"{what} is refused in a file that was opened without trust"
+
+
+def _drop_interpolations(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _drop_interpolations(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_drop_interpolations(each) for each in value]
+    return value.replace("${", NOT_READ) if isinstance(value, str) else value

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from sslengine.config.fast import why_not
+from sslengine.config.facts import why_not
 from sslengine.config.ranges import at_least, choice, share
-from sslengine.config.sections import beside, named, section, with_all
+from sslengine.config.sections import hosts, join, named, section
 from sslengine.data.decode.pixel_range import PixelRange
 from sslengine.data.decode.transparency import parse_colour
 from sslengine.registry import COLLATORS, DATA_SOURCES, TRANSFORMS
@@ -176,7 +176,7 @@ class SyntheticOptions:
     RANDOM_SYNTHETIC_LABELS: int = 0
 
 
-@beside(DATA_SOURCES, "DATA_SOURCES")
+@hosts(DATA_SOURCES, "DATA_SOURCES")
 @dataclass
 class SplitOptions:
     """One of DATA.TRAIN and DATA.TEST."""
@@ -374,7 +374,7 @@ def own(options: object, cls: type[C]) -> C:
 
 def split_options(**keys: Any) -> SplitOptions:
     """Options of a split that is made in Python, with those of any source."""
-    return with_all(SplitOptions, nulls=False)(**keys)
+    return join(SplitOptions)(**keys)
 
 
 @dataclass
@@ -405,9 +405,9 @@ class HoldOut:
 @dataclass
 class DataOptions:
     # The training set.
-    TRAIN: SplitOptions = field(default_factory=lambda: with_all(SplitOptions)())
+    TRAIN: SplitOptions = field(default_factory=SplitOptions)
     # The set of test phases.
-    TEST: SplitOptions = field(default_factory=lambda: with_all(SplitOptions)())
+    TEST: SplitOptions = field(default_factory=SplitOptions)
     # A share of TRAIN's images as TEST.
     HOLD_OUT: HoldOut = field(default_factory=HoldOut)
     # Processes of each rank that load images; 0: the rank loads them itself.

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from torch import nn
 
 from sslengine.checkpoint.contents import has_checkpoints
-from sslengine.config.facts import precision_of_amp, run_facts
+from sslengine.config.facts import is_sharded, precision_of_amp, run_facts
 from sslengine.config.options import (
     SHARDED_TASK,
     DistributedOptions,
@@ -24,7 +24,6 @@ from sslengine.config.options import (
 )
 from sslengine.config.requirements import expect_fitting_model
 from sslengine.config.sections import read
-from sslengine.config.sharding import is_sharded
 from sslengine.data.feed import DataFeed
 from sslengine.data.manifest.classes import Classes
 from sslengine.data.manifest.labels import known_classes, standard_labels

@@ -15,8 +15,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from sslengine.checkpoint.manifest import sha256_of
-from sslengine.config.changes import is_fixed
 from sslengine.config.resolve import changed
+from sslengine.config.stored import is_fixed
 from sslengine.distributed.collectives import broadcast_object
 from sslengine.distributed.ranks import is_primary
 from sslengine.dotted import leaves

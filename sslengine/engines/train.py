@@ -13,10 +13,9 @@ from sslengine.checkpoint.lock import owned
 from sslengine.checkpoint.manifest import path_for, read_manifest
 from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.checkpoint.resume import find, set_aside
-from sslengine.config.changes import changes
 from sslengine.config.options import RunOptions, TrainerOptions
 from sslengine.config.sections import read
-from sslengine.config.stored import as_stored
+from sslengine.config.stored import as_stored, changes
 from sslengine.distributed.collectives import broadcast_object
 from sslengine.distributed.ranks import is_primary, world_size
 from sslengine.engine import loop

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from sslengine.config.assignments import typed
+from sslengine.config.compose import typed
 from sslengine.errors import UnknownNameError, listing, nearest
 from sslengine.export.place import expect_free, expect_packages
 from sslengine.registry import import_dotted

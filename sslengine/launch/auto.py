@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from sslengine.config.auto_widths import AUTO, auto_places, class_places
+from sslengine.config.facts import AUTO, auto_places, class_places
 from sslengine.config.resolve import Resolved, settled
 from sslengine.config.sections import read
 from sslengine.data.options import DataOptions

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sslengine import catalog, startup
-from sslengine.config.assignments import overrides as assign
+from sslengine.config.compose import overrides as assign
 from sslengine.config.compose import sweep
 from sslengine.config.resolve import Resolved
 from sslengine.config.run_folder import open_named

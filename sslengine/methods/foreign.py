@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from sslengine.config.arguments import loss_arguments
+from sslengine.config.components import loss_arguments
 
 
 class FunctionLoss(nn.Module):

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sslengine.config.auto_widths import auto_places, class_places
+from sslengine.config.facts import auto_places, class_places
 from sslengine.errors import ConfigError, nearest
 from sslengine.models.features import build_pooling
 from sslengine.models.heads.build import build_heads

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sslengine.config.auto_widths import AUTO
+from sslengine.config.facts import AUTO
 from sslengine.errors import ConfigError, nearest
 
 log = logging.getLogger("sslengine")

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sslengine.config.auto_widths import AUTO, auto_places
+from sslengine.config.facts import AUTO, auto_places
 from sslengine.errors import ConfigError
 from sslengine.models.features import build_pooling
 from sslengine.models.heads.build import build_module

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from sslengine.config.arguments import argument_problems
+from sslengine.config.components import argument_problems
 from sslengine.config.ranges import above, at_least, range_problems
-from sslengine.config.sections import iterations, named, section, with_all
+from sslengine.config.sections import iterations, named, section
 from sslengine.errors import UnknownNameError
-from sslengine.optim.schedules import SchedulerOptions, schedule_problems
+from sslengine.optim.schedules import SchedulerOptions, schedule, schedule_problems
 from sslengine.registry import OPTIMIZERS, PARAM_GROUPS
 
 # Fields that are passed to an optimizer if its signature has them. VISSL's YAML sets those of the
@@ -81,10 +81,9 @@ class LayerWiseLrDecay:
 
 
 def _vissl_lr() -> SchedulerOptions:
-    return with_all(SchedulerOptions)(
-        name="multistep", update_interval="epoch", values=[0.1, 0.01, 0.001], milestones=[30, 60],
-        start_value=0.1, end_value=0.0, value=0.1,  # keys of several schedulers
-    )  # type: ignore[call-arg] # fmt: skip
+    """Make VISSL's schedule, which is for SGD; of other schedules see config/vissl.py."""
+    values = {"values": [0.1, 0.01, 0.001], "milestones": [30, 60]}
+    return schedule("multistep", update_interval="epoch", **values)
 
 
 @dataclass

@@ -25,9 +25,9 @@ from typing import Any, cast
 
 from fvcore.common import param_scheduler as fvcore
 
-from sslengine.config.arguments import argument_problems
+from sslengine.config.components import argument_problems
 from sslengine.config.ranges import above, at_least, choice
-from sslengine.config.sections import beside, named, section_problems, with_chosen
+from sslengine.config.sections import hosts, join, named, section_problems
 from sslengine.errors import ConfigError
 from sslengine.registry import SCHEDULERS, register_scheduler
 
@@ -58,7 +58,7 @@ class AutoLrScaling:
     warmup_start: str = choice("one_node", "as_written")
 
 
-@beside(SCHEDULERS, "name")
+@hosts(SCHEDULERS, "name")
 @dataclass
 class SchedulerOptions:
     """A scheduler; its arguments are keys next to its name."""
@@ -85,7 +85,7 @@ class Schedule:
 
 def schedule(name: str, **keys: Any) -> SchedulerOptions:
     """Make the options of one in Python."""
-    return with_chosen(SchedulerOptions, [name])(name=name, **keys)
+    return join(SchedulerOptions, [name])(name=name, **keys)
 
 
 def build_schedule(options: SchedulerOptions, num_epochs: float) -> Schedule:

@@ -20,7 +20,7 @@ from sslengine.command import judge
 from sslengine.command.front import main
 from sslengine.command.front import main as command
 from sslengine.command.machine import Machine, judging_keys
-from sslengine.config.assignments import overrides
+from sslengine.config.compose import overrides
 from sslengine.config.resolve import Resolved, resolve
 from sslengine.distributed.ranks import gpu_count
 from sslengine.engines.train import train

@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from sslengine.config.changes import Change, changes, is_fixed
 from sslengine.config.resolve import settled
 from sslengine.config.show import show
-from sslengine.config.stored import as_stored
+from sslengine.config.stored import Change, as_stored, changes, is_fixed
 from tests.config.recipes import resolved
 
 

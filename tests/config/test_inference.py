@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 from sslengine import (
     catalog,  # noqa: F401 - declares the names that ship with sslengine
     data,  # noqa: F401 - declares the back-ends
 )
-from sslengine.config import fast
-from sslengine.config.changes import changes
+from sslengine.config import facts
 from sslengine.config.compose import Assignment, Composition
+from sslengine.config.derive import RULES
 from sslengine.config.facts import RunFacts, run_facts, views_per_image
 from sslengine.config.files import Layer
-from sslengine.config.inference import RULES
 from sslengine.config.resolve import Resolved, freeze, resolve, resolve_dict
-from sslengine.config.stored import as_stored
+from sslengine.config.stored import as_stored, changes
 from sslengine.errors import ConfigError
 from tests.config.recipes import recipe, resolved
 
@@ -135,11 +135,8 @@ def test_a_method_derives_its_own_options() -> None:
 def test_deriving_again_changes_nothing() -> None:
     config: Any = resolved().config
     for rule in RULES:
-        for derived in rule(config):
-            node = config
-            for key in derived.path.split("."):
-                node = node[key]
-            assert node == derived.value
+        for path, value, _ in rule(config):
+            assert OmegaConf.select(config, path) == value
 
 
 @pytest.mark.parametrize("step", ["loss_dict_train_step", "model_train_step"])
@@ -211,37 +208,37 @@ def test_views_multiply_and_most_transforms_make_none() -> None:
 @pytest.fixture
 def missing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
-    monkeypatch.setattr(fast, "find_spec", lambda name: None if name in names else object())
+    monkeypatch.setattr(facts, "find_spec", lambda name: None if name in names else object())
     return names
 
 
 def test_the_best_needs_all_of_its_packages(missing: list[str]) -> None:
-    assert fast.best_backend() == "numba"
+    assert facts.best_backend() == "numba"
     missing.append("simplejpeg")
-    assert fast.best_backend() == "pil"
+    assert facts.best_backend() == "pil"
 
 
 def test_what_there_is_has_nothing_against_it(missing: list[str]) -> None:
-    assert [fast.why_not(name) for name in ("auto", "pil", "numba")] == [""] * 3
+    assert [facts.why_not(name) for name in ("auto", "pil", "numba")] == [""] * 3
     missing.append("numba")
-    assert fast.why_not("pil") == ""
+    assert facts.why_not("pil") == ""
 
 
 def test_what_is_missing_is_told_with_the_command(missing: list[str]) -> None:
     missing += ["numba", "simplejpeg"]
-    assert fast.why_not("numba") == (
+    assert facts.why_not("numba") == (
         "numba requires numba and simplejpeg: pip install 'sslengine[fast]'. Or choose pil, which "
         "requires no other package."
     )
 
 
 def test_an_unknown_name_is_told_with_the_nearest() -> None:
-    told = fast.why_not("pill")
+    told = facts.why_not("pill")
     assert told.startswith("expected auto, ")
     assert "got 'pill'. Did you mean 'pil'?" in told
 
 
-@pytest.mark.parametrize("name", fast.REMOVED)
+@pytest.mark.parametrize("name", facts.REMOVED)
 def test_a_back_end_that_was_removed_is_replaced_with_a_warning(name: str) -> None:
     run = resolved(DATA__AUGMENT_BACKEND=name)
     (warning,) = run.warnings

@@ -148,11 +148,6 @@ def test_a_schedule_without_a_known_peak() -> None:
         _scaled(_schedule("my_own"), 512)
 
 
-def test_a_wrong_scaling_type() -> None:
-    with pytest.raises(ConfigError, match="Did you mean 'linear'"):
-        _scaled(_schedule("constant", "linaer", value=1.0), 512)
-
-
 def test_nothing_but_falling_warm_ups() -> None:
     recipe = _recipe()
     recipe["schedulers"] = [{"name": "linear", "start_value": 4.8, "end_value": 1.0}]

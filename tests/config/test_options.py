@@ -16,13 +16,12 @@ from omegaconf import OmegaConf
 
 from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
 from sslengine.config import sections
-from sslengine.config.json_schema import _section
 from sslengine.config.options import (
     ReproducibilityOptions,
     RunOptions,
 )
 from sslengine.config.ranges import (
-    Range,
+    ValueRange,
     above,
     at_least,
     choice,
@@ -38,6 +37,7 @@ from sslengine.errors import ConfigError
 from sslengine.optim.options import MultiplierOptions
 from sslengine.registry import LOSSES, MODELS, Requirements, register_loss
 from tests.config.recipes import resolved
+from tools.config_schema import _section
 
 
 def options_with_ranges() -> Iterator[type[Any]]:
@@ -50,7 +50,7 @@ def options_with_ranges() -> Iterator[type[Any]]:
     return (each for each in dict.fromkeys(found) if declared_ranges(each))
 
 
-def outside(allowed: Range) -> Iterator[Any]:
+def outside(allowed: ValueRange) -> Iterator[Any]:
     if not allowed.bounded:
         yield "none of them"
         return

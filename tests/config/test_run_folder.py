@@ -13,10 +13,9 @@ import torch
 import yaml
 
 from sslengine import catalog  # noqa: F401 - declares the names that ship with sslengine
-from sslengine.config.changes import changes
 from sslengine.config.run_folder import open_named, open_run
 from sslengine.config.show import show
-from sslengine.config.stored import as_stored
+from sslengine.config.stored import as_stored, changes
 from sslengine.data.sources.base import build_sources
 from sslengine.engines.train import train
 from sslengine.errors import ConfigError, DataError, SSLEngineError, UntrustedError

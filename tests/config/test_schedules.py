@@ -57,9 +57,7 @@ def test_nor_are_single_arguments_of_it_for_others() -> None:
     """VISSL's cosine starts at 0.1 where nothing is said."""
     cosine = {"num_epochs": 2, "param_schedulers": {"lr": {"name": "cosine", "end_value": 0.0}}}
     assert lr(resolve_dict(recipe(OPTIMIZER=cosine)))["start_value"] == 0.1
-    with pytest.raises(
-        ConfigError, match=rf"^{LR}.start_value: cosine requires a value; .* adamw\."
-    ):
+    with pytest.raises(ConfigError, match=rf"^{LR}.start_value: cosine requires this argument"):
         resolve_dict(recipe(OPTIMIZER={"name": "adamw", **cosine}))
 
 
@@ -82,9 +80,7 @@ def test_one_of_several_optimizers() -> None:
 
 
 def test_a_later_name_replaces_the_schedule() -> None:
-    with pytest.raises(
-        ConfigError, match=rf"^{LR}.start_value and {LR}.end_value: cosine requires"
-    ):
+    with pytest.raises(ConfigError, match=rf"^{LR}.start_value: cosine requires"):
         resolve([QUICKSTART, f"{LR}.name=cosine"])
     values = [f"{LR}.name=cosine", f"{LR}.start_value=0.001", f"{LR}.end_value=0.0"]
     whole = f"{LR}={{name: cosine, start_value: 0.001, end_value: 0.0}}"
@@ -107,7 +103,7 @@ def test_so_does_a_later_file_and_for_sgd() -> None:
     )  # fmt: skip
     found = lr(given(base, schedule(name="polynomial", base_value=0.2, power=2.0)))
     assert (found["name"], found["base_value"], "lengths" in found) == ("polynomial", 0.2, False)
-    with pytest.raises(ConfigError, match="requires a value; it replaces composite"):
+    with pytest.raises(ConfigError, match=rf"^{LR}.start_value: cosine requires"):
         given(base, schedule(name="cosine"))
 
 
@@ -284,7 +280,7 @@ def test_a_value_that_does_not_set_the_largest(base: dict[str, Any], typed: str,
 
 def test_weight_decay_does_not_follow_the_batch_size() -> None:
     tree = recipe(OPTIMIZER__param_schedulers={"weight_decay": _SCALED})
-    with pytest.raises(ConfigError, match="weight_decay.auto_lr_scaling.auto_scale: has no effect"):
+    with pytest.raises(ConfigError, match="weight_decay.auto_lr_scaling: only"):
         resolve_dict(tree)
 
 

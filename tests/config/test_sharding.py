@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from sslengine.config.sharding import is_sharded
+from sslengine.config.facts import is_sharded
 from sslengine.errors import ConfigError
 from tests.config.recipes import resolved
 

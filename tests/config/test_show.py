@@ -8,14 +8,13 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from sslengine.config.changes import changes
 from sslengine.config.components import meanings
 from sslengine.config.compose import Assignment, Composition
 from sslengine.config.files import Layer
 from sslengine.config.resolve import Resolved, freeze, resolve_dict
 from sslengine.config.sections import fields_of, schema, typed_nodes
 from sslengine.config.show import show
-from sslengine.config.stored import as_stored, is_secret, texts_of_environment
+from sslengine.config.stored import as_stored, changes, is_secret, texts_of_environment
 from tests.config.recipes import recipe, resolved
 
 

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from sslengine.config import yaml_text
-from sslengine.config.plain_file import LARGEST, read_plain
 from sslengine.config.show import show
-from sslengine.config.yaml_text import dump, load
+from sslengine.config.yaml_text import LARGEST, dump, load, read_plain
 from sslengine.errors import ConfigError
 from tests.config.recipes import resolved
 

@@ -18,7 +18,7 @@ def on(*overrides: str, **without: str) -> Of:
 
 
 ACTS = {"does_not_change_the_run": "it is there to change what is trained"}
-REFUSED = {"ranks_stay_equal_sharded": "it is refused there, by config/sharding.py"}
+REFUSED = {"ranks_stay_equal_sharded": "it is refused there, by config/requirements.py"}
 FROZEN = {"ranks_stay_equal_sharded": "what it freezes does not change in so few steps"}
 SINCE_THE_START = {"resumes_its_state": "it tells of this process alone"}
 HOOKS: dict[str, Of] = {

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from sslengine.config.fast import why_not
+from sslengine.config.facts import why_not
 from sslengine.data.batch.collators import Batch
 from sslengine.data.feed import DataFeed
 from sslengine.data.options import (

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 import sslengine
-from sslengine.config.fast import why_not
+from sslengine.config.facts import why_not
 from sslengine.data.feed import DataFeed
 from sslengine.data.options import DataOptions, split_options
 from tests.data.augment.lists import LISTS

@@ -15,7 +15,7 @@ import torch
 import yaml
 from PIL import Image
 
-from sslengine.config.fast import why_not
+from sslengine.config.facts import why_not
 from sslengine.errors import ConfigError, SSLEngineError
 from sslengine.launch.local import launch
 from sslengine.models.trunks.library import LibraryTrunk

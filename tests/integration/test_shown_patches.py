@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from sslengine.config.assignments import overrides
+from sslengine.config.compose import overrides
 from sslengine.config.resolve import resolve
 from sslengine.errors import ConfigError
 from sslengine.launch.preflight import expect_fitting_shapes

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributions import Categorical
 from torch.nn import functional as F
 
-from sslengine.config.assignments import overrides
+from sslengine.config.compose import overrides
 from sslengine.config.facts import RunFacts
 from sslengine.config.resolve import resolve
 from sslengine.distributed.ranks import rank, world_size

@@ -61,7 +61,6 @@ def test_vissl_defaults() -> None:
         },
         "name": "multistep", "update_interval": "epoch", "values": [0.1, 0.01, 0.001],
         "milestones": [30, 60],
-        "start_value": 0.1, "end_value": 0.0, "value": 0.1,
     }  # fmt: skip
     assert {key: schedulers["lr"][key] for key in lr} == lr
     assert [schedulers[key] for key in ("weight_decay", "weight_decay_head", "momentum")] == [

@@ -38,7 +38,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
-from sslengine.config.fast import ALWAYS_THERE, FAST, why_not
+from sslengine.config.facts import ALWAYS_THERE, FAST, why_not
 from sslengine.data.augment.backend import build_backend
 from sslengine.data.augment.pipeline import Pipeline
 from sslengine.data.decode.decoding import Decoder

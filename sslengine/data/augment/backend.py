@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from sslengine.config.fast import ALWAYS_THERE, FAST, best_backend, why_not
+from sslengine.config.facts import ALWAYS_THERE, FAST, best_backend, why_not
 from sslengine.data.augment.image import make_rgb
 from sslengine.data.decode.decoding import Decoder
 from sslengine.errors import ConfigError

@@ -5,7 +5,7 @@ from io import BytesIO
 import numpy as np
 import pytest
 
-from sslengine.config import fast
+from sslengine.config import facts
 from sslengine.data.augment.backend import build_backend
 from sslengine.data.decode.decoding import Decoder
 from sslengine.data.options import SplitOptions
@@ -14,7 +14,7 @@ from tests.data.augment.photos import photo
 
 
 def test_auto_is_what_the_config_derives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast, "find_spec", lambda name: None)
+    monkeypatch.setattr(facts, "find_spec", lambda name: None)
     assert build_backend("auto").name == "pil"
 
 

@@ -92,10 +92,10 @@ def test_errors_of_the_code_itself_are_not_taken_for_such(caplog: pytest.LogCapt
 
 BROKEN = """
 import sys
-from sslengine.config import fast
+from sslengine.config import facts
 from sslengine.data.augment.backend import build_backend
 from sslengine.errors import ConfigError
-fast.find_spec = lambda name: object()
+facts.find_spec = lambda name: object()
 print(build_backend("auto").name)
 from sslengine.data.augment.blur import blur  # imported, and not compiled
 try:

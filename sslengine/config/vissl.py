@@ -1,0 +1,227 @@
+"""Read VISSL's YAML: keys that mean nothing here, default rates, keys that its files set for any.
+
+Keys that nothing reads are in the table absent.json: they are a warning, or an error if the run
+would differ from what they ask for.
+
+VISSL's default learning rate (0.1 and the values derived from it) is for SGD. A config with another
+optimizer must set a complete schedule, and so must a place that replaces a schedule by another.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from sslengine import absent
+from sslengine.config.compose import COMMAND_LINE
+from sslengine.config.lr_scaling import largest_value, optimizers, peak_key, schedules
+from sslengine.config.merged import Merged
+from sslengine.config.sections import components_of, fields_of
+from sslengine.errors import ConfigError
+from sslengine.registry import OPTIMIZERS, SCHEDULERS, Registry
+
+DEFAULT_RATES: dict[str, Any] = {
+    "values": [0.1, 0.01, 0.001],
+    "milestones": [30, 60],
+    "start_value": 0.1,
+    "end_value": 0.0,
+    "value": 0.1,
+}
+_THEIRS = ("sgd", "sgd_fsdp")
+# What VISSL's files set for any optimizer.
+_SHARED = {"momentum": 0.9, "nesterov": False, "betas": [0.9, 0.999]}
+# Two parts join if their values differ by less than this share of the schedule's largest value.
+_GAP = 0.01
+
+
+# ---- keys of the table absent.json
+
+
+def is_dead(node: DictConfig, key: str, path: str) -> bool:
+    """Tell whether the key is in the table of dead keys, and no plugin declares it."""
+    registry = components_of(node)
+    if key in node or (registry is not None and key in registry):
+        return False
+    dead = absent.dead_key(path)
+    if not fields_of(node):
+        return dead is not None and dead.argument
+    return bool(dead or absent.is_above_dead_keys(path))
+
+
+def report_dead(merged: Merged, path: str, value: Any, origin: str) -> None:
+    """Report keys without effect; warn once for each key, even if several files set it."""
+    for place, each in absent.leaves(value, path):
+        key = absent.dead_key(place)
+        if key is None:
+            if each:
+                merged.problems.append(f"{place}: unknown key. Set by {origin}.")
+        elif key.accepts(each):
+            continue
+        elif key.refused:
+            expected = " or ".join(map(repr, key.accepted))
+            got = "a section" if isinstance(each, Mapping) else repr(each)
+            merged.problems.append(
+                f"{place}: expected {expected}, got {got}: {key.instead}. Set by {origin}."
+            )
+        elif not any(said.startswith(f"{place} has no effect") for said in merged.warnings):
+            merged.warnings.append(f"{place} has no effect: {key.instead} ({origin})")
+
+
+# ---- keys of components
+
+
+def may_set_for_others(registry: Registry[Any], path: str, origin: str) -> bool:
+    """Tell whether VISSL's YAML sets a key also for components that do not read it."""
+    in_a_file = registry is SCHEDULERS and origin != COMMAND_LINE
+    return in_a_file or absent.is_of_vissl(path)
+
+
+def warn_of_keys_without_effect(merged: Merged) -> None:
+    """Warn of what the optimizer does not take; other such keys are an error: optim/options.py."""
+    for path, node in optimizers(merged.config):
+        changed = [key for key, default in _SHARED.items() if node[key] != default]
+        for key in _find_not_taken(node.name, changed):
+            where = f"config.{path}.{key}"
+            origin = merged.origins.get(where, "the default")
+            merged.warnings.append(f"{where} has no effect: {node.name} has no {key} ({origin})")
+
+
+def _find_not_taken(name: str, keys: list[str]) -> list[str]:
+    if not keys:
+        return []  # nothing has to be imported
+    try:
+        known = inspect.signature(OPTIMIZERS.get(name)).parameters
+    except (ConfigError, TypeError, ValueError):
+        return []  # reported by check.py
+    if any(each.kind is each.VAR_KEYWORD for each in known.values()):
+        return []
+    return [key for key in keys if key not in known]
+
+
+# ---- the length of the run
+
+
+def settle_length(merged: Merged) -> None:
+    """Keep the length of the run, in epochs or in iterations, that was set last.
+
+    One file, or the command line, that sets both is an error.
+    """
+    options, keys = merged.config.OPTIMIZER, ("num_epochs", "num_iterations")
+    epochs, iterations = (options[key] for key in keys)
+    if epochs is None or iterations is None:
+        return  # if both are None, the check of OPTIMIZER reports it
+    first, second = (merged.place(f"config.OPTIMIZER.{key}") for key in keys)
+    if first == second:
+        merged.problems.append(
+            f"config.OPTIMIZER: the length of the run is given twice, as num_epochs ({epochs}) and "
+            f"as num_iterations ({iterations}), by "
+            f"{merged.origins['config.OPTIMIZER.num_epochs']}. Set one of them."
+        )
+        return
+    given, other = keys if first > second else reversed(keys)
+    options[other] = None
+    merged.origins[f"config.OPTIMIZER.{other}"] = f"derived: {given} is set"
+
+
+# ---- schedules
+
+
+def put_default_rates(merged: Merged, path: str, node: DictConfig) -> None:
+    """Put VISSL's default learning rate into a schedule that no place has replaced by another."""
+    parent, _, key = path.rpartition(".")
+    if not parent.endswith(".param_schedulers") or key not in ("lr", "lr_head"):
+        return
+    optimizer = OmegaConf.select(merged.root, parent.rpartition(".")[0])
+    names = [each for each in merged.composition.values(f"{path}.name") if isinstance(each, str)]
+    own = False
+    if not follows_trunk(merged.config, path):
+        if not names and optimizer.name not in _THEIRS:
+            merged.problems.append(
+                f"{path}: {optimizer.name} requires a schedule; VISSL's default, {node.name} from "
+                f"0.1, is for sgd only. For example: '{path}={{name: cosine, start_value: 0.001, "
+                f"end_value: 0.0, update_interval: step}}'"
+            )
+        own = bool(names) and (optimizer.name not in _THEIRS or len({*names}) > 1)
+    for each in DEFAULT_RATES.keys() & fields_of(node).keys():
+        node[each] = None if own else DEFAULT_RATES[each]
+
+
+def follows_trunk(config: DictConfig, path: str) -> bool:
+    """Tell whether it is the schedule of heads in a run where they have that of the trunk."""
+    parent, _, key = path.removeprefix("config.").rpartition(".")
+    if key != "lr_head" or not parent.endswith(".param_schedulers"):
+        return False
+    optimizer = OmegaConf.select(config, parent.rpartition(".")[0])
+    return not optimizer.head_optimizer_params.use_different_lr
+
+
+def find_schedule_problems(merged: Merged) -> Iterator[str]:
+    """Yield what contradicts itself in schedules: two largest values, a jump between two parts."""
+    for path, node in schedules(merged.config):
+        yield from _peak_problems(f"config.{path}", node, merged)
+        if node.name == "composite":
+            yield from _gap_problems(f"config.{path}", node, merged)
+
+
+def _peak_problems(path: str, node: DictConfig, merged: Merged) -> Iterator[str]:
+    """Report keys without effect because another key sets the largest value."""
+    scaling, place = f"{path}.auto_lr_scaling", merged.place
+    scaled = bool(node.auto_lr_scaling.auto_scale)
+    if scaled and node.peak is not None and place(f"{path}.peak") <= place(scaling):
+        yield (
+            f"{path}.peak: auto_lr_scaling sets the largest value from the batch size; set "
+            f"{scaling}.base_value, or {scaling}.auto_scale=false as well."
+        )
+    if node.peak is None and not scaled:
+        return
+    setter, key = scaling if node.peak is None else f"{path}.peak", peak_key(node)
+    before = max(place(setter), place(f"{path}.name"))
+    if key not in (None, "values") and place(f"{path}.{key}") == merged.command_line > before:
+        yield (
+            f"{path}.{key}: has no effect, because {setter} sets the largest value of this "
+            f"schedule. Set {path}.peak."
+        )
+
+
+def _gap_problems(path: str, node: DictConfig, merged: Merged) -> Iterator[str]:
+    """Report a changed value of one part that makes the schedule jump between two parts."""
+    changed = [key for key in merged.origins if _is_value_of_part(key, path)]
+    if not changed:
+        return
+    if node.auto_lr_scaling.auto_scale and node.peak is None:
+        yield (
+            f"{changed[0]}: auto_lr_scaling sets the largest value of this schedule; set "
+            f"{path}.peak, or {path}.auto_lr_scaling.base_value for its batch size."
+        )
+        return
+    before = merged.composition.last_value(f"{path}.schedulers")
+    with suppress(ConfigError, TypeError, ValueError, KeyError):
+        settings: Any = OmegaConf.to_container(node)
+        now, was = _gaps(settings), _gaps({**settings, "schedulers": before})
+        largest = largest_value(settings)
+        for index, (gap, old) in enumerate(zip(now, was, strict=True)):
+            if abs(gap[1] - gap[0]) > abs(old[1] - old[0]) + _GAP * largest:
+                yield (
+                    f"{', '.join(changed)}: the schedule would jump from {gap[0]:.4g} to "
+                    f"{gap[1]:.4g} between schedulers.{index} and schedulers.{index + 1}. To scale "
+                    f"the whole schedule set {path}.peak instead; if the jump is intended, set all "
+                    f"of {path}.schedulers in one place."
+                )
+                return
+
+
+def _is_value_of_part(key: str, path: str) -> bool:
+    index, _, name = key.removeprefix(f"{path}.schedulers.").partition(".")
+    return key.startswith(f"{path}.schedulers.") and index.isdigit() and name.endswith("value")
+
+
+def _gaps(settings: Mapping[str, Any]) -> list[tuple[float, float]]:
+    """Return the values just before and after each border between two parts."""
+    arguments = {key: settings[key] for key in ("schedulers", "lengths", "interval_scaling")}
+    curve = SCHEDULERS.get("composite")(**arguments, num_epochs=1e9)
+    near, borders = 3e-6, [sum(settings["lengths"][:n]) for n in range(1, len(settings["lengths"]))]
+    return [(curve(border - near), curve(border + near)) for border in borders]
