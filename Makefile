@@ -28,6 +28,8 @@ help:
 	@echo "make bench          what the engine costs a step, and the same losses as other engines"
 	@echo "make gpu            on a machine with a GPU: tests, speed, a report in docs/gpu (8 minutes)"
 	@echo "make methods-table  train and judge every method (hours; can be resumed)"
+	@echo "make schema         write configs/schema.json, with which editors complete YAML"
+	@echo "make wheel          build dist/*.whl, the schema inside"
 	@echo "make lock           renew constraints/: the newest version of each package"
 	@echo "make chaos          kill small runs of all methods a hundred times (minutes)"
 	@echo "make clean          remove the environments and build files"
@@ -95,6 +97,7 @@ $(VENV)/.installed: setup.py $(CONSTRAINTS) | $(VENV)/bin/python
 	@echo "Installing PyTorch and sslengine into $(VENV): about 6 GB, a few minutes ..."
 	@$(VENV)/bin/pip install --quiet --disable-pip-version-check \
 	  --constraint $(CONSTRAINTS) --editable .
+	@$(VENV)/bin/python tools/config_schema.py
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
@@ -102,6 +105,13 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	@$(VENV)/bin/pip install --quiet --disable-pip-version-check \
 	  --constraint $(CONSTRAINTS) --editable '.[test]'
 	@touch $@
+
+schema: $(VENV)/.installed
+	$(VENV)/bin/python tools/config_schema.py
+
+# The schema is made by the package itself, with its dependencies: no isolated build can.
+wheel: schema
+	$(VENV)/bin/pip wheel --quiet --no-deps --wheel-dir dist .
 
 methods-table: $(VENV)/.installed
 	$(VENV)/bin/python tools/methods_table.py
@@ -115,4 +125,4 @@ lock:
 clean:
 	rm -rf .venv .venv-floor .venv-trackers build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
-.PHONY: help quickstart test test-slow test-trackers test-floor bench gpu gpu-wheels methods-table chaos lock clean
+.PHONY: help quickstart test test-slow test-trackers test-floor bench gpu gpu-wheels schema wheel methods-table chaos lock clean

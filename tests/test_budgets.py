@@ -49,9 +49,9 @@ COUNTS = {
     "lines": (68006, 50000),
     "files": (488, 350),
     "lines at the top": (1761, 1200),
-    "lines of tests": (81061, 55000),
+    "lines of tests": (80963, 55000),
     "files of tests": (514, 400),
-    "lines of tools": (6511, 3500),
+    "lines of tools": (5537, 3500),
     "files under 60 lines": (76, 45),
     "longest file": (600, 600),
     "files that one other imports": (110, 110),
@@ -65,7 +65,7 @@ COUNTS = {
     "median lines of a function": (9, 9),
     "longest function": (70, 70),
     "lines of README": (150, 150),
-    "lines of CHANGELOG": (1023, 150),
+    "lines of CHANGELOG": (1027, 150),
 }
 # Functions and files that a step of SimCLR passes, outside of data/.
 WAY = {"functions": (40, 40), "files": (14, 14)}

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Write configs/schema.json, with which editors complete and check YAML.
 
-python tools/config_schema.py           # after an option has changed
-python tools/config_schema.py --check   # status 1 if it is not up to date; writes nothing
+python tools/config_schema.py           # or make schema
+python tools/config_schema.py FILE      # write another file
 
 It is JSON Schema (draft 7), generated from the options' dataclasses. It accepts more than the
 checks of a run, which also compare values with each other and know plugins. Any value may be an
@@ -203,15 +203,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--check", action="store_true", help="write nothing")
+    parser.add_argument("file", nargs="?", type=Path, default=FILE, help="what is written")
     given = parser.parse_args(arguments)
     assert catalog  # importing it declares all names
-    text = json.dumps(json_schema(), indent=1, sort_keys=True) + "\n"
-    if given.check:
-        same = FILE.exists() and FILE.read_text() == text
-        print("up to date" if same else f"{FILE} is not up to date: python tools/config_schema.py")
-        return 0 if same else 1
-    FILE.write_text(text)
+    given.file.write_text(json.dumps(json_schema(), indent=1, sort_keys=True) + "\n")
     return 0
 
 

@@ -8,7 +8,7 @@
     targets: str = choice("center", "sinkhorn")     one of these; the first is the default
 
 A default may be a field, as in `at_least(0, iterations(100))`. Each entry of a list is in it.
-Null is always in it, NaN and infinity never. `configs/schema.json` shows the ranges.
+Null is always in it, NaN and infinity never. `make schema` shows the ranges.
 """
 
 from __future__ import annotations

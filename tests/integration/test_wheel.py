@@ -27,6 +27,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         target = source / name
         target.parent.mkdir(parents=True, exist_ok=True)
         subprocess.run(["cp", "-r", str(ROOT / name), str(target)], check=True)
+    schema = [sys.executable, "tools/config_schema.py", source / "configs" / "schema.json"]
+    subprocess.run(schema, cwd=ROOT, check=True)
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet"]
     subprocess.run([*command, "-w", str(folder), str(source)], check=True, capture_output=True)
     (built,) = folder.glob("*.whl")

@@ -17,6 +17,7 @@ from sslengine.models.options import ModelOptions, TrunkOptions, VisionTransform
 from sslengine.optim.build import build_optimizer
 from sslengine.optim.learner import learner_of
 from sslengine.optim.options import OptimizerOptions
+from sslengine.optim.schedules import schedule
 from tests.config.recipes import resolved
 
 SMALL: dict[str, Any] = {"IMAGE_SIZE": 16, "PATCH_SIZE": 8, "HIDDEN_DIM": 8, "MLP_DIM": 8,
@@ -37,7 +38,7 @@ class Predicting(Method):
 
 def settings(*multipliers: dict[str, Any], **more: Any) -> OptimizerOptions:
     options = OptimizerOptions(name="adamw", weight_decay=0.4, multipliers=[*multipliers], **more)
-    options.param_schedulers.lr.name = "constant"  # of 0.1
+    options.param_schedulers.lr = schedule("constant", value=0.1)
     return options
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,22 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from sslengine import catalog  # noqa: F401 - declares the names of the configs
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import SplitOptions
 from tests.tail import slow_but
-from tools.compare_ranks import METHODS
-from tools.compare_ranks import main as compare_ranks
 from tools.perf_measurement import (
     bench_data,
     bench_end_to_end,
     bench_engine,
     bench_evaluation,
-    bench_extraction,
-    bench_packed,
-    bench_similarity,
 )
 from tools.perf_measurement.bench_paths import make_paths
 
@@ -41,34 +34,6 @@ def test_the_table_of_evaluation() -> None:
     found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     for name in ("knn / product: ", "regressions / five: ", "scikit-learn-five"):
         assert name in found
-
-
-def test_the_table_of_extraction(capsys: pytest.CaptureFixture[str]) -> None:
-    small = ["--images=6", "--batch-size=3", "--workers=0", "--rounds=2", "--network=resnet10t"]
-    bench_extraction.main(small)
-    shown = capsys.readouterr().out
-    rates = re.findall(r"^(loader|network|extraction) +([0-9.]+) images/s", shown, re.M)
-    assert [name for name, _ in rates] == ["loader", "network", "extraction"]
-    assert all(float(rate) > 0 for _, rate in rates)
-    assert "extraction / the slower of both: " in shown
-
-
-def test_the_table_of_packed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bench_packed, "CROPS", ((1, 64), (2, 32)))
-    bench_packed.main(["--model", "test_vit", "--images", "2", "--rounds", "1"])
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[1:]] == ["apart", "packed"]
-    assert lines[1].split()[-1] == "1.00"
-
-
-@pytest.mark.slow
-def test_the_table_of_similarity() -> None:
-    command = [sys.executable, bench_similarity.__file__, "--ranks", "2", "8"]
-    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    rows = [line.split()[:2] for line in lines[1:]]
-    assert rows == [[ranks, way] for ranks in ("2", "8") for way in ("whole", "parts")]
 
 
 def test_the_times_of_augmentation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,59 +91,6 @@ def test_the_engine_runs_from_files_to_steps() -> None:
     words = ["--only", "sslengine", "--images", "256", "--epochs", "2", "--rounds", "1"]
     (rate,) = bench_end_to_end.main([*words, "--workers", "0"])["sslengine"]
     assert rate > 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
-def test_ranks_and_shards_compute_what_one_rank_does(
-    method: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert compare_ranks([method, "--steps", "3"]) == 0
-    (line,) = re.findall(r"^apart.*$", capfd.readouterr().out, re.MULTILINE)
-    alone, ddp, shards, _ = map(float, line.split()[1:])
-    assert alone == 0.0
-    assert ddp < 1e-3
-    assert shards < 1e-3
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")  # lightly's
-@pytest.mark.parametrize("method", ["dino", "ibot", "dinov2"])
-def test_both_compute_the_same_losses_from_the_same_networks(method: str) -> None:
-    """With our weights in lightly's parts: the first loss, where all centres are zero."""
-    pytest.importorskip("lightly")
-    from tools.perf_measurement import bench_methods
-
-    ours = bench_methods.Ours(method, batch=2)
-    theirs = bench_methods.Theirs(ours, method)
-    _copy(ours.task.base_model, theirs)
-    expected = theirs.compute().detach()
-    ours.step()
-    assert float(ours.task.last_batch.loss) == pytest.approx(float(expected), rel=1e-4)
-    ours.task.close()
-    ours.folder.cleanup()
-
-
-def _copy(model: nn.Module, theirs: nn.Module) -> None:
-    names = {"mlp.0": "layers.0", "mlp.2": "layers.2", "mlp.4": "layers.4"}
-    for network in (theirs.student, theirs.teacher):
-        own = {
-            name: value for name, value in model.trunk.state_dict().items() if name != "mask_token"
-        }
-        found = network["backbone"].vit.load_state_dict(own, strict=False)
-        assert not found.unexpected_keys
-        if hasattr(model.trunk, "mask_token"):
-            network["backbone"].mask_token.data.copy_(model.trunk.mask_token.view(1, 1, -1))
-        for head, copy in zip(
-            model.heads, (network[k] for k in ("head", "patch_head") if k in network)
-        ):
-            state = {}
-            for name, value in head.state_dict().items():
-                for old, new in names.items():
-                    name = name.replace(old, new)
-                state[name.replace("prototypes0.weight_v", "last_layer.weight_v")] = value
-            missing = copy.load_state_dict(state, strict=False).missing_keys
-            assert missing == ["last_layer.weight_g"]
 
 
 def opened(source: str, path: Path, **keys: object) -> SSLDataset:

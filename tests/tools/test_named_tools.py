@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +36,8 @@ SCRIPTS_BESIDE = sorted(each.stem for each in ROOT.glob("extra_scripts/*.py"))
 
 # The least that these do: a minute or two of imports and steps on a quiet machine.
 SMALLEST = {
-    "bench_gradcache": ["--rounds", "1"],
-    "bench_methods": ["dino", "--batch", "2", "--rounds", "1"],
     "bench_paths": ["--files", "1000", "--workers", "1", "--batches", "2"],
-    "bench_startup": ["--rounds", "1"],
 }
-NEEDS = {"bench_methods": "lightly"}
 # Others run in tests of their own: of tests/tools/test_NAME.py, where nothing else is said.
 _VISSL = "integration/test_configs.py::test_vissls_file"
 RUN_BY = {
@@ -50,14 +45,9 @@ RUN_BY = {
     "bench_end_to_end": "tools/test_benchmarks.py::test_the_engine_runs_from_files_to_steps",
     "bench_engine": "tools/test_benchmarks.py::test_a_race_times_every_contestant",
     "bench_evaluation": "tools/test_benchmarks.py::test_the_table_of_evaluation",
-    "bench_extraction": "tools/test_benchmarks.py::test_the_table_of_extraction",
     "bench_gpu": "tools/test_gpu_report.py::test_the_whole_command_on_a_cpu",
-    "bench_packed": "tools/test_benchmarks.py::test_the_table_of_packed",
-    "bench_similarity": "tools/test_benchmarks.py::test_the_table_of_similarity",
     "chaos": "test_a_run_survives",
     "cluster_features_and_label": "engines/test_benchmarks.py::test_clusterfit",
-    "compare_ranks": "tools/test_benchmarks.py::test_ranks_and_shards_compute_what_one_rank_does",
-    "config_schema": "config/test_json_schema.py::test_it_is_up_to_date",
     "instance_retrieval_test": _VISSL,
     "low_shot_test": _VISSL,
     "methods_table": "tools/test_named_tools.py::test_the_real_command_takes_the_folder_of_a_job",
@@ -91,8 +81,6 @@ def test_each_does_its_work_in_some_test() -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("tool", SMALLEST)
 def test_it_runs_with_its_smallest_arguments(tool: str, tmp_path: Path) -> None:
-    if tool in NEEDS and not find_spec(NEEDS[tool]):
-        pytest.skip(f"needs {NEEDS[tool]}")
     command = [sys.executable, str(_PROGRAMS[tool]), *SMALLEST[tool]]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
