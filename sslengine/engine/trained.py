@@ -28,7 +28,7 @@ def newest_state(folder: Path) -> tuple[Path, Mapping[str, Any]]:
 
 
 def state_of(checkpoint: Path) -> Mapping[str, Any]:
-    """Of this one, after comparing it with its manifest."""
+    """Return a checkpoint's state, after comparing it with its manifest."""
     verify(checkpoint)
     return _task_state(checkpoint, files.read(checkpoint))
 

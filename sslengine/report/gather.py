@@ -131,11 +131,13 @@ def _judgement(facts: Facts, report: Mapping[str, Any], parts: Parts) -> Judgeme
         images=rows[0].get("about", {}).get("images", {}) if rows else {},
         metric=str(report.get("metric", "accuracy")), scores=scores_of(report),
         chance=report.get("chance"), notes=report.get("notes", ()), protocols=protocols,
-        **_by_class(answers, classes, parts if tested == parts.fingerprint else Parts()),
+        **_sort_by_class(answers, classes, parts if tested == parts.fingerprint else Parts()),
     )  # fmt: skip
 
 
-def _by_class(answers: Mapping[str, Any], names: Sequence[str], parts: Parts) -> dict[str, Any]:
+def _sort_by_class(
+    answers: Mapping[str, Any], names: Sequence[str], parts: Parts
+) -> dict[str, Any]:
     """Return classes, confusion and mistakes, by the answers to each test image."""
     found = {kind: each for kind in KINDS if (each := _first(answers, kind)) is not None}
     if TRAINED not in found:

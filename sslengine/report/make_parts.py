@@ -56,7 +56,7 @@ def make_parts(folder: Path, *, trust_config: bool, notes: list[str]) -> Parts:
 
 
 def make_live_parts(resolved: Resolved, folder: Path, notes: list[str]) -> Parts:
-    """What takes a few seconds, for a run that has just been trained by this config."""
+    """Make the parts that take a few seconds, for a run just trained by this config."""
     return _Maker(folder, notes, trusted=True, live=True).make(resolved, resolved)
 
 

@@ -88,7 +88,7 @@ def read_parts(folder: Path) -> Parts:
     A file that is not as make_parts writes it is not shown.
     """
     try:
-        return _as_parts(read_kept(folder))
+        return _decode_parts(read_kept(folder))
     except (AttributeError, TypeError, KeyError, ValueError, IndexError):
         return Parts()
 
@@ -99,7 +99,7 @@ def read_kept(folder: Path) -> dict[str, Any]:
     return kept if kept.get("weights") == weights else {"weights": weights}
 
 
-def _as_parts(kept: Mapping[str, Any]) -> Parts:
+def _decode_parts(kept: Mapping[str, Any]) -> Parts:
     views = [Views(**each) for each in kept.get("views", {}).get("made", [])]
     made = kept.get("images", {}).get("made", {})
     thumbs = Thumbs(**made["thumbs"]) if made.get("thumbs") else None

@@ -46,17 +46,17 @@ class Summary:
 
     @cached_property
     def scores(self) -> dict[str, float]:
-        """Of the trained trunk: linear, knn@20 ... The best layer of several."""
+        """Return the trained trunk's linear, knn@20 ...; of several layers the best."""
         return scores_in(self.facts.evaluation)
 
     @property
     def metric(self) -> str | None:
-        """Of all scores: accuracy, or mAP where images have several classes."""
+        """Name what scores are: accuracy, or mAP where images have several classes."""
         return self.facts.evaluation.get("metric", "accuracy") if self.scores else None
 
     @property
     def images(self) -> dict[str, Any]:
-        """What it was judged on."""
+        """Describe the images that it was judged on."""
         return images_of(self.facts.evaluation)
 
     @property

@@ -72,11 +72,11 @@ def _views(
 ) -> Views:
     """Pictures of several sizes keep their relation."""
     source, row = dataset.sources[0], int(dataset.rows[number])
-    (original,), views = _as_uris([as_rgb(source.image(row))]), _as_uris(pictures)
+    (original,), views = _encode_uris([as_rgb(source.image(row))]), _encode_uris(pictures)
     return Views(source.relative_path(row), original, views, titles)
 
 
-def _as_uris(pictures: Sequence[Image.Image]) -> list[str]:
+def _encode_uris(pictures: Sequence[Image.Image]) -> list[str]:
     parts = max(1.0, max(max(each.size) for each in pictures) / LARGEST)
     small = (ImageOps.scale(each, 1 / parts, Image.Resampling.BOX) for each in pictures)
     return [data_uri(each) for each in (small if parts > 1 else pictures)]
@@ -121,7 +121,7 @@ def _reconstruct(model: Any, batch: Mapping[str, Any], options: SplitOptions) ->
 
 
 def _hide(batch: Mapping[str, Any], options: SplitOptions, count: int) -> Tensor | None:
-    """Of each image the view of which most is hidden, without and with its hidden pixels grey."""
+    """Show each image's most hidden view, without and with its hidden pixels grey."""
     held = {key: each[0] for key, each in batch.items() if isinstance(each, list) and each}
     name = next((each for each in ("mask", "shown") if each in held), "")
     images = [each for each in held.values() if isinstance(each, Tensor) and each.ndim == 4]
