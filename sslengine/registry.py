@@ -337,7 +337,7 @@ LOSSES: Registry[Any] = Registry(
     "loss",
     fallback="torch.nn",
     suffix="Loss",
-    engine_arguments=("run",),
+    engine_arguments=("run", "trunk"),
     base="torch.nn:Module",
     takes_foreign=True,
 )

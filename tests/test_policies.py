@@ -213,6 +213,8 @@ def _method_names() -> set[str]:
         "foreign",
         "step",
         "teacher",
+        "toolbox",
+        "whole",
     }
     declared = re.findall(r'"([a-z_0-9]+_loss)"', (PACKAGE / "methods" / "__init__.py").read_text())
     # Networks and formats of files have that name too.

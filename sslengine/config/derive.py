@@ -7,6 +7,7 @@ prints next to the value.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -259,6 +260,12 @@ def _loss_options(config: DictConfig) -> Iterator[Derived]:
     if hasattr(loss, "requires"):
         expect_requirements(config, loss, run_facts(config))
     name = component_key(config.LOSS.name)
+    if isinstance(loss, type) and "trunk" in inspect.signature(loss).parameters:
+        yield "MODEL.HEAD.PARAMS", [], f"{name} has its own heads"
+        for split in ("TRAIN", "TEST"):
+            if config.DATA[split].COLLATE_FUNCTION in ("default_collate", "simclr_collator"):
+                key = f"DATA.{split}.COLLATE_FUNCTION"
+                yield key, "multicrop_collator", f"{name} takes a list of views"
     node = config.LOSS.get(name)
     if hasattr(OmegaConf.get_type(node), "infer"):
         options: Any = OmegaConf.to_object(node)

@@ -28,15 +28,13 @@ from sslengine.config.chosen import (
     list_named,
     report_foreign,
 )
-from sslengine.config.components import (
-    keys_of,
-    owners_of,
-)
+from sslengine.config.components import keys_of, owners_of
 from sslengine.config.compose import COMMAND_LINE, Assignment, Composition
 from sslengine.config.merged import Merged, Root
 from sslengine.config.ranges import default_of, fields
 from sslengine.config.sections import (
     Host,
+    choosing_keys,
     complete_entries,
     components_of,
     element_type,
@@ -140,6 +138,8 @@ class _Writer:
         if vissl.is_dead(node, key, path):
             vissl.report_dead(self.merged, path, value, origin)
             return
+        if beside := self._component_beside(node, key, value, path):
+            node, path = node[beside], f"{path.rpartition('.')[0]}.{beside}.{key}"
         if not self._known(node, key, path, origin, value):
             return
         if isinstance(value, Mapping):
@@ -160,6 +160,17 @@ class _Writer:
         else:
             self._drop_arguments(node, key, value, path, origin)
             self._store(node, key, value, path, origin)
+
+    def _component_beside(self, node: DictConfig, key: str, value: Any, path: str) -> str:
+        """Return the component whose argument is next to its name; "": it is a key."""
+        choosing, above = choosing_keys(node), path.rpartition(".")[0]
+        if len(choosing) != 1 or key in node or value is None or isinstance(value, Mapping):
+            return ""
+        chosen = self.composition.last_value(f"{above}.{choosing[0]}") or node[choosing[0]]
+        name = component_key(chosen) if isinstance(chosen, str) else ""
+        if name and name not in node and not self._components_known:
+            raise _WaitsError
+        return name if name in node else ""
 
     def _drop_arguments(
         self, node: DictConfig, key: str, value: Any, path: str, origin: str

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from sslengine import absent
 from sslengine.config.compose import COMMAND_LINE
-from sslengine.config.lr_scaling import largest_value, optimizers, peak_key, schedules
+from sslengine.config.lr_scaling import optimizers, peak_key, schedules
 from sslengine.config.merged import Merged
 from sslengine.config.sections import components_of, fields_of
 from sslengine.errors import ConfigError
@@ -34,8 +33,6 @@ DEFAULT_RATES: dict[str, Any] = {
 _THEIRS = ("sgd", "sgd_fsdp")
 # What VISSL's files set for any optimizer.
 _SHARED = {"momentum": 0.9, "nesterov": False, "betas": [0.9, 0.999]}
-# Two parts join if their values differ by less than this share of the schedule's largest value.
-_GAP = 0.01
 
 
 # ---- keys of the table absent.json
@@ -160,15 +157,12 @@ def follows_trunk(config: DictConfig, path: str) -> bool:
 
 
 def find_schedule_problems(merged: Merged) -> Iterator[str]:
-    """Yield what contradicts itself in schedules: two largest values, a jump between two parts."""
+    """Yield values of schedules that have no effect, because another key sets the largest."""
     for path, node in schedules(merged.config):
         yield from _peak_problems(f"config.{path}", node, merged)
-        if node.name == "composite":
-            yield from _gap_problems(f"config.{path}", node, merged)
 
 
 def _peak_problems(path: str, node: DictConfig, merged: Merged) -> Iterator[str]:
-    """Report keys without effect because another key sets the largest value."""
     scaling, place = f"{path}.auto_lr_scaling", merged.place
     scaled = bool(node.auto_lr_scaling.auto_scale)
     if scaled and node.peak is not None and place(f"{path}.peak") <= place(scaling):
@@ -185,43 +179,9 @@ def _peak_problems(path: str, node: DictConfig, merged: Merged) -> Iterator[str]
             f"{path}.{key}: has no effect, because {setter} sets the largest value of this "
             f"schedule. Set {path}.peak."
         )
-
-
-def _gap_problems(path: str, node: DictConfig, merged: Merged) -> Iterator[str]:
-    """Report a changed value of one part that makes the schedule jump between two parts."""
-    changed = [key for key in merged.origins if _is_value_of_part(key, path)]
-    if not changed:
-        return
-    if node.auto_lr_scaling.auto_scale and node.peak is None:
+    parts = [each for each in merged.origins if each.startswith(f"{path}.schedulers.")]
+    if scaled and node.peak is None and any(each.endswith("value") for each in parts):
         yield (
-            f"{changed[0]}: auto_lr_scaling sets the largest value of this schedule; set "
-            f"{path}.peak, or {path}.auto_lr_scaling.base_value for its batch size."
+            f"{parts[0]}: auto_lr_scaling sets the largest value of this schedule; set "
+            f"{path}.peak, or {scaling}.base_value for its batch size."
         )
-        return
-    before = merged.composition.last_value(f"{path}.schedulers")
-    with suppress(ConfigError, TypeError, ValueError, KeyError):
-        settings: Any = OmegaConf.to_container(node)
-        now, was = _gaps(settings), _gaps({**settings, "schedulers": before})
-        largest = largest_value(settings)
-        for index, (gap, old) in enumerate(zip(now, was, strict=True)):
-            if abs(gap[1] - gap[0]) > abs(old[1] - old[0]) + _GAP * largest:
-                yield (
-                    f"{', '.join(changed)}: the schedule would jump from {gap[0]:.4g} to "
-                    f"{gap[1]:.4g} between schedulers.{index} and schedulers.{index + 1}. To scale "
-                    f"the whole schedule set {path}.peak instead; if the jump is intended, set all "
-                    f"of {path}.schedulers in one place."
-                )
-                return
-
-
-def _is_value_of_part(key: str, path: str) -> bool:
-    index, _, name = key.removeprefix(f"{path}.schedulers.").partition(".")
-    return key.startswith(f"{path}.schedulers.") and index.isdigit() and name.endswith("value")
-
-
-def _gaps(settings: Mapping[str, Any]) -> list[tuple[float, float]]:
-    """Return the values just before and after each border between two parts."""
-    arguments = {key: settings[key] for key in ("schedulers", "lengths", "interval_scaling")}
-    curve = SCHEDULERS.get("composite")(**arguments, num_epochs=1e9)
-    near, borders = 3e-6, [sum(settings["lengths"][:n]) for n in range(1, len(settings["lengths"]))]
-    return [(curve(border - near), curve(border + near)) for border in borders]

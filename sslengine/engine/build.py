@@ -37,6 +37,8 @@ from sslengine.losses.momentum import start_as
 from sslengine.losses.options import LossOptions
 from sslengine.methods import foreign
 from sslengine.methods.base import callbacks, expect_known_callbacks
+from sslengine.methods.whole import owns_network
+from sslengine.models.backbone import lend
 from sslengine.models.build import (
     build_model,
     freeze_parameters,
@@ -126,8 +128,10 @@ def build_loss(
     num_train_samples: int,
     device: torch.device,
     batch_sizes: Iterable[int] = (),
+    trained: nn.Module | None = None,
 ) -> nn.Module:
-    """Build a loss: one with options from (options, run facts), one of torch.nn from arguments."""
+    """Build a loss: one with options from (options, run facts), one of torch.nn from arguments; one
+    that owns its network gets the trunk of the model that is `trained`."""
     name = read(config, LossOptions).name
     if not name:  # the model gives its losses itself
         return nn.Module()
@@ -141,7 +145,12 @@ def build_loss(
     options = getattr(read(config, LossOptions), component_key(name))
     loss: Any
     if isinstance(options, dict):
-        given = {"run": facts} if "run" in inspect.signature(chosen).parameters else {}
+        given: dict[str, Any] = {}
+        if "run" in inspect.signature(chosen).parameters:
+            given["run"] = facts
+        if owns_network(chosen):
+            assert trained is not None
+            given["trunk"] = lend(trunk_with_heads(trained, "a method with a trunk"), model)
         loss = foreign.build(chosen, options, component_key(name), given)
     else:
         loss = chosen(options, facts)
@@ -201,8 +210,7 @@ def shard_model(
     )
     mesh = sharding.mesh_of(device)
     # The copies of the model are teachers, momentum encoders, frozen networks.
-    copies = [each for each in loss.modules() if isinstance(each, Model)]
-    for each in (trunk_with_heads(model, _SHARDED), *copies):
+    for each in (trunk_with_heads(model, _SHARDED), *_models_in(loss)):
         sharding.shard(each, parts_of(each, options.AUTO_WRAP_THRESHOLD), mesh, policy)
         each.to(device)  # buffers; parameters are there
     if trains(loss):
@@ -212,7 +220,7 @@ def shard_model(
 def attach_again(config: DictConfig, loss: nn.Module, model: nn.Module) -> None:
     """Let copies start as the model does. A sharded one cannot be copied: it is written over."""
     kept = [each.network for each in loss.modules() if isinstance(each, FrozenNetwork)]
-    copies = [each for each in loss.modules() if isinstance(each, Model) and each not in kept]
+    copies = [each for each in _models_in(loss) if each not in kept]
     if copies and sharding.is_sharded(model):
         for each in copies:
             start_as(each, model)
@@ -220,6 +228,12 @@ def attach_again(config: DictConfig, loss: nn.Module, model: nn.Module) -> None:
             part(model)
     else:
         attach(config, loss, model)
+
+
+def _models_in(loss: nn.Module) -> list[Model]:
+    """List the copies of the model that a loss has: a borrowed trunk has no parameters."""
+    found = [each for each in loss.modules() if isinstance(each, Model)]
+    return [each for each in found if next(each.parameters(), None) is not None]
 
 
 def attach(config: DictConfig, loss: nn.Module, model: nn.Module) -> None:

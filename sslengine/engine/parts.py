@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from omegaconf import DictConfig
 from torch import nn
@@ -20,25 +21,32 @@ from sslengine.checkpoint.rng import seed_all
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
 from sslengine.config.users_code import users_code
+from sslengine.data.augment.transform import MakesLabel, TakesLabels
+from sslengine.data.feed import DataFeed
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.distributed.data_parallel import broadcast_all
 from sslengine.distributed.ranks import rank
 from sslengine.distributed.shard_files import Peers
 from sslengine.distributed.sharding import is_sharded
 from sslengine.engine import build
-from sslengine.engine.label_range import expect_labels_in_range
 from sslengine.engine.phases import RunPlan
 from sslengine.engine.services import Services, services_of
+from sslengine.errors import DataError
 from sslengine.hooks.default import default_hooks
 from sslengine.hooks.events import expect_known_events
 from sslengine.meters import MetersOptions
 from sslengine.meters.base import build_meters
 from sslengine.methods.base import callbacks
 from sslengine.methods.foreign import takes_sample
+from sslengine.methods.supervised import BinaryCrossEntropyLoss, CrossEntropyLoss
+from sslengine.methods.whole import compute_networks_in, owns_network
+from sslengine.models.model import Model
+from sslengine.models.parts import heads_of
 from sslengine.optim.build import build_optimizer
 from sslengine.optim.learner import expect_owners, learner_of
 from sslengine.optim.options import OptimizerOptions
 from sslengine.precision import Precision
+from sslengine.registry import COLLATORS, TRANSFORMS
 
 Callbacks = Sequence[Callable[[Any], None]]
 # Makes a feed of (split, in random order?, the run's classes so far).
@@ -107,6 +115,7 @@ class RunParts:
     model: nn.Module  # with the loss in DDP, if there is any; see data_parallel.wrap
     loss: nn.Module
     learner: nn.Module  # both: all that is trained, by name
+    whole: bool  # does the method own its network?
     loss_takes_sample: bool
     before_phase: Callbacks  # of the method
     after_backward: Callbacks
@@ -142,9 +151,9 @@ class PartsOfConfig:
     def model(self) -> nn.Module:
         return build.build_base_model(self.config, self.device)
 
-    def loss(self, feeds: Feeds) -> nn.Module:
+    def loss(self, feeds: Feeds, model: nn.Module) -> nn.Module:
         sizes = () if feeds.train is None else feeds.train.global_batch_sizes
-        return build.build_loss(self.config, feeds.main.num_samples, self.device, sizes)
+        return build.build_loss(self.config, feeds.main.num_samples, self.device, sizes, model)
 
     def optimizer(self, learner: nn.Module, epochs: float) -> Any:
         return build_optimizer(learner, read(self.config, OptimizerOptions), self.device, epochs)
@@ -169,7 +178,9 @@ class PartsOfConfig:
         plan = RunPlan(config, *steps)
         startup.announce("building the model")
         seed_all(run.SEED_VALUE)
-        model, loss = self.model(), self.loss(feeds)
+        model = self.model()
+        loss = self.loss(feeds, model)
+        whole = owns_network(type(loss))
         for split, feed in (("TRAIN", feeds.train), ("TEST", feeds.test)):
             expect_labels_in_range(loss, model, feed, feeds.options(split), split)
         build.compile_model(config, model)
@@ -178,6 +189,8 @@ class PartsOfConfig:
             build.shard_model(config, model, loss, device)
         learner = learner_of(model, loss)
         precision = build.build_run_precision(config, device)
+        if whole:
+            compute_networks_in(precision, loss)
         train_step = build.build_train_step(config)
         optimizer = self.choose_optimizer(train_step, learner, model, loss, plan.epochs)
         if not plan.test_only:
@@ -196,7 +209,7 @@ class PartsOfConfig:
             seed=run.SEED_VALUE, feeds=feeds, plan=plan,
             base_model=model, loss=loss,
             model=build.wrap_model(config, model, loss, device, compression),
-            learner=learner, loss_takes_sample=takes_sample(loss),
+            learner=learner, whole=whole, loss_takes_sample=takes_sample(loss),
             before_phase=callbacks(loss, "before_phase"),
             after_backward=callbacks(loss, "after_backward"),
             after_update=callbacks(loss, "after_update"),
@@ -219,3 +232,70 @@ class PartsOfConfig:
         if own is not None:
             return own(self.config, model, loss, self.device, epochs)
         return self.optimizer(learner, epochs)
+
+
+# ---- labels that the model has no outputs for: on a GPU they end a run without saying why
+
+
+def expect_labels_in_range(
+    loss: nn.Module, model: nn.Module, feed: Any, options: SplitOptions, split: str
+) -> None:
+    """Raise DataError for a class number beyond the outputs, or a row without an indicator.
+
+    Labels that a transform or a collator of the user's makes are not known here.
+    """
+    outputs, where = _count_outputs(model), f"config.DATA.{split}"
+    if not isinstance(feed, DataFeed) or not outputs or _are_changed(options):
+        return
+    one_class = isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss, CrossEntropyLoss))
+    if one_class and options.LABEL_TYPE == "sample_index" and feed.num_samples > outputs:
+        raise DataError(
+            f"{where}.LABEL_TYPE: sample_index: labels are the numbers of {feed.num_samples} "
+            f"images, and the model's head (config.MODEL.HEAD.PARAMS) has {outputs} outputs. For "
+            f"labels of classes set {where}.LABEL_SOURCES."
+        )
+    if options.LABEL_TYPE != "standard":
+        return
+    for number, column in enumerate(getattr(feed.dataset, "standard_labels", [])):
+        if one_class and column.ndim == 1:
+            bad = ((column < 0) | (column >= outputs)) & (column != _ignored(loss))
+            expected = f"0 to {outputs - 1}, the outputs of config.MODEL.HEAD.PARAMS"
+        elif isinstance(loss, BinaryCrossEntropyLoss) and column.ndim == 2:
+            bad, expected = (abs(column) > 1).any(axis=1), "indicators 1, 0, or -1 for unknown"
+        elif one_class and column.dtype.kind != "f":
+            bad = np.ones(len(column), bool)
+            expected = "one class (config.LOSS.name: bce_logits_multiple_output_single_target)"
+        else:
+            continue  # torch and the loss compare shapes
+        rows = np.flatnonzero(bad)
+        if rows.size:
+            label, image = column[rows[0]], feed.dataset.name(int(rows[0]))
+            names = feed.classes[number].names if number < len(feed.classes) else ()
+            label = repr(names[label]) if names and column.ndim == 1 else label
+            raise DataError(
+                f"{where}.LABEL_SOURCES.{number}: the label {label} of {image} does not fit the "
+                f"loss: expected {expected}. {rows.size} samples have such labels."
+            )
+
+
+def _count_outputs(model: nn.Module) -> int:
+    """Return the outputs of the narrowest head, as far as linear layers show; 0: unknown."""
+    widths = []
+    for head in heads_of(model) if isinstance(model, Model) else ():
+        linear = [each for each in head.modules() if isinstance(each, nn.Linear)]
+        widths += [linear[-1].out_features] if linear else [0]
+    return min(widths, default=0)
+
+
+def _are_changed(options: SplitOptions) -> bool:
+    makers = (TRANSFORMS.get(entry["name"]) for entry in options.TRANSFORMS)
+    makes = any(
+        isinstance(each, type) and issubclass(each, (MakesLabel, TakesLabels)) for each in makers
+    )
+    collator = COLLATORS.get(options.COLLATE_FUNCTION)
+    return makes or not str(getattr(collator, "__module__", "")).startswith("sslengine.")
+
+
+def _ignored(loss: Any) -> int:
+    index = getattr(loss, "ignore_index", None)
+    return int(loss.options.ignore_index if index is None else index)

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from sslengine.distributed.data_parallel import broadcast_all, manual_gradient_all_reduce, no_sync
 from sslengine.errors import ConfigError, DataError, TrainingError, nearest
+from sslengine.methods.whole import Batch
 from sslengine.models.build import trunk_with_heads
 from sslengine.optim.learner import expect_gradients, warn_of_unregistered
 from sslengine.registry import register_train_step
@@ -182,6 +183,8 @@ class TrainStep:
     def forward(self, task: SelfSupervisionTask, sample: Sample) -> Any:
         """Call the model in the precision of the run; unwrap an output that is a list of one."""
         parts, state = task.parts, task.state
+        if parts.whole:  # it calls its networks itself
+            return None
         with state.perf.forward, parts.precision.autocast():
             if state.train and parts.reduction.broadcasts_by_hand:  # ranks have the same
                 broadcast_all(parts.base_model.buffers())
@@ -205,6 +208,8 @@ class TrainStep:
         """
         parts = task.parts
         with task.state.perf.loss_compute:
+            if parts.whole:
+                return parts.loss(Batch(sample), task.method_step)
             output = parts.precision.as_full(output)
             if parts.loss_takes_sample:
                 return parts.loss(output, sample, task.method_step)

@@ -50,6 +50,7 @@ from sslengine.meters.base import build_meters
 from sslengine.methods.base import Method, callbacks
 from sslengine.methods.foreign import takes_sample
 from sslengine.methods.step import Step
+from sslengine.methods.whole import Batch, owns_network
 from sslengine.models.model import Model
 from sslengine.models.options import ModelOptions
 from sslengine.models.weight_content import expect_file_of
@@ -251,12 +252,15 @@ def _pass_method(config: DictConfig, model: Model, output: Any, sample: dict[str
     try:
         with META, torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            method = build_loss(config, _NUM_SAMPLES, META, [run_facts(config).global_batch_size])
+            batch = [run_facts(config).global_batch_size]
+            method = build_loss(config, _NUM_SAMPLES, META, batch, model)
             attach(config, method, model)
             method.train()
             multipliers = read(config, OptimizerOptions).multiplier_options()
             chosen_multipliers(learner_of(model, method), multipliers)
-            if takes_sample(method):
+            if owns_network(thing):
+                call = partial(method, Batch(sample), Step.alone())
+            elif takes_sample(method):
                 call = partial(method, output, sample, Step.alone())
             elif _has_known_target(config, method):
                 call = partial(method, output, sample["target"])

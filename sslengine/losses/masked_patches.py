@@ -9,6 +9,8 @@ An image without hidden patches counts with 0.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -37,9 +39,12 @@ class Center(nn.Module):
         self.momentum = momentum
         self.register_buffer("center", torch.zeros(1, scores))
 
-    def targets(self, scores: Tensor, temperature: float) -> Tensor:
-        """Return softmax((scores - center) / temperature)."""
-        return ((scores - self.center) / temperature).softmax(dim=-1)
+    def targets(self, scores: Tensor, temperature: float, step: Any = None) -> Tensor:
+        """Return softmax((scores - center) / temperature); then move, if a train step is given."""
+        targets = ((scores - self.center) / temperature).softmax(dim=-1)
+        if step is not None and step.train:
+            self.move(scores)
+        return targets
 
     def move(self, scores: Tensor) -> None:
         move_center(self.center, scores, self.momentum)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -36,10 +36,10 @@ class Pairs(NamedTuple):
 
 
 def pairs_of(
-    teacher: nn.Module, student: nn.Module, chosen: Callable[[str], bool] | None = None
+    teacher: nn.Module, student: Iterable[Tensor], chosen: Callable[[str], bool] | None = None
 ) -> Pairs:
     """Make them once: listing parameters takes longer than `follow`. chosen: by name."""
-    named = zip(teacher.named_parameters(), student.parameters(), strict=True)
+    named = zip(teacher.named_parameters(), student, strict=True)
     pairs: list[tuple[Tensor, Tensor]] = [
         (own, each) for (name, own), each in named if chosen is None or chosen(name)
     ]

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from sslengine.config.facts import RunFacts
 from sslengine.config.ranges import share
-from sslengine.losses.cross_view import cross_view_cosine, projection_and_prediction
+from sslengine.losses.views import cross_view_cosine, projection_and_prediction
 from sslengine.methods.base import Method, Step
 from sslengine.methods.teacher import Teacher
 from sslengine.models.heads.predictor import PredictorHead

@@ -115,7 +115,9 @@ class _BlocksTeacher(Teacher):
         super().after_update(step)
         if self._copied is None:
             (model,) = self._model
-            self._copied = pairs_of(self.module, model, lambda name: not name.startswith(AVERAGED))
+            self._copied = pairs_of(
+                self.module, model.parameters(), lambda name: not name.startswith(AVERAGED)
+            )
         follow(self._copied, momentum=0.0)
 
 

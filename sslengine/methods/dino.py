@@ -28,8 +28,7 @@ from sslengine.config.ranges import above, at_least, share
 from sslengine.config.sections import epochs, iterations
 from sslengine.errors import ConfigError
 from sslengine.losses.masked_patches import move_center
-from sslengine.losses.swapped_prediction import swapped_prediction
-from sslengine.losses.views import split_views
+from sslengine.losses.views import split_views, swapped_prediction
 from sslengine.methods.base import Method, Step
 from sslengine.methods.teacher import Teacher, warmup
 from sslengine.models.heads.mlp import check_rows, perceptron

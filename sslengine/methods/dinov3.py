@@ -46,7 +46,6 @@ from sslengine.config.ranges import at_least, choice, share
 from sslengine.config.sections import iterations
 from sslengine.distributed.sharding import copy_into
 from sslengine.errors import ConfigError, TrainingError, listing
-from sslengine.losses.gram import gram_anchoring
 from sslengine.losses.momentum import frozen_copy, start_as
 from sslengine.methods.base import Step
 from sslengine.methods.dinov2 import DINOv2Loss, DINOv2Options
@@ -235,3 +234,12 @@ class GramTeacher(nn.Module):
                 f"{WHERE}.gram_refresh: the Gram teacher has other layers than the "
                 f"model, and cannot become its teacher. Set it to 0. ({listing(odd, 4)})"
             )
+
+
+def gram_anchoring(student: Tensor, teacher: Tensor) -> Tensor:
+    """Return the mean over images and pairs of patches of (S S^T - G G^T)^2.
+
+    S and G: the patches N x L x D of student and teacher, in unit length, of the same places.
+    """
+    ours, theirs = (F.normalize(each, dim=-1) for each in (student, teacher.detach()))
+    return F.mse_loss(ours @ ours.mT, theirs @ theirs.mT)

@@ -34,8 +34,7 @@ from sslengine.config.ranges import above, at_least, choice, share
 from sslengine.config.sections import epochs, iterations
 from sslengine.errors import TrainingError
 from sslengine.losses.masked_patches import Center, masked_cross_entropy
-from sslengine.losses.swapped_prediction import swapped_prediction
-from sslengine.losses.views import described, split_views
+from sslengine.losses.views import described, split_views, swapped_prediction
 from sslengine.methods.base import Method, Step
 from sslengine.methods.dino import mean_entropy, prototypes_used
 from sslengine.methods.teacher import Schedule, Teacher, warmup

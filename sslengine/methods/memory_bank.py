@@ -4,7 +4,7 @@ Wu et al., Unsupervised Feature Learning via Non-Parametric Instance Discriminat
 a memory holds one row v_i for each training image. An embedding f of image i is scored
 against v_i and against rows drawn uniformly, s = v . f / T, with one of two losses:
 
-    nce             equations 4 to 8, see losses/noise_contrastive.py
+    nce             equations 4 to 8, see `noise_contrastive`
     cross_entropy   -log( exp(s_i) / (exp(s_i) + sum over drawn rows j of exp(s_j)) )
 
 Misra and van der Maaten, Self-Supervised Learning of Pretext-Invariant Representations,
@@ -40,7 +40,6 @@ from sslengine.distributed.ranks import world_size
 from sslengine.distributed.shared_rows import fetch
 from sslengine.errors import ConfigError
 from sslengine.losses.memory import is_shared, move_towards, random_rows
-from sslengine.losses.noise_contrastive import estimate_log_partition, noise_contrastive
 from sslengine.methods.base import Method
 from sslengine.registry import register_loss
 
@@ -210,3 +209,25 @@ def _memory_size(options: MemoryBankOptions, run: RunFacts) -> int:
 def _note_partition(loss: MemoryBankLoss, incompatible: object) -> None:
     # Read once here, so that no step synchronises with the device.
     loss._partition_known = bool(torch.isfinite(loss.log_partition))
+
+
+def noise_contrastive(
+    positives: Tensor, negatives: Tensor, log_partition: Tensor, num_samples: int
+) -> Tensor:
+    """Return J of each anchor from its scores: positives (A,), negatives (A, m), n num_samples.
+
+    P(i | f) = exp(s_i) / Z                                              (eq. 4)
+    h(i, f) = P(i | f) / (P(i | f) + m / n)                              (eq. 6)
+    J = -log h(i, f) - sum over m drawn rows j of log(1 - h(j, f))       (eq. 7)
+    Z = n / m * sum over m drawn rows j of exp(s_j)                      (eq. 8)
+
+    log h is log-sigmoid(s - log(Z m / n)), log(1 - h) that of the negative argument.
+    """
+    odds = log_partition + math.log(negatives.shape[1] / num_samples)
+    return -F.logsigmoid(positives - odds) - F.logsigmoid(odds - negatives).sum(dim=1)
+
+
+def estimate_log_partition(negatives: Tensor, num_samples: int) -> Tensor:
+    """Return log Z from the scores of uniformly drawn rows."""
+    log_mean = torch.logsumexp(negatives.flatten(), dim=0) - math.log(negatives.numel())
+    return log_mean + math.log(num_samples)

@@ -26,7 +26,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sslengine.losses.cross_view import cross_view_cosine, projection_and_prediction
+from sslengine.losses.views import cross_view_cosine, projection_and_prediction
 from sslengine.methods.base import Method
 from sslengine.models.heads.predictor import PredictorHead
 from sslengine.optim.options import OptimizerOptions

@@ -36,8 +36,7 @@ from sslengine.distributed.ranks import rank, world_size
 from sslengine.distributed.sharding import gathered
 from sslengine.errors import ConfigError, TrainingError
 from sslengine.losses.sinkhorn import power_law, sinkhorn
-from sslengine.losses.swapped_prediction import swapped_prediction
-from sslengine.losses.views import split_views
+from sslengine.losses.views import split_views, swapped_prediction
 from sslengine.methods.base import Method, Step
 from sslengine.models.heads.mlp import check_rows, linear_layers
 from sslengine.models.heads.weight_norm_linear import WeightNormLinear

@@ -31,6 +31,7 @@ from sslengine.losses.momentum import (
     rising_momentum,
 )
 from sslengine.methods.step import Step
+from sslengine.models.backbone import parameters_with_trunk
 
 Schedule = Literal["cosine", "linear", "constant"]
 
@@ -99,7 +100,7 @@ class Teacher(nn.Module):
     def after_update(self, step: Step) -> None:
         (model,) = self._model
         if self._pairs is None:
-            self._pairs = pairs_of(self.module, model)
+            self._pairs = pairs_of(self.module, parameters_with_trunk(model))
         follow(self._pairs, self._momentum_at(step.where))
         if not self.own_statistics:
             copy_buffers(self.module, model)

@@ -79,7 +79,7 @@ class PartsOfObjects(PartsOfConfig):
         freeze_parameters(model, read(self.config, ModelOptions).NON_TRAINABLE_PARAMS)
         return model
 
-    def loss(self, feeds: Feeds) -> nn.Module:
+    def loss(self, feeds: Feeds, model: nn.Module) -> nn.Module:
         loss = self.given.loss.to(self.device)
         freeze_parameters(loss, read(self.config, ModelOptions).NON_TRAINABLE_PARAMS, "loss.")
         return loss

@@ -116,6 +116,15 @@ def test_all_mistakes_are_told_at_once() -> None:
     assert many.splitlines()[-1] == "... and 8 more"
 
 
+def test_an_argument_may_be_next_to_the_name_of_its_component() -> None:
+    loss = {"name": "dino_loss", "momentum": 0.9, "dino_loss": {"student_temp": 0.2}}
+    merged = _merge({"LOSS": loss}, values={"config.LOSS.ema_center": 0.5})
+    options = merged.root.config.LOSS.dino_loss
+    assert (options.momentum, options.student_temp, options.ema_center) == (0.9, 0.2, 0.5)
+    text = _problem({"LOSS": {"name": "dino_loss", "momentun": 0.9}})
+    assert text.startswith("config.LOSS.dino_loss.momentun: unknown key. Did you mean 'momentum'")
+
+
 def test_plus_adds_what_code_of_ones_own_reads() -> None:
     merged = _merge({}, values={"+config.MINE.DEEP": 3, "+config.DATA.TRAIN.MY_KEY": 4})
     assert merged.root.config.MINE.DEEP == 3

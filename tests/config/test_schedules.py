@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from sslengine import catalog  # noqa: F401
-from sslengine.config.compose import Assignment, Composition, compose
+from sslengine.config.compose import Assignment, Composition
 from sslengine.config.files import Layer
 from sslengine.config.resolve import Resolved, freeze, resolve, resolve_dict
 from sslengine.config.sections import read
@@ -282,31 +281,6 @@ def test_weight_decay_does_not_follow_the_batch_size() -> None:
     tree = recipe(OPTIMIZER__param_schedulers={"weight_decay": _SCALED})
     with pytest.raises(ConfigError, match="weight_decay.auto_lr_scaling: only"):
         resolve_dict(tree)
-
-
-# ---- parts that do not meet
-
-
-def test_a_part_changed_alone() -> None:
-    text = r"schedulers.1.start_value: the schedule would jump from 0.002 to 0.0005 between .*peak"
-    with pytest.raises(ConfigError, match=text):
-        resolve([QUICKSTART, f"{LR}.schedulers.1.start_value=0.0005"])
-    both = [f"{LR}.schedulers.{part}=0.0005" for part in ("0.end_value", "1.start_value")]
-    assert lr(resolve([QUICKSTART, *both]))["schedulers"][0]["end_value"] == 0.0005
-    # What stands at no border is free.
-    assert resolve([QUICKSTART, f"{LR}.schedulers.1.end_value=0.0001"])
-
-
-def test_jumps_that_are_meant(tmp_path: Path) -> None:
-    """As VISSL's own YAML may have them: given in one place, or there before."""
-    parts = "[{name: constant, value: 0.001}, {name: cosine, start_value: 0.002, end_value: 0.0}]"
-    assert resolve([QUICKSTART, f"{LR}.schedulers={parts}"])
-    (tmp_path / "mine.yaml").write_text(
-        "# @package _global_\ndefaults:\n  - /config/quickstart/simclr\n  - _self_\nconfig:\n"
-        f"  OPTIMIZER: {{param_schedulers: {{lr: {{schedulers: {parts}}}}}}}\n"
-    )
-    smaller = f"{LR}.schedulers.1.start_value=0.0015"
-    assert freeze(compose(["config=mine", smaller], [str(tmp_path)]))
 
 
 def test_a_part_whose_value_the_batch_size_sets() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sslengine.checkpoint import files
 from sslengine.distributed.ranks import rank
 from sslengine.engine import loop
-from sslengine.engine.early_stopping import StopEarly
+from sslengine.engine.services import StopEarly
 from sslengine.engines.train import train
 from sslengine.errors import ConfigError
 from tests.engine.tasks import ListModel, at, make, make_batch

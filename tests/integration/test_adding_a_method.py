@@ -111,6 +111,22 @@ def test_a_typo_in_its_options_is_an_error(folder: Path) -> None:
     assert told in done.stderr
 
 
+def test_a_method_that_owns_its_network(folder: Path) -> None:
+    (folder / "contrast.py").write_text(_block(DOC.read_text(), "`contrast.py`", "python"))
+    text = _block(DOC.read_text(), "`configs/contrast.yaml`", "yaml")
+    (folder / "configs" / "contrast.yaml").write_text(text)
+    words = [*COMMAND[:3], "config=contrast", *SMALL[:3], "config.OPTIMIZER.num_iterations=2"]
+    done = warm.run([*words, "config.LOSS.dim=16"], cwd=folder)
+    assert done.returncode == 0, done.stderr
+    state = torch.load(folder / "runs/contrast/checkpoints/checkpoint.torch", weights_only=True)
+    learner = state["classy_state_dict"]
+    assert learner["loss"]["head.3.weight"].shape[0] == 16
+    assert not [name for name in learner["loss"] if name.startswith("trunk")]
+    done = warm.run([*words, "config.LOSS.temprature=1"], cwd=folder)
+    assert done.returncode == 2
+    assert "config.LOSS.SimCLR.temprature" in done.stderr
+
+
 def test_more_than_a_formula(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second file: predictor, teacher and queue all move."""
     (tmp_path / "taught.py").write_text(_block(DOC.read_text(), "`taught.py`", "python"))

@@ -16,7 +16,7 @@ from sslengine.losses.cross_correlation import (
     cross_correlation,
     off_diagonal,
 )
-from sslengine.losses.gram import gram_anchoring
+from sslengine.methods.dinov3 import gram_anchoring
 from tests.ranks import RankPool
 
 

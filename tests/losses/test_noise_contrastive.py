@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sslengine.losses.noise_contrastive import estimate_log_partition, noise_contrastive
+from sslengine.methods.memory_bank import estimate_log_partition, noise_contrastive
 
 
 def equations_6_and_7(positives: Tensor, negatives: Tensor, z: float, n: int) -> Tensor:

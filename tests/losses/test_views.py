@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sslengine.errors import TrainingError
-from sslengine.losses.cross_view import cross_view_cosine, projection_and_prediction
-from sslengine.losses.swapped_prediction import swapped_prediction
-from sslengine.losses.views import split_views
+from sslengine.losses.views import (
+    cross_view_cosine,
+    projection_and_prediction,
+    split_views,
+    swapped_prediction,
+)
 
 
 def test_first_views_come_first() -> None:

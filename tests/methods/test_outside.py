@@ -46,11 +46,17 @@ TWO_SIZES = [
 GLOBAL = ["global_views", {"feat_names": ["lastBLK"], "head_index": 0, "additional_keys": ["mask"]}]
 LOCAL = ["local_views", {"feat_names": ["lastCLS"], "head_index": 0}]
 HEAD = {"in_dim": 18, "num_clusters": [9], "hidden_dim": 12, "bottleneck_dim": 6}
+# Of methods that own their network.
+OWN = {"MODEL__HEAD__PARAMS": [], "DATA__TRAIN__COLLATE_FUNCTION": "multicrop_collator"}
 RUNS: dict[str, dict[str, Any]] = {
     "nnclr": {
-        **SMALL_VIT, **SYNC_BN, "DATA__TRAIN__LABEL_SOURCES": ["synthetic"],
+        **SMALL_VIT, **SYNC_BN, **OWN,
         "OPTIMIZER__param_schedulers__lr__start_value": 0.01,
-        "LOSS": {"name": f"{HERE}.nnclr:NNCLR", "NNCLR": {"dim": 7, "hidden": 12, "rows": 24, "temperature": 1.0}},
+        "LOSS": {"name": f"{HERE}.nnclr:NNCLR", "dim": 7, "hidden": 12, "rows": 24, "temperature": 1.0},
+    },
+    "dino": {
+        **SMALL_VIT, **OWN,
+        "LOSS": {"name": f"{HERE}.dino:DINO", "prototypes": 9, "hidden": 12, "width": 6, "momentum": 0.8},
     },
     "clip_like": {
         **SMALL_VIT,
@@ -75,15 +81,17 @@ RUNS: dict[str, dict[str, Any]] = {
 EQUAL = "ranks_equal_one_process"
 SLOW = ("accumulates", "first_loss_is_close_in_bfloat16", "ranks_stay_equal", "ranks_stay_equal_sharded", "ranks_equal_one_process")  # fmt: skip
 SYNC = tuple(f"config.{path}={value}" for path, value in OVER_RANKS.items())
+OWN_HEADS = ("config.MODEL.HEAD.PARAMS=[]", "config.DATA.TRAIN.COLLATE_FUNCTION=multicrop_collator")
 VIT = "{IMAGE_SIZE:16,PATCH_SIZE:4,NUM_LAYERS:2,NUM_HEADS:2,HIDDEN_DIM:16,MLP_DIM:16}"
 CROPS = "{name:ImgPilToMultiCrop,total_num_crops:4,num_crops:[2,2],size_crops:[16,8],crop_scales:[[0.3,1],[0.1,0.5]]}"
 MASKS = "{name:MaskedImageModeling,patch_size:4,pred_ratio_mean:[0.0,0.4],pred_ratio_var:[0.0,0.2]}"
 CONTRACTS = {
     # Else the running statistics of its predictor are each rank's own until they are needed.
-    f"{HERE}.nnclr:NNCLR": Of({"dim": 8, "hidden": 16, "rows": 20}, SYNC, {
+    f"{HERE}.nnclr:NNCLR": Of({"dim": 8, "hidden": 16, "rows": 20}, (*SYNC, *OWN_HEADS), {
         "also": [EQUAL],
         "without": {"ranks_stay_equal_sharded": "a bias before a batch norm moves by rounding alone"},
     }),
+    f"{HERE}.dino:DINO": Of({"prototypes": 6, "hidden": 12, "width": 8}, OWN_HEADS, {"also": [EQUAL]}),
     f"{HERE}.clip_like:CLIPLike": Of(
         more={"also": [EQUAL], "without": {"ranks_stay_equal_sharded": "its temperature is a scalar"}}
     ),
@@ -108,7 +116,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "accumulated": {"OPTIMIZER__accumulate": 2, "DATA__TRAIN__DATA_LIMIT": 32},
     "sharded": SHARDED,
 }
-OFTEN = {"nnclr": "by hand", "clip_like": "accumulated", "ibot": "sharded"}
+OFTEN = {"nnclr": "by hand", "dino": "sharded", "clip_like": "accumulated", "ibot": "sharded"}
 # A temperature that is a scalar cannot be sharded: tests/integration/test_loss_parameters.py
 EACH = [
     pytest.param(
@@ -190,7 +198,7 @@ def _command(method: str, folder: Path, *more: str) -> int:
 def test_the_command_logs_what_a_method_puts(tmp_path: Path) -> None:
     assert _command("nnclr", tmp_path) == 0
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    told = [json.loads(line).get("neighbours_with_the_same_label") for line in lines]
+    told = [json.loads(line).get("cosine_of_neighbours") for line in lines]
     assert any(share is not None and 0 <= share <= 1 for share in told)
 
 

@@ -7,8 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+import sslengine as ssl
 from sslengine.config.facts import RunFacts
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.errors import TrainingError
@@ -187,19 +189,27 @@ def test_ranks_together_equal_one_process_with_the_whole_batch(
     torch.testing.assert_close(summed, model.weight.grad, rtol=1e-9, atol=1e-12)
 
 
-def _over_crops_on_this_rank() -> tuple[float, Tensor]:
+def _by_toolbox(output: Tensor) -> Tensor:
+    """The loss of a method that owns its network: rows are views x images x width."""
+    z = F.normalize(output, dim=1).unflatten(0, (5, -1))
+    everyone, start = ssl.gather(z, dim=1)
+    return ssl.info_nce(z, everyone, start, 0.2)
+
+
+def _over_crops_on_this_rank(toolbox: bool) -> tuple[float, Tensor]:
     images = torch.stack([*_views(), *_views().flip(2), _views()[0].roll(1, dims=1)])
     share = images.chunk(world_size(), dim=1)[rank()].reshape(-1, PIXELS)
     wrapped = DistributedDataParallel(_model()) if world_size() > 1 else _model()
-    loss = _multicrop(0.2, 5)(wrapped(share))
+    loss = (_by_toolbox if toolbox else _multicrop(0.2, 5))(wrapped(share))
     loss.backward()
     return loss.item(), next(wrapped.parameters()).grad
 
 
+@pytest.mark.parametrize("toolbox", [False, True])
 @pytest.mark.parametrize("pool", [2, 4], indirect=True)
-def test_ranks_together_equal_one_process_over_crops(pool: RankPool) -> None:
-    expected, gradient = _over_crops_on_this_rank()
-    results = pool.run(_over_crops_on_this_rank)
+def test_ranks_together_equal_one_process_over_crops(pool: RankPool, toolbox: bool) -> None:
+    expected, gradient = _over_crops_on_this_rank(False)
+    results = pool.run(_over_crops_on_this_rank, toolbox)
     assert sum(loss for loss, _ in results) / pool.world_size == pytest.approx(expected, rel=1e-12)
     for _, by_ddp in results:
         torch.testing.assert_close(by_ddp, gradient, rtol=1e-9, atol=1e-12)

@@ -5,50 +5,34 @@ p = predictor(z), nn(z) the row of the queue nearest to z, all of unit length:
 
     loss = CE(nn(z1) . p2 / T) / 2 + CE(nn(z2) . p1 / T) / 2
 
-over the global batch; behind its use the queue takes the step's z1, with the labels of its images.
+over the global batch; behind its use the queue takes the step's z1.
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from sslengine.distributed.collectives import gather
-from sslengine.methods.base import Method, Step
+import sslengine as ssl
 
 
-class NNCLR(Method):
+class NNCLR(ssl.Method):
     def __init__(
-        self, dim: int = 256, hidden: int = 4096, rows: int = 98304, temperature: float = 0.1
-    ) -> None:
+        self, trunk: ssl.Backbone, dim: int = 256, hidden: int = 4096, rows: int = 98304,
+        temperature: float = 0.1,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.temperature = temperature
-        self.predictor = nn.Sequential(
-            nn.Linear(dim, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, dim)
-        )
-        self.register_buffer("queue", F.normalize(torch.randn(rows, dim), dim=1))
-        self.register_buffer("labels", torch.full((rows,), -1))
-        self.register_buffer("oldest", torch.zeros((), dtype=torch.long))
+        self.trunk, self.temperature = trunk, temperature
+        self.projector = ssl.mlp(trunk.width, hidden, dim)
+        self.predictor = ssl.mlp(dim, hidden, dim)
+        self.queue = ssl.Queue(rows, dim)
 
-    def forward(self, output: Tensor, sample: dict, step: Step) -> Tensor:
-        z = F.normalize(output.detach(), dim=1)
-        nearest = (z @ self.queue.T).argmax(dim=1)
-        neighbours = self.queue[nearest]
-        agree = (self.labels[nearest] == sample["target"]).float()
-        step.put("neighbours_with_the_same_label", agree.mean())
-        first, second = F.normalize(self.predictor(output), dim=1).chunk(2)
-        to_second, to_first = neighbours.chunk(2)
-        if step.train:
-            self._enqueue(z.chunk(2)[0], sample["target"].chunk(2)[0])
-        return (self._contrast(to_second, second) + self._contrast(to_first, first)) / 2
-
-    def _contrast(self, neighbours: Tensor, predictions: Tensor) -> Tensor:
-        candidates, start = gather(predictions)
-        own = torch.arange(start, start + len(neighbours), device=candidates.device)
-        return F.cross_entropy(neighbours @ candidates.T / self.temperature, own)
-
-    def _enqueue(self, z: Tensor, labels: Tensor) -> None:
-        z, labels = gather(z).rows, gather(labels).rows
-        rows = (self.oldest + torch.arange(len(z), device=z.device)) % len(self.queue)
-        self.queue.index_copy_(0, rows, z)
-        self.labels.index_copy_(0, rows, labels)
-        self.oldest.add_(len(z)).remainder_(len(self.queue))
+    def forward(self, batch: ssl.Batch, step: ssl.Step) -> Tensor:
+        projection = self.projector(self.trunk(batch.views))
+        z = F.normalize(projection.detach(), dim=-1)
+        cosines, nearest = (z @ self.queue.rows.T).max(dim=-1)
+        step.put("cosine_of_neighbours", cosines.mean())
+        everyone, start = ssl.gather(F.normalize(self.predictor(projection), dim=-1), dim=1)
+        logits = self.queue.rows[nearest] @ everyone.flip(0).mT / self.temperature
+        self.queue.push(z[0], step)
+        own = torch.arange(start, start + z.shape[1], device=z.device)
+        return F.cross_entropy(logits.flatten(0, 1), own.repeat(2))

@@ -1,0 +1,69 @@
+"""The trunk that a method gets: views of images in, features by view out.
+
+    trunk(views)                      views x images x width: the final feature of each view
+    trunk(views, maps=["res4"])       {"res4": [the map of each view]}
+    trunk.width                       of the final feature
+
+`views` is a list of batches of images; neighbours of one size pass in one batch.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sslengine.models.build import known_heads
+from sslengine.models.model import Model
+from sslengine.models.options import HeadOptions, ModelOptions
+
+
+class Backbone(Model):
+    """A model's trunk, borrowed: the model trains, saves and freezes it. A copy has its own."""
+
+    def __init__(self, model: Model, width: int) -> None:
+        super().__init__(
+            model.trunk, nn.ModuleList(), model.routes, flip_channels=model.flip_channels,
+            single_pass_every_crop=model.single_pass_every_crop,
+        )  # fmt: skip
+        self.width = width
+        self.__dict__["trunk"] = self._modules.pop("trunk")  # no submodule
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Backbone:
+        copied = Backbone(self, self.width)
+        copied.__dict__.pop("trunk")
+        copied.trunk = copy.deepcopy(self.trunk, memo)
+        return copied
+
+    def forward(self, views: Sequence[Tensor], maps: Sequence[str] = ()) -> Any:  # type: ignore[override]
+        images = len(views[0])
+        groups = [self.trunk(group, maps) for group in self._groups(views)]
+        if not maps:
+            return torch.cat([one.flatten(1) for (one,) in groups]).unflatten(0, (-1, images))
+        return {
+            name: [view for group in groups for view in group[place].split(images)]
+            for place, name in enumerate(maps)
+        }
+
+
+def lend(model: Model, options: ModelOptions) -> Backbone:
+    """Return the trunk of a model without heads, for a method."""
+    head = HeadOptions(PARAMS=[["mlp", {"dims": ["auto", 1]}]])
+    (_, arguments), *_ = known_heads(replace(options, HEAD=head))
+    return Backbone(model, arguments["dims"][0])
+
+
+def parameters_with_trunk(module: nn.Module) -> Iterator[nn.Parameter]:
+    """Yield a module's parameters, those of borrowed trunks too, in the order of its copy's."""
+    seen = set[int]()
+    for each in module.modules():
+        borrowed = each.__dict__.get("trunk") if isinstance(each, Backbone) else None
+        own = each.parameters(recurse=False) if borrowed is None else borrowed.parameters()
+        for parameter in own:
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield parameter
