@@ -158,8 +158,3 @@ def test_value_and_gradient_by_the_formula() -> None:
     )
     assert not found.requires_grad or teacher.grad is None
     assert gram_anchoring(student, student.detach() * 3) < 1e-20
-
-
-def test_other_patches() -> None:
-    with pytest.raises(ValueError, match=r"the same patches, got \(2, 3, 5\) and \(2, 4, 5\)"):
-        gram_anchoring(torch.ones(2, 3, 5), torch.ones(2, 4, 5))

@@ -199,7 +199,7 @@ def test_parameters_follow_and_buffers_stay() -> None:
     student, teacher = _model(), frozen_copy(_model())
     student(torch.randn(8, 3))
     before = {name: value.clone() for name, value in teacher.state_dict().items()}
-    follow(pairs_of(teacher, student), 0.9)
+    follow(pairs_of(teacher, student.parameters()), 0.9)
     for name, parameter in teacher.named_parameters():
         expected = 0.9 * before[name] + 0.1 * dict(student.named_parameters())[name]
         torch.testing.assert_close(parameter.data, expected.data)
