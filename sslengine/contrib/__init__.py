@@ -17,6 +17,7 @@ HOOKS.declare(
     "layer_memory", "model_complexity", "tensorboard_histograms", "unreached_parameters",
 )  # fmt: skip
 WRITERS.declare("sslengine.contrib.csv_file", "csv")
+WRITERS.declare("sslengine.contrib.mlflow", "mlflow")
 
 TRAIN_STEPS.declare("sslengine.contrib.mmengine", "model_train_step")
 TRAIN_STEPS.declare("sslengine.contrib.multi_optimizer", "multi_optimizer_train_step")

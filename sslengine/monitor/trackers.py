@@ -1,4 +1,4 @@
-"""Send records to trackers of other packages: wandb, trackio, swanlab by shared calls, and MLflow.
+"""Send records to trackers of other packages: wandb, trackio and swanlab, by shared calls.
 
 A tracker is for watching: its first error is reported, and the run continues. A run that
 resumes continues under the id that is kept in `trackers/<package>.json` of its folder. Steps that
@@ -10,10 +10,8 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import re
 import secrets
 import sys
-import time
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -33,7 +31,7 @@ from sslengine.trust import expect_trust, is_closed
 FOLDER = "trackers"
 
 
-def _absent(package: str, key: str) -> Iterator[str]:
+def find_absent(package: str, key: str) -> Iterator[str]:
     if find_spec(package) is None:
         yield f"{key}: {package} is not installed. pip install 'sslengine[{package}]'"
 
@@ -52,20 +50,7 @@ class TrackerOptions:
     init: dict[str, Any] = field(default_factory=dict)
 
     def check(self) -> Iterator[str]:
-        yield from _absent(self.module, "module")
-
-
-@dataclass
-class MlflowOptions:
-    # A server's address, or sqlite:///FILE; by default MLflow's own: MLFLOW_TRACKING_URI.
-    tracking_uri: str = ""
-    # The experiment in which the run is shown.
-    experiment: str = "sslengine"
-    # What the run is called there; by default as its folder.
-    run_name: str = ""
-
-    def check(self) -> Iterator[str]:
-        yield from _absent("mlflow", "name")
+        yield from find_absent(self.module, "module")
 
 
 class TrackerWriter(Writer):
@@ -73,11 +58,11 @@ class TrackerWriter(Writer):
 
     _took = True  # an error at the first record is no reason to end a run either
 
-    def __init__(self, run: RunPlace, options: TrackerOptions | MlflowOptions) -> None:
+    def __init__(self, run: RunPlace, options: Any) -> None:
         self.package = package = getattr(options, "module", "mlflow")
         sent = f"metrics and the config may be sent elsewhere by {package}"
         expect_trust(sent, "config.HOOKS.WRITERS", package)
-        self.options: Any = options
+        self.options = options
         self.place, self.folder = run, run.folder / FOLDER
         self.name = options.run_name or run.folder.resolve().name
         self._run: Any = None
@@ -166,48 +151,6 @@ class SharedCallsTracker(TrackerWriter):
             "swanlab": {"state": "crashed", "error": repr(error)},
         }
         self._run.finish(**({} if error is None else failed.get(self.package, {})))
-
-
-@register_writer("mlflow", options=MlflowOptions)
-class MlflowTracker(TrackerWriter):
-    """Call MLflow's client, which has written a record when the call returns."""
-
-    def new_id(self, module: Any) -> str:
-        client, options = self._client(module), self.options
-        found = client.get_experiment_by_name(options.experiment)
-        where = found.experiment_id if found else client.create_experiment(options.experiment)
-        return str(client.create_run(where, run_name=self.name).info.run_id)
-
-    def _client(self, module: Any) -> Any:
-        return module.MlflowClient(self.options.tracking_uri or None)
-
-    def start(self, module: Any, is_new: bool) -> None:
-        self._module, self._run = module, self._client(module)
-        self._run.update_run(self.id, status="RUNNING")
-        if is_new:
-            self._run.log_dict(self.id, self.config, "config.yaml")
-
-    def send(self, record: Record) -> None:
-        self._send_numbers(record.numbers, record.iteration)
-        for name, image in record.images.items():
-            key = _key(f"{record.prefix}/{name}")
-            self._run.log_image(self.id, image, key=key, step=record.iteration)
-
-    def _send_numbers(self, values: Mapping[str, float], step: int) -> None:
-        metric, now = self._module.entities.Metric, int(1000 * time.time())
-        named = [metric(_key(name), float(value), now, step) for name, value in values.items()]
-        self._run.log_batch(self.id, metrics=named)
-
-    def send_scores(self, scores: Mapping[str, float]) -> None:
-        self._send_numbers(scores, 0)
-
-    def finish(self, error: BaseException | None) -> None:
-        self._run.set_terminated(self.id, "FAILED" if error else "FINISHED")
-
-
-def _key(name: str) -> str:
-    """Replace the characters that MLflow does not take."""
-    return re.sub(r"[^\w.\- /]", "_", name)
 
 
 def add_scores(folder: Path, scores: Mapping[str, Any]) -> list[str]:
