@@ -41,15 +41,6 @@ def test_a_test_step_changes_nothing_and_fires_no_train_events() -> None:
     assert not task.last_batch.model_output.requires_grad
 
 
-def test_what_a_hook_can_see_of_the_step() -> None:
-    task = begin([make_batch()], ListModel(), nn.CrossEntropyLoss())
-    task.step()
-    last = task.last_batch
-    assert last.sample["data_idx"].tolist() == last.indices.tolist() == [0, 1, 2, 3]
-    assert last.target is last.sample["target"]
-    assert last.model_output.shape == (4, 2)
-
-
 def _begin(loss: Any = None, *hooks: Any, batches: int = 9, **changes: Any) -> PythonTask:
     given = [make_batch(seed) for seed in range(batches)]
     return begin(given, ListModel(), loss or nn.CrossEntropyLoss(), *hooks, **changes)
