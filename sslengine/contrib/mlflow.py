@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sslengine.monitor.trackers import TrackerWriter, find_absent
-from sslengine.monitor.writers import Record
+from sslengine.monitor.writers import Record, RunPlace
 from sslengine.registry import register_writer
 
 
@@ -29,6 +29,9 @@ class MlflowOptions:
 @register_writer("mlflow", options=MlflowOptions)
 class MlflowTracker(TrackerWriter):
     """Call MLflow's client, which has written a record when the call returns."""
+
+    def __init__(self, run: RunPlace, options: MlflowOptions) -> None:
+        super().__init__(run, options, "mlflow", options.run_name)
 
     def new_id(self, module: Any) -> str:
         client, options = self._client(module), self.options

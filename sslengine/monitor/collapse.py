@@ -272,7 +272,7 @@ def _gauges(run: Ends) -> Iterator[Gauge]:
 
 
 def _find_others(run: Ends) -> Iterator[Sign]:
-    """Yield what no range of one metric tells."""
+    """Yield what no range of one metric shows."""
     entropy, count = run.get(IMAGES.entropy), run.count_scores()
     most = SPREAD * math.log(count)
     if entropy >= most and not run.is_uniform() and math.log(count / run.count_assigned()) > most:

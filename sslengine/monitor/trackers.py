@@ -58,13 +58,13 @@ class TrackerWriter(Writer):
 
     _took = True  # an error at the first record is no reason to end a run either
 
-    def __init__(self, run: RunPlace, options: Any) -> None:
-        self.package = package = getattr(options, "module", "mlflow")
+    def __init__(self, run: RunPlace, options: Any, package: str, run_name: str) -> None:
+        self.package = package
         sent = f"metrics and the config may be sent elsewhere by {package}"
         expect_trust(sent, "config.HOOKS.WRITERS", package)
         self.options = options
         self.place, self.folder = run, run.folder / FOLDER
-        self.name = options.run_name or run.folder.resolve().name
+        self.name = run_name or run.folder.resolve().name
         self._run: Any = None
         self.is_open = self.attempt(self._start)
 
@@ -112,6 +112,9 @@ class TrackerWriter(Writer):
 @register_writer("tracker", options=TrackerOptions)
 class SharedCallsTracker(TrackerWriter):
     """Make the calls of wandb, trackio and swanlab: init, Image, Histogram, log and finish."""
+
+    def __init__(self, run: RunPlace, options: TrackerOptions) -> None:
+        super().__init__(run, options, options.module, options.run_name)
 
     def start(self, module: Any, is_new: bool) -> None:
         self._module, name, options = module, self.name, self.options
