@@ -89,10 +89,6 @@ def test_a_declared_module_is_imported_only_when_its_name_is_asked_for(
 LAZY: Registry = Registry("lazy thing")
 
 
-def test_a_dotted_path_is_a_name_anywhere(things: Registry[object]) -> None:
-    assert things.get("pathlib:Path") is Path
-
-
 def test_options_come_with_the_name_the_alias_and_the_dotted_path(things: Registry[object]) -> None:
     class Options:
         pass

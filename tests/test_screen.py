@@ -53,9 +53,3 @@ PARTS = ["train 1/2", "loss 3.46", "rank 10.5", "trunk_rank 19.66"]
 )
 def test_of_many_parts_the_first_ones_are_whole(width: int, line: str) -> None:
     assert fit_line(PARTS, width) == line
-
-
-def test_where_nothing_must_be_shown_nothing_may_be() -> None:
-    assert fit_line(PARTS, 21, more=False) == "train 1/2  loss 3.46"
-    assert fit_line(PARTS, 5, more=False) == ""
-    assert fit_line([], 80) == ""

@@ -58,17 +58,6 @@ def test_garbage_is_not_collected_among_imports(monkeypatch: pytest.MonkeyPatch)
     assert frozen == ["once"]
 
 
-def test_who_collects_no_garbage_keeps_it_so() -> None:
-    gc.disable()
-    try:
-        with startup.pause_garbage_collection():
-            startup.imported()
-            assert not gc.isenabled()
-        assert not gc.isenabled()
-    finally:
-        gc.enable()
-
-
 START = """\
 import multiprocessing, os, sslengine.registry
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from sslengine.registry import (
     ENGINES,
     HEADS,
     HOOK_ADAPTERS,
+    HOOKS,
     PROTOCOLS,
     TRAIN_STEPS,
     TRUNKS,
@@ -11,7 +12,12 @@ from sslengine.registry import (
 )
 
 HOOK_ADAPTERS.declare("sslengine.contrib.detectron2", "detectron2")
+HOOKS.declare(
+    "sslengine.contrib.diagnostics",
+    "layer_memory", "model_complexity", "tensorboard_histograms", "unreached_parameters",
+)  # fmt: skip
 WRITERS.declare("sslengine.contrib.csv_file", "csv")
+WRITERS.declare("sslengine.contrib.mlflow", "mlflow")
 
 TRAIN_STEPS.declare("sslengine.contrib.mmengine", "model_train_step")
 TRAIN_STEPS.declare("sslengine.contrib.multi_optimizer", "multi_optimizer_train_step")

@@ -27,8 +27,7 @@ from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-from sslengine.contrib.flight_recorder import keep_record
-from sslengine.distributed.process_group import own_store
+from sslengine.distributed.process_group import keep_record, own_store
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.errors import LaunchError, Preempted
 from sslengine.monitor.console import close_log

@@ -1,20 +1,27 @@
-"""Join and leave the process group of a run, and make smaller groups."""
+"""Join and leave the process group of a run, make smaller groups, record what a failed run did."""
 
 from __future__ import annotations
 
 import datetime
+import faulthandler
+import json
+import logging
 import os
 import socket
 import time
+from pathlib import Path
 from typing import cast
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed import distributed_c10d as c10d
 
 from sslengine.distributed.ranks import initialized, rank, world_size
 from sslengine.errors import LaunchError
+
+log = logging.getLogger("sslengine")
 
 Group = dist.ProcessGroup
 
@@ -23,6 +30,7 @@ LAUNCHED = "SSLENGINE_LAUNCHED"
 _PORT = "port of rank 0's store"
 _OPEN = 60.0  # seconds
 _POLL = 0.1  # seconds
+_LAST = 200  # collectives that torch keeps
 _BACKLOG = 2048  # pending connections: those of all ranks may arrive at the same time
 
 
@@ -33,6 +41,7 @@ def join(
     rendezvous_minutes: float = 10.0,
 ) -> None:
     """Join the run that the environment (RANK, WORLD_SIZE, MASTER_ADDR ...) describes."""
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(_LAST))
     if backend == "nccl" and device.type != "cuda":
         backend = "gloo"
     timeout = datetime.timedelta(minutes=timeout_minutes)
@@ -186,3 +195,26 @@ def neighbours(size: int) -> Group | None:
         if rank() in members:
             mine = group
     return cast(Group, mine)
+
+
+def keep_record(run_dir: Path) -> Path | None:
+    """Write the last collectives of this rank of a failed run, and the stacks of its threads.
+
+    To `flight_recorder/rank<N>.json`, a collective a line, and `.txt`. Return None with one
+    process, and if writing fails: the run's own error is then the one to report.
+    """
+    if world_size() == 1:
+        return None
+    path = run_dir / "flight_recorder" / f"rank{rank()}.json"
+    about = {"rank": rank(), "host": socket.gethostname(), "pid": os.getpid(), "at": time.time()}
+    dump = getattr(_distributed_c10d, "_dump_fr_trace_json", lambda: "{}")  # since torch 2.8
+    lines = [json.dumps(each) for each in (about, *json.loads(dump()).get("entries", []))]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        with path.with_suffix(".txt").open("w", encoding="utf-8") as stacks:
+            faulthandler.dump_traceback(stacks, all_threads=True)
+    except OSError as error:
+        log.warning("could not write %s: %s", path, error)
+        return None
+    return path

@@ -75,7 +75,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class RunLength:
     """How long to train, and when to test."""
 
     num_epochs: int | None
@@ -105,7 +105,7 @@ class RunPlan:
     def __init__(self, config: DictConfig, train_steps: int, test_steps: int) -> None:
         """Lay out the phases of sets of so many batches; 0: the run has no such set."""
         run, optim = read(config, RunOptions), read(config, OptimizerOptions)
-        schedule = Schedule(
+        length = RunLength(
             optim.num_epochs,
             optim.num_iterations,
             read(config, DataOptions).TRAIN.TRAIN_PHASES_PER_EPOCH,
@@ -114,12 +114,12 @@ class RunPlan:
             optim.accumulate,
         )
         self.test_only, self.accumulate = run.TEST_ONLY, optim.accumulate
-        self.phases_per_epoch = schedule.phases_per_epoch
-        self.epochs = schedule.epochs(train_steps or test_steps)
+        self.phases_per_epoch = length.phases_per_epoch
+        self.epochs = length.epochs(train_steps or test_steps)
         if run.TEST_ONLY:
             self.phases = plan_test(test_steps)
         else:
-            self.phases = plan_phases(schedule, train_steps, test_steps)
+            self.phases = plan_phases(length, train_steps, test_steps)
         self.total_updates = max(1, count_updates(self.phases, self.accumulate))
 
     def phase(self, progress: Progress) -> Phase:
@@ -157,18 +157,18 @@ def plan_test(test_steps: int) -> list[Phase]:
     return [Phase(0, False, -1, 0, 0, test_steps)]
 
 
-def plan_phases(schedule: Schedule, train_steps: int, test_steps: int = 0) -> list[Phase]:
+def plan_phases(length: RunLength, train_steps: int, test_steps: int = 0) -> list[Phase]:
     """Lay out phases over sets of so many batches; without test steps there are no test phases."""
-    windows = _train_windows(schedule, train_steps)
+    windows = _train_windows(length, train_steps)
     phases: list[Phase] = []
     made = 0
     for train_index, (epoch, first, last) in enumerate(windows):
         steps, is_last = last - first, train_index == len(windows) - 1
-        within = schedule.tests_within(made, steps) if test_steps else []
+        within = length.tests_within(made, steps) if test_steps else []
         at_end = is_last or (
             steps in within
-            if schedule.test_every_iterations
-            else train_index % schedule.test_every == 0
+            if length.test_every_iterations
+            else train_index % length.test_every == 0
         )
         begin = 0
         for end in [*(cut for cut in within if cut < steps), steps]:
@@ -181,9 +181,9 @@ def plan_phases(schedule: Schedule, train_steps: int, test_steps: int = 0) -> li
     return phases
 
 
-def _train_windows(schedule: Schedule, steps: int) -> list[tuple[int, int, int]]:
+def _train_windows(length: RunLength, steps: int) -> list[tuple[int, int, int]]:
     """List epoch, first and last step of each train phase."""
-    parts, left = schedule.phases_per_epoch, schedule.num_iterations
+    parts, left = length.phases_per_epoch, length.num_iterations
     if parts > steps:
         raise ConfigError(
             f"config.DATA.TRAIN.TRAIN_PHASES_PER_EPOCH: {parts} phases cannot share an epoch of "
@@ -191,7 +191,7 @@ def _train_windows(schedule: Schedule, steps: int) -> list[tuple[int, int, int]]
         )
     key = "num_epochs" if left is None else "num_iterations"
     if left is None:
-        left = (schedule.num_epochs or 0) * steps
+        left = (length.num_epochs or 0) * steps
     epochs = -(-left // steps)
     if epochs * parts > MOST_PHASES:
         raise ConfigError(

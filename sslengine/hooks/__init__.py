@@ -7,4 +7,3 @@ default.py lists the hooks that the config enables. Register your own hook with
 from sslengine.registry import HOOKS
 
 HOOKS.declare("sslengine.hooks.online_eval", "online_eval")
-HOOKS.declare("sslengine.hooks.profile", "layer_memory")

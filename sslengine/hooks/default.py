@@ -17,22 +17,9 @@ from sslengine.config.sections import read
 from sslengine.hooks.collapse import LogCollapse
 from sslengine.hooks.eval_mode import EvaluateLoss, MaskAbsentClasses, PreciseBatchNorm
 from sslengine.hooks.events import EVENTS
-from sslengine.hooks.gradients import (
-    ClipGradients,
-    FreezeParameters,
-    LogGradientNorm,
-    ReportUnreachedParameters,
-)
+from sslengine.hooks.gradients import ClipGradients, FreezeParameters, LogGradientNorm
 from sslengine.hooks.options import HooksOptions, ProfilingOptions
-from sslengine.hooks.pictures import TensorBoardHistograms
-from sslengine.hooks.profile import (
-    LogComplexity,
-    LogGpuMemory,
-    LogGpus,
-    LogMemoryPeaks,
-    ProfileSteps,
-    WriteMemorySnapshot,
-)
+from sslengine.hooks.profile import LogGpuMemory, LogGpus, LogMemoryPeaks, ProfileSteps
 from sslengine.hooks.timing import IterationTimer, LogPerfStats
 from sslengine.meters import MetersOptions
 from sslengine.models.options import ModelOptions
@@ -52,17 +39,18 @@ def default_hooks(config: DictConfig, run_dir: Path | None) -> list[Any]:
         hooks.ITERATION_TIMER and IterationTimer(),
         stages.MONITOR_PERF_STATS and LogPerfStats(stages.PERF_STAT_FREQUENCY),
         hooks.MODEL_COMPLEXITY.COMPUTE_COMPLEXITY
-        and LogComplexity(hooks.MODEL_COMPLEXITY.INPUT_SHAPE),
+        and HOOKS.get("model_complexity")(hooks.MODEL_COMPLEXITY.INPUT_SHAPE),
         on_gpu and hooks.LOG_GPU_STATS and LogGpus(),
         on_gpu and memory.PRINT_MEMORY_SUMMARY and LogGpuMemory(memory.LOG_ITERATION_NUM),
-        read(config, DistributedOptions).DETECT_ANOMALOUS_PARAMS and ReportUnreachedParameters(),
+        read(config, DistributedOptions).DETECT_ANOMALOUS_PARAMS
+        and HOOKS.get("unreached_parameters")(),
         any(frozen) and FreezeParameters(*frozen, model.TEMP_FROZEN_PARAMS_BY == "rate"),
         LogGradientNorm(frequency),
         clip.USE_GRAD_CLIP
         and ClipGradients(clip.MAX_NORM, clip.NORM_TYPE, clip.PER_PARAMETER, clip.PER_MODULE),
         board.USE_TENSORBOARD
         and any(logged)
-        and TensorBoardHistograms(board.LOG_PARAMS_EVERY_N_ITERS, *logged),
+        and HOOKS.get("tensorboard_histograms")(board.LOG_PARAMS_EVERY_N_ITERS, *logged),
         hooks.PRECISE_BN.ENABLED and PreciseBatchNorm(hooks.PRECISE_BN.NUM_ITERS),
         read(config, MetersOptions).model_output_mask and MaskAbsentClasses(),
         hooks.EVALUATE_LOSS.SETS and EvaluateLoss(hooks.EVALUATE_LOSS),
@@ -70,7 +58,8 @@ def default_hooks(config: DictConfig, run_dir: Path | None) -> list[Any]:
         hooks.COLLAPSE_SIGNS
         and LogCollapse(hooks.STOP_ON_COLLAPSE, model.starts_from_weights(), run_dir),
         memory.LOG_PEAKS and LogMemoryPeaks(frequency),
-        profiling.MEMORY_PROFILING.TRACK_BY_LAYER_MEMORY and WriteMemorySnapshot(first, *where),
+        profiling.MEMORY_PROFILING.TRACK_BY_LAYER_MEMORY
+        and HOOKS.get("layer_memory")(first, *where),
         profiling.asked_for and ProfileSteps(profiling, run_dir or Path()),
     ]
     return [*filter(None, chosen), *map(make_extra, hooks.EXTRA)]

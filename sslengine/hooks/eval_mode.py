@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -19,8 +18,6 @@ from sslengine.hooks.options import EvaluateLossOptions
 from sslengine.meters.base import mask_absent, present_classes
 from sslengine.precision import widest
 from sslengine.registry import TRAIN_STEPS
-
-log = logging.getLogger("sslengine")
 
 
 class PreciseBatchNorm(Hook):
@@ -45,11 +42,6 @@ class PreciseBatchNorm(Hook):
             raise ConfigError(
                 f"config.HOOKS.PRECISE_BN.ENABLED: with {step} the model's forward also computes "
                 f"its losses, which may change more than statistics. Set it to false."
-            )
-        if task.train_feed is not None and not find_norms(task.base_model):
-            log.warning(
-                "config.HOOKS.PRECISE_BN.ENABLED has no effect: the model has no trained batch "
-                "norm with running statistics."
             )
 
     def on_phase_end(self, task: Task) -> None:

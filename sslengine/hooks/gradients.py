@@ -1,12 +1,10 @@
-"""Freeze parameters for a time, log and clip gradients, and name parameters that get none."""
+"""Freeze parameters for a time, log and clip gradients."""
 
 from __future__ import annotations
 
 import fnmatch
-import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,11 +12,9 @@ from torch import Tensor, nn
 
 from sslengine.distributed.collectives import max_in_place
 from sslengine.distributed.sharding import is_sharded, local, norms
-from sslengine.errors import ConfigError, listing, nearest
+from sslengine.errors import ConfigError, nearest
 from sslengine.hooks.events import Hook, Task
 from sslengine.optim.optimizers import ScaleEach
-
-log = logging.getLogger("sslengine")
 
 # Names of parameters, each with the first update or epoch that trains them.
 Frozen = Sequence[tuple[str, int]]
@@ -169,47 +165,3 @@ def clip_each(gradients: Sequence[Tensor], max_norm: float, scale_each: ScaleEac
     (lengths,) = norms(gradients)
     factors = (max_norm / (lengths + 1e-6)).clamp(max=1.0)
     scale_each([local(each) for each in gradients], factors)
-
-
-class ReportUnreachedParameters(Hook):
-    """`DISTRIBUTED.DETECT_ANOMALOUS_PARAMS`: every rank names parameters without gradient, once.
-
-    DDP waits for the gradient of every parameter, and its error does not name the missing ones.
-    Cost: a call for each parameter in each step.
-    """
-
-    def __init__(self) -> None:
-        self._reached: set[str] = set()
-        self._reported: set[str] = set()
-        self._handles: list[Any] = []
-
-    def on_start(self, task: Task) -> None:
-        for name, parameter in task.learner.named_parameters():
-            if parameter.requires_grad:
-                arrived = partial(self._note, name)
-                self._handles.append(parameter.register_post_accumulate_grad_hook(arrived))
-
-    def on_backward(self, task: Task) -> None:
-        if not task.updating:
-            return
-        names = {name for name, each in task.learner.named_parameters() if each.requires_grad}
-        missing = names - self._reached
-        if missing - self._reported:
-            log.warning(
-                "step %d: %d parameters get no gradient from the loss: %s.\n  Freeze or remove "
-                "them, or let DDP look for them in each step: "
-                "config.DISTRIBUTED.FIND_UNUSED_PARAMETERS=true.",
-                task.iteration, len(missing), listing(sorted(missing), 50),
-            )  # fmt: skip
-            self._reported |= missing
-        self._reached.clear()
-
-    def on_end(self, task: Task) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-
-    on_exception = on_end
-
-    def _note(self, name: str, parameter: nn.Parameter) -> None:
-        self._reached.add(name)

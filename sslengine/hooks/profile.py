@@ -1,16 +1,13 @@
-"""Measure what a run takes: of memory and operations, and by torch's profiler.
+"""Measure the memory that a run takes, and its steps by torch's profiler.
 
 PROFILING writes to `<run>/profile/`, for each rank of PROFILED_RANKS:
 
     rank0_trace.json        for chrome://tracing or https://ui.perfetto.dev
     rank0_ops.txt           the operators that take most time
     tensorboard/            the trace for TensorBoard's profiler (TENSORBOARD_TRACE)
-    rank0_memory.pickle     all that a GPU allocates in one step, for https://pytorch.org/memory_viz
+    rank0_memory.pickle     what a GPU allocates in one step: contrib/diagnostics.py
 
-Only the steps in the window are slower: compare their shares, not their times. The last is also a
-separate hook:
-
-    HOOKS: {EXTRA: [{name: layer_memory, iteration: 3}]}     # ranks: [0]
+Only the steps in the window are slower: compare their shares, not their times.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from __future__ import annotations
 import logging
 import shutil
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,7 +27,6 @@ from sslengine.errors import ConfigError
 from sslengine.hooks.events import Hook, Task
 from sslengine.hooks.options import ProfilingOptions, RuntimeProfilingOptions
 from sslengine.monitor.environment import peak_memory
-from sslengine.registry import register_hook
 from sslengine.trust import is_config_trusted
 
 log = logging.getLogger("sslengine")
@@ -77,37 +73,6 @@ class LogMemoryPeaks(Hook):
         if task.train and first_or_due:
             for name, value in peak_memory(task.device).items():
                 task.storage.put_scalar(name, round(value, 3), window=1, reduce="max", keep=False)
-
-
-class LogComplexity(Hook):
-    """`HOOKS.MODEL_COMPLEXITY`: parameters, flops and activations for one image, by fvcore."""
-
-    def __init__(self, input_shape: Sequence[int]) -> None:
-        self.input_shape = tuple(input_shape)
-
-    def on_start(self, task: Task) -> None:
-        from fvcore.nn import (  # type: ignore[attr-defined] # slow to import, rarely used
-            ActivationCountAnalysis,
-            FlopCountAnalysis,
-        )
-
-        model = task.base_model
-        parameters = sum(p.numel() for p in model.parameters())
-        was_training = model.training
-        image = torch.zeros(1, *self.input_shape, device=task.device)
-        model.eval()
-        counts = []
-        with torch.no_grad():
-            for analysis in (FlopCountAnalysis, ActivationCountAnalysis):
-                count = analysis(model, image)
-                count.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
-                counts.append(count.total())
-        model.train(was_training)
-        log.info(
-            "%.2f M parameters; one image of %s takes %.3f GFLOP and %.2f M activations",
-            parameters / 1e6, "x".join(map(str, self.input_shape)), counts[0] / 1e9,
-            counts[1] / 1e6,
-        )  # fmt: skip
 
 
 # ---- torch's profiler
@@ -205,44 +170,3 @@ def _ignoring_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-@register_hook("layer_memory")
-class WriteMemorySnapshot(Hook):
-    """`MEMORY_PROFILING.TRACK_BY_LAYER_MEMORY`: record every allocation on the GPU in one step.
-
-    The file shows, by its line of code, what each layer takes and keeps for backward.
-
-    iteration: train steps before the one that is recorded.
-    ranks: which of them write.
-    folder: where to; by default in the run's folder.
-    """
-
-    def __init__(self, iteration: int = 0, ranks: Sequence[int] = (0,), folder: str = "") -> None:
-        self.iteration, self.folder = iteration, folder
-        self._mine, self._records = rank() in ranks, False
-
-    def on_start(self, task: Task) -> None:
-        if self._mine and task.device.type != "cuda":
-            self._mine = False
-            log.warning(
-                "config.PROFILING.MEMORY_PROFILING.TRACK_BY_LAYER_MEMORY has no effect: torch "
-                "records the memory of a GPU alone, and this run is on a %s.", task.device.type,
-            )  # fmt: skip
-
-    def on_step_start(self, task: Task) -> None:
-        if self._mine and task.train and task.iteration == self.iteration:
-            torch.cuda.memory._record_memory_history(stacks="python", device=task.device)
-            self._records = True
-
-    def on_step(self, task: Task) -> None:
-        if self._records:
-            folder = profile_folder(task.run_dir, self.folder)
-            folder.mkdir(parents=True, exist_ok=True)
-            torch.cuda.memory._dump_snapshot(str(folder / f"rank{rank()}_memory.pickle"))
-            self.on_exception(task)
-
-    def on_exception(self, task: Task) -> None:
-        if self._records:
-            torch.cuda.memory._record_memory_history(enabled=None)
-            self._records = False

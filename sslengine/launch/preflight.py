@@ -11,7 +11,6 @@ to the run.
 from __future__ import annotations
 
 import inspect
-import pdb
 import sys
 import traceback
 import warnings
@@ -108,15 +107,14 @@ def expect_known_metrics(config: DictConfig) -> None:
 
 @contextmanager
 def _dry_run() -> Iterator[None]:
-    """Raise ConfigError alone, and do not stop at breakpoints: tensors have no values here."""
-    before = sys.breakpointhook, pdb.set_trace
-    sys.breakpointhook = pdb.set_trace = lambda *_, **__: None
+    """Raise ConfigError alone, and do not stop at `breakpoint()`: tensors have no values here."""
+    hook, sys.breakpointhook = sys.breakpointhook, lambda *_, **__: None
     try:
         yield
     except SSLEngineError as error:
         raise error if isinstance(error, ConfigError) else ConfigError(str(error)) from error
     finally:
-        sys.breakpointhook, pdb.set_trace = before
+        sys.breakpointhook = hook
 
 
 @_dry_run()
@@ -130,8 +128,6 @@ def expect_fitting_shapes(config: DictConfig) -> None:
     own = not isinstance(step, TrainStep) or type(step).forward is not TrainStep.forward
     if own or config.MODEL.BASE_MODEL_NAME != "multi_input_output_model":
         return  # it chooses the model's inputs itself
-    if sys.gettrace() is not None:  # by a debugger, which would stop here first
-        return
     with META:
         model = build_base_model(config, META)
     if batch is None or not isinstance(model, Model):

@@ -22,7 +22,6 @@ from sslengine.config.options import (
 )
 from sslengine.config.resolve import Resolved
 from sslengine.config.sections import read
-from sslengine.contrib.flight_recorder import arm_recorder, keep_record
 from sslengine.contrib.heartbeat import heartbeat, leave_at_once
 from sslengine.data.loading import lean_torchvision
 from sslengine.data.loading.loader import boot_server
@@ -84,7 +83,7 @@ def _run_rank(resolved: Resolved, join: bool) -> None:
         raise
     except BaseException:
         log.info("the run ended with an error", exc_info=True)  # the caller prints it
-        keep_record(folder)
+        process_group.keep_record(folder)
         raise
     finally:
         close_log()
@@ -128,5 +127,4 @@ def _join(config: DictConfig, device: torch.device) -> None:
         os.environ.setdefault("NCCL_DEBUG", "INFO")
     if options.NCCL_SOCKET_NTHREADS:
         os.environ.setdefault("NCCL_SOCKET_NTHREADS", str(options.NCCL_SOCKET_NTHREADS))
-    arm_recorder()
     process_group.join(options.BACKEND, device, options.TIMEOUT_MINUTES, options.RENDEZVOUS_MINUTES)

@@ -32,10 +32,9 @@ from sslengine.config.ranges import above, at_least, choice
 from sslengine.data.loading.seeding import epoch_generator
 from sslengine.distributed.collectives import gather, sum_in_place
 from sslengine.distributed.ranks import world_size
-from sslengine.distributed.shared_rows import fetch, locate, own_rows
 from sslengine.errors import ConfigError
 from sslengine.losses.kmeans import spherical_kmeans
-from sslengine.losses.memory import is_shared, overwrite, zero_rows
+from sslengine.losses.memory import fetch, is_shared, locate, overwrite, own_rows, zero_rows
 from sslengine.losses.views import split_views
 from sslengine.methods.base import Method, Step
 from sslengine.registry import register_loss

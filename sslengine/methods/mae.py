@@ -14,7 +14,7 @@ any other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -23,12 +23,13 @@ import torch
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchvision.utils import make_grid
 
 from sslengine.config.ranges import above, at_least
 from sslengine.config.requirements import TRUNKS
+from sslengine.distributed.ranks import is_primary
 from sslengine.errors import ConfigError
-from sslengine.hooks.events import Hook
-from sslengine.hooks.pictures import SavePictures
+from sslengine.hooks.events import Hook, Task
 from sslengine.models.build import build_trunk
 from sslengine.models.options import ModelOptions
 from sslengine.models.trunks.patches import (
@@ -102,7 +103,7 @@ class MaskedAutoencoder(nn.Module):
 
     def hooks(self) -> list[Hook]:
         frequency = self.options.PICTURES_EVERY_NUM_EPOCH
-        return [SavePictures("mae", self.picture, frequency)] if frequency else []
+        return [SavePictures(self.picture, frequency)] if frequency else []
 
     def reconstruct(self, images: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """(N x L x P: pixels of each patch, N x L: 1 where the patch was hidden).
@@ -217,3 +218,38 @@ def _statistics(patches: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of each patch's values."""
     mean, variance = patches.mean(-1, keepdim=True), patches.var(-1, keepdim=True)
     return mean, (variance + 1e-6).sqrt()
+
+
+class SavePictures(Hook):
+    """Put a picture once every so many epochs: a row for each of the last batch's first images.
+
+    draw: makes of images, `last_batch.vis_preds` and `last_batch.vis_masks` N x K x C x H x W:
+        K panels for each image.
+    """
+
+    name = "pictures of mae"
+
+    def __init__(self, draw: Callable[..., Tensor], every: int, rows: int = 8) -> None:
+        self.draw, self.every, self.rows = draw, every, rows
+
+    def on_phase_end(self, task: Task) -> None:
+        batch, phase = task.last_batch, task.phase
+        ends_epoch = phase.last_step == task.train_feed.steps_per_epoch if task.train else False
+        if not ends_epoch or (phase.epoch + 1) % self.every or not is_primary():
+            return
+        chosen = (batch.sample["input"]["data"], batch.vis_preds, batch.vis_masks)
+        panels = self.draw(*(each[: self.rows] for each in chosen)).float()
+        task.storage.put_image("mae", join_panels(panels))
+
+
+def join_panels(panels: Tensor) -> Tensor:
+    """Join panels to one picture, 0 to 1. Each row is scaled by its first panel, to compare."""
+    first = panels[:, :1].flatten(1)
+    low, high = first.amin(1), first.amax(1)
+    shape = (-1, *[1] * (panels.ndim - 1))
+    scaled = (panels - low.view(shape)) / (high - low).clamp_min(1e-6).view(shape)
+    images = scaled.clamp(0, 1).flatten(0, 1)
+    larger = max(1, 96 // images.shape[-2])  # small images are hard to see
+    images = images.repeat_interleave(larger, dim=-2).repeat_interleave(larger, dim=-1)
+    with torch.no_grad():
+        return make_grid(images, nrow=panels.shape[1], padding=2, pad_value=1.0)

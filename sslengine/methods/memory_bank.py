@@ -37,9 +37,8 @@ from sslengine.config.facts import RunFacts
 from sslengine.config.ranges import above, at_least, choice, share
 from sslengine.distributed.collectives import gather
 from sslengine.distributed.ranks import world_size
-from sslengine.distributed.shared_rows import fetch
 from sslengine.errors import ConfigError
-from sslengine.losses.memory import is_shared, move_towards, random_rows
+from sslengine.losses.memory import fetch, is_shared, move_towards, random_rows
 from sslengine.methods.base import Method
 from sslengine.registry import register_loss
 

@@ -3,18 +3,19 @@
     for each in find_signs(ends, config):     ends: the metrics at the end of each train phase
         print(each)
 
-A rule is a function of this file that looks at the last phase and, where it needs them, at the
-earlier ones. Metrics that are absent say nothing. ADVICE has a sentence for each cause.
+A gauge is a metric with the values between which it is healthy, and the sign of what is outside of
+them. It looks at the last phase and, where it needs them, at the earlier ones. Metrics that are
+absent say nothing. ADVICE has a sentence for each cause.
 
-The rules of uniform and one-hot targets and of one or fewer prototypes look at the targets of
-images and, where a method has them, at those of patches. Metrics are of one rank's batch: of fewer
-than FEWEST_ROWS rows nothing is said of how many prototypes or dimensions they fill.
+Targets are those of images and, where a method has them, of patches. Metrics are of one rank's
+batch: of fewer than FEWEST_ROWS rows nothing is said of how many prototypes or dimensions they
+fill.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sslengine.registry import component_key
@@ -36,7 +37,7 @@ IMAGES = Targets("", "loss.teacher_entropy", "loss.prototypes_used",
 PATCHES = Targets("patch ", "loss.patch_teacher_entropy", "loss.patch_prototypes_used",
                   ("patch_output_dim",))  # fmt: skip
 
-# The metrics that the rules read.
+# The metrics that are read.
 PATCH_LOSS, KOLEO, INFORMATION = "loss.patches", "loss.koleo", "loss.image_information"
 TRUNK_RANK, TRUNK_ROWS = "trunk_rank", "trunk_rows"
 START_RANK, START_ROWS = "start_rank", "start_rows"  # in the first step, of weights that were given
@@ -55,6 +56,7 @@ SPREAD = 0.5  # of ln K: the least entropy of N equal shares of K > N prototypes
 SAYS_NOTHING = 0.02  # nats
 LEFT = 0.25  # of the largest value so far
 ALIKE_RANK, ALIKE_SPREAD, ALIKE_INPUT = 1.5, 0.05, 1e-6
+FEWEST_USED = 2.0  # prototypes
 ONE_LINE = 2.0  # RankMe of projections that are hardly more than a line
 FEWEST_ROWS = 8  # of the trunk, to judge how many dimensions or prototypes they fill
 COINCIDE = 14.0  # KoLeo of two views: a mean distance of exp(-7), 1e-3
@@ -104,13 +106,36 @@ class Sign(NamedTuple):
         return f"{self.what}: {self.value}. {self.advice}"
 
 
+class Gauge(NamedTuple):
+    """A metric of health: between which values it is healthy, and what others show."""
+
+    metric: str
+    title: str
+    caption: str
+    low: float | None = None
+    high: float | None = None
+    below: Sign | None = None
+    above: Sign | None = None
+
+
 def find_signs(ends: Sequence[Metrics], config: Mapping[str, Any]) -> Iterator[Sign]:
     """Yield what the last phase of a run shows; config: of the run, or its stored form."""
     if ends and ends[-1].get(INPUT_STD, math.nan) < ALIKE_INPUT:  # the rest follows from it
         yield _sign("equal images", "the images of a batch are copies of one", COPIES)
     elif ends:
-        for rule in _RULES:
-            yield from rule(Ends(ends, config))
+        run = Ends(ends, config)
+        for each in _gauges(run):
+            value = run.get(each.metric)
+            if each.below is not None and each.low is not None and value < each.low:
+                yield each.below
+            if each.above is not None and each.high is not None and value > each.high:
+                yield each.above
+        yield from _find_others(run)
+
+
+def healthy_ranges(ends: Sequence[Metrics], config: Mapping[str, Any]) -> list[Gauge]:
+    """Return the gauges of the metrics that the last train phase has."""
+    return [each for each in _gauges(Ends(ends, config)) if each.metric in ends[-1]] if ends else []
 
 
 def ends_of_phases(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -131,7 +156,7 @@ def ends_of_phases(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 class Ends:
-    """What the rules read: the ends of a run's train phases, and how its targets are made."""
+    """What gauges read: the ends of a run's train phases, and how its targets are made."""
 
     def __init__(self, ends: Sequence[Metrics], config: Mapping[str, Any]) -> None:
         self.all, self.config = ends, config
@@ -165,8 +190,12 @@ class Ends:
         found = next((self.option(each) for each in targets.sizes if each in self.options), 0.0)
         return found if found > 0 else math.nan
 
-    def is_uniform(self, targets: Targets = IMAGES) -> bool:
-        return self.get(targets.entropy, 0.0) >= UNIFORM * math.log(self.count_scores(targets))
+    def is_uniform(self) -> bool:
+        return self.get(IMAGES.entropy) > UNIFORM * math.log(self.count_scores())
+
+    @property
+    def is_finite(self) -> bool:
+        return self.get(LOSS_FINITE, 1.0) == 1.0
 
     def count_assigned(self) -> float:
         """Count the rows that Sinkhorn assigns to prototypes together; NaN if it does not."""
@@ -184,135 +213,75 @@ def _sign(what: str, value: str, cause: str = "") -> Sign:
     return Sign(what, value, ADVICE[cause or what.replace("patch ", "")])
 
 
-def _uniform(run: Ends) -> Iterator[Sign]:
+def _gauges(run: Ends) -> Iterator[Gauge]:
+    counts = run.rows >= FEWEST_ROWS
+    quarter = f"Below {LEFT:.0%} of the most so far it has lost them."
     for targets in (IMAGES, PATCHES):
-        if run.is_uniform(targets):
-            most = math.log(run.count_scores(targets))
-            value = (
-                f"the teacher's entropy is {run.get(targets.entropy, 0.0):.3f}, ln K is {most:.3f}"
-            )
-            yield _sign(f"uniform {targets.of}targets", value)
-
-
-def _one_hot(run: Ends) -> Iterator[Sign]:
-    for targets in (IMAGES, PATCHES):
-        entropy = run.get(targets.entropy)
-        if entropy < SAYS_NOTHING and run.get(targets.used, 0.0) >= 2.0:
-            value = f"the teacher's entropy is {abs(entropy):.3f}"
-            yield _sign(f"one-hot {targets.of}targets", value)
-
-
-def _more_prototypes(run: Ends) -> Iterator[Sign]:
-    entropy, count = run.get(IMAGES.entropy, 0.0), run.count_scores()
-    if entropy < SPREAD * math.log(count) or run.is_uniform():
-        return
-    if math.log(count / run.count_assigned()) > SPREAD * math.log(count):
-        value = f"a target is spread over {math.exp(entropy):.0f} of {count:g}"
-        yield _sign("more prototypes than rows", value)
-
-
-def _prototypes(run: Ends) -> Iterator[Sign]:
-    if run.rows < FEWEST_ROWS:
-        return
-    for targets in (IMAGES, PATCHES) if run.get(PATCH_LOSS) != 0.0 else (IMAGES,):
-        used, most = run.get(targets.used), run.most(targets.used)
-        of_all = f"{used:.1f} of {run.count_scores(targets):g} prototypes are in use"
-        if used < 2.0:
-            yield _sign(f"one {targets.of}prototype", of_all)
-        elif used < LEFT * most:
-            yield _sign(f"fewer {targets.of}prototypes", f"{of_all}, after {most:.1f}")
-
-
-def _no_hidden_patches(run: Ends) -> Iterator[Sign]:
-    """A cross entropy is never 0, but where it has no terms."""
-    if run.get(PATCH_LOSS) == 0.0 and run.option("patch_weight") > 0.0:
-        yield _sign("no hidden patches", f"{PATCH_LOSS} is 0")
-
-
-def _positions(run: Ends) -> Iterator[Sign]:
-    known = run.get(INFORMATION)
-    if known < SAYS_NOTHING and not run.is_uniform():
-        yield _sign("targets without images", f"a target says {known:.3f} nats of the image")
-
-
-def _equal_images(run: Ends) -> Iterator[Sign]:
-    if run.rows < FEWEST_ROWS:
-        return
-    rank, start, projections = run.get(TRUNK_RANK), run.start_rank, run.get(PROJECTION_RANK)
+        of, scores = targets.of, run.count_scores(targets)
+        entropy, used, most = (
+            run.get(targets.entropy),
+            run.get(targets.used),
+            run.most(targets.used),
+        )
+        told, flat = f"the teacher's entropy is {abs(entropy):.3f}", UNIFORM * math.log(scores)
+        yield Gauge(
+            targets.entropy, f"Entropy of the {of}targets",
+            "At ln K all prototypes are alike to the teacher, at 0 each target is one.",
+            SAYS_NOTHING, None if math.isnan(flat) else flat,
+            _sign(f"one-hot {of}targets", told) if used >= FEWEST_USED else None,
+            _sign(f"uniform {of}targets", f"{told}, ln K is {math.log(scores):.3f}"),
+        )  # fmt: skip
+        told = f"{used:.1f} of {scores:g} prototypes are in use"
+        lost = _sign(f"fewer {of}prototypes", f"{told}, after {most:.1f}")
+        lost = _sign(f"one {of}prototype", told) if used < FEWEST_USED else lost
+        has_targets = targets is IMAGES or run.get(PATCH_LOSS) != 0.0
+        yield Gauge(
+            targets.used, f"Prototypes in use{', patches' if of else ''}", quarter,
+            max(FEWEST_USED, LEFT * most), below=lost if counts and has_targets else None,
+        )  # fmt: skip
+    known = f"a target says {run.get(INFORMATION):.3f} nats of the image"
+    yield Gauge(
+        INFORMATION, "Information of the targets", "Nats, about their images.", SAYS_NOTHING,
+        below=None if run.is_uniform() else _sign("targets without images", known),
+    )  # fmt: skip
+    rank, start = run.get(TRUNK_RANK), run.start_rank
     most = max(run.most(TRUNK_RANK), start)
+    few = _sign("fewer dimensions", f"RankMe is {rank:.1f}, after {most:.1f}")
     if rank < ALIKE_RANK:
         cause = FROM_WEIGHTS if 0.0 < start < ALIKE_RANK else ""
-        yield _sign("equal images", f"RankMe of the trunk is {rank:.2f}", cause)
-        return
-    if rank < LEFT * most:
-        yield _sign("fewer dimensions", f"RankMe is {rank:.1f}, after {most:.1f}")
-    if projections < ONE_LINE:
-        yield _sign("equal projections", f"RankMe of the projections is {projections:.2f}")
+        few = _sign("equal images", f"RankMe of the trunk is {rank:.2f}", cause)
+    yield Gauge(
+        TRUNK_RANK, "Dimensions in use, trunk", f"RankMe of one batch. {quarter}",
+        max(ALIKE_RANK, LEFT * most), below=few if counts else None,
+    )  # fmt: skip
+    told = f"RankMe of the projections is {run.get(PROJECTION_RANK):.2f}"
+    yield Gauge(
+        PROJECTION_RANK, "Dimensions in use, projection", "Near 1 all are alike.", ONE_LINE,
+        below=_sign("equal projections", told) if counts and not rank < ALIKE_RANK else None,
+    )  # fmt: skip
+    yield Gauge(PROJECTION_STD, "Spread of the projections", "0: all are alike.", 0.0)
+    told = f"the patches of an image differ by {run.get(PATCH_SPREAD):.1e} of their length"
+    yield Gauge(PATCH_SPREAD, "Spread of the patches", "0: all are alike.", ALIKE_SPREAD,
+                below=_sign("equal patches", told))  # fmt: skip
+    yield Gauge(INPUT_STD, "Spread of the input", "0: all images are copies of one.", ALIKE_INPUT)
+    yield Gauge(KOLEO, "KoLeo", "Above it nearest images have the same features.", high=COINCIDE,
+                above=_sign("KoLeo", f"it is {run.get(KOLEO):.1f}"))  # fmt: skip
+    told = f"the loss scale is down at {run.get(LOSS_SCALE):.1e}"
+    yield Gauge(LOSS_SCALE, "Loss scale", "fp16: it falls with every overflow.", 1.0,
+                below=_sign(NOT_FINITE, told) if run.is_finite else None)  # fmt: skip
 
 
-def _equal_patches(run: Ends) -> Iterator[Sign]:
-    spread = run.get(PATCH_SPREAD)
-    if spread < ALIKE_SPREAD:
-        value = f"the patches of an image differ by {spread:.1e} of their length"
-        yield _sign("equal patches", value)
-
-
-def _koleo(run: Ends) -> Iterator[Sign]:
-    value = run.get(KOLEO)
-    if value == 0.0:
+def _find_others(run: Ends) -> Iterator[Sign]:
+    """Yield what no range of one metric shows."""
+    entropy, count = run.get(IMAGES.entropy), run.count_scores()
+    most = SPREAD * math.log(count)
+    if entropy >= most and not run.is_uniform() and math.log(count / run.count_assigned()) > most:
+        value = f"a target is spread over {math.exp(entropy):.0f} of {count:g}"
+        yield _sign("more prototypes than rows", value)
+    # A cross entropy is never 0, but where it has no terms.
+    if run.get(PATCH_LOSS) == 0.0 and run.option("patch_weight") > 0.0:
+        yield _sign("no hidden patches", f"{PATCH_LOSS} is 0")
+    if run.get(KOLEO) == 0.0:
         yield _sign("KoLeo", "no image has a neighbour", NO_NEIGHBOUR)
-    elif value > COINCIDE:
-        yield _sign("KoLeo", f"it is {value:.1f}")
-
-
-def _not_finite(run: Ends) -> Iterator[Sign]:
-    scale = run.get(LOSS_SCALE)
-    if run.get(LOSS_FINITE, 1.0) != 1.0:
+    if not run.is_finite:
         yield _sign(NOT_FINITE, "the loss is not finite")
-    elif scale < 1.0:
-        yield _sign(NOT_FINITE, f"the loss scale is down at {scale:.1e}")
-
-
-_RULES: tuple[Callable[[Ends], Iterator[Sign]], ...] = (
-    _uniform, _one_hot, _more_prototypes, _prototypes, _no_hidden_patches, _positions,
-    _equal_images, _equal_patches, _koleo, _not_finite,
-)  # fmt: skip
-
-
-class Gauge(NamedTuple):
-    """A metric of health, and between which values it is healthy."""
-
-    metric: str
-    title: str
-    caption: str
-    low: float | None = None
-    high: float | None = None
-
-
-def healthy_ranges(ends: Sequence[Metrics], config: Mapping[str, Any]) -> list[Gauge]:
-    """Return the ranges of the metrics that the last train phase has: the rules' own limits."""
-    if not ends:
-        return []
-    run = Ends(ends, config)
-    quarter = f"Below {LEFT:.0%} of the most so far it has lost them."
-    least = max(ALIKE_RANK, LEFT * max(run.most(TRUNK_RANK), run.start_rank))
-    found = [
-        Gauge(TRUNK_RANK, "Dimensions in use, trunk", f"RankMe of one batch. {quarter}", least),
-        Gauge(PROJECTION_RANK, "Dimensions in use, projection", "Near 1 all are alike.", ONE_LINE),
-        Gauge(PROJECTION_STD, "Spread of the projections", "0: all are alike.", 0.0),
-        Gauge(PATCH_SPREAD, "Spread of the patches", "0: all are alike.", ALIKE_SPREAD),
-        Gauge(INPUT_STD, "Spread of the input", "0: all images are copies of one.", ALIKE_INPUT),
-        Gauge(KOLEO, "KoLeo", "Above it nearest images have the same features.", None, COINCIDE),
-        Gauge(INFORMATION, "Information of the targets", "Nats, about their images.", SAYS_NOTHING),
-        Gauge(LOSS_SCALE, "Loss scale", "fp16: it falls with every overflow.", 1.0),
-    ]
-    for targets in (IMAGES, PATCHES):
-        most = UNIFORM * math.log(run.count_scores(targets))
-        found += [
-            Gauge(targets.entropy, f"Entropy of the {targets.of}targets",
-                  "At ln K all prototypes are alike to the teacher, at 0 each target is one.",
-                  SAYS_NOTHING, None if math.isnan(most) else most),
-            Gauge(targets.used, f"Prototypes in use{', patches' if targets.of else ''}", quarter,
-                  LEFT * run.most(targets.used)),
-        ]  # fmt: skip
-    return [each for each in found if each.metric in ends[-1]]

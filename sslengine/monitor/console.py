@@ -18,19 +18,9 @@ from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.measure import Measurement
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TaskID,
-    TextColumn,
-)
-from rich.table import Column
-from rich.text import Text
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 
 from sslengine.atomic import make_folder, open_no_link
 from sslengine.monitor.writers import Record, RunPlace, Writer
@@ -59,32 +49,13 @@ class Screen(LiteralConsole):
         super().print(*objects, **how)
 
 
-class _Whole:
-    """The column that gives way on a narrow terminal."""
-
-    def __init__(self, metrics: list[str]) -> None:
-        self.metrics = metrics
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(0, len(fit_line(self.metrics, None)))
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Text(fit_line(self.metrics, options.max_width, more=False), no_wrap=True)
-
-
-class _Metrics(ProgressColumn):
-    def render(self, task: Task) -> _Whole:  # type: ignore[override]
-        return _Whole(task.fields["metrics"])
-
-
 @register_writer("console")
 class ConsoleWriter(Writer):
     """Show records, with the progress in `record.display`: step, steps, epochs, eta_seconds."""
 
     def __init__(self, run: RunPlace) -> None:
         self.console = run.console or Screen()
-        self._progress: Progress | None = None
-        self._bar: TaskID | None = None
+        self._live: Live | None = None
         self._pace = Pace()
 
     def write(self, record: Record) -> None:
@@ -101,34 +72,32 @@ class ConsoleWriter(Writer):
         self._end_bar()
 
     def _update_bar(self, record: Record) -> None:
-        if self._progress is None:
-            fixed = Column(no_wrap=True)
-            self._progress = Progress(
-                TextColumn("{task.description}", table_column=fixed),
-                BarColumn(bar_width=24 if self.console.width >= 100 else 10, table_column=fixed),
-                MofNCompleteColumn(table_column=fixed),
-                TextColumn("{task.fields[eta]}", table_column=fixed),
-                _Metrics(),
+        self._shown = record
+        if self._live is None:
+            self._live = Live(
+                get_renderable=self._draw,
                 console=self.console,
                 transient=True,
                 redirect_stderr=sys.stderr.isatty(),
             )
-            self._bar = self._progress.add_task("", total=None, eta="", metrics=[])
-        assert self._bar is not None
-        self._progress.update(
-            self._bar,
-            description=record.place,
-            completed=record.display.get("step", 0),
-            total=record.display.get("steps"),
-            eta=record.eta,
-            metrics=record.texts,
-        )
-        self._progress.start()  # does nothing where it is started
+            self._live.start(refresh=True)
+
+    def _draw(self) -> Table:
+        """Draw the bar; of the metrics those that fit."""
+        record, width = self._shown, self.console.width
+        step, steps = record.display.get("step", 0), record.display.get("steps")
+        bar_width = 24 if width >= 100 else 10
+        bar = ProgressBar(steps, step, width=bar_width)
+        words = [record.place, f"{step}/{steps}", record.eta]
+        left = width - bar_width - 1 - sum(len(each) + 1 for each in words)
+        table = Table.grid(padding=(0, 1))
+        table.add_row(words[0], bar, *words[1:], fit_line(record.texts, left, more=False))
+        return table
 
     def _end_bar(self) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
 
 
 @register_writer("log")

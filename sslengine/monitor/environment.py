@@ -9,6 +9,7 @@ import re
 import resource
 import shlex
 import socket
+import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -18,8 +19,9 @@ from typing import Any
 import torch
 
 import sslengine
-from sslengine.monitor.code_version import code_version
 
+# In a copy of the package: the version of what was copied.
+COPY_NOTE = "COPIED_FROM"
 _PACKAGES = (
     "torch", "torchvision", "numpy", "pillow", "classy-vision", "fvcore", "iopath", "hydra-core",
     "omegaconf", "timm", "scikit-learn", "rich",
@@ -64,6 +66,23 @@ def environment() -> dict[str, Any]:
             if _VARIABLES.search(name)
         },
     }
+
+
+def code_version(folder: Path) -> str | None:
+    """Return the commit of a checkout, with `+changes` if files differ; None outside git.
+
+    A copy of the package has a note of what it was made from.
+    """
+    note = folder / COPY_NOTE
+    if note.exists():
+        return note.read_text().strip() or None
+    command = ["git", "-C", str(folder), "-c", "core.fsmonitor=false", "describe", "--always",
+               "--abbrev=12", "--dirty=+changes"]  # fmt: skip
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
 
 
 def typed_command() -> str:

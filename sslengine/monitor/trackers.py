@@ -1,25 +1,19 @@
-"""Send records to trackers of other packages: wandb, trackio, swanlab by shared calls, and MLflow.
+"""Send records to trackers of other packages: wandb, trackio and swanlab, by shared calls.
 
 A tracker is for watching: its first error is reported, and the run continues. A run that
-resumes continues under the id that is kept in `trackers/<package>.json` of its folder. A tracker
-cannot take a record back: the records it holds are noted, and not sent again when a resumed
-run makes its steps again. What a kill took from the package before it was written is read from
-metrics.jsonl.
+resumes continues under the id that is kept in `trackers/<package>.json` of its folder. Steps that
+it makes again after a kill are sent again, with the same values; metrics.jsonl is the record.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
-import math
 import os
-import re
 import secrets
 import sys
-import time
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.util import find_spec
@@ -30,15 +24,14 @@ from sslengine.atomic import write_whole
 from sslengine.config.ranges import choice
 from sslengine.dotted import leaves
 from sslengine.errors import Preempted
-from sslengine.monitor.history import read_nested
-from sslengine.monitor.writers import METRICS, Record, RunPlace, Writer, build_writers
+from sslengine.monitor.writers import Record, RunPlace, Writer, build_writers
 from sslengine.registry import register_writer
 from sslengine.trust import expect_trust, is_closed
 
 FOLDER = "trackers"
 
 
-def _absent(package: str, key: str) -> Iterator[str]:
+def find_absent(package: str, key: str) -> Iterator[str]:
     if find_spec(package) is None:
         yield f"{key}: {package} is not installed. pip install 'sslengine[{package}]'"
 
@@ -57,42 +50,23 @@ class TrackerOptions:
     init: dict[str, Any] = field(default_factory=dict)
 
     def check(self) -> Iterator[str]:
-        yield from _absent(self.module, "module")
-
-
-@dataclass
-class MlflowOptions:
-    # A server's address, or sqlite:///FILE; by default MLflow's own: MLFLOW_TRACKING_URI.
-    tracking_uri: str = ""
-    # The experiment in which the run is shown.
-    experiment: str = "sslengine"
-    # What the run is called there; by default as its folder.
-    run_name: str = ""
-
-    def check(self) -> Iterator[str]:
-        yield from _absent("mlflow", "name")
+        yield from find_absent(self.module, "module")
 
 
 class TrackerWriter(Writer):
     """Do what all trackers have in common; a subclass makes the package's calls."""
 
     _took = True  # an error at the first record is no reason to end a run either
-    # Is a record written when the call returns? If not, all are sent again after a kill.
-    writes_at_once = True
 
-    def __init__(self, run: RunPlace, options: TrackerOptions | MlflowOptions) -> None:
-        self.package = package = getattr(options, "module", "mlflow")
+    def __init__(self, run: RunPlace, options: Any, package: str, run_name: str) -> None:
+        self.package = package
         sent = f"metrics and the config may be sent elsewhere by {package}"
         expect_trust(sent, "config.HOOKS.WRITERS", package)
-        self.options: Any = options
+        self.options = options
         self.place, self.folder = run, run.folder / FOLDER
-        self.name = options.run_name or run.folder.resolve().name
+        self.name = run_name or run.folder.resolve().name
         self._run: Any = None
-        self._note_file = self.folder / f"{package}.sent"
-        self._sent: dict[str, int] = {}  # the last iteration that was sent, by prefix
         self.is_open = self.attempt(self._start)
-        if self.is_open and run.trains and run.iteration:
-            self._send_missing()
 
     def _start(self) -> None:
         file = self.folder / f"{self.package}.json"
@@ -104,19 +78,6 @@ class TrackerWriter(Writer):
         kept = {"id": self.id, "options": asdict(self.options), "config": self.config}
         write_whole(file, json.dumps(kept, indent=2).encode(), private=True)
         self.start(module, is_new=known is None)
-        last = getattr(self._run, "_next_step", math.inf) - 1  # trackio writes twice a second
-        with suppress(OSError, ValueError):  # killed while it was written
-            noted = json.loads(self._note_file.read_text())
-            self._sent = {each: min(noted[each], last) for each in noted}
-
-    def _send_missing(self) -> None:
-        """Send what is not noted, up to the checkpoint: later steps are made again."""
-        for line in read_nested(self.place.folder / METRICS):
-            if line["iteration"] <= self.place.iteration:
-                names = ("time", "kind", "iteration", "epoch", "split")
-                _, kind, iteration, epoch, split = (line.pop(each, 0) for each in names)
-                record = Record(kind, iteration, epoch, split, line)
-                self.attempt(partial(self.write, record))
 
     def new_id(self, module: Any) -> str:
         return secrets.token_hex(8)
@@ -136,23 +97,15 @@ class TrackerWriter(Writer):
         """End the run. error: of one that failed."""
 
     def write(self, record: Record) -> None:
-        is_there = record.iteration <= self._sent.get(record.prefix, -1) and self.place.trains
-        if self.is_open and not is_there:
+        if self.is_open:
             self.send(record)
-            self._sent[record.prefix] = record.iteration
-            if self.writes_at_once:
-                self._note()
-
-    def _note(self) -> None:
-        with suppress(OSError):
-            self._note_file.write_text(json.dumps(self._sent))
 
     def close(self) -> None:
         error = sys.exc_info()[1]  # of a run that fails: it is closed while that is handled
         if isinstance(error, (Preempted, KeyboardInterrupt)):
             error = None
-        if self.is_open and self.attempt(lambda: self.finish(error)):
-            self._note()
+        if self.is_open:
+            self.attempt(lambda: self.finish(error))
         self.is_open = False
 
 
@@ -160,10 +113,11 @@ class TrackerWriter(Writer):
 class SharedCallsTracker(TrackerWriter):
     """Make the calls of wandb, trackio and swanlab: init, Image, Histogram, log and finish."""
 
+    def __init__(self, run: RunPlace, options: TrackerOptions) -> None:
+        super().__init__(run, options, options.module, options.run_name)
+
     def start(self, module: Any, is_new: bool) -> None:
         self._module, name, options = module, self.name, self.options
-        # wandb and swanlab send later, and leave out the steps that their servers have.
-        self.writes_at_once = self.package == "trackio"
         arguments: dict[str, Any] = {
             "wandb": {"name": name, "id": self.id, "dir": str(self.folder)},
             "swanlab": {"name": name, "id": self.id, "log_dir": str(self.folder / "swanlog")},
@@ -200,48 +154,6 @@ class SharedCallsTracker(TrackerWriter):
             "swanlab": {"state": "crashed", "error": repr(error)},
         }
         self._run.finish(**({} if error is None else failed.get(self.package, {})))
-
-
-@register_writer("mlflow", options=MlflowOptions)
-class MlflowTracker(TrackerWriter):
-    """Call MLflow's client, which has written a record when the call returns."""
-
-    def new_id(self, module: Any) -> str:
-        client, options = self._client(module), self.options
-        found = client.get_experiment_by_name(options.experiment)
-        where = found.experiment_id if found else client.create_experiment(options.experiment)
-        return str(client.create_run(where, run_name=self.name).info.run_id)
-
-    def _client(self, module: Any) -> Any:
-        return module.MlflowClient(self.options.tracking_uri or None)
-
-    def start(self, module: Any, is_new: bool) -> None:
-        self._module, self._run = module, self._client(module)
-        self._run.update_run(self.id, status="RUNNING")
-        if is_new:
-            self._run.log_dict(self.id, self.config, "config.yaml")
-
-    def send(self, record: Record) -> None:
-        self._send_numbers(record.numbers, record.iteration)
-        for name, image in record.images.items():
-            key = _key(f"{record.prefix}/{name}")
-            self._run.log_image(self.id, image, key=key, step=record.iteration)
-
-    def _send_numbers(self, values: Mapping[str, float], step: int) -> None:
-        metric, now = self._module.entities.Metric, int(1000 * time.time())
-        named = [metric(_key(name), float(value), now, step) for name, value in values.items()]
-        self._run.log_batch(self.id, metrics=named)
-
-    def send_scores(self, scores: Mapping[str, float]) -> None:
-        self._send_numbers(scores, 0)
-
-    def finish(self, error: BaseException | None) -> None:
-        self._run.set_terminated(self.id, "FAILED" if error else "FINISHED")
-
-
-def _key(name: str) -> str:
-    """Replace the characters that MLflow does not take."""
-    return re.sub(r"[^\w.\- /]", "_", name)
 
 
 def add_scores(folder: Path, scores: Mapping[str, Any]) -> list[str]:

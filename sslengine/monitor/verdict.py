@@ -18,7 +18,6 @@ the report has it. The caveats say what makes the sentence doubtful. The end of 
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +30,6 @@ from sslengine.monitor.run_facts import PIXELS, TRAINED, UNTRAINED, Facts, Featu
 from sslengine.monitor.run_status import FAILED, RUNNING, STOPPED, is_not_finite
 
 TIMES = 10.0  # the loss at the end over that at the start: it has diverged
-SPIKE = 10.0  # a loss over the median of its neighbours
 STEADY = 2.0  # times the median: the last loss before one that is not finite
 WAS_STEADY = "The loss was steady before: look for pixels of this step that are not finite."
 FEW_RECORDS, FEW_TESTED = 20, 100
@@ -135,12 +133,10 @@ def _learned(facts: Facts) -> Said | None:
     if not others:
         return f"{told}, with nothing to compare it with.", "", ""
     told = f"{told}, {', '.join(others)}: it learned."
-    use = f"sslengine embed {facts.run} IMAGES --out features.parquet"
-    parts = [_gains(facts, PIXELS if PIXELS in scores else UNTRAINED)]
-    improving = _is_improving(facts)
-    if improving:
-        parts.append("It is still improving: a longer run will be better.")
-    return told, " ".join(filter(None, parts)), _longer(facts) if improving else use
+    detail = _gains(facts, PIXELS if PIXELS in scores else UNTRAINED)
+    if _is_improving(facts):
+        detail += " It is still improving: a longer run will be better."
+    return told, detail, f"sslengine embed {facts.run} IMAGES --out features.parquet"
 
 
 def _not_better(facts: Facts, than: str, said: str) -> Said | None:
@@ -153,7 +149,7 @@ def _not_better(facts: Facts, than: str, said: str) -> Said | None:
     told = f"{said} ({facts.name(metric)} {own.value:.1f} against {other.value:.1f} %)."
     made = facts.status.step  # 0: a network that was not trained here
     lacks = f" It made {made} steps: train for longer, or on more images." if made else ""
-    return told, f"{_gains(facts, than)}{lacks}", _longer(facts)
+    return told, f"{_gains(facts, than)}{lacks}", ""
 
 
 def _is_better(own: FeatureScore, other: FeatureScore) -> bool:
@@ -189,33 +185,6 @@ def _is_improving(facts: Facts) -> bool:
     return fell and (len(online) < 3 or online[-1] > online[-2])
 
 
-def _longer(facts: Facts) -> str:
-    """Return the command of a run of twice the length, in a folder beside this one."""
-    planned = facts.config.get("OPTIMIZER", {})
-    key = next((each for each in ("num_epochs", "num_iterations") if planned.get(each)), "")
-    if not facts.command or not key:
-        return ""
-    length, place = 2 * int(planned[key]), f"{facts.folder}-longer"
-    more = [f"config.OPTIMIZER.{key}={length}", f"config.CHECKPOINT.DIR={place}"]
-    if " train " in facts.command and "config=" not in facts.command:
-        of_steps = ("--set", f"OPTIMIZER.{key}={length}")
-        more = [*(("--epochs", str(length)) if key == "num_epochs" else of_steps), "--out", place]
-    return shlex.join([*_drop_length(shlex.split(facts.command), key), *more])
-
-
-def _drop_length(words: Sequence[str], key: str) -> Iterator[str]:
-    """Yield the words of a command but those of its length and of its folder."""
-    of_value = (f"OPTIMIZER.{key}=", f"config.OPTIMIZER.{key}=", "config.CHECKPOINT.DIR=")
-    rest = iter(words)
-    for word in rest:
-        if word in ("--out", "--epochs", "--set"):
-            value = next(rest, "")
-            if word == "--set" and not value.startswith(of_value):
-                yield from (word, value)
-        elif not word.startswith((*of_value, "--out=", "--epochs=", f"--set=OPTIMIZER.{key}=")):
-            yield word
-
-
 def caveats_of(facts: Facts) -> Iterator[str]:
     """Yield what makes the sentence doubtful, each a clause."""
     evaluation = facts.evaluation
@@ -230,23 +199,10 @@ def caveats_of(facts: Facts) -> Iterator[str]:
         yield f"the {facts.name(metric)} gives all images the same class."
     if below := evaluation.get("below_pixels"):
         yield f"raw pixels are better for {', '.join(below[:5])}{', ...' * (len(below) > 5)}."
-    if facts.ends and (step := _spike(facts)):
-        yield f"the loss jumped at step {step}, and came back."
     waited = share_waited(facts)
     if waited > WAITING:
         yield (f"steps waited for images {waited:.0%} of the time: more DATA."
                f"NUM_DATALOADER_WORKERS, or smaller files.")  # fmt: skip
-
-
-def _spike(facts: Facts) -> int:
-    """Return the step at which the loss was for a moment ten times that of its neighbours, or 0."""
-    losses = [(row["iteration"], abs(row["loss"])) for row in facts.rows
-              if row["kind"] == "step" and isinstance(row.get("loss"), float)]  # fmt: skip
-    for place in range(5, len(losses) - 5):
-        around = [value for _, value in losses[place - 5 : place] + losses[place + 2 : place + 6]]
-        if losses[place][1] > SPIKE * max(around) > 0:
-            return int(losses[place][0])
-    return 0
 
 
 def share_waited(facts: Facts) -> float:

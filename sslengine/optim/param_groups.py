@@ -17,8 +17,7 @@ then split groups.
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -42,7 +41,11 @@ def build_param_groups(model: nn.Module, options: OptimizerSettings) -> list[Gro
         options.param_group_constructor, "OPTIMIZER.param_group_constructor"
     )
     groups = [group for group in constructor(model, options) if group["params"]]
-    _check_complete(model, groups, options.param_group_constructor)
+    if not groups:
+        raise ConfigError(
+            "OPTIMIZER: there is nothing to train: every parameter of the model is frozen. "
+            "See MODEL.FEATURE_EVAL_SETTINGS and MODEL.NON_TRAINABLE_PARAMS."
+        )
     if isinstance(model, Learner):
         groups = split_by_multipliers(groups, multipliers_of(model.loss))
     return split_by_multipliers(groups, chosen_multipliers(model, options.multiplier_options()))
@@ -165,27 +168,6 @@ def _head_index(name: str, num_entries: int) -> int:
     return index
 
 
-def _check_complete(model: nn.Module, groups: list[Group], constructor: str) -> None:
-    expected = {id(each.parameter): each.name for each in trainable(model)}
-    if not expected:
-        raise ConfigError(
-            "OPTIMIZER: there is nothing to train: every parameter of the model is frozen. "
-            "See MODEL.FEATURE_EVAL_SETTINGS and MODEL.NON_TRAINABLE_PARAMS."
-        )
-    found = Counter(id(parameter) for group in groups for parameter in group["params"])
-    without = [name for each, name in expected.items() if not found[each]]
-    twice = [name for each, name in expected.items() if found[each] > 1]
-    if without:
-        problem = f"leaves trainable parameters in no group: {listing(without, 10)}"
-    elif twice:
-        problem = f"puts trainable parameters into several groups: {listing(twice, 10)}"
-    elif found.keys() - expected:
-        problem = "puts parameters into groups that are frozen or do not belong to the model"
-    else:
-        return
-    raise ConfigError(f"OPTIMIZER.param_group_constructor: {constructor} {problem}.")
-
-
 # ---- multipliers
 
 
@@ -255,15 +237,6 @@ def match_parameters(model: nn.Module, pattern: str, where: str) -> list[nn.Para
         raise ConfigError(f"{where}: all parameters that {pattern!r} matches are frozen.")
     names = [name for name, each in named.items() if each.requires_grad]
     raise ConfigError(
-        f"{where}: {pattern!r} matches no parameter. {nearest(pattern, _patterns(names))}\n"
+        f"{where}: {pattern!r} matches no parameter. {nearest(pattern, names)}\n"
         f"  Known: {listing(names)}"
     )
-
-
-def _patterns(names: Collection[str]) -> list[str]:
-    """Return the names, and those of all modules around them, as `module.*`."""
-    found = set(names)
-    for name in names:
-        parts = name.split(".")
-        found |= {".".join([*parts[:depth], "*"]) for depth in range(1, len(parts))}
-    return sorted(found)

@@ -39,8 +39,6 @@ _EPSILON = fvcore.ParamScheduler.WHERE_EPSILON
 
 # Fields of SchedulerOptions that are not a scheduler's.
 NO_ARGUMENTS = ("name", "update_interval", "args", "auto_lr_scaling", "peak")
-# Where a schedule is tried before a run.
-_PLACES = tuple(number / 64 for number in range(64))
 
 
 @dataclass
@@ -91,27 +89,8 @@ def schedule(name: str, **keys: Any) -> SchedulerOptions:
 def build_schedule(options: SchedulerOptions, num_epochs: float) -> Schedule:
     """Build the schedule; a mistake raises a ConfigError whose text starts with the key."""
     curve = build_curve(options.name, _arguments(options), num_epochs)
-    if SCHEDULERS.is_users(options.name):
-        _expect_function_of_where(curve, options.name)
     own_interval = "epoch" if options.name in PER_EPOCH else "step"
     return Schedule(curve, options.update_interval or own_interval)
-
-
-def _expect_function_of_where(curve: Curve, name: str) -> None:
-    """Raise ConfigError if it is no number of 0 or more somewhere, or depends on what was asked."""
-    for where in _PLACES:
-        try:
-            value, again = curve(where), curve(where)
-        except Exception as error:
-            why = f"{type(error).__name__}: {error}"
-            raise ConfigError(f"name: {name} fails at where = {where:g}: {why}.") from error
-        is_number = isinstance(value, (int, float)) and 0 <= value < math.inf
-        if not is_number or again != value:
-            raise ConfigError(
-                f"name: {name} gives {value!r} at where = {where:g}, the share of training that is "
-                f"done, and then {again!r}; expected a finite number, 0 or more, and a function of "
-                f"`where` alone, or a resumed run would have other values."
-            )
 
 
 def _arguments(options: SchedulerOptions) -> dict[str, Any]:

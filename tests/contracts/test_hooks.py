@@ -41,10 +41,10 @@ HOOKS: dict[str, Of] = {
     "TensorBoardHistograms": on(
         "config.HOOKS.TENSORBOARD_SETUP={USE_TENSORBOARD:true,LOG_PARAMS:true}"),
 }  # fmt: skip
-# Of a GPU; of a model that paints; that ends the run when it has what it wants; that changes what
+# Of a GPU; that ends the run when it has what it wants; that changes what
 # meters see.
-ELSEWHERE = {"LogGpus", "LogGpuMemory", "SavePictures", "ProfileSteps", "MaskAbsentClasses",
-             "LogGradientNorm", "WriteMemorySnapshot"}  # fmt: skip
+ELSEWHERE = {"LogGpus", "LogGpuMemory", "ProfileSteps", "MaskAbsentClasses",
+             "LogGradientNorm"}  # fmt: skip
 SLOW = [n for n in Contract("hook", "any:Hook").promises if n != "does_not_change_the_run"]
 
 

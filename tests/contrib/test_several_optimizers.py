@@ -108,11 +108,6 @@ def test_who_asks_for_the_one_is_told() -> None:
         _ = Case(("one", "xy", ("a",)), ("two", "z", ("b",))).optimizers.inner
 
 
-def test_learning_rates_by_name() -> None:
-    rates = Case(("one", "x", ("a",)), ("two", "yz", ("b",)), lr=0.5).optimizers.learning_rates()
-    assert rates == {"lr": 0.5, "lr.one": 0.5, "lr.two": 0.5}
-
-
 def test_a_checkpoint_of_other_optimizers() -> None:
     state = Case(("one", "xyz", ("a",)), ("two", "x", ("b",))).optimizers.state_dict()
     with pytest.raises(

@@ -119,13 +119,3 @@ def test_buffers_become_those_of_rank_0(two_ranks: RankPool) -> None:
         assert before[0].item() == of_rank + 3.0
         assert mean.tolist() == [3.0, 3.0]
         assert tracked.item() == 5
-
-
-def test_one_process_needs_no_wrapper() -> None:
-    model = _model()
-    assert data_parallel.wrap(model, nn.Identity(), CPU, 25, False, True) is model
-    with data_parallel.no_sync(model):
-        model(_inputs()).sum().backward()
-    before = _gradients(model)
-    data_parallel.manual_gradient_all_reduce(model)
-    assert all(torch.equal(a, b) for a, b in zip(before, _gradients(model), strict=True))

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ from torch import nn
 
 from sslengine.config.facts import RunFacts
 from sslengine.engine import build
-from sslengine.methods.simclr import SimCLRLoss
 from sslengine.registry import LOSSES
 from sslengine.testing.run_suite import BF16
 from sslengine.testing.runs import Spec, run
@@ -18,23 +16,6 @@ from tests.config.recipes import resolved
 from tests.data.pictures import write_tree
 
 CPU = torch.device("cpu")
-
-
-def test_a_loss_with_options_gets_them_and_the_facts() -> None:
-    loss = build.build_loss(
-        resolved(LOSS__simclr_info_nce_loss={"temperature": 0.3}).config, 16, CPU
-    )
-    assert isinstance(loss, SimCLRLoss)
-    assert loss.temperature == 0.3
-
-
-def test_a_loss_of_torch_gets_its_own_arguments() -> None:
-    config = resolved(
-        LOSS={"name": "CrossEntropyLoss", "CrossEntropyLoss": {"ignore_index": -1}}
-    ).config
-    loss = build.build_loss(config, 16, CPU)
-    assert isinstance(loss, nn.CrossEntropyLoss)
-    assert loss.ignore_index == -1
 
 
 class NeedsFacts(nn.Module):
@@ -67,13 +48,6 @@ def test_what_ranks_exchange(
     assert (found.broadcasts_buffers, found.broadcasts_by_hand) == (broadcasts, by_hand)
 
 
-def test_filters_with_their_channels_last() -> None:
-    config = resolved(MODEL__CHANNELS_LAST=True).config
-    trunk = build.build_base_model(config, CPU).trunk
-    output = trunk(torch.randn(2, 3, 8, 8), ["res2"])[0]
-    assert output.is_contiguous(memory_format=torch.channels_last)
-
-
 @pytest.mark.parametrize(
     ("device", "sharded", "last"),
     [("cuda", False, True), ("cuda", True, False), ("cpu", False, False)],
@@ -94,16 +68,6 @@ def _stays_on_the_cpu(to: Any) -> Any:
     return lambda module, *where, **form: to(module, **form) if form else module
 
 
-def test_the_other_parts() -> None:
-    config = resolved().config
-    model = build.build_base_model(config, CPU)
-    assert build.wrap_model(config, model, nn.Identity(), CPU) is model
-    assert build.build_run_precision(config, CPU).name == "fp32"
-    feed = build.build_feed(config, "TRAIN", CPU)
-    assert (feed.num_samples, feed.steps_per_epoch) == (16, 4)
-    feed.close()
-
-
 def test_the_scalers_arguments_come_from_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[dict[str, Any]] = []
     monkeypatch.setattr(torch.amp, "GradScaler", lambda device, **more: given.append(more))
@@ -114,15 +78,6 @@ def test_the_scalers_arguments_come_from_the_config(monkeypatch: pytest.MonkeyPa
         {"enabled": False, "init_scale": 8.0, "growth_factor": 2.0, "backoff_factor": 0.5,
          "growth_interval": 3}
     ]  # fmt: skip
-
-
-def test_a_train_step_of_several_backward_passes_is_reduced_by_hand(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    config, step = resolved().config, SimpleNamespace(reduces_by_hand=True)
-    monkeypatch.setattr(build, "world_size", lambda: 2)
-    assert build.build_reduction(config, step).by_hand
-    assert not build.build_reduction(config, SimpleNamespace()).by_hand
 
 
 def test_classes_of_train_without_its_feed(

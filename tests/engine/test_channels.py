@@ -9,16 +9,9 @@ import pytest
 import torch
 
 from sslengine.engine.build import build_base_model
-from sslengine.engine.channels import input_channels, look_at_data
+from sslengine.engine.channels import look_at_data
 from sslengine.errors import ConfigError
 from tests.config.recipes import resolved
-
-
-def test_of_modes() -> None:
-    assert input_channels(resolved().config) == 3
-    folder = {"DATA__TRAIN__DATA_SOURCES": ["disk_folder"], "DATA__TRAIN__DATA_PATHS": ["/images"]}
-    assert input_channels(resolved(**folder, DATA__TRAIN__IMAGE_MODE="L").config) == 1
-    assert input_channels(resolved(MODEL__INPUT_CHANNELS=7).config) == 7
 
 
 def test_a_model_that_is_built_without_a_launch_takes_what_the_data_has(tmp_path: Path) -> None:

@@ -95,11 +95,6 @@ def test_a_train_phase_that_a_test_interrupts_has_no_metric_yet() -> None:
     assert hook.state_dict() == {"best": 9.0, "waited": 0}
 
 
-def test_a_split_without_phases() -> None:
-    with pytest.raises(ConfigError, match="test.loss: this run has no test phases"):
-        _stopped_after([1.0], MONITOR="test.loss")
-
-
 def _one_rank_has_enough(number: int) -> int:
     task = make(
         [make_batch()], ListModel(), Losses([1.0, 1.0]), OPTIMIZER__num_epochs=2,
@@ -138,30 +133,6 @@ def test_the_run_is_complete_and_stays_so(tmp_path: Path) -> None:
     again = make_run(tmp_path, **STOPS)
     train(again)
     assert "this run is complete, 16 steps" in screen(again)
-
-
-def test_it_stops_after_a_test_phase(tmp_path: Path) -> None:
-    meters = {
-        "name": "accuracy_list_meter",
-        "accuracy_list_meter": {"num_meters": 1, "topk_values": [1]},
-    }
-    data = {"DATA_SOURCES": ["synthetic"], "DEFAULT_GRAY_IMG_SIZE": 8, "DATA_LIMIT": 4, "LABEL_SOURCES": ["synthetic"],
-            "BATCHSIZE_PER_REPLICA": 4, "TRANSFORMS": [{"name": "ToTensor"}]}  # fmt: skip
-    stop = {"MONITOR": "test.loss", "PATIENCE": 1, "MIN_DELTA": 10.0}
-    changes = {
-        **STOPS, "TEST_MODEL": True, "DATA__TEST": data, "METERS": meters,
-        "HOOKS__EARLY_STOPPING": stop, "LOSS": {"name": "CrossEntropyLoss"},
-        "DATA__TRAIN__COLLATE_FUNCTION": "default_collate",
-        "DATA__TRAIN__TRANSFORMS": data["TRANSFORMS"], "DATA__TRAIN__LABEL_SOURCES": ["synthetic"],
-    }  # fmt: skip
-    train(make_run(tmp_path, **changes))
-    path = (tmp_path / "checkpoints" / files.POINTER).resolve()
-    assert path.name == "model_final_checkpoint_phase1.torch"
-    state = _final(tmp_path)["classy_state_dict"]
-    assert (state["progress"]["phase"], state["progress"]["iteration"]) == (3, 8)
-    again = make_run(tmp_path, **changes)
-    train(again)
-    assert "this run is complete, 8 steps" in screen(again)
 
 
 def test_a_killed_run_waits_no_longer_for_it(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sslengine.engine.loss_dict import LossDictTrainStep, are_losses, sum_of_losses
+from sslengine.engine.loss_dict import are_losses, sum_of_losses
 from sslengine.errors import TrainingError
 from sslengine.python.task import PythonTask
 from tests.engine.tasks import Seen, begin, make_batch
@@ -78,17 +78,6 @@ def test_in_a_test_phase_predictions_go_to_the_meters() -> None:
     assert seen.events == ["on_forward", "on_loss_and_meter"]
 
 
-def test_in_a_test_phase_losses_are_recorded() -> None:
-    class Always(Losses):
-        def forward(self, batch: dict[str, Tensor]) -> Any:
-            return self.train()(batch) if not self.training else super().forward(batch)
-
-    task = _begin([make_batch()], Always(), seen := Seen(), test=True)
-    task.step()
-    assert [parts.keys() for parts in seen.parts] == [{"loss", "right", "small"}]
-    assert torch.equal(task.base_model.linear.weight, Losses().linear.weight)
-
-
 def test_a_loss_that_is_not_finite_is_named_with_all_others() -> None:
     batch = make_batch()
     batch["data"][0, 0] = float("inf")
@@ -110,18 +99,6 @@ def test_a_model_that_gives_no_losses_is_told() -> None:
 
 
 ONE, TWO = torch.tensor(1.0), torch.tensor([2.0])
-
-
-def test_the_losses_are_added_up_and_keep_their_names() -> None:
-    losses = sum_of_losses({"a": ONE, "b": TWO}, "Net")
-    assert {name: value.item() for name, value in losses.items()} == {"loss": 3, "a": 1, "b": 2}
-    assert all(value.ndim == 0 for value in losses.values())
-
-
-def test_a_single_loss_is_the_sum() -> None:
-    assert sum_of_losses(ONE, "Net") == {"loss": ONE}
-    assert sum_of_losses({"loss": TWO}, "Net").keys() == {"loss"}
-    assert sum_of_losses({"a": TWO}, "Net").keys() == {"loss", "a"}
 
 
 @pytest.mark.parametrize(
@@ -146,18 +123,3 @@ def test_predictions_are_no_losses() -> None:
     assert not are_losses(torch.ones(3, 2))
     assert not are_losses({"boxes": torch.ones(3, 4), "score": ONE})
     assert not are_losses([{"boxes": ONE}])
-
-
-def test_the_model_gets_the_batch_by_its_own_names() -> None:
-    batch = {key: [value] for key, value in make_batch().items()}
-    sample = LossDictTrainStep().make_sample(batch, ["data"], ["label"])
-    assert sample["input"].keys() == {"data", "label", "data_idx", "data_valid"}
-    assert sample["input"]["data"] is batch["data"][0]
-    assert sample["target"] is batch["label"][0]
-    assert "data_idx" in sample
-
-
-def test_a_batch_of_another_form_is_the_input() -> None:
-    batch = [{"image": 1}]
-    sample = LossDictTrainStep().make_sample(batch, ["data"], ["label"])
-    assert sample == {"input": batch, "target": None}

@@ -186,30 +186,6 @@ def test_a_test_phases_losses_are_in_no_mean_of_train_steps() -> None:
     assert means == {1: None, 4: 2.0, 5: None, 8: 6.0}
 
 
-def _records(*hooks: Hook, **changes: Any) -> list[Record]:
-    """Without times."""
-    put = at("on_forward", lambda task: task.storage.put_scalar("tau", 3 * task.iteration))
-    picture = at("on_step", lambda task: task.storage.put_image("at", _gray(task.iteration)))
-    task = _make(7, put, picture, *hooks, tests=2, epochs=2, LOG_FREQUENCY=3, **changes)
-    return [_without_times(record) for record in _written(task).records]
-
-
-def _gray(value: int) -> Tensor:
-    return torch.full((2, 2), value, dtype=torch.uint8)
-
-
-def _without_times(record: Record) -> Record:
-    values = {k: v for k, v in record.values.items() if k not in ("images_per_s", "data_seconds")}
-    images = {name: each.tolist() for name, each in record.images.items()}
-    return record._replace(values=values, images=images, display={})  # type: ignore[arg-type]
-
-
-def test_a_line_has_what_was_there_at_its_step() -> None:
-    steps = [record for record in _records() if record.kind == "step"]
-    assert [record.iteration for record in steps] == [1, 3, 6, 7, 8, 9, 12, 14]
-    assert [record.images["at"][0][0] for record in steps] == [1, 3, 6, 7, 8, 9, 12, 14]
-
-
 class Bad(Counting):
     """The loss of step 2 is not a number."""
 

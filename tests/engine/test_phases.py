@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sslengine.engine.phases import (
     Phase,
     Progress,
-    Schedule,
+    RunLength,
     count_updates,
     next_phase,
     place_again,
@@ -29,11 +29,7 @@ def _kinds(phases: list[Phase]) -> str:
     [(3, 1, "TeTeTe"), (4, 2, "TeTTeTe"), (3, 10, "TeTTe"), (1, 5, "Te")],
 )
 def test_a_test_phase_after_epochs_0_n_2n_and_the_last(epochs: int, every: int, kinds: str) -> None:
-    assert _kinds(plan_phases(Schedule(epochs, test_every=every), 5, 2)) == kinds
-
-
-def test_no_test_steps_no_test_phases() -> None:
-    assert _kinds(plan_phases(Schedule(2), 5)) == "TT"
+    assert _kinds(plan_phases(RunLength(epochs, test_every=every), 5, 2)) == kinds
 
 
 def test_only_the_test() -> None:
@@ -44,20 +40,20 @@ def test_only_the_test() -> None:
 
 
 def test_an_epoch_in_several_phases() -> None:
-    phases = plan_phases(Schedule(2, phases_per_epoch=3), 10)
+    phases = plan_phases(RunLength(2, phases_per_epoch=3), 10)
     assert [(p.epoch, p.first_step, p.last_step) for p in phases] == [
         (0, 0, 3), (0, 3, 6), (0, 6, 10), (1, 0, 3), (1, 3, 6), (1, 6, 10),
     ]  # fmt: skip
     with pytest.raises(ConfigError, match="4 phases cannot share an epoch of 3 steps"):
-        plan_phases(Schedule(2, phases_per_epoch=4), 3)
+        plan_phases(RunLength(2, phases_per_epoch=4), 3)
 
 
 def test_a_length_in_iterations_ends_within_an_epoch() -> None:
-    phases = plan_phases(Schedule(100, 25, test_every=2), 10, 2)
+    phases = plan_phases(RunLength(100, 25, test_every=2), 10, 2)
     assert [p.steps for p in phases if p.train] == [10, 10, 5]
     assert _kinds(phases) == "TeTTe"
-    assert Schedule(100, num_iterations=25).epochs(10) == 2.5
-    assert Schedule(7).epochs(10) == 7.0
+    assert RunLength(100, num_iterations=25).epochs(10) == 2.5
+    assert RunLength(7).epochs(10) == 7.0
 
 
 @given(
@@ -67,14 +63,14 @@ def test_a_length_in_iterations_ends_within_an_epoch() -> None:
 )
 def test_iterations_are_exact_and_in_order(steps: int, iterations: int, parts: int) -> None:
     parts = min(parts, steps)
-    phases = plan_phases(Schedule(0, iterations, parts), steps)
+    phases = plan_phases(RunLength(0, iterations, parts), steps)
     seen = [(p.epoch, step) for p in phases for step in range(p.first_step, p.last_step)]
     assert seen == [(i // steps, i % steps) for i in range(iterations)]
     assert [p.train_index for p in phases] == list(range(len(phases)))
 
 
 def test_updates_count_the_incomplete_group_of_each_phase() -> None:
-    phases = plan_phases(Schedule(2), 5, 2)
+    phases = plan_phases(RunLength(2), 5, 2)
     assert count_updates(phases, 1) == 10
     assert count_updates(phases, 2) == 6  # 2 + 2 + 1 steps, twice
 
@@ -83,7 +79,7 @@ def test_updates_count_the_incomplete_group_of_each_phase() -> None:
 
 
 def test_a_train_phase_goes_on_after_a_test() -> None:
-    phases = plan_phases(Schedule(2, test_every_iterations=4), 5, 3)
+    phases = plan_phases(RunLength(2, test_every_iterations=4), 5, 3)
     assert phases == [
         Phase(0, True, 0, 0, 0, 4, 0, 5), Phase(1, False, 0, 0, 0, 3),
         Phase(2, True, 0, 0, 0, 5, 4, 5),
@@ -91,12 +87,6 @@ def test_a_train_phase_goes_on_after_a_test() -> None:
         Phase(5, True, 1, 1, 0, 5, 3, 5), Phase(6, False, 1, 1, 0, 3),
     ]  # fmt: skip
     assert [phase.complete for phase in phases if phase.train] == [False, True, False, True]
-
-
-def test_a_test_at_the_end_of_an_epoch_cuts_nothing() -> None:
-    phases = plan_phases(Schedule(3, test_every_iterations=8), 4, 1)
-    assert _kinds(phases) == "TTeTe"
-    assert all(phase.complete for phase in phases)
 
 
 def _groups(phases: list[Phase], accumulate: int) -> list[tuple[int, int, Group]]:
@@ -126,7 +116,7 @@ def _groups(phases: list[Phase], accumulate: int) -> list[tuple[int, int, Group]
 def test_tests_change_nothing_of_what_is_trained(
     steps: int, iterations: int, parts: int, accumulate: int, every: int
 ) -> None:
-    schedule = Schedule(0, iterations, min(parts, steps), 1, every, accumulate)
+    schedule = RunLength(0, iterations, min(parts, steps), 1, every, accumulate)
     plain, phases = plan_phases(schedule, steps), plan_phases(schedule, steps, 2)
     assert _groups(phases, accumulate) == _groups(plain, accumulate)
     assert count_updates(phases, accumulate) == count_updates(plain, accumulate)
@@ -181,7 +171,7 @@ def test_a_saved_place_is_found_again(
     steps: int, epochs: int, then: dict[str, Any], now: dict[str, Any]
 ) -> None:
     before, after = (
-        plan_phases(Schedule(epochs, **each), steps, 2 if each else 0) for each in (then, now)
+        plan_phases(RunLength(epochs, **each), steps, 2 if each else 0) for each in (then, now)
     )
     for saved in _walk(before):
         assert _left(before, place_again(before, saved)) == _left(before, saved)
@@ -194,7 +184,7 @@ def test_a_saved_place_is_found_again(
 
 
 def test_a_run_that_was_complete_goes_on_with_more_epochs() -> None:
-    short, long = plan_phases(Schedule(1), 3, 2), plan_phases(Schedule(2), 3, 2)
+    short, long = plan_phases(RunLength(1), 3, 2), plan_phases(RunLength(2), 3, 2)
     complete = _walk(short)[-1]
     assert _left(long, place_again(long, complete)) == _left(long, _walk(short)[-1])
     assert [step[:2] for step in _left(long, place_again(long, complete))] == [
@@ -203,7 +193,7 @@ def test_a_run_that_was_complete_goes_on_with_more_epochs() -> None:
 
 
 def test_a_test_of_another_set_is_made_from_its_start() -> None:
-    before, after = plan_phases(Schedule(2), 3, 5), plan_phases(Schedule(2), 3, 4)
+    before, after = plan_phases(RunLength(2), 3, 5), plan_phases(RunLength(2), 3, 4)
     within = Progress(phase=1, step=4, of=5, testing=1, iteration=3)
     assert _left(after, place_again(after, within))[:5] == [
         (False, 0, 0), (False, 0, 1), (False, 0, 2), (False, 0, 3), (True, 1, 0),
@@ -211,36 +201,15 @@ def test_a_test_of_another_set_is_made_from_its_start() -> None:
     assert _left(before, place_again(before, within))[0] == (False, 0, 4)
 
 
-def test_the_test_alone_begins_at_its_start() -> None:
-    phases = plan_test(7)
-    saved = Progress(phase=3, step=7, of=7, testing=1, iteration=6, stopped=1)
-    assert place_again(phases, saved) == Progress(0, 0, 7, 1, 6)
-
-
-def test_a_checkpoint_without_the_length_of_its_phase_keeps_its_numbers() -> None:
-    phases = plan_phases(Schedule(2), 3, 2)
-    old = Progress(phase=1, step=1, iteration=3)
-    assert place_again(phases, old) == old
-
-
 @pytest.mark.parametrize(
     ("length", "key"),
-    [(Schedule(None, 99_999_999_999), "num_iterations"), (Schedule(10_000_000), "num_epochs")],
+    [(RunLength(None, 99_999_999_999), "num_iterations"), (RunLength(10_000_000), "num_epochs")],
 )
 def test_a_run_of_too_many_phases_is_refused_before_they_are_laid_out(
-    length: Schedule, key: str
+    length: RunLength, key: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"config.OPTIMIZER.{key}: .*at most 1000000"):
         plan_phases(length, train_steps=4)
-
-
-def test_state_goes_round() -> None:
-    one = Progress(phase=3, step=4, iteration=5, samples=6, num_updates=7)
-    assert Progress.from_state(one.state_dict()) == one
-
-
-def test_without_accumulation_each_step_is_a_group() -> None:
-    assert find_group(3, [4] * 5, [4] * 5, 1) == ALONE
 
 
 def test_groups_and_the_last_that_is_incomplete() -> None:
@@ -253,12 +222,6 @@ def test_groups_and_the_last_that_is_incomplete() -> None:
         (False, True, 0.5),
         (True, True, 1.0),
     ]
-
-
-def test_batches_weigh_by_their_samples() -> None:
-    sizes = [4, 4, 2]
-    weights = [find_group(step, sizes, sizes, 3).weight for step in range(3)]
-    assert weights == pytest.approx([0.4, 0.4, 0.2])
 
 
 def test_unequal_shares_of_ranks_weigh_by_their_samples() -> None:

@@ -30,9 +30,3 @@ def test_they_are_called_after_all_hooks(tmp_path: Path) -> None:
         of_services = [each for each in task.services if each in callers]
         assert callers[len(callers) - len(of_services) :] == of_services, event
         assert not set(map(id, of_services)) & set(map(id, task.hooks))
-
-
-def test_without_a_folder_a_wish_to_leave_is_let_be() -> None:
-    services = services_of(resolved().config, None)
-    services.leave("a hook")
-    assert not services.saves_at_phase_end(SimpleNamespace())

@@ -12,7 +12,6 @@ from torch import Tensor
 from sslengine.engine import loop
 from sslengine.engine.task import SelfSupervisionTask
 from sslengine.hooks.events import Hook
-from sslengine.monitor.store import current
 from tests.engine.runs import Watch, make_task, same, train, weights
 from tests.ranks import RankPool
 
@@ -82,36 +81,6 @@ def test_the_run_goes_on_as_without_it(tmp_path: Path, changes: dict[str, Any]) 
         two.get_classy_state()["ranks"][0]["rng"]["torch"]
     )
     assert len(ask.found) == 2
-
-
-class Putting(torch.nn.Module):
-    """A loss that puts a figure."""
-
-    def forward(self, output: Tensor, target: Tensor) -> Tensor:
-        current().put_scalar("rows", float(len(output)))
-        return torch.nn.functional.cross_entropy(output, target)
-
-
-def test_figures_that_it_puts_are_nobodys(tmp_path: Path) -> None:
-    changes = {**SUPERVISED, "LOSS": {"name": "tests.engine.test_set_loss:Putting"}}
-    ask = Ask("TRAIN")
-    task = make_task(
-        tmp_path, [ask], **{**changes, "OPTIMIZER__num_epochs": 1, "TEST_MODEL": False}
-    )
-    stores = []
-
-    def look(name: str) -> dict[str, float]:
-        found = SelfSupervisionTask.set_loss(task, name)
-        stores.append((current(), task.storage))
-        return found
-
-    task.set_loss = look  # type: ignore[method-assign]
-    loop.run(task)
-    assert stores == [(task.storage, task.storage)]
-    task.storage.read()
-    state = task.storage.state_dict()
-    assert "'values': [4.0, 4.0, 4.0]" in str(state)  # of training; an evaluation has 3 rows too
-    assert "3.0" not in str(state)
 
 
 def _ask(folder: Path, changes: dict[str, Any]) -> list[dict[str, float]]:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from sslengine.config.facts import RunFacts
 from sslengine.distributed.ranks import rank
-from sslengine.engine.saving import KEYS
 from sslengine.errors import CheckpointError
 from sslengine.hooks.events import OPTIONAL, Hook
 from sslengine.methods.base import Method
@@ -54,10 +53,6 @@ class QueueLoss(Method):
 QUEUE = {"LOSS": {"name": f"{__name__}:QueueLoss"}}
 
 
-def test_the_keys_are_all_there(tmp_path: Path) -> None:
-    assert set(make_task(tmp_path, []).get_classy_state()) == KEYS
-
-
 def test_hooks_losses_and_random_streams_go_round(tmp_path: Path) -> None:
     one = make_task(tmp_path, [Counter(7)], **QUEUE)
     one.loss.queue.copy_(torch.tensor([1.0, 2.0, 3.0]))
@@ -71,15 +66,6 @@ def test_hooks_losses_and_random_streams_go_round(tmp_path: Path) -> None:
     assert two.loss.queue.tolist() == [1.0, 2.0, 3.0]
     assert (two.loss.mine, counter.count) == (5, 7)
     assert (random.random(), np.random.rand(), torch.rand(1).item()) == expected  # noqa: NPY002
-
-
-def test_without_a_deep_copy_the_tensors_are_the_models_own(tmp_path: Path) -> None:
-    task = make_task(tmp_path, [])
-    name, weight = next(iter(task.base_model.trunk.state_dict(keep_vars=True).items()))
-    shared = task.get_classy_state()["base_model"]["model"]["trunk"][name]
-    copied = task.get_classy_state(deep_copy=True)["base_model"]["model"]["trunk"][name]
-    assert shared.data_ptr() == weight.data_ptr()
-    assert copied.data_ptr() != weight.data_ptr()
 
 
 def test_another_queue_is_refused_by_name(tmp_path: Path) -> None:
@@ -99,23 +85,6 @@ def test_another_set_of_hooks_is_refused_by_name(tmp_path: Path) -> None:
         make_task(tmp_path, []).set_classy_state(state)
 
 
-class Quiet(Hook):
-    """Has nothing to remember."""
-
-
-class Late(Hook):
-    """Has something to remember only once it has seen a step."""
-
-    def __init__(self, seen: int = 0) -> None:
-        self.seen = seen
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"seen": self.seen} if self.seen else {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.seen = state["seen"]
-
-
 class Advice(Counter):
     def state_dict(self) -> dict[str, Any]:
         return {OPTIONAL: True, "count": self.count}
@@ -129,22 +98,6 @@ def test_hooks_whose_state_is_optional_may_come_and_go(tmp_path: Path) -> None:
     assert again.count == 3
     without = make_task(tmp_path / "without", []).get_classy_state(deep_copy=True)
     make_task(tmp_path / "new", [Advice()]).set_classy_state(without)
-
-
-def test_hooks_without_state_may_come_and_go(tmp_path: Path) -> None:
-    state = make_task(tmp_path, [Quiet(), Late(3)]).get_classy_state()
-    late = Late()
-    make_task(tmp_path, [late]).set_classy_state(state)
-    assert late.seen == 3
-    nothing = make_task(tmp_path, [Late()]).get_classy_state()
-    make_task(tmp_path, [Quiet()]).set_classy_state(nothing)
-
-
-def test_a_hook_may_be_added_on_resume(tmp_path: Path) -> None:
-    state = make_task(tmp_path, []).get_classy_state()
-    added = Counter(3)
-    make_task(tmp_path, [added]).set_classy_state(state)
-    assert added.count == 3
 
 
 def _state_of_two(folder: Path) -> Any:
@@ -186,13 +139,6 @@ def test_another_number_of_ranks_with_the_same_batches_goes_on(
     assert "the checkpoint is of 2 ranks and this run has 1" in caplog.text
     # 2 of 3 right on both ranks: what they had counted is not lost.
     assert task.meters[0].value()["top_1"]["0"] == pytest.approx(100 * 4 / 6)
-
-
-def test_metrics_that_were_put_are_kept(tmp_path: Path) -> None:
-    task, other = make_task(tmp_path, []), make_task(tmp_path, [])
-    task.storage.put_scalar("x", 1.0)
-    other.set_classy_state(task.get_classy_state())
-    assert other.storage.latest() == {"x": 1.0}
 
 
 def test_another_batch_size_is_refused_where_an_epoch_has_as_many_steps(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from sslengine.engine.step import multi_input_sample, single_input_sample
 from sslengine.errors import DataError, TrainingError
 from sslengine.hooks.timing import STAGES
 from sslengine.python.task import PythonTask
-from sslengine.registry import TRAIN_STEPS
 from tests.engine.tasks import ListModel, Seen, at, begin, make_batch
 
 
@@ -40,15 +39,6 @@ def test_a_test_step_changes_nothing_and_fires_no_train_events() -> None:
     assert task.base_model.linear.weight.grad is None
     assert seen.events == ["on_forward", "on_loss_and_meter"]
     assert not task.last_batch.model_output.requires_grad
-
-
-def test_what_a_hook_can_see_of_the_step() -> None:
-    task = begin([make_batch()], ListModel(), nn.CrossEntropyLoss())
-    task.step()
-    last = task.last_batch
-    assert last.sample["data_idx"].tolist() == last.indices.tolist() == [0, 1, 2, 3]
-    assert last.target is last.sample["target"]
-    assert last.model_output.shape == (4, 2)
 
 
 def _begin(loss: Any = None, *hooks: Any, batches: int = 9, **changes: Any) -> PythonTask:
@@ -99,13 +89,6 @@ def test_a_loss_may_have_parts() -> None:
 def test_a_loss_that_is_none_is_refused(loss: Any, named: str) -> None:
     with pytest.raises(TrainingError, match=named):
         _begin(loss).step()
-
-
-def test_meters_are_fed() -> None:
-    task = _begin(METERS={"name": "accuracy_list_meter"})
-    task.step()
-    (meter,) = task.state.active_meters
-    assert 0 <= meter.value()["top_1"]["0"] <= 100
 
 
 def test_gradients_of_a_group_add_up_by_weight() -> None:
@@ -177,10 +160,6 @@ def test_inputs_reach_the_model_by_name() -> None:
     assert task.progress.num_updates == 1
 
 
-def test_the_step_has_two_names() -> None:
-    assert TRAIN_STEPS.get("pirl_train_step") is TRAIN_STEPS.get("multi_input_train_step")
-
-
 IMAGES, PATCHES, LABELS = torch.ones(2, 3), torch.zeros(6, 3), torch.tensor([1, 2])
 BATCH = {
     "images": [IMAGES],
@@ -191,31 +170,12 @@ BATCH = {
 }
 
 
-def test_one_input_is_itself_and_other_keys_come_along() -> None:
-    sample = single_input_sample(
-        {"data": [IMAGES], "label": [LABELS], "data_idx": [7]}, ["data"], ["label"]
-    )
-    assert sample["input"] is IMAGES
-    assert sample["target"] is LABELS
-    assert sample["data_idx"] == 7
-    assert set(sample) == {"input", "target", "data_idx"}
-
-
 @pytest.mark.parametrize("build", [single_input_sample, multi_input_sample])
 def test_several_inputs_are_nested_by_name(build: Any) -> None:
     sample = build(BATCH, ["patches", "images"], ["label"])
     assert sample["input"] == {"patches": PATCHES, "images": IMAGES}
     assert sample["mask"] is BATCH["mask"][0]
     assert sample["data_valid"] is BATCH["data_valid"][0]
-
-
-def test_the_multi_input_step_nests_a_single_one_too() -> None:
-    assert multi_input_sample(BATCH, ["images"], ["label"])["input"] == {"images": IMAGES}
-
-
-def test_several_targets_are_nested_by_name() -> None:
-    sample = single_input_sample(BATCH, ["images"], ["label", "mask"])
-    assert sample["target"] == {"label": LABELS, "mask": BATCH["mask"][0]}
 
 
 @pytest.mark.parametrize(

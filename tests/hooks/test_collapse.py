@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sslengine.hooks.collapse import LogCollapse, first_tensor
+from sslengine.hooks.collapse import LogCollapse
 from sslengine.monitor.collapse import SPECTRA
 from sslengine.python.task import PythonTask
 from tests.engine.tasks import begin
@@ -98,16 +98,6 @@ def test_an_error_leaves_no_hook_behind() -> None:
     assert task.base_model.trunk._forward_hooks
     task.on_exception(ValueError())
     assert not task.base_model.trunk._forward_hooks
-
-
-def test_what_counts_as_the_projection() -> None:
-    rows = torch.randn(4, 3)
-    assert first_tensor([[rows, rows + 1], rows + 2]) is not None
-    torch.testing.assert_close(first_tensor([[rows, rows + 1]]), rows)
-    torch.testing.assert_close(first_tensor({"a": rows}), rows)
-    assert first_tensor(torch.randn(4, 2, 2)).shape == (4, 4)
-    assert first_tensor([]) is None
-    assert first_tensor(torch.randn(4)) is None
 
 
 def test_singular_values_of_the_trunks_features_are_kept(tmp_path: Path) -> None:

@@ -3,11 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from sslengine.config.sections import section_problems
 from sslengine.hooks.default import default_hooks
-from sslengine.hooks.options import EarlyStoppingOptions, RuntimeProfilingOptions
 from tests.config.recipes import resolved
 from tests.engines.runs import CutPower
 
@@ -64,17 +60,3 @@ class Plain:
     name = "plain"
 
     def on_end(self, task: Any) -> None: ...
-
-
-@pytest.mark.parametrize(
-    ("options", "key"),
-    [
-        (RuntimeProfilingOptions(USE_PROFILER=True, PROFILE_CPU=False, PROFILE_GPU=False),
-         "USE_PROFILER"),
-        (EarlyStoppingOptions(MONITOR="loss"), "MONITOR"),
-        (EarlyStoppingOptions(MONITOR="valid.loss"), "MONITOR"),
-    ],
-)  # fmt: skip
-def test_options_that_cannot_be(options: Any, key: str) -> None:
-    (problem,) = section_problems(options)
-    assert problem.startswith(f"{key}: ")

@@ -81,12 +81,6 @@ def test_a_hook_written_for_classy_vision_works() -> None:
     assert hook.loaded == {"x": 1}
 
 
-def test_an_object_that_is_no_hook_at_all_has_no_state() -> None:
-    plain = SimpleNamespace(name="plain")
-    assert hook_state(plain) == {}
-    load_hook_state(plain, {})
-
-
 class _Misspelt(Hook):
     def on_phase_begin(self, task: Any) -> None:
         raise AssertionError("never called")
@@ -97,13 +91,6 @@ class _OfAnother:
         raise AssertionError("never called")
 
 
-class _Classy:
-    """As Classy Vision's hooks, which may have more events than ours."""
-
-    name = "classy"
-    on_step = on_sample = staticmethod(lambda task: None)
-
-
 @pytest.mark.parametrize(
     ("hook", "message"),
     [(_Misspelt, r"_Misspelt.on_phase_begin: .* mean 'on_phase_"), (_OfAnother, r"_OfAnother")],
@@ -111,10 +98,6 @@ class _Classy:
 def test_what_is_never_called_is_an_error(tmp_path: Path, hook: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_task(tmp_path, [hook()])
-
-
-def test_events_of_other_engines_are_theirs(tmp_path: Path) -> None:
-    make_task(tmp_path, [_Classy()])
 
 
 class _Counts(Hook):

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,9 @@ from torch import Tensor, nn
 from sslengine.engine import loop
 from sslengine.errors import ConfigError
 from sslengine.hooks.events import Hook
-from sslengine.hooks.gradients import ClipGradients, FreezeParameters, ReportUnreachedParameters
+from sslengine.hooks.gradients import ClipGradients, FreezeParameters
 from tests.engine.runs import make_task
 from tests.engine.tasks import at, begin
-from tests.ranks import RankPool
 
 
 class Grads(Hook):
@@ -171,58 +169,3 @@ def test_each_module_by_itself(norm_type: float) -> None:
         for old, new in zip(before[name], after[name], strict=True):
             factor = min(1.0, 0.5 / (length + 1e-6))
             torch.testing.assert_close(new, old * factor, rtol=1e-5, atol=1e-7)
-
-
-class Astray(nn.Module):
-    """One layer that is never called, one whose output goes nowhere, one that is frozen."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.used = nn.Linear(3 * 64, 2)
-        self.idle, self.nowhere, self.frozen = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)
-        self.frozen.requires_grad_(False)
-
-    def forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        scores = self.used(batch["data"].flatten(1))
-        self.nowhere(scores)
-        return {"loss": scores.square().mean()}
-
-
-CHANGES: dict[str, Any] = {
-    "TRAINER__TRAIN_STEP_NAME": "loss_dict_train_step", "LOSS__name": "",
-    "MODEL__BASE_MODEL_NAME": "tests.hooks.test_gradients:Astray",
-    "DISTRIBUTED__DETECT_ANOMALOUS_PARAMS": True,
-    "DATA__TRAIN__TRANSFORMS": [{"name": "RandomResizedCrop", "size": 8}, {"name": "ToTensor"}],
-    "DATA__TRAIN__COLLATE_FUNCTION": "default_collate",
-}  # fmt: skip
-
-
-def test_parameters_without_gradient_are_named_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    task = make_task(tmp_path, None, **CHANGES)
-    with caplog.at_level(logging.WARNING, "sslengine"):
-        loop.run(task)
-    (message,) = [each.getMessage() for each in caplog.records if "no gradient" in each.message]
-    assert ": idle.bias, idle.weight, nowhere.bias, nowhere.weight." in message
-
-
-def _messages(folder: Path, **changes: Any) -> list[str]:
-    told: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
-    log = logging.getLogger("sslengine")
-    log.addHandler(handler)
-    torch.manual_seed(0)
-    try:
-        loop.run(make_task(folder, [ReportUnreachedParameters()], **CHANGES, **changes))
-    finally:
-        log.removeHandler(handler)
-    return [message for message in told if "no gradient" in message]
-
-
-def test_every_rank_tells(tmp_path: Path, two_ranks: RankPool) -> None:
-    """Where gradients are filled up with zeros by hand."""
-    changes = {"DISTRIBUTED__MANUAL_GRADIENT_REDUCTION": True, "DISTRIBUTED__NUM_PROC_PER_NODE": 2}
-    for (message,) in two_ranks.run(_messages, tmp_path, **changes):
-        assert "idle.bias, idle.weight, nowhere.bias, nowhere.weight" in message

@@ -37,7 +37,6 @@ ONLINE = {
 CUT: dict[str, Any] = {"HOOKS__EXTRA": [{"name": "test_power_cut", "after": 5}]}
 EACH_STEP: dict[str, Any] = {"LOG_FREQUENCY": 1}  # a record of each step's loss
 TEACHER: dict[str, Any] = {**DINO, "DATA__TRAIN__DATA_LIMIT": 24}
-NAMES = {"knn_1", "knn_5", "linear", "rankme", "uniformity"}
 
 
 def online(folder: Path) -> dict[int, dict[str, float]]:
@@ -55,16 +54,6 @@ def state(folder: Path) -> dict[str, Any]:
 def trained(folder: Path, **changes: Any) -> Path:
     train(make_run(folder, **{**SHAPES, **changes}))
     return folder
-
-
-@pytest.mark.slow
-def test_every_second_phase_and_the_last(tmp_path: Path) -> None:
-    found = online(trained(tmp_path, HOOKS__ONLINE_EVAL=ONLINE))
-    assert list(found) == [1, 2]
-    for metrics in found.values():
-        assert set(metrics) == NAMES
-        assert all(0 <= metrics[name] <= 100 for name in ("knn_1", "knn_5", "linear"))
-    assert found[1] != found[2]
 
 
 def expect_no_trace(plain: Path, watched: Path) -> None:

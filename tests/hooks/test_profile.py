@@ -2,28 +2,23 @@ from __future__ import annotations
 
 import json
 import logging
-import pickle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from sslengine.checkpoint import files
 from sslengine.distributed.ranks import world_size
 from sslengine.engine.build import build_base_model
 from sslengine.engines.train import train as train_engine
 from sslengine.errors import ConfigError, Preempted
-from sslengine.hooks.default import make_extra
 from sslengine.hooks.options import ProfilingOptions, RuntimeProfilingOptions
 from sslengine.hooks.profile import (
-    LogComplexity,
     LogGpuMemory,
     LogGpus,
     ProfileSteps,
-    WriteMemorySnapshot,
 )
 from sslengine.monitor.environment import peak_memory
 from sslengine.trust import Opened, closed
@@ -129,53 +124,7 @@ def test_a_config_that_is_not_trusted_does_not_say_where_it_is_written(tmp_path:
         assert _hook(tmp_path, 1, 0, 1, OUTPUT_FOLDER=elsewhere).folder == tmp_path / "profile"
 
 
-def test_a_snapshot_of_memory_is_of_a_gpu_alone(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    train(tmp_path, [make_extra({"name": "layer_memory", "iteration": 1})])
-    assert "TRACK_BY_LAYER_MEMORY has no effect" in caplog.text
-    assert not (tmp_path / "profile").exists()
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_snapshot_has_the_allocations_of_its_step(tmp_path: Path) -> None:
-    device = torch.device("cuda", 0)
-    task = SimpleNamespace(device=device, train=True, iteration=1, run_dir=tmp_path)
-    hook = WriteMemorySnapshot(iteration=1)
-    for call in (hook.on_start, hook.on_step_start):
-        call(task)  # type: ignore[arg-type]
-    block = torch.empty(2**26, dtype=torch.uint8, device=device)
-    hook.on_step(task)  # type: ignore[arg-type]
-    found = pickle.loads((tmp_path / "profile" / "rank0_memory.pickle").read_bytes())
-    sizes = [each["size"] for trace in found["device_traces"] for each in trace]
-    assert block.numel() in sizes
-
-
 # ---- memory and operations
-
-
-def test_complexity_counts_what_one_image_takes(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "sslengine")
-    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8))
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    task = SimpleNamespace(base_model=model.train(), device=CPU)
-    LogComplexity([3, 1000, 1000]).on_start(task)
-    # 8 filters of 3 x 3 x 3 at 10^6 places; batch norm in eval mode counts one per activation.
-    (message,) = [text for text in caplog.messages if "GFLOP" in text]
-    flops = float(message.split(" takes ")[1].split()[0])
-    assert flops == pytest.approx(8 * 27 * 1e6 / 1e9, rel=0.1)
-    assert "image of 3x1000x1000" in message
-    assert model.training
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-
-
-def test_gpu_hooks_say_nothing_on_a_cpu(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    task = SimpleNamespace(device=CPU, train=True, iteration=1)
-    LogGpus().on_start(task)
-    LogGpuMemory(0).on_step(task)
-    assert caplog.messages == []
 
 
 @pytest.mark.gpu

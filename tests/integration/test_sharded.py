@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from sslengine.contrib.diagnostics import TensorBoardHistograms
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.engine import loop
 from sslengine.errors import ConfigError
 from sslengine.hooks.collapse import LogCollapse
-from sslengine.hooks.pictures import TensorBoardHistograms
 from sslengine.models.model_state import vissl_state
 from sslengine.monitor.writers import RunPlace, TensorBoardWriter
 from tests.engine.runs import Watch, make_task

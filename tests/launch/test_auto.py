@@ -59,22 +59,6 @@ def test_without_labels() -> None:
         settle_widths(resolved(**HEADS))
 
 
-@pytest.mark.parametrize("speaks", [True, False])
-def test_channels_of_the_data_are_settled_in_every_process(
-    tmp_path: Path, speaks: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    np.save(tmp_path / "0.npy", np.zeros((8, 8, 5), np.float32))
-    run = resolved(
-        DATA__TRAIN__DATA_SOURCES=["disk_folder"], DATA__TRAIN__DATA_PATHS=[str(tmp_path)],
-        DATA__TRAIN__IMAGE_MODE="stored", DATA__TRAIN__TRANSFORMS=[{"name": "ImgReplicatePil"}, {"name": "ToTensor"}],
-    )  # fmt: skip
-    found = settle_channels(run, speaks)
-    assert found.config.MODEL.INPUT_CHANNELS == 5
-    assert run.config.MODEL.INPUT_CHANNELS == "auto"
-    assert "derived" in found.origins["config.MODEL.INPUT_CHANNELS"]
-    assert ("5 channels of float32" in capsys.readouterr().out) == speaks
-
-
 class Heavy(DataSource):
     def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
         raise AssertionError("built before the launch")

@@ -41,12 +41,6 @@ def test_started_by_torchrun_it_joins(calls: list[Any], monkeypatch: pytest.Monk
         local.launch(resolved())
 
 
-def test_several_processes_are_started_and_meet_on_this_machine(calls: list[Any]) -> None:
-    local.launch(resolved(DISTRIBUTED__NUM_PROC_PER_NODE=3))
-    ((_, how),) = calls
-    assert (how["processes"], how["nodes"], how["endpoint"]) == (3, 1, "")
-
-
 def test_nodes_that_srun_started_meet_at_the_first(
     calls: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

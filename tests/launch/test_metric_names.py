@@ -75,16 +75,3 @@ def test_a_name_that_the_run_will_not_report(
     stopping = resolved(**changes, HOOKS__EARLY_STOPPING={"MONITOR": name})
     with pytest.raises(ConfigError, match=r"config.HOOKS.EARLY_STOPPING.MONITOR: "):
         expect_known_metrics(stopping.config)
-
-
-@pytest.mark.parametrize(
-    ("changes", "name"),
-    [
-        (LABELLED, "test.accuracy_list_meter.top_5.lr 0.1"),
-        (LABELLED, "train.mean_ap_list_meter.AP.0.7"),
-        (ALL, "train.loss.part"),
-        ({**ALL, "HOOKS__EXTRA": ["test_power_cut"]}, "train.mine"),  # hooks may put any metric
-    ],
-)
-def test_a_name_that_it_may_report(changes: dict[str, Any], name: str) -> None:
-    expect_known_metrics(resolved(**changes, CHECKPOINT__BEST={"METRIC": name}).config)

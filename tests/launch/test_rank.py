@@ -46,32 +46,6 @@ def test_garbage_is_collected_in_a_run(tmp_path: Path) -> None:
         assert gc.isenabled()
 
 
-@pytest.mark.parametrize("key", ["CUDDN_DETERMINISTIC", "CUDNN_BENCHMARK"])
-def test_kernels_are_chosen_as_the_config_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
-) -> None:
-    seen: list[bool] = []
-    cudnn = torch.backends.cudnn
-    monkeypatch.setattr(cudnn, "deterministic", False)
-    monkeypatch.setattr(cudnn, "benchmark", False)
-    monkeypatch.setattr(
-        "sslengine.launch.rank.open_log",
-        lambda *_: seen.extend((cudnn.deterministic, cudnn.benchmark)),
-    )
-    changes = {"CHECKPOINT__DIR": str(tmp_path), "DATA__TRAIN__DATA_LIMIT": 3}
-    with pytest.raises(SSLEngineError):
-        run_rank(resolved(**changes, REPRODUCIBILITY={key: True}), join=False)
-    assert seen == [key == "CUDDN_DETERMINISTIC", key == "CUDNN_BENCHMARK"]
-    both = {"CUDDN_DETERMINISTIC": True, "CUDNN_BENCHMARK": True}
-    with pytest.raises(ConfigError, match="CUDNN_BENCHMARK: cannot be combined with CUDDN_DET"):
-        resolved(**changes, REPRODUCIBILITY=both)
-
-
-def placed(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    torch.zeros(4).put_(torch.tensor([1]), torch.tensor([2.0]))
-    return output.mean()
-
-
 def test_all_of_torch_can_be_deterministic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a whole run. cuBLAS reads its variable when it is first used."""
     cudnn, seen, started = torch.backends.cudnn, [], SelfSupervisionTask.on_start

@@ -93,13 +93,6 @@ def test_while_it_is_made_a_memory_takes_little_more_than_itself(
     assert peak_bytes(lambda: zero_rows(40_000, 64)) == memory
 
 
-def test_a_memory_is_drawn_as_one_tensor_would_be() -> None:
-    torch.manual_seed(0)
-    drawn = random_rows(module.DRAWN_AT_ONCE + 5, 3, unit_length=False)
-    torch.manual_seed(0)
-    assert torch.equal(drawn, torch.rand(module.DRAWN_AT_ONCE + 5, 3) * 2 - 1)
-
-
 @pytest.mark.parametrize(
     ("sharded", "rows", "ranks", "expected"),
     [

@@ -12,31 +12,8 @@ from sslengine.errors import TrainingError
 from sslengine.losses.views import (
     cross_view_cosine,
     projection_and_prediction,
-    split_views,
     swapped_prediction,
 )
-
-
-def test_first_views_come_first() -> None:
-    output = torch.arange(12).view(6, 2)
-    views = split_views(output, 2, "my_loss")
-    assert torch.equal(views[0], output[:3])
-    assert torch.equal(views[1], output[3:])
-
-
-@pytest.mark.parametrize(
-    ("output", "told"),
-    [
-        (torch.ones(3, 4), r"a tensor of shape \(3, 4\)"),
-        (torch.ones(4), r"a tensor of shape \(4,\)"),
-        ([torch.ones(2, 4)] * 2, r"\[a tensor of shape \(2, 4\), a tensor of shape \(2, 4\)\]"),
-        (None, "NoneType"),
-    ],
-)
-def test_an_output_that_is_not_two_views(output: object, told: str) -> None:
-    with pytest.raises(TrainingError, match=f"my_loss needs .* returned {told}"):
-        split_views(output, 2, "my_loss")
-
 
 # ---- cross view
 
@@ -78,13 +55,6 @@ def test_zero_vectors_stay_finite() -> None:
     value.backward()
     assert value.item() == 0
     assert torch.isfinite(zeros.grad).all()
-
-
-def test_what_predictor_head_gives_passes_as_it_is() -> None:
-    given = [torch.zeros(4, 3), torch.ones(4, 3)]
-    projection, prediction = projection_and_prediction(given, "my_loss")
-    assert projection is given[0]
-    assert prediction is given[1]
 
 
 PAIRS = [torch.ones(4, 3), [torch.ones(4, 3)], [torch.ones(3, 3)] * 2, [torch.ones(4)] * 2]

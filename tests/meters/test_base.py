@@ -5,8 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sslengine.meters import MetersOptions
-from sslengine.meters.base import Meter, build_meters
+from sslengine.meters.base import Meter
 
 
 class _Mean(Meter):
@@ -27,10 +26,3 @@ def test_totals_add_up_in_double_precision() -> None:
     assert meter.value() == {"mean": (1e8 + 3) / 4}
     meter.load_sum([{"totals": None}])
     assert meter.value() == {}
-
-
-def test_meters_by_name_with_their_arguments() -> None:
-    options = MetersOptions(names=["accuracy_list_meter"])
-    options.accuracy_list_meter = {"topk_values": [1, 5]}
-    (meter,) = build_meters(options)
-    assert meter.topk_values == [1, 5]

@@ -10,7 +10,7 @@ from sklearn.metrics import average_precision_score, precision_recall_curve
 from torch import Tensor
 
 from sslengine.distributed.ranks import rank
-from sslengine.errors import DataError, TrainingError
+from sslengine.errors import DataError
 from sslengine.meters import mean_ap as module
 from sslengine.meters.mean_ap import MeanAPListMeter, average_precision
 from tests.ranks import RankPool
@@ -124,17 +124,3 @@ def test_two_ranks_are_one(two_ranks: RankPool) -> None:
     scores, targets = _data()
     for value in two_ranks.run(_share):
         assert value["mAP"]["1"] == pytest.approx(_mean(scores, targets), rel=1e-12)
-
-
-def test_mismatches_are_told() -> None:
-    scores, targets = _data()
-    with pytest.raises(TrainingError, match=r"config\.METERS\.mean_ap_list_meter\.num_meters"):
-        MeanAPListMeter().update([scores, scores], targets)
-    with pytest.raises(TrainingError, match=r"\(60, 8\) .* \(60, 9\)"):
-        MeanAPListMeter().update(scores, targets[:, :8])
-    with pytest.raises(TrainingError, match=r"mean_ap_list_meter\.num_classes"):
-        MeanAPListMeter(num_classes=8).update(scores, targets)
-    full = MeanAPListMeter(max_cpu_capacity=60)
-    full.update(scores, targets)
-    with pytest.raises(TrainingError, match=r"mean_ap_list_meter\.max_cpu_capacity"):
-        full.update(scores[:1], targets[:1])

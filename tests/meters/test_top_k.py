@@ -7,7 +7,6 @@ from sklearn.metrics import top_k_accuracy_score
 from torch import Tensor
 
 from sslengine.distributed.ranks import rank
-from sslengine.errors import TrainingError
 from sslengine.meters.top_k import AccuracyListMeter, PrecisionAtKListMeter, RecallAtKListMeter
 from tests.ranks import RankPool
 
@@ -32,14 +31,6 @@ def test_equals_scikit_learn_over_uneven_batches() -> None:
     value = meter.value()
     for k in (1, 3, 5):
         assert value[f"top_{k}"]["0"] == pytest.approx(_sklearn(logits, target, k))
-
-
-def test_several_outputs_by_name() -> None:
-    _, target = _data()
-    meter = AccuracyListMeter(meter_names=["right", "wrong"])
-    perfect = torch.nn.functional.one_hot(target, 7).float()
-    meter.update([perfect, -perfect], target)
-    assert meter.value() == {"top_1": {"right": 100.0, "wrong": 0.0}}
 
 
 def test_soft_labels_count_by_their_heaviest_class() -> None:
@@ -86,14 +77,6 @@ def test_ranks_add_up_exactly(two_ranks: RankPool) -> None:
     logits, target = _data()
     for value in two_ranks.run(_share):
         assert value["top_1"]["0"] == pytest.approx(_sklearn(logits, target, 1))
-
-
-def test_mismatches_are_told() -> None:
-    logits, target = _data()
-    with pytest.raises(TrainingError, match=r"config\.METERS\.accuracy_list_meter\.num_meters"):
-        AccuracyListMeter().update([logits, logits], target)
-    with pytest.raises(TrainingError, match=r"accuracy_list_meter\.topk_values"):
-        AccuracyListMeter(topk_values=[9]).update(logits, target)
 
 
 OUTPUT = torch.tensor([[0.06, 0.41, 0.04, 0.39, 0.1], [0.9, 0.0, 0.3, 0.2, 0.1]])

@@ -25,8 +25,8 @@ from sslengine.config.facts import RunFacts
 from sslengine.config.resolve import resolve
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.distributed.sharding import is_sharded, local, whole
-from sslengine.distributed.shared_rows import own_rows
 from sslengine.errors import ConfigError
+from sslengine.losses.memory import own_rows
 from sslengine.methods.memory_bank import (
     MemoryBankLoss,
     MemoryBankOptions,

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from sslengine.errors import SSLEngineError
-from sslengine.monitor.history import columns, read
+from sslengine.monitor.history import read
 from sslengine.monitor.writers import JsonLinesWriter, Record, RunPlace
 
 
@@ -30,12 +29,6 @@ def test_rows_by_kind_and_split(tmp_path: Path) -> None:
     assert len(read(tmp_path, kind=None)) == 3
 
 
-def test_columns_are_equally_long() -> None:
-    rows = [{"loss": 1.0}, {"loss": 2.0, "tau": 0.5}]
-    assert columns(rows) == {"loss": [1.0, 2.0], "tau": [None, 0.5]}
-    assert columns([]) == {}
-
-
 def test_a_run_that_was_killed_is_read_as_if_it_were_not(tmp_path: Path) -> None:
     lines: list[dict[str, Any]] = [
         {"kind": "step", "split": "train", "iteration": i, "epoch": 0, "loss": loss}
@@ -51,11 +44,6 @@ def test_a_run_that_was_killed_is_read_as_if_it_were_not(tmp_path: Path) -> None
         ("step", 1, 1.0), ("step", 2, 2.0), ("step", 3, 30.0), ("step", 4, 40.0),
         ("phase", 4, None),
     ]  # fmt: skip
-
-
-def test_a_folder_without_metrics(tmp_path: Path) -> None:
-    with pytest.raises(SSLEngineError, match="metrics.jsonl"):
-        read(tmp_path)
 
 
 def test_a_phase_that_was_tested_twice_is_there_once(tmp_path: Path) -> None:

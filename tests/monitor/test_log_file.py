@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,27 +44,6 @@ def test_other_ranks_have_files_of_their_own_and_say_nothing(
     assert "W my_project: odd" in text
     assert log_path(tmp_path, 3).name == "log_rank3.txt"
     assert capsys.readouterr().err == ""
-
-
-def test_libraries_warnings_go_to_the_file_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    open_log(tmp_path, rank=0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        logging.captureWarnings(True)
-        warnings.warn("old function", DeprecationWarning, stacklevel=1)
-    assert "old function" in (tmp_path / "log.txt").read_text()
-    assert capsys.readouterr().err == ""
-
-
-def test_opening_again_appends_and_does_not_double_lines(tmp_path: Path) -> None:
-    open_log(tmp_path, rank=0)
-    log.info("first")
-    open_log(tmp_path, rank=0)
-    log.info("second")
-    lines = (tmp_path / "log.txt").read_text().splitlines()
-    assert [line.rsplit(": ")[-1] for line in lines] == ["first", "second"]
 
 
 def test_phases_are_lines_of_the_log_and_steps_now_and_then(tmp_path: Path) -> None:

@@ -24,15 +24,6 @@ def test_steps_come_out_in_order_and_once() -> None:
     assert ledger.phase_mean() == 2.5
 
 
-def test_the_mean_weighs_batches_by_their_size() -> None:
-    ledger = MetricStore().losses
-    ledger.record(torch.tensor(1.0), 0, batch_size=3)
-    ledger.record(torch.tensor(5.0), 1, batch_size=1)
-    assert ledger.phase_mean() == 2.0
-    ledger.start_phase()
-    assert ledger.phase_mean() is None
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_the_first_bad_step_is_named_with_its_parts_and_samples(bad: float) -> None:
     ledger = MetricStore(replay="sslengine replay 'my runs'", name="{}.png".format).losses
@@ -51,12 +42,6 @@ def test_the_first_bad_step_is_named_with_its_parts_and_samples(bad: float) -> N
     assert error.value.iteration == 42  # as the lines of metrics.jsonl count steps
     assert "images, of this rank: 1.png, 3.png, 5.png, 7.png and 2 more." in text
     assert "sslengine replay 'my runs'" in text
-
-
-def test_a_guard_that_is_off_lets_it_pass() -> None:
-    ledger = MetricStore(check_finite=False).losses
-    ledger.record(torch.tensor(math.nan), 0, 1)
-    assert math.isnan(ledger.drain()[0].parts["loss"])
 
 
 def test_a_phase_and_what_nobody_read_yet_are_in_the_state() -> None:

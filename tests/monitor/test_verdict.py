@@ -131,13 +131,12 @@ def test_caveats(changes: dict[str, Any], part: str) -> None:
     assert part in caveat
 
 
-def test_starved_of_data_and_a_spike() -> None:
-    rows = steps([5.0] * 20 + [90.0] + [5.0] * 20, images_per_s=8.0, data_seconds=0.8)
+def test_starved_of_data() -> None:
+    rows = steps([5.0] * 41, images_per_s=8.0, data_seconds=0.8)
     ends = [{"kind": "phase", "split": "train", "iteration": 41, "epoch": 0}]
     found = judge_run(facts(rows=[*rows, *ends], evaluation=evaluation(82.8, 30.6, 28.0)))
     assert found.rule == "learned"
-    assert "step 21" in found.caveats[0]
-    assert "80%" in found.caveats[1]
+    assert "80%" in found.caveats[0]
 
 
 def test_a_report_without_answers_is_compared_by_intervals() -> None:
@@ -147,16 +146,11 @@ def test_a_report_without_answers_is_compared_by_intervals() -> None:
     assert judge_run(facts(evaluation=report)).rule == "learned nothing"
 
 
-def test_a_longer_run_is_advised_while_the_loss_falls() -> None:
-    """Its length and folder are in place of the old ones."""
-    rows = steps([5.0 - 0.05 * number for number in range(60)])
-    typed = "sslengine train photos --epochs 4 --out=runs/a --set OPTIMIZER.num_epochs=4 --lr 0.1"
-    start = {"command": typed, "time": "2026-11-28T00:00:00"}
-    values = {"rows": rows, "evaluation": evaluation(82.8, 30.6, 28.0), "starts": [start]}
-    found = judge_run(facts(**values))
-    assert found.command == "sslengine train photos --lr 0.1 --epochs 8 --out run-longer"
-    flat = judge_run(facts(**{**values, "rows": steps([5.0] * 60)}))
-    assert flat.command.startswith("sslengine embed run")
+def test_a_run_is_improving_while_the_loss_falls() -> None:
+    scores = evaluation(82.8, 30.6, 28.0)
+    for slope, told in ((0.05, True), (0.0, False)):
+        rows = steps([5.0 - slope * number for number in range(60)])
+        assert ("longer" in judge_run(facts(rows=rows, evaluation=scores)).detail) == told
 
 
 # ---- through the command
@@ -229,11 +223,6 @@ def test_the_status_of_a_run_that_ends(
     assert "\n" not in found.cause
     (start,) = read_starts(tmp_path)
     assert (start["command"], start["step"], start["ranks"]) == (TYPED, 3, 1)
-
-
-def test_a_run_of_an_earlier_version(tmp_path: Path) -> None:
-    assert read_status(tmp_path, 8, 8) == Status(COMPLETE, 8, 8)
-    assert read_status(tmp_path, 5, 8).status == STOPPED
 
 
 def test_judgements_on_several_sets_are_kept(

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import builtins
 import io
 import json
 import logging
@@ -30,7 +29,6 @@ from sslengine.monitor.writers import (
     TensorBoardWriter,
     Writer,
     build_writers,
-    clock,
     hand_out,
 )
 from sslengine.registry import WRITERS, register_writer
@@ -139,21 +137,6 @@ def test_tensorboard_has_scalars_images_and_histograms(place: RunPlace) -> None:
     assert {limit: n for limit, n in counts.items() if n} == {1.0: 1.0, 3.0: 3.0}
 
 
-def test_tensorboard_that_is_not_installed(
-    place: RunPlace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *args: Any, **kwargs: Any) -> Any:
-        if "tensorboard" in name:
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ConfigError, match=r"pip install 'sslengine\[tensorboard\]'"):
-        TensorBoardWriter(place)
-
-
 def test_tensorboard_hides_what_comes_again(place: RunPlace) -> None:
     for iteration, steps in ((0, (1, 2, 3)), (2, (3, 4))):
         writer = TensorBoardWriter(place._replace(iteration=iteration))
@@ -187,25 +170,7 @@ def test_each_image_is_a_file(place: RunPlace) -> None:
     assert writer.unsynced() == []
 
 
-def test_an_image_that_cannot_be_written_is_told_once(
-    place: RunPlace, caplog: pytest.LogCaptureFixture
-) -> None:
-    place.folder.mkdir()
-    (place.folder / "images").write_text("a file where the folder should be")
-    writer = ImageWriter(place)
-    for iteration in (1, 2):
-        hand_out(_picture(iteration), [writer])
-    assert caplog.text.count("ImageWriter failed") == 1
-
-
 # ---- records as text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"), [(0, "0:00:00"), (61.4, "0:01:01"), (86400 + 59.6, "24:01:00")]
-)
-def test_clock(seconds: float, shown: str) -> None:
-    assert clock(seconds) == shown
 
 
 def test_a_step_says_where_what_and_how_long() -> None:
@@ -295,11 +260,6 @@ def test_every_writer_that_ships_is_declared_and_no_other() -> None:
 def test_mistakes_are_told_before_anything_starts(entry: object, key: str) -> None:
     with pytest.raises(ConfigError, match=rf"HOOKS\.WRITERS\.{key}:"):
         resolved(HOOKS__WRITERS=["console", entry])
-
-
-def test_what_is_no_writer(place: RunPlace) -> None:
-    with pytest.raises(ConfigError, match=r"HOOKS\.WRITERS:"):
-        build_writers(["tests.monitor.test_writers:TrackerOptions"], place)
 
 
 # ---- a writer that fails in the middle of a run

@@ -11,7 +11,6 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from sslengine.errors import ConfigError
 from sslengine.optim.build import build_optimizer
 from sslengine.optim.options import OptimizerOptions
 from sslengine.optim.scheduled import ScheduledOptimizer
@@ -30,14 +29,6 @@ OPTIMIZERS: list[dict[str, Any]] = [
     {"name": "lars", "exclude_bias_and_norm": True},
     {"name": "rmsprop", "centered": True},
 ]
-
-
-class AdamWithoutFused(torch.optim.NAdam):
-    """One of the user's own."""
-
-    def __init__(self, params: Any, lr: float, betas: tuple[float, float], depth: int = 0) -> None:
-        super().__init__(params, lr=lr, betas=betas)
-        self.depth = depth
 
 
 def small_model() -> nn.Module:
@@ -120,17 +111,6 @@ def test_fused_where_torch_has_it() -> None:
     assert not form(device="meta", name="sgd")
 
 
-def test_groups_and_their_values() -> None:
-    made = options(weight_decay=0.02, momentum=0.8)
-    groups = by_name(build_optimizer(small_model(), made, CPU, 10))
-    assert {name: group["weight_decay"] for name, group in groups.items()} == {
-        "trunk": 0.02, "trunk without decay": 0.0, "heads": 0.02,
-    }  # fmt: skip
-    assert {group["lr"] for group in groups.values()} == {0.1}
-    assert {group["momentum"] for group in groups.values()} == {0.8}
-    assert all(not {"is_head", "lr_scale"} & group.keys() for group in groups.values())
-
-
 def test_groups_that_are_alike_are_one() -> None:
     """Every group costs each step a few kernels."""
     model = small_model()
@@ -177,16 +157,6 @@ def test_scheduled_momentum() -> None:
     assert optimizer.options_view.betas == (pytest.approx(0.2), 0.999)
 
 
-def test_an_optimizer_of_ones_own() -> None:
-    made = options(name=f"{__name__}:AdamWithoutFused", args={"depth": 3}, betas=[0.5, 0.6])
-    model = small_model()
-    optimizer = build_optimizer(model, made, CPU, 10)
-    assert isinstance(optimizer.inner, AdamWithoutFused)
-    assert optimizer.inner.depth == 3
-    assert optimizer.options_view.betas == (0.5, 0.6)
-    train(model, optimizer, range(1))
-
-
 def test_milestones_are_judged_by_the_length_of_the_run() -> None:
     steps = schedule(name="multistep", values=[1.0, 0.1], milestones=[3])
     made = options(steps, num_iterations=100)
@@ -197,12 +167,6 @@ def test_milestones_are_judged_by_the_length_of_the_run() -> None:
     shorter = build_optimizer(small_model(), made, CPU, num_epochs=2.5)
     shorter.on_epoch(0.9)
     assert shorter.options_view.lr == 1.0
-
-
-def test_what_torch_refuses_is_told() -> None:
-    made = options(name="adam", eps=-1.0)
-    with pytest.raises(ConfigError, match=r"OPTIMIZER: adam rejects .*epsilon value: -1.0"):
-        build_optimizer(small_model(), made, CPU, 10)
 
 
 def test_milestones_after_the_end_are_told(caplog: pytest.LogCaptureFixture) -> None:

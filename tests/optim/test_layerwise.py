@@ -97,22 +97,6 @@ def test_lars_by_its_formula(decay: float, exclude: bool, fused: bool) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-14)
 
 
-@pytest.mark.parametrize("form", ["lars", "larc"])
-def test_the_state_dict_is_that_of_sgd(form: str) -> None:
-    assert add_larc(SGD) is add_larc(SGD)
-    p = nn.Parameter(torch.ones(2))
-    p.grad = torch.ones(2)
-    larc = add_larc(SGD)([p], larc=LarcOptions(), lr=0.1, momentum=0.9)
-    mine = LARS([p], lr=0.1) if form == "lars" else larc
-    sgd = torch.optim.SGD([p], 0.1, 0.9)
-    assert isinstance(mine, torch.optim.SGD)
-    mine.step()
-    sgd.step()
-    ours, theirs = mine.state_dict(), sgd.state_dict()
-    assert ours["param_groups"][0].keys() == theirs["param_groups"][0].keys()
-    assert ours["state"][0].keys() == theirs["state"][0].keys()
-
-
 class Halved(LayerwiseRates, SGD):
     """grads <- (grads + weight_decay * params) / 2"""
 
@@ -202,25 +186,6 @@ def test_weight_decay_counts_once_and_stays_in_the_group() -> None:
     assert optimizer.param_groups[0]["weight_decay"] == 0.5
 
 
-def test_weight_decay_returns_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    optimizer = Halved([parameter()], lr=1.0, weight_decay=0.5)
-
-    def fail(*_: Any) -> None:
-        raise RuntimeError("out of memory")
-
-    monkeypatch.setattr(SGD, "_init_group", fail)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        optimizer.step()
-    assert optimizer.param_groups[0]["weight_decay"] == 0.5
-
-
-def test_a_parameter_without_gradient_stays() -> None:
-    p, q = parameter(), parameter()
-    q.grad = None
-    Halved([{"params": [p]}, {"params": [q]}], lr=1.0).step()
-    assert torch.equal(q, torch.full_like(q, 4.0))
-
-
 def test_closure() -> None:
     p = parameter()
 
@@ -243,19 +208,6 @@ def test_step_hooks_are_called_once_also_when_plain_sgd_has_been_used() -> None:
     optimizer.register_step_post_hook(lambda *_: calls.append("after"))
     optimizer.step()
     assert calls == ["before", "after"]
-
-
-@pytest.mark.parametrize("overflow", [False, True])
-def test_gradient_scaler_is_served_on_the_device(overflow: bool) -> None:
-    """What torch's GradScaler sets on an optimizer that says it takes it."""
-    p = parameter()
-    optimizer = Halved([p], lr=1.0, momentum=0.9, weight_decay=0.5, fused=True)
-    assert optimizer._step_supports_amp_scaling
-    p.grad = torch.full_like(p, torch.inf if overflow else 6.0 * 1024)
-    optimizer.grad_scale = torch.tensor(1024.0)
-    optimizer.found_inf = torch.tensor(float(overflow))  # type: ignore[attr-defined]
-    optimizer.step()
-    assert torch.equal(p, torch.full_like(p, 4.0 if overflow else 0.0))
 
 
 def test_gradient_scaler_itself() -> None:

@@ -101,32 +101,11 @@ def test_mistakes(settings: dict[str, Any], beginning: str) -> None:
     assert problem.startswith(beginning)
 
 
-def test_a_run_has_epochs() -> None:
-    assert problems(num_epochs=None)[0].startswith("num_epochs: the run has no length")
-    assert problems(num_epochs=None, num_iterations=3) == []
-
-
-def test_unknown_optimizer_is_left_to_the_check_of_names() -> None:
-    assert problems(name="sdg") == []
-
-
 @pytest.mark.parametrize(
     "name", ["sgd", "sgd_fsdp", "adam", "adamw", "adamw_mt", "lars", "rmsprop"]
 )
 def test_every_optimizer_takes_vissl_settings(name: str) -> None:
     assert problems(name=name, nesterov=True) == []
-
-
-def test_own_arguments_reach_an_optimizer_of_ones_own() -> None:
-    options = OptimizerOptions(name=PICKY, args={"depth": 3}, weight_decay=0.5)
-    assert list(section_problems(options)) == []
-    assert options.arguments(Picky) == {"weight_decay": 0.5, "depth": 3}
-
-
-def test_open_signatures_get_args_alone() -> None:
-    def build(params: Any, *args: Any, **kwargs: Any) -> None: ...
-
-    assert OptimizerOptions(args={"depth": 3}).arguments(build) == {"depth": 3}
 
 
 def test_arguments_are_those_of_the_signature() -> None:

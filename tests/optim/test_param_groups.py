@@ -6,13 +6,11 @@ from typing import Any
 import pytest
 import timm
 import torch
-import torchvision
 from torch import nn
 
 from sslengine.errors import ConfigError
 from sslengine.optim.options import OptimizerOptions
-from sslengine.optim.param_groups import Group, build_param_groups, trainable
-from sslengine.registry import PARAM_GROUPS
+from sslengine.optim.param_groups import Group, build_param_groups
 
 
 class RmsNorm(nn.Module):
@@ -109,37 +107,9 @@ def test_every_trainable_parameter_once_and_no_other() -> None:
     assert {id(p) for p in found} == {id(p) for p in expected}
 
 
-def test_one_group_only() -> None:
-    options = OptimizerOptions(construct_single_param_group_only=True)
-    (group,) = build_param_groups(model(), options)
-    assert len(group["params"]) == len(list(model().parameters()))
-    assert "weight_decay" not in group
-
-
 def test_nothing_to_train() -> None:
     with pytest.raises(ConfigError, match="nothing to train"):
         build_param_groups(model().requires_grad_(False), OptimizerOptions())
-
-
-@pytest.mark.parametrize(
-    ("groups", "message"),
-    [
-        (lambda p: [{"params": p[1:]}], "in no group: trunk.cls_token"),
-        (lambda p: [{"params": p}, {"params": p[:1]}], "several groups: trunk.cls_token"),
-        (lambda p: [{"params": [*p, nn.Parameter(torch.ones(1))]}], "do not belong to the model"),
-    ],
-)
-def test_incomplete_constructors_are_told(
-    groups: Any, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A constructor of one's own that misses a parameter or takes one twice."""
-
-    def wrong(module: nn.Module, options: OptimizerOptions) -> list[Group]:
-        return groups([each.parameter for each in trainable(module)])  # type: ignore[no-any-return]
-
-    monkeypatch.setitem(PARAM_GROUPS._things, "wrong", wrong)
-    with pytest.raises(ConfigError, match=message):
-        build_param_groups(model(), OptimizerOptions(param_group_constructor="wrong"))
 
 
 def scales(module: nn.Module, decay: float) -> dict[str, float]:
@@ -160,20 +130,6 @@ def test_lr_decay_of_a_vit() -> None:
     exempt = without_decay(module, param_group_constructor="lr_decay", regularize_bias=True)
     assert {"trunk.blocks.0.attn.qkv.bias", "trunk.norm.weight"} <= exempt
     assert "trunk.pos_embed" not in exempt
-
-
-def test_lr_decay_of_a_resnet() -> None:
-    trunk = torchvision.models.resnet18()
-    del trunk.fc
-    module = model(trunk)
-    by_name = scales(module, 0.5)
-    assert by_name["trunk.conv1.weight"] == by_name["trunk.bn1.weight"] == 0.5**5
-    assert by_name["trunk.layer1.0.conv1.weight"] == 0.5**4
-    assert by_name["trunk.layer4.1.conv2.weight"] == 0.5
-    assert by_name["heads.0.clf.weight"] == 1.0
-    exempt = without_decay(module, param_group_constructor="lr_decay")
-    assert {"trunk.bn1.weight", "trunk.layer2.0.downsample.1.weight"} <= exempt
-    assert "heads.0.clf.bias" not in exempt
 
 
 def linear_heads(entries: list[dict[str, Any]], heads: int = 3) -> dict[str, Group]:
@@ -209,11 +165,3 @@ def test_linear_eval_heads() -> None:
 def test_linear_eval_heads_need_an_entry_each() -> None:
     with pytest.raises(ConfigError, match=r"2 entries, but the model has a head number 2"):
         linear_heads([{"lr": 1.0}, {"lr": 2.0}])
-
-
-def test_linear_eval_heads_need_a_frozen_trunk() -> None:
-    options = OptimizerOptions(
-        param_group_constructor="linear_eval_heads", linear_eval_heads=[{"lr": 1.0}]
-    )
-    with pytest.raises(ConfigError, match=r"trunk.cls_token is trainable. Freeze the trunk"):
-        build_param_groups(model(), options)

@@ -95,26 +95,12 @@ def test_a_step_outside_training_names_the_likely_causes(where: float) -> None:
         scheduled().schedule(where)
 
 
-def test_after_the_last_epoch_there_is_nothing_to_set() -> None:
-    optimizer = scheduled()
-    optimizer.on_epoch(0.9)
-    optimizer.on_epoch(1.0)
-    assert values(optimizer, "weight_decay") == [pytest.approx(0.1), 0.0]
-
-
 def test_options_view_is_one_number_where_groups_differ() -> None:
     view = scheduled().options_view
     assert view.lr == 10.0
     assert view.momentum == 0.9
     with pytest.raises(AttributeError, match="no option 'betas'"):
         _ = view.betas
-
-
-def test_a_copy_has_its_own_values() -> None:
-    first = scheduled()
-    second = copy.deepcopy(first)
-    second.schedule(0.5)
-    assert (first.options_view.lr, second.options_view.lr) == (10.0, 15.0)
 
 
 def test_what_an_optimizer_does_not_have_cannot_be_scheduled() -> None:

@@ -33,7 +33,7 @@ from sslengine.launch.options import SlurmOptions
 from sslengine.launch.plan import is_one_of_several
 from sslengine.launch.slurm.cluster import check_installed, follow, has_gpus
 from sslengine.launch.slurm.job import Job
-from sslengine.monitor.code_version import NOTE, code_version
+from sslengine.monitor.environment import COPY_NOTE, code_version
 
 _UNLIMITED = 10**6  # requeues that submitit allows; job.py limits them by progress
 _LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", "*.torch", ".git", ".venv")
@@ -106,7 +106,7 @@ def copy_code(folder: Path, plugins: Iterable[str] = ()) -> Path:
     code = folder / "code"
     package = Path(__file__).resolve().parents[2]
     shutil.copytree(package, code / package.name, ignore=_LEFT_OUT)
-    (code / package.name / NOTE).write_text(f"{code_version(package) or 'unknown'}\n")
+    (code / package.name / COPY_NOTE).write_text(f"{code_version(package) or 'unknown'}\n")
     for name in sorted({each.partition(".")[0] for each in plugins} - {package.name}):
         _copy_module(name, code)
     return code

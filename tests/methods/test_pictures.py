@@ -1,16 +1,14 @@
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 
-from sslengine.hooks.pictures import SavePictures, TensorBoardHistograms, grid
-from sslengine.monitor.writers import Record, RunPlace, TensorBoardWriter, Writer
-from tests.engine.tasks import ListModel, begin, make_batch
+from sslengine.methods.mae import SavePictures, join_panels
+from sslengine.monitor.writers import Record, Writer
+from tests.engine.tasks import begin
 
 
 def test_rows_are_as_bright_as_their_first_panel() -> None:
@@ -19,7 +17,7 @@ def test_rows_are_as_bright_as_their_first_panel() -> None:
     panels[1, 0, :, 1, 1] = -2.0
     panels[0, 1] = 1.0  # half of the first panel's range
     panels[1, 2] = 9.0  # beyond it
-    picture = grid(panels)
+    picture = join_panels(panels)
     side = 96 + 2  # small images are made larger, two white pixels stand between
     assert picture.shape == (3, 2 * side + 2, 3 * side + 2)
     assert picture[0, 50, side + 50].item() == pytest.approx(0.5)
@@ -64,7 +62,7 @@ def draw(images: Tensor, painted: Tensor, hidden: Tensor) -> Tensor:
 def test_every_so_many_epochs_at_their_ends(tests: dict[str, Any]) -> None:
     batches = [{"data": torch.rand(5, 3, 4, 4)}] * 2
     task = begin(
-        batches, Painter(), None, SavePictures("painted", draw, every=2, rows=2),
+        batches, Painter(), None, SavePictures(draw, every=2, rows=2),
         validation=batches[:1], TRAINER__TRAIN_STEP_NAME="model_train_step",
         OPTIMIZER__num_epochs=4, **tests,
     )  # fmt: skip
@@ -77,25 +75,4 @@ def test_every_so_many_epochs_at_their_ends(tests: dict[str, Any]) -> None:
             break
         task.start_phase()
         task.on_phase_start()
-    assert gallery.pictures == [("train", 4, ["painted"]), ("train", 8, ["painted"])]
-
-
-def test_histograms_every_so_many_steps(tmp_path: Path) -> None:
-    hooks = (
-        TensorBoardHistograms(every=2, parameters=True, gradients=True),
-        TensorBoardHistograms(every=1, parameters=False, gradients=False),
-    )
-    task = begin([make_batch()] * 3, ListModel(), nn.CrossEntropyLoss(), *hooks)
-    task.writers.append(TensorBoardWriter(RunPlace(tmp_path, 0)))
-    for _ in range(3):
-        task.step()
-    task.on_end()
-    events = EventAccumulator(str(tmp_path / "tb_logs"), size_guidance={"histograms": 0})
-    events.Reload()
-    assert sorted(events.Tags()["histograms"]) == [
-        "gradients/linear.bias",
-        "gradients/linear.weight",
-        "parameters/linear.bias",
-        "parameters/linear.weight",
-    ]
-    assert [event.step for event in events.Histograms("parameters/linear.weight")] == [0, 2]
+    assert gallery.pictures == [("train", 4, ["mae"]), ("train", 8, ["mae"])]

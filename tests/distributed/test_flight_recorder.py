@@ -9,19 +9,16 @@ import pytest
 import torch
 from torch._C import _distributed_c10d
 
-from sslengine.contrib import flight_recorder
-from sslengine.contrib.flight_recorder import arm_recorder, keep_record
 from sslengine.distributed import process_group
 from sslengine.distributed.collectives import sum_in_place
 from sslengine.distributed.elastic import start_processes
 
 
 def _keep(folder: Path) -> None:
-    arm_recorder()
     process_group.join("gloo", torch.device("cpu"), timeout_minutes=1)
     sum_in_place(torch.ones(3, 5))
     sum_in_place(torch.ones(7))
-    assert keep_record(folder) is not None
+    assert process_group.keep_record(folder) is not None
     process_group.leave()
 
 
@@ -41,6 +38,6 @@ def test_what_was_reduced_last_is_last_and_stacks_name_the_function(tmp_path: Pa
 def test_a_disk_that_cannot_be_written_does_not_hide_the_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flight_recorder, "world_size", lambda: 2)
+    monkeypatch.setattr(process_group, "world_size", lambda: 2)
     (tmp_path / "flight_recorder").write_text("a file")
-    assert keep_record(tmp_path) is None
+    assert process_group.keep_record(tmp_path) is None

@@ -8,13 +8,7 @@ from torch import Tensor
 
 from sslengine.distributed.ranks import rank
 from sslengine.distributed.sharding import is_sharded, local, whole
-from sslengine.distributed.shared_rows import (
-    fetch,
-    locate,
-    own_rows,
-    rows_of_a_rank,
-    share_out,
-)
+from sslengine.losses.memory import fetch, locate, own_rows, rows_of_a_rank, share_out
 from tests.ranks import RankPool
 
 
