@@ -66,7 +66,7 @@ from sslengine.errors import (
     SSLEngineError,
     readable,
 )
-from sslengine.evaluation.options import SUITES, frozen_protocol
+from sslengine.evaluate.options import SUITES, frozen_protocol
 from sslengine.launch.auto import settle_widths
 from sslengine.launch.cli import ended_by, run_all, start
 from sslengine.trust import closed

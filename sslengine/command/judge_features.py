@@ -18,12 +18,12 @@ from sslengine.config.sections import sections_of
 from sslengine.engines.score_table import show_all
 from sslengine.engines.scoring import Asked, Score, Sets, chance
 from sslengine.errors import ConfigError, DataError
-from sslengine.evaluation.features import Chosen, Rows
-from sslengine.evaluation.given import Given, pairs_in, read_given
-from sslengine.evaluation.given_labels import numbered
-from sslengine.evaluation.leak import note_of_leak
-from sslengine.evaluation.linear import hold_out
-from sslengine.evaluation.options import (
+from sslengine.evaluate.features import Chosen, Rows
+from sslengine.evaluate.given import Given, pairs_in, read_given
+from sslengine.evaluate.given_labels import numbered
+from sslengine.evaluate.leak import note_of_leak
+from sslengine.evaluate.linear import hold_out
+from sslengine.evaluate.options import (
     ON_FEATURES,
     SUITES,
     EvaluateOptions,

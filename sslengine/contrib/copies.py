@@ -25,10 +25,10 @@ from sslengine.engines.judged_images import ALL_OF_THEM, Found, Judged
 from sslengine.engines.maps import as_map, judged_trunk, last_map, networks_with
 from sslengine.engines.stored import Network
 from sslengine.errors import DataError
-from sslengine.evaluation.options import CopiesOptions
-from sslengine.evaluation.outcome import Outcome
-from sslengine.evaluation.retrieval.copies import copy_detection
-from sslengine.evaluation.retrieval.descriptors import Whitening, gem
+from sslengine.evaluate.options import CopiesOptions
+from sslengine.evaluate.outcome import Outcome
+from sslengine.evaluate.retrieval.copies import copy_detection
+from sslengine.evaluate.retrieval.descriptors import Whitening, gem
 from sslengine.monitor.run_facts import PIXELS
 from sslengine.registry import PROTOCOLS
 

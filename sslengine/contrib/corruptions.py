@@ -28,11 +28,11 @@ from sslengine.engines.features import features_of, ordered_feed
 from sslengine.engines.judged_images import Found, Judged
 from sslengine.engines.probes import Key, probes_of
 from sslengine.errors import DataError
-from sslengine.evaluation.kept import Kept
-from sslengine.evaluation.linear import Fitted
-from sslengine.evaluation.options import CorruptionOptions
-from sslengine.evaluation.outcome import Outcome
-from sslengine.evaluation.store import name_of
+from sslengine.evaluate.kept import Kept
+from sslengine.evaluate.linear import Fitted
+from sslengine.evaluate.options import CorruptionOptions
+from sslengine.evaluate.outcome import Outcome
+from sslengine.evaluate.store import name_of
 from sslengine.monitor.run_facts import UNTRAINED
 from sslengine.registry import PROTOCOLS
 

@@ -20,11 +20,11 @@ from torch import Tensor
 from sslengine.engines.judged_images import Found, Judged
 from sslengine.engines.stored import StoredSplit
 from sslengine.errors import DataError
-from sslengine.evaluation.features import Chosen, Rows
-from sslengine.evaluation.linear import linear_probe
-from sslengine.evaluation.options import LinearProbeOptions
-from sslengine.evaluation.outcome import Outcome, protocol
-from sslengine.evaluation.per_class import PerClass
+from sslengine.evaluate.features import Chosen, Rows
+from sslengine.evaluate.linear import linear_probe
+from sslengine.evaluate.options import LinearProbeOptions
+from sslengine.evaluate.outcome import Outcome, protocol
+from sslengine.evaluate.per_class import PerClass
 from sslengine.registry import PROTOCOLS
 
 FOLDS = 10

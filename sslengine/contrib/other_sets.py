@@ -27,10 +27,10 @@ from sslengine.engines.judged_images import ALL_OF_THEM, Found, Judged
 from sslengine.engines.probes import probes_of
 from sslengine.engines.stored import StoredSplit
 from sslengine.errors import DataError, listing, nearest
-from sslengine.evaluation.features import Chosen
-from sslengine.evaluation.options import ALL, OtherSetOptions
-from sslengine.evaluation.outcome import Outcome
-from sslengine.evaluation.per_class import PerClass
+from sslengine.evaluate.features import Chosen
+from sslengine.evaluate.options import ALL, OtherSetOptions
+from sslengine.evaluate.outcome import Outcome
+from sslengine.evaluate.per_class import PerClass
 from sslengine.registry import PROTOCOLS
 
 # Of each image: the classes that it shows.

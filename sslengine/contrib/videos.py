@@ -35,8 +35,8 @@ from sslengine.engines.maps import judged_trunk, last_map, networks_with_maps
 from sslengine.engines.masks import read_mask, resized
 from sslengine.engines.stored import Network
 from sslengine.errors import DataError, SSLEngineError
-from sslengine.evaluation.options import VideosOptions
-from sslengine.evaluation.outcome import Outcome
+from sslengine.evaluate.options import VideosOptions
+from sslengine.evaluate.outcome import Outcome
 from sslengine.monitor.run_facts import PIXELS
 from sslengine.precision import Precision
 from sslengine.registry import PROTOCOLS

@@ -25,10 +25,10 @@ from sslengine.engines.maps import judged_trunk, last_map, networks_with_maps
 from sslengine.engines.masks import Masks
 from sslengine.engines.stored import Network, StoredSplit
 from sslengine.errors import DataError
-from sslengine.evaluation.dense import dense
-from sslengine.evaluation.options import DenseOptions
-from sslengine.evaluation.outcome import Outcome
-from sslengine.evaluation.segmentation import segmentation
+from sslengine.evaluate.dense import dense
+from sslengine.evaluate.options import DenseOptions
+from sslengine.evaluate.outcome import Outcome
+from sslengine.evaluate.segmentation import segmentation
 from sslengine.monitor.run_facts import PIXELS
 from sslengine.registry import PROTOCOLS
 

@@ -44,17 +44,17 @@ from sslengine.engines.trained_results import (
     write_answers,
     write_report,
 )
-from sslengine.evaluation.features import Chosen, Rows
-from sslengine.evaluation.leak import count_copies
-from sslengine.evaluation.options import (
+from sslengine.evaluate.features import Chosen, Rows
+from sslengine.evaluate.leak import count_copies
+from sslengine.evaluate.options import (
     EvaluateOptions,
     LinearProbeOptions,
     NearestNeighborOptions,
     SvmOptions,
     published,
 )
-from sslengine.evaluation.pairs import compare_pairs
-from sslengine.evaluation.store import Store
+from sslengine.evaluate.pairs import compare_pairs
+from sslengine.evaluate.store import Store
 from sslengine.models.weights import Loaded, other_classes
 from sslengine.monitor import history
 from sslengine.monitor.run_facts import (

@@ -27,7 +27,7 @@ from sslengine.data.sources.tables import escape_formula
 from sslengine.engines.run import Run
 from sslengine.engines.scoring import Sets
 from sslengine.engines.stored import StoredSplit, paths_of
-from sslengine.evaluation.few_shot import DRAWS, SHARES
+from sslengine.evaluate.few_shot import DRAWS, SHARES
 
 
 def write_lists(

@@ -13,7 +13,7 @@ from sslengine.engines.run import Run
 from sslengine.engines.scoring import Sets
 from sslengine.engines.stored import Network, StoredSplit, store_split
 from sslengine.errors import DataError
-from sslengine.evaluation.options import (
+from sslengine.evaluate.options import (
     CopiesOptions,
     CorruptionOptions,
     DenseOptions,
@@ -24,7 +24,7 @@ from sslengine.evaluation.options import (
     SegmentationOptions,
     VideosOptions,
 )
-from sslengine.evaluation.outcome import Outcome
+from sslengine.evaluate.outcome import Outcome
 
 # By network and layer.
 Found = dict[tuple[str, str], Outcome]

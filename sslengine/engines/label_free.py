@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from sslengine.evaluation.features import Rows, rows_at
-from sslengine.evaluation.label_free.metric import Inputs, measure, sub_sample
+from sslengine.evaluate.features import Rows, rows_at
+from sslengine.evaluate.label_free.metric import Inputs, measure, sub_sample
 
 NO_VIEWS = dict.fromkeys(("views", "projections", "previous"), "`sslengine rank` computes it")
 

@@ -14,7 +14,7 @@ from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import DataOptions
 from sslengine.engines.judged_images import Judged
 from sslengine.errors import DataError
-from sslengine.evaluation.options import DenseOptions
+from sslengine.evaluate.options import DenseOptions
 
 
 class Masks:

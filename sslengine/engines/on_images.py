@@ -18,10 +18,10 @@ from sslengine.engines.judged_images import ALL_OF_THEM, FIRST, Found, Judged
 from sslengine.engines.protocols import row_of
 from sslengine.engines.scoring import Score
 from sslengine.errors import DataError
-from sslengine.evaluation.options import ON_IMAGES, OutsideOptions
-from sslengine.evaluation.out_of_set import out_of_set
-from sslengine.evaluation.outcome import Outcome
-from sslengine.evaluation.retrieval.copies import copy_detection
+from sslengine.evaluate.options import ON_IMAGES, OutsideOptions
+from sslengine.evaluate.out_of_set import out_of_set
+from sslengine.evaluate.outcome import Outcome
+from sslengine.evaluate.retrieval.copies import copy_detection
 from sslengine.progress import progress
 from sslengine.registry import PROTOCOLS
 

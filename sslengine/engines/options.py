@@ -9,7 +9,7 @@ from typing import Any
 
 from sslengine.config.ranges import above, at_least, choice, empty_lists
 from sslengine.config.sections import section
-from sslengine.evaluation.options import FeatureFiles
+from sslengine.evaluate.options import FeatureFiles
 
 
 @section("EXTRACT_FEATURES")

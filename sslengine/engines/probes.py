@@ -9,8 +9,8 @@ from typing import Any
 from sslengine.engines.judged_images import Found, Judged
 from sslengine.engines.scoring import Sets
 from sslengine.errors import DataError
-from sslengine.evaluation.linear import Fitted, linear_probe
-from sslengine.evaluation.outcome import Outcome
+from sslengine.evaluate.linear import Fitted, linear_probe
+from sslengine.evaluate.outcome import Outcome
 
 Key = tuple[str, str]  # network and layer
 

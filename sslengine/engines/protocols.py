@@ -12,16 +12,16 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from sslengine.evaluation.calibration import calibration_of_probe
-from sslengine.evaluation.features import Rows
-from sslengine.evaluation.few_shot import few_labels, few_shot_knn, few_shot_logistic
-from sslengine.evaluation.low_shot import low_shot_svm, of_low_shot
-from sslengine.evaluation.options import LinearProbeOptions, SvmOptions
-from sslengine.evaluation.outcome import Outcome
-from sslengine.evaluation.per_class import per_class
-from sslengine.evaluation.retrieval.labelled import retrieval
-from sslengine.evaluation.svm import Svm, svm
-from sslengine.evaluation.versions import VERSIONS
+from sslengine.evaluate.calibration import calibration_of_probe
+from sslengine.evaluate.features import Rows
+from sslengine.evaluate.few_shot import few_labels, few_shot_knn, few_shot_logistic
+from sslengine.evaluate.low_shot import low_shot_svm, of_low_shot
+from sslengine.evaluate.options import LinearProbeOptions, SvmOptions
+from sslengine.evaluate.outcome import Outcome
+from sslengine.evaluate.per_class import per_class
+from sslengine.evaluate.retrieval.labelled import retrieval
+from sslengine.evaluate.svm import Svm, svm
+from sslengine.evaluate.versions import VERSIONS
 from sslengine.progress import progress
 
 # Training features and labels, test features and labels.

@@ -18,21 +18,21 @@ from torch import Tensor
 from sslengine.engines.label_free import label_free
 from sslengine.engines.protocols import run_protocols
 from sslengine.errors import DataError
-from sslengine.evaluation.features import Rows, check_features, held, own_share
-from sslengine.evaluation.few_shot import Interval
-from sslengine.evaluation.intervals import of_accuracy, of_resamples
-from sslengine.evaluation.knn import curve, knn_curve, knn_scores_curve
-from sslengine.evaluation.linear import linear_probe
-from sslengine.evaluation.linear_many import linear_probe_of_many, mean_average_precision
-from sslengine.evaluation.neighbours import search
-from sslengine.evaluation.options import (
+from sslengine.evaluate.features import Rows, check_features, held, own_share
+from sslengine.evaluate.few_shot import Interval
+from sslengine.evaluate.intervals import of_accuracy, of_resamples
+from sslengine.evaluate.knn import curve, knn_curve, knn_scores_curve
+from sslengine.evaluate.linear import linear_probe
+from sslengine.evaluate.linear_many import linear_probe_of_many, mean_average_precision
+from sslengine.evaluate.neighbours import search
+from sslengine.evaluate.options import (
     EvaluateOptions,
     LinearProbeOptions,
     NearestNeighborOptions,
     SvmOptions,
 )
-from sslengine.evaluation.pairs import compare_pairs
-from sslengine.evaluation.versions import VERSIONS
+from sslengine.evaluate.pairs import compare_pairs
+from sslengine.evaluate.versions import VERSIONS
 from sslengine.monitor.run_facts import TRAINED
 from sslengine.progress import progress
 

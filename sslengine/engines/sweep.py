@@ -46,9 +46,9 @@ from sslengine.engines.trained_results import (
     write_result,
 )
 from sslengine.errors import ConfigError
-from sslengine.evaluation.options import LinearProbeOptions
-from sslengine.evaluation.outcome import note_choice
-from sslengine.evaluation.versions import VERSIONS
+from sslengine.evaluate.options import LinearProbeOptions
+from sslengine.evaluate.outcome import note_choice
+from sslengine.evaluate.versions import VERSIONS
 from sslengine.models.build import build_trunk
 from sslengine.models.options import ModelOptions
 from sslengine.models.trunks.base import JOIN, Trunk

@@ -38,7 +38,7 @@ from sslengine.atomic import append
 from sslengine.distributed.collectives import any_rank
 from sslengine.distributed.ranks import is_primary
 from sslengine.errors import CollapseError, NonFiniteLossError
-from sslengine.evaluation.spread import feature_std, rankme, spectrum
+from sslengine.evaluate.spread import feature_std, rankme, spectrum
 from sslengine.hooks.events import OPTIONAL, Hook, Task
 from sslengine.monitor.collapse import (
     END,

@@ -30,9 +30,9 @@ from sslengine.data.options import DataOptions, PowerLawSampler, SplitOptions, S
 from sslengine.engines.run import Run
 from sslengine.engines.stored import Network, of_weights, store_split
 from sslengine.errors import CheckpointError, DataError, SSLEngineError
-from sslengine.evaluation.kept import Kept
-from sslengine.evaluation.label_free.metric import Inputs
-from sslengine.evaluation.store import Store, name_of
+from sslengine.evaluate.kept import Kept
+from sslengine.evaluate.label_free.metric import Inputs
+from sslengine.evaluate.store import Store, name_of
 from sslengine.models.model import Model
 from sslengine.models.options import ModelOptions
 from sslengine.monitor.console import Screen

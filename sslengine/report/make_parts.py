@@ -28,7 +28,7 @@ from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import DataOptions
 from sslengine.distributed.ranks import world_size
 from sslengine.errors import DataError, Preempted
-from sslengine.evaluation.kept import digest_of
+from sslengine.evaluate.kept import digest_of
 from sslengine.monitor.run_facts import REPORT, read_report
 from sslengine.predictor.predictor import Predictor
 from sslengine.report.content import Views

@@ -18,11 +18,11 @@ from sklearn.neighbors import KNeighborsClassifier
 from sslengine.command.front import main
 from sslengine.engines import protocols
 from sslengine.errors import ConfigError, DataError
-from sslengine.evaluation.given import read_given, read_labels
-from sslengine.evaluation.given_labels import Labels, numbered
-from sslengine.evaluation.options import ON_FEATURES, ON_IMAGES
-from sslengine.evaluation.outcome import Outcome
-from sslengine.evaluation.store import Store
+from sslengine.evaluate.given import read_given, read_labels
+from sslengine.evaluate.given_labels import Labels, numbered
+from sslengine.evaluate.options import ON_FEATURES, ON_IMAGES
+from sslengine.evaluate.outcome import Outcome
+from sslengine.evaluate.store import Store
 
 DRAW = np.random.default_rng(0)
 LABELS = DRAW.integers(0, 3, 160)

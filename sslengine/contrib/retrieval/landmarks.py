@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from sslengine.errors import DataError
-from sslengine.evaluation.features import Rows
-from sslengine.evaluation.outcome import Outcome, protocol
-from sslengine.evaluation.retrieval.ranks import (
+from sslengine.evaluate.features import Rows
+from sslengine.evaluate.outcome import Outcome, protocol
+from sslengine.evaluate.retrieval.ranks import (
     Ranks,
     Relation,
     measure_queries,

@@ -31,9 +31,9 @@ from sslengine.engines.options import ClusterFitOptions
 from sslengine.engines.run import Run
 from sslengine.engines.stored import paths_of
 from sslengine.errors import ConfigError, listing, nearest
-from sslengine.evaluation.feature_files import Labelled, layers_in, read_features
-from sslengine.evaluation.kmeans import assign, kmeans
-from sslengine.evaluation.retrieval.descriptors import Whitening
+from sslengine.evaluate.feature_files import Labelled, layers_in, read_features
+from sslengine.evaluate.kmeans import assign, kmeans
+from sslengine.evaluate.retrieval.descriptors import Whitening
 from sslengine.registry import register_engine
 
 WHERE = "config.CLUSTERFIT.FEATURES"

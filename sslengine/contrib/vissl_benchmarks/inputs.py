@@ -24,9 +24,9 @@ from sslengine.engines.features import Compute, layers_of, load_trained
 from sslengine.engines.run import Run
 from sslengine.engines.stored import Network, StoredSplit, of_weights, store_split
 from sslengine.errors import ConfigError
-from sslengine.evaluation.feature_files import Labelled, layers_in, read_features
-from sslengine.evaluation.options import EvaluateOptions
-from sslengine.evaluation.store import Store
+from sslengine.evaluate.feature_files import Labelled, layers_in, read_features
+from sslengine.evaluate.options import EvaluateOptions
+from sslengine.evaluate.store import Store
 from sslengine.models.options import ModelOptions
 
 SPLITS = ("TRAIN", "TEST")

@@ -20,11 +20,11 @@ from sslengine.contrib.vissl_benchmarks.inputs import Inputs, benchmark_inputs
 from sslengine.contrib.vissl_benchmarks.report import Report
 from sslengine.engines.options import LowShotBenchmarkOptions
 from sslengine.engines.run import Run
-from sslengine.evaluation.few_shot import Interval
-from sslengine.evaluation.linear import linear_probe
-from sslengine.evaluation.options import LinearProbeOptions, SvmOptions
-from sslengine.evaluation.outcome import Outcome, protocol
-from sslengine.evaluation.svm import Svm, svm
+from sslengine.evaluate.few_shot import Interval
+from sslengine.evaluate.linear import linear_probe
+from sslengine.evaluate.options import LinearProbeOptions, SvmOptions
+from sslengine.evaluate.outcome import Outcome, protocol
+from sslengine.evaluate.svm import Svm, svm
 from sslengine.registry import register_engine
 
 NAME = "low_shot_test"

@@ -18,11 +18,11 @@ from sslengine.contrib.vissl_benchmarks.inputs import benchmark_inputs
 from sslengine.contrib.vissl_benchmarks.report import Report
 from sslengine.engines.extract_features import save
 from sslengine.engines.run import Run
-from sslengine.evaluation.knn import curve, knn_scores, knn_search, votes
-from sslengine.evaluation.linear_many import mean_average_precision
-from sslengine.evaluation.options import NearestNeighborOptions
-from sslengine.evaluation.outcome import Outcome
-from sslengine.evaluation.store import file_name
+from sslengine.evaluate.knn import curve, knn_scores, knn_search, votes
+from sslengine.evaluate.linear_many import mean_average_precision
+from sslengine.evaluate.options import NearestNeighborOptions
+from sslengine.evaluate.outcome import Outcome
+from sslengine.evaluate.store import file_name
 from sslengine.registry import register_engine
 
 

@@ -28,7 +28,7 @@ from sslengine.engines.options import ExtractFeaturesOptions
 from sslengine.engines.run import Run
 from sslengine.engines.stored import StoredSplit
 from sslengine.errors import ConfigError
-from sslengine.evaluation.store import Store, file_name
+from sslengine.evaluate.store import Store, file_name
 from sslengine.meters import MetersOptions
 from sslengine.meters.base import build_meters, mask_absent, present_classes
 from sslengine.meters.top_k import AccuracyListMeter, TopKMeter

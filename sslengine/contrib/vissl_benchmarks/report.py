@@ -9,7 +9,7 @@ from sslengine.distributed.ranks import is_primary
 from sslengine.engines.expected import check_results_here
 from sslengine.engines.run import Run
 from sslengine.errors import DataError
-from sslengine.evaluation.outcome import Outcome
+from sslengine.evaluate.outcome import Outcome
 
 
 class Report:

@@ -38,10 +38,10 @@ from sslengine.engines.features import layers_of, load_trained
 from sslengine.engines.run import Run
 from sslengine.engines.stored import Network, of_weights, store_split
 from sslengine.errors import ConfigError, DataError
-from sslengine.evaluation.kept import digest_of
-from sslengine.evaluation.outcome import Outcome
-from sslengine.evaluation.retrieval.descriptors import Whitening, as_directions, gem
-from sslengine.evaluation.retrieval.options import RetrievalOptions
+from sslengine.evaluate.kept import digest_of
+from sslengine.evaluate.outcome import Outcome
+from sslengine.evaluate.retrieval.descriptors import Whitening, as_directions, gem
+from sslengine.evaluate.retrieval.options import RetrievalOptions
 from sslengine.models.options import ModelOptions
 from sslengine.registry import register_engine
 

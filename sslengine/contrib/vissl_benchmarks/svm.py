@@ -25,12 +25,12 @@ from sslengine.contrib.vissl_benchmarks.inputs import benchmark_inputs
 from sslengine.contrib.vissl_benchmarks.report import Report
 from sslengine.engines.extract_features import save
 from sslengine.engines.run import Run
-from sslengine.evaluation.kept import Kept
-from sslengine.evaluation.low_shot import low_shot_svm, of_low_shot
-from sslengine.evaluation.options import LowShotOptions, SvmOptions
-from sslengine.evaluation.outcome import Outcome
-from sslengine.evaluation.store import file_name
-from sslengine.evaluation.svm import MakeKept, Svm, svm
+from sslengine.evaluate.kept import Kept
+from sslengine.evaluate.low_shot import low_shot_svm, of_low_shot
+from sslengine.evaluate.options import LowShotOptions, SvmOptions
+from sslengine.evaluate.outcome import Outcome
+from sslengine.evaluate.store import file_name
+from sslengine.evaluate.svm import MakeKept, Svm, svm
 from sslengine.registry import register_engine
 
 # From (the four sets, where machines are kept) to the result.

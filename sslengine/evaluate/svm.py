@@ -1,0 +1,236 @@
+"""VISSL's linear SVMs on frozen features: one against all others for each class.
+
+    1/2 |w|^2  +  cost * sum over the images of weight * max(0, 1 - y (w x + b))^2
+
+with weight 2 for images of the class and 1 for others, on features x / |x|. The cost of each class
+is the one with the best average precision in cross-validation on the training set; the result is
+the mean of the classes' average precision on the test set, by VOC's interpolation.
+
+Images whose indicator is unknown (-1) are left out for that class. VISSL's trainer takes them as
+images that do not show the class.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.metrics import average_precision_score
+from sklearn.model_selection import StratifiedKFold
+from sklearn.svm import LinearSVC
+from torch import Tensor
+
+from sslengine.errors import DataError
+from sslengine.evaluate.features import Rows, blocks, check_features
+from sslengine.evaluate.kept import Kept, digest_of
+from sslengine.evaluate.options import SvmOptions
+from sslengine.evaluate.outcome import Outcome, note_choice, protocol
+from sslengine.meters.mean_ap import average_precision
+
+Features = NDArray[np.float64]
+Signs = NDArray[np.int8]  # 1: shows the class, -1: does not
+Result = TypeVar("Result")
+MakeKept = Callable[[str], Kept]  # from what the results depend on
+
+# Of a class with too few images to choose by cross-validation.
+FIXED_COST = 1.0
+MOST_THREADS = 8  # each has a copy of the features
+
+
+@dataclass(frozen=True)
+class Svm:
+    costs: Sequence[float] = tuple(SvmOptions().costs.all)
+    normalize: bool = True
+    dual: bool = True
+    max_iter: int = 2000
+    cross_val_folds: int = 3
+    loss: str = "squared_hinge"
+    penalty: str = "l2"
+    classes: Sequence[int] = ()  # empty: all
+
+    @classmethod
+    def of(cls, options: SvmOptions) -> Svm:
+        return cls(
+            options.costs.all, options.normalize, options.dual, options.max_iter,
+            options.cross_val_folds, options.loss, options.penalty, options.cls_list,
+        )  # fmt: skip
+
+    def matrix(self, features: Rows) -> Features:
+        whole = torch.cat([each.double() for each in blocks(features)]).cpu()
+        if self.normalize:
+            whole = whole / (whole.norm(dim=1, keepdim=True) + 1e-5)
+        found: Features = whole.numpy()
+        return found
+
+    def fit(self, features: Features, signs: Signs, cost: float) -> Any:
+        """The solver draws images in a random order: the seed makes it the same each time."""
+        machine: Any = LinearSVC(  # type: ignore[no-untyped-call]
+            C=cost, class_weight={1: 2, -1: 1}, loss=self.loss, penalty=self.penalty, tol=1e-4,
+            intercept_scaling=1.0, dual=self.dual, max_iter=self.max_iter, random_state=0,
+        )  # fmt: skip
+        return machine.fit(features, signs)
+
+
+@protocol("SVM")
+def svm(
+    train: Rows, labels: Tensor, test: Rows, test_labels: Tensor, options: Svm | None = None,
+    kept: MakeKept | None = None,
+) -> Outcome:  # fmt: skip
+    """labels: class numbers, or rows of indicators 1, 0, and -1 for unknown."""
+    options = options or Svm()
+    rows, wanted = indicators(labels, test_labels)
+    features, judged = options.matrix(train), options.matrix(test)
+    check_features("SVM", torch.from_numpy(features), labels, torch.from_numpy(judged))
+    classes = both_kinds(rows, options.classes)
+    expect_shown(wanted[:, classes])
+    held = kept(digest_of(features, rows.numpy(), repr(options))) if kept else None
+    found = in_threads(
+        lambda each: _of_class(features, rows[:, each], options, f"cls{each}", held),
+        classes.tolist(),
+    )
+    scores = torch.from_numpy(np.stack([each.scores(judged) for each in found], axis=1))
+    precisions = average_precision(scores, wanted[:, classes])
+    metrics = {"mAP": 100 * float(precisions.nanmean())}
+    answers = scores
+    if labels.ndim == 1:
+        answers = classes[scores.argmax(dim=1)]
+        metrics["accuracy"] = 100 * float((answers == test_labels.cpu()).double().mean())
+    best = [each.held_out.max() for each in found]
+    details = {
+        "costs": dict(zip(classes.tolist(), [each.cost for each in found])),
+        "cross_validated_mAP": 100 * float(torch.tensor(best).nanmean()),
+    }
+    tables = {
+        "crossval_ap": np.stack([each.held_out for each in found]),
+        "chosen_cost": np.array([each.cost for each in found]),
+        "test_ap": precisions.unsqueeze(1).numpy(),
+    }
+    fixed = sum(np.isnan(each) for each in best)
+    notes = left_out(rows, classes) + not_converged(sum(each.unfinished for each in found))
+    if fixed:
+        notes += (f"{fixed} classes have too few images to choose a cost: it is {FIXED_COST:g}",)
+    chosen = [each.cost for each, score in zip(found, best, strict=True) if not np.isnan(score)]
+    counts = answers.unique(dim=0, return_counts=True)[1]
+    notes += note_choice(chosen, options.costs, counts, "cost")
+    return Outcome(metrics, notes, details, tables)
+
+
+@dataclass(frozen=True)
+class _Machine:
+    """Of one class."""
+
+    weights: Features
+    bias: float
+    cost: float
+    held_out: Features  # average precision for each cost; NaN: the cost is fixed
+    unfinished: int  # fits that stopped at max_iter
+
+    def scores(self, judged: Features) -> Features:
+        found: Features = judged @ self.weights + self.bias
+        return found
+
+
+def _of_class(
+    features: Features, row: Tensor, options: Svm, name: str, kept: Kept | None
+) -> _Machine:
+    held = kept.get(name) if kept else None
+    if held is not None:
+        numbers = float(held["bias"]), float(held["cost"])
+        return _Machine(held["weights"], *numbers, held["held_out"], int(held["unfinished"]))
+    found = _fitted(features, row, options)
+    if kept:
+        kept.put(name, vars(found))
+    return found
+
+
+def _fitted(features: Features, row: Tensor, options: Svm) -> _Machine:
+    known = (row >= 0).numpy()
+    features, signs = features[known], signs_of(row[row >= 0])
+    folds = min(options.cross_val_folds, int((signs > 0).sum()), int((signs < 0).sum()))
+    cost, unfinished = FIXED_COST, 0
+    held_out = np.full(len(options.costs), np.nan)
+    if folds > 1:
+        split: Any = StratifiedKFold(folds)  # type: ignore[no-untyped-call]
+        parts = list(split.split(features, signs))
+        for place, each in enumerate(options.costs):
+            machines = [options.fit(features[used], signs[used], each) for used, _ in parts]
+            held_out[place] = fmean(
+                average_precision_score(signs[held], machine.decision_function(features[held]))
+                for machine, (_, held) in zip(machines, parts, strict=True)
+            )
+            unfinished += sum(_unfinished(machine, options) for machine in machines)
+        cost = options.costs[int(held_out.argmax())]  # of equally good costs the first
+    machine = options.fit(features, signs, cost)
+    unfinished += _unfinished(machine, options)
+    return _Machine(machine.coef_[0], float(machine.intercept_[0]), cost, held_out, unfinished)
+
+
+def _unfinished(machine: Any, options: Svm) -> bool:
+    return bool(machine.n_iter_ >= options.max_iter)
+
+
+# ---- shared with low_shot.py
+
+
+def indicators(labels: Tensor, test_labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of indicators of both sets, (images, classes)."""
+    labels, test_labels = labels.cpu(), test_labels.cpu()
+    if labels.ndim == 2:
+        return labels, test_labels
+    classes = 1 + int(labels.max()) if len(labels) else 0
+    numbers = torch.arange(classes)
+    rows, wanted = (each.unsqueeze(1).eq(numbers).to(torch.int8) for each in (labels, test_labels))
+    return rows.masked_fill(labels.lt(0).unsqueeze(1), -1), wanted
+
+
+def both_kinds(rows: Tensor, chosen: Sequence[int] = ()) -> Tensor:
+    """The classes that some images show and others do not. chosen: numbers of classes, or all."""
+    if chosen and not 0 <= min(chosen) <= max(chosen) < rows.shape[1]:
+        raise DataError(f"config.SVM.cls_list: the classes are 0 to {rows.shape[1] - 1}.")
+    both = (rows > 0).any(dim=0) & (rows == 0).any(dim=0)
+    classes = torch.tensor(list(chosen))[both[list(chosen)]] if chosen else both.nonzero().flatten()
+    if not len(classes):
+        raise DataError("no class has both images that show it and images that do not.")
+    return classes
+
+
+def expect_shown(wanted: Tensor) -> None:
+    if not (wanted > 0).any():
+        raise DataError("the test images show none of the classes.")
+
+
+def left_out(rows: Tensor, classes: Tensor) -> tuple[str, ...]:
+    count = rows.shape[1] - len(classes)
+    note = f"{count} of {rows.shape[1]} classes have no images of both kinds: left out"
+    return (note,) * bool(count)
+
+
+def not_converged(count: int) -> tuple[str, ...]:
+    return (f"{count} fits stopped before they converged (max_iter)",) * bool(count)
+
+
+def signs_of(row: Tensor) -> Signs:
+    signs: Signs = torch.where(row > 0, 1, -1).to(torch.int8).numpy()
+    return signs
+
+
+def mean_ap(scores: Tensor, wanted: Tensor) -> float:
+    """In percent, over the classes that the test set has."""
+    return 100 * float(average_precision(scores, wanted).nanmean())
+
+
+def in_threads(work: Callable[[Any], Result], items: Sequence[Any]) -> list[Result]:
+    """The solver releases the interpreter's lock. That a fit did not converge is counted."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as pool:
+            return list(pool.map(work, items))
