@@ -27,8 +27,7 @@ from sslengine.engines.stored import Network
 from sslengine.errors import DataError
 from sslengine.evaluate.options import CopiesOptions
 from sslengine.evaluate.outcome import Outcome
-from sslengine.evaluate.retrieval.copies import copy_detection
-from sslengine.evaluate.retrieval.descriptors import Whitening, gem
+from sslengine.evaluate.retrieval import Whitening, copy_detection, gem
 from sslengine.monitor.run_facts import PIXELS
 from sslengine.registry import PROTOCOLS
 

@@ -21,7 +21,7 @@ from sslengine.errors import DataError
 from sslengine.evaluate.options import ON_IMAGES, OutsideOptions
 from sslengine.evaluate.out_of_set import out_of_set
 from sslengine.evaluate.outcome import Outcome
-from sslengine.evaluate.retrieval.copies import copy_detection
+from sslengine.evaluate.retrieval import copy_detection
 from sslengine.progress import progress
 from sslengine.registry import PROTOCOLS
 

@@ -19,7 +19,7 @@ from sslengine.evaluate.low_shot import low_shot_svm, of_low_shot
 from sslengine.evaluate.options import LinearProbeOptions, SvmOptions
 from sslengine.evaluate.outcome import Outcome
 from sslengine.evaluate.per_class import per_class
-from sslengine.evaluate.retrieval.labelled import retrieval
+from sslengine.evaluate.retrieval import retrieval
 from sslengine.evaluate.svm import Svm, svm
 from sslengine.evaluate.versions import VERSIONS
 from sslengine.progress import progress

@@ -18,13 +18,11 @@ from torch import Tensor
 from sslengine.engines.label_free import label_free
 from sslengine.engines.protocols import run_protocols
 from sslengine.errors import DataError
-from sslengine.evaluate.features import Rows, check_features, held, own_share
-from sslengine.evaluate.few_shot import Interval
-from sslengine.evaluate.intervals import of_accuracy, of_resamples
-from sslengine.evaluate.knn import curve, knn_curve, knn_scores_curve
+from sslengine.evaluate.features import Rows, held
+from sslengine.evaluate.intervals import Spread, bootstrap, wilson
+from sslengine.evaluate.knn import knn_curve, knn_scores, knn_within
 from sslengine.evaluate.linear import linear_probe
 from sslengine.evaluate.linear_many import linear_probe_of_many, mean_average_precision
-from sslengine.evaluate.neighbours import search
 from sslengine.evaluate.options import (
     EvaluateOptions,
     LinearProbeOptions,
@@ -160,18 +158,18 @@ class Asked:
             "device": self.device, "over_ranks": True,
         }  # fmt: skip
         if labels.ndim > 1:
-            found = dict(knn_scores_curve(train, labels, test, **how))
+            found = knn_scores(train, labels, test, **how)
             for k, fewer in used.items():
                 measure = partial(_map_of, found[fewer], wanted)
                 score.knn[k] = measure()
-                score.intervals[f"knn_{k}"] = of_resamples(measure, wanted)
+                score.intervals[f"knn_{k}"] = bootstrap(measure, wanted)
             return
         answers: dict[int, Tensor] = {}
         shares = knn_curve(train, labels, test, wanted, **how, top=(1, 5), answers=answers)
         for k, fewer in used.items():
             score.knn[k], score.knn_top5[k] = shares[fewer]
             score.answers[f"knn_{k}"] = answers[fewer].cpu()
-            score.intervals[f"knn_{k}"] = of_accuracy(score.knn[k], len(wanted))
+            score.intervals[f"knn_{k}"] = wilson(score.knn[k], len(wanted))
 
     def _among_themselves(self, score: Score, each: Sets, note: Callable[[str], None]) -> None:
         """Without test labels: each training image by its neighbours among the others."""
@@ -181,15 +179,20 @@ class Asked:
             return
         note("kNN: without test labels each image of TRAIN is classified by the others")
         options, used = self.neighbours, self._used(len(labels) - 1, note)
-        check_features("Nearest neighbours", train, labels, train, over_ranks=True)
-        among, ks = own_share(len(labels), over_ranks=True), [*used.values()]
-        found = search(train, train, max(ks), options.metric, self.device, own=True, among=among)
-        wanted = labels[among.start : among.stop]
-        shares = curve(found, labels, wanted, ks, options.SIGMA, (1, 5), over_ranks=True)
+        shares = knn_within(
+            train,
+            labels,
+            [*used.values()],
+            options.SIGMA,
+            options.metric,
+            (1, 5),
+            self.device,
+            True,
+        )
         score.about["knn_on"] = "TRAIN, each image by the others"
         for k, fewer in used.items():
             score.knn[k], score.knn_top5[k] = shares[fewer]
-            score.intervals[f"knn_{k}"] = of_accuracy(score.knn[k], len(labels))
+            score.intervals[f"knn_{k}"] = wilson(score.knn[k], len(labels))
 
     def _used(self, count: int, note: Callable[[str], None]) -> dict[int, int]:
         """For each k how many neighbours there are."""
@@ -208,7 +211,7 @@ class Asked:
         how: dict[str, Any] = {"device": self.device, "over_ranks": True, "groups": each.groups}
         found = probe(train, labels, test, wanted, self.probe, **how)
         score.linear = found.test_accuracy
-        score.intervals["linear"] = found.interval or of_accuracy(found.test_accuracy, len(wanted))
+        score.intervals["linear"] = found.interval or wilson(found.test_accuracy, len(wanted))
         score.about["chosen_on"] = {"linear": found.chosen_on}
         score.about["penalty"] = found.penalty
         if found.fitted is not None:
@@ -250,7 +253,7 @@ def averaged(scores: Sequence[Score]) -> Score:
     values = {name: [each.metrics[name] for each in scores if name in each.metrics]
               for name in first.metrics}  # fmt: skip
     seeds = [seed for each in scores for seed in each.about.get("seeds", ())]
-    means = {name: Interval.of(some) for name, some in values.items()}
+    means = {name: Spread.over(some) for name, some in values.items()}
     return Score(
         first.features,
         first.layer,

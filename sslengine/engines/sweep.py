@@ -32,10 +32,10 @@ from sslengine.engine.build import classes_of_train
 from sslengine.engine.channels import input_channels
 from sslengine.engines.expected import check_results_here
 from sslengine.engines.features import required_weights
+from sslengine.engines.options import FORMS, HELD_OUT, LINEAR, SweepOptions
 from sslengine.engines.protocols import show_protocols
 from sslengine.engines.run import Run
 from sslengine.engines.sub_run import digest_of, folder_of, sub_run
-from sslengine.engines.sweep_options import FORMS, HELD_OUT, LINEAR, SweepOptions
 from sslengine.engines.train import train_task
 from sslengine.engines.trained_results import (
     SWEEP,

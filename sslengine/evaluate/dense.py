@@ -24,8 +24,8 @@ from torch import Tensor
 
 from sslengine.errors import DataError
 from sslengine.evaluate.features import expect_finite
+from sslengine.evaluate.knn import search
 from sslengine.evaluate.logistic import Classifier
-from sslengine.evaluate.neighbours import search
 from sslengine.evaluate.options import Metric
 from sslengine.evaluate.outcome import Outcome, note_choice, protocol
 from sslengine.evaluate.penalty_path import fit_path

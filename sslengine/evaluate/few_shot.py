@@ -15,19 +15,17 @@ few_labels          labels of 1 % and 10 % of the training images, as SimCLR and
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from statistics import fmean, stdev
+from dataclasses import replace
 from typing import Any
 
 import torch
-from scipy import special  # type: ignore[import-untyped]
 from torch import Tensor
 
 from sslengine.data.manifest.few_labels import share_of_each_class
 from sslengine.errors import DataError
 from sslengine.evaluate.features import Rows, expect_finite, expect_one_class_each, rows_at
+from sslengine.evaluate.intervals import Spread
 from sslengine.evaluate.knn import knn_curve
 from sslengine.evaluate.linear import (
     FIXED_PENALTY,
@@ -152,7 +150,7 @@ def _fitted(
 
 
 def _outcome(found: dict[str, list[float]], notes: tuple[str, ...], draws: int) -> Outcome:
-    intervals = {name: Interval.of(values) for name, values in found.items()}
+    intervals = {name: Spread.over(values) for name, values in found.items()}
     return Outcome(
         {name: each.mean for name, each in intervals.items()},
         notes,
@@ -177,7 +175,7 @@ def few_labels(
     groups: Tensor | None = None,
 ) -> Outcome:
     counts = expect_classes(labels)
-    intervals: dict[str, Interval] = {}
+    intervals: dict[str, Spread] = {}
     details: dict[str, Any] = {"draws": draws, "images": {}, "penalties": {}, "chosen_on": {}}
     notes = []
     for share in shares:
@@ -188,7 +186,7 @@ def few_labels(
             of_some = None if groups is None else groups[rows.to(groups.device)]
             probe = linear_probe(*some, test, test_labels, options, groups=of_some, warns=False)
             found.append(probe)
-        intervals[name] = Interval.of([each.test_accuracy for each in found])
+        intervals[name] = Spread.over([each.test_accuracy for each in found])
         details["images"][name] = len(rows)
         details["penalties"][name] = [each.penalty for each in found]
         details["chosen_on"][name] = found[0].chosen_on
@@ -241,17 +239,3 @@ def missing_shots(counts: Tensor, shots: Sequence[int]) -> tuple[str, ...]:
         for n, some in few.items()
         if some
     )
-
-
-@dataclass(frozen=True)
-class Interval:
-    mean: float
-    # Half the width of the 95 % confidence interval of the mean (Student's t); NaN of one value.
-    half: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Interval:
-        if len(values) < 2:
-            return cls(fmean(values), math.nan)
-        quantile = float(special.stdtrit(len(values) - 1, 0.975))
-        return cls(fmean(values), quantile * stdev(values) / math.sqrt(len(values)))

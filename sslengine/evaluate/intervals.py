@@ -1,11 +1,14 @@
-"""95 % intervals of a score over its test images: how far another draw of them might be."""
+"""95 % intervals of a score: how far another draw of test images, or of seeds, might be."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
 
 import torch
+from scipy import special  # type: ignore[import-untyped]
 from torch import Tensor
 
 from sslengine.evaluate.pairs import NORMAL
@@ -15,8 +18,24 @@ RESAMPLES = 200
 SORTED = 2**28
 
 
-def of_accuracy(percent: float, images: int) -> list[float]:
-    """Wilson's interval: about that of a bootstrap, and not empty where all images are right."""
+@dataclass(frozen=True)
+class Spread:
+    """The mean of several draws."""
+
+    mean: float
+    # Half the width of the 95 % confidence interval of the mean (Student's t); NaN of one value.
+    half: float
+
+    @classmethod
+    def over(cls, values: Sequence[float]) -> Spread:
+        if len(values) < 2:
+            return cls(fmean(values), math.nan)
+        quantile = float(special.stdtrit(len(values) - 1, 0.975))
+        return cls(fmean(values), quantile * stdev(values) / math.sqrt(len(values)))
+
+
+def wilson(percent: float, images: int) -> list[float]:
+    """Return an accuracy's interval: about a bootstrap's, not empty where all images are right."""
     share, square = percent / 100, NORMAL**2
     middle = share + square / (2 * images)
     half = NORMAL * math.sqrt(share * (1 - share) / images + square / (4 * images**2))
@@ -24,10 +43,10 @@ def of_accuracy(percent: float, images: int) -> list[float]:
     return [max(0.0, low), min(100.0, high)]
 
 
-def of_resamples(measure: Callable[[Tensor], float], wanted: Tensor) -> list[float]:
-    """The percentile bootstrap. measure: of the images with these numbers; wanted: of all images.
+def bootstrap(measure: Callable[[Tensor], float], wanted: Tensor) -> list[float]:
+    """Return the percentile bootstrap; empty for a set so large that it would take minutes.
 
-    Empty if the set is so large that it would take minutes.
+    measure: of the images with these numbers. wanted: the labels of all images.
     """
     if wanted.numel() * RESAMPLES > SORTED:
         return []

@@ -17,7 +17,7 @@ from torch.nn.functional import softplus
 from sslengine.distributed.collectives import gather
 from sslengine.errors import DataError
 from sslengine.evaluate.features import Chosen, Rows, check_features
-from sslengine.evaluate.intervals import of_resamples
+from sslengine.evaluate.intervals import bootstrap
 from sslengine.evaluate.linear import ROWS, TOLERANCE, LinearProbe, expect_groups, part_of_train
 from sslengine.evaluate.logistic import Classifier, curvature
 from sslengine.evaluate.minimise import minimise
@@ -75,7 +75,7 @@ def linear_probe_of_many(
     left_out = width - len(probe.classes)
     notes = (f"{left_out} of {width} classes have no images of both kinds",) * bool(left_out)
     scores, wanted = probe.scores(test), test.labels[:, probe.classes]
-    interval = of_resamples(lambda some: mean_average_precision(scores[some], wanted[some]), wanted)
+    interval = bootstrap(lambda some: mean_average_precision(scores[some], wanted[some]), wanted)
     result = mean_average_precision(scores, wanted)
     answers = scores.unique(dim=0, return_counts=True)[1]
     notes += note_choice([penalty], options.PENALTIES, answers)

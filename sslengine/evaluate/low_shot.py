@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from sslengine.evaluate.features import Rows, check_features
-from sslengine.evaluate.few_shot import Interval, shots_of_each_class
+from sslengine.evaluate.few_shot import shots_of_each_class
+from sslengine.evaluate.intervals import Spread
 from sslengine.evaluate.kept import Kept, digest_of
 from sslengine.evaluate.options import LowShotOptions
 from sslengine.evaluate.outcome import Outcome, note_choice, protocol
@@ -100,10 +101,10 @@ def low_shot_svm(
         notes += tuple(f"k={k}: {each}" for each in said)
         results = [100 * each.results[place] for each in found]
         published = np.mean([each.results for each in found], axis=0).max()
-        metrics[f"k={k} mAP"] = Interval.of(results).mean
+        metrics[f"k={k} mAP"] = Spread.over(results).mean
         details[f"k={k}"] = {
             "min": min(results), "max": max(results), "std": float(np.std(results)),
-            "interval": Interval.of(results).half,
+            "interval": Spread.over(results).half,
             "cost": options.costs[place], "chosen_on": choose if chosen else "",
             "best_on_test": 100 * float(published),
         }  # fmt: skip

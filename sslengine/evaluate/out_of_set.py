@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sslengine.errors import DataError
 from sslengine.evaluate.features import Rows, expect_finite
-from sslengine.evaluate.neighbours import search
+from sslengine.evaluate.knn import search
 from sslengine.evaluate.outcome import Outcome, protocol
 
 K = 50

@@ -79,7 +79,7 @@ class OnlineEval(Hook):
         try:
             if "knn" in self.options.WHAT and ks:
                 found = knn_within(features, labels, ks)
-                metrics |= {f"knn_{k}": value for k, value in found.items()}
+                metrics |= {f"knn_{k}": value for k, (value,) in found.items()}
             if "probe" in self.options.WHAT:
                 half = len(labels) // 2
                 sets = features[:half], labels[:half], features[half:], labels[half:]

@@ -41,7 +41,7 @@ from sslengine.engines.stored import StoredSplit, store_split
 from sslengine.errors import SSLEngineError
 from sslengine.evaluate.features import rows_at
 from sslengine.evaluate.kmeans import assign, kmeans
-from sslengine.evaluate.neighbours import search
+from sslengine.evaluate.knn import search
 from sslengine.evaluate.options import EvaluateOptions
 from sslengine.evaluate.store import file_name
 from sslengine.models.options import ModelOptions

@@ -215,7 +215,7 @@ def test_without_test_images_each_training_image_by_the_others(tmp_path: Path) -
     pixels = store.layer("16x16").tensor().flatten(1)
     assert report["chance"] == pytest.approx(100 * float(store.targets.bincount().max()) / 60)
     for k in (1, 5):
-        expected = knn_within(pixels, store.targets, [k])[k]
+        expected = knn_within(pixels, store.targets, [k])[k][0]
         assert scores["raw pixels"]["knn"][str(k)] == pytest.approx(expected)
     assert scores["trained"]["about"]["knn_on"] == "TRAIN, each image by the others"
     assert "kNN: without test labels each image of TRAIN is classified by the others" in screen(run)

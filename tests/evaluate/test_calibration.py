@@ -21,7 +21,7 @@ from sslengine.evaluate import intervals
 from sslengine.evaluate.calibration import calibration, calibration_of_probe
 from sslengine.evaluate.dense import dense
 from sslengine.evaluate.few_shot import few_shot_logistic
-from sslengine.evaluate.intervals import of_accuracy, of_resamples
+from sslengine.evaluate.intervals import bootstrap, wilson
 from sslengine.evaluate.linear import linear_probe
 from sslengine.evaluate.linear_many import linear_probe_of_many
 from sslengine.evaluate.options import LinearProbeOptions, SegmentationOptions, SvmOptions
@@ -171,7 +171,7 @@ def test_a_rare_class_that_is_never_answered_is_half_of_the_balanced_accuracy() 
 
 @pytest.mark.parametrize(("right", "count"), [(0, 3), (3, 3), (17, 40), (1660, 2000)])
 def test_of_an_accuracy(right: int, count: int) -> None:
-    found = of_accuracy(100 * right / count, count)
+    found = wilson(100 * right / count, count)
     tested = stats.binomtest(right, count).proportion_ci(0.95, "wilson")
     assert found == pytest.approx([100 * tested.low, 100 * tested.high], abs=1e-4)
     if count > 1000:  # as resampled images
@@ -179,14 +179,14 @@ def test_of_an_accuracy(right: int, count: int) -> None:
         assert found == pytest.approx(100 * np.percentile(drawn, [2.5, 97.5]), abs=0.2)
 
 
-def test_of_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bootstrap(monkeypatch: pytest.MonkeyPatch) -> None:
     values = torch.from_numpy(np.random.default_rng(0).normal(size=400))
-    found = of_resamples(lambda some: float(values[some].mean()), values)
+    found = bootstrap(lambda some: float(values[some].mean()), values)
     wanted = stats.t.interval(0.95, 399, values.mean(), values.std() / 20)
     assert found == pytest.approx(wanted, abs=0.02)
-    assert of_resamples(lambda some: float("nan"), values) == []
+    assert bootstrap(lambda some: float("nan"), values) == []
     monkeypatch.setattr(intervals, "SORTED", 1000)
-    assert of_resamples(lambda some: 1.0, values) == []
+    assert bootstrap(lambda some: 1.0, values) == []
 
 
 # ---- Every linear protocol says that its penalty is an end of the grid, and that its answer is

@@ -14,13 +14,13 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from sslengine.evaluate.few_shot import (
-    Interval,
     few_labels,
     few_shot_knn,
     few_shot_logistic,
     share_of_each_class,
     shots_of_each_class,
 )
+from sslengine.evaluate.intervals import Spread
 from sslengine.evaluate.linear import FIXED_PENALTY
 from sslengine.evaluate.options import LinearProbeOptions
 from sslengine.evaluate.store import Store
@@ -51,9 +51,9 @@ def test_a_draw_has_some_of_each_class() -> None:
 def test_intervals_are_students() -> None:
     values = [61.0, 64.5, 60.2, 66.0, 63.3]
     low, high = stats.t.interval(0.95, 4, loc=np.mean(values), scale=stats.sem(values))
-    found = Interval.of(values)
+    found = Spread.over(values)
     assert (found.mean - found.half, found.mean + found.half) == pytest.approx((low, high))
-    assert np.isnan(Interval.of([3.0]).half)
+    assert np.isnan(Spread.over([3.0]).half)
 
 
 def test_neighbours_among_the_drawn_images() -> None:
@@ -72,7 +72,7 @@ def test_neighbours_among_the_drawn_images() -> None:
             expected.append(100 * judge.score(*TEST))
         name = f"{n} shots, k={k}"
         assert found.metrics[name] == pytest.approx(np.mean(expected))
-        assert found.details["intervals"][name] == pytest.approx(Interval.of(expected).half)
+        assert found.details["intervals"][name] == pytest.approx(Spread.over(expected).half)
 
 
 def test_regressions_on_the_drawn_images(tmp_path: Path) -> None:

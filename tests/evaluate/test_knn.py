@@ -15,14 +15,8 @@ from sklearn.neighbors import KNeighborsClassifier, NearestNeighbors
 from torch import Tensor
 
 from sslengine.errors import ConfigError
-from sslengine.evaluate import neighbours
-from sslengine.evaluate.knn import (
-    knn_accuracy,
-    knn_curve,
-    knn_predict,
-    knn_votes,
-    top_accuracy,
-)
+from sslengine.evaluate import knn
+from sslengine.evaluate.knn import knn_curve, knn_scores, search
 
 
 def clusters(count: int, seed: int, dims: int = 6, classes: int = 5) -> tuple[Tensor, Tensor]:
@@ -62,7 +56,7 @@ def written_out(
 @pytest.mark.parametrize("sigma", [0.1, 2.0, None])
 @pytest.mark.parametrize("k", [1, 7, 300])
 def test_votes_equal_those_written_out(metric: Any, sigma: float | None, k: int) -> None:
-    votes = knn_votes(TRAIN, TRAIN_LABELS, TEST, k, sigma, metric)
+    votes = knn_scores(TRAIN, TRAIN_LABELS, TEST, [k], sigma, metric)[k]
     expected = written_out(TRAIN, TRAIN_LABELS, TEST, k, sigma, metric)
     torch.testing.assert_close(votes, expected, rtol=1e-9, atol=1e-12)
 
@@ -72,8 +66,9 @@ def test_votes_equal_those_written_out(metric: Any, sigma: float | None, k: int)
 def test_predictions_equal_those_of_scikit_learn(metric: Any, name: str, k: int) -> None:
     judge = KNeighborsClassifier(k, metric=name, algorithm="brute")
     expected = judge.fit(TRAIN.numpy(), TRAIN_LABELS.numpy()).predict(TEST.numpy())
-    predicted = knn_predict(TRAIN, TRAIN_LABELS, TEST, k, sigma=None, metric=metric)
-    assert predicted.tolist() == expected.tolist()
+    answers: dict[int, Tensor] = {}
+    knn_curve(TRAIN, TRAIN_LABELS, TEST, TEST_LABELS, [k], None, metric, answers=answers)
+    assert answers[k].tolist() == expected.tolist()
 
 
 def test_weighted_predictions_equal_those_of_scikit_learn() -> None:
@@ -82,7 +77,7 @@ def test_weighted_predictions_equal_those_of_scikit_learn() -> None:
     )
     expected = 100 * judge.fit(TRAIN, TRAIN_LABELS).score(TEST, TEST_LABELS)
     assert 30 < expected < 95  # neither hopeless nor trivial
-    accuracy = knn_accuracy(TRAIN, TRAIN_LABELS, TEST, TEST_LABELS, k=30, sigma=0.1)
+    (accuracy,) = knn_curve(TRAIN, TRAIN_LABELS, TEST, TEST_LABELS, [30], sigma=0.1)[30]
     assert accuracy == pytest.approx(expected, abs=1e-9)
 
 
@@ -95,34 +90,36 @@ def test_of_equally_similar_features_the_first_ones_vote(data: st.DataObject) ->
     labels = data.draw(st.lists(st.integers(0, 3), min_size=len(rows), max_size=len(rows)))
     k = data.draw(st.integers(1, len(rows)))
     train, test = torch.tensor(rows, dtype=torch.float32), torch.tensor(asked).float()
-    votes = knn_votes(train, torch.tensor(labels), test, k, sigma=None, metric="dot")
+    votes = knn_scores(train, torch.tensor(labels), test, [k], sigma=None, metric="dot")[k]
     assert torch.equal(votes, written_out(train, torch.tensor(labels), test, k, None, "dot"))
 
 
 def test_of_classes_with_equal_votes_the_lower_wins() -> None:
     train, labels = torch.ones(4, 2), torch.tensor([3, 1, 1, 3])
-    assert knn_predict(train, labels, torch.ones(1, 2), k=4).tolist() == [1]
+    answers: dict[int, Tensor] = {}
+    knn_curve(train, labels, torch.ones(1, 2), torch.ones(1), [4], answers=answers)
+    assert answers[4].tolist() == [1]
 
 
 @pytest.mark.parametrize("piece", [1, 301, 1000])
 def test_the_size_of_the_pieces_changes_nothing(piece: int) -> None:
-    whole = knn_votes(TRAIN, TRAIN_LABELS, TEST, k=9)
-    cut = knn_votes(TRAIN, TRAIN_LABELS, TEST, k=9, piece=piece)
-    torch.testing.assert_close(cut, whole, rtol=1e-12, atol=0)
+    whole, cut = search(TRAIN, TEST, 9), search(TRAIN, TEST, 9, piece=piece)
+    assert torch.equal(cut.rows, whole.rows)
+    torch.testing.assert_close(cut.similarities, whole.similarities, rtol=1e-12, atol=0)
 
 
 def test_large_dot_products_do_not_overflow() -> None:
     """exp(s / sigma) with s = 1e6 would."""
-    votes = knn_votes(1e3 * TRAIN, TRAIN_LABELS, 1e3 * TEST, k=9, sigma=0.1, metric="dot")
+    votes = knn_scores(1e3 * TRAIN, TRAIN_LABELS, 1e3 * TEST, [9], sigma=0.1, metric="dot")[9]
     assert votes.isfinite().all()
-    nearest = knn_predict(TRAIN, TRAIN_LABELS, TEST, k=1, metric="dot")
-    assert torch.equal(votes.argmax(1), nearest)
+    nearest = knn_scores(TRAIN, TRAIN_LABELS, TEST, [1], metric="dot")[1]
+    assert torch.equal(votes.argmax(1), nearest.argmax(1))
 
 
 def test_half_precision_features_are_compared_in_single_precision() -> None:
     low = TRAIN.half(), TRAIN_LABELS, TEST.half()
     high = TRAIN.half().float(), TRAIN_LABELS, TEST.half().float()
-    assert torch.equal(knn_votes(*low, k=5), knn_votes(*high, k=5))
+    assert torch.equal(knn_scores(*low, [5])[5], knn_scores(*high, [5])[5])
 
 
 @pytest.mark.parametrize("metric", ["cosine", "dot", "euclid"])
@@ -131,8 +128,9 @@ def test_one_search_for_all_k(metric: Any) -> None:
     curve = knn_curve(TRAIN, TRAIN_LABELS, TEST, TEST_LABELS, ks, 0.1, metric, top=(1, 2))
     assert list(curve) == ks
     for k in ks:
-        votes = knn_votes(TRAIN, TRAIN_LABELS, TEST, k, 0.1, metric)
-        expected = [top_accuracy(votes, TEST_LABELS, top) for top in (1, 2)]
+        votes = written_out(TRAIN, TRAIN_LABELS, TEST, k, 0.1, metric)
+        hits = votes.argsort(dim=1, descending=True, stable=True) == TEST_LABELS.unsqueeze(1)
+        expected = [100 * float(hits[:, :top].sum() / len(TEST)) for top in (1, 2)]
         assert curve[k] == pytest.approx(expected)
 
 
@@ -142,11 +140,11 @@ def test_neighbours_are_those_of_a_sorted_row(
 ) -> None:
     """Of whole numbers, which tie often; blocks of 5 rows, groups of 2, queries in threes."""
     for name, value in {"GROUP": 2, "QUERIES": 3, "KEPT": 28}.items():
-        monkeypatch.setattr(neighbours, name, value)
+        monkeypatch.setattr(knn, name, value)
     draw = torch.Generator().manual_seed(0)
     train = torch.randint(-2, 3, (97, 4), generator=draw).to(dtype)
     asked = torch.randint(-2, 3, (20, 4), generator=draw).to(dtype)
-    found = neighbours.search(train, asked, 31, "dot", piece=15)
+    found = search(train, asked, 31, "dot", piece=15)
     products = asked @ train.T
     order = products.argsort(dim=1, descending=True, stable=True)[:, :31]
     assert torch.equal(found.rows, order)
@@ -155,7 +153,7 @@ def test_neighbours_are_those_of_a_sorted_row(
 
 
 def test_leaving_out_the_query_is_scikit_learns_search_without_it() -> None:
-    found = neighbours.search(TRAIN, TRAIN, 9, "cosine", own=True, piece=700)
+    found = search(TRAIN, TRAIN, 9, "cosine", own=True, piece=700)
     judge = NearestNeighbors(n_neighbors=9, metric="cosine", algorithm="brute").fit(TRAIN)
     assert np.array_equal(found.rows, judge.kneighbors(return_distance=False))
 
@@ -163,20 +161,12 @@ def test_leaving_out_the_query_is_scikit_learns_search_without_it() -> None:
 def test_a_matrix_of_another_program_is_read_in_pieces(tmp_path: Path) -> None:
     np.save(tmp_path / "rows.npy", TRAIN.numpy().astype(np.float16))
     mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
-    found = neighbours.search(mapped, TEST.half(), 5, piece=1200)
-    whole = neighbours.search(TRAIN.half(), TEST.half(), 5)
+    found = search(mapped, TEST.half(), 5, piece=1200)
+    whole = search(TRAIN.half(), TEST.half(), 5)
     assert torch.equal(found.rows, whole.rows)
-
-
-def test_top_accuracy_counts_labels_among_the_best_scores() -> None:
-    scores = torch.tensor([[0.1, 0.7, 0.2], [0.5, 0.5, 0.0], [0.0, 0.1, 0.9], [0.3, 0.3, 0.3]])
-    labels = torch.tensor([1, 1, 0, 2])
-    assert top_accuracy(scores, labels) == 25.0
-    assert top_accuracy(scores, labels, top=2) == 50.0
-    assert top_accuracy(scores, labels, top=5) == 100.0
 
 
 @pytest.mark.parametrize("k", [0, 301])
 def test_an_impossible_number_of_neighbours(k: int) -> None:
     with pytest.raises(ConfigError, match=rf"TOPK: expected 1 to 300, .* got {k}"):
-        knn_votes(TRAIN, TRAIN_LABELS, TEST, k)
+        knn_scores(TRAIN, TRAIN_LABELS, TEST, [k])

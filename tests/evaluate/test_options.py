@@ -11,6 +11,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from sslengine.config.sections import section_problems
+from sslengine.contrib.vissl_benchmarks.options import RetrievalOptions
 from sslengine.evaluate.linear import linear_probe
 from sslengine.evaluate.options import (
     CorruptionOptions,
@@ -23,7 +24,6 @@ from sslengine.evaluate.options import (
     SvmOptions,
     published,
 )
-from sslengine.evaluate.retrieval.options import RetrievalOptions
 
 SECTIONS = (
     EvaluateOptions, LinearProbeOptions, NearestNeighborOptions, RetrievalOptions, SvmOptions,

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from sslengine.evaluate.calibration import calibration
-from sslengine.evaluate.knn import knn_curve, knn_votes, knn_within
-from sslengine.evaluate.neighbours import Found, nearest, search
+from sslengine.evaluate.knn import Found, knn_curve, knn_scores, knn_within, nearest, search
 from sslengine.evaluate.out_of_set import auroc, out_of_set
-from sslengine.evaluate.retrieval.labelled import retrieval
+from sslengine.evaluate.retrieval import retrieval
 from sslengine.meters.mean_ap import average_precision
 
 CLASSES, TRAIN, TEST, WIDTH, K = 6, 500, 120, 16, 20
@@ -68,7 +67,7 @@ def test_neighbours_among_themselves_are_those_of_faiss(sets: tuple[Tensor, ...]
     assert (nearest(train, K).numpy() == rows[:, 1:]).mean() > 0.999
     _, rows = of_faiss(train, train, 2, "cosine")
     expected = 100 * float((labels[rows[:, 1]] == labels).float().mean())
-    assert knn_within(train, labels, [1])[1] == pytest.approx(expected)
+    assert knn_within(train, labels, [1])[1][0] == pytest.approx(expected)
 
 
 def test_votes_of_faiss_neighbours_and_top_k_of_torchmetrics(sets: tuple[Tensor, ...]) -> None:
@@ -83,7 +82,7 @@ def test_votes_of_faiss_neighbours_and_top_k_of_torchmetrics(sets: tuple[Tensor,
         assert found == pytest.approx(
             100 * float(measures.multiclass_accuracy(votes, wanted, **how))
         )
-    own = knn_votes(train, labels, test, K, 0.07)
+    own = knn_scores(train, labels, test, [K], 0.07)[K]
     shares = (each / each.sum(dim=1, keepdim=True) for each in (own, votes))
     torch.testing.assert_close(*shares, rtol=1e-4, atol=1e-6)
 

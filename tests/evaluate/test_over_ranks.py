@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sslengine.engines.scoring import Asked, Sets
 from sslengine.evaluate.features import Rows
-from sslengine.evaluate.knn import knn_curve, knn_scores_curve
+from sslengine.evaluate.knn import knn_curve, knn_scores
 from sslengine.evaluate.linear import linear_probe
 from sslengine.evaluate.linear_many import linear_probe_of_many, mean_average_precision
 from sslengine.evaluate.logistic import fit
@@ -22,7 +22,7 @@ from sslengine.evaluate.options import (
     SvmOptions,
 )
 from sslengine.evaluate.outcome import Outcome
-from sslengine.evaluate.retrieval.labelled import retrieval, view_retrieval
+from sslengine.evaluate.retrieval import retrieval
 from sslengine.evaluate.samples import Samples, standardisation
 from sslengine.evaluate.store import Store
 from tests.ranks import RankPool
@@ -38,11 +38,7 @@ def noisy() -> tuple[Tensor, Tensor]:
 
 def _retrieved(queries: int, over_ranks: bool) -> list[Outcome]:
     features, labels = noisy()
-    views = features.view(75, 2, 12)[:queries]
-    return [
-        retrieval(features, labels, queries=queries, over_ranks=over_ranks),
-        view_retrieval(views, over_ranks=over_ranks),
-    ]
+    return [retrieval(features, labels, queries=queries, over_ranks=over_ranks)]
 
 
 @pytest.mark.slow
@@ -65,14 +61,14 @@ def _judged(folder: Path, over_ranks: bool, rows: int = 37) -> dict[str, Any]:
     train, labels, test, wanted = _stored(folder)
     sets = train, labels, test[0:rows], wanted[:rows]
     seen = torch.nn.functional.one_hot(labels)
-    scores = knn_scores_curve(train, seen, sets[2], [3, 9], over_ranks=over_ranks)
+    scores = knn_scores(train, seen, sets[2], [3, 9], over_ranks=over_ranks)
     probe = linear_probe(*sets, LinearProbeOptions(), over_ranks=over_ranks)
     scale = standardisation(train, rows=7, over_ranks=over_ranks)
     samples = Samples(train, labels, 5, scale, over_ranks=over_ranks)
     fitted = fit(samples, [0.1, 0.001], tolerance=1e-9).classifiers
     return {
         "knn": knn_curve(*sets, [1, 9], over_ranks=over_ranks, top=(1, 2)),
-        "mAP": {k: mean_average_precision(each, seen[:rows]) for k, each in scores},
+        "mAP": {k: mean_average_precision(each, seen[:rows]) for k, each in scores.items()},
         "linear of many": linear_probe_of_many(
             train, seen, sets[2], seen[:rows], over_ranks=over_ranks
         ).test_accuracy,

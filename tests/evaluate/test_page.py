@@ -13,7 +13,7 @@ from sklearn.metrics import average_precision_score
 
 from sslengine.contrib.retrieval.landmarks import LEVELS, PRECISIONS
 from sslengine.evaluate.options import SUITES
-from sslengine.evaluate.retrieval.labelled import QUERIES, RECALLS, retrieval
+from sslengine.evaluate.retrieval import QUERIES, RECALLS, retrieval
 from sslengine.evaluate.store import Store, name_of
 from tests.engines.test_instance_retrieval import _revisited, _run
 
@@ -48,8 +48,6 @@ def test_functions_are_there() -> None:
     )
     assert len(names) >= 8
     for name in names:
-        if name == "retrieval.descriptors":
-            continue
         module, function = name.rsplit(".", 1)
         assert callable(getattr(importlib.import_module(f"sslengine.evaluate.{module}"), function))
 

@@ -15,11 +15,16 @@ from torch import Tensor
 from sslengine.contrib.retrieval.landmarks import Truth, landmarks
 from sslengine.contrib.retrieval.rmac import most_regions, region_maxima, regions, rmac
 from sslengine.errors import DataError
+from sslengine.evaluate import retrieval as ranks
 from sslengine.evaluate.outcome import Outcome
-from sslengine.evaluate.retrieval import ranks
-from sslengine.evaluate.retrieval.copies import TOP, copy_detection
-from sslengine.evaluate.retrieval.descriptors import Whitening, as_directions, gem
-from sslengine.evaluate.retrieval.labelled import retrieval, view_retrieval
+from sslengine.evaluate.retrieval import (
+    TOP,
+    Whitening,
+    as_directions,
+    copy_detection,
+    gem,
+    retrieval,
+)
 from sslengine.evaluate.store import Store
 
 
@@ -66,7 +71,7 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         some = slice(shard.images.start, shard.images.stop)
         numbers = torch.arange(150)[some]
         store.write(shard, {"flatten": features[some]}, labels[some], numbers)
-    for name, size in (("QUERIES", 7), ("BLOCK", 11), ("WANTED", 70)):
+    for name, size in (("AT_ONCE", 7), ("BLOCK", 11), ("WANTED", 70)):
         monkeypatch.setattr(ranks, name, size)
     found = retrieval(store.layer("flatten"), store.targets)
     assert dict(found.metrics) == pytest.approx(expected, rel=1e-9)
@@ -139,21 +144,6 @@ def test_equal_features_find_nothing() -> None:
     assert "two classes" in retrieval(noisy()[0], torch.zeros(150)).notes[0]
     assert "NaN" in retrieval(torch.full((4, 2), torch.nan), torch.arange(4)).notes[0]
     assert "no query" in retrieval(torch.eye(4), torch.arange(4)).notes[0]
-
-
-def test_another_view_is_found() -> None:
-    draw = torch.Generator().manual_seed(0)
-    images = torch.randn(80, 16, generator=draw)
-    views = images.unsqueeze(1) + 1.2 * torch.randn(80, 2, 16, generator=draw)
-    similar = cosine_similarity(views[:, 0], views[:, 1])
-    place = (similar > np.diag(similar)[:, None]).sum(axis=1)
-    expected = {f"view R@{k}": 100 * (place < k).mean() for k in (1, 5, 10)}
-    found = view_retrieval(views).metrics
-    assert dict(found) == pytest.approx({"MRR": 100 * (1 / (place + 1)).mean(), **expected})
-    assert 20 < found["view R@1"] < 95
-    assert view_retrieval(images.unsqueeze(1).repeat(1, 2, 1)).metrics["view R@1"] == 100
-    assert "direction" in view_retrieval(torch.ones(8, 2, 4)).notes[0]
-    assert "2 views" in view_retrieval(images.unsqueeze(1)).notes[0]
 
 
 # ---- Rankings made by hand, and the two descriptors of retrieval.

@@ -18,7 +18,7 @@ from sslengine.errors import DataError
 from sslengine.evaluate import linear_many
 from sslengine.evaluate.calibration import calibration_of_probe
 from sslengine.evaluate.few_shot import few_labels, few_shot_knn, few_shot_logistic
-from sslengine.evaluate.knn import knn_scores, knn_votes
+from sslengine.evaluate.knn import knn_curve, knn_scores
 from sslengine.evaluate.linear import linear_probe
 from sslengine.evaluate.linear_many import linear_probe_of_many, mean_average_precision
 from sslengine.evaluate.options import LinearProbeOptions
@@ -40,7 +40,7 @@ def noisy(count: int, seed: int) -> tuple[Tensor, Tensor]:
 
 def test_votes_as_scikit_learn_counts_them() -> None:
     nearest = KNeighborsRegressor(n_neighbors=7, algorithm="brute").fit(TRAIN, ROWS)
-    found = knn_scores(TRAIN, ROWS, TEST, k=7, sigma=None, metric="euclid", piece=500)
+    found = knn_scores(TRAIN, ROWS, TEST, [7], sigma=None, metric="euclid")[7]
     np.testing.assert_allclose(found, nearest.predict(TEST), atol=1e-12)
 
 
@@ -48,14 +48,14 @@ def test_weights_and_what_is_not_known() -> None:
     """As of single classes, a share of all votes; without the votes of those who do not know."""
     labels = torch.arange(150) % 4
     single = torch.nn.functional.one_hot(labels, 4)
-    votes = knn_votes(TRAIN, labels, TEST, k=9)
+    votes = knn_scores(TRAIN, labels, TEST, [9])[9]
     shares = votes / votes.sum(dim=1, keepdim=True)
-    torch.testing.assert_close(knn_scores(TRAIN, single, TEST, k=9), shares)
+    torch.testing.assert_close(knn_scores(TRAIN, single, TEST, [9])[9], shares)
     rows = single.clone()
     rows[labels == 3, 0] = -1
     of = votes.sum(dim=1) - votes[:, 3]
-    torch.testing.assert_close(knn_scores(TRAIN, rows, TEST, k=9)[:, 0], votes[:, 0] / of)
-    assert knn_scores(TRAIN, torch.full_like(rows, -1), TEST, k=9).eq(0).all()
+    torch.testing.assert_close(knn_scores(TRAIN, rows, TEST, [9])[9][:, 0], votes[:, 0] / of)
+    assert knn_scores(TRAIN, torch.full_like(rows, -1), TEST, [9])[9].eq(0).all()
 
 
 def test_the_probe_is_a_regression_for_each_class() -> None:
@@ -119,9 +119,9 @@ def test_what_the_judges_do_not_take() -> None:
     with pytest.raises(DataError, match="rows of indicators"):
         linear_probe(TRAIN, ROWS, TEST, WANTED)
     with pytest.raises(DataError, match="rows of indicators"):
-        knn_votes(TRAIN, ROWS, TEST, k=3)
+        knn_curve(TRAIN, ROWS, TEST, WANTED, [3])
     with pytest.raises(DataError, match="expected indicators 1, 0, or -1"):
-        knn_scores(TRAIN, ROWS + 7, TEST, k=3)
+        knn_scores(TRAIN, ROWS + 7, TEST, [3])
     with pytest.raises(DataError, match="no class has both images that show it"):
         linear_probe_of_many(TRAIN, ROWS * 0, TEST, WANTED)
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from sslengine.errors import DataError
 from sslengine.evaluate.features import Rows
 from sslengine.evaluate.outcome import Outcome, protocol
-from sslengine.evaluate.retrieval.ranks import (
+from sslengine.evaluate.retrieval import (
     Ranks,
     Relation,
     measure_queries,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sslengine.evaluate.retrieval.descriptors import Whitening
+from sslengine.evaluate.retrieval import Whitening
 
 OVERLAP = 0.4
 MORE = 6  # regions along the larger side, at most

@@ -17,10 +17,10 @@ from dataclasses import replace
 from sslengine.config.resolve import changed
 from sslengine.config.sections import read
 from sslengine.contrib.vissl_benchmarks.inputs import Inputs, benchmark_inputs
+from sslengine.contrib.vissl_benchmarks.options import LowShotBenchmarkOptions
 from sslengine.contrib.vissl_benchmarks.report import Report
-from sslengine.engines.options import LowShotBenchmarkOptions
 from sslengine.engines.run import Run
-from sslengine.evaluate.few_shot import Interval
+from sslengine.evaluate.intervals import Spread
 from sslengine.evaluate.linear import linear_probe
 from sslengine.evaluate.options import LinearProbeOptions, SvmOptions
 from sslengine.evaluate.outcome import Outcome, protocol
@@ -66,7 +66,7 @@ def _regression(draws: list[Inputs], layer: str, lambdas: list[float]) -> Outcom
             # There is one penalty, so that nothing is chosen.
             only = LinearProbeOptions([strength / len(sets[1]) ** 2], CHOOSE_ON="test")
             scores[name].append(linear_probe(*sets, only).test_accuracy)
-    intervals = {name: Interval.of(each) for name, each in scores.items()}
+    intervals = {name: Spread.over(each) for name, each in scores.items()}
     best = [max(each) for each in zip(*scores.values(), strict=True)]
     details = {"draws": scores, "best_on_test": sum(best) / len(best)}
     return Outcome({name: each.mean for name, each in intervals.items()}, (), details)

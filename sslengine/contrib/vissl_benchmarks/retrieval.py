@@ -26,6 +26,7 @@ from sslengine.config.sections import read
 from sslengine.contrib.retrieval.landmarks import landmarks
 from sslengine.contrib.retrieval.on_disk import WHERE, Images, read_images, training_images
 from sslengine.contrib.retrieval.rmac import most_regions, region_maxima, rmac
+from sslengine.contrib.vissl_benchmarks.options import RetrievalOptions
 from sslengine.contrib.vissl_benchmarks.report import Report
 from sslengine.data.decode.decoding import Decoder
 from sslengine.data.decode.files import open_image
@@ -40,8 +41,7 @@ from sslengine.engines.stored import Network, of_weights, store_split
 from sslengine.errors import ConfigError, DataError
 from sslengine.evaluate.kept import digest_of
 from sslengine.evaluate.outcome import Outcome
-from sslengine.evaluate.retrieval.descriptors import Whitening, as_directions, gem
-from sslengine.evaluate.retrieval.options import RetrievalOptions
+from sslengine.evaluate.retrieval import Whitening, as_directions, gem
 from sslengine.models.options import ModelOptions
 from sslengine.registry import register_engine
 

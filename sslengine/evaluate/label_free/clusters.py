@@ -28,10 +28,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sslengine.evaluate.knn import nearest, search
 from sslengine.evaluate.label_free.geometry import two_nn
 from sslengine.evaluate.label_free.metric import Undefined, register_metric
 from sslengine.evaluate.label_free.spectrum import directions, expect_different, once_per_tensor
-from sslengine.evaluate.neighbours import nearest, search
 
 LEAST_CHECKPOINTS = 3
 

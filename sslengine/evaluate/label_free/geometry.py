@@ -29,9 +29,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sslengine.evaluate.knn import nearest
 from sslengine.evaluate.label_free.metric import Undefined, register_metric
 from sslengine.evaluate.label_free.spectrum import directions, expect_different
-from sslengine.evaluate.neighbours import nearest
 
 # Similarities in memory at once: 128 MB.
 BLOCK = 2**24

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sslengine.errors import DataError
-from sslengine.evaluate.knn import knn_accuracy
+from sslengine.evaluate.knn import knn_curve
 from sslengine.evaluate.label_free.clusters import LEAST_CHECKPOINTS, clid_over
 from sslengine.evaluate.label_free.metric import Best, Measured, goodness, metric
 from sslengine.evaluate.linear import linear_probe
@@ -127,7 +127,8 @@ def probe_of(features: Tensor, labels: Tensor | None) -> Measured:
 
 
 def _neighbours(train: Tensor, labels: Tensor, test: Tensor, wanted: Tensor) -> float:
-    return knn_accuracy(train, labels, test, wanted, k=min(NEIGHBOURS, len(train)))
+    k = min(NEIGHBOURS, len(train))
+    return knn_curve(train, labels, test, wanted, [k])[k][0]
 
 
 def _on_halves(features: Tensor, labels: Tensor | None, accuracy: Callable[..., float]) -> Measured:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import cdist, pdist
 from sklearn.neighbors import NearestNeighbors
 
-from sslengine.evaluate import neighbours as search
+from sslengine.evaluate import knn as search
 from sslengine.evaluate.label_free.clusters import checkpoint_consistency, view_consistency
 from sslengine.evaluate.label_free.geometry import alignment, uniformity
 from sslengine.evaluate.label_free.spectrum import lidar
