@@ -28,11 +28,10 @@ from sslengine.engines.features import features_of, ordered_feed
 from sslengine.engines.judged_images import Found, Judged
 from sslengine.engines.probes import Key, probes_of
 from sslengine.errors import DataError
-from sslengine.evaluate.kept import Kept
 from sslengine.evaluate.linear import Fitted
 from sslengine.evaluate.options import CorruptionOptions
 from sslengine.evaluate.outcome import Outcome
-from sslengine.evaluate.store import name_of
+from sslengine.evaluate.store import Kept, short_name
 from sslengine.monitor.run_facts import UNTRAINED
 from sslengine.registry import PROTOCOLS
 
@@ -66,7 +65,7 @@ def judge_corruptions(judged: Judged) -> Found:
 def _kept(judged: Judged, probes: Mapping[Key, Fitted]) -> Kept:
     stores = {split: {name: each.folder.name for name, each in found.stores.items()}
               for split, found in judged.splits.items()}  # fmt: skip
-    name = name_of({"stores": stores, "probe": repr(judged.probe), "of": [*probes]})
+    name = short_name({"stores": stores, "probe": repr(judged.probe), "of": [*probes]})
     return Kept(judged.folder / f"corruptions-{name}", name)
 
 

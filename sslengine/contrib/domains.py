@@ -20,11 +20,11 @@ from torch import Tensor
 from sslengine.engines.judged_images import Found, Judged
 from sslengine.engines.stored import StoredSplit
 from sslengine.errors import DataError
+from sslengine.evaluate.answers import PerClass
 from sslengine.evaluate.features import Chosen, Rows
 from sslengine.evaluate.linear import linear_probe
 from sslengine.evaluate.options import LinearProbeOptions
 from sslengine.evaluate.outcome import Outcome, protocol
-from sslengine.evaluate.per_class import PerClass
 from sslengine.registry import PROTOCOLS
 
 FOLDS = 10
@@ -54,14 +54,14 @@ def leave_one_domain_out(
         answers[asked] = probe.fitted.answers(tested)
         penalties.append(probe.penalty)
         notes |= dict.fromkeys(probe.notes)
-    by_domain = {str(name): PerClass.of(answers[other == name], test_labels[other == name])
+    by_domain = {str(name): PerClass.count(answers[other == name], test_labels[other == name])
                  for name in np.unique(other)}  # fmt: skip
     details = {
         "penalties": penalties, "chosen_on": CHOSEN_ON,
         "domains": {name: {"images": int(each.images.sum()), **each.metrics}
                     for name, each in by_domain.items()},
     }  # fmt: skip
-    whole = PerClass.of(answers, test_labels).metrics
+    whole = PerClass.count(answers, test_labels).metrics
     accuracies = [each.metrics["accuracy"] for each in by_domain.values()]
     return Outcome({
         "accuracy": whole["accuracy"], "macro F1": whole["macro F1"],

@@ -27,10 +27,10 @@ from sslengine.engines.judged_images import ALL_OF_THEM, Found, Judged
 from sslengine.engines.probes import probes_of
 from sslengine.engines.stored import StoredSplit
 from sslengine.errors import DataError, listing, nearest
+from sslengine.evaluate.answers import PerClass
 from sslengine.evaluate.features import Chosen
 from sslengine.evaluate.options import ALL, OtherSetOptions
 from sslengine.evaluate.outcome import Outcome
-from sslengine.evaluate.per_class import PerClass
 from sslengine.registry import PROTOCOLS
 
 # Of each image: the classes that it shows.
@@ -119,7 +119,7 @@ def any_match(answers: Tensor, shown: Shown) -> dict[str, float]:
     if any(len(each) > 1 for each in shown):
         return {"accuracy": 100 * sum(right) / len(right)}
     labels = torch.tensor([number for each in shown for number in each])
-    metrics = PerClass.of(answers, labels).metrics
+    metrics = PerClass.count(answers, labels).metrics
     return {name: metrics[name] for name in ("accuracy", "balanced accuracy", "macro F1")}
 
 

@@ -44,8 +44,7 @@ from sslengine.engines.trained_results import (
     write_answers,
     write_report,
 )
-from sslengine.evaluate.features import Chosen, Rows
-from sslengine.evaluate.leak import count_copies
+from sslengine.evaluate.features import Chosen, Rows, count_copies
 from sslengine.evaluate.options import (
     EvaluateOptions,
     LinearProbeOptions,

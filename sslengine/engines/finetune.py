@@ -35,7 +35,7 @@ from sslengine.engines.trained_results import (
     write_result,
 )
 from sslengine.errors import ConfigError
-from sslengine.evaluate.versions import VERSIONS
+from sslengine.evaluate.outcome import VERSIONS
 from sslengine.models.options import ModelOptions
 from sslengine.registry import register_engine
 

@@ -12,16 +12,13 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from sslengine.evaluate.calibration import calibration_of_probe
+from sslengine.evaluate.answers import calibrate_probe, per_class
 from sslengine.evaluate.features import Rows
 from sslengine.evaluate.few_shot import few_labels, few_shot_knn, few_shot_logistic
-from sslengine.evaluate.low_shot import low_shot_svm, of_low_shot
 from sslengine.evaluate.options import LinearProbeOptions, SvmOptions
-from sslengine.evaluate.outcome import Outcome
-from sslengine.evaluate.per_class import per_class
+from sslengine.evaluate.outcome import VERSIONS, Outcome
 from sslengine.evaluate.retrieval import retrieval
-from sslengine.evaluate.svm import Svm, svm
-from sslengine.evaluate.versions import VERSIONS
+from sslengine.evaluate.svm import Svm, low_shot_arguments, low_shot_svm, svm
 from sslengine.progress import progress
 
 # Training features and labels, test features and labels.
@@ -40,7 +37,7 @@ COMPUTE: Mapping[str, Callable[..., Outcome]] = {
     "svm": svm,
     "low_shot_svm": low_shot_svm,
     "retrieval": _among_test_images,
-    "calibration": calibration_of_probe,
+    "calibration": calibrate_probe,
     "per_class": per_class,
 }
 
@@ -53,9 +50,9 @@ def run_protocols(
     groups: Tensor | None = None,
 ) -> dict[str, dict[str, Any]]:
     by_probe = {"options": probe, "groups": groups}
-    few: dict[str, Any] = {"options": Svm.of(machines)}
+    few: dict[str, Any] = {"options": Svm.read(machines)}
     options: dict[str, dict[str, Any]] = {
-        "svm": few, "low_shot_svm": {**few, **of_low_shot(machines.low_shot)},
+        "svm": few, "low_shot_svm": {**few, **low_shot_arguments(machines.low_shot)},
         "few_shot_linear": {"options": probe}, "few_labels": by_probe,
         "calibration": by_probe, "per_class": by_probe,
     }  # fmt: skip

@@ -29,8 +29,8 @@ from sslengine.evaluate.options import (
     NearestNeighborOptions,
     SvmOptions,
 )
+from sslengine.evaluate.outcome import VERSIONS
 from sslengine.evaluate.pairs import compare_pairs
-from sslengine.evaluate.versions import VERSIONS
 from sslengine.monitor.run_facts import TRAINED
 from sslengine.progress import progress
 

@@ -47,8 +47,7 @@ from sslengine.engines.trained_results import (
 )
 from sslengine.errors import ConfigError
 from sslengine.evaluate.options import LinearProbeOptions
-from sslengine.evaluate.outcome import note_choice
-from sslengine.evaluate.versions import VERSIONS
+from sslengine.evaluate.outcome import VERSIONS, note_choice
 from sslengine.models.build import build_trunk
 from sslengine.models.options import ModelOptions
 from sslengine.models.trunks.base import JOIN, Trunk

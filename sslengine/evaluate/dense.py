@@ -25,10 +25,9 @@ from torch import Tensor
 from sslengine.errors import DataError
 from sslengine.evaluate.features import expect_finite
 from sslengine.evaluate.knn import search
-from sslengine.evaluate.logistic import Classifier
+from sslengine.evaluate.logistic import Classifier, fit_path
 from sslengine.evaluate.options import Metric
 from sslengine.evaluate.outcome import Outcome, note_choice, protocol
-from sslengine.evaluate.penalty_path import fit_path
 from sslengine.evaluate.samples import Samples, standardisation
 
 IGNORED = (255,)

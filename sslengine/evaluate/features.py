@@ -51,26 +51,26 @@ class Chosen:
 
 
 def held(features: Rows) -> Rows:
-    """In memory, if they are few."""
+    """Read features into memory, if they are few."""
     few = torch.Size(features.shape).numel() <= SMALL
     return torch.as_tensor(features[0 : len(features)]) if few else features
 
 
 def own_share(count: int, over_ranks: bool) -> range:
-    """Which of so many rows this rank computes; all of them, if ranks do not share the work."""
+    """Return which of `count` rows this rank computes; all, if ranks do not share the work."""
     ranks, own = (world_size(), rank()) if over_ranks else (1, 0)
     return range(count * own // ranks, count * (own + 1) // ranks)
 
 
 def blocks(features: Rows, size: int = BLOCK, among: range | None = None) -> Iterator[Tensor]:
-    """As matrices, in the order of the rows. among: of these rows alone."""
+    """Yield matrices in the order of the rows. among: the numbers of the rows that are read."""
     among = range(len(features)) if among is None else among
     for start in range(among.start, among.stop, size):
         yield torch.as_tensor(features[start : min(start + size, among.stop)]).flatten(1)
 
 
 def rows_at(features: Rows, numbers: Tensor) -> Tensor:
-    """Some rows, whose numbers ascend, read block by block."""
+    """Read some rows, whose numbers ascend, block by block."""
     found = []
     for start in range(0, len(features), BLOCK):
         some = numbers[(numbers >= start) & (numbers < start + BLOCK)]
@@ -121,3 +121,21 @@ def check_features(
             expect_finite(features, split, over_ranks)
         except DataError as error:
             raise DataError(f"{judge}: {error}") from None
+
+
+def note_leak(train: Rows, test: Rows, what: str) -> str:
+    """Note test rows that are training rows too, to the bit. what: the rows are of these."""
+    count = count_copies(train, test)
+    return f"{count} of {len(test)} test {what} are also training {what}" if count else ""
+
+
+def count_copies(train: Rows, test: Rows) -> int:
+    """Count test rows that are training rows too: what they score says nothing of others."""
+    known = set(_hashes(train))
+    return sum(each in known for each in _hashes(test))
+
+
+def _hashes(features: Rows) -> Iterator[int]:
+    for block in blocks(features):
+        for row in block.float().cpu().numpy():
+            yield hash(row.tobytes())

@@ -36,10 +36,9 @@ from sslengine.evaluate.linear import (
     strength_of,
     unconverged,
 )
-from sslengine.evaluate.logistic import Classifier
+from sslengine.evaluate.logistic import Classifier, fit_path
 from sslengine.evaluate.options import LinearProbeOptions
 from sslengine.evaluate.outcome import Outcome, note_choice, protocol
-from sslengine.evaluate.penalty_path import fit_path
 from sslengine.evaluate.samples import Samples, standardisation
 
 SHOTS = (1, 2, 5, 10, 20)

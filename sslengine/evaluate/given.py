@@ -31,14 +31,13 @@ from sslengine.evaluate.feature_files import layers_in, read_features
 from sslengine.evaluate.features import Rows
 from sslengine.evaluate.given_labels import (
     LABELS,
-    Labels,
+    GivenLabels,
     in_arrays,
     in_table,
     of_objects,
     of_text,
 )
-from sslengine.evaluate.store import MANIFEST, Store
-from sslengine.evaluate.store import Rows as Stored
+from sslengine.evaluate.store import MANIFEST, Store, StoredRows
 
 FEATURES = ("features", "feature", "embedding", "embeddings", "x")
 
@@ -50,7 +49,7 @@ class Given:
     source: str
     layer: str
     rows: Rows
-    labels: Labels | None
+    labels: GivenLabels | None
 
 
 def read_given(path: Path, labels: Path | None = None) -> Given:
@@ -76,7 +75,7 @@ def read_given(path: Path, labels: Path | None = None) -> Given:
     return found
 
 
-def _expect_labels(labels: Labels | None, rows: int) -> None:
+def _expect_labels(labels: GivenLabels | None, rows: int) -> None:
     if labels is None:
         return
     if labels.values.ndim not in (1, 2):
@@ -117,16 +116,16 @@ def _network(store: Store) -> str:
 
 def _of_store(store: Store, layer: str) -> Given:
     folder = str(store.folder)
-    return Given(folder, layer, store.layer(layer), Labels(folder, store.targets.numpy()))
+    return Given(folder, layer, store.layer(layer), GivenLabels(folder, store.targets.numpy()))
 
 
 def _of_files(folder: Path, split: str, layer: str) -> Given:
     found = read_features(folder, split, layer)
-    labels = Labels(str(folder), found.targets.numpy())
+    labels = GivenLabels(str(folder), found.targets.numpy())
     return Given(str(folder), layer, found.features, labels)
 
 
-def read_labels(path: Path) -> Labels:
+def read_labels(path: Path) -> GivenLabels:
     """A file of labels alone, or those of a file that has features too."""
     if not path.exists():
         raise MissingDataError(f"{path}: there is no such file.")
@@ -136,14 +135,14 @@ def read_labels(path: Path) -> Labels:
         raise ConfigError(f"{path}: expected labels in {expected}.")
     _expect_content(path)
     if suffix == ".npy":
-        return Labels(str(path), _array(path))
+        return GivenLabels(str(path), _array(path))
     if suffix == ".txt":
-        return Labels(str(path), of_text(_lines(path)))
+        return GivenLabels(str(path), of_text(_lines(path)))
     if suffix in ARRAYS:
         held = ARRAYS[suffix](path)
         names, found = list(held), in_arrays(str(path), held)
         if found is None and len(held) == 1:
-            return Labels(str(path), held[names[0]])
+            return GivenLabels(str(path), held[names[0]])
     else:
         table = TABLES[suffix](path)
         names, found = list(table.names), table.labels(path)
@@ -175,7 +174,7 @@ def _without_empty_end(lines: list[Any]) -> list[Any]:
 # ---- files
 
 
-def _read(path: Path) -> tuple[Rows, Labels | None]:
+def _read(path: Path) -> tuple[Rows, GivenLabels | None]:
     _expect_content(path)
     suffix = path.suffix.lower()
     if suffix == ".npy":
@@ -192,7 +191,7 @@ def _npy(path: Path) -> Rows:
         mapped: NDArray[Any] = open_memmap(path, mode="r")
     except Exception as error:  # what it raises depends on the file
         raise _unreadable(path, error) from error
-    return torch.from_numpy(np.array(mapped)) if mapped.ndim < 2 else Stored([mapped])
+    return torch.from_numpy(np.array(mapped)) if mapped.ndim < 2 else StoredRows([mapped])
 
 
 def _array(path: Path) -> NDArray[Any]:
@@ -251,7 +250,7 @@ class _Table:
     as_labels: Callable[[Sequence[Any]], NDArray[Any]]
     rows: Callable[[], Tensor]
 
-    def labels(self, path: Path) -> Labels | None:
+    def labels(self, path: Path) -> GivenLabels | None:
         return in_table(str(path), self.names, self.cells, self.as_labels)
 
 

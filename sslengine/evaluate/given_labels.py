@@ -23,13 +23,13 @@ NUMBERS, TEXT, INDICATORS = "numbers", "text", "rows of indicators"
 NOTHING = "no labels"  # of a column in which all are missing
 
 
-class Labels(NamedTuple):
+class GivenLabels(NamedTuple):
     where: str  # the file
     values: NDArray[Any]  # unchanged
     classes: tuple[str, ...] = ()  # of rows of indicators, where the file names them
 
 
-def numbered(train: Labels, test: Labels) -> tuple[Tensor, Tensor]:
+def numbered(train: GivenLabels, test: GivenLabels) -> tuple[Tensor, Tensor]:
     """Class numbers, or rows of indicators, of the same classes."""
     kinds = _kind(train.values), _kind(test.values)
     if len({*kinds} - {NOTHING}) > 1:
@@ -61,19 +61,21 @@ def _any_known(labels: NDArray[Any]) -> bool:
     return bool((labels.astype(str) != "").any())
 
 
-def _as_the_other(labels: Labels, other: Labels) -> Labels:
+def _as_the_other(labels: GivenLabels, other: GivenLabels) -> GivenLabels:
     """Where all are missing: missing labels of the other's kind."""
     if _kind(labels.values) != NOTHING:
         return labels
     missing = "" if _kind(other.values) == TEXT else -1
-    return Labels(labels.where, np.full((len(labels.values), *other.values.shape[1:]), missing))
+    return GivenLabels(
+        labels.where, np.full((len(labels.values), *other.values.shape[1:]), missing)
+    )
 
 
 def _whole(labels: NDArray[Any]) -> Tensor:
     return torch.from_numpy(np.nan_to_num(labels, nan=-1).astype(np.int64))
 
 
-def _in_order(train: Labels, test: Labels) -> NDArray[Any]:
+def _in_order(train: GivenLabels, test: GivenLabels) -> NDArray[Any]:
     """The test indicators with their columns in the order of the training ones."""
     if train.classes and test.classes:
         if sorted(train.classes) != sorted(test.classes):
@@ -110,15 +112,15 @@ def _by_names(train: NDArray[Any], test: NDArray[Any]) -> tuple[Tensor, Tensor]:
 # ---- in files
 
 
-def in_arrays(where: str, held: Mapping[str, NDArray[Any]]) -> Labels | None:
+def in_arrays(where: str, held: Mapping[str, NDArray[Any]]) -> GivenLabels | None:
     """Rows of indicators may have an array `classes` of names."""
     name = next((name for name in LABELS if name in held), None)
     if name is None:
         return None
     classes, shape = held.get("classes"), held[name].shape
     if classes is None or len(shape) < 2 or classes.shape != shape[1:]:
-        return Labels(where, held[name])
-    return Labels(where, held[name], tuple(map(str, classes)))
+        return GivenLabels(where, held[name])
+    return GivenLabels(where, held[name], tuple(map(str, classes)))
 
 
 def in_table(
@@ -126,12 +128,12 @@ def in_table(
     names: Sequence[str],
     column: Callable[[str], Sequence[Any]],
     as_array: Callable[[Sequence[Any]], NDArray[Any]],
-) -> Labels | None:
+) -> GivenLabels | None:
     """Of a table: in the column `label`, or in label_A, label_B ..., one for each class."""
     single = [name for name in LABELS if name in names]
     if single:
         try:
-            return Labels(where, as_array(column(single[0])))
+            return GivenLabels(where, as_array(column(single[0])))
         except ValueError as error:
             raise DataError(f"{where}: column {single[0]!r}: {error}") from error
     several = [name for name in names if name.startswith(INDICATOR)]
@@ -139,7 +141,7 @@ def in_table(
         return None
     indicators = [_indicators(f"{where}: column {name!r}", column(name)) for name in several]
     classes = tuple(name.removeprefix(INDICATOR) for name in several)
-    return Labels(where, np.stack(indicators, 1), classes)
+    return GivenLabels(where, np.stack(indicators, 1), classes)
 
 
 def _indicators(where: str, cells: Sequence[Any]) -> NDArray[Any]:

@@ -42,7 +42,7 @@ COUNTED = 2**23
 NO_ROW = 2**32 - 1
 
 
-class Found(NamedTuple):
+class Neighbours(NamedTuple):
     """Queries x k, the most similar first."""
 
     similarities: Tensor
@@ -118,7 +118,7 @@ def knn_scores(
     return {k: gather(each).rows if over_ranks else each for k, each in scores.items()}
 
 
-def search_k(train: Rows, test: Rows, k: int, metric: Metric = "cosine", **how: Any) -> Found:
+def search_k(train: Rows, test: Rows, k: int, metric: Metric = "cosine", **how: Any) -> Neighbours:
     """Search for as many neighbours as config.NEAREST_NEIGHBOR.TOPK says. how: of `search`."""
     if not 1 <= k <= len(train):
         raise ConfigError(
@@ -128,7 +128,7 @@ def search_k(train: Rows, test: Rows, k: int, metric: Metric = "cosine", **how: 
     return search(train, test, k, metric, **how)
 
 
-def count_votes(found: Found, labels: Tensor, k: int, sigma: float | None = 0.1) -> Tensor:
+def count_votes(found: Neighbours, labels: Tensor, k: int, sigma: float | None = 0.1) -> Tensor:
     """Return the votes of the k nearest: queries x classes.
 
     labels: class numbers; or rows of indicators, for the share of the votes for each class. A
@@ -152,7 +152,7 @@ def count_votes(found: Found, labels: Tensor, k: int, sigma: float | None = 0.1)
 
 
 def score_votes(
-    found: Found, labels: Tensor, wanted: Tensor, ks: Sequence[int], sigma: float | None,
+    found: Neighbours, labels: Tensor, wanted: Tensor, ks: Sequence[int], sigma: float | None,
     top: Sequence[int], over_ranks: bool = False, answers: dict[int, Tensor] | None = None,
 ) -> dict[int, list[float]]:  # fmt: skip
     """Return for each k the percentages of queries with their class among the best ones."""
@@ -164,7 +164,7 @@ def score_votes(
     best = {k: torch.empty_like(wanted) for k in order}
     for part in pieces_of(range(len(wanted)), max(1, COUNTED // classes)):
         some = slice(part.start, part.stop)
-        near = Found(found.similarities[some], found.rows[some])
+        near = Neighbours(found.similarities[some], found.rows[some])
         for k, row, counted in zip(order, hits, _grow_votes(near, labels, classes, order, sigma)):
             ranked = counted.argsort(dim=1, descending=True, stable=True)
             best[k][some] = ranked[:, 0]
@@ -178,7 +178,7 @@ def score_votes(
 
 
 def _grow_votes(
-    found: Found, labels: Tensor, classes: int, ks: Sequence[int], sigma: float | None
+    found: Neighbours, labels: Tensor, classes: int, ks: Sequence[int], sigma: float | None
 ) -> Iterator[Tensor]:
     """Yield the votes for each k, in ascending order; the tensor is the same, and grows."""
     weights, chosen = _weigh(found.similarities, sigma), labels[found.rows]
@@ -212,7 +212,7 @@ def search(
     own: bool = False,
     piece: int = PIECE,
     among: range | None = None,
-) -> Found:
+) -> Neighbours:
     """Find the k most similar training features of each query.
 
     own: the queries are the training features, and no row is its own neighbour. among: the numbers
@@ -225,7 +225,7 @@ def search(
                 some.start if own else None)
         for some in pieces_of(among, max(1, KEPT // width))
     ]  # fmt: skip
-    return Found(*(torch.cat(each) for each in zip(*parts)))
+    return Neighbours(*(torch.cat(each) for each in zip(*parts)))
 
 
 def nearest(features: Tensor, k: int) -> Tensor:
@@ -241,7 +241,7 @@ def pieces_of(rows: range, size: int) -> list[range]:
 
 def _search(
     train: Rows, queries: Tensor, k: int, metric: Metric, piece: int, own: int | None
-) -> Found:
+) -> Neighbours:
     """Search for a part of the queries. own: the first one's training row, if they are the same."""
     count = len(queries)
     best = queries.new_full((count, k), -torch.inf)
@@ -293,7 +293,7 @@ def _candidates(similar: Tensor, least: Tensor, k: int) -> tuple[Tensor, Tensor,
     return of[chosen], member * maxima.shape[1] + group[chosen], values[chosen, member]
 
 
-def _first(values: Tensor, rows: Tensor, k: int, in_order: bool = False) -> Found:
+def _first(values: Tensor, rows: Tensor, k: int, in_order: bool = False) -> Neighbours:
     """Take the k best, of equal ones those with the lowest rows."""
     if values.dtype == torch.float32:
         chosen = _ordered(values, rows).topk(k, dim=1, sorted=in_order).indices
@@ -301,7 +301,7 @@ def _first(values: Tensor, rows: Tensor, k: int, in_order: bool = False) -> Foun
         by_row = rows.argsort(dim=1)
         sorts = values.gather(1, by_row).argsort(dim=1, descending=True, stable=True)
         chosen = by_row.gather(1, sorts[:, :k])
-    return Found(values.gather(1, chosen), rows.gather(1, chosen))
+    return Neighbours(values.gather(1, chosen), rows.gather(1, chosen))
 
 
 def _ordered(values: Tensor, rows: Tensor) -> Tensor:

@@ -24,10 +24,9 @@ from torch import Tensor
 
 from sslengine.errors import DataError
 from sslengine.evaluate.features import Chosen, Rows, blocks, check_features
-from sslengine.evaluate.logistic import Classifier, fit
+from sslengine.evaluate.logistic import Classifier, fit, fit_path
 from sslengine.evaluate.options import LinearProbeOptions
 from sslengine.evaluate.outcome import note_choice
-from sslengine.evaluate.penalty_path import fit_path
 from sslengine.evaluate.samples import Samples, standardisation
 
 logger = logging.getLogger(__name__)
@@ -77,7 +76,7 @@ class Fitted:
 
 
 @dataclass(frozen=True)
-class LinearProbe:
+class ProbeResult:
     """The result of a linear probe."""
 
     # In percent; NaN if nothing could be held out.
@@ -112,7 +111,7 @@ def linear_probe(
     over_ranks: bool = False,
     groups: Tensor | None = None,
     warns: bool = True,
-) -> LinearProbe:
+) -> ProbeResult:
     """Fit on the training features, test on the test features: N x anything; in float64.
 
     groups: a number for each training sample; those with the same one are held out together.
@@ -153,7 +152,7 @@ def linear_probe(
     accuracy = accuracy_of(classifier, test, numbers)
     tried = [penalty] if start else []
     notes = note_choice(tried, options.PENALTIES, answers_of(classifier, test))
-    return LinearProbe(
+    return ProbeResult(
         accuracy, held_out_accuracy, penalty, converged, (note, *notes) if note else notes,
         chosen_on, fitted=Fitted(classifier, numbers, scale),
     )  # fmt: skip

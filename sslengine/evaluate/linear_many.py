@@ -18,7 +18,7 @@ from sslengine.distributed.collectives import gather
 from sslengine.errors import DataError
 from sslengine.evaluate.features import Chosen, Rows, check_features
 from sslengine.evaluate.intervals import bootstrap
-from sslengine.evaluate.linear import ROWS, TOLERANCE, LinearProbe, expect_groups, part_of_train
+from sslengine.evaluate.linear import ROWS, TOLERANCE, ProbeResult, expect_groups, part_of_train
 from sslengine.evaluate.logistic import Classifier, curvature
 from sslengine.evaluate.minimise import minimise
 from sslengine.evaluate.options import LinearProbeOptions
@@ -44,7 +44,7 @@ def linear_probe_of_many(
     device: torch.device | None = None,
     over_ranks: bool = False,
     groups: Tensor | None = None,
-) -> LinearProbe:
+) -> ProbeResult:
     """As linear_probe, with indicators in place of class numbers; its accuracies are mAP."""
     check_features("Linear probe", train_features, train_rows, test_features, over_ranks)
     options = options or LinearProbeOptions()
@@ -79,7 +79,7 @@ def linear_probe_of_many(
     result = mean_average_precision(scores, wanted)
     answers = scores.unique(dim=0, return_counts=True)[1]
     notes += note_choice([penalty], options.PENALTIES, answers)
-    return LinearProbe(result, best, penalty, probe.converged, notes, chosen_on, interval)
+    return ProbeResult(result, best, penalty, probe.converged, notes, chosen_on, interval)
 
 
 def _held_out(count: int, share: float, groups: Tensor | None) -> Tensor:

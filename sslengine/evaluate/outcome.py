@@ -5,6 +5,9 @@
 
 A protocol raises DataError if the features or labels do not allow it. Its caller gets an Outcome
 without metrics, whose note has the reason: other protocols still run.
+
+VERSIONS are named by every row of a report. A version is raised when the same features would get
+another number: compare rows of one version alone.
 """
 
 from __future__ import annotations
@@ -20,10 +23,31 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sslengine.errors import DataError
+from sslengine.evaluate.options import PROTOCOLS
 
 log = logging.getLogger("sslengine")
 
 Given = ParamSpec("Given")
+
+_ALL = (
+    "knn", "linear", "label_free", *PROTOCOLS,
+    "linear_sweep", "attentive_sweep", "attentive_block_sweep", "attentive_blocks_sweep",
+    "finetune",
+)  # fmt: skip
+# What fits or chooses a linear probe.
+_BY_PROBE = (
+    "linear", "few_shot_linear", "few_labels", "calibration", "per_class", "domains", "other_sets",
+    "corruptions",
+)  # fmt: skip
+VERSIONS: Mapping[str, int] = {
+    **dict.fromkeys(_ALL, 1),
+    # 2: penalties half as far from each other, chosen on whole groups. 3: all of them are tried.
+    **dict.fromkeys(_BY_PROBE, 3),
+    "retrieval": 2,  # images of several classes of which some are unknown take part
+    "dense": 2,  # of the classes that the masks show
+    # 2: channels are dropped before the normalisation. 3: of the classes that the masks show.
+    "segmentation": 3,
+}
 
 
 @dataclass(frozen=True)

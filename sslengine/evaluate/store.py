@@ -9,6 +9,11 @@ range of the dataset, whichever rank computes it, so the files are the same for 
 and a run that was killed computes only the shards that are missing. A shard is complete when its
 `indices` are there; they are the image numbers of its rows (an image that cannot be read has none).
 `rows.csv` has the same numbers with the paths of the images below the folder of their source.
+
+`Kept` has results of the parts of a long protocol: after a kill only what is missing is computed.
+
+    kept = Kept(folder, depends_on=digest(features, labels, options))
+    part = kept.get("cls3") or kept.put("cls3", {"weights": ...})
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -42,8 +48,8 @@ INDICES, TARGETS = "indices", "targets"
 ROWS = "rows.csv"
 
 
-def name_of(depends_on: Mapping[str, Any]) -> str:
-    """A short name that is different where the features are."""
+def short_name(depends_on: Mapping[str, Any]) -> str:
+    """Return a short name that is different where the features are."""
     return hashlib.sha256(_json(depends_on)).hexdigest()[:12]
 
 
@@ -53,7 +59,7 @@ class Shard:
     images: range
 
 
-class Rows:
+class StoredRows:
     """Rows of several memory-mapped files, as if they were one matrix."""
 
     def __init__(self, parts: list[NDArray[Any]], stored_as: str = "") -> None:
@@ -98,7 +104,7 @@ class Store:
     def make(
         cls, folder: Path, depends_on: Mapping[str, Any], samples: int, dtype: str = "float32"
     ) -> Store:
-        """A new store, or the one that is there; any rank may call it."""
+        """Make a store, or read the one that is there; any rank may call it."""
         if (folder / MANIFEST).exists():
             found = cls.read(folder)
             if found.depends_on == json.loads(_json(depends_on)) and found.samples == samples:
@@ -142,7 +148,7 @@ class Store:
         indices: Tensor,
         paths: Sequence[str] = (),
     ) -> None:
-        """paths: of the images of the rows."""
+        """Write a shard. paths: where the images of its rows are."""
         for name, rows in layers.items():
             with whole_file(self._path(shard.number, file_name(name))) as file:
                 _save(file, rows.to(DTYPES[self.dtype]))
@@ -157,29 +163,29 @@ class Store:
 
     @cached_property
     def layers(self) -> list[str]:
-        """Their names as files."""
+        """The layers' names, as in files."""
         first = self.folder.glob("00000.*.npy")
         names = {path.name.removeprefix("00000.").removesuffix(".npy") for path in first}
         return sorted(names - {INDICES, TARGETS})
 
-    def layer(self, name: str) -> Rows:
+    def layer(self, name: str) -> StoredRows:
         if (wanted := file_name(name)) not in self.layers:
             raise DataError(
                 f"{self.folder}: has no features {name!r}; expected {listing(self.layers)}."
             )
-        return Rows(self._parts(wanted), self.dtype)
+        return StoredRows(self._parts(wanted), self.dtype)
 
     @cached_property
     def targets(self) -> Tensor:
-        return Rows(self._parts(TARGETS)).tensor()
+        return StoredRows(self._parts(TARGETS)).tensor()
 
     @cached_property
     def indices(self) -> Tensor:
-        return Rows(self._parts(INDICES)).tensor()
+        return StoredRows(self._parts(INDICES)).tensor()
 
     @cached_property
     def paths(self) -> list[str]:
-        """Of the images of all rows."""
+        """The paths of the images of all rows."""
         found: list[str] = []
         for each in self.shards():
             if not (path := self._table(each.number)).exists():
@@ -236,3 +242,38 @@ def _mapped(path: Path) -> NDArray[Any]:
 
 def _json(content: Any) -> bytes:
     return json.dumps(content, sort_keys=True, default=str).encode()
+
+
+# ---- parts of a protocol
+
+
+class Kept:
+    def __init__(self, folder: Path, depends_on: str, again: bool = False) -> None:
+        """again: compute each part once more."""
+        self.folder, self._of, self._again = folder, depends_on, again
+
+    def get(self, name: str) -> Mapping[str, Any] | None:
+        """Return a part; None: it is missing, or depends on something else."""
+        if self._again:
+            return None
+        try:
+            with np.load(self.folder / f"{name}.npz", allow_pickle=False) as file:
+                held = dict(file)
+        except (OSError, ValueError, BadZipFile):
+            return None
+        return held if str(held.pop("depends_on", "")) == self._of else None
+
+    def put(self, name: str, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+        whole: dict[str, Any] = {"depends_on": np.array(self._of), **arrays}
+        with whole_file(self.folder / f"{name}.npz") as file:
+            np.savez(file, **whole)
+        return arrays
+
+
+def digest(*parts: NDArray[Any] | str) -> str:
+    """Return a name of texts and arrays that is different where these are."""
+    whole = hashlib.sha256()
+    for each in parts:
+        some = each.encode() if isinstance(each, str) else np.ascontiguousarray(each).tobytes()
+        whole.update(hashlib.sha256(some).digest())
+    return whole.hexdigest()

@@ -25,8 +25,8 @@ from sslengine.engines.train import train
 from sslengine.errors import CheckpointError, ConfigError
 from sslengine.evaluate.knn import knn_within
 from sslengine.evaluate.options import DEFAULT_LABEL_FREE, ON_IMAGES, PROTOCOLS
+from sslengine.evaluate.outcome import VERSIONS
 from sslengine.evaluate.store import Store
-from sslengine.evaluate.versions import VERSIONS
 from sslengine.testing.state import flat
 from tests.data.pictures import write_picture
 from tests.engines.rows import expect_complete

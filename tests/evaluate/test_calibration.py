@@ -18,7 +18,7 @@ from sklearn.preprocessing import StandardScaler
 from sslengine.contrib.domains import leave_one_domain_out
 from sslengine.engines.protocols import run_protocols
 from sslengine.evaluate import intervals
-from sslengine.evaluate.calibration import calibration, calibration_of_probe
+from sslengine.evaluate.answers import PerClass, calibrate_probe, calibration, per_class
 from sslengine.evaluate.dense import dense
 from sslengine.evaluate.few_shot import few_shot_logistic
 from sslengine.evaluate.intervals import bootstrap, wilson
@@ -27,7 +27,6 @@ from sslengine.evaluate.linear_many import linear_probe_of_many
 from sslengine.evaluate.options import LinearProbeOptions, SegmentationOptions, SvmOptions
 from sslengine.evaluate.out_of_set import accepted, auroc, out_of_set
 from sslengine.evaluate.outcome import note_choice
-from sslengine.evaluate.per_class import PerClass, per_class
 from sslengine.evaluate.segmentation import segmentation
 
 
@@ -106,9 +105,7 @@ def test_of_the_linear_probe_on_test_images() -> None:
     labels = torch.arange(90) % 3
     features = torch.eye(3)[labels] + 0.7 * torch.randn(90, 3, generator=draw)
     wanted = torch.where(torch.arange(90) < 9, 7, labels)
-    found = calibration_of_probe(
-        features, labels, features, wanted, LinearProbeOptions(PENALTIES=[0.1])
-    )
+    found = calibrate_probe(features, labels, features, wanted, LinearProbeOptions(PENALTIES=[0.1]))
     scaled = StandardScaler().fit_transform(features.double().numpy())
     probe = LogisticRegression(C=1 / (0.1 * 90), tol=1e-10, max_iter=5000)
     chances = probe.fit(scaled, labels.numpy()).predict_proba(scaled)
@@ -132,7 +129,7 @@ def test_the_means_are_those_of_scikit_learn() -> None:
     labels = torch.randint(4, (400,), generator=draw) ** 2 // 3
     answers = torch.where(torch.rand(400, generator=draw) < 0.6, labels, 4 * (labels == 0))
     answers[answers == 3] = 1
-    found = PerClass.of(answers, labels).metrics
+    found = PerClass.count(answers, labels).metrics
     recalls = metrics.recall_score(labels, answers, average=None, labels=labels.unique())
     wanted = {
         "accuracy": metrics.accuracy_score(labels, answers),
@@ -144,7 +141,7 @@ def test_the_means_are_those_of_scikit_learn() -> None:
 
 
 def test_six_images_by_hand() -> None:
-    found = PerClass.of(torch.tensor([0, 0, 0, 0, 7, 7]), torch.tensor([0, 0, 0, 0, 0, 7]))
+    found = PerClass.count(torch.tensor([0, 0, 0, 0, 7, 7]), torch.tensor([0, 0, 0, 0, 0, 7]))
     assert found.rows == [[0, 5, 4, 4], [7, 1, 2, 1]]
     assert found.metrics["accuracy"] == pytest.approx(100 * 5 / 6)
     assert found.metrics["balanced accuracy"] == pytest.approx(100 * (4 / 5 + 1) / 2)

@@ -14,11 +14,10 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from sslengine.evaluate import logistic, penalty_path
+from sslengine.evaluate import logistic
 from sslengine.evaluate import samples as reading
-from sslengine.evaluate.logistic import Classifier, fit
+from sslengine.evaluate.logistic import CLASSIFIERS, Classifier, count_at_once, fit, fit_path
 from sslengine.evaluate.minimise import minimise
-from sslengine.evaluate.penalty_path import CLASSIFIERS, at_once, fit_path
 from sslengine.evaluate.samples import Samples, room, standardisation
 from sslengine.evaluate.store import Store
 
@@ -55,7 +54,7 @@ def same(one: Classifier, other: Classifier, share: float = 1e-6) -> None:
     torch.testing.assert_close(*biases, rtol=0, atol=100 * share)
 
 
-def test_several_penalties_at_once_are_those_of_scikit_learn() -> None:
+def test_several_penalties_count_at_once_are_those_of_scikit_learn() -> None:
     found = fit(samples(), PENALTIES, **EXACT)
     assert found.converged == [True] * 4
     for penalty, classifier in zip(PENALTIES, found.classifiers):
@@ -206,11 +205,11 @@ def test_45_penalties_need_few_of_the_evaluations(monkeypatch: pytest.MonkeyPatc
     assert 30 in evaluated
 
 
-def test_few_at_once_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_count_at_once_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     many = fit_path(samples(), PATH[:20:4], **EXACT)
     evaluated = counted(monkeypatch)
-    monkeypatch.setattr(penalty_path, "STATE", 1)
-    assert at_once(samples()) == 1
+    monkeypatch.setattr(logistic, "STATE", 1)
+    assert count_at_once(samples()) == 1
     found = fit_path(samples(), PATH[:20:4], **EXACT)
     assert max(evaluated) == 1
     for one, other in zip(found.classifiers, many.classifiers):
@@ -238,8 +237,8 @@ def test_memory(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     features = torch.randn(300, width, generator=draw)
     some = Samples(features, torch.arange(300) % classes, classes, None, dtype)
     each = (width + 1) * (classes * CLASSIFIERS + width + 1) * 8
-    monkeypatch.setattr(penalty_path, "STATE", 2 * each)
-    assert at_once(some) == 2
+    monkeypatch.setattr(logistic, "STATE", 2 * each)
+    assert count_at_once(some) == 2
     known = len(penalties) * (width + 1) * classes * dtype.itemsize
     pieces = 8 * 300 * 2 * classes * dtype.itemsize
     moments = 5 * (width + 1) ** 2 * 8

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sslengine.evaluate.calibration import calibration
-from sslengine.evaluate.knn import Found, knn_curve, knn_scores, knn_within, nearest, search
+from sslengine.evaluate.answers import calibration
+from sslengine.evaluate.knn import Neighbours, knn_curve, knn_scores, knn_within, nearest, search
 from sslengine.evaluate.out_of_set import auroc, out_of_set
 from sslengine.evaluate.retrieval import retrieval
 from sslengine.meters.mean_ap import average_precision
@@ -44,7 +44,7 @@ def of_faiss(train: Tensor, queries: Tensor, k: int, metric: str) -> tuple[Any, 
     return (-np.sqrt(scores) if metric == "euclid" else scores), rows
 
 
-def expect_the_same(found: Found, scores: Any, rows: Any) -> None:
+def expect_the_same(found: Neighbours, scores: Any, rows: Any) -> None:
     np.testing.assert_allclose(found.similarities.numpy(), scores, rtol=1e-4, atol=1e-5)
     gaps = -np.diff(scores, axis=1)
     apart = np.pad(gaps > 1e-5, ((0, 0), (1, 1)), constant_values=True)

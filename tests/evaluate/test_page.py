@@ -14,7 +14,7 @@ from sklearn.metrics import average_precision_score
 from sslengine.contrib.retrieval.landmarks import LEVELS, PRECISIONS
 from sslengine.evaluate.options import SUITES
 from sslengine.evaluate.retrieval import QUERIES, RECALLS, retrieval
-from sslengine.evaluate.store import Store, name_of
+from sslengine.evaluate.store import Store, short_name
 from tests.engines.test_instance_retrieval import _revisited, _run
 
 PAGE = (Path(__file__).parents[2] / "docs/judging/python.md").read_text()
@@ -30,7 +30,7 @@ def test_the_example_runs(
         features = labels.unsqueeze(1) * torch.eye(3)[labels] + torch.randn(60, 3, generator=draw)
         depends_on = {"images_sha256": split}
         folder = tmp_path / "runs/mine/features"
-        store = Store.make(folder / f"{split}-{name_of(depends_on)}", depends_on, 60)
+        store = Store.make(folder / f"{split}-{short_name(depends_on)}", depends_on, 60)
         for shard in store.missing():
             rows = torch.tensor(shard.images)
             store.write(shard, {"flatten": features[rows]}, labels[rows], rows)
@@ -44,7 +44,7 @@ def test_the_example_runs(
 
 def test_functions_are_there() -> None:
     names = re.findall(
-        r"`((?:few_shot|svm|low_shot|retrieval|calibration|out_of_set)[.]\w[.\w]*)`", PAGE
+        r"`((?:few_shot|svm|low_shot|retrieval|answers|out_of_set)[.]\w[.\w]*)`", PAGE
     )
     assert len(names) >= 8
     for name in names:

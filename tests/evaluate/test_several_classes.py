@@ -16,14 +16,13 @@ from torch import Tensor
 
 from sslengine.errors import DataError
 from sslengine.evaluate import linear_many
-from sslengine.evaluate.calibration import calibration_of_probe
+from sslengine.evaluate.answers import calibrate_probe, per_class
 from sslengine.evaluate.few_shot import few_labels, few_shot_knn, few_shot_logistic
 from sslengine.evaluate.knn import knn_curve, knn_scores
 from sslengine.evaluate.linear import linear_probe
 from sslengine.evaluate.linear_many import linear_probe_of_many, mean_average_precision
 from sslengine.evaluate.options import LinearProbeOptions
 from sslengine.evaluate.outcome import Outcome
-from sslengine.evaluate.per_class import per_class
 from sslengine.meters.mean_ap import average_precision
 
 
@@ -104,7 +103,7 @@ def test_a_worse_penalty_before_the_best_does_not_end_the_search(
     assert (found.penalty, found.held_out_accuracy) == (0.1, 60.0)
 
 
-ONE_CLASS_EACH = (few_shot_knn, few_shot_logistic, few_labels, calibration_of_probe, per_class)
+ONE_CLASS_EACH = (few_shot_knn, few_shot_logistic, few_labels, calibrate_probe, per_class)
 
 
 @pytest.mark.parametrize("compute", ONE_CLASS_EACH, ids=lambda each: each.__name__)

@@ -12,7 +12,7 @@ import torch
 from sslengine.errors import DataError
 from sslengine.evaluate import store as module
 from sslengine.evaluate.features import check_features
-from sslengine.evaluate.store import Shard, Store, name_of
+from sslengine.evaluate.store import Shard, Store, short_name
 
 
 def filled(folder: Path, rows: torch.Tensor, dtype: str = "float32") -> Store:
@@ -78,7 +78,7 @@ def test_a_store_of_something_else_is_left_alone(tmp_path: Path) -> None:
         Store.make(tmp_path, {"weights": "abc"}, 11)
     with pytest.raises(DataError, match="features of something else"):
         Store.make(tmp_path, {"weights": "abd"}, 10)
-    assert name_of({"weights": "abc"}) != name_of({"weights": "abd"})
+    assert short_name({"weights": "abc"}) != short_name({"weights": "abd"})
 
 
 def test_what_is_no_store_is_said(tmp_path: Path) -> None:

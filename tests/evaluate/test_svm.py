@@ -9,8 +9,7 @@ from sklearn.model_selection import cross_val_score
 from sklearn.svm import LinearSVC
 from torch import Tensor
 
-from sslengine.evaluate.low_shot import low_shot_svm
-from sslengine.evaluate.svm import Svm, svm
+from sslengine.evaluate.svm import Svm, low_shot_svm, svm
 
 OPTIONS = Svm(costs=(0.1, 1.0, 10.0), max_iter=20_000)
 

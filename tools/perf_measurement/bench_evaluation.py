@@ -160,7 +160,7 @@ def _strengths(given: argparse.Namespace, count: int) -> list[float]:
 
 
 def _fitted(train: Tensor, labels: Tensor, given: Any, groups: list[list[float]]) -> float:
-    from sslengine.evaluate.penalty_path import fit_path
+    from sslengine.evaluate.logistic import fit_path
     from sslengine.evaluate.samples import Samples, standardisation
 
     samples = Samples(train, labels, given.classes, standardisation(train))

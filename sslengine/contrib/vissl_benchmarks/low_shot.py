@@ -38,7 +38,7 @@ def low_shot_test(run: Run) -> None:
     report = Report(run, NAME)
     for layer in draws[0].layers:
         if options.METHOD == "svm":
-            machines = Svm.of(read(run.config, SvmOptions))
+            machines = Svm.read(read(run.config, SvmOptions))
             report.add(layer, svm(*draws[0].sets(layer), options=machines))
         else:
             report.add(layer, _regression(draws, layer, options.lambdas))

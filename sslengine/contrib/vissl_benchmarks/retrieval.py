@@ -39,9 +39,9 @@ from sslengine.engines.features import layers_of, load_trained
 from sslengine.engines.run import Run
 from sslengine.engines.stored import Network, of_weights, store_split
 from sslengine.errors import ConfigError, DataError
-from sslengine.evaluate.kept import digest_of
 from sslengine.evaluate.outcome import Outcome
 from sslengine.evaluate.retrieval import Whitening, as_directions, gem
+from sslengine.evaluate.store import digest
 from sslengine.models.options import ModelOptions
 from sslengine.registry import register_engine
 
@@ -188,7 +188,7 @@ def _as_maps(maps: Tensor) -> Tensor:
 
 
 def _hash_of(whiten: Whitening | None) -> str:
-    return digest_of(whiten.mean.numpy(), whiten.projection.numpy()) if whiten else ""
+    return digest(whiten.mean.numpy(), whiten.projection.numpy()) if whiten else ""
 
 
 def _sizes(options: RetrievalOptions) -> list[dict[str, Any]]:

@@ -111,7 +111,10 @@ def ranked(
     if "clid" in found[0]:
         at = [row.name for row in rows].index("clid") + 1
         rows.insert(at, Row(OVER, "high", _over([each["clid"] for each in found])))
-    score, probe = Row(SCORE, "high", list(scores)), Row(LINEAR, "high", list(probes))
+    score, probe = (
+        Row(SCORE, "high", list(scores)),
+        Row(LINEAR, "high", list(probes)),
+    )
     rows = [*([probe] if probes else []), *rows]
     return [score, *(_compared(row, score, probe) for row in rows)]
 
