@@ -15,7 +15,7 @@ from sslengine.atomic import write_json
 from sslengine.command import documents
 from sslengine.config.compose import typed
 from sslengine.config.sections import sections_of
-from sslengine.engines.score_table import show_all
+from sslengine.engines.report import show_all
 from sslengine.engines.scoring import Asked, Score, Sets, chance
 from sslengine.errors import ConfigError, DataError
 from sslengine.evaluate.features import Chosen, Rows, note_leak

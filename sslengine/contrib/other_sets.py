@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 
 from sslengine.data.manifest.classes import Classes
-from sslengine.engines.judged_images import ALL_OF_THEM, Found, Judged
-from sslengine.engines.probes import probes_of
+from sslengine.engines.judged_images import ALL_OF_THEM, Found, Judged, fit_probes
 from sslengine.engines.stored import StoredSplit
 from sslengine.errors import DataError, listing, nearest
 from sslengine.evaluate.answers import PerClass
@@ -148,7 +147,7 @@ def judge_other_sets(judged: Judged) -> Found:
     """What one set lacks does not stop the others. Collective."""
     if not judged.other_sets:
         raise DataError("config.EVALUATE.OTHER_SETS names no set of images.")
-    probes = probes_of(judged)
+    probes = fit_probes(judged)
     known = Known.of(judged.splits["TRAIN"].classes[0])
     tested, notes = {}, []
     for name, options in judged.other_sets.items():

@@ -31,8 +31,13 @@ from sslengine.distributed.collectives import gather_objects
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.engine.build import build_run_precision
 from sslengine.engines.judged_images import Found, Judged
-from sslengine.engines.maps import judged_trunk, last_map, networks_with_maps
-from sslengine.engines.masks import read_mask, resized
+from sslengine.engines.maps import (
+    judged_trunk,
+    last_map,
+    networks_with_maps,
+    read_mask,
+    resize_mask,
+)
 from sslengine.engines.stored import Network
 from sslengine.errors import DataError, SSLEngineError
 from sslengine.evaluate.options import VideosOptions
@@ -216,7 +221,7 @@ class _Carrier:
 
 def _shares(mask: NDArray[Any], objects: Sequence[int], maps: Tensor) -> Tensor:
     """Of a map's patches: of the background, then of the objects, 1 or 0."""
-    small = torch.from_numpy(resized(mask, (maps.shape[2], maps.shape[1]))).to(maps.device)
+    small = torch.from_numpy(resize_mask(mask, (maps.shape[2], maps.shape[1]))).to(maps.device)
     each = torch.stack([small == number for number in objects])
     return torch.cat([~each.any(dim=0, keepdim=True), each]).float()
 
@@ -225,7 +230,7 @@ def _measures(
     shown: NDArray[Any], wanted: NDArray[Any], objects: Sequence[int], device: torch.device
 ) -> Tensor:
     """2 x objects: J and F. shown: the objects' places in the list, from 1 on."""
-    full = torch.from_numpy(resized(shown, wanted.shape[::-1])).to(device)
+    full = torch.from_numpy(resize_mask(shown, wanted.shape[::-1])).to(device)
     truth = torch.from_numpy(wanted.astype(np.int32)).to(device)
     found = torch.stack([full == place for place in range(1, len(objects) + 1)])
     truths = torch.stack([truth == number for number in objects])

@@ -2,8 +2,7 @@
 
 Images and masks are resized to a square. The map is `lastMAP` or `lastPATCH` of a vision
 transformer, of other trunks the last feature that has more than one place; EVALUATE.DENSE.LAYER
-names another. Of raw pixels it is the image averaged to 16 x 16. `segmentation` trains a linear
-head on the same maps.
+names another. Of raw pixels it is the image averaged to 16 x 16.
 """
 
 from __future__ import annotations
@@ -21,14 +20,12 @@ from torch.nn import functional as F
 from sslengine.data.judged_view import described
 from sslengine.distributed.ranks import is_primary
 from sslengine.engines.judged_images import Found, Judged
-from sslengine.engines.maps import judged_trunk, last_map, networks_with_maps
-from sslengine.engines.masks import Masks
+from sslengine.engines.maps import Masks, judged_trunk, last_map, networks_with_maps
 from sslengine.engines.stored import Network, StoredSplit
 from sslengine.errors import DataError
 from sslengine.evaluate.dense import dense
 from sslengine.evaluate.options import DenseOptions
 from sslengine.evaluate.outcome import Outcome
-from sslengine.evaluate.segmentation import segmentation
 from sslengine.monitor.run_facts import PIXELS
 from sslengine.registry import PROTOCOLS
 
@@ -81,7 +78,7 @@ class Maps:
         """Of the network's images. size: width and height."""
         stored = self.splits[split]
         for each in stored.stores[network.name].indices:
-            yield self.masks[split].of(stored.dataset, int(each), size)
+            yield self.masks[split].read(stored.dataset, int(each), size)
 
     def patch(self, maps: Tensor) -> int:
         """Its side in pixels."""
@@ -104,7 +101,7 @@ def stored_maps(judged: Judged) -> Maps:
     options: DenseOptions = judged.dense
     masks = {split: Masks(judged, split) for split in ("TRAIN", "TEST")}
     for split, each in masks.items():
-        each.of(judged.splits[split].dataset, 0)  # before the features are computed
+        each.read(judged.splits[split].dataset, 0)  # before the features are computed
     side = options.SIDE or judged.side
     layer = options.LAYER or last_map(judged, judged_trunk(judged), side, WHERE)
     view = judged.before_tensor(
@@ -129,25 +126,3 @@ def _some(judged: Judged, split: str) -> dict[str, Any]:
 
 def _pixel_map(images: Tensor) -> dict[str, Tensor]:
     return {"16x16": F.adaptive_avg_pool2d(images, 16)}
-
-
-@PROTOCOLS.register("segmentation")
-def judge_segmentation(judged: Judged) -> Found:
-    """Rank 0 trains the heads. Collective."""
-    maps = stored_maps(judged)
-    if not is_primary():
-        return {}
-    return {(each.name, maps.layer): _train_head(judged, each, maps) for each in maps.networks}
-
-
-def _train_head(judged: Judged, network: Network, maps: Maps) -> Outcome:
-    size = maps.side, maps.side
-    train, test = (maps.of(split, network) for split in ("TRAIN", "TEST"))
-    wanted = torch.from_numpy(np.stack([*maps.masks_of("TRAIN", network, size)]))
-    shown = [torch.from_numpy(each) for each in maps.masks_of("TEST", network)]
-    options: DenseOptions = judged.dense
-    outcome = segmentation(
-        train, wanted, test, shown, judged.segmentation, options.IGNORED, judged.run.device
-    )
-    about = maps.about(network, train, test)
-    return replace(outcome, details={**outcome.details, **about})

@@ -27,23 +27,22 @@ from sslengine.data.manifest.classes import Classes
 from sslengine.data.manifest.hold_out import numbers_of_groups
 from sslengine.data.options import DataOptions
 from sslengine.distributed.ranks import is_primary
-from sslengine.engines.expected import check_results_here
 from sslengine.engines.features import required_weights
 from sslengine.engines.few_label_lists import write_lists
 from sslengine.engines.judged_images import Judged
 from sslengine.engines.judged_networks import networks_of
 from sslengine.engines.on_images import run_on_images
-from sslengine.engines.protocols import show_protocols
-from sslengine.engines.run import Run
-from sslengine.engines.score_table import show_all
-from sslengine.engines.scoring import Asked, Score, Sets, add_gains, averaged, chance
-from sslengine.engines.stored import Network, StoredSplit, store_split
-from sslengine.engines.trained_results import (
-    as_protocols,
-    results_of,
+from sslengine.engines.report import (
+    read_results,
+    show_all,
+    show_protocols,
+    sort_by_start,
     write_answers,
     write_report,
 )
+from sslengine.engines.run import Run, check_results_here
+from sslengine.engines.scoring import Asked, Score, Sets, add_gains, averaged, chance
+from sslengine.engines.stored import Network, StoredSplit, store_split
 from sslengine.evaluate.features import Chosen, Rows, count_copies
 from sslengine.evaluate.options import (
     EvaluateOptions,
@@ -99,7 +98,7 @@ def evaluate(run: Run) -> None:
     run.console.print(f"  report      {run.run_dir / REPORT}")
     results = {"test": _as_results(joined(scores))}
     judge.notes += add_scores(run.run_dir, results["test"])
-    show_protocols(run.console, as_protocols(results_of(run.run_dir)))
+    show_protocols(run.console, sort_by_start(read_results(run.run_dir)))
     show_all(run.console, joined(scores), judge.metric, judge.chance, judge.notes)
     facts = read_facts(run.run_dir)
     scored = replace(facts, status=replace(facts.status, status=COMPLETE))
@@ -297,7 +296,7 @@ class _Report:
             "data": judge.place,
             "notes": judge.notes,
             "scores": [score.as_dict() for score in judge.compared(scores)],
-            **results_of(self.run_dir),
+            **read_results(self.run_dir),
         }
         write_report(self.run_dir, content)
 

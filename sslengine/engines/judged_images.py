@@ -13,6 +13,7 @@ from sslengine.engines.run import Run
 from sslengine.engines.scoring import Sets
 from sslengine.engines.stored import Network, StoredSplit, store_split
 from sslengine.errors import DataError
+from sslengine.evaluate.linear import Fitted, linear_probe
 from sslengine.evaluate.options import (
     CopiesOptions,
     CorruptionOptions,
@@ -119,3 +120,46 @@ class Judged:
     def run_with(self, changes: Mapping[str, Any]) -> Run:
         config = replaced(self.run.config, changes)
         return replace(self.run, resolved=replace(self.run.resolved, config=config))
+
+
+# ---- the linear probe, for protocols that score it on further images
+
+Key = tuple[str, str]  # network and layer
+
+
+@dataclass(frozen=True)
+class Probes:
+    """The linear probe of each network and layer."""
+
+    fitted: Mapping[Key, Fitted]
+    # What is reported of each, without metrics.
+    about: Mapping[Key, Outcome]
+    # Why some features have none.
+    without: Found
+
+
+def fit_probes(judged: Judged) -> Probes:
+    """Fit a probe to each; DataError if no features have one. Collective."""
+    probes: dict[Key, Fitted] = {}
+    about: dict[Key, Outcome] = {}
+    without: Found = {}
+    for each in judged.sets:
+        key = each.features, each.layer
+        try:
+            probes[key], about[key] = _probe(judged, each)
+        except DataError as reason:
+            without[key] = Outcome({}, (str(reason),))
+            why = reason
+    if not probes:
+        raise why
+    return Probes(probes, about, without)
+
+
+def _probe(judged: Judged, sets: Sets) -> tuple[Fitted, Outcome]:
+    if sets.labelled is None:
+        raise DataError("the images have no labels.")
+    how: dict[str, Any] = {"device": judged.run.device, "over_ranks": True, "groups": sets.groups}
+    found = linear_probe(*sets.labelled, judged.probe, **how)
+    assert found.fitted is not None
+    about = {"clean": found.test_accuracy, **found.chosen, "layer": sets.layer}
+    return found.fitted, Outcome({}, found.notes, about)

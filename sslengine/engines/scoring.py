@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sslengine.engines.label_free import label_free
-from sslengine.engines.protocols import run_protocols
+from sslengine.engines.protocols import measure_label_free, run_protocols
 from sslengine.errors import DataError
 from sslengine.evaluate.features import Rows, held
 from sslengine.evaluate.intervals import Spread, bootstrap, wilson
@@ -131,7 +130,7 @@ class Asked:
     def rest(self, scores: list[Score], sets: Sequence[Sets], write: Callable[..., None]) -> None:
         for score, each in zip(scores, sets, strict=True):
             with progress(f"metrics without labels of {each.features}, {each.layer}"):
-                score.label_free = label_free(each.train, self.evaluate.LABEL_FREE)
+                score.label_free = measure_label_free(each.train, self.evaluate.LABEL_FREE)
             write(scores)
         for score, each in zip(scores, sets, strict=True):
             if self.evaluate.PROTOCOLS and each.labelled:

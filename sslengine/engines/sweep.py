@@ -30,21 +30,20 @@ from sslengine.distributed.collectives import broadcast_object
 from sslengine.distributed.ranks import is_primary
 from sslengine.engine.build import classes_of_train
 from sslengine.engine.channels import input_channels
-from sslengine.engines.expected import check_results_here
 from sslengine.engines.features import required_weights
 from sslengine.engines.options import FORMS, HELD_OUT, LINEAR, SweepOptions
-from sslengine.engines.protocols import show_protocols
-from sslengine.engines.run import Run
-from sslengine.engines.sub_run import digest_of, folder_of, sub_run
-from sslengine.engines.train import train_task
-from sslengine.engines.trained_results import (
+from sslengine.engines.report import (
     SWEEP,
-    about_of,
     add_to_report,
-    as_protocols,
-    results_of,
+    describe_training,
+    read_results,
+    show_protocols,
+    sort_by_start,
     write_result,
 )
+from sslengine.engines.run import Run, check_results_here
+from sslengine.engines.sub_run import digest_of, folder_of, sub_run
+from sslengine.engines.train import train_task
 from sslengine.errors import ConfigError
 from sslengine.evaluate.options import LinearProbeOptions
 from sslengine.evaluate.outcome import VERSIONS, note_choice
@@ -124,7 +123,7 @@ def _swept(
             "network": read(run.config, ModelOptions).WEIGHTS_INIT.NETWORK,
             "layer": best.feature,
             "best_of_each": _best_of_each(grid, chosen_on, tested),
-            **about_of(run),
+            **describe_training(run),
             "steps": task.iteration,
             "folder": str(folder.relative_to(run.run_dir)),
             "chosen_on": _images_to_choose_on(run, options, grid),
@@ -335,7 +334,7 @@ def _report(
         )  # fmt: skip
     run.console.print(table)
     add_to_report(run.run_dir)
-    show_protocols(run.console, as_protocols(results_of(run.run_dir)))
+    show_protocols(run.console, sort_by_start(read_results(run.run_dir)))
     run.console.print(f"  best        {best.name}: {tested[best.name]:.1f} % on TEST")
     run.console.print(f"  chosen on   {images}, of {len(grid)} heads")
     run.console.print(f"  report      {path}")

@@ -16,6 +16,8 @@ from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import StandardScaler
 
 from sslengine.contrib.domains import leave_one_domain_out
+from sslengine.contrib.segmentation import segmentation
+from sslengine.engines.on_images import accept, auroc, out_of_set
 from sslengine.engines.protocols import run_protocols
 from sslengine.evaluate import intervals
 from sslengine.evaluate.answers import PerClass, calibrate_probe, calibration, per_class
@@ -25,9 +27,7 @@ from sslengine.evaluate.intervals import bootstrap, wilson
 from sslengine.evaluate.linear import linear_probe
 from sslengine.evaluate.linear_many import linear_probe_of_many
 from sslengine.evaluate.options import LinearProbeOptions, SegmentationOptions, SvmOptions
-from sslengine.evaluate.out_of_set import accepted, auroc, out_of_set
 from sslengine.evaluate.outcome import note_choice
-from sslengine.evaluate.segmentation import segmentation
 
 
 def test_the_error_of_four_samples_by_hand() -> None:
@@ -74,7 +74,7 @@ def test_areas_are_those_of_scikit_learn() -> None:
     wanted, scores = np.repeat([1, 0], [300, 200]), torch.cat([own, other])
     assert auroc(own, other) == pytest.approx(roc_auc_score(wanted, scores), rel=1e-12)
     false, true, _ = roc_curve(wanted, scores, drop_intermediate=False)
-    assert accepted(own, other) == pytest.approx(false[true >= 0.95].min())
+    assert accept(own, other) == pytest.approx(false[true >= 0.95].min())
 
 
 def test_another_set_is_farther() -> None:

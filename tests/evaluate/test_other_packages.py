@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from sslengine.engines.on_images import auroc, out_of_set
 from sslengine.evaluate.answers import calibration
 from sslengine.evaluate.knn import Neighbours, knn_curve, knn_scores, knn_within, nearest, search
-from sslengine.evaluate.out_of_set import auroc, out_of_set
 from sslengine.evaluate.retrieval import retrieval
 from sslengine.meters.mean_ap import average_precision
 

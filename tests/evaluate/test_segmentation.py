@@ -11,9 +11,9 @@ import torch
 from sklearn.metrics import accuracy_score, jaccard_score
 from torch import Tensor, nn
 
-from sslengine.evaluate import segmentation as module
+from sslengine.contrib import segmentation as module
+from sslengine.contrib.segmentation import NONE, enlarged, rate, segmentation, train_head
 from sslengine.evaluate.options import SegmentationOptions
-from sslengine.evaluate.segmentation import NONE, enlarged, rate, segmentation, trained
 
 SHORT = SegmentationOptions(ITERATIONS=150, BATCH=4, LR=0.05)
 
@@ -38,7 +38,7 @@ def test_easy_masks_are_learnt() -> None:
     assert found.metrics["mIoU"] > 95
     assert found.details["ITERATIONS"] == 150
     places = torch.where(masks == 3, 0, 1)
-    head = trained(maps, places, 2, SHORT)
+    head = train_head(maps, places, 2, SHORT)
     answers = [
         torch.tensor([3, 7])[enlarged(head(each[None]), mask.shape)[0].argmax(dim=0)].flatten()
         for each, mask in zip(test, wanted)
@@ -127,7 +127,7 @@ def test_the_training_is_that_of_the_formulas(monkeypatch: pytest.MonkeyPatch) -
                 learnt[number] = each * (1 - learning * 0.3) - learning * moved / scale
     unit = (pixels - means) / (spread + 1e-5).sqrt() * learnt[0] + learnt[1]
     wanted = (unit @ learnt[2].T + learnt[3]).view(5, 8, 10, 2).permute(0, 3, 1, 2)
-    found = trained(maps, places, 2, options)(maps)
+    found = train_head(maps, places, 2, options)(maps)
     torch.testing.assert_close(found.double(), wanted, rtol=2e-3, atol=2e-3)
     assert wanted.std() > 0.05
 
@@ -150,7 +150,7 @@ def test_dropout_comes_before_the_normalisation(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(module, "DROPOUT", 0.5)
     maps, masks = (each[:1].repeat_interleave(8, dim=0) for each in _halves(1, 0))
     options = SegmentationOptions(ITERATIONS=3, BATCH=8)
-    trained(maps, torch.where(masks == 3, 0, 1), 2, options)(maps)
+    train_head(maps, torch.where(masks == 3, 0, 1), 2, options)(maps)
     *steps, answering = seen
     assert torch.equal(answering, maps)
     for each in steps:

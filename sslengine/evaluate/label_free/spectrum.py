@@ -27,6 +27,10 @@ LiDAR (Thilak et al., 2024): how many dimensions tell images apart, augmentation
 Each image is a class, its augmented views are the members. With the covariance S_b of the images'
 means and S_w of the views around them, DELTA added to its diagonal, the eigenvalues of
 S_w^-1/2 S_b S_w^-1/2 count as in RankMe. From 1 to min(D, n - 1).
+
+`feature_std` (Chen and He, SimSiam, 2021, section 4.1), which training reports: the deviation of
+each dimension of f / |f| over the images, averaged over dimensions. It is 0 if all features have
+the same direction, and at most 1 / sqrt(D), if their directions are uniform.
 """
 
 from __future__ import annotations
@@ -39,6 +43,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from sslengine.errors import DataError
 from sslengine.evaluate.label_free.metric import Undefined, register_metric
 
 # Added to the shares in RankMe and LiDAR.
@@ -193,3 +198,44 @@ def lidar(projections: Tensor) -> float:
     whiten = vectors / (values.clamp(min=0) + DELTA).sqrt()
     found = torch.linalg.eigvalsh(whiten.T @ between @ whiten).clamp(min=0)
     return exp_entropy(found, RANKME_EPS).item()
+
+
+# ---- while a network is trained
+
+
+@torch.no_grad()
+def feature_std(features: Tensor) -> Tensor:
+    """Measure (N, D) features; the result stays on their device."""
+    features = _as_matrix(features, "Standard deviation of features")
+    # Divide by N, not N - 1: then 1 / sqrt(D) is the largest value for any N.
+    return F.normalize(features, dim=1).std(dim=0, correction=0).mean()
+
+
+@torch.no_grad()
+def compute_rankme(features: Tensor) -> Tensor:
+    """Compute RankMe of (N, D) features in their precision; NaN if some are not finite."""
+    features = _as_matrix(features, "RankMe")
+    if not features.isfinite().all():
+        return features.new_tensor(float("nan"))
+    singular: Tensor = torch.linalg.svdvals(features)
+    return exp_entropy(singular, RANKME_EPS)
+
+
+@torch.no_grad()
+def relative_spectrum(features: Tensor) -> Tensor:
+    """Return the singular values of centred (N, ...) features, the largest is 1; none of features
+    that are not finite."""
+    rows = _as_matrix(features.flatten(1), "Spectrum of features")
+    if not rows.isfinite().all():
+        return rows.new_zeros(0)
+    singular: Tensor = torch.linalg.svdvals(rows - rows.mean(dim=0))
+    return singular / singular.max().clamp(min=torch.finfo(singular.dtype).tiny)
+
+
+def _as_matrix(features: Tensor, of: str) -> Tensor:
+    """Check the shape, and convert to at least single precision."""
+    if features.ndim != 2 or not features.numel():
+        raise DataError(
+            f"{of}: expected a matrix of features (N, D), got shape {tuple(features.shape)}."
+        )
+    return features.to(torch.promote_types(features.dtype, torch.float32))

@@ -8,11 +8,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sslengine.evaluate import spread
 from sslengine.evaluate.label_free.clusters import self_cluster
 from sslengine.evaluate.label_free.spectrum import (
     alpha_req,
     coherence,
+    compute_rankme,
     effective_rank,
     nesum,
     participation_ratio,
@@ -56,7 +56,7 @@ def test_ranks_as_numpy_has_them() -> None:
 
 def test_the_hook_and_the_metric_are_one_rankme() -> None:
     features = torch.from_numpy(RANDOM)
-    assert rankme(features).value == spread.rankme(features).item()
+    assert rankme(features).value == compute_rankme(features).item()
 
 
 def test_rankme_is_of_singular_values_that_are_not_centred() -> None:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sslengine.errors import DataError
-from sslengine.evaluate.spread import feature_std, rankme
+from sslengine.evaluate.label_free.spectrum import compute_rankme as rankme
+from sslengine.evaluate.label_free.spectrum import feature_std
 
 Measure = Callable[[Tensor], Tensor]
 both = pytest.mark.parametrize("measure", [feature_std, rankme])

@@ -1,4 +1,4 @@
-"""Segmentation by a linear head that is trained on frozen maps, as DINOv2 and DINOv3 do.
+"""`segmentation` of EVALUATE.PROTOCOLS: a linear head trained on frozen maps, as DINOv2 and v3 do.
 
 The head: dropout of whole channels, batch normalisation, a 1 x 1 convolution. Its map of logits is
 enlarged to the mask, for the loss and for the answers. Pixels without a class do not count.
@@ -8,20 +8,49 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sslengine.distributed.ranks import is_primary
+from sslengine.engines.dense import Maps, stored_maps
+from sslengine.engines.judged_images import Found, Judged
+from sslengine.engines.stored import Network
 from sslengine.errors import DataError
 from sslengine.evaluate.dense import IGNORED, Confusion, note_map
 from sslengine.evaluate.features import expect_finite
-from sslengine.evaluate.options import SegmentationOptions
+from sslengine.evaluate.options import DenseOptions, SegmentationOptions
 from sslengine.evaluate.outcome import Outcome, note_choice, protocol
+from sslengine.registry import PROTOCOLS
 
 DROPOUT, CLIP, SEED = 0.1, 35.0, 0
 WARM_UP = 1500 / 40_000  # of the iterations
 NONE = -100  # the number of a pixel without a class
+
+
+@PROTOCOLS.register("segmentation")
+def judge_segmentation(judged: Judged) -> Found:
+    """Train the heads on rank 0. Collective."""
+    maps = stored_maps(judged)
+    if not is_primary():
+        return {}
+    return {(each.name, maps.layer): _judge(judged, each, maps) for each in maps.networks}
+
+
+def _judge(judged: Judged, network: Network, maps: Maps) -> Outcome:
+    size = maps.side, maps.side
+    train, test = (maps.of(split, network) for split in ("TRAIN", "TEST"))
+    wanted = torch.from_numpy(np.stack([*maps.masks_of("TRAIN", network, size)]))
+    shown = [torch.from_numpy(each) for each in maps.masks_of("TEST", network)]
+    options: DenseOptions = judged.dense
+    outcome = segmentation(
+        train, wanted, test, shown, judged.segmentation, options.IGNORED, judged.run.device
+    )
+    about = maps.about(network, train, test)
+    return replace(outcome, details={**outcome.details, **about})
 
 
 @protocol("Segmentation")
@@ -34,7 +63,7 @@ def segmentation(
     ignored: Sequence[int] = IGNORED,
     device: torch.device | None = None,
 ) -> Outcome:
-    """Maps N x D x h x w. Masks of TRAIN N x H x W, of TEST of any sizes."""
+    """Judge maps N x D x h x w by masks: of TRAIN N x H x W, of TEST of any sizes."""
     expect_finite(train.flatten(1), "training")
     expect_finite(test.flatten(1), "test")
     options, out = options or SegmentationOptions(), torch.tensor(ignored)
@@ -44,7 +73,7 @@ def segmentation(
         raise DataError(f"the masks of TRAIN have {len(seen)} classes; expected 2 or more.")
     if not len(shown):
         raise DataError("all pixels of the masks of TEST are ignored.")
-    head = trained(train, _places(train_masks, seen), len(seen), options, device)
+    head = train_head(train, _places(train_masks, seen), len(seen), options, device)
     found = Confusion(torch.cat([seen, shown]).unique())
     for maps, mask in zip(test, test_masks, strict=True):
         answers = seen[enlarged(head(maps[None]), mask.shape)[0].argmax(dim=0).cpu()]
@@ -54,14 +83,14 @@ def segmentation(
     return Outcome(found.metrics() | found.constant(train_masks.long()), notes, details)
 
 
-def trained(
+def train_head(
     maps: Tensor,
     places: Tensor,
     classes: int,
     options: SegmentationOptions,
     device: torch.device | None = None,
 ) -> Callable[[Tensor], Tensor]:
-    """Maps -> maps of logits. places: N x H x W, the number of the class, or NONE."""
+    """Return what makes maps of logits of maps. places: N x H x W, a class' number, or NONE."""
     count, width, high, wide = maps.shape
     if min(options.BATCH, count) * high * wide < 2:
         raise DataError("one training image, and one place in its map, cannot be normalised.")
@@ -88,7 +117,7 @@ def trained(
 
 
 def rate(step: int, steps: int) -> float:
-    """The share of the learning rate: linearly up from 0, then along the half wave of a cosine."""
+    """Return the share of the learning rate: up from 0, then along half a wave of a cosine."""
     warm_up = WARM_UP * steps
     if step < warm_up:
         return (step / warm_up * (1 - 1e-6) + 1e-6) * (1 - step / steps)
@@ -100,13 +129,13 @@ def enlarged(logits: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def _loss(logits: Tensor, wanted: Tensor) -> Tensor:
-    """The mean over the pixels that have a class; 0 if none has."""
+    """Average over the pixels that have a class; 0 if none has."""
     total: Tensor = F.cross_entropy(logits, wanted, ignore_index=NONE, reduction="sum")
     return total / (wanted != NONE).sum().clamp(min=1)
 
 
 def _batches(count: int, options: SegmentationOptions, draw: torch.Generator) -> Iterator[Tensor]:
-    """Numbers of images, each as often as the others."""
+    """Yield numbers of images, each as often as the others."""
     size, order = min(options.BATCH, count), torch.empty(0, dtype=torch.long)
     for _ in range(options.ITERATIONS):
         if len(order) < size:
