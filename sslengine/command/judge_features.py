@@ -56,7 +56,7 @@ def judge_features(given: argparse.Namespace, neighbours: Sequence[int]) -> int:
     for each in sets:
         if each.test is not None:
             _note(note_leak(each.train, each.test, "rows"), notes)
-    scores = asked.by_labels(sets, lambda text: _note(text, notes), lambda _: None)
+    scores = asked.score_labels(sets, lambda text: _note(text, notes), lambda _: None)
     asked.rest(scores, sets, lambda _: None)
     labels, wanted = sets[0].labels, sets[0].wanted
     by_chance = None if labels is None else chance(labels, labels if wanted is None else wanted)

@@ -42,7 +42,7 @@ Counts = dict[tuple[str, int], Tensor]
 def judge_corruptions(judged: Judged) -> Found:
     if judged.test != "TEST":
         raise DataError("there are no test images.")
-    options: CorruptionOptions = judged.corruptions
+    options: CorruptionOptions = judged.options.CORRUPTIONS
     given = fit_probes(judged)
     probes, about, outcomes = given.fitted, given.about, given.without
     counts: dict[Key, Counts] = {key: {} for key in probes}
@@ -106,7 +106,7 @@ def _right(judged: Judged, view: Sequence[Any], probes: Mapping[Key, Fitted]) ->
 
 
 def _errors(counts: Counts) -> dict[str, list[float]]:
-    """By corruption, a share for each severity."""
+    """Return by corruption a share for each severity."""
     found: dict[str, list[float]] = {}
     for (kind, _), (right, images) in counts.items():
         found.setdefault(kind, []).append(1 - float(right / images))

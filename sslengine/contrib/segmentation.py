@@ -42,12 +42,12 @@ def judge_segmentation(judged: Judged) -> Found:
 
 def _judge(judged: Judged, network: Network, maps: Maps) -> Outcome:
     size = maps.side, maps.side
-    train, test = (maps.of(split, network) for split in ("TRAIN", "TEST"))
-    wanted = torch.from_numpy(np.stack([*maps.masks_of("TRAIN", network, size)]))
-    shown = [torch.from_numpy(each) for each in maps.masks_of("TEST", network)]
-    options: DenseOptions = judged.dense
+    train, test = (maps.read(split, network) for split in ("TRAIN", "TEST"))
+    wanted = torch.from_numpy(np.stack([*maps.read_masks("TRAIN", network, size)]))
+    shown = [torch.from_numpy(each) for each in maps.read_masks("TEST", network)]
+    options: DenseOptions = judged.options.DENSE
     outcome = segmentation(
-        train, wanted, test, shown, judged.segmentation, options.IGNORED, judged.run.device
+        train, wanted, test, shown, judged.options.SEGMENTATION, options.IGNORED, judged.run.device
     )
     about = maps.about(network, train, test)
     return replace(outcome, details={**outcome.details, **about})
@@ -67,8 +67,8 @@ def segmentation(
     expect_finite(train.flatten(1), "training")
     expect_finite(test.flatten(1), "test")
     options, out = options or SegmentationOptions(), torch.tensor(ignored)
-    seen = _among(train_masks.unique(), out)
-    shown = _among(torch.cat([each.unique() for each in test_masks]).unique(), out)
+    seen = _known_classes(train_masks.unique(), out)
+    shown = _known_classes(torch.cat([each.unique() for each in test_masks]).unique(), out)
     if len(seen) < 2:
         raise DataError(f"the masks of TRAIN have {len(seen)} classes; expected 2 or more.")
     if not len(shown):
@@ -144,7 +144,7 @@ def _batches(count: int, options: SegmentationOptions, draw: torch.Generator) ->
         order = order[size:]
 
 
-def _among(classes: Tensor, ignored: Tensor) -> Tensor:
+def _known_classes(classes: Tensor, ignored: Tensor) -> Tensor:
     return classes.long()[~torch.isin(classes, ignored)]
 
 

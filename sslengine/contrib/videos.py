@@ -57,7 +57,7 @@ class Video:
     masks: Path  # their folder
 
     def mask(self, number: int) -> Path:
-        """Of a frame."""
+        """Find the mask of a frame."""
         path = (self.masks / self.frames[number].name).with_suffix(".png")
         if not path.is_file():
             raise DataError(f"there is no mask {path} of the frame {self.frames[number]}.")
@@ -65,7 +65,7 @@ class Video:
 
 
 def read_videos(folder: Path) -> list[Video]:
-    """Those of the list, in its order."""
+    """Read the videos of the list, in its order."""
     listed = folder / LISTED
     if not listed.is_file():
         raise DataError(
@@ -99,7 +99,7 @@ Measured = dict[str, list[tuple[float, float]]]
 @PROTOCOLS.register("videos")
 def judge_videos(judged: Judged) -> Found:
     """Collective. What one video lacks does not stop the others."""
-    options: VideosOptions = judged.videos
+    options: VideosOptions = judged.options.VIDEOS
     if not options.PATH:
         raise DataError(f"{WHERE}.PATH names no folder of videos, laid out as DAVIS-2017.")
     videos = read_videos(Path(options.PATH))
@@ -188,7 +188,7 @@ class _Carrier:
 
     def _size(self, video: Video) -> tuple[int, int]:
         """Height and width of the resized frames."""
-        options: VideosOptions = self.judged.videos
+        options: VideosOptions = self.judged.options.VIDEOS
         high, wide = size_of(open_image(video.frames[0], self.decoder))
         ratio = max(high, wide) / min(high, wide)
         several = int(options.SIDE * ratio) // options.MULTIPLE
@@ -209,7 +209,7 @@ class _Carrier:
 
     @torch.no_grad()
     def _maps(self, images: Tensor) -> dict[str, Tensor]:
-        """Of one image, by network: D x h x w."""
+        """Compute maps of one image, by network: D x h x w."""
         found = {}
         with self.precision.autocast():
             for each in self.networks:
@@ -220,7 +220,7 @@ class _Carrier:
 
 
 def _shares(mask: NDArray[Any], objects: Sequence[int], maps: Tensor) -> Tensor:
-    """Of a map's patches: of the background, then of the objects, 1 or 0."""
+    """Return for a map's patches 1 or 0: of the background, then of the objects."""
     small = torch.from_numpy(resize_mask(mask, (maps.shape[2], maps.shape[1]))).to(maps.device)
     each = torch.stack([small == number for number in objects])
     return torch.cat([~each.any(dim=0, keepdim=True), each]).float()

@@ -42,17 +42,17 @@ def judge_dense(judged: Judged) -> Found:
 
 
 def _judge(judged: Judged, network: Network, maps: Maps) -> Outcome:
-    (train, known), (test, wanted) = (_with_masks(maps, each, network) for each in maps.splits)
-    options: DenseOptions = judged.dense
+    (train, known), (test, wanted) = (_read_masks(maps, each, network) for each in maps.splits)
+    options: DenseOptions = judged.options.DENSE
     outcome = dense(train, known, test, wanted, options.IGNORED, judged.run.device)
     return replace(outcome, details={**outcome.details, **maps.about(network, train, test)})
 
 
-def _with_masks(maps: Maps, split: str, network: Network) -> tuple[Tensor, Tensor]:
+def _read_masks(maps: Maps, split: str, network: Network) -> tuple[Tensor, Tensor]:
     """Masks of whole patches."""
-    found = maps.of(split, network)
+    found = maps.read(split, network)
     patch, (high, wide) = maps.patch(found), found.shape[2:]
-    rows = [*maps.masks_of(split, network, (wide * patch, high * patch))]
+    rows = [*maps.read_masks(split, network, (wide * patch, high * patch))]
     return found, torch.from_numpy(np.stack(rows))
 
 
@@ -67,15 +67,15 @@ class Maps:
     side: int
     view: list[dict[str, Any]]
 
-    def of(self, split: str, network: Network) -> Tensor:
+    def read(self, split: str, network: Network) -> Tensor:
         """N x D x h x w."""
         store = self.splits[split].stores[network.name]
         return store.layer(store.layers[0]).tensor()
 
-    def masks_of(
+    def read_masks(
         self, split: str, network: Network, size: tuple[int, int] | None = None
     ) -> Iterator[NDArray[np.int32]]:
-        """Of the network's images. size: width and height."""
+        """Read the masks of the network's images. size: width and height."""
         stored = self.splits[split]
         for each in stored.stores[network.name].indices:
             yield self.masks[split].read(stored.dataset, int(each), size)
@@ -98,7 +98,7 @@ def stored_maps(judged: Judged) -> Maps:
     """Collective."""
     if judged.test != "TEST":
         raise DataError("there are no test images.")
-    options: DenseOptions = judged.dense
+    options: DenseOptions = judged.options.DENSE
     masks = {split: Masks(judged, split) for split in ("TRAIN", "TEST")}
     for split, each in masks.items():
         each.read(judged.splits[split].dataset, 0)  # before the features are computed
@@ -119,7 +119,7 @@ def stored_maps(judged: Judged) -> Maps:
 
 
 def _some(judged: Judged, split: str) -> dict[str, Any]:
-    options: DenseOptions = judged.dense
+    options: DenseOptions = judged.options.DENSE
     limit, count = options.IMAGES, len(judged.splits[split].dataset)
     return {f"DATA.{split}.DATA_LIMIT": limit} if 0 < limit < count else {}
 

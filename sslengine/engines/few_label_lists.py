@@ -49,7 +49,7 @@ def write_lists(
 
 
 def write_training_list(run: Run, path: Path) -> int:
-    """Of the images that TRAIN uses; how many these are."""
+    """List the images that TRAIN uses, and count them."""
     data, seed = read(run.config, DataOptions), read(run.config, RunOptions).SEED_VALUE
     dataset = SSLDataset(data.TRAIN, "TRAIN", seed, hold_out=data.HOLD_OUT)
     every = torch.arange(len(dataset))

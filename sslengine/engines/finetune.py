@@ -100,7 +100,7 @@ def _finetuned(run: Run, name: str, start: str, weights: Path | None) -> dict[st
 
 
 def _short(results: Mapping[str, Any]) -> dict[str, float]:
-    """Of the meters: accuracy_list_meter.top_1.0 is `top_1`."""
+    """Shorten the meters' names: accuracy_list_meter.top_1.0 is `top_1`."""
     found: dict[str, float] = {}
     for name, value in leaves(results):
         meter, *words = name.split(".")

@@ -15,15 +15,8 @@ from sslengine.engines.stored import Network, StoredSplit, store_split
 from sslengine.errors import DataError
 from sslengine.evaluate.linear import Fitted, linear_probe
 from sslengine.evaluate.options import (
-    CopiesOptions,
-    CorruptionOptions,
-    DenseOptions,
     EvaluateOptions,
     LinearProbeOptions,
-    OtherSetOptions,
-    OutsideOptions,
-    SegmentationOptions,
-    VideosOptions,
 )
 from sslengine.evaluate.outcome import Outcome
 
@@ -49,38 +42,6 @@ class Judged:
     weights: str
 
     @property
-    def outside(self) -> OutsideOptions:
-        return self.options.OUTSIDE
-
-    @property
-    def dense(self) -> DenseOptions:
-        return self.options.DENSE
-
-    @property
-    def segmentation(self) -> SegmentationOptions:
-        return self.options.SEGMENTATION
-
-    @property
-    def videos(self) -> VideosOptions:
-        return self.options.VIDEOS
-
-    @property
-    def corruptions(self) -> CorruptionOptions:
-        return self.options.CORRUPTIONS
-
-    @property
-    def other_sets(self) -> Mapping[str, OtherSetOptions]:
-        return self.options.OTHER_SETS
-
-    @property
-    def domain_column(self) -> str:
-        return self.options.DOMAIN_COLUMN
-
-    @property
-    def copies(self) -> CopiesOptions:
-        return self.options.COPIES
-
-    @property
     def test(self) -> str:
         """The split whose images are judged."""
         return "TEST" if "TEST" in self.splits else "TRAIN"
@@ -104,7 +65,7 @@ class Judged:
 
     @property
     def side(self) -> int:
-        """Of the judged images, in pixels."""
+        """The side of the judged images, in pixels."""
         (image,) = self.splits[self.test].dataset[0, 0]["data"]
         return int(min(image.shape[-2:]))
 

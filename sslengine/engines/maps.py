@@ -32,7 +32,7 @@ SETTINGS = "MODEL.FEATURE_EVAL_SETTINGS"
 
 
 def judged_trunk(judged: Judged) -> Trunk:
-    """As initialised: for the names and shapes of its features."""
+    """Build the trunk as initialised: for the names and shapes of its features."""
     model = build_base_model(judged.run.config, judged.run.device)
     return trunk_with_heads(model, "reading maps").trunk.eval()
 
@@ -64,7 +64,7 @@ def _name_of_map(trunk: Trunk, images: Tensor, where: str) -> str:
 
 def networks_with_maps(judged: Judged, layer: str, where: str) -> list[Network]:
     """The networks, whose features are maps; without pixels."""
-    return [replace(each, compute=_with_maps(each.compute, where))
+    return [replace(each, compute=_shape_maps(each.compute, where))
             for each in networks_with(judged, [layer]) if each.name != PIXELS]  # fmt: skip
 
 
@@ -79,16 +79,16 @@ def networks_with(judged: Judged, layers: Sequence[str]) -> list[Network]:
     return [each for each in networks if each.name != REFERENCE]
 
 
-def _with_maps(compute: Compute, where: str) -> Compute:
+def _shape_maps(compute: Compute, where: str) -> Compute:
     def maps(images: Any) -> dict[str, Tensor]:
         high, wide = images.shape[-2:]
-        return {name: as_map(name, each, where, high / wide)
+        return {name: shape_map(name, each, where, high / wide)
                 for name, each in compute(images).items()}  # fmt: skip
 
     return maps
 
 
-def as_map(name: str, features: Tensor, where: str, ratio: float = 1.0) -> Tensor:
+def shape_map(name: str, features: Tensor, where: str, ratio: float = 1.0) -> Tensor:
     """Rows of patches, or a map, as a map. ratio: of the image's height to its width."""
     if features.ndim == 4:
         return features
@@ -106,7 +106,7 @@ class Masks:
 
     def __init__(self, judged: Judged, split: str) -> None:
         self.key = f"config.EVALUATE.DENSE.MASKS_{split}"
-        options: DenseOptions = judged.dense
+        options: DenseOptions = judged.options.DENSE
         self.folder = {"TRAIN": options.MASKS_TRAIN, "TEST": options.MASKS_TEST}[split]
         self.images = (getattr(read(judged.run.config, DataOptions), split).DATA_PATHS or [""])[0]
 

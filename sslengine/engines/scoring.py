@@ -21,7 +21,7 @@ from sslengine.evaluate.features import Rows, held
 from sslengine.evaluate.intervals import Spread, bootstrap, wilson
 from sslengine.evaluate.knn import knn_curve, knn_scores, knn_within
 from sslengine.evaluate.linear import linear_probe
-from sslengine.evaluate.linear_many import linear_probe_of_many, mean_average_precision
+from sslengine.evaluate.linear_many import linear_probe_many, mean_average_precision
 from sslengine.evaluate.options import (
     EvaluateOptions,
     LinearProbeOptions,
@@ -87,7 +87,7 @@ class Score:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """By the names that config.EXPECTED_RESULTS and `intervals` use."""
+        """The scores by the names that config.EXPECTED_RESULTS and `intervals` use."""
         linear = {} if self.linear is None else {"linear": self.linear}
         return {**{f"knn_{k}": value for k, value in self.knn.items()}, **linear}
 
@@ -102,7 +102,7 @@ class Asked:
     machines: SvmOptions
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
-    def by_labels(
+    def score_labels(
         self, sets: Sequence[Sets], note: Callable[[str], None], write: Callable[..., None]
     ) -> list[Score]:
         """All ranks call it. kNN first: it needs less time and fewer labels than a probe."""
@@ -146,7 +146,7 @@ class Asked:
 
     def _neighbours(self, score: Score, each: Sets, note: Callable[[str], None]) -> None:
         if each.labels is not None and each.wanted is None:
-            self._among_themselves(score, each, note)
+            self._score_training(score, each, note)
         if each.labelled is None:
             return
         train, labels, test, wanted = (_near(one) for one in each.labelled)
@@ -170,8 +170,8 @@ class Asked:
             score.answers[f"knn_{k}"] = answers[fewer].cpu()
             score.intervals[f"knn_{k}"] = wilson(score.knn[k], len(wanted))
 
-    def _among_themselves(self, score: Score, each: Sets, note: Callable[[str], None]) -> None:
-        """Without test labels: each training image by its neighbours among the others."""
+    def _score_training(self, score: Score, each: Sets, note: Callable[[str], None]) -> None:
+        """Classify each training image by its neighbours among the others: test labels lack."""
         train, labels = _near(each.train), each.labels
         assert labels is not None
         if labels.ndim > 1 or len(labels) < 2:
@@ -194,7 +194,7 @@ class Asked:
             score.intervals[f"knn_{k}"] = wilson(score.knn[k], len(labels))
 
     def _used(self, count: int, note: Callable[[str], None]) -> dict[int, int]:
-        """For each k how many neighbours there are."""
+        """Count the neighbours that there are, for each k."""
         for k in self.neighbours.neighbours:
             if k > count:
                 note(
@@ -206,7 +206,7 @@ class Asked:
         if each.labelled is None:
             return
         train, labels, test, wanted = (_near(one) for one in each.labelled)
-        probe = linear_probe_of_many if labels.ndim > 1 else linear_probe
+        probe = linear_probe_many if labels.ndim > 1 else linear_probe
         how: dict[str, Any] = {"device": self.device, "over_ranks": True, "groups": each.groups}
         found = probe(train, labels, test, wanted, self.probe, **how)
         score.linear = found.test_accuracy
@@ -234,8 +234,8 @@ ORDERED = 2**24
 
 
 def chance(labels: Tensor, wanted: Tensor) -> float:
-    """Without features, in percent: the most frequent class of TRAIN as the answer for each image,
-    or the mean mAP of random orders."""
+    """Score without features, in percent: TRAIN's most frequent class as the answer for each
+    image, or the mean mAP of random orders."""
     if labels.ndim == 1:
         return 100.0 * float((wanted == labels.mode().values).double().mean())
     orders = min(200, max(8, ORDERED // wanted.numel()))

@@ -97,7 +97,7 @@ def sweep(run: Run) -> None:
 def _swept(
     run: Run, grid: list[Cell], outputs: int, several: bool, start: str, weights: Path | None
 ) -> tuple[Scores, Scores]:
-    """Of the heads, on the images to choose on and on TEST. Collective."""
+    """Score the heads on the images to choose on and on TEST. Collective."""
     options, digest = read(run.config, SweepOptions), digest_of(weights)
     values = _values(options, grid, outputs, weights) | _judged_by(grid, several)
     folder = folder_of(run, SWEEP, f"{options.HEAD}-{start}", digest)
@@ -197,7 +197,7 @@ def _tokens(trunk: Trunk) -> Iterator[str]:
 def _values(
     options: SweepOptions, grid: list[Cell], outputs: int, weights: Path | None
 ) -> dict[str, Any]:
-    """Of both runs: the frozen trunk with a head for each cell."""
+    """Configure both runs: the frozen trunk with a head for each cell."""
     return {
         "MODEL.BASE_MODEL_NAME": "multi_input_output_model",
         "MODEL.WEIGHTS_INIT.PARAMS_FILE": str(weights or ""),
@@ -272,7 +272,7 @@ def _test(weights: Path | None) -> dict[str, Any]:
 
 
 def _scores(results: Mapping[str, Any], several: bool) -> Scores:
-    """By the name of the head, in percent. The same on all ranks."""
+    """Return percentages by the name of the head. The same on all ranks."""
     meter, metric = ("mean_ap_list_meter", "mAP") if several else ("accuracy_list_meter", "top_1")
     return broadcast_object(dict(results["test"][meter][metric]) if is_primary() else {})
 
@@ -282,7 +282,7 @@ def _best(cells: list[Cell], chosen_on: Scores) -> Cell:
 
 
 def _best_of_each(grid: list[Cell], chosen_on: Scores, tested: Scores) -> dict[str, Any]:
-    """By feature: its best head, where heads are chosen and on TEST."""
+    """Find the best head of each feature, where heads are chosen and on TEST."""
     return {
         feature: _row(_best([each for each in grid if each.feature == feature], chosen_on),
                       chosen_on, tested)

@@ -51,7 +51,7 @@ class Patches:
     image: Tensor
 
     @classmethod
-    def of(cls, maps: Tensor, masks: Tensor) -> Patches:
+    def cut(cls, maps: Tensor, masks: Tensor) -> Patches:
         """maps: N x D x h x w. masks: N x (h p) x (w q)."""
         count, width, high, wide = maps.shape
         if len(masks) != count or masks.shape[1] % high or masks.shape[2] % wide:
@@ -133,7 +133,7 @@ def dense(
     device: torch.device | None = None,
 ) -> Outcome:
     """Maps N x D x h x w, and masks whose sides are multiples of those."""
-    known, judged = Patches.of(train, train_masks), Patches.of(test, test_masks)
+    known, judged = Patches.cut(train, train_masks), Patches.cut(test, test_masks)
     expect_finite(known.features, "training")
     expect_finite(judged.features, "test")
     scale = standardisation(known.features)
@@ -151,8 +151,13 @@ def dense(
     if not len(held):
         notes = ("one training image: k, distance and penalty are fixed",)
     for name, settings, answers, fixed in (
-        ("kNN", [(k, each) for each in METRICS for k in NEIGHBOURS], segment.by_knn, FIXED[0]),
-        ("linear", PENALTIES, segment.linearly, FIXED[1]),
+        (
+            "kNN",
+            [(k, each) for each in METRICS for k in NEIGHBOURS],
+            segment.answer_knn,
+            FIXED[0],
+        ),
+        ("linear", PENALTIES, segment.answer_linearly, FIXED[1]),
     ):
         try:
             best, found = _chosen(known, judged, held, settings, answers, fixed)
@@ -206,7 +211,7 @@ class _Segment:
     ignored: Sequence[int]
     device: torch.device | None
 
-    def by_knn(
+    def answer_knn(
         self, known: Patches, judged: Patches, settings: Sequence[tuple[int, Metric]]
     ) -> dict[Any, Confusion]:
         found: dict[Any, Confusion] = {each: Confusion(self.classes) for each in settings}
@@ -231,7 +236,7 @@ class _Segment:
             most = torch.maximum(count, most)
         return best
 
-    def linearly(
+    def answer_linearly(
         self, known: Patches, judged: Patches, settings: Sequence[float]
     ) -> dict[Any, Confusion]:
         numbers, labels = known.most_frequent(self.ignored).unique(return_inverse=True)
@@ -241,11 +246,11 @@ class _Segment:
         strengths = [each / len(known) for each in settings]
         fitted = fit_path(samples, strengths, tolerance=1e-4, max_iterations=ITERATIONS)
         return {
-            each: self._of(classifier, numbers, judged)
+            each: self._confuse(classifier, numbers, judged)
             for each, classifier in zip(settings, fitted.classifiers, strict=True)
         }
 
-    def _of(self, classifier: Classifier, numbers: Tensor, judged: Patches) -> Confusion:
+    def _confuse(self, classifier: Classifier, numbers: Tensor, judged: Patches) -> Confusion:
         found = Confusion(self.classes)
         answers = numbers[classifier.scores(judged.features).argmax(dim=1)]
         found.add(answers.unsqueeze(1).expand_as(judged.pixels).flatten(), judged.pixels.flatten())

@@ -30,10 +30,10 @@ from sslengine.evaluate.knn import knn_curve
 from sslengine.evaluate.linear import (
     FIXED_PENALTY,
     TOLERANCE,
-    accuracy_of,
-    answers_of,
+    count_answers,
     linear_probe,
-    strength_of,
+    measure_accuracy,
+    scale_penalty,
     unconverged,
 )
 from sslengine.evaluate.logistic import Classifier, fit_path
@@ -59,7 +59,7 @@ def few_shot_knn(
     draws: int = DRAWS,
     sigma: float = SIGMA,
 ) -> Outcome:
-    """For each number of shots n, k = n and the smaller ones of `neighbours`."""
+    """Score each number of shots n: k = n and the smaller ones of `neighbours`."""
     counts = expect_classes(labels)
     found: dict[str, list[float]] = {}
     for n in shots:
@@ -102,16 +102,16 @@ def few_shot_logistic(
             tried = [_penalty(some, options)] if n >= CROSS_VALIDATED else []
             (penalty,) = tried or [FIXED_PENALTY]
             best = _fitted(some, [penalty], options, fixed=not tried)[0]
-            found.setdefault(f"{n} shots", []).append(accuracy_of(best, judged, numbers))
+            found.setdefault(f"{n} shots", []).append(measure_accuracy(best, judged, numbers))
             penalties.setdefault(f"{n} shots", []).append(penalty)
-            said = note_choice(tried, options.PENALTIES, answers_of(best, judged))
+            said = note_choice(tried, options.PENALTIES, count_answers(best, judged))
             notes |= dict.fromkeys(f"{n} shots: {each}" for each in said)
     outcome = _outcome(found, tuple(notes), draws)
     return replace(outcome, details={**outcome.details, "penalties": penalties})
 
 
 def _penalty(samples: Samples, options: LinearProbeOptions) -> float:
-    """With the best accuracy in cross-validation; of equally good ones the largest."""
+    """Choose by accuracy in cross-validation; of equally good ones the largest."""
     penalties = sorted(options.PENALTIES, reverse=True)
     right = torch.zeros(len(penalties), dtype=torch.float64)
     folds = _folds(samples.labels)
@@ -120,7 +120,7 @@ def _penalty(samples: Samples, options: LinearProbeOptions) -> float:
         if not len(used) or not len(held):
             continue
         fitted = _fitted(used, penalties, options)
-        right += torch.tensor([accuracy_of(one, held) * len(held) for one in fitted])
+        right += torch.tensor([measure_accuracy(one, held) * len(held) for one in fitted])
     return penalties[int(right.argmax())]
 
 
@@ -144,7 +144,7 @@ def _part(samples: Samples, held: Tensor, inside: bool) -> Samples:
 def _fitted(
     samples: Samples, penalties: Sequence[float], options: LinearProbeOptions, fixed: bool = False
 ) -> list[Classifier]:
-    strengths = [each if fixed else strength_of(samples, each, options) for each in penalties]
+    strengths = [each if fixed else scale_penalty(samples, each, options) for each in penalties]
     return fit_path(samples, strengths, TOLERANCE, options.MAX_ITERATIONS).classifiers
 
 
@@ -222,7 +222,7 @@ def shots_of_each_class(labels: Tensor, shots: int, seed: int) -> Tensor:
 
 
 def expect_classes(labels: Tensor) -> Tensor:
-    """How many images each class has; DataError if there are not two classes."""
+    """Count the images of each class; DataError if there are not two classes."""
     expect_one_class_each(labels)
     counts: Tensor = labels[labels >= 0].unique(return_counts=True)[1]
     if len(counts) < 2:

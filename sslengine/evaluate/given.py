@@ -32,10 +32,10 @@ from sslengine.evaluate.features import Rows
 from sslengine.evaluate.given_labels import (
     LABELS,
     GivenLabels,
-    in_arrays,
-    in_table,
-    of_objects,
-    of_text,
+    find_in_arrays,
+    find_in_table,
+    parse_objects,
+    parse_text,
 )
 from sslengine.evaluate.store import MANIFEST, Store, StoredRows
 
@@ -58,7 +58,7 @@ def read_given(path: Path, labels: Path | None = None) -> Given:
         raise MissingDataError(f"{path}: there is no such file or folder.")
     if path.is_dir():
         store = Store.read(path)
-        found = _of_store(store, store.layers[-1])
+        found = _read_store(store, store.layers[-1])
     elif path.suffix.lower() in READERS:
         rows, own = _read(path)
         found = Given(str(path), path.stem, rows, own)
@@ -90,18 +90,19 @@ def _expect_labels(labels: GivenLabels | None, rows: int) -> None:
 
 
 def pairs_in(folder: Path) -> Iterator[tuple[str, Given, Given]]:
-    """Of a folder that holds both splits: a name, training and test features, for each layer."""
+    """Yield a name, training and test features for each layer of a folder of both splits."""
     stores = {split: {_network(each): each for each in _stores(folder, split)}
               for split in ("train", "test")}  # fmt: skip
-    for network, train in stores["train"].items():
-        test = stores["test"].get(network)
-        if test is not None:
-            name = train.folder.name.removeprefix("train-")
-            yield from ((name, _of_store(train, layer), _of_store(test, layer))
-                        for layer in train.layers)  # fmt: skip
+    for network, store in stores["train"].items():
+        other = stores["test"].get(network)
+        if other is not None:
+            name = store.folder.name.removeprefix("train-")
+            yield from ((name, _read_store(store, layer), _read_store(other, layer))
+                        for layer in store.layers)  # fmt: skip
     for layer in layers_in(folder, "train"):
         if layer in layers_in(folder, "test"):
-            yield folder.name, _of_files(folder, "train", layer), _of_files(folder, "test", layer)
+            train, test = (_read_files(folder, split, layer) for split in ("train", "test"))
+            yield folder.name, train, test
 
 
 def _stores(folder: Path, split: str) -> list[Store]:
@@ -109,17 +110,17 @@ def _stores(folder: Path, split: str) -> list[Store]:
 
 
 def _network(store: Store) -> str:
-    """What both splits of a network have: all but the images and their view."""
+    """Name what both splits of a network have: all but the images and their view."""
     own = ("view", "images_sha256")
     return json.dumps({key: each for key, each in store.depends_on.items() if key not in own})
 
 
-def _of_store(store: Store, layer: str) -> Given:
+def _read_store(store: Store, layer: str) -> Given:
     folder = str(store.folder)
     return Given(folder, layer, store.layer(layer), GivenLabels(folder, store.targets.numpy()))
 
 
-def _of_files(folder: Path, split: str, layer: str) -> Given:
+def _read_files(folder: Path, split: str, layer: str) -> Given:
     found = read_features(folder, split, layer)
     labels = GivenLabels(str(folder), found.targets.numpy())
     return Given(str(folder), layer, found.features, labels)
@@ -137,10 +138,10 @@ def read_labels(path: Path) -> GivenLabels:
     if suffix == ".npy":
         return GivenLabels(str(path), _array(path))
     if suffix == ".txt":
-        return GivenLabels(str(path), of_text(_lines(path)))
+        return GivenLabels(str(path), parse_text(_lines(path)))
     if suffix in ARRAYS:
         held = ARRAYS[suffix](path)
-        names, found = list(held), in_arrays(str(path), held)
+        names, found = list(held), find_in_arrays(str(path), held)
         if found is None and len(held) == 1:
             return GivenLabels(str(path), held[names[0]])
     else:
@@ -159,13 +160,13 @@ def _expect_content(path: Path) -> None:
 
 
 def _lines(path: Path) -> list[str]:
-    """Without the empty ones at the end."""
+    """Read lines, without the empty ones at the end."""
     with path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
         lines = [line.strip() for line in file]
-    return _without_empty_end(lines)
+    return _drop_empty_end(lines)
 
 
-def _without_empty_end(lines: list[Any]) -> list[Any]:
+def _drop_empty_end(lines: list[Any]) -> list[Any]:
     while lines and not lines[-1]:
         lines.pop()
     return lines
@@ -181,7 +182,7 @@ def _read(path: Path) -> tuple[Rows, GivenLabels | None]:
         return _npy(path), None
     if suffix in ARRAYS:
         held = ARRAYS[suffix](path)
-        return _matrix(path, held), in_arrays(str(path), held)
+        return _matrix(path, held), find_in_arrays(str(path), held)
     table = TABLES[suffix](path)
     return table.rows(), table.labels(path)
 
@@ -224,10 +225,10 @@ def _torch(path: Path) -> dict[str, NDArray[Any]]:
     except Exception as error:  # what it raises depends on the file
         raise _unreadable(path, error, " without running code") from error
     held = held if isinstance(held, dict) else {"features": held}
-    return {name: _as_array(each) for name, each in held.items() if isinstance(each, Tensor)}
+    return {name: _make_array(each) for name, each in held.items() if isinstance(each, Tensor)}
 
 
-def _as_array(tensor: Tensor) -> NDArray[Any]:
+def _make_array(tensor: Tensor) -> NDArray[Any]:
     """numpy has no bfloat16."""
     tensor = tensor.detach()
     found: NDArray[Any] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
@@ -251,7 +252,7 @@ class _Table:
     rows: Callable[[], Tensor]
 
     def labels(self, path: Path) -> GivenLabels | None:
-        return in_table(str(path), self.names, self.cells, self.as_labels)
+        return find_in_table(str(path), self.names, self.cells, self.as_labels)
 
 
 def _parquet(path: Path) -> _Table:
@@ -272,13 +273,13 @@ def _parquet(path: Path) -> _Table:
     def rows() -> Tensor:
         lists = [name for name in FEATURES if name in names]
         if lists:
-            return torch.from_numpy(_of_lists(path, lists[0], table[lists[0]].combine_chunks()))
+            return torch.from_numpy(_stack_lists(path, lists[0], table[lists[0]].combine_chunks()))
         return torch.from_numpy(_columns(path, names, lambda name: np.asarray(table[name])))
 
-    return _Table(names, cells, of_objects, rows)
+    return _Table(names, cells, parse_objects, rows)
 
 
-def _of_lists(path: Path, name: str, column: Any) -> NDArray[Any]:
+def _stack_lists(path: Path, name: str, column: Any) -> NDArray[Any]:
     from pyarrow import ArrowException, compute
 
     try:
@@ -296,7 +297,7 @@ def _csv(path: Path) -> _Table:
         delimiter = delimiter_in(path, file.readline())
         file.seek(0)
         try:
-            lines = _without_empty_end(list(csv.reader(file, delimiter=delimiter)))
+            lines = _drop_empty_end(list(csv.reader(file, delimiter=delimiter)))
         except csv.Error as error:
             raise _unreadable(path, error) from error
     names, lines = (lines[0], lines[1:]) if lines else ([], [])
@@ -310,7 +311,7 @@ def _csv(path: Path) -> _Table:
     def rows() -> Tensor:
         return torch.from_numpy(_columns(path, names, lambda name: np.array(columns[name])))
 
-    return _Table(names, lambda name: [*map(unescape_formula, columns[name])], of_text, rows)
+    return _Table(names, lambda name: [*map(unescape_formula, columns[name])], parse_text, rows)
 
 
 def _expect_rows(path: Path, count: int) -> None:

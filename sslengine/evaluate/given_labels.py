@@ -38,10 +38,10 @@ def numbered(train: GivenLabels, test: GivenLabels) -> tuple[Tensor, Tensor]:
             f"expected the same kind in both."
         )
     if NOTHING in kinds:
-        train, test = _as_the_other(train, test), _as_the_other(test, train)
+        train, test = _take_kind(train, test), _take_kind(test, train)
     if TEXT in kinds:
-        return _by_names(train.values, test.values)
-    wanted = _in_order(train, test) if INDICATORS in kinds else test.values
+        return _number_names(train.values, test.values)
+    wanted = _sort_columns(train, test) if INDICATORS in kinds else test.values
     return _whole(train.values), _whole(wanted)
 
 
@@ -61,8 +61,8 @@ def _any_known(labels: NDArray[Any]) -> bool:
     return bool((labels.astype(str) != "").any())
 
 
-def _as_the_other(labels: GivenLabels, other: GivenLabels) -> GivenLabels:
-    """Where all are missing: missing labels of the other's kind."""
+def _take_kind(labels: GivenLabels, other: GivenLabels) -> GivenLabels:
+    """Replace labels that are all missing by missing ones of the other's kind."""
     if _kind(labels.values) != NOTHING:
         return labels
     missing = "" if _kind(other.values) == TEXT else -1
@@ -75,7 +75,7 @@ def _whole(labels: NDArray[Any]) -> Tensor:
     return torch.from_numpy(np.nan_to_num(labels, nan=-1).astype(np.int64))
 
 
-def _in_order(train: GivenLabels, test: GivenLabels) -> NDArray[Any]:
+def _sort_columns(train: GivenLabels, test: GivenLabels) -> NDArray[Any]:
     """The test indicators with their columns in the order of the training ones."""
     if train.classes and test.classes:
         if sorted(train.classes) != sorted(test.classes):
@@ -93,7 +93,7 @@ def _in_order(train: GivenLabels, test: GivenLabels) -> NDArray[Any]:
     return test.values
 
 
-def _by_names(train: NDArray[Any], test: NDArray[Any]) -> tuple[Tensor, Tensor]:
+def _number_names(train: NDArray[Any], test: NDArray[Any]) -> tuple[Tensor, Tensor]:
     given, wanted = train.astype(str), test.astype(str)
     names = np.unique(given[given != ""])
     is_new = (wanted != "") & ~np.isin(wanted, names)
@@ -112,7 +112,7 @@ def _by_names(train: NDArray[Any], test: NDArray[Any]) -> tuple[Tensor, Tensor]:
 # ---- in files
 
 
-def in_arrays(where: str, held: Mapping[str, NDArray[Any]]) -> GivenLabels | None:
+def find_in_arrays(where: str, held: Mapping[str, NDArray[Any]]) -> GivenLabels | None:
     """Rows of indicators may have an array `classes` of names."""
     name = next((name for name in LABELS if name in held), None)
     if name is None:
@@ -123,13 +123,13 @@ def in_arrays(where: str, held: Mapping[str, NDArray[Any]]) -> GivenLabels | Non
     return GivenLabels(where, held[name], tuple(map(str, classes)))
 
 
-def in_table(
+def find_in_table(
     where: str,
     names: Sequence[str],
     column: Callable[[str], Sequence[Any]],
     as_array: Callable[[Sequence[Any]], NDArray[Any]],
 ) -> GivenLabels | None:
-    """Of a table: in the column `label`, or in label_A, label_B ..., one for each class."""
+    """Find a table's labels: the column `label`, or label_A, label_B ..., one for each class."""
     single = [name for name in LABELS if name in names]
     if single:
         try:
@@ -162,7 +162,7 @@ _CELLS = {
 }
 
 
-def of_text(labels: Sequence[str]) -> NDArray[Any]:
+def parse_text(labels: Sequence[str]) -> NDArray[Any]:
     """Numbers, if all are that are not empty; otherwise names."""
     numbers = [_number(each) for each in labels]
     if None not in numbers:
@@ -187,8 +187,8 @@ def _number(cell: str) -> int | None:
     return int(value) if value.is_integer() else None
 
 
-def of_objects(labels: Sequence[Any]) -> NDArray[Any]:
-    """Of Python's values: numbers, names or lists of indicators. None: no label."""
+def parse_objects(labels: Sequence[Any]) -> NDArray[Any]:
+    """Make labels of Python's values: numbers, names or lists of indicators. None: no label."""
     known = [each for each in labels if each is not None]
     first = known[0] if known else -1
     missing: Any = -1 if isinstance(first, (int, float)) else ""

@@ -35,7 +35,7 @@ def kmeans(points: Tensor, clusters: int, iterations: int, seed: int = 0) -> Ten
 
 
 def assign(points: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
-    """For each point the number of the nearest centroid, and its squared distance."""
+    """Find the number of each point's nearest centroid, and its squared distance."""
     squares = centroids.square().sum(dim=1)
     nearest, distances = [], []
     for some in points.split(max(1, BLOCK // len(centroids))):

@@ -169,7 +169,7 @@ def score_votes(
             ranked = counted.argsort(dim=1, descending=True, stable=True)
             best[k][some] = ranked[:, 0]
             for place, count in enumerate(top):
-                row[place] += _among(ranked, wanted[some], count).sum()
+                row[place] += _is_among(ranked, wanted[some], count).sum()
     if answers is not None:
         answers |= {k: gather(each).rows if over_ranks else each for k, each in best.items()}
     hits = sum_in_place(hits) if over_ranks else hits
@@ -188,7 +188,7 @@ def _grow_votes(
         yield votes
 
 
-def _among(ranked: Tensor, labels: Tensor, top: int) -> Tensor:
+def _is_among(ranked: Tensor, labels: Tensor, top: int) -> Tensor:
     return (ranked[:, :top] == labels.unsqueeze(1)).any(dim=1)
 
 

@@ -49,7 +49,7 @@ class Fitted:
     scale: tuple[Tensor, Tensor] | None
 
     def logits(self, features: Rows) -> Tensor:
-        """In float64: a row for each image."""
+        """Compute a row for each image, in float64."""
         found = []
         for block in blocks(features):
             rows = block.to(self.numbers.device).double()
@@ -69,7 +69,7 @@ class Fitted:
         return torch.cat(found)
 
     def places(self, labels: Tensor) -> Tensor:
-        """Of class numbers; of a class that no training image has, the number of classes."""
+        """Find the places of class numbers; of a class that training lacks: after the last."""
         labels = labels.to(self.numbers.device)
         place = torch.searchsorted(self.numbers, labels).clamp(max=len(self.numbers) - 1)
         return torch.where(self.numbers[place] == labels, place, len(self.numbers))
@@ -96,7 +96,7 @@ class ProbeResult:
 
     @property
     def chosen(self) -> dict[str, Any]:
-        """For a report."""
+        """The chosen penalty, for a report."""
         return {"penalty": self.penalty, "chosen_on": self.chosen_on}
 
 
@@ -120,9 +120,9 @@ def linear_probe(
     """
     check_features("Linear probe", train_features, train_labels, test_features, over_ranks)
     if train_labels.ndim != 1:
-        raise DataError("Linear probe: labels are rows of indicators; see linear_probe_of_many.")
+        raise DataError("Linear probe: labels are rows of indicators; see linear_probe_many.")
     options = options or LinearProbeOptions()
-    used, unused, note, chosen_on = _by_what(train_labels, options, groups)
+    used, unused, note, chosen_on = _split_rows(train_labels, options, groups)
     if note and warns:
         logger.warning("Linear probe: %s.", note)
     how: dict[str, Any] = {"device": device, "over_ranks": over_ranks}
@@ -149,9 +149,9 @@ def linear_probe(
     classifier, converged = _fit(samples(None), penalty, options, start)
     if not converged and warns:
         logger.warning("Linear probe: %s.", unconverged(options))
-    accuracy = accuracy_of(classifier, test, numbers)
+    accuracy = measure_accuracy(classifier, test, numbers)
     tried = [penalty] if start else []
-    notes = note_choice(tried, options.PENALTIES, answers_of(classifier, test))
+    notes = note_choice(tried, options.PENALTIES, count_answers(classifier, test))
     return ProbeResult(
         accuracy, held_out_accuracy, penalty, converged, (note, *notes) if note else notes,
         chosen_on, fitted=Fitted(classifier, numbers, scale),
@@ -165,7 +165,7 @@ def unconverged(options: LinearProbeOptions) -> str:
     )
 
 
-def _by_what(
+def _split_rows(
     train_labels: Tensor, options: LinearProbeOptions, groups: Tensor | None
 ) -> tuple[Labels, Labels, str, str]:
     """The rows to fit and those to choose by, a note if that is unusual, and what chooses."""
@@ -179,7 +179,7 @@ def _by_what(
 
 
 def part_of_train(held: int, count: int, groups: Tensor | None) -> str:
-    """By what a penalty is chosen, for a report."""
+    """Tell by what a penalty is chosen, for a report."""
     whole = "" if groups is None else " in whole groups"
     return f"{held} of {count} training images{whole}"
 
@@ -258,17 +258,17 @@ def _choose_penalty(
     """The penalty with the best accuracy, of equal ones the strongest; that; and its classifier."""
     order = sorted(options.PENALTIES, reverse=True)
     strongest, _ = _fit(used, order[0], options, None)
-    if (accuracy := accuracy_of(strongest, held_out, numbers)) == 100:  # so none is better
+    if (accuracy := measure_accuracy(strongest, held_out, numbers)) == 100:  # so none is better
         return order[0], accuracy, strongest
-    strengths = [strength_of(used, each, options) for each in order]
+    strengths = [scale_penalty(used, each, options) for each in order]
     found = fit_path(used, strengths, TOLERANCE, options.MAX_ITERATIONS).classifiers
-    accuracies = accuracies_of(found, held_out, numbers)
+    accuracies = measure_accuracies(found, held_out, numbers)
     place = max(range(len(order)), key=lambda each: accuracies[each])
     return order[place], accuracies[place], found[place]
 
 
-def strength_of(samples: Samples, penalty: float, options: LinearProbeOptions) -> float:
-    """On the mean of the losses."""
+def scale_penalty(samples: Samples, penalty: float, options: LinearProbeOptions) -> float:
+    """Return the penalty on the mean of the losses."""
     return penalty / (len(samples) if options.PENALTY_ON == "sum" else 1)
 
 
@@ -276,17 +276,19 @@ def _fit(
     samples: Samples, penalty: float, options: LinearProbeOptions, start: Classifier | None
 ) -> tuple[Classifier, bool]:
     """A classifier, and whether it has converged."""
-    strength = strength_of(samples, penalty, options)
+    strength = scale_penalty(samples, penalty, options)
     found = fit(samples, [strength], start, TOLERANCE, options.MAX_ITERATIONS)
     return found.classifiers[0], found.converged[0]
 
 
-def accuracy_of(classifier: Classifier, samples: Samples, numbers: Tensor | None = None) -> float:
-    """In percent. numbers: those of the classes, if the labels are not places among them."""
-    return accuracies_of([classifier], samples, numbers)[0]
+def measure_accuracy(
+    classifier: Classifier, samples: Samples, numbers: Tensor | None = None
+) -> float:
+    """Return a percentage. numbers: of the classes, if labels are not places among them."""
+    return measure_accuracies([classifier], samples, numbers)[0]
 
 
-def answers_of(classifier: Classifier, samples: Samples) -> Tensor:
+def count_answers(classifier: Classifier, samples: Samples) -> Tensor:
     """Count how often each class is answered."""
     counts = torch.zeros(samples.classes, dtype=torch.int64, device=samples.labels.device)
     for features, _ in samples.pieces(ROWS):
@@ -295,10 +297,10 @@ def answers_of(classifier: Classifier, samples: Samples) -> Tensor:
     return samples.summed(counts)
 
 
-def accuracies_of(
+def measure_accuracies(
     classifiers: Sequence[Classifier], samples: Samples, numbers: Tensor | None = None
 ) -> list[float]:
-    """Of each, in one pass over the samples."""
+    """Measure all in one pass over the samples."""
     right = torch.zeros(len(classifiers), dtype=torch.float64, device=samples.labels.device)
     for features, labels in samples.pieces(ROWS):
         for place, each in enumerate(classifiers):

@@ -30,12 +30,12 @@ logger = logging.getLogger(__name__)
 
 
 def mean_average_precision(scores: Tensor, rows: Tensor) -> float:
-    """In percent, over the classes that have an image; NaN if there is none."""
+    """Measure mAP in percent, over the classes that have an image; NaN if there is none."""
     return 100.0 * float(average_precision(scores, rows.to(scores.device)).nanmean())
 
 
 @torch.no_grad()
-def linear_probe_of_many(
+def linear_probe_many(
     train_features: Rows,
     train_rows: Tensor,
     test_features: Rows,
@@ -45,7 +45,7 @@ def linear_probe_of_many(
     over_ranks: bool = False,
     groups: Tensor | None = None,
 ) -> ProbeResult:
-    """As linear_probe, with indicators in place of class numbers; its accuracies are mAP."""
+    """Probe with indicators in place of class numbers; the accuracies of the result are mAP."""
     check_features("Linear probe", train_features, train_rows, test_features, over_ranks)
     options = options or LinearProbeOptions()
     how: dict[str, Any] = {"device": device, "over_ranks": over_ranks}
@@ -97,7 +97,7 @@ def _held_out(count: int, share: float, groups: Tensor | None) -> Tensor:
 def _choose_penalty(
     probe: _Probe, held: Samples, options: LinearProbeOptions
 ) -> tuple[float, float]:
-    """From strong ones to weak ones: each starts where the last has ended."""
+    """Fit strong penalties first: each starts where the last has ended."""
     if not len(probe.classes):
         raise DataError(
             "Linear probe: no class has both images that show it and images that do not."
@@ -124,7 +124,7 @@ class _Probe:
         self._points = rows.new_zeros(len(self.classes), samples.width + 1, dtype=torch.float64)
 
     def fit(self, penalty: float) -> bool:
-        """From where the last fit has ended. Has every class converged?"""
+        """Fit from where the last fit has ended. Return whether every class has converged."""
         on_sum = self._options.PENALTY_ON == "sum"
         strength = penalty / self._known if on_sum else torch.full_like(self._known, penalty)
 
@@ -142,14 +142,14 @@ class _Probe:
         return mean_average_precision(self.scores(samples), samples.labels[:, self.classes])
 
     def scores(self, samples: Samples) -> Tensor:
-        """Of the samples of all ranks."""
+        """Score the samples of all ranks."""
         classifier = Classifier(self._points[:, :-1].T, self._points[:, -1])
         scores = [classifier.scores(features) for features, _ in samples.pieces(ROWS)]
         found = torch.cat([self._points.new_zeros(0, len(self.classes)), *scores])
         return gather(found).rows if samples.over_ranks else found
 
     def _evaluate(self, points: Tensor, which: Tensor, penalty: Tensor) -> tuple[Tensor, Tensor]:
-        """Of some classes the objective and its gradient: one product for all of them."""
+        """Compute the objectives of some classes and their gradients by one product."""
         weight, classes = points[:, :-1], self.classes[which]
         value, gradient = torch.zeros_like(penalty), torch.zeros_like(points)
         for features, rows in self._samples.pieces(rows_at_once(len(points), weight.shape[1])):

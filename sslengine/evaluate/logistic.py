@@ -134,7 +134,7 @@ def solve(
     max_iterations: int,
 ) -> Minimum:
     """Minimise from `points`, (penalties, features + 1, classes); the last row is the bias."""
-    rounded = _in_single(samples, tolerance)
+    rounded = _tolerance_in_single(samples, tolerance)
     rough = samples.single if rounded else samples
     about = curvature(rough, penalties, 1 / samples.classes)
     strength = torch.tensor(penalties, dtype=torch.float64, device=points.device)
@@ -153,7 +153,7 @@ def solve(
     return found._replace(iterations=near.iterations + found.iterations)
 
 
-def _in_single(samples: Samples, tolerance: float) -> float:
+def _tolerance_in_single(samples: Samples, tolerance: float) -> float:
     """Return the tolerance in single precision; 0: it is already that, or would save no time."""
     if samples.dtype != torch.float64 or len(samples) * samples.width < LARGE:
         return 0.0

@@ -57,7 +57,7 @@ def minimise(
             memory.keep(left)
         if not len(active) or iteration == max_iterations:
             break
-        first = partial(_first, precondition or _as_it_is, active)
+        first = partial(_first, precondition or _identity, active)
         direction = -memory.times(gradient, first)
         unknown = precondition is None and not memory.pairs
         step = _first_step(gradient) if unknown else x.new_ones(len(x))
@@ -116,7 +116,7 @@ def _first(precondition: Precondition, which: Tensor, gradient: Tensor) -> Tenso
     return precondition(gradient, which)
 
 
-def _as_it_is(gradient: Tensor, which: Tensor) -> Tensor:
+def _identity(gradient: Tensor, which: Tensor) -> Tensor:
     return gradient
 
 

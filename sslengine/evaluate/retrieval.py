@@ -347,7 +347,7 @@ def _moments(features: Rows) -> tuple[Tensor, Tensor]:
     return mean, covariance
 
 
-def as_directions(queries: Tensor, database: Tensor) -> tuple[Tensor, Tensor]:
+def rows_for_cosine(queries: Tensor, database: Tensor) -> tuple[Tensor, Tensor]:
     """Make rows whose cosines have the order of the Euclidean distances.
 
     q . d - |d|^2 / 2 falls as the distance |q - d| grows. It is the product of (q, 1, 0) and

@@ -47,7 +47,7 @@ class Samples:
         self._own = own_share(len(labels), over_ranks)
 
     def __len__(self) -> int:
-        """On all ranks."""
+        """Count samples on all ranks."""
         return len(self.labels)
 
     @cached_property
@@ -100,7 +100,7 @@ class Samples:
             yield some, self.labels[start:stop]
 
     def summed(self, value: Tensor) -> Tensor:
-        """In place, over the ranks that share the samples."""
+        """Sum in place over the ranks that share the samples."""
         return sum_in_place(value) if self.over_ranks else value
 
     def _scaled(self, rows: Any) -> Tensor:
@@ -115,7 +115,7 @@ def room(device: torch.device) -> int:
 
 
 def matrix(rows: Any, device: torch.device | None = None) -> Tensor:
-    """In float64, a row for each image."""
+    """Make rows of float64, one for each image."""
     return torch.as_tensor(rows).to(device).flatten(1).double()
 
 

@@ -31,7 +31,7 @@ def test_jaccard_is_that_of_scikit_learn() -> None:
 def test_patches_of_a_mask_by_hand() -> None:
     mask = torch.tensor([[[1, 1, 9, 9], [1, 2, 9, 9], [3, 3, 4, 4], [3, 3, 4, 255]]])
     maps = torch.tensor([[[[10.0, 20.0], [30.0, 40.0]]]])
-    found = Patches.of(maps, mask)
+    found = Patches.cut(maps, mask)
     assert found.features.tolist() == [[10], [20], [30], [40]]
     assert found.pixels.tolist() == [[1, 1, 1, 2], [9, 9, 9, 9], [3, 3, 3, 3], [4, 4, 4, 255]]
     assert found.most_frequent((9, 255)).tolist() == [1, -1, 3, 4]

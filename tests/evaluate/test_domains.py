@@ -86,27 +86,31 @@ def written(path: Path, content: object) -> Path:
 def test_a_part_of_the_classes_and_their_numbers() -> None:
     """As ImageNet-R, whose folders are TRAIN's; as ImageNet-V2, whose folders are numbers."""
     one, two = frozenset([1]), frozenset([2])
-    assert known().of_names(["cat", "dog", "yak"], None) == [one, two, frozenset()]
-    assert known().of_names(["2", "01", "3"], None) == [two, one, frozenset()]
+    assert known().number_names(["cat", "dog", "yak"], None) == [one, two, frozenset()]
+    assert known().number_names(["2", "01", "3"], None) == [two, one, frozenset()]
     # TRAIN's own names are numbers, and not its places.
-    assert known("1", "7").of_names(["7", "0", "001"], None) == [one, frozenset(), frozenset([0])]
+    assert known("1", "7").number_names(["7", "0", "001"], None) == [
+        one,
+        frozenset(),
+        frozenset([0]),
+    ]
     numbers = Known.of(Classes(numbers=frozenset([3, 5])))
-    assert numbers.of_names(["5", "0"], None) == [frozenset([5]), frozenset()]
+    assert numbers.number_names(["5", "0"], None) == [frozenset([5]), frozenset()]
 
 
 def test_a_table_of_classes(tmp_path: Path) -> None:
     """As ObjectNet, of whose classes some are several of TRAIN's, and others none."""
     table = written(tmp_path / "classes.json", {"pet": ["cat", 2], "hen": "bird", "yak": []})
-    found = known().of_names(["hen", "ox", "pet", "yak"], table)
+    found = known().number_names(["hen", "ox", "pet", "yak"], table)
     assert found == [frozenset([0]), frozenset(), frozenset([1, 2]), frozenset()]
     with pytest.raises(DataError, match=r"'hen' is no class of the images. Did you mean 'her'\?"):
-        known().of_names(["her"], written(table, {"hen": "bird"}))
+        known().number_names(["her"], written(table, {"hen": "bird"}))
     with pytest.raises(DataError, match=r"'cats' is no class of TRAIN. Did you mean 'cat'\?"):
-        known().of_names(["pet"], written(table, {"pet": ["cats"]}))
+        known().number_names(["pet"], written(table, {"pet": ["cats"]}))
     for bad in (["cat"], None):
         table.write_text("{" if bad is None else json.dumps(bad))
         with pytest.raises(DataError, match=r"classes.json: (expected names|cannot be read)"):
-            known().of_names(["pet"], table)
+            known().number_names(["pet"], table)
 
 
 def test_labels_of_images(tmp_path: Path) -> None:
@@ -114,13 +118,13 @@ def test_labels_of_images(tmp_path: Path) -> None:
     paths = ["b/val_1.jpg", "a/val_3.jpg", "a/val_2.jpg"]
     file = written(tmp_path / "real.json", [[0], [1, 2], []])
     wanted = [frozenset([0]), frozenset(), frozenset([1, 2])]
-    assert known().of_images(file, paths) == wanted
+    assert known().number_images(file, paths) == wanted
     with pytest.raises(DataError, match="has 3 entries for 2 images"):
-        known().of_images(file, paths[:2])
+        known().number_images(file, paths[:2])
     written(file, {"val_1": 0, "a/val_2.jpg": ["cat", "dog"]})
-    assert known().of_images(file, paths) == wanted
+    assert known().number_images(file, paths) == wanted
     with pytest.raises(DataError, match="has no image of these"):
-        known().of_images(file, ["z.jpg"])
+        known().number_images(file, ["z.jpg"])
 
 
 def test_any_of_them_is_right() -> None:

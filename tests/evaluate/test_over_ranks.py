@@ -13,7 +13,7 @@ from sslengine.engines.scoring import Asked, Sets
 from sslengine.evaluate.features import Rows
 from sslengine.evaluate.knn import knn_curve, knn_scores
 from sslengine.evaluate.linear import linear_probe
-from sslengine.evaluate.linear_many import linear_probe_of_many, mean_average_precision
+from sslengine.evaluate.linear_many import linear_probe_many, mean_average_precision
 from sslengine.evaluate.logistic import fit
 from sslengine.evaluate.options import (
     EvaluateOptions,
@@ -69,7 +69,7 @@ def _judged(folder: Path, over_ranks: bool, rows: int = 37) -> dict[str, Any]:
     return {
         "knn": knn_curve(*sets, [1, 9], over_ranks=over_ranks, top=(1, 2)),
         "mAP": {k: mean_average_precision(each, seen[:rows]) for k, each in scores.items()},
-        "linear of many": linear_probe_of_many(
+        "linear of many": linear_probe_many(
             train, seen, sets[2], seen[:rows], over_ranks=over_ranks
         ).test_accuracy,
         "linear": (probe.test_accuracy, probe.held_out_accuracy, probe.penalty),
@@ -94,7 +94,7 @@ def _among_themselves(rows: int) -> tuple[dict[int, float], dict[int, float], li
     asked = Asked(EvaluateOptions(), neighbours, LinearProbeOptions(), SvmOptions())
     notes: list[str] = []
     sets = [Sets("some", "f", features[:rows], labels[:rows])]
-    (score,) = asked.by_labels(sets, notes.append, lambda _: None)
+    (score,) = asked.score_labels(sets, notes.append, lambda _: None)
     return score.knn, score.knn_top5, notes
 
 

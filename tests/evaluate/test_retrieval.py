@@ -20,10 +20,10 @@ from sslengine.evaluate.outcome import Outcome
 from sslengine.evaluate.retrieval import (
     TOP,
     Whitening,
-    as_directions,
     copy_detection,
     gem,
     retrieval,
+    rows_for_cosine,
 )
 from sslengine.evaluate.store import Store
 
@@ -272,7 +272,7 @@ def test_descriptors_written_out() -> None:
 
 def test_cosines_in_the_order_of_distances() -> None:
     queries, database = torch.randn(5, 4).double(), 3 * torch.randn(50, 4).double()
-    ours, theirs = as_directions(queries, database)
+    ours, theirs = rows_for_cosine(queries, database)
     cosines = torch.nn.functional.normalize(ours) @ torch.nn.functional.normalize(theirs).T
     expected = torch.cdist(queries, database).argsort(dim=1)
     assert cosines.argsort(dim=1, descending=True).tolist() == expected.tolist()

@@ -44,7 +44,7 @@ def cluster_features_and_label(run: Run) -> None:
     """All ranks compute features; rank 0 clusters them, and the other ranks do not wait."""
     options = read(run.config, ClusterFitOptions)
     splits = options.splits
-    found = _computed(run, splits) if options.FEATURES.EXTRACT else _in_files(run, splits)
+    found = _computed(run, splits) if options.FEATURES.EXTRACT else _read_files(run, splits)
     if not is_primary():
         return
     layer, read_split = found
@@ -92,7 +92,7 @@ def _computed(run: Run, splits: Sequence[str]) -> tuple[str, Callable[[str], Lab
     return layer, lambda split: stored_layer(stores[split], layer)
 
 
-def _in_files(run: Run, splits: Sequence[str]) -> tuple[str, Callable[[str], Labelled]]:
+def _read_files(run: Run, splits: Sequence[str]) -> tuple[str, Callable[[str], Labelled]]:
     options = read(run.config, ClusterFitOptions).FEATURES
     folder = Path(options.PATH)
     run.describe()

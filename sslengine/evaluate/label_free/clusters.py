@@ -52,7 +52,7 @@ def clid(features: Tensor) -> tuple[float, dict[str, float]]:
 
 
 def clid_over(parts: Sequence[tuple[float, float]]) -> list[float]:
-    """For each checkpoint, of its learnability and dimension: the sum of their z-scores."""
+    """Sum the z-scores of each checkpoint's learnability and dimension."""
     if len(parts) < LEAST_CHECKPOINTS:
         return [math.nan] * len(parts)
     values = np.array(parts, float)

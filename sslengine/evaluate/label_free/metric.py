@@ -113,7 +113,7 @@ def register_metric(name: str, best: Best | None = None) -> Callable[[Compute], 
 
 
 def prepared(need: str, rows: Tensor) -> Tensor:
-    """In float64; a sub-sample of ROWS rows, which is the same for all inputs of a length."""
+    """Prepare rows: float64; a sub-sample of ROWS, the same for all inputs of a length."""
     if rows.ndim != NEEDS[need] or not rows[0:1].numel():
         shape = "(N, D)" if NEEDS[need] == 2 else "(n, q, D)"
         raise DataError(
@@ -125,7 +125,7 @@ def prepared(need: str, rows: Tensor) -> Tensor:
 
 
 def sub_sample(count: int) -> Tensor:
-    """At most ROWS numbers of `count` rows, ascending."""
+    """Draw at most ROWS numbers of `count` rows, ascending."""
     if count <= ROWS:
         return torch.arange(count)
     draw = torch.Generator().manual_seed(0)

@@ -34,7 +34,7 @@ class Interval(NamedTuple):
 
 
 def spearman(x: Values, y: Values) -> Values:
-    """Of each row; NaN where one is constant."""
+    """Correlate each row; NaN where one is constant."""
     # The sum is twice the rank, tied ones averaged, around its mean.
     return _cosine(*(_signs(each).sum(axis=-1) for each in (x, y)))
 
@@ -47,7 +47,7 @@ def kendall(x: Values, y: Values) -> Values:
 def agreement(
     correlation: Callable[[Values, Values], Values], x: Sequence[float], y: Sequence[float]
 ) -> Interval | None:
-    """With the 95 % percentile interval over resampled checkpoints; None with fewer than LEAST."""
+    """Correlate, with the 95 % interval over resampled checkpoints; None with fewer than LEAST."""
     both = np.array([x, y], float)
     both = both[:, np.isfinite(both).all(axis=0)]
     count = both.shape[1]
@@ -121,12 +121,12 @@ def ranked(
 
 def score_of(features: Tensor, labels: Tensor | None) -> Measured:
     """kNN, in percent: a random half of the images finds its neighbours in the other half."""
-    return _on_halves(features, labels, _neighbours)
+    return _halve(features, labels, _neighbours)
 
 
 def probe_of(features: Tensor, labels: Tensor | None) -> Measured:
     """A linear probe, in percent, fitted on one half of the images and scored on the other."""
-    return _on_halves(features, labels, lambda *sets: linear_probe(*sets).test_accuracy)
+    return _halve(features, labels, lambda *sets: linear_probe(*sets).test_accuracy)
 
 
 def _neighbours(train: Tensor, labels: Tensor, test: Tensor, wanted: Tensor) -> float:
@@ -134,7 +134,7 @@ def _neighbours(train: Tensor, labels: Tensor, test: Tensor, wanted: Tensor) -> 
     return knn_curve(train, labels, test, wanted, [k])[k][0]
 
 
-def _on_halves(features: Tensor, labels: Tensor | None, accuracy: Callable[..., float]) -> Measured:
+def _halve(features: Tensor, labels: Tensor | None, accuracy: Callable[..., float]) -> Measured:
     why = _why_no_score(labels)
     if labels is None or why:
         return Measured(math.nan, 0, why)
