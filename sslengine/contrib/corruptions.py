@@ -25,7 +25,7 @@ from sslengine.distributed.collectives import broadcast_object, sum_over_ranks
 from sslengine.distributed.ranks import is_primary
 from sslengine.engine.build import build_run_precision
 from sslengine.engines.features import features_of, ordered_feed
-from sslengine.engines.judged_images import Found, Judged, Key, fit_probes
+from sslengine.engines.judged_images import Found, Judged, Key, find_probes
 from sslengine.errors import DataError
 from sslengine.evaluate.linear import Fitted
 from sslengine.evaluate.options import CorruptionOptions
@@ -43,7 +43,7 @@ def judge_corruptions(judged: Judged) -> Found:
     if judged.test != "TEST":
         raise DataError("there are no test images.")
     options: CorruptionOptions = judged.options.CORRUPTIONS
-    given = fit_probes(judged)
+    given = find_probes(judged)
     probes, about, outcomes = given.fitted, given.about, given.without
     counts: dict[Key, Counts] = {key: {} for key in probes}
     kept = _kept(judged, probes)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from sslengine.data.manifest.classes import Classes
-from sslengine.engines.judged_images import ALL_OF_THEM, Found, Judged, fit_probes
+from sslengine.engines.judged_images import ALL_OF_THEM, Found, Judged, find_probes
 from sslengine.engines.stored import StoredSplit
 from sslengine.errors import DataError, listing, nearest
 from sslengine.evaluate.answers import PerClass
@@ -147,7 +147,7 @@ def judge_other_sets(judged: Judged) -> Found:
     """Judge each set: what one lacks does not stop the others. Collective."""
     if not judged.options.OTHER_SETS:
         raise DataError("config.EVALUATE.OTHER_SETS names no set of images.")
-    probes = fit_probes(judged)
+    probes = find_probes(judged)
     known = Known.of(judged.splits["TRAIN"].classes[0])
     tested, notes = {}, []
     for name, options in judged.options.OTHER_SETS.items():

@@ -10,10 +10,11 @@ from typing import Any
 from sslengine.config.sections import read, replaced
 from sslengine.data.options import DataOptions
 from sslengine.engines.run import Run
-from sslengine.engines.scoring import Sets
+from sslengine.engines.scoring import Score, Sets
 from sslengine.engines.stored import Network, StoredSplit, store_split
 from sslengine.errors import DataError
-from sslengine.evaluate.linear import Fitted, linear_probe
+from sslengine.evaluate.answers import expect_probe
+from sslengine.evaluate.linear import Fitted
 from sslengine.evaluate.options import (
     EvaluateOptions,
     LinearProbeOptions,
@@ -40,6 +41,8 @@ class Judged:
     options: EvaluateOptions
     probe: LinearProbeOptions
     weights: str
+    # Of `sets`, by the labels.
+    scores: Sequence[Score] = ()
 
     @property
     def test(self) -> str:
@@ -99,28 +102,21 @@ class Probes:
     without: Found
 
 
-def fit_probes(judged: Judged) -> Probes:
-    """Fit a probe to each; DataError if no features have one. Collective."""
+def find_probes(judged: Judged) -> Probes:
+    """Take those that were scored; DataError if no features have one."""
     probes: dict[Key, Fitted] = {}
     about: dict[Key, Outcome] = {}
     without: Found = {}
-    for each in judged.sets:
+    for each in judged.scores:
         key = each.features, each.layer
         try:
-            probes[key], about[key] = _probe(judged, each)
+            found, probes[key] = expect_probe(each.probe)
         except DataError as reason:
             without[key] = Outcome({}, (str(reason),))
             why = reason
+            continue
+        details = {"clean": found.test_accuracy, **found.chosen, "layer": each.layer}
+        about[key] = Outcome({}, found.notes, details)
     if not probes:
         raise why
     return Probes(probes, about, without)
-
-
-def _probe(judged: Judged, sets: Sets) -> tuple[Fitted, Outcome]:
-    if sets.labelled is None:
-        raise DataError("the images have no labels.")
-    how: dict[str, Any] = {"device": judged.run.device, "over_ranks": True, "groups": sets.groups}
-    found = linear_probe(*sets.labelled, judged.probe, **how)
-    assert found.fitted is not None
-    about = {"clean": found.test_accuracy, **found.chosen, "layer": sets.layer}
-    return found.fitted, Outcome({}, found.notes, about)

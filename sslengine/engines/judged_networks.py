@@ -88,7 +88,7 @@ def _reference(run: Run, reference: ReferenceOptions) -> Network:
 
 
 def _config_of(config: DictConfig, reference: ReferenceOptions) -> DictConfig:
-    """Change the run's config to the other trunk and weights."""
+    """That of the run, with the other trunk and weights."""
     values: dict[str, Any] = {
         "MODEL.WEIGHTS_INIT": WeightsInitOptions(PARAMS_FILE=reference.WEIGHTS)
     }
@@ -113,7 +113,7 @@ def normalised(
     given: tuple[Sequence[float], Sequence[float]],
     wanted: tuple[Sequence[float], Sequence[float]],
 ) -> Compute:
-    """Compute as if images had been normalised by `wanted`, not by `given`: mean and deviation."""
+    """As if the images had been normalised by `wanted`, and not by `given`: mean and deviation."""
 
     def changed(images: Any) -> dict[str, Tensor]:
         (mean, std), (other, scale) = (

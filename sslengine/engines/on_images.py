@@ -137,6 +137,7 @@ def run_on_images(
     judged: Judged, scores: Sequence[Score], write: Callable[[list[Score]], None]
 ) -> None:
     """Add what is found to the scores. Collective."""
+    judged = replace(judged, scores=scores)
     for name in judged.options.PROTOCOLS:
         if name not in ON_IMAGES:
             continue

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sslengine.evaluate.answers import calibrate_probe, per_class
+from sslengine.evaluate.answers import Probed, calibrate_probe, per_class
 from sslengine.evaluate.features import Rows, rows_at
 from sslengine.evaluate.few_shot import few_labels, few_shot_knn, few_shot_logistic
 from sslengine.evaluate.label_free.metric import Inputs, measure, sub_sample
@@ -28,7 +28,8 @@ def _retrieve_test_images(train: Rows, labels: Tensor, test: Rows, wanted: Tenso
     return retrieval(test, wanted)
 
 
-# The names are those of evaluation.options.ON_FEATURES.
+# They take the linear probe in place of the training set.
+BY_PROBE = ("calibration", "per_class")
 COMPUTE: Mapping[str, Callable[..., Outcome]] = {
     "few_shot_knn": few_shot_knn,
     "few_shot_linear": few_shot_logistic,
@@ -45,20 +46,22 @@ def run_protocols(
     sets: Sets,
     names: Sequence[str],
     machines: SvmOptions,
-    probe: LinearProbeOptions,
+    options: LinearProbeOptions,
+    probe: Probed,
     groups: Tensor | None = None,
 ) -> dict[str, dict[str, Any]]:
-    by_probe = {"options": probe, "groups": groups}
+    """Compute the named ones. probe: the linear probe of these sets, with these options."""
     few: dict[str, Any] = {"options": Svm.read(machines)}
-    options: dict[str, dict[str, Any]] = {
+    how: dict[str, dict[str, Any]] = {
         "svm": few, "low_shot_svm": {**few, **low_shot_arguments(machines.low_shot)},
-        "few_shot_linear": {"options": probe}, "few_labels": by_probe,
-        "calibration": by_probe, "per_class": by_probe,
+        "few_shot_linear": {"options": options},
+        "few_labels": {"options": options, "groups": groups},
     }  # fmt: skip
     found = {}
     for name in filter(COMPUTE.__contains__, names):
+        given = (probe, *sets[2:]) if name in BY_PROBE else sets
         with progress(f"protocol {name}"):
-            found[name] = make_row(name, COMPUTE[name](*sets, **options.get(name, {})))
+            found[name] = make_row(name, COMPUTE[name](*given, **how.get(name, {})))
     return found
 
 

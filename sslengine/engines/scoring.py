@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sslengine.engines.protocols import measure_label_free, run_protocols
 from sslengine.errors import DataError
+from sslengine.evaluate.answers import Probed
 from sslengine.evaluate.features import Rows, held
 from sslengine.evaluate.intervals import Spread, bootstrap, wilson
 from sslengine.evaluate.knn import knn_curve, knn_scores, knn_within
@@ -80,10 +81,12 @@ class Score:
     about: dict[str, Any] = field(default_factory=dict)
     # By metric: the class that each test image gets; of several networks a row for each.
     answers: dict[str, Tensor] = field(default_factory=dict)
+    probe: Probed = None  # of which `linear` is the score
 
     def as_dict(self) -> dict[str, Any]:
-        """All but the answers, which have a separate file."""
-        return {name: value for name, value in vars(self).items() if name != "answers"}
+        """All but the answers, which have a separate file, and the probe."""
+        left_out = ("answers", "probe")
+        return {name: value for name, value in vars(self).items() if name not in left_out}
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -135,7 +138,12 @@ class Asked:
         for score, each in zip(scores, sets, strict=True):
             if self.evaluate.PROTOCOLS and each.labelled:
                 score.protocols |= run_protocols(
-                    each.labelled, self.evaluate.PROTOCOLS, self.machines, self.probe, each.groups
+                    each.labelled,
+                    self.evaluate.PROTOCOLS,
+                    self.machines,
+                    self.probe,
+                    score.probe,
+                    each.groups,
                 )
                 write(scores)
 
@@ -208,7 +216,11 @@ class Asked:
         train, labels, test, wanted = (_near(one) for one in each.labelled)
         probe = linear_probe_many if labels.ndim > 1 else linear_probe
         how: dict[str, Any] = {"device": self.device, "over_ranks": True, "groups": each.groups}
-        found = probe(train, labels, test, wanted, self.probe, **how)
+        try:
+            score.probe = found = probe(train, labels, test, wanted, self.probe, **how)
+        except DataError as reason:
+            score.probe = str(reason)
+            raise
         score.linear = found.test_accuracy
         score.intervals["linear"] = found.interval or wilson(found.test_accuracy, len(wanted))
         score.about["chosen_on"] = {"linear": found.chosen_on}

@@ -20,12 +20,13 @@ import torch
 from torch import Tensor
 
 from sslengine.errors import DataError
-from sslengine.evaluate.features import Rows, expect_one_class_each
-from sslengine.evaluate.linear import linear_probe
-from sslengine.evaluate.options import LinearProbeOptions
+from sslengine.evaluate.features import SEVERAL, Rows
+from sslengine.evaluate.linear import Fitted, ProbeResult
 from sslengine.evaluate.outcome import Outcome, protocol
 
 BINS = 15
+# A linear probe; why there is none; None: the images have no labels.
+Probed = ProbeResult | str | None
 
 
 @dataclass(frozen=True)
@@ -67,22 +68,22 @@ class PerClass:
         return torch.stack([each.long() for each in columns], dim=1).tolist()
 
 
+def expect_probe(probe: Probed) -> tuple[ProbeResult, Fitted]:
+    """Return the probe and its classifier; DataError: why there is none."""
+    if not isinstance(probe, ProbeResult):
+        raise DataError(probe or "the images have no labels.")
+    if probe.fitted is None:
+        raise DataError(SEVERAL)
+    return probe, probe.fitted
+
+
 @protocol("Classes")
 @torch.no_grad()
-def per_class(
-    train: Rows,
-    labels: Tensor,
-    test: Rows,
-    test_labels: Tensor,
-    options: LinearProbeOptions | None = None,
-    groups: Tensor | None = None,
-) -> Outcome:
-    """Score the answers of the linear probe."""
-    expect_one_class_each(labels)
-    probe = linear_probe(train, labels, test, test_labels, options, groups=groups)
-    assert probe.fitted is not None
-    found = PerClass.count(probe.fitted.answers(test), test_labels)
-    return Outcome(found.metrics, probe.notes, {**probe.chosen, "classes": found.rows})
+def per_class(probe: Probed, test: Rows, wanted: Tensor) -> Outcome:
+    """Score the answers of the linear probe to the test features."""
+    found, fitted = expect_probe(probe)
+    counts = PerClass.count(fitted.answers(test), wanted)
+    return Outcome(counts.metrics, found.notes, {**found.chosen, "classes": counts.rows})
 
 
 @protocol("Calibration")
@@ -114,17 +115,8 @@ def calibration(logits: Tensor, labels: Tensor, bins: int = BINS) -> Outcome:
 
 
 @protocol("Calibration")
-def calibrate_probe(
-    train: Rows,
-    labels: Tensor,
-    test: Rows,
-    test_labels: Tensor,
-    options: LinearProbeOptions | None = None,
-    groups: Tensor | None = None,
-) -> Outcome:
-    """Judge the linear probe's logits. A class that TRAIN lacks is never answered."""
-    expect_one_class_each(labels)
-    probe = linear_probe(train, labels, test, test_labels, options, groups=groups)
-    assert probe.fitted is not None
-    found = calibration(probe.fitted.logits(test), probe.fitted.places(test_labels))
-    return Outcome(found.metrics, probe.notes, {**probe.chosen, **found.details})
+def calibrate_probe(probe: Probed, test: Rows, wanted: Tensor) -> Outcome:
+    """Judge the linear probe's logits of the test features. A class that it lacks is no answer."""
+    found, fitted = expect_probe(probe)
+    measured = calibration(fitted.logits(test), fitted.places(wanted))
+    return Outcome(measured.metrics, found.notes, {**found.chosen, **measured.details})

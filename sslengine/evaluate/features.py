@@ -16,6 +16,7 @@ from sslengine.errors import DataError
 BLOCK = 8192
 # Numbers of a matrix that is read whole: 256 MB in single precision.
 SMALL = 2**26
+SEVERAL = "this protocol is not for images of several classes."
 OVERFLOW = (
     " float16, as which they are stored, ends at 65,504; for the features of a run there is "
     "config.EVALUATE.DTYPE=bfloat16."
@@ -90,7 +91,7 @@ def expect_finite(features: Rows, split: str, over_ranks: bool = False) -> None:
 
 def expect_one_class_each(labels: Tensor) -> None:
     if labels.ndim != 1:
-        raise DataError("this protocol is not for images of several classes.")
+        raise DataError(SEVERAL)
 
 
 def check_features(

@@ -105,7 +105,9 @@ def test_of_the_linear_probe_on_test_images() -> None:
     labels = torch.arange(90) % 3
     features = torch.eye(3)[labels] + 0.7 * torch.randn(90, 3, generator=draw)
     wanted = torch.where(torch.arange(90) < 9, 7, labels)
-    found = calibrate_probe(features, labels, features, wanted, LinearProbeOptions(PENALTIES=[0.1]))
+    options = LinearProbeOptions(PENALTIES=[0.1])
+    fitted = linear_probe(features, labels, features, wanted, options)
+    found = calibrate_probe(fitted, features, wanted)
     scaled = StandardScaler().fit_transform(features.double().numpy())
     probe = LogisticRegression(C=1 / (0.1 * 90), tol=1e-10, max_iter=5000)
     chances = probe.fit(scaled, labels.numpy()).predict_proba(scaled)
@@ -153,14 +155,14 @@ def test_a_rare_class_that_is_never_answered_is_half_of_the_balanced_accuracy() 
     labels = torch.tensor([0] * 95 + [1] * 5)
     features = torch.randn(100, 3, generator=draw)
     features[:, 0] += labels * 0.5
-    found = per_class(features, labels, features, labels, LinearProbeOptions(PENALTIES=[10.0]))
+    options = LinearProbeOptions(PENALTIES=[10.0])
+    found = per_class(linear_probe(features, labels, features, labels, options), features, labels)
     assert found.metrics["accuracy"] == 95
     assert found.metrics["balanced accuracy"] == 50
     assert found.metrics["worst class"] == 0
     assert "training images" in found.details["chosen_on"]
-    none = per_class(features, torch.zeros(100), features, labels)
-    assert not none.metrics
-    assert none.notes
+    none = per_class("there is no probe.", features, labels)
+    assert (none.metrics, none.notes) == ({}, ("Classes: there is no probe.",))
 
 
 # ---- Intervals against scipy and a bootstrap that is written out.
@@ -205,7 +207,8 @@ Notes = Callable[[torch.Tensor], tuple[str, ...]]
 def _protocol(name: str) -> Notes:
     def notes(features: torch.Tensor) -> tuple[str, ...]:
         sets = features, LABELS, features, LABELS
-        return tuple(run_protocols(sets, [name], MACHINES, PROBE)[name]["notes"])
+        probe = linear_probe(*sets, PROBE)
+        return tuple(run_protocols(sets, [name], MACHINES, PROBE, probe)[name]["notes"])
 
     return notes
 

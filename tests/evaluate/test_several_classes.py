@@ -16,7 +16,8 @@ from torch import Tensor
 
 from sslengine.errors import DataError
 from sslengine.evaluate import linear_many
-from sslengine.evaluate.answers import calibrate_probe, per_class
+from sslengine.evaluate.answers import per_class
+from sslengine.evaluate.features import SEVERAL
 from sslengine.evaluate.few_shot import few_labels, few_shot_knn, few_shot_logistic
 from sslengine.evaluate.knn import knn_curve, knn_scores
 from sslengine.evaluate.linear import linear_probe
@@ -103,7 +104,7 @@ def test_a_worse_penalty_before_the_best_does_not_end_the_search(
     assert (found.penalty, found.held_out_accuracy) == (0.1, 60.0)
 
 
-ONE_CLASS_EACH = (few_shot_knn, few_shot_logistic, few_labels, calibrate_probe, per_class)
+ONE_CLASS_EACH = (few_shot_knn, few_shot_logistic, few_labels)
 
 
 @pytest.mark.parametrize("compute", ONE_CLASS_EACH, ids=lambda each: each.__name__)
@@ -111,7 +112,12 @@ def test_protocols_that_are_not_for_them_say_so(compute: Callable[..., Outcome])
     found = compute(TRAIN, ROWS, TEST, WANTED)
     assert not found.metrics
     (note,) = found.notes
-    assert note.endswith(": this protocol is not for images of several classes.")
+    assert note.endswith(f": {SEVERAL}")
+
+
+def test_answers_of_one_class_each_are_not_those_of_several() -> None:
+    found = per_class(linear_probe_many(TRAIN, ROWS, TEST, WANTED), TEST, WANTED)
+    assert found.notes == (f"Classes: {SEVERAL}",)
 
 
 def test_what_the_judges_do_not_take() -> None:
