@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sslengine.errors import DataError
 from sslengine.evaluate.label_free.clusters import self_cluster
 from sslengine.evaluate.label_free.spectrum import (
     alpha_req,
     coherence,
     compute_rankme,
     effective_rank,
+    feature_std,
     nesum,
     participation_ratio,
     rankme,
@@ -157,3 +164,68 @@ def test_a_row_without_direction_is_told() -> None:
     rows = torch.eye(4)
     rows[2] = 0
     assert self_cluster(rows).why == "1 rows are all zero, without a direction"
+
+
+# ---- while a network is trained: papers' formulas written out, and known singular values
+
+
+Measure = Callable[[Tensor], Tensor]
+both = pytest.mark.parametrize("measure", [feature_std, compute_rankme])
+
+
+@both
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_single(measure: Measure, dtype: torch.dtype) -> None:
+    features = torch.randn(40, 8).to(dtype)
+    assert torch.equal(measure(features), measure(features.float()))
+
+
+@both
+def test_no_graph_is_kept(measure: Measure) -> None:
+    assert not measure(torch.randn(4, 3, requires_grad=True)).requires_grad
+
+
+@both
+@pytest.mark.parametrize("shape", [(4,), (2, 3, 4), (0, 4), (4, 0)])
+def test_anything_but_a_matrix_is_refused(measure: Measure, shape: tuple[int, ...]) -> None:
+    with pytest.raises(DataError, match=r"expected a matrix of features \(N, D\)"):
+        measure(torch.zeros(shape))
+
+
+@given(rows=st.integers(1, 9), dims=st.integers(1, 7), seed=st.integers(0, 10_000))
+def test_written_out_and_never_above_the_ideal(rows: int, dims: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(rows, dims, generator=generator, dtype=torch.float64)
+    unit = [[each / math.hypot(*row) for each in row] for row in features.tolist()]
+    deviations = []
+    for column in zip(*unit, strict=True):
+        mean = math.fsum(column) / rows
+        deviations.append(math.sqrt(math.fsum((each - mean) ** 2 for each in column) / rows))
+    found = feature_std(features).item()
+    assert found == pytest.approx(math.fsum(deviations) / dims, rel=1e-9, abs=1e-12)
+    assert found <= 1 / math.sqrt(dims) + 1e-12
+
+
+def test_collapsed_features_have_none() -> None:
+    assert feature_std(torch.randn(1, 16).repeat(32, 1)).item() == pytest.approx(0.0, abs=1e-6)
+    lengths = torch.linspace(0.5, 9, 32).unsqueeze(1)  # one direction, whatever the lengths
+    assert feature_std(lengths * torch.randn(1, 16)).item() == pytest.approx(0.0, abs=1e-6)
+
+
+def test_directions_all_around_give_the_ideal() -> None:
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(20_000, 64, generator=generator)
+    assert feature_std(features).item() == pytest.approx(1 / 8, rel=1e-2)
+    axes = torch.cat([torch.eye(16), -torch.eye(16)])
+    assert feature_std(axes).item() == pytest.approx(1 / 4, rel=1e-6)
+
+
+def test_features_that_are_all_zero_have_the_rank_of_a_point() -> None:
+    assert compute_rankme(torch.zeros(10, 4)).item() == pytest.approx(1.0, abs=1e-4)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_features_that_are_not_finite_have_no_rank(bad: float) -> None:
+    features = torch.ones(4, 3)
+    features[2, 1] = bad
+    assert math.isnan(compute_rankme(features).item())
