@@ -35,7 +35,7 @@ FLOORS = (
     ("optim",),
     ("losses",),
     ("meters",),
-    ("evaluation",),
+    ("evaluate",),
     ("checkpoint",),
     ("monitor",),
     ("hooks",),

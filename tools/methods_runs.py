@@ -261,7 +261,7 @@ class Scores:
     untrained_attentive: float | None = None
     tuned: float | None = None
     untrained_tuned: float | None = None
-    # Of the linear probe: see sslengine/evaluation/versions.py.
+    # Of the linear probe: see sslengine/evaluate/outcome.py.
     linear_version: int = 1
 
 

@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any, cast
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # found as a script, too
-from sslengine.evaluation.versions import VERSIONS
+from sslengine.evaluate.outcome import VERSIONS
 from tools.methods_runs import (
     ROOT,
     SETS,

@@ -66,7 +66,7 @@ from sslengine.errors import (
     SSLEngineError,
     readable,
 )
-from sslengine.evaluation.options import SUITES, frozen_protocol
+from sslengine.evaluate.options import SUITES, frozen_protocol
 from sslengine.launch.auto import settle_widths
 from sslengine.launch.cli import ended_by, run_all, start
 from sslengine.trust import closed
@@ -329,7 +329,7 @@ def start_parts(runs: Sequence[Resolved], left_out: Sequence[str]) -> int:
     What was left out, and why, is printed at the end and in the notes of evaluation.json. left_out:
     notes on parts that are not among the runs. Return the worst exit status.
     """
-    from sslengine.engines.trained_results import add_notes
+    from sslengine.engines.report import add_notes
 
     notes = [*left_out]
     if any(run.config.SLURM.USE_SLURM for run in runs):  # the jobs report their errors themselves

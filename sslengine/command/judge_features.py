@@ -15,15 +15,14 @@ from sslengine.atomic import write_json
 from sslengine.command import documents
 from sslengine.config.compose import typed
 from sslengine.config.sections import sections_of
-from sslengine.engines.score_table import show_all
+from sslengine.engines.report import show_all
 from sslengine.engines.scoring import Asked, Score, Sets, chance
 from sslengine.errors import ConfigError, DataError
-from sslengine.evaluation.features import Chosen, Rows
-from sslengine.evaluation.given import Given, pairs_in, read_given
-from sslengine.evaluation.given_labels import numbered
-from sslengine.evaluation.leak import note_of_leak
-from sslengine.evaluation.linear import hold_out
-from sslengine.evaluation.options import (
+from sslengine.evaluate.features import Chosen, Rows, note_leak
+from sslengine.evaluate.given import Given, pairs_in, read_given
+from sslengine.evaluate.given_labels import numbered
+from sslengine.evaluate.linear import hold_out
+from sslengine.evaluate.options import (
     ON_FEATURES,
     SUITES,
     EvaluateOptions,
@@ -56,8 +55,8 @@ def judge_features(given: argparse.Namespace, neighbours: Sequence[int]) -> int:
     asked = Asked(evaluate, nearest, probe, machines, _device(given.device))
     for each in sets:
         if each.test is not None:
-            _note(note_of_leak(each.train, each.test, "rows"), notes)
-    scores = asked.by_labels(sets, lambda text: _note(text, notes), lambda _: None)
+            _note(note_leak(each.train, each.test, "rows"), notes)
+    scores = asked.score_labels(sets, lambda text: _note(text, notes), lambda _: None)
     asked.rest(scores, sets, lambda _: None)
     labels, wanted = sets[0].labels, sets[0].wanted
     by_chance = None if labels is None else chance(labels, labels if wanted is None else wanted)

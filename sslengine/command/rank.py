@@ -60,7 +60,7 @@ from sslengine.screen import say
 from sslengine.screen_console import LiteralConsole
 
 if TYPE_CHECKING:
-    from sslengine.evaluation.label_free.ranking import Interval, Row
+    from sslengine.evaluate.label_free.ranking import Interval, Row
     from sslengine.predictor.checkpoints import Read
 
 ROWS, VIEWS = 25_600, 16
@@ -164,8 +164,8 @@ def _ordered(found: Sequence[Summary], by: str) -> list[Summary]:
 
 def _rank_checkpoints(given: argparse.Namespace) -> int:
     """Print label-free metrics of each, and how far they agree with labels."""
-    from sslengine.evaluation.label_free.metric import measure
-    from sslengine.evaluation.label_free.ranking import probe_of, ranked, score_of
+    from sslengine.evaluate.label_free.metric import measure
+    from sslengine.evaluate.label_free.ranking import probe_of, ranked, score_of
 
     load_plugins(given.plugins, "--plugin")
     by_run = _group_by_run(given.runs)
@@ -255,7 +255,7 @@ def _group_by_run(given: Sequence[Path]) -> dict[Path, list[Path]]:
 
 def _notes(rows: Sequence[Row], several: bool) -> list[str]:
     """Say why values are missing, once for each reason."""
-    from sslengine.evaluation.label_free.ranking import LEAST
+    from sslengine.evaluate.label_free.ranking import LEAST
 
     notes: dict[str, list[str]] = {}
     for row in rows:

@@ -21,8 +21,8 @@ from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.manifest.classes import Classes
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.engine.build import classes_of_train
-from sslengine.engines.sweep_options import HELD_OUT as CHOSEN_ON_TRAIN
-from sslengine.engines.sweep_options import SweepOptions
+from sslengine.engines.options import HELD_OUT as CHOSEN_ON_TRAIN
+from sslengine.engines.options import SweepOptions
 from sslengine.errors import ConfigError, DataError
 from sslengine.models.build import build_trunk
 from sslengine.models.options import ModelOptions

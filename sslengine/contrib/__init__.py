@@ -30,7 +30,7 @@ TRUNKS.declare(f"{_TRUNKS}.beit", "beit")
 TRUNKS.declare(f"{_TRUNKS}.mobilenet_v3", "mobilenetv3_tv", "mobilenetv3_timm")
 HEADS.declare(f"{_TRUNKS}.mobilenet_v3_heads", "mobilenet_v3_head", "mobilenet_v3_head_timm")
 
-for _name in ("videos", "copies", "other_sets", "domains", "corruptions"):
+for _name in ("segmentation", "videos", "copies", "other_sets", "domains", "corruptions"):
     PROTOCOLS.declare(f"sslengine.contrib.{_name}", _name)
 
 _ENGINES = "sslengine.contrib.vissl_benchmarks"

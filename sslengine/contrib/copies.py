@@ -22,13 +22,12 @@ from sslengine.distributed.ranks import is_primary
 from sslengine.engines.extract_features import save
 from sslengine.engines.features import Compute
 from sslengine.engines.judged_images import ALL_OF_THEM, Found, Judged
-from sslengine.engines.maps import as_map, judged_trunk, last_map, networks_with
+from sslengine.engines.maps import judged_trunk, last_map, networks_with, shape_map
 from sslengine.engines.stored import Network
 from sslengine.errors import DataError
-from sslengine.evaluation.options import CopiesOptions
-from sslengine.evaluation.outcome import Outcome
-from sslengine.evaluation.retrieval.copies import copy_detection
-from sslengine.evaluation.retrieval.descriptors import Whitening, gem
+from sslengine.evaluate.options import CopiesOptions
+from sslengine.evaluate.outcome import Outcome
+from sslengine.evaluate.retrieval import Whitening, copy_detection, gem
 from sslengine.monitor.run_facts import PIXELS
 from sslengine.registry import PROTOCOLS
 
@@ -74,7 +73,7 @@ def _have_images(folder: Path) -> bool:
 @PROTOCOLS.register("copies")
 def judge_copies(judged: Judged) -> Found:
     """Collective."""
-    options: CopiesOptions = judged.copies
+    options: CopiesOptions = judged.options.COPIES
     if not options.PATH:
         raise DataError(f"{WHERE}.PATH names no folder of originals and copies.")
     images = read_copies(Path(options.PATH))
@@ -131,7 +130,7 @@ class _Maker:
 
     @classmethod
     def of(cls, judged: Judged) -> _Maker:
-        options: CopiesOptions = judged.copies
+        options: CopiesOptions = judged.options.COPIES
         side = options.SIDE
         resized = {"name": "Resize", "size": [side, side], "interpolation": 3}
         trunk = judged_trunk(judged)
@@ -142,7 +141,7 @@ class _Maker:
         return cls(judged, made, judged.before_tensor(resized, all_before=True))
 
     def rows(self, kind: str, paths: Sequence[Path]) -> dict[str, Tensor]:
-        """By network, in the order of the paths. Collective."""
+        """Make rows by network, in the order of the paths. Collective."""
         listed = self.judged.run.run_dir / f"{kind.replace('/', '_').replace(' ', '_')}_images.npy"
         if is_primary():
             save(listed, np.array([str(each) for each in paths]))
@@ -167,7 +166,7 @@ def _described(network: Network, whole: str, maps: str) -> Network:
 
     def compute(images: Any) -> dict[str, Tensor]:
         found = of_layers(images)
-        tokens = as_map(maps, found[maps], WHERE).flatten(2).transpose(1, 2)
+        tokens = shape_map(maps, found[maps], WHERE).flatten(2).transpose(1, 2)
         return {LAYER: descriptor(found[whole], tokens)}
 
     return replace(

@@ -25,14 +25,12 @@ from sslengine.distributed.collectives import broadcast_object, sum_over_ranks
 from sslengine.distributed.ranks import is_primary
 from sslengine.engine.build import build_run_precision
 from sslengine.engines.features import features_of, ordered_feed
-from sslengine.engines.judged_images import Found, Judged
-from sslengine.engines.probes import Key, probes_of
+from sslengine.engines.judged_images import Found, Judged, Key, find_probes
 from sslengine.errors import DataError
-from sslengine.evaluation.kept import Kept
-from sslengine.evaluation.linear import Fitted
-from sslengine.evaluation.options import CorruptionOptions
-from sslengine.evaluation.outcome import Outcome
-from sslengine.evaluation.store import name_of
+from sslengine.evaluate.linear import Fitted
+from sslengine.evaluate.options import CorruptionOptions
+from sslengine.evaluate.outcome import Outcome
+from sslengine.evaluate.store import Kept, short_name
 from sslengine.monitor.run_facts import UNTRAINED
 from sslengine.registry import PROTOCOLS
 
@@ -44,8 +42,8 @@ Counts = dict[tuple[str, int], Tensor]
 def judge_corruptions(judged: Judged) -> Found:
     if judged.test != "TEST":
         raise DataError("there are no test images.")
-    options: CorruptionOptions = judged.corruptions
-    given = probes_of(judged)
+    options: CorruptionOptions = judged.options.CORRUPTIONS
+    given = find_probes(judged)
     probes, about, outcomes = given.fitted, given.about, given.without
     counts: dict[Key, Counts] = {key: {} for key in probes}
     kept = _kept(judged, probes)
@@ -66,7 +64,7 @@ def judge_corruptions(judged: Judged) -> Found:
 def _kept(judged: Judged, probes: Mapping[Key, Fitted]) -> Kept:
     stores = {split: {name: each.folder.name for name, each in found.stores.items()}
               for split, found in judged.splits.items()}  # fmt: skip
-    name = name_of({"stores": stores, "probe": repr(judged.probe), "of": [*probes]})
+    name = short_name({"stores": stores, "probe": repr(judged.probe), "of": [*probes]})
     return Kept(judged.folder / f"corruptions-{name}", name)
 
 
@@ -108,7 +106,7 @@ def _right(judged: Judged, view: Sequence[Any], probes: Mapping[Key, Fitted]) ->
 
 
 def _errors(counts: Counts) -> dict[str, list[float]]:
-    """By corruption, a share for each severity."""
+    """Return by corruption a share for each severity."""
     found: dict[str, list[float]] = {}
     for (kind, _), (right, images) in counts.items():
         found.setdefault(kind, []).append(1 - float(right / images))

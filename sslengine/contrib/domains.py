@@ -20,11 +20,11 @@ from torch import Tensor
 from sslengine.engines.judged_images import Found, Judged
 from sslengine.engines.stored import StoredSplit
 from sslengine.errors import DataError
-from sslengine.evaluation.features import Chosen, Rows
-from sslengine.evaluation.linear import linear_probe
-from sslengine.evaluation.options import LinearProbeOptions
-from sslengine.evaluation.outcome import Outcome, protocol
-from sslengine.evaluation.per_class import PerClass
+from sslengine.evaluate.answers import PerClass
+from sslengine.evaluate.features import Chosen, Rows
+from sslengine.evaluate.linear import linear_probe
+from sslengine.evaluate.options import LinearProbeOptions
+from sslengine.evaluate.outcome import Outcome, protocol
 from sslengine.registry import PROTOCOLS
 
 FOLDS = 10
@@ -54,14 +54,14 @@ def leave_one_domain_out(
         answers[asked] = probe.fitted.answers(tested)
         penalties.append(probe.penalty)
         notes |= dict.fromkeys(probe.notes)
-    by_domain = {str(name): PerClass.of(answers[other == name], test_labels[other == name])
+    by_domain = {str(name): PerClass.count(answers[other == name], test_labels[other == name])
                  for name in np.unique(other)}  # fmt: skip
     details = {
         "penalties": penalties, "chosen_on": CHOSEN_ON,
         "domains": {name: {"images": int(each.images.sum()), **each.metrics}
                     for name, each in by_domain.items()},
     }  # fmt: skip
-    whole = PerClass.of(answers, test_labels).metrics
+    whole = PerClass.count(answers, test_labels).metrics
     accuracies = [each.metrics["accuracy"] for each in by_domain.values()]
     return Outcome({
         "accuracy": whole["accuracy"], "macro F1": whole["macro F1"],
@@ -85,19 +85,21 @@ WHERE = "config.EVALUATE.DOMAIN_COLUMN"
 
 @PROTOCOLS.register("domains")
 def judge_domains(judged: Judged) -> Found:
-    """Without labelled test images on those of TRAIN. Collective."""
-    if not judged.domain_column:
+    """Judge domains, without labelled test images those of TRAIN. Collective."""
+    if not judged.options.DOMAIN_COLUMN:
         raise DataError(f"{WHERE} names no column of the images' table.")
     if all(each.labels is None for each in judged.sets):
         raise DataError("the images have no labels.")
-    columns = {split: _column(each, judged.domain_column) for split, each in judged.splits.items()}
+    columns = {
+        split: _column(each, judged.options.DOMAIN_COLUMN) for split, each in judged.splits.items()
+    }
     found: Found = {}
     for each in judged.sets:
         assert each.labels is not None
-        train = each.train, each.labels, _of(columns["TRAIN"], each.numbers)
+        train = each.train, each.labels, _choose(columns["TRAIN"], each.numbers)
         test = train
         if each.test is not None and each.wanted is not None:
-            test = each.test, each.wanted, _of(columns["TEST"], each.tested)
+            test = each.test, each.wanted, _choose(columns["TEST"], each.tested)
         found[each.features, each.layer] = leave_one_domain_out(
             *train, *test, judged.probe, device=judged.run.device, over_ranks=True
         )
@@ -105,11 +107,11 @@ def judge_domains(judged: Judged) -> Found:
 
 
 def _column(split: StoredSplit, name: str) -> list[Any]:
-    """Of the images of the dataset."""
+    """Read the column of the dataset's images."""
     values = split.dataset.sources[0].column(name, WHERE)
     return [values[int(row)] for row in split.dataset.rows]
 
 
-def _of(column: Sequence[Any], numbers: Tensor | None) -> list[Any]:
+def _choose(column: Sequence[Any], numbers: Tensor | None) -> list[Any]:
     assert numbers is not None
     return [column[number] for number in numbers.tolist()]

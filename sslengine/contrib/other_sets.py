@@ -23,14 +23,13 @@ import torch
 from torch import Tensor
 
 from sslengine.data.manifest.classes import Classes
-from sslengine.engines.judged_images import ALL_OF_THEM, Found, Judged
-from sslengine.engines.probes import probes_of
+from sslengine.engines.judged_images import ALL_OF_THEM, Found, Judged, find_probes
 from sslengine.engines.stored import StoredSplit
 from sslengine.errors import DataError, listing, nearest
-from sslengine.evaluation.features import Chosen
-from sslengine.evaluation.options import ALL, OtherSetOptions
-from sslengine.evaluation.outcome import Outcome
-from sslengine.evaluation.per_class import PerClass
+from sslengine.evaluate.answers import PerClass
+from sslengine.evaluate.features import Chosen
+from sslengine.evaluate.options import ALL, OtherSetOptions
+from sslengine.evaluate.outcome import Outcome
 from sslengine.registry import PROTOCOLS
 
 # Of each image: the classes that it shows.
@@ -52,7 +51,7 @@ class Known:
         return cls(names if any(map(str.isdecimal, names)) else {**by_place, **names})
 
     def number(self, value: Any, where: object) -> int:
-        """Of a class in a file."""
+        """Number a class of a file."""
         found = self.get(str(value))
         if found is None:
             raise DataError(
@@ -63,8 +62,8 @@ class Known:
     def get(self, name: str) -> int | None:
         return self.numbers.get(str(int(name)) if name.isdecimal() else name)
 
-    def of_names(self, names: Sequence[str], file: Path | None) -> list[frozenset[int]]:
-        """Of another dataset's classes: their numbers here. file: classes.json."""
+    def number_names(self, names: Sequence[str], file: Path | None) -> list[frozenset[int]]:
+        """Number another dataset's classes as here. file: classes.json."""
         if file is None:
             found = [self.get(name) for name in names]
             return [frozenset() if each is None else frozenset([each]) for each in found]
@@ -78,7 +77,7 @@ class Known:
             )
         return [self._several(table.get(name, []), file) for name in names]
 
-    def of_images(self, file: Path, paths: Sequence[str]) -> Shown:
+    def number_images(self, file: Path, paths: Sequence[str]) -> Shown:
         """labels.json. A list has the images in the order of their files' names."""
         table = _read(file)
         if isinstance(table, list):
@@ -101,7 +100,7 @@ class Known:
 
 
 def _entry(table: Mapping[str, Any], path: str) -> Any:
-    """By the path, the file's name, or this without its ending."""
+    """Find it by the path, the file's name, or this without its ending."""
     pure = PurePath(path)
     return next((table[key] for key in (path, pure.name, pure.stem) if key in table), None)
 
@@ -119,7 +118,7 @@ def any_match(answers: Tensor, shown: Shown) -> dict[str, float]:
     if any(len(each) > 1 for each in shown):
         return {"accuracy": 100 * sum(right) / len(right)}
     labels = torch.tensor([number for each in shown for number in each])
-    metrics = PerClass.of(answers, labels).metrics
+    metrics = PerClass.count(answers, labels).metrics
     return {name: metrics[name] for name in ("accuracy", "balanced accuracy", "macro F1")}
 
 
@@ -145,13 +144,13 @@ class _Tested:
 
 @PROTOCOLS.register("other_sets")
 def judge_other_sets(judged: Judged) -> Found:
-    """What one set lacks does not stop the others. Collective."""
-    if not judged.other_sets:
+    """Judge each set: what one lacks does not stop the others. Collective."""
+    if not judged.options.OTHER_SETS:
         raise DataError("config.EVALUATE.OTHER_SETS names no set of images.")
-    probes = probes_of(judged)
+    probes = find_probes(judged)
     known = Known.of(judged.splits["TRAIN"].classes[0])
     tested, notes = {}, []
-    for name, options in judged.other_sets.items():
+    for name, options in judged.options.OTHER_SETS.items():
         try:
             tested[name] = _tested(judged, options, known)
             notes += [f"{name}: {note}" for note in [tested[name].note] if note]
@@ -177,7 +176,7 @@ def _counts(tested: Mapping[str, _Tested]) -> dict[str, int]:
 
 def _tested(judged: Judged, options: OtherSetOptions, known: Known) -> _Tested:
     stored = judged.stored("TEST", {**_changes(judged, options), **ALL_OF_THEM})
-    shown = _of_files(stored, options, known) if options.LABELS else _own(stored, options, known)
+    shown = _read_labels(stored, options, known) if options.LABELS else _own(stored, options, known)
     rows = [row for row, each in enumerate(shown) if each]
     if not rows:
         raise DataError("no image shows a class of TRAIN.")
@@ -197,20 +196,20 @@ def _changes(judged: Judged, options: OtherSetOptions) -> dict[str, Any]:
     return {f"DATA.TEST.{key}": value for key, value in values.items()}
 
 
-def _of_files(stored: StoredSplit, options: OtherSetOptions, known: Known) -> Shown:
-    """By a file of labels, which has all images, also those that cannot be read."""
+def _read_labels(stored: StoredSplit, options: OtherSetOptions, known: Known) -> Shown:
+    """Read a file of labels, which has all images, also those that cannot be read."""
     everything = torch.arange(len(stored.dataset))
-    shown = known.of_images(Path(options.LABELS), stored.relative_paths(everything))
+    shown = known.number_images(Path(options.LABELS), stored.relative_paths(everything))
     indices = next(iter(stored.stores.values())).indices
     return [shown[index] for index in indices.tolist()]
 
 
 def _own(stored: StoredSplit, options: OtherSetOptions, known: Known) -> Shown:
-    """By the labels of the source."""
+    """Translate the labels of the source."""
     (classes, *_), file = stored.classes, Path(options.CLASSES) if options.CLASSES else None
     targets = next(iter(stored.stores.values())).targets
     count = max(len(classes.names), classes.width, int(targets.max()) + 1)
-    own = known.of_names(classes.names or [str(number) for number in range(count)], file)
+    own = known.number_names(classes.names or [str(number) for number in range(count)], file)
     if targets.ndim > 1:
         rows = [row.nonzero().flatten().tolist() for row in targets > 0]
     else:

@@ -48,14 +48,14 @@ def _contours(regions: Tensor) -> Tensor:
 
 
 def _grown(contours: Tensor, radius: int) -> Tensor:
-    """By a disk."""
+    """Grow contours by a disk."""
     steps = torch.arange(-radius, radius + 1, device=contours.device)
     disk = (steps[:, None] ** 2 + steps**2 <= radius**2).float()
     return F.conv2d(contours[:, None].float(), disk[None, None], padding=radius)[:, 0] > 0.5
 
 
 def _share(contours: Tensor, matching: Tensor) -> Tensor:
-    """Of the pixels that match; 1 of none."""
+    """Return the share of the pixels that match; 1 of none."""
     count = contours.sum(dim=(1, 2))
     matched = (contours & matching).sum(dim=(1, 2)).double()
     return torch.where(count > 0, matched / count.clamp(min=1), 1.0)
@@ -68,7 +68,7 @@ class Propagation:
     """Of one video."""
 
     def __init__(self, features: Tensor, labels: Tensor) -> None:
-        """Of the first frame: D x h x w, and C x h x w: the share of each object in a patch."""
+        """Start with the first frame: D x h x w, and shares of objects in patches, C x h x w."""
         self._first = F.normalize(features, dim=0), labels
         self._last: deque[tuple[Tensor, Tensor]] = deque(maxlen=LAST)
 
@@ -94,12 +94,12 @@ def carried(unit: Tensor, context: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         known = features[:, :, inside].flatten(1, 2)  # D x (n rows) x w
         similar = torch.einsum("dt,dks->tks", unit[:, row], known)
         weights = (similar / TEMPERATURE).exp() * near[:, None]
-        rows.append(labels[:, :, inside].flatten(1) @ _of_most(weights.flatten(1)).T)
+        rows.append(labels[:, :, inside].flatten(1) @ _keep_most(weights.flatten(1)).T)
     return torch.stack(rows, dim=1)
 
 
-def _of_most(weights: Tensor) -> Tensor:
-    """Of each row the MOST largest, and what equals the last of them; their sum is 1."""
+def _keep_most(weights: Tensor) -> Tensor:
+    """Keep of each row the MOST largest, and what equals the last of them; their sum is 1."""
     last = weights.topk(min(MOST, weights.shape[1]), dim=1).values[:, -1:]
     kept = torch.where(weights >= last, weights, 0)
     return kept / kept.sum(dim=1, keepdim=True)

@@ -31,12 +31,17 @@ from sslengine.distributed.collectives import gather_objects
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.engine.build import build_run_precision
 from sslengine.engines.judged_images import Found, Judged
-from sslengine.engines.maps import judged_trunk, last_map, networks_with_maps
-from sslengine.engines.masks import read_mask, resized
+from sslengine.engines.maps import (
+    judged_trunk,
+    last_map,
+    networks_with_maps,
+    read_mask,
+    resize_mask,
+)
 from sslengine.engines.stored import Network
 from sslengine.errors import DataError, SSLEngineError
-from sslengine.evaluation.options import VideosOptions
-from sslengine.evaluation.outcome import Outcome
+from sslengine.evaluate.options import VideosOptions
+from sslengine.evaluate.outcome import Outcome
 from sslengine.monitor.run_facts import PIXELS
 from sslengine.precision import Precision
 from sslengine.registry import PROTOCOLS
@@ -52,7 +57,7 @@ class Video:
     masks: Path  # their folder
 
     def mask(self, number: int) -> Path:
-        """Of a frame."""
+        """Find the mask of a frame."""
         path = (self.masks / self.frames[number].name).with_suffix(".png")
         if not path.is_file():
             raise DataError(f"there is no mask {path} of the frame {self.frames[number]}.")
@@ -60,7 +65,7 @@ class Video:
 
 
 def read_videos(folder: Path) -> list[Video]:
-    """Those of the list, in its order."""
+    """Read the videos of the list, in its order."""
     listed = folder / LISTED
     if not listed.is_file():
         raise DataError(
@@ -94,7 +99,7 @@ Measured = dict[str, list[tuple[float, float]]]
 @PROTOCOLS.register("videos")
 def judge_videos(judged: Judged) -> Found:
     """Collective. What one video lacks does not stop the others."""
-    options: VideosOptions = judged.videos
+    options: VideosOptions = judged.options.VIDEOS
     if not options.PATH:
         raise DataError(f"{WHERE}.PATH names no folder of videos, laid out as DAVIS-2017.")
     videos = read_videos(Path(options.PATH))
@@ -183,7 +188,7 @@ class _Carrier:
 
     def _size(self, video: Video) -> tuple[int, int]:
         """Height and width of the resized frames."""
-        options: VideosOptions = self.judged.videos
+        options: VideosOptions = self.judged.options.VIDEOS
         high, wide = size_of(open_image(video.frames[0], self.decoder))
         ratio = max(high, wide) / min(high, wide)
         several = int(options.SIDE * ratio) // options.MULTIPLE
@@ -204,7 +209,7 @@ class _Carrier:
 
     @torch.no_grad()
     def _maps(self, images: Tensor) -> dict[str, Tensor]:
-        """Of one image, by network: D x h x w."""
+        """Compute maps of one image, by network: D x h x w."""
         found = {}
         with self.precision.autocast():
             for each in self.networks:
@@ -215,8 +220,8 @@ class _Carrier:
 
 
 def _shares(mask: NDArray[Any], objects: Sequence[int], maps: Tensor) -> Tensor:
-    """Of a map's patches: of the background, then of the objects, 1 or 0."""
-    small = torch.from_numpy(resized(mask, (maps.shape[2], maps.shape[1]))).to(maps.device)
+    """Return for a map's patches 1 or 0: of the background, then of the objects."""
+    small = torch.from_numpy(resize_mask(mask, (maps.shape[2], maps.shape[1]))).to(maps.device)
     each = torch.stack([small == number for number in objects])
     return torch.cat([~each.any(dim=0, keepdim=True), each]).float()
 
@@ -225,7 +230,7 @@ def _measures(
     shown: NDArray[Any], wanted: NDArray[Any], objects: Sequence[int], device: torch.device
 ) -> Tensor:
     """2 x objects: J and F. shown: the objects' places in the list, from 1 on."""
-    full = torch.from_numpy(resized(shown, wanted.shape[::-1])).to(device)
+    full = torch.from_numpy(resize_mask(shown, wanted.shape[::-1])).to(device)
     truth = torch.from_numpy(wanted.astype(np.int32)).to(device)
     found = torch.stack([full == place for place in range(1, len(objects) + 1)])
     truths = torch.stack([truth == number for number in objects])

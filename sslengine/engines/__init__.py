@@ -10,4 +10,4 @@ ENGINES.declare("sslengine.engines.replay", "replay")
 ENGINES.declare("sslengine.engines.sweep", "sweep")
 
 PROTOCOLS.declare("sslengine.engines.on_images", "out_of_set", "view_retrieval")
-PROTOCOLS.declare("sslengine.engines.dense", "dense", "segmentation")
+PROTOCOLS.declare("sslengine.engines.dense", "dense")

@@ -2,8 +2,7 @@
 
 Images and masks are resized to a square. The map is `lastMAP` or `lastPATCH` of a vision
 transformer, of other trunks the last feature that has more than one place; EVALUATE.DENSE.LAYER
-names another. Of raw pixels it is the image averaged to 16 x 16. `segmentation` trains a linear
-head on the same maps.
+names another. Of raw pixels it is the image averaged to 16 x 16.
 """
 
 from __future__ import annotations
@@ -21,14 +20,12 @@ from torch.nn import functional as F
 from sslengine.data.judged_view import described
 from sslengine.distributed.ranks import is_primary
 from sslengine.engines.judged_images import Found, Judged
-from sslengine.engines.maps import judged_trunk, last_map, networks_with_maps
-from sslengine.engines.masks import Masks
+from sslengine.engines.maps import Masks, judged_trunk, last_map, networks_with_maps
 from sslengine.engines.stored import Network, StoredSplit
 from sslengine.errors import DataError
-from sslengine.evaluation.dense import dense
-from sslengine.evaluation.options import DenseOptions
-from sslengine.evaluation.outcome import Outcome
-from sslengine.evaluation.segmentation import segmentation
+from sslengine.evaluate.dense import dense
+from sslengine.evaluate.options import DenseOptions
+from sslengine.evaluate.outcome import Outcome
 from sslengine.monitor.run_facts import PIXELS
 from sslengine.registry import PROTOCOLS
 
@@ -45,17 +42,17 @@ def judge_dense(judged: Judged) -> Found:
 
 
 def _judge(judged: Judged, network: Network, maps: Maps) -> Outcome:
-    (train, known), (test, wanted) = (_with_masks(maps, each, network) for each in maps.splits)
-    options: DenseOptions = judged.dense
+    (train, known), (test, wanted) = (_read_masks(maps, each, network) for each in maps.splits)
+    options: DenseOptions = judged.options.DENSE
     outcome = dense(train, known, test, wanted, options.IGNORED, judged.run.device)
     return replace(outcome, details={**outcome.details, **maps.about(network, train, test)})
 
 
-def _with_masks(maps: Maps, split: str, network: Network) -> tuple[Tensor, Tensor]:
+def _read_masks(maps: Maps, split: str, network: Network) -> tuple[Tensor, Tensor]:
     """Masks of whole patches."""
-    found = maps.of(split, network)
+    found = maps.read(split, network)
     patch, (high, wide) = maps.patch(found), found.shape[2:]
-    rows = [*maps.masks_of(split, network, (wide * patch, high * patch))]
+    rows = [*maps.read_masks(split, network, (wide * patch, high * patch))]
     return found, torch.from_numpy(np.stack(rows))
 
 
@@ -70,18 +67,18 @@ class Maps:
     side: int
     view: list[dict[str, Any]]
 
-    def of(self, split: str, network: Network) -> Tensor:
+    def read(self, split: str, network: Network) -> Tensor:
         """N x D x h x w."""
         store = self.splits[split].stores[network.name]
         return store.layer(store.layers[0]).tensor()
 
-    def masks_of(
+    def read_masks(
         self, split: str, network: Network, size: tuple[int, int] | None = None
     ) -> Iterator[NDArray[np.int32]]:
-        """Of the network's images. size: width and height."""
+        """Read the masks of the network's images. size: width and height."""
         stored = self.splits[split]
         for each in stored.stores[network.name].indices:
-            yield self.masks[split].of(stored.dataset, int(each), size)
+            yield self.masks[split].read(stored.dataset, int(each), size)
 
     def patch(self, maps: Tensor) -> int:
         """Its side in pixels."""
@@ -101,10 +98,10 @@ def stored_maps(judged: Judged) -> Maps:
     """Collective."""
     if judged.test != "TEST":
         raise DataError("there are no test images.")
-    options: DenseOptions = judged.dense
+    options: DenseOptions = judged.options.DENSE
     masks = {split: Masks(judged, split) for split in ("TRAIN", "TEST")}
     for split, each in masks.items():
-        each.of(judged.splits[split].dataset, 0)  # before the features are computed
+        each.read(judged.splits[split].dataset, 0)  # before the features are computed
     side = options.SIDE or judged.side
     layer = options.LAYER or last_map(judged, judged_trunk(judged), side, WHERE)
     view = judged.before_tensor(
@@ -122,32 +119,10 @@ def stored_maps(judged: Judged) -> Maps:
 
 
 def _some(judged: Judged, split: str) -> dict[str, Any]:
-    options: DenseOptions = judged.dense
+    options: DenseOptions = judged.options.DENSE
     limit, count = options.IMAGES, len(judged.splits[split].dataset)
     return {f"DATA.{split}.DATA_LIMIT": limit} if 0 < limit < count else {}
 
 
 def _pixel_map(images: Tensor) -> dict[str, Tensor]:
     return {"16x16": F.adaptive_avg_pool2d(images, 16)}
-
-
-@PROTOCOLS.register("segmentation")
-def judge_segmentation(judged: Judged) -> Found:
-    """Rank 0 trains the heads. Collective."""
-    maps = stored_maps(judged)
-    if not is_primary():
-        return {}
-    return {(each.name, maps.layer): _train_head(judged, each, maps) for each in maps.networks}
-
-
-def _train_head(judged: Judged, network: Network, maps: Maps) -> Outcome:
-    size = maps.side, maps.side
-    train, test = (maps.of(split, network) for split in ("TRAIN", "TEST"))
-    wanted = torch.from_numpy(np.stack([*maps.masks_of("TRAIN", network, size)]))
-    shown = [torch.from_numpy(each) for each in maps.masks_of("TEST", network)]
-    options: DenseOptions = judged.dense
-    outcome = segmentation(
-        train, wanted, test, shown, judged.segmentation, options.IGNORED, judged.run.device
-    )
-    about = maps.about(network, train, test)
-    return replace(outcome, details={**outcome.details, **about})

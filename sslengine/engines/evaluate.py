@@ -27,34 +27,32 @@ from sslengine.data.manifest.classes import Classes
 from sslengine.data.manifest.hold_out import numbers_of_groups
 from sslengine.data.options import DataOptions
 from sslengine.distributed.ranks import is_primary
-from sslengine.engines.expected import check_results_here
 from sslengine.engines.features import required_weights
 from sslengine.engines.few_label_lists import write_lists
 from sslengine.engines.judged_images import Judged
 from sslengine.engines.judged_networks import networks_of
 from sslengine.engines.on_images import run_on_images
-from sslengine.engines.protocols import show_protocols
-from sslengine.engines.run import Run
-from sslengine.engines.score_table import show_all
-from sslengine.engines.scoring import Asked, Score, Sets, add_gains, averaged, chance
-from sslengine.engines.stored import Network, StoredSplit, store_split
-from sslengine.engines.trained_results import (
-    as_protocols,
-    results_of,
+from sslengine.engines.report import (
+    read_results,
+    show_all,
+    show_protocols,
+    sort_by_start,
     write_answers,
     write_report,
 )
-from sslengine.evaluation.features import Chosen, Rows
-from sslengine.evaluation.leak import count_copies
-from sslengine.evaluation.options import (
+from sslengine.engines.run import Run, check_results_here
+from sslengine.engines.scoring import Asked, Score, Sets, add_gains, averaged, chance
+from sslengine.engines.stored import Network, StoredSplit, store_split
+from sslengine.evaluate.features import Chosen, Rows, count_copies
+from sslengine.evaluate.options import (
     EvaluateOptions,
     LinearProbeOptions,
     NearestNeighborOptions,
     SvmOptions,
     published,
 )
-from sslengine.evaluation.pairs import compare_pairs
-from sslengine.evaluation.store import Store
+from sslengine.evaluate.pairs import compare_pairs
+from sslengine.evaluate.store import Store
 from sslengine.models.weights import Loaded, other_classes
 from sslengine.monitor import history
 from sslengine.monitor.run_facts import (
@@ -84,7 +82,7 @@ def evaluate(run: Run) -> None:
     sets = judge.sets(networks)
     judge.note(other_classes(loaded.classes, [judge.class_names]))
     report = _Report(run.run_dir, loaded, judge)
-    scores = judge.asked.by_labels(sets, judge.note, report.write)
+    scores = judge.asked.score_labels(sets, judge.note, report.write)
     judged = judge.judged(networks, sets, str(weights or ""))
     run_on_images(judged, scores, report.write)
     if not is_primary():
@@ -98,9 +96,9 @@ def evaluate(run: Run) -> None:
     _show_training(run, weights, loaded)
     run.console.print(f"  features    {judge.folder}")
     run.console.print(f"  report      {run.run_dir / REPORT}")
-    results = {"test": _as_results(joined(scores))}
+    results = {"test": _name_results(joined(scores))}
     judge.notes += add_scores(run.run_dir, results["test"])
-    show_protocols(run.console, as_protocols(results_of(run.run_dir)))
+    show_protocols(run.console, sort_by_start(read_results(run.run_dir)))
     show_all(run.console, joined(scores), judge.metric, judge.chance, judge.notes)
     facts = read_facts(run.run_dir)
     scored = replace(facts, status=replace(facts.status, status=COMPLETE))
@@ -139,7 +137,7 @@ class _Judge:
 
     @property
     def place(self) -> str:
-        """Where the test images are, or those of training where there are none."""
+        """The place of the test images, or of those of training where there are none."""
         split = getattr(self.data, self.splits[-1])
         named = split.DATA_PATHS or split.DATASET_NAMES or split.DATA_SOURCES
         return ", ".join(map(str, named))
@@ -170,18 +168,18 @@ class _Judge:
         else:
             self.class_names = list(classes[0].names)
             self.metric = "mAP" if classes[0].width else "accuracy"
-        sets = [each for network in networks for each in self._of(network, found)]
+        sets = [each for network in networks for each in self._layers(network, found)]
         self.wanted = sets[0].wanted
         return sets
 
     @cached_property
     def images(self) -> dict[str, Any]:
-        """What identifies those of each split, for rank 0."""
+        """The identity of the images of each split, for rank 0."""
         splits = self.found.items()
         return {name: each.identified(getattr(self.data, name)) for name, each in splits}
 
     def judged(self, networks: Sequence[Network], sets: Sequence[Sets], weights: str) -> Judged:
-        """For protocols that need further images."""
+        """Gather what protocols on further images need."""
         asked = self.asked
         return Judged(
             self.run, networks, sets, self.found, self.folder, asked.evaluate, asked.probe, weights
@@ -208,7 +206,7 @@ class _Judge:
                 below.append(self.class_names[number] if self.class_names else str(number))
         return below
 
-    def _of(self, network: Network, found: Mapping[str, StoredSplit]) -> list[Sets]:
+    def _layers(self, network: Network, found: Mapping[str, StoredSplit]) -> list[Sets]:
         """A network's layers."""
         view = described([dict(each) for each in self.data.TRAIN.TRANSFORMS])
         halves = {split: self._half(stored.stores[network.name], split)
@@ -228,7 +226,7 @@ class _Judge:
         ]  # fmt: skip
 
     def _half(self, store: Store, split: str) -> _Half:
-        """Without images that have no class."""
+        """Read a split without the images that have no class."""
         layers: dict[str, Rows] = {name: store.layer(name) for name in store.layers}
         if not self.labelled(split):
             return _Half(layers, None, store.indices)
@@ -298,7 +296,7 @@ class _Report:
             "data": judge.place,
             "notes": judge.notes,
             "scores": [score.as_dict() for score in judge.compared(scores)],
-            **results_of(self.run_dir),
+            **read_results(self.run_dir),
         }
         write_report(self.run_dir, content)
 
@@ -312,7 +310,7 @@ class _Report:
             write_answers(self.run_dir, self.judge.images, {**about, **answers})
 
 
-def _as_results(scores: Sequence[Score]) -> dict[str, Any]:
+def _name_results(scores: Sequence[Score]) -> dict[str, Any]:
     """The names that config.EXPECTED_RESULTS uses."""
     results: dict[str, Any] = {}
     for score in scores:

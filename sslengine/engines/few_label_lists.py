@@ -27,7 +27,7 @@ from sslengine.data.sources.tables import escape_formula
 from sslengine.engines.run import Run
 from sslengine.engines.scoring import Sets
 from sslengine.engines.stored import StoredSplit, paths_of
-from sslengine.evaluation.few_shot import DRAWS, SHARES
+from sslengine.evaluate.few_shot import DRAWS, SHARES
 
 
 def write_lists(
@@ -49,7 +49,7 @@ def write_lists(
 
 
 def write_training_list(run: Run, path: Path) -> int:
-    """Of the images that TRAIN uses; how many these are."""
+    """List the images that TRAIN uses, and count them."""
     data, seed = read(run.config, DataOptions), read(run.config, RunOptions).SEED_VALUE
     dataset = SSLDataset(data.TRAIN, "TRAIN", seed, hold_out=data.HOLD_OUT)
     every = torch.arange(len(dataset))

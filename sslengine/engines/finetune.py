@@ -18,24 +18,23 @@ from sslengine.data.options import DataOptions
 from sslengine.distributed.collectives import broadcast_object
 from sslengine.distributed.ranks import is_primary
 from sslengine.dotted import leaves
-from sslengine.engines.expected import check_results
 from sslengine.engines.features import required_weights
 from sslengine.engines.few_label_lists import write_training_list
 from sslengine.engines.options import FinetuneOptions
-from sslengine.engines.protocols import show_protocols
-from sslengine.engines.run import Run
-from sslengine.engines.sub_run import digest_of, folder_of, sub_run
-from sslengine.engines.train import train_task
-from sslengine.engines.trained_results import (
+from sslengine.engines.report import (
     FINETUNE,
-    about_of,
     add_to_report,
-    as_protocols,
-    results_of,
+    describe_training,
+    read_results,
+    show_protocols,
+    sort_by_start,
     write_result,
 )
+from sslengine.engines.run import Run, check_results
+from sslengine.engines.sub_run import digest_of, folder_of, sub_run
+from sslengine.engines.train import train_task
 from sslengine.errors import ConfigError
-from sslengine.evaluation.versions import VERSIONS
+from sslengine.evaluate.outcome import VERSIONS
 from sslengine.models.options import ModelOptions
 from sslengine.registry import register_engine
 
@@ -57,7 +56,7 @@ def finetune(run: Run) -> None:
         run.say("note: the trunk starts from a library's weights; there is no untrained one")
     if is_primary():
         add_to_report(run.run_dir)
-        show_protocols(run.console, as_protocols(results_of(run.run_dir)))
+        show_protocols(run.console, sort_by_start(read_results(run.run_dir)))
     check_results(run, {"test": results})
 
 
@@ -90,7 +89,7 @@ def _finetuned(run: Run, name: str, start: str, weights: Path | None) -> dict[st
         "weights_sha256": digest,
         "network": read(run.config, ModelOptions).WEIGHTS_INIT.NETWORK,
         "layer": "all layers",
-        **about_of(run),
+        **describe_training(run),
         "steps": task.iteration,
         "folder": str(folder.relative_to(run.run_dir)),
         "chosen_on": "nothing: the test after the last epoch, of a recipe that is given",
@@ -101,7 +100,7 @@ def _finetuned(run: Run, name: str, start: str, weights: Path | None) -> dict[st
 
 
 def _short(results: Mapping[str, Any]) -> dict[str, float]:
-    """Of the meters: accuracy_list_meter.top_1.0 is `top_1`."""
+    """Shorten the meters' names: accuracy_list_meter.top_1.0 is `top_1`."""
     found: dict[str, float] = {}
     for name, value in leaves(results):
         meter, *words = name.split(".")

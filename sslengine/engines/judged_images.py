@@ -10,21 +10,16 @@ from typing import Any
 from sslengine.config.sections import read, replaced
 from sslengine.data.options import DataOptions
 from sslengine.engines.run import Run
-from sslengine.engines.scoring import Sets
+from sslengine.engines.scoring import Score, Sets
 from sslengine.engines.stored import Network, StoredSplit, store_split
 from sslengine.errors import DataError
-from sslengine.evaluation.options import (
-    CopiesOptions,
-    CorruptionOptions,
-    DenseOptions,
+from sslengine.evaluate.answers import expect_probe
+from sslengine.evaluate.linear import Fitted
+from sslengine.evaluate.options import (
     EvaluateOptions,
     LinearProbeOptions,
-    OtherSetOptions,
-    OutsideOptions,
-    SegmentationOptions,
-    VideosOptions,
 )
-from sslengine.evaluation.outcome import Outcome
+from sslengine.evaluate.outcome import Outcome
 
 # By network and layer.
 Found = dict[tuple[str, str], Outcome]
@@ -46,38 +41,8 @@ class Judged:
     options: EvaluateOptions
     probe: LinearProbeOptions
     weights: str
-
-    @property
-    def outside(self) -> OutsideOptions:
-        return self.options.OUTSIDE
-
-    @property
-    def dense(self) -> DenseOptions:
-        return self.options.DENSE
-
-    @property
-    def segmentation(self) -> SegmentationOptions:
-        return self.options.SEGMENTATION
-
-    @property
-    def videos(self) -> VideosOptions:
-        return self.options.VIDEOS
-
-    @property
-    def corruptions(self) -> CorruptionOptions:
-        return self.options.CORRUPTIONS
-
-    @property
-    def other_sets(self) -> Mapping[str, OtherSetOptions]:
-        return self.options.OTHER_SETS
-
-    @property
-    def domain_column(self) -> str:
-        return self.options.DOMAIN_COLUMN
-
-    @property
-    def copies(self) -> CopiesOptions:
-        return self.options.COPIES
+    # Of `sets`, by the labels.
+    scores: Sequence[Score] = ()
 
     @property
     def test(self) -> str:
@@ -103,7 +68,7 @@ class Judged:
 
     @property
     def side(self) -> int:
-        """Of the judged images, in pixels."""
+        """The side of the judged images, in pixels."""
         (image,) = self.splits[self.test].dataset[0, 0]["data"]
         return int(min(image.shape[-2:]))
 
@@ -119,3 +84,39 @@ class Judged:
     def run_with(self, changes: Mapping[str, Any]) -> Run:
         config = replaced(self.run.config, changes)
         return replace(self.run, resolved=replace(self.run.resolved, config=config))
+
+
+# ---- the linear probe, for protocols that score it on further images
+
+Key = tuple[str, str]  # network and layer
+
+
+@dataclass(frozen=True)
+class Probes:
+    """The linear probe of each network and layer."""
+
+    fitted: Mapping[Key, Fitted]
+    # What is reported of each, without metrics.
+    about: Mapping[Key, Outcome]
+    # Why some features have none.
+    without: Found
+
+
+def find_probes(judged: Judged) -> Probes:
+    """Take those that were scored; DataError if no features have one."""
+    probes: dict[Key, Fitted] = {}
+    about: dict[Key, Outcome] = {}
+    without: Found = {}
+    for each in judged.scores:
+        key = each.features, each.layer
+        try:
+            found, probes[key] = expect_probe(each.probe)
+        except DataError as reason:
+            without[key] = Outcome({}, (str(reason),))
+            why = reason
+            continue
+        details = {"clean": found.test_accuracy, **found.chosen, "layer": each.layer}
+        about[key] = Outcome({}, found.notes, details)
+    if not probes:
+        raise why
+    return Probes(probes, about, without)

@@ -25,7 +25,7 @@ from sslengine.engines.features import Compute, layers_of, pixels
 from sslengine.engines.run import Run
 from sslengine.engines.stored import Network, of_weights
 from sslengine.errors import ConfigError, SSLEngineError
-from sslengine.evaluation.options import EvaluateOptions, ReferenceOptions
+from sslengine.evaluate.options import EvaluateOptions, ReferenceOptions
 from sslengine.models.options import ModelOptions, WeightsInitOptions
 from sslengine.models.trunks.library_options import TimmOptions
 from sslengine.models.weights import Loaded, init_weights

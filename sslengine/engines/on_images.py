@@ -2,36 +2,49 @@
 
 Each takes what is judged, on all ranks, and gives an Outcome for each network and layer. One that
 cannot be done says why, and the others are computed.
+
+out_of_set: are images of another set recognised by the distance of their features? The score of an
+image is its cosine with the K-th nearest training feature (Sun et al., Out-of-Distribution
+Detection with Deep Nearest Neighbors, 2022). It needs no labels.
+
+AUROC    the chance that an image of the own set has a higher score than one of the other set
+FPR@95   the share of the other set that is accepted by the threshold that accepts 95 % of the own
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sslengine.data.judged_view import described
 from sslengine.engines.judged_images import ALL_OF_THEM, FIRST, Found, Judged
-from sslengine.engines.protocols import row_of
+from sslengine.engines.protocols import make_row
 from sslengine.engines.scoring import Score
 from sslengine.errors import DataError
-from sslengine.evaluation.options import ON_IMAGES, OutsideOptions
-from sslengine.evaluation.out_of_set import out_of_set
-from sslengine.evaluation.outcome import Outcome
-from sslengine.evaluation.retrieval.copies import copy_detection
+from sslengine.evaluate.features import Rows, expect_finite
+from sslengine.evaluate.knn import search
+from sslengine.evaluate.options import ON_IMAGES, OutsideOptions
+from sslengine.evaluate.outcome import Outcome, protocol
+from sslengine.evaluate.retrieval import copy_detection
 from sslengine.progress import progress
 from sslengine.registry import PROTOCOLS
 
 log = logging.getLogger("sslengine")
 
+K = 50
+ACCEPTED = 0.95
+
 
 @PROTOCOLS.register("out_of_set")
 def judge_outside(judged: Judged) -> Found:
-    """How well features separate the images of EVALUATE.OUTSIDE from the test images."""
-    outside: OutsideOptions = judged.outside
+    """Separate the images of EVALUATE.OUTSIDE from the test images."""
+    outside: OutsideOptions = judged.options.OUTSIDE
     if not outside.SOURCE:
         raise DataError("config.EVALUATE.OUTSIDE.SOURCE names no other set of images.")
     values = {
@@ -45,7 +58,7 @@ def judge_outside(judged: Judged) -> Found:
         raise DataError("there are no test images to compare with.")
     about = {"outside": f"{outside.SOURCE} {outside.PATH}".strip()}
     return {
-        (each.features, each.layer): _with(
+        (each.features, each.layer): _add_details(
             out_of_set(
                 each.train, each.test, found.stores[each.features].layer(each.layer),
                 device=judged.run.device,
@@ -56,9 +69,43 @@ def judge_outside(judged: Judged) -> Found:
     }  # fmt: skip
 
 
+@protocol("Out-of-set detection")
+def out_of_set(
+    train: Rows, inside: Rows, outside: Rows, k: int = K, device: torch.device | None = None
+) -> Outcome:
+    """Compare features of test images of the own set with those of another one."""
+    for rows, split in ((train, "training"), (inside, "test"), (outside, "other")):
+        if not len(rows):
+            raise DataError(f"there are no {split} features.")
+        expect_finite(rows, split)
+    used = min(k, len(train))
+    note = (f"k={k}: there are only {used} training images; the farthest of them counts",)
+    own, other = (search(train, rows, used, device=device).similarities[:, -1].double()
+                  for rows in (inside, outside))  # fmt: skip
+    return Outcome(
+        {"AUROC": 100 * auroc(own, other), "FPR@95": 100 * accept(own, other)},
+        note * (used < k),
+        {"k": used, "inside": len(own), "outside": len(other)},
+    )
+
+
+def auroc(own: Tensor, other: Tensor) -> float:
+    """Return the share of pairs of which the first has the higher score; equal ones count half."""
+    ranked = other.sort().values
+    lower = torch.searchsorted(ranked, own, right=False)
+    not_higher = torch.searchsorted(ranked, own, right=True)
+    return float((lower + not_higher).double().mean() / (2 * len(other)))
+
+
+def accept(own: Tensor, other: Tensor, share: float = ACCEPTED) -> float:
+    """Return the share of `other` whose score reaches what `share` of `own` reaches."""
+    threshold = own.sort(descending=True).values[math.ceil(share * len(own)) - 1]
+    return float((other >= threshold).double().mean())
+
+
 @PROTOCOLS.register("view_retrieval")
 def judge_views(judged: Judged) -> Found:
-    """Does an augmented view of an image find another view of it among those of all images?"""
+    """Search for another view of each image among those of all images."""
     entries = judged.before_tensor(
         {"name": "RandomResizedCrop", "size": judged.side, "scale": [0.2, 1.0]},
         {"name": "RandomHorizontalFlip"},
@@ -77,12 +124,12 @@ def judge_views(judged: Judged) -> Found:
         originals = torch.arange(len(queries))
         outcome = copy_detection(queries, database, originals, judged.run.device)
         found[each.features, each.layer] = replace(
-            _with(outcome, {"view": described(entries)}), seeds=(seed + 1, seed + 2)
+            _add_details(outcome, {"view": described(entries)}), seeds=(seed + 1, seed + 2)
         )
     return found
 
 
-def _with(found: Outcome, about: Mapping[str, Any]) -> Outcome:
+def _add_details(found: Outcome, about: Mapping[str, Any]) -> Outcome:
     return replace(found, details={**found.details, **about})
 
 
@@ -90,6 +137,7 @@ def run_on_images(
     judged: Judged, scores: Sequence[Score], write: Callable[[list[Score]], None]
 ) -> None:
     """Add what is found to the scores. Collective."""
+    judged = replace(judged, scores=scores)
     for name in judged.options.PROTOCOLS:
         if name not in ON_IMAGES:
             continue
@@ -103,8 +151,8 @@ def run_on_images(
             of = [each for each in scores if each.features == network]
             score = next((each for each in of if each.layer == layer), of[0])
             about = {"network": score.about.get("network", network)}
-            outcome = _with(outcome, {**about, **_layer_of(layer, outcome)})
-            score.protocols[name] = row_of(name, outcome)
+            outcome = _add_details(outcome, {**about, **_layer_of(layer, outcome)})
+            score.protocols[name] = make_row(name, outcome)
         write([*scores])
 
 

@@ -1,15 +1,19 @@
-"""`config.EXTRACT_FEATURES`, `CLUSTERFIT`, `FINETUNE`, `LOW_SHOT_BENCHMARK`: options of engines."""
+"""Options of engines: `config.EXTRACT_FEATURES`, `FINETUNE`, `HEAD_SWEEP`."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from sslengine.config.ranges import above, at_least, choice, empty_lists
 from sslengine.config.sections import section
-from sslengine.evaluation.options import FeatureFiles
+
+LINEAR, ATTENTIVE = "linear", "attentive"
+# Of an attentive head: the form of attentive_probe.
+FORMS = {ATTENTIVE: "query", "attentive_block": "block", "attentive_blocks": "blocks"}
+# Where the best head is chosen.
+HELD_OUT, TEST = "held_out", "test"
 
 
 @section("EXTRACT_FEATURES")
@@ -19,50 +23,6 @@ class ExtractFeaturesOptions:
     OUTPUT_DIR: str = ""
     # Images per file; -1: one file per rank, 0: one per batch.
     CHUNK_THRESHOLD: int = -1
-
-
-@dataclass
-class SampleSeed:
-    # The seed of the draw, and of the first centroids.
-    SEED: int = 0
-
-
-@dataclass
-class ClusterFeatures:
-    # Compute the features; false: read those in PATH.
-    EXTRACT: bool = False
-    # Folder of features that the engine `extract_features`, or VISSL's, has written.
-    PATH: str = "."
-    # The split whose features are clustered.
-    DATA_PARTITION: str = choice("TRAIN", "TEST")
-    # A split whose images get the nearest centroids too; empty: none.
-    TEST_PARTITION: str = choice("TEST", "TRAIN", "")
-    # The first part of the files' names.
-    DATASET_NAME: str = ""
-    # The layer of the features; may be empty if there is one.
-    LAYER_NAME: str = ""
-    # Principal components, whitened, in place of the features; 0: the features.
-    DIMENSIONALITY_REDUCTION: int = at_least(0, 0)
-
-
-@section("CLUSTERFIT")
-@dataclass
-class ClusterFitOptions:
-    # Folder of the results; empty: the run's folder.
-    OUTPUT_DIR: str = ""
-    # Iterations of k-means; it ends before, if no centroid moves.
-    NUM_ITER: int = at_least(1, 50)
-    # Clusters, which are the classes of the next stage.
-    NUM_CLUSTERS: int = at_least(1, 16000)
-    # Images that decide the centroids, drawn at random; -1: all.
-    DATA_LIMIT: int = at_least(1, -1, also=-1)
-    DATA_LIMIT_SAMPLING: SampleSeed = field(default_factory=SampleSeed)
-    FEATURES: ClusterFeatures = field(default_factory=ClusterFeatures)
-
-    @property
-    def splits(self) -> list[str]:
-        named = (self.FEATURES.DATA_PARTITION, self.FEATURES.TEST_PARTITION)
-        return [each for each in named if each]
 
 
 @section("FINETUNE")
@@ -78,26 +38,44 @@ class FinetuneOptions:
             yield f"NAME: expected letters, digits, and - _ . % +; got {self.NAME!r}."
 
 
+@section("HEAD_SWEEP")
 @dataclass
-class LowShotRegression:
-    # The penalty, times the number of training images; of a list each is a metric.
-    LAMBDA: Any = above(0, 0.025)
-    # A draw of DATA.TRAIN.DATA_LIMIT for each.
-    SEEDS: list[int] = field(default_factory=lambda: [0])
+class SweepOptions:
+    """The heads that the engine `sweep` trains on one frozen forward pass."""
+
+    # linear; attentive: a learned query on all tokens; attentive_block: in a transformer block;
+    # attentive_blocks: behind blocks of self-attention.
+    HEAD: str = choice(LINEAR, *FORMS)
+    # Of attentive_blocks: the number of blocks, with that of the query.
+    DEPTH: int = at_least(1, 4)
+    # Of attentive heads; 0: one for every 64 values of a token.
+    ATTENTION_HEADS: int = at_least(0, 0)
+    # Features that heads get, `a+b` for two joined; []: with class tokens, those of the last BLOCKS
+    # blocks, without and with the mean of the patches; else the final feature; for attentive heads
+    # the patches, or the last feature map.
+    FEATURES: list[str] = field(default_factory=list)
+    # With attentive heads: features N x C that get linear heads, so that one sweep compares them.
+    LINEAR_FEATURES: list[str] = field(default_factory=list)
+    # The class tokens of how many last blocks; all of a trunk that has fewer.
+    BLOCKS: list[int] = at_least(1, [1, 4])
+    # Also each of them with the mean of the patches.
+    WITH_PATCH_MEAN: bool = True
+    # Factors on the learning rate of config.OPTIMIZER: a head for each, and each feature.
+    LR: list[float] = above(0, [0.01, 0.1, 1.0])
+    # A head for each of them too.
+    WEIGHT_DECAY: list[float] = at_least(0, [0.0])
+    # Before each head, for each token of attentive ones: none, layer, or batch (no learned scale),
+    # which sees the images of its rank, unless MODEL.SYNC_BN_CONFIG.CONVERT_BN_TO_SYNC_BN is true.
+    NORM: str = choice("none", "batch", "layer")
+    # Where the best head is chosen: held_out, a share of TRAIN that is not trained on; test, the
+    # test images, as some published protocols do.
+    SELECT_ON: str = choice(HELD_OUT, TEST)
+    # That share of TRAIN.
+    HELD_OUT: float = above(0, 0.1, below=1)
+    # Also sweep heads on the trunk as it is initialised, for comparison.
+    UNTRAINED: bool = False
 
     def check(self) -> Iterator[str]:
-        yield from empty_lists(self, "LAMBDA", "SEEDS")
-
-
-@section("LOW_SHOT_BENCHMARK")
-@dataclass
-class LowShotBenchmarkOptions:
-    # logistic_regression or svm, whose options are config.SVM.
-    METHOD: str = choice("logistic_regression", "svm")
-    LOGISTIC_REGRESSION: LowShotRegression = field(default_factory=LowShotRegression)
-    FEATURES: FeatureFiles = field(default_factory=FeatureFiles)
-
-    @property
-    def lambdas(self) -> list[float]:
-        given = self.LOGISTIC_REGRESSION.LAMBDA
-        return [*given] if isinstance(given, list) else [given]
+        if self.LINEAR_FEATURES and self.HEAD == LINEAR:
+            yield "LINEAR_FEATURES: they belong to attentive heads; name them in FEATURES."
+        yield from empty_lists(self, "LR", "WEIGHT_DECAY", "BLOCKS")

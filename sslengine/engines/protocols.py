@@ -1,4 +1,4 @@
-"""Protocols that `config.EVALUATE.PROTOCOLS` names, on the stored features of both splits.
+"""Protocols that `config.EVALUATE.PROTOCOLS` names, and metrics without labels, on features.
 
 Each gives metrics, and notes of what it could not do; one that fails does not stop the others.
 """
@@ -8,39 +8,36 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
-from sslengine.evaluation.calibration import calibration_of_probe
-from sslengine.evaluation.features import Rows
-from sslengine.evaluation.few_shot import few_labels, few_shot_knn, few_shot_logistic
-from sslengine.evaluation.low_shot import low_shot_svm, of_low_shot
-from sslengine.evaluation.options import LinearProbeOptions, SvmOptions
-from sslengine.evaluation.outcome import Outcome
-from sslengine.evaluation.per_class import per_class
-from sslengine.evaluation.retrieval.labelled import retrieval
-from sslengine.evaluation.svm import Svm, svm
-from sslengine.evaluation.versions import VERSIONS
+from sslengine.evaluate.answers import Probed, calibrate_probe, per_class
+from sslengine.evaluate.features import Rows, rows_at
+from sslengine.evaluate.few_shot import few_labels, few_shot_knn, few_shot_logistic
+from sslengine.evaluate.label_free.metric import Inputs, measure, sub_sample
+from sslengine.evaluate.options import LinearProbeOptions, SvmOptions
+from sslengine.evaluate.outcome import VERSIONS, Outcome
+from sslengine.evaluate.retrieval import retrieval
+from sslengine.evaluate.svm import Svm, low_shot_arguments, low_shot_svm, svm
 from sslengine.progress import progress
 
 # Training features and labels, test features and labels.
 Sets = tuple[Rows, Tensor, Rows, Tensor]
 
 
-def _among_test_images(train: Rows, labels: Tensor, test: Rows, wanted: Tensor) -> Outcome:
+def _retrieve_test_images(train: Rows, labels: Tensor, test: Rows, wanted: Tensor) -> Outcome:
     return retrieval(test, wanted)
 
 
-# The names are those of evaluation.options.ON_FEATURES.
+# They take the linear probe in place of the training set.
+BY_PROBE = ("calibration", "per_class")
 COMPUTE: Mapping[str, Callable[..., Outcome]] = {
     "few_shot_knn": few_shot_knn,
     "few_shot_linear": few_shot_logistic,
     "few_labels": few_labels,
     "svm": svm,
     "low_shot_svm": low_shot_svm,
-    "retrieval": _among_test_images,
-    "calibration": calibration_of_probe,
+    "retrieval": _retrieve_test_images,
+    "calibration": calibrate_probe,
     "per_class": per_class,
 }
 
@@ -49,21 +46,35 @@ def run_protocols(
     sets: Sets,
     names: Sequence[str],
     machines: SvmOptions,
-    probe: LinearProbeOptions,
+    options: LinearProbeOptions,
+    probe: Probed,
     groups: Tensor | None = None,
 ) -> dict[str, dict[str, Any]]:
-    by_probe = {"options": probe, "groups": groups}
-    few: dict[str, Any] = {"options": Svm.of(machines)}
-    options: dict[str, dict[str, Any]] = {
-        "svm": few, "low_shot_svm": {**few, **of_low_shot(machines.low_shot)},
-        "few_shot_linear": {"options": probe}, "few_labels": by_probe,
-        "calibration": by_probe, "per_class": by_probe,
+    """Compute the named ones. probe: the linear probe of these sets, with these options."""
+    few: dict[str, Any] = {"options": Svm.read(machines)}
+    how: dict[str, dict[str, Any]] = {
+        "svm": few, "low_shot_svm": {**few, **low_shot_arguments(machines.low_shot)},
+        "few_shot_linear": {"options": options},
+        "few_labels": {"options": options, "groups": groups},
     }  # fmt: skip
     found = {}
     for name in filter(COMPUTE.__contains__, names):
+        given = (probe, *sets[2:]) if name in BY_PROBE else sets
         with progress(f"protocol {name}"):
-            found[name] = row_of(name, COMPUTE[name](*sets, **options.get(name, {})))
+            found[name] = make_row(name, COMPUTE[name](*given, **how.get(name, {})))
     return found
+
+
+NO_VIEWS = dict.fromkeys(("views", "projections", "previous"), "`sslengine rank` computes it")
+
+
+def measure_label_free(features: Rows, names: Sequence[str]) -> dict[str, Any]:
+    """Measure the images of TRAIN; value, number of images, and why there is no value."""
+    if not names:
+        return {}
+    some = rows_at(features, sub_sample(len(features))).flatten(1)
+    found = measure(Inputs(some, missing=NO_VIEWS), names)
+    return {name: each.as_json() for name, each in found.items()}
 
 
 # Where hyper-parameters are chosen, of protocols whose details do not say it.
@@ -74,8 +85,8 @@ CHOSEN_ON = {
 NOTHING = "nothing: there is nothing to choose"
 
 
-def row_of(name: str, found: Outcome) -> dict[str, Any]:
-    """What the report has of a protocol. The rest is in `about` of the features, or in details."""
+def make_row(name: str, found: Outcome) -> dict[str, Any]:
+    """Make the report's row of a protocol. The rest is in `about` of the features."""
     return {
         "protocol": name,
         "version": VERSIONS[name],
@@ -86,29 +97,3 @@ def row_of(name: str, found: Outcome) -> dict[str, Any]:
         "chosen_on": found.details.get("chosen_on", CHOSEN_ON.get(name, NOTHING)),
         "details": found.details,
     }
-
-
-def show_protocols(console: Console, found: Mapping[str, Mapping[str, Any]]) -> None:
-    """found: by kind of features. A column for each, a line for each metric."""
-    table = Table("protocol", "metric", box=None, pad_edge=False)
-    for kind in found:
-        table.add_column(kind, justify="right")
-    lines = {
-        (name, metric): None
-        for each in found.values()
-        for name, of in each.items()
-        for metric in of["metrics"]
-    }
-    for name, metric in lines:
-        values = [each.get(name, {}).get("metrics", {}).get(metric) for each in found.values()]
-        table.add_row(name, metric, *("-" if v is None else f"{v:.1f} %" for v in values))
-    if lines:
-        console.print(table)
-    notes: dict[tuple[str, str], list[str]] = {}
-    for kind, each in found.items():
-        for name, of in each.items():
-            for note in of["notes"]:
-                notes.setdefault((name, note), []).append(kind)
-    for (name, note), kinds in notes.items():
-        whose = "" if len(kinds) == len(found) else f"{'; '.join(kinds)}: "
-        console.print(f"  note        {name}: {whose}{note}", markup=False)

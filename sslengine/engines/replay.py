@@ -60,7 +60,7 @@ def _start(found: Resumable | None) -> str:
 
 
 def _replay(task: Any) -> str | None:
-    """What went wrong, and in which step; None if all values are finite."""
+    """Tell what went wrong, and in which step; None if all values are finite."""
     watch(task.base_model, "model")
     watch(task.loss, "loss")
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,18 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from sslengine.atomic import write_whole
+from sslengine.config.options import RunOptions
 from sslengine.config.resolve import Resolved
+from sslengine.config.sections import read
 from sslengine.config.show import show
 from sslengine.config.users_code import users_code
+from sslengine.distributed.collectives import broadcast_object
 from sslengine.distributed.ranks import is_primary
+from sslengine.dotted import no_such_metric
+from sslengine.errors import UnexpectedResultError
 from sslengine.monitor.console import Screen
 from sslengine.monitor.environment import environment
+from sslengine.monitor.history import flat
 from sslengine.signing import write_signed
 
 log = logging.getLogger("sslengine")
@@ -64,3 +71,50 @@ class Run:
             path = self.run_dir / f"environment{suffix}.json"
             write_whole(path, report.encode(), private=True)
         return found
+
+
+# ---- config.EXPECTED_RESULTS, at the end, when everything is saved
+
+
+def check_results(run: Run, results: Mapping[str, Any]) -> None:
+    """Compare rank 0's results, by split as in metrics.jsonl, with what is expected. Collective.
+
+    A metric outside its tolerance, a missing one or NaN makes the command fail.
+    """
+    if read(run.config, RunOptions).EXPECTED_RESULTS:
+        _raise(broadcast_object(_problems(run, results) if is_primary() else []))
+
+
+def check_results_here(run: Run, results: Mapping[str, Any]) -> None:
+    """Check on this rank alone, after the others have ended."""
+    _raise(_problems(run, results))
+
+
+def _problems(run: Run, results: Mapping[str, Any]) -> list[str]:
+    expected, problems = read(run.config, RunOptions).EXPECTED_RESULTS, []
+    if expected:
+        metrics = dict(flat(results))
+        for name, value, tolerance in expected:
+            problem = _problem(metrics, name, value, tolerance)
+            verdict = "NOT as expected" if problem else "as expected"
+            got = metrics.get(name, "missing")
+            run.console.print(f"  {verdict}  {name}: {got}, expected {value} +- {tolerance}")
+            problems += [problem] if problem else []
+    return problems
+
+
+def _raise(problems: list[str]) -> None:
+    if problems:
+        raise UnexpectedResultError(
+            "config.EXPECTED_RESULTS: the run is complete and saved, but\n  "
+            + "\n  ".join(problems)
+        )
+
+
+def _problem(metrics: Mapping[str, Any], name: str, value: float, tolerance: float) -> str:
+    if name not in metrics:
+        return no_such_metric(name, metrics)
+    got = metrics[name]
+    if isinstance(got, (int, float)) and abs(got - value) <= tolerance:  # never so for NaN
+        return ""
+    return f"{name} is {got}, expected {value} +- {tolerance}."

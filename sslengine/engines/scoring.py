@@ -15,24 +15,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sslengine.engines.label_free import label_free
-from sslengine.engines.protocols import run_protocols
+from sslengine.engines.protocols import measure_label_free, run_protocols
 from sslengine.errors import DataError
-from sslengine.evaluation.features import Rows, check_features, held, own_share
-from sslengine.evaluation.few_shot import Interval
-from sslengine.evaluation.intervals import of_accuracy, of_resamples
-from sslengine.evaluation.knn import curve, knn_curve, knn_scores_curve
-from sslengine.evaluation.linear import linear_probe
-from sslengine.evaluation.linear_many import linear_probe_of_many, mean_average_precision
-from sslengine.evaluation.neighbours import search
-from sslengine.evaluation.options import (
+from sslengine.evaluate.answers import Probed
+from sslengine.evaluate.features import Rows, held
+from sslengine.evaluate.intervals import Spread, bootstrap, wilson
+from sslengine.evaluate.knn import knn_curve, knn_scores, knn_within
+from sslengine.evaluate.linear import linear_probe
+from sslengine.evaluate.linear_many import linear_probe_many, mean_average_precision
+from sslengine.evaluate.options import (
     EvaluateOptions,
     LinearProbeOptions,
     NearestNeighborOptions,
     SvmOptions,
 )
-from sslengine.evaluation.pairs import compare_pairs
-from sslengine.evaluation.versions import VERSIONS
+from sslengine.evaluate.outcome import VERSIONS
+from sslengine.evaluate.pairs import compare_pairs
 from sslengine.monitor.run_facts import TRAINED
 from sslengine.progress import progress
 
@@ -83,14 +81,16 @@ class Score:
     about: dict[str, Any] = field(default_factory=dict)
     # By metric: the class that each test image gets; of several networks a row for each.
     answers: dict[str, Tensor] = field(default_factory=dict)
+    probe: Probed = None  # of which `linear` is the score
 
     def as_dict(self) -> dict[str, Any]:
-        """All but the answers, which have a separate file."""
-        return {name: value for name, value in vars(self).items() if name != "answers"}
+        """All but the answers, which have a separate file, and the probe."""
+        left_out = ("answers", "probe")
+        return {name: value for name, value in vars(self).items() if name not in left_out}
 
     @property
     def metrics(self) -> dict[str, float]:
-        """By the names that config.EXPECTED_RESULTS and `intervals` use."""
+        """The scores by the names that config.EXPECTED_RESULTS and `intervals` use."""
         linear = {} if self.linear is None else {"linear": self.linear}
         return {**{f"knn_{k}": value for k, value in self.knn.items()}, **linear}
 
@@ -105,7 +105,7 @@ class Asked:
     machines: SvmOptions
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
-    def by_labels(
+    def score_labels(
         self, sets: Sequence[Sets], note: Callable[[str], None], write: Callable[..., None]
     ) -> list[Score]:
         """All ranks call it. kNN first: it needs less time and fewer labels than a probe."""
@@ -133,12 +133,17 @@ class Asked:
     def rest(self, scores: list[Score], sets: Sequence[Sets], write: Callable[..., None]) -> None:
         for score, each in zip(scores, sets, strict=True):
             with progress(f"metrics without labels of {each.features}, {each.layer}"):
-                score.label_free = label_free(each.train, self.evaluate.LABEL_FREE)
+                score.label_free = measure_label_free(each.train, self.evaluate.LABEL_FREE)
             write(scores)
         for score, each in zip(scores, sets, strict=True):
             if self.evaluate.PROTOCOLS and each.labelled:
                 score.protocols |= run_protocols(
-                    each.labelled, self.evaluate.PROTOCOLS, self.machines, self.probe, each.groups
+                    each.labelled,
+                    self.evaluate.PROTOCOLS,
+                    self.machines,
+                    self.probe,
+                    score.probe,
+                    each.groups,
                 )
                 write(scores)
 
@@ -149,7 +154,7 @@ class Asked:
 
     def _neighbours(self, score: Score, each: Sets, note: Callable[[str], None]) -> None:
         if each.labels is not None and each.wanted is None:
-            self._among_themselves(score, each, note)
+            self._score_training(score, each, note)
         if each.labelled is None:
             return
         train, labels, test, wanted = (_near(one) for one in each.labelled)
@@ -160,39 +165,44 @@ class Asked:
             "device": self.device, "over_ranks": True,
         }  # fmt: skip
         if labels.ndim > 1:
-            found = dict(knn_scores_curve(train, labels, test, **how))
+            found = knn_scores(train, labels, test, **how)
             for k, fewer in used.items():
                 measure = partial(_map_of, found[fewer], wanted)
                 score.knn[k] = measure()
-                score.intervals[f"knn_{k}"] = of_resamples(measure, wanted)
+                score.intervals[f"knn_{k}"] = bootstrap(measure, wanted)
             return
         answers: dict[int, Tensor] = {}
         shares = knn_curve(train, labels, test, wanted, **how, top=(1, 5), answers=answers)
         for k, fewer in used.items():
             score.knn[k], score.knn_top5[k] = shares[fewer]
             score.answers[f"knn_{k}"] = answers[fewer].cpu()
-            score.intervals[f"knn_{k}"] = of_accuracy(score.knn[k], len(wanted))
+            score.intervals[f"knn_{k}"] = wilson(score.knn[k], len(wanted))
 
-    def _among_themselves(self, score: Score, each: Sets, note: Callable[[str], None]) -> None:
-        """Without test labels: each training image by its neighbours among the others."""
+    def _score_training(self, score: Score, each: Sets, note: Callable[[str], None]) -> None:
+        """Classify each training image by its neighbours among the others: test labels lack."""
         train, labels = _near(each.train), each.labels
         assert labels is not None
         if labels.ndim > 1 or len(labels) < 2:
             return
         note("kNN: without test labels each image of TRAIN is classified by the others")
         options, used = self.neighbours, self._used(len(labels) - 1, note)
-        check_features("Nearest neighbours", train, labels, train, over_ranks=True)
-        among, ks = own_share(len(labels), over_ranks=True), [*used.values()]
-        found = search(train, train, max(ks), options.metric, self.device, own=True, among=among)
-        wanted = labels[among.start : among.stop]
-        shares = curve(found, labels, wanted, ks, options.SIGMA, (1, 5), over_ranks=True)
+        shares = knn_within(
+            train,
+            labels,
+            [*used.values()],
+            options.SIGMA,
+            options.metric,
+            (1, 5),
+            self.device,
+            True,
+        )
         score.about["knn_on"] = "TRAIN, each image by the others"
         for k, fewer in used.items():
             score.knn[k], score.knn_top5[k] = shares[fewer]
-            score.intervals[f"knn_{k}"] = of_accuracy(score.knn[k], len(labels))
+            score.intervals[f"knn_{k}"] = wilson(score.knn[k], len(labels))
 
     def _used(self, count: int, note: Callable[[str], None]) -> dict[int, int]:
-        """For each k how many neighbours there are."""
+        """Count the neighbours that there are, for each k."""
         for k in self.neighbours.neighbours:
             if k > count:
                 note(
@@ -204,11 +214,15 @@ class Asked:
         if each.labelled is None:
             return
         train, labels, test, wanted = (_near(one) for one in each.labelled)
-        probe = linear_probe_of_many if labels.ndim > 1 else linear_probe
+        probe = linear_probe_many if labels.ndim > 1 else linear_probe
         how: dict[str, Any] = {"device": self.device, "over_ranks": True, "groups": each.groups}
-        found = probe(train, labels, test, wanted, self.probe, **how)
+        try:
+            score.probe = found = probe(train, labels, test, wanted, self.probe, **how)
+        except DataError as reason:
+            score.probe = str(reason)
+            raise
         score.linear = found.test_accuracy
-        score.intervals["linear"] = found.interval or of_accuracy(found.test_accuracy, len(wanted))
+        score.intervals["linear"] = found.interval or wilson(found.test_accuracy, len(wanted))
         score.about["chosen_on"] = {"linear": found.chosen_on}
         score.about["penalty"] = found.penalty
         if found.fitted is not None:
@@ -232,8 +246,8 @@ ORDERED = 2**24
 
 
 def chance(labels: Tensor, wanted: Tensor) -> float:
-    """Without features, in percent: the most frequent class of TRAIN as the answer for each image,
-    or the mean mAP of random orders."""
+    """Score without features, in percent: TRAIN's most frequent class as the answer for each
+    image, or the mean mAP of random orders."""
     if labels.ndim == 1:
         return 100.0 * float((wanted == labels.mode().values).double().mean())
     orders = min(200, max(8, ORDERED // wanted.numel()))
@@ -250,7 +264,7 @@ def averaged(scores: Sequence[Score]) -> Score:
     values = {name: [each.metrics[name] for each in scores if name in each.metrics]
               for name in first.metrics}  # fmt: skip
     seeds = [seed for each in scores for seed in each.about.get("seeds", ())]
-    means = {name: Interval.of(some) for name, some in values.items()}
+    means = {name: Spread.over(some) for name, some in values.items()}
     return Score(
         first.features,
         first.layer,

@@ -1,7 +1,7 @@
 """Several networks' features of a split, in one pass over its images, into stores on the disk.
 
 Each image is read once for all networks. Every rank computes the shards whose number it
-has (modulo the number of ranks), where they are missing: see sslengine/evaluation/store.py.
+has (modulo the number of ranks), where they are missing: see sslengine/evaluate/store.py.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sslengine.distributed.ranks import is_primary, rank, world_size
 from sslengine.engine.build import build_run_precision
 from sslengine.engines.features import Compute, Features, features_of, join, ordered_feed
 from sslengine.engines.run import Run
-from sslengine.evaluation.store import Shard, Store, name_of
+from sslengine.evaluate.store import Shard, Store, short_name
 from sslengine.models.frozen import digest
 from sslengine.models.options import ModelOptions
 from sslengine.precision import Precision
@@ -126,7 +126,7 @@ def store_split(
         format = {"precision": precision.name, "dtype": dtype}
         for each in networks:
             depends_on = {**view, **format, **each.depends_on}
-            path = folder / f"{split.lower()}-{name_of(depends_on)}"
+            path = folder / f"{split.lower()}-{short_name(depends_on)}"
             stores[each.name] = Store.make(path, depends_on, len(dataset), dtype=dtype)
         _announce(run, split, stores)
         work.extend(_of_this_rank(stores))

@@ -30,25 +30,23 @@ from sslengine.distributed.collectives import broadcast_object
 from sslengine.distributed.ranks import is_primary
 from sslengine.engine.build import classes_of_train
 from sslengine.engine.channels import input_channels
-from sslengine.engines.expected import check_results_here
 from sslengine.engines.features import required_weights
-from sslengine.engines.protocols import show_protocols
-from sslengine.engines.run import Run
-from sslengine.engines.sub_run import digest_of, folder_of, sub_run
-from sslengine.engines.sweep_options import FORMS, HELD_OUT, LINEAR, SweepOptions
-from sslengine.engines.train import train_task
-from sslengine.engines.trained_results import (
+from sslengine.engines.options import FORMS, HELD_OUT, LINEAR, SweepOptions
+from sslengine.engines.report import (
     SWEEP,
-    about_of,
     add_to_report,
-    as_protocols,
-    results_of,
+    describe_training,
+    read_results,
+    show_protocols,
+    sort_by_start,
     write_result,
 )
+from sslengine.engines.run import Run, check_results_here
+from sslengine.engines.sub_run import digest_of, folder_of, sub_run
+from sslengine.engines.train import train_task
 from sslengine.errors import ConfigError
-from sslengine.evaluation.options import LinearProbeOptions
-from sslengine.evaluation.outcome import note_choice
-from sslengine.evaluation.versions import VERSIONS
+from sslengine.evaluate.options import LinearProbeOptions
+from sslengine.evaluate.outcome import VERSIONS, note_choice
 from sslengine.models.build import build_trunk
 from sslengine.models.options import ModelOptions
 from sslengine.models.trunks.base import JOIN, Trunk
@@ -99,7 +97,7 @@ def sweep(run: Run) -> None:
 def _swept(
     run: Run, grid: list[Cell], outputs: int, several: bool, start: str, weights: Path | None
 ) -> tuple[Scores, Scores]:
-    """Of the heads, on the images to choose on and on TEST. Collective."""
+    """Score the heads on the images to choose on and on TEST. Collective."""
     options, digest = read(run.config, SweepOptions), digest_of(weights)
     values = _values(options, grid, outputs, weights) | _judged_by(grid, several)
     folder = folder_of(run, SWEEP, f"{options.HEAD}-{start}", digest)
@@ -125,7 +123,7 @@ def _swept(
             "network": read(run.config, ModelOptions).WEIGHTS_INIT.NETWORK,
             "layer": best.feature,
             "best_of_each": _best_of_each(grid, chosen_on, tested),
-            **about_of(run),
+            **describe_training(run),
             "steps": task.iteration,
             "folder": str(folder.relative_to(run.run_dir)),
             "chosen_on": _images_to_choose_on(run, options, grid),
@@ -199,7 +197,7 @@ def _tokens(trunk: Trunk) -> Iterator[str]:
 def _values(
     options: SweepOptions, grid: list[Cell], outputs: int, weights: Path | None
 ) -> dict[str, Any]:
-    """Of both runs: the frozen trunk with a head for each cell."""
+    """Configure both runs: the frozen trunk with a head for each cell."""
     return {
         "MODEL.BASE_MODEL_NAME": "multi_input_output_model",
         "MODEL.WEIGHTS_INIT.PARAMS_FILE": str(weights or ""),
@@ -274,7 +272,7 @@ def _test(weights: Path | None) -> dict[str, Any]:
 
 
 def _scores(results: Mapping[str, Any], several: bool) -> Scores:
-    """By the name of the head, in percent. The same on all ranks."""
+    """Return percentages by the name of the head. The same on all ranks."""
     meter, metric = ("mean_ap_list_meter", "mAP") if several else ("accuracy_list_meter", "top_1")
     return broadcast_object(dict(results["test"][meter][metric]) if is_primary() else {})
 
@@ -284,7 +282,7 @@ def _best(cells: list[Cell], chosen_on: Scores) -> Cell:
 
 
 def _best_of_each(grid: list[Cell], chosen_on: Scores, tested: Scores) -> dict[str, Any]:
-    """By feature: its best head, where heads are chosen and on TEST."""
+    """Find the best head of each feature, where heads are chosen and on TEST."""
     return {
         feature: _row(_best([each for each in grid if each.feature == feature], chosen_on),
                       chosen_on, tested)
@@ -336,7 +334,7 @@ def _report(
         )  # fmt: skip
     run.console.print(table)
     add_to_report(run.run_dir)
-    show_protocols(run.console, as_protocols(results_of(run.run_dir)))
+    show_protocols(run.console, sort_by_start(read_results(run.run_dir)))
     run.console.print(f"  best        {best.name}: {tested[best.name]:.1f} % on TEST")
     run.console.print(f"  chosen on   {images}, of {len(grid)} heads")
     run.console.print(f"  report      {path}")

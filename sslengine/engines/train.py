@@ -20,8 +20,7 @@ from sslengine.distributed.collectives import broadcast_object
 from sslengine.distributed.ranks import is_primary, world_size
 from sslengine.engine import loop
 from sslengine.engine.phases import Progress, place_again
-from sslengine.engines.expected import check_results
-from sslengine.engines.run import Run
+from sslengine.engines.run import Run, check_results
 from sslengine.errors import CheckpointError, ConfigError
 from sslengine.hooks.options import HooksOptions
 from sslengine.losses.options import LossOptions

@@ -22,9 +22,9 @@ from sslengine.data.options import DataOptions
 from sslengine.distributed.collectives import broadcast_object
 from sslengine.distributed.ranks import is_primary
 from sslengine.errors import ConfigError, DataError
-from sslengine.evaluation.knn import knn_within
-from sslengine.evaluation.label_free.metric import Inputs, measure
-from sslengine.evaluation.linear import linear_probe
+from sslengine.evaluate.knn import knn_within
+from sslengine.evaluate.label_free.metric import Inputs, measure
+from sslengine.evaluate.linear import linear_probe
 from sslengine.hooks.events import Hook, Task
 from sslengine.hooks.options import OnlineEvalOptions
 from sslengine.registry import register_hook
@@ -79,7 +79,7 @@ class OnlineEval(Hook):
         try:
             if "knn" in self.options.WHAT and ks:
                 found = knn_within(features, labels, ks)
-                metrics |= {f"knn_{k}": value for k, value in found.items()}
+                metrics |= {f"knn_{k}": value for k, (value,) in found.items()}
             if "probe" in self.options.WHAT:
                 half = len(labels) // 2
                 sets = features[:half], labels[:half], features[half:], labels[half:]

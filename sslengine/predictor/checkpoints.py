@@ -30,9 +30,8 @@ from sslengine.data.options import DataOptions, PowerLawSampler, SplitOptions, S
 from sslengine.engines.run import Run
 from sslengine.engines.stored import Network, of_weights, store_split
 from sslengine.errors import CheckpointError, DataError, SSLEngineError
-from sslengine.evaluation.kept import Kept
-from sslengine.evaluation.label_free.metric import Inputs
-from sslengine.evaluation.store import Store, name_of
+from sslengine.evaluate.label_free.metric import Inputs
+from sslengine.evaluate.store import Kept, Store, short_name
 from sslengine.models.model import Model
 from sslengine.models.options import ModelOptions
 from sslengine.monitor.console import Screen
@@ -136,7 +135,7 @@ def _viewed(
 
 def _kept_outputs(predictor: Predictor, count: int, folder: Path) -> dict[str, Tensor]:
     options = _augmented(predictor)
-    depends_on = name_of({
+    depends_on = short_name({
         **_weights(predictor), "count": count, "view": asdict(options), "seed": predictor.seed,
         "precision": predictor.precision.name, "images": hash_here(predictor.dataset),
         **hash_of_users_code(predictor.config),

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sslengine.dotted import leaves
-from sslengine.evaluation.pairs import compare_pairs
+from sslengine.evaluate.pairs import compare_pairs
 from sslengine.monitor.run_facts import PIXELS, TRAINED, UNTRAINED, Facts, FeatureScore, scores_of
 from sslengine.report.content import Comparison, Row
 from sslengine.report.read_curves import read_curves

@@ -28,7 +28,7 @@ from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import DataOptions
 from sslengine.distributed.ranks import world_size
 from sslengine.errors import DataError, Preempted
-from sslengine.evaluation.kept import digest_of
+from sslengine.evaluate.store import digest
 from sslengine.monitor.run_facts import REPORT, read_report
 from sslengine.predictor.predictor import Predictor
 from sslengine.report.content import Views
@@ -103,7 +103,7 @@ class _Maker:
                 views += draw_masked(dataset, options, model)
             return [*map(asdict, [*views, *patches])]
 
-        key = digest_of(repr(options), f"{seed} {loads}", hash_here(dataset))
+        key = digest(repr(options), f"{seed} {loads}", hash_here(dataset))
         if self.kept.get("views", {}).get("key") != key:
             self.kept["views"] = {"key": key, "made": make()}
 
@@ -115,7 +115,7 @@ class _Maker:
         how: dict[str, Any] = {"replace": False, "hold_out": data.HOLD_OUT}
         found = {split: SSLDataset(getattr(data, split), split, seed, **how) for split in splits}
         found = {split: each for split, each in found.items() if each.stream is None}
-        key = digest_of(*map(hash_here, found.values()), str(report.get("scores")))
+        key = digest(*map(hash_here, found.values()), str(report.get("scores")))
         before = self.kept.get("images", {})
         if before and (self.live or before["key"] == key):
             return

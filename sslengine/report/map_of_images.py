@@ -39,11 +39,11 @@ from sslengine.engines.judged_networks import networks_of
 from sslengine.engines.run import Run
 from sslengine.engines.stored import StoredSplit, store_split
 from sslengine.errors import SSLEngineError
-from sslengine.evaluation.features import rows_at
-from sslengine.evaluation.kmeans import assign, kmeans
-from sslengine.evaluation.neighbours import search
-from sslengine.evaluation.options import EvaluateOptions
-from sslengine.evaluation.store import file_name
+from sslengine.evaluate.features import rows_at
+from sslengine.evaluate.kmeans import assign, kmeans
+from sslengine.evaluate.knn import search
+from sslengine.evaluate.options import EvaluateOptions
+from sslengine.evaluate.store import file_name
 from sslengine.models.options import ModelOptions
 from sslengine.monitor.console import Screen
 from sslengine.monitor.run_facts import TRAINED, UNTRAINED

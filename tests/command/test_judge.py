@@ -25,7 +25,7 @@ from sslengine.config.resolve import Resolved, resolve
 from sslengine.distributed.ranks import gpu_count
 from sslengine.engines.train import train
 from sslengine.errors import ConfigError, DataError, Preempted
-from sslengine.evaluation.options import ON_FEATURES, SUITES
+from sslengine.evaluate.options import ON_FEATURES, SUITES
 from tests.command.photos import write_photos
 from tests.config.recipes import resolved
 from tests.data.pictures import write_picture

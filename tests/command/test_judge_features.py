@@ -18,11 +18,11 @@ from sklearn.neighbors import KNeighborsClassifier
 from sslengine.command.front import main
 from sslengine.engines import protocols
 from sslengine.errors import ConfigError, DataError
-from sslengine.evaluation.given import read_given, read_labels
-from sslengine.evaluation.given_labels import Labels, numbered
-from sslengine.evaluation.options import ON_FEATURES, ON_IMAGES
-from sslengine.evaluation.outcome import Outcome
-from sslengine.evaluation.store import Store
+from sslengine.evaluate.given import read_given, read_labels
+from sslengine.evaluate.given_labels import GivenLabels, numbered
+from sslengine.evaluate.options import ON_FEATURES, ON_IMAGES
+from sslengine.evaluate.outcome import Outcome
+from sslengine.evaluate.store import Store
 
 DRAW = np.random.default_rng(0)
 LABELS = DRAW.integers(0, 3, 160)
@@ -294,7 +294,7 @@ def test_chance_of_several_classes_is_measured_as_the_scores_are(tmp_path: Path)
 BIRDS = ["great tit", "wren", "", "great tit"]
 
 
-def _numbers(labels: Labels) -> list[Any]:
+def _numbers(labels: GivenLabels) -> list[Any]:
     return numbered(labels, labels)[0].tolist()
 
 
@@ -363,8 +363,8 @@ def test_labels_that_are_missing_in_parquet(
 
 
 def test_a_set_without_any_label_is_of_the_others_kind() -> None:
-    names, none = Labels("a", np.array(["b", "a"])), Labels("b", np.array([-1, -1]))
-    shown = Labels("c", np.array([[1, 0], [0, 1]]))
+    names, none = GivenLabels("a", np.array(["b", "a"])), GivenLabels("b", np.array([-1, -1]))
+    shown = GivenLabels("c", np.array([[1, 0], [0, 1]]))
     assert [each.tolist() for each in numbered(names, none)] == [[1, 0], [-1, -1]]
     assert [each.tolist() for each in numbered(shown, none)] == [[[1, 0], [0, 1]], [[-1, -1]] * 2]
     assert numbered(none, names)[0].tolist() == [-1, -1]

@@ -20,7 +20,7 @@ from tests.tail import slow_but
 
 SCRIPT = "import sys\nfrom sslengine.command.front import main\nsys.exit(main())\n"
 PLUGIN = """\
-from sslengine.evaluation.label_free.metric import register_metric
+from sslengine.evaluate.label_free.metric import register_metric
 
 open("imported", "w").close()
 

@@ -25,7 +25,7 @@ from sslengine.config.compose import Composition
 from sslengine.config.resolve import Resolved, freeze
 from sslengine.data.sources.tables import open_table
 from sslengine.errors import ConfigError
-from sslengine.evaluation.given import read_labels
+from sslengine.evaluate.given import read_labels
 from tests.command.photos import SMALL, write_photos
 from tests.tail import slow_but
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sslengine.evaluation.versions import VERSIONS
+from sslengine.evaluate.outcome import VERSIONS
 
 OF_FEATURES = {"layer", "view", "images", "seeds", "number_of_seeds", "versions", "published"}
 OF_NETWORK = {"network", "weights", "weights_sha256", "trunk", "pooling"}

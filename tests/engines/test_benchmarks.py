@@ -23,7 +23,7 @@ from sslengine.contrib.vissl_benchmarks.svm import train_svm, train_svm_low_shot
 from sslengine.engines.extract_features import extract_features
 from sslengine.engines.train import train
 from sslengine.errors import ConfigError, DataError
-from sslengine.evaluation.store import Store
+from sslengine.evaluate.store import Store
 from tests.data.pictures import write_picture
 from tests.engines.runs import make_run, screen
 from tests.engines.test_evaluate import FROZEN

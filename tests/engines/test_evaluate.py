@@ -23,10 +23,10 @@ from sslengine.engines.judged_networks import normalised
 from sslengine.engines.protocols import COMPUTE
 from sslengine.engines.train import train
 from sslengine.errors import CheckpointError, ConfigError
-from sslengine.evaluation.knn import knn_within
-from sslengine.evaluation.options import DEFAULT_LABEL_FREE, ON_IMAGES, PROTOCOLS
-from sslengine.evaluation.store import Store
-from sslengine.evaluation.versions import VERSIONS
+from sslengine.evaluate.knn import knn_within
+from sslengine.evaluate.options import DEFAULT_LABEL_FREE, ON_IMAGES, PROTOCOLS
+from sslengine.evaluate.outcome import VERSIONS
+from sslengine.evaluate.store import Store
 from sslengine.testing.state import flat
 from tests.data.pictures import write_picture
 from tests.engines.rows import expect_complete
@@ -215,7 +215,7 @@ def test_without_test_images_each_training_image_by_the_others(tmp_path: Path) -
     pixels = store.layer("16x16").tensor().flatten(1)
     assert report["chance"] == pytest.approx(100 * float(store.targets.bincount().max()) / 60)
     for k in (1, 5):
-        expected = knn_within(pixels, store.targets, [k])[k]
+        expected = knn_within(pixels, store.targets, [k])[k][0]
         assert scores["raw pixels"]["knn"][str(k)] == pytest.approx(expected)
     assert scores["trained"]["about"]["knn_on"] == "TRAIN, each image by the others"
     assert "kNN: without test labels each image of TRAIN is classified by the others" in screen(run)
@@ -294,7 +294,7 @@ def test_a_reference_several_seeds_and_a_published_protocol(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reference has the weights of the run, so it is as good, if it sees the same pixels."""
-    monkeypatch.setattr("sslengine.evaluation.options.COSTS", 4)
+    monkeypatch.setattr("sslengine.evaluate.options.COSTS", 4)
     train(make_run(tmp_path, **SHAPES))
     file = str(tmp_path / "checkpoints" / "checkpoint.torch")
     same = {"WEIGHTS": file, "MEAN": [0.0] * 3, "STD": [1.0] * 3}

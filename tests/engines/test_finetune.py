@@ -19,10 +19,9 @@ from sslengine.engine.services import Services
 from sslengine.engine.task import SelfSupervisionTask
 from sslengine.engines.evaluate import evaluate
 from sslengine.engines.finetune import finetune
-from sslengine.engines.protocols import show_protocols
+from sslengine.engines.report import show_protocols, sort_by_start
 from sslengine.engines.sub_run import _key
 from sslengine.engines.train import train
-from sslengine.engines.trained_results import as_protocols
 from sslengine.errors import CheckpointError, ConfigError
 from sslengine.launch.auto import settle_widths
 from sslengine.optim.build import build_optimizer
@@ -270,7 +269,7 @@ def test_a_recipe_of_another_name_is_another_row() -> None:
                                    ("b", "trained", 50.0), ("b", "trained", 60.0))
     ]  # fmt: skip
     run = make_run(Path("nowhere"))
-    show_protocols(run.console, as_protocols({"finetuned": rows}))
+    show_protocols(run.console, sort_by_start({"finetuned": rows}))
     lines = [line.split() for line in screen(run).splitlines()]
     assert lines[1:] == [
         ["a", "top_1", "90.0", "%", "70.0", "%"],

@@ -15,9 +15,9 @@ from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import DataOptions
 from sslengine.distributed.ranks import is_primary
 from sslengine.engines.evaluate import evaluate
+from sslengine.engines.options import SweepOptions
 from sslengine.engines.sub_run import sub_run
 from sslengine.engines.sweep import _held_out
-from sslengine.engines.sweep_options import SweepOptions
 from sslengine.errors import DataError
 from tests.engines.runs import make_run
 from tests.engines.test_evaluate import FROZEN

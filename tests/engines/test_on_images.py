@@ -20,8 +20,8 @@ from sslengine.contrib import corruptions
 from sslengine.data.sources.shapes import draw_shape, mask_of_shape
 from sslengine.engines.evaluate import evaluate
 from sslengine.engines.train import train
-from sslengine.evaluation.options import PROTOCOLS
-from sslengine.evaluation.store import Store
+from sslengine.evaluate.options import PROTOCOLS
+from sslengine.evaluate.store import Store
 from tests.engines.runs import make_run, screen
 from tests.engines.test_evaluate import FROZEN, SHAPES
 

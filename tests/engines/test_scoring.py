@@ -15,8 +15,8 @@ from rich.console import Console
 
 from sslengine.distributed.ranks import rank
 from sslengine.engines.evaluate import evaluate
-from sslengine.engines.expected import check_results
-from sslengine.engines.score_table import show_all
+from sslengine.engines.report import show_all
+from sslengine.engines.run import check_results
 from sslengine.engines.scoring import Score, chance
 from sslengine.engines.train import train
 from sslengine.errors import ConfigError, UnexpectedResultError

@@ -19,8 +19,8 @@ from sslengine.data.sources.base import build_sources
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.engines.features import pixels
 from sslengine.engines.stored import Network, StoredSplit, store_split
-from sslengine.evaluation import store as module
-from sslengine.evaluation.store import Store
+from sslengine.evaluate import store as module
+from sslengine.evaluate.store import Store
 from sslengine.testing.ranks import RankError
 from tests.data.pictures import picture, write_picture
 from tests.engines.runs import make_run, screen

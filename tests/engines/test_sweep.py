@@ -15,9 +15,9 @@ from rich.console import Console
 
 from sslengine.config.resolve import resolve
 from sslengine.config.sections import read
+from sslengine.engines.options import SweepOptions
 from sslengine.engines.run import Run
 from sslengine.engines.sweep import _grid, _values, sweep
-from sslengine.engines.sweep_options import SweepOptions
 from sslengine.engines.train import train
 from sslengine.errors import CheckpointError, ConfigError
 from sslengine.launch import cli

@@ -13,7 +13,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from sslengine.checkpoint import files
 from sslengine.engines.train import train
 from sslengine.errors import ConfigError
-from sslengine.evaluation.spread import rankme
+from sslengine.evaluate.label_free.spectrum import compute_rankme as rankme
 from sslengine.monitor.history import columns, read
 from sslengine.predictor import Predictor
 from sslengine.testing.state import differences, flat

@@ -18,7 +18,7 @@ from sslengine.data.sources.array_file import read_idx
 from sslengine.data.sources.shapes import class_of, draw_shape
 from sslengine.engines.run import Run
 from sslengine.engines.train import train_task
-from sslengine.evaluation.knn import knn_within
+from sslengine.evaluate.knn import knn_within
 
 JUDGED = 2000
 FASHION = Path("/usr/share/datasets/fashion-mnist")
@@ -76,7 +76,7 @@ def knn(run: Path, of: str) -> float:
     trunk, (images, labels) = load(run), pictures(of)
     views = torch.stack([trunk.transform(each) for each in images])
     rows = torch.cat([trunk(some) for some in views.split(250)])
-    return knn_within(rows, labels.long(), [20])[20]
+    return knn_within(rows, labels.long(), [20])[20][0]
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ import torch
 from sslengine.checkpoint.lock import owned
 from sslengine.command.front import main
 from sslengine.errors import Preempted, TrainingError
-from sslengine.evaluation.pairs import compare_pairs
+from sslengine.evaluate.pairs import compare_pairs
 from sslengine.monitor.run_facts import Facts, read_facts, read_judgements
 from sslengine.monitor.run_record import recorded
 from sslengine.monitor.run_status import (

@@ -18,7 +18,7 @@ from PIL import Image
 from sslengine.command.front import main
 from sslengine.data.sources import disk
 from sslengine.engines.train import train
-from sslengine.evaluation.store import Store
+from sslengine.evaluate.store import Store
 from sslengine.report import map_of_images
 from sslengine.report.content import Thumbs
 from sslengine.report.make_parts import make_parts

@@ -17,7 +17,7 @@ from torchvision.models import ResNet50_Weights
 
 from sslengine.config.compose import shipped_configs
 from sslengine.config.resolve import resolve
-from sslengine.evaluation.versions import VERSIONS
+from sslengine.evaluate.outcome import VERSIONS
 from tests import warm
 from tests.test_pages import PAGES, ROOT, SCRIPTS
 from tools import methods_runs, methods_table

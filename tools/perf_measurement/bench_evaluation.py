@@ -109,7 +109,7 @@ def _product(train: Tensor, labels: Tensor, test: Tensor, wanted: Tensor, given:
 
 
 def _knn(train: Tensor, labels: Tensor, test: Tensor, wanted: Tensor, given: Any) -> float:
-    from sslengine.evaluation.knn import knn_curve
+    from sslengine.evaluate.knn import knn_curve
 
     return knn_curve(train, labels, test, wanted, KS)[KS[-1]][0]
 
@@ -160,8 +160,8 @@ def _strengths(given: argparse.Namespace, count: int) -> list[float]:
 
 
 def _fitted(train: Tensor, labels: Tensor, given: Any, groups: list[list[float]]) -> float:
-    from sslengine.evaluation.penalty_path import fit_path
-    from sslengine.evaluation.samples import Samples, standardisation
+    from sslengine.evaluate.logistic import fit_path
+    from sslengine.evaluate.samples import Samples, standardisation
 
     samples = Samples(train, labels, given.classes, standardisation(train))
     right: list[float] = []

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from sslengine.errors import DataError
-from sslengine.evaluation.features import Rows
-from sslengine.evaluation.outcome import Outcome, protocol
-from sslengine.evaluation.retrieval.ranks import (
+from sslengine.evaluate.features import Rows
+from sslengine.evaluate.outcome import Outcome, protocol
+from sslengine.evaluate.retrieval import (
     Ranks,
     Relation,
     measure_queries,
@@ -92,7 +92,7 @@ def _measure(ranks: Ranks) -> Tensor:
 
 
 def _precision_at(ranks: Ranks, k: int) -> Tensor:
-    """Of the first k images, or of those up to the last wanted one, if they are fewer."""
+    """Return the precision of the first k images, or of those up to the last wanted one."""
     last = ranks.wanted.masked_fill(~ranks.valid, -1).amax(dim=1) + 1
     first = last.clamp(1, k)
     return (ranks.valid & (ranks.wanted < first.unsqueeze(1))).sum(dim=1) / first.double()

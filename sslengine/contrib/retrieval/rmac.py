@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sslengine.evaluation.retrieval.descriptors import Whitening
+from sslengine.evaluate.retrieval import Whitening
 
 OVERLAP = 0.4
 MORE = 6  # regions along the larger side, at most
@@ -39,7 +39,7 @@ def regions(height: int, width: int, levels: int) -> list[tuple[int, int, int]]:
 
 
 def _starts(length: int, side: int, count: int) -> list[int]:
-    """Of `count` regions that are spread evenly, within the map."""
+    """Return where `count` regions start that are spread evenly, within the map."""
     step = (length - side) / (count - 1) if count > 1 else 0.0
     shift = side // 2 - 1  # of the centres, whose places are rounded down
     return [min(math.floor(shift + step * each) - shift, length - side) for each in range(count)]
@@ -50,7 +50,7 @@ def most_regions(levels: int) -> int:
 
 
 def region_maxima(maps: Tensor, levels: int, unit: bool = True) -> Tensor:
-    """Of maps (B, C, H, W) the maxima (B, regions, C), scaled to unit length."""
+    """Return of maps (B, C, H, W) the maxima (B, regions, C), scaled to unit length."""
     height, width = maps.shape[2:]
     places = regions(height, width, levels)
     maxima = [

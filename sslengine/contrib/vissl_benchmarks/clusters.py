@@ -23,17 +23,17 @@ from sslengine.atomic import whole_file
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
 from sslengine.contrib.vissl_benchmarks.inputs import stored_layer, stored_splits
+from sslengine.contrib.vissl_benchmarks.options import ClusterFitOptions
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import DataOptions
 from sslengine.distributed.ranks import is_primary
 from sslengine.engines.extract_features import save
-from sslengine.engines.options import ClusterFitOptions
 from sslengine.engines.run import Run
 from sslengine.engines.stored import paths_of
 from sslengine.errors import ConfigError, listing, nearest
-from sslengine.evaluation.feature_files import Labelled, layers_in, read_features
-from sslengine.evaluation.kmeans import assign, kmeans
-from sslengine.evaluation.retrieval.descriptors import Whitening
+from sslengine.evaluate.feature_files import Labelled, layers_in, read_features
+from sslengine.evaluate.kmeans import assign, kmeans
+from sslengine.evaluate.retrieval import Whitening
 from sslengine.registry import register_engine
 
 WHERE = "config.CLUSTERFIT.FEATURES"
@@ -44,7 +44,7 @@ def cluster_features_and_label(run: Run) -> None:
     """All ranks compute features; rank 0 clusters them, and the other ranks do not wait."""
     options = read(run.config, ClusterFitOptions)
     splits = options.splits
-    found = _computed(run, splits) if options.FEATURES.EXTRACT else _in_files(run, splits)
+    found = _computed(run, splits) if options.FEATURES.EXTRACT else _read_files(run, splits)
     if not is_primary():
         return
     layer, read_split = found
@@ -92,7 +92,7 @@ def _computed(run: Run, splits: Sequence[str]) -> tuple[str, Callable[[str], Lab
     return layer, lambda split: stored_layer(stores[split], layer)
 
 
-def _in_files(run: Run, splits: Sequence[str]) -> tuple[str, Callable[[str], Labelled]]:
+def _read_files(run: Run, splits: Sequence[str]) -> tuple[str, Callable[[str], Labelled]]:
     options = read(run.config, ClusterFitOptions).FEATURES
     folder = Path(options.PATH)
     run.describe()

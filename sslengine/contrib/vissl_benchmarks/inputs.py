@@ -24,9 +24,9 @@ from sslengine.engines.features import Compute, layers_of, load_trained
 from sslengine.engines.run import Run
 from sslengine.engines.stored import Network, StoredSplit, of_weights, store_split
 from sslengine.errors import ConfigError
-from sslengine.evaluation.feature_files import Labelled, layers_in, read_features
-from sslengine.evaluation.options import EvaluateOptions
-from sslengine.evaluation.store import Store
+from sslengine.evaluate.feature_files import Labelled, layers_in, read_features
+from sslengine.evaluate.options import EvaluateOptions
+from sslengine.evaluate.store import Store
 from sslengine.models.options import ModelOptions
 
 SPLITS = ("TRAIN", "TEST")
@@ -39,18 +39,18 @@ class Inputs:
 
     def sets(self, layer: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Training features and labels, test features and labels: flat, of labelled images."""
-        train, test = (with_labels(self.read(split, layer)) for split in SPLITS)
+        train, test = (keep_labelled(self.read(split, layer)) for split in SPLITS)
         return train.features.flatten(1), train.targets, test.features.flatten(1), test.targets
 
     def test_indices(self, layer: str) -> Tensor:
         """The numbers of the test images of these sets."""
-        return with_labels(self.read("TEST", layer)).indices
+        return keep_labelled(self.read("TEST", layer)).indices
 
 
 def benchmark_inputs(run: Run, folder: str = "", key: str = "") -> Inputs:
     """Collective. Only rank 0 has layers. folder: that of the files, which `key` names."""
     if folder:
-        return _of_files(Path(folder), key)
+        return _read_files(Path(folder), key)
     stores = {split: found.stores["trained"] for split, found in stored_splits(run, SPLITS).items()}
     layers = stores["TRAIN"].layers if is_primary() else ()
     return Inputs(layers, lambda split, layer: stored_layer(stores[split], layer))
@@ -62,7 +62,7 @@ def stored_splits(
     labels: bool = True,
     outputs: Callable[[nn.Module], Compute] = layers_of,
 ) -> dict[str, StoredSplit]:
-    """What the trained model makes of the images, by split. Collective.
+    """Store what the trained model makes of the images, by split. Collective.
 
     outputs: of the model, what is stored.
     """
@@ -88,8 +88,8 @@ def stored_splits(
     return found
 
 
-def with_labels(given: Labelled) -> Labelled:
-    """Without images that have no class."""
+def keep_labelled(given: Labelled) -> Labelled:
+    """Leave out images that have no class."""
     targets = given.targets
     keep = (targets >= 0).any(dim=1) if targets.ndim > 1 else targets >= 0
     return Labelled(given.features[keep], targets[keep], given.indices[keep])
@@ -99,7 +99,7 @@ def stored_layer(store: Store, layer: str) -> Labelled:
     return Labelled(store.layer(layer).tensor().float(), store.targets, store.indices)
 
 
-def _of_files(folder: Path, key: str) -> Inputs:
+def _read_files(folder: Path, key: str) -> Inputs:
     layers = layers_in(folder, "TRAIN")
     if not layers:
         raise ConfigError(

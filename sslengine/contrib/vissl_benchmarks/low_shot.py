@@ -17,14 +17,14 @@ from dataclasses import replace
 from sslengine.config.resolve import changed
 from sslengine.config.sections import read
 from sslengine.contrib.vissl_benchmarks.inputs import Inputs, benchmark_inputs
+from sslengine.contrib.vissl_benchmarks.options import LowShotBenchmarkOptions
 from sslengine.contrib.vissl_benchmarks.report import Report
-from sslengine.engines.options import LowShotBenchmarkOptions
 from sslengine.engines.run import Run
-from sslengine.evaluation.few_shot import Interval
-from sslengine.evaluation.linear import linear_probe
-from sslengine.evaluation.options import LinearProbeOptions, SvmOptions
-from sslengine.evaluation.outcome import Outcome, protocol
-from sslengine.evaluation.svm import Svm, svm
+from sslengine.evaluate.intervals import Spread
+from sslengine.evaluate.linear import linear_probe
+from sslengine.evaluate.options import LinearProbeOptions, SvmOptions
+from sslengine.evaluate.outcome import Outcome, protocol
+from sslengine.evaluate.svm import Svm, svm
 from sslengine.registry import register_engine
 
 NAME = "low_shot_test"
@@ -38,7 +38,7 @@ def low_shot_test(run: Run) -> None:
     report = Report(run, NAME)
     for layer in draws[0].layers:
         if options.METHOD == "svm":
-            machines = Svm.of(read(run.config, SvmOptions))
+            machines = Svm.read(read(run.config, SvmOptions))
             report.add(layer, svm(*draws[0].sets(layer), options=machines))
         else:
             report.add(layer, _regression(draws, layer, options.lambdas))
@@ -66,7 +66,7 @@ def _regression(draws: list[Inputs], layer: str, lambdas: list[float]) -> Outcom
             # There is one penalty, so that nothing is chosen.
             only = LinearProbeOptions([strength / len(sets[1]) ** 2], CHOOSE_ON="test")
             scores[name].append(linear_probe(*sets, only).test_accuracy)
-    intervals = {name: Interval.of(each) for name, each in scores.items()}
+    intervals = {name: Spread.over(each) for name, each in scores.items()}
     best = [max(each) for each in zip(*scores.values(), strict=True)]
     details = {"draws": scores, "best_on_test": sum(best) / len(best)}
     return Outcome({name: each.mean for name, each in intervals.items()}, (), details)

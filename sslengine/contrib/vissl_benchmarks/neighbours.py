@@ -18,11 +18,11 @@ from sslengine.contrib.vissl_benchmarks.inputs import benchmark_inputs
 from sslengine.contrib.vissl_benchmarks.report import Report
 from sslengine.engines.extract_features import save
 from sslengine.engines.run import Run
-from sslengine.evaluation.knn import curve, knn_scores, knn_search, votes
-from sslengine.evaluation.linear_many import mean_average_precision
-from sslengine.evaluation.options import NearestNeighborOptions
-from sslengine.evaluation.outcome import Outcome
-from sslengine.evaluation.store import file_name
+from sslengine.evaluate.knn import count_votes, knn_scores, score_votes, search_k
+from sslengine.evaluate.linear_many import mean_average_precision
+from sslengine.evaluate.options import NearestNeighborOptions
+from sslengine.evaluate.outcome import Outcome
+from sslengine.evaluate.store import file_name
 from sslengine.registry import register_engine
 
 
@@ -58,15 +58,15 @@ def _classified(
     metrics = {}
     last = used[options.neighbours[-1]]
     if sets[1].ndim > 1:
+        scores = knn_scores(*sets, [*used.values()], options.SIGMA, options.metric)
         for k, fewer in used.items():
-            scores = knn_scores(*sets, fewer, options.SIGMA, options.metric)
-            metrics[f"k={k} mAP"] = mean_average_precision(scores, wanted)
-        return Outcome(metrics, notes), scores
+            metrics[f"k={k} mAP"] = mean_average_precision(scores[fewer], wanted)
+        return Outcome(metrics, notes), scores[last]
     train, labels, test = sets
-    nearest = knn_search(train, test, max(used.values()), options.metric)
-    found = curve(
+    nearest = search_k(train, test, max(used.values()), options.metric)
+    found = score_votes(
         nearest, labels, wanted.to(labels.device), [*used.values()], options.SIGMA, (1, 5)
     )
     for k, fewer in used.items():
         metrics[f"k={k} top1"], metrics[f"k={k} top5"] = found[fewer]
-    return Outcome(metrics, notes), votes(nearest, labels, last, options.SIGMA)
+    return Outcome(metrics, notes), count_votes(nearest, labels, last, options.SIGMA)

@@ -22,13 +22,12 @@ from sslengine.config.sections import read
 from sslengine.contrib.vissl_benchmarks.inputs import stored_splits
 from sslengine.data.options import DataOptions
 from sslengine.distributed.ranks import is_primary
-from sslengine.engines.expected import check_results_here
 from sslengine.engines.extract_features import save, splits
 from sslengine.engines.options import ExtractFeaturesOptions
-from sslengine.engines.run import Run
+from sslengine.engines.run import Run, check_results_here
 from sslengine.engines.stored import StoredSplit
 from sslengine.errors import ConfigError
-from sslengine.evaluation.store import Store, file_name
+from sslengine.evaluate.store import Store, file_name
 from sslengine.meters import MetersOptions
 from sslengine.meters.base import build_meters, mask_absent, present_classes
 from sslengine.meters.top_k import AccuracyListMeter, TopKMeter

@@ -6,10 +6,9 @@ from typing import Any
 
 from sslengine.atomic import write_json
 from sslengine.distributed.ranks import is_primary
-from sslengine.engines.expected import check_results_here
-from sslengine.engines.run import Run
+from sslengine.engines.run import Run, check_results_here
 from sslengine.errors import DataError
-from sslengine.evaluation.outcome import Outcome
+from sslengine.evaluate.outcome import Outcome
 
 
 class Report:

@@ -26,6 +26,7 @@ from sslengine.config.sections import read
 from sslengine.contrib.retrieval.landmarks import landmarks
 from sslengine.contrib.retrieval.on_disk import WHERE, Images, read_images, training_images
 from sslengine.contrib.retrieval.rmac import most_regions, region_maxima, rmac
+from sslengine.contrib.vissl_benchmarks.options import RetrievalOptions
 from sslengine.contrib.vissl_benchmarks.report import Report
 from sslengine.data.decode.decoding import Decoder
 from sslengine.data.decode.files import open_image
@@ -38,10 +39,9 @@ from sslengine.engines.features import layers_of, load_trained
 from sslengine.engines.run import Run
 from sslengine.engines.stored import Network, of_weights, store_split
 from sslengine.errors import ConfigError, DataError
-from sslengine.evaluation.kept import digest_of
-from sslengine.evaluation.outcome import Outcome
-from sslengine.evaluation.retrieval.descriptors import Whitening, as_directions, gem
-from sslengine.evaluation.retrieval.options import RetrievalOptions
+from sslengine.evaluate.outcome import Outcome
+from sslengine.evaluate.retrieval import Whitening, gem, rows_for_cosine
+from sslengine.evaluate.store import digest
 from sslengine.models.options import ModelOptions
 from sslengine.registry import register_engine
 
@@ -137,7 +137,7 @@ class _Maker:
         return store.layer(LAYER).tensor()
 
     def _maps(self, images: Tensor) -> list[Tensor]:
-        """Of the first layer, for each scale."""
+        """Compute the first layer, for each scale."""
         scaled = [
             images if scale == 1 else F.interpolate(images, scale_factor=scale, mode="bilinear")
             for scale in self.options.IMG_SCALINGS
@@ -148,7 +148,7 @@ class _Maker:
         """Padded by NaN to one number of regions."""
         options = self.options
         found = region_maxima(
-            _as_maps(self._maps(images)[0]), options.SPATIAL_LEVELS, options.NORMALIZE_FEATURES
+            _expect_maps(self._maps(images)[0]), options.SPATIAL_LEVELS, options.NORMALIZE_FEATURES
         )
         missing = most_regions(options.SPATIAL_LEVELS) - found.shape[1]
         return F.pad(found, (0, 0, 0, missing), value=torch.nan)
@@ -158,9 +158,9 @@ class _Maker:
         unit = options.NORMALIZE_FEATURES
         if options.FEATS_PROCESSING_TYPE == "rmac":
             assert whiten is not None
-            return rmac(_as_maps(maps[0]), options.SPATIAL_LEVELS, whiten, unit)
+            return rmac(_expect_maps(maps[0]), options.SPATIAL_LEVELS, whiten, unit)
         if options.FEATS_PROCESSING_TYPE == "gem":
-            tokens = [_as_maps(each).flatten(2).transpose(1, 2) for each in maps]
+            tokens = [_expect_maps(each).flatten(2).transpose(1, 2) for each in maps]
             rows = [gem(each, options.GEM_POOL_POWER) for each in tokens]
             # As VISSL: a constant next to the pooled values.
             rows = [torch.cat([each, each.new_ones(len(each), 1)], dim=1) for each in rows]
@@ -176,7 +176,7 @@ class _Maker:
 _TO_ONE_SIZE = f"Set {WHERE}.FEATS_PROCESSING_TYPE, or a pooling in FEATURE_EVAL_SETTINGS."
 
 
-def _as_maps(maps: Tensor) -> Tensor:
+def _expect_maps(maps: Tensor) -> Tensor:
     if maps.ndim != 4:
         raise ConfigError(
             f"{WHERE}.FEATS_PROCESSING_TYPE: expected a feature map, N x C x H x W, and the layer "
@@ -188,7 +188,7 @@ def _as_maps(maps: Tensor) -> Tensor:
 
 
 def _hash_of(whiten: Whitening | None) -> str:
-    return digest_of(whiten.mean.numpy(), whiten.projection.numpy()) if whiten else ""
+    return digest(whiten.mean.numpy(), whiten.projection.numpy()) if whiten else ""
 
 
 def _sizes(options: RetrievalOptions) -> list[dict[str, Any]]:
@@ -229,7 +229,7 @@ def _judge(run: Run, images: Images, queries: Tensor, database: Tensor) -> None:
             f"descriptors of images of several sizes have no common width. {_TO_ONE_SIZE}"
         )
     by_distance = options.SIMILARITY_MEASURE == "l2"
-    sets = as_directions(*rows) if by_distance else rows
+    sets = rows_for_cosine(*rows) if by_distance else rows
     report = Report(run, "instance_retrieval_test")
     for kind, numbers in (images.kinds or {"": range(len(rows[0]))}).items():
         of_kind = list(numbers)

@@ -25,12 +25,10 @@ from sslengine.contrib.vissl_benchmarks.inputs import benchmark_inputs
 from sslengine.contrib.vissl_benchmarks.report import Report
 from sslengine.engines.extract_features import save
 from sslengine.engines.run import Run
-from sslengine.evaluation.kept import Kept
-from sslengine.evaluation.low_shot import low_shot_svm, of_low_shot
-from sslengine.evaluation.options import LowShotOptions, SvmOptions
-from sslengine.evaluation.outcome import Outcome
-from sslengine.evaluation.store import file_name
-from sslengine.evaluation.svm import MakeKept, Svm, svm
+from sslengine.evaluate.options import LowShotOptions, SvmOptions
+from sslengine.evaluate.outcome import Outcome
+from sslengine.evaluate.store import Kept, file_name
+from sslengine.evaluate.svm import MakeKept, Svm, low_shot_arguments, low_shot_svm, svm
 from sslengine.registry import register_engine
 
 # From (the four sets, where machines are kept) to the result.
@@ -46,7 +44,7 @@ def train_svm(run: Run) -> None:
 @register_engine("train_svm_low_shot")
 def train_svm_low_shot(run: Run) -> None:
     options = read(run.config, SvmOptions).low_shot
-    compute = partial(low_shot_svm, **of_low_shot(options))
+    compute = partial(low_shot_svm, **low_shot_arguments(options))
     _each_layer(run, "train_svm_low_shot", compute, partial(_save_low_shots, options))
 
 
@@ -61,7 +59,7 @@ def _each_layer(
     for layer in inputs.layers:
         folder = run.run_dir / file_name(layer)
         kept: MakeKept = partial(Kept, folder / name, again=options.force_retrain)
-        found = compute(*inputs.sets(layer), options=Svm.of(options), kept=kept)
+        found = compute(*inputs.sets(layer), options=Svm.read(options), kept=kept)
         write(folder, found)
         report.add(layer, found)
     report.end()

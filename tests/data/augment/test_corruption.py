@@ -10,7 +10,7 @@ from PIL import Image
 
 from sslengine.data.augment.corruption import CORRUPTIONS, SEVERITIES, Corrupt
 from sslengine.errors import DataError
-from sslengine.evaluation.options import CORRUPTIONS as NAMES
+from sslengine.evaluate.options import CORRUPTIONS as NAMES
 
 
 def _seeded(kind: str, severity: int, image: Image.Image, seed: int = 0) -> np.ndarray:
