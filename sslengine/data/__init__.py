@@ -81,14 +81,15 @@ COLLATORS.declare(
     "siamese_collator",
     "patch_and_image_collator",
     "identity_collator",
+    "targets_one_hot_default_collator",
 )
 COLLATORS.declare(
-    "sslengine.data.batch.block_masks", "ibot_multicrop_masking_collator", "spread_masks_collator"
-)
-COLLATORS.declare(
-    "sslengine.data.batch.dropped_patches", "dropped_patches_collator", "patch_noise_collator"
+    "sslengine.data.batch.masks",
+    "ibot_multicrop_masking_collator",
+    "spread_masks_collator",
+    "dropped_patches_collator",
+    "patch_noise_collator",
+    "multi_block_collator",
+    "visible_block_collator",
 )
 COLLATORS.declare("sslengine.data.batch.mixing", "cutmixup_collator", "multicrop_mixup_collator")
-COLLATORS.declare("sslengine.data.batch.multi_block", "multi_block_collator")
-COLLATORS.declare("sslengine.data.batch.visible_block", "visible_block_collator")
-COLLATORS.declare("sslengine.data.batch.one_hot_targets", "targets_one_hot_default_collator")

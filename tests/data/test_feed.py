@@ -15,11 +15,10 @@ import torch
 
 from sslengine.data.augment.pipeline import Pipeline
 from sslengine.data.batch.collators import Batch
-from sslengine.data.feed import DataFeed
+from sslengine.data.feed import FEWEST, DataFeed
 from sslengine.data.loading.dataset import Samples, collate_seeded
-from sslengine.data.loading.invalid import FEWEST
-from sslengine.data.loading.seeding import seed_sample
 from sslengine.data.options import DataOptions, split_options
+from sslengine.data.seeding import seed_sample
 from sslengine.errors import DataError
 from sslengine.registry import COLLATORS
 from tests.data.pictures import picture, write_tree
@@ -36,7 +35,7 @@ SIMCLR = [
     {"name": "ToTensor"},
     {"name": "Normalize", "mean": [0.5, 0.5, 0.5], "std": [0.2, 0.2, 0.2]},
 ]
-PROBED = ("pid", "threads", "ignored", "waits_for_sigterm", "heavy", "marker")
+PROBED = ("pid", "threads", "ignored", "waits_for_sigterm", "heavy", "frozen", "marker")
 
 
 def feed(workers: int = 0, *, training: bool = True, seed: int = 3, **keys: Any) -> DataFeed:
@@ -167,6 +166,7 @@ def test_a_worker_is_light(three: DataFeed) -> None:
         assert batch["ignored"][0].unique().tolist() == [len(LEFT_TO_MAIN)]
         assert batch["waits_for_sigterm"][0].unique().tolist() == [1]
         assert batch["heavy"][0].unique().tolist() == [0]
+        assert batch["frozen"][0].min() > 1000  # objects that the garbage collector leaves alone
 
 
 @pytest.mark.parametrize("name", ["alone", "three"])

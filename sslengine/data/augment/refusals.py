@@ -15,7 +15,7 @@ from sslengine.data.augment.counterparts import OnPil, adapt
 from sslengine.data.augment.image import NO_LIMITS, Limits, Pixels
 from sslengine.data.augment.pipeline import build_transform, is_known
 from sslengine.data.augment.transform import TakesLabels, kind_of
-from sslengine.data.loading.seeding import seed_sample, streams_kept
+from sslengine.data.seeding import seed_sample, streams_kept
 from sslengine.errors import ConfigError
 from sslengine.registry import TRANSFORMS
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sslengine.data.loading.seeding import SampleKey, epoch_generator
+from sslengine.data.seeding import SampleKey, epoch_generator
 from sslengine.errors import DataError
 
 Rows = Callable[[int], list[int]]

@@ -11,7 +11,7 @@ from torchvision.transforms import Compose, Normalize, ToPILImage, ToTensor
 
 from sslengine.data.augment.conversion import ImgPilToRawTensor, ImgToTensor
 from sslengine.data.augment.finish import CPU, Finish, can_be_put_off, is_uint8
-from sslengine.data.loading.device_prefetch import on_device
+from sslengine.data.feed import move_batches
 from tests.launches import Launches
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -96,7 +96,7 @@ def test_bytes_under_the_keys_become_floats_and_nothing_else() -> None:
     pixels = PIXELS[None]
     floats, mask = torch.rand(1, 3, 4, 4), torch.ones(2, dtype=torch.uint8)
     batch = {"data": [pixels, [pixels, floats]], "mask": [mask], "label": [torch.zeros(1)]}
-    (given,) = on_device([batch], CPU, overlap=False, finish=HALVES.on(CPU))
+    (given,) = move_batches([batch], CPU, overlap=False, finish=HALVES.on(CPU))
     expected = (pixels.float() / 255 - 0.5) / 0.25
     torch.testing.assert_close(given["data"][0], expected)
     torch.testing.assert_close(given["data"][1][0], expected)
@@ -124,6 +124,6 @@ def test_all_of_it_is_made_on_the_device_without_waiting_for_it() -> None:
     finish = HALVES.on(meta)
     batch = {"data": [torch.zeros(2, 3, 4, 4, dtype=torch.uint8)], "data_idx": [torch.arange(2)]}
     with NoWaiting():
-        (given,) = on_device([batch], meta, overlap=True, finish=finish)
+        (given,) = move_batches([batch], meta, overlap=True, finish=finish)
     assert (given["data"][0].device.type, given["data"][0].shape) == ("meta", (2, 3, 4, 4))
     assert given["data_idx"][0] is batch["data_idx"][0]

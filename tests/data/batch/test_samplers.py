@@ -13,7 +13,7 @@ from sslengine.data.batch.samplers import (
     OrderedBatchSampler,
     ShuffledBatchSampler,
 )
-from sslengine.data.loading.seeding import epoch_generator
+from sslengine.data.seeding import epoch_generator
 from sslengine.errors import DataError
 
 SIZES = {

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from sslengine.data.loading.invalid import FEWEST, LATEST, InvalidSamples
+from sslengine.data.feed import FEWEST, LATEST, InvalidSamples
 from sslengine.errors import DataError
 
 
