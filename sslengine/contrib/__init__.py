@@ -6,12 +6,25 @@ from sslengine.registry import (
     HOOK_ADAPTERS,
     PROTOCOLS,
     TRAIN_STEPS,
+    TRANSFORMS,
     TRUNKS,
     WRITERS,
 )
 
 HOOK_ADAPTERS.declare("sslengine.contrib.detectron2", "detectron2")
 WRITERS.declare("sslengine.contrib.csv_file", "csv")
+
+TRANSFORMS.declare("sslengine.contrib.corrupt", "Corrupt")
+TRANSFORMS.declare(
+    "sslengine.contrib.classy_transforms",
+    "imagenet_augment",
+    "imagenet_no_augment",
+    "lighting",
+    "video_clip_random_resize_crop",
+    "video_clip_resize",
+    "video_default_augment",
+    "video_default_no_augment",
+)
 
 TRAIN_STEPS.declare("sslengine.contrib.mmengine", "model_train_step")
 TRAIN_STEPS.declare("sslengine.contrib.multi_optimizer", "multi_optimizer_train_step")

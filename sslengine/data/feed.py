@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from sslengine.data.augment.finish import FinishOn
+from sslengine.data.augment.tensors import FinishOn
 from sslengine.data.batch.class_samplers import PowerLawBatchSampler, StratifiedBatchSampler
 from sslengine.data.batch.collators import Batch, image_keys
 from sslengine.data.batch.samplers import (

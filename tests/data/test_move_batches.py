@@ -7,7 +7,7 @@ import pytest
 import torch
 from torchvision.transforms import Normalize, ToTensor
 
-from sslengine.data.augment.finish import CPU, Finish
+from sslengine.data.augment.tensors import CPU, Finish
 from sslengine.data.feed import move_batches, start_ahead
 from tests.gpu.place import nothing_waits
 
@@ -64,14 +64,6 @@ def test_all_but_the_indices_is_moved() -> None:
     assert [tensor.device.type for tensor in given["data"]] == ["meta", "meta"]
     assert given["data"][1].shape == (3,)
     assert given["data_idx"][0] is batch["data_idx"][0]
-
-
-def test_crops_in_a_list_are_moved() -> None:
-    batch = {"data": [[torch.zeros(2), torch.ones(3)]], "data_idx": [torch.arange(2)]}
-    (given,) = move_batches([batch], torch.device("meta"), overlap=True)
-    assert isinstance(given["data"][0], list)
-    assert [tensor.device.type for tensor in given["data"][0]] == ["meta", "meta"]
-    assert [tensor.shape for tensor in given["data"][0]] == [(2,), (3,)]
 
 
 @pytest.mark.gpu

@@ -20,8 +20,15 @@ TRANSLATE = 250
 POLICIES = ("v0", "v0r", "original", "originalr")
 
 
+class _TimmChange:
+    change: Change
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        return self.change(image)
+
+
 @register_transform("RandAugment")
-class RandAugment:
+class RandAugment(_TimmChange):
     """`num_layers` random changes, each made with a chance of one half."""
 
     def __init__(
@@ -51,14 +58,11 @@ class RandAugment:
         parts = f"rand-m{magnitude}-n{num_layers}" + "-inc1" * increasing_severity
         augment = rand_augment_transform(parts, _extras(magnitude_std))
         _keep_a_bit(augment.ops)
-        self.change: Change = augment
-
-    def __call__(self, image: Image.Image) -> Image.Image:
-        return self.change(image)
+        self.change = augment
 
 
 @register_transform("VisslAutoAugment")
-class VisslAutoAugment:
+class VisslAutoAugment(_TimmChange):
     """A random one of the pairs of changes that a search found best for ImageNet."""
 
     def __init__(self, policy_name: str = "v0", magnitude_std: float = 0) -> None:
@@ -74,20 +78,17 @@ class VisslAutoAugment:
         augment = auto_augment_transform(policy_name, _extras(magnitude_std))
         for pair in augment.policy:
             _keep_a_bit(pair)
-        self.change: Change = augment
-
-    def __call__(self, image: Image.Image) -> Image.Image:
-        return self.change(image)
+        self.change = augment
 
 
 def _keep_a_bit(operations: Iterable[Any]) -> None:
     """Posterize to one bit at least: of zero bits Pillow made black, and now makes an error."""
     for operation in operations:
         if operation.name.startswith("Posterize"):
-            operation.level_fn = partial(_at_least_one, operation.level_fn)
+            operation.level_fn = partial(_floor_bits, operation.level_fn)
 
 
-def _at_least_one(bits: Callable[..., tuple[int]], *arguments: Any) -> tuple[int]:
+def _floor_bits(bits: Callable[..., tuple[int]], *arguments: Any) -> tuple[int]:
     return (max(1, bits(*arguments)[0]),)
 
 

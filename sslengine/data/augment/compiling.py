@@ -45,17 +45,17 @@ _waiting: list[Callable[[], None]] | None = []
 
 
 def subroutine(function: F) -> F:
-    """A function that is compiled as a part of the kernels of its module that call it."""
-    return _in_place(function)
+    """Compile a function as a part of the kernels of its module that call it."""
+    return _replace(function)
 
 
 def inlined(function: F) -> F:
-    """A subroutine for the inside of a loop, which would not vectorise around a call."""
-    return _in_place(function, inline="always")
+    """Compile a subroutine for the inside of a loop, which would not vectorise around a call."""
+    return _replace(function, inline="always")
 
 
 def kernel(signature: str) -> Callable[[F], F]:
-    """Compiles a function for these types of arguments, as numba writes them. It runs without the
+    """Compile a function for these types of arguments, as numba writes them. It runs without the
     interpreter's lock."""
 
     def mark(function: F) -> F:
@@ -71,7 +71,7 @@ def kernel(signature: str) -> Callable[[F], F]:
 
 
 def compile_kernels() -> None:
-    """All of the modules imported so far; from now on each one when it is imported."""
+    """Compile those of the modules imported so far; from now on each one when it is imported."""
     global _waiting
     import_module("numba")  # if that fails, the functions of Python stay
     waiting, _waiting = _waiting or (), None
@@ -89,8 +89,8 @@ def _later(compile_now: Callable[[], None]) -> None:
         _waiting.append(compile_now)
 
 
-def _in_place(function: F, **options: Any) -> F:
-    """Compiled, it takes the function's place in its module, where numba looks for it."""
+def _replace(function: F, **options: Any) -> F:
+    """Put the compiled function in its place in its module, where numba looks for it."""
     if _waiting is None:
         return _njit(**options)(function)  # type: ignore[no-any-return]
 

@@ -120,7 +120,7 @@ def _begin_middle(old: int, new: int) -> int:
 
 
 def flip(image: Any) -> Any:
-    """Left becomes right."""
+    """Exchange left and right."""
     if type(image) is Rgb:
         image, planes = own(image)
         mirror(planes)
@@ -132,7 +132,7 @@ def flip(image: Any) -> Any:
 
 @kernel("void(uint8[:, :, ::1])")
 def mirror(planes: Array) -> None:
-    """By a copy of each row, read with an index that numba knows not to be negative."""
+    """Copy each row, and read it with an index that numba knows not to be negative."""
     channels, height, width = planes.shape
     copied, last = np.empty(width, np.uint8), np.uint64(width - 1)
     for channel in range(channels):
@@ -265,6 +265,46 @@ def _find_size(wanted: int | Sequence[int], size: Size) -> Size:
 def _replace_image(size: Size) -> Tensor:
     """Return what torchvision takes the size from; it holds one value in memory."""
     return torch.empty(()).expand(size)
+
+
+@register_transform("ImgPilResizeLargerSide")
+class ImgPilResizeLargerSide:
+    """The larger side becomes `size` pixels, the other follows."""
+
+    def __init__(self, size: int = 1024) -> None:
+        """size: pixels of the larger side."""
+        if size < 1:
+            raise ValueError(f"size: expected 1 or more, got {size}.")
+        self.size = size
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        factor = self.size / max(image.size)
+        width, height = (max(1, round(side * factor)) for side in image.size)
+        return image.resize((width, height), Image.Resampling.BILINEAR)
+
+
+@register_transform("MNISTImgPil2RGB")
+class MNISTImgPil2RGB:
+    """The image in RGB; with a `size`, pasted at `box` onto black of that size."""
+
+    def __init__(self, size: int | Sequence[int] = (), box: Sequence[int] = (0, 0)) -> None:
+        """
+        size: width and height, or one number for both.
+        box: the left and top corner.
+        """
+        self.size = (size, size) if isinstance(size, int) else tuple(size)
+        self.box = tuple(box)
+        if len(self.size) not in (0, 2):
+            raise ValueError(f"size: expected a number, two, or nothing; got {size}.")
+        if len(self.box) != 2:
+            raise ValueError(f"box: expected the left and top corner, got {box}.")
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        if not self.size:
+            return image.convert("RGB")
+        canvas = Image.new("RGB", (self.size[0], self.size[1]))
+        canvas.paste(image, (self.box[0], self.box[1]))
+        return canvas
 
 
 @register_transform("ImgRotatePil")

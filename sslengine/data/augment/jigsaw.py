@@ -161,20 +161,17 @@ def distances(permutations: Permutations) -> tuple[float, int]:
 
 def load_permutations(path: str) -> Permutations:
     """Return the permutations of a file, counted from 0."""
-    if "://" in path:
-        raise ValueError(
-            f"perm_file: {path} is not downloaded. Make a file of permutations with {GENERATOR}, "
-            f"or download this one, and give its path; or set num_perms in place of perm_file."
-        )
     if not Path(path).is_file():
-        raise ValueError(f"perm_file: there is no file {path}. Make one with {GENERATOR}.")
-    rows = np.load(path, allow_pickle=False)
-    if rows.ndim != 2 or rows.dtype.kind not in "iu" or not rows.size:
         raise ValueError(
-            f"perm_file: {path} must hold whole numbers, a permutation in each row; it has the "
-            f"shape {rows.shape} and the type {rows.dtype}."
+            f"perm_file: there is no file {path}; an address is not downloaded. Make one with "
+            f"{GENERATOR}, or set num_perms in place of perm_file."
         )
-    counted: Permutations = rows.astype(np.int64) - int(rows.min())
-    if (np.sort(counted, axis=1) != np.arange(rows.shape[1])).any() or rows.min() not in (0, 1):
-        raise ValueError(f"perm_file: {path} has a row that is no permutation.")
-    return counted
+    rows = np.load(path, allow_pickle=False)
+    if rows.ndim == 2 and rows.dtype.kind in "iu" and rows.size and rows.min() in (0, 1):
+        counted: Permutations = rows.astype(np.int64) - int(rows.min())
+        if (np.sort(counted, axis=1) == np.arange(rows.shape[1])).all():
+            return counted
+    raise ValueError(
+        f"perm_file: {path} must hold whole numbers, a permutation in each row, counted from 0 or "
+        f"1; it has the shape {rows.shape} and the type {rows.dtype}."
+    )

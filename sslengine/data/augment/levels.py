@@ -20,7 +20,7 @@ from sslengine.data.augment.image import (
     refuse_array,
     view_planes,
 )
-from sslengine.data.augment.transform import Transform, Wraps, with_probability
+from sslengine.data.augment.transform import Transform, Wraps, apply_sometimes
 from sslengine.registry import register_transform
 
 ZERO, WHITE = np.float32(0), np.float32(255)
@@ -91,7 +91,7 @@ def equalize(image: Any) -> Any:
 
 
 def sharpen(image: Any, factor: float) -> Any:
-    """At 0 smooth with the neighbours, at 1 change nothing, above 1 sharpen.
+    """Smooth with the neighbours at 0, change nothing at 1, sharpen above 1.
 
     Smooth is a sum over 3 x 3 pixels, the one in the middle five times, by 13, rounded: it never
     comes to a half. The outermost pixels have not all neighbours, and stay.
@@ -136,7 +136,7 @@ class ImgPilRandomSolarize(Wraps):
         """
         if threshold is not None and not 0 <= threshold <= 256:
             raise ValueError(f"threshold: expected a number from 0 to 256, got {threshold}.")
-        self.change = with_probability(p, DrawnSolarize(threshold))
+        self.change = apply_sometimes(p, DrawnSolarize(threshold))
 
 
 @register_transform("ImgPilRandomPhotometric")
@@ -145,7 +145,7 @@ class ImgPilRandomPhotometric(Wraps):
 
     def __init__(self, p: float = 0.66) -> None:
         """p: probability of all of them together."""
-        self.change = with_probability(p, _Photometric())
+        self.change = apply_sometimes(p, _Photometric())
 
 
 class _Photometric(Transform):

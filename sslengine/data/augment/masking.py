@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sslengine.data.augment.image import Size, size_of
-from sslengine.data.augment.transform import MakesKeys
-from sslengine.data.ranges import in_order
+from sslengine.data.augment.transform import MakesKeys, check_range
 from sslengine.registry import register_transform
 
 # How often to try to place a block before the mask is left unchanged.
@@ -67,11 +66,12 @@ class MaskedImageModeling(_DrawsMask):
                     f"pred_ratio_mean, pred_ratio_var: expected shares between 0 and 1, got "
                     f"{mean} - {variation} to {mean} + {variation}."
                 )
-        if not any(pred_ratio_mean):
-            raise ValueError("pred_ratio_mean: 0 alone hides no patch, and nothing is learned.")
-        if patch_size < 1:
-            raise ValueError(f"patch_size: expected 1 or more, got {patch_size}.")
-        low, high = in_order("log_aspect_ratio", log_aspect_ratio)
+        if not any(pred_ratio_mean) or patch_size < 1:
+            raise ValueError(
+                f"expected a share above 0 in pred_ratio_mean, and a patch_size of 1 or more, got "
+                f"{pred_ratio_mean} and {patch_size}."
+            )
+        low, high = check_range("log_aspect_ratio", log_aspect_ratio)
         self.ratios = list(zip(pred_ratio_mean, pred_ratio_var))
         self.patch_size = patch_size
         self.aspects = (low, high)
@@ -126,7 +126,7 @@ def block_mask(
     most: float = math.inf,
     draw: Any = random,
 ) -> NDArray[np.bool_]:
-    """Blocks that hide so many patches, or somewhat fewer.
+    """Draw blocks that hide so many patches, or somewhat fewer.
 
     least, most: patches of a block; by default the least is that of a third of the shorter side.
     draw: a random.Random; by default Python's global stream.
@@ -140,7 +140,7 @@ def block_mask(
 
 
 def no_room(what: str, images: Tensor, grid: Sequence[int], key: str) -> str:
-    """Why no block can be hidden in these images; empty if one can. key: of a patch's size."""
+    """Say why no block can be hidden in these images; "" if one can. key: of a patch's size."""
     if min(grid) >= 2:
         return ""
     height, width = images.shape[-2:]

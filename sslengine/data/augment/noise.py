@@ -23,8 +23,8 @@ from sslengine.data.augment.image import (
     make_floats,
     shape_like,
 )
-from sslengine.data.augment.stream import as_compared, below, uniform
-from sslengine.data.augment.transform import Transform, probability
+from sslengine.data.augment.stream import below, round_p, uniform
+from sslengine.data.augment.transform import Transform, check_range, probability
 from sslengine.registry import register_transform
 
 SEEDS = 2**31
@@ -89,19 +89,12 @@ class GaussianNoise(Transform):
             those that are drawn.
         p: probability that an image gets noise.
         """
-        match std:
-            case int() | float():
-                self.least = self.most = float(std)
-            case [int() | float() as low, int() | float() as high]:
-                self.least, self.most = float(low), float(high)
-            case _:
-                raise ValueError(f"std: expected a number, or two; got {std!r}.")
-        if not 0 <= self.least <= self.most:
-            raise ValueError(f"std: expected shares from 0, in order; got {std!r}.")
+        ends = [std, std] if isinstance(std, (int, float)) else std
+        self.least, self.most = map(float, check_range("std", ends, with_zero=True))
         self.p = probability(p)
 
     def __call__(self, image: Any) -> Any:
-        if uniform() >= as_compared(self.p):
+        if uniform() >= round_p(self.p):
             return image
         return add_noise(image, uniform(self.least, self.most), below(SEEDS), self.limits)
 

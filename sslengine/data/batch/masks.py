@@ -25,7 +25,7 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from sslengine.data.augment.masking import block_mask, no_room
-from sslengine.data.augment.transform import Sample
+from sslengine.data.augment.transform import Sample, check_range
 from sslengine.data.batch.collators import (
     Batch,
     column,
@@ -35,7 +35,6 @@ from sslengine.data.batch.collators import (
     view_by_view,
 )
 from sslengine.data.batch.samplers import Place
-from sslengine.data.ranges import in_order
 from sslengine.data.seeding import generator
 from sslengine.errors import DataError
 from sslengine.registry import register_collator
@@ -114,7 +113,7 @@ def spread_masks_collator(
     rows, columns = _grid(collated["global_views"][0], patch_size)
     if masked_views and high:
         _expect_room(collated, (rows, columns), f"{SPREAD}.patch_size")
-    place = Place.of(batch)
+    place = Place.find(batch)
     views = len(large) * place.size
     order = torch.randperm(views, generator=generator(b"masks", *place.stream))
     bounds = np.linspace(low, high, int(views * masked_views) + 1)
@@ -297,8 +296,8 @@ class Grid(NamedTuple):
     def size(self, draw: Generator, scale: Range, aspect: Range) -> Block:
         """Draw a size; with a margin one number gives area and aspect ratio."""
         share = _random(draw)
-        ratio = _between(aspect, share if self.margin else _random(draw))
-        area = int(self.rows * self.columns * _between(scale, share))
+        ratio = _interpolate(aspect, share if self.margin else _random(draw))
+        area = int(self.rows * self.columns * _interpolate(scale, share))
         rows, columns = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         most = (self.rows - self.margin, self.columns - self.margin)
         return max(1, min(rows, most[0])), max(1, min(columns, most[1]))
@@ -426,7 +425,7 @@ def _grid(images: Tensor, patch_size: int) -> Block:
 
 def _share_of_rank(purpose: bytes, batch: Sequence[Sample]) -> tuple[Generator, int, slice]:
     """Return the stream of the global batch, its number of rows, and which of them are here."""
-    place = Place.of(batch)
+    place = Place.find(batch)
     end = place.first + len(batch)
     return generator(purpose, *place.stream), max(place.size, end), slice(place.first, end)
 
@@ -435,7 +434,7 @@ def _read_range(
     name: str, key: str, ends: Range, most: float = math.inf, with_zero: bool = False
 ) -> tuple[float, float]:
     try:
-        return in_order(key, ends, most, with_zero)
+        return check_range(key, ends, most, with_zero)
     except ValueError as error:
         raise DataError(f"COLLATE_FUNCTION_PARAMS of {name}: {error}") from error
 
@@ -449,6 +448,6 @@ def _random(draw: Generator) -> float:
     return float(torch.rand((), generator=draw))
 
 
-def _between(ends: Range, share: float) -> float:
+def _interpolate(ends: Range, share: float) -> float:
     low, high = ends
     return low + share * (high - low)

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from sslengine.data.augment.image import is_array
-from sslengine.data.augment.pipeline import Pipeline
-from sslengine.data.augment.refusals import count_on_arrays
+from sslengine.data.augment.pipeline import Pipeline, count_on_arrays
 from sslengine.data.augment.transform import Sample, TakesLabels
 from sslengine.data.decode.channels import KNOWN, channels_after
 from sslengine.data.decode.decoding import NarrowedError

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset, get_worker_info
 
 from sslengine.data.augment.backend import build_backend
-from sslengine.data.augment.finish import FinishOn
 from sslengine.data.augment.pipeline import Pipeline
+from sslengine.data.augment.tensors import FinishOn
 from sslengine.data.augment.transform import Sample
 from sslengine.data.batch.samplers import Place
 from sslengine.data.manifest.classes import Classes, Column

@@ -174,7 +174,7 @@ def boot_server(more: Sequence[str] = ()) -> None:
     more: modules that this dataset needs in addition to WORKER_MODULES.
     """
     multiprocessing.set_forkserver_preload([*WORKER_MODULES, *more])
-    with main_hidden(), _without_signals():
+    with main_hidden(), _ignore_signals():
         multiprocessing.forkserver.ensure_running()
 
 
@@ -232,7 +232,7 @@ def _end_by_signal(main: int) -> None:
 
 
 @contextmanager
-def _without_signals() -> Iterator[None]:
+def _ignore_signals() -> Iterator[None]:
     """Let what is started meanwhile ignore the signals that a scheduler sends to all processes."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may say what a signal means

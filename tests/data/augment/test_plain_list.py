@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from sslengine.data.batch.block_masks import ibot_multicrop_masking_collator
 from torch import Tensor
 
 from sslengine.data.augment.image import make_rgb
@@ -26,6 +25,7 @@ from sslengine.data.batch.collators import (
     siamese_collator,
     simclr_collator,
 )
+from sslengine.data.batch.masks import ibot_multicrop_masking_collator
 from sslengine.data.seeding import seed_sample
 from sslengine.registry import TRANSFORMS
 from tests.data.augment.lists import COLOUR, CROP, LISTS, TENSOR, TWO

@@ -168,8 +168,8 @@ def test_other_steps_and_seeds_have_other_masks(other: dict[str, int]) -> None:
 
 
 def test_places_of_a_batch_without_a_sampler_and_of_an_ordered_one() -> None:
-    assert Place.of([1, 2, 3])[1:] == (0, 3)
-    assert Place.of([1])[0] != Place.of([1])[0]
+    assert Place.find([1, 2, 3])[1:] == (0, 3)
+    assert Place.find([1])[0] != Place.find([1])[0]
     sampler = OrderedBatchSampler(11, 2, 1, 2)
     places = [keys.place for keys in sampler]
     assert [(place.first, place.size) for place in places] == [(1, 3), (2, 4), (2, 4)]

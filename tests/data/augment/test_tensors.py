@@ -1,24 +1,34 @@
+"""Tensors of images and labels: to the bit as torchvision's, at once or after collate."""
+
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torchvision.transforms import Compose, Normalize, ToPILImage, ToTensor
 from torchvision.transforms.functional import pil_to_tensor, to_tensor
 
-from sslengine.data.augment.conversion import (
+from sslengine.data.augment.pipeline import Pipeline
+from sslengine.data.augment.tensors import (
+    CPU,
+    Finish,
     ImgPil2LabTensor,
-    ImgPilResizeLargerSide,
     ImgPilToRawTensor,
     ImgToTensor,
-    MNISTImgPil2RGB,
     OneHotEncode,
+    can_be_put_off,
+    is_uint8,
 )
-from sslengine.data.augment.pipeline import Pipeline
+from sslengine.data.feed import move_batches
 from tests.data.pictures import picture
 from tests.data.test_feed import feed
+from tests.launches import Launches
 
 WIDE = picture(1, side=12).crop((0, 0, 12, 5))
 
@@ -35,45 +45,6 @@ def test_a_tensor_is_not_the_image() -> None:
     image = picture(2)
     ImgPilToRawTensor()(image).zero_()
     assert image.tobytes() == picture(2).tobytes()
-
-
-@pytest.mark.parametrize(
-    ("size", "side", "expected"),
-    [((12, 5), 24, (24, 10)), ((5, 12), 6, (2, 6)), ((7, 7), 7, (7, 7)), ((100, 1), 10, (10, 1))],
-)
-def test_the_larger_side_is_as_asked(
-    size: tuple[int, int], side: int, expected: tuple[int, int]
-) -> None:
-    image = picture(0, side=128).resize(size)
-    resized = ImgPilResizeLargerSide(side)(image)
-    assert resized.size == expected
-    assert resized.tobytes() == image.resize(expected, Image.Resampling.BILINEAR).tobytes()
-
-
-def test_digits_become_rgb() -> None:
-    digit = picture(3).convert("L")
-    plain = np.asarray(MNISTImgPil2RGB()(digit))
-    assert (plain == np.asarray(digit)[..., None]).all()
-    assert plain.shape == (8, 8, 3)
-    pasted = np.array(MNISTImgPil2RGB([12, 10], [3, 1])(digit))
-    assert pasted.shape == (10, 12, 3)
-    assert (pasted[1:9, 3:11] == plain).all()
-    pasted[1:9, 3:11] = 0
-    assert not pasted.any()
-    assert MNISTImgPil2RGB(32)(digit).size == (32, 32)
-
-
-@pytest.mark.parametrize(
-    ("kind", "arguments", "message"),
-    [
-        (ImgPilResizeLargerSide, {"size": 0}, "expected 1 or more, got 0"),
-        (MNISTImgPil2RGB, {"size": [1, 2, 3]}, r"a number, two, or nothing; got \[1, 2, 3\]"),
-        (MNISTImgPil2RGB, {"box": [1]}, r"the left and top corner, got \[1\]"),
-    ],
-)
-def test_impossible_sizes(kind: type, arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        kind(**arguments)
 
 
 # ---- L*a*b*
@@ -174,3 +145,120 @@ def test_classes_that_are_none() -> None:
         OneHotEncode(4)(4)
     with pytest.raises(ValueError, match="num_classes: expected 1 or more, got 0"):
         OneHotEncode(0)
+
+
+# ---- put off until after collate
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+# Each value in each channel, beside others.
+PIXELS = torch.stack([torch.arange(256).roll(turn).view(16, 16) for turn in (0, 80, 160)]).byte()
+
+
+@pytest.mark.parametrize("conversion", [ToTensor(), ImgToTensor(), ImgPilToRawTensor()])
+@pytest.mark.parametrize(
+    "normalizations",
+    [[], [Normalize(MEAN, STD)], [Normalize([0.5], [0.3]), Normalize(MEAN, STD, inplace=True)]],
+)
+def test_to_the_bit_as_torchvision_for_all_values(
+    conversion: Any, normalizations: list[Normalize]
+) -> None:
+    expected = Compose([ToPILImage(), conversion, *normalizations])(PIXELS)
+    finish = pickle.loads(pickle.dumps(Finish(conversion, normalizations))).on(CPU)
+    before = PIXELS.clone()
+    torch.testing.assert_close(finish(PIXELS), expected, rtol=0, atol=0)
+    batch = PIXELS.expand(5, 2, 3, 16, 16)
+    torch.testing.assert_close(finish(batch), expected.expand(5, 2, 3, 16, 16), rtol=0, atol=0)
+    assert torch.equal(PIXELS, before)
+
+
+def test_bytes_become_numbers_in_the_launch_that_divides_them() -> None:
+    """On a GPU each launch reads and writes all pixels of a batch."""
+    device = torch.device("meta")  # a CPU has another way
+    finish = Finish(ToTensor(), [Normalize(MEAN, STD)]).on(device)
+    pixels = PIXELS.expand(4, 3, 16, 16).contiguous(memory_format=torch.channels_last).to(device)
+    with Launches() as launches:
+        finished = finish(pixels)
+    assert launches.counts == {"div": 1, "sub_": 1, "div_": 1}
+    assert finished.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_numbers_stay_as_they_are() -> None:
+    numbers = PIXELS.float()
+    finish = Finish(ToTensor(), [Normalize(MEAN, STD)]).on(CPU)
+    assert torch.equal(finish(numbers), finish(PIXELS))
+    assert torch.equal(numbers, PIXELS.float())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_to_the_bit_on_a_gpu() -> None:
+    finish = Finish(ToTensor(), [Normalize(MEAN, STD)])
+    on_gpu = finish.on(torch.device("cuda"))(PIXELS.cuda()).cpu()
+    assert torch.equal(on_gpu, finish.on(CPU)(PIXELS))
+
+
+class Mine(Normalize):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("transform", "expected"),
+    [
+        (Normalize(MEAN, STD), True),
+        (Normalize([0.5], [0.5]), True),
+        (Normalize(MEAN, (0.1, 0.0, 0.1)), False),
+        (Normalize((0.1, 0.2), (0.1, 0.2)), False),
+        (Mine(MEAN, STD), False),
+        (ToTensor(), False),
+    ],
+)
+def test_only_what_cannot_fail_is_put_off(transform: Any, expected: bool) -> None:
+    assert can_be_put_off(transform) is expected
+
+
+def test_bytes_are_told_from_floats() -> None:
+    assert is_uint8(PIXELS)
+    assert not is_uint8(PIXELS.float())
+    assert not is_uint8([PIXELS])
+
+
+# ---- batches
+
+HALVES = Finish(ToTensor(), [Normalize([0.5], [0.25])], ("data", "other"))
+
+
+def test_bytes_under_the_keys_become_floats_and_nothing_else() -> None:
+    pixels = PIXELS[None]
+    floats, mask = torch.rand(1, 3, 4, 4), torch.ones(2, dtype=torch.uint8)
+    batch = {"data": [pixels, [pixels, floats]], "mask": [mask], "label": [torch.zeros(1)]}
+    (given,) = move_batches([batch], CPU, overlap=False, finish=HALVES.on(CPU))
+    expected = (pixels.float() / 255 - 0.5) / 0.25
+    torch.testing.assert_close(given["data"][0], expected)
+    torch.testing.assert_close(given["data"][1][0], expected)
+    assert given["data"][1][1] is floats
+    assert given["mask"][0] is mask
+    assert given["label"][0] is batch["label"][0]
+
+
+class NoWaiting(TorchDispatchMode):
+    """No value goes from a device to Python."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Tensor:
+        assert func not in (
+            torch.ops.aten._local_scalar_dense.default,
+            torch.ops.aten.nonzero.default,
+        )
+        made: Tensor = func(*args, **(kwargs or {}))
+        return made
+
+
+def test_all_of_it_is_made_on_the_device_without_waiting_for_it() -> None:
+    meta = torch.device("meta")
+    finish = HALVES.on(meta)
+    batch = {"data": [torch.zeros(2, 3, 4, 4, dtype=torch.uint8)], "data_idx": [torch.arange(2)]}
+    with NoWaiting():
+        (given,) = move_batches([batch], meta, overlap=True, finish=finish)
+    assert (given["data"][0].device.type, given["data"][0].shape) == ("meta", (2, 3, 4, 4))
+    assert given["data_idx"][0] is batch["data_idx"][0]
