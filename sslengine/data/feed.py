@@ -296,7 +296,7 @@ def move_batches(
         return iter(batches)
 
     def arrive(batch: Batch) -> Batch:
-        moved = _move(batch, device)
+        moved = batch if device.type == "cpu" else _move(batch, device)
         return finish.finish_batch(moved) if finish and isinstance(batch, dict) else moved
 
     if device.type == "cuda" and overlap:
@@ -345,9 +345,6 @@ class _SideStream:
 
 
 def _move(batch: Batch, device: torch.device) -> Batch:
-    if device.type == "cpu":
-        return batch
-
     # From pinned memory this returns at once; from other memory the host waits.
     def move(tensor: Tensor) -> Tensor:
         return tensor.to(device, non_blocking=True)

@@ -12,6 +12,7 @@ import random
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,22 +23,17 @@ import torch
 SampleKey = tuple[int, int]
 
 
-def seed_sample(seed: int, key: SampleKey) -> None:
+def seed_sample(seed: int, key: SampleKey, purpose: bytes = b"sample") -> None:
     """Seed the global streams of this process for one sample."""
-    _seed_streams(_hash(b"sample", seed, *key))
-
-
-def seed_batch(seed: int, key: SampleKey) -> None:
-    """Seed them for collating the batch whose first sample is `key`."""
-    _seed_streams(_hash(b"batch", seed, *key))
-
-
-def _seed_streams(number: bytes) -> None:
-    for_python, for_numpy, for_torch = struct.unpack("<QII", number)
+    for_python, for_numpy, for_torch = struct.unpack("<QII", _hash(purpose, seed, *key))
     random.seed(for_python)
     np.random.seed(for_numpy)  # noqa: NPY002 (the stream that transforms draw from)
     # Not torch.manual_seed: it would seed the GPU as well, and takes 80 microseconds.
     torch.default_generator.manual_seed(for_torch)
+
+
+# Seed them for collating the batch whose first sample is `key`.
+seed_batch = partial(seed_sample, purpose=b"batch")
 
 
 def epoch_generator(seed: int, epoch: int) -> torch.Generator:
@@ -46,7 +42,7 @@ def epoch_generator(seed: int, epoch: int) -> torch.Generator:
 
 
 def generator(purpose: bytes, *numbers: int) -> torch.Generator:
-    """Return a stream of its own for a purpose, of at most 16 letters, and its numbers."""
+    """Return a separate stream for a purpose, of at most 16 letters, and its numbers."""
     (number,) = struct.unpack("<q8x", _hash(purpose, *numbers))
     return torch.Generator().manual_seed(number)
 

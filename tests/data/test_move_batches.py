@@ -103,13 +103,13 @@ def test_on_a_gpu_images_are_finished_without_waiting(overlap: bool) -> None:
     batches = [{"data": [each.pin_memory()], "data_idx": [torch.zeros(1)]} for each in pixels]
     given = []
     with nothing_waits():
-        for batch in move_batches(batches, device, overlap, finish.on(device)):
+        for batch in move_batches(batches, device, overlap, finish.prepare(device)):
             busy = torch.ones(2048, 2048, device=device)
             for _ in range(8):
                 busy = busy @ busy / 2048
             given.append(batch["data"][0])
     for each, images in zip(pixels, given, strict=True):
-        torch.testing.assert_close(images.cpu(), finish.on(CPU)(each), rtol=0, atol=0)
+        torch.testing.assert_close(images.cpu(), finish.prepare(CPU)(each), rtol=0, atol=0)
 
 
 def test_batches_of_any_form_are_moved() -> None:

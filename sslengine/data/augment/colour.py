@@ -48,7 +48,7 @@ def change_brightness(image: Any, factor: float, limits: Limits = NO_LIMITS) -> 
         return image
     if isinstance(image, Image.Image):
         return ImageEnhance.Brightness(image).enhance(factor)
-    return limits.of(image).keep(make_floats(image) * factor, image)
+    return limits.find(image).keep(make_floats(image) * factor, image)
 
 
 def change_contrast(image: Any, factor: float, limits: Limits = NO_LIMITS) -> Any:
@@ -61,7 +61,7 @@ def change_contrast(image: Any, factor: float, limits: Limits = NO_LIMITS) -> An
     if isinstance(image, Image.Image):
         return ImageEnhance.Contrast(image).enhance(factor)
     values, mean = make_floats(image), float(image.mean(dtype=np.float64))
-    return limits.of(image).keep(mean + factor * (values - mean), image)
+    return limits.find(image).keep(mean + factor * (values - mean), image)
 
 
 def change_saturation(image: Any, factor: float, limits: Limits = NO_LIMITS) -> Any:

@@ -135,7 +135,7 @@ class ToFloats(Counterpart):
     def __call__(self, image: Any) -> Any:
         if type(image) is not Rgb:
             return self.named(image)
-        return self.finish.on(CPU)(make_bytes(image))
+        return self.finish.prepare(CPU)(make_bytes(image))
 
 
 def _adapt_container(transform: Any, limits: Limits) -> Change | None:

@@ -32,7 +32,7 @@ from sslengine.data.augment.image import (
 )
 from sslengine.data.augment.resize import Box, resize
 from sslengine.data.augment.stream import below, exp_of_uniform, uniform
-from sslengine.data.augment.transform import Counterpart, MakesLabel
+from sslengine.data.augment.transform import Counterpart, MakesLabel, expect
 from sslengine.registry import register_transform
 
 F: Any = functional  # takes images as well as the tensors that its hints name
@@ -87,7 +87,7 @@ def _crop_array(
     planes = torch.from_numpy(np.ascontiguousarray(make_floats(part).transpose(2, 0, 1)))
     mode = MODES[interpolation]
     made = interpolate(planes[None], to, mode=mode, antialias=mode != "nearest-exact")
-    return limits.of(pixels).round(made[0].numpy().transpose(1, 2, 0), pixels)
+    return limits.find(pixels).round(made[0].numpy().transpose(1, 2, 0), pixels)
 
 
 def window(pixels: Pixels, box: Box) -> Pixels:
@@ -273,8 +273,7 @@ class ImgPilResizeLargerSide:
 
     def __init__(self, size: int = 1024) -> None:
         """size: pixels of the larger side."""
-        if size < 1:
-            raise ValueError(f"size: expected 1 or more, got {size}.")
+        expect(size >= 1, "size", "1 or more", size)
         self.size = size
 
     def __call__(self, image: Image.Image) -> Image.Image:
@@ -294,10 +293,8 @@ class MNISTImgPil2RGB:
         """
         self.size = (size, size) if isinstance(size, int) else tuple(size)
         self.box = tuple(box)
-        if len(self.size) not in (0, 2):
-            raise ValueError(f"size: expected a number, two, or nothing; got {size}.")
-        if len(self.box) != 2:
-            raise ValueError(f"box: expected the left and top corner, got {box}.")
+        expect(len(self.size) in (0, 2), "size", "a number, two, or nothing", size)
+        expect(len(self.box) == 2, "box", "the left and top corner", box)
 
     def __call__(self, image: Image.Image) -> Image.Image:
         if not self.size:
@@ -322,13 +319,9 @@ class ImgRotatePil(MakesLabel):
         num_angles: the number of labels.
         num_rotations_per_img: 1 alone: an image has one label.
         """
-        if num_angles < 1:
-            raise ValueError(f"num_angles: expected 1 or more, got {num_angles}.")
-        if num_rotations_per_img != 1:
-            raise ValueError(
-                f"num_rotations_per_img: an image has one label and so one rotation; expected 1, "
-                f"got {num_rotations_per_img}."
-            )
+        expect(num_angles >= 1, "num_angles", "1 or more", num_angles)
+        one = "1, as an image has one label"
+        expect(num_rotations_per_img == 1, "num_rotations_per_img", one, num_rotations_per_img)
         self.num_angles = num_angles
 
     def __call__(self, image: Any) -> tuple[Any, int]:

@@ -24,7 +24,7 @@ from sslengine.data.augment.image import (
     shape_like,
 )
 from sslengine.data.augment.stream import below, round_p, uniform
-from sslengine.data.augment.transform import Transform, check_range, probability
+from sslengine.data.augment.transform import Transform, check_range, expect, probability
 from sslengine.registry import register_transform
 
 SEEDS = 2**31
@@ -34,7 +34,7 @@ FILLS = ("zero", "mean")
 def add_noise(image: Any, std: float, seed: int, limits: Limits = NO_LIMITS) -> Any:
     """Add another number to each value. std: 1 is the whole range of values."""
     pixels = _read_pixels(image)
-    low, high = limits = limits.of(pixels)
+    low, high = limits = limits.find(pixels)
     if math.isinf(low):
         low, high = float(pixels.min()), float(pixels.max())
     drawn = np.random.default_rng(seed).standard_normal(pixels.shape, np.float32)
@@ -52,7 +52,7 @@ def drop_channels(image: Any, p: float, fill: str, seed: int, limits: Limits = N
     made[..., gone] = 0
     if fill == "mean":
         means = pixels[..., gone].mean((0, 1), dtype=np.float64)
-        made[..., gone] = limits.of(pixels).round(means, pixels)
+        made[..., gone] = limits.find(pixels).round(means, pixels)
     return _give_back(made, image)
 
 
@@ -111,8 +111,7 @@ class ChannelDrop(Transform):
         fill: what takes its values' place: zero, or mean, the mean of the channel.
         """
         self.p = probability(p)
-        if fill not in FILLS:
-            raise ValueError(f"fill: expected zero or mean, got {fill!r}.")
+        expect(fill in FILLS, "fill", "zero or mean", fill)
         self.fill = fill
 
     def __call__(self, image: Any) -> Any:

@@ -110,13 +110,13 @@ class Pipeline:
         """Return a sample that goes into no batch as it would be in one."""
         if self.finish is None:
             return sample
-        finish = self.finish.on(CPU)
+        finish = self.finish.prepare(CPU)
         images = [finish(each) if is_uint8(each) else each for each in sample["data"]]
         return {**sample, "data": images}
 
     def finish_on(self, device: torch.device) -> FinishOn | None:
         """Return the rest of the work on a batch."""
-        return None if self.finish is None else self.finish.on(device)
+        return None if self.finish is None else self.finish.prepare(device)
 
 
 def build_transform(entry: Mapping[str, Any], where: str) -> Change:

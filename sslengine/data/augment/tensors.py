@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import Normalize, ToTensor
 
-from sslengine.data.augment.transform import TakesLabels
+from sslengine.data.augment.transform import TakesLabels, expect
 from sslengine.registry import register_transform
 
 CPU = torch.device("cpu")
@@ -49,17 +49,13 @@ class OneHotEncode(TakesLabels):
 
     def __init__(self, num_classes: int = 1000) -> None:
         """num_classes: the length of the vector."""
-        if num_classes < 1:
-            raise ValueError(f"num_classes: expected 1 or more, got {num_classes}.")
+        expect(num_classes >= 1, "num_classes", "1 or more", num_classes)
         self.num_classes = num_classes
 
     def __call__(self, label: Any) -> Tensor:
         classes = torch.as_tensor(label, dtype=torch.int64).flatten()
-        if len(classes) and not 0 <= int(classes.min()) <= int(classes.max()) < self.num_classes:
-            raise ValueError(
-                f"labels must be from 0 to num_classes - 1, {self.num_classes - 1}; got "
-                f"{classes.tolist()}."
-            )
+        fits = all(0 <= each < self.num_classes for each in classes.tolist())
+        expect(fits, "labels", f"0 to num_classes - 1, {self.num_classes - 1}", classes.tolist())
         return torch.zeros(self.num_classes, dtype=torch.int64).index_fill_(0, classes, 1)
 
 
@@ -114,7 +110,7 @@ CONVERSIONS: dict[type, tuple[float, ...]] = {
 
 
 class Finish:
-    """`finish.on(device)(pixels)`: float32 of uint8 pixels [...] x channels x height x width."""
+    """`prepare(device)(pixels)` gives float32 of uint8 pixels [...] x channels x height x width."""
 
     def __init__(
         self,
@@ -129,7 +125,7 @@ class Finish:
             self._operations += [("sub", _column(each.mean)), ("div", _column(each.std))]
         self._image_keys = tuple(image_keys)
 
-    def on(self, device: torch.device) -> FinishOn:
+    def prepare(self, device: torch.device) -> FinishOn:
         """Put its numbers on the device, so that no step waits for them.
 
         Tensors, not numbers: instead of dividing by a number CUDA multiplies with its inverse.

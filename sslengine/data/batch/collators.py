@@ -74,11 +74,11 @@ def multicrop_collator(batch: Sequence[Sample]) -> Batch:
 def moco_collator(batch: Sequence[Sample]) -> Batch:
     """`data`, the first view of every sample, and `data_momentum`, the second; no other views."""
     data = column(batch, "data")
-    if len(data[0]) < 2:
-        raise DataError(
-            "moco_collator needs two views of each image: put ImgReplicatePil with num_times 2 "
-            "among the TRANSFORMS."
-        )
+    expect(
+        len(data[0]) >= 2,
+        "moco_collator needs two views of each image: put ImgReplicatePil with num_times 2 among "
+        "the TRANSFORMS.",
+    )
     views = [[stacked("data", [images[number] for images in data])] for number in range(2)]
     return {"data": views[0], "data_momentum": views[1], **_first_views(batch)}
 
@@ -92,12 +92,12 @@ def siamese_collator(batch: Sequence[Sample]) -> Batch:
     """
     collated = default_collate(batch)
     for images in collated["data"]:
-        if images.ndim != 5:
-            raise DataError(
-                f"siamese_collator takes a tensor patches x channels x height x width of each "
-                f"image, and got {tuple(images.shape[1:])}: put ImgPatchesFromTensor among the "
-                f"TRANSFORMS, after ToTensor."
-            )
+        expect(
+            images.ndim == 5,
+            f"siamese_collator takes a tensor patches x channels x height x width of each image, "
+            f"and got {tuple(images.shape[1:])}: put ImgPatchesFromTensor among the TRANSFORMS, "
+            f"after ToTensor.",
+        )
     return {**collated, "data": [images.flatten(0, 1) for images in collated["data"]]}
 
 
@@ -105,11 +105,11 @@ def siamese_collator(batch: Sequence[Sample]) -> Batch:
 @only_moves("images", "patches")
 def patch_and_image_collator(batch: Sequence[Sample]) -> Batch:
     """`images`, and `patches`: all of the first sample, all of the second, ..."""
-    if len(batch[0]["data"]) < 2:
-        raise DataError(
-            "patch_and_image_collator found no patches: put ImgPilToPatchesAndImage among the "
-            "TRANSFORMS."
-        )
+    expect(
+        len(batch[0]["data"]) >= 2,
+        "patch_and_image_collator found no patches: put ImgPilToPatchesAndImage among the "
+        "TRANSFORMS.",
+    )
     data = column(batch, "data")
     collated = {
         "images": [stacked("images", [images[0] for images in data])],
@@ -159,6 +159,12 @@ def _first_views(batch: Sequence[Sample]) -> Batch:
         for key in batch[0]
         if key != "data"
     }
+
+
+def expect(met: bool, otherwise: str) -> None:
+    """Raise DataError with these words unless a condition is met."""
+    if not met:
+        raise DataError(otherwise)
 
 
 def view_by_view(batch: Sequence[Sample], key: str) -> Tensor:

@@ -30,6 +30,7 @@ from sslengine.data.batch.collators import (
     Batch,
     column,
     default_collate,
+    expect,
     only_moves,
     stacked,
     view_by_view,
@@ -98,7 +99,7 @@ def spread_masks_collator(
     resized_to: global views are resized to this side; as they were they are the input `gram_views`
         (DINOv3). 0: they are not.
     """
-    _expect(
+    expect(
         min(patch_size, smallest_block) >= 1 and 0 <= masked_views <= 1 and largest_block > 0,
         f"{SPREAD}: expected a patch_size and a smallest_block of 1 or more, masked_views from 0 "
         f"to 1 and a largest_block above 0, got {patch_size}, {smallest_block}, {masked_views} "
@@ -152,12 +153,12 @@ def dropped_patches_collator(
         others in each.
     """
     large, collated = _split_by_size(batch)
-    _expect(
+    expect(
         len(large) >= 2,
         f"{DROPPED} needs two views of the largest size of each image or more, a target and "
         f"others, and got {len(large)}: see num_crops of ImgPilToMultiCrop.",
     )
-    _expect(
+    expect(
         patch_size >= 1 and 0 <= dropped < 1,
         f"{DROPPED}: expected a patch_size of 1 or more and a share dropped from 0 to below 1, got "
         f"{patch_size} and {dropped}.",
@@ -193,7 +194,7 @@ def _split_by_size(batch: Sequence[Sample]) -> tuple[list[int], Batch]:
 
 def _resize(views: Tensor, side: int) -> Tensor:
     most = min(views.shape[-2:])
-    _expect(
+    expect(
         0 < side <= most,
         f"{SPREAD}: resized_to: expected up to {most}, the side of the global views, got {side}.",
     )
@@ -202,7 +203,7 @@ def _resize(views: Tensor, side: int) -> Tensor:
 
 def _expect_room(collated: Batch, grid: Sequence[int], key: str) -> None:
     why = no_room("global views", collated["global_views"][0], grid, key)
-    _expect(not why, why)
+    expect(not why, why)
 
 
 def _stack_masks(of_views: Sequence[Tensor]) -> Batch:
@@ -262,7 +263,7 @@ def multi_block_collator(
     places: code: as the authors' code draws blocks; paper: area and aspect ratio apart, and any
         place in the image.
     """
-    _expect(
+    expect(
         places in PLACES and targets >= 1 and patch_size >= 1,
         f"{MULTI_BLOCK}: expected places {' or '.join(PLACES)}, 1 or more targets and a patch_size "
         f"of 1 or more, got {places!r}, {targets} and {patch_size}.",
@@ -275,7 +276,7 @@ def multi_block_collator(
     draw, total, mine = _share_of_rank(b"blocks", batch)
     target = grid.size(draw, target_scale, target_aspect)
     context = grid.size(draw, context_scale, (1.0, 1.0))
-    _expect(
+    expect(
         math.prod(context) > min_keep,
         f"{MULTI_BLOCK}: a context of {context[0]} x {context[1]} patches cannot have more than "
         f"min_keep, {min_keep}. Lower it in COLLATE_FUNCTION_PARAMS, or take larger images or "
@@ -357,7 +358,7 @@ def visible_block_collator(
     masks: outside: what is outside a block is hidden; block: what is inside; random: any patches.
     roll: blocks are moved over the borders of the image, to the other side.
     """
-    _expect(
+    expect(
         masks in MASKS and patch_size >= 1,
         f"{VISIBLE_BLOCK}: expected masks {', '.join(MASKS)} and a patch_size of 1 or more, got "
         f"{masks!r} and {patch_size}.",
@@ -367,7 +368,7 @@ def visible_block_collator(
     patches = rows * columns
     away = int(patches * hidden)
     asked = int(away * predicted)
-    _expect(
+    expect(
         0 < away < patches and 0 < asked <= away,
         f"{VISIBLE_BLOCK}: of {patches} patches of an image {away} are hidden, of which {asked} "
         f"are predicted. Some must be shown and some predicted: change hidden or predicted in "
@@ -414,7 +415,7 @@ def _draw_block(
 def _collate_one_view(name: str, batch: Sequence[Sample], patch_size: int) -> tuple[Batch, Block]:
     collated = default_collate(batch)
     views = len(collated["data"])
-    _expect(views == 1, f"{name} takes one view of each image, and got {views}.")
+    expect(views == 1, f"{name} takes one view of each image, and got {views}.")
     return collated, _grid(collated["data"][0], patch_size)
 
 
@@ -437,11 +438,6 @@ def _read_range(
         return check_range(key, ends, most, with_zero)
     except ValueError as error:
         raise DataError(f"COLLATE_FUNCTION_PARAMS of {name}: {error}") from error
-
-
-def _expect(met: bool, otherwise: str) -> None:
-    if not met:
-        raise DataError(otherwise)
 
 
 def _random(draw: Generator) -> float:

@@ -13,13 +13,12 @@ it is left out of its batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset
 
 from sslengine.data.augment.backend import build_backend
 from sslengine.data.augment.pipeline import Pipeline
@@ -60,7 +59,7 @@ NO_SAMPLE = -1
 UNREADABLE = "unreadable"
 
 # The number of the sample that this process is at. In a loader worker it lies in memory that is
-# shared with the main process, which tells it when the worker dies or hangs.
+# shared with the main process, which reports it when the worker dies or hangs.
 _place: NDArray[np.int64] = np.full(1, NO_SAMPLE)
 
 
@@ -83,7 +82,7 @@ class Samples(list[Sample]):
 
 def collate_seeded(collate: Callable[[Sequence[Sample]], T], samples: Samples) -> T:
     """Return what `collate` makes of the samples; its draws are the same in any process."""
-    with _main_process_streams():
+    with streams_kept():
         seed_batch(samples.seed, samples.key)
         batch = collate(samples)
     if batch is None:
@@ -176,8 +175,8 @@ class SSLDataset(Dataset[Sample]):
         return self.pipeline.finished(self.__getitems__([key])[0])
 
     def __getitems__(self, keys: Sequence[SampleKey]) -> Samples:
-        """Return a batch of samples. The streams of the main process come out as they went in."""
-        with _main_process_streams():
+        """Return a batch of samples. The global streams come out as they went in."""
+        with streams_kept():
             if self.stream:
                 self.stream.fetch(self._seed, keys[0][0], [index for _, index in keys])
             made = [self._sample(key) for key in keys]
@@ -279,11 +278,6 @@ class SSLDataset(Dataset[Sample]):
         row = int(self.rows[index])
         problems = (_problem(source, row) for source in self.sources)
         return next(filter(None, problems), f"{self.name(index)} (now it can be read)")
-
-
-def _main_process_streams() -> AbstractContextManager[None]:
-    """Keep the streams of the main process; a worker has no other use for its own."""
-    return streams_kept() if get_worker_info() is None else nullcontext()
 
 
 def _problem(source: DataSource, row: int) -> str:

@@ -13,6 +13,7 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from torchvision.transforms import ColorJitter
 from torchvision.transforms import functional as F
 
+from sslengine.data.augment import colour
 from sslengine.data.augment.blur import ImgPilGaussianBlur
 from sslengine.data.augment.colour import (
     ImgPilColorDistortion,
@@ -21,7 +22,6 @@ from sslengine.data.augment.colour import (
     change_contrast,
     change_saturation,
     make_grey,
-    mean_luminance,
     turn_hue,
 )
 from sslengine.data.augment.levels import ImgPilRandomPhotometric, ImgPilRandomSolarize
@@ -65,10 +65,10 @@ def test_the_mean_is_rounded_as_pillow_rounds_it() -> None:
     for seed in range(30):
         planes = noise(3, 1 + seed, seed)
         grey = by_pillow(make_grey, planes)[0]
-        assert mean_luminance(planes) == int(grey.sum() / grey.size + 0.5)
+        assert colour.mean_luminance(planes) == int(grey.sum() / grey.size + 0.5)
     half = np.zeros((3, 1, 2), np.uint8)
     half[:, 0, 1] = 1
-    assert mean_luminance(half) == 1
+    assert colour.mean_luminance(half) == 1
 
 
 def test_grey_of_every_colour() -> None:

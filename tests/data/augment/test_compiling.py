@@ -28,17 +28,16 @@ def more(x):
 def compute(x):
     return more(x)
 
-named_before = compute
 assert compute(1) == 3  # as Python has it
 compile_kernels()
-assert named_before.run.signatures
+assert compute.signatures
 """
 SCRIPT = """
 import logging
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 import small
-print(small.compute(20), len(small.compute.run.signatures))
-print("kept" if small.compute.run.stats.cache_hits else "made")
+print(small.compute(20), len(small.compute.signatures))
+print("kept" if small.compute.stats.cache_hits else "made")
 """
 
 

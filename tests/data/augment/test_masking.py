@@ -114,5 +114,5 @@ def test_whole_cells_are_hidden_of_each_image_as_many_and_anywhere() -> None:
 
 
 def test_cells_that_do_not_divide_the_image() -> None:
-    with pytest.raises(ValueError, match="do not divide an image of 100 x 224"):
+    with pytest.raises(ValueError, match=r"cells of 32 pixels .*\(100, 224\)"):
         RandomPatchMask()(torch.zeros(3, 100, 224))

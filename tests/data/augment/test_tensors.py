@@ -141,7 +141,7 @@ def test_it_does_not_make_workers_send_floats(place: int) -> None:
 
 
 def test_classes_that_are_none() -> None:
-    with pytest.raises(ValueError, match=r"from 0 to num_classes - 1, 3; got \[4\]"):
+    with pytest.raises(ValueError, match=r"labels: expected 0 to num_classes - 1, 3, got \[4\]"):
         OneHotEncode(4)(4)
     with pytest.raises(ValueError, match="num_classes: expected 1 or more, got 0"):
         OneHotEncode(0)
@@ -163,7 +163,7 @@ def test_to_the_bit_as_torchvision_for_all_values(
     conversion: Any, normalizations: list[Normalize]
 ) -> None:
     expected = Compose([ToPILImage(), conversion, *normalizations])(PIXELS)
-    finish = pickle.loads(pickle.dumps(Finish(conversion, normalizations))).on(CPU)
+    finish = pickle.loads(pickle.dumps(Finish(conversion, normalizations))).prepare(CPU)
     before = PIXELS.clone()
     torch.testing.assert_close(finish(PIXELS), expected, rtol=0, atol=0)
     batch = PIXELS.expand(5, 2, 3, 16, 16)
@@ -174,7 +174,7 @@ def test_to_the_bit_as_torchvision_for_all_values(
 def test_bytes_become_numbers_in_the_launch_that_divides_them() -> None:
     """On a GPU each launch reads and writes all pixels of a batch."""
     device = torch.device("meta")  # a CPU has another way
-    finish = Finish(ToTensor(), [Normalize(MEAN, STD)]).on(device)
+    finish = Finish(ToTensor(), [Normalize(MEAN, STD)]).prepare(device)
     pixels = PIXELS.expand(4, 3, 16, 16).contiguous(memory_format=torch.channels_last).to(device)
     with Launches() as launches:
         finished = finish(pixels)
@@ -184,7 +184,7 @@ def test_bytes_become_numbers_in_the_launch_that_divides_them() -> None:
 
 def test_numbers_stay_as_they_are() -> None:
     numbers = PIXELS.float()
-    finish = Finish(ToTensor(), [Normalize(MEAN, STD)]).on(CPU)
+    finish = Finish(ToTensor(), [Normalize(MEAN, STD)]).prepare(CPU)
     assert torch.equal(finish(numbers), finish(PIXELS))
     assert torch.equal(numbers, PIXELS.float())
 
@@ -193,8 +193,8 @@ def test_numbers_stay_as_they_are() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_to_the_bit_on_a_gpu() -> None:
     finish = Finish(ToTensor(), [Normalize(MEAN, STD)])
-    on_gpu = finish.on(torch.device("cuda"))(PIXELS.cuda()).cpu()
-    assert torch.equal(on_gpu, finish.on(CPU)(PIXELS))
+    on_gpu = finish.prepare(torch.device("cuda"))(PIXELS.cuda()).cpu()
+    assert torch.equal(on_gpu, finish.prepare(CPU)(PIXELS))
 
 
 class Mine(Normalize):
@@ -231,7 +231,7 @@ def test_bytes_under_the_keys_become_floats_and_nothing_else() -> None:
     pixels = PIXELS[None]
     floats, mask = torch.rand(1, 3, 4, 4), torch.ones(2, dtype=torch.uint8)
     batch = {"data": [pixels, [pixels, floats]], "mask": [mask], "label": [torch.zeros(1)]}
-    (given,) = move_batches([batch], CPU, overlap=False, finish=HALVES.on(CPU))
+    (given,) = move_batches([batch], CPU, overlap=False, finish=HALVES.prepare(CPU))
     expected = (pixels.float() / 255 - 0.5) / 0.25
     torch.testing.assert_close(given["data"][0], expected)
     torch.testing.assert_close(given["data"][1][0], expected)
@@ -256,7 +256,7 @@ class NoWaiting(TorchDispatchMode):
 
 def test_all_of_it_is_made_on_the_device_without_waiting_for_it() -> None:
     meta = torch.device("meta")
-    finish = HALVES.on(meta)
+    finish = HALVES.prepare(meta)
     batch = {"data": [torch.zeros(2, 3, 4, 4, dtype=torch.uint8)], "data_idx": [torch.arange(2)]}
     with NoWaiting():
         (given,) = move_batches([batch], meta, overlap=True, finish=finish)
