@@ -27,13 +27,13 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_with_path
 
-from sslengine.data.loading import device_prefetch
+from sslengine.data import feed
 from sslengine.engine.task import SelfSupervisionTask
 from sslengine.precision import Precision
 from tests.launches import why_slow
 
 CUDA = torch.device("cuda:0")
-HOST_KEYS = {*device_prefetch.HOST_KEYS}
+HOST_KEYS = {*feed.HOST_KEYS}
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 # The host waits to learn a value, or how large the result is.
 _READS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim",

@@ -28,8 +28,8 @@ from sslengine.data.augment.transform import Sample
 from sslengine.data.batch.collators import image_keys
 from sslengine.data.decode.files import save_image
 from sslengine.data.loading.dataset import Samples, SSLDataset, collate_seeded
-from sslengine.data.loading.seeding import seed_sample
 from sslengine.data.options import DataOptions, SplitOptions
+from sslengine.data.seeding import seed_sample
 from sslengine.data.sources.base import DataSource
 from sslengine.data.sources.shapes import draw_shape
 from sslengine.errors import ConfigError, DataError, SSLEngineError

@@ -7,6 +7,7 @@ from sslengine.registry import (
     HOOKS,
     PROTOCOLS,
     TRAIN_STEPS,
+    TRANSFORMS,
     TRUNKS,
     WRITERS,
 )
@@ -18,6 +19,18 @@ HOOKS.declare(
 )  # fmt: skip
 WRITERS.declare("sslengine.contrib.csv_file", "csv")
 WRITERS.declare("sslengine.contrib.mlflow", "mlflow")
+
+TRANSFORMS.declare("sslengine.contrib.corrupt", "Corrupt")
+TRANSFORMS.declare(
+    "sslengine.contrib.classy_transforms",
+    "imagenet_augment",
+    "imagenet_no_augment",
+    "lighting",
+    "video_clip_random_resize_crop",
+    "video_clip_resize",
+    "video_default_augment",
+    "video_default_no_augment",
+)
 
 TRAIN_STEPS.declare("sslengine.contrib.mmengine", "model_train_step")
 TRAIN_STEPS.declare("sslengine.contrib.multi_optimizer", "multi_optimizer_train_step")

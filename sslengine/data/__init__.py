@@ -47,29 +47,14 @@ TRANSFORMS.declare(f"{AUGMENT}.colour", "ImgPilColorDistortion", "ImgPilRandomCo
 TRANSFORMS.declare(f"{AUGMENT}.blur", "ImgPilGaussianBlur")
 TRANSFORMS.declare(f"{AUGMENT}.levels", "ImgPilRandomSolarize", "ImgPilRandomPhotometric")
 TRANSFORMS.declare(f"{AUGMENT}.noise", "GaussianNoise", "ChannelDrop")
-TRANSFORMS.declare(f"{AUGMENT}.geometry", "ImgRotatePil")
+TRANSFORMS.declare(
+    f"{AUGMENT}.geometry", "ImgRotatePil", "ImgPilResizeLargerSide", "MNISTImgPil2RGB"
+)
 TRANSFORMS.declare(f"{AUGMENT}.jigsaw", "ImgPatchesFromTensor", "ShuffleImgPatches")
 TRANSFORMS.declare(f"{AUGMENT}.masking", "MaskedImageModeling", "RandomPatchMask")
 TRANSFORMS.declare(f"{AUGMENT}.auto_augment", "RandAugment", "VisslAutoAugment")
-TRANSFORMS.declare(f"{AUGMENT}.corruption", "Corrupt")
 TRANSFORMS.declare(
-    f"{AUGMENT}.conversion",
-    "ImgToTensor",
-    "ImgPilToRawTensor",
-    "ImgPil2LabTensor",
-    "ImgPilResizeLargerSide",
-    "MNISTImgPil2RGB",
-    "OneHotEncode",
-)
-TRANSFORMS.declare(
-    f"{AUGMENT}.classy",
-    "imagenet_augment",
-    "imagenet_no_augment",
-    "lighting",
-    "video_clip_random_resize_crop",
-    "video_clip_resize",
-    "video_default_augment",
-    "video_default_no_augment",
+    f"{AUGMENT}.tensors", "ImgToTensor", "ImgPilToRawTensor", "ImgPil2LabTensor", "OneHotEncode"
 )
 
 COLLATORS.declare(
@@ -81,14 +66,15 @@ COLLATORS.declare(
     "siamese_collator",
     "patch_and_image_collator",
     "identity_collator",
+    "targets_one_hot_default_collator",
 )
 COLLATORS.declare(
-    "sslengine.data.batch.block_masks", "ibot_multicrop_masking_collator", "spread_masks_collator"
-)
-COLLATORS.declare(
-    "sslengine.data.batch.dropped_patches", "dropped_patches_collator", "patch_noise_collator"
+    "sslengine.data.batch.masks",
+    "ibot_multicrop_masking_collator",
+    "spread_masks_collator",
+    "dropped_patches_collator",
+    "patch_noise_collator",
+    "multi_block_collator",
+    "visible_block_collator",
 )
 COLLATORS.declare("sslengine.data.batch.mixing", "cutmixup_collator", "multicrop_mixup_collator")
-COLLATORS.declare("sslengine.data.batch.multi_block", "multi_block_collator")
-COLLATORS.declare("sslengine.data.batch.visible_block", "visible_block_collator")
-COLLATORS.declare("sslengine.data.batch.one_hot_targets", "targets_one_hot_default_collator")

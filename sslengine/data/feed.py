@@ -1,28 +1,52 @@
-"""The batches of one split, for one rank: what the task sees of the data side."""
+"""The batches of one split, for one rank: what the task sees of the data side.
+
+Batches come to the device with every tensor but those of HOST_KEYS, and images are finished there.
+With a GPU, and if ENABLE_ASYNC_GPU_COPY is set, the next batch is copied on a separate stream while
+the current step computes. The host waits for neither.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 
+from sslengine.data.augment.tensors import FinishOn
+from sslengine.data.batch.class_samplers import PowerLawBatchSampler, StratifiedBatchSampler
 from sslengine.data.batch.collators import Batch, image_keys
+from sslengine.data.batch.samplers import (
+    BatchSampler,
+    DistributedBatchSampler,
+    OrderedBatchSampler,
+    StreamBatchSampler,
+    StretchBatchSampler,
+)
 from sslengine.data.fingerprint import of_list
-from sslengine.data.loading.ahead import LoadedAhead
 from sslengine.data.loading.dataset import UNREADABLE, SSLDataset
-from sslengine.data.loading.device_prefetch import on_device
-from sslengine.data.loading.invalid import InvalidSamples
 from sslengine.data.loading.loader import Loader
-from sslengine.data.loading.order import Stretches, batches_of
-from sslengine.data.loading.repeated import repeat_check
 from sslengine.data.manifest.classes import Classes
-from sslengine.data.options import DataOptions, SplitOptions
+from sslengine.data.options import DataOptions, SplitOptions, StreamOptions, own
+from sslengine.errors import DataError
 from sslengine.registry import COLLATORS
 
 logger = logging.getLogger(__name__)
+
+S = TypeVar("S")
+T = TypeVar("T")
+U = TypeVar("U")
+
+# The batches of a rank, where not all samples are read.
+Stretches = Callable[[SSLDataset], Sequence[range]]
+# For messages and book-keeping: read on the host, without waiting for the device.
+HOST_KEYS = ("data_idx",)
+# MAX_INVALID_SHARE is that of so many samples: the latest, and no fewer than the first number.
+FEWEST, LATEST = 100, 2000
+NAMED = 1000  # unreadable samples in the log, at most
 
 
 class DataFeed:
@@ -64,23 +88,24 @@ class DataFeed:
             options.HOLD_OUT,
         )  # fmt: skip
         self._finish = self.dataset.finish_on(self.device)
-        self._sampler = batches_of(
-            self.dataset, options, split, rank, world_size, seed if training else None, stretches
-        )
+        if stretches and not self.dataset.stream:
+            self._sampler: BatchSampler = StretchBatchSampler(stretches(self.dataset))
+        else:
+            workers = options.NUM_DATALOADER_WORKERS
+            order = seed if training else None
+            self._sampler = make_sampler(
+                self.dataset, chosen, workers, rank, world_size, order, self.where
+            )
         if chosen.DROP_LAST and split == "TEST" and not training:
             logger.warning("%s.DROP_LAST does nothing: each test sample counts.", self.where)
-        make_batch = COLLATORS.maker(chosen.COLLATE_FUNCTION, chosen.COLLATE_FUNCTION_PARAMS)
-        checked = training and rank == 0
         self._loader = Loader(
             self.dataset,
             self._sampler,
-            make_batch,
+            COLLATORS.maker(chosen.COLLATE_FUNCTION, chosen.COLLATE_FUNCTION_PARAMS),
             options,
             pin_memory=options.PIN_MEMORY and self.device.type == "cuda",
             mp_method=mp_method,
-            check=repeat_check(self.dataset, chosen, self.where) if checked else None,
         )
-        self._ahead = LoadedAhead(self._loader, self._sampler)
         self._overlap = options.ENABLE_ASYNC_GPU_COPY
         self._invalid = InvalidSamples(
             self.where,
@@ -93,17 +118,17 @@ class DataFeed:
 
     @property
     def classes(self) -> list[Classes]:
-        """Of the run, one for each label source."""
+        """Return the run's classes, of each label source."""
         return self.dataset.classes
 
     @cached_property
     def list_hashes(self) -> dict[str, str]:
-        """Of the images' names and of their labels."""
+        """Return hashes of the images' names and of their labels."""
         return of_list(self.dataset, self._paths)
 
     @property
     def num_samples(self) -> int:
-        """Over all ranks."""
+        """Count the samples of all ranks."""
         return len(self.dataset)
 
     @property
@@ -112,37 +137,37 @@ class DataFeed:
 
     @property
     def batch_sizes(self) -> list[int]:
-        """How many samples this rank's batches hold, for each step of an epoch."""
+        """Return how many samples this rank's batches hold, for each step of an epoch."""
         return self._sampler.batch_sizes
 
     @property
     def global_batch_sizes(self) -> list[int]:
-        """The same over all ranks."""
+        """Return how many samples the batches of all ranks hold together."""
         return self._sampler.global_batch_sizes
 
     def batches(
         self, epoch: int = 0, first_step: int = 0, last_step: int | None = None
     ) -> Iterator[Batch]:
-        """The batches of these steps of the epoch; `last_step` is not among them.
+        """Return the batches of these steps of the epoch; `last_step` is not among them.
 
         Workers begin to load when this is called. A feed gives one iteration at a time:
         a new one ends the one before.
         """
         end = self.steps_per_epoch if last_step is None else last_step
         sizes = self.batch_sizes[first_step:end]
-        batches = self._watch(self._ahead.batches(epoch, first_step, end), sizes)
-        return on_device(batches, self.device, self._overlap, self._finish)
+        batches = self._watch(self._loader.batches(epoch, first_step, end), sizes)
+        return move_batches(batches, self.device, self._overlap, self._finish)
 
     def then(self, epoch: int, first_step: int, last_step: int) -> None:
-        """Workers load the first batches of these steps while the last of the others are used.
+        """Let workers load the first batches of these steps while the last of the others are used.
 
         For the next call of `batches`; a call with other steps works as usual.
         """
-        self._ahead.then(epoch, first_step, last_step)
+        self._loader.then(epoch, first_step, last_step)
 
     @property
     def unreadable(self) -> set[int]:
-        """The numbers of the samples that could not be read so far, on this rank."""
+        """Return the numbers of the samples that could not be read so far, on this rank."""
         return self._invalid.samples
 
     def close(self) -> None:
@@ -152,11 +177,194 @@ class DataFeed:
     def _watch(self, batches: Iterator[Batch], sizes: Sequence[int]) -> Iterator[Batch]:
         """Take note of unreadable samples, while the batch is on the host."""
         for step, (batch, size) in enumerate(zip(batches, sizes), 1):
-            if not isinstance(batch, dict):  # a custom collator may make anything
-                yield batch
-                continue
-            bad: Any = batch.pop(UNREADABLE, torch.empty(0))
-            self._invalid.note(size, bad.tolist())
-            if step == len(sizes):  # now: who has them all does not ask for another one
-                self._invalid.tell_count()
+            if isinstance(batch, dict):  # a custom collator may make anything
+                bad: Any = batch.pop(UNREADABLE, torch.empty(0))
+                self._invalid.note(size, bad.tolist())
+                if step == len(sizes):  # now: who has them all does not ask for another one
+                    self._invalid.tell_count()
             yield batch
+
+
+def make_sampler(
+    dataset: SSLDataset, options: SplitOptions, workers: int, rank: int, world_size: int,
+    seed: int | None, where: str,
+) -> BatchSampler:  # fmt: skip
+    """Make the sampler that a split's options choose. seed: of a training's order; None: each
+    sample once, in order."""
+    batch = options.BATCHSIZE_PER_REPLICA
+    share = (len(dataset), batch, rank, world_size)
+    if stream := dataset.stream:
+        if seed is None:
+            raise DataError(
+                f"{where}.DATA_SOURCES: {options.DATA_SOURCES[0]} is a stream, which gives no "
+                f"pass over each sample once. Evaluate on other data, for example on shards that "
+                f"are stored here (webdataset)."
+            )
+        sampler = StreamBatchSampler(len(stream), batch, rank, world_size, options.DROP_LAST, where)
+        stream.distribute(batch, world_size, workers, own(options, StreamOptions).LANES)
+        dataset.distribute(sum(sampler.global_batch_sizes))
+        return sampler
+    if seed is None:
+        return OrderedBatchSampler(*share, where=where)
+    for chosen, enabled in (
+        (StratifiedBatchSampler, options.STRATIFIED_SAMPLER.ENABLED),
+        (PowerLawBatchSampler, options.POWER_LAW_SAMPLER.ENABLED),
+    ):
+        if enabled:
+            return chosen(dataset.standard_labels, options, rank, world_size, seed, where)
+    shuffle = not options.USE_DEBUGGING_SAMPLER
+    return DistributedBatchSampler(
+        *share, seed=seed, drop_last=options.DROP_LAST, shuffle=shuffle, where=where
+    )
+
+
+class InvalidSamples:
+    """Samples of one split that could not be read on one rank: the first is reported, others are
+    logged and counted; too many of them end the run."""
+
+    def __init__(
+        self,
+        where: str,
+        max_share: float,
+        num_samples: int,
+        name: Callable[[int], str],
+        why: Callable[[int], str],
+        instead: str,
+    ) -> None:
+        """name: what to call a sample. why: the same and what is wrong with it, which reads it.
+        instead: what becomes of it, in words."""
+        self._where, self._max_share, self._name, self._why = where, max_share, name, why
+        self._num_samples, self._instead = num_samples, instead
+        self.samples: set[int] = set()
+        self._told = 1  # how many of them were reported; the first has its own message
+        self._one_was_valid = False
+        self._batches: deque[tuple[int, int]] = deque()
+        self._invalid = self._seen = 0  # in these batches
+
+    def note(self, size: int, bad: Sequence[int]) -> None:
+        """Take note of a batch of so many samples. bad: those that could not be read."""
+        self._one_was_valid = self._one_was_valid or len(bad) < size
+        self._batches.append((len(bad), size))
+        self._invalid, self._seen = self._invalid + len(bad), self._seen + size
+        while self._seen - self._batches[0][1] >= LATEST:
+            invalid, seen = self._batches.popleft()
+            self._invalid, self._seen = self._invalid - invalid, self._seen - seen
+        if not bad:
+            return
+        if not self.samples:
+            logger.warning(
+                "%s: cannot read %s. Such samples are counted, and the log names them; %s.",
+                self._where, self._why(bad[0]), self._instead,
+            )  # fmt: skip
+            self.samples.add(bad[0])
+        for sample in sorted(set(bad) - self.samples):
+            if len(self.samples) < NAMED:
+                logger.info("%s: cannot read %s either", self._where, self._name(sample))
+            self.samples.add(sample)
+        self._stop_if_too_many(bad[0])
+
+    def tell_count(self) -> None:
+        """Report after a pass over the data, if there are more of them than before."""
+        if len(self.samples) > self._told:
+            self._told = len(self.samples)
+            logger.warning(
+                "%s: %d of %d samples could not be read so far; the log names them.",
+                self._where, self._told, self._num_samples,
+            )  # fmt: skip
+
+    def _stop_if_too_many(self, one: int) -> None:
+        if not self._one_was_valid and len(self.samples) >= min(FEWEST, self._num_samples):
+            why = f"none of the first {len(self.samples)} images can be read."
+        elif self._seen >= FEWEST and self._invalid > self._max_share * self._seen:
+            why = (
+                f"{self._invalid / self._seen:.0%} of the latest images cannot be read, more than "
+                f"{self._where}.MAX_INVALID_SHARE={self._max_share:g}."
+            )
+        else:
+            return
+        raise DataError(f"{self._where}: {why} One of them: {self._why(one)}")
+
+
+# ---- to the device
+
+
+def move_batches(
+    batches: Iterable[Batch], device: torch.device, overlap: bool, finish: FinishOn | None = None
+) -> Iterator[Batch]:
+    """Return the batches as they come to the device."""
+    if finish is None and device.type == "cpu":
+        return iter(batches)
+
+    def arrive(batch: Batch) -> Batch:
+        moved = batch if device.type == "cpu" else _move(batch, device)
+        return finish.finish_batch(moved) if finish and isinstance(batch, dict) else moved
+
+    if device.type == "cuda" and overlap:
+        copier = _SideStream(device, arrive)
+        return start_ahead(batches, copier.start, copier.finish)
+    return map(arrive, batches)
+
+
+def start_ahead(
+    items: Iterable[S], start: Callable[[S], T], finish: Callable[[T], U]
+) -> Iterator[U]:
+    """Start each item before the one that precedes it is given out."""
+    waiting: list[T] = []
+    for item in items:
+        waiting.append(start(item))
+        if len(waiting) == 2:
+            yield finish(waiting.pop(0))
+    yield from map(finish, waiting)
+
+
+class _Copy(NamedTuple):
+    batch: Batch
+    done: torch.cuda.Event
+
+
+class _SideStream:
+    def __init__(self, device: torch.device, arrive: Callable[[Batch], Batch]) -> None:
+        self._device, self._arrive = device, arrive
+        self._stream = torch.cuda.Stream(device)
+
+    def start(self, batch: Batch) -> _Copy:
+        with torch.cuda.stream(self._stream):
+            return _Copy(self._arrive(batch), self._stream.record_event())
+
+    def finish(self, copy: _Copy) -> Batch:
+        compute = torch.cuda.current_stream(self._device)
+        compute.wait_event(copy.done)
+
+        def keep(tensor: Tensor) -> None:
+            """Keep its memory from the next copy while the step still reads it."""
+            if tensor.is_cuda:
+                tensor.record_stream(compute)
+
+        _map_tensors(copy.batch, keep)
+        return copy.batch
+
+
+def _move(batch: Batch, device: torch.device) -> Batch:
+    # From pinned memory this returns at once; from other memory the host waits.
+    def move(tensor: Tensor) -> Tensor:
+        return tensor.to(device, non_blocking=True)
+
+    if not isinstance(batch, dict):  # a custom collator may make anything
+        return _map_tensors(batch, move)  # type: ignore[no-any-return]
+    return {
+        key: values if key in HOST_KEYS else _map_tensors(values, move)
+        for key, values in batch.items()
+    }
+
+
+def _map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
+    """Apply `function` to each tensor in nested lists, tuples and dictionaries; keep the rest."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: _map_tensors(item, function) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [_map_tensors(item, function) for item in value]
+        # A named tuple takes its items one by one.
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value

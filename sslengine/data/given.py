@@ -31,12 +31,11 @@ from sslengine.data.batch.samplers import (
     OrderedBatchSampler,
     ShuffledBatchSampler,
 )
-from sslengine.data.loading.ahead import LoadedAhead
+from sslengine.data.feed import move_batches
 from sslengine.data.loading.dataset import Samples
-from sslengine.data.loading.device_prefetch import on_device
 from sslengine.data.loading.loader import Loader
-from sslengine.data.loading.seeding import SampleKey, seed_batch, seed_sample, streams_kept
 from sslengine.data.options import DataOptions
+from sslengine.data.seeding import SampleKey, seed_batch, seed_sample, streams_kept
 from sslengine.distributed.collectives import gather_objects
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.errors import ConfigError, DataError
@@ -118,7 +117,6 @@ class DatasetFeed:
             pin_memory=device.type == "cuda",
             mp_method="forkserver",
         )
-        self._ahead = LoadedAhead(self._loader, self._sampler)
         self.batch_sizes = self._sampler.batch_sizes
         self.global_batch_sizes = self._sampler.global_batch_sizes
 
@@ -130,11 +128,11 @@ class DatasetFeed:
         self, epoch: int = 0, first_step: int = 0, last_step: int | None = None
     ) -> Iterator[Batch]:
         end = self.steps_per_epoch if last_step is None else last_step
-        return on_device(self._ahead.batches(epoch, first_step, end), self.device, overlap=True)
+        return move_batches(self._loader.batches(epoch, first_step, end), self.device, overlap=True)
 
     def then(self, epoch: int, first_step: int, last_step: int) -> None:
         """As of a DataFeed: the steps whose batches are expected next."""
-        self._ahead.then(epoch, first_step, last_step)
+        self._loader.then(epoch, first_step, last_step)
 
     def close(self) -> None:
         self._loader.close()
@@ -167,7 +165,7 @@ class LoaderFeed:
         self, epoch: int = 0, first_step: int = 0, last_step: int | None = None
     ) -> Iterator[Batch]:
         last_step = self.steps_per_epoch if last_step is None else last_step
-        return on_device(self._read(epoch, first_step, last_step), self.device, overlap=False)
+        return move_batches(self._read(epoch, first_step, last_step), self.device, overlap=False)
 
     def close(self) -> None:
         pass

@@ -38,8 +38,7 @@ from torch.nn import functional as F
 
 from sslengine.config.facts import RunFacts
 from sslengine.config.ranges import above, at_least, choice, share
-from sslengine.data.batch.visible_block import NAME as COLLATOR
-from sslengine.data.batch.visible_block import PATCH_SIZE
+from sslengine.data.batch.masks import PATCH_SIZE, VISIBLE_BLOCK
 from sslengine.errors import ConfigError, TrainingError
 from sslengine.losses.sinkhorn import sinkhorn
 from sslengine.methods.base import Method, Multiplier, Step
@@ -93,7 +92,7 @@ class CapiOptions:
 @register_loss(
     NAME,
     options=CapiOptions,
-    collators=(COLLATOR,),
+    collators=(VISIBLE_BLOCK,),
     inputs=("data", "shown"),
     trunk_input="shown",
     patch_size=PATCH_SIZE,

@@ -29,7 +29,7 @@ from torch.nn import functional as F
 
 from sslengine.config.facts import RunFacts
 from sslengine.config.ranges import above, at_least, choice
-from sslengine.data.loading.seeding import epoch_generator
+from sslengine.data.seeding import epoch_generator
 from sslengine.distributed.collectives import gather, sum_in_place
 from sslengine.distributed.ranks import world_size
 from sslengine.errors import ConfigError

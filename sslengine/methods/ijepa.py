@@ -28,8 +28,7 @@ from torch.nn import functional as F
 
 from sslengine.config.facts import RunFacts
 from sslengine.config.ranges import at_least, share
-from sslengine.data.batch.multi_block import NAME as COLLATOR
-from sslengine.data.batch.multi_block import PATCH_SIZE
+from sslengine.data.batch.masks import MULTI_BLOCK, PATCH_SIZE
 from sslengine.errors import TrainingError
 from sslengine.methods.base import Method, Step
 from sslengine.methods.teacher import Teacher
@@ -65,7 +64,7 @@ class IJepaOptions:
 @register_loss(
     NAME,
     options=IJepaOptions,
-    collators=(COLLATOR,),
+    collators=(MULTI_BLOCK,),
     inputs=("data", "shown"),
     trunk_input="shown",
     patch_size=PATCH_SIZE,

@@ -35,8 +35,7 @@ from torch.nn import functional as F
 
 from sslengine.config.facts import RunFacts
 from sslengine.config.ranges import above, at_least, share
-from sslengine.data.batch.dropped_patches import NAME as COLLATOR
-from sslengine.data.batch.dropped_patches import PATCH_SIZE
+from sslengine.data.batch.masks import DROPPED, PATCH_SIZE
 from sslengine.distributed.collectives import sum_over_ranks
 from sslengine.distributed.ranks import world_size
 from sslengine.errors import ConfigError
@@ -140,7 +139,7 @@ class MSNOptions:
     NAME,
     options=MSNOptions,
     several_views=True,
-    collators=(COLLATOR,),
+    collators=(DROPPED,),
     heads=(HEAD,),
     inputs=("target_views",),
     patch_size=PATCH_SIZE,

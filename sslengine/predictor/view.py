@@ -9,8 +9,8 @@ from torch import Tensor
 from sslengine.data.augment.pipeline import Pipeline
 from sslengine.data.augment.transform import Sample
 from sslengine.data.judged_view import choose
-from sslengine.data.loading.seeding import seed_sample, streams_kept
 from sslengine.data.options import DataOptions
+from sslengine.data.seeding import seed_sample, streams_kept
 from sslengine.errors import ConfigError
 
 

@@ -16,8 +16,8 @@ from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
 from sslengine.data.augment.pipeline import Pipeline
 from sslengine.data.batch.collators import image_keys
 from sslengine.data.feed import DataFeed
-from sslengine.data.loading.seeding import seed_sample, streams_kept
 from sslengine.data.options import DataOptions, SplitOptions, split_options
+from sslengine.data.seeding import seed_sample, streams_kept
 from sslengine.data.sources.base import build_sources
 from sslengine.registry import COLLATORS
 from sslengine.testing.promises import Case, Suite, expect, names, promise

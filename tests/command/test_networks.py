@@ -29,7 +29,7 @@ from sslengine.config.resolve import resolve
 from sslengine.config.run_folder import open_run
 from sslengine.data.augment.pipeline import Pipeline
 from sslengine.data.augment.views import ImgPilToPatchesAndImage
-from sslengine.data.loading.seeding import seed_sample
+from sslengine.data.seeding import seed_sample
 from sslengine.errors import ConfigError, UnknownNameError
 from sslengine.launch.cli import settled
 from sslengine.launch.preflight import expect_fitting_shapes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -44,6 +45,7 @@ class ProcessProbe:
                 signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ())
             ),
             "heavy": sum(name in sys.modules for name in HEAVY),
+            "frozen": gc.get_freeze_count(),
             "marker": int("imported_by_the_script" in sys.modules),
         }
 

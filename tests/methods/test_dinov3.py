@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sslengine.checkpoint import files
 from sslengine.config.facts import RunFacts
-from sslengine.data.batch.block_masks import spread_masks_collator
+from sslengine.data.batch.masks import spread_masks_collator
 from sslengine.engine import loop
 from sslengine.engines.train import train
 from sslengine.errors import ConfigError, DataError, TrainingError

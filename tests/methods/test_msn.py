@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sslengine.config.facts import RunFacts
-from sslengine.data.batch.dropped_patches import dropped_patches_collator
+from sslengine.data.batch.masks import dropped_patches_collator
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.errors import ConfigError, DataError
 from sslengine.methods.base import Step, callbacks

@@ -9,6 +9,7 @@ from typing import Any
 from PIL import Image
 from timm.data.auto_augment import auto_augment_transform, rand_augment_transform
 
+from sslengine.data.augment.transform import expect
 from sslengine.registry import register_transform
 
 Change = Callable[[Image.Image], Image.Image]
@@ -20,8 +21,15 @@ TRANSLATE = 250
 POLICIES = ("v0", "v0r", "original", "originalr")
 
 
+class _TimmChange:
+    change: Change
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        return self.change(image)
+
+
 @register_transform("RandAugment")
-class RandAugment:
+class RandAugment(_TimmChange):
     """`num_layers` random changes, each made with a chance of one half."""
 
     def __init__(
@@ -39,26 +47,17 @@ class RandAugment:
         weight_choice: null alone: all changes are equally likely.
         increasing_severity: let all changes grow with the magnitude; some shrink otherwise.
         """
-        if weight_choice is not None:
-            raise ValueError(
-                f"weight_choice: all changes are equally likely; expected null, got "
-                f"{weight_choice}."
-            )
-        if not 0 <= magnitude <= 10:
-            raise ValueError(f"magnitude: expected a number from 0 to 10, got {magnitude}.")
-        if num_layers < 1:
-            raise ValueError(f"num_layers: expected 1 or more, got {num_layers}.")
+        expect(weight_choice is None, "weight_choice", "null", weight_choice)
+        expect(0 <= magnitude <= 10, "magnitude", "a number from 0 to 10", magnitude)
+        expect(num_layers >= 1, "num_layers", "1 or more", num_layers)
         parts = f"rand-m{magnitude}-n{num_layers}" + "-inc1" * increasing_severity
         augment = rand_augment_transform(parts, _extras(magnitude_std))
         _keep_a_bit(augment.ops)
-        self.change: Change = augment
-
-    def __call__(self, image: Image.Image) -> Image.Image:
-        return self.change(image)
+        self.change = augment
 
 
 @register_transform("VisslAutoAugment")
-class VisslAutoAugment:
+class VisslAutoAugment(_TimmChange):
     """A random one of the pairs of changes that a search found best for ImageNet."""
 
     def __init__(self, policy_name: str = "v0", magnitude_std: float = 0) -> None:
@@ -67,31 +66,24 @@ class VisslAutoAugment:
             originalr and v0r posterize becomes stronger with its magnitude, not weaker.
         magnitude_std: draw the magnitude of each change around that of the policy.
         """
-        if policy_name not in POLICIES:
-            raise ValueError(
-                f"policy_name: expected one of {', '.join(POLICIES)}; got {policy_name!r}."
-            )
+        expect(policy_name in POLICIES, "policy_name", ", ".join(POLICIES), policy_name)
         augment = auto_augment_transform(policy_name, _extras(magnitude_std))
         for pair in augment.policy:
             _keep_a_bit(pair)
-        self.change: Change = augment
-
-    def __call__(self, image: Image.Image) -> Image.Image:
-        return self.change(image)
+        self.change = augment
 
 
 def _keep_a_bit(operations: Iterable[Any]) -> None:
     """Posterize to one bit at least: of zero bits Pillow made black, and now makes an error."""
     for operation in operations:
         if operation.name.startswith("Posterize"):
-            operation.level_fn = partial(_at_least_one, operation.level_fn)
+            operation.level_fn = partial(_floor_bits, operation.level_fn)
 
 
-def _at_least_one(bits: Callable[..., tuple[int]], *arguments: Any) -> tuple[int]:
+def _floor_bits(bits: Callable[..., tuple[int]], *arguments: Any) -> tuple[int]:
     return (max(1, bits(*arguments)[0]),)
 
 
 def _extras(magnitude_std: float) -> dict[str, object]:
-    if magnitude_std < 0:
-        raise ValueError(f"magnitude_std: expected 0 or more, got {magnitude_std}.")
+    expect(magnitude_std >= 0, "magnitude_std", "0 or more", magnitude_std)
     return {"translate_const": TRANSLATE, "img_mean": FILL, "magnitude_std": magnitude_std}

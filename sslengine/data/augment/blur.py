@@ -49,7 +49,7 @@ def blur(image: Any, radius: float, limits: Limits = NO_LIMITS) -> Any:
     for axis in (1, 0):
         for _ in range(PASSES):
             values = _blur_axis(values, axis, reach, near / ONE, far / ONE)
-    return limits.of(image).round(values, image)
+    return limits.find(image).round(values, image)
 
 
 @register_transform("ImgPilGaussianBlur")

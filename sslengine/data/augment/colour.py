@@ -25,7 +25,7 @@ from sslengine.data.augment.image import (
     refuse_array,
 )
 from sslengine.data.augment.stream import uniforms
-from sslengine.data.augment.transform import Counterpart, Wraps, probability, with_probability
+from sslengine.data.augment.transform import Counterpart, Wraps, apply_sometimes, probability
 from sslengine.registry import register_transform
 
 F: Any = functional  # takes images as well as the tensors that its hints name
@@ -48,7 +48,7 @@ def change_brightness(image: Any, factor: float, limits: Limits = NO_LIMITS) -> 
         return image
     if isinstance(image, Image.Image):
         return ImageEnhance.Brightness(image).enhance(factor)
-    return limits.of(image).keep(make_floats(image) * factor, image)
+    return limits.find(image).keep(make_floats(image) * factor, image)
 
 
 def change_contrast(image: Any, factor: float, limits: Limits = NO_LIMITS) -> Any:
@@ -61,7 +61,7 @@ def change_contrast(image: Any, factor: float, limits: Limits = NO_LIMITS) -> An
     if isinstance(image, Image.Image):
         return ImageEnhance.Contrast(image).enhance(factor)
     values, mean = make_floats(image), float(image.mean(dtype=np.float64))
-    return limits.of(image).keep(mean + factor * (values - mean), image)
+    return limits.find(image).keep(mean + factor * (values - mean), image)
 
 
 def change_saturation(image: Any, factor: float, limits: Limits = NO_LIMITS) -> Any:
@@ -149,7 +149,7 @@ class ImgPilColorDistortion(Wraps):
         grayscale_probability: probability that the image becomes grey.
         """
         ranges = (strength * each for each in (brightness, contrast, saturation, hue))
-        distort = with_probability(color_jitter_probability, ColorJitter(*ranges))
+        distort = apply_sometimes(color_jitter_probability, ColorJitter(*ranges))
         grey = RandomGrayscale(probability(grayscale_probability))
         self.change = Compose([distort, grey])
 
@@ -164,7 +164,7 @@ class ImgPilRandomColorJitter(Wraps):
         p: probability of the jitter.
         """
         ranges = (strength * each for each in (0.8, 0.8, 0.8, 0.2))
-        self.change = with_probability(p, ColorJitter(*ranges))
+        self.change = apply_sometimes(p, ColorJitter(*ranges))
 
 
 # ---- kernels
@@ -225,7 +225,7 @@ PER_WHITE_SQUARED = np.float32(1 / 255**2)
 
 @inlined
 def _hue(r: Number, g: Number, b: Number, high: Number, low: Number) -> Number:
-    """From 0 to 255; of a grey, 0. A sixth of the circle is 1 until the last line.
+    """Return 0 to 255; of a grey, 0. A sixth of the circle is 1 until the last line.
 
     One sum for each sector, rounded once: Pillow's longer ones come to the same.
     """

@@ -5,8 +5,9 @@ its kernel in its file, and only a back-end that compiles requires numba.
     def darken(planes, factor): ...
 
 Until then these are plain functions of Python. Compiled code is kept next to the module or,
-where that cannot be written, in the user's cache folder. A kernel calls none of another module:
-numba looks for changes in the kernel's own file alone.
+where that cannot be written, in the user's cache folder. A kernel is called in its own module
+alone: numba looks for changes in its file, and another module might have imported the plain
+function.
 """
 
 from __future__ import annotations
@@ -28,50 +29,28 @@ Number = Any
 Array = Any
 
 
-class Kernel:
-    """A kernel, under any name it was imported by: Python's function until it is compiled."""
-
-    __slots__ = ("run",)
-
-    def __init__(self, function: Any) -> None:
-        self.run = function
-
-    def __call__(self, *arguments: Any) -> Any:
-        return self.run(*arguments)
-
-
 # What waits, each after the subroutines that it calls; None: what comes is compiled at once.
 _waiting: list[Callable[[], None]] | None = []
 
 
 def subroutine(function: F) -> F:
-    """A function that is compiled as a part of the kernels of its module that call it."""
-    return _in_place(function)
+    """Compile a function as a part of the kernels of its module that call it."""
+    return _replace(function, lambda: _njit()(function))
 
 
 def inlined(function: F) -> F:
-    """A subroutine for the inside of a loop, which would not vectorise around a call."""
-    return _in_place(function, inline="always")
+    """Compile a subroutine for the inside of a loop, which would not vectorise around a call."""
+    return _replace(function, lambda: _njit(inline="always")(function))
 
 
 def kernel(signature: str) -> Callable[[F], F]:
-    """Compiles a function for these types of arguments, as numba writes them. It runs without the
+    """Compile a function for these types of arguments, as numba writes them. It runs without the
     interpreter's lock."""
-
-    def mark(function: F) -> F:
-        made = Kernel(function)
-
-        def compile_now() -> None:
-            made.run = _compiled(function, signature)
-
-        _later(compile_now)
-        return made  # type: ignore[return-value]
-
-    return mark
+    return lambda function: _replace(function, lambda: _compile(function, signature))
 
 
 def compile_kernels() -> None:
-    """All of the modules imported so far; from now on each one when it is imported."""
+    """Compile those of the modules imported so far; from now on each one when it is imported."""
     global _waiting
     import_module("numba")  # if that fails, the functions of Python stay
     waiting, _waiting = _waiting or (), None
@@ -82,22 +61,15 @@ def compile_kernels() -> None:
             step(1)
 
 
-def _later(compile_now: Callable[[], None]) -> None:
+def _replace(function: F, compile_it: Callable[[], Any]) -> F:
+    """Put the compiled function in its place in its module, where others of the module find it."""
     if _waiting is None:
-        compile_now()
-    else:
-        _waiting.append(compile_now)
+        return compile_it()  # type: ignore[no-any-return]
 
+    def replace() -> None:
+        function.__globals__[function.__name__] = compile_it()
 
-def _in_place(function: F, **options: Any) -> F:
-    """Compiled, it takes the function's place in its module, where numba looks for it."""
-    if _waiting is None:
-        return _njit(**options)(function)  # type: ignore[no-any-return]
-
-    def compile_now() -> None:
-        function.__globals__[function.__name__] = _njit(**options)(function)
-
-    _later(compile_now)
+    _waiting.append(replace)
     return function
 
 
@@ -105,7 +77,7 @@ def _njit(*given: Any, **options: Any) -> Any:
     return import_module("numba").njit(*given, **options)
 
 
-def _compiled(function: Any, signature: str) -> Any:
+def _compile(function: Any, signature: str) -> Any:
     began = time.perf_counter()
     try:
         compiled = _njit(signature, nogil=True, cache=True)(function)

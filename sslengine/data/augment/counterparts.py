@@ -20,7 +20,6 @@ from PIL import Image
 from torchvision import transforms as tv
 
 from sslengine.data.augment.colour import Jitter, make_grey
-from sslengine.data.augment.finish import CONVERSIONS, CPU, Finish
 from sslengine.data.augment.geometry import Middle, RandomPart, Resized, ResizedCrop, flip
 from sslengine.data.augment.image import NO_LIMITS, Limits, Rgb, make_bytes, make_pil, make_rgb
 from sslengine.data.augment.levels import (
@@ -31,7 +30,8 @@ from sslengine.data.augment.levels import (
     solarize,
     stretch_contrast,
 )
-from sslengine.data.augment.stream import as_compared, uniform
+from sslengine.data.augment.stream import round_p, uniform
+from sslengine.data.augment.tensors import CONVERSIONS, CPU, Finish
 from sslengine.data.augment.transform import (
     Counterpart,
     MakesLabel,
@@ -115,7 +115,7 @@ class InTurn(Transform):
     """Compose, and RandomApply: all transforms one after another, or none."""
 
     def __init__(self, transforms: Sequence[Change], p: float | None) -> None:
-        self.transforms, self.p = transforms, None if p is None else as_compared(p)
+        self.transforms, self.p = transforms, None if p is None else round_p(p)
 
     def __call__(self, image: Any) -> Any:
         if self.p is not None and self.p < uniform():
@@ -135,7 +135,7 @@ class ToFloats(Counterpart):
     def __call__(self, image: Any) -> Any:
         if type(image) is not Rgb:
             return self.named(image)
-        return self.finish.on(CPU)(make_bytes(image))
+        return self.finish.prepare(CPU)(make_bytes(image))
 
 
 def _adapt_container(transform: Any, limits: Limits) -> Change | None:
@@ -187,10 +187,10 @@ COUNTERPARTS: Mapping[type, Callable[[Any, Limits], Change | None]] = {
     tv.RandomCrop: _random_crop,
     tv.CenterCrop: Middle,
     tv.Resize: _resize,
-    tv.RandomHorizontalFlip: lambda each, _: Sometimes(each, as_compared(each.p), flip),
+    tv.RandomHorizontalFlip: lambda each, _: Sometimes(each, round_p(each.p), flip),
     tv.ColorJitter: Jitter,
     tv.Grayscale: _grayscale,
-    tv.RandomGrayscale: lambda each, _: Sometimes(each, as_compared(each.p), make_grey),
+    tv.RandomGrayscale: lambda each, _: Sometimes(each, round_p(each.p), make_grey),
     tv.RandomSolarize: _solarize,
     tv.RandomPosterize: _posterize,
     tv.RandomInvert: lambda each, limits: Sometimes(each, each.p, partial(invert, limits=limits)),

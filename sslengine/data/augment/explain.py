@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from PIL import Image
 from torch import Tensor
-from torchvision.transforms import Compose, Normalize, RandomApply, ToPILImage
+from torchvision.transforms import Normalize, ToPILImage
 
 from sslengine.data.augment.counterparts import COUNTERPARTS, OnPil, ToFloats, adapt
-from sslengine.data.augment.finish import CONVERSIONS, can_be_put_off
-from sslengine.data.augment.pipeline import Pipeline, Step, may_follow, takes_labels
+from sslengine.data.augment.pipeline import Pipeline, Step
+from sslengine.data.augment.tensors import CONVERSIONS
 from sslengine.data.decode.files import as_rgb
 from sslengine.errors import DataError
 
@@ -37,7 +37,7 @@ def explain(pipeline: Pipeline) -> list[Part]:
     """Return one part for each entry of the list."""
     cut = pipeline.cut
     on_bytes = (
-        Part(step.where, ON_LABELS if takes_labels(step) else ON_BYTES) for step in cut.on_bytes
+        Part(step.where, ON_LABELS if step.takes_labels else ON_BYTES) for step in cut.on_bytes
     )
     later = (Part(step.where, LATER) for step in cut.waits)
     by_where = {part.where: part for part in (*_explain_images(cut.on_images), *later, *on_bytes)}
@@ -48,14 +48,14 @@ def _explain_images(steps: Sequence[Step]) -> Iterator[Part]:
     tensors = False
     for step in steps:
         runs = adapt(step.transform)
-        if takes_labels(step):
+        if step.takes_labels:
             yield Part(step.where, ON_LABELS)
         elif tensors:
             yield Part(step.where, ON_TENSORS)
         elif isinstance(runs, ToFloats):
             yield Part(step.where, FLOATS)
         elif (given_pil := _find_on_pil(runs)) is not None:
-            yield Part(step.where, FALLS_BACK, why_on_pil(given_pil.named))
+            yield Part(step.where, FALLS_BACK, _why_on_pil(given_pil.named))
         else:
             yield Part(step.where, KNOWN)
         made_tensor = isinstance(runs, ToFloats) and not tensors
@@ -73,34 +73,19 @@ def _find_on_pil(runs: Any) -> OnPil | None:
     return None
 
 
-def why_on_pil(transform: Any) -> str:
-    """Say why a transform gets PIL images."""
-    kind = type(transform)
-    if kind in (Compose, RandomApply):
-        inner = next((e for e in transform.transforms if isinstance(adapt(e), OnPil)), None)
-        if inner is not None:
-            return f"it applies {type(inner).__name__}: {why_on_pil(inner)}"
-    if kind in COUNTERPARTS:
-        return "with these arguments it is not known"
-    if issubclass(kind, tuple(COUNTERPARTS)):
-        return "its class changes one that is known"
+def _why_on_pil(transform: Any) -> str:
+    if type(transform) in COUNTERPARTS:
+        return "its arguments, or a transform that it applies, are not known"
     return "its class does not say `takes_arrays`"
 
 
 def why_floats(steps: Sequence[Step], image_keys: Sequence[str]) -> str:
     """Say why a list of which nothing waits does not give uint8."""
-    numbers = [n for n, step in enumerate(steps) if type(step.transform) in CONVERSIONS]
-    if not numbers:
+    if not any(type(step.transform) in CONVERSIONS for step in steps):
         return "no ToTensor is among the TRANSFORMS"
     if not image_keys:
         return "the collator does not say that it only moves images (`only_moves`)"
-    conversion, *behind = steps[numbers[-1] :]
-    if conversion.indices:
-        return f"{conversion.where} is for some images only"
-    found = next(step for step in behind if not may_follow(step))
-    if can_be_put_off(found.transform):
-        return f"{found.where} is for some images only"
-    return f"{found.where} follows ToTensor"
+    return "ToTensor is for some images only, or followed by what computes with pixels"
 
 
 # ---- pictures: before normalisation, as RGB

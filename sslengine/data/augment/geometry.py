@@ -32,7 +32,7 @@ from sslengine.data.augment.image import (
 )
 from sslengine.data.augment.resize import Box, resize
 from sslengine.data.augment.stream import below, exp_of_uniform, uniform
-from sslengine.data.augment.transform import Counterpart, MakesLabel
+from sslengine.data.augment.transform import Counterpart, MakesLabel, expect
 from sslengine.registry import register_transform
 
 F: Any = functional  # takes images as well as the tensors that its hints name
@@ -87,7 +87,7 @@ def _crop_array(
     planes = torch.from_numpy(np.ascontiguousarray(make_floats(part).transpose(2, 0, 1)))
     mode = MODES[interpolation]
     made = interpolate(planes[None], to, mode=mode, antialias=mode != "nearest-exact")
-    return limits.of(pixels).round(made[0].numpy().transpose(1, 2, 0), pixels)
+    return limits.find(pixels).round(made[0].numpy().transpose(1, 2, 0), pixels)
 
 
 def window(pixels: Pixels, box: Box) -> Pixels:
@@ -120,7 +120,7 @@ def _begin_middle(old: int, new: int) -> int:
 
 
 def flip(image: Any) -> Any:
-    """Left becomes right."""
+    """Exchange left and right."""
     if type(image) is Rgb:
         image, planes = own(image)
         mirror(planes)
@@ -132,7 +132,7 @@ def flip(image: Any) -> Any:
 
 @kernel("void(uint8[:, :, ::1])")
 def mirror(planes: Array) -> None:
-    """By a copy of each row, read with an index that numba knows not to be negative."""
+    """Copy each row, and read it with an index that numba knows not to be negative."""
     channels, height, width = planes.shape
     copied, last = np.empty(width, np.uint8), np.uint64(width - 1)
     for channel in range(channels):
@@ -267,6 +267,43 @@ def _replace_image(size: Size) -> Tensor:
     return torch.empty(()).expand(size)
 
 
+@register_transform("ImgPilResizeLargerSide")
+class ImgPilResizeLargerSide:
+    """The larger side becomes `size` pixels, the other follows."""
+
+    def __init__(self, size: int = 1024) -> None:
+        """size: pixels of the larger side."""
+        expect(size >= 1, "size", "1 or more", size)
+        self.size = size
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        factor = self.size / max(image.size)
+        width, height = (max(1, round(side * factor)) for side in image.size)
+        return image.resize((width, height), Image.Resampling.BILINEAR)
+
+
+@register_transform("MNISTImgPil2RGB")
+class MNISTImgPil2RGB:
+    """The image in RGB; with a `size`, pasted at `box` onto black of that size."""
+
+    def __init__(self, size: int | Sequence[int] = (), box: Sequence[int] = (0, 0)) -> None:
+        """
+        size: width and height, or one number for both.
+        box: the left and top corner.
+        """
+        self.size = (size, size) if isinstance(size, int) else tuple(size)
+        self.box = tuple(box)
+        expect(len(self.size) in (0, 2), "size", "a number, two, or nothing", size)
+        expect(len(self.box) == 2, "box", "the left and top corner", box)
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        if not self.size:
+            return image.convert("RGB")
+        canvas = Image.new("RGB", (self.size[0], self.size[1]))
+        canvas.paste(image, (self.box[0], self.box[1]))
+        return canvas
+
+
 @register_transform("ImgRotatePil")
 class ImgRotatePil(MakesLabel):
     """Turn the image counter-clockwise by label * 360 / num_angles degrees.
@@ -282,13 +319,9 @@ class ImgRotatePil(MakesLabel):
         num_angles: the number of labels.
         num_rotations_per_img: 1 alone: an image has one label.
         """
-        if num_angles < 1:
-            raise ValueError(f"num_angles: expected 1 or more, got {num_angles}.")
-        if num_rotations_per_img != 1:
-            raise ValueError(
-                f"num_rotations_per_img: an image has one label and so one rotation; expected 1, "
-                f"got {num_rotations_per_img}."
-            )
+        expect(num_angles >= 1, "num_angles", "1 or more", num_angles)
+        one = "1, as an image has one label"
+        expect(num_rotations_per_img == 1, "num_rotations_per_img", one, num_rotations_per_img)
         self.num_angles = num_angles
 
     def __call__(self, image: Any) -> tuple[Any, int]:

@@ -37,7 +37,7 @@ class Limits(NamedTuple):
     low: float = -math.inf
     high: float = math.inf
 
-    def of(self, pixels: Pixels) -> Limits:
+    def find(self, pixels: Pixels) -> Limits:
         """Return those of this image: whole numbers have the limits of their type."""
         if pixels.dtype.kind in "ui":
             whole = np.iinfo(pixels.dtype)

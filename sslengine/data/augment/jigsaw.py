@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sslengine.data.augment.transform import MakesLabel, Transform
+from sslengine.data.augment.transform import MakesLabel, Transform, expect
 from sslengine.registry import register_transform
 
 GENERATOR = "sslengine make permutations"
@@ -50,21 +50,16 @@ class ImgPatchesFromTensor(Transform):
         patch_jitter: by how many pixels each side of a patch is smaller than its cell.
         """
         self.side = math.isqrt(max(0, num_patches))
-        if num_patches < 1 or self.side**2 != num_patches:
-            raise ValueError(f"num_patches: expected a square number, got {num_patches}.")
-        if patch_jitter < 1:
-            raise ValueError(f"patch_jitter: expected 1 or more, got {patch_jitter}.")
+        expect(self.side**2 == num_patches >= 1, "num_patches", "a square number", num_patches)
+        expect(patch_jitter >= 1, "patch_jitter", "1 or more", patch_jitter)
         self.jitter = patch_jitter
 
     def __call__(self, image: Tensor) -> Tensor:
         cell = min(image.shape[-2:]) // self.side
         patch = cell - self.jitter
-        if patch < 1:
-            raise ValueError(
-                f"an image of {image.shape[-1]} x {image.shape[-2]} pixels is too small for "
-                f"{self.side**2} patches less a patch_jitter of {self.jitter} pixels; expected "
-                f"{self.side * (self.jitter + 1)} or more a side."
-            )
+        least = self.side * (self.jitter + 1)
+        what = f"sides of {least} or more for {self.side**2} patches less patch_jitter"
+        expect(patch >= 1, "an image", what, tuple(image.shape[-2:]))
         jitter = torch.randint(0, self.jitter, (2, self.side, self.side)).tolist()
         corners = [
             (column * cell + jitter[0][column][row], row * cell + jitter[1][column][row])
@@ -93,11 +88,8 @@ class ShuffleImgPatches(MakesLabel):
         num_perms: without a file, so many permutations of num_patches patches, always the same.
         num_patches: patches of an image; a file has its own number.
         """
-        if bool(perm_file) == bool(num_perms):
-            raise ValueError(
-                "expected either perm_file, a .npy file of permutations, or num_perms, how many "
-                "to make."
-            )
+        given = perm_file, num_perms
+        expect(bool(perm_file) != bool(num_perms), "perm_file, num_perms", "either of them", given)
         self.permutations = (
             load_permutations(perm_file)
             if perm_file
@@ -106,8 +98,7 @@ class ShuffleImgPatches(MakesLabel):
 
     def __call__(self, patches: Tensor | Sequence[Tensor]) -> tuple[Tensor, int]:
         places = self.permutations.shape[1]
-        if len(patches) != places:
-            raise ValueError(f"the permutations are of {places} patches, got {len(patches)}.")
+        expect(len(patches) == places, "num_patches", f"{places} patches", len(patches))
         label = int(np.random.randint(len(self.permutations)))  # noqa: NPY002
         return torch.stack([patches[place] for place in self.permutations[label]]), label
 
@@ -118,12 +109,9 @@ class ShuffleImgPatches(MakesLabel):
 @lru_cache(maxsize=4)
 def distinct_permutations(count: int, pieces: int = 9, seed: int = 0) -> Permutations:
     """Return `count` permutations of `pieces` pieces, one in each row; not to be written to."""
-    if not 2 <= pieces <= MOST_PIECES:
-        raise ValueError(f"expected 2 to {MOST_PIECES} pieces, got {pieces}.")
-    if not 1 <= count <= factorial(pieces):
-        raise ValueError(
-            f"{pieces} pieces have {factorial(pieces)} permutations; asked for {count}."
-        )
+    expect(2 <= pieces <= MOST_PIECES, "num_patches", f"2 to {MOST_PIECES} pieces", pieces)
+    most = factorial(pieces)
+    expect(1 <= count <= most, "num_perms", f"1 to {most}, all of {pieces} pieces", count)
     # The legacy generator's stream is frozen: the same on every machine.
     order = np.random.RandomState(seed).permutation(factorial(pieces))
     candidates = np.array(list(permutations(range(pieces))), np.int8)[order]
@@ -161,20 +149,17 @@ def distances(permutations: Permutations) -> tuple[float, int]:
 
 def load_permutations(path: str) -> Permutations:
     """Return the permutations of a file, counted from 0."""
-    if "://" in path:
-        raise ValueError(
-            f"perm_file: {path} is not downloaded. Make a file of permutations with {GENERATOR}, "
-            f"or download this one, and give its path; or set num_perms in place of perm_file."
-        )
     if not Path(path).is_file():
-        raise ValueError(f"perm_file: there is no file {path}. Make one with {GENERATOR}.")
-    rows = np.load(path, allow_pickle=False)
-    if rows.ndim != 2 or rows.dtype.kind not in "iu" or not rows.size:
         raise ValueError(
-            f"perm_file: {path} must hold whole numbers, a permutation in each row; it has the "
-            f"shape {rows.shape} and the type {rows.dtype}."
+            f"perm_file: there is no file {path}; an address is not downloaded. Make one with "
+            f"{GENERATOR}, or set num_perms in place of perm_file."
         )
-    counted: Permutations = rows.astype(np.int64) - int(rows.min())
-    if (np.sort(counted, axis=1) != np.arange(rows.shape[1])).any() or rows.min() not in (0, 1):
-        raise ValueError(f"perm_file: {path} has a row that is no permutation.")
-    return counted
+    rows = np.load(path, allow_pickle=False)
+    if rows.ndim == 2 and rows.dtype.kind in "iu" and rows.size and rows.min() in (0, 1):
+        counted: Permutations = rows.astype(np.int64) - int(rows.min())
+        if (np.sort(counted, axis=1) == np.arange(rows.shape[1])).all():
+            return counted
+    raise ValueError(
+        f"perm_file: {path} must hold whole numbers, a permutation in each row, counted from 0 or "
+        f"1; it has the shape {rows.shape} and the type {rows.dtype}."
+    )

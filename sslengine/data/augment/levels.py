@@ -20,7 +20,7 @@ from sslengine.data.augment.image import (
     refuse_array,
     view_planes,
 )
-from sslengine.data.augment.transform import Transform, Wraps, with_probability
+from sslengine.data.augment.transform import Transform, Wraps, apply_sometimes, expect
 from sslengine.registry import register_transform
 
 ZERO, WHITE = np.float32(0), np.float32(255)
@@ -38,10 +38,10 @@ def solarize(image: Any, threshold: int, limits: Limits = NO_LIMITS) -> Any:
         return image
     if isinstance(image, Image.Image):
         return ImageOps.solarize(image, threshold)
-    low, high = limits.of(image).declared("Solarize")
+    low, high = limits.find(image).declared("Solarize")
     values, level = make_floats(image), low + threshold / 255 * (high - low)
     inverted = np.where(values < level, values, low + high - values)
-    return limits.of(image).keep(inverted, image)
+    return limits.find(image).keep(inverted, image)
 
 
 def posterize(image: Any, bits: int) -> Any:
@@ -63,8 +63,8 @@ def invert(image: Any, limits: Limits = NO_LIMITS) -> Any:
         return image
     if isinstance(image, Image.Image):
         return ImageOps.invert(image)
-    low, high = limits.of(image).declared("Invert")
-    return limits.of(image).keep(low + high - make_floats(image), image)
+    low, high = limits.find(image).declared("Invert")
+    return limits.find(image).keep(low + high - make_floats(image), image)
 
 
 def stretch_contrast(image: Any) -> Any:
@@ -91,7 +91,7 @@ def equalize(image: Any) -> Any:
 
 
 def sharpen(image: Any, factor: float) -> Any:
-    """At 0 smooth with the neighbours, at 1 change nothing, above 1 sharpen.
+    """Smooth with the neighbours at 0, change nothing at 1, sharpen above 1.
 
     Smooth is a sum over 3 x 3 pixels, the one in the middle five times, by 13, rounded: it never
     comes to a half. The outermost pixels have not all neighbours, and stay.
@@ -134,9 +134,8 @@ class ImgPilRandomSolarize(Wraps):
         threshold: by default drawn for each image, from 0 to 256, as VISSL does. BYOL, Barlow
             Twins, VICReg and DINO have 128.
         """
-        if threshold is not None and not 0 <= threshold <= 256:
-            raise ValueError(f"threshold: expected a number from 0 to 256, got {threshold}.")
-        self.change = with_probability(p, DrawnSolarize(threshold))
+        expect(threshold is None or 0 <= threshold <= 256, "threshold", "0 to 256", threshold)
+        self.change = apply_sometimes(p, DrawnSolarize(threshold))
 
 
 @register_transform("ImgPilRandomPhotometric")
@@ -145,7 +144,7 @@ class ImgPilRandomPhotometric(Wraps):
 
     def __init__(self, p: float = 0.66) -> None:
         """p: probability of all of them together."""
-        self.change = with_probability(p, _Photometric())
+        self.change = apply_sometimes(p, _Photometric())
 
 
 class _Photometric(Transform):

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sslengine.data.augment.image import Size, size_of
-from sslengine.data.augment.transform import MakesKeys
-from sslengine.data.ranges import in_order
+from sslengine.data.augment.transform import MakesKeys, check_range, expect
 from sslengine.registry import register_transform
 
 # How often to try to place a block before the mask is left unchanged.
@@ -56,25 +55,17 @@ class MaskedImageModeling(_DrawsMask):
         log_aspect_ratio: the least and greatest height of a block by its width. It is drawn
             evenly in its logarithm.
         """
-        if len(pred_ratio_mean) != len(pred_ratio_var) or not pred_ratio_mean:
-            raise ValueError(
-                f"pred_ratio_mean and pred_ratio_var: expected as many of each, got "
-                f"{len(pred_ratio_mean)} and {len(pred_ratio_var)}."
-            )
-        for mean, variation in zip(pred_ratio_mean, pred_ratio_var):
-            if not 0 <= variation <= mean <= 1 - variation:
-                raise ValueError(
-                    f"pred_ratio_mean, pred_ratio_var: expected shares between 0 and 1, got "
-                    f"{mean} - {variation} to {mean} + {variation}."
-                )
-        if not any(pred_ratio_mean):
-            raise ValueError("pred_ratio_mean: 0 alone hides no patch, and nothing is learned.")
-        if patch_size < 1:
-            raise ValueError(f"patch_size: expected 1 or more, got {patch_size}.")
-        low, high = in_order("log_aspect_ratio", log_aspect_ratio)
+        counts = len(pred_ratio_mean), len(pred_ratio_var)
+        expect(counts[0] == counts[1], "pred_ratio_mean, pred_ratio_var", "as many of each", counts)
         self.ratios = list(zip(pred_ratio_mean, pred_ratio_var))
+        for mean, variation in self.ratios:
+            within = 0 <= variation <= mean <= 1 - variation
+            what = "a share between 0 and 1, also where it varies"
+            expect(within, "pred_ratio_mean, pred_ratio_var", what, (mean, variation))
+        expect(any(pred_ratio_mean), "pred_ratio_mean", "a share above 0", pred_ratio_mean)
+        expect(patch_size >= 1, "patch_size", "1 or more", patch_size)
         self.patch_size = patch_size
-        self.aspects = (low, high)
+        self.aspects = check_range("log_aspect_ratio", log_aspect_ratio)
 
     def draw_mask(self, size: Size) -> Tensor:
         rows, columns = (side // self.patch_size for side in size)
@@ -97,19 +88,16 @@ class RandomPatchMask(_DrawsMask):
         cell_size: the side of a cell, in pixels; a multiple of patch_size.
         ratio: the share of the cells that is hidden, rounded up.
         """
-        if patch_size < 1 or cell_size < 1 or cell_size % patch_size or not 0 < ratio <= 1:
-            raise ValueError(
-                f"expected a cell_size that is a multiple of patch_size, and a ratio above 0 to 1, "
-                f"got {cell_size}, {patch_size} and {ratio}."
-            )
+        expect(patch_size >= 1, "patch_size", "1 or more", patch_size)
+        whole = cell_size >= 1 and cell_size % patch_size == 0
+        expect(whole, "cell_size", f"a multiple of patch_size, {patch_size}", cell_size)
+        expect(0 < ratio <= 1, "ratio", "above 0 to 1", ratio)
         self.patch_size, self.cell_size, self.ratio = patch_size, cell_size, ratio
 
     def draw_mask(self, size: Size) -> Tensor:
-        if size[0] % self.cell_size or size[1] % self.cell_size:
-            raise ValueError(
-                f"RandomPatchMask: cells of {self.cell_size} pixels do not divide an image of "
-                f"{size[0]} x {size[1]}; crop it to a multiple, or set cell_size."
-            )
+        whole = size[0] % self.cell_size == size[1] % self.cell_size == 0
+        what = f"an image that cells of {self.cell_size} pixels divide (crop it, or set cell_size)"
+        expect(whole, "RandomPatchMask", what, size)
         rows, columns = (side // self.cell_size for side in size)
         hidden = torch.randperm(rows * columns)[: math.ceil(rows * columns * self.ratio)]
         cells = torch.zeros(rows * columns, dtype=torch.bool).index_fill(0, hidden, True)
@@ -126,7 +114,7 @@ def block_mask(
     most: float = math.inf,
     draw: Any = random,
 ) -> NDArray[np.bool_]:
-    """Blocks that hide so many patches, or somewhat fewer.
+    """Draw blocks that hide so many patches, or somewhat fewer.
 
     least, most: patches of a block; by default the least is that of a third of the shorter side.
     draw: a random.Random; by default Python's global stream.
@@ -140,7 +128,7 @@ def block_mask(
 
 
 def no_room(what: str, images: Tensor, grid: Sequence[int], key: str) -> str:
-    """Why no block can be hidden in these images; empty if one can. key: of a patch's size."""
+    """Say why no block can be hidden in these images; "" if one can. key: of a patch's size."""
     if min(grid) >= 2:
         return ""
     height, width = images.shape[-2:]

@@ -23,8 +23,8 @@ from sslengine.data.augment.image import (
     make_floats,
     shape_like,
 )
-from sslengine.data.augment.stream import as_compared, below, uniform
-from sslengine.data.augment.transform import Transform, probability
+from sslengine.data.augment.stream import below, round_p, uniform
+from sslengine.data.augment.transform import Transform, check_range, expect, probability
 from sslengine.registry import register_transform
 
 SEEDS = 2**31
@@ -34,7 +34,7 @@ FILLS = ("zero", "mean")
 def add_noise(image: Any, std: float, seed: int, limits: Limits = NO_LIMITS) -> Any:
     """Add another number to each value. std: 1 is the whole range of values."""
     pixels = _read_pixels(image)
-    low, high = limits = limits.of(pixels)
+    low, high = limits = limits.find(pixels)
     if math.isinf(low):
         low, high = float(pixels.min()), float(pixels.max())
     drawn = np.random.default_rng(seed).standard_normal(pixels.shape, np.float32)
@@ -52,7 +52,7 @@ def drop_channels(image: Any, p: float, fill: str, seed: int, limits: Limits = N
     made[..., gone] = 0
     if fill == "mean":
         means = pixels[..., gone].mean((0, 1), dtype=np.float64)
-        made[..., gone] = limits.of(pixels).round(means, pixels)
+        made[..., gone] = limits.find(pixels).round(means, pixels)
     return _give_back(made, image)
 
 
@@ -89,19 +89,12 @@ class GaussianNoise(Transform):
             those that are drawn.
         p: probability that an image gets noise.
         """
-        match std:
-            case int() | float():
-                self.least = self.most = float(std)
-            case [int() | float() as low, int() | float() as high]:
-                self.least, self.most = float(low), float(high)
-            case _:
-                raise ValueError(f"std: expected a number, or two; got {std!r}.")
-        if not 0 <= self.least <= self.most:
-            raise ValueError(f"std: expected shares from 0, in order; got {std!r}.")
+        ends = [std, std] if isinstance(std, (int, float)) else std
+        self.least, self.most = map(float, check_range("std", ends, with_zero=True))
         self.p = probability(p)
 
     def __call__(self, image: Any) -> Any:
-        if uniform() >= as_compared(self.p):
+        if uniform() >= round_p(self.p):
             return image
         return add_noise(image, uniform(self.least, self.most), below(SEEDS), self.limits)
 
@@ -118,8 +111,7 @@ class ChannelDrop(Transform):
         fill: what takes its values' place: zero, or mean, the mean of the channel.
         """
         self.p = probability(p)
-        if fill not in FILLS:
-            raise ValueError(f"fill: expected zero or mean, got {fill!r}.")
+        expect(fill in FILLS, "fill", "zero or mean", fill)
         self.fill = fill
 
     def __call__(self, image: Any) -> Any:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -23,7 +24,8 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 
 from sslengine.data.augment.counterparts import Change, adapt
-from sslengine.data.augment.finish import (
+from sslengine.data.augment.image import NO_LIMITS, Limits, Pixels, Rgb, make_bytes, make_pil
+from sslengine.data.augment.tensors import (
     CONVERSIONS,
     CPU,
     Finish,
@@ -31,23 +33,26 @@ from sslengine.data.augment.finish import (
     can_be_put_off,
     is_uint8,
 )
-from sslengine.data.augment.image import NO_LIMITS, Limits, Rgb, make_bytes, make_pil
 from sslengine.data.augment.transform import (
     Sample,
     TakesLabels,
     Transform,
     kind_of,
-    outdated,
     takes_arrays,
     takes_bytes,
 )
 from sslengine.data.decode.channels import KNOWN
+from sslengine.data.seeding import seed_sample, streams_kept
 from sslengine.errors import ConfigError, DataError, SSLEngineError, listing, nearest
 from sslengine.registry import TRANSFORMS
 
 # As torchvision names them, first those with a number of Pillow's.
 BY_NUMBER = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 INTERPOLATIONS = (*BY_NUMBER, "nearest-exact")
+# What of a list is tried on arrays before the launch: so often, on an image of this side.
+TRIES, SIDE = 64, 64
+# These take arrays by themselves, and return something else.
+CONVERT = frozenset({"ToTensor", "ImgToTensor", "ImgPilToRawTensor", "ToPILImage", "Lambda"})
 
 
 class Pipeline:
@@ -65,14 +70,18 @@ class Pipeline:
         image_keys: of the batch, if its collator only moves images; else floats leave here.
         limits: of the values of images that are arrays of floats.
         """
-        self.named = [_step(entry, f"{where}.{number}") for number, entry in enumerate(entries)]
+        self.named = [_make_step(each, f"{where}.{number}") for number, each in enumerate(entries)]
         self.cut = cut(self.named) if image_keys else Cut(self.named)
-        self.finish = _finish_of(self.cut.waits, image_keys)
+        self.finish: Finish | None = None
+        last = Step("the end of the TRANSFORMS", _end_with_pil, ())
+        if waits := [step.transform for step in self.cut.waits]:
+            self.finish = Finish(waits[0], waits[1:], image_keys)  # type: ignore[arg-type]
+            last = Step(self.cut.waits[0].where, ToBytes(waits), ())
         given = Limits(*limits) if limits else NO_LIMITS
         self.steps = [
-            *(_adapt_step(step, given) for step in self.cut.on_images),
-            _last_step(self.cut.waits),
-            *(_step_on_bytes(step) for step in self.cut.on_bytes),
+            *(step.swap(adapt(step.transform, given)) for step in self.cut.on_images),
+            last,
+            *(step.swap(getattr(step.transform, "on_bytes", None)) for step in self.cut.on_bytes),
         ]
 
     def __call__(self, sample: Sample) -> Sample:
@@ -94,21 +103,20 @@ class Pipeline:
         samples = list(samples)
         if all(is_uint8(image) for sample in samples for image in sample["data"]):
             return
-        finish = self.finish.on(CPU)
         for sample in samples:
-            sample["data"] = [finish(each) if is_uint8(each) else each for each in sample["data"]]
+            sample.update(self.finished(sample))
 
     def finished(self, sample: Sample) -> Sample:
         """Return a sample that goes into no batch as it would be in one."""
-        finish = self.finish_on(CPU)
-        if finish is None:
+        if self.finish is None:
             return sample
-        return {**sample, "data": [finish(each) if is_uint8(each) else each
-                                   for each in sample["data"]]}  # fmt: skip
+        finish = self.finish.prepare(CPU)
+        images = [finish(each) if is_uint8(each) else each for each in sample["data"]]
+        return {**sample, "data": images}
 
     def finish_on(self, device: torch.device) -> FinishOn | None:
         """Return the rest of the work on a batch."""
-        return None if self.finish is None else self.finish.on(device)
+        return None if self.finish is None else self.finish.prepare(device)
 
 
 def build_transform(entry: Mapping[str, Any], where: str) -> Change:
@@ -125,12 +133,9 @@ def build_transform(entry: Mapping[str, Any], where: str) -> Change:
     if arguments.get("interpolation") is not None and is_known(name, where):
         arguments["interpolation"] = _interpolation(arguments["interpolation"], where)
     try:
-        transform: Change = TRANSFORMS.make(name, arguments, where)
+        return TRANSFORMS.make(name, arguments, where)  # type: ignore[no-any-return]
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{where} ({entry['name']}): {error}") from error
-    if problem := outdated(transform):
-        raise ConfigError(f"{where} ({entry['name']}): {problem}")
-    return transform
 
 
 def is_known(name: str, where: str) -> bool:
@@ -139,7 +144,7 @@ def is_known(name: str, where: str) -> bool:
 
 
 def _interpolation(given: Any, where: str) -> InterpolationMode:
-    """torchvision's classes keep any text, and fail at the first image."""
+    """Read an interpolation: torchvision's classes keep any text, and fail at the first image."""
     is_number = type(given) is int and 0 <= given < len(BY_NUMBER)
     name = BY_NUMBER[given] if is_number else str(getattr(given, "value", given)).lower()
     if name not in INTERPOLATIONS:
@@ -150,7 +155,7 @@ def _interpolation(given: Any, where: str) -> InterpolationMode:
     return InterpolationMode(name)
 
 
-def _step(entry: Mapping[str, Any], where: str) -> Step:
+def _make_step(entry: Mapping[str, Any], where: str) -> Step:
     transform = build_transform(entry, where)
     indices = _indices(entry, where)
     return Step(f"{where} ({entry['name']})", transform, indices, kind_of(transform))
@@ -195,6 +200,31 @@ class Step:
                 f"image that takes the place of the one it was given."
             )
 
+    def swap(self, change: Any) -> Step:
+        """Return the step with what runs in its place; what takes labels runs itself."""
+        return self if self.takes_labels else replace(self, transform=change)
+
+    @cached_property
+    def takes_labels(self) -> bool:
+        return issubclass(self.kind, TakesLabels)
+
+    @cached_property
+    def converts(self) -> bool:
+        return not self.indices and type(self.transform) in CONVERSIONS
+
+    @cached_property
+    def normalizes(self) -> bool:
+        return not self.indices and can_be_put_off(self.transform)
+
+    @cached_property
+    def may_follow(self) -> bool:
+        """May it follow a ToTensor that waits?"""
+        return self.takes_labels or self.normalizes or takes_bytes(self.transform)
+
+    @cached_property
+    def needs_no_pixels(self) -> bool:
+        return self.takes_labels or takes_arrays(self.transform)
+
 
 def _why_not_pil(images: Sequence[Any]) -> str:
     if any(isinstance(image, Tensor) for image in images):
@@ -223,74 +253,19 @@ class Cut(NamedTuple):
 
 
 def cut(steps: Sequence[Step]) -> Cut:
-    """ToTensor waits, if what follows it is Normalize, only moves pixels or takes labels.
+    """Let ToTensor wait, if what follows it is Normalize, only moves pixels or takes labels.
 
     What follows it and has no need of pixels (such as a mask for a size) still takes images.
     Otherwise the order stays.
     """
-    first = _conversion_that_waits(steps)
-    if first is None:
+    behind = [*takewhile(lambda step: step.may_follow and not step.converts, reversed(steps))][::-1]
+    first = len(steps) - len(behind) - 1
+    if first < 0 or not steps[first].converts:
         return Cut(steps)
-    waits = [step for step in steps[first:] if _converts(step) or _normalizes(step)]
-    behind = [step for step in steps[first:] if step not in waits]
-    on_images = list(takewhile(_needs_no_pixels, behind))
-    return Cut([*steps[:first], *on_images], waits, behind[len(on_images) :])
-
-
-def _conversion_that_waits(steps: Sequence[Step]) -> int | None:
-    for number in reversed(range(len(steps))):
-        step = steps[number]
-        if _converts(step):
-            return number
-        if not may_follow(step):
-            return None
-    return None
-
-
-def may_follow(step: Step) -> bool:
-    """May it follow a ToTensor that waits?"""
-    return takes_labels(step) or _normalizes(step) or only_moves(step)
-
-
-def takes_labels(step: Step) -> bool:
-    return issubclass(step.kind, TakesLabels)
-
-
-def only_moves(step: Step) -> bool:
-    return takes_bytes(step.transform)
-
-
-def _normalizes(step: Step) -> bool:
-    return not step.indices and can_be_put_off(step.transform)
-
-
-def _converts(step: Step) -> bool:
-    return not step.indices and type(step.transform) in CONVERSIONS
-
-
-def _needs_no_pixels(step: Step) -> bool:
-    return takes_labels(step) or takes_arrays(step.transform)
-
-
-def _finish_of(waits: Sequence[Step], image_keys: Sequence[str]) -> Finish | None:
-    if not waits:
-        return None
-    conversion, *normalizations = (step.transform for step in waits)
-    return Finish(conversion, normalizations, image_keys)  # type: ignore[arg-type]
-
-
-# ---- what runs
-
-
-def _adapt_step(step: Step, limits: Limits) -> Step:
-    return step if takes_labels(step) else replace(step, transform=adapt(step.transform, limits))
-
-
-def _last_step(waits: Sequence[Step]) -> Step:
-    """Return the step that arrays do not pass."""
-    if waits:
-        return Step(waits[0].where, ToBytes([step.transform for step in waits]), ())
-    return Step("the end of the TRANSFORMS", _end_with_pil, ())
+    waits = [steps[first], *(step for step in behind if step.normalizes)]
+    others = [step for step in behind if not step.normalizes]
+    on_images = [*takewhile(lambda step: step.needs_no_pixels, others)]
+    return Cut([*steps[:first], *on_images], waits, others[len(on_images) :])
 
 
 class ToBytes:
@@ -311,7 +286,31 @@ def _end_with_pil(image: Any) -> Any:
     return make_pil(image) if type(image) is Rgb else image
 
 
-def _step_on_bytes(step: Step) -> Step:
-    if takes_labels(step):
-        return step
-    return replace(step, transform=step.transform.on_bytes)  # type: ignore[attr-defined]
+# ---- before the launch
+
+
+def count_on_arrays(
+    entries: Sequence[Any], image: Pixels, limits: tuple[float, float] | None, where: str
+) -> int:
+    """Count the entries at the head of a TRANSFORMS list that get arrays like this one.
+
+    Raises ConfigError at one that does not take them, as a number of tries with what it draws show.
+    """
+    count = 0
+    for entry in entries:
+        here = f"{where}.{count}"
+        if not is_known(TRANSFORMS.name_in(entry, here), here) or entry["name"] in CONVERT:
+            break
+        count += 1
+    head = Pipeline(entries[:count], where, limits=limits)
+    small = np.zeros((SIDE, SIDE, *image.shape[2:]), image.dtype)
+    with streams_kept():
+        for number in range(TRIES):
+            seed_sample(0, (0, number))
+            try:
+                head({"data": [small.copy()], "data_valid": [1], "data_idx": [0], "label": [0]})
+            except DataError as error:
+                if isinstance(error.__cause__, ValueError):
+                    break  # the images of the run may be larger
+                raise ConfigError(str(error)) from error
+    return count

@@ -55,7 +55,8 @@ def _cubic(x: Number) -> Number:
 
 @subroutine
 def _taps(before: int, after: int, cubic: bool) -> Taps:
-    """For each new pixel: the first and the last (not among them) that it is made of; weights.
+    """Return for each new pixel the first and the last (not among them) that it is made of, and
+    weights.
 
     Zeros follow the weights, to a multiple of four: they weigh at most BEYOND more pixels.
     """
@@ -97,23 +98,23 @@ def _four(weights: Array, new: int, tap: int) -> Weights:
 
 
 @inlined
-def _of_two(rows: Array, y: int, x: int, by: Weights) -> Number:
+def _sum_two(rows: Array, y: int, x: int, by: Weights) -> Number:
     return by[0] * rows[y, x] + by[1] * rows[y + 1, x]
 
 
 @inlined
-def _of_three(rows: Array, y: int, x: int, by: Weights) -> Number:
-    return _of_two(rows, y, x, by) + by[2] * rows[y + 2, x]
+def _sum_three(rows: Array, y: int, x: int, by: Weights) -> Number:
+    return _sum_two(rows, y, x, by) + by[2] * rows[y + 2, x]
 
 
 @inlined
-def _of_four(rows: Array, y: int, x: int, by: Weights) -> Number:
-    return _of_three(rows, y, x, by) + by[3] * rows[y + 3, x]
+def _sum_four(rows: Array, y: int, x: int, by: Weights) -> Number:
+    return _sum_three(rows, y, x, by) + by[3] * rows[y + 3, x]
 
 
 @subroutine
 def _weigh_rows(rows: Array, taps: Taps, out: Array) -> None:
-    """Each new row is a weighted sum of some old ones. After these come BEYOND rows with any
+    """Make each new row a weighted sum of some old ones. After these come BEYOND rows with any
     values, which have no weight: so four can be weighed where one to four count."""
     spans, weights = taps
     sums = np.empty(rows.shape[1], np.int32)
@@ -122,53 +123,49 @@ def _weigh_rows(rows: Array, taps: Taps, out: Array) -> None:
         by = _four(weights, new, 0)
         if count <= 2:
             for x in range(sums.size):
-                out[new, x] = _byte(ROUND + _of_two(rows, y, x, by))
+                out[new, x] = _byte(ROUND + _sum_two(rows, y, x, by))
         elif count == 3:
             for x in range(sums.size):
-                out[new, x] = _byte(ROUND + _of_three(rows, y, x, by))
+                out[new, x] = _byte(ROUND + _sum_three(rows, y, x, by))
         elif count == 4:
             for x in range(sums.size):
-                out[new, x] = _byte(ROUND + _of_four(rows, y, x, by))
+                out[new, x] = _byte(ROUND + _sum_four(rows, y, x, by))
         else:
             last = (count - 1) // 4 * 4
             for x in range(sums.size):
-                sums[x] = ROUND + _of_four(rows, y, x, by)
+                sums[x] = ROUND + _sum_four(rows, y, x, by)
             for tap in range(4, last, 4):
                 by = _four(weights, new, tap)
                 for x in range(sums.size):
-                    sums[x] += _of_four(rows, y + tap, x, by)
+                    sums[x] += _sum_four(rows, y + tap, x, by)
             by = _four(weights, new, last)
             for x in range(sums.size):
-                out[new, x] = _byte(sums[x] + _of_four(rows, y + last, x, by))
+                out[new, x] = _byte(sums[x] + _sum_four(rows, y + last, x, by))
 
 
 @inlined
-def _pixel(row: Array, x: int) -> Number:
-    """And a byte of the next one, which is ignored: so it is one load of four bytes."""
+def _load_pixel(row: Array, x: int) -> Number:
+    """Load it with a byte of the next one, which is ignored: so it is one load of four bytes."""
     three = np.uint32(row[3 * x]) | np.uint32(row[3 * x + 1]) << 8 | np.uint32(row[3 * x + 2]) << 16
     return three | np.uint32(row[3 * x + 3]) << 24
 
 
 @subroutine
 def _lay_on_side(rows: Array, line: int, height: int, width: int, strip: Array) -> None:
-    """Rows of three bytes a pixel, each `line` bytes after the one before it -> strip[x, y].
+    """Turn rows of three bytes a pixel, each `line` bytes after the one before it -> strip[x, y].
 
     Four rows at a time, as a stretch of the strip takes pixels of as many rows.
     """
     for y in range(0, height - 3, 4):
-        a, b, c, d = (
-            rows[y * line :],
-            rows[(y + 1) * line :],
-            rows[(y + 2) * line :],
-            rows[(y + 3) * line :],
-        )
+        a, b = rows[y * line :], rows[(y + 1) * line :]
+        c, d = rows[(y + 2) * line :], rows[(y + 3) * line :]
         for x in range(width - 1):
-            four = _pixel(a, x), _pixel(b, x), _pixel(c, x), _pixel(d, x)
+            four = _load_pixel(a, x), _load_pixel(b, x), _load_pixel(c, x), _load_pixel(d, x)
             strip[x, y], strip[x, y + 1], strip[x, y + 2], strip[x, y + 3] = four
     for y in range(height - height % 4, height):
         row = rows[y * line :]
         for x in range(width - 1):
-            strip[x, y] = _pixel(row, x)
+            strip[x, y] = _load_pixel(row, x)
     for y in range(height):  # after the last pixel there may be no byte
         at = y * line + 3 * (width - 1)
         strip[width - 1, y] = (
@@ -177,8 +174,8 @@ def _lay_on_side(rows: Array, line: int, height: int, width: int, strip: Array) 
 
 
 @subroutine
-def _along_rows(rows: Array, line: int, height: int, width: int, taps: Taps, to: int) -> Array:
-    """Rows as above -> rows of `to` pixels, each one number in memory, and BEYOND more rows."""
+def _weigh_columns(rows: Array, line: int, height: int, width: int, taps: Taps, to: int) -> Array:
+    """Scale such rows to `to` pixels, each one number in memory; BEYOND more rows follow."""
     out = np.empty((height + BEYOND, to), np.uint32)
     strip = np.empty((width + BEYOND, STRIP), np.uint32)
     narrow = np.empty((to, STRIP), np.uint32)
@@ -193,8 +190,8 @@ def _along_rows(rows: Array, line: int, height: int, width: int, taps: Taps, to:
 
 
 @subroutine
-def _copied(rows: Array, line: int, height: int, length: int) -> Array:
-    """Rows of that many bytes, and BEYOND more."""
+def _copy_rows(rows: Array, line: int, height: int, length: int) -> Array:
+    """Copy rows of that many bytes; BEYOND more follow."""
     out = np.empty((height + BEYOND, length), np.uint8)
     for y in range(height):
         row = rows[y * line :]
@@ -220,9 +217,8 @@ def _put_planes(pixels: Array, height: int, out: Array) -> None:
 def _resize(
     image: Array, box: Box, to: Size, cubic: bool, columns_may_come_first: bool, out: Array
 ) -> None:
-    """height x width x 3, of the box -> `out`, 3 x height x width.
-
-    The box lies within the image: nothing checks that."""
+    """Scale the box of height x width x 3 -> `out`, 3 x height x width. It lies within the image:
+    nothing checks that."""
     top, left, old_height, old_width = box
     height, width = to
     by_row = _taps(old_height, height, cubic)
@@ -231,10 +227,10 @@ def _resize(
     rows = image.reshape(-1)[top * line + 3 * left :]
     if columns_may_come_first and less > 0 and less > 2 * (old_width - width):
         low = np.empty((height, 3 * old_width), np.uint8)
-        _weigh_rows(_copied(rows, line, old_height, 3 * old_width), by_row, low)
-        made = _along_rows(low.reshape(-1), 3 * old_width, height, old_width, by_column, width)
+        _weigh_rows(_copy_rows(rows, line, old_height, 3 * old_width), by_row, low)
+        made = _weigh_columns(low.reshape(-1), 3 * old_width, height, old_width, by_column, width)
     else:
-        narrow = _along_rows(rows, line, old_height, old_width, by_column, width)
+        narrow = _weigh_columns(rows, line, old_height, old_width, by_column, width)
         made = np.empty((height, width), np.uint32)
         _weigh_rows(narrow.view(np.uint8), by_row, made.view(np.uint8))
     _put_planes(made, height, out)

@@ -34,8 +34,8 @@ class _Cells(threading.local):
 _cells = _Cells()
 
 
-def as_compared(p: float) -> float:
-    """What `torch.rand(1) < p` compares with: p as a float32."""
+def round_p(p: float) -> float:
+    """Return what `torch.rand(1) < p` compares with: p as a float32."""
     return float(np.float32(p))
 
 
@@ -47,8 +47,7 @@ def uniform(low: float = 0.0, high: float = 1.0) -> float:
 
 
 def uniforms(ranges: Iterable[tuple[float, float, int]]) -> list[float]:
-    """As many of each range (low, high, count), as `uniform` gives them one by one. count: 4 at
-    most."""
+    """Draw from each range (low, high, count), up to 4 times, what `uniform` gives one by one."""
     drawn: list[float] = []
     for low, high, count in ranges:
         draw, read = _cells.reals[count]

@@ -16,7 +16,8 @@ Transforms that do something else than make one image of one derive from one of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -143,13 +144,9 @@ def kind_of(transform: Any) -> type[Transform]:
 
 def takes_arrays(transform: Any) -> bool:
     """Does the class that defines its `__call__` say so? What a subclass changes is not known."""
-    return vars(_definer(transform, "__call__")).get("takes_arrays") is True
-
-
-def _definer(transform: Any, *names: str) -> type:
-    """Return the most derived class that defines one of these methods."""
     classes = type(transform).__mro__
-    return next((each for each in classes if {*names} & vars(each).keys()), object)
+    definer = next((each for each in classes if "__call__" in vars(each)), object)
+    return vars(definer).get("takes_arrays") is True
 
 
 def takes_bytes(transform: Any) -> bool:
@@ -163,36 +160,25 @@ def probability(p: float) -> float:
     return p
 
 
-def with_probability(p: float, *changes: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def expect(met: bool, key: str, what: str, got: object) -> None:
+    """Raise ValueError about an argument unless a condition is met."""
+    if not met:
+        raise ValueError(f"{key}: expected {what}, got {got!r}.")
+
+
+def check_range(
+    key: str, ends: Sequence[float], most: float = math.inf, with_zero: bool = False
+) -> tuple[float, float]:
+    """Return both ends; raise ValueError unless they are two, in order, above 0 (or 0), not above
+    `most`."""
+    low, high = ends if len(ends) == 2 else (math.nan, math.nan)
+    bounds = ("from 0" if with_zero else "above 0") + (f" to {most:g}" if most < math.inf else "")
+    met = (low > 0 or (with_zero and low == 0)) and low <= high <= most
+    expect(met, key, f"two numbers {bounds}, in order", list(ends))
+    return low, high
+
+
+def apply_sometimes(p: float, *changes: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return all the changes, one after another, or none."""
     apply: Callable[[Any], Any] = RandomApply(list(changes), probability(p))
     return apply
-
-
-# What earlier versions looked for in a class, and what says the same now.
-GONE: Mapping[str, str] = {
-    "makes_views": "derive it from MakesViews",
-    "makes_label": "derive it from MakesLabel",
-    "makes_keys": "derive it from MakesKeys",
-    "takes_all": "derive it from TakesAll",
-    "takes_labels": "derive it from TakesLabels",
-    "only_moves": "derive it from Transform and define `on_bytes`",
-}
-
-
-def outdated(transform: Any) -> str:
-    """Say what to change in a class that was written for an earlier version; "" if nothing."""
-    kind = type(transform)
-    drawn = isinstance(transform, Transform) and _definer(transform, "draw", "__call__")
-    if not callable(transform) or (drawn and "__call__" not in vars(drawn)):
-        return (
-            f"{kind.__name__} does not define `__call__`, which takes an image and returns one. "
-            f"(`draw` says nothing any more.)"
-        )
-    for name, instead in GONE.items():
-        if getattr(kind, name, False) is True:
-            return (
-                f"{kind.__name__}.{name} says nothing any more: {instead} (in "
-                f"{Transform.__module__})."
-            )
-    return ""

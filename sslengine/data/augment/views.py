@@ -14,7 +14,13 @@ from torchvision.transforms import Compose, RandomApply, RandomResizedCrop
 from sslengine.data.augment.geometry import crop
 from sslengine.data.augment.image import Rgb, share
 from sslengine.data.augment.resize import Box
-from sslengine.data.augment.transform import MakesViews, TakesAll, probability
+from sslengine.data.augment.transform import (
+    MakesViews,
+    TakesAll,
+    check_range,
+    expect,
+    probability,
+)
 from sslengine.registry import register_transform
 
 
@@ -26,8 +32,7 @@ class ImgReplicatePil(MakesViews):
 
     def __init__(self, num_times: int = 2) -> None:
         """num_times: the number of views."""
-        if num_times < 1:
-            raise ValueError(f"num_times: expected 1 or more, got {num_times}.")
+        expect(num_times >= 1, "num_times", "1 or more", num_times)
         self.num_times = num_times
 
     def __call__(self, image: Any) -> list[Any]:
@@ -65,20 +70,20 @@ class ImgPilToMultiCrop(MakesViews):
         crop_scales: for each kind, the least and the greatest share of the image's area.
         interpolation: as RandomResizedCrop takes it: bilinear or 2, bicubic or 3.
         """
-        if not len(num_crops) == len(size_crops) == len(crop_scales):
-            raise ValueError(
-                f"num_crops, size_crops and crop_scales: expected one entry in each for every "
-                f"kind of crop, got {len(num_crops)}, {len(size_crops)} and {len(crop_scales)}."
-            )
-        if sum(num_crops) != total_num_crops or total_num_crops < 1:
-            raise ValueError(
-                f"total_num_crops: expected the sum of num_crops, {sum(num_crops)}, and at least "
-                f"1; got {total_num_crops}."
-            )
+        counts = [len(each) for each in (num_crops, size_crops, crop_scales)]
+        expect(len({*counts}) == 1, "num_crops, size_crops and crop_scales",
+               "one entry in each for every kind of crop", counts)  # fmt: skip
+        whole = sum(num_crops)
+        expect(whole == total_num_crops >= 1, "total_num_crops",
+               f"the sum of num_crops, {whole}, and at least 1", total_num_crops)  # fmt: skip
+        scales = [check_range("crop_scales", scale, most=1) for scale in crop_scales]
         self.crops: list[Callable[[Any], Any]] = [
             crop
-            for count, size, scale in zip(num_crops, size_crops, crop_scales)
-            for crop in repeat(_make_crop(size, scale, interpolation), count)
+            for count, size, scale in zip(num_crops, size_crops, scales)
+            for crop in repeat(
+                RandomResizedCrop(size, scale, interpolation=interpolation),  # type: ignore[arg-type]
+                count,
+            )
         ]
 
     def __call__(self, image: Any) -> list[Any]:
@@ -108,30 +113,9 @@ class ImgPilMultiCropRandomApply(TakesAll):
         ]
 
     def __call__(self, crops: Sequence[Any]) -> list[Any]:
-        if len(crops) != len(self.apply):
-            raise ValueError(
-                f"prob: expected one probability for each of the {len(crops)} crops of an image, "
-                f"got {len(self.apply)}."
-            )
+        each = f"one probability for each of the {len(crops)} crops of an image"
+        expect(len(crops) == len(self.apply), "prob", each, len(self.apply))
         return [apply(crop) for apply, crop in zip(self.apply, crops)]
-
-
-def _make_crop(size: int, scale: Sequence[float], interpolation: int | str) -> RandomResizedCrop:
-    crop: RandomResizedCrop = RandomResizedCrop(
-        size,
-        _check_scale(scale),
-        interpolation=interpolation,  # type: ignore[arg-type] # torchvision takes Pillow's numbers
-    )
-    return crop
-
-
-def _check_scale(scale: Sequence[float]) -> tuple[float, float]:
-    match tuple(scale):
-        case (low, high) if 0 < low <= high <= 1:
-            return low, high
-    raise ValueError(
-        f"crop_scales: expected two shares of the area in order, such as [0.14, 1]; got {scale}."
-    )
 
 
 @register_transform("ImgPilToPatchesAndImage")
@@ -166,13 +150,9 @@ class ImgPilToPatchesAndImage(MakesViews):
         self.side = math.isqrt(num_patches)
         self.cell = crop_size_patches // max(1, self.side)
         self.patch = self.cell - self.PATCH_JITTER
-        if num_patches < 1 or self.side**2 != num_patches:
-            raise ValueError(f"num_patches: expected a square number, got {num_patches}.")
-        if self.patch < 1:
-            raise ValueError(
-                f"crop_size_patches: {crop_size_patches} is too small for {num_patches} patches; "
-                f"expected {self.side * (self.PATCH_JITTER + 1)} or more."
-            )
+        expect(self.side**2 == num_patches >= 1, "num_patches", "a square number", num_patches)
+        least = self.side * (self.PATCH_JITTER + 1)
+        expect(self.patch >= 1, "crop_size_patches", f"{least} or more", crop_size_patches)
         self.permute = permute_patches
         crop_image = RandomResizedCrop(crop_size_image, tuple(crop_scale_image))
         crop_patches = RandomResizedCrop(crop_size_patches, tuple(crop_scale_patches))

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from sslengine.data.batch.samplers import BatchSampler, Rows
-from sslengine.data.loading.seeding import generator
 from sslengine.data.manifest.classes import Column
 from sslengine.data.options import SplitOptions
+from sslengine.data.seeding import generator
 from sslengine.data.sources.class_numbers import NO_CLASS
 from sslengine.errors import DataError
 
@@ -45,7 +45,7 @@ class ClassBatchSampler(BatchSampler):
 
     @abstractmethod
     def _plan(self, options: SplitOptions, where: str) -> int:
-        """Take what the sampler's own options say; how many steps an epoch has."""
+        """Take what the sampler's own options say; return how many steps an epoch has."""
 
     def _rows_of(self, epoch: int) -> Rows:
         def rows(step: int) -> list[int]:
@@ -60,10 +60,10 @@ class ClassBatchSampler(BatchSampler):
 
     @abstractmethod
     def _global_batch(self, epoch: int, step: int, draw: Generator) -> Tensor:
-        """The rows of all ranks, one rank after the other."""
+        """Return the rows of all ranks, one rank after the other."""
 
     def _images(self, number: int, count: int, draw: Generator) -> Tensor:
-        """So many rows of a class, as different as they can be."""
+        """Draw so many rows of a class, as different as they can be."""
         members = self._members[number]
         rounds = -(-count // len(members))
         orders = [torch.randperm(len(members), generator=draw) for _ in range(rounds)]
@@ -130,7 +130,7 @@ class PowerLawBatchSampler(ClassBatchSampler):
 
 
 def members_of_classes(labels: Sequence[Column], where: str) -> list[NDArray[np.int64]]:
-    """The rows of each class that has any, in the order of the classes' numbers."""
+    """Return the rows of each class that has any, in the order of the classes' numbers."""
     if not labels or labels[0].ndim != 1 or not (labels[0] != NO_CLASS).any():
         raise DataError(
             f"{where}: STRATIFIED_SAMPLER and POWER_LAW_SAMPLER need LABEL_SOURCES with one class "

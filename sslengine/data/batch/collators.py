@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.utils.data import default_collate as stack_in_shared_memory
 
@@ -25,9 +26,8 @@ C = TypeVar("C", bound=Callable[..., Any])
 
 
 def only_moves(*keys: str) -> Callable[[C], C]:
-    """Says of a collator that it stacks and sorts images without a look at their values, and under
-    which keys they are afterwards. Then they may come as uint8, and become floats on the device.
-    """
+    """Mark a collator that stacks and sorts images without a look at their values. Then they may
+    come as uint8, and become floats on the device. keys: under which they are afterwards."""
 
     def mark(collate: C) -> C:
         collate.image_keys = keys  # type: ignore[attr-defined]
@@ -37,7 +37,8 @@ def only_moves(*keys: str) -> Callable[[C], C]:
 
 
 def image_keys(collate: Callable[..., Any]) -> tuple[str, ...]:
-    """None, if the collator does not say that it only moves them."""
+    """Return the keys that hold images; none if the collator does not say that it only moves
+    them."""
     keys: tuple[str, ...] = getattr(collate, "image_keys", ())
     return keys
 
@@ -73,13 +74,13 @@ def multicrop_collator(batch: Sequence[Sample]) -> Batch:
 def moco_collator(batch: Sequence[Sample]) -> Batch:
     """`data`, the first view of every sample, and `data_momentum`, the second; no other views."""
     data = column(batch, "data")
-    if len(data[0]) < 2:
-        raise DataError(
-            "moco_collator needs two views of each image: put ImgReplicatePil with num_times 2 "
-            "among the TRANSFORMS."
-        )
+    expect(
+        len(data[0]) >= 2,
+        "moco_collator needs two views of each image: put ImgReplicatePil with num_times 2 among "
+        "the TRANSFORMS.",
+    )
     views = [[stacked("data", [images[number] for images in data])] for number in range(2)]
-    return {"data": views[0], "data_momentum": views[1], **_of_first_view(batch)}
+    return {"data": views[0], "data_momentum": views[1], **_first_views(batch)}
 
 
 @register_collator("siamese_collator")
@@ -91,12 +92,12 @@ def siamese_collator(batch: Sequence[Sample]) -> Batch:
     """
     collated = default_collate(batch)
     for images in collated["data"]:
-        if images.ndim != 5:
-            raise DataError(
-                f"siamese_collator takes a tensor patches x channels x height x width of each "
-                f"image, and got {tuple(images.shape[1:])}: put ImgPatchesFromTensor among the "
-                f"TRANSFORMS, after ToTensor."
-            )
+        expect(
+            images.ndim == 5,
+            f"siamese_collator takes a tensor patches x channels x height x width of each image, "
+            f"and got {tuple(images.shape[1:])}: put ImgPatchesFromTensor among the TRANSFORMS, "
+            f"after ToTensor.",
+        )
     return {**collated, "data": [images.flatten(0, 1) for images in collated["data"]]}
 
 
@@ -104,17 +105,17 @@ def siamese_collator(batch: Sequence[Sample]) -> Batch:
 @only_moves("images", "patches")
 def patch_and_image_collator(batch: Sequence[Sample]) -> Batch:
     """`images`, and `patches`: all of the first sample, all of the second, ..."""
-    if len(batch[0]["data"]) < 2:
-        raise DataError(
-            "patch_and_image_collator found no patches: put ImgPilToPatchesAndImage among the "
-            "TRANSFORMS."
-        )
+    expect(
+        len(batch[0]["data"]) >= 2,
+        "patch_and_image_collator found no patches: put ImgPilToPatchesAndImage among the "
+        "TRANSFORMS.",
+    )
     data = column(batch, "data")
     collated = {
         "images": [stacked("images", [images[0] for images in data])],
         "patches": [stacked("patches", [patch for images in data for patch in images[1:]])],
     }
-    return {**collated, **_of_first_view(batch)}
+    return {**collated, **_first_views(batch)}
 
 
 @register_collator("identity_collator")
@@ -123,13 +124,47 @@ def identity_collator(batch: Sequence[Sample]) -> list[Sample]:
     return list(batch)
 
 
-def _of_first_view(batch: Sequence[Sample]) -> Batch:
-    """The values of the first view of each sample, except the images."""
+@register_collator("targets_one_hot_default_collator")
+@only_moves("data")
+def targets_one_hot_default_collator(batch: Sequence[Sample], num_classes: int) -> Batch:
+    """A label is two lists, of classes that an image shows and of those that it does not; in the
+    batch it is a vector: 1 for the first, 0 for the second, and -1 for all others.
+
+    num_classes: the length of the vector.
+    """
+    vectors = [{**sample, "label": [_vector(sample["label"], num_classes)]} for sample in batch]
+    collated: Batch = default_collate(vectors)
+    return collated
+
+
+def _vector(labels: Sequence[object], num_classes: int) -> Tensor:
+    match labels:
+        case [[list() as present, list() as absent]] if all(
+            0 <= each < num_classes for each in (*present, *absent)
+        ):
+            vector = torch.full((num_classes,), -1)
+            vector[present], vector[absent] = 1, 0
+            return vector
+    raise DataError(
+        f"targets_one_hot_default_collator takes one image a sample, with a label of two lists, of "
+        f"classes that it shows and that it does not, from 0 to num_classes - 1, "
+        f"{num_classes - 1}; got {labels}."
+    )
+
+
+def _first_views(batch: Sequence[Sample]) -> Batch:
+    """Return the values of the first view of each sample, except the images."""
     return {
         key: [stacked(key, [values[0] for values in column(batch, key)])]
         for key in batch[0]
         if key != "data"
     }
+
+
+def expect(met: bool, otherwise: str) -> None:
+    """Raise DataError with these words unless a condition is met."""
+    if not met:
+        raise DataError(otherwise)
 
 
 def view_by_view(batch: Sequence[Sample], key: str) -> Tensor:
@@ -141,7 +176,7 @@ def column(batch: Sequence[Sample], key: str) -> list[list[Any]]:
 
 
 def stacked(key: str, values: Sequence[Any]) -> Tensor:
-    """Numbers or tensors as one tensor, which a loader worker hands over without a copy."""
+    """Stack numbers or tensors to a tensor that a loader worker hands over without a copy."""
     first = values[0]
     if isinstance(first, Tensor):
         odd = next((each for each in values if each.shape != first.shape), None)

@@ -16,7 +16,7 @@ from timm.data.mixup import Mixup
 from torch import Tensor
 
 from sslengine.data.augment.transform import Sample
-from sslengine.data.batch.collators import Batch, multicrop_collator
+from sslengine.data.batch.collators import Batch, expect, multicrop_collator
 from sslengine.errors import DataError
 from sslengine.registry import register_collator
 
@@ -57,10 +57,9 @@ def cutmixup_collator(
     if isinstance(num_classes, str):
         raise DataError(f"{HERE}: num_classes: expected a number, or auto; got {num_classes!r}.")
     minmax = None if cutmix_minmax is None else tuple(cutmix_minmax)
-    if mixup_alpha <= 0 and cutmix_alpha <= 0 and minmax is None:
-        raise DataError(f"{HERE}: set one of mixup_alpha, cutmix_alpha and cutmix_minmax.")
-    if mode not in MODES:
-        raise DataError(f"{HERE}: mode: expected one of {MODES}, got {mode!r}.")
+    mixes = mixup_alpha > 0 or cutmix_alpha > 0 or minmax is not None
+    expect(mixes, f"{HERE}: set one of mixup_alpha, cutmix_alpha and cutmix_minmax.")
+    expect(mode in MODES, f"{HERE}: mode: expected one of {MODES}, got {mode!r}.")
     collated = multicrop_collator(batch)
     (views,), (labels,) = collated["data"], collated["label"]
     _check_fit(labels, len(batch), num_classes)
@@ -75,8 +74,7 @@ def cutmixup_collator(
     if layout != "moco_collator":
         data = torch.cat(images) if layout == "simclr_collator" else images
         return {**collated, "data": [data], "label": [mixed_labels]}
-    if len(images) < 2:
-        raise DataError(f"{HERE}: ssl_method {ssl_method!r} needs two views of each image.")
+    expect(len(images) >= 2, f"{HERE}: ssl_method {ssl_method!r} needs two views of each image.")
     first = {key: [values[0][: len(batch)]] for key, values in collated.items() if key != "data"}
     views_of_pair = {"data": [images[0]], "data_momentum": [images[1]]}
     return {**first, **views_of_pair, "label": [probabilities[0]]}
@@ -91,13 +89,8 @@ def multicrop_mixup_collator(batch: Sequence[Sample], beta: float = 0.2) -> Batc
         for the batch. Labels and numbers are those of the first ones.
     """
     where = "COLLATE_FUNCTION_PARAMS of multicrop_mixup_collator"
-    if beta <= 0:
-        raise DataError(f"{where}: beta: expected more than 0, got {beta}.")
-    if len(batch) % 2:
-        raise DataError(
-            f"{where}: images are mixed in pairs, and a batch has {len(batch)}. Set "
-            f"BATCHSIZE_PER_REPLICA to an even number and DROP_LAST to true."
-        )
+    expect(beta > 0, f"{where}: beta: expected more than 0, got {beta}.")
+    _expect_pairs(where, len(batch))
     share = float(np.random.beta(beta, beta))  # noqa: NPY002
     collated = multicrop_collator(batch[::2])
     (first,), (second,) = collated["data"], multicrop_collator(batch[1::2])["data"]
@@ -120,17 +113,22 @@ def _mixup(*arguments: Any) -> Mixup:
 
 
 def _check_fit(labels: Tensor, count: int, num_classes: int) -> None:
-    if count % 2:
-        raise DataError(
-            f"{HERE}: images are mixed in pairs, and a batch has {count}. Set "
-            f"BATCHSIZE_PER_REPLICA to an even number and DROP_LAST to true."
-        )
-    if labels.ndim == 2 and not labels.is_floating_point() and labels.shape[1] == num_classes:
-        return
-    if labels.ndim != 1 or not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
-        found = tuple(labels.shape[1:]) or int(labels.max())
-        raise DataError(
-            f"{HERE}: labels must be classes from 0 to num_classes - 1, {num_classes - 1}, or rows "
-            f"of {num_classes} indicators; found {found}. If labels do not matter, set LABEL_TYPE: "
-            f"zero."
-        )
+    _expect_pairs(HERE, count)
+    if labels.ndim == 2:
+        fits = not labels.is_floating_point() and labels.shape[1] == num_classes
+    else:
+        fits = labels.ndim == 1 and 0 <= int(labels.min()) <= int(labels.max()) < num_classes
+    found = tuple(labels.shape[1:]) or int(labels.max())
+    expect(
+        fits,
+        f"{HERE}: labels must be classes from 0 to num_classes - 1, {num_classes - 1}, or rows of "
+        f"{num_classes} indicators; found {found}. If labels do not matter, set LABEL_TYPE: zero.",
+    )
+
+
+def _expect_pairs(where: str, count: int) -> None:
+    expect(
+        count % 2 == 0,
+        f"{where}: images are mixed in pairs, and a batch has {count}. Set BATCHSIZE_PER_REPLICA "
+        f"to an even number and DROP_LAST to true.",
+    )

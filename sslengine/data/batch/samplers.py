@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sslengine.data.loading.seeding import SampleKey, epoch_generator
+from sslengine.data.seeding import SampleKey, epoch_generator
 from sslengine.errors import DataError
 
 Rows = Callable[[int], list[int]]
@@ -31,8 +31,9 @@ class Place(NamedTuple):
     size: int
 
     @classmethod
-    def of(cls, samples: Sequence[Any]) -> Place:
-        """Of samples that no loader read, a batch by themselves with random draws."""
+    def find(cls, samples: Sequence[Any]) -> Place:
+        """Return the place of samples; those that no loader read are a batch by themselves, with
+        random draws."""
         place: Place | None = getattr(samples, "place", None)
         return place or cls((random.getrandbits(63),), 0, len(samples))
 
@@ -53,7 +54,7 @@ class BatchSampler(ABC):
         self.set_window(0)
 
     def set_window(self, epoch: int, first_step: int = 0, last_step: int | None = None) -> None:
-        """The next iteration is over these steps of this epoch; `last_step` is not among them."""
+        """Iterate over these steps of this epoch next; `last_step` is not among them."""
         last_step = len(self.batch_sizes) if last_step is None else last_step
         assert 0 <= first_step <= last_step <= len(self.batch_sizes)
         self._steps = range(first_step, last_step)
@@ -61,7 +62,7 @@ class BatchSampler(ABC):
         self._windows = [(epoch, self._steps)]
 
     def then(self, epoch: int, first_step: int, last_step: int) -> None:
-        """The iteration over the window that was set continues with these steps."""
+        """Continue the iteration over the window that was set with these steps."""
         self._windows.append((epoch, range(first_step, last_step)))
 
     def __len__(self) -> int:
@@ -79,7 +80,7 @@ class BatchSampler(ABC):
             yield keys
 
     def _first(self, step: int) -> int:
-        """The place of this rank's first sample in the global batch."""
+        """Return the place of this rank's first sample in the global batch."""
         return 0
 
     def _key_epoch(self, epoch: int) -> int:
@@ -87,7 +88,7 @@ class BatchSampler(ABC):
 
     @abstractmethod
     def _rows_of(self, epoch: int) -> Rows:
-        """A function from a step of the epoch to this rank's rows."""
+        """Return a function from a step of the epoch to this rank's rows."""
 
 
 class _Keys(Iterator[list[SampleKey]]):
@@ -141,8 +142,10 @@ class DistributedBatchSampler(BatchSampler):
             raise DataError(
                 f"{where}: the dataset has {num_samples} samples, fewer than the global batch of "
                 f"{self._global_batch} ({batch_size} on each of {world_size} processes), and "
-                f"DROP_LAST drops what does not fill a batch. Set {where}.DROP_LAST=false, or "
-                f"{_fewer(where, num_samples // world_size, num_samples)}."
+                f"DROP_LAST drops what does not fill a batch. Set {where}.DROP_LAST=false, lower "
+                f"{where}.BATCHSIZE_PER_REPLICA to {max(1, num_samples // world_size)}, or use "
+                f"fewer processes "
+                f"(config.DISTRIBUTED.NUM_PROC_PER_NODE)."
             )
         sizes = [batch_size] * full + last
         super().__init__(sizes, [size * world_size for size in sizes])
@@ -160,13 +163,6 @@ class DistributedBatchSampler(BatchSampler):
 
     def _first(self, step: int) -> int:
         return self._rank * self.batch_sizes[step]
-
-
-def _fewer(where: str, each: int, images: int) -> str:
-    """How to get a smaller batch. each: the most that a process can have of these images."""
-    if not each:
-        return f"use {images} processes at most: config.DISTRIBUTED.NUM_PROC_PER_NODE"
-    return f"lower {where}.BATCHSIZE_PER_REPLICA to {each}{' or less' if each > 1 else ''}"
 
 
 class StreamBatchSampler(BatchSampler):
@@ -279,7 +275,7 @@ class ShuffledBatchSampler(OrderedBatchSampler):
 
 
 def random_order(num_samples: int, seed: int, epoch: int) -> Tensor:
-    """The permutation of an epoch; the same numbers in either type, half the memory in int32."""
+    """Draw the order of an epoch: the same numbers in either type, half the memory in int32."""
     small = num_samples <= torch.iinfo(torch.int32).max
     draw = epoch_generator(seed, epoch)
     return torch.randperm(num_samples, generator=draw, dtype=torch.int32 if small else torch.int64)

@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from sslengine.data.augment.image import is_array
-from sslengine.data.augment.pipeline import Pipeline
-from sslengine.data.augment.refusals import count_on_arrays
+from sslengine.data.augment.pipeline import Pipeline, count_on_arrays
 from sslengine.data.augment.transform import Sample, TakesLabels
 from sslengine.data.decode.channels import KNOWN, channels_after
 from sslengine.data.decode.decoding import NarrowedError
-from sslengine.data.loading.seeding import seed_sample, streams_kept
 from sslengine.data.options import SplitOptions
+from sslengine.data.seeding import seed_sample, streams_kept
 from sslengine.data.sources.base import DataSource, EncodedSource, build_sources
 from sslengine.errors import ConfigError, DataError, SSLEngineError
 from sslengine.registry import DATA_SOURCES

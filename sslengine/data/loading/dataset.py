@@ -1,4 +1,4 @@
-"""The dataset: a sample by its key, read, labelled and augmented.
+"""The dataset: a sample by its key, read, labelled and augmented; the samples of a batch, collated.
 
 A sample is VISSL's: each of its keys holds a list over the data sources, which a transform
 such as ImgReplicatePil makes into a list over views:
@@ -13,26 +13,18 @@ it is left out of its batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, get_worker_info
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
 
 from sslengine.data.augment.backend import build_backend
-from sslengine.data.augment.finish import FinishOn
 from sslengine.data.augment.pipeline import Pipeline
+from sslengine.data.augment.tensors import FinishOn
 from sslengine.data.augment.transform import Sample
 from sslengine.data.batch.samplers import Place
-from sslengine.data.loading import current_sample
-from sslengine.data.loading.seeding import (
-    SampleKey,
-    generator,
-    seed_batch,
-    seed_sample,
-    streams_kept,
-)
 from sslengine.data.manifest.classes import Classes, Column
 from sslengine.data.manifest.few_labels import with_labels_in_use
 from sslengine.data.manifest.hold_out import rows_of as hold_out_rows
@@ -46,6 +38,13 @@ from sslengine.data.manifest.labels import (
 from sslengine.data.manifest.shared import SharedArray
 from sslengine.data.manifest.subset import Rows, choose_rows, part
 from sslengine.data.options import HoldOut, SplitOptions
+from sslengine.data.seeding import (
+    SampleKey,
+    generator,
+    seed_batch,
+    seed_sample,
+    streams_kept,
+)
 from sslengine.data.sources.base import DataSource, EncodedSource, build_sources
 from sslengine.data.sources.stream import StreamSource
 from sslengine.errors import DataError, readable
@@ -54,10 +53,20 @@ T = TypeVar("T")
 
 # So many others are tried in place of an unreadable sample, and then those that follow the last.
 STAND_INS, FOLLOWING = 16, 1000
-# The number of the placeholder for a batch of which no sample could be read.
+# The number of the placeholder for a batch of which no sample could be read, and of none.
 NO_SAMPLE = -1
 # Where a batch has the numbers of the samples that could not be read, if there are any.
 UNREADABLE = "unreadable"
+
+# The number of the sample that this process is at. In a loader worker it lies in memory that is
+# shared with the main process, which reports it when the worker dies or hangs.
+_place: NDArray[np.int64] = np.full(1, NO_SAMPLE)
+
+
+def note_places_in(places: torch.Tensor, worker: int) -> None:
+    """From now on note the sample that this process is at in a worker's place."""
+    global _place
+    _place = places.numpy()[worker : worker + 1]
 
 
 class Samples(list[Sample]):
@@ -72,8 +81,8 @@ class Samples(list[Sample]):
 
 
 def collate_seeded(collate: Callable[[Sequence[Sample]], T], samples: Samples) -> T:
-    """What `collate` makes of the samples; its draws are the same in any process."""
-    with _main_process_streams():
+    """Return what `collate` makes of the samples; its draws are the same in any process."""
+    with streams_kept():
         seed_batch(samples.seed, samples.key)
         batch = collate(samples)
     if batch is None:
@@ -139,35 +148,35 @@ class SSLDataset(Dataset[Sample]):
         self.pipeline = Pipeline(options.TRANSFORMS, where, image_keys, options.limits)
 
     def distribute(self, places: int) -> None:
-        """Of a stream: an epoch has so many places."""
+        """Give an epoch of a stream so many places."""
         self._rows = range(places)
 
     @property
     def worker_modules(self) -> tuple[str, ...]:
-        """That take long to import."""
+        """Name the modules that loader workers need and that take long to import."""
         sources = (type(each).__module__ for each in self.sources)
         return (self.backend.module, *dict.fromkeys(sources))
 
     @property
     def rows(self) -> Rows:
-        """The number of each sample in its sources."""
+        """Return the number of each sample in its sources."""
         return self._rows if isinstance(self._rows, range) else self._rows.array
 
     @property
     def labels(self) -> list[Column | range]:
-        """The labels of all samples, for each source."""
+        """Return the labels of all samples, for each source."""
         return [each if isinstance(each, range) else each.array for each in self._labels]
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, key: SampleKey) -> Sample:
-        """One sample by itself, to look at: its images are finished."""
+        """Return one sample by itself, to look at: its images are finished."""
         return self.pipeline.finished(self.__getitems__([key])[0])
 
     def __getitems__(self, keys: Sequence[SampleKey]) -> Samples:
-        """A batch of samples. The streams of the main process come out as they went in."""
-        with _main_process_streams():
+        """Return a batch of samples. The global streams come out as they went in."""
+        with streams_kept():
             if self.stream:
                 self.stream.fetch(self._seed, keys[0][0], [index for _, index in keys])
             made = [self._sample(key) for key in keys]
@@ -176,20 +185,20 @@ class SSLDataset(Dataset[Sample]):
                 samples.append(self._nothing(keys[0]))
         samples.unreadable, self._unreadable = self._unreadable, []
         self.pipeline.settle(samples)
-        current_sample.note()
+        _place[0] = NO_SAMPLE
         return samples
 
     def _sample(self, key: SampleKey) -> Sample | None:
-        """None where it cannot be read, and is left out."""
+        """Return None where it cannot be read, and is left out."""
         seed_sample(self._seed, key)
-        current_sample.note(key[1])
-        images = self._images(key[1])
+        _place[0] = key[1]
+        images = self._read_all(key[1])
         if images is not None:
-            return self._of(images, key[1])
+            return self._augment(images, key[1])
         self._unreadable.append(key[1])
-        return self._of_another(key) if self._replace else None
+        return self._take_another(key) if self._replace else None
 
-    def _of(self, images: list[Any], index: int) -> Sample:
+    def _augment(self, images: list[Any], index: int) -> Sample:
         labels = (
             [self.stream.label(index) if self.stream.reads_labels else 0]
             if self.stream
@@ -203,16 +212,16 @@ class SSLDataset(Dataset[Sample]):
         }
         return self.pipeline(sample)
 
-    def _images(self, index: int, patient: bool = True) -> list[Any] | None:
-        """One of each source; None if one of them cannot be read. patient: errors are retried."""
+    def _read_all(self, index: int, patient: bool = True) -> list[Any] | None:
+        """Return an image of each source; None if one of them cannot be read. patient: retry."""
         row = int(self.rows[index])
         try:
             return [self.read(source, row, patient) for source in self.sources]
         except Exception:  # decoders raise many kinds; DataFeed reports it
             return None
 
-    def _of_another(self, key: SampleKey) -> Sample:
-        """In place of an unreadable sample another one, with the number and label that it has.
+    def _take_another(self, key: SampleKey) -> Sample:
+        """Return another sample, with its number and label, in place of an unreadable one.
 
         Which one depends on the key alone, not on what this process has seen.
         """
@@ -226,18 +235,21 @@ class SSLDataset(Dataset[Sample]):
             *((among[place % count], False) for place in following),
         ]
         for other, patient in tries:
-            images = self._images(other, patient)
+            images = self._read_all(other, patient)
             if images is not None:
-                return self._of(images, other)
+                return self._augment(images, other)
         raise DataError(
             f"{self._where}: none of the first {len({number for number, _ in tries} | {key[1]})} "
             f"images can be read. One of them: {self.why_unreadable(key[1])}"
         )
 
     def _nothing(self, key: SampleKey) -> Sample:
-        """Where all of a batch is left out: a grey image without a number, which counts nowhere."""
+        """Return a grey image without a number, which counts nowhere, for a batch of which all is
+        left out."""
         seed_sample(self._seed, key)
-        sample = self._of([source.stand_in(self._grey_side) for source in self.sources], key[1])
+        sample = self._augment(
+            [source.stand_in(self._grey_side) for source in self.sources], key[1]
+        )
         count = len(sample["data_idx"])
         return {**sample, "data_idx": [NO_SAMPLE] * count, "data_valid": [-1] * count}
 
@@ -253,24 +265,19 @@ class SSLDataset(Dataset[Sample]):
         return self.pipeline.finish_on(device)
 
     def name(self, index: int) -> str:
-        """What to call a sample in a message: its file, where there is one."""
+        """Return what to call a sample in a message: its file, where there is one."""
         return readable(self.sources[0].path(int(self.rows[index])))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "standard_labels": []}
 
     def why_unreadable(self, index: int) -> str:
-        """The file of a sample and what reading it raises, for a message."""
+        """Return the file of a sample and what reading it raises, for a message."""
         if self.stream:  # it would have to be read up to there
             return self.name(index)
         row = int(self.rows[index])
         problems = (_problem(source, row) for source in self.sources)
         return next(filter(None, problems), f"{self.name(index)} (now it can be read)")
-
-
-def _main_process_streams() -> AbstractContextManager[None]:
-    """Keeps the streams of the main process; a worker has no other use for its own."""
-    return streams_kept() if get_worker_info() is None else nullcontext()
 
 
 def _problem(source: DataSource, row: int) -> str:

@@ -29,7 +29,7 @@ class _Deferred(types.ModuleType):
         return getattr(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """An imported module becomes an attribute of its package, if the name is left to it."""
+        """Set an attribute, also an imported module of the package, if the name is left to it."""
         if not (isinstance(value, types.ModuleType) and _is_hidden(value, name)):
             super().__setattr__(name, value)
 

@@ -9,6 +9,7 @@ model is being built.
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -23,24 +24,22 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader
 
 from sslengine.data.augment.transform import Sample
 from sslengine.data.batch.collators import Batch
 from sslengine.data.batch.samplers import BatchSampler
-from sslengine.data.loading import current_sample
-from sslengine.data.loading.dataset import SSLDataset, collate_seeded
+from sslengine.data.loading.dataset import NO_SAMPLE, SSLDataset, collate_seeded, note_places_in
 from sslengine.data.options import DataOptions
 from sslengine.errors import DataError
 from sslengine.trust import Opened, hand_on, take_over
 
-if TYPE_CHECKING:  # it imports more than workers need
-    from sslengine.data.loading.repeated import RepeatCheck
-
 Collate = Callable[[Sequence[Sample]], Batch]
+# An epoch, the first of its steps, and the one after the last.
+Window = tuple[int, int, int]
 
 # What workers need; the server imports it before it forks the first.
 WORKER_MODULES = (
@@ -50,12 +49,13 @@ WORKER_MODULES = (
     "sslengine.data.augment.jigsaw",
     "sslengine.data.augment.views",
     "torchvision.transforms",
-    "sslengine.data.loading.fork_ready",  # the last
 )
 
 
 class Loader:
-    """torch's DataLoader for one dataset and sampler. `batches` may be called again and again."""
+    """torch's DataLoader for one dataset and sampler, window after window, without a gap between
+    two: workers end a window some batches before the step does, and begin with the next one at
+    once where it is known."""
 
     def __init__(
         self,
@@ -65,12 +65,12 @@ class Loader:
         options: DataOptions,
         pin_memory: bool,
         mp_method: str,
-        check: RepeatCheck | None = None,
     ) -> None:
         workers = options.NUM_DATALOADER_WORKERS
         if workers and mp_method == "forkserver":
             boot_server(dataset.worker_modules if isinstance(dataset, SSLDataset) else ())
-        self._dataset, self._places = dataset, current_sample.table(workers)
+        self._dataset, self._sampler = dataset, sampler
+        self._places = torch.full((workers,), NO_SAMPLE).share_memory_()
         with _no_remark_on_workers():
             self._loader: DataLoader[Sample] | None = DataLoader(
                 dataset,
@@ -81,11 +81,7 @@ class Loader:
                 persistent_workers=workers > 0,
                 multiprocessing_context=mp_method if workers else None,
                 worker_init_fn=partial(
-                    prepare_worker,
-                    main=os.getpid(),
-                    places=self._places,
-                    opened=hand_on(),
-                    check=partial(check.make, collate=collate) if check else None,
+                    prepare_worker, main=os.getpid(), places=self._places, opened=hand_on()
                 ),
                 pin_memory=pin_memory,
                 # An iterator draws a seed for its workers: not from the global stream.
@@ -94,30 +90,27 @@ class Loader:
         self._waits = options.WORKER_TIMEOUT if workers else 0.0
         pickled = workers and mp_method != "fork"
         self._main_needed = pickled and _refers_to_main(dataset, collate)
-        self._check = check
-        if check and not workers:
-            check.make(dataset, collate)
+        self._iterator: Any = None
+        self._started = 0  # iterations; each ends the one before
+        self._left = 0  # batches of the current window
+        self._next: Window | None = None
 
-    def batches(self) -> Iterator[Batch]:
-        """The batches of the sampler's window. Workers are at work when this returns."""
-        assert self._loader is not None, "the loader has been closed"
-        hidden = nullcontext() if self._main_needed else main_hidden()
-        with hidden, _no_remark_on_workers():
-            iterator = iter(self._loader)
-        if self._waits:
-            _wait_at_most(self._waits, iterator, partial(self._in_hand, iterator))
-        batches = _in_plain_words(iterator, partial(self._in_hand, iterator, dead=True))
-        return self._check.heard(batches) if self._check else batches
+    def batches(self, *window: int) -> Iterator[Batch]:
+        """Return the batches of a window. Workers are at work when this returns; they have been
+        since before if it is the window that was expected."""
+        if window != self._next or self._left:
+            self._sampler.set_window(*window)
+            self._start()
+        _, first, end = window
+        self._next, self._left = None, end - first
+        return self._take(self._started, end - first)
 
-    def _in_hand(self, iterator: Any, dead: bool = False) -> str:
-        """A line for each worker, or each that has died, that was at work on a sample."""
-        numbers = [n for n, each in enumerate(iterator._workers) if not (dead and each.is_alive())]
-        at = {number: int(self._places[number]) for number in numbers}
-        return "".join(
-            f"  Worker {number} was at sample {index}: {self._dataset.name(index)}\n"
-            for number, index in at.items()
-            if index != current_sample.NONE
-        )
+    def then(self, *window: int) -> None:
+        """Load a window after the current one; if it is not used, nothing is lost."""
+        if self._next is None:  # else one has been said before, and is being loaded
+            epoch, first, end = window
+            self._sampler.then(epoch, first, end)
+            self._next = epoch, first, end
 
     def close(self) -> None:
         """Stop the workers."""
@@ -128,34 +121,77 @@ class Loader:
             shut_down()
         self._loader = None
 
+    def _start(self) -> None:
+        assert self._loader is not None, "the loader has been closed"
+        hidden = nullcontext() if self._main_needed else main_hidden()
+        with hidden, _no_remark_on_workers():
+            self._iterator = iter(self._loader)
+        if self._waits:
+            _wait_at_most(self._waits, self._iterator, self._tell_samples)
+        self._started += 1
+
+    def _take(self, started: int, count: int) -> Iterator[Batch]:
+        """Yield so many batches; say what goes wrong in a worker as a user can read it."""
+        for _ in range(count):
+            if started != self._started:
+                return
+            try:
+                batch = next(self._iterator, None)
+            except DataError as error:
+                raise DataError(_cut_traceback(error)) from error
+            except RuntimeError as error:
+                if "DataLoader worker" not in str(error):
+                    raise
+                raise DataError(
+                    f"A loader worker died: {error}\n"
+                    f"{self._tell_samples(dead=True)}"
+                    f"  Most often the machine ran out of memory: lower "
+                    f"config.DATA.NUM_DATALOADER_WORKERS, config.DATA.PREFETCH_FACTOR or the batch "
+                    f"size, or give a container more shared memory (/dev/shm).\n"
+                    f"  With config.DATA.NUM_DATALOADER_WORKERS=0 the data is read in the main "
+                    f"process, where a crash shows what it comes from."
+                ) from error
+            if batch is None:
+                return
+            self._left -= 1
+            yield batch
+
+    def _tell_samples(self, dead: bool = False) -> str:
+        """Return a line for each worker, or each that has died, that was at work on a sample."""
+        workers = self._iterator._workers
+        numbers = [n for n, each in enumerate(workers) if not (dead and each.is_alive())]
+        at = {number: int(self._places[number]) for number in numbers}
+        return "".join(
+            f"  Worker {number} was at sample {index}: {self._dataset.name(index)}\n"
+            for number, index in at.items()
+            if index != NO_SAMPLE
+        )
+
 
 def boot_server(more: Sequence[str] = ()) -> None:
     """Start the process that workers are forked from; does not wait for it.
 
     more: modules that this dataset needs in addition to WORKER_MODULES.
     """
-    first, *others, last = WORKER_MODULES
-    multiprocessing.set_forkserver_preload([first, *others, *more, last])
-    with main_hidden(), _without_signals():
+    multiprocessing.set_forkserver_preload([*WORKER_MODULES, *more])
+    with main_hidden(), _ignore_signals():
         multiprocessing.forkserver.ensure_running()
 
 
 def prepare_worker(
-    worker: int,
-    main: int,
-    places: torch.Tensor,
-    opened: tuple[Opened, ...] = (),
-    check: Callable[[Any], None] | None = None,
+    worker: int, main: int, places: torch.Tensor, opened: tuple[Opened, ...] = ()
 ) -> None:
-    """Runs in each worker before its first sample. (torch limits it to one thread itself.)
+    """Prepare a worker before its first sample. (torch limits it to one thread itself.)
 
     main: the process that the worker loads for.
     places: where it notes which sample it is at.
     opened: what it loads for and was opened without trust.
-    check: made by the first worker.
     """
+    # Python's garbage collector writes to every object that it scans, and so copies the memory that
+    # is shared with the server: it leaves out the objects that exist by now.
+    gc.freeze()
     take_over(opened)
-    current_sample.note_in(places, worker)
+    note_places_in(places, worker)
     # The main process decides what a signal means; a worker forked from it has its handlers.
     for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT):
         signal.signal(number, signal.SIG_IGN)
@@ -163,15 +199,13 @@ def prepare_worker(
     if hasattr(signal, "sigwaitinfo"):
         # Before any thread is started: one that does not block it would get it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        threading.Thread(target=_end_by, args=(main,), daemon=True).start()
-    threading.Thread(target=_end_with, args=(main,), daemon=True).start()
-    if check is not None and worker == 0:
-        check(get_worker_info().dataset)  # type: ignore[union-attr]
+        threading.Thread(target=_end_by_signal, args=(main,), daemon=True).start()
+    threading.Thread(target=_end_after, args=(main,), daemon=True).start()
     # About EXIF and palettes, once for each such file in each worker.
     warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
-def _end_with(main: int) -> None:
+def _end_after(main: int) -> None:
     """Wait until the main process has gone, and go too.
 
     torch's own watch is on the parent, which is the server that the worker was forked from;
@@ -189,17 +223,17 @@ def _end_with(main: int) -> None:
     os._exit(1)
 
 
-def _end_by(main: int) -> None:
-    """SIGTERM ends a worker if the main process sent it. A scheduler sends it to all processes
-    of a run alike, and then the main process still needs batches to end in good order."""
+def _end_by_signal(main: int) -> None:
+    """End the worker at a SIGTERM of the main process. A scheduler sends it to all processes of a
+    run alike, and then the main process still needs batches to end in good order."""
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != main:
         pass
     os._exit(1)
 
 
 @contextmanager
-def _without_signals() -> Iterator[None]:
-    """What is started meanwhile ignores the signals that a scheduler sends to all processes."""
+def _ignore_signals() -> Iterator[None]:
+    """Let what is started meanwhile ignore the signals that a scheduler sends to all processes."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may say what a signal means
         return
@@ -214,7 +248,7 @@ def _without_signals() -> Iterator[None]:
 
 @contextmanager
 def _no_remark_on_workers() -> Iterator[None]:
-    """torch finds more workers than cores remarkable; that is for the user to choose."""
+    """Silence torch, which finds more workers than cores remarkable: the user chooses that."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         yield
@@ -222,7 +256,7 @@ def _no_remark_on_workers() -> Iterator[None]:
 
 @contextmanager
 def main_hidden() -> Iterator[None]:
-    """Processes that start meanwhile do not import the script that this process runs.
+    """Let processes that start meanwhile not import the script that this process runs.
 
     multiprocessing has every child import it, and with it all of the engine: seconds for
     each worker, for things that no worker uses.
@@ -247,7 +281,7 @@ def _refers_to_main(*sent: object) -> bool:
         ) from error
 
 
-def _wait_at_most(seconds: float, iterator: Any, in_hand: Callable[[], str]) -> None:
+def _wait_at_most(seconds: float, iterator: Any, tell_samples: Callable[[], str]) -> None:
     """Let torch's iterator give up when no batch comes for so long.
 
     Its own timeout would do, did it not stop looking meanwhile whether a worker has died.
@@ -266,7 +300,7 @@ def _wait_at_most(seconds: float, iterator: Any, in_hand: Callable[[], str]) -> 
             raise DataError(
                 f"the loader workers gave no batch for {seconds:g} seconds "
                 f"(config.DATA.WORKER_TIMEOUT). Does a file system hang, or a transform?\n"
-                f"{in_hand()}"
+                f"{tell_samples()}"
                 f"  With config.DATA.NUM_DATALOADER_WORKERS=0 the main process hangs in its place, "
                 f"where `py-spy dump` shows where."
             )
@@ -275,30 +309,6 @@ def _wait_at_most(seconds: float, iterator: Any, in_hand: Callable[[], str]) -> 
     iterator._try_get_data = try_get_data
 
 
-def _in_plain_words(iterator: Iterator[Batch], in_hand: Callable[[], str]) -> Iterator[Batch]:
-    """The iterator, with what goes wrong in a worker said as a user can read it."""
-    while True:
-        try:
-            batch = next(iterator)
-        except StopIteration:
-            return
-        except DataError as error:
-            raise DataError(_own_words(error)) from error
-        except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
-                raise
-            raise DataError(
-                f"A loader worker died: {error}\n"
-                f"{in_hand()}"
-                f"  Most often the machine ran out of memory: lower "
-                f"config.DATA.NUM_DATALOADER_WORKERS, config.DATA.PREFETCH_FACTOR or the batch "
-                f"size, or give a container more shared memory (/dev/shm).\n"
-                f"  With config.DATA.NUM_DATALOADER_WORKERS=0 the data is read in the main "
-                f"process, where a crash shows what it comes from."
-            ) from error
-        yield batch
-
-
-def _own_words(error: DataError) -> str:
-    """The text of an error without the traceback that torch puts before it in a worker."""
+def _cut_traceback(error: DataError) -> str:
+    """Return the text of an error without the traceback that torch puts before it in a worker."""
     return str(error).rpartition(f"{DataError.__module__}.{DataError.__name__}: ")[2].rstrip()

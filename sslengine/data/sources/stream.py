@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sslengine.data.loading.seeding import generator
 from sslengine.data.options import SplitOptions, StreamOptions, own
+from sslengine.data.seeding import generator
 from sslengine.data.sources.base import EncodedSource
 from sslengine.data.sources.retries import FINAL
 from sslengine.data.sources.stream_labels import StreamClasses

@@ -1,24 +1,19 @@
-"""Files become the pixels that Pillow makes of them, and batches those of the other back-end."""
+"""Files become the pixels that Pillow makes of them. In batches: tests/data/test_determinism.py."""
 
 from __future__ import annotations
 
 import io
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from sslengine.data.augment.backend import build_backend
 from sslengine.data.augment.image import Rgb
 from sslengine.data.decode.decoding import Decoder
-from sslengine.data.feed import DataFeed
-from sslengine.data.options import DataOptions, split_options
-from tests.data.augment.lists import LISTS
 from tests.data.augment.photos import photo
 
 pytest.importorskip("sslengine.data.augment.compiled", reason="needs numba and simplejpeg")
@@ -104,38 +99,6 @@ def test_damaged_files_are_as_readable_as_by_pillow(name: str) -> None:
 def test_too_many_pixels_are_refused_before_they_are_read() -> None:
     with pytest.raises(Image.DecompressionBombError, match="TRAIN.MAX_IMAGE_PIXELS=100000"):
         COMPILED.decode(encoded(Image.new("RGB", (400, 300))), DECODER)
-
-
-# ---- in batches; in workers: tests/data/test_determinism.py
-
-
-def test_batches_are_those_of_pillow(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    for number in range(7):
-        (tmp_path / "a" / f"{number}.jpg").write_bytes(encoded(photo(number), quality=90))
-    (tmp_path / "a" / "7.jpg").write_bytes(encoded(photo(7))[:300])  # unreadable
-    made, expected = batches(tmp_path, "numba"), batches(tmp_path, "pil")
-    for one, other in zip(made, expected, strict=True):
-        assert one.keys() == other.keys()
-        for key in one:
-            torch.testing.assert_close(one[key], other[key], rtol=0, atol=0)
-
-
-def batches(folder: Path, backend: str) -> list[Any]:
-    split = split_options(
-        DATA_SOURCES=["disk_folder"],
-        DATA_PATHS=[str(folder)],
-        LABEL_TYPE="sample_index",
-        BATCHSIZE_PER_REPLICA=2,
-        TRANSFORMS=LISTS["swav"],
-        COLLATE_FUNCTION="multicrop_collator",
-        CACHE_INDEX=False,
-    )
-    options = DataOptions(
-        TRAIN=split, NUM_DATALOADER_WORKERS=0, PIN_MEMORY=False, AUGMENT_BACKEND=backend
-    )
-    feed = DataFeed(options, "TRAIN", training=True, seed=0)
-    return [batch for epoch in range(2) for batch in feed.batches(epoch)]
 
 
 @pytest.mark.slow

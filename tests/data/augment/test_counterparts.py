@@ -16,7 +16,7 @@ from sslengine.data.augment.geometry import ImgRotatePil, flip
 from sslengine.data.augment.image import Limits, Rgb, make_rgb
 from sslengine.data.augment.levels import ImgPilRandomPhotometric
 from sslengine.data.augment.transform import Transform
-from sslengine.data.loading.seeding import seed_sample
+from sslengine.data.seeding import seed_sample
 from tests.data.augment.lists import OtherBlur, OtherFlip, Posterize
 from tests.data.augment.photos import photo
 from tests.data.augment.planes import compile_or_skip

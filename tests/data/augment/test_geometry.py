@@ -13,10 +13,17 @@ from torchvision.transforms import InterpolationMode, RandomResizedCrop
 from torchvision.transforms import functional as F
 
 from sslengine.data.augment import resize as kernels
-from sslengine.data.augment.geometry import ImgRotatePil, ResizedCrop, center_on_black, crop, turn
+from sslengine.data.augment.geometry import (
+    ImgPilResizeLargerSide,
+    ImgRotatePil,
+    MNISTImgPil2RGB,
+    ResizedCrop,
+    center_on_black,
+    crop,
+    turn,
+)
 from sslengine.data.augment.geometry import flip as flip_image
 from sslengine.data.augment.pipeline import Pipeline
-from sslengine.errors import ConfigError
 from tests.data.augment.planes import (
     Operation,
     Pixels,
@@ -257,12 +264,26 @@ def test_the_angle_becomes_the_label() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"num_angles": 0}, "num_angles: expected 1 or more, got 0"),
-        ({"num_rotations_per_img": 2}, "one label and so one rotation; expected 1, got 2"),
-    ],
+    ("size", "side", "expected"),
+    [((12, 5), 24, (24, 10)), ((5, 12), 6, (2, 6)), ((7, 7), 7, (7, 7)), ((100, 1), 10, (10, 1))],
 )
-def test_impossible_rotations(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=rf"here.0 \(ImgRotatePil\): .*{message}"):
-        Pipeline([{"name": "ImgRotatePil", **arguments}], "here")
+def test_the_larger_side_is_as_asked(
+    size: tuple[int, int], side: int, expected: tuple[int, int]
+) -> None:
+    image = picture(0, side=128).resize(size)
+    resized = ImgPilResizeLargerSide(side)(image)
+    assert resized.size == expected
+    assert resized.tobytes() == image.resize(expected, Image.Resampling.BILINEAR).tobytes()
+
+
+def test_digits_become_rgb() -> None:
+    digit = picture(3).convert("L")
+    plain = np.asarray(MNISTImgPil2RGB()(digit))
+    assert (plain == np.asarray(digit)[..., None]).all()
+    assert plain.shape == (8, 8, 3)
+    pasted = np.array(MNISTImgPil2RGB([12, 10], [3, 1])(digit))
+    assert pasted.shape == (10, 12, 3)
+    assert (pasted[1:9, 3:11] == plain).all()
+    pasted[1:9, 3:11] = 0
+    assert not pasted.any()
+    assert MNISTImgPil2RGB(32)(digit).size == (32, 32)

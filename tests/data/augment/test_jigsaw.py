@@ -17,7 +17,7 @@ from sslengine.data.augment.jigsaw import (
     load_permutations,
 )
 from sslengine.data.augment.pipeline import Pipeline
-from sslengine.errors import ConfigError, DataError
+from sslengine.errors import DataError
 
 
 def coordinates(height: int, width: int) -> torch.Tensor:
@@ -112,51 +112,14 @@ def test_a_file_may_count_from_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ([[0, 1, 2], [0, 1, 1]], "a row that is no permutation"),
-        ([[2, 3, 4]], "a row that is no permutation"),
-        ([[0, 1, 3]], "a row that is no permutation"),
-        ([0, 1, 2], r"the shape \(3,\)"),
-        ([[0.0, 1.0]], "the type float64"),
-        (np.zeros((0, 9), np.int64), r"the shape \(0, 9\)"),
-    ],
-)
-def test_a_file_of_something_else(rows: Any, message: str, tmp_path: Path) -> None:
+    "rows",
+    [[[0, 1, 2], [0, 1, 1]], [[2, 3, 4]], [[0, 1, 3]], [0, 1, 2], [[0.0, 1.0]],
+     np.zeros((0, 9), np.int64)],
+)  # fmt: skip
+def test_a_file_of_something_else(rows: Any, tmp_path: Path) -> None:
     np.save(tmp_path / "p.npy", np.array(rows))
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=r"perm_file: .*p\.npy must hold"):
         load_permutations(str(tmp_path / "p.npy"))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({}, "either perm_file, a .npy file of permutations, or num_perms"),
-        ({"perm_file": "p.npy", "num_perms": 3}, "either perm_file, .* or num_perms"),
-        ({"perm_file": "gone.npy"}, "no file gone.npy. Make one with sslengine make perm"),
-        (
-            {"perm_file": "https://example.com/p.npy"},
-            "https://example.com/p.npy is not downloaded. Make .* sslengine make perm",
-        ),
-        ({"num_perms": 25, "num_patches": 4}, "24 permutations; asked for 25"),
-    ],
-)
-def test_no_permutations(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=rf"here.0 \(ShuffleImgPatches\): .*{message}"):
-        Pipeline([{"name": "ShuffleImgPatches", **arguments}], "here")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"num_patches": 8}, "square number, got 8"),
-        ({"num_patches": 0}, "square number, got 0"),
-        ({"patch_jitter": 0}, "patch_jitter: expected 1 or more, got 0"),
-    ],
-)
-def test_impossible_patches(arguments: dict[str, int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ImgPatchesFromTensor(**arguments)
 
 
 def test_images_and_patches_must_fit() -> None:
@@ -170,10 +133,10 @@ def test_images_and_patches_must_fit() -> None:
         Pipeline(list(entries), "here")(sample)
 
     cut = {"name": "ImgPatchesFromTensor", "patch_jitter": 6}
-    with pytest.raises(DataError, match=r"here.0 .* sample 7: .*20 x 20 .*expected 21 or more"):
+    with pytest.raises(DataError, match=r"here.0 .* sample 7: .*sides of 21 or more .*\(20, 20\)"):
         run(cut)
     shuffle = {"name": "ShuffleImgPatches", "num_perms": 2, "num_patches": 4}
-    with pytest.raises(DataError, match=r"here.1 .* permutations are of 4 patches, got 9"):
+    with pytest.raises(DataError, match=r"here.1 .* num_patches: expected 4 patches, got 9"):
         run({**cut, "patch_jitter": 2}, shuffle)
 
 
@@ -237,8 +200,8 @@ def test_they_are_shared_and_so_cannot_be_changed() -> None:
     [
         (1, 1, "expected 2 to 9 pieces, got 1"),
         (1, 10, "expected 2 to 9 pieces, got 10"),
-        (0, 4, "4 pieces have 24 permutations; asked for 0"),
-        (25, 4, "4 pieces have 24 permutations; asked for 25"),
+        (0, 4, "num_perms: expected 1 to 24, .* got 0"),
+        (25, 4, "num_perms: expected 1 to 24, .* got 25"),
     ],
 )
 def test_more_than_there_are(count: int, pieces: int, message: str) -> None:

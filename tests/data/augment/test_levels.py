@@ -6,8 +6,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
-from PIL import Image
 
 from sslengine.data.augment.levels import (
     equalize,
@@ -73,63 +71,3 @@ def test_sharpness(factor: float) -> None:
         for each in (planes, np.where(planes < 128, 0, 255).astype(np.uint8), planes // 32):
             operation = partial(sharpen, factor=factor)
             assert (by_kernel(operation, each) == by_pillow(operation, each)).all()
-
-
-# ---- what they mean
-
-
-@pytest.fixture
-def pixels() -> Pixels:
-    return np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
-
-
-def after(operation: Operation, pixels: Pixels) -> Pixels:
-    return np.asarray(operation(Image.fromarray(pixels)))
-
-
-def blended(low: NDArray[np.generic] | int, pixels: Pixels, factor: float) -> NDArray[np.float64]:
-    return np.clip(low + factor * (pixels.astype(np.float64) - low), 0, 255)
-
-
-def test_solarize_inverts_from_the_threshold_on(pixels: Pixels) -> None:
-    solarized = after(partial(solarize, threshold=100), pixels)
-    assert (solarized == np.where(pixels < 100, pixels, 255 - pixels)).all()
-
-
-def test_posterize_keeps_the_upper_bits(pixels: Pixels) -> None:
-    assert (after(partial(posterize, bits=3), pixels) == pixels // 32 * 32).all()
-    assert (after(partial(posterize, bits=8), pixels) == pixels).all()
-
-
-def test_invert(pixels: Pixels) -> None:
-    assert (after(invert, pixels) == 255 - pixels).all()
-
-
-def test_autocontrast_stretches_each_channel(pixels: Pixels) -> None:
-    narrow = (pixels // np.array([2, 4, 8]) + 30).astype(np.uint8)
-    low, high = narrow.min((0, 1)).astype(float), narrow.max((0, 1)).astype(float)
-    expected = (narrow - low) * 255 / (high - low)
-    stretched = after(stretch_contrast, narrow)
-    assert np.abs(stretched - expected).max() <= 1
-
-
-def test_equalize_gives_a_value_by_how_many_pixels_are_darker(pixels: Pixels) -> None:
-    dark = np.tile((pixels.astype(int) ** 2 // 255).astype(np.uint8), (5, 5, 1))
-    spread = after(equalize, dark)
-    for channel in range(3):
-        values = dark[..., channel].ravel()
-        darker = np.searchsorted(np.sort(values), values) / len(values)
-        assert np.abs(spread[..., channel].ravel() - 255 * darker).max() < 255 * 0.03
-
-
-@pytest.mark.parametrize("factor", [0.0, 0.3, 1.0, 1.9])
-def test_sharpness_goes_away_from_a_weighted_mean_of_neighbours(
-    pixels: Pixels, factor: float
-) -> None:
-    sharp, inner = after(partial(sharpen, factor=factor), pixels), (slice(1, -1), slice(1, -1))
-    shifts = [pixels[y : y + 18, x : x + 28].astype(float) for y in range(3) for x in range(3)]
-    smooth = (sum(shifts) + 4 * shifts[4]) / 13
-    assert np.abs(sharp[inner] - blended(smooth, pixels[inner], factor)).max() < 2
-    edge = np.ones(pixels.shape, bool)
-    edge[inner] = False
-    assert (sharp[edge] == pixels[edge]).all()

@@ -87,7 +87,7 @@ def test_any_place_may_be_hidden() -> None:
 
 def test_nothing_is_hidden_where_nothing_is_to_be() -> None:
     assert not block_mask(14, 14, 0, ASPECTS).any()
-    with pytest.raises(ValueError, match="0 alone hides no patch"):
+    with pytest.raises(ValueError, match="a share above 0"):
         masks(3, pred_ratio_mean=[0.0], pred_ratio_var=[0.0])
 
 
@@ -97,21 +97,6 @@ def test_each_image_of_a_sample_has_its_mask() -> None:
     sample = pipeline({"data": views, "data_idx": [0, 0], "data_valid": [1, 1], "label": [0, 0]})
     assert [tuple(mask.shape) for mask in sample["mask"]] == [(8, 8), (4, 4)]
     assert len(sample["data"]) == 2
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"pred_ratio_mean": [0.1, 0.2]}, "as many of each, got 2 and 1"),
-        ({"pred_ratio_mean": [0.3], "pred_ratio_var": [0.4]}, "shares between 0 and 1, got 0.3 - 0.4"),
-        ({"pred_ratio_mean": [0.8], "pred_ratio_var": [0.4]}, "got 0.8 - 0.4 to 0.8"),
-        ({"patch_size": 0}, "patch_size: expected 1 or more"),
-        ({"log_aspect_ratio": [2.0, 1.0]}, "two numbers above 0, in order"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be(keys: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        MaskedImageModeling(**keys)
 
 
 def test_whole_cells_are_hidden_of_each_image_as_many_and_anywhere() -> None:
@@ -128,20 +113,6 @@ def test_whole_cells_are_hidden_of_each_image_as_many_and_anywhere() -> None:
     assert (often - 30 / 49).abs().max() < 5 * math.sqrt(0.25 / 200)
 
 
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"cell_size": 24}, "multiple of patch_size"),
-        ({"ratio": 1.2}, "a ratio above 0 to 1"),
-        ({"ratio": 0.0}, "a ratio above 0 to 1"),
-        ({"patch_size": 0}, "multiple of patch_size"),
-    ],
-)
-def test_cells_that_cannot_be(keys: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        RandomPatchMask(**keys)
-
-
 def test_cells_that_do_not_divide_the_image() -> None:
-    with pytest.raises(ValueError, match="do not divide an image of 100 x 224"):
+    with pytest.raises(ValueError, match=r"cells of 32 pixels .*\(100, 224\)"):
         RandomPatchMask()(torch.zeros(3, 100, 224))

@@ -103,18 +103,3 @@ def test_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(50):
         ChannelDrop()(None)
     assert len(set(seeds)) == 50
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: GaussianNoise([0.3, 0.1]), "std: expected shares from 0, in order"),
-        (lambda: GaussianNoise(-1), "std: expected shares"),
-        (lambda: GaussianNoise("much"), "std: expected a number, or two; got 'much'"),
-        (lambda: GaussianNoise(p=2), "probability"),
-        (lambda: ChannelDrop(fill="one"), "fill: expected zero or mean, got 'one'"),
-    ],
-)
-def test_arguments(make: object, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()  # type: ignore[operator]

@@ -9,8 +9,15 @@ import torch
 from PIL import Image
 from torchvision import transforms
 
-from sslengine.data.augment.pipeline import Pipeline
-from sslengine.data.augment.transform import MakesLabel, MakesViews, Sample, TakesAll
+from sslengine import catalog  # noqa: F401 - declares the names that ship with sslengine
+from sslengine.data.augment.pipeline import Pipeline, count_on_arrays
+from sslengine.data.augment.transform import (
+    MakesLabel,
+    MakesViews,
+    Sample,
+    TakesAll,
+    probability,
+)
 from sslengine.errors import ConfigError, DataError, UnknownNameError
 from tests.data.pictures import picture
 
@@ -170,3 +177,125 @@ def test_a_transform_that_returns_nothing_is_named_and_not_the_next() -> None:
     entries = [{"name": f"{HERE}:Forgets"}, {"name": f"{HERE}:Add"}]
     with pytest.raises(DataError, match=r"here.0 \(.*Forgets\) returned None for sample 3"):
         Pipeline(entries, "here")({"data": [1], "data_idx": [3]})
+
+
+def test_a_probability_is_one() -> None:
+    assert [probability(p) for p in (0.0, 0.3, 1.0)] == [0.0, 0.3, 1.0]
+    for wrong in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ValueError, match=f"between 0 and 1; got {wrong}"):
+            probability(wrong)
+
+
+CROPS = {"name": "ImgPilToMultiCrop", "total_num_crops": 2, "num_crops": [1, 1],
+         "size_crops": [16, 8], "crop_scales": [[0.3, 1], [0.1, 0.5]]}  # fmt: skip
+IMPOSSIBLE: list[tuple[str, dict[str, Any], str]] = [
+    ("ImgReplicatePil", {"num_times": 0}, "num_times"),
+    ("ImgPilToPatchesAndImage", {"num_patches": 8}, "num_patches"),
+    ("ImgPilToPatchesAndImage", {"num_patches": 0}, "num_patches"),
+    ("ImgPilToPatchesAndImage", {"crop_size_patches": 63}, "expected 66 or more"),
+    ("ImgPilToMultiCrop", {**CROPS, "total_num_crops": 4}, "total_num_crops"),
+    ("ImgPilToMultiCrop", {**CROPS, "total_num_crops": 0, "num_crops": [0, 0]}, "at least 1"),
+    ("ImgPilToMultiCrop", {**CROPS, "size_crops": [16]}, "size_crops"),
+    ("ImgPilToMultiCrop", {**CROPS, "crop_scales": [[0.1, 1], [0.2, 0.1]]}, "crop_scales"),
+    ("ImgPilToMultiCrop", {**CROPS, "crop_scales": [[0.1, 1], [0.2]]}, "crop_scales"),
+    ("ImgPilToMultiCrop", {**CROPS, "crop_scales": [[0.1, 2], [0.2, 1]]}, "crop_scales"),
+    ("ImgPatchesFromTensor", {"num_patches": 8}, "num_patches"),
+    ("ImgPatchesFromTensor", {"num_patches": 0}, "num_patches"),
+    ("ImgPatchesFromTensor", {"patch_jitter": 0}, "patch_jitter"),
+    ("ShuffleImgPatches", {}, "perm_file"),
+    ("ShuffleImgPatches", {"perm_file": "p.npy", "num_perms": 3}, "perm_file"),
+    ("ShuffleImgPatches", {"perm_file": "gone.npy"}, "sslengine make permutations"),
+    ("ShuffleImgPatches", {"perm_file": "https://example.com/p.npy"}, "not downloaded"),
+    ("ShuffleImgPatches", {"num_perms": 25, "num_patches": 4}, "num_perms"),
+    ("MaskedImageModeling", {"pred_ratio_mean": [0.1, 0.2]}, "pred_ratio_mean"),
+    ("MaskedImageModeling", {"pred_ratio_mean": [0.3], "pred_ratio_var": [0.4]}, "pred_ratio_var"),
+    ("MaskedImageModeling", {"pred_ratio_mean": [0.8], "pred_ratio_var": [0.4]}, "pred_ratio_var"),
+    ("MaskedImageModeling", {"patch_size": 0}, "patch_size"),
+    ("MaskedImageModeling", {"log_aspect_ratio": [2.0, 1.0]}, "log_aspect_ratio"),
+    ("RandomPatchMask", {"cell_size": 24}, "cell_size"),
+    ("RandomPatchMask", {"ratio": 1.2}, "ratio"),
+    ("RandomPatchMask", {"ratio": 0.0}, "ratio"),
+    ("RandomPatchMask", {"patch_size": 0}, "patch_size"),
+    ("RandAugment", {"weight_choice": 0}, "weight_choice"),
+    ("RandAugment", {"magnitude": 11}, "magnitude"),
+    ("RandAugment", {"magnitude_std": -1}, "magnitude_std"),
+    ("RandAugment", {"num_layers": 0}, "num_layers"),
+    ("VisslAutoAugment", {"policy_name": "v1"}, "policy_name"),
+    ("ImgPilGaussianBlur", {"p": 1.5}, "probability"),
+    ("ImgPilRandomPhotometric", {"p": 1.5}, "probability"),
+    ("ImgPilRandomColorJitter", {"p": 1.5}, "probability"),
+    ("ImgPilRandomSolarize", {"p": 1.5}, "probability"),
+    ("ImgPilRandomSolarize", {"threshold": 300}, "threshold"),
+    ("ImgPilResizeLargerSide", {"size": 0}, "size"),
+    ("MNISTImgPil2RGB", {"size": [1, 2, 3]}, "size"),
+    ("MNISTImgPil2RGB", {"box": [1]}, "box"),
+    ("ImgRotatePil", {"num_angles": 0}, "num_angles"),
+    ("ImgRotatePil", {"num_rotations_per_img": 2}, "num_rotations_per_img"),
+    ("OneHotEncode", {"num_classes": 0}, "num_classes"),
+    ("GaussianNoise", {"std": [0.3, 0.1]}, "std"),
+    ("GaussianNoise", {"std": -1}, "std"),
+    ("GaussianNoise", {"std": "much"}, "std"),
+    ("GaussianNoise", {"p": 2}, "probability"),
+    ("ChannelDrop", {"fill": "one"}, "fill"),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "key"), IMPOSSIBLE)
+def test_impossible_arguments(name: str, arguments: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"here.0 \({name}\): .*{key}"):
+        Pipeline([{**arguments, "name": name}], "here")
+
+
+# ---- which entries take arrays of any channels, known before the launch
+
+WHERE = "config.DATA.TRAIN.TRANSFORMS"
+BANDS = np.zeros((20, 30, 4), np.float32)
+JITTER = {"name": "ColorJitter", "brightness": 0.8, "contrast": 0.8}
+BLUR = {"name": "ImgPilGaussianBlur"}
+TAKEN: list[list[dict[str, Any]]] = [
+    [{"name": "ImgReplicatePil"}, {"name": "RandomResizedCrop", "size": 8},
+     {"name": "RandomHorizontalFlip"}, JITTER, BLUR, {"name": "GaussianNoise"},
+     {"name": "ChannelDrop"}],
+    [CROPS, {"name": "ImgPilMultiCropRandomApply", "prob": [1, 0.5], "transforms": [BLUR]}],
+    [{"name": "ImgRotatePil", "num_angles": 8}, {"name": "Resize", "size": 9},
+     {"name": "CenterCrop", "size": 8}, {"name": "RandomApply", "transforms": [JITTER]}],
+    [{"name": "Resize", "size": 9, "interpolation": "bicubic"},
+     {"name": "RandomResizedCrop", "size": 8, "interpolation": "nearest"}],
+    [{"name": "OneHotEncode", "num_classes": 4}, {"name": "ImgPilToPatchesAndImage"}],
+]  # fmt: skip
+REFUSED: list[dict[str, Any]] = [
+    {"name": "ColorJitter", "hue": 0.1}, {"name": "ColorJitter", "saturation": 0.1},
+    {"name": "ImgPilColorDistortion"}, {"name": "ImgPilRandomColorJitter"},
+    {"name": "RandomGrayscale", "p": 0.1}, {"name": "ImgPilRandomPhotometric"},
+    {"name": "RandomApply", "p": 0.5, "transforms": [JITTER, {"name": "Grayscale"}]},
+    {"name": "RandomEqualize"}, {"name": "RandAugment"}, {"name": "ImgPilResizeLargerSide"},
+    {"name": "RandomVerticalFlip", "p": 0.1}, {"name": "RandomCrop", "size": 8, "padding": 2},
+    {"name": "Resize", "size": 9, "interpolation": 1},
+    {"name": "Resize", "size": 9, "interpolation": "box"},
+    {"name": "ImgPilRandomSolarize", "p": 0.1},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("entries", TAKEN)
+def test_taken(entries: list[dict[str, Any]]) -> None:
+    behind = [{"name": "ToTensor"}, {"name": "RandomRotation", "degrees": 9}]
+    assert count_on_arrays([*entries, *behind], BANDS, None, WHERE) == len(entries)
+
+
+@pytest.mark.parametrize("entry", REFUSED)
+def test_refused(entry: dict[str, Any]) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"{WHERE}.1 \({entry['name']}\)[\s\S]*IMAGE_MODE: stored"
+    ):
+        count_on_arrays([BLUR, entry], BANDS, None, WHERE)
+
+
+def test_a_value_range_makes_solarize_possible() -> None:
+    entries = [{"name": "ImgPilRandomSolarize"}, {"name": "RandomInvert"}]
+    assert count_on_arrays(entries, BANDS, (0, 4095), WHERE) == 2
+    assert count_on_arrays(entries, BANDS.astype(np.uint8), None, WHERE) == 2
+
+
+def test_behind_one_of_the_users_own_nothing_is_known() -> None:
+    entries = [{"name": "tests.data.probes:DrawProbe"}, {"name": "RandomGrayscale"}]
+    assert count_on_arrays(entries, BANDS, None, WHERE) == 0

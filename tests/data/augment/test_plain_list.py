@@ -17,7 +17,6 @@ from torch import Tensor
 from sslengine.data.augment.image import make_rgb
 from sslengine.data.augment.pipeline import Pipeline
 from sslengine.data.augment.transform import Sample
-from sslengine.data.batch.block_masks import ibot_multicrop_masking_collator
 from sslengine.data.batch.collators import (
     image_keys,
     moco_collator,
@@ -26,7 +25,8 @@ from sslengine.data.batch.collators import (
     siamese_collator,
     simclr_collator,
 )
-from sslengine.data.loading.seeding import seed_sample
+from sslengine.data.batch.masks import ibot_multicrop_masking_collator
+from sslengine.data.seeding import seed_sample
 from sslengine.registry import TRANSFORMS
 from tests.data.augment.lists import COLOUR, CROP, LISTS, TENSOR, TWO
 from tests.data.augment.photos import photo

@@ -51,8 +51,8 @@ def test_a_chance_is_compared_as_torch_compares_it(p: float) -> None:
     """With all float32 around it: the next ones, and itself."""
     near = torch.tensor(p).nextafter(torch.tensor(-1.0)), torch.tensor(p).nextafter(torch.tensor(2))
     for drawn in (near[0], torch.tensor(p), near[1]):
-        assert (drawn.item() < stream.as_compared(p)) == bool(drawn.view(1) < p)
-        assert (stream.as_compared(p) < drawn.item()) == bool(p < drawn.view(1))
+        assert (drawn.item() < stream.round_p(p)) == bool(drawn.view(1) < p)
+        assert (stream.round_p(p) < drawn.item()) == bool(p < drawn.view(1))
 
 
 def test_threads_do_not_draw_into_each_others_cells() -> None:

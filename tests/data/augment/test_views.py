@@ -82,24 +82,6 @@ def test_defaults_are_those_of_pirl() -> None:
     assert [view.size for view in views] == [(224, 224)] + [(64, 64)] * 9
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"num_patches": 8}, "square number, got 8"),
-        ({"num_patches": 0}, "square number, got 0"),
-        ({"crop_size_patches": 63}, "too small for 9 patches; expected 66 or more"),
-    ],
-)
-def test_impossible_patches(arguments: dict[str, int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ImgPilToPatchesAndImage(**arguments)
-
-
-def test_impossible_replicas() -> None:
-    with pytest.raises(ValueError, match="num_times: expected 1 or more, got 0"):
-        ImgReplicatePil(0)
-
-
 def test_number_of_views() -> None:
     crop = {"name": "RandomResizedCrop", "size": 8}
     assert views_per_image([crop]) == 1
@@ -160,20 +142,6 @@ def test_crops_by_another_interpolation() -> None:
     assert crops[0].tobytes() != by_default[0].tobytes()
 
 
-def test_crops_of_tensors_of_many_bands() -> None:
-    image = torch.rand(6, 40, 30)
-    torch.manual_seed(11)
-    crops = ImgPilToMultiCrop(**SWAV)(image)
-    torch.manual_seed(11)
-    large, small = RandomResizedCrop(16, (0.14, 1.0)), RandomResizedCrop(8, (0.05, 0.14))
-    expected = [crop(image) for crop in (large, large, small, small, small)]
-    assert all(torch.equal(*pair) for pair in zip(crops, expected, strict=True))
-    some = ImgPilMultiCropRandomApply([torch.neg], [1.0, 0.0, 1.0, 0.0, 0.0])(crops)
-    assert [torch.equal(a, b) for a, b in zip(some, crops, strict=True)] == [
-        False, True, False, True, True,
-    ]  # fmt: skip
-
-
 def test_a_small_crop_shows_a_small_share_of_the_image() -> None:
     # Red counts the columns and green the rows, so that a crop tells how much it spans.
     ramp = np.zeros((100, 100, 3), np.uint8)
@@ -193,38 +161,12 @@ def test_a_small_crop_shows_a_small_share_of_the_image() -> None:
     assert np.array(areas)[:, 2:].max() < 0.15
 
 
-def test_labels_go_with_every_crop() -> None:
-    pipeline = Pipeline([{"name": "ImgPilToMultiCrop", **SWAV}], "here")
-    made = pipeline(sample(picture(0, side=40)))
-    assert len(made.pop("data")) == 5
-    assert made == {"data_valid": [1] * 5, "data_idx": [7] * 5, "label": [3] * 5}
-
-
 def test_number_of_crops() -> None:
     entries: list[dict[str, Any]] = [
         {"name": "ImgPilToMultiCrop", **SWAV},
         {"name": "ImgPilMultiCropRandomApply", "transforms": [], "prob": [0.1] * 5},
     ]
     assert views_per_image(entries) == 5
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"total_num_crops": 4}, "expected the sum of num_crops, 5, and at least 1; got 4"),
-        ({"total_num_crops": 0, "num_crops": [0, 0]}, "at least 1; got 0"),
-        ({"size_crops": [16]}, "expected one entry in each for every kind of crop, got 2, 1 and 2"),
-        (
-            {"crop_scales": [[0.1, 1], [0.2, 0.1]]},
-            r"in order, such as \[0.14, 1\]; got \[0.2, 0.1\]",
-        ),
-        ({"crop_scales": [[0.1, 1], [0.2]]}, r"two shares of the area"),
-        ({"crop_scales": [[0.1, 2], [0.2, 1]]}, r"two shares of the area"),
-    ],
-)
-def test_impossible_crops(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=rf"here.0 \(ImgPilToMultiCrop\): .*{message}"):
-        Pipeline([{"name": "ImgPilToMultiCrop", **SWAV, **changes}], "here")
 
 
 def test_each_crop_has_its_own_chance() -> None:

@@ -133,28 +133,6 @@ def test_a_power_law_epoch_is_as_many_images_as_there_are_and_no_image_twice_in_
             assert times == 1 or drawn > of_class.sum()
 
 
-@pytest.mark.parametrize("make", [stratified, power_law])
-def test_global_batches_do_not_depend_on_the_number_of_ranks(make: Make) -> None:
-    alone = global_batches(make(16), 3)
-    assert global_batches(make(8, 2), 3) == alone
-    assert global_batches(make(4, 4), 3) == alone
-    assert global_batches(make(16), 4) != alone
-    assert global_batches(make(16, seed=1), 3) != alone
-
-
-@pytest.mark.parametrize("make", [stratified, power_law])
-def test_any_window_is_that_part_of_the_epoch(make: Make) -> None:
-    sampler = make(8, 2)[1]
-    sampler.set_window(5)
-    whole = list(sampler)
-    assert {epoch for batch in whole for epoch, _ in batch} == {5}
-    assert sampler.batch_sizes == [8] * len(whole)
-    assert sampler.global_batch_sizes == [16] * len(whole)
-    for first in range(len(whole) + 1):
-        sampler.set_window(5, first)
-        assert list(sampler) == whole[first:]
-
-
 def test_classes_are_told_apart_by_their_numbers() -> None:
     members = members_of_classes([np.array([7, -2, 7, 0, -2])], "here")
     assert [each.tolist() for each in members] == [[1, 4], [3], [0, 2]]

@@ -13,6 +13,7 @@ from sslengine.data.batch.collators import (
     patch_and_image_collator,
     siamese_collator,
     simclr_collator,
+    targets_one_hot_default_collator,
 )
 from sslengine.errors import DataError
 
@@ -153,3 +154,21 @@ def test_what_cannot_be_collated_is_told() -> None:
 def test_identity_gives_the_samples() -> None:
     samples = batch(2)
     assert identity_collator(samples) == samples
+
+
+def shown(index: int, label: object) -> Sample:
+    return {**sample(index, 1), "label": [label]}
+
+
+def test_what_is_there_what_is_not_and_what_nobody_says() -> None:
+    labels = ([[1, 3], [4]], [[], [0, 1]], [[2], []])
+    made = targets_one_hot_default_collator([shown(2, each) for each in labels], num_classes=5)
+    expected = [[-1, 1, -1, 1, 0], [0, 0, -1, -1, -1], [-1, -1, 1, -1, -1]]
+    assert made["label"][0].tolist() == expected
+    assert pixels(made["data"]) == [[20.0] * 3]
+
+
+@pytest.mark.parametrize("label", [3, [1, 2], [[1], [2], [3]], [[1], [5]]])
+def test_labels_that_are_not_two_lists_of_classes(label: object) -> None:
+    with pytest.raises(DataError, match="a label of two lists, .* num_classes"):
+        targets_one_hot_default_collator([shown(0, label)], num_classes=5)

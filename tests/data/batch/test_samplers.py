@@ -13,7 +13,7 @@ from sslengine.data.batch.samplers import (
     OrderedBatchSampler,
     ShuffledBatchSampler,
 )
-from sslengine.data.loading.seeding import epoch_generator
+from sslengine.data.seeding import epoch_generator
 from sslengine.errors import DataError
 
 SIZES = {
@@ -78,18 +78,6 @@ def test_sizes_are_known_and_equal_on_all_ranks(
         assert len(set(seen)) == len(seen)
 
 
-@given(num_samples=st.integers(1, 200), quarter=st.integers(1, 6), epoch=st.integers(0, 3))
-def test_global_batches_do_not_depend_on_the_number_of_ranks(
-    num_samples: int, quarter: int, epoch: int
-) -> None:
-    size = 4 * quarter
-    alone = global_batches(shuffled(num_samples, size, 1), epoch)
-    for ranks in (2, 4):
-        shared = global_batches(shuffled(num_samples, size // ranks, ranks), epoch)
-        # What fills the last one up for the ranks to share it comes after it.
-        assert [each[: len(one)] for each, one in zip(shared, alone, strict=True)] == alone
-
-
 @given(**SIZES, data=st.data())
 def test_a_window_is_that_part_of_the_epoch(
     num_samples: int, batch_size: int, world_size: int, data: st.DataObject
@@ -152,12 +140,12 @@ def test_a_batch_larger_than_the_data_set() -> None:
     with pytest.raises(
         DataError,
         match=r"config.DATA.TRAIN: the dataset has 100 samples, fewer than the global batch of "
-        r"256 \(64 on each of 4 processes\), .*DROP_LAST=false, .*BATCHSIZE_PER_REPLICA to 25 or",
+        r"256 \(64 on each of 4 processes\), .*DROP_LAST=false, .*BATCHSIZE_PER_REPLICA to 25,",
     ):
         shuffled(100, 64, 4, drop_last=True)
-    with pytest.raises(DataError, match=r"BATCHSIZE_PER_REPLICA to 1\."):
+    with pytest.raises(DataError, match=r"BATCHSIZE_PER_REPLICA to 1,"):
         shuffled(1, 2, 1, drop_last=True)
-    with pytest.raises(DataError, match=r"use 3 processes at most: config.DISTRIBUTED"):
+    with pytest.raises(DataError, match="config.DISTRIBUTED.NUM_PROC_PER_NODE"):
         shuffled(3, 1, 4, drop_last=True)
     assert shuffled(100, 64, 4)[0].batch_sizes == [25]
 
@@ -181,14 +169,6 @@ def test_each_test_sample_exactly_once_and_in_order(
     assert min(sizes) >= 1
     assert max(sizes) <= max(batch_size, 2)
     assert len(steps) <= -(-num_samples // (batch_size * world_size))
-
-
-def test_test_samples_are_the_same_in_every_epoch() -> None:
-    sampler = OrderedBatchSampler(10, 3)
-    sampler.set_window(0)
-    first = list(sampler)
-    sampler.set_window(5)
-    assert list(sampler) == first
 
 
 def test_fewer_test_samples_than_processes() -> None:

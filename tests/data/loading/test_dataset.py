@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from sslengine.data.loading import dataset as module
 from sslengine.data.loading.dataset import SSLDataset, collate_seeded
-from sslengine.data.loading.seeding import seed_sample
 from sslengine.data.options import SplitOptions
+from sslengine.data.seeding import seed_sample
 from sslengine.errors import DataError
 from tests.data.pictures import picture, write_picture, write_tree
 
@@ -52,6 +53,17 @@ def test_what_its_loader_workers_need_is_named(root: Path) -> None:
         "sslengine.data.augment.backend",
         "sslengine.data.sources.disk",
     )
+
+
+def test_it_notes_which_sample_it_is_at(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_place", module._place)
+    places, seen = torch.full((3,), module.NO_SAMPLE), []
+    module.note_places_in(places, 2)
+    data = dataset(root)
+    data.pipeline.steps.insert(0, lambda sample: seen.append(places.tolist()))
+    data.__getitems__([(0, 2), (0, 1)])
+    assert seen == [[-1, -1, 2], [-1, -1, 1]]
+    assert places.tolist() == [-1, -1, -1]
 
 
 def test_a_subset_keeps_images_and_labels_together(root: Path) -> None:

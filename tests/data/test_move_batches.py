@@ -7,8 +7,8 @@ import pytest
 import torch
 from torchvision.transforms import Normalize, ToTensor
 
-from sslengine.data.augment.finish import CPU, Finish
-from sslengine.data.loading.device_prefetch import on_device, one_ahead
+from sslengine.data.augment.tensors import CPU, Finish
+from sslengine.data.feed import move_batches, start_ahead
 from tests.gpu.place import nothing_waits
 
 
@@ -30,7 +30,7 @@ def test_each_item_starts_before_the_one_before_it_is_given_out(count: int) -> N
         return started + 1
 
     given = []
-    for value in one_ahead(items(), start, finish):
+    for value in start_ahead(items(), start, finish):
         events.append(f"use {value // 10}")
         given.append(value)
     assert given == [10 * number + 1 for number in range(count)]
@@ -49,29 +49,21 @@ def test_an_error_on_the_way_is_passed_on() -> None:
         raise KeyError("gone")
 
     with pytest.raises(KeyError, match="gone"):
-        list(one_ahead(items(), lambda item: item, lambda item: item))
+        list(start_ahead(items(), lambda item: item, lambda item: item))
 
 
 def test_on_the_cpu_batches_are_as_they_are() -> None:
     batch = {"data": [torch.zeros(2)], "data_idx": [torch.arange(2)]}
-    (given,) = on_device([batch], torch.device("cpu"), overlap=True)
+    (given,) = move_batches([batch], torch.device("cpu"), overlap=True)
     assert given is batch
 
 
 def test_all_but_the_indices_is_moved() -> None:
     batch = {"data": [torch.zeros(2), torch.ones(3)], "data_idx": [torch.arange(2)]}
-    (given,) = on_device([batch], torch.device("meta"), overlap=True)
+    (given,) = move_batches([batch], torch.device("meta"), overlap=True)
     assert [tensor.device.type for tensor in given["data"]] == ["meta", "meta"]
     assert given["data"][1].shape == (3,)
     assert given["data_idx"][0] is batch["data_idx"][0]
-
-
-def test_crops_in_a_list_are_moved() -> None:
-    batch = {"data": [[torch.zeros(2), torch.ones(3)]], "data_idx": [torch.arange(2)]}
-    (given,) = on_device([batch], torch.device("meta"), overlap=True)
-    assert isinstance(given["data"][0], list)
-    assert [tensor.device.type for tensor in given["data"][0]] == ["meta", "meta"]
-    assert [tensor.shape for tensor in given["data"][0]] == [(2,), (3,)]
 
 
 @pytest.mark.gpu
@@ -89,7 +81,7 @@ def test_on_a_gpu_batches_arrive_whole_and_in_order_without_waiting(overlap: boo
     ]
     sums, crops = [], []
     with nothing_waits():
-        for batch in on_device(batches, device, overlap):
+        for batch in move_batches(batches, device, overlap):
             busy = torch.ones(2048, 2048, device=device)
             for _ in range(8):
                 busy = busy @ busy / 2048
@@ -111,13 +103,13 @@ def test_on_a_gpu_images_are_finished_without_waiting(overlap: bool) -> None:
     batches = [{"data": [each.pin_memory()], "data_idx": [torch.zeros(1)]} for each in pixels]
     given = []
     with nothing_waits():
-        for batch in on_device(batches, device, overlap, finish.on(device)):
+        for batch in move_batches(batches, device, overlap, finish.prepare(device)):
             busy = torch.ones(2048, 2048, device=device)
             for _ in range(8):
                 busy = busy @ busy / 2048
             given.append(batch["data"][0])
     for each, images in zip(pixels, given, strict=True):
-        torch.testing.assert_close(images.cpu(), finish.on(CPU)(each), rtol=0, atol=0)
+        torch.testing.assert_close(images.cpu(), finish.prepare(CPU)(each), rtol=0, atol=0)
 
 
 def test_batches_of_any_form_are_moved() -> None:
@@ -126,6 +118,6 @@ def test_batches_of_any_form_are_moved() -> None:
         name: str
 
     batch = [{"image": torch.zeros(2), "size": (3, 4)}, Pair(torch.ones(1), "b")]
-    (given,) = on_device([batch], torch.device("meta"), overlap=True)
+    (given,) = move_batches([batch], torch.device("meta"), overlap=True)
     assert given[0]["image"].device.type == given[1].image.device.type == "meta"
     assert (given[0]["size"], given[1].name, type(given[1])) == ((3, 4), "b", Pair)

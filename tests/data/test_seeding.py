@@ -5,7 +5,7 @@ import random
 import numpy as np
 import torch
 
-from sslengine.data.loading.seeding import epoch_generator, seed_sample, streams_kept
+from sslengine.data.seeding import epoch_generator, seed_sample, streams_kept
 
 
 def draw() -> tuple[float, float, float]:

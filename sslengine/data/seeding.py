@@ -1,4 +1,4 @@
-"""Randomness that depends on the run's seed, the epoch and the sample, and on nothing else.
+"""Seed random numbers by the run's seed, the epoch and the sample, and by nothing else.
 
 Transforms draw from three global streams: Python's, numpy's and torch's. All three are
 seeded again before each sample, from a hash of (seed, epoch, index), so that neither the
@@ -12,6 +12,7 @@ import random
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,37 +23,32 @@ import torch
 SampleKey = tuple[int, int]
 
 
-def seed_sample(seed: int, key: SampleKey) -> None:
+def seed_sample(seed: int, key: SampleKey, purpose: bytes = b"sample") -> None:
     """Seed the global streams of this process for one sample."""
-    _seed_streams(_hash(b"sample", seed, *key))
-
-
-def seed_batch(seed: int, key: SampleKey) -> None:
-    """The same for putting together the batch whose first sample is `key`."""
-    _seed_streams(_hash(b"batch", seed, *key))
-
-
-def _seed_streams(number: bytes) -> None:
-    for_python, for_numpy, for_torch = struct.unpack("<QII", number)
+    for_python, for_numpy, for_torch = struct.unpack("<QII", _hash(purpose, seed, *key))
     random.seed(for_python)
     np.random.seed(for_numpy)  # noqa: NPY002 (the stream that transforms draw from)
     # Not torch.manual_seed: it would seed the GPU as well, and takes 80 microseconds.
     torch.default_generator.manual_seed(for_torch)
 
 
+# Seed them for collating the batch whose first sample is `key`.
+seed_batch = partial(seed_sample, purpose=b"batch")
+
+
 def epoch_generator(seed: int, epoch: int) -> torch.Generator:
-    """What the order of an epoch is drawn from."""
+    """Return the stream that the order of an epoch is drawn from."""
     return generator(b"epoch", seed, epoch)
 
 
 def generator(purpose: bytes, *numbers: int) -> torch.Generator:
-    """A separate stream for each purpose, of at most 16 letters, and for each of its numbers."""
+    """Return a separate stream for a purpose, of at most 16 letters, and its numbers."""
     (number,) = struct.unpack("<q8x", _hash(purpose, *numbers))
     return torch.Generator().manual_seed(number)
 
 
 def _hash(purpose: bytes, *numbers: int) -> bytes:
-    """16 bytes, so mixed that those of neighbouring numbers have nothing in common."""
+    """Return 16 bytes, which have nothing in common with those of neighbouring numbers."""
     packed = struct.pack(f"<{len(numbers)}q", *numbers)
     return hashlib.blake2b(packed, digest_size=16, person=purpose).digest()
 

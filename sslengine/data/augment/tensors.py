@@ -1,6 +1,8 @@
-"""What ToTensor and Normalize do to pixels, put off until a batch is on the device.
+"""Images become tensors: conversions, and what ToTensor and Normalize do to pixels, put off until a
+batch is on the device. Labels become vectors.
 
-In float32 and in the same order of operations, so that the values are the same to the bit.
+What is put off is computed in float32 and in the same order of operations, so that the values are
+the same to the bit.
 """
 
 from __future__ import annotations
@@ -12,12 +14,93 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 from torchvision.transforms import Normalize, ToTensor
 
-from sslengine.data.augment.conversion import ImgPilToRawTensor, ImgToTensor
+from sslengine.data.augment.transform import TakesLabels, expect
+from sslengine.registry import register_transform
 
 CPU = torch.device("cpu")
+
+
+# ---- conversions
+
+
+@register_transform("ImgToTensor")
+class ImgToTensor:
+    """A float tensor C x H x W, from 0 to 1."""
+
+    def __call__(self, image: Any) -> Tensor:
+        return _channels_first(image).div_(255)
+
+
+@register_transform("ImgPilToRawTensor")
+class ImgPilToRawTensor:
+    """A float tensor C x H x W with the pixels' own values."""
+
+    def __call__(self, image: Any) -> Tensor:
+        return _channels_first(image)
+
+
+@register_transform("OneHotEncode")
+class OneHotEncode(TakesLabels):
+    """Each label, a class or several, becomes a vector with 1 at those and 0 elsewhere."""
+
+    def __init__(self, num_classes: int = 1000) -> None:
+        """num_classes: the length of the vector."""
+        expect(num_classes >= 1, "num_classes", "1 or more", num_classes)
+        self.num_classes = num_classes
+
+    def __call__(self, label: Any) -> Tensor:
+        classes = torch.as_tensor(label, dtype=torch.int64).flatten()
+        fits = all(0 <= each < self.num_classes for each in classes.tolist())
+        expect(fits, "labels", f"0 to num_classes - 1, {self.num_classes - 1}", classes.tolist())
+        return torch.zeros(self.num_classes, dtype=torch.int64).index_fill_(0, classes, 1)
+
+
+def _channels_first(image: Any) -> Tensor:
+    pixels = np.asarray(image)
+    if pixels.ndim == 2:
+        pixels = pixels[..., None]
+    # A copy: the pixels of an image cannot be written to.
+    return torch.from_numpy(np.array(np.moveaxis(pixels, -1, 0), np.float32, order="C"))
+
+
+# From linear sRGB to XYZ, and the white of D65 there. The digits are OpenCV's.
+TO_XYZ = np.array(
+    [
+        [0.412453, 0.357580, 0.180423],
+        [0.212671, 0.715160, 0.072169],
+        [0.019334, 0.119193, 0.950227],
+    ]
+)
+WHITE = np.array([0.950456, 1.0, 1.088754])
+
+
+@register_transform("ImgPil2LabTensor")
+class ImgPil2LabTensor:
+    """A float tensor 3 x H x W: L from 0 to 100, a and b from about -127 to 127."""
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        levels = np.asarray(image.convert("RGB"))
+        ratio = LINEAR[levels] @ TO_XYZ.T / WHITE
+        root = np.where(ratio > 0.008856, np.cbrt(ratio), 7.787 * ratio + 16 / 116)
+        x, y, z = np.moveaxis(root, -1, 0)
+        lab = np.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+        return torch.from_numpy(lab.astype(np.float32))
+
+
+def _linear(levels: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Undo sRGB's curve."""
+    return np.where(levels <= 0.04045, levels / 12.92, ((levels + 0.055) / 1.055) ** 2.4)
+
+
+LINEAR = _linear(np.arange(256) / 255)
+
+
+# ---- what waits until after collate
+
 # By exact type: what a subclass does is not known. What each divides pixels by.
 CONVERSIONS: dict[type, tuple[float, ...]] = {
     ToTensor: (255.0,),
@@ -27,7 +110,7 @@ CONVERSIONS: dict[type, tuple[float, ...]] = {
 
 
 class Finish:
-    """`finish.on(device)(pixels)`: float32 of uint8 pixels [...] x channels x height x width."""
+    """`prepare(device)(pixels)` gives float32 of uint8 pixels [...] x channels x height x width."""
 
     def __init__(
         self,
@@ -42,7 +125,7 @@ class Finish:
             self._operations += [("sub", _column(each.mean)), ("div", _column(each.std))]
         self._image_keys = tuple(image_keys)
 
-    def on(self, device: torch.device) -> FinishOn:
+    def prepare(self, device: torch.device) -> FinishOn:
         """Put its numbers on the device, so that no step waits for them.
 
         Tensors, not numbers: instead of dividing by a number CUDA multiplies with its inverse.

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from sslengine.data.loading.invalid import FEWEST, LATEST, InvalidSamples
+from sslengine.data.feed import FEWEST, LATEST, InvalidSamples
 from sslengine.errors import DataError
 
 
@@ -47,24 +47,11 @@ def test_the_first_is_told_all_are_named_and_counted(caplog: pytest.LogCaptureFi
     assert [each.levelno for each in caplog.records] == levels
 
 
-def test_one_alone_is_not_told_twice(caplog: pytest.LogCaptureFixture) -> None:
-    samples = counter()
-    Run(samples).batches(1, bad=1)
-    samples.tell_count()
-    assert len(caplog.messages) == 1
-
-
 def test_not_one_can_be_read() -> None:
     run = Run(counter(max_share=1.0))
     run.batches(FEWEST // 10 - 1, bad=10)
     with pytest.raises(DataError, match=rf"none of the first {FEWEST} images can be read.*90.jpg"):
         run.batches(1, bad=10)
-
-
-def test_a_small_set_of_which_not_one_can_be_read() -> None:
-    run = Run(counter(num_samples=30))
-    with pytest.raises(DataError, match=r"none of the first 30 images"):
-        run.batches(3, bad=10)
 
 
 def test_more_than_the_share() -> None:
