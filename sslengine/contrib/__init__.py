@@ -1,6 +1,8 @@
 """Rarely used parts; components are imported only when a config names them."""
 
+from sslengine.data.options import PathOptions
 from sslengine.registry import (
+    DATA_SOURCES,
     ENGINES,
     HEADS,
     HOOK_ADAPTERS,
@@ -12,6 +14,7 @@ from sslengine.registry import (
 
 HOOK_ADAPTERS.declare("sslengine.contrib.detectron2", "detectron2")
 WRITERS.declare("sslengine.contrib.csv_file", "csv")
+DATA_SOURCES.declare("sslengine.contrib.regions", "disk_roi_annotations", options=PathOptions)
 
 TRAIN_STEPS.declare("sslengine.contrib.mmengine", "model_train_step")
 TRAIN_STEPS.declare("sslengine.contrib.multi_optimizer", "multi_optimizer_train_step")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from sslengine.data.batch.collators import Batch, image_keys
-from sslengine.data.fingerprint import of_list
+from sslengine.data.fingerprint import hash_list
 from sslengine.data.loading.ahead import LoadedAhead
 from sslengine.data.loading.dataset import UNREADABLE, SSLDataset
 from sslengine.data.loading.device_prefetch import on_device
@@ -99,7 +99,7 @@ class DataFeed:
     @cached_property
     def list_hashes(self) -> dict[str, str]:
         """Of the images' names and of their labels."""
-        return of_list(self.dataset, self._paths)
+        return hash_list(self.dataset, self._paths)
 
     @property
     def num_samples(self) -> int:

@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 from sslengine.config.facts import why_not
 from sslengine.config.ranges import at_least, choice, share
 from sslengine.config.sections import hosts, join, named, section
-from sslengine.data.decode.pixel_range import PixelRange
-from sslengine.data.decode.transparency import parse_colour
+from sslengine.data.pixel_values import PixelRange, parse_colour
 from sslengine.registry import COLLATORS, DATA_SOURCES, TRANSFORMS
 
 C = TypeVar("C")
@@ -379,7 +378,7 @@ def split_options(**keys: Any) -> SplitOptions:
 
 @dataclass
 class HoldOut:
-    """A share of TRAIN's images is TEST, and is not trained on; see manifest/hold_out.py."""
+    """A share of TRAIN's images is TEST, and is not trained on; see manifest/subset.py."""
 
     # 0: TEST has its own images; 0.1: a tenth of TRAIN's.
     SHARE: float = at_least(0, 0.0, below=1)

@@ -37,7 +37,7 @@ from sslengine.config.sections import read
 from sslengine.data.augment.pipeline import Pipeline
 from sslengine.data.augment.transform import Sample
 from sslengine.data.loading.seeding import seed_sample, streams_kept
-from sslengine.data.manifest.few_labels import expect_list
+from sslengine.data.manifest.subset import expect_list
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.dotted import full_metric_name, no_such_metric
 from sslengine.engine.build import attach, build_base_model, build_loss, build_train_step

@@ -14,7 +14,7 @@ from torchvision.transforms import Compose, Normalize, RandomApply, ToPILImage
 from sslengine.data.augment.counterparts import COUNTERPARTS, OnPil, ToFloats, adapt
 from sslengine.data.augment.finish import CONVERSIONS, can_be_put_off
 from sslengine.data.augment.pipeline import Pipeline, Step, may_follow, takes_labels
-from sslengine.data.decode.files import as_rgb
+from sslengine.data.decode.decoding import as_rgb
 from sslengine.errors import DataError
 
 KNOWN = "known, on images of any kind"

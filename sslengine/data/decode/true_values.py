@@ -33,9 +33,6 @@ BITS, COMPRESSION, PHOTOMETRIC, SAMPLES, PLANAR, KIND, EXTRA, FORMAT, DEPTH = (
 REDUCED_OR_MASK = 0b101  # in KIND: pages that are not images by themselves
 ALPHA = (1, 2)  # in EXTRA: of it, or of the others multiplied with it
 WHITE_IS_ZERO = 0  # a PHOTOMETRIC
-# Of a PPM file with a maximum in two bytes: P5 (grey) or P6 (RGB), width, height, maximum.
-_DEEP_PPM = re.compile(rb"P([56])((?:\s|#[^\n]*\n)+)(\d+)((?:\s|#[^\n]*\n)+)(\d+)"
-                       rb"((?:\s|#[^\n]*\n)+)(\d+)\s")  # fmt: skip
 # Of a JPEG 2000 file the kinds of bands: after some of colour, 0, alpha, or alpha multiplied in.
 _DEFINED_ALPHA = re.compile(rb"cdef..(?:..\0\0..)*..\0[\1\2]", re.DOTALL)
 ANIMATED = ("GIF", "WEBP", "PNG")
@@ -89,21 +86,21 @@ def read_bands(
     if image.format == "PNG" and image.mode == "L" and "transparency" in image.info:
         # A grey level in the bits of the file, which Pillow has spread over 8.
         image.info["transparency"] *= 255 // (2 ** encoded[24] - 1)
-    if image.format == "PPM" and (found := _DEEP_PPM.match(encoded)) and int(found[7]) > 255:
-        return _ppm(encoded, found)
+    if image.format == "PPM" and image.mode in ("I", "RGB") and encoded[:2] in (b"P5", b"P6"):
+        return _read_ppm(encoded, image)
     if image.format in ("JPEG2000", "AVIF") and (bits := _bits(encoded, image)) > 8:
         if image.mode.startswith("I;16"):
-            return _by_pillow(image)
+            return _take_pillows(image)
         raise DataError(
             f"it has {bits} bits in each of {len(image.getbands())} bands, of which Pillow keeps "
             f"8: save it as TIFF or PNG."
         )
-    return of_pillow(image)
+    return ask_pillow(image)
 
 
-def of_pillow(image: Image.Image) -> Bands | None:
+def ask_pillow(image: Image.Image) -> Bands | None:
     """None: the values have 8 bits."""
-    return _by_pillow(image) if image.mode in ("I", "F") or "I;16" in image.mode else None
+    return _take_pillows(image) if image.mode in ("I", "F") or "I;16" in image.mode else None
 
 
 def says_alpha(encoded: bytes, image: Any) -> bool:
@@ -113,7 +110,7 @@ def says_alpha(encoded: bytes, image: Any) -> bool:
     return image.format != "TIFF" or image.tag_v2.get(EXTRA, (0,))[0] in ALPHA
 
 
-def _by_pillow(image: Image.Image, dtype: str = "") -> Bands:
+def _take_pillows(image: Image.Image, dtype: str = "") -> Bands:
     values = np.asarray(image)
     key = image.info.get("transparency")
     return Bands((values.astype(dtype) if dtype else values)[..., None], 1, key=key)
@@ -146,19 +143,23 @@ def _chosen(pages: int, page: Page, every: bool) -> Sequence[int]:
 def _png(encoded: bytes, image: Image.Image) -> Bands:
     bands = BANDS[encoded[25]]
     if bands == 1:
-        return _by_pillow(image, "uint16")
+        return _take_pillows(image, "uint16")
     return Bands(
         decode_16_bits(encoded), bands - (bands in (2, 4)), opaque=65535,
         key=image.info.get("transparency"),
     )  # fmt: skip
 
 
-def _ppm(encoded: bytes, found: re.Match[bytes]) -> Bands:
-    bands, width, height = (1 if found[1] == b"5" else 3), int(found[3]), int(found[5])
+def _read_ppm(encoded: bytes, image: Any) -> Bands | None:
+    """Read a file whose maximum has two bytes; None for one of 8 bits."""
+    _, _, begin, kind = image.tile[0]
+    if image.mode != "I" and not (isinstance(kind, tuple) and kind[-1] > 255):
+        return None
+    bands, (width, height) = (1 if image.mode == "I" else 3), image.size
     count = width * height * bands
-    if len(encoded) - found.end() < 2 * count:
+    if len(encoded) - begin < 2 * count:
         raise OSError("the file is cut off")
-    values = np.frombuffer(encoded, ">u2", count, found.end())
+    values = np.frombuffer(encoded, ">u2", count, begin)
     return Bands(values.astype(np.uint16).reshape(height, width, bands), bands)
 
 
@@ -241,7 +242,7 @@ def _single(image: Any) -> Bands | None:
     if image.mode not in ("I", "F") and "I;16" not in image.mode:
         return None
     signed = set(image.tag_v2.get(FORMAT, (1,))) == {2}
-    found = _by_pillow(image, "int16" if signed and image.tag_v2[BITS] == (16,) else "")
+    found = _take_pillows(image, "int16" if signed and image.tag_v2[BITS] == (16,) else "")
     return replace(found, white_is_zero=image.tag_v2.get(PHOTOMETRIC) == WHITE_IS_ZERO)
 
 

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from sslengine.data.batch.collators import simclr_collator
-from sslengine.data.sources.synthetic import SyntheticSource
+from sslengine.data.sources.generated import SyntheticSource
 from sslengine.engines.train import train
 from tests.engines.runs import make_run
 

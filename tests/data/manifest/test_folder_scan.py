@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from torchvision.datasets import ImageFolder
 
-from sslengine.data.manifest import index_cache
-from sslengine.data.manifest.index_cache import Found
-from sslengine.data.sources.folder_scan import NO_CLASS, find_images
+from sslengine.data.manifest import index
+from sslengine.data.manifest.folder_scan import NO_CLASS, find_images
+from sslengine.data.manifest.index import Found
 from sslengine.errors import DataError
 
 
@@ -22,7 +22,7 @@ def strings(found: Found, name: str) -> list[str]:
 
 
 def paths(found: Found) -> list[str]:
-    return [os.fsdecode(path) for path in index_cache._in_memory(found).paths()]
+    return [os.fsdecode(path) for path in index.Index.share(found).strings("paths")]
 
 
 def touch(root: Path, *names: str) -> Path:

@@ -1,5 +1,8 @@
-"""`shapes`: ten classes of textured shapes, drawn by number. Needs no disk and no download.
+"""Images that are drawn by number, without a disk or a download.
 
+`synthetic`: images without content, for tests and speed measurements.
+
+`shapes`: ten classes of textured shapes.
 Each class is an outline filled with a texture. Where it lies, its size and rotation, the
 pitch and phase of the texture, all colours, the background, the clutter and the light
 are drawn for each image: pixels alone say little about the class.
@@ -15,24 +18,76 @@ how such an image was turned one must know the shape. Turned `shapes` look like 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageFilter
 
-from sslengine.data.options import SplitOptions
-from sslengine.data.sources.base import GeneratedSource
+from sslengine.data.options import SplitOptions, SyntheticOptions, own
+from sslengine.data.sources.base import DataSource, grey_image
+from sslengine.errors import DataError
 from sslengine.registry import register_data_source
 
+# Twice as many images as the largest folder that is measured (docs/data_sources.md).
+MOST_GENERATED = 20_000_000
 # Images that were drawn are kept, up to so many bytes in each process: drawing one takes
 # 0.25 ms at 48 pixels, about half as much as augmenting it twice.
 KEPT_BYTES = 64 * 2**20
 
 Plane = NDArray[np.float64]
 Pattern = Callable[[Plane, Plane], Plane]
+
+
+class GeneratedSource(DataSource):
+    """Draw images by number: more than by default if DATA_LIMIT asks for them."""
+
+    reads = ()
+    default_lengths: ClassVar[Mapping[str, int]]  # by split
+
+    def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
+        super().__init__(options, split, position)
+        wanted = options.DATA_LIMIT + options.DATA_LIMIT_SAMPLING.SKIP_NUM_SAMPLES
+        if wanted > MOST_GENERATED:
+            where, most = f"config.DATA.{split}.DATA_LIMIT", MOST_GENERATED
+            raise DataError(f"{where}: requires {wanted} samples; at most {most} are generated.")
+        self._length = max(self.default_lengths[split], wanted)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def files_of(self, rows: NDArray[np.int64]) -> tuple[str, ...]:
+        return ()
+
+
+@register_data_source("synthetic")
+class SyntheticSource(GeneratedSource):
+    """Grey images, or with RANDOM_SYNTHETIC_IMAGES smooth coloured noise drawn from the index."""
+
+    default_lengths: ClassVar = {"TRAIN": 50_000, "TEST": 50_000}
+
+    def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
+        super().__init__(options, split, position)
+        drawn = own(options, SyntheticOptions)
+        self.num_classes = max(1, drawn.RANDOM_SYNTHETIC_LABELS)
+        self._side = options.DEFAULT_GRAY_IMG_SIZE
+        self._random = drawn.RANDOM_SYNTHETIC_IMAGES
+
+    def image(self, index: int) -> Image.Image:
+        return _noise(index, self._side) if self._random else grey_image(self._side)
+
+    def label(self, index: int) -> int:
+        return index % self.num_classes
+
+
+def _noise(index: int, side: int) -> Image.Image:
+    draw = np.random.default_rng(index)
+    coarse = max(2, side // 16)
+    small = draw.integers(0, 256, (coarse, coarse, 3), dtype=np.uint8)
+    image = Image.fromarray(small).resize((side, side))
+    return image.filter(ImageFilter.GaussianBlur(draw.uniform(coarse / 2, coarse * 2)))
 
 
 @register_data_source("shapes")
@@ -66,7 +121,7 @@ class ShapesSource(GeneratedSource):
 
 @register_data_source("upright_shapes")
 class UprightShapesSource(ShapesSource):
-    """The same, each shape turned by 17 degrees at most."""
+    """Shapes that are turned by 17 degrees at most."""
 
     upright = True
 
@@ -76,19 +131,21 @@ def class_of(index: int) -> int:
 
 
 def draw_shape(split: str, index: int, side: int, upright: bool = False) -> NDArray[np.uint8]:
-    """Image `index` of TRAIN or TEST: side x side x 3."""
+    """Draw image `index` of TRAIN or TEST: side x side x 3."""
     return _drawn(split, index, side, upright)[0]
 
 
 def mask_of_shape(split: str, index: int, side: int, upright: bool = False) -> NDArray[np.uint8]:
-    """The class of each pixel, from 1; 0 is everything else. A pixel that the shape covers by half
-    or more belongs to it."""
+    """Return the class of each pixel, from 1; 0 is everything else.
+
+    A pixel that the shape covers by half or more belongs to it.
+    """
     inside = _drawn(split, index, side, upright)[1] >= 0.5
     return (inside * (class_of(index) + 1)).astype(np.uint8)
 
 
 def _drawn(split: str, index: int, side: int, upright: bool) -> tuple[NDArray[np.uint8], Plane]:
-    """The image, and how much of each pixel the shape covers."""
+    """Draw the image, and how much of each pixel the shape covers."""
     draws = _Draws(split, index)
     x, y = _grid(side)
     scene = _blend(_ink(draws), _ink(draws), 0.5 + 0.35 * _ramp(draws, x, y))
