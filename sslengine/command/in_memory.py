@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from sslengine.data.sources.array_file import check_numbers, squeeze_column
-from sslengine.data.sources.hugging_face import without_bars
+from sslengine.data.sources.hugging_face import hide_bars
 from sslengine.errors import ConfigError, DataError, OutputError, listing
 
 log = logging.getLogger("sslengine")
@@ -374,7 +374,7 @@ def _saved(rows: Any, folder: Path) -> Path:
         folder.parent,
     )
     try:
-        with without_bars():
+        with hide_bars():
             rows.with_format(None).save_to_disk(str(folder))
     except OSError:
         raise

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from sslengine.data.manifest.index import Found, make_string_arrays, stamp
+from sslengine.data.manifest.index import FoundImages, make_string_arrays, stamp
 from sslengine.data.options import OF_ENCODED_SOURCES, SplitOptions
 from sslengine.data.sources.base import DataSource
 from sslengine.data.sources.disk import ListedFiles
@@ -37,7 +37,7 @@ class _AnnotatedFiles(ListedFiles):
     def files_of(self, rows: NDArray[np.int64]) -> Iterable[str]:
         return [str(self._list), *super().files_of(rows)]
 
-    def _find(self) -> Found:
+    def _find(self) -> FoundImages:
         marked = stamp(self._list)
         try:
             entries = json.loads(self._list.read_text())
@@ -51,7 +51,7 @@ class _AnnotatedFiles(ListedFiles):
                 f"[left, top, right, bottom]}}; {type(error).__name__}: {error}"
             ) from error
         arrays = {**make_string_arrays("paths", paths), "boxes": boxes}
-        return Found(arrays, [marked], len(paths))
+        return FoundImages(arrays, [marked], len(paths))
 
 
 @register_data_source("disk_roi_annotations")

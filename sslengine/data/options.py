@@ -274,13 +274,13 @@ class SplitOptions:
 
     @property
     def limits(self) -> tuple[float, float] | None:
-        """Of what transforms make of arrays."""
+        """Return those of what transforms make of arrays."""
         given = PixelRange.parse(self.PIXEL_RANGE) if self.IMAGE_MODE == "stored" else None
         return given.limits if given else None
 
     @property
     def chooses_by_class(self) -> bool:
-        """Are the classes of images needed even where samples carry other labels?"""
+        """Tell whether the classes of images are needed even where samples carry other labels."""
         return (
             self.DATA_LIMIT_SAMPLING.IS_BALANCED
             or self.DATA_LIMIT_SAMPLING.SHARE > 0
@@ -367,7 +367,7 @@ class SplitOptions:
 
 
 def own(options: object, cls: type[C]) -> C:
-    """Of the options of a split, those that a source brings; one made in Python may lack them."""
+    """Return those options of a split that a source brings; one made in Python may lack them."""
     return options if isinstance(options, cls) else cls()
 
 

@@ -30,8 +30,8 @@ from sslengine.data.decode.true_values import (
     PHOTOMETRIC,
     TIFF,
     WHITE_IS_ZERO,
-    Bands,
     Page,
+    StoredBands,
     ask_pillow,
     read_bands,
     says_alpha,
@@ -116,7 +116,7 @@ class Decoder:
 
     def convert_array(self, values: NDArray[Any]) -> Image.Image:
         """Return what a file with these values, height x width x channels, would become."""
-        return self.pixels(self._convert_bands(Bands(values, values.shape[2]), None))
+        return self.pixels(self._convert_bands(StoredBands(values, values.shape[2]), None))
 
     def opened(self, encoded: bytes) -> Image.Image:
         """Read the header, and no pixels yet, of an image of 8 bits; another one whole."""
@@ -163,7 +163,7 @@ class Decoder:
             image = put_on_colour(image, self.background)
         return to_rgb(image) if self.mode == "RGB" else to_rgb(image).convert("L")
 
-    def _convert_bands(self, bands: Bands, image: Image.Image | None) -> Image.Image:
+    def _convert_bands(self, bands: StoredBands, image: Image.Image | None) -> Image.Image:
         values = bands.values
         self._check_size(values.shape[1], values.shape[0])
         if self.exif_rotation and image is not None:

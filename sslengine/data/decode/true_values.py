@@ -42,7 +42,7 @@ logging.getLogger("PIL.TiffImagePlugin").setLevel(logging.CRITICAL)
 
 
 @dataclass(frozen=True)
-class Bands:
+class StoredBands:
     """Height x width x bands, and the number of them that is colour or grey: others are alpha."""
 
     values: Values
@@ -71,8 +71,8 @@ class Bands:
 
 def read_bands(
     encoded: bytes, image: Image.Image | None, page: Page, every: bool, check_size: CheckSize
-) -> Bands | None:
-    """None: Pillow has all values of the file. image: as Pillow opened it, if it could.
+) -> StoredBands | None:
+    """Return the values; None: Pillow has all of the file. image: as Pillow opened it, if it could.
 
     every: all bands and pages are asked for, not those alone that make an RGB image.
     """
@@ -98,22 +98,22 @@ def read_bands(
     return ask_pillow(image)
 
 
-def ask_pillow(image: Image.Image) -> Bands | None:
-    """None: the values have 8 bits."""
+def ask_pillow(image: Image.Image) -> StoredBands | None:
+    """Return the values; None: they have 8 bits."""
     return _take_pillows(image) if image.mode in ("I", "F") or "I;16" in image.mode else None
 
 
 def says_alpha(encoded: bytes, image: Any) -> bool:
-    """Whether a band that Pillow takes for alpha is declared as that. It may be infrared."""
+    """Tell whether a band that Pillow takes for alpha is declared as that. It may be infrared."""
     if image.format == "JPEG2000":
         return bool(_DEFINED_ALPHA.search(encoded, 0, encoded.find(b"jp2c")))
     return image.format != "TIFF" or image.tag_v2.get(EXTRA, (0,))[0] in ALPHA
 
 
-def _take_pillows(image: Image.Image, dtype: str = "") -> Bands:
+def _take_pillows(image: Image.Image, dtype: str = "") -> StoredBands:
     values = np.asarray(image)
     key = image.info.get("transparency")
-    return Bands((values.astype(dtype) if dtype else values)[..., None], 1, key=key)
+    return StoredBands((values.astype(dtype) if dtype else values)[..., None], 1, key=key)
 
 
 def _turn_to(image: Image.Image, page: Page, every: bool) -> None:
@@ -140,17 +140,17 @@ def _chosen(pages: int, page: Page, every: bool) -> Sequence[int]:
     return [number]
 
 
-def _png(encoded: bytes, image: Image.Image) -> Bands:
+def _png(encoded: bytes, image: Image.Image) -> StoredBands:
     bands = BANDS[encoded[25]]
     if bands == 1:
         return _take_pillows(image, "uint16")
-    return Bands(
+    return StoredBands(
         decode_16_bits(encoded), bands - (bands in (2, 4)), opaque=65535,
         key=image.info.get("transparency"),
     )  # fmt: skip
 
 
-def _read_ppm(encoded: bytes, image: Any) -> Bands | None:
+def _read_ppm(encoded: bytes, image: Any) -> StoredBands | None:
     """Read a file whose maximum has two bytes; None for one of 8 bits."""
     _, _, begin, kind = image.tile[0]
     if image.mode != "I" and not (isinstance(kind, tuple) and kind[-1] > 255):
@@ -160,11 +160,11 @@ def _read_ppm(encoded: bytes, image: Any) -> Bands | None:
     if len(encoded) - begin < 2 * count:
         raise OSError("the file is cut off")
     values = np.frombuffer(encoded, ">u2", count, begin)
-    return Bands(values.astype(np.uint16).reshape(height, width, bands), bands)
+    return StoredBands(values.astype(np.uint16).reshape(height, width, bands), bands)
 
 
 def _bits(encoded: bytes, image: Image.Image) -> int:
-    """Of a band: in the header of a JPEG 2000 codestream, or of AV1's configuration."""
+    """Read the bits of a band: in the header of a JPEG 2000 codestream, or AV1's configuration."""
     if image.format == "JPEG2000":
         begin = encoded.find(b"\xff\x4f\xff\x51")
         return (encoded[begin + 42] & 0x7F) + 1 if begin >= 0 else 8
@@ -178,7 +178,7 @@ def _bits(encoded: bytes, image: Image.Image) -> int:
 
 def _tiff(
     encoded: bytes, image: Image.Image | None, page: Page, every: bool, check_size: CheckSize
-) -> Bands | None:
+) -> StoredBands | None:
     true = image is not None and _pillow_has_all(image, every)
     if image is not None and true and page is None and not every:
         return _single(image)
@@ -211,12 +211,12 @@ def _tiff(
     return parts[0] if len(parts) == 1 else _joined(parts)
 
 
-def _joined(parts: Sequence[Bands]) -> Bands:
+def _joined(parts: Sequence[StoredBands]) -> StoredBands:
     sizes = {each.values.shape[:2] for each in parts}
     if len(sizes) > 1:
         raise DataError(f"its pages have different sizes: {sorted(sizes)}.")
     joined = np.concatenate([each.values for each in parts], axis=-1)
-    return Bands(joined, joined.shape[-1])
+    return StoredBands(joined, joined.shape[-1])
 
 
 def _pillow_has_all(image: Any, every: bool) -> bool:
@@ -238,7 +238,7 @@ def _pillow_has_all(image: Any, every: bool) -> bool:
     return one and (image.mode, *bits, *kinds) in known
 
 
-def _single(image: Any) -> Bands | None:
+def _single(image: Any) -> StoredBands | None:
     if image.mode not in ("I", "F") and "I;16" not in image.mode:
         return None
     signed = set(image.tag_v2.get(FORMAT, (1,))) == {2}
@@ -255,7 +255,7 @@ def _full_pages(image: Any) -> list[int]:
     return found
 
 
-def _page_of_tiff(page: Any) -> Bands:
+def _page_of_tiff(page: Any) -> StoredBands:
     try:
         values = page.asarray()
     except (ValueError, NotImplementedError, ImportError) as error:
@@ -275,7 +275,7 @@ def _page_of_tiff(page: Any) -> Bands:
     if values.ndim != 3:
         raise DataError(f"a page of shape {values.shape} is no image.")
     extra = [int(each) for each in page.extrasamples]
-    return Bands(
+    return StoredBands(
         values,
         colours=samples - sum(each in ALPHA for each in extra),
         white_is_zero=int(page.photometric) == WHITE_IS_ZERO,

@@ -50,7 +50,7 @@ class LabelError(DataError):
 
 
 @dataclass(frozen=True)
-class Labels:
+class LabelColumn:
     """What a source, or a file, has: a number for each sample, or a row of class indicators."""
 
     column: Column
@@ -77,7 +77,7 @@ class Labels:
         return np.flatnonzero((self.column > 0).any(axis=0))
 
     def value(self, number: int) -> str:
-        return _as_number(self.names[number]) if self.names else str(number)
+        return _plain_name(self.names[number]) if self.names else str(number)
 
     def first_of(self, number: int) -> int:
         """Find the first sample that has the class."""
@@ -97,7 +97,7 @@ class Classes:
     width: int = 0
 
     @classmethod
-    def collect(cls, labels: Labels) -> Classes:
+    def collect(cls, labels: LabelColumn) -> Classes:
         # In rows of indicators a column is a class, whether a sample has it or not.
         has_columns = labels.indicators or (labels.column.ndim == 2 and not labels.width)
         numbered = not (labels.names or has_columns)
@@ -108,11 +108,11 @@ class Classes:
     def by_value(self) -> dict[str, int]:
         """Map each class's name to its number; a number's name is its digits."""
         if self.names:
-            return {_as_number(name): number for number, name in enumerate(self.names)}
+            return {_plain_name(name): number for number, name in enumerate(self.names)}
         return {str(number): number for number in self.numbers}
 
 
-def translate(classes: Classes, labels: Labels, name_sample: Callable[[int], str]) -> Column:
+def translate(classes: Classes, labels: LabelColumn, name_sample: Callable[[int], str]) -> Column:
     """Return the labels of another split in TRAIN's numbers."""
     column = labels.column
     if column.ndim == 2 and not labels.width:
@@ -149,7 +149,7 @@ def translate(classes: Classes, labels: Labels, name_sample: Callable[[int], str
     return moved
 
 
-def _check_form(classes: Classes, labels: Labels) -> None:
+def _check_form(classes: Classes, labels: LabelColumn) -> None:
     if not (classes.names or classes.numbers or classes.width):
         return
     if bool(labels.width) != bool(classes.width):
@@ -165,7 +165,7 @@ def _check_form(classes: Classes, labels: Labels) -> None:
         )
 
 
-def _move_columns(labels: Labels, known: Mapping[str, int], width: int) -> Column:
+def _move_columns(labels: LabelColumn, known: Mapping[str, int], width: int) -> Column:
     """Put the columns in TRAIN's order. A class of TRAIN without a column is unknown in indicators,
     and 0 where labels are lists of classes. A row of unknown indicators stays unknown."""
     column = labels.column
@@ -178,7 +178,7 @@ def _move_columns(labels: Labels, known: Mapping[str, int], width: int) -> Colum
     return moved
 
 
-def _as_number(name: str) -> str:
+def _plain_name(name: str) -> str:
     """Write `007`, `7.0` and `7` in one way."""
     whole = _WHOLE.fullmatch(name)
     return str(int(whole[1])) if whole else name

@@ -19,7 +19,7 @@ import numpy as np
 
 from sslengine.data.decode.files import kind_of
 from sslengine.data.manifest.classes import NO_CLASS
-from sslengine.data.manifest.index import Found, ProgressLog, Stamp, make_string_arrays, stamp
+from sslengine.data.manifest.index import FoundImages, ProgressLog, Stamp, make_string_arrays, stamp
 from sslengine.errors import DataError, readable
 
 log = logging.getLogger("sslengine")
@@ -46,7 +46,7 @@ class _Scan(NamedTuple):
     passed_over: list[str]
 
 
-def find_images(root: Path, suffixes: Sequence[str]) -> Found:
+def find_images(root: Path, suffixes: Sequence[str]) -> FoundImages:
     """Find the `paths` below the root, `labels` (or NO_CLASS), and the names of the `classes`."""
     scan = _look_through(root, tuple(suffixes))
     if scan.passed_over:
@@ -70,17 +70,17 @@ def find_images(root: Path, suffixes: Sequence[str]) -> Found:
         **make_string_arrays("classes", map(os.fsencode, classes)),
         "labels": np.repeat(np.array(labels, np.int32), counts),
     }
-    return Found(arrays, scan.stamps, sum(counts))
+    return FoundImages(arrays, scan.stamps, sum(counts))
 
 
-def count_kinds(root: Path, kinds: Sequence[tuple[str, ...]]) -> Found:
+def count_kinds(root: Path, kinds: Sequence[tuple[str, ...]]) -> FoundImages:
     """Count, as `counts`, the files below the root that have an ending of each kind."""
     scan = _look_through(root, tuple(chain(*kinds)))
     counts = np.zeros(len(kinds), np.int64)
     for folder in scan.folders:
         names = os.fsdecode(folder.names).lower().split("/")
         counts += [sum(name.endswith(endings) for name in names) for endings in kinds]
-    return Found({"counts": counts}, scan.stamps, sum(each.images for each in scan.folders))
+    return FoundImages({"counts": counts}, scan.stamps, sum(each.images for each in scan.folders))
 
 
 def is_hidden(name: str) -> bool:

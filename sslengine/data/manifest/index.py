@@ -149,7 +149,7 @@ class Stamp(NamedTuple):
     size: int
 
 
-class Found(NamedTuple):
+class FoundImages(NamedTuple):
     """What looking through files gave, to be kept or not."""
 
     arrays: Mapping[str, NDArray[Any]]
@@ -157,14 +157,14 @@ class Found(NamedTuple):
     entries: int
 
 
-class Index:
+class ImageTable:
     """Arrays by name, which all processes share."""
 
     def __init__(self, arrays: Mapping[str, SharedArray]) -> None:
         self._arrays = arrays
 
     @classmethod
-    def share(cls, found: Found) -> Index:
+    def share(cls, found: FoundImages) -> ImageTable:
         return cls({name: SharedArray.share(values) for name, values in found.arrays.items()})
 
     def __getitem__(self, name: str) -> SharedArray:
@@ -196,7 +196,7 @@ def cache_folder() -> Path:
     return Path(given) if given else Path.home() / ".cache" / "sslengine"
 
 
-def indexed(key: str, doing: str, find: Callable[[], Found], cached: bool) -> Index:
+def indexed(key: str, doing: str, find: Callable[[], FoundImages], cached: bool) -> ImageTable:
     """Return the table that `find` makes, or made before.
 
     key: what is looked for, where and how.
@@ -204,7 +204,7 @@ def indexed(key: str, doing: str, find: Callable[[], Found], cached: bool) -> In
     cached: whether it may be kept.
     """
     try:
-        return _load_or_find(key, doing, find) if cached else Index.share(find())
+        return _load_or_find(key, doing, find) if cached else ImageTable.share(find())
     finally:
         # glibc keeps what was freed for later: 150 MB, where ten million files were looked through.
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -212,7 +212,7 @@ def indexed(key: str, doing: str, find: Callable[[], Found], cached: bool) -> In
             trim(0)
 
 
-def _load_or_find(key: str, doing: str, find: Callable[[], Found]) -> Index:
+def _load_or_find(key: str, doing: str, find: Callable[[], FoundImages]) -> ImageTable:
     name = hashlib.sha256(os.fsencode(f"{FORM} {key}")).hexdigest()[:24]
     place = cache_folder() / "index" / name
     if index := _load(place):
@@ -223,24 +223,24 @@ def _load_or_find(key: str, doing: str, find: Callable[[], Found]) -> Index:
             held.enter_context(turn(place.with_suffix(".lock"), doing))
         except OSError as error:
             log.warning("%s, each time again: no index can be kept (%s)", doing, error)
-            return Index.share(find())
+            return ImageTable.share(find())
         return _load(place) or _find_and_keep(place, doing, find)
 
 
-def _find_and_keep(place: Path, doing: str, find: Callable[[], Found]) -> Index:
+def _find_and_keep(place: Path, doing: str, find: Callable[[], FoundImages]) -> ImageTable:
     began = time.time_ns()
     found = find()
     settled = all(each.changed < began - SETTLED_AFTER for each in found.stamps)
     if found.entries < WORTH_KEEPING or not settled:
-        return Index.share(found)
+        return ImageTable.share(found)
     try:
         _keep(place, found)
     except OSError as error:
         log.warning("%s, each time again: the index cannot be kept (%s)", doing, error)
-    return _load(place) or Index.share(found)
+    return _load(place) or ImageTable.share(found)
 
 
-def _keep(place: Path, found: Found) -> None:
+def _keep(place: Path, found: FoundImages) -> None:
     """Write all arrays first, then the file that names them; remove what is no longer used."""
     arrays = {
         **found.arrays,
@@ -259,12 +259,12 @@ def _keep(place: Path, found: Found) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _load(place: Path) -> Index | None:
+def _load(place: Path) -> ImageTable | None:
     """Return the table, if there is one and nothing has changed since."""
     try:
         told = json.loads(place.with_suffix(".json").read_text())
         folder = place.parent / told["folder"]
-        index = Index({
+        index = ImageTable({
             name: SharedArray.map_file(folder / name, dtype, shape)
             for name, (dtype, shape) in told["arrays"].items()
         })  # fmt: skip

@@ -27,8 +27,8 @@ from sslengine.data.decode.files import (
 from sslengine.data.manifest.classes import ClassColumns, ClassNumbers, LabelError, count_classes
 from sslengine.data.manifest.folder_scan import find_images
 from sslengine.data.manifest.index import (
-    Found,
-    Index,
+    FoundImages,
+    ImageTable,
     ProgressLog,
     indexed,
     make_string_arrays,
@@ -78,7 +78,7 @@ class FileSource(EncodedSource):
         return map(self.path, rows.tolist())
 
 
-def index_folder(root: Path, suffixes: Sequence[str], cached: bool) -> Index:
+def index_folder(root: Path, suffixes: Sequence[str], cached: bool) -> ImageTable:
     """Return the table of the files below a folder that end so, with their classes."""
     return indexed(
         f"folder, {' '.join(suffixes)}: {root.resolve()}",
@@ -153,7 +153,7 @@ class ListedFiles(FileSource):
         """Say what is looked for, and how: lists of other kinds have other tables."""
 
     @abstractmethod
-    def _find(self) -> Found:
+    def _find(self) -> FoundImages:
         """Read the paths, and what else the list holds."""
 
 
@@ -166,7 +166,7 @@ class FileListSource(ListedFiles):
     def _kind(self) -> str:
         return "file list"
 
-    def _find(self) -> Found:
+    def _find(self) -> FoundImages:
         marked = stamp(self._list)
         paths = load_array(self._list, self.where, mmap=True)
         if paths.ndim != 1 or paths.dtype.kind not in "SU" or not len(paths):
@@ -175,7 +175,7 @@ class FileListSource(ListedFiles):
                 f"an array of shape {paths.shape} and type {paths.dtype}."
             )
         read = _read_in_parts(self._list, paths)
-        return Found(make_string_arrays("paths", read), [marked], len(paths))
+        return FoundImages(make_string_arrays("paths", read), [marked], len(paths))
 
 
 def _read_in_parts(file: Path, paths: NDArray[Any], at_once: int = 2**16) -> Iterator[bytes]:
@@ -220,7 +220,7 @@ class TableSource(ListedFiles):
         images = (named.IMAGE_COLUMN, named.LABEL_COLUMN)
         return f"table, columns {images}, {(*named.LABEL_COLUMNS,)}, {named.LABEL_SEPARATOR!r}"
 
-    def _find(self) -> Found:
+    def _find(self) -> FoundImages:
         marked, of_classes = stamp(self._list), self._columns.LABEL_COLUMNS
         classes: ClassColumns | ClassNumbers = (
             ClassColumns(of_classes) if of_classes else ClassNumbers(self._columns.LABEL_SEPARATOR)
@@ -233,7 +233,9 @@ class TableSource(ListedFiles):
             raise DataError(f"{self.where}: {self._list}: {error}") from error
         except UnicodeDecodeError as error:
             raise DataError(f"{self.where}: {self._list} is not text in UTF-8: {error}") from error
-        return Found({**arrays, **classes.arrays()}, [marked], len(arrays["paths_starts"]) - 1)
+        return FoundImages(
+            {**arrays, **classes.arrays()}, [marked], len(arrays["paths_starts"]) - 1
+        )
 
     def _find_columns(self, names: Sequence[str]) -> list[int]:
         """Find the numbers of the column of paths and of those of labels."""

@@ -130,7 +130,7 @@ class HuggingFaceSource(EncodedSource):
             log.info("%s: `datasets` copies %d parquet files into its cache, once", self.where,
                      len(parquet))  # fmt: skip
             try:
-                with without_bars():
+                with hide_bars():
                     return datasets.Dataset.from_parquet([str(each) for each in parquet])
             except (
                 Exception
@@ -212,7 +212,7 @@ def _holds_images(feature: Any) -> bool:
 
 
 @contextmanager
-def without_bars() -> Iterator[None]:
+def hide_bars() -> Iterator[None]:
     """Hide the bars of `datasets`: each rank would show one."""
     shown = not datasets.utils.are_progress_bars_disabled()
     datasets.disable_progress_bars()

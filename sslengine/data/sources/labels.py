@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sslengine.data.manifest.classes import Classes, Column, Labels, number_names, translate
+from sslengine.data.manifest.classes import Classes, Column, LabelColumn, number_names, translate
 from sslengine.data.manifest.index import SharedArray
 from sslengine.data.manifest.paths import Located, label_path
 from sslengine.data.manifest.subset import Rows, draw_limited, hold_out, keep_few_labels, take
@@ -26,12 +26,12 @@ from sslengine.errors import DataError
 
 def standard_labels(
     options: SplitOptions, split: str, sources: Sequence[DataSource], needed: bool = False
-) -> list[Labels]:
+) -> list[LabelColumn]:
     """Read what LABEL_SOURCES has, one column for each data source; none where nothing asks for it.
 
     Nor of a stream, which has the label of a sample when it comes to it.
     """
-    columns: list[Labels] = []
+    columns: list[LabelColumn] = []
     if any(source.is_stream for source in sources):
         return columns
     if options.LABEL_TYPE != "standard" and not (options.chooses_by_class or needed):
@@ -44,7 +44,7 @@ def standard_labels(
             labels, place = _read_file(file), f" in {file.path}"
         else:
             names = tuple(source.class_names)
-            labels = Labels(_ask_source(source, where), names, where, by_column)
+            labels = LabelColumn(_ask_source(source, where), names, where, by_column)
         if len(labels.column) != len(source):
             raise DataError(
                 f"{where}: there are {len(labels.column)} labels{place} for {len(source)} images; "
@@ -59,7 +59,7 @@ def choose_samples(
     split: str,
     held: HoldOut,
     sources: Sequence[DataSource],
-    found: Sequence[Labels],
+    found: Sequence[LabelColumn],
     columns: Sequence[Column],
 ) -> tuple[Rows, list[Column]]:
     """Return the rows of the sources that the split uses, and the columns of their labels.
@@ -93,7 +93,7 @@ def count_train_classes(options: SplitOptions) -> int:
     return classes.width or len(classes.names) or max(classes.numbers, default=-1) + 1
 
 
-def known_classes(found: Sequence[Labels], sources: Sequence[DataSource]) -> list[Classes]:
+def known_classes(found: Sequence[LabelColumn], sources: Sequence[DataSource]) -> list[Classes]:
     """Return those of a split's labels; a stream says its classes before it is read."""
     first = sources[0]
     if first.is_stream and first.num_classes:
@@ -129,7 +129,7 @@ def share_columns(columns: Sequence[Column | range]) -> list[SharedArray | range
 
 
 def translate_to_train(
-    standard: Sequence[Labels], train: Sequence[Classes], sources: Sequence[DataSource]
+    standard: Sequence[LabelColumn], train: Sequence[Classes], sources: Sequence[DataSource]
 ) -> list[Column]:
     """Return the columns in TRAIN's numbers; unchanged where TRAIN's classes are not known."""
     if not train:
@@ -164,26 +164,30 @@ def _is_whole(label: Any) -> bool:
     return isinstance(label, (int, float)) and float(label).is_integer() and abs(label) < 2**63
 
 
-def _read_file(file: Located) -> Labels:
+def _read_file(file: Located) -> LabelColumn:
     where = f"{file.where} ({file.path})"
     labels = load_array(*file)
     kind = labels.dtype.kind
     if kind in "SU" and labels.ndim == 1:
-        return Labels(*number_names(labels.tolist(), where), where)
+        return LabelColumn(*number_names(labels.tolist(), where), where)
     if kind in "iub" and labels.ndim == 2:
         small = labels.size and int(labels.max()) <= 1 and int(labels.min()) >= -1
-        return Labels(labels.astype(np.int8 if small else np.int64), (), where, indicators=True)
+        return LabelColumn(
+            labels.astype(np.int8 if small else np.int64), (), where, indicators=True
+        )
     if kind == "f" and labels.ndim == 2:
         # Of several classes each, or with gaps: not probabilities, of which one may be 1.
         several = np.isin(labels, (-1, 0, 1)).all() and bool(
             (labels < 0).any() or (labels.sum(axis=1) != 1).any()
         )
-        return Labels(labels.astype(np.int8 if several else np.float32), (), where, indicators=True)
+        return LabelColumn(
+            labels.astype(np.int8 if several else np.float32), (), where, indicators=True
+        )
     if kind in "iubf" and labels.ndim == 1:
         odd = [each for each in labels.tolist() if not _is_whole(each)] if kind == "f" else []
         if odd:
             raise DataError(f"{where}: a label is {odd[0]}; expected whole numbers.")
-        return Labels(labels.astype(np.int64), (), where)
+        return LabelColumn(labels.astype(np.int64), (), where)
     raise DataError(
         f"{file.where}: {file.path} must hold a number or a name for each image, or a row of "
         f"class indicators; it has the shape {labels.shape} and the type {labels.dtype}."

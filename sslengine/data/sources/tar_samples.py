@@ -134,7 +134,7 @@ class TarReader:
         if self._label_key is None:
             return None
         if "cls" in members and not self._label_key:
-            return _as_list(_read_text(tar, members["cls"], place, LARGEST_LABEL))
+            return _parse_classes(_read_text(tar, members["cls"], place, LARGEST_LABEL))
         if "json" not in members:
             return None
         inside = f"{place}: {readable(members['json'].name)}"
@@ -179,7 +179,7 @@ def _read_text(tar: tarfile.TarFile, member: tarfile.TarInfo, shard: str, most: 
         raise ShardError(f"{place} is not UTF-8: {error}") from error
 
 
-def _as_list(text: str) -> Any:
+def _parse_classes(text: str) -> Any:
     """Read `["cat", "dog"]` or `[3, 7]`, several classes; any other text is one."""
     if text.lstrip().startswith("["):
         with suppress(ValueError, RecursionError):

@@ -24,7 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sslengine.data.manifest.classes import ClassNumbers, LabelError, count_classes
-from sslengine.data.manifest.index import Found, ProgressLog, indexed, make_string_arrays, stamp
+from sslengine.data.manifest.index import (
+    FoundImages,
+    ProgressLog,
+    indexed,
+    make_string_arrays,
+    stamp,
+)
 from sslengine.data.manifest.paths import choose_split, data_path
 from sslengine.data.options import ShardOptions, SplitOptions, own
 from sslengine.data.sources.base import EncodedSource
@@ -119,7 +125,7 @@ class TarSource(EncodedSource):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": OrderedDict()}
 
-    def _find(self) -> Found:
+    def _find(self) -> FoundImages:
         progress = ProgressLog("looking through shards", total=len(self._shards))
         reader = TarReader(self._columns.IMAGE_COLUMN, self._columns.LABEL_COLUMN, self.where)
         classes, counts = ClassNumbers(self._columns.LABEL_SEPARATOR), array("q")
@@ -150,7 +156,7 @@ class TarSource(EncodedSource):
         }
         if reader.without_image:
             log.info("%s: %d samples have no image", self.where, reader.without_image)
-        return Found(arrays, stamps, len(offsets))
+        return FoundImages(arrays, stamps, len(offsets))
 
 
 def find_shards(pattern: str, where: str, split: str = "TRAIN") -> list[str]:

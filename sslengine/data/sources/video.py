@@ -27,7 +27,14 @@ except ImportError:
 
 from sslengine.data.decode.files import expect_there
 from sslengine.data.manifest.classes import NO_CLASS
-from sslengine.data.manifest.index import Found, ProgressLog, SharedArray, Stamp, indexed, stamp
+from sslengine.data.manifest.index import (
+    FoundImages,
+    ProgressLog,
+    SharedArray,
+    Stamp,
+    indexed,
+    stamp,
+)
 from sslengine.data.manifest.paths import data_path
 from sslengine.data.options import SplitOptions, VideoOptions, own
 from sslengine.data.sources.base import DataSource
@@ -168,7 +175,7 @@ class VideoSource(DataSource):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_at": None}
 
-    def _find(self) -> Found:
+    def _find(self) -> FoundImages:
         progress = ProgressLog(f"looking for frames in {self.root}", total=len(self._files))
         times, start_again, stamps = [], [], []
         for number in range(len(self._files)):
@@ -187,7 +194,7 @@ class VideoSource(DataSource):
             "first": np.cumsum([0, *counts])[:-1],
             "start_again": np.array(start_again, bool),
         }
-        return Found(arrays, stamps, sum(counts))
+        return FoundImages(arrays, stamps, sum(counts))
 
 
 def _open(file: str) -> Any:

@@ -12,18 +12,18 @@ from sslengine.data.manifest.classes import (
     NO_CLASS,
     Classes,
     ClassNumbers,
+    LabelColumn,
     LabelError,
-    Labels,
     translate,
 )
 from sslengine.errors import DataError
 
 
-def _labels(numbers: list[int], *names: str) -> Labels:
-    return Labels(np.array(numbers), names, "TEST's")
+def _labels(numbers: list[int], *names: str) -> LabelColumn:
+    return LabelColumn(np.array(numbers), names, "TEST's")
 
 
-def _moved(train: Labels, test: Labels) -> list[int]:
+def _moved(train: LabelColumn, test: LabelColumn) -> list[int]:
     found: list[int] = translate(Classes.collect(train), test, lambda i: f"sample {i}").tolist()
     return found
 
@@ -55,7 +55,7 @@ NUMBERS = _labels([0, 1, 5])
     ],
 )
 def test_the_same_class_has_the_same_number(
-    train: Labels, test: Labels, expected: list[int]
+    train: LabelColumn, test: LabelColumn, expected: list[int]
 ) -> None:
     assert _moved(train, test) == expected
 
@@ -74,13 +74,15 @@ def test_the_same_class_has_the_same_number(
         (NUMBERS, _labels([0, 0], "ant", "bee", "cat", "dog", "eel"), "'ant' is sample 0"),
     ],
 )
-def test_a_class_that_train_lacks_is_named(train: Labels, test: Labels, told: str) -> None:
+def test_a_class_that_train_lacks_is_named(
+    train: LabelColumn, test: LabelColumn, told: str
+) -> None:
     with pytest.raises(DataError, match=f"TEST's: 1 of its classes .*\n.*{told}"):
         _moved(train, test)
 
 
-def _rows(rows: list[list[int]], *names: str, indicators: bool = False) -> Labels:
-    return Labels(np.array(rows, np.int8), names, "TEST's", indicators)
+def _rows(rows: list[list[int]], *names: str, indicators: bool = False) -> LabelColumn:
+    return LabelColumn(np.array(rows, np.int8), names, "TEST's", indicators)
 
 
 PETS = _rows([[1, 0, 1], [0, 1, 0]], "bird", "cat", "dog")
@@ -100,7 +102,7 @@ GIVEN = _rows([[1, 0, -1], [0, 1, 0]], indicators=True)
     ],
 )
 def test_of_several_classes_each_has_the_same_column(
-    train: Labels, test: Labels, expected: list[list[int]]
+    train: LabelColumn, test: LabelColumn, expected: list[list[int]]
 ) -> None:
     assert translate(Classes.collect(train), test, str).tolist() == expected
 
@@ -116,13 +118,13 @@ def test_of_several_classes_each_has_the_same_column(
         (GIVEN, ANIMALS, "is one class, and in TRAIN .* several"),
     ],
 )
-def test_what_does_not_go_with_train(train: Labels, test: Labels, told: str) -> None:
+def test_what_does_not_go_with_train(train: LabelColumn, test: LabelColumn, told: str) -> None:
     with pytest.raises(DataError, match=f"TEST's: .*{told}"):
         translate(Classes.collect(train), test, str)
 
 
 def test_probabilities_stay_what_they_are() -> None:
-    rows = Labels(np.array([[0.2, 0.8]]))
+    rows = LabelColumn(np.array([[0.2, 0.8]]))
     for train in (ANIMALS, PETS, rows):
         assert translate(Classes.collect(train), rows, str) is rows.column
     assert _moved(rows, ANIMALS) == [0, 1, 2]

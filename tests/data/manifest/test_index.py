@@ -19,8 +19,8 @@ import pytest
 from sslengine.data.manifest.index import (
     BY_VALUE,
     TOLD_EVERY,
-    Found,
-    Index,
+    FoundImages,
+    ImageTable,
     ProgressLog,
     SharedArray,
     SharedStrings,
@@ -53,13 +53,13 @@ class Finder:
     def __init__(self, folder: Path, entries: int = 10_000) -> None:
         self.folder, self.entries, self.looked = folder, entries, 0
 
-    def __call__(self) -> Found:
+    def __call__(self) -> FoundImages:
         self.looked += 1
         words = [b"one", b"two", b"%d" % self.looked]
         arrays = {**make_string_arrays("words", words), "numbers": np.arange(7, dtype=np.int16)}
-        return Found(arrays, [stamp(self.folder)], self.entries)
+        return FoundImages(arrays, [stamp(self.folder)], self.entries)
 
-    def open(self, cached: bool = True, key: str = "words") -> Index:
+    def open(self, cached: bool = True, key: str = "words") -> ImageTable:
         return indexed(key, "looking for words", self, cached)
 
     def word(self, **keys: bool) -> int:

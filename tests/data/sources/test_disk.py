@@ -132,20 +132,6 @@ def test_what_changes_between_two_starts_is_seen(
     assert (len(folder(root)), len(file_list(tmp_path / "list.npy"))) == (3, 2)
 
 
-def test_a_source_gives_the_bytes_themselves(tmp_path: Path) -> None:
-    write_tree(tmp_path, "a/0.png", "b/1.png")
-    source = folder(tmp_path)
-    assert source.encoded(1) == (tmp_path / "b" / "1.png").read_bytes()
-    assert source.image(1) == source.decoder(source.encoded(1))
-
-
-def test_keys_of_the_decoder_reach_it(tmp_path: Path) -> None:
-    write_picture(tmp_path / "x.png", 0, side=8)
-    with pytest.raises(Image.DecompressionBombError, match=r"MAX_IMAGE_PIXELS=50"):
-        folder(tmp_path, MAX_IMAGE_PIXELS=50).image(0)
-    assert folder(tmp_path, EXIF_ROTATION=True).decoder.exif_rotation
-
-
 @pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize("dtype", [str, bytes])
 def test_file_list(tmp_path: Path, cached: bool, dtype: type) -> None:
@@ -157,13 +143,6 @@ def test_file_list(tmp_path: Path, cached: bool, dtype: type) -> None:
     assert source.path(-1) == paths[2]
     again = pickle.loads(pickle.dumps(source))
     assert [same(each.image(1), 1) for each in (source, again)] == [True, True]
-
-
-def test_a_mapped_list_is_not_copied_to_workers(tmp_path: Path) -> None:
-    np.save(tmp_path / "list.npy", np.array(["x" * 100] * 10_000))
-    source = file_list(tmp_path / "list.npy")
-    source.path(0)
-    assert len(pickle.dumps(source)) < 2000
 
 
 def test_prefixes(tmp_path: Path) -> None:

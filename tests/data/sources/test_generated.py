@@ -82,14 +82,6 @@ def test_only_upright_shapes_look_different_when_turned(number: int) -> None:
     assert min(differences[True]) > 2 * max(differences[False])
 
 
-def test_the_registered_source_gives_square_rgb_images() -> None:
-    (found,) = build_sources(
-        SplitOptions(DATA_SOURCES=["shapes"], DEFAULT_GRAY_IMG_SIZE=40), "TEST"
-    )
-    assert isinstance(found, ShapesSource)
-    assert (found.image(3).size, found.image(3).mode) == ((40, 40), "RGB")
-
-
 def test_no_two_images_are_alike() -> None:
     drawn = [
         draw_shape(split, index, 16).tobytes()
@@ -193,23 +185,6 @@ def test_grey_by_default_and_as_long_as_vissl() -> None:
     assert (np.asarray(grey.image(7)) == 128).all()
     assert grey.image(7).size == (24, 24)
     assert set(grey.labels().tolist()) == {0}
-
-
-def test_noise_is_drawn_from_the_index() -> None:
-    noise, again = synthetic(RANDOM_SYNTHETIC_IMAGES=True), synthetic(RANDOM_SYNTHETIC_IMAGES=True)
-    images = [noise.image(index).tobytes() for index in range(5)]
-    assert len(set(images)) == 5
-    assert images == [again.image(index).tobytes() for index in range(5)]
-
-
-def test_labels_are_balanced() -> None:
-    labelled = synthetic(RANDOM_SYNTHETIC_LABELS=4)
-    assert labelled.num_classes == 4
-    assert np.bincount(labelled.labels()).tolist() == [12_500] * 4
-
-
-def test_more_than_it_has_by_default() -> None:
-    assert len(synthetic(DATA_LIMIT=60_000)) == 60_000
 
 
 @pytest.mark.parametrize("kind", [SyntheticSource, ShapesSource])
