@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms as T
 from torchvision.models.resnet import BasicBlock, conv1x1
 
-from sslengine.data.sources.shapes import class_of, draw_shape
+from sslengine.data.sources.generated import class_of, draw_shape
 
 OPTIONS = (
     ("epochs", 16, "how often each image is seen"),

@@ -146,7 +146,7 @@ class Backbone(nn.Module):
         self.checkpoint = subject.checkpoint
         self._view = subject.view
         train = read(subject.config, DataOptions).TRAIN
-        self._decoder = Decoder.of(train, "TRAIN")
+        self._decoder = Decoder.build(train, "TRAIN")
         self._bands = Bands(self.trunk.in_chans, self._view.entries, train)
         with torch.no_grad():
             self.feature_dim = self(subject.images[:1]).shape[1]
@@ -171,7 +171,7 @@ class Backbone(nn.Module):
         if isinstance(image, Image.Image):
             decoded = self._decoder.given(image)
         else:
-            decoded = self._decoder.of_array(np.atleast_3d(image))
+            decoded = self._decoder.convert_array(np.atleast_3d(image))
         self._bands.expect(decoded, "the image")
         return self._view(decoded)
 

@@ -147,7 +147,7 @@ def expect_run(folder: Path) -> None:
 
 def expect_weights(path: str | Path, option: str) -> None:
     """Raise a MissingCheckpointError if the file or folder of weights is not there."""
-    from sslengine.data.sources.paths import how_far
+    from sslengine.data.decode.files import how_far
 
     if not str(path):
         raise MissingCheckpointError(f"{option}: expected a file or a folder, got an empty text.")

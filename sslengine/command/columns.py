@@ -96,7 +96,7 @@ def suggest_labels(place: str, said: Mapping[str, Any]) -> str:
 
 def _names(path: Path) -> Sequence[str]:
     if path.is_file() and path.suffix.lower() in TABLES:
-        from sslengine.data.sources.tables import open_table
+        from sslengine.data.manifest.tables import open_table
 
         return list(open_table(path)[0])
     if path.is_file() and path.suffix.lower() == ".npz":

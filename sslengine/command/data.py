@@ -24,16 +24,16 @@ import numpy as np
 from sslengine import catalog  # noqa: F401 - declares the names of sources
 from sslengine.command.columns import OF_SPLIT
 from sslengine.config.components import keys_of
-from sslengine.data.manifest.index_cache import indexed
+from sslengine.data.decode.files import how_far
+from sslengine.data.manifest.classes import number_names
+from sslengine.data.manifest.folder_scan import count_kinds, is_hidden
+from sslengine.data.manifest.index import indexed
+from sslengine.data.manifest.paths import SPLIT_NAMES, SPLITS
+from sslengine.data.manifest.tables import IMAGE_NAMES, open_table
 from sslengine.data.options import split_options
 from sslengine.data.sources.base import DataSource, build_sources
-from sslengine.data.sources.class_numbers import numbered_names
 from sslengine.data.sources.disk import IMAGE_SUFFIXES, VIDEO_SUFFIXES
-from sslengine.data.sources.folder_scan import count_kinds, is_hidden
-from sslengine.data.sources.paths import how_far
-from sslengine.data.sources.split_names import OF_ANY, SPLITS
-from sslengine.data.sources.tables import IMAGE_NAMES, open_table
-from sslengine.data.sources.tar_shards import expanded
+from sslengine.data.sources.tar_shards import expand_pattern
 from sslengine.errors import ConfigError, DataError, MissingDataError, listing, readable
 from sslengine.registry import DATA_SOURCES
 
@@ -106,7 +106,7 @@ class FoundImages(NamedTuple):
         labels = np.load(self.label_file, mmap_mode="r")
         if labels.dtype.kind != "U":
             return ()
-        return numbered_names(labels.tolist(), self.label_file)[1]
+        return number_names(labels.tolist(), self.label_file)[1]
 
     @property
     def has_one_class_each(self) -> bool:
@@ -233,7 +233,7 @@ def there(given: str) -> Path:
     if "{" not in given or path.suffix.lower() != ".tar":
         hub = f" A dataset of the hub: hf://datasets/{given}" if _USER_NAME.fullmatch(given) else ""
         raise MissingDataError(f"{given}: there is no such folder or file: {how_far(path)}{hub}")
-    for shard in expanded(str(path), given):
+    for shard in expand_pattern(str(path), given):
         if not has_magic(shard) and not os.path.isfile(shard):
             raise MissingDataError(f"{given}: there is no shard {shard}: {how_far(Path(shard))}")
     return path
@@ -344,7 +344,7 @@ def _nothing(path: Path, compressed: int) -> str:
 def folder_of_split(path: Path, split: str) -> Path:
     """The folder of the split in `path`; `path` itself if its folders are not splits alone."""
     folders = sorted(each for each in path.iterdir() if each.is_dir() and not is_hidden(each.name))
-    splits = {each: _name(each) for each in folders if _name(each) in OF_ANY}
+    splits = {each: _name(each) for each in folders if _name(each) in SPLIT_NAMES}
     if not {*splits.values()} & {*SPLITS["TRAIN"]}:
         return path
     if any(map(holds_images, (each for each in folders if each not in splits))):

@@ -183,8 +183,8 @@ def look_at_images(given: str, every: bool, said: Callable[[str], Any]) -> Itera
 
 def _other_files(folder: Path, read: tuple[str, ...]) -> Iterator[Finding]:
     """Files in the folder that are not read, such as those of a phone, .heic."""
+    from sslengine.data.manifest.folder_scan import is_hidden
     from sslengine.data.sources.disk import IMAGE_SUFFIXES
-    from sslengine.data.sources.folder_scan import is_hidden
 
     suffixes = (*IMAGE_SUFFIXES, *read)
     others: Counter[str] = Counter()

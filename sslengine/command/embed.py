@@ -302,7 +302,7 @@ def _label_columns(rows: Rows) -> dict[str, list[Any]]:
 
 
 def _csv(rows: Rows, file: BinaryIO) -> None:
-    from sslengine.data.sources.tables import escape_formula
+    from sslengine.data.manifest.tables import escape_formula
 
     content = io.StringIO()
     writer = csv.writer(content)

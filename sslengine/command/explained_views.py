@@ -26,12 +26,12 @@ from sslengine.data.augment.explain import explain, pictures_of, why_floats
 from sslengine.data.augment.pipeline import Pipeline
 from sslengine.data.augment.transform import Sample
 from sslengine.data.batch.collators import image_keys
-from sslengine.data.decode.files import save_image
+from sslengine.data.decode.decoding import save_image
 from sslengine.data.loading.dataset import Samples, SSLDataset, collate_seeded
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.data.seeding import seed_sample
 from sslengine.data.sources.base import DataSource
-from sslengine.data.sources.shapes import draw_shape
+from sslengine.data.sources.generated import draw_shape
 from sslengine.errors import ConfigError, DataError, SSLEngineError
 from sslengine.progress import progress
 from sslengine.registry import COLLATORS

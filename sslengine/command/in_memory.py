@@ -31,8 +31,8 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from sslengine.data.sources.array_file import as_numbers, in_one_column
-from sslengine.data.sources.hugging_face import quiet
+from sslengine.data.sources.array_file import check_numbers, squeeze_column
+from sslengine.data.sources.hugging_face import hide_bars
 from sslengine.errors import ConfigError, DataError, OutputError, listing
 
 log = logging.getLogger("sslengine")
@@ -164,7 +164,7 @@ def _images(given: Array) -> NDArray[Any]:
 def _label_file(given: Classes | None, count: int, folder: Path, opened: ExitStack) -> str:
     if given is None:
         return ""
-    labels = in_one_column(_texts(_copy_to_host(given)))
+    labels = squeeze_column(_texts(_copy_to_host(given)))
     names = labels.ndim == 1 and labels.dtype.kind == "U"
     if labels.ndim not in (1, 2) or len(labels) != count or labels.dtype.kind not in "uibU":
         raise ConfigError(
@@ -172,7 +172,7 @@ def _label_file(given: Classes | None, count: int, folder: Path, opened: ExitSta
             f"for each of {count} images; got the shape {labels.shape} of {labels.dtype}."
         )
     if not names:
-        labels = as_numbers(labels, "data")
+        labels = check_numbers(labels, "data")
     with _open_in_memory(folder / "labels.npy", opened) as stream:
         np.save(stream, labels)
     return str(folder / "labels.npy")
@@ -374,7 +374,7 @@ def _saved(rows: Any, folder: Path) -> Path:
         folder.parent,
     )
     try:
-        with quiet():
+        with hide_bars():
             rows.with_format(None).save_to_disk(str(folder))
     except OSError:
         raise

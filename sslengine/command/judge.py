@@ -310,7 +310,7 @@ def _test_images(train: SplitOptions, sources: Sequence[Any], group: str) -> dic
 
 def _has_some_of_each_class(train: SplitOptions, sources: Sequence[Any]) -> bool:
     """Say whether the share of every class is an image or more. Not where images have several."""
-    from sslengine.data.manifest.labels import standard_labels
+    from sslengine.data.sources.labels import standard_labels
 
     with suppress(DataError):  # reported where the images are read
         found = standard_labels(train, "TRAIN", sources, needed=True)

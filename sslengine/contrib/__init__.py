@@ -1,6 +1,8 @@
 """Rarely used parts; components are imported only when a config names them."""
 
+from sslengine.data.options import PathOptions
 from sslengine.registry import (
+    DATA_SOURCES,
     ENGINES,
     HEADS,
     HOOK_ADAPTERS,
@@ -31,6 +33,7 @@ TRANSFORMS.declare(
     "video_default_augment",
     "video_default_no_augment",
 )
+DATA_SOURCES.declare("sslengine.contrib.regions", "disk_roi_annotations", options=PathOptions)
 
 TRAIN_STEPS.declare("sslengine.contrib.mmengine", "model_train_step")
 TRAIN_STEPS.declare("sslengine.contrib.multi_optimizer", "multi_optimizer_train_step")

@@ -23,8 +23,7 @@ from sslengine.contrib.propagation import Propagation, answers, contour, region
 from sslengine.contrib.retrieval.on_disk import images_of
 from sslengine.data.augment.image import size_of
 from sslengine.data.augment.pipeline import Pipeline
-from sslengine.data.decode.decoding import Decoder
-from sslengine.data.decode.files import open_image
+from sslengine.data.decode.decoding import Decoder, open_image
 from sslengine.data.judged_view import described
 from sslengine.data.options import DataOptions
 from sslengine.distributed.collectives import gather_objects
@@ -147,7 +146,7 @@ class _Carrier:
     @classmethod
     def of(cls, judged: Judged, layer: str) -> _Carrier:
         run, split = judged.run, judged.test
-        decoder = Decoder.of(getattr(read(run.config, DataOptions), split), split)
+        decoder = Decoder.build(getattr(read(run.config, DataOptions), split), split)
         networks = networks_with_maps(judged, layer, f"{WHERE}.LAYER")
         (image,) = judged.splits[split].dataset[0, 0]["data"]
         precision = build_run_precision(run.config, run.device)

@@ -15,17 +15,16 @@ from sslengine.data.options import (
 from sslengine.registry import COLLATORS, DATA_SOURCES, TRANSFORMS
 
 DATA_SOURCES.base = "sslengine.data.sources.base:DataSource"
-DATA_SOURCES.declare("sslengine.data.sources.shapes", "shapes", "upright_shapes")
-DATA_SOURCES.declare("sslengine.data.sources.synthetic", "synthetic", options=SyntheticOptions)
+DATA_SOURCES.declare("sslengine.data.sources.generated", "shapes", "upright_shapes")
+DATA_SOURCES.declare("sslengine.data.sources.generated", "synthetic", options=SyntheticOptions)
 DATA_SOURCES.declare("sslengine.data.sources.disk", "disk_folder", options=IndexOptions)
 DATA_SOURCES.declare("sslengine.data.sources.disk", "disk_filelist", options=PathOptions)
-DATA_SOURCES.declare("sslengine.data.sources.tables", "csv_filelist", options=TableOptions)
+DATA_SOURCES.declare("sslengine.data.sources.disk", "csv_filelist", options=TableOptions)
 DATA_SOURCES.declare("sslengine.data.sources.tar_shards", "webdataset", options=ShardOptions)
 DATA_SOURCES.declare("sslengine.data.sources.array_file", "array_file", options=ArrayOptions)
 DATA_SOURCES.declare(
     "sslengine.data.sources.hugging_face", "huggingface_dataset", options=ColumnOptions
 )
-DATA_SOURCES.declare("sslengine.data.sources.regions", "disk_roi_annotations", options=PathOptions)
 DATA_SOURCES.declare("sslengine.data.sources.torchvision_sets", "torchvision_dataset")
 DATA_SOURCES.declare(
     "sslengine.data.sources.tar_stream", "webdataset_stream", options=StreamOptions

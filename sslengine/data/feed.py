@@ -26,7 +26,7 @@ from sslengine.data.batch.samplers import (
     StreamBatchSampler,
     StretchBatchSampler,
 )
-from sslengine.data.fingerprint import of_list
+from sslengine.data.fingerprint import hash_list
 from sslengine.data.loading.dataset import UNREADABLE, SSLDataset
 from sslengine.data.loading.loader import Loader
 from sslengine.data.manifest.classes import Classes
@@ -124,7 +124,7 @@ class DataFeed:
     @cached_property
     def list_hashes(self) -> dict[str, str]:
         """Return hashes of the images' names and of their labels."""
-        return of_list(self.dataset, self._paths)
+        return hash_list(self.dataset, self._paths)
 
     @property
     def num_samples(self) -> int:

@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sslengine.data.loading.dataset import SSLDataset
-from sslengine.data.manifest.index_cache import stamp
+from sslengine.data.manifest.index import stamp
 from sslengine.data.sources.base import DataSource, EncodedSource
 
 NAMED, READ = 100_000, 256
@@ -30,30 +29,49 @@ STAMPED = 100_000
 HASHED_AS = 2
 
 
-def identity(dataset: SSLDataset, folders: Sequence[str]) -> dict[str, Any]:
-    """The fingerprint; of a stream, why it has none."""
+def identify(dataset: SSLDataset, folders: Sequence[str]) -> dict[str, Any]:
+    """Return the fingerprint; of a stream, why it has none.
+
+    folders: parts of paths that say where the data lies here, as DATA_PATHS has them.
+    """
     if dataset.stream is not None:
         return {"fingerprint": None, "why": "a stream is read once, from one end to the other"}
-    return fingerprint(dataset, folders)
+    names, contents, size = hash_names(dataset, folders), sha256(), 0
+    for source in dataset.sources:
+        for row in _spread(dataset.rows, READ):
+            content = _content(source, int(row))
+            size += len(content)
+            contents.update(len(content).to_bytes(8, "big") + content)
+    count = len(dataset)
+    both = f"{count} {names.removeprefix('sha256:')} {contents.hexdigest()}"
+    return {
+        "fingerprint": f"sha256:{sha256(both.encode()).hexdigest()}",
+        "images": count,
+        "names": names,
+        "named": min(count, NAMED),
+        "contents": f"sha256:{contents.hexdigest()}",
+        "read": min(count, READ),
+        "bytes_read": size,
+    }
 
 
-def of_list(dataset: SSLDataset, folders: Sequence[str]) -> dict[str, str]:
-    """Of names and labels in their order: what the number of an image means. {} of a stream."""
+def hash_list(dataset: SSLDataset, folders: Sequence[str]) -> dict[str, str]:
+    """Hash names and labels in their order: what the number of an image means. {} of a stream."""
     if dataset.stream is not None:
         return {}
-    return {"names": of_names(dataset, folders), "labels": of_labels(dataset)}
+    return {"names": hash_names(dataset, folders), "labels": hash_labels(dataset)}
 
 
-def of_names(dataset: SSLDataset, folders: Sequence[str]) -> str:
+def hash_names(dataset: SSLDataset, folders: Sequence[str]) -> str:
     names = sha256()
     for source in dataset.sources:
-        for name in _names(source, _some(dataset.rows, NAMED), folders):
+        for name in _names(source, _spread(dataset.rows, NAMED), folders):
             names.update(name.encode(errors="surrogateescape") + b"\n")
     return f"sha256:{names.hexdigest()}"
 
 
-def of_labels(dataset: SSLDataset) -> str:
-    """Of the classes of all images, and of the classes' names."""
+def hash_labels(dataset: SSLDataset) -> str:
+    """Hash the classes of all images, and the classes' names."""
     found = sha256()
     for labels in dataset.labels:
         values = np.asarray(labels)
@@ -66,24 +84,20 @@ def of_labels(dataset: SSLDataset) -> str:
 
 
 def hash_here(dataset: SSLDataset) -> str:
-    """Another one with other images or labels, where files that change get another time."""
+    """Return another hash for other images or labels, where files that change get another time."""
     found = sha256(f"{HASHED_AS}\n".encode())
     for source in dataset.sources:
         for row in dataset.rows:
             found.update(source.path(int(row)).encode(errors="surrogateescape") + b"\n")
-        for each in _states(source, np.fromiter(_some(dataset.rows, STAMPED), np.int64)):
-            found.update(each)
+        rows = np.fromiter(_spread(dataset.rows, STAMPED), np.int64)
+        files = source.files_of(rows)
+        for file in map(source.path, rows.tolist()) if files is None else files:
+            found.update(_size_and_time(file))
+        for row in _spread(rows, READ) if files is None else ():  # its files are not known
+            found.update(sha256(_content(source, int(row))).digest())
     for labels in dataset.labels:
         found.update(np.ascontiguousarray(labels).tobytes())
     return found.hexdigest()
-
-
-def _states(source: DataSource, rows: NDArray[np.int64]) -> Iterator[bytes]:
-    """Of the files of these images; of a source that does not know them, of some pixels as well."""
-    files = source.files_of(rows)
-    yield from map(_size_and_time, map(source.path, rows.tolist()) if files is None else files)
-    if files is None:
-        yield from (sha256(_content(source, int(row))).digest() for row in _some(rows, READ))
 
 
 def _size_and_time(file: str) -> bytes:
@@ -94,29 +108,8 @@ def _size_and_time(file: str) -> bytes:
     return f"{size} {changed}\n".encode()
 
 
-def fingerprint(dataset: SSLDataset, folders: Sequence[str]) -> dict[str, Any]:
-    """folders: parts of paths that say where the data lies here, as DATA_PATHS has them."""
-    names, contents, size = of_names(dataset, folders), sha256(), 0
-    for source in dataset.sources:
-        for row in _some(dataset.rows, READ):
-            content = _content(source, int(row))
-            size += len(content)
-            contents.update(len(content).to_bytes(8, "big") + content)
-    count = len(dataset)
-    hexdigest = names.removeprefix("sha256:")
-    both = sha256(f"{count} {hexdigest} {contents.hexdigest()}".encode())
-    return {
-        "fingerprint": f"sha256:{both.hexdigest()}",
-        "images": count,
-        "names": names,
-        "named": min(count, NAMED),
-        "contents": f"sha256:{contents.hexdigest()}",
-        "read": min(count, READ),
-        "bytes_read": size,
-    }
-
-
-def _some(rows: Any, most: int) -> Iterable[Any]:
+def _spread(rows: Any, most: int) -> Iterable[Any]:
+    """Take so many of the rows at most, evenly apart."""
     count = len(rows)
     if count <= most:
         return rows  # type: ignore[no-any-return]
@@ -126,15 +119,15 @@ def _some(rows: Any, most: int) -> Iterable[Any]:
 def _names(source: DataSource, rows: Iterable[Any], folders: Sequence[str]) -> list[str]:
     names = [source.relative_path(int(row)) for row in rows]
     if not source.root:  # "image 3 of /data/birds.npy", or a path
-        names = [_below(name, folders) for name in names]
+        names = [_shorten(name, folders) for name in names]
     if names and all(map(os.path.isabs, names)):  # in a list that is elsewhere
         common = os.path.join(os.path.commonpath([*map(os.path.dirname, names)]), "")
         names = [name.removeprefix(common) for name in names]
     return names
 
 
-def _below(name: str, folders: Sequence[str]) -> str:
-    """Without a path of `folders`, and without the folder of one that is a file."""
+def _shorten(name: str, folders: Sequence[str]) -> str:
+    """Remove each path of `folders`, and the folder of one that is a file."""
     for place in (Path(each).expanduser() for each in folders):
         name = re.sub(rf"(?<!\S){re.escape(str(place))}(/|(?=[,\s]|$))", "", name)
         name = re.sub(rf"(?<!\S){re.escape(str(place.parent))}/", "", name)
@@ -142,7 +135,7 @@ def _below(name: str, folders: Sequence[str]) -> str:
 
 
 def _content(source: DataSource, row: int) -> bytes:
-    """The bytes of its file, or its pixels; none of one that cannot be read."""
+    """Return the bytes of its file, or its pixels; none of one that cannot be read."""
     try:
         if isinstance(source, EncodedSource):
             return source.read(row)

@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 from sslengine.config.facts import why_not
 from sslengine.config.ranges import at_least, choice, share
 from sslengine.config.sections import hosts, join, named, section
-from sslengine.data.decode.pixel_range import PixelRange
-from sslengine.data.decode.transparency import parse_colour
+from sslengine.data.pixel_values import PixelRange, parse_colour
 from sslengine.registry import COLLATORS, DATA_SOURCES, TRANSFORMS
 
 C = TypeVar("C")
@@ -275,13 +274,13 @@ class SplitOptions:
 
     @property
     def limits(self) -> tuple[float, float] | None:
-        """Of what transforms make of arrays."""
+        """Return those of what transforms make of arrays."""
         given = PixelRange.parse(self.PIXEL_RANGE) if self.IMAGE_MODE == "stored" else None
         return given.limits if given else None
 
     @property
     def chooses_by_class(self) -> bool:
-        """Are the classes of images needed even where samples carry other labels?"""
+        """Tell whether the classes of images are needed even where samples carry other labels."""
         return (
             self.DATA_LIMIT_SAMPLING.IS_BALANCED
             or self.DATA_LIMIT_SAMPLING.SHARE > 0
@@ -368,7 +367,7 @@ class SplitOptions:
 
 
 def own(options: object, cls: type[C]) -> C:
-    """Of the options of a split, those that a source brings; one made in Python may lack them."""
+    """Return those options of a split that a source brings; one made in Python may lack them."""
     return options if isinstance(options, cls) else cls()
 
 
@@ -379,7 +378,7 @@ def split_options(**keys: Any) -> SplitOptions:
 
 @dataclass
 class HoldOut:
-    """A share of TRAIN's images is TEST, and is not trained on; see manifest/hold_out.py."""
+    """A share of TRAIN's images is TEST, and is not trained on; see manifest/subset.py."""
 
     # 0: TEST has its own images; 0.1: a tenth of TRAIN's.
     SHARE: float = at_least(0, 0.0, below=1)

@@ -26,9 +26,9 @@ from sslengine.config.requirements import expect_fitting_model
 from sslengine.config.sections import read
 from sslengine.data.feed import DataFeed
 from sslengine.data.manifest.classes import Classes
-from sslengine.data.manifest.labels import known_classes, standard_labels
 from sslengine.data.options import DataOptions
 from sslengine.data.sources.base import build_sources
+from sslengine.data.sources.labels import known_classes, standard_labels
 from sslengine.distributed import data_parallel, sharding
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.engine.channels import input_channels

@@ -9,14 +9,14 @@ from omegaconf import DictConfig
 
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
-from sslengine.data.decode.pixel_format import (
-    OF_MODE,
+from sslengine.data.options import DataOptions
+from sslengine.data.pixel_format import (
+    MODE_CHANNELS,
     PixelFormat,
     output_channels,
     probe,
     tells_something,
 )
-from sslengine.data.options import DataOptions
 from sslengine.errors import ConfigError
 from sslengine.models.options import ModelOptions
 
@@ -64,5 +64,5 @@ def input_channels(config: DictConfig) -> int:
     if not options.DATA_SOURCES:
         return 3
     with torch.device("cpu"):  # the model may be built for a look at its shapes alone
-        seen = None if options.IMAGE_MODE in OF_MODE else probe(options, split)
+        seen = None if options.IMAGE_MODE in MODE_CHANNELS else probe(options, split)
         return output_channels(options, split, seen)

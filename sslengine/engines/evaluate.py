@@ -24,7 +24,7 @@ from sslengine.config.sections import read
 from sslengine.data.judged_view import described
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.manifest.classes import Classes
-from sslengine.data.manifest.hold_out import numbers_of_groups
+from sslengine.data.manifest.subset import number_groups
 from sslengine.data.options import DataOptions
 from sslengine.distributed.ranks import is_primary
 from sslengine.engines.features import required_weights
@@ -344,5 +344,5 @@ def read_groups(run: Run, column: str) -> Tensor | None:
         return None
     data, seed = read(run.config, DataOptions), read(run.config, RunOptions).SEED_VALUE
     dataset = SSLDataset(data.TRAIN, "TRAIN", seed, hold_out=data.HOLD_OUT)
-    numbers = numbers_of_groups(dataset.sources[0].column(column, GROUPS))
+    numbers = number_groups(dataset.sources[0].column(column, GROUPS))
     return torch.from_numpy(numbers[np.asarray(dataset.rows)])

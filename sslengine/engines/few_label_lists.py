@@ -21,9 +21,9 @@ from sslengine.atomic import write_whole
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
 from sslengine.data.loading.dataset import SSLDataset
-from sslengine.data.manifest.few_labels import share_of_each_class
+from sslengine.data.manifest.subset import draw_of_each_class
+from sslengine.data.manifest.tables import escape_formula
 from sslengine.data.options import DataOptions
-from sslengine.data.sources.tables import escape_formula
 from sslengine.engines.run import Run
 from sslengine.engines.scoring import Sets
 from sslengine.engines.stored import StoredSplit, paths_of
@@ -40,7 +40,7 @@ def write_lists(
     written = []
     for share in SHARES:
         for seed in range(DRAWS):
-            rows = share_of_each_class(labels, share, seed)
+            rows = draw_of_each_class(labels, share, seed)
             images = numbers[rows]
             path = folder / f"{100 * share:g}_percent_seed{seed}.csv"
             _write(path, images, stored.paths(images), labels[rows], names)

@@ -21,7 +21,7 @@ from sslengine.atomic import write_json
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
 from sslengine.config.users_code import hash_of_users_code
-from sslengine.data.fingerprint import hash_here, identity, of_labels
+from sslengine.data.fingerprint import hash_here, hash_labels, identify
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.manifest.classes import Classes
 from sslengine.data.options import DataOptions, SplitOptions
@@ -77,11 +77,11 @@ class StoredSplit:
         try:
             found = json.loads(file.read_bytes())
         except (OSError, ValueError):
-            found = identity(self.dataset, options.DATA_PATHS)
+            found = identify(self.dataset, options.DATA_PATHS)
             with suppress(OSError):  # others' features, which cannot be added to
                 write_json(file, found)
         labelled = options.LABEL_TYPE == "standard"
-        return {**found, "labels": of_labels(self.dataset)} if labelled else found
+        return {**found, "labels": hash_labels(self.dataset)} if labelled else found
 
 
 def paths_of(dataset: SSLDataset, indices: Tensor) -> list[str]:

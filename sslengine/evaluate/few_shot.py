@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sslengine.data.manifest.few_labels import share_of_each_class
+from sslengine.data.manifest.subset import draw_of_each_class
 from sslengine.errors import DataError
 from sslengine.evaluate.features import Rows, expect_finite, expect_one_class_each, rows_at
 from sslengine.evaluate.intervals import Spread
@@ -180,7 +180,7 @@ def few_labels(
     for share in shares:
         found, name = [], name_of(share)
         for seed in range(draws):
-            rows = share_of_each_class(labels, share, seed)
+            rows = draw_of_each_class(labels, share, seed)
             some = rows_at(train, rows), labels[rows.to(labels.device)]
             of_some = None if groups is None else groups[rows.to(groups.device)]
             probe = linear_probe(*some, test, test_labels, options, groups=of_some, warns=False)

@@ -25,7 +25,7 @@ from numpy.lib.format import open_memmap, read_array
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sslengine.data.sources.tables import delimiter_in, unescape_formula
+from sslengine.data.manifest.tables import find_delimiter, unescape_formula
 from sslengine.errors import ConfigError, DataError, MissingDataError, listing, readable
 from sslengine.evaluate.feature_files import layers_in, read_features
 from sslengine.evaluate.features import Rows
@@ -294,7 +294,7 @@ def _stack_lists(path: Path, name: str, column: Any) -> NDArray[Any]:
 
 def _csv(path: Path) -> _Table:
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        delimiter = delimiter_in(path, file.readline())
+        delimiter = find_delimiter(path, file.readline())
         file.seek(0)
         try:
             lines = _drop_empty_end(list(csv.reader(file, delimiter=delimiter)))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sslengine.data.decode.pixel_range import PixelRange
-from sslengine.data.decode.transparency import parse_colour
+from sslengine.data.pixel_values import PixelRange, parse_colour
 from sslengine.export.array_code import array_code, listed, resized_and_cropped
 from sslengine.export.subject import Subject
 

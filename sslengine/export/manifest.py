@@ -13,7 +13,7 @@ import sslengine
 from sslengine.checkpoint.manifest import read_manifest, sha256_of
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
-from sslengine.data.fingerprint import identity
+from sslengine.data.fingerprint import identify
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import DataOptions
 from sslengine.errors import SSLEngineError
@@ -99,7 +99,7 @@ def fingerprint_of(subject: Subject) -> dict[str, Any]:
     data, seed = read(subject.config, DataOptions), read(subject.config, RunOptions).SEED_VALUE
     try:
         dataset = SSLDataset(data.TRAIN, "TRAIN", seed, hold_out=data.HOLD_OUT)
-        return identity(dataset, data.TRAIN.DATA_PATHS)
+        return identify(dataset, data.TRAIN.DATA_PATHS)
     except (SSLEngineError, OSError) as error:
         return {"fingerprint": None, "why": f"the images cannot be listed here: {error}"}
 

@@ -23,8 +23,8 @@ from sslengine.config.options import RunOptions
 from sslengine.config.resolve import Resolved, resolve
 from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read
-from sslengine.data.decode.pixel_format import probe
 from sslengine.data.options import DataOptions, SplitOptions
+from sslengine.data.pixel_format import probe
 from sslengine.engine.channels import input_channels
 from sslengine.engine.trained import load_network, newest_state, state_of, trunk_of
 from sslengine.errors import MissingCheckpointError, SSLEngineError

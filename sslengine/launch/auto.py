@@ -39,10 +39,10 @@ def _settle_classes(resolved: Resolved) -> Resolved:
     mixed = resolved.config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.get("num_classes") == AUTO
     if not dims and not mixed:
         return resolved
-    from sslengine.data.manifest.labels import count_classes
+    from sslengine.data.sources.labels import count_train_classes
 
     with closed(resolved.opened):
-        count = count_classes(read(resolved.config, DataOptions).TRAIN)
+        count = count_train_classes(read(resolved.config, DataOptions).TRAIN)
     for each in dims:
         each[-1] = count
     why = "auto: the classes of DATA.TRAIN"

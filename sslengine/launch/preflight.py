@@ -35,7 +35,7 @@ from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
 from sslengine.data.augment.pipeline import Pipeline
 from sslengine.data.augment.transform import Sample
-from sslengine.data.manifest.few_labels import expect_list
+from sslengine.data.manifest.subset import expect_list
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.data.seeding import seed_sample, streams_kept
 from sslengine.dotted import full_metric_name, no_such_metric

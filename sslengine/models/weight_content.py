@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sslengine.data.sources.paths import how_far
+from sslengine.data.decode.files import how_far
 from sslengine.errors import CheckpointError, MissingCheckpointError, listing, nearest
 from sslengine.models.checkpoint_families import recognise
 from sslengine.models.named_tensors import beside_trunk, flat, part_of, skipped, without

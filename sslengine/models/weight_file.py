@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from sslengine.data.sources.regular_file import kind_of
+from sslengine.data.decode.files import kind_of
 from sslengine.distributed.shard_files import Peers, is_folder_of_shards, read_folder
 from sslengine.errors import CheckpointError
 from sslengine.trust import expect_trust, search_current_folder

@@ -16,9 +16,8 @@ from PIL import Image
 
 from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read
-from sslengine.data.decode.channels import channels_after
-from sslengine.data.decode.pixel_format import OF_MODE
 from sslengine.data.options import DataOptions, SplitOptions
+from sslengine.data.pixel_format import MODE_CHANNELS, channels_after
 from sslengine.engine.channels import input_channels
 from sslengine.errors import ConfigError, readable
 from sslengine.trust import closed
@@ -64,7 +63,7 @@ def of_run(run: Path, trusted: bool, overrides: Sequence[str]) -> list[str]:
         return []
     with suppress(ConfigError):
         opened = open_run(run, trusted=trusted, judged=True)
-        if read(opened.config, DataOptions).TRAIN.IMAGE_MODE in OF_MODE:
+        if read(opened.config, DataOptions).TRAIN.IMAGE_MODE in MODE_CHANNELS:
             with closed(opened.opened):
                 return [f"config.MODEL.INPUT_CHANNELS={input_channels(opened.config)}"]
     return []

@@ -24,8 +24,7 @@ from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read
 from sslengine.config.users_code import hash_of_users_code
 from sslengine.data.augment.transform import MakesLabel
-from sslengine.data.decode.decoding import Decoder
-from sslengine.data.decode.files import open_image
+from sslengine.data.decode.decoding import Decoder, open_image
 from sslengine.data.feed import DataFeed
 from sslengine.data.judged_view import judged_train
 from sslengine.data.loading.dataset import SSLDataset
@@ -128,7 +127,7 @@ class Predictor:
         self.seed = read(self.config, RunOptions).SEED_VALUE
         data = read(self.config, DataOptions)
         self.view = View(data, self.seed)
-        self.decoder = Decoder.of(data.TRAIN, "TRAIN")
+        self.decoder = Decoder.build(data.TRAIN, "TRAIN")
         self.bands = bands.Bands(self.trunk.in_chans, self.view.entries, data.TRAIN)
         self.precision = build_run_precision(self.config, self.device)
         self._scores = _scores_of(self.config)

@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from sslengine.data.decode.files import as_rgb, save_image
+from sslengine.data.decode.decoding import as_rgb, save_image
 from sslengine.errors import readable
 from sslengine.predictor.predictor import Neighbour, Prediction, Predictor
 

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sslengine.data.decode.decoding import ORIENTATION
-from sslengine.data.decode.transparency import WAS_TRANSPARENT
+from sslengine.data.decode.decoding import ORIENTATION, WAS_TRANSPARENT
 from sslengine.errors import listing
 from sslengine.progress import progress
 from sslengine.report.content import Fact

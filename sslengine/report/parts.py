@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, features
 
 from sslengine.checkpoint.manifest import is_checkpoint, path_for, read_manifest
-from sslengine.data.decode.files import as_rgb
+from sslengine.data.decode.decoding import as_rgb
 from sslengine.errors import CheckpointError
 from sslengine.monitor.run_facts import TRAINED
 from sslengine.report.content import Fact, Map, Mistake, Thumbs, Views

@@ -25,7 +25,7 @@ from sslengine.config.sections import read
 from sslengine.data.augment.explain import picture_of, pictures_of, undo_normalize
 from sslengine.data.augment.pipeline import Pipeline
 from sslengine.data.batch.collators import image_keys
-from sslengine.data.decode.files import as_rgb
+from sslengine.data.decode.decoding import as_rgb
 from sslengine.data.loading.dataset import SSLDataset, collate_seeded
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.engine.step import single_input_sample

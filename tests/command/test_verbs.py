@@ -23,7 +23,7 @@ from sslengine.command import embed
 from sslengine.command.front import main
 from sslengine.config.compose import Composition
 from sslengine.config.resolve import Resolved, freeze
-from sslengine.data.sources.tables import open_table
+from sslengine.data.manifest.tables import open_table
 from sslengine.errors import ConfigError
 from sslengine.evaluate.given import read_labels
 from tests.command.photos import SMALL, write_photos

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from sslengine.data import fingerprint as module
-from sslengine.data.fingerprint import NAMED, READ, fingerprint, hash_here
+from sslengine.data.fingerprint import NAMED, READ, hash_here, identify
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import SplitOptions, split_options
 from sslengine.data.sources.base import DataSource
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Cannot .*MonthDayNano")
 
 def of(place: Path, source: str = "disk_folder") -> dict[str, Any]:
     keys = {"DATA_SOURCES": [source], "DATA_PATHS": [str(place)], "LABEL_TYPE": "sample_index"}
-    return fingerprint(SSLDataset(split_options(**keys), "TRAIN", 0), [str(place)])
+    return identify(SSLDataset(split_options(**keys), "TRAIN", 0), [str(place)])
 
 
 @pytest.fixture
@@ -97,6 +97,8 @@ class Many:
 
 
 class Dataset:
+    stream = None
+
     def __init__(self, source: Many, count: int) -> None:
         self.sources, self.rows = [source], range(count)
 
@@ -107,7 +109,7 @@ class Dataset:
 def test_its_cost_does_not_grow_with_the_number_of_images() -> None:
     count = 10_000_000
     source = Many()
-    found = fingerprint(Dataset(source, count), [])  # type: ignore[arg-type]
+    found = identify(Dataset(source, count), [])  # type: ignore[arg-type]
     assert (source.named, len(source.opened)) == (NAMED, READ) == (found["named"], found["read"])
     assert source.opened[0] == 0
     assert {*np.diff(source.opened)} <= {count // READ, count // READ + 1}
@@ -116,9 +118,9 @@ def test_its_cost_does_not_grow_with_the_number_of_images() -> None:
 def test_a_file_that_is_added_changes_it_wherever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """It moves all that follow."""
     monkeypatch.setattr(module, "NAMED", 50)
-    before = fingerprint(Dataset(Many(), 1000), [])["names"]  # type: ignore[arg-type]
+    before = identify(Dataset(Many(), 1000), [])["names"]  # type: ignore[arg-type]
     for place in (1, 333, 979):
-        after = fingerprint(Dataset(Many(place), 1001), [])["names"]  # type: ignore[arg-type]
+        after = identify(Dataset(Many(place), 1001), [])["names"]  # type: ignore[arg-type]
         assert after != before
 
 
@@ -175,7 +177,7 @@ def test_a_folder_that_is_written_in_another_way(
     for written in ("images", "./images/", "../" + folder.parent.name + "//images"):
         keys = {"DATA_SOURCES": ["disk_folder"], "DATA_PATHS": [written]}
         options = split_options(**keys, LABEL_TYPE="sample_index")
-        assert fingerprint(SSLDataset(options, "TRAIN", 0), [written]) == before
+        assert identify(SSLDataset(options, "TRAIN", 0), [written]) == before
 
 
 # ---- hash_here

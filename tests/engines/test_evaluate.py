@@ -16,7 +16,7 @@ from scipy import stats  # type: ignore[import-untyped]
 from torchvision.transforms.v2 import functional
 
 from sslengine import registry
-from sslengine.data.sources.shapes import draw_shape
+from sslengine.data.sources.generated import draw_shape
 from sslengine.distributed.ranks import is_primary
 from sslengine.engines.evaluate import evaluate
 from sslengine.engines.judged_networks import normalised

@@ -17,7 +17,7 @@ from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import StandardScaler
 
 from sslengine.contrib import corruptions
-from sslengine.data.sources.shapes import draw_shape, mask_of_shape
+from sslengine.data.sources.generated import draw_shape, mask_of_shape
 from sslengine.engines.evaluate import evaluate
 from sslengine.engines.train import train
 from sslengine.evaluate.options import PROTOCOLS

@@ -121,7 +121,7 @@ def test_a_page_shows_the_same_through_transparent_pixels(
         subject(timm_vit(), channels, DATA__TRAIN__PIXEL_RANGE=range, **keys)
         for range in ("", "image")
     )
-    decoder = Decoder.of(ranged.image_options, "TRAIN")
+    decoder = Decoder.build(ranged.image_options, "TRAIN")
     image = Image.fromarray(numbers((16, 16, 4), np.uint8), "RGBA")
     for each in (image, image.convert("LA"), image.convert("RGB").quantize(8), image.convert("L")):
         encoded = encode(each, **({"transparency": 3} if each.mode == "P" else {}))

@@ -15,7 +15,7 @@ from torch import Tensor
 from sslengine.command.api import load
 from sslengine.config.resolve import resolve
 from sslengine.data.sources.array_file import read_idx
-from sslengine.data.sources.shapes import class_of, draw_shape
+from sslengine.data.sources.generated import class_of, draw_shape
 from sslengine.engines.run import Run
 from sslengine.engines.train import train_task
 from sslengine.evaluate.knn import knn_within

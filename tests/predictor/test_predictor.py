@@ -16,8 +16,7 @@ from torch.nn import functional as F
 from torchvision.transforms import functional as T
 
 from sslengine.command.embed import embed
-from sslengine.data.decode.decoding import Decoder
-from sslengine.data.decode.files import open_image
+from sslengine.data.decode.decoding import Decoder, open_image
 from sslengine.data.options import SplitOptions
 from sslengine.engine.build import build_base_model
 from sslengine.engine.trained import trunk_of
@@ -360,7 +359,7 @@ def test_a_query_of_one_channel_and_16_bits_is_decoded_as_the_training_images(
 
 
 def test_8_bits_of_a_query_are_what_pillow_makes_of_them(tmp_path: Path) -> None:
-    decoder = Decoder.of(SplitOptions(), "TRAIN")
+    decoder = Decoder.build(SplitOptions(), "TRAIN")
     colours = Image.fromarray(numbers((9, 7, 3), np.uint8))
     for mode in ("RGB", "L", "P", "RGBA", "1"):
         image = colours.convert(mode)

@@ -69,7 +69,7 @@ def fashion() -> Iterator[Image.Image]:
 
 
 def shapes() -> Iterator[Image.Image]:
-    from sslengine.data.sources.shapes import draw_shape
+    from sslengine.data.sources.generated import draw_shape
 
     for number in range(60_000):
         yield Image.fromarray(draw_shape("TRAIN", number, 48))

@@ -28,8 +28,7 @@ from sslengine.contrib.retrieval.on_disk import WHERE, Images, read_images, trai
 from sslengine.contrib.retrieval.rmac import most_regions, region_maxima, rmac
 from sslengine.contrib.vissl_benchmarks.options import RetrievalOptions
 from sslengine.contrib.vissl_benchmarks.report import Report
-from sslengine.data.decode.decoding import Decoder
-from sslengine.data.decode.files import open_image
+from sslengine.data.decode.decoding import Decoder, open_image
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.distributed.collectives import barrier
 from sslengine.distributed.ranks import is_primary
@@ -207,7 +206,7 @@ def _cropped(run: Run, images: Images, side: int) -> list[Path]:
     if is_primary():
         folder.mkdir(exist_ok=True)
         transparent = read(run.config, DataOptions).TEST.TRANSPARENT
-        decoder = Decoder.of(SplitOptions(TRANSPARENT=transparent), "TEST")
+        decoder = Decoder.build(SplitOptions(TRANSPARENT=transparent), "TEST")
         for path, source, box in zip(paths, images.queries, images.boxes, strict=True):
             image = open_image(source, decoder)
             factor = 1.0 if side == -1 else side / max(image.size)

@@ -14,7 +14,7 @@ from torchvision.transforms import Normalize, ToPILImage
 from sslengine.data.augment.counterparts import COUNTERPARTS, OnPil, ToFloats, adapt
 from sslengine.data.augment.pipeline import Pipeline, Step
 from sslengine.data.augment.tensors import CONVERSIONS
-from sslengine.data.decode.files import as_rgb
+from sslengine.data.decode.decoding import as_rgb
 from sslengine.errors import DataError
 
 KNOWN = "known, on images of any kind"

@@ -41,11 +41,12 @@ from sslengine.data.augment.transform import (
     takes_arrays,
     takes_bytes,
 )
-from sslengine.data.decode.channels import KNOWN
 from sslengine.data.seeding import seed_sample, streams_kept
 from sslengine.errors import ConfigError, DataError, SSLEngineError, listing, nearest
 from sslengine.registry import TRANSFORMS
 
+# Where the classes are defined of which all is known.
+KNOWN = ("sslengine.", "torchvision.", "classy_vision.")
 # As torchvision names them, first those with a number of Pillow's.
 BY_NUMBER = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 INTERPOLATIONS = (*BY_NUMBER, "nearest-exact")

@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from sslengine.data.batch.samplers import BatchSampler, Rows
-from sslengine.data.manifest.classes import Column
+from sslengine.data.manifest.classes import NO_CLASS, Column
 from sslengine.data.options import SplitOptions
 from sslengine.data.seeding import generator
-from sslengine.data.sources.class_numbers import NO_CLASS
 from sslengine.errors import DataError
 
 

@@ -33,9 +33,6 @@ BITS, COMPRESSION, PHOTOMETRIC, SAMPLES, PLANAR, KIND, EXTRA, FORMAT, DEPTH = (
 REDUCED_OR_MASK = 0b101  # in KIND: pages that are not images by themselves
 ALPHA = (1, 2)  # in EXTRA: of it, or of the others multiplied with it
 WHITE_IS_ZERO = 0  # a PHOTOMETRIC
-# Of a PPM file with a maximum in two bytes: P5 (grey) or P6 (RGB), width, height, maximum.
-_DEEP_PPM = re.compile(rb"P([56])((?:\s|#[^\n]*\n)+)(\d+)((?:\s|#[^\n]*\n)+)(\d+)"
-                       rb"((?:\s|#[^\n]*\n)+)(\d+)\s")  # fmt: skip
 # Of a JPEG 2000 file the kinds of bands: after some of colour, 0, alpha, or alpha multiplied in.
 _DEFINED_ALPHA = re.compile(rb"cdef..(?:..\0\0..)*..\0[\1\2]", re.DOTALL)
 ANIMATED = ("GIF", "WEBP", "PNG")
@@ -45,7 +42,7 @@ logging.getLogger("PIL.TiffImagePlugin").setLevel(logging.CRITICAL)
 
 
 @dataclass(frozen=True)
-class Bands:
+class StoredBands:
     """Height x width x bands, and the number of them that is colour or grey: others are alpha."""
 
     values: Values
@@ -74,8 +71,8 @@ class Bands:
 
 def read_bands(
     encoded: bytes, image: Image.Image | None, page: Page, every: bool, check_size: CheckSize
-) -> Bands | None:
-    """None: Pillow has all values of the file. image: as Pillow opened it, if it could.
+) -> StoredBands | None:
+    """Return the values; None: Pillow has all of the file. image: as Pillow opened it, if it could.
 
     every: all bands and pages are asked for, not those alone that make an RGB image.
     """
@@ -89,34 +86,34 @@ def read_bands(
     if image.format == "PNG" and image.mode == "L" and "transparency" in image.info:
         # A grey level in the bits of the file, which Pillow has spread over 8.
         image.info["transparency"] *= 255 // (2 ** encoded[24] - 1)
-    if image.format == "PPM" and (found := _DEEP_PPM.match(encoded)) and int(found[7]) > 255:
-        return _ppm(encoded, found)
+    if image.format == "PPM" and image.mode in ("I", "RGB") and encoded[:2] in (b"P5", b"P6"):
+        return _read_ppm(encoded, image)
     if image.format in ("JPEG2000", "AVIF") and (bits := _bits(encoded, image)) > 8:
         if image.mode.startswith("I;16"):
-            return _by_pillow(image)
+            return _take_pillows(image)
         raise DataError(
             f"it has {bits} bits in each of {len(image.getbands())} bands, of which Pillow keeps "
             f"8: save it as TIFF or PNG."
         )
-    return of_pillow(image)
+    return ask_pillow(image)
 
 
-def of_pillow(image: Image.Image) -> Bands | None:
-    """None: the values have 8 bits."""
-    return _by_pillow(image) if image.mode in ("I", "F") or "I;16" in image.mode else None
+def ask_pillow(image: Image.Image) -> StoredBands | None:
+    """Return the values; None: they have 8 bits."""
+    return _take_pillows(image) if image.mode in ("I", "F") or "I;16" in image.mode else None
 
 
 def says_alpha(encoded: bytes, image: Any) -> bool:
-    """Whether a band that Pillow takes for alpha is declared as that. It may be infrared."""
+    """Tell whether a band that Pillow takes for alpha is declared as that. It may be infrared."""
     if image.format == "JPEG2000":
         return bool(_DEFINED_ALPHA.search(encoded, 0, encoded.find(b"jp2c")))
     return image.format != "TIFF" or image.tag_v2.get(EXTRA, (0,))[0] in ALPHA
 
 
-def _by_pillow(image: Image.Image, dtype: str = "") -> Bands:
+def _take_pillows(image: Image.Image, dtype: str = "") -> StoredBands:
     values = np.asarray(image)
     key = image.info.get("transparency")
-    return Bands((values.astype(dtype) if dtype else values)[..., None], 1, key=key)
+    return StoredBands((values.astype(dtype) if dtype else values)[..., None], 1, key=key)
 
 
 def _turn_to(image: Image.Image, page: Page, every: bool) -> None:
@@ -143,27 +140,31 @@ def _chosen(pages: int, page: Page, every: bool) -> Sequence[int]:
     return [number]
 
 
-def _png(encoded: bytes, image: Image.Image) -> Bands:
+def _png(encoded: bytes, image: Image.Image) -> StoredBands:
     bands = BANDS[encoded[25]]
     if bands == 1:
-        return _by_pillow(image, "uint16")
-    return Bands(
+        return _take_pillows(image, "uint16")
+    return StoredBands(
         decode_16_bits(encoded), bands - (bands in (2, 4)), opaque=65535,
         key=image.info.get("transparency"),
     )  # fmt: skip
 
 
-def _ppm(encoded: bytes, found: re.Match[bytes]) -> Bands:
-    bands, width, height = (1 if found[1] == b"5" else 3), int(found[3]), int(found[5])
+def _read_ppm(encoded: bytes, image: Any) -> StoredBands | None:
+    """Read a file whose maximum has two bytes; None for one of 8 bits."""
+    _, _, begin, kind = image.tile[0]
+    if image.mode != "I" and not (isinstance(kind, tuple) and kind[-1] > 255):
+        return None
+    bands, (width, height) = (1 if image.mode == "I" else 3), image.size
     count = width * height * bands
-    if len(encoded) - found.end() < 2 * count:
+    if len(encoded) - begin < 2 * count:
         raise OSError("the file is cut off")
-    values = np.frombuffer(encoded, ">u2", count, found.end())
-    return Bands(values.astype(np.uint16).reshape(height, width, bands), bands)
+    values = np.frombuffer(encoded, ">u2", count, begin)
+    return StoredBands(values.astype(np.uint16).reshape(height, width, bands), bands)
 
 
 def _bits(encoded: bytes, image: Image.Image) -> int:
-    """Of a band: in the header of a JPEG 2000 codestream, or of AV1's configuration."""
+    """Read the bits of a band: in the header of a JPEG 2000 codestream, or AV1's configuration."""
     if image.format == "JPEG2000":
         begin = encoded.find(b"\xff\x4f\xff\x51")
         return (encoded[begin + 42] & 0x7F) + 1 if begin >= 0 else 8
@@ -177,7 +178,7 @@ def _bits(encoded: bytes, image: Image.Image) -> int:
 
 def _tiff(
     encoded: bytes, image: Image.Image | None, page: Page, every: bool, check_size: CheckSize
-) -> Bands | None:
+) -> StoredBands | None:
     true = image is not None and _pillow_has_all(image, every)
     if image is not None and true and page is None and not every:
         return _single(image)
@@ -210,12 +211,12 @@ def _tiff(
     return parts[0] if len(parts) == 1 else _joined(parts)
 
 
-def _joined(parts: Sequence[Bands]) -> Bands:
+def _joined(parts: Sequence[StoredBands]) -> StoredBands:
     sizes = {each.values.shape[:2] for each in parts}
     if len(sizes) > 1:
         raise DataError(f"its pages have different sizes: {sorted(sizes)}.")
     joined = np.concatenate([each.values for each in parts], axis=-1)
-    return Bands(joined, joined.shape[-1])
+    return StoredBands(joined, joined.shape[-1])
 
 
 def _pillow_has_all(image: Any, every: bool) -> bool:
@@ -237,11 +238,11 @@ def _pillow_has_all(image: Any, every: bool) -> bool:
     return one and (image.mode, *bits, *kinds) in known
 
 
-def _single(image: Any) -> Bands | None:
+def _single(image: Any) -> StoredBands | None:
     if image.mode not in ("I", "F") and "I;16" not in image.mode:
         return None
     signed = set(image.tag_v2.get(FORMAT, (1,))) == {2}
-    found = _by_pillow(image, "int16" if signed and image.tag_v2[BITS] == (16,) else "")
+    found = _take_pillows(image, "int16" if signed and image.tag_v2[BITS] == (16,) else "")
     return replace(found, white_is_zero=image.tag_v2.get(PHOTOMETRIC) == WHITE_IS_ZERO)
 
 
@@ -254,7 +255,7 @@ def _full_pages(image: Any) -> list[int]:
     return found
 
 
-def _page_of_tiff(page: Any) -> Bands:
+def _page_of_tiff(page: Any) -> StoredBands:
     try:
         values = page.asarray()
     except (ValueError, NotImplementedError, ImportError) as error:
@@ -274,7 +275,7 @@ def _page_of_tiff(page: Any) -> Bands:
     if values.ndim != 3:
         raise DataError(f"a page of shape {values.shape} is no image.")
     extra = [int(each) for each in page.extrasamples]
-    return Bands(
+    return StoredBands(
         values,
         colours=samples - sum(each in ALPHA for each in extra),
         white_is_zero=int(page.photometric) == WHITE_IS_ZERO,

@@ -26,17 +26,8 @@ from sslengine.data.augment.tensors import FinishOn
 from sslengine.data.augment.transform import Sample
 from sslengine.data.batch.samplers import Place
 from sslengine.data.manifest.classes import Classes, Column
-from sslengine.data.manifest.few_labels import with_labels_in_use
-from sslengine.data.manifest.hold_out import rows_of as hold_out_rows
-from sslengine.data.manifest.labels import (
-    in_train_numbers,
-    known_classes,
-    label_columns,
-    shared,
-    standard_labels,
-)
-from sslengine.data.manifest.shared import SharedArray
-from sslengine.data.manifest.subset import Rows, choose_rows, part
+from sslengine.data.manifest.index import SharedArray
+from sslengine.data.manifest.subset import Rows
 from sslengine.data.options import HoldOut, SplitOptions
 from sslengine.data.seeding import (
     SampleKey,
@@ -46,6 +37,14 @@ from sslengine.data.seeding import (
     streams_kept,
 )
 from sslengine.data.sources.base import DataSource, EncodedSource, build_sources
+from sslengine.data.sources.labels import (
+    choose_samples,
+    known_classes,
+    label_columns,
+    share_columns,
+    standard_labels,
+    translate_to_train,
+)
 from sslengine.data.sources.stream import StreamSource
 from sslengine.errors import DataError, readable
 
@@ -123,20 +122,12 @@ class SSLDataset(Dataset[Sample]):
         found = standard_labels(options, stored, self.sources, hold_out.STRATIFIED)
         # Those of the run: TRAIN's, if they are known.
         self.classes = list(classes) or known_classes(found, self.sources)
-        standard = in_train_numbers(found, classes, self.sources)
-        of_split = hold_out_rows(hold_out, split, self.sources, found[0].column if found else None)
-        chosen = choose_rows(
-            options, split, len(of_split), part(standard[0], of_split) if standard else None
-        )
-        rows = part(of_split, chosen)
-        rows = with_labels_in_use(
-            options, split, rows, part(standard[0], rows) if standard else None, first
-        )
-        used = [part(column, rows) for column in standard]
+        standard = translate_to_train(found, classes, self.sources)
+        rows, used = choose_samples(options, split, hold_out, self.sources, found, standard)
         # What grows with the number of samples is shared with the loader workers.
-        self._rows = rows if isinstance(rows, range) else SharedArray.of(rows)
+        self._rows = rows if isinstance(rows, range) else SharedArray.share(rows)
         kinds = label_columns(options, split, used, len(rows)) if not self.stream else []
-        self._labels = shared(kinds)
+        self._labels = share_columns(kinds)
         # What LABEL_SOURCES has of the samples, for samplers; workers are not sent it.
         self.standard_labels = used
         self._seed = seed

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from sslengine.data.decode.decoding import Decoder
-from sslengine.data.manifest.shared import SharedArray
+from sslengine.data.decode.files import expect_there
+from sslengine.data.manifest.classes import count_classes
+from sslengine.data.manifest.index import SharedArray
+from sslengine.data.manifest.paths import SPLIT_NAMES, SPLITS, data_path, split_words
 from sslengine.data.options import ArrayOptions, SplitOptions, own
-from sslengine.data.sources.base import DataSource, such_as
-from sslengine.data.sources.class_numbers import count_classes
-from sslengine.data.sources.paths import data_path, how_far
-from sslengine.data.sources.split_names import OF_ANY, SPLITS
+from sslengine.data.sources.base import DataSource
 from sslengine.errors import DataError, MissingDataError, SSLEngineError, listing, nearest
 from sslengine.registry import register_data_source
 
@@ -49,21 +49,17 @@ class ArraySource(DataSource):
     def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
         super().__init__(options, split, position)
         self._file, self.where = data_path(options, split, position)
-        self._decoder, self._split = Decoder.of(options, split), split
-        self._stored = self._file
-        names = own(options, ArrayOptions)
-        self._wanted = names.IMAGE_COLUMN, names.LABEL_COLUMN
+        self.decoder: Decoder = Decoder.build(options, split)
+        self._split, self._stored = split, self._file
+        expect_there(self._file, self.where)
         try:
-            self._images, labels = self._open(self._file)
-        except FileNotFoundError:
-            why = how_far(self._file)
-            raise MissingDataError(f"{self.where}: {self._file} is not there: {why}") from None
+            self._images, labels = self._open(own(options, ArrayOptions))
         except SSLEngineError:
             raise
         except Exception as error:  # what it raises depends on the file
             raise DataError(f"{self.where}: {self._file} cannot be read: {error}") from error
-        self._axis = channel_axis(self._images.array.shape, f"{self.where}: {self._file}")
-        self._labels = None if labels is None else SharedArray.of(self._checked(labels))
+        self._axis = find_channels(self._images.array.shape, f"{self.where}: {self._file}")
+        self._labels = None if labels is None else SharedArray.share(self._check(labels))
         self.num_classes = 0 if self._labels is None else count_classes(self._labels.array)
 
     def __len__(self) -> int:
@@ -72,10 +68,8 @@ class ArraySource(DataSource):
     def image(self, index: int) -> Image.Image:
         values = self._images.array[index]
         values = values[..., None] if self._axis is None else np.moveaxis(values, self._axis - 1, 2)
-        return self._decoder.of_array(values.astype(values.dtype.newbyteorder("="), copy=False))
-
-    def stand_in(self, side: int) -> Any:
-        return such_as(self, self._decoder.mode, side)
+        native = values.dtype.newbyteorder("=")
+        return self.decoder.convert_array(values.astype(native, copy=False))
 
     def labels(self) -> Array:
         if self._labels is None:
@@ -91,27 +85,27 @@ class ArraySource(DataSource):
     def files_of(self, rows: NDArray[np.int64]) -> list[str]:
         return [str(self._stored)]
 
-    def _open(self, file: Path) -> tuple[SharedArray, Array | None]:
+    def _open(self, named: ArrayOptions) -> tuple[SharedArray, Array | None]:
+        """Return the images, and the labels that are stored with them."""
+        file = self._file
         if file.is_dir() or _IDX_IMAGES.fullmatch(file.name):
-            return self._open_idx(file)
+            self._stored = file = self._find_idx(file) if file.is_dir() else file
+            beside = file.with_name(file.name.replace("images", "labels").replace("idx3", "idx1"))
+            labels = read_idx(beside) if beside.exists() else None
+            return SharedArray.share(read_idx(file)), labels
         if file.suffix.lower() == ".npz":
             with np.load(file, allow_pickle=False) as held:
-                return self._chosen(held)
+                return self._choose(held, named)
         mapped = np.load(file, mmap_mode="r", allow_pickle=False)
         if not isinstance(mapped, np.memmap):
             raise ValueError("it holds no array; expected .npy, .npz, or a file of the IDX format")
         if not mapped.flags.c_contiguous:
-            return SharedArray.of(mapped), None
-        return SharedArray.on_disk(file, mapped.dtype, mapped.shape, mapped.offset), None
+            return SharedArray.share(mapped), None
+        return SharedArray.map_file(file, mapped.dtype, mapped.shape, mapped.offset), None
 
-    def _open_idx(self, path: Path) -> tuple[SharedArray, Array | None]:
-        self._stored = file = self._idx_of_split(path) if path.is_dir() else path
-        labels = file.with_name(file.name.replace("images", "labels").replace("idx3", "idx1"))
-        found = read_idx(labels) if labels.exists() else None
-        return SharedArray.of(read_idx(file)), found
-
-    def _idx_of_split(self, folder: Path) -> Path:
-        found = {match["split"]: each for each in sorted(folder.iterdir())
+    def _find_idx(self, folder: Path) -> Path:
+        files = sorted(folder.iterdir())
+        found = {match["split"]: each for each in files
                  if (match := _IDX_IMAGES.fullmatch(each.name))}  # fmt: skip
         for name in SPLITS[self._split]:
             if name in found:
@@ -119,30 +113,32 @@ class ArraySource(DataSource):
         raise DataError(
             f"{self.where}: {folder} has no file of images in the IDX format for {self._split} "
             f"({SPLITS[self._split][0]}-images-idx3-ubyte, also .gz). It has: "
-            f"{listing(each.name for each in sorted(folder.iterdir()))}. An image in each file: "
-            f"set DATA_SOURCES to disk_folder."
+            f"{listing(each.name for each in files)}. An image in each file: set DATA_SOURCES to "
+            f"disk_folder."
         )
 
-    def _chosen(self, held: Any) -> tuple[SharedArray, Array | None]:
-        only = held.files if len(held.files) == 1 else []
-        images = self._name(held.files, self._wanted[0], IMAGE_NAMES, "IMAGE_COLUMN") or only[:1]
+    def _choose(self, held: Any, named: ArrayOptions) -> tuple[SharedArray, Array | None]:
+        images = self._find_name(held.files, named.IMAGE_COLUMN, IMAGE_NAMES, "IMAGE_COLUMN")
+        images = images or (held.files if len(held.files) == 1 else [])
         if not images:
             raise DataError(
                 f"{self.where}: which array of {self._file} holds the images? Name it with "
                 f"config.DATA.{self._split}.IMAGE_COLUMN.\n  It has: {listing(held.files)}"
             )
-        beside = [name for name in held.files if self._goes_with(images[0], name)]
-        named = held.files if self._wanted[1] else beside
-        labels = self._name(named, self._wanted[1], LABEL_NAMES, "LABEL_COLUMN")
-        return SharedArray.of(held[images[0]]), held[labels[0]] if labels else None
+        # Labels of `x_val` are not `y_test`, both of which are TEST's.
+        of_images = split_words(images[0]) & SPLIT_NAMES
+        beside = [
+            name for name in held.files
+            if not of_images or split_words(name) & SPLIT_NAMES in (set(), of_images)
+        ]  # fmt: skip
+        among = held.files if named.LABEL_COLUMN else beside
+        labels = self._find_name(among, named.LABEL_COLUMN, LABEL_NAMES, "LABEL_COLUMN")
+        return SharedArray.share(held[images[0]]), held[labels[0]] if labels else None
 
-    def _goes_with(self, images: str, labels: str) -> bool:
-        """Labels of `x_val` are not `y_test`, both of which are TEST's."""
-        of_images, of_labels = (_words(name) & OF_ANY for name in (images, labels))
-        return not of_images or not of_labels or of_images == of_labels
-
-    def _name(self, names: Iterable[str], wanted: str, usual: Iterable[str], key: str) -> list[str]:
-        """Of the array that is wanted, or has a usual name: this split's before all others."""
+    def _find_name(
+        self, names: Iterable[str], wanted: str, usual: Iterable[str], key: str
+    ) -> list[str]:
+        """Find the array that is wanted, or has a usual name: this split's before all others."""
         if wanted:
             if wanted not in names:
                 raise MissingDataError(
@@ -150,34 +146,30 @@ class ArraySource(DataSource):
                     f"{nearest(wanted, names)}\n  It has: {listing(names)}"
                 )
             return [wanted]
-        parts = {name: _words(name) for name in names}
+        parts = {name: split_words(name) for name in names}
         ours = [name for split in SPLITS[self._split] for name, each in parts.items()
                 if split in each]  # fmt: skip
-        shared = [name for name, each in parts.items() if not each & OF_ANY]
+        shared = [name for name, each in parts.items() if not each & SPLIT_NAMES]
         return [name for kind in usual for name in (*ours, *shared) if kind in parts[name]][:1]
 
-    def _checked(self, labels: Array) -> Array:
-        labels = in_one_column(labels)
+    def _check(self, labels: Array) -> Array:
+        labels = squeeze_column(labels)
         if labels.ndim not in (1, 2) or labels.dtype.kind not in "iub":
             raise DataError(
                 f"{self.where}: the labels of {self._file} have the shape {labels.shape} and the "
                 f"type {labels.dtype}; expected a whole number for each image, or a row of class "
                 f"indicators."
             )
-        return as_numbers(labels, f"{self.where}: the labels of {self._file}")
+        return check_numbers(labels, f"{self.where}: the labels of {self._file}")
 
 
-def _words(name: str) -> set[str]:
-    return set(re.split(r"[_\W]", name.lower()))
-
-
-def in_one_column(labels: Array) -> Array:
-    """N x 1, as Keras has them, are class numbers."""
+def squeeze_column(labels: Array) -> Array:
+    """Take N x 1, as Keras has them, for class numbers."""
     return labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
 
 
-def as_numbers(labels: Array, what: str) -> Array:
-    """Class numbers, or rows of indicators: of a byte each."""
+def check_numbers(labels: Array, what: str) -> Array:
+    """Return class numbers, or rows of indicators: of a byte each."""
     if labels.ndim == 1:
         return labels.astype(np.int64)
     others = labels[~np.isin(labels, (-1, 0, 1))]
@@ -204,9 +196,11 @@ def read_idx(file: Path) -> Array:
     return values.reshape(shape)
 
 
-def channel_axis(shape: tuple[int, ...], where: str) -> int | None:
-    """Of N images: 1, 3, or None where there is none. Height and width of an image are equal, or
-    the channels are as many as usual; anything else could be either.
+def find_channels(shape: tuple[int, ...], where: str) -> int | None:
+    """Find the axis of N images' channels: 1, 3, or None where there is none.
+
+    Height and width of an image are equal, or the channels are as many as usual; anything else
+    could be either.
     """
     if len(shape) == 3:
         return None

@@ -19,10 +19,10 @@ random numbers except from its own generators, seeded by the index.
 from __future__ import annotations
 
 import os
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, final
 
@@ -31,13 +31,16 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from sslengine.data.decode.decoding import Decoder
+from sslengine.data.decode.files import NotRegularError
+from sslengine.data.manifest.classes import Column, expect_all_known
 from sslengine.data.options import OF_ENCODED_SOURCES, SplitOptions
-from sslengine.data.sources.retries import retried
-from sslengine.errors import DataError
+from sslengine.errors import DataError, readable
 from sslengine.registry import DATA_SOURCES
 
-# Twice as many images as the largest folder that is measured (docs/data_sources.md).
-MOST_GENERATED = 20_000_000
+# What another attempt to read does not change.
+FINAL = (
+    FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError, NotRegularError,
+)  # fmt: skip
 
 
 class DataSource(ABC):
@@ -45,7 +48,9 @@ class DataSource(ABC):
     needs_path: ClassVar[bool] = False
     # Of OF_ENCODED_SOURCES (data/options.py) those options that it reads. None: unknown.
     reads: ClassVar[tuple[str, ...] | None] = None
-    # Can it only be read from one end to the other? See sources/stream.py.
+    # What makes images of files or arrays as the split's options say, if that is needed.
+    decoder: Decoder | None = None
+    # Can it only be read from one end to the other? See stream.py.
     is_stream: ClassVar[bool] = False
     # How many classes its own labels have; 0: it has no labels.
     num_classes: int = 0
@@ -66,72 +71,78 @@ class DataSource(ABC):
 
     @abstractmethod
     def image(self, index: int) -> Image.Image:
-        """The image, RGB. Any exception marks the sample as unreadable."""
+        """Read the image, RGB. Any exception marks the sample as unreadable."""
 
     def stand_in(self, side: int) -> Any:
-        """Replaces an image that cannot be read: grey, of the size and type of the others."""
-        return grey_image(side)
+        """Replace an image that cannot be read: grey, of this size and of the others' type; where
+        IMAGE_MODE is stored, the type of the first of a hundred that can be read.
+        """
+        mode = self.decoder.mode if self.decoder else "RGB"
+        for index in range(min(len(self), 100) if mode == "stored" else 0):
+            with suppress(Exception):
+                image: Any = self.image(index)
+                if isinstance(image, Image.Image):
+                    mode = image.mode
+                    break
+                level = 128 if image.dtype == np.uint8 else 0
+                return np.full((side, side, image.shape[2]), level, image.dtype)
+        return grey_image(side) if mode == "stored" else grey_image(side).convert(mode)
 
     def label(self, index: int) -> Any:
-        """The class of an image, or a row of indicators of the classes that it shows. A source
-        that knows it has this, or `labels`."""
+        """Return the class of an image, or a row of indicators of the classes that it shows.
+
+        A source that knows it has this, or `labels`.
+        """
         if type(self).labels is not DataSource.labels:
             return self.labels()[index]
         raise DataError(f"{self.where}: the source {type(self).__name__} has no labels.")
 
     def labels(self) -> NDArray[np.generic]:
-        """The classes of all images; of several each a matrix: 1, 0, or -1 for not known."""
+        """Return the classes of all images; of several each a matrix: 1, 0, or -1 for not known."""
         found = np.array([self.label(index) for index in range(len(self))])
         return found.astype(np.int64) if found.dtype.kind in "iub" or not found.size else found
 
+    def expect_labels(self, labels: Column, advice: str) -> Column:
+        """Return the labels; DataError where some are missing.
+
+        advice: what those images have instead, and what to do.
+        """
+        return expect_all_known(
+            labels,
+            lambda missing: (
+                f"{self.where}: labels are asked for, and {missing.size} of {len(self)} images, "
+                f"the first of them {readable(self.path(int(missing[0])))}, {advice}, or train "
+                f"without LABEL_SOURCES."
+            ),
+        )
+
     def mask(self, index: int) -> NDArray[np.generic]:
-        """The class of each pixel of an image, height x width, if the source knows it."""
+        """Return the class of each pixel of an image, height x width, if the source knows it."""
         raise DataError(f"{self.where}: {type(self).__name__} has no masks.")
 
     def column(self, name: str, where: str) -> Sequence[Any]:
-        """A value for each image, if the source has columns. where: the key that names it."""
+        """Return a value for each image, if it has columns. where: the key that names it."""
         raise DataError(
             f"{where}: {type(self).__name__} has no columns; expected a table (csv_filelist) or a "
             f"huggingface_dataset."
         )
 
     def path(self, index: int) -> str:
-        """What to call an image in a message: its file, where there is one."""
+        """Name an image in a message: its file, where there is one."""
         return f"image {index} of {type(self).__name__}"
 
     def files_of(self, rows: NDArray[np.int64]) -> Iterable[str] | None:
-        """Those that these images are read from; empty if they are drawn. None: it is not known."""
+        """Name the files that these images are read from: none of drawn ones. None: unknown."""
         return None
 
     def left_out(self) -> Sequence[str]:
-        """Files without an image that can be read; a warning has named the reason."""
+        """Name the files without an image that can be read; a warning has named the reason."""
         return ()
 
     def relative_path(self, index: int) -> str:
-        """`path` below the source's folder: the same wherever that is."""
+        """Return `path` below the source's folder: the same wherever that is."""
         path = self.path(index)
         return path.removeprefix(os.path.join(self.root, "")) if self.root else path
-
-
-class GeneratedSource(DataSource):
-    """Draw images by number: more than by default if DATA_LIMIT asks for them."""
-
-    reads = ()
-    default_lengths: ClassVar[Mapping[str, int]]  # by split
-
-    def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
-        super().__init__(options, split, position)
-        wanted = options.DATA_LIMIT + options.DATA_LIMIT_SAMPLING.SKIP_NUM_SAMPLES
-        if wanted > MOST_GENERATED:
-            where, most = f"config.DATA.{split}.DATA_LIMIT", MOST_GENERATED
-            raise DataError(f"{where}: requires {wanted} samples; at most {most} are generated.")
-        self._length = max(self.default_lengths[split], wanted)
-
-    def __len__(self) -> int:
-        return self._length
-
-    def files_of(self, rows: NDArray[np.int64]) -> tuple[str, ...]:
-        return ()
 
 
 class EncodedSource(DataSource):
@@ -141,44 +152,40 @@ class EncodedSource(DataSource):
 
     def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
         super().__init__(options, split, position)
-        self.decoder = Decoder.of(options, split)
+        self.decoder: Decoder = Decoder.build(options, split)
         self._retries, self._wait = options.READ_RETRIES, options.READ_RETRY_WAIT
 
     @abstractmethod
     def read(self, index: int) -> bytes:
-        """The bytes of the image's file. At an OSError it is called again (READ_RETRIES)."""
+        """Read the bytes of the image's file. At an OSError it is called again (READ_RETRIES)."""
 
     @final
     def encoded(self, index: int) -> bytes:
-        """The bytes of the image's file. Any exception marks the sample as unreadable."""
-        return retried(partial(self.read, index), self._retries, self._wait)
+        """Read the image's file, again after a longer and longer wait if that fails.
+
+        Any exception marks the sample as unreadable.
+        """
+        tries = 0
+        while True:
+            try:
+                return self.read(index)
+            except FINAL:
+                raise
+            except OSError as error:
+                if tries == self._retries:
+                    waited = self._wait * (2**tries - 1)
+                    told = f"{error.strerror or error} (tried {tries + 1} times in {waited:g} s)"
+                    raise OSError(error.errno, told) from error
+            time.sleep(self._wait * 2**tries)
+            tries += 1
 
     @final
     def image(self, index: int) -> Image.Image:
         return self.decoder(self.encoded(index))
 
-    def stand_in(self, side: int) -> Any:
-        return such_as(self, self.decoder.mode, side)
-
-
-def such_as(source: DataSource, mode: str, side: int) -> Any:
-    """A grey image of this IMAGE_MODE; where that is stored, as the first of the first hundred
-    images that can be read: the same in each worker.
-    """
-    if mode != "stored":
-        return grey_image(side).convert(mode)
-    for index in range(min(len(source), 100)):
-        with suppress(Exception):
-            image: Any = source.image(index)
-            if isinstance(image, Image.Image):
-                return grey_image(side).convert(image.mode)
-            level = 128 if image.dtype == np.uint8 else 0
-            return np.full((side, side, image.shape[2]), level, image.dtype)
-    return grey_image(side)
-
 
 def build_sources(options: SplitOptions, split: str) -> list[DataSource]:
-    """The sources of a split, which all hold as many images: a sample has one of each."""
+    """Build the sources of a split, which all hold as many images: a sample has one of each."""
     where = f"config.DATA.{split}.DATA_SOURCES"
     if not options.DATA_SOURCES:
         raise DataError(
@@ -196,5 +203,4 @@ def build_sources(options: SplitOptions, split: str) -> list[DataSource]:
 
 
 def grey_image(side: int) -> Image.Image:
-    """Replaces an image that cannot be read."""
     return Image.new("RGB", (side, side), (128, 128, 128))

@@ -1,25 +1,50 @@
-"""Images on disk: `disk_folder`, a folder tree, and `disk_filelist`, a .npy file of paths."""
+"""Images in files: `disk_folder`, a folder tree; `disk_filelist`, a .npy file of paths;
+`csv_filelist`, a table of images (.csv, .tsv, .parquet) with a column of paths, or a list (.txt).
+
+The first line of a .csv or .tsv names the columns. IMAGE_COLUMN and LABEL_COLUMN say which are
+meant; without them a column of a usual name is taken. Labels are numbers (3, or 3.0), or names,
+which are numbered in their order; lists of them (.parquet), or text with LABEL_SEPARATOR between.
+With LABEL_COLUMNS there is a column for each class.
+"""
 
 from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sslengine.data.manifest.index_cache import Found, Index, indexed, stamp
-from sslengine.data.manifest.shared_paths import by_folder, path_arrays
-from sslengine.data.options import IndexOptions, PathOptions, SplitOptions, own
+from sslengine.data.decode.files import (
+    data_error,
+    expect_file,
+    how_far,
+    read_file,
+)
+from sslengine.data.manifest.classes import ClassColumns, ClassNumbers, LabelError, count_classes
+from sslengine.data.manifest.folder_scan import find_images
+from sslengine.data.manifest.index import (
+    FoundImages,
+    ImageTable,
+    ProgressLog,
+    indexed,
+    make_string_arrays,
+    stamp,
+)
+from sslengine.data.manifest.paths import data_folder, data_path
+from sslengine.data.manifest.tables import (
+    IMAGE_NAMES,
+    LABEL_NAMES,
+    expect_column,
+    load_array,
+    open_table,
+)
+from sslengine.data.options import IndexOptions, PathOptions, SplitOptions, TableOptions, own
 from sslengine.data.sources.base import EncodedSource
-from sslengine.data.sources.class_numbers import all_known
-from sslengine.data.sources.folder_scan import find_images
-from sslengine.data.sources.paths import Located, data_error, data_folder, data_path, how_far
-from sslengine.data.sources.regular_file import kind_of, read_file
-from sslengine.errors import DataError, readable
+from sslengine.errors import DataError, listing
 from sslengine.registry import register_data_source
 
 # Of the formats that are decoded (data/decode).
@@ -34,32 +59,53 @@ VIDEO_SUFFIXES = (
 )  # fmt: skip
 
 
+class FileSource(EncodedSource):
+    """An image in each file."""
+
+    needs_path = True
+    _paths: Sequence[bytes]
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def read(self, index: int) -> bytes:
+        return read_file(self.path(index))
+
+    def path(self, index: int) -> str:
+        return os.path.join(self.root, os.fsdecode(self._paths[index]))
+
+    def files_of(self, rows: NDArray[np.int64]) -> Iterable[str]:
+        return map(self.path, rows.tolist())
+
+
+def index_folder(root: Path, suffixes: Sequence[str], cached: bool) -> ImageTable:
+    """Return the table of the files below a folder that end so, with their classes."""
+    return indexed(
+        f"folder, {' '.join(suffixes)}: {root.resolve()}",
+        f"looking through {root}",
+        lambda: find_images(root, suffixes),
+        cached,
+    )
+
+
 @register_data_source("disk_folder")
-class FolderSource(EncodedSource):
+class FolderSource(FileSource):
     """All images below a folder; the folders right below it are the classes, in order of name.
 
     Hidden files and folders are passed over. A flat folder of images has no classes.
     """
 
-    needs_path = True
-
     def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
         super().__init__(options, split, position)
-        self.root, self.where = data_path(options, split, position)
-        if not self.root.is_dir():
-            there = self.root.exists()
-            what = "a file, not a folder." if there else f"not there: {how_far(self.root)}"
-            told = f"{self.where}: the image folder {self.root} is {what}"
-            raise data_error(self.root)(told)
+        root, self.where = data_path(options, split, position)
+        self.root = root
+        if not root.is_dir():
+            what = "a file, not a folder." if root.exists() else f"not there: {how_far(root)}"
+            raise data_error(root)(f"{self.where}: the image folder {root} is {what}")
         suffixes = IMAGE_SUFFIXES + ((".npy",) if options.IMAGE_MODE == "stored" else ())
-        index = indexed(
-            f"folder, {' '.join(suffixes)}: {self.root.resolve()}",
-            f"looking through {self.root}",
-            lambda: find_images(Path(self.root), suffixes),
-            cached=own(options, IndexOptions).CACHE_INDEX,
-        )
-        self._files, self._labels = index.paths(), index["labels"]
-        if not len(self._files):
+        index = index_folder(root, suffixes, own(options, IndexOptions).CACHE_INDEX)
+        self._paths, self._labels = index.strings("paths"), index["labels"]
+        if not len(self):
             raise DataError(
                 f"{self.where}: no image in {self.root} or in the folders below it. "
                 f"Looked for files that end in {', '.join(suffixes)} (or in capitals)."
@@ -67,36 +113,17 @@ class FolderSource(EncodedSource):
         self.class_names = [os.fsdecode(name) for name in index.strings("classes")]
         self.num_classes = len(self.class_names)
 
-    def __len__(self) -> int:
-        return len(self._files)
-
-    def read(self, index: int) -> bytes:
-        return read_file(self.path(index))
-
     def label(self, index: int) -> int:
         return int(self._labels.array[index])
 
     def labels(self) -> NDArray[np.generic]:
-        return all_known(
-            self._labels.array,
-            lambda outside: (
-                f"{self.where}: labels are asked for, and {outside.size} images lie in no class "
-                f"folder, the first is {readable(self.path(int(outside[0])))}. Move each into a "
-                f"folder named after its class, or train without LABEL_SOURCES."
-            ),
-        )
-
-    def path(self, index: int) -> str:
-        return os.path.join(self.root, os.fsdecode(self._files[index]))
-
-    def files_of(self, rows: NDArray[np.int64]) -> Iterable[str]:
-        return map(self.path, rows.tolist())
+        advice = "lie in no class folder. Move each into a folder named after its class"
+        return self.expect_labels(self._labels.array, advice)
 
 
-class ListedFiles(EncodedSource):
+class ListedFiles(FileSource):
     """Files whose paths some list holds."""
 
-    needs_path = True
     # Do relative paths begin at the list's folder, or as in VISSL at the current one?
     beside_the_list: ClassVar[bool] = True
 
@@ -106,32 +133,14 @@ class ListedFiles(EncodedSource):
         paths = own(options, PathOptions)
         self._old_prefix, self._new_prefix = paths.REMOVE_IMG_PATH_PREFIX, paths.NEW_IMG_PATH_PREFIX
         self.root = data_folder(options, split, position) if self.beside_the_list else ""
-        self._index = self._indexed(options)
-        self._paths = self._index.paths()
-
-    def _indexed(self, options: SplitOptions) -> Index:
-        if not self._list.is_file():
-            raise data_error(self._list)(f"{self.where}: {no_file(self._list)}")
-        return indexed(
+        expect_file(self._list, self.where)
+        self._index = indexed(
             f"{self._kind()}: {self._list.resolve()}",
             f"reading {self._list}",
             self._find,
             cached=own(options, IndexOptions).CACHE_INDEX,
         )
-
-    @abstractmethod
-    def _kind(self) -> str:
-        """What is looked for, and how: lists of other kinds have other indexes."""
-
-    @abstractmethod
-    def _find(self) -> Found:
-        """The paths, and what else the list holds."""
-
-    def __len__(self) -> int:
-        return len(self._paths)
-
-    def read(self, index: int) -> bytes:
-        return read_file(self.path(index))
+        self._paths = self._index.strings("paths")
 
     def path(self, index: int) -> str:
         path = os.fsdecode(self._paths[index])
@@ -139,8 +148,13 @@ class ListedFiles(EncodedSource):
             path = self._new_prefix + path[len(self._old_prefix) :]
         return os.path.join(self.root, path)
 
-    def files_of(self, rows: NDArray[np.int64]) -> Iterable[str]:
-        return map(self.path, rows.tolist())
+    @abstractmethod
+    def _kind(self) -> str:
+        """Say what is looked for, and how: lists of other kinds have other tables."""
+
+    @abstractmethod
+    def _find(self) -> FoundImages:
+        """Read the paths, and what else the list holds."""
 
 
 @register_data_source("disk_filelist")
@@ -152,20 +166,21 @@ class FileListSource(ListedFiles):
     def _kind(self) -> str:
         return "file list"
 
-    def _find(self) -> Found:
+    def _find(self) -> FoundImages:
         marked = stamp(self._list)
-        paths = load_array(Located(self._list, self.where), mmap=True)
+        paths = load_array(self._list, self.where, mmap=True)
         if paths.ndim != 1 or paths.dtype.kind not in "SU" or not len(paths):
             raise DataError(
                 f"{self.where}: {self._list} must hold a list of paths; it holds "
                 f"an array of shape {paths.shape} and type {paths.dtype}."
             )
-        paths_read = by_folder(_one_by_one(self._list, paths))
-        return Found(path_arrays(paths_read), [marked], len(paths))
+        read = _read_in_parts(self._list, paths)
+        return FoundImages(make_string_arrays("paths", read), [marked], len(paths))
 
 
-def _one_by_one(file: Path, paths: NDArray[np.generic], at_once: int = 2**16) -> Iterator[bytes]:
-    """Read in parts: all as strings of Python, or as pages of a map, would fill the memory."""
+def _read_in_parts(file: Path, paths: NDArray[Any], at_once: int = 2**16) -> Iterator[bytes]:
+    """Read one after another: all as strings of Python, or as pages of a map, would fill the
+    memory."""
     assert isinstance(paths, np.memmap)
     with file.open("rb") as stream:
         stream.seek(paths.offset)
@@ -173,26 +188,97 @@ def _one_by_one(file: Path, paths: NDArray[np.generic], at_once: int = 2**16) ->
             yield from map(os.fsencode, part.tolist())
 
 
-def no_file(path: Path) -> str:
-    if path.is_dir():
-        return f"there is no file {path}. It is a folder: use the source disk_folder."
-    if kind := kind_of(path):
-        return f"{path} is not a file that can be read: it is {kind}."
-    return f"there is no file {path}: {how_far(path)}"
+@register_data_source("csv_filelist")
+class TableSource(ListedFiles):
+    """A row is an image. A table without a column of labels has none."""
 
+    def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
+        self._columns, self._split = own(options, TableOptions), split
+        super().__init__(options, split, position)
+        self._labels = self._index["labels"]
+        if not len(self):
+            raise DataError(f"{self.where}: the table {self._list} has no row.")
+        self.class_names = [os.fsdecode(name) for name in self._index.strings("classes")]
+        self.num_classes = count_classes(self._labels.array)
 
-def load_array(file: Located, mmap: bool) -> NDArray[np.generic]:
-    """A .npy file of paths or labels."""
-    if not file.path.is_file():
-        raise data_error(file.path)(f"{file.where}: {no_file(file.path)}")
-    try:
-        array = np.load(file.path, mmap_mode="r" if mmap else None, allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        raise DataError(
-            f"{file.where}: {file.path} is not a .npy file of plain values ({error}). "
-            f"Save it again with np.save(path, np.array(values)): arrays of Python objects "
-            f"are not read, because reading them can run code."
-        ) from error
-    if not isinstance(array, np.ndarray):
-        raise DataError(f"{file.where}: {file.path} must hold one array, and is a .npz archive.")
-    return array
+    def labels(self) -> NDArray[np.generic]:
+        if self._columns.LABEL_COLUMNS:
+            return self._labels.array
+        return self.expect_labels(
+            self._labels.array,
+            f"have none (empty, nan, None or -1) in {self._list}. Name their column in "
+            f"config.DATA.{self._split}.LABEL_COLUMN, leave such rows out",
+        )
+
+    def column(self, name: str, where: str) -> list[Any]:
+        names, read_rows = open_table(self._list)
+        expect_column(names, name, where, self._list)
+        return [value for (value,) in read_rows([list(names).index(name)])]
+
+    def _kind(self) -> str:
+        named = self._columns
+        images = (named.IMAGE_COLUMN, named.LABEL_COLUMN)
+        return f"table, columns {images}, {(*named.LABEL_COLUMNS,)}, {named.LABEL_SEPARATOR!r}"
+
+    def _find(self) -> FoundImages:
+        marked, of_classes = stamp(self._list), self._columns.LABEL_COLUMNS
+        classes: ClassColumns | ClassNumbers = (
+            ClassColumns(of_classes) if of_classes else ClassNumbers(self._columns.LABEL_SEPARATOR)
+        )
+        try:
+            names, read_rows = open_table(self._list)
+            rows = read_rows(self._find_columns(names))
+            arrays = make_string_arrays("paths", self._read(rows, classes))
+        except LabelError as error:
+            raise DataError(f"{self.where}: {self._list}: {error}") from error
+        except UnicodeDecodeError as error:
+            raise DataError(f"{self.where}: {self._list} is not text in UTF-8: {error}") from error
+        return FoundImages(
+            {**arrays, **classes.arrays()}, [marked], len(arrays["paths_starts"]) - 1
+        )
+
+    def _find_columns(self, names: Sequence[str]) -> list[int]:
+        """Find the numbers of the column of paths and of those of labels."""
+        named = self._columns
+        image = self._find_column(names, named.IMAGE_COLUMN, IMAGE_NAMES, "IMAGE_COLUMN")
+        if not image:
+            raise DataError(
+                f"{self.where}: which column of {self._list} holds the paths? Name it with "
+                f"config.DATA.{self._split}.IMAGE_COLUMN.\n  It has: {listing(names)}"
+            )
+        for each in named.LABEL_COLUMNS:
+            image += self._find_column(names, each, (), "LABEL_COLUMNS")
+        if named.LABEL_COLUMNS:
+            return image
+        return image + self._find_column(names, named.LABEL_COLUMN, LABEL_NAMES, "LABEL_COLUMN")
+
+    def _find_column(
+        self, names: Sequence[str], wanted: str, usual: Sequence[str], key: str
+    ) -> list[int]:
+        if wanted:
+            expect_column(names, wanted, f"config.DATA.{self._split}.{key}", self._list)
+            return [names.index(wanted)]
+        lowered = [name.strip().lower() for name in names]
+        return [lowered.index(name) for name in usual if name in lowered][:1]
+
+    def _read(
+        self, rows: Iterable[Sequence[Any]], classes: ClassNumbers | ClassColumns
+    ) -> Iterator[bytes]:
+        """Read the paths, and give their labels to `classes`."""
+        progress = ProgressLog(f"reading {self._list}")
+        for number, (path, *labels) in enumerate(rows):
+            if not path:
+                raise DataError(f"{self.where}: row {number + 1} of {self._list} has no path.")
+            if not isinstance(path, str):
+                raise DataError(
+                    f"{self.where}: row {number + 1} of {self._list} holds a {type(path).__name__} "
+                    f"where a path is expected. Name the column of paths with "
+                    f"config.DATA.{self._split}.IMAGE_COLUMN; if the images themselves are in the "
+                    f"file, set DATA_SOURCES to huggingface_dataset."
+                )
+            if isinstance(classes, ClassColumns):
+                classes.add(labels)
+            else:
+                classes.add(labels[0] if labels else None)
+            progress.tell(number, "rows")
+            yield os.fsencode(path)

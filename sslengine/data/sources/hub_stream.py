@@ -22,12 +22,11 @@ try:
 except ImportError:
     datasets = None
 
+from sslengine.data.decode.files import read_file
 from sslengine.data.options import HubStreamOptions, SplitOptions, own
-from sslengine.data.sources.hugging_face import image_column
-from sslengine.data.sources.regular_file import read_file
-from sslengine.data.sources.retries import FINAL
+from sslengine.data.sources.base import FINAL
+from sslengine.data.sources.hugging_face import find_image_column, find_label_column
 from sslengine.data.sources.stream import Streamed, StreamSource
-from sslengine.data.sources.tables import expect_column
 from sslengine.errors import DataError, listing
 from sslengine.registry import register_data_source
 
@@ -49,15 +48,23 @@ class HubStream(StreamSource):
         if not _is_parquet(self._place):  # a folder's card may name addresses, or code be in it
             self.expect_trust(name)
         try:
-            rows = _opened(path, chosen)
+            rows = _open(path, chosen)
             features = rows.features or rows._resolve_features().features
         except Exception as error:  # of `datasets`, the hub and the formats of files
             raise DataError(
                 f"{self.where}: `datasets` cannot stream {name!r}: {type(error).__name__}: {error}"
             ) from error
-        self._column = image_column(features, chosen.IMAGE_COLUMN, self, split, name)
-        self._label = self._label_of(features, name) if self.reads_labels else ""
-        if self._label:
+        place = f"config.DATA.{split}", name
+        self._column = find_image_column(features, chosen.IMAGE_COLUMN, *place)
+        self._label = ""
+        if self.reads_labels:
+            self._label = find_label_column(features, chosen.LABEL_COLUMN, *place)
+            if not self._label:
+                raise DataError(
+                    f"{self.where}: labels are asked for, and no column is one of class labels or "
+                    f"called label. Name it with config.DATA.{split}.LABEL_COLUMN.\n"
+                    f"  It has: {listing(features)}"
+                )
             self.know_classes(getattr(features[self._label], "names", None) or ())
         rows = rows.select_columns([each for each in (self._column, self._label) if each])
         self._rows = rows.cast_column(self._column, datasets.Image(decode=False))
@@ -81,25 +88,12 @@ class HubStream(StreamSource):
             content, problem = _content(image)
             yield Streamed(f"row {row} of shard {number}{problem}", content, label)
 
-    def _label_of(self, features: Any, name: str) -> str:
-        key = f"config.DATA.{self._split}.LABEL_COLUMN"
-        if self._label_column:
-            expect_column(list(features), self._label_column, key, name)
-            return self._label_column
-        found = [each for each, kind in features.items() if isinstance(kind, datasets.ClassLabel)]
-        if len(found) == 1 or "label" in features:
-            return str(found[0]) if len(found) == 1 else "label"
-        raise DataError(
-            f"{self.where}: labels are asked for, and no column is one of class labels or called "
-            f"label. Name it with {key}.\n  It has: {listing(features)}"
-        )
-
 
 def _is_parquet(path: Path) -> bool:
     return path.suffix.lower() == ".parquet" and path.is_file()
 
 
-def _opened(path: str, chosen: HubStreamOptions) -> Any:
+def _open(path: str, chosen: HubStreamOptions) -> Any:
     if _is_parquet(Path(path)):
         files = {chosen.HUB_SPLIT: path}
         return datasets.load_dataset(
@@ -111,19 +105,14 @@ def _opened(path: str, chosen: HubStreamOptions) -> Any:
 
 
 def _content(image: Mapping[str, Any] | None) -> tuple[bytes, str]:
-    """The bytes of an image; where there are none, why, for its name."""
+    """Return the bytes of an image; where there are none, why, for its name."""
     if image is None or not (image["bytes"] or image["path"]):
         return b"", " (it has no image)"
     try:
-        return image["bytes"] or _at(image["path"]), ""
+        if image["bytes"] or "://" not in image["path"]:
+            return image["bytes"] or read_file(image["path"]), ""
+        fsspec: Any = import_module("fsspec")
+        with fsspec.open(image["path"], "rb") as file:
+            return file.read(), ""
     except FINAL as error:
         return b"", f" ({error})"
-
-
-def _at(path: str) -> bytes:
-    if "://" not in path:
-        return read_file(path)
-    fsspec: Any = import_module("fsspec")
-    with fsspec.open(path, "rb") as file:
-        content: bytes = file.read()
-    return content

@@ -24,11 +24,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sslengine.data.manifest.classes import StreamClasses
 from sslengine.data.options import SplitOptions, StreamOptions, own
 from sslengine.data.seeding import generator
-from sslengine.data.sources.base import EncodedSource
-from sslengine.data.sources.retries import FINAL
-from sslengine.data.sources.stream_labels import StreamClasses
+from sslengine.data.sources.base import FINAL, EncodedSource
 from sslengine.errors import DataError, SSLEngineError
 from sslengine.trust import expect_trust
 
@@ -51,7 +50,7 @@ class Lanes(NamedTuple):
     of_a_rank: int = 1
 
     def find(self, index: int) -> tuple[int, int]:
-        """The lane of a place in the epoch, and the place in it."""
+        """Return the lane of a place in the epoch, and the place in it."""
         batch, within = divmod(index, self.batch)
         step, rank = divmod(batch, self.ranks)
         turn, lane = divmod(step, self.of_a_rank)
@@ -100,27 +99,30 @@ class StreamSource(EncodedSource):
 
     @abstractmethod
     def part(self, number: int) -> Iterator[Streamed]:
-        """Its samples, in order. OSError and HTTPException: it is read again from its beginning,
-        and what came before is passed over."""
+        """Read its samples, in order.
+
+        OSError and HTTPException: it is read again from its beginning, and what came before is
+        passed over.
+        """
 
     def know_classes(self, names: Sequence[str] = ()) -> None:
-        """names: those that the data has, by number."""
+        """Say which classes there are. names: those that the data has, by number."""
         if self.reads_labels:
             where = f"config.DATA.{self._split}"
             self._classes = StreamClasses(self._given_classes, where, names)
             self.class_names, self.num_classes = self._classes.names, self._classes.count
 
     def label(self, index: int) -> int:
-        """Of a place that `fetch` has read."""
+        """Return the class at a place that `fetch` has read."""
         assert self._classes is not None
         return self._classes.number(self._held[index].label, self._held[index].name)
 
     def expect_trust(self, address: str) -> None:
-        """A config from elsewhere does not decide which servers are contacted."""
+        """Refuse an address that a config from elsewhere names."""
         expect_trust(f"{address!r} may be read from the network", self.where, address)
 
     def distribute(self, batch: int, ranks: int, workers: int, lanes: int) -> Lanes:
-        """lanes: LANES; 0: as many as workers, or as there are parts."""
+        """Share the places out. lanes: LANES; 0: as many as workers, or as there are parts."""
         if self.parts < ranks * max(1, lanes):
             raise DataError(
                 f"{self.where}: it has {self.parts} parts (shards) for {ranks} processes with "
@@ -150,7 +152,7 @@ class StreamSource(EncodedSource):
 
     @property
     def at_hand(self) -> Sequence[int]:
-        """The places that `read` can read without a delay."""
+        """Return the places that `read` can read without a delay."""
         return list(self._held)
 
     def read(self, index: int) -> bytes:
@@ -164,15 +166,16 @@ class StreamSource(EncodedSource):
         return f"image {index} of the epoch of {self.where}"
 
     def files_of(self, rows: NDArray[np.int64]) -> list[str]:
-        """Of those that lie on a server it is not known whether they change."""
+        """Name none: of those on a server it is not known whether they change."""
         return []
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_reader": None, "_held": {}}
 
     def _lane(self, seed: int, epoch: int, lane: int) -> Iterator[Streamed]:
-        """The samples of a lane, without an end: after the last part the first one comes again."""
-        order = torch.randperm(self.parts, generator=generator(b"parts", seed, epoch)).tolist()
+        """Read the samples of a lane, without an end: after the last part comes the first again."""
+        draw = generator(b"parts", seed, epoch)
+        order = torch.randperm(self.parts, generator=draw).tolist()
         parts, blocks = order[lane :: self.lanes.total], 0
         while True:
             stored = chain.from_iterable(map(self._patiently, parts))
@@ -186,7 +189,7 @@ class StreamSource(EncodedSource):
                 raise DataError(f"{self.where}: no image in {len(parts)} of its parts (shards).")
 
     def _patiently(self, number: int) -> Iterator[Streamed]:
-        """A part, each sample once, although its reading may fail."""
+        """Read a part, each sample once, although its reading may fail."""
         given, tries = 0, 0
         while True:
             try:

@@ -39,8 +39,8 @@ class Sample(NamedTuple):
 Members = dict[str, tarfile.TarInfo]
 
 
-class Samples:
-    """Reads shard after shard. Which members are images depends on their own shard alone.
+class TarReader:
+    """Read shard after shard. Which members are images depends on their own shard alone.
 
     ending: of the members that hold images (IMAGE_COLUMN); "": any that is called like an image.
     label_key: where in .json the label is, instead of in .cls; None: labels are not read.
@@ -52,150 +52,141 @@ class Samples:
         self._noted: set[str] = set()  # endings that a warning has named
         self.without_image = 0
 
-    def of(self, shard: str) -> Iterator[Sample]:
+    def read(self, shard: str) -> Iterator[Sample]:
         try:
             with open(shard, "rb") as file:
-                yield from self.in_file(file, shard)
+                yield from self.read_open(file, shard)
         except OSError as error:
-            raise ShardError(f"{self._at(shard)} cannot be read: {error}") from error
+            raise ShardError(f"{self._name(shard)} cannot be read: {error}") from error
 
-    def in_file(self, file: BinaryIO, shard: str) -> Iterator[Sample]:
-        """shard: what to call it."""
+    def read_open(self, file: BinaryIO, shard: str) -> Iterator[Sample]:
+        """Read a shard that is open. shard: what to call it."""
+        place = self._name(shard)
         try:
             whole = os.fstat(file.fileno()).st_size
-            ending = self._ending or self._ending_in(file, shard)
-            with _opened(file) as tar:
-                for members in _groups(tar, self._at(shard)):
-                    image = members.get(ending) if ending else _of_one_part(members)
-                    if image is not None:
-                        yield self._sample(tar, image, members, shard, whole)
-                    else:
-                        self._leave_out(members, ending, shard)
-                _expect_end(file, tar.offset)
+            ending = self._ending or self._find_ending(file, place)
+            with _open(file) as tar:
+                for members in _group(tar, place):
+                    image = members.get(ending) if ending else _find_plain(members)
+                    if image is None:
+                        self._leave_out(members, ending, place)
+                        continue
+                    _expect_whole(image, whole, f"{place}: {readable(image.name)}")
+                    label = self._read_label(tar, members, place)
+                    yield Sample(image.name, image.offset_data, image.size, label)
+                # tarfile takes anything that is no header for the end: a damaged shard seems
+                # shorter.
+                block = os.pread(file.fileno(), tarfile.BLOCKSIZE, tar.offset)
+                if block.strip(b"\0") or len(block) not in (0, tarfile.BLOCKSIZE):
+                    told = f"unexpected end of data: no header at byte {tar.offset:,}"
+                    raise tarfile.ReadError(told)
         except (SSLEngineError, MemoryError):
             raise
         except Exception as error:  # of a tar file that is none, tarfile raises anything
             raise ShardError(
-                f"{self._at(shard)} is not a whole tar file: {error or type(error).__name__}. A "
+                f"{place} is not a whole tar file: {error or type(error).__name__}. A "
                 f"compressed one cannot be read at random: unpack it (gunzip), JPEGs do not get "
                 f"smaller by it."
             ) from error
 
-    def _at(self, shard: str) -> str:
+    def _name(self, shard: str) -> str:
         return f"{self._where}: {readable(shard)}"
 
-    def _sample(
-        self,
-        tar: tarfile.TarFile,
-        image: tarfile.TarInfo,
-        members: Members,
-        shard: str,
-        whole: int,
-    ) -> Sample:
-        place = f"{self._at(shard)}: {readable(image.name)}"
-        if image.issparse():
-            raise ShardError(f"{place} is stored with holes (sparse): pack the shard again.")
-        if image.size > LARGEST_IMAGE:
-            raise ShardError(f"{place} has {image.size:,} bytes; {LARGEST_IMAGE:,} are the most.")
-        if image.offset_data + image.size > whole:
-            raise ShardError(f"{place}: not a whole tar file: unexpected end of data")
-        return Sample(
-            image.name, image.offset_data, image.size, self._label_of(tar, members, shard)
-        )
-
-    def _ending_in(self, file: BinaryIO, shard: str) -> str:
-        """Of the images of a shard: left.png; "" if they are called .png, .jpg or the like alone.
+    def _find_ending(self, file: BinaryIO, place: str) -> str:
+        """Find what images of a shard end in: left.png; "" if it is .png, .jpg or the like alone.
 
         A shard with images of that kind has no others: .left.png is a mask or a thumbnail there.
         """
         first: list[tarfile.TarInfo] = []
-        with _opened(file) as tar:
-            for members in _groups(tar, self._at(shard)):
-                if _of_one_part(members):
+        with _open(file) as tar:
+            for members in _group(tar, place):
+                if _find_plain(members):
                     return ""
                 first = first or [
                     member for ending, member in members.items() if ending.endswith(IMAGE_SUFFIXES)
                 ]
-        return self._only_ending(first, shard) if first else ""
-
-    def _only_ending(self, images: list[tarfile.TarInfo], shard: str) -> str:
-        endings = [_ending_of(each) for each in images]
-        if len(images) > 1:
-            names = " and ".join(readable(each.name) for each in images)
+        endings = [_ending(each) for each in first]
+        if len(first) > 1:
+            names = " and ".join(readable(each.name) for each in first)
             raise ShardError(
-                f"{self._at(shard)}: {names} are images of one sample. Name the ending of those to "
+                f"{place}: {names} are images of one sample. Name the ending of those to "
                 f"read: IMAGE_COLUMN: {readable(endings[0])}"
             )
-        if endings[0] not in self._noted:
+        if endings and endings[0] not in self._noted:
             self._noted.add(endings[0])
             log.warning(
                 "%s: no image is called .jpg, .png or the like alone; taken are those that end in "
-                ".%s (IMAGE_COLUMN)", self._at(shard), readable(endings[0]),
+                ".%s (IMAGE_COLUMN)", place, readable(endings[0]),
             )  # fmt: skip
-        return endings[0]
+        return next(iter(endings), "")
 
-    def _leave_out(self, members: Members, ending: str, shard: str) -> None:
-        """The first one gets a warning: a stream does not know how many there are."""
+    def _leave_out(self, members: Members, ending: str, place: str) -> None:
+        """Warn of the first one: a stream does not know how many there are."""
         self.without_image += 1
         if self.without_image == 1:
-            name = readable(next(iter(members.values())).name)
-            wanted = f".{ending}" if ending else ".jpg, .png or the like"
             log.warning(
                 "%s: the sample of %s has no image (%s). Samples without one are left out.",
-                self._at(shard), name, readable(wanted),
+                place, readable(next(iter(members.values())).name),
+                readable(f".{ending}" if ending else ".jpg, .png or the like"),
             )  # fmt: skip
 
-    def _label_of(self, tar: tarfile.TarFile, members: Members, shard: str) -> Any:
+    def _read_label(self, tar: tarfile.TarFile, members: Members, place: str) -> Any:
         if self._label_key is None:
             return None
         if "cls" in members and not self._label_key:
-            return _perhaps_a_list(self._text(tar, members["cls"], shard, LARGEST_LABEL))
+            return _parse_classes(_read_text(tar, members["cls"], place, LARGEST_LABEL))
         if "json" not in members:
             return None
-        place = f"{self._at(shard)}: {readable(members['json'].name)}"
+        inside = f"{place}: {readable(members['json'].name)}"
         try:
-            told = json.loads(self._text(tar, members["json"], shard, LARGEST_JSON))
+            told = json.loads(_read_text(tar, members["json"], place, LARGEST_JSON))
         except (ValueError, RecursionError) as error:
-            raise ShardError(f"{place} does not hold a JSON object: {error}") from error
+            raise ShardError(f"{inside} does not hold a JSON object: {error}") from error
         if not isinstance(told, dict):
-            raise ShardError(f"{place} does not hold a JSON object: it is a {type(told).__name__}.")
+            raise ShardError(
+                f"{inside} does not hold a JSON object: it is a {type(told).__name__}."
+            )
         key = self._label_key or "label"
         label = told.get(key)
         for each in label if isinstance(label, list) else [label]:
             if each is not None and not isinstance(each, (str, int, float)):
                 kind = type(each).__name__
-                raise ShardError(f"{place}: {key!r} is no text or number, but a {kind}.")
+                raise ShardError(f"{inside}: {key!r} is no text or number, but a {kind}.")
         return label
 
-    def _text(self, tar: tarfile.TarFile, member: tarfile.TarInfo, shard: str, most: int) -> str:
-        place = f"{self._at(shard)}: {readable(member.name)}"
-        if member.size > most:
-            raise ShardError(f"{place} has {member.size:,} bytes; {most:,} are the most.")
-        file = tar.extractfile(member)
-        content = file.read() if file else b""
-        if len(content) < member.size:
-            raise ShardError(f"{place}: not a whole tar file: unexpected end of data")
-        try:
-            return content.decode()
-        except UnicodeDecodeError as error:
-            raise ShardError(f"{place} is not UTF-8: {error}") from error
+
+def _expect_whole(image: tarfile.TarInfo, whole: int, place: str) -> None:
+    """whole: bytes of the shard."""
+    if image.issparse():
+        raise ShardError(f"{place} is stored with holes (sparse): pack the shard again.")
+    if image.size > LARGEST_IMAGE:
+        raise ShardError(f"{place} has {image.size:,} bytes; {LARGEST_IMAGE:,} are the most.")
+    if image.offset_data + image.size > whole:
+        raise ShardError(f"{place}: not a whole tar file: unexpected end of data")
 
 
-def _perhaps_a_list(text: str) -> Any:
-    """`["cat", "dog"]` or `[3, 7]`: several classes."""
+def _read_text(tar: tarfile.TarFile, member: tarfile.TarInfo, shard: str, most: int) -> str:
+    place = f"{shard}: {readable(member.name)}"
+    if member.size > most:
+        raise ShardError(f"{place} has {member.size:,} bytes; {most:,} are the most.")
+    file = tar.extractfile(member)
+    content = file.read() if file else b""
+    if len(content) < member.size:
+        raise ShardError(f"{place}: not a whole tar file: unexpected end of data")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise ShardError(f"{place} is not UTF-8: {error}") from error
+
+
+def _parse_classes(text: str) -> Any:
+    """Read `["cat", "dog"]` or `[3, 7]`, several classes; any other text is one."""
     if text.lstrip().startswith("["):
         with suppress(ValueError, RecursionError):
             told = json.loads(text)
             if all(isinstance(each, (str, int, float)) for each in told):
                 return told
     return text
-
-
-def _expect_end(file: BinaryIO, at: int) -> None:
-    """tarfile takes anything that is not a header for the end: a damaged shard seems shorter."""
-    block = os.pread(file.fileno(), tarfile.BLOCKSIZE, at)
-    if block.strip(b"\0") or len(block) not in (0, tarfile.BLOCKSIZE):
-        raise tarfile.ReadError(f"unexpected end of data: no header at byte {at:,}")
 
 
 class _Limited:
@@ -211,31 +202,31 @@ class _Limited:
         return self._file.read(size)
 
 
-def _opened(file: BinaryIO) -> tarfile.TarFile:
+def _open(file: BinaryIO) -> tarfile.TarFile:
     file.seek(0)
     limited: Any = _Limited(file)
     return tarfile.open(fileobj=limited, mode="r:")
 
 
-def _of_one_part(members: Members) -> tarfile.TarInfo | None:
-    """The image that ends in .png, .jpg ... alone."""
+def _find_plain(members: Members) -> tarfile.TarInfo | None:
+    """Find the image that ends in .png, .jpg ... alone."""
     found = (each for ending, each in members.items() if f".{ending}" in IMAGE_SUFFIXES)
     return next(found, None)
 
 
-def _ending_of(member: tarfile.TarInfo) -> str:
+def _ending(member: tarfile.TarInfo) -> str:
     return member.name.rpartition("/")[2].partition(".")[2].lower()
 
 
-def _groups(tar: Any, place: str) -> Iterator[Members]:
-    """The members of each sample, by their endings in small letters."""
+def _group(tar: Any, place: str) -> Iterator[Members]:
+    """Yield the members of each sample, by their endings in small letters."""
     current, members = "", Members()
     for member in tar:
         tar.members = []  # it would keep all of them
         folder, _, name = member.name.rpartition("/")
         if not member.isreg() or name.startswith("."):
             continue
-        stem, ending = name.partition(".")[0], _ending_of(member)
+        stem, ending = name.partition(".")[0], _ending(member)
         if f"{folder}/{stem}" != current and members:
             yield members
             members = {}

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from sslengine.data.options import SplitOptions, StreamOptions, own
 from sslengine.data.sources.stream import Streamed, StreamSource
-from sslengine.data.sources.tar_samples import Samples
-from sslengine.data.sources.tar_shards import expanded, find_shards
+from sslengine.data.sources.tar_samples import TarReader
+from sslengine.data.sources.tar_shards import expand_pattern, find_shards
 from sslengine.errors import DataError, readable
 from sslengine.registry import register_data_source
 
@@ -41,14 +41,14 @@ class TarStream(StreamSource):
         super().__init__(options, split, position)
         pattern = options.DATA_PATHS[position] if options.DATA_PATHS else ""
         if "://" in pattern:
-            self._shards = expanded(pattern, self.where)
+            self._shards = expand_pattern(pattern, self.where)
         else:
             self._shards = find_shards(os.path.expanduser(pattern), self.where, split)
         if any("://" in each for each in self._shards):  # braces may make addresses
             self.expect_trust(pattern)
         self.parts = len(self._shards)
         label_key = self._label_column if self.reads_labels else None
-        self._samples = Samples(own(options, StreamOptions).IMAGE_COLUMN, label_key, self.where)
+        self._tars = TarReader(own(options, StreamOptions).IMAGE_COLUMN, label_key, self.where)
         self.know_classes()
 
     def files_of(self, rows: NDArray[np.int64]) -> list[str]:
@@ -59,7 +59,7 @@ class TarStream(StreamSource):
         with tempfile.TemporaryFile() as file:
             self._copy(shard, file)
             file.seek(0)
-            for sample in self._samples.in_file(file, shard):
+            for sample in self._tars.read_open(file, shard):
                 content = os.pread(file.fileno(), sample.size, sample.offset)
                 yield Streamed(f"{sample.name} in {shard}", content, sample.label)
 
@@ -67,7 +67,7 @@ class TarStream(StreamSource):
         if shard.startswith(("http://", "https://")):
             _download(shard, file)
         elif "://" in shard:
-            _by_fsspec(shard, file, self.where)
+            _copy_by_fsspec(shard, file, self.where)
         else:
             with open(shard, "rb") as stored:
                 copyfileobj(stored, file, AT_ONCE)
@@ -87,7 +87,7 @@ def _download(url: str, file: BinaryIO) -> None:
         raise OSError(f"{url}: {file.tell():,} of {expected} bytes came")
 
 
-def _by_fsspec(url: str, file: BinaryIO, where: str) -> None:
+def _copy_by_fsspec(url: str, file: BinaryIO, where: str) -> None:
     try:
         fsspec: Any = import_module("fsspec")
         with fsspec.open(url, "rb") as stored:

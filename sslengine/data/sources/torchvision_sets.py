@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from sslengine.data.decode.decoding import Decoder
-from sslengine.data.manifest.shared import SharedArray
+from sslengine.data.manifest.index import SharedArray
+from sslengine.data.manifest.paths import data_path
 from sslengine.data.options import SplitOptions
-from sslengine.data.sources.base import DataSource, such_as
-from sslengine.data.sources.paths import data_path
+from sslengine.data.sources.base import DataSource
 from sslengine.errors import DataError, nearest
 from sslengine.registry import register_data_source
 
@@ -51,7 +51,7 @@ class TorchvisionSource(DataSource):
                 f"{nearest(name, LABELS)}".rstrip()
             )
         root, self.where = data_path(options, split, position)
-        self._decoder = Decoder.of(options, split)
+        self.decoder: Decoder = Decoder.build(options, split)
         called = OTHER_NAMES.get((name, split), split.lower())
         part = {"train": split == "TRAIN"} if name in BY_FLAG else {"split": called}
         try:
@@ -68,7 +68,7 @@ class TorchvisionSource(DataSource):
         self.class_names = names if len(names) >= self.num_classes else []
         # Some sets hold all pixels in one array, which goes to workers as a reference.
         pixels = getattr(self._set, "data", None)
-        self._pixels = SharedArray.of(pixels) if isinstance(pixels, np.ndarray) else None
+        self._pixels = SharedArray.share(pixels) if isinstance(pixels, np.ndarray) else None
         self._give_pixels()
 
     def _give_pixels(self) -> None:
@@ -89,24 +89,18 @@ class TorchvisionSource(DataSource):
         return len(self._set)
 
     def image(self, index: int) -> Image.Image:
-        return self._decoder.given(self._set[index][0])
-
-    def stand_in(self, side: int) -> Any:
-        return such_as(self, self._decoder.mode, side)
+        return self.decoder.given(self._set[index][0])
 
     def files_of(self, rows: NDArray[np.int64]) -> list[str]:
         for name in ("_image_files", "_images"):
             if images := getattr(self._set, name, None):
                 return [str(images[row]) for row in rows.tolist()]
-        return _files_of(self._set)
+        # All images are in a few files, those of both splits.
+        if splits := getattr(self._set, "split_list", None):
+            return [os.path.join(self._set.root, name) for _, name, *_ in splits.values()]
+        folder = getattr(self._set, "raw_folder", "")
+        folder = folder or os.path.join(self._set.root, self._set.base_folder)
+        return sorted(str(each) for each in Path(folder).iterdir() if each.is_file())
 
     def labels(self) -> NDArray[np.generic]:
         return self._labels
-
-
-def _files_of(found: Any) -> list[str]:
-    """Of a set that has all images in a few files, those of both splits."""
-    if of_splits := getattr(found, "split_list", None):
-        return [os.path.join(found.root, name) for _, name, *_ in of_splits.values()]
-    folder = getattr(found, "raw_folder", "") or os.path.join(found.root, found.base_folder)
-    return sorted(str(each) for each in Path(folder).iterdir() if each.is_file())

@@ -14,7 +14,6 @@ import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,20 +25,24 @@ try:
 except ImportError:
     av = None
 
-from sslengine.data.loading.progress import Progress
-from sslengine.data.manifest.index_cache import Found, Stamp, indexed, stamp
-from sslengine.data.manifest.shared import SharedArray
+from sslengine.data.decode.files import expect_there
+from sslengine.data.manifest.classes import NO_CLASS
+from sslengine.data.manifest.index import (
+    FoundImages,
+    ProgressLog,
+    SharedArray,
+    Stamp,
+    indexed,
+    stamp,
+)
+from sslengine.data.manifest.paths import data_path
 from sslengine.data.options import SplitOptions, VideoOptions, own
 from sslengine.data.sources.base import DataSource
-from sslengine.data.sources.class_numbers import NO_CLASS, all_known
-from sslengine.data.sources.disk import VIDEO_SUFFIXES
-from sslengine.data.sources.folder_scan import find_images
-from sslengine.data.sources.paths import data_path, how_far
-from sslengine.errors import DataError, MissingDataError, readable
+from sslengine.data.sources.disk import VIDEO_SUFFIXES, index_folder
+from sslengine.errors import DataError, readable
 from sslengine.registry import register_data_source
 
 log = logging.getLogger("sslengine")
-
 
 NO_TIME = int(np.iinfo(np.int64).min)
 # At most so many frames are decoded before one that is shown before them.
@@ -60,13 +63,6 @@ class _Position(NamedTuple):
     frames: Iterator[tuple[Any, bool]]
 
 
-class _Times(NamedTuple):
-    """Of the frames of a file, in its units."""
-
-    times: NDArray[np.int64]
-    start_again: bool = False  # as in files that were joined byte by byte: a seek may miss
-
-
 @register_data_source("video")
 class VideoSource(DataSource):
     """Frames as RGB images, turned as the file says."""
@@ -76,33 +72,26 @@ class VideoSource(DataSource):
 
     def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
         super().__init__(options, split, position)
-        self.root, self.where = data_path(options, split, position)
+        root, self.where = data_path(options, split, position)
         if av is None:
             raise DataError(f"{self.where}: to read videos: pip install 'sslengine[video]' (PyAV).")
-        if not self.root.exists():
-            why = how_far(self.root)
-            raise MissingDataError(f"{self.where}: {self.root} is not there: {why}")
+        expect_there(root, self.where)
         chosen = own(options, VideoOptions)
-        self._stride, self._split = chosen.FRAME_STRIDE, split
-        cached = chosen.CACHE_INDEX
-        if self.root.is_file():
-            self._files: Sequence[bytes] = [os.fsencode(self.root.name)]
-            self.root, labels = self.root.parent, SharedArray(np.full(1, NO_CLASS))
+        self._stride = chosen.FRAME_STRIDE
+        if root.is_file():
+            self._files: Sequence[bytes] = [os.fsencode(root.name)]
+            self._labels = SharedArray(np.full(1, NO_CLASS))
         else:
-            found = indexed(
-                f"folder, {' '.join(VIDEO_SUFFIXES)}: {self.root.resolve()}",
-                f"looking through {self.root}",
-                lambda: find_images(Path(self.root), VIDEO_SUFFIXES),
-                cached,
-            )
-            self._files, labels = found.paths(), found["labels"]
+            found = index_folder(root, VIDEO_SUFFIXES, chosen.CACHE_INDEX)
+            self._files, self._labels = found.strings("paths"), found["labels"]
             self.class_names = [os.fsdecode(name) for name in found.strings("classes")]
-        self._labels, self.num_classes = labels, len(self.class_names)
+        self.root = root.parent if root.is_file() else root
+        self.num_classes = len(self.class_names)
         frames = indexed(
             f"frames, {self._stride}: {self.root.resolve()}, {len(self._files)}, {self._files[:1]}",
             f"looking for frames in {self.root}",
             self._find,
-            cached,
+            chosen.CACHE_INDEX,
         )
         self._video, self._time, self._first = frames["video"], frames["time"], frames["first"]
         self._start_again = frames["start_again"]
@@ -119,10 +108,11 @@ class VideoSource(DataSource):
     def image(self, index: int) -> Image.Image:
         video, time = int(self._video.array[index]), int(self._time.array[index])
         at, self._at = self._at, None
-        if at is None or at.video != video or not _is_next(self._time.array, index, at.time):
+        follows = at and at.video == video and index and int(self._time.array[index - 1]) == at.time
+        if at is None or not follows:
             if at is not None:
                 at.container.close()
-            at = self._sought(video, time)
+            at = self._seek(video, time)
         for frame, is_whole in at.frames:
             if _time(frame) < time:
                 continue
@@ -131,46 +121,42 @@ class VideoSource(DataSource):
             self._at = at._replace(time=time)
             if not is_whole:
                 raise ValueError("this frame, or one that it may be made from, is damaged")
-            return _upright(frame)
+            image: Image.Image = frame.to_image()
+            # Phones store how a video is to be turned.
+            return image.rotate(frame.rotation, expand=True) if frame.rotation else image
         at.container.close()
         raise EOFError("the decoder gives no such frame")
 
-    def _sought(self, video: int, time: int) -> _Position:
-        """The decoder at a key frame before this time. Formats without an index of key frames may
-        lead it elsewhere: then from the beginning."""
+    def _seek(self, video: int, time: int) -> _Position:
+        """Put the decoder at a key frame before this time. Formats without an index of key frames
+        may lead it elsewhere: then from the beginning."""
         for seek in (False,) if self._start_again.array[video] else (True, False):
-            container = _opened(self._file(video))
+            container = _open(self._file(video))
             stream = container.streams.video[0]
             stream.thread_type = "SLICE"  # workers are processes; no frame is decoded in advance
             if seek:
                 container.seek(time, stream=stream, backward=True)
-            frames = _decoded(container, stream)
+            frames = _decode(container, stream)
             first = next(frames, None)
             if not seek or (first and first.key_frame and NO_TIME < _time(first) <= time):
                 break
             container.close()
         ahead = REORDERED if stream.codec_context.has_b_frames else 0
-        return _Position(video, time, container, _checked(chain([first], frames), ahead))
+        return _Position(video, time, container, _check(chain([first], frames), ahead))
 
     def left_out(self) -> list[str]:
         found = np.bincount(self._video.array, minlength=len(self._files))
         return [self._file(int(video)) for video in np.flatnonzero(found == 0)]
 
     def labels(self) -> NDArray[np.generic]:
-        return all_known(
-            self._labels.array[self._video.array],
-            lambda outside: (
-                f"{self.where}: labels are asked for, and {outside.size} frames lie in no class "
-                f"folder, the first is {self.path(int(outside[0]))}. Move each video into a folder "
-                f"named after its class, or train without LABEL_SOURCES."
-            ),
-        )
+        advice = "lie in no class folder. Move each video into a folder named after its class"
+        return self.expect_labels(self._labels.array[self._video.array], advice)
 
     def label(self, index: int) -> int:
         return int(self._labels.array[self._video.array[index]])
 
     def column(self, name: str, where: str) -> list[str]:
-        """`video`, for DATA.HOLD_OUT.GROUP_COLUMN: neighbouring frames are nearly the same."""
+        """Return `video`, for DATA.HOLD_OUT.GROUP_COLUMN: neighbouring frames are nearly equal."""
         if name != "video":
             raise DataError(f"{where}: frames have one column, 'video'; got {name!r}.")
         return [self._file(int(video)) for video in self._video.array]
@@ -189,74 +175,64 @@ class VideoSource(DataSource):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_at": None}
 
-    def _find(self) -> Found:
-        progress = Progress(f"looking for frames in {self.root}", total=len(self._files))
-        found: list[_Times] = []
-        marks = []
+    def _find(self) -> FoundImages:
+        progress = ProgressLog(f"looking for frames in {self.root}", total=len(self._files))
+        times, start_again, stamps = [], [], []
         for number in range(len(self._files)):
             file = self._file(number)
-            marks.append(_stamp(file))
-            found.append(_frame_times(file))
+            # Of a link to nothing a stamp that no file has: it may be there at the next start.
+            there = os.path.exists(file)
+            stamps.append(stamp(file) if there else Stamp(os.fsencode(file), 0, -1))
+            found, again = _find_times(file)
+            times.append(found[:: self._stride])
+            start_again.append(again)
             progress.tell(number + 1, "videos")
-        times = [each.times[:: self._stride] for each in found]
         counts = [len(each) for each in times]
         arrays: dict[str, NDArray[Any]] = {
             "time": np.concatenate([np.empty(0, np.int64), *times]),
             "video": np.repeat(np.arange(len(counts), dtype=np.int32), counts),
             "first": np.cumsum([0, *counts])[:-1],
-            "start_again": np.array([each.start_again for each in found], bool),
+            "start_again": np.array(start_again, bool),
         }
-        return Found(arrays, marks, sum(counts))
+        return FoundImages(arrays, stamps, sum(counts))
 
 
-def _stamp(file: str) -> Stamp:
-    """Of a link to nothing one that no file has: it may be there at the next start."""
-    try:
-        return stamp(file)
-    except OSError:
-        return Stamp(os.fsencode(file), 0, -1)
-
-
-def _opened(file: str) -> Any:
-    """Local files alone: some formats name others, of which FFmpeg would open any address."""
+def _open(file: str) -> Any:
+    """Open local files alone: some formats name others, of which FFmpeg would open any address."""
     return av.open(f"file:{file}", options={"protocol_whitelist": "file"})
 
 
-def _frame_times(file: str) -> _Times:
-    """Of all frames; none where the file cannot be read, which is reported."""
+def _find_times(file: str) -> tuple[NDArray[np.int64], bool]:
+    """Find the times of all frames, in the file's units; none where it cannot be read, which is
+    reported. And tell whether they start again, as in files that were joined byte by byte: a seek
+    may miss.
+    """
     packets: list[tuple[int, bool, bool]] = []
     trouble: object = None
     try:
-        with _opened(file) as container:
+        with _open(file) as container:
             if not container.streams.video:
                 raise ValueError("it has no pictures")
             found = container.demux(container.streams.video[0])
             packets.extend((_time(of), of.is_keyframe, of.is_discard) for of in found if of.size)
     except (OSError, ValueError) as error:  # av's errors are of these kinds
         trouble = error
-    times = _times(np.array(packets, np.int64).reshape(-1, 3))
-    if times.start_again or trouble:
-        count = len(times.times)
-        used = f"its first {count} frames are used" if count else "it is left out"
-        log.warning("%s: %s: %s", readable(file), trouble or START_AGAIN, used)
-    return times
-
-
-def _times(packets: NDArray[np.int64]) -> _Times:
-    """packets: the time of each, is it a key frame, and is it decoded without being shown.
-
-    Frames before the first key frame cannot be decoded: a cut has left them.
-    """
-    packets = packets[packets[:, 0] != NO_TIME]
-    first = packets[packets[:, 1] > 0, 0][:1]
-    times, is_key, _ = packets[packets[:, 2] == 0].T
+    timed = np.array(packets, np.int64).reshape(-1, 3)
+    timed = timed[timed[:, 0] != NO_TIME]
+    first = timed[timed[:, 1] > 0, 0][:1]
+    times, is_key, _ = timed[timed[:, 2] == 0].T  # others are decoded without being shown
     back = np.flatnonzero((is_key > 0) & (times < np.maximum.accumulate(times)))[:1]
     times = np.unique(times[: back[0]] if back.size else times)
-    return _Times(times[times >= first] if first.size else times, bool(back.size))
+    # Frames before the first key frame cannot be decoded: a cut has left them.
+    times = times[times >= first] if first.size else times
+    if back.size or trouble:
+        used = f"its first {len(times)} frames are used" if len(times) else "it is left out"
+        log.warning("%s: %s: %s", readable(file), trouble or START_AGAIN, used)
+    return times, bool(back.size)
 
 
-def _decoded(container: Any, stream: Any) -> Iterator[Any]:
-    """The frames; None for a packet that cannot be decoded."""
+def _decode(container: Any, stream: Any) -> Iterator[Any]:
+    """Yield the frames; None for a packet that cannot be decoded."""
     for packet in container.demux(stream):
         try:
             yield from packet.decode()
@@ -264,9 +240,9 @@ def _decoded(container: Any, stream: Any) -> Iterator[Any]:
             yield None
 
 
-def _checked(frames: Iterator[Any], ahead: int) -> Iterator[tuple[Any, bool]]:
-    """Each frame, and is it whole? It is not where, since the last whole key frame, or among so
-    many behind it, one is damaged: these may have been decoded before it."""
+def _check(frames: Iterator[Any], ahead: int) -> Iterator[tuple[Any, bool]]:
+    """Yield each frame, and whether it is whole. It is not where, since the last whole key frame,
+    or among so many behind it, one is damaged: these may have been decoded before it."""
     waiting: deque[Any] = deque()
     is_whole = True
     for frame in chain(frames, [END] * ahead):
@@ -287,17 +263,7 @@ def _is_damaged(frame: Any) -> bool:
 
 
 def _time(of: Any) -> int:
-    """Some formats have only the time of decoding. Packets that a cut has left may have none."""
-    if of.pts is None:
-        return NO_TIME if of.dts is None else int(of.dts)
-    return int(of.pts)
-
-
-def _is_next(times: NDArray[np.int64], index: int, last: int) -> bool:
-    return index > 0 and int(times[index - 1]) == last
-
-
-def _upright(frame: Any) -> Image.Image:
-    """Phones store how a video is to be turned."""
-    image: Image.Image = frame.to_image()
-    return image.rotate(frame.rotation, expand=True) if frame.rotation else image
+    """Return when it is shown. Some formats have only the time of decoding; packets that a cut has
+    left may have none."""
+    time = of.dts if of.pts is None else of.pts
+    return NO_TIME if time is None else int(time)

@@ -26,5 +26,5 @@ def test_what_there_is_not_is_told_with_its_key() -> None:
 def test_decoding_is_the_decoders() -> None:
     file = BytesIO()
     photo(0).save(file, "PNG")
-    decoded = build_backend("pil").decode(file.getvalue(), Decoder.of(SplitOptions(), "TRAIN"))
+    decoded = build_backend("pil").decode(file.getvalue(), Decoder.build(SplitOptions(), "TRAIN"))
     assert (np.asarray(decoded) == np.asarray(photo(0))).all()

@@ -21,7 +21,7 @@ from tests.data.pictures import picture
 
 
 def decode(encoded: bytes, **keys: Any) -> Image.Image:
-    image = Decoder.of(SplitOptions(**keys), "TRAIN")(encoded)
+    image = Decoder.build(SplitOptions(**keys), "TRAIN")(encoded)
     assert image.mode == "RGB"
     return image
 
@@ -175,7 +175,7 @@ def test_postscript_starts_no_program(mode: str, monkeypatch: pytest.MonkeyPatch
     for name in ("Popen", "run", "call", "check_call", "check_output"):
         monkeypatch.setattr(f"subprocess.{name}", start)
     with pytest.raises(UnidentifiedImageError, match=r"begin with b'%!PS-Adobe-3"):
-        Decoder.of(SplitOptions(IMAGE_MODE=mode), "TRAIN")(EPS)
+        Decoder.build(SplitOptions(IMAGE_MODE=mode), "TRAIN")(EPS)
 
 
 def bomb(width: int, height: int, bits: int = 8, kind: int = 2) -> bytes:
@@ -230,7 +230,7 @@ def npy(values: np.ndarray) -> bytes:
 
 
 def stored(encoded: bytes, **keys: Any) -> Any:
-    return Decoder.of(SplitOptions(IMAGE_MODE="stored", **keys), "TRAIN")(encoded)
+    return Decoder.build(SplitOptions(IMAGE_MODE="stored", **keys), "TRAIN")(encoded)
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "L", "1"])
@@ -245,7 +245,7 @@ def test_an_image_of_8_bits_is_not_taken_for_one_of_more(mode: str) -> None:
 
 
 def test_grey_levels_if_asked() -> None:
-    image = Decoder.of(SplitOptions(IMAGE_MODE="L"), "TRAIN")(encode(picture(0)))
+    image = Decoder.build(SplitOptions(IMAGE_MODE="L"), "TRAIN")(encode(picture(0)))
     assert (image.mode, image.tobytes()) == ("L", picture(0).convert("L").tobytes())
 
 

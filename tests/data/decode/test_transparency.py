@@ -22,7 +22,7 @@ COLOURS = {"white": (255, 255, 255), "black": (0, 0, 0), "#2060a0": (32, 96, 160
 
 
 def decoded(encoded: bytes, **keys: Any) -> np.ndarray:
-    return np.asarray(Decoder.of(SplitOptions(**keys), "TRAIN")(encoded)).astype(float)
+    return np.asarray(Decoder.build(SplitOptions(**keys), "TRAIN")(encoded)).astype(float)
 
 
 def put_on(values: np.ndarray, colour: Any, greatest: float = 255) -> np.ndarray:
@@ -173,7 +173,7 @@ def test_a_fourth_band_of_jpeg_2000_that_is_not_declared() -> None:
 
 
 def test_images_from_python_and_turned_ones() -> None:
-    image, decoder = with_alpha("RGBA"), Decoder.of(SplitOptions(EXIF_ROTATION=True), "TRAIN")
+    image, decoder = with_alpha("RGBA"), Decoder.build(SplitOptions(EXIF_ROTATION=True), "TRAIN")
     expected = decoded(encode(image))
     given = [image, image.convert("RGBa"), image.quantize(256)]
     for each in given:

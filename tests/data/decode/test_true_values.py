@@ -23,7 +23,7 @@ tifffile = pytest.importorskip("tifffile", reason="writes and reads TIFFs of man
 
 
 def decoded(encoded: bytes, mode: str = "stored", **keys: Any) -> Any:
-    return Decoder.of(SplitOptions(IMAGE_MODE=mode, **keys), "TRAIN")(encoded)
+    return Decoder.build(SplitOptions(IMAGE_MODE=mode, **keys), "TRAIN")(encoded)
 
 
 @pytest.mark.parametrize(("kind", "bands"), [(0, 1), (4, 2), (2, 3), (6, 4)])

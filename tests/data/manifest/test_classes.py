@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from sslengine.data.manifest.classes import Classes, Labels, in_numbers_of
+from sslengine.data.manifest import classes
+from sslengine.data.manifest.classes import (
+    NO_CLASS,
+    Classes,
+    ClassNumbers,
+    LabelColumn,
+    LabelError,
+    translate,
+)
 from sslengine.errors import DataError
 
 
-def _labels(numbers: list[int], *names: str) -> Labels:
-    return Labels(np.array(numbers), names, "TEST's")
+def _labels(numbers: list[int], *names: str) -> LabelColumn:
+    return LabelColumn(np.array(numbers), names, "TEST's")
 
 
-def _moved(train: Labels, test: Labels) -> list[int]:
-    found: list[int] = in_numbers_of(Classes.of(train), test, lambda i: f"sample {i}").tolist()
+def _moved(train: LabelColumn, test: LabelColumn) -> list[int]:
+    found: list[int] = translate(Classes.collect(train), test, lambda i: f"sample {i}").tolist()
     return found
 
 
@@ -45,7 +55,7 @@ NUMBERS = _labels([0, 1, 5])
     ],
 )
 def test_the_same_class_has_the_same_number(
-    train: Labels, test: Labels, expected: list[int]
+    train: LabelColumn, test: LabelColumn, expected: list[int]
 ) -> None:
     assert _moved(train, test) == expected
 
@@ -64,13 +74,15 @@ def test_the_same_class_has_the_same_number(
         (NUMBERS, _labels([0, 0], "ant", "bee", "cat", "dog", "eel"), "'ant' is sample 0"),
     ],
 )
-def test_a_class_that_train_lacks_is_named(train: Labels, test: Labels, told: str) -> None:
+def test_a_class_that_train_lacks_is_named(
+    train: LabelColumn, test: LabelColumn, told: str
+) -> None:
     with pytest.raises(DataError, match=f"TEST's: 1 of its classes .*\n.*{told}"):
         _moved(train, test)
 
 
-def _rows(rows: list[list[int]], *names: str, indicators: bool = False) -> Labels:
-    return Labels(np.array(rows, np.int8), names, "TEST's", indicators)
+def _rows(rows: list[list[int]], *names: str, indicators: bool = False) -> LabelColumn:
+    return LabelColumn(np.array(rows, np.int8), names, "TEST's", indicators)
 
 
 PETS = _rows([[1, 0, 1], [0, 1, 0]], "bird", "cat", "dog")
@@ -90,9 +102,9 @@ GIVEN = _rows([[1, 0, -1], [0, 1, 0]], indicators=True)
     ],
 )
 def test_of_several_classes_each_has_the_same_column(
-    train: Labels, test: Labels, expected: list[list[int]]
+    train: LabelColumn, test: LabelColumn, expected: list[list[int]]
 ) -> None:
-    assert in_numbers_of(Classes.of(train), test, str).tolist() == expected
+    assert translate(Classes.collect(train), test, str).tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -106,13 +118,104 @@ def test_of_several_classes_each_has_the_same_column(
         (GIVEN, ANIMALS, "is one class, and in TRAIN .* several"),
     ],
 )
-def test_what_does_not_go_with_train(train: Labels, test: Labels, told: str) -> None:
+def test_what_does_not_go_with_train(train: LabelColumn, test: LabelColumn, told: str) -> None:
     with pytest.raises(DataError, match=f"TEST's: .*{told}"):
-        in_numbers_of(Classes.of(train), test, str)
+        translate(Classes.collect(train), test, str)
 
 
 def test_probabilities_stay_what_they_are() -> None:
-    rows = Labels(np.array([[0.2, 0.8]]))
+    rows = LabelColumn(np.array([[0.2, 0.8]]))
     for train in (ANIMALS, PETS, rows):
-        assert in_numbers_of(Classes.of(train), rows, str) is rows.column
+        assert translate(Classes.collect(train), rows, str) is rows.column
     assert _moved(rows, ANIMALS) == [0, 1, 2]
+
+
+def numbered(*labels: Any) -> tuple[list[int], bytes]:
+    numbers = ClassNumbers()
+    for label in labels:
+        numbers.add(label)
+    arrays = numbers.arrays()
+    assert arrays["labels"].dtype == np.int32
+    return arrays["labels"].tolist(), arrays["classes"].tobytes()
+
+
+@pytest.mark.parametrize("kind", [int, str, np.int64])
+def test_whole_numbers_are_classes(kind: Any) -> None:
+    assert numbered(kind(7), kind(0), kind(12), kind(7)) == ([7, 0, 12, 7], b"")
+
+
+def test_names_in_their_order() -> None:
+    assert numbered("dog", "ant", " dog ", "cat") == ([2, 0, 2, 1], b"antcatdog")
+
+
+def test_one_that_is_no_number_makes_all_of_them_names() -> None:
+    assert numbered("10", "9", "unknown")[0] == [0, 1, 2]
+    assert numbered(1.5, 0)[0] == [1, 0]
+
+
+def test_numbers_written_as_floats_are_numbers() -> None:
+    """As a table has them in which there was a gap once."""
+    assert numbered(*(f"{number}.0" for number in range(12))) == (list(range(12)), b"")
+    assert numbered(3.0, 10.0, 2.0) == ([3, 10, 2], b"")
+    assert numbered("10.5", "9.5", "-3") == ([2, 1, 0], b"-39.510.5")  # classes, by size
+
+
+@pytest.mark.parametrize("gap", ["", " ", "nan", "NaN", float("nan"), "-1", -1, "-1.0", None])
+def test_a_gap_is_no_class_and_leaves_the_others_what_they_are(gap: Any) -> None:
+    assert numbered("3", gap, "11") == ([3, NO_CLASS, 11], b"")
+    assert numbered("dog", gap, "cat") == ([1, NO_CLASS, 0], b"catdog")
+
+
+def test_samples_without_a_label() -> None:
+    assert numbered(None, 3, None)[0] == [NO_CLASS, 3, NO_CLASS]
+    assert numbered(None)[0] == [NO_CLASS]
+    assert numbered() == ([], b"")
+
+
+def several(
+    *labels: Any, separator: str = "", names: Any = ()
+) -> tuple[list[list[int]], list[str]]:
+    numbers = ClassNumbers(separator)
+    for label in labels:
+        numbers.add(label)
+    rows, classes = numbers.numbered(names)
+    assert rows.dtype == np.int8
+    return rows.tolist(), classes
+
+
+def test_lists_are_rows_of_indicators() -> None:
+    expected = [[0, 1, 1], [1, 0, 0], [0, 0, 0], [0, 1, 0]]
+    assert several(["dog", "cat"], ["ant"], [], "cat") == (expected, ["ant", "cat", "dog"])
+    assert several("cat", ("dog", "cat"), np.array(["ant"]))[0] == [[0, 1, 0], [0, 1, 1], [1, 0, 0]]
+    assert several([3, 0], [1.0]) == ([[1, 0, 0, 1], [0, 1, 0, 0]], [])
+    assert several(["person", "person"], [])[0] == [[1], [0]]
+
+
+def test_text_with_a_separator() -> None:
+    expected = [[0, 1, 1], [1, 0, 0], [0, 0, 0]]
+    assert several("dog | cat", "ant|", "", separator="|")[0] == expected
+    assert several("1 3", "0", separator=" ") == ([[0, 1, 0, 1], [1, 0, 0, 0]], [])
+    assert several("dog", "cat", separator="|")[0] == [[0, 1], [1, 0]]
+
+
+def test_of_a_list_with_a_gap_nothing_is_known() -> None:
+    for gap in (None, [None], ["cat", ""], ["-1"]):
+        assert several(["cat"], gap)[0] == [[1], [-1]]
+    with pytest.raises(DataError, match=r"\[1\]"):
+        classes.expect_all_known(np.array([[1, 0], [-1, -1], [0, 0]]), str)
+
+
+def test_known_names_make_a_column_each() -> None:
+    rows = [[0, 1, 0], [1, 1, 0]]
+    assert several([1], [0, 1], names=["a", "b", "c"]) == (rows, ["a", "b", "c"])
+
+
+def test_indicators_are_no_list_of_classes() -> None:
+    with pytest.raises(LabelError, match=r"sample 2 has the label \[0, 1, 0\].*disk_filelist"):
+        several([0, 1], [0, 1, 0])
+
+
+def test_a_matrix_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(classes, "LARGEST_MATRIX", 3)
+    with pytest.raises(LabelError, match="2 samples of 2 classes"):
+        several([0], [1])

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sslengine.data.sources import shapes, synthetic
+from sslengine.data.sources import generated
 from tests.data.pictures import picture, write_picture
 from tests.data.sources.test_hugging_face import rows
 from tests.data.sources.test_tar_shards import png, write_shard
@@ -122,6 +122,6 @@ def all_at_once(root: Path) -> dict[str, Any]:
 def all_of_one_length() -> Iterator[None]:
     """Sources that draw images have as many as the others; whoever opened them keeps to that."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(shapes.ShapesSource.default_lengths, "TRAIN", COUNT)
-        patch.setitem(synthetic.SyntheticSource.default_lengths, "TRAIN", COUNT)
+        patch.setitem(generated.ShapesSource.default_lengths, "TRAIN", COUNT)
+        patch.setitem(generated.SyntheticSource.default_lengths, "TRAIN", COUNT)
         yield

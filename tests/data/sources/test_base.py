@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import errno
+import time
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -9,8 +12,14 @@ import pytest
 from PIL import Image
 
 from sslengine.data.options import SplitOptions
-from sslengine.data.sources.base import DataSource, build_sources, grey_image
-from sslengine.data.sources.synthetic import SyntheticSource
+from sslengine.data.sources.base import (
+    FINAL,
+    DataSource,
+    EncodedSource,
+    build_sources,
+    grey_image,
+)
+from sslengine.data.sources.generated import SyntheticSource
 from sslengine.engines.train import train
 from sslengine.errors import DataError, SSLEngineError, UnknownNameError
 from tests.data.pictures import picture
@@ -138,3 +147,55 @@ def test_a_source_of_the_users(tmp_path: Path, source: str, said: str) -> None:
     keys = {"DATA__TRAIN__DATA_SOURCES": listed, "DATA__TRAIN__LABEL_SOURCES": listed}
     with pytest.raises(SSLEngineError, match=said) if said else nullcontext():
         train(make_run(tmp_path, **keys))
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    return waits
+
+
+class Storage(EncodedSource):
+    """Fail so often, then answer."""
+
+    def __init__(self, failures: int, error: OSError, **options: Any) -> None:
+        super().__init__(SplitOptions(**options), "TRAIN")
+        self.failures, self.error, self.asked = failures, error, 0
+
+    def __len__(self) -> int:
+        return 1
+
+    def read(self, index: int) -> bytes:
+        self.asked += 1
+        if self.asked <= self.failures:
+            raise self.error
+        return b"bytes"
+
+
+STALE = OSError(errno.ESTALE, "Stale file handle")
+
+
+def test_a_read_is_tried_again_after_longer_and_longer(slept: list[float]) -> None:
+    assert Storage(0, STALE).encoded(0) == b"bytes"
+    assert slept == []
+    assert Storage(3, STALE, READ_RETRIES=3, READ_RETRY_WAIT=0.5).encoded(0) == b"bytes"
+    assert slept == [0.5, 1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("retries", "told"), [(2, "tried 3 times in 3 s"), (0, "tried 1 times in")]
+)
+def test_in_the_end_it_is_said_how_often(slept: list[float], retries: int, told: str) -> None:
+    storage = Storage(9, STALE, READ_RETRIES=retries, READ_RETRY_WAIT=1.0)
+    with pytest.raises(OSError, match=rf"Stale file handle \({told}") as caught:
+        storage.encoded(0)
+    assert (storage.asked, caught.value.errno) == (retries + 1, errno.ESTALE)
+
+
+@pytest.mark.parametrize("kind", FINAL)
+def test_what_is_not_there_is_asked_for_once(kind: type[OSError], slept: list[float]) -> None:
+    storage = Storage(1, kind("no"))
+    with pytest.raises(kind, match="^no$"):
+        storage.encoded(0)
+    assert (storage.asked, slept) == (1, [])

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,9 +12,10 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 
 from sslengine.data.decode.decoding import FORMATS
-from sslengine.data.manifest import index_cache
-from sslengine.data.options import split_options
-from sslengine.data.sources.disk import IMAGE_SUFFIXES, FileListSource, FolderSource
+from sslengine.data.loading.dataset import SSLDataset
+from sslengine.data.manifest import index
+from sslengine.data.options import SplitOptions, TableOptions, split_options
+from sslengine.data.sources.disk import IMAGE_SUFFIXES, FileListSource, FolderSource, TableSource
 from sslengine.errors import DataError
 from tests.data.pictures import picture, write_picture, write_tree
 
@@ -71,7 +74,7 @@ def test_a_flat_folder_has_no_classes(tmp_path: Path) -> None:
     assert (len(source), source.num_classes) == (2, 0)
     assert same(source.image(0), 1)
     assert same(source.image(1), 0)
-    with pytest.raises(DataError, match=r"2 images lie in no class folder, the first is .*0.png"):
+    with pytest.raises(DataError, match=r"2 of 2 images.*0.png, lie in no class folder"):
         source.labels()
 
 
@@ -115,7 +118,7 @@ def test_it_goes_to_a_worker_small(tmp_path: Path) -> None:
 def test_what_changes_between_two_starts_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(index_cache, "WORTH_KEEPING", 1)
+    monkeypatch.setattr(index, "WORTH_KEEPING", 1)
     root = write_tree(tmp_path / "images", "a/0.png", "b/1.png")
     np.save(tmp_path / "list.npy", ["one.png"])
     for path in (root, root / "a", root / "b", tmp_path / "list.npy"):
@@ -129,20 +132,6 @@ def test_what_changes_between_two_starts_is_seen(
     assert (len(folder(root)), len(file_list(tmp_path / "list.npy"))) == (3, 2)
 
 
-def test_a_source_gives_the_bytes_themselves(tmp_path: Path) -> None:
-    write_tree(tmp_path, "a/0.png", "b/1.png")
-    source = folder(tmp_path)
-    assert source.encoded(1) == (tmp_path / "b" / "1.png").read_bytes()
-    assert source.image(1) == source.decoder(source.encoded(1))
-
-
-def test_keys_of_the_decoder_reach_it(tmp_path: Path) -> None:
-    write_picture(tmp_path / "x.png", 0, side=8)
-    with pytest.raises(Image.DecompressionBombError, match=r"MAX_IMAGE_PIXELS=50"):
-        folder(tmp_path, MAX_IMAGE_PIXELS=50).image(0)
-    assert folder(tmp_path, EXIF_ROTATION=True).decoder.exif_rotation
-
-
 @pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize("dtype", [str, bytes])
 def test_file_list(tmp_path: Path, cached: bool, dtype: type) -> None:
@@ -154,13 +143,6 @@ def test_file_list(tmp_path: Path, cached: bool, dtype: type) -> None:
     assert source.path(-1) == paths[2]
     again = pickle.loads(pickle.dumps(source))
     assert [same(each.image(1), 1) for each in (source, again)] == [True, True]
-
-
-def test_a_mapped_list_is_not_copied_to_workers(tmp_path: Path) -> None:
-    np.save(tmp_path / "list.npy", np.array(["x" * 100] * 10_000))
-    source = file_list(tmp_path / "list.npy")
-    source.path(0)
-    assert len(pickle.dumps(source)) < 2000
 
 
 def test_prefixes(tmp_path: Path) -> None:
@@ -203,3 +185,213 @@ def test_bad_file_lists(tmp_path: Path) -> None:
     np.savez(tmp_path / "several.npz", a=np.arange(2))
     with pytest.raises(DataError, match=r"is a .npz archive"):
         file_list(tmp_path / "several.npz", CACHE_INDEX=False)
+
+
+def table(path: Path, **keys: object) -> TableSource:
+    return TableSource(split_options(DATA_PATHS=[str(path)], **keys), "TRAIN")  # type: ignore[arg-type]
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return write_tree(tmp_path, "a/0.png", "a/1.png", "b, c/2.png")
+
+
+def test_paths_from_the_tables_folder_and_labels(root: Path) -> None:
+    text = f'split,path,label\ntrain,{root}/a/1.png,dog\ntrain,"b, c/2.png",ant\nval,a/0.png,dog\n'
+    source = table(write(root / "list.csv", text))
+    assert [Path(source.path(index)).name for index in range(3)] == ["1.png", "2.png", "0.png"]
+    assert [source.image(index).tobytes() for index in range(3)] == [
+        picture(number).tobytes() for number in (1, 2, 0)
+    ]
+    assert (source.labels().tolist(), source.label(1), source.num_classes) == ([1, 0, 1], 0, 2)
+
+
+def test_columns_by_name_and_by_usual_names(root: Path) -> None:
+    text = "id\tFilename\t label\tother\n0\ta/0.png\t4\ta/1.png\n"
+    file = write(root / "list.tsv", text)
+    assert table(file).path(0).endswith("a/0.png")
+    assert table(file).labels().tolist() == [4]
+    assert table(file, IMAGE_COLUMN="other").path(0).endswith("a/1.png")
+    assert table(file, LABEL_COLUMN="id").labels().tolist() == [0]
+
+
+def test_a_spreadsheet_of_a_country_whose_decimals_have_commas(root: Path) -> None:
+    text = '\ufeffimage;breite\r\na/0.png;1,5\r\n"b, c/2.png";2,5\r\n'
+    file = write(root / "list.csv", text)
+    source = table(file, LABEL_COLUMN="breite")
+    assert [Path(source.path(row)).name for row in range(2)] == ["0.png", "2.png"]
+    assert source.class_names == ["1,5", "2,5"]
+    assert source.column("breite", "here") == ["1,5", "2,5"]
+    assert (
+        table(write(file, "path;x,label\na/0.png,4\n"), IMAGE_COLUMN="path;x")
+        .path(0)
+        .endswith("0.png")
+    )
+
+
+def test_a_table_of_paths_alone(root: Path) -> None:
+    options = split_options(
+        DATA_SOURCES=["csv_filelist"],
+        DATA_PATHS=[str(write(root / "list.csv", "path\na/0.png\n\na/1.png\n"))],
+        LABEL_TYPE="sample_index",
+    )
+    data = SSLDataset(options, "TRAIN", 0)
+    assert (len(data), data.sources[0].num_classes) == (2, 0)
+    assert data[0, 1]["data"][0].tobytes() == picture(1).tobytes()
+    options.LABEL_TYPE, options.LABEL_SOURCES = "standard", ["csv_filelist"]
+    with pytest.raises(DataError, match=r"2 of 2 images.* have none.*config.DATA.TRAIN.LABEL_COL"):
+        SSLDataset(options, "TRAIN", 0)
+
+
+# As CheXpert's tables are, and as pandas writes a table of floats with gaps.
+FINDINGS = """Path,Sex,No Finding,Edema,Pleural Effusion,Fracture
+a/0.png,Female,1.0,,,0.0
+a/1.png,Male,,-1.0,1.0,
+b/2.png,Male,,,,
+"""
+
+
+def test_a_column_for_each_class(root: Path) -> None:
+    keys = {"LABEL_COLUMNS": ["Edema", "Pleural Effusion", "Fracture"]}
+    source = table(write(root / "train.csv", FINDINGS), **keys)
+    assert source.labels().tolist() == [[-1, -1, 0], [-1, 1, -1], [-1, -1, -1]]
+    assert source.labels().dtype == np.int8
+    assert (source.num_classes, source.class_names) == (3, keys["LABEL_COLUMNS"])
+    assert (source.label(1).tolist(), source.path(1)) == ([-1, 1, -1], str(root / "a/1.png"))
+
+
+def test_class_columns_of_a_parquet_table(root: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    columns = {
+        "path": ["a/0.png", "a/1.png"],
+        "cat": [1.0, None],
+        "dog": [True, False],
+        "ant": [0, -1],
+    }
+    parquet.write_table(pyarrow.table(columns), root / "list.parquet")
+    source = table(root / "list.parquet", LABEL_COLUMNS=["cat", "ant", "dog"])
+    assert source.labels().tolist() == [[1, 0, 1], [-1, -1, 0]]
+
+
+def test_class_columns_of_test_are_in_the_order_of_train(root: Path) -> None:
+    """Unknown stays unknown, also of a class that no image of TEST shows."""
+
+    def options(names: str) -> SplitOptions:
+        file = write(root / "list.csv", FINDINGS)
+        return split_options(DATA_SOURCES=["csv_filelist"], DATA_PATHS=[str(file)], LABEL_TYPE="standard",
+                            LABEL_SOURCES=["csv_filelist"], LABEL_COLUMNS=names.split(","))  # fmt: skip
+
+    train = SSLDataset(options("Edema,Pleural Effusion,Fracture"), "TRAIN", 0)
+    test = SSLDataset(options("Fracture,Edema,Pleural Effusion"), "TEST", 0, classes=train.classes)
+    assert [column.tolist() for column in test.standard_labels] == [
+        [[-1, -1, 0], [-1, 1, -1], [-1, -1, -1]]
+    ]
+    with pytest.raises(DataError, match=r"have 2 columns, and in TRAIN .* 3"):
+        SSLDataset(options("Fracture,Edema"), "TEST", 0, classes=train.classes)
+
+
+def test_options_of_class_columns() -> None:
+    def problems(**keys: Any) -> str:
+        return "\n".join(TableOptions(**keys).check())
+
+    assert not problems(LABEL_COLUMNS=["a", "b"])
+    assert "LABEL_COLUMNS: a column is listed twice" in problems(LABEL_COLUMNS=["a", "a"])
+    both = problems(LABEL_COLUMNS=["a"], LABEL_COLUMN="b", LABEL_SEPARATOR="|")
+    assert "LABEL_COLUMN has no effect" in both
+    assert "LABEL_SEPARATOR has no effect" in both
+
+
+@pytest.mark.parametrize("gap", ["", "nan", "-1"])
+def test_a_row_without_a_label_is_named(root: Path, gap: str) -> None:
+    file = write(root / "list.csv", f"path,label\na/0.png,11.0\na/1.png,{gap}\n")
+    with pytest.raises(DataError, match=r"1 of 2 images.*a/1\.png, have none .*list\.csv"):
+        table(file).labels()
+
+
+def test_relative_paths_of_a_copied_table(root: Path, tmp_path: Path) -> None:
+    file = write(root / "list.csv", "path\na/0.png\n")
+    source = table(file, COPY_TO_LOCAL_DISK=True, COPY_DESTINATION_DIR=str(tmp_path / "fast"))
+    assert source.path(0) == str(root / "a/0.png")
+
+
+def test_prefixes_of_a_table(root: Path) -> None:
+    file = write(root / "list.csv", "path\n/old/a/0.png\n")
+    source = table(file, REMOVE_IMG_PATH_PREFIX="/old", NEW_IMG_PATH_PREFIX=str(root))
+    assert source.image(0).tobytes() == picture(0).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("text", "keys", "message"),
+    [
+        ("x,y\n1,2\n", {}, r"DATA_PATHS.0: which column of .*holds the paths\? .*IMAGE_COLUMN.*\n.*x, y"),
+        ("path\na\n", {"IMAGE_COLUMN": "paht"}, r"TRAIN.IMAGE_COLUMN: .* no column 'paht'. Did you mean 'path'"),
+        ("path\na\n", {"LABEL_COLUMN": "label"}, r"TRAIN.LABEL_COLUMN: .* has no column 'label'"),
+        ("path,a,b\nx,0,1\ny,1,2\n", {"LABEL_COLUMNS": ["a", "b"]}, r"list.csv: row 2, column 'b': expected 1, 0, .*got '2'"),
+        ("path,cat\nx,0\n", {"LABEL_COLUMNS": ["cta"]}, r"TRAIN.LABEL_COLUMNS: .* no column 'cta'. Did you mean 'cat'"),
+        ("path,label\na,1\nb\n", {}, r"list.csv: line 3 has 1 columns, fewer than the first line"),
+        ("path,label\na,Roe\nb,Doe, J\n", {}, r"list.csv: line 3 has 3 columns, more than .* ',' in it in quotes"),
+        ("path,label\n,1\n", {}, r"row 1 of .* has no path"),
+        ("path\n", {}, r"the table .* has no row"),
+        ("", {}, r"which column of"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_told(
+    tmp_path: Path, text: str, keys: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        table(write(tmp_path / "list.csv", text), **keys)
+
+
+def test_no_file_and_no_text(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"there is no file .*gone.csv"):
+        table(tmp_path / "gone.csv")
+    (tmp_path / "list.csv").write_bytes(b"path\n\xff\n")
+    with pytest.raises(DataError, match=r"is not text in UTF-8"):
+        table(tmp_path / "list.csv")
+
+
+def test_parquet(root: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="reads .parquet, pip install pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = pyarrow.table({"label": ["b", "a", "b"], "path": ["a/1.png", "a/0.png", "b, c/2.png"]})
+    parquet.write_table(rows, root / "list.parquet")
+    source = table(root / "list.parquet")
+    assert source.labels().tolist() == [1, 0, 1]
+    assert source.image(2).tobytes() == picture(2).tobytes()
+    (root / "bad.parquet").write_text("path\n")
+    with pytest.raises(DataError, match=r"bad.parquet is not a parquet file"):
+        table(root / "bad.parquet")
+
+
+def test_a_separator_at_the_end_of_a_line(root: Path) -> None:
+    file = write(root / "list.csv", "path,label\na/0.png,4,\na/1.png,2, \n")
+    assert table(file).labels().tolist() == [4, 2]
+
+
+def test_names_of_classes_that_are_bytes(root: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="reads .parquet, pip install pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = pyarrow.table({"label": [b"b", b"a"], "path": ["a/1.png", "a/0.png"]})
+    parquet.write_table(rows, root / "list.parquet")
+    assert table(root / "list.parquet").class_names == ["a", "b"]
+
+
+def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(DataError, match=r"install pyarrow: pip install pyarrow"):
+        table(write(tmp_path / "list.parquet", ""))
+
+
+def test_images_in_the_table_are_another_source(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    table_of_images = arrow.table({"image": [{"bytes": b"...", "path": None}]})
+    pytest.importorskip("pyarrow.parquet").write_table(table_of_images, tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"holds a dict .* DATA_SOURCES to huggingface_dataset"):
+        table(tmp_path / "a.parquet")

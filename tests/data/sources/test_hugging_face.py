@@ -98,7 +98,7 @@ def test_text_and_numbers_are_classes(datasets: Any, tmp_path: Path) -> None:
 )
 def test_a_gap_is_named(datasets: Any, tmp_path: Path, kind: str, labels: list[Any]) -> None:
     found = _labelled(datasets, tmp_path, kind, labels)
-    with pytest.raises(DataError, match="1 of 2 rows have none in the column 'label'.* is row 1"):
+    with pytest.raises(DataError, match="1 of 2 images.* row 1 of .*none in the column 'label'"):
         found.labels()
 
 
@@ -131,7 +131,7 @@ def test_what_is_wrong_is_told(datasets: Any, tmp_path: Path) -> None:
     ):
         source(tmp_path / "data", IMAGE_COLUMN="imgs")
     rows(datasets, [0]).remove_columns(["img"]).save_to_disk(str(tmp_path / "none"))
-    with pytest.raises(DataError, match=r"none of its columns hold images.*\n  It has: label"):
+    with pytest.raises(DataError, match=r"IMAGE_COLUMN: none of the columns.*\n  It has: label"):
         source(tmp_path / "none")
     rows(datasets, [0]).remove_columns(["label"]).save_to_disk(str(tmp_path / "bare"))
     with pytest.raises(DataError, match=r"no column is one of class labels.*TRAIN.LABEL_COLUMN"):

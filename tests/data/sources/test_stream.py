@@ -19,10 +19,10 @@ import pytest
 
 from sslengine.config.resolve import resolve_dict
 from sslengine.data.feed import DataFeed
-from sslengine.data.manifest.labels import count_classes
 from sslengine.data.options import DataOptions, split_options
 from sslengine.data.sources import tar_stream
 from sslengine.data.sources.base import build_sources
+from sslengine.data.sources.labels import count_train_classes
 from sslengine.data.sources.stream import StreamSource
 from sslengine.errors import CheckpointError, ConfigError, DataError, UntrustedError
 from sslengine.monitor import history
@@ -315,7 +315,7 @@ def test_labels_of_a_stream(
     assert found == dict(enumerate(expected))
     (classes,) = feed.classes
     assert classes.names == (() if more.get("CLASSES") == 3 else tuple(NAMES))
-    assert count_classes(split) == 3
+    assert count_train_classes(split) == 3
 
 
 @pytest.mark.parametrize(

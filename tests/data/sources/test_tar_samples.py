@@ -9,7 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from sslengine.data.sources.tar_samples import LARGEST_IMAGE, LARGEST_LABEL, Samples, ShardError
+from sslengine.data.sources.tar_samples import (
+    LARGEST_IMAGE,
+    LARGEST_LABEL,
+    ShardError,
+    TarReader,
+)
 from sslengine.errors import DataError
 
 PNG = b"of an image"
@@ -29,14 +34,14 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
 
 
 def read(shard: str, ending: str = "", label_key: str = "") -> list[tuple[str, object]]:
-    found = Samples(ending, label_key, "config.X").of(shard)
+    found = TarReader(ending, label_key, "config.X").read(shard)
     return [(sample.name, sample.label) for sample in found]
 
 
 def test_each_image_lies_where_it_is_said(tmp_path: Path) -> None:
     shard = write(tmp_path / "0.tar", {"1.cls": b"3", "1.png": PNG, "2.jpg": b"x", "3.txt": b""})
-    samples = Samples("", "", "config.X")
-    one, two = samples.of(shard)
+    samples = TarReader("", "", "config.X")
+    one, two = samples.read(shard)
     assert Path(shard).read_bytes()[one.offset : one.offset + one.size] == PNG
     assert (one.name, one.label, two.name, two.label) == ("1.png", "3", "2.jpg", None)
     assert samples.without_image == 1
@@ -70,8 +75,8 @@ def test_which_members_are_images_depends_on_their_shard_alone(
     plain = write(tmp_path / "1.tar", {"c.seg.png": PNG, "d.seg.png": PNG, "d.jpg": PNG})
     expected = {deep: ["a.rgb.png", "b.rgb.png"], plain: ["d.jpg"]}
     for order in ([deep, plain, deep], [plain, deep, plain]):
-        samples = Samples("", None, "config.X")
-        found = [[sample.name for sample in samples.of(shard)] for shard in order]
+        samples = TarReader("", None, "config.X")
+        found = [[sample.name for sample in samples.read(shard)] for shard in order]
         assert found == [expected[shard] for shard in order]
     assert caplog.text.count("taken are those that end in .rgb.png") == 2  # once by each
     assert caplog.text.count("1.tar: the sample of c.seg.png has no image (.jpg, .png or the") == 2

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torchvision.datasets
 
-from sslengine.data.decode.pixel_format import output_channels, probe
 from sslengine.data.options import SplitOptions
+from sslengine.data.pixel_format import output_channels, probe
 from sslengine.data.sources.torchvision_sets import LABELS, TorchvisionSource
 from sslengine.errors import DataError
 

@@ -1,4 +1,6 @@
-"""Which values become black and white where an image of more than 8 bits is brought to 8.
+"""PIXEL_RANGE and TRANSPARENT: what becomes black and white, and what is seen through an image.
+
+Which values become black and white where an image of more than 8 bits is brought to 8:
 
     PIXEL_RANGE: [0, 4095]      these
     PIXEL_RANGE: [1%, 99%]      those that such shares of the image's values do not exceed
@@ -10,6 +12,7 @@ In between values are spread evenly, and rounded; beyond, they are black or whit
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +20,15 @@ if TYPE_CHECKING:  # options are read without numpy, which takes its time
     import numpy as np
     from numpy.typing import NDArray
 
+Colour = tuple[int, int, int]
+
 # So many are computed at a time: in float64 all values would take eight times the image's memory.
 ROWS = 64
-FORMS = "[low, high] (values), [1%, 99%] (shares of an image's values), image, or type"
+RANGES = "[low, high] (values), [1%, 99%] (shares of an image's values), image, or type"
+WHITE = (255, 255, 255)
+COLOURS = (
+    "white, black, the name of another colour, '#rrggbb', [red, green, blue] up to 255, or drop"
+)
 
 
 @dataclass(frozen=True)
@@ -30,7 +39,7 @@ class PixelRange:
 
     @classmethod
     def parse(cls, given: Any) -> PixelRange | None:
-        """None where nothing is given. Raises ValueError."""
+        """Return None where nothing is given. Raises ValueError."""
         match given:
             case "" | None:
                 return None
@@ -43,18 +52,18 @@ class PixelRange:
                 return made
             case [int() | float() as low, int() | float() as high] if low < high:
                 return cls("fixed", float(low), float(high))
-        raise ValueError(f"expected {FORMS}; got {given!r}.")
+        raise ValueError(f"expected {RANGES}; got {given!r}.")
 
     @property
     def limits(self) -> tuple[float, float] | None:
-        """If they are the same for all images."""
+        """Give black and white, if they are the same for all images."""
         return (self.low, self.high) if self.kind == "fixed" else None
 
     def to_8_bits(self, values: NDArray[Any], decide: NDArray[Any]) -> NDArray[np.uint8]:
-        """decide: those of them that determine what is black and white."""
+        """Spread the values. decide: those of them that determine what is black and white."""
         import numpy as np
 
-        low, high = self._limits(decide if decide.size else values)
+        low, high = self._find_limits(decide if decide.size else values)
         made = np.empty(values.shape, np.uint8)
         for first in range(0, len(values), ROWS):
             rows = slice(first, first + ROWS)
@@ -62,7 +71,7 @@ class PixelRange:
             made[rows] = np.rint(numbers * 255 / ((high - low) or 1.0))
         return made
 
-    def _limits(self, values: NDArray[Any]) -> tuple[float, float]:
+    def _find_limits(self, values: NDArray[Any]) -> tuple[float, float]:
         import numpy as np
 
         if values.dtype.kind == "f" and not np.isfinite(values).all():
@@ -80,3 +89,22 @@ class PixelRange:
             )
         limits = np.iinfo(values.dtype)
         return float(limits.min), float(limits.max)
+
+
+def parse_colour(given: Any) -> Colour | None:
+    """Return the colour, None if transparency is dropped; ValueError if it is neither."""
+    match given:
+        case "drop":
+            return None
+        case "white":
+            return WHITE
+        case str(name):
+            from PIL import ImageColor
+
+            with suppress(ValueError):
+                red, green, blue, *alpha = ImageColor.getrgb(name)
+                if not alpha:
+                    return red, green, blue
+        case [int(red), int(green), int(blue)] if min(given) >= 0 and max(given) <= 255:
+            return red, green, blue
+    raise ValueError(f"expected {COLOURS}; got {given!r}.")

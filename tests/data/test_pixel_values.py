@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sslengine.data.decode.pixel_range import PixelRange
+from sslengine.data.pixel_values import PixelRange
 
 
 def in_8_bits(given: Any, values: Any) -> list[int]:

@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 from torchvision.datasets import ImageFolder
 
-from sslengine.data.manifest import index_cache
-from sslengine.data.manifest.index_cache import Found
-from sslengine.data.sources.folder_scan import NO_CLASS, find_images
+from sslengine.data.manifest import index
+from sslengine.data.manifest.folder_scan import NO_CLASS, find_images
+from sslengine.data.manifest.index import FoundImages
 from sslengine.errors import DataError
 
 
-def strings(found: Found, name: str) -> list[str]:
+def strings(found: FoundImages, name: str) -> list[str]:
     text, starts = found.arrays[name].tobytes(), found.arrays[f"{name}_starts"]
     return [os.fsdecode(text[a:b]) for a, b in pairwise(starts)]
 
 
-def paths(found: Found) -> list[str]:
-    return [os.fsdecode(path) for path in index_cache._in_memory(found).paths()]
+def paths(found: FoundImages) -> list[str]:
+    return [os.fsdecode(path) for path in index.ImageTable.share(found).strings("paths")]
 
 
 def touch(root: Path, *names: str) -> Path:

@@ -1,23 +1,34 @@
 from __future__ import annotations
 
+import gc
 import json
 import logging
+import multiprocessing
 import os
+import pickle
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from sslengine.data.manifest.index_cache import (
-    Found,
-    Index,
+from sslengine.data.manifest.index import (
+    BY_VALUE,
+    TOLD_EVERY,
+    FoundImages,
+    ImageTable,
+    ProgressLog,
+    SharedArray,
+    SharedStrings,
     cache_folder,
     indexed,
+    make_string_arrays,
     stamp,
-    string_arrays,
+    turn,
 )
 
 
@@ -42,13 +53,13 @@ class Finder:
     def __init__(self, folder: Path, entries: int = 10_000) -> None:
         self.folder, self.entries, self.looked = folder, entries, 0
 
-    def __call__(self) -> Found:
+    def __call__(self) -> FoundImages:
         self.looked += 1
         words = [b"one", b"two", b"%d" % self.looked]
-        arrays = {**string_arrays("words", words), "numbers": np.arange(7, dtype=np.int16)}
-        return Found(arrays, [stamp(self.folder)], self.entries)
+        arrays = {**make_string_arrays("words", words), "numbers": np.arange(7, dtype=np.int16)}
+        return FoundImages(arrays, [stamp(self.folder)], self.entries)
 
-    def open(self, cached: bool = True, key: str = "words") -> Index:
+    def open(self, cached: bool = True, key: str = "words") -> ImageTable:
         return indexed(key, "looking for words", self, cached)
 
     def word(self, **keys: bool) -> int:
@@ -198,3 +209,163 @@ def test_where_it_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     monkeypatch.delenv("SSLENGINE_CACHE")
     monkeypatch.setenv("HOME", "/home/someone")
     assert cache_folder() == Path("/home/someone/.cache/sslengine")
+
+
+LARGE = np.arange(BY_VALUE).reshape(2, -1)
+
+
+def copy(thing: Any) -> Any:
+    return pickle.loads(pickle.dumps(thing))
+
+
+def total(shared: SharedArray, results: Any) -> None:
+    results.put(int(shared.array.sum()))
+
+
+@pytest.mark.parametrize("values", [LARGE, LARGE[:, ::3], np.arange(5), np.zeros((0, 3), np.int8)])
+def test_another_process_gets_the_same_values(values: np.ndarray) -> None:
+    other = copy(SharedArray.share(values)).array
+    np.testing.assert_array_equal(other, values)
+    assert other.dtype == values.dtype
+
+
+def test_a_reference_is_sent_not_the_values() -> None:
+    assert len(pickle.dumps(SharedArray.share(LARGE))) < 300
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_it_reaches_processes_however_they_start(method: str) -> None:
+    context: Any = multiprocessing.get_context(method)
+    results, shared = context.SimpleQueue(), SharedArray.share(LARGE)
+    process = context.Process(target=total, args=(shared, results))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    assert results.get() == LARGE.sum()
+
+
+def test_both_see_one_memory() -> None:
+    """The mapping of both is the same nameless file."""
+    shared = SharedArray.share(LARGE)
+    other = copy(shared)
+    inodes = {os.fstat(each._file.descriptor).st_ino for each in (shared, other)}
+    assert len(inodes) == 1
+
+
+def test_the_receiver_outlives_the_sender() -> None:
+    shared = SharedArray.share(LARGE)
+    other = copy(shared)
+    del shared
+    gc.collect()
+    np.testing.assert_array_equal(copy(other).array, LARGE)
+
+
+def test_nothing_is_left_open() -> None:
+    def open_files() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    gc.collect()  # what earlier tests have left
+    before = open_files()
+    kept = [SharedArray.share(LARGE) for _ in range(5)]
+    assert open_files() > before
+    del kept
+    gc.collect()
+    assert open_files() == before
+
+
+def test_a_file_on_a_disk_also_when_its_name_has_gone(tmp_path: Path) -> None:
+    LARGE.astype(np.int32).tofile(tmp_path / "values")
+    shared = SharedArray.map_file(tmp_path / "values", "<i4", LARGE.shape)
+    (tmp_path / "values").unlink()
+    np.testing.assert_array_equal(copy(shared).array, LARGE)
+
+
+def test_it_is_not_to_be_written() -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        SharedArray.share(LARGE).array[0, 0] = 1
+
+
+WORDS = [b"", b"one", b"\xff\x00", "Zürich".encode(), b"x" * 70_000]
+
+
+def shared_strings(strings: Iterable[bytes]) -> SharedStrings:
+    arrays = make_string_arrays("words", strings)
+    return SharedStrings(*map(SharedArray.share, arrays.values()))
+
+
+def test_strings() -> None:
+    strings = shared_strings(WORDS)
+    for each in (strings, copy(strings)):
+        assert list(each) == WORDS
+        assert len(each) == 5
+        assert each[-1] == WORDS[-1]
+        assert each[1:3] == WORDS[1:3]
+        for outside in (5, -6):
+            with pytest.raises(IndexError):
+                each[outside]
+
+
+def test_no_strings() -> None:
+    assert list(shared_strings([])) == []
+
+
+def test_one_at_a_time(tmp_path: Path) -> None:
+    within, most = 0, 0
+
+    def work(_: int) -> None:
+        nonlocal within, most
+        with turn(tmp_path / "lock", "counting"):
+            within += 1
+            most = max(most, within)
+            threading.Event().wait(0.005)
+            within -= 1
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(16)))
+    assert most == 1
+
+
+def test_who_waits_says_for_what(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def wait() -> None:
+        with turn(tmp_path / "lock", "copying birds"):
+            pass
+
+    waiting = threading.Thread(target=wait)
+    with caplog.at_level(logging.INFO, "sslengine"):
+        with turn(tmp_path / "lock", "copying birds"):
+            assert not caplog.messages
+            waiting.start()
+            while not caplog.messages:
+                threading.Event().wait(0.005)
+        waiting.join()
+    assert caplog.messages == ["waiting for another process that is copying birds"]
+
+
+def test_an_error_ends_the_turn(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), turn(tmp_path / "lock", "failing"):
+        raise RuntimeError
+    with turn(tmp_path / "lock", "failing"):
+        pass
+
+
+def test_told_every_ten_seconds(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with caplog.at_level(logging.INFO, "sslengine"):
+        progress, of_many = ProgressLog("looking through /data"), ProgressLog("writing", total=4000)
+        for second in range(25):
+            now = second * TOLD_EVERY / 10
+            progress.tell(second * 1000, "images")
+        of_many.tell(1234, "images")
+    assert caplog.messages == [
+        "looking through /data: 10,000 images so far",
+        "looking through /data: 20,000 images so far",
+        "writing: 1,234 of 4,000 images so far",
+    ]
+
+
+def test_many_paths_go_to_a_worker_as_a_reference() -> None:
+    paths = shared_strings(b"/%d/%d.jpg" % (number % 5000, number) for number in range(20_000))
+    assert len(pickle.dumps(paths)) < 1500

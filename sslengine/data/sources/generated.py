@@ -1,5 +1,8 @@
-"""`shapes`: ten classes of textured shapes, drawn by number. Needs no disk and no download.
+"""Images that are drawn by number, without a disk or a download.
 
+`synthetic`: images without content, for tests and speed measurements.
+
+`shapes`: ten classes of textured shapes.
 Each class is an outline filled with a texture. Where it lies, its size and rotation, the
 pitch and phase of the texture, all colours, the background, the clutter and the light
 are drawn for each image: pixels alone say little about the class.
@@ -15,24 +18,76 @@ how such an image was turned one must know the shape. Turned `shapes` look like 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageFilter
 
-from sslengine.data.options import SplitOptions
-from sslengine.data.sources.base import GeneratedSource
+from sslengine.data.options import SplitOptions, SyntheticOptions, own
+from sslengine.data.sources.base import DataSource, grey_image
+from sslengine.errors import DataError
 from sslengine.registry import register_data_source
 
+# Twice as many images as the largest folder that is measured (docs/data_sources.md).
+MOST_GENERATED = 20_000_000
 # Images that were drawn are kept, up to so many bytes in each process: drawing one takes
 # 0.25 ms at 48 pixels, about half as much as augmenting it twice.
 KEPT_BYTES = 64 * 2**20
 
 Plane = NDArray[np.float64]
 Pattern = Callable[[Plane, Plane], Plane]
+
+
+class GeneratedSource(DataSource):
+    """Draw images by number: more than by default if DATA_LIMIT asks for them."""
+
+    reads = ()
+    default_lengths: ClassVar[Mapping[str, int]]  # by split
+
+    def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
+        super().__init__(options, split, position)
+        wanted = options.DATA_LIMIT + options.DATA_LIMIT_SAMPLING.SKIP_NUM_SAMPLES
+        if wanted > MOST_GENERATED:
+            where, most = f"config.DATA.{split}.DATA_LIMIT", MOST_GENERATED
+            raise DataError(f"{where}: requires {wanted} samples; at most {most} are generated.")
+        self._length = max(self.default_lengths[split], wanted)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def files_of(self, rows: NDArray[np.int64]) -> tuple[str, ...]:
+        return ()
+
+
+@register_data_source("synthetic")
+class SyntheticSource(GeneratedSource):
+    """Grey images, or with RANDOM_SYNTHETIC_IMAGES smooth coloured noise drawn from the index."""
+
+    default_lengths: ClassVar = {"TRAIN": 50_000, "TEST": 50_000}
+
+    def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
+        super().__init__(options, split, position)
+        drawn = own(options, SyntheticOptions)
+        self.num_classes = max(1, drawn.RANDOM_SYNTHETIC_LABELS)
+        self._side = options.DEFAULT_GRAY_IMG_SIZE
+        self._random = drawn.RANDOM_SYNTHETIC_IMAGES
+
+    def image(self, index: int) -> Image.Image:
+        return _noise(index, self._side) if self._random else grey_image(self._side)
+
+    def label(self, index: int) -> int:
+        return index % self.num_classes
+
+
+def _noise(index: int, side: int) -> Image.Image:
+    draw = np.random.default_rng(index)
+    coarse = max(2, side // 16)
+    small = draw.integers(0, 256, (coarse, coarse, 3), dtype=np.uint8)
+    image = Image.fromarray(small).resize((side, side))
+    return image.filter(ImageFilter.GaussianBlur(draw.uniform(coarse / 2, coarse * 2)))
 
 
 @register_data_source("shapes")
@@ -66,7 +121,7 @@ class ShapesSource(GeneratedSource):
 
 @register_data_source("upright_shapes")
 class UprightShapesSource(ShapesSource):
-    """The same, each shape turned by 17 degrees at most."""
+    """Shapes that are turned by 17 degrees at most."""
 
     upright = True
 
@@ -76,19 +131,21 @@ def class_of(index: int) -> int:
 
 
 def draw_shape(split: str, index: int, side: int, upright: bool = False) -> NDArray[np.uint8]:
-    """Image `index` of TRAIN or TEST: side x side x 3."""
+    """Draw image `index` of TRAIN or TEST: side x side x 3."""
     return _drawn(split, index, side, upright)[0]
 
 
 def mask_of_shape(split: str, index: int, side: int, upright: bool = False) -> NDArray[np.uint8]:
-    """The class of each pixel, from 1; 0 is everything else. A pixel that the shape covers by half
-    or more belongs to it."""
+    """Return the class of each pixel, from 1; 0 is everything else.
+
+    A pixel that the shape covers by half or more belongs to it.
+    """
     inside = _drawn(split, index, side, upright)[1] >= 0.5
     return (inside * (class_of(index) + 1)).astype(np.uint8)
 
 
 def _drawn(split: str, index: int, side: int, upright: bool) -> tuple[NDArray[np.uint8], Plane]:
-    """The image, and how much of each pixel the shape covers."""
+    """Draw the image, and how much of each pixel the shape covers."""
     draws = _Draws(split, index)
     x, y = _grid(side)
     scene = _blend(_ink(draws), _ink(draws), 0.5 + 0.35 * _ramp(draws, x, y))
@@ -120,7 +177,7 @@ class _Draws:
         return low + (high - low) * ((self._bits.random_raw() >> 11) * 2.0**-53)
 
     def direction(self) -> tuple[float, float]:
-        """A unit vector, from a point in the disc: cosines differ between machines."""
+        """Draw a unit vector, from a point in the disc: cosines differ between machines."""
         if self.upright:
             sine = self.uniform(-0.3, 0.3)
             return math.sqrt(1 - sine * sine), sine
@@ -139,13 +196,13 @@ class _Draws:
 
 @lru_cache(maxsize=4)
 def _grid(side: int) -> tuple[Plane, Plane]:
-    """x and y of the pixels' centres, from -1 to 1."""
+    """Return x and y of the pixels' centres, from -1 to 1."""
     line = (2 * np.arange(side) + 1) / side - 1
     return np.broadcast_to(line, (side, side)), np.broadcast_to(line[:, None], (side, side))
 
 
 def _moved(draws: _Draws, x: Plane, y: Plane, reach: float) -> tuple[Plane, Plane]:
-    """Coordinates of a thing that lies within `reach` of the middle, turned at random."""
+    """Draw the coordinates of a thing that lies within `reach` of the middle, turned at random."""
     return _turned(draws, x - draws.uniform(-reach, reach), y - draws.uniform(-reach, reach))
 
 
@@ -155,18 +212,18 @@ def _turned(draws: _Draws, x: Plane, y: Plane) -> tuple[Plane, Plane]:
 
 
 def _ramp(draws: _Draws, x: Plane, y: Plane) -> Plane:
-    """Rises in a random direction, from -1.4 to 1.4 at most."""
+    """Rise in a random direction, from -1.4 to 1.4 at most."""
     return _turned(draws, x, y)[0]
 
 
 def _ink(draws: _Draws, level: float | None = None) -> Plane:
-    """A colour, about as bright as `level` if there is one."""
+    """Draw a colour, about as bright as `level` if there is one."""
     level = draws.uniform(0.2, 0.8) if level is None else level
     return np.array([level + draws.uniform(-0.2, 0.2) for _ in range(3)])
 
 
 def _textured(draws: _Draws, texture: Pattern, u: Plane, v: Plane) -> Plane:
-    """Two inks, darker and brighter, in the texture's pattern."""
+    """Draw two inks, darker and brighter, in the texture's pattern."""
     pitch = draws.uniform(0.2, 0.32)
     p, q = _turned(draws, u / pitch, v / pitch)
     phase = draws.uniform(-0.5, 0.5), draws.uniform(-0.5, 0.5)
@@ -178,7 +235,7 @@ def _textured(draws: _Draws, texture: Pattern, u: Plane, v: Plane) -> Plane:
 
 
 def _inside(distance: Plane, side: int) -> Plane:
-    """How much of each pixel lies where the distance to the outline is negative."""
+    """Return how much of each pixel lies where the distance to the outline is negative."""
     return np.clip(0.5 - distance * (side / 2), 0, 1)
 
 
@@ -187,11 +244,8 @@ def _blend(below: Plane, above: Plane, amount: Plane) -> Plane:
 
 
 def _wave(t: Plane) -> Plane:
-    """A triangle wave of period 1, from 1 at 0 to -1 at a half."""
+    """Return a triangle wave of period 1, from 1 at 0 to -1 at a half."""
     return 4 * np.abs(t - np.floor(t) - 0.5) - 1
-
-
-# Outlines: negative inside a shape that just fits between -1 and 1.
 
 
 def _radius(x: Plane, y: Plane) -> Plane:
@@ -202,101 +256,46 @@ def _box(x: Plane, y: Plane, width: float, height: float) -> Plane:
     return np.maximum(np.abs(x) - width, np.abs(y) - height)
 
 
-def _disc(x: Plane, y: Plane) -> Plane:
-    return _radius(x, y) - 1
-
-
-def _ring(x: Plane, y: Plane) -> Plane:
-    return np.abs(_radius(x, y) - 0.7) - 0.3
-
-
-def _crescent(x: Plane, y: Plane) -> Plane:
-    return np.maximum(_disc(x, y), 0.85 - _radius(x - 0.55, y))
-
-
-def _bar(x: Plane, y: Plane) -> Plane:
-    return _box(x, y, 1.15, 0.4)
-
-
-def _square(x: Plane, y: Plane) -> Plane:
-    return _box(x, y, 0.8, 0.8)
-
-
-def _triangle(x: Plane, y: Plane) -> Plane:
-    return np.maximum(0.866 * np.abs(x) - 0.5 * y, y) - 0.55
-
-
-def _cross(x: Plane, y: Plane) -> Plane:
-    return np.minimum(_box(x, y, 1.05, 0.33), _box(x, y, 0.33, 1.05))
-
-
-def _star(x: Plane, y: Plane) -> Plane:
-    return np.sqrt(np.abs(x)) + np.sqrt(np.abs(y)) - 1.15
-
-
-def _corner(x: Plane, y: Plane) -> Plane:
-    return np.maximum(_box(x, y, 0.9, 0.9), np.minimum(x, y) + 0.1)
-
-
-def _chevron(x: Plane, y: Plane) -> Plane:
-    across: Plane = np.abs(x)
-    return np.maximum(np.abs(y + 0.35 - across) - 0.42, across - 1)
-
-
-# Textures: between two inks, where -0.5 and less is the first and 0.5 and more the second.
-
-
-def _stripes(x: Plane, y: Plane) -> Plane:
-    return _wave(x)
-
-
-def _checks(x: Plane, y: Plane) -> Plane:
-    return 1.5 * _wave(x) * _wave(y)
-
-
-def _plain(x: Plane, y: Plane) -> Plane:
-    return np.zeros_like(x)
-
-
-def _dots(x: Plane, y: Plane) -> Plane:
-    return _wave(x) + _wave(y) - 0.7
-
-
-def _zigzag(x: Plane, y: Plane) -> Plane:
-    return _wave(y + 0.3 * _wave(0.7 * x))
-
-
-def _mesh(x: Plane, y: Plane) -> Plane:
-    return 2 * np.maximum(_wave(x), _wave(y)) - 1.3
-
-
-def _rings(x: Plane, y: Plane) -> Plane:
-    return _wave(_radius(x, y))
-
-
-def _bricks(x: Plane, y: Plane) -> Plane:
-    shift = np.floor(y) / 2
-    return 2 * np.maximum(_wave(y), _wave(x / 2 + shift)) - 1.4
-
-
-def _honeycomb(x: Plane, y: Plane) -> Plane:
-    return _wave(x) + _wave(0.5 * x + 0.866 * y) + _wave(0.866 * y - 0.5 * x)
-
-
-def _hyperbolas(x: Plane, y: Plane) -> Plane:
-    return _wave(1.2 * x * y)
-
-
-# The number of a class is its place here.
+# Of each class, whose number is its place, an outline: negative inside a shape that just fits
+# between -1 and 1; and a texture between two inks, where -0.5 and less is the first and 0.5 and
+# more the second.
 CLASSES: tuple[tuple[Pattern, Pattern], ...] = (
-    (_disc, _stripes),
-    (_ring, _checks),
-    (_crescent, _plain),
-    (_bar, _dots),
-    (_square, _zigzag),
-    (_triangle, _mesh),
-    (_cross, _rings),
-    (_star, _bricks),
-    (_corner, _honeycomb),
-    (_chevron, _hyperbolas),
+    # a disc, stripes
+    (lambda x, y: _radius(x, y) - 1, lambda x, y: _wave(x)),
+    # a ring, checks
+    (lambda x, y: np.abs(_radius(x, y) - 0.7) - 0.3, lambda x, y: 1.5 * _wave(x) * _wave(y)),
+    # a crescent, plain
+    (
+        lambda x, y: np.maximum(_radius(x, y) - 1, 0.85 - _radius(x - 0.55, y)),
+        lambda x, y: np.zeros_like(x),
+    ),
+    # a bar, dots
+    (lambda x, y: _box(x, y, 1.15, 0.4), lambda x, y: _wave(x) + _wave(y) - 0.7),
+    # a square, zigzag
+    (lambda x, y: _box(x, y, 0.8, 0.8), lambda x, y: _wave(y + 0.3 * _wave(0.7 * x))),
+    # a triangle, mesh
+    (
+        lambda x, y: np.maximum(0.866 * np.abs(x) - 0.5 * y, y) - 0.55,
+        lambda x, y: 2 * np.maximum(_wave(x), _wave(y)) - 1.3,
+    ),
+    # a cross, rings
+    (
+        lambda x, y: np.minimum(_box(x, y, 1.05, 0.33), _box(x, y, 0.33, 1.05)),
+        lambda x, y: _wave(_radius(x, y)),
+    ),
+    # a star, bricks
+    (
+        lambda x, y: np.sqrt(np.abs(x)) + np.sqrt(np.abs(y)) - 1.15,
+        lambda x, y: 2 * np.maximum(_wave(y), _wave(x / 2 + np.floor(y) / 2)) - 1.4,
+    ),
+    # a corner, honeycomb
+    (
+        lambda x, y: np.maximum(_box(x, y, 0.9, 0.9), np.minimum(x, y) + 0.1),
+        lambda x, y: _wave(x) + _wave(0.5 * x + 0.866 * y) + _wave(0.866 * y - 0.5 * x),
+    ),
+    # a chevron, hyperbolas
+    (
+        lambda x, y: np.maximum(np.abs(y + 0.35 - np.abs(x)) - 0.42, np.abs(x) - 1),
+        lambda x, y: _wave(1.2 * x * y),
+    ),
 )

@@ -6,11 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sslengine.data.decode.decoding import Decoder
-from sslengine.data.decode.files import open_image
+from sslengine.data.decode.decoding import Decoder, open_image
+from sslengine.data.decode.files import kind_of, read_file
 from sslengine.data.options import SplitOptions
 from sslengine.data.sources.disk import FileListSource
-from sslengine.data.sources.regular_file import kind_of, read_file
 from sslengine.errors import DataError
 
 
@@ -30,7 +29,7 @@ def test_whatever_would_never_end(tmp_path: Path, kind: str, told: str) -> None:
     with pytest.raises(OSError, match=f"not read, for it is a {told}"):
         read_file(path)
     with pytest.raises(DataError, match=f"image.png cannot be read as an image: .* a {told}"):
-        open_image(path, Decoder.of(SplitOptions(), "TRAIN"))
+        open_image(path, Decoder.build(SplitOptions(), "TRAIN"))
     listed = tmp_path / "files.npy"
     np.save(listed, np.array([str(path)]))
     source = FileListSource(SplitOptions(DATA_PATHS=[str(listed)]), "TRAIN")

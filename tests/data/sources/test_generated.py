@@ -1,4 +1,4 @@
-"""The built-in shapes: the same for ever, balanced, and not to be told apart by pixels."""
+"""The built-in generated: the same for ever, balanced, and not to be told apart by pixels."""
 
 from __future__ import annotations
 
@@ -10,10 +10,18 @@ import pytest
 import torch
 from sklearn.neighbors import KNeighborsClassifier
 
-from sslengine.data.options import SplitOptions
-from sslengine.data.sources import shapes
-from sslengine.data.sources.base import build_sources
-from sslengine.data.sources.shapes import CLASSES, ShapesSource, class_of, draw_shape, mask_of_shape
+from sslengine.data.options import SplitOptions, split_options
+from sslengine.data.sources import generated
+from sslengine.data.sources.base import DataSource, build_sources
+from sslengine.data.sources.generated import (
+    CLASSES,
+    ShapesSource,
+    SyntheticSource,
+    class_of,
+    draw_shape,
+    mask_of_shape,
+)
+from sslengine.errors import DataError
 
 
 def source(split: str = "TRAIN", side: int = 32, **keys: object) -> ShapesSource:
@@ -74,14 +82,6 @@ def test_only_upright_shapes_look_different_when_turned(number: int) -> None:
     assert min(differences[True]) > 2 * max(differences[False])
 
 
-def test_the_registered_source_gives_square_rgb_images() -> None:
-    (found,) = build_sources(
-        SplitOptions(DATA_SOURCES=["shapes"], DEFAULT_GRAY_IMG_SIZE=40), "TEST"
-    )
-    assert isinstance(found, ShapesSource)
-    assert (found.image(3).size, found.image(3).mode) == ((40, 40), "RGB")
-
-
 def test_no_two_images_are_alike() -> None:
     drawn = [
         draw_shape(split, index, 16).tobytes()
@@ -128,8 +128,8 @@ def test_images_are_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
         drawn.append(index)
         return draw_shape(split, index, side, upright)
 
-    monkeypatch.setattr(shapes, "draw_shape", counted)
-    monkeypatch.setattr(shapes, "KEPT_BYTES", 2 * 32 * 32 * 3 + 1)
+    monkeypatch.setattr(generated, "draw_shape", counted)
+    monkeypatch.setattr(generated, "KEPT_BYTES", 2 * 32 * 32 * 3 + 1)
     limited = source()
     for index in (0, 1, 2, 0, 1, 2):
         limited.image(index)
@@ -173,3 +173,21 @@ def test_a_mask_is_where_the_shape_is() -> None:
             assert (mask > 0).sum() == pytest.approx(np.pi / 4 * high * wide, rel=0.03)
     assert inside > 3
     assert mask_of_shape("TEST", 13, 32).max() == 4
+
+
+def synthetic(**keys: object) -> SyntheticSource:
+    return SyntheticSource(split_options(DEFAULT_GRAY_IMG_SIZE=24, **keys), "TRAIN")  # type: ignore[arg-type]
+
+
+def test_grey_by_default_and_as_long_as_vissl() -> None:
+    grey = synthetic()
+    assert len(grey) == 50_000
+    assert (np.asarray(grey.image(7)) == 128).all()
+    assert grey.image(7).size == (24, 24)
+    assert set(grey.labels().tolist()) == {0}
+
+
+@pytest.mark.parametrize("kind", [SyntheticSource, ShapesSource])
+def test_a_limit_that_no_training_ends_is_refused(kind: type[DataSource]) -> None:
+    with pytest.raises(DataError, match=r"config\.DATA\.TEST\.DATA_LIMIT: "):
+        kind(split_options(DATA_LIMIT=99_999_999), "TEST")

@@ -1,8 +1,11 @@
-"""What pixels the images of a split have: read from the first of them, before the launch."""
+"""What pixels the images of a split have: read from the first of them, before the launch.
+
+And how many channels images have after each of the TRANSFORMS, and which of these need colours.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,9 +14,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from sslengine.data.augment.image import is_array
-from sslengine.data.augment.pipeline import Pipeline, count_on_arrays
+from sslengine.data.augment.pipeline import KNOWN, Pipeline, count_on_arrays, is_known
 from sslengine.data.augment.transform import Sample, TakesLabels
-from sslengine.data.decode.channels import KNOWN, channels_after
 from sslengine.data.decode.decoding import NarrowedError
 from sslengine.data.options import SplitOptions
 from sslengine.data.seeding import seed_sample, streams_kept
@@ -23,7 +25,16 @@ from sslengine.registry import DATA_SOURCES
 
 # Images of a source, evenly apart, the first among them.
 LOOKED_AT = 8
-OF_MODE = {"RGB": 3, "L": 1}
+MODE_CHANNELS = {"RGB": 3, "L": 1}
+# Transforms of colours: of three channels, or of grey levels, which they leave alone.
+COLOUR_TRANSFORMS = frozenset({
+    "ColorJitter", "Grayscale", "RandomGrayscale", "ImgPilColorDistortion",
+    "ImgPilRandomColorJitter", "ImgPilRandomPhotometric", "RandAugment", "VisslAutoAugment",
+    "AutoAugment", "TrivialAugmentWide", "AugMix", "ImgPil2LabTensor", "lighting",
+    "imagenet_augment", "imagenet_no_augment",
+})  # fmt: skip
+# Those that make three channels of any.
+TO_RGB = frozenset({"MNISTImgPil2RGB", "ImgPil2LabTensor"})
 
 
 @dataclass(frozen=True)
@@ -35,7 +46,7 @@ class PixelFormat:
 
     @property
     def is_divided(self) -> bool:
-        """By 255, by ToTensor."""
+        """Tell whether ToTensor divides it by 255."""
         return self.dtype == "uint8"
 
     def __str__(self) -> str:
@@ -51,9 +62,9 @@ class Seen:
 
 
 def tells_something(options: SplitOptions, split: str) -> bool:
-    """Is there something to learn from the images? Not from RGB ones that the user's own source
-    makes: it may take long to build, and the ranks build it anyway."""
-    known = OF_MODE.get(options.IMAGE_MODE)
+    """Tell whether there is something to learn from the images. Not from RGB ones that the user's
+    own source makes: it may take long to build, and the ranks build it anyway."""
+    known = MODE_CHANNELS.get(options.IMAGE_MODE)
     if known is None:
         return True
     where = f"config.DATA.{split}"
@@ -66,7 +77,7 @@ def tells_something(options: SplitOptions, split: str) -> bool:
 
 
 def probe(options: SplitOptions, split: str) -> Seen | None:
-    """The first image and the format of all; None if none of those looked at can be read.
+    """Return the first image and the format of all; None if none of those looked at can be read.
 
     Raises if values of one would have to be narrowed, if images differ in their channels, or if
     some alone have 8 bits.
@@ -106,10 +117,12 @@ def probe(options: SplitOptions, split: str) -> Seen | None:
 
 
 def output_channels(options: SplitOptions, split: str, seen: Seen | None) -> int:
-    """Of the images that leave the TRANSFORMS. Raises ConfigError where one of them cannot take
-    the channels that it gets."""
+    """Count the channels of images that leave the TRANSFORMS.
+
+    Raises ConfigError where one of them cannot take the channels that it gets.
+    """
     where = f"config.DATA.{split}.TRANSFORMS"
-    known = OF_MODE.get(options.IMAGE_MODE)
+    known = MODE_CHANNELS.get(options.IMAGE_MODE)
     if known is not None:
         told = channels_after(options.TRANSFORMS, known, where)
         if told is not None or seen is None:
@@ -132,6 +145,51 @@ def output_channels(options: SplitOptions, split: str, seen: Seen | None) -> int
     return made or told or seen.format.channels
 
 
+def channels_after(
+    entries: Sequence[Any], channels: int | None, where: str, first: int = 0
+) -> int | None:
+    """Return how many leave a TRANSFORMS list; None: after a custom one, which may do anything.
+
+    first: of them to look at; those before it take any number of channels, and leave it.
+    Raises ConfigError at a transform that does not take what it gets.
+    """
+    for number, entry in enumerate(entries):
+        if number >= first and isinstance(entry, Mapping) and "name" in entry:
+            channels = _pass(entry, channels, f"{where}.{number}")
+    return channels
+
+
+def _pass(entry: Mapping[str, Any], channels: int | None, where: str) -> int | None:
+    name = entry["name"]
+    if not is_known(name, where):
+        return None
+    if channels is not None:
+        _check(entry, channels, where)
+    for key, inner in entry.items():
+        if isinstance(inner, list) and any(isinstance(each, Mapping) for each in inner):
+            channels = channels_after(inner, channels, f"{where}.{key}")
+    if entry.get("indices"):
+        return channels  # some images of a sample alone
+    if name == "Grayscale":
+        return int(entry.get("num_output_channels", 1))
+    return 3 if name in TO_RGB else channels
+
+
+def _check(entry: Mapping[str, Any], channels: int, where: str) -> None:
+    if entry["name"] in COLOUR_TRANSFORMS and channels not in (1, 3):
+        raise ConfigError(
+            f"{where} ({entry['name']}): it changes colours, which takes images of three channels "
+            f"(or one), and they have {channels}. Leave it out."
+        )
+    for key in ("mean", "std") if entry["name"] == "Normalize" else ():
+        given = entry.get(key)
+        if isinstance(given, (list, tuple)) and len(given) not in (1, channels):
+            raise ConfigError(
+                f"{where}.{key} (Normalize): {len(given)} numbers, and images have {channels} "
+                f"channel{'s' if channels > 1 else ''} there: give one for each."
+            )
+
+
 def _rows(source: DataSource) -> Iterator[int]:
     count = min(len(source), LOOKED_AT if isinstance(source, EncodedSource) else 1)
     if source.is_stream:
@@ -147,8 +205,8 @@ def _seen(source: DataSource, row: int) -> Seen:
         image = source.image(row)
     else:  # the header is enough for one of 8 bits
         image = source.decoder.opened(source.encoded(row))
-        return Seen(source.path(row), image, PixelFormat(OF_MODE[source.decoder.mode], "uint8",
-                                                         0, 255))  # fmt: skip
+        channels = MODE_CHANNELS[source.decoder.mode]
+        return Seen(source.path(row), image, PixelFormat(channels, "uint8", 0, 255))
     values: NDArray[Any] = np.asarray(image)
     channels = values.shape[2] if values.ndim == 3 else 1
     low, high = float(values.min()), float(values.max())
@@ -156,7 +214,7 @@ def _seen(source: DataSource, row: int) -> Seen:
 
 
 def _made(options: SplitOptions, split: str, seen: Seen) -> int | None:
-    """What the TRANSFORMS make of the image; None if that is no image."""
+    """Count the channels that the TRANSFORMS make of the image; None if that is no image."""
     image = seen.image
     if isinstance(image, Image.Image) and options.IMAGE_MODE != "stored":
         image = image.convert(options.IMAGE_MODE)

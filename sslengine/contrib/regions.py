@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from sslengine.data.manifest.index_cache import Found, stamp
-from sslengine.data.manifest.shared_paths import by_folder, path_arrays
+from sslengine.data.manifest.index import FoundImages, make_string_arrays, stamp
 from sslengine.data.options import OF_ENCODED_SOURCES, SplitOptions
 from sslengine.data.sources.base import DataSource
 from sslengine.data.sources.disk import ListedFiles
@@ -38,25 +37,21 @@ class _AnnotatedFiles(ListedFiles):
     def files_of(self, rows: NDArray[np.int64]) -> Iterable[str]:
         return [str(self._list), *super().files_of(rows)]
 
-    def _find(self) -> Found:
+    def _find(self) -> FoundImages:
         marked = stamp(self._list)
         try:
             entries = json.loads(self._list.read_text())
             paths = [os.fsencode(entry["path"]) for entry in entries]
-            boxes = _as_boxes([entry["bbox"] for entry in entries])
+            boxes = np.array([entry["bbox"] for entry in entries], np.float64)
+            if boxes.ndim != 2 or boxes.shape[1] != 4:
+                raise ValueError("a bbox has four numbers, and there must be one at least")
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(
                 f'{self.where}: {self._list} must hold a JSON list of {{"path": ..., "bbox": '
                 f"[left, top, right, bottom]}}; {type(error).__name__}: {error}"
             ) from error
-        return Found({**path_arrays(by_folder(paths)), "boxes": boxes}, [marked], len(paths))
-
-
-def _as_boxes(given: list[Any]) -> NDArray[np.float64]:
-    boxes = np.array(given, np.float64)
-    if boxes.ndim != 2 or boxes.shape[1] != 4:
-        raise ValueError("a bbox has four numbers, and there must be one at least")
-    return boxes
+        arrays = {**make_string_arrays("paths", paths), "boxes": boxes}
+        return FoundImages(arrays, [marked], len(paths))
 
 
 @register_data_source("disk_roi_annotations")
