@@ -12,29 +12,9 @@ if TYPE_CHECKING:  # for editors and type checkers; importing sslengine loads no
     from sslengine.command.api import load, train
     from sslengine.command.embed import embed
     from sslengine.export import export
-    from sslengine.losses.koleo import koleo
-    from sslengine.losses.masked_patches import Center
-    from sslengine.losses.sinkhorn import sinkhorn
-    from sslengine.methods.base import Method, Step
-    from sslengine.methods.toolbox import (
-        DINOHead,
-        Queue,
-        cross_view,
-        gather,
-        info_nce,
-        linear,
-        mlp,
-    )
-    from sslengine.methods.whole import EMA, Batch
-    from sslengine.models.backbone import Backbone
+    from sslengine.methods.toolbox import *  # noqa: F403
     from sslengine.python.fit import fit
     from sslengine.python.passes import evaluate_loss, predict
-
-__all__ = [
-    "EMA", "Backbone", "Batch", "Center", "DINOHead", "Method", "Queue", "Step", "cross_view",
-    "embed", "evaluate_loss", "export", "fit", "gather", "info_nce", "koleo", "linear", "load",
-    "mlp", "predict", "sinkhorn", "train",
-]  # fmt: skip
 
 __version__ = "0.1.0"
 
@@ -45,22 +25,15 @@ _LAZY = {
     "export": "sslengine.export",
     "fit": "sslengine.python.fit",
     "predict": "sslengine.python.passes",
-    "Method": "sslengine.methods.base",
-    "Step": "sslengine.methods.base",
-    "Batch": "sslengine.methods.whole",
-    "EMA": "sslengine.methods.whole",
-    "Backbone": "sslengine.models.backbone",
-    "Center": "sslengine.losses.masked_patches",
-    "koleo": "sslengine.losses.koleo",
-    "sinkhorn": "sslengine.losses.sinkhorn",
-    **dict.fromkeys(
-        ("DINOHead", "Queue", "cross_view", "gather", "info_nce", "linear", "mlp"),
-        "sslengine.methods.toolbox",
-    ),
     "evaluate_loss": "sslengine.python.passes",
-}
+    **dict.fromkeys(
+        ("Batch", "Center", "DINOHead", "EMA", "Method", "Queue", "Step", "ViewTrunk", "cross_view",
+         "gather", "info_nce", "koleo", "linear", "mlp", "sinkhorn"), "sslengine.methods.toolbox",
+    ),
+}  # fmt: skip
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of the package
+    __all__ = [*_LAZY]
 
     def __getattr__(name):
         if name not in _LAZY:

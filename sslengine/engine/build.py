@@ -33,12 +33,10 @@ from sslengine.distributed import data_parallel, sharding
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.engine.channels import input_channels
 from sslengine.errors import ConfigError, DataError
-from sslengine.losses.momentum import start_as
 from sslengine.losses.options import LossOptions
 from sslengine.methods import foreign
 from sslengine.methods.base import callbacks, expect_known_callbacks
 from sslengine.methods.whole import owns_network
-from sslengine.models.backbone import lend
 from sslengine.models.build import (
     build_model,
     freeze_parameters,
@@ -47,10 +45,12 @@ from sslengine.models.build import (
 from sslengine.models.compiled import compile_forward
 from sslengine.models.frozen import FrozenNetwork
 from sslengine.models.model import Model
+from sslengine.models.momentum import start_as
 from sslengine.models.networks import check_networks
 from sslengine.models.options import ModelOptions
 from sslengine.models.parts import heads_of, parts_of
 from sslengine.models.sync_batchnorm import synchronise
+from sslengine.models.view_trunk import lend
 from sslengine.models.weights import init_weights, other_classes
 from sslengine.optim.learner import LOSS, trains
 from sslengine.precision import Precision, build_precision, move

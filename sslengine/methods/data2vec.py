@@ -27,11 +27,11 @@ from sslengine.data.augment.masking import no_room
 from sslengine.distributed.collectives import sum_in_place
 from sslengine.distributed.ranks import world_size
 from sslengine.errors import ConfigError, TrainingError
-from sslengine.losses.momentum import Pairs, follow, pairs_of
 from sslengine.losses.views import described
 from sslengine.methods.base import Method, Step
 from sslengine.methods.teacher import Teacher
 from sslengine.models.model import Model
+from sslengine.models.momentum import Pairs, follow, pairs_of
 from sslengine.registry import register_loss
 
 NAME = "data2vec_loss"

@@ -46,12 +46,12 @@ from sslengine.config.ranges import at_least, choice, share
 from sslengine.config.sections import iterations
 from sslengine.distributed.sharding import copy_into
 from sslengine.errors import ConfigError, TrainingError, listing
-from sslengine.losses.momentum import frozen_copy, start_as
 from sslengine.methods.base import Step
 from sslengine.methods.dinov2 import DINOv2Loss, DINOv2Options
 from sslengine.methods.teacher import Teacher
 from sslengine.models.build import trunk_with_heads
 from sslengine.models.frozen import FrozenNetwork, FrozenOptions
+from sslengine.models.momentum import frozen_copy, start_as
 from sslengine.registry import register_loss
 
 log = logging.getLogger("sslengine")

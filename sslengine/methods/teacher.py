@@ -21,7 +21,8 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from sslengine.distributed.ranks import world_size
 from sslengine.errors import ConfigError, TrainingError
-from sslengine.losses.momentum import (
+from sslengine.methods.step import Step
+from sslengine.models.momentum import (
     Pairs,
     copy_buffers,
     follow,
@@ -30,8 +31,7 @@ from sslengine.losses.momentum import (
     rank_0_statistics,
     rising_momentum,
 )
-from sslengine.methods.step import Step
-from sslengine.models.backbone import parameters_with_trunk
+from sslengine.models.view_trunk import parameters_with_trunk
 
 Schedule = Literal["cosine", "linear", "constant"]
 

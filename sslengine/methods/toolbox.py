@@ -1,4 +1,4 @@
-"""Parts of methods that own their network (whole.py): networks, candidates of all ranks, losses.
+"""What methods that own their network (whole.py) are written with; `sslengine` has it all.
 
 Rows are views x images x width. `gather`, losses and `Queue` count the images of all ranks.
 """
@@ -13,11 +13,33 @@ from torch.nn import functional as F
 
 from sslengine.distributed import collectives
 from sslengine.losses import info_nce as formula
+from sslengine.losses.koleo import koleo
+from sslengine.losses.masked_patches import Center
+from sslengine.losses.sinkhorn import sinkhorn
 from sslengine.losses.views import swapped_prediction
+from sslengine.methods.base import Method
 from sslengine.methods.dino import DINOHead
 from sslengine.methods.step import Step
+from sslengine.methods.whole import EMA, Batch
+from sslengine.models.view_trunk import ViewTrunk
 
-__all__ = ["DINOHead", "Queue", "cross_view", "gather", "info_nce", "linear", "mlp"]
+__all__ = [
+    "EMA",
+    "Batch",
+    "Center",
+    "DINOHead",
+    "Method",
+    "Queue",
+    "Step",
+    "ViewTrunk",
+    "cross_view",
+    "gather",
+    "info_nce",
+    "koleo",
+    "linear",
+    "mlp",
+    "sinkhorn",
+]  # fmt: skip
 
 
 class RowNetwork(nn.Sequential):

@@ -1,7 +1,7 @@
 """Methods that own their network: heads, teacher, queue and loss stand in one class.
 
     class SimCLR(Method):
-        def __init__(self, trunk: Backbone, dim: int = 128, temperature: float = 0.1): ...
+        def __init__(self, trunk: ViewTrunk, dim: int = 128, temperature: float = 0.1): ...
         def forward(self, batch: Batch, step: Step) -> Tensor: ...
 
 The argument `trunk` makes a class one of these; its other arguments are options.
@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sslengine.losses.momentum import rank_0_statistics
 from sslengine.methods.teacher import Schedule, Teacher
-from sslengine.models.backbone import Backbone, parameters_with_trunk
+from sslengine.models.momentum import rank_0_statistics
+from sslengine.models.view_trunk import ViewTrunk, parameters_with_trunk
 from sslengine.precision import Precision
 
 
@@ -69,7 +69,7 @@ class EMA(Teacher):
         """Copy the module, also where a new model is given: it has the module's trunk."""
         (source,) = self._model or (model,)
         super().attach(source)
-        trunk = (name for name, each in self.named_modules() if isinstance(each, Backbone))
+        trunk = (name for name, each in self.named_modules() if isinstance(each, ViewTrunk))
         self.teacher_part = next(trunk, "")  # type: ignore[misc]
 
     @torch.no_grad()

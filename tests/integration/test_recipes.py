@@ -27,10 +27,10 @@ from sslengine.config.compose import compose
 from sslengine.config.facts import RunFacts, run_facts
 from sslengine.config.resolve import resolve
 from sslengine.config.sections import read
-from sslengine.losses.momentum import rising_momentum
 from sslengine.methods.capi import CapiLoss
 from sslengine.methods.step import Step
 from sslengine.models.build import build_model
+from sslengine.models.momentum import rising_momentum
 from sslengine.models.options import ModelOptions
 from sslengine.optim.build import build_optimizer
 from sslengine.optim.options import OptimizerOptions

@@ -19,7 +19,7 @@ from sslengine.losses.memory import (
     random_rows,
     zero_rows,
 )
-from sslengine.losses.momentum import (
+from sslengine.models.momentum import (
     copy_buffers,
     follow,
     frozen_copy,

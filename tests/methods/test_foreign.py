@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.errors import ConfigError
 from sslengine.hooks.events import Hook
-from sslengine.losses.momentum import frozen_copy
 from sslengine.methods.foreign import FunctionLoss, takes_sample
 from sslengine.methods.step import Step
+from sslengine.models.momentum import frozen_copy
 from tests.engine.runs import Watch, make_task, train
 from tests.engine.sharded import SMALL_VIT, on_ranks
 from tests.methods.resuming import assert_goes_on_bit_by_bit

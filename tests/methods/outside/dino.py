@@ -9,7 +9,7 @@ class DINO(ssl.Method):
     judged_network = "teacher"
 
     def __init__(
-        self, trunk: ssl.Backbone, prototypes: int = 65536, hidden: int = 2048, width: int = 256,
+        self, trunk: ssl.ViewTrunk, prototypes: int = 65536, hidden: int = 2048, width: int = 256,
         student_temp: float = 0.1, momentum: float = 0.996,
     ) -> None:  # fmt: skip
         super().__init__()

@@ -17,7 +17,7 @@ import sslengine as ssl
 
 class NNCLR(ssl.Method):
     def __init__(
-        self, trunk: ssl.Backbone, dim: int = 256, hidden: int = 4096, rows: int = 98304,
+        self, trunk: ssl.ViewTrunk, dim: int = 256, hidden: int = 4096, rows: int = 98304,
         temperature: float = 0.1,
     ) -> None:  # fmt: skip
         super().__init__()

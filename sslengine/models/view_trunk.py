@@ -22,7 +22,7 @@ from sslengine.models.model import Model
 from sslengine.models.options import HeadOptions, ModelOptions
 
 
-class Backbone(Model):
+class ViewTrunk(Model):
     """A model's trunk, borrowed: the model trains, saves and freezes it. A copy has its own."""
 
     def __init__(self, model: Model, width: int) -> None:
@@ -33,8 +33,8 @@ class Backbone(Model):
         self.width = width
         self.__dict__["trunk"] = self._modules.pop("trunk")  # no submodule
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Backbone:
-        copied = Backbone(self, self.width)
+    def __deepcopy__(self, memo: dict[int, Any]) -> ViewTrunk:
+        copied = ViewTrunk(self, self.width)
         copied.__dict__.pop("trunk")
         copied.trunk = copy.deepcopy(self.trunk, memo)
         return copied
@@ -50,18 +50,18 @@ class Backbone(Model):
         }
 
 
-def lend(model: Model, options: ModelOptions) -> Backbone:
+def lend(model: Model, options: ModelOptions) -> ViewTrunk:
     """Return the trunk of a model without heads, for a method."""
     head = HeadOptions(PARAMS=[["mlp", {"dims": ["auto", 1]}]])
     (_, arguments), *_ = known_heads(replace(options, HEAD=head))
-    return Backbone(model, arguments["dims"][0])
+    return ViewTrunk(model, arguments["dims"][0])
 
 
 def parameters_with_trunk(module: nn.Module) -> Iterator[nn.Parameter]:
     """Yield a module's parameters, those of borrowed trunks too, in the order of its copy's."""
     seen = set[int]()
     for each in module.modules():
-        borrowed = each.__dict__.get("trunk") if isinstance(each, Backbone) else None
+        borrowed = each.__dict__.get("trunk") if isinstance(each, ViewTrunk) else None
         own = each.parameters(recurse=False) if borrowed is None else borrowed.parameters()
         for parameter in own:
             if id(parameter) not in seen:
