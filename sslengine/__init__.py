@@ -5,6 +5,7 @@ place of YAML: `sslengine.fit`, `predict`, `evaluate_loss`. A custom method is w
 `Method`, `Batch`, `Step`, `EMA`, `gather` and others. They are imported on first use.
 """
 
+# ruff: noqa: F401
 import importlib
 from typing import TYPE_CHECKING
 
