@@ -15,7 +15,7 @@ PLUGIN = """
 from dataclasses import dataclass
 
 from sslengine.data.batch.collators import simclr_collator
-from sslengine.data.sources.synthetic import SyntheticSource
+from sslengine.data.sources.generated import SyntheticSource
 from sslengine.hooks import events
 from sslengine.registry import (
     register_collator, register_data_source, register_hook, register_scheduler, register_transform,
