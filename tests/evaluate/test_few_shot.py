@@ -17,7 +17,7 @@ from sslengine.evaluate.few_shot import (
     few_labels,
     few_shot_knn,
     few_shot_logistic,
-    share_of_each_class,
+    draw_of_each_class,
     shots_of_each_class,
 )
 from sslengine.evaluate.intervals import Spread
@@ -137,12 +137,12 @@ def test_small_classes_and_one_class() -> None:
 
 def test_each_class_keeps_its_share() -> None:
     labels = torch.tensor([0] * 100 + [1] * 40 + [2] * 3 + [-1] * 10)
-    rows = share_of_each_class(labels, 0.1, seed=0)
+    rows = draw_of_each_class(labels, 0.1, seed=0)
     assert torch.bincount(labels[rows]).tolist() == [10, 4, 1]
     assert torch.equal(rows, rows.sort().values)
     assert len(rows.unique()) == 15
-    assert torch.equal(rows, share_of_each_class(labels, 0.1, seed=0))
-    assert not torch.equal(rows, share_of_each_class(labels, 0.1, seed=1))
+    assert torch.equal(rows, draw_of_each_class(labels, 0.1, seed=0))
+    assert not torch.equal(rows, draw_of_each_class(labels, 0.1, seed=1))
 
 
 def test_as_scikit_learn_on_the_drawn_images() -> None:
@@ -154,7 +154,7 @@ def test_as_scikit_learn_on_the_drawn_images() -> None:
     found = few_labels(*given, *given, shares=[0.1], draws=2, options=options)
     expected = []
     for seed in range(2):
-        rows = share_of_each_class(given[1], 0.1, seed).numpy()
+        rows = draw_of_each_class(given[1], 0.1, seed).numpy()
         mean, deviation = features[rows].mean(axis=0), features[rows].std(axis=0)
         scaled = (features - mean) / deviation
         probe = LogisticRegression(C=1 / (0.1 * len(rows)), tol=1e-10, max_iter=5000)
