@@ -55,7 +55,7 @@ from sslengine.evaluation.options import (
 )
 from sslengine.evaluation.pairs import compare_pairs
 from sslengine.evaluation.store import Store
-from sslengine.models.weights import Loaded, other_classes
+from sslengine.models.weights.load import Loaded, other_classes
 from sslengine.monitor import history
 from sslengine.monitor.run_facts import (
     PIXELS,

@@ -32,8 +32,7 @@ from sslengine.losses.swapped_prediction import swapped_prediction
 from sslengine.losses.views import split_views
 from sslengine.methods.base import Method, Step
 from sslengine.methods.teacher import Teacher, warmup
-from sslengine.models.heads.mlp import check_rows, perceptron
-from sslengine.models.heads.weight_norm_linear import WeightNormLinear
+from sslengine.models.heads.mlp import WeightNormLinear, check_rows, perceptron
 from sslengine.registry import register_head, register_loss
 
 HEADS = ("dino_head", "swav_head")

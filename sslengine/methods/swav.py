@@ -39,8 +39,7 @@ from sslengine.losses.sinkhorn import power_law, sinkhorn
 from sslengine.losses.swapped_prediction import swapped_prediction
 from sslengine.losses.views import split_views
 from sslengine.methods.base import Method, Step
-from sslengine.models.heads.mlp import check_rows, linear_layers
-from sslengine.models.heads.weight_norm_linear import WeightNormLinear
+from sslengine.models.heads.mlp import WeightNormLinear, check_rows, linear_layers
 from sslengine.registry import register_head, register_loss
 
 WHERE = "config.LOSS.swav_loss"

@@ -105,17 +105,3 @@ def test_attention_scale() -> None:
         for block in plain.blocks:
             block.attn.qkv.weight[:WIDTH] *= factor
         torch.testing.assert_close(plain(x)[0], scaled(x)[0])
-
-
-def gradients(model: VisionTransformer, x: Tensor) -> list[Tensor]:
-    torch.manual_seed(7)
-    sum(feature.square().mean() for feature in model(x, ["lastCLS", "blkCLS1"])).backward()
-    return [parameter.grad for parameter in model.parameters()]
-
-
-def test_checkpoint_block() -> None:
-    model = trunk(CHECKPOINT_BLOCK=True)
-    runs: list[int] = []
-    model.blocks[0].attn.register_forward_hook(lambda *_: runs.append(1))
-    model(torch.randn(1, 3, 32, 32))[0].sum().backward()
-    assert len(runs) == 2
