@@ -152,17 +152,6 @@ def test_vissl_names_are_those_that_timm_reads() -> None:
         torch.testing.assert_close(model(x)[0], theirs(x), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("name", "width"), [("regnet_y_400mf", 440), ("regnet_x_1.6gf", 912), ("regnet_z_500mf", 256)]
-)
-def test_published_networks(name: str, width: int) -> None:
-    model = trunk(name=name, bn_momentum=0.3, bn_epsilon=1e-3)
-    assert model.feature_names == ("conv1", "res2", "res3", "res4", "res5", "avgpool", "flatten")
-    norms = [each for each in model.modules() if isinstance(each, torch.nn.BatchNorm2d)]
-    assert {(norm.momentum, norm.eps) for norm in norms} == {(0.3, 1e-3)}
-    assert list(model.trunk_output[-1].children())[-1].f.c.out_channels == width
-
-
 # ---- classy
 
 
