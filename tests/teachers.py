@@ -14,8 +14,8 @@ import torch
 from sslengine.config.sections import read
 from sslengine.config.show import show
 from sslengine.models.build import build_model
-from sslengine.models.model_state import model_state
 from sslengine.models.options import ModelOptions
+from sslengine.models.weights.state import model_state
 from tests.config.recipes import resolved
 
 WIDTH = 96  # of the feature of timm's test_resnet

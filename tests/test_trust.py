@@ -15,7 +15,7 @@ from sslengine import trust
 from sslengine.data.loading.loader import prepare_worker
 from sslengine.errors import ConfigError, UntrustedError
 from sslengine.launch.rank import run_rank
-from sslengine.models.weight_file import TRUST_PICKLE, read_weights
+from sslengine.models.weights.read import TRUST_PICKLE, read_weights
 from sslengine.registry import ENGINES, LOSSES, TRANSFORMS, Registry, import_dotted, load_plugins
 from sslengine.trust import Opened, closed, expect_trust
 from tests.config.recipes import resolved

@@ -25,7 +25,7 @@ from sslengine.checkpoint.manifest import (
 from sslengine.checkpoint.snapshot import size_of
 from sslengine.distributed.shard_files import Peers
 from sslengine.errors import CheckpointError
-from sslengine.models.weight_file import read_weights
+from sslengine.models.weights.read import read_weights
 
 log = logging.getLogger("sslengine")
 

@@ -29,7 +29,7 @@ from sslengine.export import export
 from sslengine.export.subject import Subject, opened
 from sslengine.launch.auto import settle_widths
 from sslengine.launch.cli import resolve_all, run_all
-from sslengine.models.networks import AUTO
+from sslengine.models.weights import AUTO
 from sslengine.monitor import history
 from sslengine.predictor.bands import Bands
 from sslengine.predictor.predictor import Prediction, Predictor

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from sslengine.models.model import Model
     from sslengine.models.options import ModelOptions
-    from sslengine.models.weights import Loaded
+    from sslengine.models.weights.load import Loaded
 
 assert catalog  # importing it declares all names
 
@@ -109,8 +109,8 @@ def _convert(given: argparse.Namespace, config: DictConfig) -> list[str]:
     """
     import torch
 
-    from sslengine.models.networks import AUTO, MODEL
     from sslengine.models.options import ModelOptions
+    from sslengine.models.weights import AUTO, MODEL
 
     def settings(heads: bool = True, network: str = AUTO) -> ModelOptions:
         chosen = read(config, ModelOptions)
@@ -150,7 +150,7 @@ def _convert(given: argparse.Namespace, config: DictConfig) -> list[str]:
 def _draw_images(model: Model, side: int) -> Tensor:
     import torch
 
-    from sslengine.models.channels import RGB
+    from sslengine.models.weights.fit import RGB
 
     channels = model.trunk.in_chans or RGB
     images = torch.rand(2, channels, side, side, generator=torch.Generator().manual_seed(0))
@@ -175,7 +175,7 @@ def _write(state: dict[str, Tensor], file: Path, suffix: str) -> None:
 
 
 def own_state(model: Model, form: str) -> dict[str, Any]:
-    from sslengine.models.model_state import model_state, vissl_state
+    from sslengine.models.weights.state import model_state, vissl_state
 
     if form == "vissl":
         return vissl_state(model)
@@ -184,12 +184,12 @@ def own_state(model: Model, form: str) -> dict[str, Any]:
 
 def bare_state(model: Model, library: nn.Module) -> dict[str, Tensor]:
     """Return the trunk's tensors by the library's names: the trunk's own, or its second set."""
-    from sslengine.models.vissl_names import to_vissl
+    from sslengine.models.weights.names import write_vissl
 
     wanted = library.state_dict().keys()
     return max(
         model.trunk.state_dict(),
-        to_vissl(model.trunk),
+        write_vissl(model.trunk),
         key=lambda names: len(names.keys() & wanted),
     )
 
@@ -202,7 +202,7 @@ def load(options: ModelOptions, file: str, skip: Sequence[str]) -> tuple[Model, 
     """Return the model with the file's weights, and the facts about the file."""
     from sslengine.models.build import build_model, trunk_with_heads
     from sslengine.models.options import WeightsInitOptions
-    from sslengine.models.weights import expect_whole, init_from_file
+    from sslengine.models.weights.load import expect_whole, init_from_file
 
     weights = options.WEIGHTS_INIT
     options.WEIGHTS_INIT = WeightsInitOptions(
@@ -225,9 +225,9 @@ def library_model(form: str, model: Model) -> nn.Module:
     with the classifier's hidden layers if the trunk of `model` has them."""
     from torch import nn
 
-    from sslengine.models.channels import RGB
-    from sslengine.models.trunks.from_torchvision import without_classes
+    from sslengine.models.trunks.from_torchvision import remove_classes
     from sslengine.models.trunks.library_options import TorchvisionOptions
+    from sslengine.models.weights.fit import RGB
 
     library, _, name = form.partition(":")
     try:
@@ -236,7 +236,7 @@ def library_model(form: str, model: Model) -> nn.Module:
 
             channels = model.trunk.in_chans or RGB
             return timm.create_model(name, num_classes=0, in_chans=channels).eval()
-        network, last = without_classes(TorchvisionOptions(name))
+        network, last = remove_classes(TorchvisionOptions(name))
     except (ValueError, RuntimeError, KeyError, ConfigError) as error:
         raise CheckpointError(f"{form}: {library} makes no such model: {error}") from error
     classifier = last.partition(".")[0]
@@ -248,7 +248,7 @@ def library_model(form: str, model: Model) -> nn.Module:
 def fill(library: nn.Module, model: Model, form: str) -> nn.Module:
     """Copy all tensors of the model's trunk into the library's model."""
     from sslengine.export.twins import filled
-    from sslengine.models.weights import COUNTERS
+    from sslengine.models.weights.load import COUNTERS
 
     state = bare_state(model, library)
     own = library.state_dict()

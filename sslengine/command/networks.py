@@ -135,7 +135,7 @@ class Network:
     def can_leave_patches_out(self) -> bool:
         """Say whether it can; of a plugin's trunk the launch says it."""
         if self.library == "timm":
-            from sslengine.models.trunks.shown import can_show
+            from sslengine.models.trunks.tokens import can_show
 
             return can_show(self._skeleton())
         shipped = self.name in TRUNKS and TRUNKS.owner(self.name).startswith("sslengine.")

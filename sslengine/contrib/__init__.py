@@ -1,5 +1,6 @@
 """Rarely used parts; components are imported only when a config names them."""
 
+from sslengine.contrib.trunks import options as trunk_options  # noqa: F401 - its sections
 from sslengine.data.options import PathOptions
 from sslengine.registry import (
     DATA_SOURCES,
@@ -39,6 +40,7 @@ TRAIN_STEPS.declare("sslengine.contrib.mmengine", "model_train_step")
 TRAIN_STEPS.declare("sslengine.contrib.multi_optimizer", "multi_optimizer_train_step")
 
 _TRUNKS = "sslengine.contrib.trunks"
+TRUNKS.declare(f"{_TRUNKS}.classy", "regnet", "regnet_v2", "regnet_fsdp", "efficientnet")
 TRUNKS.declare(f"{_TRUNKS}.resnet_sk", "resnet_sk")
 TRUNKS.declare(f"{_TRUNKS}.convit", "convit")
 TRUNKS.declare(f"{_TRUNKS}.alexnet", "alexnet")

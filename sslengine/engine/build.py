@@ -42,16 +42,14 @@ from sslengine.models.build import (
     freeze_parameters,
     trunk_with_heads,
 )
-from sslengine.models.compiled import compile_forward
 from sslengine.models.frozen import FrozenNetwork
 from sslengine.models.model import Model
 from sslengine.models.momentum import start_as
-from sslengine.models.networks import check_networks
 from sslengine.models.options import ModelOptions
-from sslengine.models.parts import heads_of, parts_of
+from sslengine.models.parts import compile_forward, heads_of, parts_of
 from sslengine.models.sync_batchnorm import synchronise
 from sslengine.models.view_trunk import lend
-from sslengine.models.weights import init_weights, other_classes
+from sslengine.models.weights.load import init_weights, other_classes
 from sslengine.optim.learner import LOSS, trains
 from sslengine.precision import Precision, build_precision, move
 from sslengine.registry import LOSSES, TRAIN_STEPS, component_key, import_dotted
@@ -242,7 +240,6 @@ def attach(config: DictConfig, loss: nn.Module, model: nn.Module) -> None:
     expect_fitting_model(config, loss, model)
     for part in callbacks(loss, "attach"):
         part(model)
-    check_networks(loss)
     freeze_parameters(loss, read(config, ModelOptions).NON_TRAINABLE_PARAMS, f"{LOSS}.")
 
 

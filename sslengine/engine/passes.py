@@ -26,7 +26,8 @@ from sslengine.distributed.ranks import rank, world_size
 from sslengine.engine.state import Reading
 from sslengine.engine.trained import trunk_of
 from sslengine.errors import TrainingError
-from sslengine.models.networks import AUTO, MODEL, STUDENT, TEACHER, networks_of
+from sslengine.models.weights import AUTO, MODEL, STUDENT, TEACHER
+from sslengine.models.weights.state import networks_of
 from sslengine.monitor.store import current, make_current
 
 

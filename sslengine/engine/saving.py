@@ -21,8 +21,7 @@ from sslengine.distributed.sharding import like
 from sslengine.engine.phases import Progress, place_again
 from sslengine.errors import CheckpointError, listing, nearest
 from sslengine.hooks.events import OPTIONAL, hook_name, hook_states, load_hook_state, overrides
-from sslengine.models.model_state import load_model_state, model_state
-from sslengine.models.networks import networks_of
+from sslengine.models.weights.state import load_model_state, model_state, networks_of
 
 log = logging.getLogger("sslengine")
 

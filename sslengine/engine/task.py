@@ -34,9 +34,9 @@ from sslengine.hooks.events import compile_events, take_dated
 from sslengine.hooks.options import HooksOptions
 from sslengine.hooks.timing import PerfStats
 from sslengine.methods.step import Step
-from sslengine.models.networks import AUTO
 from sslengine.models.options import ModelOptions
 from sslengine.models.sync_batchnorm import expect_several_rows
+from sslengine.models.weights import AUTO
 from sslengine.monitor.store import MetricStore, current, make_current
 from sslengine.monitor.writers import Writer
 from sslengine.optim.learner import expect_none_made_late, expect_owners

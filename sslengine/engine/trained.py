@@ -11,9 +11,8 @@ from torch import nn
 from sslengine.checkpoint import files
 from sslengine.checkpoint.manifest import verify
 from sslengine.errors import CheckpointError, ConfigError
-from sslengine.models.model_state import load_model_state
-from sslengine.models.networks import choose
 from sslengine.models.trunks.base import Trunk
+from sslengine.models.weights.state import choose, load_model_state
 
 
 def newest_state(folder: Path) -> tuple[Path, Mapping[str, Any]]:

@@ -53,7 +53,7 @@ from sslengine.evaluate.options import (
 )
 from sslengine.evaluate.pairs import compare_pairs
 from sslengine.evaluate.store import Store
-from sslengine.models.weights import Loaded, other_classes
+from sslengine.models.weights.load import Loaded, other_classes
 from sslengine.monitor import history
 from sslengine.monitor.run_facts import (
     PIXELS,

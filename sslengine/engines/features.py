@@ -29,7 +29,7 @@ from sslengine.errors import CheckpointError
 from sslengine.models.build import trunk_with_heads
 from sslengine.models.model import Model
 from sslengine.models.options import ModelOptions
-from sslengine.models.weights import init_weights
+from sslengine.models.weights.load import init_weights
 from sslengine.precision import Precision
 from sslengine.progress import progress
 

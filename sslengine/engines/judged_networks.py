@@ -28,7 +28,7 @@ from sslengine.errors import ConfigError, SSLEngineError
 from sslengine.evaluate.options import EvaluateOptions, ReferenceOptions
 from sslengine.models.options import ModelOptions, WeightsInitOptions
 from sslengine.models.trunks.library_options import TimmOptions
-from sslengine.models.weights import Loaded, init_weights
+from sslengine.models.weights.load import Loaded, init_weights
 from sslengine.monitor.run_facts import PIXELS, TRAINED, UNTRAINED
 from sslengine.progress import progress
 

@@ -19,8 +19,8 @@ from sslengine.export.formats import Made, find
 from sslengine.export.manifest import checkpoint_of, is_untouched
 from sslengine.export.place import expect_free
 from sslengine.export.subject import Subject, subject_of
-from sslengine.models.networks import AUTO
-from sslengine.models.weight_file import first_line
+from sslengine.models.weights import AUTO
+from sslengine.models.weights.read import first_line
 
 log = logging.getLogger("sslengine")
 

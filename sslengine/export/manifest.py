@@ -19,7 +19,7 @@ from sslengine.data.options import DataOptions
 from sslengine.errors import SSLEngineError
 from sslengine.export.subject import Subject
 from sslengine.losses.options import LossOptions
-from sslengine.models.weight_file import files_of
+from sslengine.models.weights.read import list_files
 
 NAME = "manifest.json"
 _LIBRARIES = ("torch", "torchvision", "timm", "transformers", "onnx", "onnxscript", "onnxruntime")
@@ -65,7 +65,9 @@ def _started_from(subject: Subject) -> str:
 
 def _of_file(file: Path) -> dict[str, Any]:
     """Of another program: its data and its training are not known."""
-    found = {str(each.relative_to(file.parent)): sha256_of(each) for each in sorted(files_of(file))}
+    found = {
+        str(each.relative_to(file.parent)): sha256_of(each) for each in sorted(list_files(file))
+    }
     if len(found) > 1:
         return {"checkpoint": {"file": file.name, "files": found}}
     ((name, digest),) = found.items()

@@ -15,7 +15,7 @@ from torch.export import Dim, ExportedProgram
 from sslengine.errors import ExportError
 from sslengine.export.subject import Subject
 from sslengine.models.trunks.base import Trunk
-from sslengine.models.weight_file import first_line
+from sslengine.models.weights.read import first_line
 
 _OTHER_SIZE = 32  # pixels more, for a network that takes images of any size
 

@@ -32,7 +32,7 @@ from sslengine.export.preprocessing import Preprocessing, describe
 from sslengine.models.build import build_model, trunk_with_heads
 from sslengine.models.options import ModelOptions
 from sslengine.models.trunks.base import Trunk
-from sslengine.models.weights import expect_whole, init_from_file
+from sslengine.models.weights.load import expect_whole, init_from_file
 from sslengine.predictor.view import View
 from sslengine.progress import progress
 from sslengine.trust import closed

@@ -24,8 +24,8 @@ from sslengine.errors import ExportError
 from sslengine.export.formats import Made, Proof
 from sslengine.export.image_code import torch_example, transform_code
 from sslengine.export.subject import Subject, plain
-from sslengine.export.timm_designs import timm_twin
 from sslengine.export.to_timm import AUTO_MODEL
+from sslengine.export.twins import timm_twin
 
 # Of a margin of 3, 7, 11, ... pixels transformers' processors cut off the smaller half, the run
 # the even one: no settings make them the same.

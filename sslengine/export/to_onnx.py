@@ -24,7 +24,7 @@ from sslengine.export.image_code import eight_bits_code, opening, pixel_range, v
 from sslengine.export.place import expect_packages
 from sslengine.export.program import FeaturesOfPixels, trace_subject, traced
 from sslengine.export.subject import IMAGES, UNKNOWN, Subject
-from sslengine.models.weight_file import first_line
+from sslengine.models.weights.read import first_line
 
 TOLERANCE = 1e-4
 # Of one file; protocol buffers end at two gigabytes.

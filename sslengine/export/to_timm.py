@@ -17,8 +17,7 @@ from sslengine.export.formats import Made, Proof
 from sslengine.export.image_code import eight_bits_code, torch_example, transform_code
 from sslengine.export.preprocessing import Preprocessing
 from sslengine.export.subject import IMAGES, Subject
-from sslengine.export.timm_designs import timm_twin
-from sslengine.export.twins import Twin
+from sslengine.export.twins import Twin, timm_twin
 
 LOAD = """import timm
 model = timm.create_model("local-dir:{folder}", pretrained=True).eval()

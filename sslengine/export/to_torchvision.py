@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 import torch
 from torch import nn
@@ -15,9 +14,7 @@ from sslengine.errors import ExportError
 from sslengine.export.formats import Made, Proof
 from sslengine.export.image_code import torch_example, transform_code
 from sslengine.export.subject import Subject
-from sslengine.export.twins import Design, Twin, designed, fill, is_standard, refuse_own_resnets
-from sslengine.models.options import TrunkOptions
-from sslengine.models.trunks.from_torchvision import TorchvisionTrunk
+from sslengine.export.twins import Twin, fill, find_design
 
 LOAD = """import torch, torchvision
 model = torchvision.models.get_model({call}).eval()
@@ -54,7 +51,7 @@ def _write(twin: TorchvisionTwin, folder: Path) -> None:
 
 
 def torchvision_twin(subject: Subject) -> TorchvisionTwin:
-    design = _design(subject)
+    design = find_design(subject, "torchvision")
     from torchvision import models  # many: some trunks are refused before they are needed
 
     if design.name not in models.list_models(module=models):  # type: ignore[attr-defined]
@@ -82,40 +79,3 @@ def _other_layers(network: nn.Module, subject: Subject) -> dict[str, str]:
 
 def _first_convolution(network: nn.Module) -> nn.Module:
     return next(each for each in network.modules() if isinstance(each, nn.Conv2d))
-
-
-def _design(subject: Subject) -> Design:
-    options = subject.options.TRUNK
-    if options.NAME == "torchvision":
-        arguments = dict(options.TORCHVISION.arguments)
-        if options.TORCHVISION.model in ("googlenet", "inception_v3"):
-            arguments |= {"aux_logits": False, "init_weights": True}
-        last = cast(TorchvisionTrunk, subject.trunk).left_out[0].rstrip(".")
-        return Design(options.TORCHVISION.model, arguments, last=last)
-    if options.NAME == "timm":
-        return Design(options.TIMM.model.partition(".")[0], options.TIMM.arguments)
-    return designed(options, _TORCHVISION, "torchvision")
-
-
-def _torchvision_resnet(trunk: TrunkOptions) -> Design:
-    options = trunk.RESNETS
-    refuse_own_resnets(options, "torchvision")
-    if not is_standard(options) or options.DEPTH == 200:
-        raise ExportError(f"torchvision has no ResNet with the blocks {list(options.stages())}.")
-    arguments = {"groups": options.GROUPS, "width_per_group": options.WIDTH_PER_GROUP}
-    usual = (options.GROUPS, options.WIDTH_PER_GROUP) == (1, 64)
-    return Design(f"resnet{options.DEPTH}", {} if usual else arguments)
-
-
-def _torchvision_mobilenet(trunk: TrunkOptions) -> Design:
-    if trunk.MOBILE_NET.TIMM_BN:
-        raise ExportError("torchvision's mobilenet_v3_large has batch norms with another eps.")
-    return Design("mobilenet_v3_large", renamed=_LAYERS, last="classifier")
-
-
-_LAYERS = ((r"^layers\.", "features."),)
-_TORCHVISION: dict[str, Callable[[TrunkOptions], Design]] = {
-    "resnet": _torchvision_resnet,
-    "alexnet": lambda trunk: Design("alexnet", renamed=_LAYERS, last="classifier"),
-    "mobilenetv3_tv": _torchvision_mobilenet,
-}

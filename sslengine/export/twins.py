@@ -5,29 +5,20 @@ A twin is built, gets the trunk's tensors, each in its place, and must give the 
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from sslengine.errors import ExportError, listing
 from sslengine.export.subject import Subject, plain
-from sslengine.models.options import ResNetOptions, TrunkOptions
+from sslengine.models.trunks.library import Design
 
 TOLERANCE = 1e-5
-
-
-@dataclass(frozen=True)
-class Design:
-    """A library's network by name; `renamed`: our names of tensors, and theirs (see re.sub)."""
-
-    name: str
-    arguments: dict[str, Any] = field(default_factory=dict)
-    renamed: tuple[tuple[str, str], ...] = ()
-    last: str = "fc"  # torchvision's classifier, in whose place nothing is
 
 
 @dataclass(frozen=True)
@@ -82,30 +73,29 @@ def _same_features(subject: Subject, library: str, design: Design, network: nn.M
         )
 
 
-def designed(
-    options: TrunkOptions, table: Mapping[str, Callable[[TrunkOptions], Design]], library: str
-) -> Design:
-    if options.NAME not in table:
-        raise ExportError(f"{library} has no network like the trunk {options.NAME!r}.")
-    return table[options.NAME](options)
+def find_design(subject: Subject, library: str) -> Design:
+    """Return what the library calls the trunk."""
+    trunk = cast(Any, subject.trunk)
+    design: Design | str | None = getattr(trunk, "designs", {}).get(library)
+    if design is None:
+        raise ExportError(
+            f"{library} has no network like the trunk {subject.options.TRUNK.NAME!r}."
+        )
+    if isinstance(design, str):
+        raise ExportError(
+            f"{library} has no network like this trunk with {trunk.section}.{design}."
+        )
+    return design
 
 
-def refuse_own_resnets(options: ResNetOptions, library: str) -> None:
-    """Raise for a ResNet that no function of a library makes."""
-    wrong = ""
-    if options.WIDTH_MULTIPLIER != 1:
-        wrong = f"WIDTH_MULTIPLIER {options.WIDTH_MULTIPLIER:g}"
-    elif options.CHANNELS:
-        wrong = f"CHANNELS {options.CHANNELS}"
-    elif options.NORM != "BatchNorm":
-        wrong = f"NORM {options.NORM}"
-    elif options.STEM != "imagenet" and library == "timm":
-        wrong = f"STEM {options.STEM}"
-    elif options.LAYER4_STRIDE != 2:
-        wrong = f"LAYER4_STRIDE {options.LAYER4_STRIDE}"
-    if wrong:
-        raise ExportError(f"{library} has no ResNet with config.MODEL.TRUNK.RESNETS.{wrong}.")
+def timm_twin(subject: Subject) -> Twin:
+    design = find_design(subject, "timm")
+    arguments = {"num_classes": 0, "in_chans": subject.channels, **design.arguments}
+    import timm  # it takes half a second, and some trunks are refused before it is needed
 
-
-def is_standard(options: ResNetOptions) -> bool:
-    return not options.BLOCKS and options.is_basic() == (options.DEPTH in (18, 34))
+    try:
+        json.dumps(arguments)
+        network = timm.create_model(design.name, **arguments)
+    except (TypeError, ValueError, RuntimeError, AssertionError) as error:
+        raise ExportError(f"timm cannot make {design.name} of {arguments}: {error}") from error
+    return Twin(design, fill(subject, "timm", design, network))

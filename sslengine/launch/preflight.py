@@ -52,7 +52,7 @@ from sslengine.methods.step import Step
 from sslengine.methods.whole import Batch, owns_network
 from sslengine.models.model import Model
 from sslengine.models.options import ModelOptions
-from sslengine.models.weight_content import expect_file_of
+from sslengine.models.weights.read import expect_params_file
 from sslengine.optim.learner import learner_of
 from sslengine.optim.options import OptimizerOptions
 from sslengine.optim.param_groups import chosen_multipliers
@@ -76,7 +76,7 @@ def check_run(config: DictConfig, engine_name: str) -> None:
     if engine_name == "train":
         expect_known_metrics(config)
     if weights.PARAMS_FILE and not has_checkpoints(config):  # a run that resumes reads none
-        expect_file_of(weights)
+        expect_params_file(weights)
     for split in ("TRAIN", "TEST"):
         listed = getattr(data, split).DATA_LIMIT_SAMPLING.LIST
         if listed:

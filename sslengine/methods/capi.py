@@ -221,7 +221,7 @@ class PatchPredictor(nn.Module):
         """B x T x context_width, B x K and B x P to B x P x width. Of T tokens the last K are those
         of the shown patches."""
         here = self.rotations(self.rotations.places(predicted, grid))
-        there = self.rotations.of_tokens(grid, shown, context.shape[1] - shown.shape[1])
+        there = self.rotations.rotate_tokens(grid, shown, context.shape[1] - shown.shape[1])
         x = self.hidden_token.expand(*predicted.shape, -1)
         for block in self.blocks:
             x = block(x, context, here, there)

@@ -31,8 +31,7 @@ from sslengine.losses.masked_patches import move_center
 from sslengine.losses.views import split_views, swapped_prediction
 from sslengine.methods.base import Method, Step
 from sslengine.methods.teacher import Teacher, warmup
-from sslengine.models.heads.mlp import check_rows, perceptron
-from sslengine.models.heads.weight_norm_linear import WeightNormLinear
+from sslengine.models.heads.mlp import WeightNormLinear, check_rows, perceptron
 from sslengine.registry import register_head, register_loss
 
 HEADS = ("dino_head", "swav_head")

@@ -32,8 +32,8 @@ from sslengine.data.batch.masks import MULTI_BLOCK, PATCH_SIZE
 from sslengine.errors import TrainingError
 from sslengine.methods.base import Method, Step
 from sslengine.methods.teacher import Teacher
-from sslengine.models.trunks.initial import rescale_blocks
 from sslengine.models.trunks.patches import SinePositions, patch_grid
+from sslengine.models.trunks.vision_transformer import rescale_blocks
 from sslengine.registry import register_loss
 
 NAME = "ijepa_loss"

@@ -38,8 +38,7 @@ from sslengine.errors import ConfigError, TrainingError
 from sslengine.losses.sinkhorn import power_law, sinkhorn
 from sslengine.losses.views import split_views, swapped_prediction
 from sslengine.methods.base import Method, Step
-from sslengine.models.heads.mlp import check_rows, linear_layers
-from sslengine.models.heads.weight_norm_linear import WeightNormLinear
+from sslengine.models.heads.mlp import WeightNormLinear, check_rows, linear_layers
 from sslengine.registry import register_head, register_loss
 
 WHERE = "config.LOSS.swav_loss"

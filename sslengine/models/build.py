@@ -17,16 +17,15 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from sslengine.config.facts import auto_places, class_places
 from sslengine.errors import ConfigError, nearest
-from sslengine.models.features import build_pooling
 from sslengine.models.heads.build import build_heads
-from sslengine.models.model import Model
+from sslengine.models.model import Model, build_pooling
 from sslengine.models.options import FeatureEvalOptions, ModelOptions
 from sslengine.models.sync_batchnorm import synchronise
 from sslengine.models.trunks.base import Trunk
@@ -85,14 +84,9 @@ def _chosen_model(options: ModelOptions) -> nn.Module:
     given: Any = getattr(options, component_key(name), {})
     if isinstance(given, dict):
         takes_all = "model" in inspect.signature(chosen).parameters
-        model = chosen(**given, **({"model": options} if takes_all else {}))
-    else:
-        model = chosen(given, options)
-    if not isinstance(model, nn.Module):
-        raise ConfigError(
-            f"{WHERE}: {name!r} returns a {type(model).__name__}, which is not an nn.Module."
-        )
-    return model
+        given = {**given, **({"model": options} if takes_all else {})}
+        return cast(nn.Module, chosen(**given))
+    return cast(nn.Module, chosen(given, options))
 
 
 def trunk_with_heads(model: nn.Module, purpose: str) -> Model:
@@ -112,6 +106,7 @@ def build_trunk(options: ModelOptions) -> Trunk:
     cls, options_class = TRUNKS.get(name, f"{where}.NAME"), TRUNKS.options(name)
     channels = _channels(cls, name, options.in_chans())
     make = partial(cls, **channels)
+    trunk: Trunk
     if options_class is None:
         trunk = make()
     elif isinstance(options.TRUNK, options_class):
@@ -124,21 +119,10 @@ def build_trunk(options: ModelOptions) -> Trunk:
                 f'section of the config; put @section("MODEL.TRUNK.<its name>") above that class.'
             )
         trunk = make(section)
-    if not isinstance(trunk, Trunk):
-        raise ConfigError(
-            f"{where}.NAME: {name!r} is not a subclass of sslengine.models.trunks.base.Trunk."
-        )
-    if not getattr(trunk, "feature_names", ()):
-        raise ConfigError(
-            f"{where}.NAME: {type(trunk).__name__} names no features; expected a list of them in "
-            f"its class, of which heads get the last one: feature_names = (..., 'flatten')."
-        )
     trunk.in_chans = channels.get("in_chans")
     _add_inputs(trunk, options)
     if options.ACTIVATION_CHECKPOINTING.USE_ACTIVATION_CHECKPOINTING:
-        trunk.checkpoint_activations(
-            options.ACTIVATION_CHECKPOINTING.NUM_ACTIVATION_CHECKPOINTING_SPLITS
-        )
+        trunk.checkpoint_activations()
     return trunk
 
 

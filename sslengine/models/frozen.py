@@ -31,9 +31,7 @@ from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read
 from sslengine.errors import CheckpointError, ConfigError, SSLEngineError
 from sslengine.models.build import build_model
-from sslengine.models.channels import RGB
 from sslengine.models.model import Model
-from sslengine.models.networks import CHOICES
 from sslengine.models.options import (
     ModelOptions,
     SyncBatchNormOptions,
@@ -41,8 +39,10 @@ from sslengine.models.options import (
     WeightsInitOptions,
 )
 from sslengine.models.trunks.library_options import TimmOptions
-from sslengine.models.weight_content import TO_TRUST, WHERE
-from sslengine.models.weights import TO_ADAPT, init_weights
+from sslengine.models.weights import CHOICES
+from sslengine.models.weights.fit import RGB
+from sslengine.models.weights.load import TO_ADAPT, init_weights
+from sslengine.models.weights.read import TO_TRUST, WHERE
 from sslengine.trust import closed
 
 HASH = "sha256"

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from sslengine.errors import ConfigError, TrainingError, listing, nearest
-from sslengine.models.routing import MAPPING_KEY, Route
+from sslengine.models.options import FeatureEvalOptions
+from sslengine.models.routing import FEATURES_KEY, MAPPING_KEY, PoolSpec, Route, pool_specs
 from sslengine.models.trunks.base import Trunk, single_features
 
 Images: TypeAlias = Tensor | Sequence[Tensor]
@@ -76,7 +77,7 @@ class Model(nn.Module):
         route = self.routes[0]
         prepared = self.views_apart or self.flip_channels or self.pooling is not None
         if type(batch) is Tensor and not (prepared or route.key):
-            outputs = self._of_heads(route, self.trunk(batch, route.features))
+            outputs = self._run_heads(route, self.trunk(batch, route.features))
         elif not isinstance(batch, Tensor) and isinstance(batch, Mapping):
             outputs = [self._output(route, batch) for route in self._routes_for(batch)]
         else:
@@ -128,9 +129,9 @@ class Model(nn.Module):
         return images.chunk(self.views_apart)
 
     def _together(self, route: Route, images: Images, extra: Mapping[str, Images]) -> list[Any]:
-        return self._of_heads(route, self._features(route, images, extra))
+        return self._run_heads(route, self._features(route, images, extra))
 
-    def _of_heads(self, route: Route, features: list[Any]) -> list[Any]:
+    def _run_heads(self, route: Route, features: list[Any]) -> list[Any]:
         if not route.heads:
             return features
         # Indexing a ModuleList is slow, and usually the route uses all heads.
@@ -188,3 +189,39 @@ def _check_extra_inputs(trunk: Trunk, route: Route) -> None:
                 f"{route.where}.additional_keys: {type(trunk).__name__} takes no input {key!r} "
                 f"in addition to the images. {hint}".rstrip()
             )
+
+
+# ---- pooling, before evaluation
+
+
+class FeaturePooling(nn.Module):
+    """One pooling for each feature. It has no parameters."""
+
+    def __init__(self, poolings: Sequence[nn.Module], flatten: bool) -> None:
+        super().__init__()
+        self.poolings = nn.ModuleList(poolings)
+        self.flatten = flatten
+
+    def forward(self, features: list[Tensor]) -> list[Tensor]:
+        pooled = [pool(x) for pool, x in zip(self.poolings, features, strict=True)]
+        return [torch.flatten(x, start_dim=1) for x in pooled] if self.flatten else pooled
+
+
+def build_pooling(
+    settings: FeatureEvalOptions, where: str = "config.MODEL."
+) -> FeaturePooling | None:
+    """Build the poolings of FEATURE_EVAL_SETTINGS; None if there are none."""
+    path = f"{where}{FEATURES_KEY}"
+    specs = pool_specs(settings.LINEAR_EVAL_FEAT_POOL_OPS_MAP, path)
+    if not specs:
+        return None
+    poolings = [_pooling(spec, f"{path}.{index}") for index, spec in enumerate(specs)]
+    return FeaturePooling(poolings, settings.SHOULD_FLATTEN_FEATS)
+
+
+def _pooling(spec: PoolSpec, where: str) -> nn.Module:
+    try:
+        pooling: nn.Module = getattr(nn, spec.operation)(*spec.arguments)
+    except TypeError as error:
+        raise ConfigError(f"{where}: {spec.operation}{spec.arguments}: {error}") from error
+    return pooling

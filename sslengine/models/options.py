@@ -10,21 +10,17 @@ from typing import Any
 from sslengine.config.ranges import above, at_least, choice
 from sslengine.config.sections import iterations, named, section
 from sslengine.errors import ConfigError
-from sslengine.models.networks import CHOICES
 from sslengine.models.routing import Route, plan_routes
 from sslengine.models.trunks.library_options import LibraryOptions, TimmOptions, TorchvisionOptions
 from sslengine.models.trunks.options import (
     BeitOptions,
-    ConvitOptions,
     ConvNextOptions,
-    EfficientNetOptions,
-    MobileNetOptions,
-    RegNetOptions,
     SwinTransformerOptions,
     XcitOptions,
     division_problems,
     scale_problems,
 )
+from sslengine.models.weights import CHOICES
 from sslengine.registry import HEADS, MODELS, TRUNKS
 
 # The default of BASE_MODEL_NAME.
@@ -159,7 +155,7 @@ class VisionTransformerOptions:
     # A bias on queries, keys and values.
     QKV_BIAS: bool = False
     # Initial weights: timm, rescaled (as in I-JEPA: a later block adds less) or xavier (as in
-    # CAPI); see sslengine/models/trunks/initial.py.
+    # CAPI); see sslengine/models/trunks/vision_transformer.py.
     INIT: str = choice("timm", "rescaled", "xavier")
     # Factor on queries times keys; false: 1 / sqrt(width of a head). With a number the fused
     # attention kernel cannot be used.
@@ -192,39 +188,15 @@ class VisionTransformerOptions:
 
 
 @dataclass
-class ResNetSKOptions:
-    """SimCLRv2's ResNet with selective kernels."""
-
-    # Layers: 50, 101 or 152.
-    DEPTH: int = choice(152, 101, 50)
-    # A factor on the channels of every layer; may be below 1.
-    WIDTH_MULTIPLIER: float = 3
-    # Width of the network that mixes two kernels, as a share of the channels; 0: one kernel.
-    SK_RATIO: float = at_least(0, 0.0625)
-
-    def channels(self) -> int:
-        return round(64 * self.WIDTH_MULTIPLIER)
-
-    def check(self) -> Iterator[str]:
-        if self.channels() < 2:
-            yield f"WIDTH_MULTIPLIER: {self.WIDTH_MULTIPLIER:g} leaves a layer without channels."
-
-
-@dataclass
 class TrunkOptions:
     # The network; its options are in one of the sections below.
     NAME: str = named(TRUNKS, "resnet")
     RESNETS: ResNetOptions = field(default_factory=ResNetOptions)
-    RESNETS_SK: ResNetSKOptions = field(default_factory=ResNetSKOptions)
     VISION_TRANSFORMERS: VisionTransformerOptions = field(default_factory=VisionTransformerOptions)
-    REGNET: RegNetOptions = field(default_factory=RegNetOptions)
-    EFFICIENT_NETS: EfficientNetOptions = field(default_factory=EfficientNetOptions)
     XCIT: XcitOptions = field(default_factory=XcitOptions)
-    CONVIT: ConvitOptions = field(default_factory=ConvitOptions)
     SWIN_TRANSFORMER: SwinTransformerOptions = field(default_factory=SwinTransformerOptions)
     CONVNEXT: ConvNextOptions = field(default_factory=ConvNextOptions)
     BEIT: BeitOptions = field(default_factory=BeitOptions)
-    MOBILE_NET: MobileNetOptions = field(default_factory=MobileNetOptions)
     TIMM: TimmOptions = field(default_factory=TimmOptions)
     TORCHVISION: TorchvisionOptions = field(default_factory=TorchvisionOptions)
 
@@ -356,7 +328,7 @@ class WeightsInitOptions:
         self.PARAMS_FILE = os.path.expanduser(self.PARAMS_FILE)
 
     def says_where(self) -> bool:
-        """Which tensors of the file are the trunk's, instead of what is recognised."""
+        """Tell whether keys say which tensors of the file are the trunk's."""
         other = self.STATE_DICT_KEY_NAME != WeightsInitOptions.STATE_DICT_KEY_NAME
         return other or bool(self.REMOVE_PREFIX or self.APPEND_PREFIX)
 
@@ -375,10 +347,8 @@ class WeightsInitOptions:
 
 @dataclass
 class ActivationCheckpointingOptions:
-    # Keep fewer activations of the forward pass, and recompute the others in the backward pass.
+    # Of each block of the trunk keep the input alone, and recompute the rest in the backward pass.
     USE_ACTIVATION_CHECKPOINTING: bool = False
-    # Number of parts of the trunk; one part is recomputed at a time.
-    NUM_ACTIVATION_CHECKPOINTING_SPLITS: int = at_least(1, 2)
 
 
 @dataclass

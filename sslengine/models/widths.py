@@ -18,8 +18,8 @@ from torch import Tensor
 
 from sslengine.config.facts import AUTO, auto_places
 from sslengine.errors import ConfigError
-from sslengine.models.features import build_pooling
 from sslengine.models.heads.build import build_module
+from sslengine.models.model import build_pooling
 from sslengine.models.options import ModelOptions
 from sslengine.models.routing import plan_routes
 from sslengine.models.trunks.base import Trunk, single_features
@@ -103,12 +103,12 @@ def _copied(value: Any) -> Any:
 
 
 def _channels(shape: torch.Size) -> int:
-    """Of a map C x H x W, or of tokens T x C."""
+    """Return the channels of a map C x H x W, or of tokens T x C."""
     return shape[-1] if len(shape) == 2 else shape[0]
 
 
 def _modules(entry: Any) -> list[Any]:
-    """Of one head: an entry of HEAD.PARAMS is a module, or a list of modules."""
+    """Return the modules of a head: an entry of HEAD.PARAMS is a module, or a list of them."""
     nested = not isinstance(entry, str) and not isinstance(entry[0], str)
     return entry if nested else [entry]
 

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from sslengine.atomic import whole_file
 from sslengine.data.fingerprint import hash_here
 from sslengine.data.loading.dataset import SSLDataset
-from sslengine.models.weight_file import expect_file
+from sslengine.models.weights.read import expect_file
 
 log = logging.getLogger("sslengine")
 

@@ -36,9 +36,9 @@ from sslengine.engines.features import Features, extract, join
 from sslengine.errors import ConfigError, readable
 from sslengine.losses.options import LossOptions
 from sslengine.methods import supervised
-from sslengine.models.networks import AUTO
 from sslengine.models.options import ModelOptions
-from sslengine.models.weights import expect_whole, init_from_file
+from sslengine.models.weights import AUTO
+from sslengine.models.weights.load import expect_whole, init_from_file
 from sslengine.predictor import bands
 from sslengine.predictor.index import Index, key_of, load_or_make, unit_length
 from sslengine.predictor.view import View

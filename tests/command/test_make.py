@@ -20,7 +20,7 @@ from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import SplitOptions
 from sslengine.errors import SSLEngineError
 from sslengine.models.options import ModelOptions, WeightsInitOptions
-from sslengine.models.weights import init_from_file
+from sslengine.models.weights.load import init_from_file
 from tests.engine.runs import make_task
 from tests.engine.sharded import SHARDED, SMALL_VIT, assert_close, needs_shards
 from tests.integration.test_sharded_resume import ADAM, start

@@ -24,7 +24,7 @@ from sslengine.config.options import FOUND_CATALOGUE
 from sslengine.config.run_folder import open_named, open_run
 from sslengine.errors import ConfigError, UntrustedError
 from sslengine.hooks.profile import profile_folder
-from sslengine.models.weight_file import read_weights
+from sslengine.models.weights.read import read_weights
 from sslengine.signing import modules_of_signed
 from sslengine.trust import Opened, closed
 from tests.engines.runs import make_run

@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from sslengine.models.build import build_trunk
-from sslengine.models.options import ModelOptions
 from sslengine.registry import HEADS, TRUNKS
 from sslengine.testing import Contract
 from tests.contracts.cases import Of, cases, forgotten
 from tests.contracts.test_methods import TINY
+from tests.models.trunks import checks
 
 # Gradients of depthwise convolutions lie in memory as their patches did; torch copies them.
 pytestmark = pytest.mark.filterwarnings("ignore:Grad strides do not match")
@@ -118,10 +117,7 @@ def test_trunk(tried: Contract, promise: str) -> None:
 @pytest.mark.parametrize("name", [name for name, of in TRUNKS_SMALL.items() if of.more["without"]])
 def test_what_amplifies_rounding_is_close_in_bfloat16_by_running_statistics(name: str) -> None:
     of = TRUNKS_SMALL[name]
-    chosen = OmegaConf.merge(
-        OmegaConf.structured(ModelOptions), {"TRUNK": {"NAME": name, **of.arguments}}
-    )
-    network = build_trunk(OmegaConf.to_object(chosen)).eval()
+    network = build_trunk(checks.options({"TRUNK": {"NAME": name, **of.arguments}})).eval()
     images = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         (whole,) = network(images, [])

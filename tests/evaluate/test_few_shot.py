@@ -14,10 +14,10 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from sslengine.evaluate.few_shot import (
+    draw_of_each_class,
     few_labels,
     few_shot_knn,
     few_shot_logistic,
-    draw_of_each_class,
     shots_of_each_class,
 )
 from sslengine.evaluate.intervals import Spread

@@ -95,8 +95,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "accumulated": ACCUMULATE,
     "accumulated by hand": {**ACCUMULATE, "DISTRIBUTED__MANUAL_GRADIENT_REDUCTION": True},
     "activation checkpointing": {
-        "MODEL__ACTIVATION_CHECKPOINTING": {"USE_ACTIVATION_CHECKPOINTING": True,
-                                            "NUM_ACTIVATION_CHECKPOINTING_SPLITS": 2}
+        "MODEL__ACTIVATION_CHECKPOINTING": {"USE_ACTIVATION_CHECKPOINTING": True}
     },
     "clipped": {"MODEL__GRAD_CLIP": {"USE_GRAD_CLIP": True, "MAX_NORM": 0.05}},
     "in chunks": {"TRAINER__TRAIN_STEP_NAME": "gradcache_train_step",

@@ -16,7 +16,7 @@ from sslengine.distributed.ranks import rank, world_size
 from sslengine.engine import loop
 from sslengine.errors import ConfigError
 from sslengine.hooks.collapse import LogCollapse
-from sslengine.models.model_state import vissl_state
+from sslengine.models.weights.state import vissl_state
 from sslengine.monitor.writers import RunPlace, TensorBoardWriter
 from tests.engine.runs import Watch, make_task
 from tests.engine.sharded import (
@@ -92,8 +92,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "multipliers": {**ADAM, "OPTIMIZER__multipliers": [{"match": "trunk.patch_embed.*", "lr": 0.2}]},
     "accumulate": {"OPTIMIZER__accumulate": 2, "DATA__TRAIN__DATA_LIMIT": 32},
     "activation checkpointing": {
-        "MODEL__ACTIVATION_CHECKPOINTING": {"USE_ACTIVATION_CHECKPOINTING": True,
-                                            "NUM_ACTIVATION_CHECKPOINTING_SPLITS": 2}
+        "MODEL__ACTIVATION_CHECKPOINTING": {"USE_ACTIVATION_CHECKPOINTING": True}
     },
     "gradcache": {"TRAINER__TRAIN_STEP_NAME": "gradcache_train_step",
                   "TRAINER__gradcache_train_step": {"CHUNK_SIZE": 3}},

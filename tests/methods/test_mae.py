@@ -18,9 +18,9 @@ from sslengine.errors import ConfigError
 from sslengine.hooks.events import Hook
 from sslengine.methods.mae import MaskedAutoencoder
 from sslengine.models.build import build_model
-from sslengine.models.model_state import model_state
 from sslengine.models.options import ModelOptions
-from sslengine.models.weights import init_from_file
+from sslengine.models.weights.load import init_from_file
+from sslengine.models.weights.state import model_state
 from sslengine.optim.options import OptimizerOptions
 from sslengine.optim.param_groups import build_param_groups
 from tests.config.recipes import recipe

@@ -25,7 +25,7 @@ from sslengine.models.options import (
     VisionTransformerOptions,
     WeightsInitOptions,
 )
-from sslengine.models.weights import init_weights
+from sslengine.models.weights.load import init_weights
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.methods.whole_steps import wave
 

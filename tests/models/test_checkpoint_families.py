@@ -24,17 +24,16 @@ import pytest
 import timm
 import torch
 import torchvision
-from omegaconf import OmegaConf
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from sslengine.errors import CheckpointError
 from sslengine.models.build import build_model
-from sslengine.models.checkpoint_families import recognise
 from sslengine.models.model import Model
-from sslengine.models.options import ModelOptions
 from sslengine.models.trunks.base import Trunk
-from sslengine.models.weights import Loaded, init_from_file
+from sslengine.models.weights.load import Loaded, init_from_file
+from sslengine.models.weights.names import recognise
+from tests.models.trunks import checks
 
 State = dict[str, Tensor]
 LAYOUTS = json.loads(Path(__file__).with_name("checkpoint_layouts.json").read_text())
@@ -71,7 +70,7 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 def start(trunk: dict[str, Any], file: Path, **weights: Any) -> tuple[Trunk, Loaded]:
     tree = {"TRUNK": trunk, "WEIGHTS_INIT": {"PARAMS_FILE": str(file), **weights}}
-    options = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ModelOptions), tree))
+    options = checks.options(tree)
     model = copy.deepcopy(built(json.dumps(trunk)))
     return model.trunk.eval(), init_from_file(model, options)
 
@@ -79,7 +78,7 @@ def start(trunk: dict[str, Any], file: Path, **weights: Any) -> tuple[Trunk, Loa
 @cache
 def built(trunk: str) -> Model:
     tree = {"TRUNK": json.loads(trunk)}
-    made = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ModelOptions), tree))
+    made = checks.options(tree)
     return build_model(made)
 
 
@@ -352,7 +351,7 @@ def test_the_token_of_hidden_patches(family: str, tmp_path: Path) -> None:
     trunk = {"NAME": "timm", "TIMM": {"model": "vit_tiny_patch16_224", "arguments": SMALL_TINY}}
     route = ["data", {"feat_names": ["lastPATCH"], "additional_keys": ["mask"]}]
     given: Any = {"TRUNK": trunk, "MULTI_INPUT_HEAD_MAPPING": [route]}
-    options = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ModelOptions), given))
+    options = checks.options(given)
     model = build_model(options)
     theirs = timm.create_model("vit_tiny_patch16_224", num_classes=0, **SMALL_TINY)
     state, token = shaken(theirs, 1).state_dict(), torch.rand(1, 192)

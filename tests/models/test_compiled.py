@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from sslengine.hooks.collapse import LogCollapse
 from sslengine.models.build import build_trunk
-from sslengine.models.compiled import CompiledForward, compile_forward
 from sslengine.models.options import (
     CompileOptions,
     ModelOptions,
     ResNetOptions,
     TrunkOptions,
 )
+from sslengine.models.parts import CompiledForward, compile_forward
 from sslengine.models.trunks.library_options import TimmOptions
 from tests.engine.runs import Watch, make_task, same, train, weights
 from tests.engine.sharded import SMALL_VIT, SYNC_BN, assert_close, on_ranks, outcome, run
@@ -81,7 +81,7 @@ def test_with_activation_checkpointing(name: str) -> None:
     torch.manual_seed(0)
     plain = build_trunk(ModelOptions(TRUNK=options)).double()
     other, images = copy.deepcopy(plain), torch.randn(4, 3, 32, 32).double()
-    other.checkpoint_activations(2)
+    other.checkpoint_activations()
     compile_forward(other, CompileOptions(USE_COMPILE=True, BACKEND="aot_eager"))
     for each in (plain, other):
         each(images)[0].square().sum().backward()

@@ -10,10 +10,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.errors import ConfigError, TrainingError
-from sslengine.models.compiled import compile_forward
 from sslengine.models.heads.predictor import PredictorHead
 from sslengine.models.model import Model
 from sslengine.models.options import CompileOptions, ResNetOptions
+from sslengine.models.parts import compile_forward
 from sslengine.models.routing import Route, plan_routes
 from sslengine.models.sync_batchnorm import convert
 from sslengine.models.trunks.base import Trunk
@@ -296,7 +296,7 @@ def test_a_step_never_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> N
 
     options = ResNetOptions(DEPTH=18, WIDTH_MULTIPLIER=0.125, STEM="small")
     made = Model(ResNet(options), nn.ModuleList([Times(3)]), [Route(heads=(0,))])
-    made.trunk.checkpoint_activations(2)
+    made.trunk.checkpoint_activations()
     for name in ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__float__", "__int__"):
         monkeypatch.setattr(Tensor, name, refuse)
     made([torch.randn(2, 3, 16, 16), torch.randn(2, 3, 8, 8)])[0].sum().backward()

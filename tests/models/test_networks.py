@@ -23,7 +23,7 @@ from sslengine.engines.extract_features import extract_features
 from sslengine.engines.train import train
 from sslengine.errors import CheckpointError, ConfigError
 from sslengine.methods.moco import MoCoLoss, MoCoOptions
-from sslengine.models.networks import check_networks, choose, networks_of
+from sslengine.models.weights.state import choose, networks_of
 from sslengine.predictor import Predictor
 from sslengine.predictor.report import as_json, as_text
 from tests.config.recipes import resolved
@@ -195,9 +195,9 @@ def test_a_method_must_have_what_it_says() -> None:
     facts = RunFacts()
     loss = Lost(MoCoOptions(embedding_dim=2, queue_size=4), facts)
     with pytest.raises(ConfigError, match="Lost has no submodule 'nowhere'"):
-        check_networks(loss)
+        networks_of(loss)
     assert networks_of(nn.CrossEntropyLoss()) == {}
     loss.nowhere = nn.Identity()
     Lost.judged_network = "techer"
     with pytest.raises(ConfigError, match="Lost.judged_network: expected student or teacher"):
-        check_networks(loss)
+        networks_of(loss)

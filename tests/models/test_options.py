@@ -8,10 +8,19 @@ from typing import Any
 
 import pytest
 import yaml
-from omegaconf import OmegaConf
 
+from sslengine.config.resolve import resolve_dict
 from sslengine.config.sections import section_problems
-from sslengine.models.options import ModelOptions, ResNetOptions
+from sslengine.contrib.trunks.options import RegNetOptions
+from sslengine.errors import ConfigError
+from sslengine.models.options import ResNetOptions
+from sslengine.models.trunks.options import (
+    BeitOptions,
+    ConvNextOptions,
+    SwinTransformerOptions,
+    XcitOptions,
+)
+from tests.models.trunks import checks
 
 # VISSL's keys that have an effect, and their defaults.
 VISSL = """
@@ -21,8 +30,7 @@ TEMP_FROZEN_PARAMS_ITER_MAP: []
 INPUT_TYPE: rgb
 MULTI_INPUT_HEAD_MAPPING: []
 SINGLE_PASS_EVERY_CROP: false
-ACTIVATION_CHECKPOINTING:
-  {USE_ACTIVATION_CHECKPOINTING: false, NUM_ACTIVATION_CHECKPOINTING_SPLITS: 2}
+ACTIVATION_CHECKPOINTING: {USE_ACTIVATION_CHECKPOINTING: false}
 FSDP_CONFIG:
   AUTO_SETUP_FSDP: false
   AUTO_WRAP_THRESHOLD: 0
@@ -64,6 +72,16 @@ TRUNK:
     QKV_BIAS: false
     QK_SCALE: false
     CHECKPOINT_BLOCK: false
+  XCIT: {HIDDEN_DIM: 384, NUM_LAYERS: 12, NUM_HEADS: 8, ETA: 1.0, DROP_PATH_RATE: 0.05,
+         TOKENS_NORM: true, QKV_BIAS: true}
+  SWIN_TRANSFORMER: {DEPTHS: [2, 2, 6, 2], NUM_HEADS: [3, 6, 12, 24], WINDOW_SIZE: 7, EMBED_DIM: 96,
+                     PATCH_SIZE: 4, DROP_PATH_RATE: 0.1}
+  CONVIT: {N_GPSA_LAYERS: 10, LOCALITY_DIM: 10, LOCALITY_STRENGTH: 1.0}
+  CONVNEXT: {DEPTH: [3, 3, 27, 3]}
+  BEIT: {HIDDEN_DIM: 768, NUM_LAYERS: 12, NUM_HEADS: 12, MLP_RATIO: 4.0, USE_ABS_POS_EMB: true,
+         USE_MEAN_POOLING: true, DROP_PATH_RATE: 0.0, QKV_BIAS: false, USE_REL_POS_BIAS: false,
+         USE_SHARED_REL_POS_BIAS: false, INIT_VALUES: false}
+  MOBILE_NET: {TIMM_BN: false}
 HEAD: {PARAMS: [], BATCHNORM_EPS: 1.0e-5, BATCHNORM_MOMENTUM: 0.1, PARAMS_MULTIPLIER: 1.0}
 SYNC_BN_CONFIG: {CONVERT_BN_TO_SYNC_BN: false, GROUP_SIZE: -1}
 AMP_PARAMS: {USE_AMP: false, AMP_ARGS: {opt_level: O1}, AMP_TYPE: apex}
@@ -76,26 +94,22 @@ WEIGHTS_INIT:
 """
 
 
-def merged(tree: dict[str, Any]) -> Any:
-    return OmegaConf.merge(OmegaConf.structured(ModelOptions), tree)
-
-
 def problems(tree: dict[str, Any]) -> list[str]:
     """What the sections' checks yield, with the key path."""
 
     def walk(options: Any, path: str) -> Iterator[str]:
-        for field in dataclasses.fields(options):
-            value = getattr(options, field.name)
+        for name, value in vars(options).items():
             if dataclasses.is_dataclass(value):
-                yield from walk(value, f"{path}{field.name}.")
+                yield from walk(value, f"{path}{name}.")
         yield from (f"{path}{problem}" for problem in section_problems(options))
 
-    return list(walk(OmegaConf.to_object(merged(tree)), ""))
+    return list(walk(checks.options(tree), ""))
 
 
 def test_vissl_keys_and_defaults() -> None:
-    defaults = yaml.safe_load(VISSL)
-    assert merged({}) == merged(defaults)
+    ours, defaults = checks.options({}), checks.options(yaml.safe_load(VISSL))
+    assert ours == defaults
+    assert vars(ours.TRUNK) == vars(defaults.TRUNK)
     assert problems({}) == []
 
 
@@ -168,3 +182,69 @@ def test_depth_and_blocks_decide_the_block() -> None:
 def test_reading_the_options_does_not_import_torch() -> None:
     code = "import sys, sslengine.models.options; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# ---- trunks
+
+
+STAGES = {
+    "depths": [1, 2], "widths": [16, 32], "group_widths": [8, 8],
+    "bottleneck_multipliers": [1.0, 1.0], "strides": [2, 2],
+}  # fmt: skip
+RULE = {"depth": 5, "w_0": 16, "w_a": 12.0, "w_m": 2.0, "group_width": 8}
+
+
+@pytest.mark.parametrize(
+    ("made", "key"),
+    [
+        (RegNetOptions(name="regnet_y_16gf", depth=3), "depth"),
+        (RegNetOptions(name="regnet_x_8gf", use_se=True), "use_se"),
+        (RegNetOptions(name="regnet_x_8gf", depths=[1]), "depths"),
+        (RegNetOptions(name="anynet", **RULE, **STAGES), "depth"),
+        (RegNetOptions(name="anynet"), "depths"),
+        (RegNetOptions(name="anynet", **{**STAGES, "strides": [2]}), "depths"),
+        (RegNetOptions(**RULE, strides=[2]), "strides"),
+        (RegNetOptions(depth=3, w_0=8), "w_a"),
+        (RegNetOptions(**{**RULE, "w_0": 20}), "w_0"),
+        (RegNetOptions(**{**RULE, "w_m": 1.0}), "w_m"),
+        (XcitOptions(NUM_HEADS=5), "NUM_HEADS"),
+        (SwinTransformerOptions(QK_SCALE=True), "QK_SCALE"),
+        (SwinTransformerOptions(IMAGE_SIZE=30), "PATCH_SIZE"),
+        (SwinTransformerOptions(NUM_HEADS=[3, 6]), "NUM_HEADS"),
+        (SwinTransformerOptions(NUM_HEADS=[3, 5, 6, 6]), "NUM_HEADS.1"),
+        (ConvNextOptions(DIMS=[8, 8]), "DIMS"),
+        (ConvNextOptions(DEPTH=[1, 1, 1]), "DEPTH"),
+        (BeitOptions(QK_SCALE=True), "QK_SCALE"),
+        (BeitOptions(INIT_VALUES=True), "INIT_VALUES"),
+        (BeitOptions(NUM_HEADS=7), "NUM_HEADS"),
+        (BeitOptions(IMAGE_SIZE=225), "PATCH_SIZE"),
+    ],
+)
+def test_the_key_of_a_trunk_that_is_wrong(made: Any, key: str) -> None:
+    assert key in [each.partition(":")[0] for each in section_problems(made)]
+
+
+@pytest.mark.parametrize(
+    ("library", "near", "name"),
+    [("timm", "convnext_tinny", "convnext_tiny"), ("torchvision", "resnet5", "resnet50"),
+     ("timm", "resnet5O.a1_in1k", "resnet50")],
+)  # fmt: skip
+def test_a_network_that_the_library_has_not(library: str, near: str, name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{library.upper()}\.model: {library} has no.*{name}"):
+        resolve_dict({"MODEL": {"TRUNK": {"NAME": library, library.upper(): {"model": near}}}})
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [({}, "expected the name of one of timm's networks"),
+     ({"model": "resnet18", "arguments": {"num_classes": 3}}, "num_classes: a trunk has no"),
+     ({"model": "resnet18", "arguments": {"in_chans": 3}}, "in_chans: set MODEL.INPUT_CHANNELS")],
+)  # fmt: skip
+def test_what_a_library_is_not_to_be_asked_for(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=rf"MODEL\.TRUNK\.TIMM\..*{text}"):
+        resolve_dict({"MODEL": {"TRUNK": {"NAME": "timm", "TIMM": options}}})
+
+
+def test_weights_may_have_a_name_of_their_own() -> None:
+    options = {"model": "resnet50.a1_in1k"}
+    resolve_dict({"MODEL": {"TRUNK": {"NAME": "timm", "TIMM": options}}})

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from omegaconf import OmegaConf
 from PIL import Image
 from timm.layers.pos_embed import resample_abs_pos_embed
 from torch import Tensor, nn
@@ -17,9 +16,10 @@ from torch import Tensor, nn
 from sslengine.errors import CheckpointError
 from sslengine.models.build import build_model
 from sslengine.models.model import Model
-from sslengine.models.model_state import vissl_state
 from sslengine.models.options import ModelOptions
-from sslengine.models.weights import init_from_file
+from sslengine.models.weights.load import init_from_file
+from sslengine.models.weights.state import vissl_state
+from tests.models.trunks import checks
 
 TRUNKS: dict[str, dict[str, Any]] = {
     "class token": {"NAME": "vision_transformer"},
@@ -34,13 +34,10 @@ def _build(which: str, size: int, file: str = "", width: int = 32) -> tuple[Mode
         "IMAGE_SIZE": size, "PATCH_SIZE": 16, "HIDDEN_DIM": width, "NUM_LAYERS": 2, "NUM_HEADS": 4,
         "MLP_DIM": 64,
     }  # fmt: skip
-    tree = OmegaConf.merge(
-        OmegaConf.structured(ModelOptions),
+    options = checks.options(
         {"TRUNK": {"VISION_TRANSFORMERS": small}, "WEIGHTS_INIT": {"PARAMS_FILE": file}},
         {"TRUNK": TRUNKS[which]},
     )
-    options = OmegaConf.to_object(tree)
-    assert isinstance(options, ModelOptions)
     return build_model(options), options
 
 
@@ -84,8 +81,7 @@ def test_relative_positions_become_what_pillow_makes_of_them(
         sections = {name: {**keys, "IMAGE_SIZE": size} for name, keys in RELATIVE[which].items()}
         file = {"PARAMS_FILE": str(tmp_path / "weights.torch")}
         tree = {"TRUNK": {"NAME": which, **sections}, "WEIGHTS_INIT": file}
-        options = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ModelOptions), tree))
-        assert isinstance(options, ModelOptions)
+        options = checks.options(tree)
         return build_model(options), options
 
     source, _ = build(before)
@@ -128,11 +124,9 @@ def test_those_of_torchvision_too(tmp_path: Path) -> None:
             torchvision.models._api.BUILTIN_MODELS, "small_vit",
             lambda **given: torchvision.models.VisionTransformer(**{**small, **given}),
         )  # fmt: skip
-        options = OmegaConf.to_object(OmegaConf.merge(
-            OmegaConf.structured(ModelOptions),
+        options = checks.options(
             {"TRUNK": trunk, "WEIGHTS_INIT": {"PARAMS_FILE": str(file)}},
-        ))  # fmt: skip
-        assert isinstance(options, ModelOptions)
+        )
         model = build_model(options)
     init_from_file(model, options)
     found = dict(model.state_dict())["trunk.encoder.pos_embedding"]
@@ -165,7 +159,7 @@ def started(file: Path, name: str, **arguments: Any) -> Any:
         "MULTI_INPUT_HEAD_MAPPING": [MASKED],
         "WEIGHTS_INIT": {"PARAMS_FILE": str(file)},
     }
-    options = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ModelOptions), tree))
+    options = checks.options(tree)
     model = build_model(options)
     init_from_file(model, options)
     return model.trunk

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from sslengine.errors import ConfigError
-from sslengine.models.features import build_pooling
+from sslengine.models.model import build_pooling
 from sslengine.models.options import FeatureEvalOptions
-from sslengine.models.routing import Route, head_specs, plan_routes, pool_specs
+from sslengine.models.routing import head_specs, plan_routes, pool_specs
 
 A = ["mlp", {"dims": [8, 4]}]
 B = ["mlp", {"dims": [4, 2]}]
@@ -82,13 +82,6 @@ def test_inputs_may_share_a_head_and_have_companions() -> None:
     ]
 
 
-def test_a_single_module_may_be_written_shorter() -> None:
-    assert [spec.modules for spec in head_specs(["identity", ["identity"]], "PARAMS")] == [
-        (("identity", {}),),
-        (("identity", {}),),
-    ]
-
-
 def test_what_follows_the_arguments_of_a_head_is_told_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -137,10 +130,6 @@ def test_what_does_not_fit_is_told(arguments: Any, message: str) -> None:
     assert str(error.value).startswith("config.MODEL.")
 
 
-def test_a_route_by_default_is_the_final_feature() -> None:
-    assert Route() == Route("", (), (), False, (), "")
-
-
 # ---- features
 
 
@@ -177,10 +166,6 @@ def test_each_feature_has_its_own_and_may_become_flat() -> None:
     assert first.shape == (2, 48)
     torch.testing.assert_close(second, X.mean((2, 3)) + 1)
     assert not made.state_dict()
-
-
-def test_without_features_there_is_no_pooling() -> None:
-    assert pooling([]) is None
 
 
 def test_arguments_that_the_operation_does_not_take() -> None:

@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 import torch
 import torchvision
-from omegaconf import OmegaConf
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from sslengine.errors import CheckpointError
 from sslengine.models.build import build_model
 from sslengine.models.model import Model
-from sslengine.models.model_state import load_model_state, model_state, vissl_state
 from sslengine.models.options import (
     FeatureEvalOptions,
     HeadOptions,
@@ -25,7 +23,9 @@ from sslengine.models.options import (
     TrunkOptions,
     WeightsInitOptions,
 )
-from sslengine.models.weights import init_from_file
+from sslengine.models.weights.load import init_from_file
+from sslengine.models.weights.state import load_model_state, model_state, vissl_state
+from tests.models.trunks import checks
 
 HEAD = [["mlp", {"dims": [512, 4]}]]
 
@@ -294,7 +294,7 @@ SMALL_TRUNKS: list[dict[str, Any]] = [
 def test_there_and_back_in_the_names_of_vissl(trunk: dict[str, Any], saved: SaveAs) -> None:
     def build(seed: int, **weights: Any) -> tuple[Model, ModelOptions]:
         tree = {"TRUNK": trunk, "WEIGHTS_INIT": weights}
-        made = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ModelOptions), tree))
+        made = checks.options(tree)
         torch.manual_seed(seed)
         return build_model(made), made
 
@@ -327,7 +327,7 @@ def test_the_authors_file_of_a_beit(saved: SaveAs) -> None:
     def build(**weights: Any) -> tuple[Model, ModelOptions]:
         trunk = {"NAME": "beit", "BEIT": {**small, **places, **trained}}
         tree = {"TRUNK": trunk, "WEIGHTS_INIT": weights}
-        made = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ModelOptions), tree))
+        made = checks.options(tree)
         return build_model(made), made
 
     source, _ = build()

@@ -9,20 +9,21 @@ from typing import Any
 import pytest
 import timm
 import torch
-from omegaconf import OmegaConf
 
 from sslengine.errors import CheckpointError, ConfigError
 from sslengine.launch.cli import main
 from sslengine.models.build import build_model, build_trunk, known_heads, trunk_with_heads
-from sslengine.models.model_state import vissl_state
 from sslengine.models.options import (
     FeatureEvalOptions,
     HeadOptions,
     ModelOptions,
     TrunkOptions,
 )
-from sslengine.models.weights import init_from_file
+from sslengine.models.weights.load import init_from_file
+from sslengine.models.weights.state import vissl_state
+from tests.models.trunks import checks
 
+SMALL = {"DEPTH": 18, "WIDTH_MULTIPLIER": 1 / 8}
 MLP = [["mlp", {"dims": ["auto", 8]}]]
 
 
@@ -48,8 +49,8 @@ OF_TRUNKS = {
 
 @pytest.mark.parametrize("name", OF_TRUNKS)
 def test_of_every_trunk(name: str) -> None:
-    asked = options(MLP, NAME=name)
-    asked.TRUNK.REGNET.name = "regnet_y_400mf"
+    asked = checks.options({"TRUNK": {"NAME": name, "REGNET": {"name": "regnet_y_400mf"},
+                                      "RESNETS": SMALL}, "HEAD": {"PARAMS": MLP}})  # fmt: skip
     assert known_heads(asked) == [["mlp", {"dims": [OF_TRUNKS[name], 8]}]]
     assert asked.HEAD.PARAMS == MLP  # the options are not written to
 
@@ -92,12 +93,6 @@ def test_ways_of_features(params: list[Any], features: Any, expected: list[Any])
     asked = options(params, features)
     assert known_heads(asked) == expected
     build_model(asked)
-
-
-def test_images_of_many_channels() -> None:
-    asked = options(MLP)
-    asked.INPUT_CHANNELS = 13
-    assert known_heads(asked) == [["mlp", {"dims": [64, 8]}]]
 
 
 @pytest.mark.parametrize(
@@ -159,8 +154,7 @@ CONVNEXT = {"DEPTH": [1, 1, 1, 1], "DIMS": [8, 8, 8, 8]}
 
 def options_channels(channels: int, trunk: dict[str, Any], **weights: Any) -> ModelOptions:
     tree = {"TRUNK": trunk, "INPUT_CHANNELS": channels, "WEIGHTS_INIT": weights}
-    made: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ModelOptions), tree))
-    return made  # type: ignore[no-any-return]
+    return checks.options(tree)
 
 
 @pytest.mark.parametrize("channels", [1, 5])
@@ -239,7 +233,3 @@ def test_a_batch_of_one_image_on_a_rank_is_refused_early(
     assert why in said.err
     assert all(key in said.err for key in KEYS)
     assert "step 1/" not in said.out
-
-
-def test_two_views_in_one_pass_are_two_rows(tmp_path: Path) -> None:
-    assert run("simclr", tmp_path / "run", 5, 2) == 0

@@ -14,8 +14,7 @@ from typing import Any
 from torch import nn
 from torchvision.models.alexnet import AlexNet as TorchvisionAlexNet
 
-from sslengine.models.trunks.inputs import with_inputs
-from sslengine.models.trunks.library import Feature, LibraryTrunk, named
+from sslengine.models.trunks.library import Design, Feature, LibraryTrunk, named, take_channels
 from sslengine.registry import register_trunk
 
 # The index of the layer whose output is the feature.
@@ -32,16 +31,19 @@ class AlexNet(LibraryTrunk, TorchvisionAlexNet):  # type: ignore[misc] # Trunk's
     # torchvision calls its layers `features`, which is also a method of Trunk.
     features: Any = property(lambda self: self._modules["layers"])
     find = LibraryTrunk.features
+    designs: Any = {
+        "torchvision": Design("alexnet", renamed=((r"^layers\.", "features."),), last="classifier")
+    }
 
     def __init__(self, in_chans: int = 3) -> None:
         super().__init__(num_classes=1)
         layers: Any = self._modules.pop("features")
-        layers[0] = with_inputs(layers[0], in_chans)
+        layers[0] = take_channels(layers[0], in_chans)
         self.layers, self.classifier = layers, nn.Sequential()
         self.set_features(
             named(**{name: f"layers.{layer}" for name, layer in LAST_LAYERS.items()})
             | {"flatten": Feature(("",))}
         )
 
-    def checkpoint_activations(self, parts: int, blocks: str | None = r"layers\.\d+") -> None:
-        super().checkpoint_activations(parts, blocks)
+    def checkpoint_activations(self, blocks: str | None = "layers") -> None:
+        super().checkpoint_activations(blocks)

@@ -20,12 +20,12 @@ from timm.models.beit import Beit as TimmBeit
 from torch import Tensor
 
 from sslengine.errors import ConfigError
-from sslengine.models.trunks.library import Feature
+from sslengine.models.trunks.library import Design, Feature
 from sslengine.models.trunks.options import BeitOptions
 from sslengine.models.trunks.patches import (
     PatchTrunk,
-    block_arguments,
-    image_arguments,
+    block_design,
+    drop_rates,
     set_attention_scale,
 )
 from sslengine.registry import register_trunk
@@ -38,18 +38,18 @@ class Beit(PatchTrunk, TimmBeit):  # type: ignore[misc] # Trunk's forward
     vissl_constants = r"(^|\.)relative_position_index$"
 
     def __init__(self, options: BeitOptions, in_chans: int = 3) -> None:
+        design = _design(options)
         norm_of_mean = options.USE_MEAN_POOLING and not options.NORM_BEFORE_POOLING
+        others = ("init_values", "global_pool", "use_fc_norm")
         super().__init__(
             in_chans=in_chans,
+            num_classes=0,
             global_pool="avg" if norm_of_mean else "",
-            mlp_ratio=options.MLP_RATIO,
             init_values=options.INIT_VALUES or None,
-            use_abs_pos_emb=options.USE_ABS_POS_EMB,
-            use_rel_pos_bias=options.USE_REL_POS_BIAS,
-            use_shared_rel_pos_bias=options.USE_SHARED_REL_POS_BIAS,
-            **image_arguments(options),
-            **block_arguments(options),
+            **{name: each for name, each in design.arguments.items() if name not in others},
+            **drop_rates(options, pos_drop_rate=options.DROPOUT_RATE),
         )
+        self.designs = {"timm": design}
         self.patch_size = options.PATCH_SIZE
         self.set_features(dict(_table(options.NUM_LAYERS, options.USE_MEAN_POOLING)))
         for block in self.blocks:
@@ -72,6 +72,21 @@ class Beit(PatchTrunk, TimmBeit):  # type: ignore[misc] # Trunk's forward
                 f"images are {x.shape[-2]} x {x.shape[-1]}; resize or crop them in DATA."
             )
         return super().features(x, wanted, **extra)
+
+
+def _design(options: BeitOptions) -> Design:
+    arguments = {
+        **block_design(options),
+        "mlp_ratio": options.MLP_RATIO,
+        "init_values": options.INIT_VALUES or 0.0,  # null would be the default of timm
+        "use_abs_pos_emb": options.USE_ABS_POS_EMB,
+        "use_rel_pos_bias": options.USE_REL_POS_BIAS,
+        "use_shared_rel_pos_bias": options.USE_SHARED_REL_POS_BIAS,
+        "global_pool": "avg" if options.USE_MEAN_POOLING else "token",
+    }
+    if options.NORM_BEFORE_POOLING:
+        arguments["use_fc_norm"] = False  # newer versions of timm have it
+    return Design("beit_base_patch16_224", arguments)
 
 
 def _class_tokens(trunk: Beit, outputs: Sequence[Tensor], x: Tensor) -> Tensor:

@@ -16,18 +16,18 @@ from timm.models.convit import GPSA, Block
 from timm.models.convit import ConVit as TimmConvit
 from torch import Tensor, nn
 
+from sslengine.contrib.trunks.options import ConvitOptions
 from sslengine.errors import ConfigError
 from sslengine.models.options import TrunkOptions, VisionTransformerOptions
 from sslengine.models.trunks.library import Feature
-from sslengine.models.trunks.options import ConvitOptions
 from sslengine.models.trunks.patches import (
     PatchTrunk,
-    block_arguments,
-    image_arguments,
+    block_design,
+    drop_rates,
     mlp_ratio,
+    resampled,
     set_attention_scale,
 )
-from sslengine.models.trunks.resampled import resampled
 from sslengine.registry import register_trunk
 
 
@@ -55,7 +55,8 @@ class Convit(PatchTrunk, TimmConvit):  # type: ignore[misc] # Trunk's forward
     )
 
     def __init__(self, options: TrunkOptions, in_chans: int = 3) -> None:
-        convit, transformer = options.CONVIT, options.VISION_TRANSFORMERS
+        convit: ConvitOptions = options.section_of(ConvitOptions)
+        transformer = options.VISION_TRANSFORMERS
         super().__init__(in_chans=in_chans, **_timm_arguments(convit, transformer))
         self.patch_size, self.copies = transformer.PATCH_SIZE, convit.LOCALITY_DIM
         self.side = transformer.IMAGE_SIZE // transformer.PATCH_SIZE
@@ -70,12 +71,14 @@ class Convit(PatchTrunk, TimmConvit):  # type: ignore[misc] # Trunk's forward
             set_attention_scale((block.attn for block in self.blocks), transformer.QK_SCALE)
         self.set_features(
             {
-                "lastMAP": Feature(("",), lambda trunk, given, x: trunk.as_map(given[0][:, 1:], x)),
+                "lastMAP": Feature(
+                    ("",), lambda trunk, given, x: trunk.make_map(given[0][:, 1:], x)
+                ),
                 "lastCLS": Feature(("",), lambda trunk, given, x: given[0][:, 0]),
             }
         )
         if transformer.CHECKPOINT_BLOCK:
-            self.checkpoint_activations(transformer.NUM_LAYERS)
+            self.checkpoint_activations()
 
     def final_feature(self, x: Tensor) -> Tensor:
         """Return all tokens."""
@@ -140,8 +143,9 @@ def _timm_arguments(convit: ConvitOptions, transformer: VisionTransformerOptions
             "config.MODEL.TRUNK.VISION_TRANSFORMERS.USE_CLASS_TOKEN: ConViT has a class token."
         )
     return {
-        **image_arguments(transformer),
-        **block_arguments(transformer),
+        **block_design(transformer),
+        **drop_rates(transformer, pos_drop_rate=transformer.DROPOUT_RATE),
+        "num_classes": 0,
         # timm expects the width of a head.
         "embed_dim": transformer.HIDDEN_DIM // transformer.NUM_HEADS,
         "mlp_ratio": mlp_ratio(transformer),

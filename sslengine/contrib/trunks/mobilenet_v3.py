@@ -21,10 +21,9 @@ from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, hardswish, normalize
 from torchvision.models.mobilenetv3 import mobilenet_v3_large
 
+from sslengine.contrib.trunks.options import MobileNetOptions
 from sslengine.errors import ConfigError
-from sslengine.models.trunks.inputs import by_fan_out, with_inputs
-from sslengine.models.trunks.library import Feature, LibraryTrunk
-from sslengine.models.trunks.options import MobileNetOptions
+from sslengine.models.trunks.library import Design, Feature, LibraryTrunk, by_fan_out, take_channels
 from sslengine.registry import register_trunk
 
 
@@ -37,7 +36,7 @@ def _flat(trunk: Any, given: Sequence[Tensor], x: Tensor) -> Tensor:
     return hardswish(cast(Tensor, trunk.conv_head(pooled))).flatten(1)
 
 
-def _with_norm(layer: str, name: str, read: Any) -> dict[str, Feature]:
+def _add_norm(layer: str, name: str, read: Any) -> dict[str, Feature]:
     """Return the feature normalised to length 1, then the feature."""
     normed = Feature((layer,), lambda *given: normalize(read(*given)))
     return {f"{name}_norm": normed, name: Feature((layer,), read)}
@@ -60,9 +59,12 @@ class TorchvisionMobileNetV3(LibraryTrunk):
         # torchvision calls its layers `features`, which is also a method of Trunk.
         self.layers = mobilenet_v3_large(norm_layer=norm).features
         first: Any = self.layers[0]
-        first[0] = with_inputs(first[0], in_chans, by_fan_out)
+        first[0] = take_channels(first[0], in_chans, by_fan_out)
+        renamed = ((r"^layers\.", "features."),)
+        design = Design("mobilenet_v3_large", renamed=renamed, last="classifier")
+        self.designs = {"torchvision": f"TIMM_BN {options.TIMM_BN}" if options.TIMM_BN else design}
         self.set_features(
-            {"trunk": Feature(("layers",)), **_with_norm("layers", "trunk_pool", _pooled)}
+            {"trunk": Feature(("layers",)), **_add_norm("layers", "trunk_pool", _pooled)}
         )
 
     def final_feature(self, x: Tensor) -> Tensor:
@@ -80,9 +82,12 @@ class TimmMobileNetV3(LibraryTrunk):
         whole = mobilenetv3_large_100(in_chans=in_chans)
         self.conv_stem, self.bn1, self.blocks = whole.conv_stem, whole.bn1, whole.blocks
         self.conv_head = nn.Identity() if options.TRUNK_ONLY else whole.conv_head
-        pooled = _with_norm("blocks", "trunk_pool", _pooled)
-        flat = _with_norm("blocks", "flatten", _flat)
+        pooled = _add_norm("blocks", "trunk_pool", _pooled)
+        flat = _add_norm("blocks", "flatten", _flat)
         last = {**flat, **pooled} if options.TRUNK_ONLY else {**pooled, **flat}
+        # With TRUNK_ONLY timm's has one convolution more than this trunk.
+        self.designs = {"timm": "TRUNK_ONLY true" if options.TRUNK_ONLY
+                        else Design("mobilenetv3_large_100")}  # fmt: skip
         self.set_features({"trunk": Feature(("blocks",)), **last})
 
     def final_feature(self, x: Tensor) -> Tensor:

@@ -5,15 +5,14 @@ torchvision's and timm's differ only in the names and shapes of their weights.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-
 from torch import Tensor, nn
 
 from sslengine.errors import ConfigError
 from sslengine.registry import register_head
 
 
-class MobileNetHead(nn.Module, ABC):
+@register_head("mobilenet_v3_head")
+class MobileNetV3Head(nn.Module):
     def __init__(
         self,
         in_channels: int = 960,
@@ -33,7 +32,7 @@ class MobileNetHead(nn.Module, ABC):
         self.in_channels = in_channels
         self.channel_bn = nn.BatchNorm2d(in_channels) if with_bn else nn.Identity()
         self.classifier = nn.Sequential(
-            *self._wide_layer(in_channels, mid_channels),
+            *self.make_wide_layer(in_channels, mid_channels),
             nn.Dropout(drop_out),
             nn.Linear(mid_channels, num_classes),
         )
@@ -42,38 +41,24 @@ class MobileNetHead(nn.Module, ABC):
                 nn.init.normal_(layer.weight, std=0.01)
                 nn.init.zeros_(layer.bias)
 
-    @abstractmethod
-    def _wide_layer(self, inputs: int, outputs: int) -> list[nn.Module]:
-        """Return the wide layer and the modules between it and dropout."""
+    def make_wide_layer(self, inputs: int, outputs: int) -> list[nn.Module]:
+        return [nn.Linear(inputs, outputs), nn.Hardswish()]
 
-    def _normed(self, x: Tensor) -> Tensor:
-        """N x C, or N x C x 1 x 1, becomes N x C x 1 x 1."""
-        if x.dim() == 2:
-            x = x[:, :, None, None]
+    def forward(self, x: Tensor) -> Tensor:
+        """N x C, or N x C x 1 x 1."""
+        x = x[:, :, None, None] if x.dim() == 2 else x
         if x.shape[1:] != (self.in_channels, 1, 1):
             raise ConfigError(
                 f"config.MODEL.HEAD.PARAMS: a MobileNet head with in_channels {self.in_channels} "
                 f"got features of shape {tuple(x.shape)}; it takes N x {self.in_channels}."
             )
-        normed: Tensor = self.channel_bn(x)
-        return normed
-
-
-@register_head("mobilenet_v3_head")
-class MobileNetV3Head(MobileNetHead):
-    def _wide_layer(self, inputs: int, outputs: int) -> list[nn.Module]:
-        return [nn.Linear(inputs, outputs), nn.Hardswish()]
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.classifier(self._normed(x).flatten(1))
+        x = self.channel_bn(x)
+        flat = isinstance(self.classifier[0], nn.Linear)
+        out: Tensor = self.classifier(x.flatten(1) if flat else x)
         return out
 
 
 @register_head("mobilenet_v3_head_timm")
-class TimmMobileNetV3Head(MobileNetHead):
-    def _wide_layer(self, inputs: int, outputs: int) -> list[nn.Module]:
+class TimmMobileNetV3Head(MobileNetV3Head):
+    def make_wide_layer(self, inputs: int, outputs: int) -> list[nn.Module]:
         return [nn.Conv2d(inputs, outputs, kernel_size=1), nn.Hardswish(), nn.Flatten()]
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.classifier(self._normed(x))
-        return out

@@ -14,9 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from sslengine.models.options import ResNetSKOptions
-from sslengine.models.trunks.inputs import by_fan_out
-from sslengine.models.trunks.library import Feature, LibraryTrunk, named
+from sslengine.contrib.trunks.options import ResNetSKOptions
+from sslengine.models.trunks.library import Feature, LibraryTrunk, by_fan_out, named
 from sslengine.registry import register_trunk
 
 STAGES = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}

@@ -52,9 +52,7 @@ def _module(name: str, arguments: dict[str, Any], where: str) -> nn.Module:
     except ConfigError as error:
         raise ConfigError(f"{where}.{error}") from error
     except RuntimeError as error:
-        if "negative dimension" not in str(error):
-            raise
-        raise ConfigError(f"{where}.{name}: a width in {arguments} is below 0.") from error
+        raise ConfigError(f"{where}.{name}: {arguments}: {error}") from error
     for path, parameter in made.named_parameters():
         if not is_lazy(parameter) and 0 in parameter.shape:
             raise ConfigError(

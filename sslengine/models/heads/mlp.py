@@ -1,12 +1,15 @@
-"""Linear layers, each optionally followed by batch norm, an activation and dropout."""
+"""Heads of linear layers, each optionally followed by batch norm, an activation and dropout."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from sslengine.errors import ConfigError
 from sslengine.registry import register_head
@@ -62,6 +65,33 @@ def check_rows(x: Tensor, width: int, head: str, tokens: bool = False) -> Tensor
     return x
 
 
+class WeightNormLinear(nn.Module):
+    """A linear layer whose rows are of a direction and a length: w_k = g_k * v_k / |v_k|, no bias.
+
+    Lengths start at 1, and stay 1 if they are not learnt. The parameters have the names of torch's
+    old `weight_norm`, as in VISSL's checkpoints, whose version cannot be deep-copied.
+    """
+
+    def __init__(self, in_features: int, out_features: int, learn_lengths: bool = True) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.weight_g = nn.Parameter(torch.ones(out_features, 1), requires_grad=learn_lengths)
+        self.weight_v = nn.Parameter(torch.empty(out_features, in_features))
+        nn.init.kaiming_uniform_(self.weight_v, a=math.sqrt(5))  # as nn.Linear
+
+    @property
+    def weight(self) -> Tensor:
+        length = torch.linalg.vector_norm(self.weight_v, dim=1, keepdim=True)
+        weight: Tensor = self.weight_v * (self.weight_g / length)
+        return weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}"
+
+
 @register_head("mlp", "mlp_fsdp")
 class MLP(nn.Module):
     def __init__(
@@ -95,3 +125,67 @@ class MLP(nn.Module):
         for layer in self.clf:
             x = layer(x)
         return x
+
+
+@register_head("eval_mlp", "eval_mlp_fsdp")
+class EvalMLP(nn.Module):
+    """Evaluates a feature map: batch norm over channels, flatten, linear layers."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        dims: Sequence[int],
+        use_bn: bool = False,
+        use_relu: bool = False,
+    ) -> None:
+        """
+        in_channels: channels of the feature.
+        dims: widths of the linear layers; the first is that of the flattened feature.
+        use_bn: batch norm after each linear layer but the last.
+        use_relu: ReLU after each linear layer but the last.
+        """
+        super().__init__()
+        self.channel_bn = nn.BatchNorm2d(in_channels)
+        self.clf = MLP(dims, use_bn=use_bn, use_relu=use_relu)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """N x C x H x W, or N x C."""
+        if x.dim() == 2:
+            x = x[:, :, None, None]
+        if x.dim() != 4 or x.shape[1] != self.channel_bn.num_features:
+            raise ConfigError(
+                f"config.MODEL.HEAD.PARAMS: eval_mlp with in_channels "
+                f"{self.channel_bn.num_features} got features of shape {tuple(x.shape)}."
+            )
+        out: Tensor = self.clf(self.channel_bn(x).flatten(1))
+        return out
+
+
+@register_head("siamese_concat_view")
+class SiameseConcatView(nn.Module):
+    """Joins the features of an image's patches, which are consecutive rows.
+
+    (N * towers) x C becomes N x (towers * C).
+    """
+
+    def __init__(self, num_towers: int) -> None:
+        """num_towers: patches of an image."""
+        super().__init__()
+        self.num_towers = num_towers
+
+    def forward(self, x: Tensor) -> Tensor:
+        images, rest = divmod(x.shape[0], self.num_towers)
+        if rest:
+            raise ConfigError(
+                f"config.MODEL.HEAD.PARAMS: siamese_concat_view joins {self.num_towers} rows per "
+                f"image and got {x.shape[0]} rows; num_towers must be the number of patches."
+            )
+        return x.reshape(images, -1)
+
+
+@register_head("identity")
+class Identity(nn.Identity):
+    """No head: the feature itself."""
+
+    def __init__(self) -> None:
+        super().__init__()

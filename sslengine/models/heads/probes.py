@@ -54,7 +54,7 @@ class AttentiveProbeOptions:
 
 
 def norm_of(name: str, width: int) -> nn.Module:
-    """Of rows of this width."""
+    """Return the norm of rows of this width."""
     if name == "batch":
         return nn.BatchNorm1d(width, affine=False, eps=1e-6)
     return nn.LayerNorm(width) if name == "layer" else nn.Identity()
@@ -72,7 +72,7 @@ class Probe(nn.Module):
 
 
 @register_head("linear_probe", options=LinearProbeHeadOptions)
-class LinearProbe(Probe):
+class LinearProbeHead(Probe):
     """Initialised as in DINOv2: weights of standard deviation 0.01, no bias."""
 
     def __init__(self, options: LinearProbeHeadOptions) -> None:
@@ -137,7 +137,7 @@ def make_smaller(block: Block | SelfAttention, place: int) -> None:
 
 
 def attended(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
-    """By all heads, joined. All are N x tokens x C."""
+    """Attend with all heads, and join them. All are N x tokens x C."""
     apart = (each.unflatten(2, (heads, -1)).transpose(1, 2) for each in (query, key, value))
     return F.scaled_dot_product_attention(*apart).transpose(1, 2).flatten(2)
 
@@ -187,6 +187,6 @@ class AttentiveProbe(Probe):
         return self.linear(pooled)  # type: ignore[no-any-return]
 
     def _pooled(self, query: Tensor, tokens: Tensor) -> Tensor:
-        """What the query finds: N x C."""
+        """Return what the query finds: N x C."""
         key, value = self.key_value(tokens).chunk(2, dim=2)
         return attended(query.expand(len(tokens), 1, -1), key, value, self.heads)[:, 0]

@@ -30,7 +30,7 @@ OUTPUT = "output of "
 
 
 def single_features(names: Sequence[str]) -> Sequence[str]:
-    """The names with `a+b` as two."""
+    """Return the names with `a+b` as two."""
     if not any(JOIN in name for name in names):
         return names
     return [part for name in names for part in name.split(JOIN)]
@@ -75,27 +75,13 @@ class Trunk(nn.Module, ABC):
                 f"config.MODEL.INPUT_CHANNELS: the trunk takes images of {self.in_chans} "
                 f"channels, and got a batch of shape {tuple(x.shape)}."
             )
-        if not out_feat_keys:
-            last = self.feature_names[-1]
-            return [self._found(x, (last,), extra)[last]]
-        single = single_features(out_feat_keys)
+        names = out_feat_keys or self.feature_names[-1:]
+        single = single_features(names)
         self.check_features(single)
         # In the order asked, not a set's: gradients of layers that features share are summed by it,
         # and the order of a set of names differs from process to process.
-        found = self._found(x, tuple(dict.fromkeys(single)), extra)
-        return [_named(found, name) for name in out_feat_keys]
-
-    def _found(
-        self, x: Tensor, wanted: Collection[str], extra: Mapping[str, Tensor]
-    ) -> Mapping[str, Tensor]:
-        found = self.find(x, wanted, **extra)
-        if isinstance(found, dict) and all(name in found for name in wanted):
-            return found
-        given = f"a dict of {listing(found)}" if isinstance(found, dict) else type(found).__name__
-        raise ConfigError(
-            f"config.MODEL.TRUNK.NAME: {type(self).__name__}.features returned {given}; expected "
-            f"a dict of {listing(list(wanted))}, which it was asked for."
-        )
+        found = self.find(x, tuple(dict.fromkeys(single)), **extra)
+        return [_named(found, name) for name in names]
 
     def find(self, x: Tensor, wanted: Collection[str], **extra: Tensor) -> dict[str, Tensor]:
         """Call `features`; a trunk with another attribute of that name overrides this."""
@@ -123,8 +109,8 @@ class Trunk(nn.Module, ABC):
             name = re.sub(ours, theirs, name)
         return name
 
-    def checkpoint_activations(self, parts: int) -> None:
-        """Split the trunk into parts; keep their inputs alone, and recompute them in backward."""
+    def checkpoint_activations(self) -> None:
+        """Keep the inputs of the trunk's blocks alone, and recompute the blocks in backward."""
         raise ConfigError(
             f"config.MODEL.ACTIVATION_CHECKPOINTING: {type(self).__name__} cannot recompute "
             f"its activations; set USE_ACTIVATION_CHECKPOINTING to false."

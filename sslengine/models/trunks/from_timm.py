@@ -16,12 +16,17 @@ import timm
 from torch import Tensor, nn
 
 from sslengine.errors import ConfigError
-from sslengine.models.trunks.library import FINAL, ByName, Feature, adopt, rows_of_blocks
+from sslengine.models.trunks.library import FINAL, ByName, Design, Feature, adopt, rows_of_blocks
 from sslengine.models.trunks.library_options import TimmOptions
 from sslengine.models.trunks.patches import set_drop_path
-from sslengine.models.trunks.rotary import make_on_device
-from sslengine.models.trunks.shown import add_shown, can_show
-from sslengine.models.trunks.tokens import PATCHES_AT, is_token_network, token_features
+from sslengine.models.trunks.rotations import make_on_device
+from sslengine.models.trunks.tokens import (
+    PATCHES_AT,
+    add_shown,
+    can_show,
+    is_token_network,
+    token_features,
+)
 from sslengine.registry import register_trunk
 
 WHERE = "config.MODEL.TRUNK.TIMM"
@@ -75,6 +80,8 @@ def timm_trunk(options: TimmOptions, in_chans: int = 3) -> TimmTrunk:
     trunk._levels = levels if hasattr(network, "forward_intermediates") else {}
     trunk.block_names = _blocks(network)
     trunk.options, trunk.left_out = options, _classifier(network)
+    design = Design(options.model.partition(".")[0], options.arguments)
+    trunk.designs = {"timm": design, "torchvision": design}
     return trunk
 
 

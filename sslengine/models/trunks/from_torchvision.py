@@ -19,8 +19,15 @@ import torchvision
 from torch import Tensor, nn
 
 from sslengine.errors import ConfigError
-from sslengine.models.trunks.inputs import with_inputs
-from sslengine.models.trunks.library import FINAL, ByName, Feature, adopt, rows_of_blocks
+from sslengine.models.trunks.library import (
+    FINAL,
+    ByName,
+    Design,
+    Feature,
+    adopt,
+    rows_of_blocks,
+    take_channels,
+)
 from sslengine.models.trunks.library_options import TorchvisionOptions
 from sslengine.registry import register_trunk
 
@@ -54,23 +61,26 @@ class TorchvisionTrunk(ByName):
 
 @register_trunk("torchvision", options=TorchvisionOptions)
 def torchvision_trunk(options: TorchvisionOptions, in_chans: int = 3) -> TorchvisionTrunk:
-    network, last = without_classes(options)
+    network, last = remove_classes(options)
     if options.pretrained and in_chans == 3 and "transform_input" not in options.arguments:
         # GoogLeNet's and Inception's weights were trained with this setting.
         cast(Any, network).transform_input = True
     first = next(name for name, each in network.named_modules() if isinstance(each, nn.Conv2d))
     conv = network.get_submodule(first)
-    network.set_submodule(first, with_inputs(conv, in_chans, _as_spread_as(conv)))
+    network.set_submodule(first, take_channels(conv, in_chans, _spread_like(conv)))
     table = {name: Feature((name,)) for name in _names(network, last) if name != FINAL}
     final = Feature(("",), lambda trunk, given, x: given[0].flatten(1))
     trunk = adopt(network, TorchvisionTrunk, {**table, FINAL: final})
     trunk.block_names = rows_of_blocks(network)
     trunk.options, trunk.first_weight = options, f"{first}.weight"
     trunk.left_out = (f"{last}.", "aux1.", "aux2.", "AuxLogits.")
+    arguments = {**options.arguments, **_more_arguments(options)}
+    timm = f"arguments {options.arguments}" if options.arguments else Design(options.model)
+    trunk.designs = {"torchvision": Design(options.model, arguments, last=last), "timm": timm}
     return trunk
 
 
-def without_classes(options: TorchvisionOptions) -> tuple[nn.Module, str]:
+def remove_classes(options: TorchvisionOptions) -> tuple[nn.Module, str]:
     """The network without its last layer, and the name of that layer."""
     network = _make(options, num_classes=MARK)
     (last,) = (name for name, each in network.named_modules() if _has_classes(each))
@@ -81,8 +91,7 @@ def without_classes(options: TorchvisionOptions) -> tuple[nn.Module, str]:
 def _make(options: TorchvisionOptions, **more: Any) -> nn.Module:
     options.expect_valid(WHERE)
     make = partial(torchvision.models.get_model, options.model)  # type: ignore[attr-defined]
-    if options.model in ("googlenet", "inception_v3") and "weights" not in more:
-        more |= {"aux_logits": False, "init_weights": True}  # no auxiliary classifiers
+    more |= {} if "weights" in more else _more_arguments(options)
     try:
         try:
             return make(**{**options.arguments, **more})
@@ -95,6 +104,12 @@ def _make(options: TorchvisionOptions, **more: Any) -> nn.Module:
             f"{WHERE}.arguments: torchvision cannot make {options.model} of {options.arguments}: "
             f"{error}"
         ) from error
+
+
+def _more_arguments(options: TorchvisionOptions) -> dict[str, Any]:
+    """Return those of networks with auxiliary classifiers."""
+    auxiliary = options.model in ("googlenet", "inception_v3")
+    return {"aux_logits": False, "init_weights": True} if auxiliary else {}
 
 
 def _has_classes(layer: nn.Module) -> bool:
@@ -116,7 +131,7 @@ def _names(network: nn.Module, last: str) -> Iterator[str]:
             yield name
 
 
-def _as_spread_as(layer: nn.Module) -> Any:
+def _spread_like(layer: nn.Module) -> Any:
     """Draw weights for other channels, so that outputs have the variance that RGB images give."""
     weight = cast(Tensor, layer.weight).detach()
 

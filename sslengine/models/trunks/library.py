@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import cache
+from dataclasses import dataclass, field
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -21,11 +22,9 @@ from torch import Tensor, nn
 from sslengine.distributed.sharding import is_sharded
 from sslengine.errors import ConfigError
 from sslengine.models.trunks.base import OUTPUT, Trunk
-from sslengine.models.trunks.recompute import Part, Rows, set_parts, watch
+from sslengine.models.trunks.recompute import recompute_blocks
 
 FINAL = "flatten"
-# The side of images for a network that takes images of any size.
-SIDE = 224
 
 
 class Feature(NamedTuple):
@@ -37,12 +36,27 @@ class Feature(NamedTuple):
     read: Callable[[Any, Sequence[Tensor], Tensor], Tensor] = lambda trunk, given, x: given[0]
 
 
+@dataclass(frozen=True)
+class Design:
+    """A library's network by name: what another program makes to hold a trunk's tensors."""
+
+    name: str
+    # Without those that count in training alone; as JSON has them.
+    arguments: dict[str, Any] = field(default_factory=dict)
+    # Our names of tensors, and the library's (see re.sub).
+    renamed: tuple[tuple[str, str], ...] = ()
+    # torchvision's classifier, in whose place nothing is.
+    last: str = "fc"
+
+
 def named(**submodules: str) -> dict[str, Feature]:
     """Return features that are the outputs of submodules: feature name = submodule name."""
     return {name: Feature((submodule,)) for name, submodule in submodules.items()}
 
 
 class LibraryTrunk(Trunk):
+    # The same network in timm and torchvision; a text: the option that these do not have.
+    designs: Mapping[str, Design | str] = MappingProxyType({})
     # The key path of the trunk's options.
     section: str
     # The features listed by the trunk; those of submodules can be requested too.
@@ -54,11 +68,8 @@ class LibraryTrunk(Trunk):
     _can_stop = False
     # The extra inputs of the current forward pass.
     extra: Mapping[str, Tensor] = MappingProxyType({})
-    # Activation checkpointing: which blocks follow each other, into how many parts they are split,
-    # and these parts.
-    _rows: Rows | None = None
-    _splits: int = 0
-    _parts: Sequence[Part] = ()
+    # Activation checkpointing, inside of which a forward pass cannot be ended.
+    _recomputes = False
 
     def set_features(self, table: Mapping[str, Feature]) -> None:
         """Set the trunk's features; the last is the final feature."""
@@ -70,14 +81,11 @@ class LibraryTrunk(Trunk):
 
     def check_features(self, names: Sequence[str], where: str = "out_feat_keys") -> None:
         """Record the outputs of the features' submodules from now on."""
-        before = len(self._recorded)
         for name in names:
             for source in self._feature(name, where).sources:
                 if source and source not in self._recorded:
                     self._recorded.add(source)
                     self._record(source)
-        if len(self._recorded) > before:
-            self._set_parts()
 
     def _feature(self, name: str, where: str) -> Feature:
         if name in self.table:
@@ -112,7 +120,7 @@ class LibraryTrunk(Trunk):
         features = {name: self.table.get(name) or Feature((name,)) for name in wanted}
         sources = dict.fromkeys(each for one in features.values() for each in one.sources)
         own = all(name in self.table for name in wanted)
-        can_stop = own and "" not in sources and not is_sharded(self)
+        can_stop = own and "" not in sources and not (self._recomputes or is_sharded(self))
         self.extra = extra
         try:
             given = self._recorded_outputs(x, sources, can_stop)
@@ -165,30 +173,15 @@ class LibraryTrunk(Trunk):
 
     def stop_if_all_recorded(self) -> None:
         """End the forward pass if all requested outputs are recorded."""
-        if not self._can_stop or any(each is None for each in self._outputs.values()):
-            return
-        if not any(part.running for part in self._parts):  # no exception inside checkpointing
+        if self._can_stop and all(each is not None for each in self._outputs.values()):
             raise _AllRecorded
 
-    def checkpoint_activations(self, parts: int, blocks: str | None = None) -> None:
+    def checkpoint_activations(self, blocks: str | None = None) -> None:
         """blocks: recompute only the blocks that this regular expression matches."""
-        blocks = blocks or self.block_names
-        if blocks is None:
-            return super().checkpoint_activations(parts)  # which raises
-        images = _images_for(self)
-        self._splits, self._rows = (
-            parts,
-            watch(self, blocks, lambda twin: twin.final_feature(images)),
-        )
-        if not self._rows.rows:
-            super().checkpoint_activations(parts)
-        self._set_parts()
-        return None
-
-    def _set_parts(self) -> None:
-        if self._rows is not None:
-            parts = self._rows.split(self._splits, ends=self._recorded)
-            self._parts = set_parts(self, parts, self.stop_if_all_recorded)
+        names = blocks or self.block_names
+        self._recomputes = names is not None and recompute_blocks(self, names)
+        if not self._recomputes:
+            super().checkpoint_activations()
 
 
 class ByName(LibraryTrunk):
@@ -204,15 +197,6 @@ class ByName(LibraryTrunk):
     def library_weights(self, in_chans: int) -> dict[str, Tensor]:
         """Return the library's pretrained weights by the trunk's names; it may download them."""
         raise NotImplementedError
-
-
-def _images_for(network: nn.Module) -> Tensor:
-    """Return two images on the meta device, of a size that the network takes."""
-    first = next(each for each in network.modules() if isinstance(each, nn.Conv2d))
-    side = getattr(getattr(network, "patch_embed", None), "img_size", None)
-    side = side or getattr(network, "image_size", None) or SIDE
-    height, width = (side, side) if isinstance(side, int) else side
-    return torch.empty(2, first.in_channels, height, width, dtype=first.weight.dtype, device="meta")
 
 
 class _AllRecorded(Exception):
@@ -264,3 +248,31 @@ def _blocks_in(module: nn.Module, name: str, in_a_row: bool) -> Iterator[str]:
         return
     for key, child in module.named_children():
         yield from _blocks_in(child, f"{name}.{key}".lstrip("."), row)
+
+
+# ---- images of other than three channels
+
+# The initialisation of convolutions in torchvision and Classy Vision.
+by_fan_out: Callable[[Tensor], Tensor] = partial(
+    nn.init.kaiming_normal_, mode="fan_out", nonlinearity="relu"
+)
+
+
+def take_channels(
+    layer: nn.Module, in_chans: int, draw: Callable[[Tensor], Tensor] | None = None
+) -> nn.Conv2d:
+    """Return the layer if it takes `in_chans` channels, else a similar one that does.
+
+    draw: initialise the weights in place; by default as torch's convolutions.
+    """
+    assert isinstance(layer, nn.Conv2d)
+    if layer.in_channels == in_chans:
+        return layer
+    geometry: dict[str, Any] = {
+        name: getattr(layer, name) for name in ("kernel_size", "stride", "padding")
+    }
+    bias = layer.bias is not None
+    made = nn.Conv2d(in_chans, layer.out_channels, bias=bias, **geometry)
+    if draw is not None:
+        draw(made.weight)
+    return made

@@ -7,13 +7,17 @@ from typing import Any
 
 import torch
 from timm.layers.drop import DropPath
+from timm.layers.pos_embed import resample_abs_pos_embed
 from torch import Tensor, nn
+from torch.nn.functional import interpolate
 
 from sslengine.errors import ConfigError
 from sslengine.models.options import VisionTransformerOptions
 from sslengine.models.trunks.library import LibraryTrunk
 from sslengine.models.trunks.options import BeitOptions, SwinTransformerOptions, XcitOptions
 from sslengine.precision import widest
+
+Grid = tuple[int, int]  # rows, columns
 
 
 class PatchTrunk(LibraryTrunk):
@@ -26,42 +30,50 @@ class PatchTrunk(LibraryTrunk):
     def grid(self, x: Tensor) -> tuple[int, int]:
         return patch_grid(x, self.patch_size, self.section.rpartition(".")[2])
 
-    def as_map(self, patches: Tensor, x: Tensor) -> Tensor:
+    def make_map(self, patches: Tensor, x: Tensor) -> Tensor:
         """Reshape tokens N x L x D of images x to N x D x H x W."""
         return patches.mT.reshape(len(patches), -1, *self.grid(x))
 
 
-def image_arguments(
+def image_design(
     options: VisionTransformerOptions | BeitOptions | XcitOptions | SwinTransformerOptions,
 ) -> dict[str, Any]:
-    """Return the keyword arguments of timm's constructors."""
+    """Return arguments of timm's networks on patches that say which network it is."""
     return {
         "img_size": options.IMAGE_SIZE,
         "patch_size": options.PATCH_SIZE,
-        "num_classes": 0,
         "qkv_bias": options.QKV_BIAS,
-        "proj_drop_rate": options.DROPOUT_RATE,
-        "attn_drop_rate": options.ATTENTION_DROPOUT_RATE,
-        "drop_path_rate": options.DROP_PATH_RATE,
     }
 
 
-def block_arguments(
-    options: VisionTransformerOptions | BeitOptions | XcitOptions,
-) -> dict[str, Any]:
-    """Return the keyword arguments of networks whose blocks all have one width."""
+def block_design(options: VisionTransformerOptions | BeitOptions | XcitOptions) -> dict[str, Any]:
+    """Return the same of networks whose blocks all have one width."""
     return {
+        **image_design(options),
         "embed_dim": options.HIDDEN_DIM,
         "depth": options.NUM_LAYERS,
         "num_heads": options.NUM_HEADS,
-        "pos_drop_rate": options.DROPOUT_RATE,
+    }
+
+
+def drop_rates(
+    options: VisionTransformerOptions | BeitOptions | XcitOptions | SwinTransformerOptions,
+    **more: float,
+) -> dict[str, Any]:
+    """Return the arguments that count in training alone."""
+    return {
+        "proj_drop_rate": options.DROPOUT_RATE,
+        "attn_drop_rate": options.ATTENTION_DROPOUT_RATE,
+        "drop_path_rate": options.DROP_PATH_RATE,
+        **more,
     }
 
 
 def mlp_ratio(options: VisionTransformerOptions) -> float:
-    """Return timm's mlp_ratio. timm truncates width * ratio; + 0.5 prevents a rounding error."""
+    """Return timm's mlp_ratio. timm cuts width * ratio to a whole number."""
     width = 2 * options.MLP_DIM if options.SWIGLU else options.MLP_DIM  # timm counts both halves
-    return (width + 0.5) / options.HIDDEN_DIM
+    exact = width / options.HIDDEN_DIM
+    return exact if int(options.HIDDEN_DIM * exact) == width else (width + 0.5) / options.HIDDEN_DIM
 
 
 def patch_grid(x: Tensor, patch_size: int, section: str = "") -> tuple[int, int]:
@@ -148,3 +160,26 @@ class SinePositions(nn.Module):
             return self.table
         made = sine_positions(*grid, self.table.shape[-1], device=self.table.device)
         return made.to(self.table.dtype)
+
+
+def resampled(positions: Tensor, old: Grid, new: Grid, before: int = 0) -> Tensor:
+    """Resize learned positions, 1 x (before + patches) x D, to another number of patches.
+
+    Bicubically and smoothed, as timm does it. The gradient of that has no deterministic kernel on a
+    GPU: where torch is to be deterministic, the same is a product of matrices.
+    before: tokens ahead of the patches, which are kept.
+    """
+    if not torch.are_deterministic_algorithms_enabled() or old == new:
+        made: Tensor = resample_abs_pos_embed(positions, [*new], [*old], num_prefix_tokens=before)
+        return made
+    # Not in float32, which a GPU may round to TF32, and autocast to bfloat16.
+    wide = positions[0, before:].to(widest(positions.device)).unflatten(0, old)
+    rows, columns = (_matrix(*sides, wide) for sides in zip(old, new, strict=True))
+    patches = torch.einsum("ih,hwd,jw->ijd", rows, wide, columns).flatten(0, 1)
+    return torch.cat([positions[:, :before], patches[None].to(positions.dtype)], dim=1)
+
+
+def _matrix(old: int, new: int, like: Tensor) -> Tensor:
+    """Return new x old: what each of `new` places takes of each of `old` ones."""
+    each_alone = torch.eye(old, dtype=like.dtype, device=like.device)[None, None]
+    return interpolate(each_alone, (new, old), mode="bicubic", antialias=True)[0, 0]

@@ -18,8 +18,7 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 from torchvision.models.resnet import ResNet as TorchvisionResNet
 
 from sslengine.models.options import ResNetOptions
-from sslengine.models.trunks.inputs import by_fan_out
-from sslengine.models.trunks.library import Feature, LibraryTrunk, named
+from sslengine.models.trunks.library import Design, Feature, LibraryTrunk, by_fan_out, named
 from sslengine.registry import register_trunk
 
 
@@ -52,6 +51,7 @@ class ResNet(LibraryTrunk, TorchvisionResNet):  # type: ignore[misc] # Trunk's f
             setattr(self, f"layer{number}", self._make_layer(block, channels, blocks, stride))
         self.avgpool, self.fc = nn.AdaptiveAvgPool2d((1, 1)), cast(Any, nn.Identity())
         _initialise(self, options.ZERO_INIT_RESIDUAL)
+        self.designs = _designs(options)
         self.set_features(self.table)
 
 
@@ -70,3 +70,27 @@ def _initialise(trunk: nn.Module, zero_residual: bool) -> None:
         if zero_residual and isinstance(module, (BasicBlock, Bottleneck)):
             last = module.bn3 if isinstance(module, Bottleneck) else module.bn2
             nn.init.zeros_(last.weight)  # type: ignore[arg-type]
+
+
+def _designs(options: ResNetOptions) -> dict[str, Design | str]:
+    """Return what the libraries call it; a text: an option that their functions do not have."""
+    usual = {"WIDTH_MULTIPLIER": 1, "CHANNELS": [], "NORM": "BatchNorm", "LAYER4_STRIDE": 2}
+    for key, value in usual.items():
+        if getattr(options, key) != value:
+            return dict.fromkeys(("torchvision", "timm"), f"{key} {getattr(options, key)}")
+    names = {"torchvision": ("groups", "width_per_group"), "timm": ("cardinality", "base_width")}
+    groups = options.GROUPS, options.WIDTH_PER_GROUP
+    arguments: dict[str, dict[str, Any]] = {
+        library: {} if groups == (1, 64) else dict(zip(keys, groups, strict=True))
+        for library, keys in names.items()
+    }
+    found: dict[str, Design | str] = {
+        library: Design(f"resnet{options.DEPTH}", given) for library, given in arguments.items()
+    }
+    if options.BLOCKS or options.is_basic() != (options.DEPTH in (18, 34)) or options.DEPTH == 200:
+        stages, base = list(options.stages()), "resnet18" if options.is_basic() else "resnet50"
+        found["torchvision"] = f"BLOCKS {stages}"
+        found["timm"] = Design(base, {"layers": stages, **arguments["timm"]})
+    if options.STEM != "imagenet":
+        found["timm"] = f"STEM {options.STEM}"
+    return found

@@ -13,6 +13,8 @@ All are taken after the network's final norm. Extra inputs of the forward pass:
                 positions are added. The trunk has the token if a route passes the input
                 (`additional_keys: [mask]`), or after `add_mask_token(trunk)`.
     patches_at  M numbers, image * L + patch: lastPATCH has these patches only
+    shown       N x K numbers of patches: all others are removed after positions are added, as in
+                masked autoencoders; rotary positions are those of the patches that stay
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from sslengine.models.trunks.base import OUTPUT
 if TYPE_CHECKING:
     from sslengine.models.trunks.library import Feature, LibraryTrunk
 
-MASK, PATCHES_AT = "mask", "patches_at"
+MASK, PATCHES_AT, SHOWN = "mask", "patches_at", "shown"
 
 
 def add_mask_token(trunk: Any) -> None:
@@ -125,3 +127,51 @@ def tokens_of(trunk: Any, tokens: Tensor, kind: str) -> Tensor:
         return patches.mean(1)
     at = trunk.extra.get(PATCHES_AT)
     return patches if at is None else patches.flatten(0, 1).index_select(0, at)
+
+
+# ---- shown patches
+
+
+def can_show(network: nn.Module) -> bool:
+    """Tell whether timm's network drops patches at random at one place, `patch_drop`."""
+    from timm.models.vision_transformer import VisionTransformer  # the import takes a second
+
+    return isinstance(network, VisionTransformer) or _chooses_rotations(network)
+
+
+def _chooses_rotations(network: nn.Module) -> bool:
+    from timm.models.eva import Eva
+
+    return isinstance(network, Eva)
+
+
+def add_shown(trunk: Any) -> None:
+    """Give one of timm's vision transformers the extra input, and its `patch_size`, in pixels."""
+    trunk.patch_drop = ShownPatches(trunk, trunk.patch_drop)
+    trunk.patch_size = int(trunk.patch_embed.feat_ratio())
+    trunk.extra_inputs = (*trunk.extra_inputs, SHOWN)
+
+
+class ShownPatches(nn.Module):
+    def __init__(self, trunk: Any, at_random: nn.Module | None) -> None:
+        """at_random: timm's own, for passes that are not told what to show."""
+        super().__init__()
+        self.trunk: Any
+        vars(self)["trunk"] = trunk  # not as a submodule: the trunk contains this module
+        self.at_random = at_random
+        self.tells_places = _chooses_rotations(trunk)
+
+    def forward(self, tokens: Tensor) -> Any:
+        """Return the tokens that stay; for EVA also their places, by which it chooses rotations."""
+        shown = self.trunk.extra.get(SHOWN)
+        if shown is None and self.at_random is not None:
+            return self.at_random(tokens)
+        kept = tokens if shown is None else keep(tokens, shown, self.trunk.num_prefix_tokens)
+        return (kept, shown) if self.tells_places else kept
+
+
+def keep(tokens: Tensor, shown: Tensor, before: int) -> Tensor:
+    """Return of N x T x D the first `before` tokens, and the shown ones of the others."""
+    patches = tokens[:, before:]
+    kept = patches.gather(1, shown.unsqueeze(-1).expand(-1, -1, patches.shape[-1]))
+    return torch.cat([tokens[:, :before], kept], dim=1)

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
+from omegaconf import OmegaConf
 from torch import Tensor
 
+from sslengine import catalog  # noqa: F401 - declares the sections
+from sslengine.config.sections import schema
+from sslengine.models.options import ModelOptions
 from sslengine.models.trunks.base import Trunk
-from sslengine.models.vissl_names import from_vissl, to_vissl
+from sslengine.models.weights.names import read_vissl, write_vissl
+
+
+def options(*trees: dict[str, Any]) -> ModelOptions:
+    """Read the section MODEL of a YAML file."""
+    node = schema().MODEL
+    for each in (node, node.TRUNK):
+        OmegaConf.set_struct(each, False)
+    made = OmegaConf.to_object(OmegaConf.merge(node, *trees))
+    assert isinstance(made, ModelOptions)
+    return made
 
 
 def features(trunk: Trunk, size: tuple[int, int]) -> dict[str, Tensor]:
@@ -27,12 +42,12 @@ TWO_SIZES = ((32, 32), (64, 32))
 
 
 def checkpointing_changes_nothing(
-    trunk: Trunk, parts: int, sizes: tuple[tuple[int, int], ...] = TWO_SIZES
+    trunk: Trunk, sizes: tuple[tuple[int, int], ...] = TWO_SIZES
 ) -> None:
     """Neither gradients nor running statistics, dropout and crops of two sizes included."""
     plain = trunk.double().train()
     recomputing = copy.deepcopy(plain)
-    recomputing.checkpoint_activations(parts)
+    recomputing.checkpoint_activations()
     crops = [torch.randn(3, 3, *size, dtype=torch.float64) for size in sizes]
     names = plain.feature_names[-2:]
     grads = []
@@ -49,7 +64,7 @@ def checkpointing_changes_nothing(
 
 
 def recomputes(trunk: Trunk, module: torch.nn.Module, size: tuple[int, int] = (32, 32)) -> bool:
-    """Whether `module` runs a second time in the backward pass."""
+    """Tell whether `module` runs a second time in the backward pass, and once without gradients."""
     runs: list[int] = []
     module.register_forward_hook(lambda *_: runs.append(1))
     trunk(torch.randn(2, 3, *size))[0].sum().backward()
@@ -57,8 +72,8 @@ def recomputes(trunk: Trunk, module: torch.nn.Module, size: tuple[int, int] = (3
 
 
 def names_round_trip(trunk: Trunk) -> None:
-    theirs, ours = to_vissl(trunk), trunk.state_dict()
-    back = from_vissl(trunk, theirs)
+    theirs, ours = write_vissl(trunk), trunk.state_dict()
+    back = read_vissl(trunk, theirs)
     assert back.keys() == ours.keys()
     assert all(torch.equal(back[name], tensor) for name, tensor in ours.items())
-    assert from_vissl(trunk, ours) == ours
+    assert read_vissl(trunk, ours) == ours

@@ -9,9 +9,8 @@ from timm.models.beit import Beit as TimmBeit
 from torch import Tensor, nn
 
 from sslengine.contrib.trunks.beit import Beit
-from sslengine.errors import ConfigError
 from sslengine.models.trunks.options import BeitOptions
-from sslengine.models.vissl_names import from_vissl, to_vissl
+from sslengine.models.weights.names import read_vissl, write_vissl
 
 from . import checks
 
@@ -147,30 +146,18 @@ def test_options() -> None:
     assert scaled.gamma_2.tolist() == pytest.approx([1e-5] * WIDTH)
 
 
-@pytest.mark.parametrize(
-    ("size", "problem"),
-    [
-        ((48, 48), r"BEIT\.IMAGE_SIZE: it is 32, but images are 48 x 48"),
-        ((32, 30), r"BEIT\.PATCH_SIZE: 8 does not divide images of 32 x 30"),
-    ],
-)
-def test_images_of_another_size(size: tuple[int, int], problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem):
-        trunk()(torch.randn(1, 3, *size))
-
-
 @pytest.mark.parametrize("places", PLACES)
 def test_vissl_names_are_those_of_the_authors(places: str) -> None:
     """timm reads the authors' files, which hold the index of relative positions too."""
     ours, other = PLACES[places]
     model = randomised(trunk(QKV_BIAS=True, INIT_VALUES=0.1, USE_MEAN_POOLING=False, **ours))
     checks.names_round_trip(model)
-    named = to_vissl(model)
+    named = write_vissl(model)
     assert {"norm.bias", "blocks.0.attn.q_bias", "blocks.2.gamma_1", "cls_token"} <= named.keys()
     index = timm.models.beit.gen_relative_position_index((4, 4))
     saved = {**named, "rel_pos_bias.relative_position_index": index}
     saved["blocks.0.attn.relative_position_index"] = index
-    assert from_vissl(model, saved).keys() == model.state_dict().keys()
+    assert read_vissl(model, saved).keys() == model.state_dict().keys()
     state = timm.models.beit.checkpoint_filter_fn({"model": saved}, model)
     library = theirs(state, qkv_bias=True, init_values=0.1, **other)
     x = torch.randn(2, 3, 32, 32)

@@ -15,7 +15,7 @@ from sslengine.errors import ConfigError
 from sslengine.models.build import build_trunk
 from sslengine.models.options import ModelOptions, TrunkOptions, VisionTransformerOptions
 from sslengine.models.trunks.library_options import TimmOptions
-from sslengine.models.trunks.patches import patch_grid, set_attention_scale
+from sslengine.models.trunks.patches import patch_grid
 from sslengine.models.trunks.tokens import add_mask_token
 from sslengine.models.trunks.vision_transformer import VisionTransformer
 from tests.models.trunks.test_tokens import NETWORKS, built
@@ -27,15 +27,6 @@ def test_patch_grid() -> None:
     for size in ((32, 47), (31, 48)):
         with pytest.raises(ConfigError, match=r"TRUNK\.BEIT\.PATCH_SIZE: 16 does not divide"):
             patch_grid(torch.zeros(1, 3, *size), 16, "BEIT")
-
-
-def test_set_attention_scale() -> None:
-    class Attention:
-        fused_attn, scale = True, 0.5
-
-    attentions = [Attention(), Attention()]
-    set_attention_scale(attentions, 2.0)
-    assert all((each.fused_attn, each.scale) == (False, 2.0) for each in attentions)
 
 
 # ---- Stems of the vision transformer: what a token sees of its neighbours, and the number of
@@ -108,14 +99,6 @@ def test_sizes_and_masks(stem: str) -> None:
     changed[..., 8:16, 8:16] = other[..., 8:16, 8:16]
     first, second = (ours(x, ["lastBLK"], mask=mask)[0] for x in (image, changed))
     assert torch.equal(first, second) == (stem == "mlp")
-
-
-def test_it_is_chosen_by_name() -> None:
-    options = VisionTransformerOptions(**SMALL, STEM="conv", PATCH_SIZE=8)  # type: ignore[arg-type]
-    built = build_trunk(
-        ModelOptions(TRUNK=TrunkOptions("vision_transformer", VISION_TRANSFORMERS=options))
-    )
-    assert "patch_embed.proj.0.weight" in dict(built.named_parameters())
 
 
 def test_mistakes() -> None:

@@ -10,7 +10,7 @@ import torch
 from timm.layers.pos_embed import resample_abs_pos_embed
 from torch import Tensor
 
-from sslengine.models.trunks.resampled import resampled
+from sslengine.models.trunks.patches import resampled
 from tests.models.trunks.test_transformers import trunk_convit as convit
 from tests.models.trunks.test_vision_transformer import trunk as vision_transformer
 

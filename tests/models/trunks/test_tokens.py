@@ -19,7 +19,6 @@ from sslengine.models.options import (
     TrunkOptions,
     VisionTransformerOptions,
 )
-from sslengine.models.trunks.library import LibraryTrunk
 from sslengine.models.trunks.library_options import TimmOptions
 
 SMALL: dict[str, Any] = {
@@ -225,16 +224,6 @@ def test_registers_layer_scale_and_gates_are_those_of_timm(x: Tensor) -> None:
         found, (tokens[:, 0], tokens[:, 1:5], tokens[:, 5:], tokens), strict=True
     ):
         torch.testing.assert_close(ours_of, part)
-
-
-def test_all_blocks_with_one_rate_of_stochastic_depth() -> None:
-    rates = VisionTransformerOptions(**OURS, DROP_PATH_RATE=0.3, DROP_PATH_UNIFORM=True)
-    trunk: Any = build_trunk(
-        ModelOptions(TRUNK=TrunkOptions("vision_transformer", VISION_TRANSFORMERS=rates))
-    )
-    assert isinstance(trunk, LibraryTrunk)
-    assert [each.drop_path2.drop_prob for each in trunk.blocks] == [0.3, 0.3]
-    assert list(VisionTransformerOptions(DROP_PATH_UNIFORM=True).check())
 
 
 @pytest.mark.parametrize("name", ["vit", "rope", "beit"])

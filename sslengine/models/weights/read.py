@@ -21,20 +21,18 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from sslengine.data.decode.files import kind_of
+from sslengine.data.decode.files import how_far, kind_of
 from sslengine.distributed.shard_files import Peers, is_folder_of_shards, read_folder
-from sslengine.errors import CheckpointError
+from sslengine.errors import CheckpointError, MissingCheckpointError
+from sslengine.models.options import WeightsInitOptions
 from sslengine.trust import expect_trust, search_current_folder
 
-TRUST_PICKLE = "config.MODEL.WEIGHTS_INIT.TRUST_PICKLE"
-
-
-class NeedsCodeError(CheckpointError):
-    """The file holds more than tensors and plain containers."""
-
+WHERE = "config.MODEL.WEIGHTS_INIT"
+TRUST_PICKLE = f"{WHERE}.TRUST_PICKLE"
+# Advice for a run's weights, which a teacher's have no keys for.
+TO_TRUST = f" Only if it is your own: --trust-pickle ({TRUST_PICKLE}=true)."
 
 _LFS = b"version https://git-lfs"
-_ADVICE = ("Weights only load failed", "Please file an issue", "Check the documentation")
 _TYPE = re.compile(r"GLOBAL ['\"]?([\w.]+)")
 # Files with a network's weights in the folders of timm, transformers and lightly-train, and the
 # newest checkpoint of a run. The first that is there is read.
@@ -47,28 +45,94 @@ _IN_FOLDERS = (
     "exported_models/exported_last.pt",
 )
 _SETTINGS = (
-    "argparse.Namespace",
-    "numpy._core.multiarray.scalar",
-    "numpy.core.multiarray.scalar",
-    "numpy.dtype",
-    "omegaconf.base.ContainerMetadata",
-    "omegaconf.base.Metadata",
-    "omegaconf.dictconfig.DictConfig",
-    "omegaconf.listconfig.ListConfig",
+    "argparse.Namespace", "numpy._core.multiarray.scalar", "numpy.core.multiarray.scalar",
+    "numpy.dtype", "omegaconf.base.ContainerMetadata", "omegaconf.base.Metadata",
+    "omegaconf.dictconfig.DictConfig", "omegaconf.listconfig.ListConfig",
     *(f"omegaconf.nodes.{kind}Node" for kind in ("Any", "Boolean", "Float", "Integer", "String")),
-    "pathlib.PosixPath",
-    "pathlib._local.PosixPath",
-    "typing.Any",
-)
-
-
-# The same as a dict, or its type alone.
+    "pathlib.PosixPath", "pathlib._local.PosixPath", "typing.Any",
+)  # fmt: skip
+# What is the same as a dict, or its type alone.
 _DICTS = (
     "lightning.fabric.utilities.data.AttributeDict",
     "lightning_fabric.utilities.data.AttributeDict",
     "pytorch_lightning.utilities.parsing.AttributeDict",
 )
 _TYPES = (dict, list, int, float, str, bool)
+
+
+class NeedsCodeError(CheckpointError):
+    """The file holds more than tensors and plain containers."""
+
+
+def expect_params_file(weights: WeightsInitOptions) -> None:
+    """Raise if PARAMS_FILE names nothing that is there."""
+    path = weights.PARAMS_FILE
+    if "://" in path or path.startswith("hf-hub:"):
+        raise MissingCheckpointError(
+            f"{WHERE}.PARAMS_FILE: {path} is an address; download the file and give its path."
+        )
+    if not Path(path).exists():
+        raise MissingCheckpointError(
+            f"{WHERE}.PARAMS_FILE: there is no file {path!r}: {how_far(Path(path))}"
+        )
+
+
+def read_params_file(weights: WeightsInitOptions) -> Any:
+    """Return what PARAMS_FILE holds."""
+    expect_params_file(weights)
+    try:
+        return read_network(Path(weights.PARAMS_FILE), weights.TRUST_PICKLE)
+    except CheckpointError as error:
+        advice = (
+            f" Load it where it was made and save the tensors alone: torch.save("
+            f"model.state_dict(), ...).{TO_TRUST}"
+        )
+        more = advice if isinstance(error, NeedsCodeError) else ""
+        raise CheckpointError(f"{WHERE}.PARAMS_FILE: {error}{more}") from error
+
+
+def read_network(path: Path, trusted: bool = False) -> Any:
+    """Read a file, or a folder, of which only the weights are wanted."""
+    path = _find_file(path)
+    if path.name.endswith(".index.json"):
+        parts = [read_network(path.parent / file, trusted) for file in _list_parts(path)]
+        return {name: tensor for part in parts for name, tensor in part.items()}
+    with nullcontext() if trusted else _ignore_settings():
+        # A run's newest checkpoint is a link, to a folder where it is sharded.
+        content = read_weights(path.resolve() if path.suffix == ".torch" else path, trusted)
+    return content.state_dict() if isinstance(content, nn.Module) else content
+
+
+def list_files(path: Path) -> list[Path]:
+    """Return what `read_network` reads: of a folder the file, or the files of a large model."""
+    file = _find_file(path)
+    if file.name.endswith(".index.json"):
+        return [file.parent / name for name in _list_parts(file)]
+    return [file]
+
+
+def _find_file(path: Path) -> Path:
+    if not path.is_dir() or is_folder_of_shards(path):
+        return path
+    for name in _IN_FOLDERS:
+        if (path / name).exists():
+            return path / name
+    raise CheckpointError(
+        f"the folder {str(path)!r} holds no weights: expected one of {', '.join(_IN_FOLDERS)}."
+    )
+
+
+def _list_parts(index: Path) -> list[str]:
+    """Return the files that a large model's index lists."""
+    expect_file(index)
+    try:
+        files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        outside = [file for file in files if Path(file).name != file]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{index} is damaged or no index of weights: {error!r}") from error
+    if outside:
+        raise CheckpointError(f"{index} names {outside[0]!r}, which is not in its folder.")
+    return files
 
 
 class _Settings:
@@ -81,67 +145,16 @@ class _Settings:
         pass
 
 
-def read_network(path: Path, trusted: bool = False) -> Any:
-    """A file, or a folder, of which only the weights are wanted."""
-    if not path.is_dir() or is_folder_of_shards(path):
-        return _read_file(path, trusted)
-    for name in _IN_FOLDERS:
-        file = path / name
-        if file.exists():
-            return _read_file(file, trusted)
-    raise CheckpointError(
-        f"the folder {str(path)!r} holds no weights: expected one of {', '.join(_IN_FOLDERS)}."
-    )
-
-
-def files_of(path: Path) -> list[Path]:
-    """What `read_network` reads: of a folder the file, or the files of a large model."""
-    if not path.is_dir() or is_folder_of_shards(path):
-        return [path]
-    found = next(path / name for name in _IN_FOLDERS if (path / name).exists())
-    return [found.parent / name for name in _parts(found)] if found.suffix == ".json" else [found]
-
-
-def _read_file(path: Path, trusted: bool) -> Any:
-    if path.name.endswith(".index.json"):
-        return _read_parts(path, trusted)
-    with nullcontext() if trusted else _without_settings():
-        # A run's newest checkpoint is a link, to a folder where it is sharded.
-        content = read_weights(path.resolve() if path.suffix == ".torch" else path, trusted)
-    return content.state_dict() if isinstance(content, nn.Module) else content
-
-
-def _read_parts(index: Path, trusted: bool) -> dict[str, Any]:
-    return {
-        name: tensor
-        for file in _parts(index)
-        for name, tensor in _read_file(index.parent / file, trusted).items()
-    }
-
-
-def _parts(index: Path) -> list[str]:
-    """The files that a large model's index lists."""
-    expect_file(index)
-    try:
-        files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        outside = [file for file in files if Path(file).name != file]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{index} is damaged or no index of weights: {error!r}") from error
-    if outside:
-        raise CheckpointError(f"{index} names {outside[0]!r}, which is not in its folder.")
-    return files
-
-
-def _empty_dict(*of: Any) -> dict[Any, Any]:
+def _make_empty_dict(*of: Any) -> dict[Any, Any]:
     return {}
 
 
 @contextmanager
-def _without_settings() -> Iterator[None]:
+def _ignore_settings() -> Iterator[None]:
     stand_ins: list[Any] = [(_Settings, name) for name in _SETTINGS]
     stand_ins += [(dict, name) for name in _DICTS]
     stand_ins += [(each, f"builtins.{each.__name__}") for each in _TYPES]
-    stand_ins.append((_empty_dict, "collections.defaultdict"))
+    stand_ins.append((_make_empty_dict, "collections.defaultdict"))
     with torch.serialization.safe_globals(stand_ins):
         yield
 
@@ -160,7 +173,7 @@ def weights_only() -> Iterator[None]:
 
 
 def read_weights(path: Path, trusted: bool = False, peers: Peers | None = None) -> Any:
-    """What torch.save wrote, safetensors by the file's name, or a folder of shards. On the CPU.
+    """Read on the CPU what torch.save wrote, safetensors by name, or a folder of shards.
 
     trusted: any pickle, and with it any code that it holds.
     peers: the ranks of a sharded run. Of a folder they get their shares; a file is mapped
@@ -179,17 +192,7 @@ def read_weights(path: Path, trusted: bool = False, peers: Peers | None = None) 
         return torch.load(path, map_location="cpu", weights_only=not trusted, mmap=mapped)
     except pickle.UnpicklingError as error:
         raise _refusal(path, str(error)) from error
-    except ModuleNotFoundError as error:
-        raise CheckpointError(
-            f"{path} holds objects of {error.name}, which is not installed here. Install it, or "
-            f"save the tensors alone where it is: torch.save(model.state_dict(), ...)."
-        ) from error
     except Exception as error:  # bytes that are no pickle raise anything
-        if "TorchScript" in str(error):
-            raise CheckpointError(
-                f"{path} is a program of TorchScript. Save its tensors alone: "
-                f"torch.save(torch.jit.load(FILE).state_dict(), ...)."
-            ) from error
         raise CheckpointError(
             f"{path} is damaged or no weights file: {first_line(error)}"
         ) from error
@@ -219,19 +222,14 @@ def _read_shards(folder: Path, peers: Peers | None) -> Any:
 
 
 def _refusal(path: Path, says: str) -> CheckpointError:
-    """torch's own text recommends to try again without the restriction."""
+    """Return an error without torch's advice to try again without the restriction."""
     kind = _TYPE.search(says)
     if kind is None:
-        return CheckpointError(f"{path} is damaged or no weights file: {_reason(says)}")
+        return CheckpointError(f"{path} is damaged or no weights file.")
     return NeedsCodeError(
         f"{path} holds an object of {kind[1]}, which needs code to load, and a file is not trusted "
         f"with that: no code was run."
     )
-
-
-def _reason(says: str) -> str:
-    told = [line for line in says.splitlines() if line and not line.startswith(_ADVICE)]
-    return told[-1] if told else says
 
 
 def first_line(error: Exception) -> str:
