@@ -39,9 +39,10 @@ from sslengine.meters.base import build_meters
 from sslengine.methods.base import callbacks
 from sslengine.methods.foreign import takes_sample
 from sslengine.methods.supervised import BinaryCrossEntropyLoss, CrossEntropyLoss
-from sslengine.methods.whole import compute_networks_in, owns_network
+from sslengine.methods.whole import owns_network
 from sslengine.models.model import Model
 from sslengine.models.parts import heads_of
+from sslengine.models.view_trunk import compute_networks_in
 from sslengine.optim.build import build_optimizer
 from sslengine.optim.learner import expect_owners, learner_of
 from sslengine.optim.options import OptimizerOptions

@@ -219,8 +219,6 @@ def noise_contrastive(
     h(i, f) = P(i | f) / (P(i | f) + m / n)                              (eq. 6)
     J = -log h(i, f) - sum over m drawn rows j of log(1 - h(j, f))       (eq. 7)
     Z = n / m * sum over m drawn rows j of exp(s_j)                      (eq. 8)
-
-    log h is log-sigmoid(s - log(Z m / n)), log(1 - h) that of the negative argument.
     """
     odds = log_partition + math.log(negatives.shape[1] / num_samples)
     return -F.logsigmoid(positives - odds) - F.logsigmoid(odds - negatives).sum(dim=1)

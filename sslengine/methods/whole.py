@@ -1,18 +1,13 @@
-"""Methods that own their network: heads, teacher, queue and loss stand in one class.
+"""Methods that own their network: heads, teacher, queue and loss are in one class.
 
-    class SimCLR(Method):
-        def __init__(self, trunk: ViewTrunk, dim: int = 128, temperature: float = 0.1): ...
-        def forward(self, batch: Batch, step: Step) -> Tensor: ...
-
-The argument `trunk` makes a class one of these; its other arguments are options.
+The argument `trunk` of `__init__` makes a class one of these; its other arguments are options.
 Networks compute in the run's precision and return float32. toolbox.py has their parts.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,8 +15,7 @@ from torch import Tensor, nn
 
 from sslengine.methods.teacher import Schedule, Teacher
 from sslengine.models.momentum import rank_0_statistics
-from sslengine.models.view_trunk import ViewTrunk, parameters_with_trunk
-from sslengine.precision import Precision
+from sslengine.models.view_trunk import ViewTrunk
 
 
 def owns_network(method: Any) -> bool:
@@ -78,27 +72,3 @@ class EMA(Teacher):
         if self.training and not self._alone:
             rank_0_statistics(self.module)
         return output
-
-
-def compute_networks_in(precision: Precision, method: nn.Module) -> None:
-    """Let the networks of a method compute in the run's precision, and return float32."""
-    for network in networks_of(method) if precision.mixed else ():
-        entered: list[AbstractContextManager[Any]] = []
-
-        def enter(module: Any, inputs: Any, entered: Any = entered) -> None:
-            entered.append(precision.autocast())
-            entered[-1].__enter__()
-
-        def leave(module: Any, inputs: Any, output: Any, entered: Any = entered) -> Any:
-            entered.pop().__exit__(None, None, None)
-            return precision.as_full(output)
-
-        network.register_forward_pre_hook(enter)
-        network.register_forward_hook(leave, always_call=True)
-
-
-def networks_of(method: nn.Module) -> Iterator[nn.Module]:
-    """Yield the parts of a method that have parameters or a trunk."""
-    for part in method.children():
-        if next(parameters_with_trunk(part), None) is not None:
-            yield part

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from sslengine.models.build import known_heads
 from sslengine.models.model import Model
 from sslengine.models.options import HeadOptions, ModelOptions
+from sslengine.precision import Precision
 
 
 class ViewTrunk(Model):
@@ -67,3 +69,27 @@ def parameters_with_trunk(module: nn.Module) -> Iterator[nn.Parameter]:
             if id(parameter) not in seen:
                 seen.add(id(parameter))
                 yield parameter
+
+
+def compute_networks_in(precision: Precision, method: nn.Module) -> None:
+    """Let the networks of a method compute in the run's precision, and return float32."""
+    for network in networks_of(method) if precision.mixed else ():
+        entered: list[AbstractContextManager[Any]] = []
+
+        def enter(module: Any, inputs: Any, entered: Any = entered) -> None:
+            entered.append(precision.autocast())
+            entered[-1].__enter__()
+
+        def leave(module: Any, inputs: Any, output: Any, entered: Any = entered) -> Any:
+            entered.pop().__exit__(None, None, None)
+            return precision.as_full(output)
+
+        network.register_forward_pre_hook(enter)
+        network.register_forward_hook(leave, always_call=True)
+
+
+def networks_of(method: nn.Module) -> Iterator[nn.Module]:
+    """Yield the parts of a method that have parameters or a trunk."""
+    for part in method.children():
+        if next(parameters_with_trunk(part), None) is not None:
+            yield part
