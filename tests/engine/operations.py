@@ -42,9 +42,9 @@ class Operations(TorchDispatchMode):
 class Case(Begun):
     """A quickstart run before its second step, with the batch of that step."""
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, folder: Path, *changes: str) -> None:
         often = "config.LOG_FREQUENCY=1000"
-        run = resolve([f"config=quickstart/{name}", *TWO_STEPS, often, *needed(name)])
+        run = resolve([f"config=quickstart/{name}", *TWO_STEPS, often, *needed(name), *changes])
         cpu = torch.device("cpu")
         self.task = SelfSupervisionTask(run.config, folder, cpu, hooks=[], services=Services())
         self.begin()
