@@ -87,7 +87,9 @@ def test_single_precision_first_is_as_exact(
 def test_large_numbers_are_rounded_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logistic, "LARGE", 0)
     assert logistic._tolerance_in_single(samples(), 1e-5) == 0.9e-5
-    assert logistic._tolerance_in_single(samples(50 + FEATURES), 1e-5) == pytest.approx(5e-5, rel=0.1)
+    assert logistic._tolerance_in_single(samples(50 + FEATURES), 1e-5) == pytest.approx(
+        5e-5, rel=0.1
+    )
     assert logistic._tolerance_in_single(samples(1000 + FEATURES), 1e-5) == 0
 
 
