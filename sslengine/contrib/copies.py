@@ -73,7 +73,7 @@ def _have_images(folder: Path) -> bool:
 @PROTOCOLS.register("copies")
 def judge_copies(judged: Judged) -> Found:
     """Collective."""
-    options: CopiesOptions = judged.options.COPIES
+    options: CopiesOptions = judged.copies
     if not options.PATH:
         raise DataError(f"{WHERE}.PATH names no folder of originals and copies.")
     images = read_copies(Path(options.PATH))
@@ -130,7 +130,7 @@ class _Maker:
 
     @classmethod
     def of(cls, judged: Judged) -> _Maker:
-        options: CopiesOptions = judged.options.COPIES
+        options: CopiesOptions = judged.copies
         side = options.SIDE
         resized = {"name": "Resize", "size": [side, side], "interpolation": 3}
         trunk = judged_trunk(judged)

@@ -42,7 +42,7 @@ Counts = dict[tuple[str, int], Tensor]
 def judge_corruptions(judged: Judged) -> Found:
     if judged.test != "TEST":
         raise DataError("there are no test images.")
-    options: CorruptionOptions = judged.options.CORRUPTIONS
+    options: CorruptionOptions = judged.corruptions
     given = find_probes(judged)
     probes, about, outcomes = given.fitted, given.about, given.without
     counts: dict[Key, Counts] = {key: {} for key in probes}

@@ -86,13 +86,11 @@ WHERE = "config.EVALUATE.DOMAIN_COLUMN"
 @PROTOCOLS.register("domains")
 def judge_domains(judged: Judged) -> Found:
     """Judge domains, without labelled test images those of TRAIN. Collective."""
-    if not judged.options.DOMAIN_COLUMN:
+    if not judged.domain_column:
         raise DataError(f"{WHERE} names no column of the images' table.")
     if all(each.labels is None for each in judged.sets):
         raise DataError("the images have no labels.")
-    columns = {
-        split: _column(each, judged.options.DOMAIN_COLUMN) for split, each in judged.splits.items()
-    }
+    columns = {split: _column(each, judged.domain_column) for split, each in judged.splits.items()}
     found: Found = {}
     for each in judged.sets:
         assert each.labels is not None

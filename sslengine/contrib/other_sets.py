@@ -145,12 +145,12 @@ class _Tested:
 @PROTOCOLS.register("other_sets")
 def judge_other_sets(judged: Judged) -> Found:
     """Judge each set: what one lacks does not stop the others. Collective."""
-    if not judged.options.OTHER_SETS:
+    if not judged.other_sets:
         raise DataError("config.EVALUATE.OTHER_SETS names no set of images.")
     probes = find_probes(judged)
     known = Known.of(judged.splits["TRAIN"].classes[0])
     tested, notes = {}, []
-    for name, options in judged.options.OTHER_SETS.items():
+    for name, options in judged.other_sets.items():
         try:
             tested[name] = _tested(judged, options, known)
             notes += [f"{name}: {note}" for note in [tested[name].note] if note]

@@ -45,9 +45,9 @@ def _judge(judged: Judged, network: Network, maps: Maps) -> Outcome:
     train, test = (maps.read(split, network) for split in ("TRAIN", "TEST"))
     wanted = torch.from_numpy(np.stack([*maps.read_masks("TRAIN", network, size)]))
     shown = [torch.from_numpy(each) for each in maps.read_masks("TEST", network)]
-    options: DenseOptions = judged.options.DENSE
+    options: DenseOptions = judged.dense
     outcome = segmentation(
-        train, wanted, test, shown, judged.options.SEGMENTATION, options.IGNORED, judged.run.device
+        train, wanted, test, shown, judged.segmentation, options.IGNORED, judged.run.device
     )
     about = maps.about(network, train, test)
     return replace(outcome, details={**outcome.details, **about})

@@ -98,7 +98,7 @@ Measured = dict[str, list[tuple[float, float]]]
 @PROTOCOLS.register("videos")
 def judge_videos(judged: Judged) -> Found:
     """Collective. What one video lacks does not stop the others."""
-    options: VideosOptions = judged.options.VIDEOS
+    options: VideosOptions = judged.videos
     if not options.PATH:
         raise DataError(f"{WHERE}.PATH names no folder of videos, laid out as DAVIS-2017.")
     videos = read_videos(Path(options.PATH))
@@ -187,7 +187,7 @@ class _Carrier:
 
     def _size(self, video: Video) -> tuple[int, int]:
         """Height and width of the resized frames."""
-        options: VideosOptions = self.judged.options.VIDEOS
+        options: VideosOptions = self.judged.videos
         high, wide = size_of(open_image(video.frames[0], self.decoder))
         ratio = max(high, wide) / min(high, wide)
         several = int(options.SIDE * ratio) // options.MULTIPLE

@@ -43,7 +43,7 @@ def judge_dense(judged: Judged) -> Found:
 
 def _judge(judged: Judged, network: Network, maps: Maps) -> Outcome:
     (train, known), (test, wanted) = (_read_masks(maps, each, network) for each in maps.splits)
-    options: DenseOptions = judged.options.DENSE
+    options: DenseOptions = judged.dense
     outcome = dense(train, known, test, wanted, options.IGNORED, judged.run.device)
     return replace(outcome, details={**outcome.details, **maps.about(network, train, test)})
 
@@ -98,7 +98,7 @@ def stored_maps(judged: Judged) -> Maps:
     """Collective."""
     if judged.test != "TEST":
         raise DataError("there are no test images.")
-    options: DenseOptions = judged.options.DENSE
+    options: DenseOptions = judged.dense
     masks = {split: Masks(judged, split) for split in ("TRAIN", "TEST")}
     for split, each in masks.items():
         each.read(judged.splits[split].dataset, 0)  # before the features are computed
@@ -119,7 +119,7 @@ def stored_maps(judged: Judged) -> Maps:
 
 
 def _some(judged: Judged, split: str) -> dict[str, Any]:
-    options: DenseOptions = judged.options.DENSE
+    options: DenseOptions = judged.dense
     limit, count = options.IMAGES, len(judged.splits[split].dataset)
     return {f"DATA.{split}.DATA_LIMIT": limit} if 0 < limit < count else {}
 

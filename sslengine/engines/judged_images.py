@@ -16,8 +16,15 @@ from sslengine.errors import DataError
 from sslengine.evaluate.answers import expect_probe
 from sslengine.evaluate.linear import Fitted
 from sslengine.evaluate.options import (
+    CopiesOptions,
+    CorruptionOptions,
+    DenseOptions,
     EvaluateOptions,
     LinearProbeOptions,
+    OtherSetOptions,
+    OutsideOptions,
+    SegmentationOptions,
+    VideosOptions,
 )
 from sslengine.evaluate.outcome import Outcome
 
@@ -43,6 +50,38 @@ class Judged:
     weights: str
     # Of `sets`, by the labels.
     scores: Sequence[Score] = ()
+
+    @property
+    def outside(self) -> OutsideOptions:
+        return self.options.OUTSIDE
+
+    @property
+    def dense(self) -> DenseOptions:
+        return self.options.DENSE
+
+    @property
+    def segmentation(self) -> SegmentationOptions:
+        return self.options.SEGMENTATION
+
+    @property
+    def videos(self) -> VideosOptions:
+        return self.options.VIDEOS
+
+    @property
+    def corruptions(self) -> CorruptionOptions:
+        return self.options.CORRUPTIONS
+
+    @property
+    def other_sets(self) -> Mapping[str, OtherSetOptions]:
+        return self.options.OTHER_SETS
+
+    @property
+    def domain_column(self) -> str:
+        return self.options.DOMAIN_COLUMN
+
+    @property
+    def copies(self) -> CopiesOptions:
+        return self.options.COPIES
 
     @property
     def test(self) -> str:

@@ -106,7 +106,7 @@ class Masks:
 
     def __init__(self, judged: Judged, split: str) -> None:
         self.key = f"config.EVALUATE.DENSE.MASKS_{split}"
-        options: DenseOptions = judged.options.DENSE
+        options: DenseOptions = judged.dense
         self.folder = {"TRAIN": options.MASKS_TRAIN, "TEST": options.MASKS_TEST}[split]
         self.images = (getattr(read(judged.run.config, DataOptions), split).DATA_PATHS or [""])[0]
 

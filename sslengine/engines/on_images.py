@@ -44,7 +44,7 @@ ACCEPTED = 0.95
 @PROTOCOLS.register("out_of_set")
 def judge_outside(judged: Judged) -> Found:
     """Separate the images of EVALUATE.OUTSIDE from the test images."""
-    outside: OutsideOptions = judged.options.OUTSIDE
+    outside: OutsideOptions = judged.outside
     if not outside.SOURCE:
         raise DataError("config.EVALUATE.OUTSIDE.SOURCE names no other set of images.")
     values = {

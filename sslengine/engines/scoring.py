@@ -123,6 +123,7 @@ class Asked:
                 except DataError as error:  # the other scores are still reported
                     log.warning("%s", error)
                     texts.append(str(error))
+                    score.probe = str(error)
                 for text in texts:
                     said.setdefault(text, []).append(f"{each.features}, {each.layer}")
                 write(scores)
@@ -216,11 +217,7 @@ class Asked:
         train, labels, test, wanted = (_near(one) for one in each.labelled)
         probe = linear_probe_many if labels.ndim > 1 else linear_probe
         how: dict[str, Any] = {"device": self.device, "over_ranks": True, "groups": each.groups}
-        try:
-            score.probe = found = probe(train, labels, test, wanted, self.probe, **how)
-        except DataError as reason:
-            score.probe = str(reason)
-            raise
+        score.probe = found = probe(train, labels, test, wanted, self.probe, **how)
         score.linear = found.test_accuracy
         score.intervals["linear"] = found.interval or wilson(found.test_accuracy, len(wanted))
         score.about["chosen_on"] = {"linear": found.chosen_on}

@@ -27,6 +27,7 @@ from sslengine.evaluate.outcome import Outcome, protocol
 BINS = 15
 # A linear probe; why there is none; None: the images have no labels.
 Probed = ProbeResult | str | None
+NO_LABELS = "the images have no labels."
 
 
 @dataclass(frozen=True)
@@ -70,11 +71,9 @@ class PerClass:
 
 def expect_probe(probe: Probed) -> tuple[ProbeResult, Fitted]:
     """Return the probe and its classifier; DataError: why there is none."""
-    if not isinstance(probe, ProbeResult):
-        raise DataError(probe or "the images have no labels.")
-    if probe.fitted is None:
-        raise DataError(SEVERAL)
-    return probe, probe.fitted
+    if isinstance(probe, ProbeResult) and probe.fitted is not None:
+        return probe, probe.fitted
+    raise DataError(SEVERAL if isinstance(probe, ProbeResult) else probe or NO_LABELS)
 
 
 @protocol("Classes")

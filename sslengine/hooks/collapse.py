@@ -38,11 +38,7 @@ from sslengine.atomic import append
 from sslengine.distributed.collectives import any_rank
 from sslengine.distributed.ranks import is_primary
 from sslengine.errors import CollapseError, NonFiniteLossError
-from sslengine.evaluate.label_free.spectrum import (
-    compute_rankme,
-    feature_std,
-    relative_spectrum,
-)
+from sslengine.evaluate.label_free import spectrum
 from sslengine.hooks.events import OPTIONAL, Hook, Task
 from sslengine.monitor.collapse import (
     END,
@@ -95,7 +91,7 @@ class LogCollapse(Hook):
         if self._starts:
             self._starts, self._first = False, first_tensor(self._trunk)
             if self.from_weights and self._first is not None and len(self._first) > 1:
-                task.storage.put_own("start_rank", compute_rankme(self._first).item())
+                task.storage.put_own("start_rank", spectrum.compute_rankme(self._first).item())
                 task.storage.put_own("start_rows", float(len(self._first)))
             if left:
                 self._forget()
@@ -161,7 +157,7 @@ class LogCollapse(Hook):
         self._first = None
         for name, features in kept.items():
             if self.folder and is_primary() and name and features is not None and len(features) > 1:
-                line = {"moment": name, "values": relative_spectrum(features).tolist()}
+                line = {"moment": name, "values": spectrum.relative_spectrum(features).tolist()}
                 with suppress(OSError):  # the folder was removed, or there is no room
                     append(self.folder / SPECTRA, json.dumps(line).encode() + b"\n")
 
@@ -176,7 +172,7 @@ class LogCollapse(Hook):
             self._trunk = [each.detach() for each in find_tensors(output)]
             images = first_tensor(inputs)
             if images is not None and len(images) > 1:
-                self._input_std = feature_std(images)
+                self._input_std = spectrum.feature_std(images)
 
     def _forget(self) -> None:
         """Keep nothing of the step that was watched."""
@@ -188,10 +184,10 @@ class LogCollapse(Hook):
         signs: dict[str, float] = {}
         features, projection = first_tensor(self._trunk), self._projection
         if projection is not None and len(projection) > 1:
-            signs["projection_std"] = feature_std(projection).item()
-            signs["projection_rank"] = compute_rankme(projection).item()
+            signs["projection_std"] = spectrum.feature_std(projection).item()
+            signs["projection_rank"] = spectrum.compute_rankme(projection).item()
         if features is not None and len(features) > 1:
-            signs["trunk_rank"] = compute_rankme(features).item()
+            signs["trunk_rank"] = spectrum.compute_rankme(features).item()
             signs["trunk_rows"] = float(len(features))
         if self._input_std is not None:
             signs["input_std"] = self._input_std.item()

@@ -83,7 +83,7 @@ def test_a_worse_penalty_before_the_best_does_not_end_the_search(
     """Few held-out samples: the accuracies of strong penalties differ by chance alone."""
     by_chance = {10.0: 20.0, 3.0: 19.0, 1.0: 19.0, 0.1: 60.0, 0.01: 50.0}
     monkeypatch.setattr(
-        linear, "accuracies_of", lambda found, *_: [*by_chance.values()][: len(found)]
+        linear, "measure_accuracies", lambda found, *_: [*by_chance.values()][: len(found)]
     )
     probe = linear_probe(*TRAIN, *TEST, LinearProbeOptions(PENALTIES=[*by_chance][::-1]))
     assert (probe.penalty, probe.held_out_accuracy) == (0.1, 60.0)
