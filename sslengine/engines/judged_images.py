@@ -45,7 +45,7 @@ class Judged:
     folder: Path
     options: EvaluateOptions
     probe: LinearProbeOptions
-    weights: str
+    weights: Path | None
 
     @property
     def outside(self) -> OutsideOptions:

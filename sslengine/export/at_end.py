@@ -18,9 +18,9 @@ from sslengine.export.folder import usage, write
 from sslengine.export.formats import Made, find
 from sslengine.export.manifest import checkpoint_of, is_untouched
 from sslengine.export.place import expect_free
-from sslengine.export.subject import Subject, subject_of
-from sslengine.models.networks import AUTO
+from sslengine.export.subject import Subject, make_subject
 from sslengine.models.weight_file import first_line
+from sslengine.trained import Trained
 
 log = logging.getLogger("sslengine")
 
@@ -39,7 +39,7 @@ def write_weights(run: Run) -> None:
         if _is_of_the_newest(place, run.run_dir / "checkpoints"):
             return
         _make_room(place)
-        subject = subject_of(run.resolved, run.run_dir, AUTO)
+        subject = make_subject(Trained(run.resolved, run.run_dir))
         to, made, refused = _first(subject)
         write(subject, made, place, to, "", _not_here)
     except Exception as error:  # libraries raise many kinds

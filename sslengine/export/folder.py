@@ -15,8 +15,10 @@ from sslengine.export import manifest
 from sslengine.export.formats import Made, prepare
 from sslengine.export.manifest import YOURS
 from sslengine.export.proof import prove
-from sslengine.export.subject import Subject, opened
+from sslengine.export.subject import Subject, make_subject
 from sslengine.progress import progress
+from sslengine.trained import Trained, find_trained
+from sslengine.trust import closed
 
 
 def export(
@@ -31,7 +33,10 @@ def export(
 ) -> Path:
     """See `sslengine.export`."""
     place = Path(os.path.abspath(out))
-    with opened(Path(source), network, overrides, trust_config, config) as subject:
+    resolved, folder, checkpoint = find_trained(Path(source), overrides, trust_config, config)
+    with closed(resolved.opened):
+        with progress("loading the network", then="converting it"):
+            subject = make_subject(Trained(resolved, folder, checkpoint, network))
         with progress(f"converting the network to {to}", then="writing and proving"):
             made = prepare(subject, to, license)
         write(subject, made, place, to, license, prove)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -18,26 +17,15 @@ from PIL import Image
 from torch import Tensor, nn
 
 from sslengine import catalog  # noqa: F401 - declares the names that a config has
-from sslengine.config.facts import run_facts
 from sslengine.config.options import RunOptions
-from sslengine.config.resolve import Resolved, resolve
-from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read
 from sslengine.data.decode.pixel_format import probe
 from sslengine.data.options import DataOptions, SplitOptions
-from sslengine.engine.channels import input_channels
-from sslengine.engine.trained import load_network, newest_state, state_of, trunk_of
-from sslengine.errors import MissingCheckpointError, SSLEngineError
+from sslengine.errors import SSLEngineError
 from sslengine.export.preprocessing import Preprocessing, describe
-from sslengine.models.build import build_model, trunk_with_heads
 from sslengine.models.options import ModelOptions
 from sslengine.models.trunks.base import Trunk
-from sslengine.models.weights import expect_whole, init_from_file
-from sslengine.predictor.view import View
-from sslengine.progress import progress
-from sslengine.trust import closed
-
-log = logging.getLogger("sslengine")
+from sslengine.trained import Trained, View
 
 DEFAULT_SIZE = 224  # of images of a run that names no size and cannot be read here
 IMAGES = 16  # on which an export is compared with its source
@@ -143,86 +131,17 @@ class Subject:
         return cast(Tensor, feature).flatten(1)
 
 
-@contextmanager
-def opened(
-    source: Path, network: str, overrides: Sequence[str], trust_config: bool, config: str = ""
-) -> Iterator[Subject]:
-    """The subject of a run's folder, of a checkpoint in one, or of a file and a config's name."""
-    if config:
-        yield subject_of_file(source, resolve([f"config={config}", *overrides]).config, network)
-        return
-    folder, checkpoint = _run_of(source)
-    resolved = open_run(folder, overrides, trusted=trust_config, judged=True)
-    for warning in resolved.warnings:
-        log.warning("%s", warning)
-    with closed(resolved.opened):
-        with progress("loading the network", then="converting it"):
-            subject = subject_of(resolved, folder, network, checkpoint)
-        yield subject
-
-
-def _run_of(source: Path) -> tuple[Path, Path | None]:
-    if (source / "config.yaml").is_file() or (source.is_dir() and source.suffix != ".shards"):
-        return source, None
-    checkpoint = source.resolve()
-    folder = checkpoint.parent.parent
-    if not checkpoint.exists():
-        raise MissingCheckpointError(f"{source}: there is no such run, and no such checkpoint.")
-    if checkpoint.parent.name != "checkpoints" or not (folder / "config.yaml").is_file():
-        raise MissingCheckpointError(
-            f"{source}: a checkpoint is read with the config.yaml of its run, and this one is "
-            f"not in the folder `checkpoints` of a run. Give the folder of the run; or, for "
-            f"weights of VISSL and others, with --config the name of a config that has their "
-            f"network."
-        )
-    return folder, checkpoint
-
-
-def subject_of(
-    resolved: Resolved, folder: Path, network: str, checkpoint: Path | None = None
-) -> Subject:
-    """checkpoint: None for the newest one."""
-    config = resolved.config
-    if checkpoint is None:
-        checkpoint, state = newest_state(folder)
-    else:
-        state = state_of(checkpoint)
-    options = _model_options(config)
-    with torch.random.fork_rng(devices=[]):
-        model = build_model(options, views=run_facts(config).views_per_image)
-    name = load_network(model, state, network, checkpoint)
-    return Subject(_ready(model), name, folder, checkpoint, config, options)
-
-
-def subject_of_file(file: Path, config: DictConfig, network: str) -> Subject:
-    """The trunk of this config with the weights of a file, as PARAMS_FILE reads them."""
-    options = _model_options(config)
-    options.HEAD.PARAMS, options.MULTI_INPUT_HEAD_MAPPING = [], []
-    weights = replace(options.WEIGHTS_INIT, PARAMS_FILE=str(file), NETWORK=network)
-    options.WEIGHTS_INIT = weights
-    with torch.random.fork_rng(devices=[]):
-        model = trunk_with_heads(build_model(options), "to export weights of a file")
-    loaded = init_from_file(model, options)
-    expect_whole(loaded)
-    return Subject(_ready(model), loaded.network, None, file, config, options)
-
-
-def _ready(model: nn.Module) -> Trunk:
-    trunk = trunk_of(model).float().eval().requires_grad_(False)
+def make_subject(trained: Trained) -> Subject:
+    """Take the trunk out of a trained network, in float32 and for RGB."""
+    trunk = trained.trunk.float().requires_grad_(False)
     if hasattr(trunk, "mask_token"):
         del trunk.mask_token  # it is of use in training alone, and other libraries have none
-    if getattr(model, "flip_channels", False):
+    if getattr(trained.model, "flip_channels", False):
         _take_rgb(trunk)
-    return trunk
-
-
-def _model_options(config: DictConfig) -> ModelOptions:
-    """Of one process that trains nothing."""
-    options = read(config, ModelOptions)
-    options.INPUT_CHANNELS = input_channels(config)
-    options.SYNC_BN_CONFIG.CONVERT_BN_TO_SYNC_BN = False
-    options.ACTIVATION_CHECKPOINTING.USE_ACTIVATION_CHECKPOINTING = False
-    return options
+    folder = trained.run_folder if trained.is_run else None
+    return Subject(
+        trunk, trained.network, folder, trained.checkpoint, trained.config, trained.options
+    )
 
 
 def _take_rgb(trunk: nn.Module) -> None:
