@@ -121,10 +121,10 @@ class Trained:
     @untrusting
     def _open(self, checkpoint: Path | None) -> None:
         state: Mapping[str, Any] = {}
-        if self.is_run and checkpoint is None:
-            checkpoint, state = _newest_state(Path(str(self.run_folder)))
-        elif checkpoint is not None:
-            state = _state_in(checkpoint)
+        if checkpoint is not None:
+            state = _read_state(checkpoint)
+        elif self.run_folder is not None and self.is_run:
+            checkpoint, state = _find_newest(self.run_folder)
         with torch.random.fork_rng(devices=[]):
             self.model = build_base_model(replaced(self.config, _TRAINING), self.device)
         self.trunk = trunk_of(self.model)
@@ -140,7 +140,7 @@ class Trained:
     @untrusting
     def use(self, checkpoint: Path) -> None:
         """Load the weights of another checkpoint of the run."""
-        self._restore(checkpoint, _state_in(checkpoint))
+        self._restore(checkpoint, _read_state(checkpoint))
 
     def _restore(self, checkpoint: Path, state: Mapping[str, Any]) -> None:
         chosen, self.network = networks.choose(state, self._wanted, str(checkpoint))
@@ -154,6 +154,7 @@ class Trained:
         return read(self.config, RunOptions).SEED_VALUE
 
     @cached_property
+    @untrusting
     def options(self) -> ModelOptions:
         """MODEL, with the number of channels that the network takes."""
         options = read(self.config, ModelOptions)
@@ -171,7 +172,7 @@ class Trained:
 
     @property
     def depends_on(self) -> dict[str, Any]:
-        """What the features of an image depend on, but for its view."""
+        """Identify what the features of an image depend on, but for its view."""
         return identify_weights(self.model, read(self.config, ModelOptions))
 
     @torch.no_grad()
@@ -196,8 +197,7 @@ class View:
         self.entries, self.description = choose(data)
         self.decoder = Decoder.of(data.TRAIN, "TRAIN")
         self._mode, self._channels, self._seed = data.TRAIN.IMAGE_MODE, channels, seed
-        where = "the predictor's transforms"
-        self._pipeline = Pipeline(self.entries, where, limits=data.TRAIN.limits)
+        self._pipeline = Pipeline(self.entries, "the view's transforms", limits=data.TRAIN.limits)
 
     def __call__(self, image: Image.Image) -> Tensor:
         sample: Sample = {"data": [image], "data_valid": [1], "data_idx": [0], "label": [0]}
@@ -229,8 +229,8 @@ class View:
 
     def expect_bands(self, image: Any, name: str) -> None:
         """Raise a ConfigError if a decoded image has other bands than the network takes."""
-        shape = np.shape(image)
-        given = len(image.getbands()) if isinstance(image, Image.Image) else (*shape, 1)[2]
+        is_picture = isinstance(image, Image.Image)
+        given = len(image.getbands()) if is_picture else (*np.shape(image), 1)[2]
         if not (self._channels is None or self._accepts(given)):
             raise ConfigError(
                 f"{readable(name)} has {given} band{'s' if given > 1 else ''} with "
@@ -261,7 +261,7 @@ def find_trained(
     if config:
         resolved = resolve([f"config={config}", *overrides])
         weights = read(resolved.config, ModelOptions).WEIGHTS_INIT
-        return with_file(resolved, replace(weights, PARAMS_FILE=str(source))), None, None
+        return set_weights(resolved, replace(weights, PARAMS_FILE=str(source))), None, None
     folder, checkpoint = _find_run(source)
     kept = _keep_channels(folder, overrides, trusted)
     resolved = open_run(folder, [*kept, *overrides], trusted=trusted, judged=True)
@@ -270,7 +270,7 @@ def find_trained(
     return resolved, folder, checkpoint
 
 
-def with_file(resolved: Resolved, weights: WeightsInitOptions, heads: bool = False) -> Resolved:
+def set_weights(resolved: Resolved, weights: WeightsInitOptions, heads: bool = False) -> Resolved:
     """Return the config of a network with the weights of a file. heads: also its heads."""
     values: dict[str, Any] = {"MODEL.WEIGHTS_INIT": weights}
     if not heads:
@@ -320,22 +320,22 @@ def _may_decide(override: str) -> bool:
     )
 
 
-def _newest_state(folder: Path) -> tuple[Path, Mapping[str, Any]]:
+def _find_newest(folder: Path) -> tuple[Path, Mapping[str, Any]]:
     found = files.newest(folder / "checkpoints")
     if found is None:
         raise CheckpointError(
             f"{folder / 'checkpoints'} holds no checkpoint: train first with the same "
             f"config.CHECKPOINT.DIR."
         )
-    return found[0], _task_state(*found)
+    return found[0], _take_state(*found)
 
 
-def _state_in(checkpoint: Path) -> Mapping[str, Any]:
+def _read_state(checkpoint: Path) -> Mapping[str, Any]:
     verify(checkpoint)
-    return _task_state(checkpoint, files.read(checkpoint))
+    return _take_state(checkpoint, files.read(checkpoint))
 
 
-def _task_state(path: Path, state: Mapping[str, Any]) -> Mapping[str, Any]:
+def _take_state(path: Path, state: Mapping[str, Any]) -> Mapping[str, Any]:
     if "classy_state_dict" not in state:
         raise CheckpointError(f"{path} has no `classy_state_dict`: no training run saved it.")
     found: Mapping[str, Any] = state["classy_state_dict"]

@@ -195,11 +195,11 @@ def load(
     """Return the model with the file's weights, and the facts about the file."""
     from sslengine.models.build import trunk_with_heads
     from sslengine.models.options import ModelOptions, WeightsInitOptions
-    from sslengine.trained import Trained, with_file
+    from sslengine.trained import Trained, set_weights
 
     skipped = [*read(resolved.config, ModelOptions).WEIGHTS_INIT.SKIP_LAYERS, *skip]
     weights = WeightsInitOptions(str(file), SKIP_LAYERS=skipped, **how)
-    trained = Trained(with_file(resolved, weights, heads), None)
+    trained = Trained(set_weights(resolved, weights, heads), None)
     if trained.loaded.not_taken:
         names = listing(f"trunk.{name}" for name in trained.loaded.not_taken)
         raise DoesNotFitError(f"{file}: not of this model: {names}.")

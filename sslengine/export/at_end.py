@@ -14,10 +14,9 @@ from sslengine.checkpoint.retention import saved
 from sslengine.config.sections import read
 from sslengine.engines.run import Run
 from sslengine.errors import ExportError
-from sslengine.export.folder import usage, write
+from sslengine.export import expect_free
+from sslengine.export.folder import checkpoint_of, is_untouched, usage, write
 from sslengine.export.formats import Made, find
-from sslengine.export.manifest import checkpoint_of, is_untouched
-from sslengine.export.place import expect_free
 from sslengine.export.subject import Subject, make_subject
 from sslengine.models.weight_file import first_line
 from sslengine.trained import Trained
