@@ -132,11 +132,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[P
 @pytest.mark.parametrize(
     ("kind", "to"),
     slow_but(
-        [("rgb", "torchvision"), ("deep", "timm")],
+        [("rgb", "torchvision"), ("deep", "torchvision")],
         [*(("rgb", to) for to in ("timm", "torchvision", "onnx", "pt2")), ("vit", "hf-dinov2"),
          ("vit", "timm"), ("vit", "pt2"),
          *(("range", to) for to in ("timm", "torchvision", "onnx")), ("bands of bytes", "timm"),
-         ("deep", "timm"), ("bands", "timm"), ("bicubic", "timm"), ("nearest", "timm")],
+         ("deep", "torchvision"), ("bands", "timm"), ("bicubic", "timm"), ("nearest", "timm")],
     ),
 )  # fmt: skip
 def test_a_page_computes_the_features_of_an_image(
