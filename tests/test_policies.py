@@ -41,6 +41,7 @@ FLOORS = (
     ("hooks",),
     ("methods",),
     ("engine",),
+    ("trained",),
     ("engines",),
     ("catalog", "contrib", "export", "launch", "predictor", "python", "report", "testing"),
     ("command", "__main__"),

@@ -21,18 +21,16 @@ from sslengine.command.arguments import collect
 from sslengine.command.embed import Rows, embed
 from sslengine.command.in_memory import Data, open_data
 from sslengine.config.compose import typed
-from sslengine.config.sections import read
-from sslengine.data.decode.decoding import Decoder
-from sslengine.data.options import DataOptions
 from sslengine.errors import TrainingError
 from sslengine.export import export
-from sslengine.export.subject import Subject, opened
+from sslengine.export.subject import make_subject
 from sslengine.launch.auto import settle_widths
 from sslengine.launch.cli import resolve_all, run_all
 from sslengine.models.weights import AUTO
 from sslengine.monitor import history
-from sslengine.predictor.bands import Bands
 from sslengine.predictor.predictor import Prediction, Predictor
+from sslengine.trained import Trained, find_trained
+from sslengine.trust import closed
 
 log = logging.getLogger("sslengine")
 
@@ -140,14 +138,12 @@ class TrainedRun:
 class Backbone(nn.Module):
     """A trained trunk: images (N, channels, height, width) -> features (N, feature_dim)."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, trained: Trained) -> None:
         super().__init__()
+        subject = make_subject(trained)
         self.trunk, self.network = subject.trunk.requires_grad_(True), subject.network
         self.checkpoint = subject.checkpoint
-        self._view = subject.view
-        train = read(subject.config, DataOptions).TRAIN
-        self._decoder = Decoder.build(train, "TRAIN")
-        self._bands = Bands(self.trunk.in_chans, self._view.entries, train)
+        self._view = trained.view
         with torch.no_grad():
             self.feature_dim = self(subject.images[:1]).shape[1]
 
@@ -168,12 +164,7 @@ class Backbone(nn.Module):
         pixels the colour of the run's TRANSPARENT is seen.
         image: an array is height x width, or height x width x channels.
         """
-        if isinstance(image, Image.Image):
-            decoded = self._decoder.given(image)
-        else:
-            decoded = self._decoder.convert_array(np.atleast_3d(image))
-        self._bands.expect(decoded, "the image")
-        return self._view(decoded)
+        return self._view(self._view.decode(image))
 
 
 def train(
@@ -228,5 +219,6 @@ def train(
 
 def load(run: str | Path, *, network: str = AUTO, trust_config: bool = False) -> Backbone:
     """The trunk of a run's newest checkpoint, or of one of its checkpoints, in eval mode."""
-    with opened(Path(run), network, (), trust_config) as subject:
-        return Backbone(subject).eval()
+    resolved, folder, checkpoint = find_trained(Path(run), trusted=trust_config)
+    with closed(resolved.opened):
+        return Backbone(Trained(resolved, folder, checkpoint, network)).eval()

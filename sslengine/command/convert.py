@@ -42,11 +42,10 @@ from sslengine.errors import CheckpointError, ConfigError, DoesNotFitError, list
 from sslengine.trust import closed
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
     from torch import Tensor, nn
 
+    from sslengine.config.resolve import Resolved
     from sslengine.models.model import Model
-    from sslengine.models.options import ModelOptions
     from sslengine.models.weights.load import Loaded
 
 assert catalog  # importing it declares all names
@@ -94,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run = open_named(given.config, given.config_dir, given.trust_config)
     try:
         with closed(run.opened):
-            told = _convert(given, run.config)
+            told = _convert(given, run)
     except DoesNotFitError as error:
         advice = "--skip NAME leaves out what is of no part of the network, as a classifier is."
         raise DoesNotFitError(f"{error}\n  {advice}") from error
@@ -102,29 +101,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _convert(given: argparse.Namespace, config: DictConfig) -> list[str]:
+def _convert(given: argparse.Namespace, resolved: Resolved) -> list[str]:
     """Convert, and return what was done, line by line.
 
     Nothing is written before the outputs of the converted network equal those of the source.
     """
     import torch
 
-    from sslengine.models.options import ModelOptions
-    from sslengine.models.weights import AUTO, MODEL
+    from sslengine.models.weights import MODEL
 
-    def settings(heads: bool = True, network: str = AUTO) -> ModelOptions:
-        chosen = read(config, ModelOptions)
-        chosen.WEIGHTS_INIT.NETWORK = network
-        chosen.WEIGHTS_INIT.TRUST_PICKLE = given.trust_pickle
-        if not heads:
-            chosen.HEAD.PARAMS, chosen.MULTI_INPUT_HEAD_MAPPING = [], []
-        return chosen
-
-    network = given.network
-    model, loaded = load(settings(network=network), str(given.source), given.skip)
+    how = {"TRUST_PICKLE": given.trust_pickle, "NETWORK": given.network}
+    model, loaded = load(resolved, given.source, given.skip, **how)
     heads = not any(name.startswith("heads.") for name in loaded.left_out)
     if not heads:
-        model, _ = load(settings(False, network), str(given.source), given.skip)
+        model, _ = load(resolved, given.source, given.skip, heads=False, **how)
     whose = "" if loaded.network == MODEL else f" of the {loaded.network}"
     kind = f" ({loaded.kind})" if loaded.kind else ""
     told = [f"{given.source}{kind}: the trunk{' and the heads' if heads else ' alone'}{whose}"]
@@ -136,7 +126,8 @@ def _convert(given: argparse.Namespace, config: DictConfig) -> list[str]:
     try:
         if given.to in OWN:
             torch.save(own_state(model, given.to), unfinished)
-            told.append(prove_reload(settings(heads), model, str(unfinished), images))
+            again, _ = load(resolved, unfinished, heads=heads, TRUST_PICKLE=given.trust_pickle)
+            told.append(prove_reload(again, model, images))
         else:
             library = fill(library_model(given.to, model), model, given.to)
             told.append(_proof(given.to, *equal_feature(model, library, images)))
@@ -198,26 +189,21 @@ def _proof(form: str, feature: str, difference: float) -> str:
     return f"{form}: outputs equal the feature {feature!r}, largest difference {difference:.2g}"
 
 
-def load(options: ModelOptions, file: str, skip: Sequence[str]) -> tuple[Model, Loaded]:
+def load(
+    resolved: Resolved, file: Path, skip: Sequence[str] = (), heads: bool = True, **how: Any
+) -> tuple[Model, Loaded]:
     """Return the model with the file's weights, and the facts about the file."""
-    from sslengine.models.build import build_model, trunk_with_heads
-    from sslengine.models.options import WeightsInitOptions
-    from sslengine.models.weights.load import expect_whole, init_from_file
+    from sslengine.models.build import trunk_with_heads
+    from sslengine.models.options import ModelOptions, WeightsInitOptions
+    from sslengine.trained import Trained, set_weights
 
-    weights = options.WEIGHTS_INIT
-    options.WEIGHTS_INIT = WeightsInitOptions(
-        PARAMS_FILE=file,
-        NETWORK=weights.NETWORK,
-        TRUST_PICKLE=weights.TRUST_PICKLE,
-        SKIP_LAYERS=[*weights.SKIP_LAYERS, *skip],
-    )
-    model = trunk_with_heads(build_model(options), "to convert weights")
-    loaded = init_from_file(model, options)
-    expect_whole(loaded)
-    if loaded.not_taken:
-        names = listing(f"trunk.{name}" for name in loaded.not_taken)
+    skipped = [*read(resolved.config, ModelOptions).WEIGHTS_INIT.SKIP_LAYERS, *skip]
+    weights = WeightsInitOptions(str(file), SKIP_LAYERS=skipped, **how)
+    trained = Trained(set_weights(resolved, weights, heads), None)
+    if trained.loaded.not_taken:
+        names = listing(f"trunk.{name}" for name in trained.loaded.not_taken)
         raise DoesNotFitError(f"{file}: not of this model: {names}.")
-    return model.eval(), loaded
+    return trunk_with_heads(trained.model, "to convert weights"), trained.loaded
 
 
 def library_model(form: str, model: Model) -> nn.Module:
@@ -292,11 +278,10 @@ def equal_feature(model: Model, other: nn.Module, images: Tensor) -> tuple[str, 
     return name, difference
 
 
-def prove_reload(options: ModelOptions, model: Model, file: str, images: Tensor) -> str:
-    """Load the file into a model with other weights: its outputs must be bit-equal."""
+def prove_reload(again: Model, model: Model, images: Tensor) -> str:
+    """Compare with the model that was read from the written file: outputs must be bit-equal."""
     import torch
 
-    again, _ = load(options, file, skip=())
     with torch.no_grad():
         features = zip(model.trunk(images), again.trunk(images), strict=True)
     if not all(torch.equal(one, other) for one, other in features):

@@ -24,8 +24,8 @@ from sslengine.data.options import DataOptions
 from sslengine.distributed.collectives import gather
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.engine.state import Reading
-from sslengine.engine.trained import trunk_of
-from sslengine.errors import TrainingError
+from sslengine.errors import ConfigError, TrainingError
+from sslengine.models.trunks.base import Trunk
 from sslengine.models.weights import AUTO, MODEL, STUDENT, TEACHER
 from sslengine.models.weights.state import networks_of
 from sslengine.monitor.store import current, make_current
@@ -93,6 +93,17 @@ def network_of(task: Any, wanted: str = AUTO) -> tuple[nn.Module, str]:
     return (task.loss.get_submodule(networks["teacher"]), TEACHER) if name == TEACHER else (
         task.base_model, STUDENT
     )  # fmt: skip
+
+
+def trunk_of(model: nn.Module) -> Trunk:
+    """Return the trunk of a model; raise a ConfigError if it has none."""
+    trunk = getattr(model, "trunk", None)
+    if not isinstance(trunk, Trunk):
+        raise ConfigError(
+            f"config.MODEL.BASE_MODEL_NAME: {type(model).__name__} has no `trunk` "
+            f"(sslengine.models.trunks.base.Trunk), whose features are what is asked for."
+        )
+    return trunk
 
 
 def _feed(task: Any, images: int) -> DataFeed:

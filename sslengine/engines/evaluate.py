@@ -27,7 +27,6 @@ from sslengine.data.manifest.classes import Classes
 from sslengine.data.manifest.subset import number_groups
 from sslengine.data.options import DataOptions
 from sslengine.distributed.ranks import is_primary
-from sslengine.engines.features import required_weights
 from sslengine.engines.few_label_lists import write_lists
 from sslengine.engines.judged_images import Judged
 from sslengine.engines.judged_networks import networks_of
@@ -68,6 +67,7 @@ from sslengine.monitor.trackers import add_scores
 from sslengine.monitor.verdict import judge_run
 from sslengine.precision import choose_float64_device
 from sslengine.registry import register_engine
+from sslengine.trained import require_weights
 
 GROUPS = "config.LINEAR_PROBE.GROUP_COLUMN"
 NO_LABELS = "the images have no labels: kNN, linear probe and what else needs them are left out"
@@ -76,14 +76,14 @@ NO_LABELS = "the images have no labels: kNN, linear probe and what else needs th
 @register_engine("evaluate")
 def evaluate(run: Run) -> None:
     """All ranks compute features, kNN and the probe; the others do not wait for rank 0's rest."""
-    weights = required_weights(run)
+    weights = require_weights(run.config, run.run_dir)
     judge = _Judge(run)
-    networks, loaded = networks_of(run, str(weights or ""))
+    networks, loaded = networks_of(run, weights)
     sets = judge.sets(networks)
     judge.note(other_classes(loaded.classes, [judge.class_names]))
     report = _Report(run.run_dir, loaded, judge)
     scores = judge.asked.score_labels(sets, judge.note, report.write)
-    judged = judge.judged(networks, sets, str(weights or ""))
+    judged = judge.judged(networks, sets, weights)
     run_on_images(judged, scores, report.write)
     if not is_primary():
         return
@@ -178,7 +178,9 @@ class _Judge:
         splits = self.found.items()
         return {name: each.identified(getattr(self.data, name)) for name, each in splits}
 
-    def judged(self, networks: Sequence[Network], sets: Sequence[Sets], weights: str) -> Judged:
+    def judged(
+        self, networks: Sequence[Network], sets: Sequence[Sets], weights: Path | None
+    ) -> Judged:
         """Gather what protocols on further images need."""
         asked = self.asked
         return Judged(

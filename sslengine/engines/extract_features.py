@@ -17,34 +17,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sslengine.atomic import write_whole
-from sslengine.checkpoint.rng import seed_all
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
 from sslengine.data.manifest.classes import Classes
 from sslengine.data.options import DataOptions
 from sslengine.distributed.collectives import barrier
 from sslengine.distributed.ranks import rank
-from sslengine.engine.build import build_base_model, build_run_precision
+from sslengine.engine.build import build_run_precision
 from sslengine.engines.features import (
     Features,
     extract,
     join,
     layers_of,
-    load_trained,
     ordered_feed,
 )
 from sslengine.engines.options import ExtractFeaturesOptions
 from sslengine.engines.run import Run
 from sslengine.registry import register_engine
+from sslengine.trained import load_here
 
 
 @register_engine("extract_features")
 def extract_features(run: Run) -> None:
     options = read(run.config, ExtractFeaturesOptions)
     folder = Path(options.OUTPUT_DIR or run.run_dir / "features")
-    seed_all(read(run.config, RunOptions).SEED_VALUE)
-    model = build_base_model(run.config, run.device)
-    weights = load_trained(run, model)
+    model, weights = load_here(run.config, run.run_dir, run.device)
     precision = build_run_precision(run.config, run.device)
     run.describe()
     run.console.print(f"  weights     {weights}")

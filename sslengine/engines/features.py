@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,8 +11,6 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sslengine.checkpoint import files
-from sslengine.checkpoint.resume import newest_path
 from sslengine.config.facts import unique_names
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
@@ -24,16 +20,10 @@ from sslengine.data.manifest.classes import Classes
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.engine.step import single_input_sample
-from sslengine.engines.run import Run
-from sslengine.errors import CheckpointError
 from sslengine.models.build import trunk_with_heads
 from sslengine.models.model import Model
-from sslengine.models.options import ModelOptions
-from sslengine.models.weights.load import init_weights
 from sslengine.precision import Precision
 from sslengine.progress import progress
-
-log = logging.getLogger("sslengine")
 
 # Input of the model -> features by layer.
 Compute = Callable[[Any], dict[str, Tensor]]
@@ -46,51 +36,6 @@ class Features:
     layers: dict[str, Tensor]
     targets: Tensor
     indices: Tensor
-
-
-def trained_weights(config: DictConfig, run_dir: Path) -> Path:
-    """The file that MODEL.WEIGHTS_INIT names, else the newest checkpoint of the run.
-
-    Collective. Without one it is `checkpoint.torch`, which another program may have written.
-    """
-    given, folder = read(config, ModelOptions).WEIGHTS_INIT.PARAMS_FILE, run_dir / "checkpoints"
-    if not given:
-        return newest_path(folder) or folder / files.POINTER
-    if own := files.list_checkpoints(folder):  # not read: they are not used
-        log.warning(
-            "config.MODEL.WEIGHTS_INIT.PARAMS_FILE: %s is used, and not %s. For the checkpoint of "
-            "the run in this folder leave it out.", given, own[0],
-        )  # fmt: skip
-    return Path(given)
-
-
-def required_weights(run: Run) -> Path | None:
-    """Their file; None: the pretrained weights that a library has for the trunk. Collective."""
-    path = trained_weights(run.config, run.run_dir)
-    if path.exists():
-        return path
-    if read(run.config, ModelOptions).starts_from_library():
-        return None
-    raise CheckpointError(
-        f"there are no trained weights at {path}. Train first with the same config=..., or name a "
-        f"file: config.MODEL.WEIGHTS_INIT.PARAMS_FILE=..."
-    )
-
-
-def load_trained(run: Run, model: nn.Module) -> str:
-    """Load the weights; without any, warn. Returns what they are. Collective."""
-    path, options = trained_weights(run.config, run.run_dir), read(run.config, ModelOptions)
-    if path.exists():
-        options.WEIGHTS_INIT.PARAMS_FILE = str(path)
-    if not options.WEIGHTS_INIT.PARAMS_FILE and not options.starts_from_library():
-        log.warning(
-            "there is no checkpoint in %s, and config.MODEL.WEIGHTS_INIT.PARAMS_FILE names none: "
-            "these are features of an untrained model.",
-            path.parent,
-        )
-        return "as initialised"
-    loaded = init_weights(model, options)
-    return f"{loaded.source} ({loaded.network})"
 
 
 def ordered_feed(

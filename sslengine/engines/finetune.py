@@ -18,7 +18,6 @@ from sslengine.data.options import DataOptions
 from sslengine.distributed.collectives import broadcast_object
 from sslengine.distributed.ranks import is_primary
 from sslengine.dotted import leaves
-from sslengine.engines.features import required_weights
 from sslengine.engines.few_label_lists import write_training_list
 from sslengine.engines.options import FinetuneOptions
 from sslengine.engines.report import (
@@ -37,6 +36,7 @@ from sslengine.errors import ConfigError
 from sslengine.evaluate.outcome import VERSIONS
 from sslengine.models.options import ModelOptions
 from sslengine.registry import register_engine
+from sslengine.trained import require_weights
 
 LABELLED = "labelled.csv"  # in the folder of a training on few labels
 
@@ -45,7 +45,7 @@ LABELLED = "labelled.csv"  # in the folder of a training on few labels
 def finetune(run: Run) -> None:
     options, model = read(run.config, FinetuneOptions), read(run.config, ModelOptions)
     _check(run)
-    starts = {"trained": required_weights(run)}
+    starts = {"trained": require_weights(run.config, run.run_dir)}
     run.describe()
     if options.UNTRAINED and not (library := model.starts_from_library()):
         starts["untrained"] = None

@@ -47,7 +47,7 @@ class Judged:
     folder: Path
     options: EvaluateOptions
     probe: LinearProbeOptions
-    weights: str
+    weights: Path | None
     # Of `sets`, by the labels.
     scores: Sequence[Score] = ()
 

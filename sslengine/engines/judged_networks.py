@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,24 +24,24 @@ from sslengine.data.options import DataOptions
 from sslengine.engine.build import build_base_model
 from sslengine.engines.features import Compute, layers_of, pixels
 from sslengine.engines.run import Run
-from sslengine.engines.stored import Network, of_weights
+from sslengine.engines.stored import Network
 from sslengine.errors import ConfigError, SSLEngineError
 from sslengine.evaluate.options import EvaluateOptions, ReferenceOptions
 from sslengine.models.options import ModelOptions, WeightsInitOptions
 from sslengine.models.trunks.library_options import TimmOptions
-from sslengine.models.weights.load import Loaded, init_weights
+from sslengine.models.weights.load import Loaded
 from sslengine.monitor.run_facts import PIXELS, TRAINED, UNTRAINED
 from sslengine.progress import progress
+from sslengine.trained import identify_weights, load_weights
 
 REFERENCE = "reference"
 
 
 @progress("loading the networks", then="features of train")
-def networks_of(run: Run, weights: str) -> tuple[list[Network], Loaded]:
-    """weights: a file, or "" for those that a library has for the trunk."""
+def networks_of(run: Run, weights: Path | None) -> tuple[list[Network], Loaded]:
+    """Build what is judged. weights: a file; None: those that a library has for the trunk."""
     options, seed = read(run.config, ModelOptions), read(run.config, RunOptions).SEED_VALUE
     evaluate = read(run.config, EvaluateOptions)
-    options.WEIGHTS_INIT.PARAMS_FILE = weights
     found = []
     for number in range(evaluate.UNTRAINED):
         seed_all(seed + number)
@@ -49,7 +50,7 @@ def networks_of(run: Run, weights: str) -> tuple[list[Network], Loaded]:
             trained = deepcopy(model)
         name = f"{UNTRAINED} {number + 1}" if number else UNTRAINED
         found.append(_network(name, model, options, {"seeds": [seed + number]}))
-    loaded = init_weights(trained, options)
+    loaded = load_weights(trained, run.config, weights)
     about = {"network": loaded.network, "weights": loaded.source}
     found.insert(0, _network(TRAINED, trained, options, about))
     if evaluate.REFERENCE.WEIGHTS:
@@ -61,7 +62,7 @@ def networks_of(run: Run, weights: str) -> tuple[list[Network], Loaded]:
 
 
 def _network(name: str, model: nn.Module, options: ModelOptions, about: dict[str, Any]) -> Network:
-    depends_on = of_weights(model, options)
+    depends_on = identify_weights(model, options)
     pooled = options.FEATURE_EVAL_SETTINGS.LINEAR_EVAL_FEAT_POOL_OPS_MAP
     about = {**about, "trunk": trunk_name(options), "weights_sha256": depends_on["weights_sha256"],
              "pooling": {each[0]: each[1] for each in pooled} or "the trunk's own"}  # fmt: skip
@@ -74,10 +75,10 @@ def trunk_name(options: ModelOptions) -> str:
 
 
 def _reference(run: Run, reference: ReferenceOptions) -> Network:
-    config = _config_of(run.config, reference)
+    config = _replace_trunk(run.config, reference)
     model = build_base_model(config, run.device)
     options = read(config, ModelOptions)
-    loaded = init_weights(model, options)
+    loaded = load_weights(model, config)
     mean, std = _normalisation(read(run.config, DataOptions).TEST.TRANSFORMS)
     wanted = reference.MEAN, reference.STD
     about = {"network": loaded.network, "weights": loaded.source,
@@ -87,8 +88,8 @@ def _reference(run: Run, reference: ReferenceOptions) -> Network:
     return Network(REFERENCE, compute, {**made.depends_on, "normalised": wanted}, made.about)
 
 
-def _config_of(config: DictConfig, reference: ReferenceOptions) -> DictConfig:
-    """That of the run, with the other trunk and weights."""
+def _replace_trunk(config: DictConfig, reference: ReferenceOptions) -> DictConfig:
+    """Return the run's config with the other trunk and weights."""
     values: dict[str, Any] = {
         "MODEL.WEIGHTS_INIT": WeightsInitOptions(PARAMS_FILE=reference.WEIGHTS)
     }
@@ -113,7 +114,7 @@ def normalised(
     given: tuple[Sequence[float], Sequence[float]],
     wanted: tuple[Sequence[float], Sequence[float]],
 ) -> Compute:
-    """As if the images had been normalised by `wanted`, and not by `given`: mean and deviation."""
+    """Compute as if images were normalised by `wanted` instead of `given`: mean, deviation."""
 
     def changed(images: Any) -> dict[str, Tensor]:
         (mean, std), (other, scale) = (

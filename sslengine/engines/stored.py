@@ -10,12 +10,12 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from sslengine.atomic import write_json
 from sslengine.config.options import RunOptions
@@ -31,8 +31,6 @@ from sslengine.engine.build import build_run_precision
 from sslengine.engines.features import Compute, Features, features_of, join, ordered_feed
 from sslengine.engines.run import Run
 from sslengine.evaluate.store import Shard, Store, short_name
-from sslengine.models.frozen import digest
-from sslengine.models.options import ModelOptions
 from sslengine.precision import Precision
 from sslengine.progress import progress
 
@@ -93,12 +91,6 @@ def paths_of(dataset: SSLDataset, indices: Tensor) -> list[str]:
 def _relative_paths(dataset: SSLDataset, indices: Tensor) -> list[str]:
     rows, source = dataset.rows, dataset.sources[0]
     return [source.relative_path(int(rows[each])) for each in indices.tolist()]
-
-
-def of_weights(model: nn.Module, options: ModelOptions) -> dict[str, Any]:
-    """What a model's features depend on."""
-    layers = asdict(options.FEATURE_EVAL_SETTINGS)
-    return {"weights_sha256": digest(model).hex(), "trunk": options.TRUNK.NAME, "layers": layers}
 
 
 def store_split(

@@ -30,7 +30,6 @@ from sslengine.distributed.collectives import broadcast_object
 from sslengine.distributed.ranks import is_primary
 from sslengine.engine.build import classes_of_train
 from sslengine.engine.channels import input_channels
-from sslengine.engines.features import required_weights
 from sslengine.engines.options import FORMS, HELD_OUT, LINEAR, SweepOptions
 from sslengine.engines.report import (
     SWEEP,
@@ -51,6 +50,7 @@ from sslengine.models.build import build_trunk
 from sslengine.models.options import ModelOptions
 from sslengine.models.trunks.base import JOIN, Trunk
 from sslengine.registry import register_engine
+from sslengine.trained import require_weights
 
 OF_EVAL = "MODEL.FEATURE_EVAL_SETTINGS"
 # What the held-out images of TRAIN have from TEST.
@@ -83,7 +83,7 @@ def sweep(run: Run) -> None:
     grid, classes = _grid(run, options), _classes(run)
     several = bool(classes.width)
     outputs = classes.width or 1 + max(classes.by_value.values())
-    starts = {"trained": required_weights(run)}
+    starts = {"trained": require_weights(run.config, run.run_dir)}
     run.describe()
     if options.UNTRAINED and starts["trained"] is not None:
         starts["untrained"] = None

@@ -8,6 +8,7 @@ Importing this package imports no torch: `FORMATS` can be listed at once.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -15,11 +16,10 @@ from pathlib import Path
 from types import ModuleType
 
 from sslengine.config.compose import typed
-from sslengine.errors import UnknownNameError, listing, nearest
-from sslengine.export.place import expect_free, expect_packages
+from sslengine.errors import ExportError, OutputError, UnknownNameError, listing, nearest
 from sslengine.registry import import_dotted
 
-# The formats, each a module of this package: to_<name>.py.
+# The formats, each a module of this package: to_<name>.py; the seldom ones are in contrib/.
 FORMATS: dict[str, str] = {
     "timm": "model.safetensors and config.json: for timm, transformers' AutoModel, lightly",
     "torchvision": "model.pth in torchvision's names, without a classifier",
@@ -29,6 +29,10 @@ FORMATS: dict[str, str] = {
     "detectron2": "model.pkl: a ResNet by the names of detectron2's backbones",
     "state-dict": "model.safetensors with the trunk's tensors by their own names",
 }
+
+SELDOM = ("detectron2",)
+# Packages that write a format.
+_NEEDED = {"onnx": ("onnx", "onnxscript")}
 
 
 def export(
@@ -63,6 +67,27 @@ def export(
     folder = import_dotted("sslengine.export.folder:export")
     made: Path = folder(source, out, to, network, typed(overrides), trust_config, license, config)
     return made
+
+
+def expect_packages(to: str) -> None:
+    missing = [name for name in _NEEDED.get(to, ()) if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ExportError(
+            f"--to {to}: install {' and '.join(missing)} first: pip install 'sslengine[export]'."
+        )
+
+
+def expect_free(out: Path) -> None:
+    if out.is_dir() and not out.is_symlink():
+        if any(out.iterdir()):
+            raise OutputError(f"{out} is not empty, and is not overwritten. Give a new folder.")
+    elif out.exists() or out.is_symlink():
+        raise OutputError(f"{out} is no folder, and is not overwritten. Give a new folder.")
+    above = next(each for each in out.absolute().parents if each.exists())
+    if not above.is_dir():
+        raise OutputError(f"{out} cannot be a folder: {above} is a file.")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise OutputError(f"{out} cannot be written: the folder {above} is not writable.")
 
 
 class _Callable(ModuleType):

@@ -14,13 +14,12 @@ from sslengine.checkpoint.retention import saved
 from sslengine.config.sections import read
 from sslengine.engines.run import Run
 from sslengine.errors import ExportError
-from sslengine.export.folder import usage, write
+from sslengine.export import expect_free
+from sslengine.export.folder import checkpoint_of, is_untouched, usage, write
 from sslengine.export.formats import Made, find
-from sslengine.export.manifest import checkpoint_of, is_untouched
-from sslengine.export.place import expect_free
-from sslengine.export.subject import Subject, subject_of
-from sslengine.models.weights import AUTO
+from sslengine.export.subject import Subject, make_subject
 from sslengine.models.weights.read import first_line
+from sslengine.trained import Trained
 
 log = logging.getLogger("sslengine")
 
@@ -39,7 +38,7 @@ def write_weights(run: Run) -> None:
         if _is_of_the_newest(place, run.run_dir / "checkpoints"):
             return
         _make_room(place)
-        subject = subject_of(run.resolved, run.run_dir, AUTO)
+        subject = make_subject(Trained(run.resolved, run.run_dir))
         to, made, refused = _first(subject)
         write(subject, made, place, to, "", _not_here)
     except Exception as error:  # libraries raise many kinds

@@ -1,11 +1,10 @@
-"""What is exported: the trunk of a run, ready to be used, and what is known of it."""
+"""What is exported: a trained trunk, ready to be used, and how images become its input."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -18,26 +17,14 @@ from PIL import Image
 from torch import Tensor, nn
 
 from sslengine import catalog  # noqa: F401 - declares the names that a config has
-from sslengine.config.facts import run_facts
 from sslengine.config.options import RunOptions
-from sslengine.config.resolve import Resolved, resolve
-from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.data.pixel_format import probe
-from sslengine.engine.channels import input_channels
-from sslengine.engine.trained import load_network, newest_state, state_of, trunk_of
-from sslengine.errors import MissingCheckpointError, SSLEngineError
-from sslengine.export.preprocessing import Preprocessing, describe
-from sslengine.models.build import build_model, trunk_with_heads
+from sslengine.errors import SSLEngineError
 from sslengine.models.options import ModelOptions
 from sslengine.models.trunks.base import Trunk
-from sslengine.models.weights.load import expect_whole, init_from_file
-from sslengine.predictor.view import View
-from sslengine.progress import progress
-from sslengine.trust import closed
-
-log = logging.getLogger("sslengine")
+from sslengine.trained import Trained, View
 
 DEFAULT_SIZE = 224  # of images of a run that names no size and cannot be read here
 IMAGES = 16  # on which an export is compared with its source
@@ -46,6 +33,11 @@ UNKNOWN = (
     "--set DATA.TRAIN.DATA_PATHS=[PATH] says where they are"
 )
 _SIDES = (41, 29)  # added to the size of the view: pictures are larger, and not square
+
+# Of Pillow's numbers, which YAML of torchvision's transforms has; its default is bilinear.
+_BY_NUMBER = {each.value: each.name.lower() for each in Image.Resampling}
+# In this order, each of them at most once.
+_KNOWN = ("Resize", "CenterCrop", "ToTensor", "Normalize")
 
 
 @dataclass
@@ -84,20 +76,19 @@ class Subject:
 
     @property
     def limits(self) -> tuple[float, float] | None:
-        """Of what resizing makes of images of more than 8 bits."""
+        """The limits of what resizing makes of images of more than 8 bits."""
         return self.image_options.limits
 
     @cached_property
     def has_bytes(self) -> bool | None:
-        """Has the run's transform images of 8 bits, which ToTensor divides by 255?
+        """Say whether the run's transform has images of 8 bits, which ToTensor divides by 255.
 
         None: it is not known, for images with the values of their files that cannot be read here.
         """
         if self.image_mode != "stored":
             return True
         with suppress(SSLEngineError, OSError):
-            seen = probe(self.image_options, "TRAIN")
-            if seen is not None:
+            if (seen := probe(self.image_options, "TRAIN")) is not None:
                 return seen.format.dtype == "uint8"
         # Means of bytes are from 0 to 1; the limits are those of images of more than 8 bits.
         return False if self.limits or max(self.preprocessing.mean) > 1 else None
@@ -108,8 +99,7 @@ class Subject:
         if self.preprocessing.size is not None:
             return self.preprocessing.size
         with suppress(SSLEngineError, OSError):
-            seen = probe(self.image_options, "TRAIN")
-            if seen is not None:
+            if (seen := probe(self.image_options, "TRAIN")) is not None:
                 height, width = self.view(seen.image).shape[-2:]
                 return height, width
         return DEFAULT_SIZE, DEFAULT_SIZE
@@ -134,95 +124,26 @@ class Subject:
 
     @cached_property
     def features(self) -> Tensor:
-        """Of `images`, as the predictor computes them in float32: IMAGES x dimensions."""
-        return self.features_of(self.images)
+        """The features of `images`, as the predictor computes them: IMAGES x dimensions."""
+        return self.compute(self.images)
 
     @torch.no_grad()
-    def features_of(self, images: Tensor) -> Tensor:
+    def compute(self, images: Tensor) -> Tensor:
         (feature,) = self.trunk(images)
         return cast(Tensor, feature).flatten(1)
 
 
-@contextmanager
-def opened(
-    source: Path, network: str, overrides: Sequence[str], trust_config: bool, config: str = ""
-) -> Iterator[Subject]:
-    """The subject of a run's folder, of a checkpoint in one, or of a file and a config's name."""
-    if config:
-        yield subject_of_file(source, resolve([f"config={config}", *overrides]).config, network)
-        return
-    folder, checkpoint = _run_of(source)
-    resolved = open_run(folder, overrides, trusted=trust_config, judged=True)
-    for warning in resolved.warnings:
-        log.warning("%s", warning)
-    with closed(resolved.opened):
-        with progress("loading the network", then="converting it"):
-            subject = subject_of(resolved, folder, network, checkpoint)
-        yield subject
-
-
-def _run_of(source: Path) -> tuple[Path, Path | None]:
-    if (source / "config.yaml").is_file() or (source.is_dir() and source.suffix != ".shards"):
-        return source, None
-    checkpoint = source.resolve()
-    folder = checkpoint.parent.parent
-    if not checkpoint.exists():
-        raise MissingCheckpointError(f"{source}: there is no such run, and no such checkpoint.")
-    if checkpoint.parent.name != "checkpoints" or not (folder / "config.yaml").is_file():
-        raise MissingCheckpointError(
-            f"{source}: a checkpoint is read with the config.yaml of its run, and this one is "
-            f"not in the folder `checkpoints` of a run. Give the folder of the run; or, for "
-            f"weights of VISSL and others, with --config the name of a config that has their "
-            f"network."
-        )
-    return folder, checkpoint
-
-
-def subject_of(
-    resolved: Resolved, folder: Path, network: str, checkpoint: Path | None = None
-) -> Subject:
-    """checkpoint: None for the newest one."""
-    config = resolved.config
-    if checkpoint is None:
-        checkpoint, state = newest_state(folder)
-    else:
-        state = state_of(checkpoint)
-    options = _model_options(config)
-    with torch.random.fork_rng(devices=[]):
-        model = build_model(options, views=run_facts(config).views_per_image)
-    name = load_network(model, state, network, checkpoint)
-    return Subject(_ready(model), name, folder, checkpoint, config, options)
-
-
-def subject_of_file(file: Path, config: DictConfig, network: str) -> Subject:
-    """The trunk of this config with the weights of a file, as PARAMS_FILE reads them."""
-    options = _model_options(config)
-    options.HEAD.PARAMS, options.MULTI_INPUT_HEAD_MAPPING = [], []
-    weights = replace(options.WEIGHTS_INIT, PARAMS_FILE=str(file), NETWORK=network)
-    options.WEIGHTS_INIT = weights
-    with torch.random.fork_rng(devices=[]):
-        model = trunk_with_heads(build_model(options), "to export weights of a file")
-    loaded = init_from_file(model, options)
-    expect_whole(loaded)
-    return Subject(_ready(model), loaded.network, None, file, config, options)
-
-
-def _ready(model: nn.Module) -> Trunk:
-    trunk = trunk_of(model).float().eval().requires_grad_(False)
+def make_subject(trained: Trained) -> Subject:
+    """Take the trunk out of a trained network, in float32 and for RGB."""
+    trunk = trained.trunk.float().requires_grad_(False)
     if hasattr(trunk, "mask_token"):
         del trunk.mask_token  # it is of use in training alone, and other libraries have none
-    if getattr(model, "flip_channels", False):
+    if getattr(trained.model, "flip_channels", False):
         _take_rgb(trunk)
-    return trunk
-
-
-def _model_options(config: DictConfig) -> ModelOptions:
-    """Of one process that trains nothing."""
-    options = read(config, ModelOptions)
-    options.INPUT_CHANNELS = input_channels(config)
-    options.SYNC_BN_CONFIG.CONVERT_BN_TO_SYNC_BN = False
-    options.ACTIVATION_CHECKPOINTING.USE_ACTIVATION_CHECKPOINTING = False
-    return options
+    folder = trained.run_folder if trained.is_run else None
+    return Subject(
+        trunk, trained.network, folder, trained.checkpoint, trained.config, trained.options
+    )
 
 
 def _take_rgb(trunk: nn.Module) -> None:
@@ -232,5 +153,106 @@ def _take_rgb(trunk: nn.Module) -> None:
 
 
 def plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """As safetensors takes them: contiguous, and no two share memory."""
+    """Copy tensors as safetensors takes them: contiguous, and no two share memory."""
     return {name: tensor.detach().clone().contiguous() for name, tensor in state.items()}
+
+
+# ---- preprocessing
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How images become the trunk's input, in the words that other libraries have for it."""
+
+    # The transforms of single images, as in the config, and where they come from.
+    transforms: list[dict[str, Any]]
+    source: str
+    channels: int = 3
+    size: tuple[int, int] | None = None  # height, width of the input
+    resize: int | tuple[int, int] | None = None  # one number: of the shorter side
+    crop: tuple[int, int] | None = None  # in the centre
+    interpolation: str = "bilinear"
+    mean: list[float] = field(default_factory=list)
+    std: list[float] = field(default_factory=list)
+    # Why resize, crop, mean and std are not all that is done; "" if they are.
+    besides: str = ""
+
+    @property
+    def crop_mode(self) -> str:
+        return "squash" if isinstance(self.resize, tuple) and not self.crop else "center"
+
+    @property
+    def crop_pct(self) -> float:
+        """Divide the crop by the resized shorter side, as timm does, which rounds down."""
+        if self.size is None or self.crop_mode == "squash":
+            return 1.0
+        side, resized = min(self.size), self.resize
+        if not isinstance(resized, int) or resized == side:
+            return 1.0
+        exact = side / resized
+        return exact if int(side / exact) == resized else side / (resized + 0.5)
+
+    def timm_differs(self) -> str:
+        """Say why timm's transform cannot do the same; "" if it can."""
+        if self.besides:
+            return self.besides
+        if self.resize is None:
+            return "images are not resized"
+        square = self.size is not None and self.size[0] == self.size[1]
+        if self.crop_mode == "center" and not (square and isinstance(self.resize, int)):
+            return "timm crops squares out of images resized by their shorter side"
+        return ""
+
+
+def describe(entries: Sequence[Mapping[str, Any]], source: str, channels: int) -> Preprocessing:
+    """Describe what a list of TRANSFORMS for single images does."""
+    plain = [dict(entry) for entry in entries]
+    names = [str(entry.get("name")) for entry in plain]
+    by_name = dict(zip(names, plain, strict=True))
+    resize = _size(by_name.get("Resize", {}).get("size"))
+    crop = _pair(_size(by_name.get("CenterCrop", {}).get("size")))
+    normalise = by_name.get("Normalize", {})
+    return Preprocessing(
+        transforms=plain,
+        source=source,
+        channels=channels,
+        size=crop or (resize if isinstance(resize, tuple) else None),
+        resize=resize,
+        crop=crop,
+        interpolation=_interpolation(by_name.get("Resize", {}).get("interpolation", "bilinear")),
+        mean=_numbers(normalise.get("mean"), channels, 0.0),
+        std=_numbers(normalise.get("std"), channels, 1.0),
+        besides=_besides(names, by_name),
+    )
+
+
+def _besides(names: Sequence[str], by_name: Mapping[str, Mapping[str, Any]]) -> str:
+    other = [name for name in names if name not in _KNOWN]
+    if other:
+        return f"{other[0]} is among the transforms"
+    if names != [name for name in _KNOWN if name in by_name]:
+        return f"the transforms stand in the order {', '.join(names)}"
+    more = by_name.get("Resize", {}).keys() - {"name", "size", "interpolation", "antialias"}
+    if more:
+        return f"Resize has {', '.join(sorted(more))}"
+    return "" if "ToTensor" in names else "there is no ToTensor"
+
+
+def _size(value: Any) -> int | tuple[int, int] | None:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        numbers = [int(each) for each in value]
+        return numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])
+    return None if value is None else int(value)
+
+
+def _pair(value: int | tuple[int, int] | None) -> tuple[int, int] | None:
+    return (value, value) if isinstance(value, int) else value
+
+
+def _interpolation(value: Any) -> str:
+    return _BY_NUMBER.get(value, str(value)) if isinstance(value, int) else str(value).lower()
+
+
+def _numbers(value: Any, channels: int, default: float) -> list[float]:
+    numbers = [float(each) for each in value] if value else [default]
+    return numbers * channels if len(numbers) == 1 else numbers

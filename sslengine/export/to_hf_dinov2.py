@@ -134,15 +134,15 @@ def _config(network: Any, subject: Subject) -> dict[str, Any]:
 
 def _write(network: Any, subject: Subject, config: dict[str, Any], folder: Path) -> None:
     side = config["image_size"] // config["patch_size"]
-    state = plain(named(network, side))
+    state = plain(name_tensors(network, side))
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     processor = _processor(subject, config["image_size"])
     (folder / "preprocessor_config.json").write_text(json.dumps(processor, indent=2) + "\n")
 
 
-def named(network: Any, side: int) -> dict[str, Tensor]:
-    """transformers' names, for images of `side` x `side` patches."""
+def name_tensors(network: Any, side: int) -> dict[str, Tensor]:
+    """Name the tensors as transformers does, for images of `side` x `side` patches."""
     own = network.state_dict()
     state = {
         "embeddings.cls_token": own["cls_token"],
@@ -156,13 +156,13 @@ def named(network: Any, side: int) -> dict[str, Tensor]:
     if network.num_reg_tokens:
         state["embeddings.register_tokens"] = own["reg_token"]
     for number, block in enumerate(network.blocks):
-        of_block = _of_block(block, network.embed_dim)
-        state |= {f"encoder.layer.{number}.{name}": each for name, each in of_block.items()}
+        named = _name_block(block, network.embed_dim)
+        state |= {f"encoder.layer.{number}.{name}": each for name, each in named.items()}
     return state
 
 
 def _positions(network: Any, side: int) -> Tensor:
-    """At this grid, as timm would interpolate them; transformers does it in another way."""
+    """Interpolate them to this grid as timm does; transformers does it in another way."""
     prefix = 0 if network.no_embed_class else 1
     given = resample_abs_pos_embed(
         network.pos_embed.detach(),
@@ -175,7 +175,7 @@ def _positions(network: Any, side: int) -> Tensor:
     return torch.cat([torch.zeros_like(given[:, :1]), given], dim=1)
 
 
-def _of_block(block: Any, width: int) -> dict[str, Tensor]:
+def _name_block(block: Any, width: int) -> dict[str, Tensor]:
     renamed = (*_IN_BLOCK, *(_GATED if isinstance(block.mlp, GluMlp) else ()))
     found = {"layer_scale1.lambda1": torch.ones(width), "layer_scale2.lambda1": torch.ones(width)}
     for name, tensor in block.state_dict().items():

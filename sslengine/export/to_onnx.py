@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
-import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,11 +16,11 @@ import torch
 from torch.export import ExportedProgram
 
 from sslengine.errors import ExportError
+from sslengine.export import expect_packages
 from sslengine.export.formats import Made, Proof
 from sslengine.export.image_code import eight_bits_code, opening, pixel_range, view_code
-from sslengine.export.place import expect_packages
-from sslengine.export.program import FeaturesOfPixels, trace_subject, traced
 from sslengine.export.subject import IMAGES, UNKNOWN, Subject
+from sslengine.export.to_pt2 import PixelFeatures, hide_attempts, trace, trace_subject
 from sslengine.models.weights.read import first_line
 
 TOLERANCE = 1e-4
@@ -70,13 +67,13 @@ def prepare(subject: Subject, license: str) -> Made:
         told = f"There is no file that normalises images itself: {why}."
         facts = {**made.facts, "no_input_of_pixels": why}
         return replace(made, facts=facts, remarks=(*made.remarks, told))
-    return _with_pixels(subject, BYTES if subject.has_bytes else VALUES, program, made)
+    return _add_pixels(subject, BYTES if subject.has_bytes else VALUES, program, made)
 
 
-def _with_pixels(subject: Subject, kind: Pixels, program: ExportedProgram, made: Made) -> Made:
+def _add_pixels(subject: Subject, kind: Pixels, program: ExportedProgram, made: Made) -> Made:
     given, images = subject.preprocessing, _pixels(subject, kind)
-    network = FeaturesOfPixels(subject.trunk, given.mean, given.std, kind.white)
-    second, _ = traced(network, images, (1, 2))
+    network = PixelFeatures(subject.trunk, given.mean, given.std, kind.white)
+    second, _ = trace(network, images, (1, 2))
     proof = replace(
         _proof(kind.load),
         given=images.numpy(),
@@ -92,13 +89,16 @@ def _with_pixels(subject: Subject, kind: Pixels, program: ExportedProgram, made:
         usage=eight_bits_code(subject) + view_code(subject, f"{dtype}: {kind.words}") + kind.load,
         example=opening(subject) + RUN.replace("images}", "view(image)[None]}"),
         proofs=(*made.proofs, proof),
-        facts={**made.facts, kind.fact: f"{dtype} {list(images.shape)}, {_before(subject)}"},
+        facts={
+            **made.facts,
+            kind.fact: f"{dtype} {list(images.shape)}, {_say_input(subject)}",
+        },
         remarks=(told, *made.remarks),
     )
 
 
-def _before(subject: Subject) -> str:
-    """What is done to an image first."""
+def _say_input(subject: Subject) -> str:
+    """Say what is done to an image first."""
     range = subject.image_options.PIXEL_RANGE if pixel_range(subject) else None
     brought = "" if range is None else f"brought to 8 bits by PIXEL_RANGE {range}, "
     return f"{brought}resized and cropped"
@@ -124,7 +124,7 @@ def _write(programs: dict[str, ExportedProgram], folder: Path) -> None:
     for name, program in programs.items():
         size = sum(each.numel() * each.element_size() for each in program.state_dict.values())
         try:
-            with _silent():
+            with hide_attempts(), contextlib.redirect_stdout(io.StringIO()):
                 torch.onnx.export(
                     program, (), folder / name, dynamo=True, verbose=False,
                     input_names=["images"], output_names=["features"],
@@ -132,17 +132,3 @@ def _write(programs: dict[str, ExportedProgram], folder: Path) -> None:
                 )  # fmt: skip
         except Exception as error:  # of torch and of onnx: many kinds
             raise ExportError(f"torch.onnx.export: {first_line(error)}") from error
-
-
-@contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    """Without the converter's progress and what it recommends."""
-    log = logging.getLogger("torch.onnx")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        log.setLevel(level)

@@ -15,8 +15,7 @@ from safetensors.torch import save_file
 
 from sslengine.export.formats import Made, Proof
 from sslengine.export.image_code import eight_bits_code, torch_example, transform_code
-from sslengine.export.preprocessing import Preprocessing
-from sslengine.export.subject import IMAGES, Subject
+from sslengine.export.subject import IMAGES, Preprocessing, Subject
 from sslengine.export.twins import Twin, timm_twin
 
 LOAD = """import timm
@@ -37,7 +36,7 @@ def prepare(subject: Subject, license: str) -> Made:
     twin, given = timm_twin(subject), subject.preprocessing
     usage = LOAD + _transform(subject)
     first = Proof("timm", usage, "features = model(images)")
-    if subject.pictures is not None and not given.with_timm():
+    if subject.pictures is not None and not given.timm_differs():
         first = replace(
             first,
             features=WITH_TRANSFORM,
@@ -62,7 +61,7 @@ def _differs(subject: Subject) -> str:
     """Why timm's own transform is not the run's; "" if it is."""
     stored = subject.image_mode == "stored"
     why = "timm's is for pictures of 8 bits" if stored else ""
-    return subject.preprocessing.with_timm() or why
+    return subject.preprocessing.timm_differs() or why
 
 
 def _write(subject: Subject, twin: Twin, license: str, folder: Path) -> None:

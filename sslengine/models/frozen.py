@@ -85,7 +85,8 @@ class FrozenNetwork(nn.Module):
     def __init__(
         self, options: FrozenOptions, where: str, heads: bool = False, features: Sequence[str] = ()
     ) -> None:
-        """
+        """Make it without a network: see `load`.
+
         where: the key path of the options.
         heads: its output is that of its first input's heads, of several features (class token,
             patches) that of the first; else that of the trunk.
@@ -106,7 +107,7 @@ class FrozenNetwork(nn.Module):
         channels = getattr(getattr(model, "trunk", None), "in_chans", None) or RGB
         hashed: Tensor = getattr(self, HASH)
         with torch.random.fork_rng(devices=[]):
-            network = self._built(channels, weights, read_weights=weights and not hashed.is_meta)
+            network = self._build(channels, weights, read_weights=weights and not hashed.is_meta)
         if not hashed.is_meta:
             hashed.copy_(torch.tensor([*digest(network)], dtype=torch.uint8))
         self.network = network.requires_grad_(False).to(hashed.device)
@@ -125,7 +126,7 @@ class FrozenNetwork(nn.Module):
             output = output[0]
         return step.full(output)
 
-    def _built(self, channels: int, needed: bool, read_weights: bool) -> Model:
+    def _build(self, channels: int, needed: bool, read_weights: bool) -> Model:
         if not (self.options.weights or self.options.timm):
             raise ConfigError(
                 f"{self.where}.weights: expected the folder of a trained run, or a file of weights "
@@ -138,24 +139,16 @@ class FrozenNetwork(nn.Module):
                 f"moved, set this key to its place."
             )
         try:
-            return self._of_timm(channels, read_weights) if self.options.timm else self._of_run(
-                folder, channels, read_weights
-            )  # fmt: skip
+            if self.options.timm:
+                return self._build_timm(channels, read_weights)
+            return self._open_run(folder, channels, read_weights)
         except SSLEngineError as error:
-            raise type(error)(f"{self.where}: {self._in_its_keys(str(error))}") from error
+            text = str(error).replace(f"{WHERE}.PARAMS_FILE", "weights")
+            for advice in (TO_TRUST, TO_ADAPT):  # of keys that a teacher has not
+                text = text.replace(advice, "")
+            raise type(error)(f"{self.where}: {text}") from error
 
-    def _in_its_keys(self, text: str) -> str:
-        """An error of a run's weights, whose keys a teacher has not."""
-        for advice in (TO_TRUST, TO_ADAPT):
-            text = text.replace(advice, "")
-        text = text.replace(f"{WHERE}.PARAMS_FILE", "weights")
-        options = self.options
-        if options.timm and (Path(options.weights) / "config.yaml").is_file():
-            keys = ["timm=''", *(f"arguments.{name}=null" for name in options.given())]
-            text += f"\n  {options.weights} is a run. For its own network set {', '.join(keys)}."
-        return text
-
-    def _of_run(self, folder: Path, channels: int, read_weights: bool) -> Model:
+    def _open_run(self, folder: Path, channels: int, read_weights: bool) -> Model:
         if not (folder / "config.yaml").is_file():
             raise ConfigError(
                 f"weights: {folder} is not the folder of a run, so its network is not known. Set "
@@ -170,18 +163,18 @@ class FrozenNetwork(nn.Module):
                 f"run have {channels}. Set it to a run on images of {channels} channels."
             )
         with closed(resolved.opened):
-            return self._made(options, read_weights)
+            return self._fill(options, read_weights)
 
-    def _of_timm(self, channels: int, read_weights: bool) -> Model:
-        of_timm = TimmOptions(self.options.timm, self.options.given())
-        for problem in of_timm.check_chosen():
+    def _build_timm(self, channels: int, read_weights: bool) -> Model:
+        network = TimmOptions(self.options.timm, self.options.given())
+        for problem in network.check_chosen():
             raise ConfigError(problem)
-        of_timm.pretrained = not self.options.weights
-        trunk = TrunkOptions(NAME="timm", TIMM=of_timm)
-        return self._made(ModelOptions(TRUNK=trunk, INPUT_CHANNELS=channels), read_weights)
+        network.pretrained = not self.options.weights
+        trunk = TrunkOptions(NAME="timm", TIMM=network)
+        return self._fill(ModelOptions(TRUNK=trunk, INPUT_CHANNELS=channels), read_weights)
 
-    def _made(self, options: ModelOptions, read_weights: bool) -> Model:
-        """With all routes but the first removed."""
+    def _fill(self, options: ModelOptions, read_weights: bool) -> Model:
+        """Build the network with its weights; remove all routes but the first."""
         # Of timm's networks: a file is adapted to other channels as timm adapts its own weights.
         weights = WeightsInitOptions(
             self.options.weights, NETWORK=self.options.network, ADAPT_INPUT_CHANNELS=True
@@ -210,7 +203,7 @@ class FrozenNetwork(nn.Module):
     # ---- in checkpoints
 
     def state_dict(self, *arguments: Any, **named: Any) -> Any:
-        """The hash alone."""
+        """Return the hash alone."""
         prefix, destination = named.get("prefix", ""), named.get("destination")
         kept = {} if destination is None else destination
         kept[f"{prefix}{HASH}"] = getattr(self, HASH).detach()
@@ -231,7 +224,7 @@ class FrozenNetwork(nn.Module):
 
 
 def digest(module: nn.Module) -> bytes:
-    """The SHA-256 of the names and bytes of all tensors in the state dict."""
+    """Return the SHA-256 of the names and bytes of all tensors in the state dict."""
     found = hashlib.sha256()
     for name, tensor in module.state_dict().items():
         found.update(name.encode())

@@ -28,12 +28,11 @@ from sslengine.config.users_code import hash_of_users_code
 from sslengine.data.fingerprint import hash_here
 from sslengine.data.options import DataOptions, PowerLawSampler, SplitOptions, StratifiedSampler
 from sslengine.engines.run import Run
-from sslengine.engines.stored import Network, of_weights, store_split
+from sslengine.engines.stored import Network, store_split
 from sslengine.errors import CheckpointError, DataError, SSLEngineError
 from sslengine.evaluate.label_free.metric import Inputs
 from sslengine.evaluate.store import Kept, Store, short_name
 from sslengine.models.model import Model
-from sslengine.models.options import ModelOptions
 from sslengine.monitor.console import Screen
 from sslengine.predictor.predictor import Predictor
 from sslengine.progress import progress
@@ -95,17 +94,13 @@ def _stored(predictor: Predictor, train: SplitOptions, folder: Path) -> Store:
     screen = Screen(file=sys.stderr)  # a table or JSON goes to the other stream
     run = Run(predictor.resolved, predictor.run_folder, predictor.device, screen)
     name = predictor.checkpoint.name
-    network = Network(name, predictor.trunk_features, _weights(predictor))
+    network = Network(name, predictor.trunk_features, predictor.depends_on)
     data = replace(predictor.data, TRAIN=train)
     return store_split(run, "TRAIN", [network], folder, data=data).stores[name]
 
 
-def _weights(predictor: Predictor) -> dict[str, Any]:
-    return of_weights(predictor.model, read(predictor.config, ModelOptions))
-
-
 def _options(predictor: Predictor, rows: int) -> SplitOptions:
-    """Of a part of the images, with their classes where the source knows them."""
+    """Choose a part of the images, with their classes where the source knows them."""
     train = predictor.data.TRAIN
     if len(predictor.dataset) > rows:
         train = _limited(train, rows)
@@ -122,7 +117,7 @@ def _limited(train: SplitOptions, rows: int) -> SplitOptions:
 def _viewed(
     predictor: Predictor, count: int, folder: Path
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """`views` and `projections`, or why there are none."""
+    """Return `views` and `projections`, or why there are none."""
     if not count:
         return {}, dict.fromkeys(VIEWED, "no views were asked for")
     try:
@@ -136,7 +131,7 @@ def _viewed(
 def _kept_outputs(predictor: Predictor, count: int, folder: Path) -> dict[str, Tensor]:
     options = _augmented(predictor)
     depends_on = short_name({
-        **_weights(predictor), "count": count, "view": asdict(options), "seed": predictor.seed,
+        **predictor.depends_on, "count": count, "view": asdict(options), "seed": predictor.seed,
         "precision": predictor.precision.name, "images": hash_here(predictor.dataset),
         **hash_of_users_code(predictor.config),
     })  # fmt: skip
@@ -153,7 +148,7 @@ def _kept_outputs(predictor: Predictor, count: int, folder: Path) -> dict[str, T
 def _outputs(
     predictor: Predictor, options: SplitOptions, count: int
 ) -> tuple[Tensor, Tensor | None]:
-    """Of `count` views of each image the trunk's features and the head's outputs, (n, count, D)."""
+    """Compute the trunk's features and the head's outputs of `count` views of each image."""
     features: dict[int, list[Tensor]] = {}
     projections: dict[int, list[Tensor]] = {}
     # A loader for tests draws the same views in every epoch.
@@ -194,7 +189,7 @@ def _augmented(predictor: Predictor) -> SplitOptions:
 
 
 def _views_of(samples: Any) -> tuple[list[int], Tensor]:
-    """The images' numbers, one for each view; of views of several sizes the largest."""
+    """Return the images' numbers, one for each view, and the views of the largest size."""
     numbers: list[int] = []
     found: list[Tensor] = []
     for sample in samples:
@@ -211,7 +206,7 @@ def _views_of(samples: Any) -> tuple[list[int], Tensor]:
 
 
 def _projected(predictor: Predictor, images: Tensor) -> Tensor | None:
-    """What the model's first head returns; None without one, and of one that returns maps."""
+    """Return the output of the model's first head; None without one, or if it returns maps."""
     model = predictor.model
     routes = [each for each in model.routes if each.heads] if isinstance(model, Model) else []
     if not routes:

@@ -1,48 +1,52 @@
-"""`Predictor(run_folder)(image)`: apply a run's newest checkpoint to an image."""
+"""Ask a trained network about images: `Predictor(run_folder)(image)`.
+
+The features of all training images are computed once and kept in the run's folder:
+`<run>/predictor/index.torch` stores a hash of its checkpoint, transforms, images and labels; if one
+of these changes, it is computed again. Features have unit length and take four bytes per number:
+8 GB for a million images of 2048 dimensions.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial, wraps
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from sslengine import catalog  # noqa: F401 - declares the names that a config has
+from sslengine.atomic import whole_file
 from sslengine.checkpoint.contents import expect_no_links_out
 from sslengine.checkpoint.manifest import sha256_of
 from sslengine.config.options import RunOptions
-from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read
 from sslengine.config.users_code import hash_of_users_code
 from sslengine.data.augment.transform import MakesLabel
-from sslengine.data.decode.decoding import Decoder, open_image
 from sslengine.data.feed import DataFeed
+from sslengine.data.fingerprint import hash_here
 from sslengine.data.judged_view import judged_train
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.distributed.ranks import pick_device
-from sslengine.engine.build import build_base_model, build_run_precision
-from sslengine.engine.trained import load_network, newest_state, state_of, trunk_of
 from sslengine.engines.features import Features, extract, join
 from sslengine.errors import ConfigError, readable
 from sslengine.losses.options import LossOptions
 from sslengine.methods import supervised
-from sslengine.models.options import ModelOptions
 from sslengine.models.weights import AUTO
-from sslengine.models.weights.load import expect_whole, init_from_file
-from sslengine.predictor import bands
-from sslengine.predictor.index import Index, key_of, load_or_make, unit_length
-from sslengine.predictor.view import View
+from sslengine.models.weights.read import expect_file
 from sslengine.registry import LOSSES, TRANSFORMS
+from sslengine.trained import Trained, find_trained, untrusting
 from sslengine.trust import closed
 
 log = logging.getLogger("sslengine")
@@ -50,6 +54,8 @@ log = logging.getLogger("sslengine")
 # Losses whose outputs are one number per class.
 ONE_CLASS = (nn.CrossEntropyLoss, supervised.CrossEntropyLoss)
 MANY_CLASSES = (nn.BCEWithLogitsLoss, supervised.BinaryCrossEntropyLoss)
+INDEX_FORMAT = 2
+PIECE = 2**16  # training images compared at once
 
 
 @dataclass(frozen=True)
@@ -68,24 +74,7 @@ class Prediction:
     nearest: list[Neighbour]
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def _untrusting(
-    method: Callable[Concatenate[Predictor, P], R],
-) -> Callable[Concatenate[Predictor, P], R]:
-    """Close the trust switch during the method, unless the run's config is trusted."""
-
-    @wraps(method)
-    def guarded(self: Predictor, /, *arguments: P.args, **named: P.kwargs) -> R:
-        with closed(self.resolved.opened):
-            return method(self, *arguments, **named)
-
-    return guarded
-
-
-class Predictor:
+class Predictor(Trained):
     """Loads the model now, and the index of the training set with the first image.
 
     overrides: as on the command line, `config.DATA.TRAIN.DATA_PATHS=[/their/path/here]`.
@@ -93,6 +82,8 @@ class Predictor:
     other files and the environment. Otherwise these are refused, or not read.
     network: `student` or `teacher` of a method that has both; auto: the method chooses.
     """
+
+    run_folder: Path
 
     def __init__(
         self,
@@ -104,74 +95,39 @@ class Predictor:
         trust_config: bool = False,
         network: str = AUTO,
     ) -> None:
-        self.run_folder, self.count = Path(run_folder), nearest
-        own = bands.of_run(self.run_folder, trust_config, overrides)
-        overrides = [*own, *overrides]
-        self.resolved = open_run(self.run_folder, overrides, trusted=trust_config, judged=True)
-        self.config = self.resolved.config
-        for warning in self.resolved.warnings:
-            log.warning("%s", warning)
-        self.device = pick_device(device)
-        self._build(network)
+        resolved, folder, checkpoint = find_trained(Path(run_folder), overrides, trust_config)
+        if nearest and folder:
+            with closed(resolved.opened):
+                expect_no_links_out(folder)  # the index is kept there
+        super().__init__(resolved, folder, checkpoint, network, pick_device(device))
+        self.count = nearest
+        self._prepare()
 
-    @_untrusting
-    def _build(self, network: str) -> None:
-        if self.count:
-            expect_no_links_out(self.run_folder)  # the index is kept there
-        trained = self.resolved.engine_name == "train"
-        newest = newest_state(self.run_folder) if trained else None
-        self.model = build_base_model(self.config, self.device)
-        self.trunk = trunk_of(self.model)
-        self._wanted = network
-        self._load(*newest) if newest else self._load_file()
-        self.seed = read(self.config, RunOptions).SEED_VALUE
-        data = read(self.config, DataOptions)
-        self.view = View(data, self.seed)
-        self.decoder = Decoder.build(data.TRAIN, "TRAIN")
-        self.bands = bands.Bands(self.trunk.in_chans, self.view.entries, data.TRAIN)
-        self.precision = build_run_precision(self.config, self.device)
-        self._scores = _scores_of(self.config)
+    @untrusting
+    def _prepare(self) -> None:
+        """Build what may be refused, before the first image."""
+        self._transforms = [dict(entry) for entry in self.view.entries]
+        self._scores = _choose_scores(self.config)
 
-    @_untrusting
+    @untrusting
     def use(self, checkpoint: Path) -> None:
-        """Another checkpoint of the run than its newest."""
-        self._load(checkpoint, state_of(checkpoint))
-
-    def _load(self, checkpoint: Path, state: Mapping[str, Any]) -> None:
-        self.checkpoint = checkpoint
-        self.network = load_network(self.model, state, self._wanted, checkpoint)
-        # Class number -> name; empty if labels are numbers.
-        self.class_names = [*(state.get("classes") or [[]])[0]]
-        self.model.eval()
+        """Load the weights of another checkpoint of the run."""
+        super().use(checkpoint)
         vars(self).pop("index", None)  # of the features of another checkpoint
 
-    def _load_file(self) -> None:
-        """The weights of a network that no run here has trained."""
-        options = read(self.config, ModelOptions)
-        loaded = init_from_file(self.model, options)
-        expect_whole(loaded)
-        self.checkpoint, self.network = Path(options.WEIGHTS_INIT.PARAMS_FILE), loaded.network
-        self.class_names = []
-        self.model.eval()
-
     def __call__(self, image: str | Path | Image.Image | NDArray[np.generic]) -> Prediction:
-        """image: an array (height x width x channels) only for a run with IMAGE_MODE stored."""
+        """Predict of one image. image: an array is height x width, or height x width x channels."""
         return self.predict(self.read(image))
 
-    @_untrusting
+    @untrusting
     def read(self, image: str | Path | Image.Image | NDArray[np.generic]) -> Any:
-        """The image, decoded; raises if that cannot be done, or if it has other bands."""
-        if isinstance(image, (str, Path)):
-            opened, name = self.open(image), str(image)
-        else:
-            opened, name = self.decoder.given(image), "the image"
-        self.bands.expect(opened, name)
-        return opened
+        """Decode the image; raise if that cannot be done, or if it has other bands."""
+        return self.view.decode(image)
 
-    @_untrusting
+    @untrusting
     @torch.no_grad()
     def predict(self, decoded: Any) -> Prediction:
-        """decoded: what `read` returns."""
+        """Predict of what `read` returns."""
         batch = self.view(decoded)[None].to(self.device)
         features = self.trunk_features(batch)["trunk"][0].cpu()
         classes = None
@@ -181,10 +137,6 @@ class Predictor:
             classes = self._scores(outputs[0][0]).cpu()
         return Prediction(features, classes, self._nearest(features))
 
-    def open(self, path: str | Path) -> Image.Image:
-        """Decode as for training: with IMAGE_MODE stored the result may be an array."""
-        return open_image(Path(path), self.decoder)
-
     def _nearest(self, features: Tensor) -> list[Neighbour]:
         if self.count < 1:
             return []
@@ -193,59 +145,50 @@ class Predictor:
         return [
             Neighbour(
                 number, self.training_path(number), similarity,
-                None if labels is None else _classes_of(labels[number], classes),
+                None if labels is None else _name_classes(labels[number], classes),
             )
             for similarity, number in zip(similar, numbers, strict=True)
         ]  # fmt: skip
 
     def _training_classes(self) -> list[Any]:
-        """What the run calls those of the training images: they may have others by now."""
+        """List what the run calls the training images' classes: they may have others by now."""
         names = self.dataset.classes[0].names if self.class_names and self.dataset.classes else ()
         numbers: dict[str, Any] = {name: number for number, name in enumerate(self.class_names)}
         return [numbers.get(name, name) for name in names]
 
-    @torch.no_grad()
-    def trunk_features(self, batch: Tensor, layer: str = "") -> dict[str, Tensor]:
-        """The final feature as a vector; of another layer images x tokens x width."""
-        if getattr(self.model, "flip_channels", False):
-            batch = batch.flip(1)
-        with self.precision.autocast():
-            (found,) = self.trunk(batch, [layer] if layer else [])
-        return {"trunk": self.precision.as_full(found).flatten(2 if layer else 1)}
-
     # ---- the training set
 
     @cached_property
-    @_untrusting
+    @untrusting
     def data(self) -> DataOptions:
-        """The options of DATA for single training images, transformed as queries are."""
+        """DATA for single training images, transformed as queries are."""
         data = read(self.config, DataOptions)
         data.TRAIN = judged_train(data)
         return data
 
     @cached_property
-    @_untrusting
+    @untrusting
     def dataset(self) -> SSLDataset:
         return SSLDataset(self.data.TRAIN, "TRAIN", self.seed, hold_out=self.data.HOLD_OUT)
 
     def training_path(self, index: int) -> str:
         return self.dataset.sources[0].path(int(self.dataset.rows[index]))
 
-    @_untrusting
+    @untrusting
     def training_image(self, index: int) -> Image.Image:
         return self.dataset.sources[0].image(int(self.dataset.rows[index]))
 
     @cached_property
-    @_untrusting
-    def index(self) -> Index:
-        transforms = [dict(entry) for entry in self.view.entries]
-        weights = f"{self.network} of {sha256_of(self.checkpoint)}, {self.decoder}"
+    @untrusting
+    def index(self) -> FeatureIndex:
+        weights = f"{self.network} of {sha256_of(self.checkpoint)}, {self.view.decoder}"
         code = hash_of_users_code(self.config).values()
-        key = key_of(" ".join([weights, *code]), transforms, self.dataset)
-        return load_or_make(self.run_folder / "predictor" / "index.torch", key, self._make_index)
+        key = hash_for_index(" ".join([weights, *code]), self._transforms, self.dataset)
+        file = self.run_folder / "predictor" / "index.torch"
+        return FeatureIndex.load_or_make(file, key, self._make_index)
 
     def feed(self, train: SplitOptions, training: bool = False) -> DataFeed:
-        """training: as the loader of a run; otherwise each image once, in order."""
+        """Load training images: as a run does if `training`, or each once, in order."""
         return DataFeed(
             dataclasses.replace(self.data, TRAIN=train), "TRAIN", training=training, seed=self.seed,
             device=self.device, mp_method=read(self.config, RunOptions).MULTI_PROCESSING_METHOD,
@@ -254,7 +197,7 @@ class Predictor:
     def read_all(
         self, train: SplitOptions | None = None, layer: str = "", then: str = ""
     ) -> Features:
-        """The features, labels and numbers of all training images that can be read.
+        """Compute the features of all training images that can be read; return labels and numbers.
 
         train: other options than those of `data`. layer: see trunk_features. then: the stage that
         follows.
@@ -270,14 +213,15 @@ class Predictor:
                 parts.extend(extract(compute, feed, train, self.precision, then))
             return join(parts)
         except Exception:
-            self._expect_fitting(feed, len(parts))
+            self._expect_bands(feed, len(parts))
             raise
         finally:
             feed.close()
 
-    @_untrusting
-    def _expect_fitting(self, feed: DataFeed, done: int) -> None:
-        """Raise if that is why batches behind the first `done` failed: the next, or one ahead.
+    @untrusting
+    def _expect_bands(self, feed: DataFeed, done: int) -> None:
+        """Raise if other bands are why batches behind the first `done` failed: the next, or one
+        ahead.
 
         An image that is refused is left out, so it is the reason only where all of them are.
         """
@@ -292,35 +236,35 @@ class Predictor:
             except Exception:  # as many kinds as there are decoders; it is left out
                 continue
             else:
-                self.bands.expect(image, source.path(row))
+                self.view.expect_bands(image, source.path(row))
         if refused and len(refused) == len(rows[first:end]):
             raise ConfigError(refused[0])
 
-    def _make_index(self) -> Index:
+    def _make_index(self) -> FeatureIndex:
         found = self.read_all(then="the nearest training images")
         labelled = self.data.TRAIN.LABEL_TYPE == "standard"
         labels = found.targets
         by_number = labels.new_zeros((len(self.dataset), *labels.shape[1:]))
         by_number[found.indices] = labels
         features = unit_length(found.layers["trunk"])
-        return Index(features, by_number if labelled else None, found.indices)
+        return FeatureIndex(features, by_number if labelled else None, found.indices)
 
 
-def _classes_of(label: Tensor, called: Sequence[Any]) -> Any:
-    """Of a row of indicators the classes that are shown; of probabilities these."""
+def _name_classes(label: Tensor, names: Sequence[Any]) -> Any:
+    """Name the class of a number, the classes that indicators show; return probabilities."""
     if label.is_floating_point():
         return label.tolist()
     if label.ndim == 0:
-        return _called(int(label), called)
-    return [_called(number, called) for number in (label > 0).nonzero().flatten().tolist()]
+        return _name_class(int(label), names)
+    return [_name_class(number, names) for number in (label > 0).nonzero().flatten().tolist()]
 
 
-def _called(number: int, called: Sequence[Any]) -> Any:
-    return called[number] if 0 <= number < len(called) else number
+def _name_class(number: int, names: Sequence[Any]) -> Any:
+    return names[number] if 0 <= number < len(names) else number
 
 
-def _scores_of(config: Any) -> Callable[[Tensor], Tensor] | None:
-    """A function: model's output -> class probabilities; None if the run trained no classifier.
+def _choose_scores(config: Any) -> Callable[[Tensor], Tensor] | None:
+    """Return what makes class probabilities of the model's output; None if it is no classifier.
 
     Labels must belong to the images: the labels of a rotation task, for example, do not.
     """
@@ -336,3 +280,60 @@ def _scores_of(config: Any) -> Callable[[Tensor], Tensor] | None:
     if issubclass(loss, ONE_CLASS):
         return lambda logits: logits.float().softmax(dim=0)
     return (lambda logits: logits.float().sigmoid()) if issubclass(loss, MANY_CLASSES) else None
+
+
+# ---- the features of training images
+
+
+@dataclass(frozen=True)
+class FeatureIndex:
+    features: Tensor  # images x dimensions, of unit length
+    labels: Tensor | None  # indexed by image number
+    numbers: Tensor  # image number of each row; images that could not be read have no row
+
+    def nearest(self, query: Tensor, count: int) -> tuple[list[float], list[int]]:
+        """Find the most similar first: cosine similarities, and image numbers."""
+        unit = F.normalize(query.float().flatten(), dim=0)
+        pieces = [piece @ unit for piece in self.features.split(PIECE)]
+        found = torch.cat(pieces).topk(min(count, len(self.features)))
+        return found.values.tolist(), self.numbers[found.indices].tolist()
+
+    @classmethod
+    def load_or_make(cls, path: Path, key: str, make: Callable[[], FeatureIndex]) -> FeatureIndex:
+        """Load the index of a file if it has this key; otherwise make and store a new one."""
+        found = cls._load(path, key)
+        if found is None:
+            found = make()
+            found._store(path, key)
+        return found
+
+    @classmethod
+    def _load(cls, path: Path, key: str) -> FeatureIndex | None:
+        if not path.exists():
+            return None
+        try:
+            expect_file(path)
+            stored = torch.load(path, map_location="cpu", weights_only=True)
+            if stored["key"] == key:
+                return cls(stored["features"], stored["labels"], stored["numbers"])
+            log.info("%s belongs to another model or other images: computing it again", path)
+        except Exception as error:  # torch raises many kinds for a broken file
+            log.warning("%s cannot be read (%s): computing it again", path, error)
+        return None
+
+    def _store(self, path: Path, key: str) -> None:
+        try:
+            with whole_file(path) as file:
+                torch.save({"key": key, **vars(self)}, file)
+        except OSError as error:
+            log.warning("%s cannot be written (%s): it will be computed again", path, error)
+
+
+def unit_length(features: Tensor) -> Tensor:
+    return F.normalize(features.flatten(1).float())
+
+
+def hash_for_index(weights: str, transforms: Any, dataset: SSLDataset) -> str:
+    """Hash all that the features and labels depend on."""
+    parts = [INDEX_FORMAT, weights, transforms, hash_here(dataset)]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

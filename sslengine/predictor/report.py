@@ -78,7 +78,7 @@ def draw(predictor: Predictor, found: Mapping[str, Prediction]) -> Image.Image:
     sheet = Image.new("RGB", (GAP + columns * cell[0], GAP + len(found) * cell[1]), "white")
     for row, (name, each) in enumerate(found.items()):
         top = GAP + row * cell[1]
-        _put(sheet, (GAP, top), predictor.open(name), [Path(name).name, "the query"], "black")
+        _put(sheet, (GAP, top), predictor.read(name), [Path(name).name, "the query"], "black")
         for column, neighbour in enumerate(each.nearest, start=1):
             below = [f"{neighbour.similarity:.3f}  no. {neighbour.index}"]
             below += [] if neighbour.label is None else [_class(predictor, neighbour)]

@@ -34,7 +34,6 @@ from sslengine.data.manifest.classes import Classes
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.distributed.ranks import pick_device
 from sslengine.engine.build import classes_of_train
-from sslengine.engines.features import required_weights
 from sslengine.engines.judged_networks import networks_of
 from sslengine.engines.run import Run
 from sslengine.engines.stored import StoredSplit, store_split
@@ -50,6 +49,7 @@ from sslengine.monitor.run_facts import TRAINED, UNTRAINED
 from sslengine.report.content import Map
 from sslengine.report.parts import Album, choose_images
 from sslengine.screen import say
+from sslengine.trained import require_weights
 
 MOST, NEAREST, QUERIES = 2000, 10, 12
 PERPLEXITY, COMPONENTS = 30, 50
@@ -95,7 +95,7 @@ def _read_features(resolved: Resolved, folder: Path) -> tuple[str, SplitOptions,
     with suppress(SSLEngineError):  # this machine does not have the run's
         device = pick_device(read(resolved.config, MachineOptions).DEVICE)
     run = Run(resolved, folder, device, Screen(file=sys.stderr))
-    networks, _ = networks_of(run, str(required_weights(run) or ""))
+    networks, _ = networks_of(run, require_weights(run.config, run.run_dir))
     networks = [each for each in networks if each.name in (TRAINED, UNTRAINED)]
     split, classes = "TRAIN", list[Classes]()
     if data.TEST.DATA_SOURCES and data.TEST.LABEL_TYPE == "standard":

@@ -24,7 +24,7 @@ from sslengine.config.resolve import resolve_dict
 from sslengine.config.sections import read
 from sslengine.data.options import DataOptions
 from sslengine.errors import CheckpointError, ConfigError, OutputError
-from sslengine.predictor.view import View
+from sslengine.trained import View
 from tests.command.photos import write_photos
 
 SIGLIP = "vit_base_patch16_siglip_224"  # its pretrained config squashes images

@@ -20,12 +20,12 @@ from sslengine.engines.features import (
     layers_of,
     ordered_feed,
     pixels,
-    trained_weights,
 )
 from sslengine.engines.train import train
 from sslengine.models.build import build_model
 from sslengine.models.options import ModelOptions
 from sslengine.precision import Precision
+from sslengine.trained import find_weights
 from tests.config.recipes import resolved
 from tests.engines.runs import make_run, screen
 from tests.engines.test_evaluate import FROZEN, SHAPES
@@ -89,20 +89,20 @@ def test_the_newest_weights_whatever_the_pointer_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     config, folder = resolved().config, tmp_path / "checkpoints"
-    assert trained_weights(config, tmp_path) == folder / files.POINTER
+    assert find_weights(config, tmp_path) == folder / files.POINTER
     files.write({"n": 1}, folder, "model_phase0.torch", {"number": 1})
     # A run is killed after the checkpoint has its name and before the pointer is set.
     monkeypatch.setattr(files, "point_to", lambda *_: None)
     files.write({"n": 2}, folder, "model_phase1.torch", {"number": 2})
-    assert trained_weights(config, tmp_path) == folder / "model_phase1.torch"
+    assert find_weights(config, tmp_path) == folder / "model_phase1.torch"
     # A file that is named is taken, and that is said.
     named = resolved(MODEL__WEIGHTS_INIT__PARAMS_FILE="other.pth").config
     with caplog.at_level("WARNING", "sslengine"):
-        assert trained_weights(named, tmp_path) == Path("other.pth")
+        assert find_weights(named, tmp_path) == Path("other.pth")
     assert f"other.pth is used, and not {folder / 'model_phase1.torch'}" in caplog.text
     # A broken one is not judged.
     (folder / "model_phase1.torch").write_bytes(b"broken")
-    assert trained_weights(config, tmp_path) == folder / "model_phase0.torch"
+    assert find_weights(config, tmp_path) == folder / "model_phase0.torch"
 
 
 # ---- extract features

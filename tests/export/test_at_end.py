@@ -8,22 +8,16 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import timm
 import torch
-from PIL import Image
 from safetensors.torch import load_file
 
-from sslengine.command.front import main
 from sslengine.export import at_end
 from sslengine.launch.rank import run_rank
-from sslengine.predictor import Predictor
-from tests.command.photos import SMALL
 from tests.config.recipes import resolved
 from tests.engines.runs import PowerCut
 from tests.export.subjects import timm_vit
-from tests.tail import slow_but
 
 
 def _train(folder: Path, **changes: Any) -> None:
@@ -60,54 +54,6 @@ def test_the_lines_that_a_run_prints_make_the_network(
     assert _holds_the_newest(tmp_path / "run")
     told = json.loads((tmp_path / "run" / "weights" / "manifest.json").read_text())["proof"]
     assert told == [{"not_proved": at_end._WHY}]
-
-
-def _write_arrays(folder: Path, kind: str) -> Path:
-    """16-bit PNGs, or TIFFs of four bands; returns one of them."""
-    draw, folder = np.random.default_rng(0), folder / "images"
-    folder.mkdir()
-    for number in range(16):
-        if kind == "16 bits":
-            values = draw.integers(100, 4000, (45, 52), dtype=np.uint16)
-            path = folder / f"{number}.png"
-            Image.fromarray(values).save(path)
-        else:
-            tifffile = pytest.importorskip("tifffile")
-            most, dtype = (9000, np.uint16) if kind == "bands" else (256, np.uint8)
-            path = folder / f"{number}.tif"
-            tifffile.imwrite(path, draw.integers(0, most, (45, 52, 4), dtype=dtype),
-                             planarconfig="contig", photometric="minisblack")  # fmt: skip
-    return path
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("kind", slow_but(["16 bits"], ["16 bits", "bands", "bands of 8 bits"]))
-@pytest.mark.parametrize("resize", slow_but(["bilinear"], ["bilinear", "bicubic", "nearest"]))
-def test_the_page_reads_images_that_are_arrays(
-    kind: str, resize: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its lines, run on a file of the run's kind: the features are the predictor's."""
-    path, run = _write_arrays(tmp_path, kind), tmp_path / "run"
-    given = ["train", str(tmp_path / "images"), "--method=simclr", "--model=resnet10t", *SMALL]
-    if resize != "bilinear":
-        number = Image.Resampling[resize.upper()].value
-        steps = (
-            f"{{name: Resize, size: 34, interpolation: {number}}}, {{name: CenterCrop, size: 32}}"
-        )
-        norm = "{name: Normalize, mean: [0.5], std: [0.3]}"
-        given += [f"--set=DATA.TEST.TRANSFORMS=[{steps}, {{name: ToTensor}}, {norm}]"]
-    assert main([*given, f"--out={run}"]) == 0
-    page = (run / "weights" / "README.md").read_text()
-    monkeypatch.chdir(run)
-    shown: dict[str, Any] = {}
-    exec(page.split("```python\n")[1].split("```")[0], shown)
-    if path.suffix == ".png":
-        image: Any = Image.open(path)
-    else:
-        image = pytest.importorskip("tifffile").imread(path)
-    found = shown["model"](shown["transform"](image)[None])[0]
-    expected = Predictor(run, nearest=0, device="cpu")(path).features
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_images_that_are_not_resized_have_their_own_size(
@@ -196,7 +142,7 @@ def test_an_export_that_fails_does_not_fail_the_run(
     assert not (tmp_path / "run" / "weights").exists()
 
 
-@pytest.mark.parametrize("fails", ["manifest.write", "os.replace"])
+@pytest.mark.parametrize("fails", ["write_manifest", "os.replace"])
 def test_an_export_that_fails_keeps_the_earlier_one(
     fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -205,7 +151,7 @@ def test_an_export_that_fails_keeps_the_earlier_one(
     before = {each.name: each.read_bytes() for each in place.iterdir()}
 
     def fail(source: Any, target: Any) -> None:
-        if fails == "manifest.write" or (target == place and Path(source).suffix == ".tmp"):
+        if fails == "write_manifest" or (target == place and Path(source).suffix == ".tmp"):
             raise OSError("No space left on device")
         replace(source, target)
 

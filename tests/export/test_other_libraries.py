@@ -14,8 +14,7 @@ import torch
 from PIL import Image
 
 from sslengine.errors import ExportError
-from sslengine.export.formats import find, prepare
-from sslengine.export.proof import prove
+from sslengine.export.formats import find, prepare, prove
 from tests.export.subjects import subject, timm_vit
 
 RESNET = {"NAME": "resnet", "RESNETS": {"DEPTH": 18, "WIDTH_MULTIPLIER": 0.125, "STEM": "small"}}
@@ -104,10 +103,10 @@ def test_onnx_with_normalised_images_and_with_bytes(trunk: Any, tmp_path: Path) 
     (found,) = runtime.InferenceSession(tmp_path / "model_uint8.onnx").run(None, {"images": pixels})
     mean, std = np.array(given.preprocessing.mean), np.array(given.preprocessing.std)
     batch = torch.from_numpy(((pixels / 255 - mean) / std).transpose(0, 3, 1, 2)).float()
-    np.testing.assert_allclose(found, given.features_of(batch), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found, given.compute(batch), rtol=1e-4, atol=1e-4)
     if trunk is RESNET:
         (found,) = session.run(None, {"images": np.ones((1, 3, 40, 56), np.float32)})
-        expected = given.features_of(torch.ones(1, 3, 40, 56))
+        expected = given.compute(torch.ones(1, 3, 40, 56))
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
     told = prove(made, tmp_path, given)
     assert [each["tolerance"] for each in told] == [1e-4, 1e-4]

@@ -62,6 +62,14 @@ def write_images(folder: Path, kind: str) -> Path:
     return path
 
 
+def _resized(mode: str) -> tuple[str]:
+    """The option of a run that resizes in this way."""
+    number = Image.Resampling[mode].value
+    steps = f"{{name: Resize, size: 34, interpolation: {number}}}, {{name: CenterCrop, size: 32}}"
+    norm = "{name: Normalize, mean: [0.5], std: [0.3]}"
+    return (f"--set=DATA.TEST.TRANSFORMS=[{steps}, {{name: ToTensor}}, {norm}]",)
+
+
 def train_on(place: Path, kind: str, *more: str, model: str = "resnet18") -> tuple[Path, Path]:
     """The run, and one of its images."""
     image = write_images(place / "images", kind)
@@ -105,8 +113,11 @@ def exported(run: Path, to: str, *overrides: str) -> tuple[Path, dict[str, Any]]
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Path]]:
     made: dict[str, tuple[Path, Path]] = {}
-    more = {"range": ("--set=DATA.TRAIN.PIXEL_RANGE=[100, 3000]",)}
-    written = {"range": "deep", "vit": "rgb"}
+    more = {
+        "range": ("--set=DATA.TRAIN.PIXEL_RANGE=[100, 3000]",),
+        "bicubic": _resized("BICUBIC"), "nearest": _resized("NEAREST"),
+    }  # fmt: skip
+    written = {"range": "deep", "vit": "rgb", "bicubic": "deep", "nearest": "bands"}
     models = {"vit": "vit_tiny_patch16_224"}
 
     def of(kind: str) -> tuple[Path, Path]:
@@ -121,10 +132,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[P
 @pytest.mark.parametrize(
     ("kind", "to"),
     slow_but(
-        [("rgb", "torchvision")],
+        [("rgb", "torchvision"), ("deep", "torchvision")],
         [*(("rgb", to) for to in ("timm", "torchvision", "onnx", "pt2")), ("vit", "hf-dinov2"),
          ("vit", "timm"), ("vit", "pt2"),
-         *(("range", to) for to in ("timm", "torchvision", "onnx"))],
+         *(("range", to) for to in ("timm", "torchvision", "onnx")), ("bands of bytes", "timm"),
+         ("deep", "torchvision"), ("bands", "timm"), ("bicubic", "timm"), ("nearest", "timm")],
     ),
 )  # fmt: skip
 def test_a_page_computes_the_features_of_an_image(

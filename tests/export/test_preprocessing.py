@@ -15,7 +15,7 @@ from torchvision.transforms import CenterCrop
 
 from sslengine.data.decode.decoding import Decoder
 from sslengine.export.image_code import eight_bits_code, opening, view_code
-from sslengine.export.preprocessing import describe
+from sslengine.export.subject import describe
 from tests.data.decode.test_decoding import encode
 from tests.data.deep_files import numbers, png
 from tests.export.subjects import MEAN, STD, subject, timm_vit
@@ -38,7 +38,7 @@ TAIL: list[dict[str, Any]] = [
 )  # fmt: skip
 def test_timm_makes_the_same_pixels(head: list[dict[str, Any]], crop_pct: float) -> None:
     given = describe([*head, *TAIL], "", 3)
-    assert given.with_timm() == ""
+    assert given.timm_differs() == ""
     assert given.crop_pct == pytest.approx(crop_pct)
     assert given.size is not None
     data: Any = timm.data
@@ -68,7 +68,7 @@ def test_timm_makes_the_same_pixels(head: list[dict[str, Any]], crop_pct: float)
     ],
 )  # fmt: skip
 def test_what_timm_cannot_say_is_said(entries: list[dict[str, Any]], why: str) -> None:
-    assert why in describe(entries, "", 3).with_timm()
+    assert why in describe(entries, "", 3).timm_differs()
 
 
 def test_one_number_is_for_all_bands() -> None:

@@ -143,8 +143,3 @@ def test_what_is_refused(file: str, run: tuple[Path, Any], tmp_path: Path) -> No
         "timm: `arguments` is set, but no network is named. Name one; or, for the network of a run, "
         "set arguments.a=null.",
     ]
-    given = {"weights": str(run[0]), "timm": "test_resnet", "arguments": {"drop_rate": 0.1}}
-    with pytest.raises(CheckpointError) as told:
-        frozen(**given)
-    advice = f"{run[0]} is a run. For its own network set timm='', arguments.drop_rate=null."
-    assert str(told.value).endswith(advice)

@@ -19,7 +19,7 @@ from sslengine.command.embed import embed
 from sslengine.data.decode.decoding import Decoder, open_image
 from sslengine.data.options import SplitOptions
 from sslengine.engine.build import build_base_model
-from sslengine.engine.trained import trunk_of
+from sslengine.engine.passes import trunk_of
 from sslengine.engines.train import train
 from sslengine.errors import CheckpointError, ConfigError, DataError, SSLEngineError
 from sslengine.launch.local import launch
@@ -181,7 +181,7 @@ def test_classes_that_a_transform_makes_are_none_of_the_images(tmp_path: Path) -
 
 
 def test_what_is_not_there_is_named(classifier: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nothing has no config.yaml"):
+    with pytest.raises(CheckpointError, match="nothing: there is no such run"):
         Predictor(tmp_path / "nothing")
     shutil.copytree(classifier / "run", tmp_path / "run", symlinks=True)
     broken = tmp_path / "broken.png"

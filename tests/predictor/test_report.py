@@ -72,7 +72,7 @@ def _found(folder: Path) -> dict[str, Prediction]:
     return found
 
 
-OF_PICTURE: Any = SimpleNamespace(training_image=_training_image, open=Image.open, class_names=[])
+OF_PICTURE: Any = SimpleNamespace(training_image=_training_image, read=Image.open, class_names=[])
 
 
 def test_queries_and_their_neighbours_are_in_their_places(tmp_path: Path) -> None:

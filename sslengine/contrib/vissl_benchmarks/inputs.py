@@ -13,21 +13,19 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from sslengine.checkpoint.rng import seed_all
-from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
 from sslengine.data.manifest.classes import Classes
 from sslengine.data.options import DataOptions
 from sslengine.distributed.ranks import is_primary
-from sslengine.engine.build import build_base_model
-from sslengine.engines.features import Compute, layers_of, load_trained
+from sslengine.engines.features import Compute, layers_of
 from sslengine.engines.run import Run
-from sslengine.engines.stored import Network, StoredSplit, of_weights, store_split
+from sslengine.engines.stored import Network, StoredSplit, store_split
 from sslengine.errors import ConfigError
 from sslengine.evaluate.feature_files import Labelled, layers_in, read_features
 from sslengine.evaluate.options import EvaluateOptions
 from sslengine.evaluate.store import Store
 from sslengine.models.options import ModelOptions
+from sslengine.trained import identify_weights, load_here
 
 SPLITS = ("TRAIN", "TEST")
 
@@ -70,12 +68,10 @@ def stored_splits(
     for split in splits if labels else ():
         if getattr(data, split).LABEL_TYPE != "standard":
             raise ConfigError(f"config.DATA.{split}.LABEL_SOURCES: the benchmark needs labels.")
-    seed_all(read(run.config, RunOptions).SEED_VALUE)
-    model = build_base_model(run.config, run.device)
-    source = load_trained(run, model)
+    model, source = load_here(run.config, run.run_dir, run.device)
     run.describe()
     run.say(f"  weights     {source}")
-    depends_on = of_weights(model, read(run.config, ModelOptions))
+    depends_on = identify_weights(model, read(run.config, ModelOptions))
     if outputs is not layers_of:
         depends_on["outputs"] = outputs.__name__
     network = Network("trained", outputs(model), depends_on)

@@ -20,8 +20,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sslengine.atomic import write_json
-from sslengine.checkpoint.rng import seed_all
-from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
 from sslengine.contrib.retrieval.landmarks import landmarks
 from sslengine.contrib.retrieval.on_disk import WHERE, Images, read_images, training_images
@@ -32,17 +30,17 @@ from sslengine.data.decode.decoding import Decoder, open_image
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.distributed.collectives import barrier
 from sslengine.distributed.ranks import is_primary
-from sslengine.engine.build import build_base_model
 from sslengine.engines.extract_features import save
-from sslengine.engines.features import layers_of, load_trained
+from sslengine.engines.features import layers_of
 from sslengine.engines.run import Run
-from sslengine.engines.stored import Network, of_weights, store_split
+from sslengine.engines.stored import Network, store_split
 from sslengine.errors import ConfigError, DataError
 from sslengine.evaluate.outcome import Outcome
 from sslengine.evaluate.retrieval import Whitening, gem, rows_for_cosine
 from sslengine.evaluate.store import digest
 from sslengine.models.options import ModelOptions
 from sslengine.registry import register_engine
+from sslengine.trained import identify_weights, load_here
 
 LAYER = "descriptors"
 TO_TENSOR = (
@@ -63,9 +61,7 @@ def instance_retrieval_test(run: Run) -> None:
     root = Path(options.DATASET_PATH)
     found = read_images(root, options.EVAL_DATASET_NAME, options.USE_DISTRACTORS)
     images = found.limited(options.most("QUERY"), options.most("DATABASE"))
-    seed_all(read(run.config, RunOptions).SEED_VALUE)
-    model = build_base_model(run.config, run.device)
-    source = load_trained(run, model)
+    model, source = load_here(run.config, run.run_dir, run.device)
     run.describe()
     run.say(f"  weights     {source}")
     maker = _Maker(run, model, options)
@@ -122,7 +118,7 @@ class _Maker:
             TRANSPARENT=data.TEST.TRANSPARENT,
         )  # fmt: skip
         depends_on = {
-            **of_weights(self.model, read(run.config, ModelOptions)), **more, "kind": kind,
+            **identify_weights(self.model, read(run.config, ModelOptions)), **more, "kind": kind,
             "how": {key: getattr(options, key) for key in DECIDE},
         }  # fmt: skip
         folder = Path(options.FEATURE_EXTRACTION_DIR or run.run_dir / "features")

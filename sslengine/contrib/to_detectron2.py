@@ -72,7 +72,7 @@ def prepare(subject: Subject, license: str) -> Made:
 
 
 def _pixels(subject: Subject) -> dict[str, Any]:
-    """What detectron2 normalises, in the scale of the pixels that it gets."""
+    """Say what detectron2 normalises, in the scale of the pixels that it gets."""
     if subject.has_bytes is None:
         raise ExportError(f"PIXEL_MEAN is not known: {UNKNOWN}.")
     given, white = subject.preprocessing, 255 if subject.has_bytes else 1
@@ -95,15 +95,13 @@ def _short(value: float) -> float:
 
 
 def renamed(twin: TorchvisionTwin) -> dict[str, NDArray[Any]]:
-    """Without the counters of batch norms, which detectron2's have not."""
-    arrays = {}
-    for name, tensor in twin.state.items():
-        if not name.endswith("num_batches_tracked"):
-            arrays[_renamed(name)] = tensor.numpy()
-    return arrays
+    """Rename all tensors but the counters of batch norms, which detectron2's have not."""
+    counted = "num_batches_tracked"
+    kept = {name: each for name, each in twin.state.items() if not name.endswith(counted)}
+    return {_rename(name): tensor.numpy() for name, tensor in kept.items()}
 
 
-def _renamed(name: str) -> str:
+def _rename(name: str) -> str:
     for ours, theirs in RENAMED:
         name = re.sub(ours, theirs, name)
     return name
