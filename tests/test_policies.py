@@ -42,8 +42,8 @@ FLOORS = (
     ("methods",),
     ("engine",),
     ("engines",),
-    ("catalog", "contrib", "export", "launch", "predictor", "python", "report", "testing"),
-    ("command", "__main__"),
+    ("catalog", "contrib", "export", "launch", "predictor", "report", "testing"),
+    ("command", "python", "__main__"),
 )  # fmt: skip
 LEVEL = {name: level for level, names in enumerate(FLOORS) for name in names}
 
