@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import random
 from collections import Counter
@@ -128,21 +127,6 @@ def _of_a_hub(photos: Path) -> Path:
         arrow.table({"image": images, "tags": [[name, "small"] for _, name, _ in rows]}), file
     )
     return file
-
-
-def test_a_list_of_paths(tmp_path: Path) -> None:
-    photos = write_photos(tmp_path / "photos", each=2)
-    content = io.StringIO()
-    for path, _, _ in rows_of(photos):
-        content.write(f"{path}\r\n\n")
-    (photos / "l.txt").write_text(content.getvalue())
-    config = config_of(str(photos / "l.txt"), *RUN)
-    assert (config.DATA.TRAIN.DATA_SOURCES, config.DATA.TRAIN.LABEL_SOURCES) == (
-        ["csv_filelist"],
-        [],
-    )
-    (dataset, _) = datasets_of(config_of(str(photos / "l.txt"), *RUN, "--val=0.25"))
-    assert dataset.name(0).startswith(str(photos / "dark"))
 
 
 @pytest.mark.slow

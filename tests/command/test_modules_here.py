@@ -124,12 +124,6 @@ class NNCLR(nn.Module):
 """
 
 
-def test_a_name_of_code_that_is_typed_is_found(here: Path) -> None:
-    name_it = ["--set", "LOSS.name=my_metrics:mean_norm"]
-    command(here, "predict", *VERBS["predict"], *name_it)
-    assert (here / "imported").exists()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_with_the_name_of_pythons_own_it_is_not_run_in_a_loaders_worker(

@@ -21,8 +21,6 @@ from sklearn.metrics import average_precision_score
 import sslengine
 from sslengine.command import embed
 from sslengine.command.front import main
-from sslengine.config.compose import Composition
-from sslengine.config.resolve import Resolved, freeze
 from sslengine.data.sources.tables import open_table
 from sslengine.errors import ConfigError
 from sslengine.evaluation.given import read_labels
@@ -180,25 +178,6 @@ def test_features_of_a_run_in_bf16_are_computed_so_and_those_of_an_export_are_no
             rounded = network(images).float().numpy()
     assert abs(half.features - full.features).max() > 1e-4
     assert abs(half.features - rounded).mean() < abs(half.features - full.features).mean() / 2
-
-
-def test_the_config_is_resolved_once(
-    run: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Unless a value is given on which the channels of the images depend."""
-    opened: list[Composition] = []
-
-    def counted(composition: Composition, judged: bool) -> Resolved:
-        opened.append(composition)
-        return freeze(composition, judged)
-
-    monkeypatch.setattr("sslengine.config.run_folder.freeze", counted)
-    made = ["embed", str(run), str(photos), "--workers=0"]
-    assert main([*made, f"--out={tmp_path}/rows.npy"]) == 0
-    assert len(opened) == 1
-    # A run on colours takes three channels, also with another mode.
-    assert main([*made, "--set=DATA.TRAIN.IMAGE_MODE=L", f"--out={tmp_path}/grey.npy"]) == 2
-    assert len(opened) == 3
 
 
 @pytest.mark.slow
