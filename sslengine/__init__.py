@@ -10,18 +10,18 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for editors and type checkers; importing sslengine loads none of it
-    from sslengine.command.api import load, train
     from sslengine.command.embed import embed
     from sslengine.export import export
     from sslengine.methods.toolbox import *  # noqa: F403
     from sslengine.python.fit import fit
     from sslengine.python.passes import evaluate_loss, predict
+    from sslengine.python.train import load, train
 
 __version__ = "0.1.0"
 
 _LAZY = {
-    "train": "sslengine.command.api",
-    "load": "sslengine.command.api",
+    "train": "sslengine.python.train",
+    "load": "sslengine.python.train",
     "embed": "sslengine.command.embed",
     "export": "sslengine.export",
     "fit": "sslengine.python.fit",

@@ -43,8 +43,8 @@ FLOORS = (
     ("engine",),
     ("trained",),
     ("engines",),
-    ("catalog", "contrib", "export", "launch", "predictor", "python", "report", "testing"),
-    ("command", "__main__"),
+    ("catalog", "contrib", "export", "launch", "predictor", "report", "testing"),
+    ("command", "python", "__main__"),
 )  # fmt: skip
 LEVEL = {name: level for level, names in enumerate(FLOORS) for name in names}
 

@@ -12,15 +12,26 @@ file or folder that an argument names must be.
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sslengine.config.compose import overrides
 from sslengine.config.options import DEVICES
-from sslengine.errors import ConfigError, MissingCheckpointError, OutputError
+from sslengine.errors import (
+    ConfigError,
+    MissingCheckpointError,
+    OutputError,
+    UnknownNameError,
+    listing,
+    nearest,
+)
 
 
 @dataclass(frozen=True)
@@ -134,7 +145,15 @@ TRUST_CONFIG = Argument("--trust-config", "allow config.yaml to run code", bool)
 JSON = Argument("--json", "print the same as one JSON document", bool, python=False)
 
 
-# ---- what a file or folder that an argument names must be
+# ---- what a name, a file or a folder that an argument has must be
+
+
+def expect_known(name: str, known: Collection[str], what: str) -> None:
+    """Raise an UnknownNameError with the nearest name. what: the option, and what it names."""
+    if name not in known:
+        raise UnknownNameError(
+            f"{what} {name!r}. {nearest(name, known)}\n  There are: {listing(known)}"
+        )
 
 
 def expect_run(folder: Path) -> None:
@@ -173,3 +192,38 @@ def expect_writable(file: Path, option: str = "") -> None:
         raise OutputError(f"{option} {file}: there is no folder {folder}.".lstrip())
     if not os.access(folder, os.W_OK | os.X_OK):
         raise OutputError(f"{option} {file}: the folder {folder} is not writable.".lstrip())
+
+
+# ---- --json: stdout is one document, and all else that is printed goes to stderr
+
+
+def print_document(content: Any) -> None:
+    """Print the document. Not-a-number and infinity, which JSON lacks, are null."""
+    print(json.dumps(_plain(content), indent=1, allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return value
+
+
+@contextmanager
+def keep_apart(wanted: bool) -> Iterator[None]:
+    """Send to stderr what this process and its children print meanwhile, if that is wanted."""
+    if not wanted:
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -43,22 +43,21 @@ class MeasuredBands:
             f"{self.high:g}: all values are kept, and no colour is changed"
         )
 
-    def keys(self) -> dict[str, Any]:
-        limits = {} if self.kind == "uint8" else {"PIXEL_RANGE": [self.low, self.high]}
-        made = {"IMAGE_MODE": "stored", **limits}
-        return {f"DATA.TRAIN.{key}": value for key, value in made.items()}
-
-    def heads(self, of_photos: Sequence[Any]) -> dict[str, Any]:
-        """The keys of those that reconstruct pixels, of which an image has as many as bands."""
-        made = [*of_photos]
-        for number, entry in enumerate(of_photos):
+    def keys(self, views: Sequence[Any], heads: Sequence[Any]) -> dict[str, Any]:
+        """Return the keys of a config. Heads that reconstruct pixels have as many as bands."""
+        found: dict[str, Any] = {"DATA.TRAIN.IMAGE_MODE": "stored"}
+        if self.kind != "uint8":
+            found["DATA.TRAIN.PIXEL_RANGE"] = [self.low, self.high]
+        found["DATA.TRAIN.TRANSFORMS"] = views
+        made = [*heads]
+        for number, entry in enumerate(heads):
             match entry:
                 case [str(name), Mapping() as arguments] if CHANNELS in HEADS.parameters(name):
                     made[number] = [name, {**arguments, CHANNELS: len(self.mean)}]
-        return {} if made == [*of_photos] else {"MODEL.HEAD.PARAMS": made}
+        return found if made == [*heads] else {**found, "MODEL.HEAD.PARAMS": made}
 
     def views(self, of_photos: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """The same views without changes of colour, normalised by these values."""
+        """Return the same views without changes of colour, normalised by these values."""
         made = []
         for entry in of_photos:
             if entry["name"] in COLOUR:
@@ -89,12 +88,12 @@ def look(images: FoundImages) -> MeasuredBands | None:
 
 def _some(images: FoundImages, count: int) -> range:
     """Evenly apart; of a stream the first, for to reach others is to read all before them."""
-    step = 1 if images.is_stream else max(1, len(images.source) // count)
-    return range(0, len(images.source), step)[: count if images.is_stream else None]
+    step = 1 if images.source.is_stream else max(1, len(images.source) // count)
+    return range(0, len(images.source), step)[: count if images.source.is_stream else None]
 
 
 def _measured(images: FoundImages) -> MeasuredBands | None:
-    source = images.stored().source
+    source = images.open_stored()
     found = []
     for row in _some(images, MEASURED):
         with suppress(Exception):

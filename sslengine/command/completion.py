@@ -26,13 +26,35 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str]) -> int:
     shell = make_parser().parse_args(arguments).shell
-    print(_bash() if shell == "bash" else _zsh(), end="")
+    script = f"{_make_function()}complete {_TAKEN} sslengine\n"
+    if shell == "zsh":  # the last line completes when zsh reads the file, `complete` after that
+        head = "#compdef sslengine\nautoload -U +X bashcompinit && bashcompinit\n"
+        script = f"{head}{script}_bash_complete {_TAKEN}\n"
+    print(script, end="")
     return 0
 
 
 def words(verb: str) -> list[str]:
     """Return the flags of a verb, and the words that may follow it."""
-    return [*_flags(verb), *_positional(verb)]
+    flags, following = _read_arguments(verb)
+    return [*flags, *following]
+
+
+def _read_arguments(verb: str) -> tuple[dict[str, list[str] | None], list[str]]:
+    """Return the names that each flag's value may have, and those that follow the verb.
+
+    Of a flag [] is any value, and None that it has no value.
+    """
+    declared: Sequence[Argument] = importlib.import_module(f"sslengine.command.{verb}").ARGUMENTS
+    flags: dict[str, list[str] | None] = {"--help": None}
+    following: list[str] = []
+    for each in declared:
+        if each.flag.startswith("-"):
+            names = KINDS[each.listed].names() if each.listed else each.choices or ()
+            flags[each.flag] = None if each.kind is bool else list(names)
+        else:
+            following += each.choices or ()
+    return flags, following
 
 
 def _configs() -> list[str]:
@@ -40,39 +62,19 @@ def _configs() -> list[str]:
     return sorted({*KINDS["recipes"].names()}.difference(methods_with_forms()))
 
 
-def _arguments(verb: str) -> Sequence[Argument]:
-    declared: Sequence[Argument] = importlib.import_module(f"sslengine.command.{verb}").ARGUMENTS
-    return declared
-
-
-def _flags(verb: str) -> dict[str, list[str] | None]:
-    """Return the names that each flag's value may have; [] for any; None if it has no value."""
-    found: dict[str, list[str] | None] = {"--help": None}
-    for each in _arguments(verb):
-        if each.flag.startswith("-"):
-            names = KINDS[each.listed].names() if each.listed else each.choices or ()
-            found[each.flag] = None if each.kind is bool else list(names)
-    return found
-
-
-def _positional(verb: str) -> list[str]:
-    given = (each.choices or () for each in _arguments(verb) if not each.flag.startswith("-"))
-    return [word for choices in given for word in choices]
-
-
 # How bash, and zsh by its bashcompinit, take the words of `_sslengine_words`.
 _TAKEN = "-o default -o bashdefault -F _sslengine_words"
 
 
-def _words_of_bash() -> str:
-    """Empty `words` leave the word to the shell, which completes files."""
+def _make_function() -> str:
+    """Write the function that completes. Empty `words` leave it to the shell, as files."""
     cases = []
     for verb in VERBS:
-        flags = _flags(verb)
+        flags, following = _read_arguments(verb)
         cases += [f"    '{verb} {flag} '*) words='{' '.join(values)}' ;;"
                   for flag, values in flags.items() if values is not None]  # fmt: skip
         cases += [f"    '{verb} '*' -'*) words='{' '.join(flags)}' ;;",
-                  f"    '{verb} '*) words='{' '.join(_positional(verb))}' ;;"]  # fmt: skip
+                  f"    '{verb} '*) words='{' '.join(following)}' ;;"]  # fmt: skip
     verbs, configs = " ".join(VERBS), " ".join(_configs())
     return f"""\
 _sslengine_words() {{
@@ -91,15 +93,3 @@ _sslengine_words() {{
   COMPREPLY=( $(compgen -P "$before" -W "$words" -- "$word") )
 }}
 """
-
-
-def _bash() -> str:
-    return f"{_words_of_bash()}complete {_TAKEN} sslengine\n"
-
-
-def _zsh() -> str:
-    """The last line completes the first time, when zsh reads the file; `complete` after that."""
-    return (
-        f"#compdef sslengine\nautoload -U +X bashcompinit && bashcompinit\n{_words_of_bash()}"
-        f"complete {_TAKEN} sslengine\n_bash_complete {_TAKEN}\n"
-    )

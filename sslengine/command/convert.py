@@ -35,7 +35,7 @@ from sslengine.command.arguments import (
     expect_weights,
     expect_writable,
 )
-from sslengine.command.networks import expect_known
+from sslengine.command.networks import expect_in_library
 from sslengine.config.run_folder import open_named
 from sslengine.config.sections import read
 from sslengine.errors import CheckpointError, ConfigError, DoesNotFitError, listing, readable
@@ -77,19 +77,18 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = make_parser().parse_intermixed_args(arguments)
-    for form in (given.to, *([given.made_by] if given.made_by else [])):
-        if form not in OWN and form.partition(":")[0] not in LIBRARIES:
-            raise ConfigError(f"expected one of {', '.join(FORMS)}; got {form}")
+    for option, form in (("--to", given.to), ("--made-by", given.made_by)):
+        library, _, name = (form or OWN[0]).partition(":")
+        if library in LIBRARIES:
+            expect_in_library(library, name, option)
+        elif library not in OWN:
+            raise ConfigError(f"{option}: expected one of {', '.join(FORMS)}; got {form}")
     if given.file.suffix == ".safetensors" and given.to in OWN:
         raise ConfigError(
             f"--out: a file of {given.to} has parts inside parts, which safetensors cannot hold."
         )
     expect_writable(given.file, "--out")
     expect_weights(given.source, "--from")
-    for option, form in (("--to", given.to), ("--made-by", given.made_by)):
-        if form and form not in OWN:
-            library, _, name = form.partition(":")
-            expect_known(library, name, option)
     run = open_named(given.config, given.config_dir, given.trust_config)
     try:
         with closed(run.opened):
@@ -168,21 +167,8 @@ def _write(state: dict[str, Tensor], file: Path, suffix: str) -> None:
 def own_state(model: Model, form: str) -> dict[str, Any]:
     from sslengine.models.weights.state import model_state, vissl_state
 
-    if form == "vissl":
-        return vissl_state(model)
-    return {"classy_state_dict": {"base_model": model_state(model)}}
-
-
-def bare_state(model: Model, library: nn.Module) -> dict[str, Tensor]:
-    """Return the trunk's tensors by the library's names: the trunk's own, or its second set."""
-    from sslengine.models.weights.names import write_vissl
-
-    wanted = library.state_dict().keys()
-    return max(
-        model.trunk.state_dict(),
-        write_vissl(model.trunk),
-        key=lambda names: len(names.keys() & wanted),
-    )
+    own = {"classy_state_dict": {"base_model": model_state(model)}}
+    return vissl_state(model) if form == "vissl" else own
 
 
 def _proof(form: str, feature: str, difference: float) -> str:
@@ -232,12 +218,13 @@ def library_model(form: str, model: Model) -> nn.Module:
 
 
 def fill(library: nn.Module, model: Model, form: str) -> nn.Module:
-    """Copy all tensors of the model's trunk into the library's model."""
+    """Copy all tensors of the model's trunk, by its own or its second names, into the library's."""
     from sslengine.export.twins import filled
     from sslengine.models.weights.load import COUNTERS
+    from sslengine.models.weights.names import write_vissl
 
-    state = bare_state(model, library)
-    own = library.state_dict()
+    own, both = library.state_dict(), (model.trunk.state_dict(), write_vissl(model.trunk))
+    state = max(both, key=lambda names: len(names.keys() & own.keys()))
     counters = {name: each for name, each in own.items() if name.endswith(COUNTERS)}
     return filled(library, {**counters, **state}, form)
 

@@ -22,8 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from sslengine import __version__
-from sslengine.command import columns, documents
-from sslengine.command.arguments import IMAGE_COLUMN, JSON, LABEL_COLUMN, Argument, build_parser
+from sslengine.command.arguments import (
+    IMAGE_COLUMN,
+    JSON,
+    LABEL_COLUMN,
+    Argument,
+    build_parser,
+    print_document,
+)
+from sslengine.command.data import look, split_keys
 from sslengine.config.yaml_text import read_plain
 from sslengine.errors import ConfigError, listing
 from sslengine.report.data_check import Finding, check_classes, open_images
@@ -62,18 +69,18 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """1 if something would keep a run from starting, or images cannot be read."""
+    """Return 1 if something would keep a run from starting, or images cannot be read."""
     given = make_parser().parse_args(arguments)
     folder = Path(given.data or "").expanduser()
     if given.data and _is_run(folder):
         found = list(look_at_run(folder))
     else:
-        said = columns.split_keys(given.image_column, given.label_column).get
+        said = split_keys(given.image_column, given.label_column).get
         found = list(
             look_at_images(given.data, given.all, said) if given.data else look_at_machine()
         )
     if given.json:
-        documents.show([each._asdict() for each in found])
+        print_document([each._asdict() for each in found])
     else:
         say("\n".join(_lines(found)), sys.stdout)
     return int(any(each.what in ("unreadable", COLLAPSED) and each.value for each in found))
@@ -105,37 +112,23 @@ def look_at_machine() -> Iterator[Finding]:
     found = machine.look()
     yield Finding("sslengine", __version__)
     yield Finding("torch", torch.__version__)
-    yield Finding("computes on", str(found), _no_gpu() if found.device == "cpu" else "")
+    cuda = "torch finds no GPU." if torch.version.cuda else "This torch is built without CUDA."
+    yield Finding("computes on", str(found), cuda if found.device == "cpu" else "")
     device = torch.device({"gpu": "cuda"}.get(found.device, found.device))
     precision = best(device)
     yield Finding("precision auto", f"{precision}{' with TF32' if precision == 'bf16' else ''}")
     yield Finding("workers", found.workers)
-    yield from _room()
-    for name, use in OPTIONAL.items():
-        there = _version(name)
-        yield Finding(name, there or "not installed", "" if there else f"for {use}")
-
-
-def _no_gpu() -> str:
-    import torch
-
-    return "torch finds no GPU." if torch.version.cuda else "This torch is built without CUDA."
-
-
-def _room() -> Iterator[Finding]:
     free = shutil.disk_usage(Path.cwd()).free / 2**30
     yield Finding("free disk here", f"{free:.1f} GiB", "little for checkpoints" if free < 5 else "")
     if SHARED.is_dir():
         size = shutil.disk_usage(SHARED).total / 2**30
         small = "loader workers send batches through it: docker run --shm-size=8g"
         yield Finding(str(SHARED), f"{size:.1f} GiB", small if size < 1 else "")
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
+    for name, use in OPTIONAL.items():
+        try:
+            yield Finding(name, version(name), "")
+        except PackageNotFoundError:
+            yield Finding(name, "not installed", f"for {use}")
 
 
 def look_at_run(folder: Path) -> Iterator[Finding]:
@@ -147,21 +140,18 @@ def look_at_run(folder: Path) -> Iterator[Finding]:
     for name, value in facts.ends[-1].items() if facts.ends else ():
         yield Finding(name, f"{value:.4g}")
     yield from (Finding(*each) for each in facts.found)
-    yield Finding("train phases", len(facts.ends), "" if facts.ends else _no_phase(folder))
+    there = (folder / "metrics.jsonl").is_file()
+    none = "none has ended yet" if there else "there is no metrics.jsonl yet"
+    yield Finding("train phases", len(facts.ends), "" if facts.ends else none)
     yield Finding(COLLAPSED, len(facts.found))
     advice = " ".join(filter(None, (verdict.detail, verdict.command)))
     yield Finding("verdict", verdict.sentence, advice)
 
 
-def _no_phase(folder: Path) -> str:
-    there = (folder / "metrics.jsonl").is_file()
-    return "none has ended yet" if there else "there is no metrics.jsonl yet"
-
-
 def look_at_images(given: str, every: bool, said: Callable[[str], Any]) -> Iterator[Finding]:
-    from sslengine.command import bands, data
+    from sslengine.command import bands
 
-    found = data.look(given, said)
+    found = look(given, said)
     count = len(found.source)
     few = (
         f"fewer than {SMALL_SET}: start from trained weights (--recipe METHOD/continued "
@@ -170,19 +160,19 @@ def look_at_images(given: str, every: bool, said: Callable[[str], Any]) -> Itera
     yield Finding("read by", found.name)
     yield Finding("images", count, few if count < SMALL_SET else "")
     if found.name == "disk_folder":
-        yield from _other_files(found.path, (".npy",) if found.only_stored else ())
-    measured = bands.look(found)
+        yield from _other_files(Path(found.place), (".npy",) if found.only_stored else ())
+    source, measured = found.source, bands.look(found)
     if measured:
         yield Finding("pixels", str(measured))
-        found = found.stored()
+        source = found.open_stored()
     if found.has_classes:
-        yield from check_classes(found.source)
+        yield from check_classes(source)
     step = 1 if every else max(1, count // LOOKED_AT)
-    yield from open_images(found.source, range(0, count, step))[0]
+    yield from open_images(source, range(0, count, step))[0]
 
 
 def _other_files(folder: Path, read: tuple[str, ...]) -> Iterator[Finding]:
-    """Files in the folder that are not read, such as those of a phone, .heic."""
+    """Count files in the folder that are not read, such as those of a phone, .heic."""
     from sslengine.data.manifest.folder_scan import is_hidden
     from sslengine.data.sources.disk import IMAGE_SUFFIXES
 

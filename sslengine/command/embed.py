@@ -26,7 +26,7 @@ import csv
 import io
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import product
@@ -34,8 +34,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
+import numpy as np
+
 from sslengine.atomic import whole_file
-from sslengine.command import columns, documents
 from sslengine.command.arguments import (
     DEVICE,
     IMAGE_COLUMN,
@@ -50,17 +51,21 @@ from sslengine.command.arguments import (
     build_parser,
     expect_run,
     expect_writable,
+    keep_apart,
+    print_document,
 )
+from sslengine.command.data import ALL_OF_IT, look_for_run, split_keys
 from sslengine.command.networks import find_stock, make_folder
 from sslengine.config.compose import overrides as as_overrides
 from sslengine.config.compose import typed
+from sslengine.data.manifest.tables import escape_formula
 from sslengine.errors import ConfigError, OutputError, is_unicode, listing, readable
 from sslengine.progress import progress
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from sslengine.command.in_memory import Data
+    from sslengine.python.files import Data
 
 
 log = logging.getLogger("sslengine")
@@ -72,6 +77,8 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # of a terminal
 
 
 class Rows(NamedTuple):
+    """The features of images, with their paths and labels."""
+
     paths: list[str]
     features: NDArray[Any]  # (images, numbers), float32
     # Names of classes, or numbers; of several classes indicators (images, classes): 1, 0, and -1
@@ -113,7 +120,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str]) -> int:
     given = make_parser().parse_args(arguments)
     expect_new(given.out)
-    with documents.apart(given.json):
+    with keep_apart(given.json):
         asked = {each.name: getattr(given, each.name) for each in ARGUMENTS if each.python}
         rows = embed(**asked)
     write(rows, given.out)
@@ -122,7 +129,7 @@ def main(arguments: Sequence[str]) -> int:
         made: dict[str, Any] = {"out": str(given.out), "images": count, "feature_dim": width}
         made |= {"grid": rows.grid} if rows.grid else {}
         made |= {"labels": rows.labels is not None, "classes": rows.classes}
-        documents.show({**made, "unreadable": rows.unreadable})
+        print_document({**made, "unreadable": rows.unreadable})
         return 0
     patches = " for each of {} x {} patches".format(*rows.grid) if rows.grid else " each"
     print(f"{len(rows.paths)} images, {rows.features.shape[-1]} numbers{patches}: {given.out}")
@@ -147,7 +154,7 @@ def embed(
     tokens: str = "image",
     weights: str | Path | None = None,
 ) -> Rows:
-    """The features of images, which a run's trunk computes.
+    """Return the features of images, which a run's trunk computes.
 
     run: also timm/NAME or torchvision/NAME; weights: their file, which is downloaded otherwise.
     data: as for `sslengine.train`.
@@ -156,17 +163,15 @@ def embed(
     """
     if weights is None and find_stock(run) is None:
         expect_run(Path(run))
-    from sslengine.command.data import look
-    from sslengine.command.in_memory import open_data
     from sslengine.predictor import Predictor
+    from sslengine.python.files import open_data
 
     with TemporaryDirectory(prefix="sslengine-") as other, open_data(data) as files:
         run = make_folder(run, weights, Path(other))
-        asked = columns.split_keys(image_column, label_column)
-        own = {**files.keys, **columns.typed_keys(overrides), **asked}
-        said = columns.run_keys(run, files.images, own)
-        found = look(files.images, said.get, files.labels, all_splits=True)
-        check_columns(found, asked, said)
+        found = look_for_run(
+            run, files.images, split_keys(image_column, label_column), overrides, keys=files.keys,
+            label_file=files.labels, all_splits=True,
+        )  # fmt: skip
         values = {**ALL_OF_IT, **files.values, **found.keys_over(labels=found.has_classes)}
         if batch_size is not None:
             values["DATA.TRAIN.BATCHSIZE_PER_REPLICA"] = batch_size
@@ -176,16 +181,21 @@ def embed(
             run, nearest=0, device=device, network=network, trust_config=trust_config,
             overrides=[*as_overrides(values), *typed(overrides)],
         )  # fmt: skip
+        layer = _find_layer(tokens, predictor.trunk)
+        read = predictor.read_all(layer=layer)
         named = f"{files.each} {{}}".format if files.each else predictor.training_path
-        layer = _layer(tokens, predictor.trunk)
-        rows = _rows(found, len(predictor.dataset), named, read := predictor.read_all(layer=layer))
-        if not layer:
-            return rows
-        image = predictor.view(predictor.training_image(int(read.indices[0])))
-        return rows._replace(grid=_grid(rows.features.shape[1], *image.shape[-2:]))
+        numbers = read.indices.tolist()
+        missing = sorted(set(range(len(predictor.dataset))).difference(numbers))
+        labels, classes = _name_labels(found, read.targets) if found.has_classes else (None, [])
+        features, grid = read.layers["trunk"].numpy(), None
+        if layer:  # square patches
+            height, width = predictor.view(predictor.training_image(numbers[0])).shape[-2:]
+            rows = round((features.shape[1] * height / width) ** 0.5)
+            grid = rows, features.shape[1] // rows
+        return Rows([*map(named, numbers)], features, labels, [*map(named, missing)], classes, grid)
 
 
-def _layer(tokens: str, trunk: Any) -> str:
+def _find_layer(tokens: str, trunk: Any) -> str:
     """Return the trunk's name of the feature; "" for the final one."""
     if tokens not in TOKENS:
         raise ConfigError(f"tokens: expected {listing(TOKENS)}; got {tokens!r}.")
@@ -196,33 +206,7 @@ def _layer(tokens: str, trunk: Any) -> str:
     return PATCHES
 
 
-def _grid(patches: int, height: int, width: int) -> tuple[int, int]:
-    """Count the rows and columns of square patches."""
-    rows = round((patches * height / width) ** 0.5)
-    return rows, patches // rows
-
-
-def check_columns(found: Any, given: Mapping[str, Any], said: Mapping[str, Any]) -> None:
-    """Raise a ConfigError if a column has no effect; warn if no labels were found.
-
-    given: by options. said: also by the run, or --set.
-    """
-    columns.expect_effect(given, {found.place: found.name})
-    if not found.source.num_classes and (note := columns.suggest_labels(found.place, said)):
-        log.warning("%s", note)
-
-
-def _rows(found: Any, count: int, named: Callable[[int], str], read: Any) -> Rows:
-    """count: of images. named: what an image is called, by its number."""
-    numbers = read.indices.tolist()
-    paths = [named(number) for number in numbers]
-    missing = sorted(set(range(count)).difference(numbers))
-    unreadable = [named(number) for number in missing]
-    labels, classes = _labels(found, read.targets) if found.has_classes else (None, [])
-    return Rows(paths, read.layers["trunk"].numpy(), labels, unreadable, classes)
-
-
-def _labels(found: Any, targets: Any) -> tuple[Any, list[str]]:
+def _name_labels(found: Any, targets: Any) -> tuple[Any, list[str]]:
     """Return labels as `Rows` has them, and the classes of the columns of indicators."""
     names = [str(name) for name in found.class_names]
     if targets.ndim == 1:
@@ -230,13 +214,7 @@ def _labels(found: Any, targets: Any) -> tuple[Any, list[str]]:
     return targets.numpy(), names or [str(number) for number in range(targets.shape[1])]
 
 
-# Keys by which a run may select some of its images.
-ALL_OF_IT = {
-    "DATA.TRAIN.DATA_LIMIT": -1, "DATA.TRAIN.DATASET_NAMES": [], "DATA.TRAIN.LABEL_PATHS": [],
-    "DATA.TRAIN.DATA_LIMIT_SAMPLING.SHARE": 0.0, "DATA.TRAIN.DATA_LIMIT_SAMPLING.LIST": "",
-    "DATA.HOLD_OUT.SHARE": 0.0, "DATA.HOLD_OUT.SEED": 0, "DATA.HOLD_OUT.STRATIFIED": False,
-    "DATA.HOLD_OUT.GROUP_COLUMN": "",
-}  # fmt: skip
+# ---- files
 
 
 def expect_new(out: Path) -> None:
@@ -251,38 +229,67 @@ def expect_new(out: Path) -> None:
 
 
 def write(rows: Rows, out: Path) -> None:
+    """Write the rows in the format that the ending names."""
     try:
         with progress(f"writing {out}"), whole_file(out) as file:
-            WRITERS[out.suffix](rows, file)
+            if out.suffix == ".npy":
+                np.save(file, rows.features)
+            elif out.suffix == ".npz":
+                np.savez(file, **_list_arrays(rows))
+            elif out.suffix == ".csv":
+                file.write(_make_csv(rows).encode(errors="surrogateescape"))
+            else:
+                _write_parquet(rows, file)
     except OSError as error:  # the disk is full
         raise OutputError(f"--out {out}: cannot be written: {error.strerror or error}.") from error
 
 
-def _parquet(rows: Rows, file: BinaryIO) -> None:
+def _list_arrays(rows: Rows) -> dict[str, Any]:
+    arrays = {"paths": rows.paths, "features": rows.features, "grid": rows.grid}
+    arrays |= {"labels": rows.labels, "classes": rows.classes or None}
+    return {name: np.array(each) for name, each in arrays.items() if each is not None}
+
+
+def _list_cells(rows: Rows) -> dict[str, list[Any]]:
+    """Return what a table has next to the numbers, by column, as `judge --features` reads it."""
+    cells: dict[str, list[Any]] = {"path": rows.paths}
+    if isinstance(rows.labels, list):
+        cells["label"] = rows.labels
+    elif rows.labels is not None:
+        for name, column in zip(rows.classes, rows.labels.T.tolist(), strict=True):
+            cells[f"label_{name}"] = [None if each < 0 else each for each in column]
+    if rows.grid is None:
+        return cells
+    places = [*product(*map(range, rows.grid))]
+    found = {name: [cell for cell in column for _ in places] for name, column in cells.items()}
+    for number, name in enumerate(("row", "column")):
+        found[name] = [place[number] for place in places] * len(rows.paths)
+    return found
+
+
+def _make_csv(rows: Rows) -> str:
+    content = io.StringIO()
+    writer, cells = csv.writer(content), _list_cells(rows)
+    numbers = rows.features.reshape(-1, rows.features.shape[-1])
+    writer.writerow([*cells, *(f"feature_{number}" for number in range(numbers.shape[1]))])
+    for *named, features in zip(*cells.values(), numbers, strict=True):
+        writer.writerow([*map(escape_formula, named), *map(repr, features.tolist())])
+    return _CONTROL.sub(lambda found: readable(found[0]), content.getvalue())
+
+
+def _write_parquet(rows: Rows, file: BinaryIO) -> None:
     import pyarrow
     from pyarrow import parquet
 
-    width = rows.features.shape[-1]
+    path, *others = ((name, pyarrow.array(_unicode(each)))
+                     for name, each in _list_cells(rows).items())  # fmt: skip
     flat = pyarrow.array(rows.features.reshape(-1))
-    path, *others = ((name, pyarrow.array(_unicode(each))) for name, each in _cells(rows).items())
-    features = ("features", pyarrow.FixedSizeListArray.from_arrays(flat, width))
-    parquet.write_table(pyarrow.table(dict([path, features, *others])), file)
-
-
-def _cells(rows: Rows) -> dict[str, list[Any]]:
-    """Return what a table has next to the numbers, by column."""
-    cells = {"path": rows.paths, **_label_columns(rows)}
-    if rows.grid is None:
-        return cells
-    places = list(product(*map(range, rows.grid)))
-    each = {name: [cell for cell in column for _ in places] for name, column in cells.items()}
-    for number, name in enumerate(("row", "column")):
-        each[name] = [place[number] for place in places] * len(rows.paths)
-    return each
+    features = pyarrow.FixedSizeListArray.from_arrays(flat, rows.features.shape[-1])
+    parquet.write_table(pyarrow.table(dict([path, ("features", features), *others])), file)
 
 
 def _unicode(names: Sequence[Any]) -> Sequence[Any]:
-    """Parquet's texts are UTF-8, and a name of a file may be any bytes."""
+    """Escape names of files, which may be any bytes: Parquet's texts are UTF-8."""
     odd = [each for each in names if isinstance(each, str) and not is_unicode(each)]
     if not odd:
         return names
@@ -291,47 +298,3 @@ def _unicode(names: Sequence[Any]) -> Sequence[Any]:
         "ends in .csv or .npz keeps the bytes.", len(odd), readable(odd[0]),
     )  # fmt: skip
     return [each.encode(errors="backslashreplace").decode() for each in names]
-
-
-def _label_columns(rows: Rows) -> dict[str, list[Any]]:
-    """Return the columns of labels of a table, as `judge --features` reads them."""
-    if rows.labels is None or isinstance(rows.labels, list):
-        return {} if rows.labels is None else {"label": rows.labels}
-    return {f"label_{name}": [None if each < 0 else each for each in column]
-            for name, column in zip(rows.classes, rows.labels.T.tolist(), strict=True)}  # fmt: skip
-
-
-def _csv(rows: Rows, file: BinaryIO) -> None:
-    from sslengine.data.manifest.tables import escape_formula
-
-    content = io.StringIO()
-    writer = csv.writer(content)
-    cells = _cells(rows)
-    numbers = rows.features.reshape(-1, rows.features.shape[-1])
-    writer.writerow([*cells, *(f"feature_{number}" for number in range(numbers.shape[1]))])
-    for *named, features in zip(*cells.values(), numbers, strict=True):
-        writer.writerow([*map(escape_formula, named), *map(repr, features.tolist())])
-    text = _CONTROL.sub(lambda found: readable(found[0]), content.getvalue())
-    file.write(text.encode(errors="surrogateescape"))
-
-
-def _npz(rows: Rows, file: BinaryIO) -> None:
-    import numpy as np
-
-    arrays: dict[str, Any] = {"paths": np.array(rows.paths), "features": rows.features}
-    if rows.grid:
-        arrays["grid"] = np.array(rows.grid)
-    if rows.labels is not None:
-        arrays["labels"] = np.array(rows.labels)
-    if rows.classes:
-        arrays["classes"] = np.array(rows.classes)
-    np.savez(file, **arrays)
-
-
-def _npy(rows: Rows, file: BinaryIO) -> None:
-    import numpy as np
-
-    np.save(file, rows.features)
-
-
-WRITERS = dict(zip(ENDINGS, (_parquet, _csv, _npz, _npy), strict=True))

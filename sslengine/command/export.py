@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from sslengine.command import documents
 from sslengine.command.arguments import (
     JSON,
     NETWORK,
@@ -26,6 +25,8 @@ from sslengine.command.arguments import (
     build_parser,
     expect_run,
     expect_weights,
+    keep_apart,
+    print_document,
 )
 from sslengine.errors import ConfigError, readable
 from sslengine.export import FORMATS, export
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     elif not given.run.exists() or (given.run / "config.yaml").is_file():
         expect_run(given.run)
     trusted = ["config.MODEL.WEIGHTS_INIT.TRUST_PICKLE=true"] if given.trust_pickle else []
-    with documents.apart(given.json):
+    with keep_apart(given.json):
         made = export(
             given.run, given.out, given.to, network=given.network, license=given.license,
             trust_config=given.trust_config, overrides=[*given.values, *trusted],
@@ -67,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
         )  # fmt: skip
     if given.json:
         manifest = json.loads((made / "manifest.json").read_text(encoding="utf-8"))
-        documents.show({"folder": str(made), **manifest})
+        print_document({"folder": str(made), **manifest})
         return 0
     print(readable(f"{made}: {made / 'README.md'} says how it is read"))
     return 0

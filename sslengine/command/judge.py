@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from sslengine import catalog, startup
-from sslengine.command import columns, documents
+from sslengine.command import data as images_of
 from sslengine.command.arguments import (
     DEVICE,
     IMAGE_COLUMN,
@@ -50,8 +50,9 @@ from sslengine.command.arguments import (
     build_parser,
     expect_run,
     expect_writable,
+    keep_apart,
+    print_document,
 )
-from sslengine.command.embed import ALL_OF_IT
 from sslengine.command.networks import find_stock, make_folder
 from sslengine.config.compose import overrides, typed
 from sslengine.config.resolve import Resolved
@@ -73,6 +74,8 @@ from sslengine.trust import closed
 
 assert catalog  # importing it declares all names
 
+OF_RUN = ("--train", "--val", "--weights", "--image-column", "--label-column", "--group",
+          "--network", "--gpus", "--workers")  # fmt: skip
 PROBE_GROUP = "LINEAR_PROBE.GROUP_COLUMN"
 NEIGHBOURS = [1, 20]
 # The share of a run's own images that is held out where it has no test images.
@@ -153,10 +156,10 @@ def _judge_run(given: argparse.Namespace) -> int:
     runs, notes = [*runs, *more], [*notes, *why]
     if given.json and any(run.config.SLURM.USE_SLURM for run in runs):
         raise ConfigError("--json: a job of SLURM writes evaluation.json when it has ended.")
-    with documents.apart(given.json):
+    with keep_apart(given.json):
         status = start_parts([settle_widths(each) for each in runs], notes)
     if given.json and not status and os.environ.get("RANK", "0") == "0":
-        documents.show(json.loads((given.run / "evaluation.json").read_text(encoding="utf-8")))
+        print_document(json.loads((given.run / "evaluation.json").read_text(encoding="utf-8")))
     return status
 
 
@@ -196,14 +199,9 @@ def _plan_training(
 def _judge_features(given: argparse.Namespace) -> int:
     if len(given.features) > 2:
         raise ConfigError(f"--features: expected one file or two, got {len(given.features)}.")
-    of_columns = given.image_column or given.label_column or given.group
-    of_loading = (given.gpus, given.workers) != (None, None)
-    of_run = (given.train, given.val, given.weights, of_columns, of_loading)
-    if any(of_run) or given.network != "auto":
-        raise ConfigError(
-            "--train, --val, --weights, --image-column, --label-column, --group, --network, "
-            "--gpus, --workers: they belong to a run, not to --features."
-        )
+    said = [each.flag for each in ARGUMENTS if getattr(given, each.name) != each.default]
+    if of_run := [each for each in said if each in OF_RUN]:
+        raise ConfigError(f"{', '.join(of_run)}: they belong to a run, not to --features.")
     if given.out is not None:
         if given.out.suffix != ".json":
             raise OutputError(f"--out {given.out}: expected a name that ends in .json.")
@@ -221,34 +219,32 @@ def _find_images(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
 
     With labels if they have classes, --val only if --train has some.
     """
-    from sslengine.command.data import look
-
     said = _said_columns(given)
-    found = {split: look(data, said[split].get, split=split)
+    found = {split: images_of.look(data, said[split].get, split=split)
              for split, data in (("TRAIN", given.train), ("TEST", given.val))}  # fmt: skip
-    asked = columns.split_keys(given.image_column, given.label_column)
-    columns.expect_effect(asked, {each.place: each.name for each in found.values()})
-    values: dict[str, Any] = dict(ALL_OF_IT)
+    asked = images_of.split_keys(given.image_column, given.label_column)
+    images_of.expect_effect(asked, {each.place: each.name for each in found.values()})
+    values: dict[str, Any] = dict(images_of.ALL_OF_IT)
     values |= {key.replace("DATA.TRAIN.", "DATA.TEST."): value for key, value in values.items()}
     for split, each in found.items():
         labels = each.has_classes and found["TRAIN"].has_classes
         values |= each.keys_over(split, labels=labels)
         if not labels:
             values[f"DATA.{split}.LABEL_SOURCES"] = []
-    notes = (columns.suggest_labels(each.place, said[split]) for split, each in found.items()
+    notes = (images_of.suggest_labels(each.place, said[split]) for split, each in found.items()
              if not each.source.num_classes)  # fmt: skip
     return values, list(dict.fromkeys(filter(None, notes)))
 
 
 def _said_columns(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Return how each split is read; --val as --train, if it is a table too and nothing is said."""
-    asked = columns.split_keys(given.image_column, given.label_column)
+    asked = images_of.split_keys(given.image_column, given.label_column)
     train, test = (
-        columns.run_keys(given.run, data, {**columns.typed_keys(given.values, split), **asked})
+        images_of.run_keys(given.run, data, {**images_of.typed_keys(given.values, split), **asked})
         for split, data in (("TRAIN", given.train), ("TEST", given.val))
     )
     alike = Path(given.train).suffix == Path(given.val).suffix
-    return {"TRAIN": train, "TEST": columns.merge_keys(train, test) if alike else test}
+    return {"TRAIN": train, "TEST": images_of.merge_keys(train, test) if alike else test}
 
 
 def _own_images(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
@@ -259,41 +255,34 @@ def _own_images(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """
     from sslengine.data.sources.base import build_sources
 
-    values = _asked_columns(given, "TRAIN")
+    values = _ask_columns(given, "TRAIN")
     opened = _open(given, [*overrides(values), *_typed_plugins(given.values)])
     data = read(opened.config, DataOptions)
     if data.TEST.DATA_SOURCES:
-        values |= _asked_columns(given, "TEST")
+        values |= _ask_columns(given, "TEST")
     with closed(opened.opened):
         sources = build_sources(data.TRAIN, "TRAIN")
     names = data.TRAIN.LABEL_SOURCES
     if not names and sources[0].num_classes > 1:
         names = data.TRAIN.DATA_SOURCES[:1]
-    values |= _labels(data, names)
+    for split, each in (("TRAIN", data.TRAIN), ("TEST", data.TEST)):
+        if names and not data.TRAIN.LABEL_SOURCES and each.DATA_SOURCES:
+            values[f"DATA.{split}.LABEL_SOURCES"] = each.DATA_SOURCES[:1]
+        values[f"DATA.{split}.LABEL_TYPE"] = "standard" if names else "sample_index"
     if not data.TEST.DATA_SOURCES and not data.HOLD_OUT.SHARE:
         labelled = replace(data.TRAIN, LABEL_SOURCES=names)
         values |= _test_images(labelled, sources, given.group)
     if data.TRAIN.LABEL_SOURCES or sources[0].num_classes or len(data.TRAIN.DATA_PATHS) != 1:
         return values, []
-    note = columns.suggest_labels(data.TRAIN.DATA_PATHS[0], columns.typed_keys(given.values))
+    note = images_of.suggest_labels(data.TRAIN.DATA_PATHS[0], images_of.typed_keys(given.values))
     return values, [note] if note else []
 
 
-def _asked_columns(given: argparse.Namespace, split: str) -> dict[str, Any]:
+def _ask_columns(given: argparse.Namespace, split: str) -> dict[str, Any]:
     """Return the columns that are asked for of the run's own images."""
-    asked = columns.split_keys(given.image_column, given.label_column)
-    said = {**columns.typed_keys(given.values, split), **asked}
+    asked = images_of.split_keys(given.image_column, given.label_column)
+    said = {**images_of.typed_keys(given.values, split), **asked}
     return {f"DATA.{split}.{key}": value for key, value in said.items()}
-
-
-def _labels(data: DataOptions, names: Sequence[str]) -> dict[str, Any]:
-    """names: of TRAIN's sources of labels; empty if it has none."""
-    made: dict[str, Any] = {}
-    for split, each in (("TRAIN", data.TRAIN), ("TEST", data.TEST)):
-        if names and not data.TRAIN.LABEL_SOURCES and each.DATA_SOURCES:
-            made[f"DATA.{split}.LABEL_SOURCES"] = each.DATA_SOURCES[:1]
-        made[f"DATA.{split}.LABEL_TYPE"] = "standard" if names else "sample_index"
-    return made
 
 
 def _test_images(train: SplitOptions, sources: Sequence[Any], group: str) -> dict[str, Any]:
@@ -302,7 +291,7 @@ def _test_images(train: SplitOptions, sources: Sequence[Any], group: str) -> dic
     if round(HELD_OUT * len(sources[0])):
         made["DATA.HOLD_OUT.SHARE"] = HELD_OUT
         if group:
-            made[columns.GROUP] = group
+            made[images_of.GROUP] = group
         elif _has_some_of_each_class(train, sources):
             made["DATA.HOLD_OUT.STRATIFIED"] = True
     return made

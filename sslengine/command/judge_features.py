@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sslengine.atomic import write_json
-from sslengine.command import documents
+from sslengine.command.arguments import print_document
 from sslengine.config.compose import typed
 from sslengine.config.sections import sections_of
 from sslengine.engines.report import show_all
@@ -63,7 +63,7 @@ def judge_features(given: argparse.Namespace, neighbours: Sequence[int]) -> int:
     metric = "mAP" if labels is not None and labels.ndim > 1 else "accuracy"
     content = _document(scores, metric, by_chance, notes, nearest, probe)
     if given.json:
-        documents.show(content)
+        print_document(content)
     else:
         show_all(Screen(width_of_file=200), scores, metric, by_chance, notes)
     if given.out is not None:

@@ -20,12 +20,11 @@ from textwrap import fill
 from typing import NamedTuple
 
 from sslengine import absent, catalog, registry
-from sslengine.command import documents
-from sslengine.command.arguments import JSON, PLUGINS, Argument, build_parser
+from sslengine.command.arguments import JSON, PLUGINS, Argument, build_parser, print_document
 from sslengine.command.networks import names_of, trunks
 from sslengine.command.recipes import PHOTOS, QUICK, SMALL, about, methods, methods_with_forms
 from sslengine.config.compose import shipped_configs
-from sslengine.errors import listing, nearest
+from sslengine.errors import listing
 from sslengine.export import FORMATS
 from sslengine.registry import load_plugins
 from sslengine.screen import columns
@@ -71,15 +70,8 @@ KINDS: dict[str, Kind] = {
 }
 
 
-def _kind(given: str) -> str:
-    if given in KINDS:
-        return given
-    hint = nearest(given, KINDS)
-    raise argparse.ArgumentTypeError(f"{given!r} is no list. {hint} There are: {listing(KINDS)}")
-
-
 ARGUMENTS = (
-    Argument("kind", ", ".join(KINDS), _kind, "KIND", choices=tuple(KINDS), nargs="?"),
+    Argument("kind", ", ".join(KINDS), metavar="KIND", choices=tuple(KINDS), nargs="?"),
     Argument("pattern", "with * and ?, in quotes", metavar="PATTERN", nargs="?"),
     PLUGINS,
     Argument("--vissl", VISSL, bool),
@@ -98,11 +90,11 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(f"name one list: --vissl, or one of {listing(KINDS)}")
     if not given.vissl and not given.kind:
         kinds = {name: kind.about for name, kind in KINDS.items()}
-        documents.show(kinds) if given.json else _print({**kinds, "--vissl": VISSL})
+        print_document(kinds) if given.json else _print({**kinds, "--vissl": VISSL})
         return 0
     if given.vissl:
         rows = list(absent.rows())
-        documents.show(rows) if given.json else print("\n".join(map(": ".join, rows)))
+        print_document(rows) if given.json else print("\n".join(map(": ".join, rows)))
         return 0
     load_plugins(given.plugins, "--plugin")
     names = list(KINDS[given.kind].names())
@@ -112,7 +104,7 @@ def main(arguments: Sequence[str]) -> int:
     if given.pattern:
         names = [name for name in names if fnmatch(name, given.pattern)]
     if given.json:
-        documents.show(names)
+        print_document(names)
     elif given.kind == "methods":
         _print({name: about(name) for name in names})
     else:

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import torch
 from omegaconf import DictConfig
 
+from sslengine.command.arguments import expect_known
 from sslengine.config.compose import overrides, typed
 from sslengine.config.options import DEVICES
 from sslengine.distributed.ranks import gpu_count, has_mps
-from sslengine.errors import ConfigError, nearest
+from sslengine.errors import ConfigError
 from sslengine.precision import best
 
 GIB = 2**30
@@ -87,9 +88,7 @@ def _counted(count: int, what: str) -> str:
 
 def look(device: str = "auto", gpus: int | None = None) -> Machine:
     """device: auto, gpu, mps or cpu. gpus: how many are wanted; None: all."""
-    if device not in DEVICES:  # of Python: the command line has checked it
-        known = f"expected one of {', '.join(DEVICES)}; got {device!r}."
-        raise ConfigError(f"--device: {known} {nearest(device, DEVICES)}".rstrip())
+    expect_known(device, DEVICES, "--device: there is no")  # of Python: the parser has checked it
     there = gpu_count()
     if device == "gpu" and not there:
         hint = " --device mps takes Apple's." if has_mps() else ""
@@ -119,39 +118,20 @@ def judging_keys(given: argparse.Namespace, config: DictConfig) -> tuple[list[st
     The keys of the config, and a note unless they were asked for. config: the run's.
     """
     workers = {} if given.workers is None else {WORKERS: given.workers}
+    keys = tuple(f"config.{each}=" for each in (DEVICE, RANKS, NODES))
+    device, ranks = config.MACHINE.DEVICE, config.DISTRIBUTED.NUM_PROC_PER_NODE
     asked = given.device != "auto" or given.gpus is not None
-    if not asked and (_is_placed(config) or _is_said(given) or _runs_anywhere(config)):
+    # SLURM or torchrun places it; --set says where; or it runs anywhere.
+    is_placed = config.SLURM.USE_SLURM or "RANK" in os.environ
+    is_said = any(each.startswith(keys) for each in typed(given.values))
+    runs_anywhere = device == "cpu" or (device == "auto" and ranks == 1)
+    if not asked and (is_placed or is_said or runs_anywhere):
         return overrides(workers), ""
     found = look(given.device, given.gpus)
-    if not asked and _has(found, config):
-        return overrides(workers), ""
     values = {DEVICE: found.device, RANKS: found.ranks, NODES: 1}
     if asked:
         return overrides({**values, **workers}), ""
-    note = (
-        f"computed on {found}: the run has {DEVICE}={config.MACHINE.DEVICE} and "
-        f"{RANKS}={config.DISTRIBUTED.NUM_PROC_PER_NODE}"
-    )
+    if found.apple if device == "mps" else found.gpus >= ranks:
+        return overrides(workers), ""
+    note = f"computed on {found}: the run has {DEVICE}={device} and {RANKS}={ranks}"
     return overrides({**values, WORKERS: found.workers, **workers}), note
-
-
-def _is_placed(config: DictConfig) -> bool:
-    """Say whether SLURM places it, or torchrun, whose process this is."""
-    return bool(config.SLURM.USE_SLURM) or "RANK" in os.environ
-
-
-def _is_said(given: argparse.Namespace) -> bool:
-    keys = (f"config.{each}=" for each in (DEVICE, RANKS, NODES))
-    return any(each.startswith(tuple(keys)) for each in typed(given.values))
-
-
-def _runs_anywhere(config: DictConfig) -> bool:
-    wanted, ranks = config.MACHINE.DEVICE, config.DISTRIBUTED.NUM_PROC_PER_NODE
-    return bool(wanted == "cpu" or (wanted == "auto" and ranks == 1))
-
-
-def _has(machine: Machine, config: DictConfig) -> bool:
-    """Say whether it has as many GPUs as the run has processes; or is an Apple computer."""
-    if config.MACHINE.DEVICE == "mps":
-        return machine.apple
-    return bool(machine.gpus >= config.DISTRIBUTED.NUM_PROC_PER_NODE)

@@ -15,6 +15,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -68,39 +69,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _write_lists(given: argparse.Namespace) -> list[str]:
     """Write the lists; return what was written, line by line."""
+    from sslengine.data.sources.disk import FolderSource
+
     root, out, name = given.folder, given.out, given.name or given.folder.resolve().name
     if not root.is_dir():
         raise MissingDataError(f"the image folder {root} is not there.")
-    parts = {split: _read_split(folder) for split, folder in _find_splits(root).items()}
-    classes = parts["train"][2]
-    for split, (_, labels, names) in parts.items():
-        if labels is not None and names != classes:
-            odd = sorted(set(names) ^ set(classes))
-            raise DataError(f"{root}: {split} and train differ in their classes: {odd[:8]}")
-    files = {f"{split}_images.npy": np.array(paths) for split, (paths, _, _) in parts.items()}
-    files |= {
-        f"{split}_labels.npy": np.array(labels)
-        for split, (_, labels, _) in parts.items()
-        if labels is not None
-    }
-    entries = {
-        split: [str(out.resolve() / f"{split}_{kind}.npy") for kind in ("images", "labels")
-                if f"{split}_{kind}.npy" in files]
-        for split in parts
-    }  # fmt: skip
-    for file in (out / each for each in (*files, "classes.txt", "dataset_catalog.json")):
+    found = {split: root / split for split in SPLITS if (root / split).is_dir()}
+    folders = found if "train" in found else {"train": root}
+    arrays: dict[str, list[Any]] = {}
+    told, classes = [], list[str]()
+    for split, folder in folders.items():
+        source = FolderSource(SplitOptions(DATA_PATHS=[str(folder.resolve())]), "TRAIN")
+        arrays[f"{split}_images.npy"] = [source.path(row) for row in range(len(source))]
+        labels = [source.label(row) for row in range(len(source))]
+        classes = [*source.class_names] if split == "train" else classes  # it is the first
+        kinds = "no labels"
+        if min(labels) >= 0:  # every image is in a class folder
+            arrays[f"{split}_labels.npy"], kinds = labels, f"{len(set(labels))} classes"
+            if odd := sorted(set(source.class_names) ^ set(classes)):
+                raise DataError(f"{root}: {split} and train differ in their classes: {odd[:8]}")
+        told.append(f"{split}: {len(source)} images, {kinds}")
+    for file in (out / each for each in (*arrays, "classes.txt", "dataset_catalog.json")):
         if file.exists():
             raise OutputError(f"{file} exists; it is not overwritten. Name another folder.")
     out.mkdir(parents=True, exist_ok=True)
-    for file, values in files.items():
+    for file, values in arrays.items():
         np.save(out / file, values)
+    entries = {split: [str(out.resolve() / each) for each in arrays if each.startswith(split)]
+               for split in folders}  # fmt: skip
     (out / "classes.txt").write_bytes(b"".join(os.fsencode(each) + b"\n" for each in classes))
     (out / "dataset_catalog.json").write_text(json.dumps({name: entries}, indent=2) + "\n")
-    told = [
-        f"{split}: {len(paths)} images, "
-        + ("no labels" if labels is None else f"{len(set(labels))} classes")
-        for split, (paths, labels, _) in parts.items()
-    ]
     return [
         *told,
         f"in {out}; to use them:",
@@ -108,21 +106,6 @@ def _write_lists(given: argparse.Namespace) -> list[str]:
         "  config.DATA.TRAIN.DATA_SOURCES=[disk_filelist] "
         f"config.DATA.TRAIN.DATASET_NAMES=[{name}]",
     ]
-
-
-def _find_splits(root: Path) -> dict[str, Path]:
-    found = {split: root / split for split in SPLITS if (root / split).is_dir()}
-    return found if "train" in found else {"train": root}
-
-
-def _read_split(folder: Path) -> tuple[list[str], list[int] | None, Sequence[str]]:
-    """Return absolute paths; labels, if each image is in a class folder; the names of classes."""
-    from sslengine.data.sources.disk import FolderSource
-
-    source = FolderSource(SplitOptions(DATA_PATHS=[str(folder.resolve())]), "TRAIN")
-    paths = [source.path(index) for index in range(len(source))]
-    labels = [source.label(index) for index in range(len(source))]
-    return paths, None if min(labels) < 0 else labels, source.class_names
 
 
 def _draw_permutations(given: argparse.Namespace) -> list[str]:

@@ -187,7 +187,7 @@ def _build_skeleton(name: str) -> Any:
 def find(given: str) -> Network:
     library, _, name = given.partition(":")
     if library in LIBRARIES and name:
-        expect_known(library, name, "--model")
+        expect_in_library(library, name, "--model")
         return Network(library, name)
     if library in PLACES and name:
         raise ConfigError(
@@ -208,7 +208,7 @@ def find(given: str) -> Network:
     )
 
 
-def expect_known(library: str, name: str, option: str) -> None:
+def expect_in_library(library: str, name: str, option: str) -> None:
     if not has(library, name):
         raise UnknownNameError(
             f"{option}: {library} has no {name!r}. {nearest(name, names_of(library))}".rstrip()
@@ -234,7 +234,7 @@ def find_stock(given: str | Path) -> Network | None:
     library, _, name = str(given).partition("/")
     if library not in LIBRARIES or not name or Path(given).exists():
         return None
-    expect_known(library, name, f"{library}/{name}")
+    expect_in_library(library, name, f"{library}/{name}")
     return Network(library, name)
 
 

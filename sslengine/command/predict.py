@@ -20,7 +20,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sslengine.command import documents
 from sslengine.command.arguments import (
     DEVICE,
     JSON,
@@ -32,6 +31,8 @@ from sslengine.command.arguments import (
     build_parser,
     expect_run,
     expect_writable,
+    keep_apart,
+    print_document,
 )
 from sslengine.config.compose import typed
 from sslengine.errors import SSLEngineError
@@ -66,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from sslengine.predictor import Predictor
     from sslengine.predictor.report import as_json, as_text, save
 
-    with documents.apart(given.json):
+    with keep_apart(given.json):
         predictor = Predictor(
             given.folder,
             nearest=given.nearest,
@@ -75,21 +76,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             trust_config=given.trust_config,
             network=given.network,
         )
-        found, unreadable, status = _predictions(
-            predictor, [str(Path(each)) for each in given.images]
-        )
+        found, unreadable, status = _predict(predictor, [str(Path(each)) for each in given.images])
     if not found:
         return status
     if given.picture:
         save(given.picture, predictor, found)
     if given.json:
-        documents.show({**as_json(predictor, found), "unreadable": unreadable})
+        print_document({**as_json(predictor, found), "unreadable": unreadable})
     else:
         say(as_text(predictor, found), sys.stdout)
     return status
 
 
-def _predictions(predictor: Any, images: Sequence[str]) -> tuple[dict[str, Any], list[str], int]:
+def _predict(predictor: Any, images: Sequence[str]) -> tuple[dict[str, Any], list[str], int]:
     """Return predictions by the images' names; the names of unreadable images, which stderr has;
     and the worst exit status of these."""
     found: dict[str, Any] = {}

@@ -1,23 +1,17 @@
-"""Order runs by how they were judged, or measure checkpoints without labels.
+"""Measure checkpoints by metrics without labels: which of a run, or of several, is good?
 
-    sslengine rank runs/*                              runs, by the scores of evaluation.json
-    sslengine rank runs/* --by knn@20 --json
-    sslengine rank runs/*/checkpoints                  checkpoints, by metrics without labels
+    sslengine rank runs/*/checkpoints
     sslengine rank runs/mine/checkpoints --data ~/birds/val
 
-`sslengine judge` writes evaluation.json; a run without one comes last, and what is no run is passed
-over. The runs of a sweep are found in its folder. Scores of different metrics
-(accuracy, mAP), or on different images, cannot be compared: a note says so, and `differs_in` of
---json. Of checkpoints a table is printed, with each metric's order. Where the images have classes
-it shows how each metric agrees with nearest neighbours, and with a linear probe, over the
-checkpoints: Spearman and Kendall are 1 where both have one order.
-No metric is right for all methods: docs/label_free.md.
+A table is printed, with each metric's order. Where the images have classes it shows how each metric
+agrees with nearest neighbours, and with a linear probe, over the checkpoints: Spearman and Kendall
+are 1 where both have one order. No metric is right for all methods: docs/label_free.md. Runs that
+were judged are put in order by `sslengine report RUN RUN`.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -26,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from sslengine.command import columns, documents
 from sslengine.command.arguments import (
     DEVICE,
     IMAGE_COLUMN,
@@ -40,23 +33,19 @@ from sslengine.command.arguments import (
     WORKERS,
     Argument,
     build_parser,
+    print_document,
 )
-from sslengine.command.embed import ALL_OF_IT, check_columns
+from sslengine.command.data import ALL_OF_IT, look_for_run, split_keys
 from sslengine.config.compose import overrides, typed
 from sslengine.errors import (
     CheckpointError,
     ConfigError,
     MissingCheckpointError,
-    UnknownNameError,
     UntrustedError,
-    listing,
-    nearest,
     readable,
 )
 from sslengine.progress import progress
 from sslengine.registry import load_plugins
-from sslengine.report.summary import Summary, differs_in, list_incomparable, rank_of, read, runs_in
-from sslengine.screen import say
 from sslengine.screen_console import LiteralConsole
 
 if TYPE_CHECKING:
@@ -67,24 +56,21 @@ ROWS, VIEWS = 25_600, 16
 FEW = 6  # checkpoints
 AGREEMENTS = ("Spearman [95 %]", "Kendall [95 %]", "Spearman, linear")
 ARGUMENTS = (
-    replace(RUN, flag="runs", nargs="+",
-            help="folders of runs; or their folders `checkpoints`, or single checkpoints"),
+    replace(RUN, flag="runs", nargs="+", metavar="CHECKPOINTS",
+            help="folders `checkpoints` of runs, or single checkpoints"),
     JSON,
-    Argument("--by", "linear (the default), knn@20, ...", metavar="SCORE", group="of runs"),
-    *(replace(each, group="of checkpoints") for each in (
-        Argument("--data", "images, as for `sslengine train`; else the run's own", metavar="DATA"),
-        IMAGE_COLUMN,
-        LABEL_COLUMN,
-        Argument("--rows", "use at most so many images (%(default)s)", int, "N", ROWS, least=2),
-        Argument("--views", "augmented views of an image, for LiDAR ... (%(default)s; 0: none)",
-                 int, "N", VIEWS, least=0),
-        NETWORK,
-        DEVICE,
-        WORKERS,
-        replace(PLUGINS, help="a module that registers metrics"),
-        VALUES,
-        TRUST_CONFIG,
-    )),
+    Argument("--data", "images, as for `sslengine train`; else the run's own", metavar="DATA"),
+    IMAGE_COLUMN,
+    LABEL_COLUMN,
+    Argument("--rows", "use at most so many images (%(default)s)", int, "N", ROWS, least=2),
+    Argument("--views", "augmented views of an image, for LiDAR ... (%(default)s; 0: none)",
+             int, "N", VIEWS, least=0),
+    NETWORK,
+    DEVICE,
+    WORKERS,
+    replace(PLUGINS, help="a module that registers metrics"),
+    VALUES,
+    TRUST_CONFIG,
 )  # fmt: skip
 
 
@@ -93,77 +79,10 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
+    """Print label-free metrics of each checkpoint, and how far they agree with labels."""
     given = make_parser().parse_args(arguments)
-    checkpoints = [_may_be_checkpoints(each) for each in given.runs]
-    if any(checkpoints):
-        if not all(checkpoints):
-            raise ConfigError("expected runs, or checkpoints, and not both.")
-        if given.by:
-            raise ConfigError("--by orders runs; a table of checkpoints has each metric's order.")
-        for each in filter(lambda path: not path.exists(), given.runs):
-            raise MissingCheckpointError(f"{each}: there is no checkpoint.")
-        return _rank_checkpoints(given)
-    return _rank_runs(given)
-
-
-# ---- runs
-
-
-def _rank_runs(given: argparse.Namespace) -> int:
-    by = given.by or "linear"
-    folders, notes = runs_in(given.runs)
-    found = _ordered([read(each) for each in folders], by)
-    for note in notes:
-        say(note, sys.stderr)
-    if given.json:
-        documents.show(_rows(found, by))
-    else:
-        print(readable("\n".join(_lines(found, by)), but="\n"))
-    return 0
-
-
-def _rows(found: Sequence[Summary], by: str) -> list[dict[str, Any]]:
-    different = differs_in(_judged(found, by))
-    return [
-        {"run": str(each.folder), by: each.scores.get(by), "metric": each.metric,
-         "images": each.images, "differs_in": different}
-        for each in found
-    ]  # fmt: skip
-
-
-def _lines(found: Sequence[Summary], by: str) -> Iterator[str]:
-    judged = _judged(found, by)
-    for each in judged:
-        yield f"{each.scores[by]:10.1f}  {each.metric:8}  {each.folder}"
-    yield from (f"not judged  {each.folder}" for each in found if by not in each.scores)
-    yield from (f"  note  {each}" for each in list_incomparable(judged))
-
-
-def _judged(found: Sequence[Summary], by: str) -> list[Summary]:
-    return [each for each in found if by in each.scores]
-
-
-def _may_be_checkpoints(path: Path) -> bool:
-    return path.name == "checkpoints" or path.suffix in (".torch", ".shards")
-
-
-def _ordered(found: Sequence[Summary], by: str) -> list[Summary]:
-    known = dict.fromkeys(name for each in found for name in each.scores)
-    if known and by not in known:
-        raise UnknownNameError(
-            f"--by: no run has {by!r}. {nearest(by, known)} There is {listing(known)}."
-        )
-    # Those that were not judged come after a score that is no number.
-    return sorted(
-        found, key=lambda each: (by not in each.scores, -rank_of(each.scores.get(by, math.nan)))
-    )
-
-
-# ---- checkpoints
-
-
-def _rank_checkpoints(given: argparse.Namespace) -> int:
-    """Print label-free metrics of each, and how far they agree with labels."""
+    for each in filter(lambda path: not path.exists(), given.runs):
+        raise MissingCheckpointError(f"{each}: there is no checkpoint.")
     from sslengine.evaluate.label_free.metric import measure
     from sslengine.evaluate.label_free.ranking import probe_of, ranked, score_of
 
@@ -183,9 +102,9 @@ def _rank_checkpoints(given: argparse.Namespace) -> int:
     if not found:
         raise CheckpointError("none of the checkpoints can be read.")
     rows = ranked(found, scores, probes)
-    notes = _notes(rows, several=len(by_run) > 1 and given.data is None)
+    notes = _list_notes(rows, several=len(by_run) > 1 and given.data is None)
     if given.json:
-        documents.show(_describe(paths, networks, rows, notes))
+        print_document(_describe(paths, networks, rows, notes))
     else:
         _show(paths, networks, rows, notes)
     return 0
@@ -217,9 +136,8 @@ def _read_run(run: Path, checkpoints: list[Path], given: argparse.Namespace) -> 
 
 def _images(run: Path, given: argparse.Namespace) -> dict[str, Any]:
     """Return the keys of --data, or none: the run's own images."""
-    from sslengine.command.data import look
 
-    asked = columns.split_keys(given.image_column, given.label_column)
+    asked = split_keys(given.image_column, given.label_column)
     if given.data is None:
         if asked:
             raise ConfigError(
@@ -227,9 +145,7 @@ def _images(run: Path, given: argparse.Namespace) -> dict[str, Any]:
                 "--data, for a run's own images too."
             )
         return {}
-    said = columns.run_keys(run, given.data, {**columns.typed_keys(given.values), **asked})
-    found = look(given.data, said.get)
-    check_columns(found, asked, said)
+    found = look_for_run(run, given.data, asked, given.values)
     return {**ALL_OF_IT, **found.keys_over(labels=found.has_classes)}
 
 
@@ -253,7 +169,7 @@ def _group_by_run(given: Sequence[Path]) -> dict[Path, list[Path]]:
     return by_run
 
 
-def _notes(rows: Sequence[Row], several: bool) -> list[str]:
+def _list_notes(rows: Sequence[Row], several: bool) -> list[str]:
     """Say why values are missing, once for each reason."""
     from sslengine.evaluate.label_free.ranking import LEAST
 

@@ -20,7 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sslengine.command import columns
+from sslengine.command.arguments import expect_known
+from sslengine.command.data import train_keys
 from sslengine.command.networks import Network, has
 from sslengine.config.compose import (
     Composition,
@@ -30,7 +31,7 @@ from sslengine.config.compose import (
     shipped_configs,
     typed,
 )
-from sslengine.errors import ConfigError, UnknownNameError, listing, nearest
+from sslengine.errors import ConfigError
 from sslengine.registry import MODELS
 
 # Folders of configs: of --method, two of small images on a CPU, and of what is added to a method's.
@@ -99,7 +100,7 @@ class Recipe:
     @classmethod
     def read(cls, given: argparse.Namespace) -> Recipe:
         files = _files(given)
-        more = [*overrides(columns.train_keys(given)), *typed(given.values)]
+        more = [*overrides(train_keys(given)), *typed(given.values)]
         composed = compose([*files, *more], given.config_dir, trusted=False)
         listed = composed.last_value("config.DATA.TRAIN.TRANSFORMS") or []
         views = [{"name": each} if isinstance(each, str) else each for each in listed]
@@ -198,24 +199,14 @@ def _files(given: argparse.Namespace) -> list[str]:
     files = (folder / f"{name}.yaml" for folder in search_folders(given.config_dir))
     if not forms or any(file.exists() for file in files):
         return [f"config={name}"]
-    if method not in methods():
-        if not {*forms} <= known.keys() | {CPU}:
-            return [f"config={name}"]
-        hint = nearest(method, methods())
-        raise UnknownNameError(f"--recipe {name}: there is no method {method!r}. {hint}".rstrip())
-    if forms == [CPU] and CPU in known:
+    if method not in methods() and not {*forms} <= known.keys() | {CPU}:
+        return [f"config={name}"]
+    expect_known(method, methods(), f"--recipe {name}: there is no method")
+    if forms == [CPU]:
         return [f"config={_cpu_config(method)}"]
-    if CPU in forms and CPU in known:
-        raise ConfigError(
-            f"--recipe {name}: {CPU} takes no other form. Give "
-            f"{method}/{CPU}, or {method}/{'/'.join(each for each in forms if each != CPU)}."
-        )
     for form in forms:
-        if not known.get(form):
-            raise UnknownNameError(
-                f"--recipe {name}: there is no form {form!r} of {method}. {nearest(form, known)}\n"
-                f"  There are: {listing([*known])}"
-            )
+        combined = [each for each in known if each != CPU]
+        expect_known(form, combined, f"--recipe {name}: {method} has no form to combine")
     if CONTINUED in forms and not (given.pretrained or given.weights):
         raise ConfigError(
             f"--recipe {name}: from which weights? Add --pretrained, or --weights FILE."
@@ -226,14 +217,10 @@ def _files(given: argparse.Namespace) -> list[str]:
 def _name_of_recipe(given: argparse.Namespace) -> str:
     if given.method and given.recipe:
         raise ConfigError(
-            f"--method, --recipe: give one of them. Methods: {listing(methods())}; recipes: "
-            f"`sslengine list recipes`."
+            "--method, --recipe: give one of them. `sslengine list methods` and `list recipes`."
         )
-    if given.method and given.method not in methods():
-        raise UnknownNameError(
-            f"--method: there is no recipe for {given.method!r}. "
-            f"{nearest(given.method, methods())}\n  There is one for: {listing(methods())}"
-        )
+    if given.method:
+        expect_known(given.method, methods(), "--method: there is no recipe for")
     return str(given.recipe or f"{PHOTOS}/{given.method}")
 
 

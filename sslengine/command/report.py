@@ -2,11 +2,15 @@
 
     sslengine report runs/birds                   write runs/birds/report.html, print its sentence
     sslengine report runs/birds --map             add a map of images; judge the run if it was not
-    sslengine report runs/a runs/b runs/sweep     a page that compares runs
+    sslengine report runs/a runs/b runs/sweep     a table, and a page, that compares runs
+    sslengine report runs/*                       what is no run is passed over; sweeps are opened
     sslengine report runs/birds --watch           again every 30 seconds, while it trains
     sslengine report runs/birds --json            print all of it as one JSON document
 
-The page is one file that opens anywhere, without a server or a network.
+The page is one file that opens anywhere, without a server or a network. Of several runs the best
+comes first. Two that were judged on the same images are compared image by image, so that a
+difference has an interval. Scores of different metrics (accuracy, mAP), or on different images,
+cannot be compared: a note says so, and `differs_in` of --json.
 """
 
 from __future__ import annotations
@@ -16,11 +20,11 @@ import sys
 import time
 import webbrowser
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from sslengine.atomic import write_whole
-from sslengine.command import documents
 from sslengine.command.arguments import (
     JSON,
     RUN,
@@ -28,6 +32,7 @@ from sslengine.command.arguments import (
     Argument,
     build_parser,
     expect_writable,
+    print_document,
 )
 from sslengine.errors import ConfigError, SSLEngineError
 from sslengine.launch.cli import INTERRUPTED
@@ -39,6 +44,7 @@ from sslengine.report.gather import PAGE, write_page
 from sslengine.report.page import render_comparison
 from sslengine.report.summary import (
     Summary,
+    differs_in,
     fingerprints,
     images_of,
     numbers,
@@ -69,7 +75,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str]) -> int:
     given = make_parser().parse_args(arguments)
-    folders, notes = runs_in(given.runs)
+    folders, passed_over = runs_in(given.runs)
     if given.out is not None and given.out.suffix != ".html":
         raise ConfigError(f"--out {given.out}: expected a name that ends in .html.")
     if given.out is not None and not given.out.exists():
@@ -78,11 +84,10 @@ def main(arguments: Sequence[str]) -> int:
     if several and given.map:
         raise ConfigError("--map: it belongs to one run.")
     if given.json:
-        found = [read(each).as_dict() for each in folders]
-        documents.show(found if several else found[0])
+        print_document(_describe(folders, passed_over) if several else read(folders[0]).as_dict())
         return 0
     while True:
-        page = _compare(given, folders, notes) if several else _report(given, folders[0])
+        page = _compare(given, folders, passed_over) if several else _report(given, folders[0])
         if not given.watch or not any(_is_running(each) for each in folders):
             break
         time.sleep(SECONDS)
@@ -121,6 +126,14 @@ def _judge(folder: Path, trusted: bool) -> list[str]:
     except SSLEngineError as error:
         return [f"not judged: {' '.join(str(error).split())}"]
     return []
+
+
+def _describe(folders: Sequence[Path], passed_over: Sequence[str]) -> dict[str, Any]:
+    """Return what is known of several runs: side by side, and of each."""
+    runs = [read(each) for each in folders]
+    differs = differs_in([each for each in runs if each.scores])
+    more = {"differs_in": differs, "passed_over": passed_over}
+    return {**asdict(compare_runs(runs)), **more, "runs": [each.as_dict() for each in runs]}
 
 
 def _compare(given: argparse.Namespace, folders: Sequence[Path], notes: Sequence[str]) -> Path:

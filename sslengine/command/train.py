@@ -25,7 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sslengine.command import columns, networks
+from sslengine.command import data, networks
 from sslengine.command.arguments import (
     CONFIG_DIR,
     DEVICE,
@@ -103,7 +103,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    if _is_config(arguments):
+    if any(each.startswith("config=") for each in arguments):
         return cli.main(arguments)
     given = make_parser().parse_args(arguments)
     chosen, line = choose(given)
@@ -112,10 +112,6 @@ def main(arguments: Sequence[str]) -> int:
         print(readable(f"as: {shlex.join(['sslengine', *chosen])}"), flush=True)
     folders = [text for each in given.config_dir for text in ("--config-dir", each)]
     return cli.main([*chosen, *folders, *(["--show"] if given.show else [])])
-
-
-def _is_config(arguments: Sequence[str]) -> bool:
-    return any(each.startswith("config=") for each in arguments)
 
 
 def choose(given: argparse.Namespace, label_file: str = "") -> tuple[list[str], str]:
@@ -135,14 +131,16 @@ def choose(given: argparse.Namespace, label_file: str = "") -> tuple[list[str], 
         networks.find(given.model)
     if given.out:
         expect_place(Path(given.out).expanduser())
-    from sslengine.command import bands, data, machine
+    from sslengine.command import bands, machine
 
     images = data.look(
         given.data, lambda key: recipe.said(f"DATA.TRAIN.{key}"), label_file, streams=True,
         as_stream=given.stream,
     )  # fmt: skip
     found = machine.look(given.device, given.gpus)
-    measured = None if _says_pixels(given) else bands.look(images)
+    pixels = [f"DATA.TRAIN.{key}" for key in ("IMAGE_MODE", "PIXEL_RANGE", "TRANSFORMS")]
+    says_pixels = any(key in each for each in given.values for key in pixels)
+    measured = None if says_pixels else bands.look(images)
     if measured:
         recipe = replace(recipe, views=measured.views(recipe.views))
     network = _network(given, recipe, found.model)
@@ -153,14 +151,15 @@ def choose(given: argparse.Namespace, label_file: str = "") -> tuple[list[str], 
         **images.keys(),
         **_machine_keys(given, recipe, found, trained_on),
         **({LIMIT: -1} if recipe.makes_shapes and recipe.said(LIMIT) else {}),
-        **(_band_keys(measured, recipe) if measured else {}),
+        **(measured.keys(recipe.views, recipe.said("MODEL.HEAD.PARAMS") or []) if measured else {}),
         "CHECKPOINT.DIR": "runs/" + "-".join(filter(None, (recipe.name.split("/")[-1], name))),
         **(_trunk(network, given, recipe) if network else {}),
         **_given(given),
         **_sides(network, given, recipe),
         **_held_out(given, recipe, images),
-        **_frozen(given, recipe),
     }
+    if given.freeze_trunk:
+        values[FROZEN] = [*(recipe.said(FROZEN) or []), ["trunk.*", given.freeze_trunk]]
     line = f"{count} images, {name or recipe.trunk}, {_computed_by(values, recipe, found)}"
     if measured:
         line += f"\n{measured}"
@@ -169,18 +168,13 @@ def choose(given: argparse.Namespace, label_file: str = "") -> tuple[list[str], 
     return [*recipe.files, *overrides(values), *typed(given.values)], line
 
 
-def _band_keys(bands: Any, recipe: Recipe) -> dict[str, Any]:
-    heads: dict[str, Any] = bands.heads(recipe.said("MODEL.HEAD.PARAMS") or [])
-    return {**bands.keys(), "DATA.TRAIN.TRANSFORMS": recipe.views, **heads}
-
-
 def _held_out(given: argparse.Namespace, recipe: Recipe, images: Any) -> dict[str, Any]:
     """Hold out a share of every class, where each image has one and no groups are kept whole."""
+    if given.val is None and given.group:
+        raise ConfigError("--group: it says what --val leaves out. Add --val SHARE.")
     if given.val is None:
-        if given.group:
-            raise ConfigError("--group: it says what --val leaves out. Add --val SHARE.")
         return {}
-    stratified = images.has_one_class_each and not recipe.said(columns.GROUP)
+    stratified = images.has_one_class_each and not recipe.said(data.GROUP)
     return {HELD_OUT: given.val, "DATA.HOLD_OUT.STRATIFIED": stratified}
 
 
@@ -221,7 +215,10 @@ def batch_of_rank(given: argparse.Namespace, recipe: Recipe, ranks: int) -> int 
 
 
 def _computed_by(values: Mapping[str, Any], recipe: Recipe, found: Any) -> str:
-    """Say the device, precision, workers and batch that the run will have. --set wins."""
+    """Say the device, precision, workers and batch that the run will have.
+
+    They are those of --set, of this command, of the recipe, or the defaults.
+    """
     defaults = {
         COMPUTES_ON: MachineOptions().DEVICE,
         RANKS: DistributedOptions().NUM_PROC_PER_NODE,
@@ -229,29 +226,11 @@ def _computed_by(values: Mapping[str, Any], recipe: Recipe, found: Any) -> str:
         LOADERS: DataOptions().NUM_DATALOADER_WORKERS,
         BATCH: SplitOptions().BATCHSIZE_PER_REPLICA,
     }
-    return str(found.told(*_chosen(values, recipe, defaults)))
-
-
-def _chosen(values: Mapping[str, Any], recipe: Recipe, defaults: Mapping[str, Any]) -> list[Any]:
-    """Return the values that the run will have: of --set, of this command, of the recipe."""
     said = (
         (recipe.typed(key), values.get(key), recipe.said(key), default)
         for key, default in defaults.items()
     )
-    return [next(each for each in some if each is not None) for some in said]
-
-
-def _frozen(given: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
-    if not given.freeze_trunk:
-        return {}
-    if recipe.typed(FROZEN) is not None:
-        raise ConfigError(f"--freeze-trunk: --set {FROZEN} says it, too. Give one of them.")
-    return {FROZEN: [*(recipe.said(FROZEN) or []), ["trunk.*", given.freeze_trunk]]}
-
-
-def _says_pixels(given: argparse.Namespace) -> bool:
-    keys = ("IMAGE_MODE", "PIXEL_RANGE", "TRANSFORMS")
-    return any(f"DATA.TRAIN.{key}" in each for each in given.values for key in keys)
+    return str(found.told(*(next(each for each in some if each is not None) for some in said)))
 
 
 def _network(given: argparse.Namespace, recipe: Recipe, usual: str) -> Network | None:
@@ -263,7 +242,11 @@ def _network(given: argparse.Namespace, recipe: Recipe, usual: str) -> Network |
         return network
     if not recipe.takes_any_network:
         if given.pretrained:
-            raise ConfigError(_own_network(recipe))
+            raise ConfigError(
+                f"--pretrained: the network of {recipe.name} is a {recipe.trunk}, of which no "
+                f"library has weights. Name one of timm's with --model, such as {networks.A_VIT}, "
+                f"or give a file with --weights."
+            )
         return None
     if given.method:
         return recipe.network if recipe.is_masked else networks.find(usual)
@@ -284,14 +267,6 @@ def _trunk(network: Network, given: argparse.Namespace, recipe: Recipe) -> dict[
     return keys
 
 
-def _own_network(recipe: Recipe) -> str:
-    return (
-        f"--pretrained: the network of {recipe.name} is a {recipe.trunk}, of which no library has "
-        f"weights. Name one of timm's with --model, such as {networks.A_VIT}, or give a file with "
-        f"--weights."
-    )
-
-
 def _given(given: argparse.Namespace) -> dict[str, Any]:
     keys = {
         "OPTIMIZER.num_epochs": given.epochs,
@@ -303,7 +278,7 @@ def _given(given: argparse.Namespace) -> dict[str, Any]:
         "MODEL.WEIGHTS_INIT.TRUST_PICKLE": given.trust_pickle or None,
         "CHECKPOINT.DIR": given.out and str(Path(given.out)),
         "PLUGINS": given.plugins or None,
-        **columns.train_keys(given),
+        **data.train_keys(given),
     }
     return {key: value for key, value in keys.items() if value is not None}
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from sslengine.command import judge, report
 from sslengine.data.given import make_feed
 from sslengine.engine.passes import set_loss
 from sslengine.errors import ConfigError, nearest
@@ -21,7 +22,6 @@ from sslengine.hooks.events import Hook, Task
 from sslengine.monitor.losses import MAIN
 from sslengine.python.passes import Feed, gather_batches, predict_batches
 from sslengine.python.task import PythonTask
-from sslengine.registry import import_dotted
 
 
 @dataclass
@@ -130,8 +130,7 @@ class Session:
                 rows = self.predict(name).flatten(1).float().numpy()
                 np.savez(file, features=rows, labels=self._targets(name))
             found = Path(folder, "scores.json")
-            judge = import_dotted("sslengine.command.judge:main")
-            judge(["--features", *map(str, files), "--out", str(found)])
+            judge.main(["--features", *map(str, files), "--out", str(found)])
             scores: dict[str, Any] = json.loads(found.read_text())
             return scores
 
@@ -144,7 +143,7 @@ class Session:
         """Write the page of the run's folder, as `sslengine report`, and return its file."""
         if self._task.folder is None:
             raise ConfigError("there are no files to make a report of. Give fit a folder: out=...")
-        import_dotted("sslengine.command.report:main")([str(self._task.folder)])
+        report.main([str(self._task.folder)])
         return self._task.folder / "report.html"
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""What report, rank and `--json` show of a run; the runs that a command names, and their images.
+"""What report and its `--json` show of a run; the runs that a command names, and their images.
 
 Scores by other metrics, or on other images, have no order. Images are the same if their
 fingerprints are, and those of their labels, wherever they are; where a report has none, as of a

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import random
 from collections import Counter
@@ -14,16 +13,14 @@ import pytest
 
 import sslengine
 from sslengine.command import judge
-from sslengine.command.columns import run_keys
+from sslengine.command.data import run_keys
 from sslengine.command.front import main
-from sslengine.command.train import choose, make_parser
 from sslengine.config.resolve import Resolved
 from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import DataOptions
-from sslengine.launch.cli import resolve_all
-from tests.command.photos import SMALL, write_photos, write_table
+from tests.command.photos import SMALL, config_of, write_photos, write_table
 from tests.data.pictures import write_picture
 from tests.engines.runs import make_run
 
@@ -84,28 +81,6 @@ def chosen_on(run: Path) -> str:
     return str(scores[0]["about"]["chosen_on"]["linear"])
 
 
-@pytest.mark.slow
-def test_a_run_of_all_images_is_judged_by_groups(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    table, out = table_of(write_photos(tmp_path / "photos"), "csv"), tmp_path / "run"
-    assert main(["train", str(table), *RUN, "--image-column=photo", "--out", str(out)]) == 0
-    asked = ["judge", str(out), "--label-column=species"]
-    assert main([*asked, "--group=patient", "--set=DATA.HOLD_OUT.SHARE=0.25"]) == 0
-    assert chosen_on(out) == "4 of 12 training images in whole groups"
-    capsys.readouterr()
-    assert main([*asked, f"--train={table}", f"--val={table}", "--group=doctor"]) == 2
-    assert "LINEAR_PROBE.GROUP_COLUMN" in capsys.readouterr().err
-    assert main(["judge", "--features", str(table), "--group=patient"]) == 2
-    assert "--workers: they belong to a run" in capsys.readouterr().err
-
-
-def config_of(*arguments: str) -> Any:
-    chosen, _ = choose(make_parser().parse_args(arguments))
-    (run,) = resolve_all(chosen, [], True)
-    return run.config
-
-
 def test_a_group_by_its_key_is_not_stratified(tmp_path: Path) -> None:
     table = table_of(write_photos(tmp_path / "photos"), "csv")
     own = ["--image-column=photo", "--label-column=species", "--val=0.25"]
@@ -152,21 +127,6 @@ def _of_a_hub(photos: Path) -> Path:
         arrow.table({"image": images, "tags": [[name, "small"] for _, name, _ in rows]}), file
     )
     return file
-
-
-def test_a_list_of_paths(tmp_path: Path) -> None:
-    photos = write_photos(tmp_path / "photos", each=2)
-    content = io.StringIO()
-    for path, _, _ in rows_of(photos):
-        content.write(f"{path}\r\n\n")
-    (photos / "l.txt").write_text(content.getvalue())
-    config = config_of(str(photos / "l.txt"), *RUN)
-    assert (config.DATA.TRAIN.DATA_SOURCES, config.DATA.TRAIN.LABEL_SOURCES) == (
-        ["csv_filelist"],
-        [],
-    )
-    (dataset, _) = datasets_of(config_of(str(photos / "l.txt"), *RUN, "--val=0.25"))
-    assert dataset.name(0).startswith(str(photos / "dark"))
 
 
 @pytest.mark.slow
@@ -247,19 +207,6 @@ def test_the_scores_of_tables_are_those_of_folders(kind: str, here: Path) -> Non
     assert _scores(_judged(here / "run", tables[0], here / "val", *by_set)) == wanted
     if kind == "csv":
         assert _scores(_judged(here / "run", *tables)) == wanted
-
-
-@pytest.mark.slow
-def test_a_table_in_which_no_labels_are_found_is_named(here: Path) -> None:
-    """The run's own columns are not those of another table."""
-    tables = [
-        _table(here / split, "csv", ["site", "species", "path"]) for split in ("train", "val")
-    ]
-    report = _judged(here / "run", *tables)
-    assert not any(knn for _, knn, _ in _scores(report))
-    for each in tables:
-        note = f"{each}: no labels are found in it. It has path, site, species."
-        assert any(note in found and "--label-column" in found for found in report["notes"])
 
 
 @pytest.mark.parametrize(

@@ -54,16 +54,6 @@ def test_frozen_at_first(trained: Path, photos: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_frozen_for_an_epoch_of_accumulated_batches(
-    trained: Path, photos: Path, tmp_path: Path
-) -> None:
-    """The second epoch trains it."""
-    more = ("--freeze-trunk=1", "--epochs=2", "--set=OPTIMIZER.accumulate=4")
-    after = weights(continued(trained, photos, tmp_path / "run", *more))
-    assert moved(weights(trained)["trunk"], after["trunk"]) > 0
-
-
-@pytest.mark.slow
 def test_a_run_whose_prototypes_were_frozen_is_judged_by_heads_that_are_not(
     photos: Path, tmp_path: Path
 ) -> None:
@@ -122,11 +112,6 @@ def test_layers_near_the_input_move_less(trained: Path, photos: Path, tmp_path: 
     assert 0 < moved(before, after, "layer1.0.conv1") < 0.6 * moved(before, after, "layer4.0.conv1")
 
 
-def test_from_which_weights(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", str(photos), "--recipe=simclr/continued"]) == 2
-    assert "from which weights? Add --pretrained, or --weights FILE" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("method", slow_but(["dino", "msn", "moco"], recipes.methods()))
 def test_a_warm_up_of_the_method_ends_in_the_first_half(method: str, photos: Path) -> None:
     """Recipes have 100 epochs or more, a continued one 30."""
@@ -138,28 +123,8 @@ def test_a_warm_up_of_the_method_ends_in_the_first_half(method: str, photos: Pat
 # ---- DATA_LIMIT_SAMPLING through the command: what a run used of its images, and lists of them.
 
 
-TYPED = 2
 SAMPLING = "DATA.TRAIN.DATA_LIMIT_SAMPLING"
 RUN_SMALL = ["--method=simclr", "--model=resnet10t", *SMALL]
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_list_that_is_not_there(
-    ranks: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Before anything is begun."""
-    photos, out = write_photos(tmp_path / "photos", each=4), tmp_path / "run"
-    (tmp_path / "names.txt").write_text("0.png\n")
-    more = [
-        f"--set={SAMPLING}.LIST={tmp_path}/nams.txt",
-        f"--set=DISTRIBUTED.NUM_PROC_PER_NODE={ranks}",
-        f"--out={out}",
-    ]
-    assert main(["train", str(photos), *RUN_SMALL, *more]) == TYPED
-    told = capsys.readouterr().err
-    assert f"error: config.{SAMPLING}.LIST: there is no file {tmp_path}/nams.txt" in told
-    assert "Did you mean 'names.txt'?" in told
-    assert not out.exists()
 
 
 @pytest.mark.slow

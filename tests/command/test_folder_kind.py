@@ -187,21 +187,6 @@ def test_compressed_shards_are_refused_with_the_reason(
     assert "no image in it or in the folders below it. It has 1 compressed shards" in said
 
 
-@pytest.mark.parametrize("command", ["doctor", "train --method=simclr"])
-def test_an_empty_array_is_an_error_of_its_source(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "photos").mkdir()
-    for name in ("empty.npy", "photos/0.npy"):
-        (tmp_path / name).touch()
-    assert main([*command.split(), str(tmp_path / "empty.npy")]) == 1
-    told = capsys.readouterr().err.strip()
-    assert told.startswith("error: ")
-    assert "empty.npy cannot be read: No data left in file" in told
-    assert main([*command.split(), str(tmp_path / "photos")]) == 1
-    assert "no image in it" in capsys.readouterr().err
-
-
 # ---- A folder with `train` and `val` in it, as many sets are laid out, through the verbs.
 
 

@@ -90,13 +90,6 @@ def test_lists_come_without_torch() -> None:
     assert "vit_small_patch14_dinov2" in without_torch("list", "models", "vit_*dino*").split()
 
 
-def test_a_list_that_is_none_has_the_nearest_name(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["list", "methds"])
-    told = " ".join(capsys.readouterr().err.split())
-    assert "argument KIND: 'methds' is no list. Did you mean 'methods'? There are: coll" in told
-
-
 def test_help_of_every_verb_comes_without_torch_and_shows_an_example() -> None:
     code = (
         "import sys, io, contextlib; from sslengine.command.front import VERBS, main\n"

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 import sslengine
-from sslengine.command import documents
+from sslengine.command.arguments import keep_apart, print_document
 from sslengine.command.front import VERBS, main
 from tests.command.photos import write_photos
 from tests.config.recipes import recipe
@@ -29,9 +29,7 @@ ASKED = {
     "predict": ("run photos/dark/0.png", "images"),
     "export": ("run out --to=state-dict", "feature_dim"),
     "report": ("run", "metrics"),
-    "compare": ("run run", "rows"),
-    "rank": ("run", "linear"),
-    "rank checkpoints": ("run/checkpoints --views=0 --workers=0", "metrics"),
+    "rank": ("run/checkpoints --workers=0 --views=0", "metrics"),
     "explain": ("config=quickstart/simclr --count=1", "transforms"),
     "check": ("configs", "verdict"),
     "list": ("methods", None),
@@ -45,13 +43,13 @@ PROGRESS = {
     "embed": "computing features: 8 images in ",
     "predict": "predictions: 0/1 images; computing features: ",
     "export": "converting the network to state-dict, then writing and proving",
-    "rank checkpoints": "ranking: 1 checkpoints in ",
-    "explain": "timing each transform on 1 images, then all of them together",
+    "rank": "ranking: 1 checkpoints in ",
+    "explain": "timing each transform on 1 images",
     "check": "checking files: 2 files in ",
     "doctor": "opening images: 8 images in ",
 }
 # Of `check` tests/command/test_check.py tests it too.
-SLOW = {"judge", "check", "rank checkpoints"}
+SLOW = {"judge", "check", "rank"}
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +118,7 @@ def test_stdout_is_empty_if_something_is_wrong(
 
 def test_numbers_that_json_lacks_are_null(capsys: pytest.CaptureFixture[str]) -> None:
     content: Any = {"a": [1.5, float("nan"), (float("inf"), "x")], "b": None}
-    documents.show(content)
+    print_document(content)
 
     def refuse(name: str) -> None:
         raise AssertionError(name)
@@ -130,10 +128,10 @@ def test_numbers_that_json_lacks_are_null(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_what_children_print_is_kept_apart(capfd: pytest.CaptureFixture[str]) -> None:
-    with documents.apart(True):
+    with keep_apart(True):
         sys.stdout.write("here\n")
         os.system("echo there")
-    with documents.apart(False):
+    with keep_apart(False):
         sys.stdout.write("shown\n")
         sys.stdout.flush()
     assert capfd.readouterr() == ("shown\n", "here\nthere\n")

@@ -386,26 +386,6 @@ def test_too_few_images_for_a_sweep(trained: Path, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.slow
-def test_labels_of_the_training_images_alone(trained: Path, tmp_path: Path) -> None:
-    """Each image is classified by the others: of --val without classes, and of a run's two images."""
-    bare = write_picture(tmp_path / "bare" / "0.png", 5, SIDE).parent
-    _, train, *_ = _images_with_masks(tmp_path, {"a": 3, "b": 3})
-    report = _judged(tmp_path / "run", trained, "--train", train, "--val", str(bare))
-    assert len(report["scores"][0]["knn"]) == 2
-    assert (
-        "linear_sweep, attentive_sweep: left out, the images of TEST have no labels"
-        in report["notes"]
-    )
-    for name in "ab":
-        write_picture(tmp_path / "two" / name / "0.png", ord(name), SIDE)
-    few = {"DATA_SOURCES": ["disk_folder"], "DATA_PATHS": [str(tmp_path / "two")], "DATA_LIMIT": -1}
-    own = {f"DATA__TRAIN__{key}": each for key, each in few.items()}
-    report = _judged(tmp_path / "own", trained, suite="quick", **own)
-    assert report["scores"][0]["knn"]["1"] == 0.0  # the other is of the other class
-    assert report["chance"] == 50.0
-
-
 @pytest.mark.parametrize(
     ("errors", "status", "started"),
     [

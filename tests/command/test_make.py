@@ -15,7 +15,7 @@ from PIL import Image
 from extra_scripts import make_file_lists
 from sslengine.checkpoint.files import POINTER
 from sslengine.command import make
-from sslengine.data.augment.jigsaw import ShuffleImgPatches, distances, distinct_permutations
+from sslengine.data.augment.jigsaw import ShuffleImgPatches, distinct_permutations
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import SplitOptions
 from sslengine.errors import SSLEngineError
@@ -106,11 +106,6 @@ def test_it_writes_what_the_transform_reads(
     assert read.tolist() == distinct_permutations(10, 4).tolist()
     told = capsys.readouterr().out
     assert f"{file}: 10 permutations of 4 patches. Two differ in" in told
-
-
-def test_distances() -> None:
-    assert distances(np.array([[0, 1, 2], [1, 2, 0], [0, 2, 1]])) == (pytest.approx(7 / 3), 2)
-    assert distances(np.array([[0, 1, 2]])) == (0, 3)
 
 
 # ---- whole checkpoint

@@ -124,28 +124,6 @@ class NNCLR(nn.Module):
 """
 
 
-@pytest.mark.parametrize("verb", slow_but(["judge"], VERBS))
-def test_a_run_of_a_method_from_outside_with_options(verb: str, here: Path) -> None:
-    (here / "my_method.py").write_text(METHOD)
-    change_the_run(here, LOSS={"name": "my_method:NNCLR", "NNCLR": {"temperature": 0.3}})
-    done = command(here, verb, *OWN_IMAGES.get(verb, VERBS[verb]), "--trust-config")
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_name_of_code_that_is_typed_is_found(here: Path) -> None:
-    name_it = ["--set", "LOSS.name=my_metrics:mean_norm"]
-    command(here, "predict", *VERBS["predict"], *name_it)
-    assert (here / "imported").exists()
-
-
-@pytest.mark.slow
-def test_in_a_process_that_imports_anew(here: Path) -> None:
-    words = [sys.executable, str(here / "bin" / "sslengine"), "predict", *VERBS["predict"]]
-    done = subprocess.run([*words, *TYPED["predict"]], cwd=here, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert (here / "imported").exists()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_with_the_name_of_pythons_own_it_is_not_run_in_a_loaders_worker(

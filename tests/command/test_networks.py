@@ -261,15 +261,6 @@ def test_views_without_a_side(photos: Path) -> None:
     assert ImgPilToPatchesAndImage.PATCH_JITTER == recipes.SHIFT
 
 
-@pytest.mark.parametrize(
-    "recipe", slow_but(["quickstart/mae"], ["quickstart/mae", "jigsaw/cpu", "pirl/cpu"])
-)
-def test_it_trains(recipe: str, photos: Path, tmp_path: Path) -> None:
-    few = ["--batch-size=4", "--workers=0", "--set=OPTIMIZER.num_iterations=1"]
-    given = [str(photos), f"--recipe={recipe}", "--size=96", "--device=cpu", *few]
-    assert main(["train", *given, f"--out={tmp_path / 'run'}"]) == 0
-
-
 # ---- `sslengine train` with a vision transformer of timm's: fresh heads on trained weights,
 # hidden patches.
 
@@ -349,12 +340,6 @@ def test_a_method_with_its_own_trunk_takes_a_network_of_timms(method: str, tmp_p
     assert timm.create_model(f"local-dir:{out}/weights", pretrained=True).num_features == 192
 
 
-def test_weights_of_timms_for_a_method_with_its_own_trunk(tmp_path: Path) -> None:
-    photos = write_photos(tmp_path / "photos")
-    chosen = _chosen(str(photos), "--method=mae", f"--model={MODEL}", "--pretrained")
-    assert chosen["MODEL.TRUNK.TIMM.pretrained"] == "true"
-
-
 def test_masks_are_those_of_the_network_that_is_named(tmp_path: Path) -> None:
     photos, key = write_photos(tmp_path / "photos"), "DATA.TRAIN.COLLATE_FUNCTION_PARAMS.patch_size"
     of = {14: "vit_small_patch14_dinov2", 16: MODEL}
@@ -372,19 +357,6 @@ def test_pixels_of_many_bands_are_reconstructed(tmp_path: Path) -> None:
     assert "channels: 4" in _chosen(*given)["MODEL.HEAD.PARAMS"]
     few = ["--workers=0", "--device=cpu", "--batch-size=4", "--set=OPTIMIZER.num_iterations=1",
            "--set=MODEL.TRUNK.TIMM.arguments={img_size:32,depth:1}"]  # fmt: skip
-    assert main(["train", *given, *few, "--out", str(tmp_path / "run")]) == 0
-
-
-def test_many_bands_of_a_recipe_with_colour_jitter(tmp_path: Path) -> None:
-    """Brightness and contrast remain; saturation and hue ask for RGB."""
-    values = np.random.default_rng(0).integers(0, 4000, (8, 40, 44, 4), dtype=np.uint16)
-    np.save(tmp_path / "bands.npy", values)
-    given = [str(tmp_path / "bands.npy"), "--method=data2vec", f"--model={MODEL}", "--size=32"]
-    views = _chosen(*given)["DATA.TRAIN.TRANSFORMS"]
-    assert "brightness: 0.4, contrast: 0.4, saturation: 0, hue: 0" in views
-    few = ["--workers=0", "--device=cpu", "--batch-size=4", "--set=OPTIMIZER.num_iterations=1",
-           "--set=MODEL.TRUNK.TIMM.arguments={img_size:32,depth:1}",
-           "--set=LOSS.data2vec_loss.top_layers=1"]  # fmt: skip
     assert main(["train", *given, *few, "--out", str(tmp_path / "run")]) == 0
 
 
@@ -408,15 +380,3 @@ def test_views_of_each_recipe_take_many_bands(method: str) -> None:
         seed_sample(0, (0, number))
         pipeline(sample)
         assert all(each.shape[-3] == 4 for each in sample["data"] if isinstance(each, torch.Tensor))
-
-
-@pytest.mark.slow
-def test_stored_images_that_pillow_holds_are_not_taken_for_arrays(tmp_path: Path) -> None:
-    """A transform of Pillow's images, and one mean for all three bands."""
-    photos = write_photos(tmp_path / "photos")
-    views = ("[{name:Resize,size:[32,32]},{name:TrivialAugmentWide},{name:ImgReplicatePil,num_times:2},"
-             "{name:ToTensor},{name:Normalize,mean:[0.5],std:[0.25]}]")  # fmt: skip
-    given = ["--method=simclr", "--model=resnet18", "--workers=0", "--device=cpu", "--batch-size=4",
-             "--set=DATA.TRAIN.IMAGE_MODE=stored", f"--set=DATA.TRAIN.TRANSFORMS={views}",
-             "--set=OPTIMIZER.num_iterations=1", f"--out={tmp_path / 'run'}"]  # fmt: skip
-    assert main(["train", str(photos), *given]) == 0

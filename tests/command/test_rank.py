@@ -192,8 +192,7 @@ def test_what_is_no_checkpoint(
 ) -> None:
     checkpoints = str(run / "checkpoints")
     for arguments, text in (
-        ([str(run), checkpoints], "expected runs, or checkpoints, and not both"),
-        ([checkpoints, "--by=linear"], "--by orders runs"),
+        ([str(run), checkpoints], "there is no checkpoint"),
         ([str(tmp_path / "checkpoints")], "there is no checkpoint"),
     ):
         assert main(["rank", *arguments]) in (1, 2)
@@ -263,50 +262,40 @@ def judged(run: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [folder / name / "run" for name in given]
 
 
-def compared(capsys: pytest.CaptureFixture[str], verb: str, *runs: Path) -> tuple[str, Any]:
+def compared(capsys: pytest.CaptureFixture[str], *runs: Path) -> tuple[str, Any]:
     """What is shown, and the document."""
     names = [*map(str, runs)]
     capsys.readouterr()
-    assert main([verb, *names]) == 0
+    assert main(["report", *names, f"--out={runs[0] / 'page.html'}"]) == 0
     shown = capsys.readouterr().out
-    assert main([verb, *names, "--json"]) == 0
+    assert main(["report", *names, "--json"]) == 0
     return shown, json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("verb", ["rank", "compare"])
 def test_scores_that_cannot_be_compared(
-    verb: str, judged: list[Path], capsys: pytest.CaptureFixture[str]
+    judged: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole, again, few, several, never = judged
-    shown, document = compared(capsys, verb, whole, again, never)
+    shown, document = compared(capsys, whole, again, never)
     assert "cannot be compared" not in shown
-    assert differences(document) == []
-    if verb == "rank":
-        found = {Path(each["run"]): each for each in document}
-        assert [found[each]["metric"] for each in (whole, never)] == ["accuracy", None]
-        assert found[whole]["images"] == found[again]["images"]
-        assert found[whole]["images"]["test"] == IMAGES
+    assert document["differs_in"] == []
+    found = {Path(each["folder"]): each for each in document["runs"]}
+    assert [found[each]["metric"] for each in (whole, never)] == ["accuracy", None]
+    assert found[whole]["images"] == found[again]["images"]
+    assert found[whole]["images"]["test"] == IMAGES
 
-    shown, document = compared(capsys, verb, whole, few)
-    assert differences(document) == ["images"]
+    shown, document = compared(capsys, whole, few)
+    assert document["differs_in"] == ["images"]
     assert "different metrics" not in shown
     note = shown.partition("note  scores on different images cannot be compared:")[2]
     for count, data in ((IMAGES, "images"), (IMAGES // 2, "few")):
         (line,) = (each for each in note.splitlines() if f"test {count}," in each)
         assert line.endswith(f"/{data}")
 
-    shown, document = compared(capsys, verb, whole, several)
-    assert differences(document) == ["metric", "images"]
+    shown, document = compared(capsys, whole, several)
+    assert document["differs_in"] == ["metric", "images"]
     assert "scores of different metrics cannot be compared: " in shown
     assert "TRAIN.labels " in shown
-
-
-def differences(document: Any) -> list[str]:
-    """The same of each row of rank; of compare once."""
-    if isinstance(document, dict):
-        return list(document["differs_in"])
-    (found,) = {tuple(each["differs_in"]) for each in document}
-    return list(found)
 
 
 def judge_copy(run: Path, copy: Path, data: Path) -> Path:
@@ -322,9 +311,8 @@ def invert(file: Path) -> None:
     ImageOps.invert(image.convert("RGB")).save(file)
 
 
-@pytest.mark.parametrize("verb", slow_but(["compare"], ["rank", "compare"]))
 def test_images_are_those_of_their_fingerprint_wherever_they_are(
-    verb: str, run: Path, judged: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, judged: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole, few, never = judged[0], judged[2], judged[4]
     moved = shutil.copytree(run.parent / "images", tmp_path / "moved")
@@ -332,11 +320,11 @@ def test_images_are_those_of_their_fingerprint_wherever_they_are(
     invert(next(moved.rglob("*.png")))
     after = judge_copy(never, tmp_path / "after", moved)
 
-    shown, document = compared(capsys, verb, whole, before)
-    assert differences(document) == []
+    shown, document = compared(capsys, whole, before)
+    assert document["differs_in"] == []
     assert "cannot be compared" not in shown
-    shown, document = compared(capsys, verb, before, after)
-    assert differences(document) == ["images"]
+    shown, document = compared(capsys, before, after)
+    assert document["differs_in"] == ["images"]
     assert "scores on different images cannot be compared" in shown
     assert len({*re.findall(r"TEST.fingerprint [0-9a-f]{12}", shown)}) == 2
 
@@ -344,9 +332,9 @@ def test_images_are_those_of_their_fingerprint_wherever_they_are(
         report = json.loads((each / "evaluation.json").read_text())
         del report["images"]
         (each / "evaluation.json").write_text(json.dumps(report))
-    assert differences(compared(capsys, verb, before, after)[1]) == []
-    assert differences(compared(capsys, verb, whole, before)[1]) == ["images"]
-    assert differences(compared(capsys, verb, few, whole)[1]) == ["images"]
+    assert compared(capsys, before, after)[1]["differs_in"] == []
+    assert compared(capsys, whole, before)[1]["differs_in"] == ["images"]
+    assert compared(capsys, few, whole)[1]["differs_in"] == ["images"]
 
 
 def test_the_fingerprint_is_that_of_the_images_whose_features_are_kept(
@@ -359,7 +347,7 @@ def test_the_fingerprint_is_that_of_the_images_whose_features_are_kept(
     assert {split: each["images"] for split, each in first["images"].items()} == {
         "TRAIN": IMAGES, "TEST": IMAGES,
     }  # fmt: skip
-    shown, _ = compared(capsys, "report", run)
+    shown, _ = compared(capsys, run)
     digits = [first["images"][split]["fingerprint"][7:19] for split in ("TRAIN", "TEST")]
     assert re.search(rf"fingerprint +train {digits[0]}, test {digits[1]}\n", shown)
     file = next(moved.rglob("*.png"))

@@ -1,4 +1,4 @@
-"""Folders of runs that are sharded or damaged, or have unusual names, and what verbs show of them."""
+"""Folders of runs that are sharded, damaged, copied or in use, or have unusual names."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from sslengine.command import replay
 from sslengine.command.front import main
 from sslengine.config.resolve import Resolved
 from sslengine.errors import readable
+from tests.command.photos import SMALL, write_photos
 from tests.config.recipes import recipe
 
 
@@ -87,11 +89,10 @@ def test_a_damaged_file_is_named(
     make(run / "whole", linear=1.0)
     (run / "evaluation.json").write_bytes((run / "whole" / "evaluation.json").read_bytes())
     (run / name).write_bytes(content)
-    for verb in ("report", "rank", "compare"):
-        assert main([verb, str(run)]) in (1, 2)
-        told = " ".join(capsys.readouterr().err.split())
-        assert str(run / name) in told
-        assert message in told
+    assert main(["report", str(run)]) in (1, 2)
+    told = " ".join(capsys.readouterr().err.split())
+    assert str(run / name) in told
+    assert message in told
 
 
 def test_a_score_that_is_no_number_comes_last(
@@ -103,9 +104,10 @@ def test_a_score_that_is_no_number_comes_last(
     }  # fmt: skip
     folders = [str(make(tmp_path / name, **score)) for name, score in scores.items()]
     for order in (folders, folders[::-1]):
-        assert main(["rank", *order, "--json"]) == 0
-        found = [Path(each["run"]).name for each in json.loads(capsys.readouterr().out)]
-        assert found == ["high", "low", "none", "never"]
+        assert main(["report", *order, "--json"]) == 0
+        found = [Path(each["name"]).name for each in json.loads(capsys.readouterr().out)["rows"]]
+        assert found[:2] == ["high", "low"]
+        assert {*found[2:]} == {"none", "never"}
 
 
 def test_the_best_layer_is_one_with_a_number(
@@ -135,9 +137,9 @@ def test_a_run_whose_name_needs_quotes_is_replayed(
 HOSTILE = "[red]\x1b]0;title\x07\x1b[2J\u202e"
 
 
-@pytest.mark.parametrize("words", [["report"], ["compare"], ["rank", "--by=linear"]])
+@pytest.mark.parametrize("times", [1, 2])
 def test_names_of_strangers_command_neither_the_terminal_nor_rich(
-    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, times: int, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
@@ -147,7 +149,7 @@ def test_names_of_strangers_command_neither_the_terminal_nor_rich(
     (folder / "config.yaml").write_text(yaml.safe_dump(tree))
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints" / f"model{HOSTILE}.torch").write_text("")
-    assert main([*words, str(folder)]) == 0
+    assert main(["report", *[str(folder)] * times]) == 0
     shown = capsys.readouterr().out
     assert "run[red]" in shown
     assert readable(shown, but="\n") == shown
@@ -205,3 +207,60 @@ def test_lines_fit_a_terminal(
     lines = re.sub("\x1b[^m]*m", "", terminal.getvalue()).splitlines()  # without colours
     # A path is one word, which is not broken.
     assert [each for each in lines if len(each) > WIDTH and " " in each.strip()] == []
+
+
+# ---- A run's folder that was copied, or that another process has.
+
+
+FAILED = 1
+RUN = ["--method=simclr", "--model=resnet10t", *SMALL]
+
+
+@pytest.mark.slow
+def test_a_copied_run_is_not_resumed_elsewhere_in_silence(tmp_path: Path) -> None:
+    """By its config.yaml, which names the folder where it was trained."""
+    first, copy, photos = (tmp_path / name for name in ("first", "copy", "photos"))
+    write_photos(photos, each=4)
+    assert main(["train", str(photos), *RUN, f"--out={first}"]) == 0
+    shutil.copytree(first, copy, symlinks=True)
+
+    def resumed(*more: str) -> str:
+        command = [sys.executable, "-m", "sslengine", "config=config", "--config-dir", str(copy)]
+        done = subprocess.run([*command, *more], capture_output=True, text=True, check=True)
+        return done.stdout + done.stderr
+
+    told = resumed()
+    assert f"To resume here: config.CHECKPOINT.DIR={copy}" in told.replace("\n", " ")
+    told = resumed(f"config.CHECKPOINT.DIR={copy}", "config.OPTIMIZER.num_epochs=2")
+    assert "To resume here" not in told
+    assert f"resumed from {copy}/checkpoints/" in told
+    steps = [_last_step(each) for each in (first, copy)]
+    assert steps[1] == 2 * steps[0]
+
+
+def _last_step(run: Path) -> int:
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return max(json.loads(line).get("iteration", 0) for line in lines)
+
+
+def test_two_trainings_into_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The second says who has it, and leaves the first's files alone."""
+    out, photos = tmp_path / "run", write_photos(tmp_path / "photos", each=4)
+    holds = (
+        "import fcntl, sys\nfile = open(sys.argv[1], 'w')\nfcntl.flock(file, fcntl.LOCK_EX)\n"
+        "print('held', flush=True)\nsys.stdin.read()"
+    )
+    assert main(["train", str(photos), *RUN, f"--out={out}"]) == 0
+    kept = {each: each.read_bytes() for each in out.rglob("*") if each.is_file()}
+    other = subprocess.Popen([sys.executable, "-c", holds, str(out / ".lock")], text=True,
+                             stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        capsys.readouterr()
+        assert main(["train", str(photos), *RUN, "--epochs=2", f"--out={out}"]) == FAILED
+        assert f"another run is using {out}" in capsys.readouterr().err
+    finally:
+        other.communicate("")
+    changed = {each.name for each, content in kept.items() if each.read_bytes() != content}
+    assert changed == {".lock"}, "truncated by the process above"

@@ -13,7 +13,6 @@ import torch
 import yaml
 
 from sslengine.command import machine, train
-from sslengine.command.api import load
 from sslengine.command.front import main
 from sslengine.command.machine import Machine
 from sslengine.command.recipes import Recipe, methods, methods_with_forms, names_in
@@ -28,6 +27,7 @@ from sslengine.models.build import build_model
 from sslengine.models.options import ModelOptions
 from sslengine.optim.options import OptimizerOptions
 from sslengine.optim.param_groups import build_param_groups
+from sslengine.python.train import load
 from tests.command.photos import SMALL, config_of
 from tests.tail import slow_but
 from tests.teachers import OF_DISTILLATION, weights_of_timms
@@ -84,17 +84,6 @@ def test_a_method_trains_on_photos(method: str, photos: Path, tmp_path: Path) ->
         else ["--model", TINY.get(method, "resnet10t")]
     )
     arguments = ["--method", method, *model, *SMALL, *FEWER.get(method, [])]
-    out = tmp_path / "run"
-    assert main(["train", str(photos), *arguments, "--out", str(out)]) == 0
-    assert (out / "checkpoints" / "checkpoint.torch").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("form", "ranks"), [("1gpu", 1), ("8gpu", 2)])
-def test_a_form_trains_on_photos(form: str, ranks: int, photos: Path, tmp_path: Path) -> None:
-    """On a CPU, and with two ranks for eight."""
-    few = ["--batch-size=4", f"--set=DISTRIBUTED.NUM_PROC_PER_NODE={ranks}"]
-    arguments = [f"--recipe=simclr/{form}", "--model=resnet10t", *SMALL, *few]
     out = tmp_path / "run"
     assert main(["train", str(photos), *arguments, "--out", str(out)]) == 0
     assert (out / "checkpoints" / "checkpoint.torch").exists()
@@ -255,8 +244,8 @@ def test_what_is_frozen_for_epochs(photos: Path) -> None:
     prototypes = ["heads.0.prototypes0.weight_v", 1]
     assert [prototypes, ["trunk.*", 2]] == config.MODEL.TEMP_FROZEN_PARAMS_EPOCH_MAP
     assert config.MODEL.TEMP_FROZEN_PARAMS_ITER_MAP == [["heads.0.layers.0.weight", 5]]
-    with pytest.raises(ConfigError, match=r"--freeze-trunk: --set .*EPOCH_MAP says it, too"):
-        config_of(*given, "--set=MODEL.TEMP_FROZEN_PARAMS_EPOCH_MAP=[]")
+    said = config_of(*given, "--set=MODEL.TEMP_FROZEN_PARAMS_EPOCH_MAP=[]")
+    assert said.MODEL.TEMP_FROZEN_PARAMS_EPOCH_MAP == []
 
 
 def test_what_is_chosen_is_printed_as_a_command(
@@ -297,6 +286,7 @@ def test_what_is_chosen_is_printed_as_a_command(
         (["PHOTOS", "--method=simclr", "--device=gpu"], r"finds no GPU"),
         (["PHOTOS", "--method=simclr", "--group=a"], r"--group: it says what --val leaves out"),
         (["EMPTY", "--method=simclr"], r"no image in "),
+        (["PHOTOS", "--recipe=simclr/continued"], r"from which weights\? Add --pretrained, or"),
         (["EMPTY/not_there", "--method=simclr"],
          r"there is no such folder or file: .* has no 'not_there'"),
         (["PHOTOS", "--method=simclr", "--out=TAKEN"],
@@ -381,7 +371,7 @@ def test_apples_gpu_is_taken_where_there_is_none_of_cuda(monkeypatch: pytest.Mon
     assert machine.look("cpu").device == "cpu"
     with pytest.raises(ConfigError, match="--device gpu: .* --device mps takes Apple's"):
         machine.look("gpu")
-    with pytest.raises(ConfigError, match=r"--device: .* got 'gppu'. Did you mean 'gpu'"):
+    with pytest.raises(ConfigError, match=r"--device: .* 'gppu'. Did you mean 'gpu'"):
         machine.look("gppu")
     with pytest.raises(ConfigError, match="--gpus 2: with --device mps there is one"):
         machine.look("mps", 2)

@@ -20,7 +20,6 @@ from sslengine.data.options import DataOptions
 from sslengine.predictor import Predictor
 from tests.command.photos import SMALL, config_of, write_table
 from tests.command.test_columns import datasets_of, judged
-from tests.predictor.runs import make_classifier
 
 
 def write_invisible(folder: Path, count: int = 8) -> Path:
@@ -79,20 +78,13 @@ def test_judge_reads_both_sets_as_the_run_was_trained(
             assert seen or pixels.std() > 50
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("trained")
-    make_classifier(folder)
-    return folder / "run"
-
-
 @pytest.mark.parametrize("older", [False, True])
 def test_other_images_are_read_as_the_run_was_trained(
-    older: bool, trained: Path, tmp_path: Path
+    older: bool, classifier: Path, tmp_path: Path
 ) -> None:
     """By predict, embed and sslengine.load."""
     run = tmp_path / "run"
-    shutil.copytree(trained, run)
+    shutil.copytree(classifier / "run", run)
     if older:
         (run / "config.yaml").write_text(_older((run / "config.yaml").read_text()))
     (query,) = write_invisible(tmp_path / "images", count=1).iterdir()

@@ -12,13 +12,13 @@ from PIL import Image
 from rich.console import Console
 from torch import Tensor
 
-from sslengine.command.api import load
 from sslengine.config.resolve import resolve
 from sslengine.data.sources.array_file import read_idx
 from sslengine.data.sources.generated import class_of, draw_shape
 from sslengine.engines.run import Run
 from sslengine.engines.train import train_task
 from sslengine.evaluate.knn import knn_within
+from sslengine.python.train import load
 
 JUDGED = 2000
 FASHION = Path("/usr/share/datasets/fashion-mnist")

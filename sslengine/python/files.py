@@ -59,11 +59,14 @@ TAKEN = (
     "a path, an array of images, a list of Pillow images, (images, labels), a torch Dataset of "
     "Pillow images, or a Dataset of the package datasets"
 )
+ONCE = "Of shards or of a dataset of the hub give the path: stream=True, length=N."
 # Modes of Pillow's images that a PNG holds.
 OF_PNG = {"1", "L", "LA", "P", "RGB", "RGBA", "I;16"}
 
 
 class DataFiles(NamedTuple):
+    """The files of some data, for a config."""
+
     images: str
     labels: str = ""
     # What to call each image by its number; empty: by its file.
@@ -77,34 +80,16 @@ class DataFiles(NamedTuple):
         return {f"DATA.TRAIN.{key}": value for key, value in self.keys.items()}
 
 
-def is_data(given: Any) -> bool:
-    """Say whether it is what `Data` says, and no object of another kind."""
-    if isinstance(given, tuple):
-        return len(given) == 2 and _is_array_or_list(given[0])
-    is_items = isinstance(given, Dataset) and not isinstance(given, IterableDataset)
-    return (
-        isinstance(given, str | Path) or _is_array_or_list(given) or is_items
-        or is_of_datasets(given)
-    )  # fmt: skip
-
-
-def _is_array_or_list(given: Any) -> bool:
-    if isinstance(given, list):
-        return bool(given) and all(isinstance(each, Image.Image) for each in given)
-    return isinstance(given, np.ndarray | Tensor)
-
-
 @contextmanager
 def open_data(data: Data) -> Iterator[DataFiles]:
+    """Open what `Data` says; raise a ConfigError for an object of another kind."""
     if isinstance(data, str | Path):
         yield DataFiles(str(data))
         return
-    if not is_data(data):
-        raise ConfigError(f"data: expected {TAKEN}; got {_described(data)}")
     with ExitStack() as opened:
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="sslengine-")))
         try:
-            files = _files(data, folder, opened)
+            files = _write(data, folder, opened)
         except OSError as error:
             raise OutputError(
                 f"data: it cannot be copied to {folder.parent} ($TMPDIR): {error}"
@@ -112,76 +97,75 @@ def open_data(data: Data) -> Iterator[DataFiles]:
         yield files
 
 
-def _described(data: Any) -> str:
+def _write(data: Any, folder: Path, opened: ExitStack) -> DataFiles:
+    package: Any = sys.modules.get("datasets")
+    if package is not None and isinstance(data, package.Dataset | package.DatasetDict):
+        return DataFiles(str(put_on_disk(data, folder)), each="row")
+    place, each, keys = folder / "images.npy", "image", dict[str, Any]()
+    pair = isinstance(data, tuple) and len(data) == 2
+    images, labels = data if pair else (data, None)
+    if names_files(data):
+        images, labels = paths_of(data)
+        np.save(place, images)
+        count, each = len(images), ""
+    elif isinstance(images, np.ndarray | Tensor):
+        count = _write_array(images, place, opened)
+    elif _is_pictures(images) or (not pair and _is_map_style(data)):
+        place, keys = folder / "images.tar", {"CACHE_INDEX": False}
+        opening = _open_in_memory(place, opened) if isinstance(images, list) else place.open("wb")
+        with opening as stream:
+            count, own = pack(list_items(images), stream)
+        labels = own if labels is None else labels
+    else:
+        raise ConfigError(f"data: expected {TAKEN}; got {_describe(data)}")
+    label_file = "" if labels is None else _write_labels(labels, count, folder, opened)
+    return DataFiles(str(place), label_file, each, keys)
+
+
+def _is_pictures(given: Any) -> bool:
+    return isinstance(given, list) and bool(given) and isinstance(given[0], Image.Image)
+
+
+def _is_map_style(given: Any) -> bool:
+    return isinstance(given, Dataset) and not isinstance(given, IterableDataset)
+
+
+def _describe(data: Any) -> str:
     kind = type(data).__name__
     if isinstance(data, IterableDataset) or "Iterable" in kind:
-        return (
-            f"a {kind}, which can only be read from one end to the other. Of shards or of a "
-            f"dataset of the hub give the path: stream=True, length=N."
-        )
+        return f"a {kind}, which can only be read from one end to the other. {ONCE}"
     if isinstance(data, list | tuple) and data:
-        held = " and ".join(sorted({type(each).__name__ for each in data}))
-        arrays = isinstance(data, list) and isinstance(data[0], np.ndarray | Tensor)
-        hint = " Arrays of one size make one array: numpy.stack(images)." if arrays else ""
-        return f"a {kind} of {held}.{hint}"
+        kind += f" of {' and '.join(sorted({type(each).__name__ for each in data}))}"
     return f"a {kind}."
 
 
-def _files(data: Any, folder: Path, opened: ExitStack) -> DataFiles:
-    if is_of_datasets(data):
-        return DataFiles(str(rows_on_disk(data, folder)), each="row")
-    if names_files(data):
-        paths, classes = paths_of(data)
-        np.save(folder / "images.npy", paths)
-        return DataFiles(
-            str(folder / "images.npy"), _label_file(classes, len(paths), folder, opened)
-        )
-    images, labels = data if isinstance(data, tuple) else (data, None)
-    if isinstance(images, np.ndarray | Tensor):
-        pixels = _images(images)
-        place = folder / "images.npy"
-        with _open_in_memory(place, opened) as stream:
-            np.save(stream, pixels)
-        return DataFiles(str(place), _label_file(labels, len(pixels), folder, opened), "image")
-    place = folder / "images.tar"
-    with _open_in_memory(place, opened) if isinstance(images, list) else place.open("wb") as stream:
-        found = pack(listed(images), stream)
-    labels = found.labels if labels is None else labels
-    label_file = _label_file(labels, found.images, folder, opened)
-    return DataFiles(str(place), label_file, "image", {"CACHE_INDEX": False})
-
-
-def _images(given: Array) -> NDArray[Any]:
+def _write_array(given: Array, place: Path, opened: ExitStack) -> int:
     images = _copy_to_host(given)
     if images.ndim not in (3, 4) or images.dtype.kind not in "uif" or not len(images):
         raise ConfigError(
             f"data: expected images as an array N x height x width, also with channels last or "
             f"first, of numbers; got the shape {images.shape} of {images.dtype}."
         )
-    return images
+    with _open_in_memory(place, opened) as stream:
+        np.save(stream, images)
+    return len(images)
 
 
-def _label_file(given: Classes | None, count: int, folder: Path, opened: ExitStack) -> str:
-    if given is None:
-        return ""
-    labels = squeeze_column(_texts(_copy_to_host(given)))
-    names = labels.ndim == 1 and labels.dtype.kind == "U"
+def _write_labels(given: Classes, count: int, folder: Path, opened: ExitStack) -> str:
+    labels = _copy_to_host(given)
+    if labels.dtype == object and all(isinstance(each, str) for each in labels.flat):
+        labels = labels.astype(str)  # names as pandas holds them
+    labels = squeeze_column(labels)
     if labels.ndim not in (1, 2) or len(labels) != count or labels.dtype.kind not in "uibU":
         raise ConfigError(
             f"data: expected labels as whole numbers, names, or a row of class indicators, one "
             f"for each of {count} images; got the shape {labels.shape} of {labels.dtype}."
         )
-    if not names:
+    if labels.ndim > 1 or labels.dtype.kind != "U":
         labels = check_numbers(labels, "data")
     with _open_in_memory(folder / "labels.npy", opened) as stream:
         np.save(stream, labels)
     return str(folder / "labels.npy")
-
-
-def _texts(labels: NDArray[Any]) -> NDArray[Any]:
-    """Return names that are objects, as pandas and numpy hold them, as texts."""
-    are_names = labels.dtype == object and all(isinstance(each, str) for each in labels.flat)
-    return labels.astype(str) if are_names else labels
 
 
 def _copy_to_host(given: Any) -> NDArray[Any]:
@@ -205,23 +189,13 @@ def _open_in_memory(place: Path, opened: ExitStack) -> Iterator[BinaryIO]:
 # ---- Pillow images, and torch's map-style datasets of them
 
 
-class Packed(NamedTuple):
-    images: int
-    labels: list[int] | list[str] | None
-
-
-class Item(NamedTuple):
-    image: Image.Image
-    label: Any = None
-
-
 def names_files(data: Any) -> bool:
     """Say whether it is like an ImageFolder, and changes nothing of its files' images."""
     folder: Any = sys.modules.get("torchvision.datasets.folder")  # importing it takes a second
     if folder is None or not isinstance(data, folder.DatasetFolder):
         return False
     own = type(data).__getitem__ is not folder.DatasetFolder.__getitem__
-    return not own and data.loader is folder.default_loader and _transform_of(data) is None
+    return not own and data.loader is folder.default_loader and _find_transform(data) is None
 
 
 def paths_of(data: Any) -> tuple[NDArray[Any], list[str]]:
@@ -230,9 +204,9 @@ def paths_of(data: Any) -> tuple[NDArray[Any], list[str]]:
     return paths, [data.classes[number] for _, number in data.samples]
 
 
-def listed(data: Any) -> Iterator[Item]:
-    """Yield the items of a list of images, or of a dataset of images or of (image, label)."""
-    for number in range(_length(data)):
+def list_items(data: Any) -> Iterator[tuple[Image.Image, Any]]:
+    """Yield the images and labels of a list of images, or of a dataset of images or of pairs."""
+    for number in range(len(data)):
         try:
             item = data[number]
         except Exception as error:  # of the user's dataset
@@ -242,53 +216,46 @@ def listed(data: Any) -> Iterator[Item]:
             ) from error
         image, *rest = item if isinstance(item, tuple | list) and item else (item,)
         if not isinstance(image, Image.Image):
-            raise ConfigError(f"data: {_no_image(data, number, image)}")
-        yield Item(image, rest[0] if rest else None)
+            hint = " The recipe augments images: leave the dataset's own transform out."
+            raise ConfigError(
+                f"data: item {number} of {type(data).__name__} is a {type(image).__name__}; "
+                f"expected a Pillow image, or (image, label)."
+                f"{hint if _find_transform(data) is not None else ''}"
+            )
+        yield image, rest[0] if rest else None
 
 
-def _length(data: Any) -> int:
-    try:
-        return len(data)
-    except (TypeError, NotImplementedError):
-        raise ConfigError(
-            f"data: {type(data).__name__} has no length; expected a map-style dataset, with "
-            f"__len__ and __getitem__."
-        ) from None
-
-
-def _no_image(data: Any, number: int, found: Any) -> str:
-    text = (
-        f"item {number} of {type(data).__name__} is a {type(found).__name__}; expected a Pillow "
-        f"image, or (image, label)."
-    )
-    if _transform_of(data) is not None:
-        text += " The recipe augments images: leave the dataset's own transform out."
-    return text
-
-
-def _transform_of(data: Any) -> Any:
+def _find_transform(data: Any) -> Any:
     while data is not None and not hasattr(data, "transform"):
         data = getattr(data, "dataset", None)  # of a Subset
     return getattr(data, "transforms", None) or getattr(data, "transform", None)
 
 
-def pack(items: Iterable[Item], stream: BinaryIO) -> Packed:
-    """Write a tar file of the images."""
+def pack(
+    items: Iterable[tuple[Image.Image, Any]], stream: BinaryIO
+) -> tuple[int, list[Any] | None]:
+    """Write a tar file of the images; return their number, and their labels if all are classes."""
     labels: list[Any] = []
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as tar:
-        for number, item in enumerate(items):
-            ending, content = _encoded(item.image, number)
+        for number, (image, label) in enumerate(items):
+            ending, content = _encode(image, number)
             member = tarfile.TarInfo(f"{number}.{ending}")
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
-            labels.append(_class_of(item.label))
+            labels.append(_class_of(label))
     if not labels:
         raise DataError("data: it holds no image.")
     log.info("data: a copy of %d images, %.1f MiB", len(labels), stream.tell() / 2**20)
-    return Packed(len(labels), _all_known(labels))
+    missing = labels.count(None)
+    if 0 < missing < len(labels):
+        log.warning(
+            "data: %d of %d images, the first is number %d, have no whole number or name as their "
+            "label: no labels are used.", missing, len(labels), labels.index(None),
+        )  # fmt: skip
+    return len(labels), None if missing else labels
 
 
-def _encoded(image: Image.Image, number: int) -> tuple[str, bytes]:
+def _encode(image: Image.Image, number: int) -> tuple[str, bytes]:
     content = io.BytesIO()
     ending = "png" if image.mode in OF_PNG else "tif"
     try:
@@ -306,38 +273,21 @@ def _encoded(image: Image.Image, number: int) -> tuple[str, bytes]:
 
 
 def _class_of(label: Any) -> int | str | None:
-    """None: it is no class."""
+    """Return a class by number or name; None: the label is none."""
     if isinstance(label, Tensor) and label.ndim == 0 and not label.is_floating_point():
         return int(label)
-    if isinstance(label, Integral):
-        return int(label)
-    return label if isinstance(label, str) else None
-
-
-def _all_known(labels: Sequence[Any]) -> list[Any] | None:
-    missing = [number for number, label in enumerate(labels) if label is None]
-    if missing and len(missing) < len(labels):
-        log.warning(
-            "data: %d of %d images, the first is number %d, have no whole number or name as their "
-            "label: no labels are used.",
-            len(missing),
-            len(labels),
-            missing[0],
-        )
-    return None if missing else list(labels)
+    return int(label) if isinstance(label, Integral) else label if isinstance(label, str) else None
 
 
 # ---- rows of the package `datasets`
 
 
-def is_of_datasets(given: Any) -> bool:
-    package: Any = sys.modules.get("datasets")
-    return package is not None and isinstance(given, package.Dataset | package.DatasetDict)
-
-
-def rows_on_disk(data: Any, folder: Path) -> Path:
+def put_on_disk(data: Any, folder: Path) -> Path:
     """Return the folder of the rows; of a DatasetDict those of `train`, as of a folder of one."""
-    rows = _train_of(data) if isinstance(data, dict) else data
+    package: Any = sys.modules["datasets"]
+    if isinstance(data, dict) and "train" not in data:
+        raise ConfigError(f"data: the DatasetDict has no split train; it has {listing(data)}.")
+    rows: Any = data["train"] if isinstance(data, dict) else data
     if not len(rows):
         raise DataError("data: it holds no image.")
     if rows.format["type"] == "custom":
@@ -345,39 +295,16 @@ def rows_on_disk(data: Any, folder: Path) -> Path:
             "data: the Dataset has a transform (set_transform), which would have no effect: the "
             "recipe augments images. Give data.with_format(None)."
         )
-    return _saved_at(rows) or _saved(rows, folder / "rows")
-
-
-def _train_of(splits: Any) -> Any:
-    if "train" not in splits:
-        raise ConfigError(
-            f"data: the DatasetDict has no split train; it has {listing(splits)}. Give one of "
-            f'them: data["{min(splits, default="train")}"].'
-        )
-    return splits["train"]
-
-
-def _saved_at(rows: Any) -> Path | None:
-    """The folder that holds the unchanged rows: loaded again it has the same fingerprint."""
-    package: Any = sys.modules["datasets"]
-    for folder in {Path(file["filename"]).parent for file in rows.cache_files}:
-        with suppress(OSError, ValueError, KeyError):
-            if package.load_from_disk(str(folder))._fingerprint == rows._fingerprint:
-                return folder
-    return None
-
-
-def _saved(rows: Any, folder: Path) -> Path:
-    log.info(
-        "data: a copy of %d rows in %s. Without a copy: save_to_disk once, and give the folder",
-        len(rows),
-        folder.parent,
-    )
+    for place in {Path(file["filename"]).parent for file in rows.cache_files}:
+        with suppress(OSError, ValueError, KeyError):  # unchanged it has the same fingerprint
+            if package.load_from_disk(str(place))._fingerprint == rows._fingerprint:
+                return place
+    log.info("data: a copy of %d rows in %s; save_to_disk once spares it", len(rows), folder)
     try:
         with hide_bars():
-            rows.with_format(None).save_to_disk(str(folder))
+            rows.with_format(None).save_to_disk(str(folder / "rows"))
     except OSError:
         raise
     except Exception as error:  # of pyarrow and of `datasets`
         raise DataError(f"data: `datasets` cannot save it: {error}") from error
-    return folder
+    return folder / "rows"

@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-from sslengine.command import judge
+from sslengine.command import judge, report
 from sslengine.command import train as verb
 from sslengine.command.arguments import collect
 from sslengine.command.embed import Rows, embed
-from sslengine.command.in_memory import Data, open_data
 from sslengine.config.compose import typed
 from sslengine.errors import TrainingError
 from sslengine.export import export
@@ -29,6 +28,7 @@ from sslengine.launch.cli import resolve_all, run_all
 from sslengine.models.weights import AUTO
 from sslengine.monitor import history
 from sslengine.predictor.predictor import Prediction, Predictor
+from sslengine.python.files import Data, open_data
 from sslengine.trained import Trained, find_trained
 from sslengine.trust import closed
 
@@ -50,37 +50,13 @@ class TrainedRun:
     def load(self, network: str = AUTO) -> Backbone:
         return load(self.folder, network=network)
 
-    def embed(
-        self,
-        data: Data,
-        *,
-        network: str = AUTO,
-        device: str = "auto",
-        batch_size: int | None = None,
-        workers: int | None = None,
-        image_column: str | None = None,
-        label_column: str | Sequence[str] | None = None,
-        overrides: Sequence[str] = (),
-        tokens: str = "image",
-    ) -> Rows:
-        """Return the features of images, as `sslengine.embed` does."""
-        return embed(
-            self.folder, data, network=network, device=device, batch_size=batch_size,
-            workers=workers, image_column=image_column, label_column=label_column,
-            overrides=overrides, tokens=tokens,
-        )  # fmt: skip
+    def embed(self, data: Data, **options: Any) -> Rows:
+        """Return the features of images, as `sslengine.embed` does, with its options."""
+        return embed(self.folder, data, **options)
 
-    def export(
-        self,
-        out: str | Path,
-        to: str = "timm",
-        *,
-        network: str = AUTO,
-        overrides: Sequence[str] = (),
-        license: str = "",
-    ) -> Path:
+    def export(self, out: str | Path, to: str = "timm", **options: Any) -> Path:
         """Write the network as other libraries read it, as `sslengine.export` does."""
-        return export(self.folder, out, to, network=network, overrides=overrides, license=license)
+        return export(self.folder, out, to, **options)
 
     def judge(
         self,
@@ -108,20 +84,13 @@ class TrainedRun:
 
     def report(self) -> Path:
         """Write the page as `sslengine report` does, and return its file."""
-        from sslengine.command import report
-
         report.main([str(self.folder)])
         return self.folder / "report.html"
 
     def predict(
-        self,
-        images: Picture | Sequence[Picture],
-        *,
-        nearest: int = 5,
-        network: str = AUTO,
-        device: str = "auto",
-        overrides: Sequence[str] = (),
-    ) -> list[Prediction]:
+        self, images: Picture | Sequence[Picture], *, nearest: int = 5, network: str = AUTO,
+        device: str = "auto", overrides: Sequence[str] = (),
+    ) -> list[Prediction]:  # fmt: skip
         """Predict as `sslengine predict` does one image or several: files, or images in memory."""
         predictor = Predictor(
             self.folder, nearest=nearest, device=device, network=network, overrides=typed(overrides)
@@ -131,7 +100,7 @@ class TrainedRun:
         return [predictor(each) for each in several]
 
     def metrics(self, kind: str | None = "step", split: str | None = None) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl; see sslengine.monitor.history."""
+        """Return the lines of metrics.jsonl; see sslengine.monitor.history."""
         return history.read(self.folder, kind, split)
 
 
@@ -158,7 +127,7 @@ class Backbone(nn.Module):
         return TrainedRun(self.checkpoint.parent.parent)
 
     def transform(self, image: Image.Image | NDArray[Any]) -> Tensor:
-        """An image as the trunk takes it: resized, cropped in the centre, normalised.
+        """Return an image as the trunk takes it: resized, cropped in the centre, normalised.
 
         It is converted as a file of DATA would be: grey becomes RGB, and through transparent
         pixels the colour of the run's TRANSPARENT is seen.
@@ -218,7 +187,7 @@ def train(
 
 
 def load(run: str | Path, *, network: str = AUTO, trust_config: bool = False) -> Backbone:
-    """The trunk of a run's newest checkpoint, or of one of its checkpoints, in eval mode."""
+    """Return the trunk of a run's newest checkpoint, or of one of its checkpoints, in eval mode."""
     resolved, folder, checkpoint = find_trained(Path(run), trusted=trust_config)
     with closed(resolved.opened):
         return Backbone(Trained(resolved, folder, checkpoint, network)).eval()
