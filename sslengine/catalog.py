@@ -19,13 +19,14 @@ from sslengine import (
 )
 from sslengine.checkpoint import options as checkpoint_options
 from sslengine.config import options as config_options
-from sslengine.contrib.vissl_benchmarks import options as vissl_options
 from sslengine.data import options as data_options
 from sslengine.engines import options as engine_options
+from sslengine.engines import vissl_options
 from sslengine.evaluate import label_free
 from sslengine.evaluate import options as evaluation_options
 from sslengine.hooks import options as hook_options
 from sslengine.launch import options as launch_options
 from sslengine.losses import options as loss_options
 from sslengine.models import options as model_options
+from sslengine.models.trunks import vissl_options as trunk_options
 from sslengine.optim import options as optim_options

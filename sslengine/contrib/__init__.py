@@ -1,16 +1,12 @@
 """Rarely used parts; components are imported only when a config names them."""
 
-from sslengine.contrib.trunks import options as trunk_options  # noqa: F401 - its sections
-from sslengine.data.options import PathOptions
 from sslengine.registry import (
-    DATA_SOURCES,
     ENGINES,
     HEADS,
     HOOK_ADAPTERS,
     HOOKS,
     PROTOCOLS,
     TRAIN_STEPS,
-    TRANSFORMS,
     TRUNKS,
     WRITERS,
 )
@@ -21,26 +17,11 @@ HOOKS.declare(
     "layer_memory", "model_complexity", "tensorboard_histograms", "unreached_parameters",
 )  # fmt: skip
 WRITERS.declare("sslengine.contrib.csv_file", "csv")
-WRITERS.declare("sslengine.contrib.mlflow", "mlflow")
-
-TRANSFORMS.declare("sslengine.contrib.corrupt", "Corrupt")
-TRANSFORMS.declare(
-    "sslengine.contrib.classy_transforms",
-    "imagenet_augment",
-    "imagenet_no_augment",
-    "lighting",
-    "video_clip_random_resize_crop",
-    "video_clip_resize",
-    "video_default_augment",
-    "video_default_no_augment",
-)
-DATA_SOURCES.declare("sslengine.contrib.regions", "disk_roi_annotations", options=PathOptions)
 
 TRAIN_STEPS.declare("sslengine.contrib.mmengine", "model_train_step")
 TRAIN_STEPS.declare("sslengine.contrib.multi_optimizer", "multi_optimizer_train_step")
 
 _TRUNKS = "sslengine.contrib.trunks"
-TRUNKS.declare(f"{_TRUNKS}.classy", "regnet", "regnet_v2", "regnet_fsdp", "efficientnet")
 TRUNKS.declare(f"{_TRUNKS}.resnet_sk", "resnet_sk")
 TRUNKS.declare(f"{_TRUNKS}.convit", "convit")
 TRUNKS.declare(f"{_TRUNKS}.alexnet", "alexnet")

@@ -19,6 +19,7 @@ DATA_SOURCES.declare("sslengine.data.sources.generated", "shapes", "upright_shap
 DATA_SOURCES.declare("sslengine.data.sources.generated", "synthetic", options=SyntheticOptions)
 DATA_SOURCES.declare("sslengine.data.sources.disk", "disk_folder", options=IndexOptions)
 DATA_SOURCES.declare("sslengine.data.sources.disk", "disk_filelist", options=PathOptions)
+DATA_SOURCES.declare("sslengine.data.sources.regions", "disk_roi_annotations", options=PathOptions)
 DATA_SOURCES.declare("sslengine.data.sources.disk", "csv_filelist", options=TableOptions)
 DATA_SOURCES.declare("sslengine.data.sources.tar_shards", "webdataset", options=ShardOptions)
 DATA_SOURCES.declare("sslengine.data.sources.array_file", "array_file", options=ArrayOptions)
@@ -52,6 +53,12 @@ TRANSFORMS.declare(
 TRANSFORMS.declare(f"{AUGMENT}.jigsaw", "ImgPatchesFromTensor", "ShuffleImgPatches")
 TRANSFORMS.declare(f"{AUGMENT}.masking", "MaskedImageModeling", "RandomPatchMask")
 TRANSFORMS.declare(f"{AUGMENT}.auto_augment", "RandAugment", "VisslAutoAugment")
+TRANSFORMS.declare(f"{AUGMENT}.corrupt", "Corrupt")
+TRANSFORMS.declare(
+    f"{AUGMENT}.classy_transforms",
+    "imagenet_augment", "imagenet_no_augment", "lighting", "video_clip_random_resize_crop",
+    "video_clip_resize", "video_default_augment", "video_default_no_augment",
+)  # fmt: skip
 TRANSFORMS.declare(
     f"{AUGMENT}.tensors", "ImgToTensor", "ImgPilToRawTensor", "ImgPil2LabTensor", "OneHotEncode"
 )

@@ -13,6 +13,9 @@ TRUNKS.declare(
     "sslengine.models.trunks.aliases",
     "convnext", "swin_transformer", "swin_transformer_official", "xcit", "xcit_fsdp",
 )  # fmt: skip
+TRUNKS.declare(
+    "sslengine.models.trunks.classy", "regnet", "regnet_v2", "regnet_fsdp", "efficientnet"
+)
 TRUNKS.declare("sslengine.models.trunks.from_timm", "timm")
 TRUNKS.declare("sslengine.models.trunks.from_torchvision", "torchvision")
 

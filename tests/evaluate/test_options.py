@@ -11,7 +11,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from sslengine.config.sections import section_problems
-from sslengine.contrib.vissl_benchmarks.options import RetrievalOptions
+from sslengine.engines.vissl_options import RetrievalOptions
 from sslengine.evaluate.linear import linear_probe
 from sslengine.evaluate.options import (
     CorruptionOptions,

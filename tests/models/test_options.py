@@ -11,7 +11,6 @@ import yaml
 
 from sslengine.config.resolve import resolve_dict
 from sslengine.config.sections import section_problems
-from sslengine.contrib.trunks.options import RegNetOptions
 from sslengine.errors import ConfigError
 from sslengine.models.options import ResNetOptions
 from sslengine.models.trunks.options import (
@@ -20,6 +19,7 @@ from sslengine.models.trunks.options import (
     SwinTransformerOptions,
     XcitOptions,
 )
+from sslengine.models.trunks.vissl_options import RegNetOptions
 from tests.models.trunks import checks
 
 # VISSL's keys that have an effect, and their defaults.

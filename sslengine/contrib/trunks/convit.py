@@ -16,7 +16,6 @@ from timm.models.convit import GPSA, Block
 from timm.models.convit import ConVit as TimmConvit
 from torch import Tensor, nn
 
-from sslengine.contrib.trunks.options import ConvitOptions
 from sslengine.errors import ConfigError
 from sslengine.models.options import TrunkOptions, VisionTransformerOptions
 from sslengine.models.trunks.library import Feature
@@ -28,6 +27,7 @@ from sslengine.models.trunks.patches import (
     resampled,
     set_attention_scale,
 )
+from sslengine.models.trunks.vissl_options import ConvitOptions
 from sslengine.registry import register_trunk
 
 

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, hardswish, normalize
 from torchvision.models.mobilenetv3 import mobilenet_v3_large
 
-from sslengine.contrib.trunks.options import MobileNetOptions
 from sslengine.errors import ConfigError
 from sslengine.models.trunks.library import Design, Feature, LibraryTrunk, by_fan_out, take_channels
+from sslengine.models.trunks.vissl_options import MobileNetOptions
 from sslengine.registry import register_trunk
 
 

@@ -23,13 +23,13 @@ from sslengine.atomic import whole_file
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
 from sslengine.contrib.vissl_benchmarks.inputs import stored_layer, stored_splits
-from sslengine.contrib.vissl_benchmarks.options import ClusterFitOptions
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import DataOptions
 from sslengine.distributed.ranks import is_primary
 from sslengine.engines.extract_features import save
 from sslengine.engines.run import Run
 from sslengine.engines.stored import paths_of
+from sslengine.engines.vissl_options import ClusterFitOptions
 from sslengine.errors import ConfigError, listing, nearest
 from sslengine.evaluate.feature_files import Labelled, layers_in, read_features
 from sslengine.evaluate.kmeans import assign, kmeans

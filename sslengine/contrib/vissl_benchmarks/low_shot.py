@@ -17,9 +17,9 @@ from dataclasses import replace
 from sslengine.config.resolve import changed
 from sslengine.config.sections import read
 from sslengine.contrib.vissl_benchmarks.inputs import Inputs, benchmark_inputs
-from sslengine.contrib.vissl_benchmarks.options import LowShotBenchmarkOptions
 from sslengine.contrib.vissl_benchmarks.report import Report
 from sslengine.engines.run import Run
+from sslengine.engines.vissl_options import LowShotBenchmarkOptions
 from sslengine.evaluate.intervals import Spread
 from sslengine.evaluate.linear import linear_probe
 from sslengine.evaluate.options import LinearProbeOptions, SvmOptions

@@ -24,7 +24,6 @@ from sslengine.config.sections import read
 from sslengine.contrib.retrieval.landmarks import landmarks
 from sslengine.contrib.retrieval.on_disk import WHERE, Images, read_images, training_images
 from sslengine.contrib.retrieval.rmac import most_regions, region_maxima, rmac
-from sslengine.contrib.vissl_benchmarks.options import RetrievalOptions
 from sslengine.contrib.vissl_benchmarks.report import Report
 from sslengine.data.decode.decoding import Decoder, open_image
 from sslengine.data.options import DataOptions, SplitOptions
@@ -34,6 +33,7 @@ from sslengine.engines.extract_features import save
 from sslengine.engines.features import layers_of
 from sslengine.engines.run import Run
 from sslengine.engines.stored import Network, store_split
+from sslengine.engines.vissl_options import RetrievalOptions
 from sslengine.errors import ConfigError, DataError
 from sslengine.evaluate.outcome import Outcome
 from sslengine.evaluate.retrieval import Whitening, gem, rows_for_cosine

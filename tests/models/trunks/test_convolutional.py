@@ -20,12 +20,16 @@ from torchvision.models import alexnet
 from torchvision.models.mobilenetv3 import mobilenet_v3_large
 
 from sslengine.contrib.trunks.alexnet import LAST_LAYERS, AlexNet
-from sslengine.contrib.trunks.classy import EfficientNetTrunk, RegNetTrunk
 from sslengine.contrib.trunks.mobilenet_v3 import TimmMobileNetV3, TorchvisionMobileNetV3
 from sslengine.contrib.trunks.mobilenet_v3_heads import MobileNetV3Head, TimmMobileNetV3Head
-from sslengine.contrib.trunks.options import EfficientNetOptions, MobileNetOptions, RegNetOptions
 from sslengine.models.trunks.aliases import ConvNext, make_convnext
+from sslengine.models.trunks.classy import EfficientNetTrunk, RegNetTrunk
 from sslengine.models.trunks.options import ConvNextOptions
+from sslengine.models.trunks.vissl_options import (
+    EfficientNetOptions,
+    MobileNetOptions,
+    RegNetOptions,
+)
 from sslengine.models.weights.names import read_vissl, write_vissl
 
 from . import checks

@@ -17,7 +17,6 @@ from timm.models.xcit import Xcit as TimmXcit
 from torch import nn
 
 from sslengine.contrib.trunks.convit import Convit, relative_places
-from sslengine.contrib.trunks.options import ConvitOptions
 from sslengine.errors import ConfigError
 from sslengine.models.options import TrunkOptions, VisionTransformerOptions
 from sslengine.models.trunks.aliases import (
@@ -27,6 +26,7 @@ from sslengine.models.trunks.aliases import (
     make_xcit,
 )
 from sslengine.models.trunks.options import SwinTransformerOptions, XcitOptions
+from sslengine.models.trunks.vissl_options import ConvitOptions
 from sslengine.models.weights.names import read_vissl, write_vissl
 
 from . import checks

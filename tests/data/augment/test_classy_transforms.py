@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from sslengine.contrib.classy_transforms import NAMES, TRANSFORM_REGISTRY
+from sslengine.data.augment.classy_transforms import NAMES, TRANSFORM_REGISTRY
 from sslengine.data.augment.pipeline import build_transform
 from sslengine.registry import TRANSFORMS
 from tests.data.pictures import picture

@@ -10,9 +10,9 @@ from typing import Any, cast
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from sslengine.contrib.trunks.options import EfficientNetOptions, RegNetOptions
 from sslengine.errors import ConfigError
 from sslengine.models.trunks.library import Feature, LibraryTrunk, by_fan_out, named, take_channels
+from sslengine.models.trunks.vissl_options import EfficientNetOptions, RegNetOptions
 from sslengine.registry import register_trunk
 
 # Classy Vision imports modules that it deprecates itself.

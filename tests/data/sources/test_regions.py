@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sslengine.contrib.regions import RegionSource
 from sslengine.data.options import split_options
 from sslengine.data.sources.base import build_sources
+from sslengine.data.sources.regions import RegionSource
 from sslengine.errors import DataError
 from tests.data.pictures import picture, write_picture
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sslengine.contrib.corrupt import CORRUPTIONS, SEVERITIES, Corrupt
+from sslengine.data.augment.corrupt import CORRUPTIONS, SEVERITIES, Corrupt
 from sslengine.errors import DataError
 from sslengine.evaluate.options import CORRUPTIONS as NAMES
 
