@@ -27,8 +27,7 @@ class Batch:
     """What a method sees of a step's images."""
 
     def __init__(self, sample: Mapping[str, Any]) -> None:
-        views = sample["input"]
-        # One batch of images for each view.
+        views = sample["input"]  # one batch of images for each view
         self.views: Sequence[Tensor] = [views] if isinstance(views, Tensor) else views
         self._sample = sample
 
