@@ -5,17 +5,18 @@ place of YAML: `sslengine.fit`, `predict`, `evaluate_loss`. A custom method is w
 `Method`, `Batch`, `Step`, `EMA`, `gather` and others. They are imported on first use.
 """
 
-# ruff: noqa: F401
 import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for editors and type checkers; importing sslengine loads none of it
-    from sslengine.command.embed import embed
-    from sslengine.export import export
+    from sslengine.command.embed import embed as embed
+    from sslengine.export import export as export
     from sslengine.methods.toolbox import *  # noqa: F403
-    from sslengine.python.fit import fit
-    from sslengine.python.passes import evaluate_loss, predict
-    from sslengine.python.train import load, train
+    from sslengine.python.fit import fit as fit
+    from sslengine.python.passes import evaluate_loss as evaluate_loss
+    from sslengine.python.passes import predict as predict
+    from sslengine.python.train import load as load
+    from sslengine.python.train import train as train
 
 __version__ = "0.1.0"
 

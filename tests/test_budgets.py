@@ -35,7 +35,7 @@ FOLDERS = {
     "monitor metrics meters": (3032, 1800),
     "checkpoint": (1200, 1200),
     "distributed launch": (2811, 2700),
-    "testing python": (2794, 2000),
+    "testing python": (2818, 2000),
     "data": (12372, 8200),
     "models": (6283, 4800),
     "config": (4438, 3300),
@@ -46,9 +46,9 @@ FOLDERS = {
     "contrib": (4500, 4500),
 }
 COUNTS = {
-    "lines": (64694, 50000),
+    "lines": (64718, 50000),
     "files": (394, 350),
-    "lines at the top": (2180, 1200),
+    "lines at the top": (2181, 1200),
     "lines of tests": (77708, 55000),
     "files of tests": (488, 400),
     "lines of tools": (5537, 3500),
@@ -65,7 +65,7 @@ COUNTS = {
     "median lines of a function": (9, 9),
     "longest function": (70, 70),
     "lines of README": (150, 150),
-    "lines of CHANGELOG": (1027, 150),
+    "lines of CHANGELOG": (1026, 150),
 }
 # Functions and files that a step of SimCLR passes, outside of data/.
 WAY = {"functions": (40, 40), "files": (14, 14)}

@@ -50,13 +50,37 @@ class TrainedRun:
     def load(self, network: str = AUTO) -> Backbone:
         return load(self.folder, network=network)
 
-    def embed(self, data: Data, **options: Any) -> Rows:
-        """Return the features of images, as `sslengine.embed` does, with its options."""
-        return embed(self.folder, data, **options)
+    def embed(
+        self,
+        data: Data,
+        *,
+        network: str = AUTO,
+        device: str = "auto",
+        batch_size: int | None = None,
+        workers: int | None = None,
+        image_column: str | None = None,
+        label_column: str | Sequence[str] | None = None,
+        overrides: Sequence[str] = (),
+        tokens: str = "image",
+    ) -> Rows:
+        """Return the features of images, as `sslengine.embed` does."""
+        return embed(
+            self.folder, data, network=network, device=device, batch_size=batch_size,
+            workers=workers, image_column=image_column, label_column=label_column,
+            overrides=overrides, tokens=tokens,
+        )  # fmt: skip
 
-    def export(self, out: str | Path, to: str = "timm", **options: Any) -> Path:
+    def export(
+        self,
+        out: str | Path,
+        to: str = "timm",
+        *,
+        network: str = AUTO,
+        overrides: Sequence[str] = (),
+        license: str = "",
+    ) -> Path:
         """Write the network as other libraries read it, as `sslengine.export` does."""
-        return export(self.folder, out, to, **options)
+        return export(self.folder, out, to, network=network, overrides=overrides, license=license)
 
     def judge(
         self,
