@@ -78,7 +78,10 @@ def test_tensors_alone_say_what_timm_lacks(
     }  # fmt: skip
     trunk = {"NAME": "vision_transformer", "VISION_TRANSFORMERS": network}
     _train(tmp_path / "run", **VIT | {"MODEL__TRUNK": trunk})
-    assert "tensors alone: timm has no vision transformer with" in capsys.readouterr().out
+    assert (
+        "tensors alone: timm has no network like this trunk with config.MODEL.TRUNK"
+        in capsys.readouterr().out
+    )
 
 
 def test_a_run_that_goes_on_replaces_its_weights_and_nothing_else(

@@ -145,7 +145,7 @@ def test_what_a_backbone_cannot_have_is_refused_with_what_it_can(
 ) -> None:
     with pytest.raises(ExportError) as raised:
         sslengine.export(narrow, tmp_path / "out")
-    assert "--to timm: timm has no ResNet with config.MODEL.TRUNK.RESNETS" in str(raised.value)
+    assert "with config.MODEL.TRUNK.RESNETS.WIDTH_MULTIPLIER" in str(raised.value)
     able = str(raised.value).rpartition("--to ")[2].rstrip(".").split(" | ")
     assert {"pt2", "state-dict"} <= set(able) <= {"onnx", "pt2", "state-dict"}
     with pytest.raises(UnknownNameError, match=r"(?s)Did you mean 'onnx'.*There is:.* timm,"):
