@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sslengine.command.data import FoundImages
+from sslengine.command.data import ImagesAt
 from sslengine.data.augment.image import is_array
 from sslengine.errors import SSLEngineError
 from sslengine.registry import HEADS
@@ -69,7 +69,7 @@ class MeasuredBands:
         return made
 
 
-def look(images: FoundImages) -> MeasuredBands | None:
+def look(images: ImagesAt) -> MeasuredBands | None:
     """None for images that RGB of 8 bits holds: one at least of those looked at."""
     if images.only_stored:
         return _measured(images)
@@ -86,13 +86,13 @@ def look(images: FoundImages) -> MeasuredBands | None:
     return _measured(images) if refused else None
 
 
-def _some(images: FoundImages, count: int) -> range:
+def _some(images: ImagesAt, count: int) -> range:
     """Evenly apart; of a stream the first, for to reach others is to read all before them."""
     step = 1 if images.source.is_stream else max(1, len(images.source) // count)
     return range(0, len(images.source), step)[: count if images.source.is_stream else None]
 
 
-def _measured(images: FoundImages) -> MeasuredBands | None:
+def _measured(images: ImagesAt) -> MeasuredBands | None:
     source = images.open_stored()
     found = []
     for row in _some(images, MEASURED):

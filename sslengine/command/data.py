@@ -87,7 +87,7 @@ ALL_OF_IT = {
 Said = Callable[[str], Any]
 
 
-class FoundImages(NamedTuple):
+class ImagesAt(NamedTuple):
     """The images at a place, with the source that reads them."""
 
     place: str  # a path, a pattern of shards, or their addresses
@@ -151,7 +151,7 @@ class FoundImages(NamedTuple):
 def look(
     given: str, said: Said = lambda key: None, label_file: str = "", streams: bool = False,
     split: str = "TRAIN", as_stream: bool = False, all_splits: bool = False,
-) -> FoundImages:  # fmt: skip
+) -> ImagesAt:  # fmt: skip
     """Find the images; raise a DataError if there is none. said: of keys by which they are read.
 
     streams: may it be one? as_stream: read what could be read at random as one.
@@ -175,7 +175,7 @@ def look(
     source = _open_source(name, place, {**own, **({"IMAGE_MODE": mode} if mode else {})}, split)
     if not len(source):
         raise DataError(f"{given}: it holds no image.")
-    return FoundImages(place, source, name, own, label_file, only_stored)
+    return ImagesAt(place, source, name, own, label_file, only_stored)
 
 
 def _expect_length(given: str, length: int, streams: bool) -> None:
@@ -412,7 +412,7 @@ def suggest_labels(place: str, said: Mapping[str, Any]) -> str:
 
 def look_for_run(
     run: Path, data: str, given: Mapping[str, Any], values: Sequence[str], **how: Any
-) -> FoundImages:
+) -> ImagesAt:
     """Find images that the network of a run is applied to, and warn if a table shows no labels.
 
     given: keys of options. values: of --set. how: of `look`.

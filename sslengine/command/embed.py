@@ -76,7 +76,7 @@ ENDINGS = (".parquet", ".csv", ".npz", ".npy")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # of a terminal
 
 
-class Rows(NamedTuple):
+class Embedded(NamedTuple):
     """The features of images, with their paths and labels."""
 
     paths: list[str]
@@ -153,7 +153,7 @@ def embed(
     trust_config: bool = False,
     tokens: str = "image",
     weights: str | Path | None = None,
-) -> Rows:
+) -> Embedded:
     """Return the features of images, which a run's trunk computes.
 
     run: also timm/NAME or torchvision/NAME; weights: their file, which is downloaded otherwise.
@@ -192,7 +192,9 @@ def embed(
             height, width = predictor.view(predictor.training_image(numbers[0])).shape[-2:]
             rows = round((features.shape[1] * height / width) ** 0.5)
             grid = rows, features.shape[1] // rows
-        return Rows([*map(named, numbers)], features, labels, [*map(named, missing)], classes, grid)
+        return Embedded(
+            [*map(named, numbers)], features, labels, [*map(named, missing)], classes, grid
+        )
 
 
 def _find_layer(tokens: str, trunk: Any) -> str:
@@ -228,7 +230,7 @@ def expect_new(out: Path) -> None:
         )
 
 
-def write(rows: Rows, out: Path) -> None:
+def write(rows: Embedded, out: Path) -> None:
     """Write the rows in the format that the ending names."""
     try:
         with progress(f"writing {out}"), whole_file(out) as file:
@@ -244,13 +246,13 @@ def write(rows: Rows, out: Path) -> None:
         raise OutputError(f"--out {out}: cannot be written: {error.strerror or error}.") from error
 
 
-def _list_arrays(rows: Rows) -> dict[str, Any]:
+def _list_arrays(rows: Embedded) -> dict[str, Any]:
     arrays = {"paths": rows.paths, "features": rows.features, "grid": rows.grid}
     arrays |= {"labels": rows.labels, "classes": rows.classes or None}
     return {name: np.array(each) for name, each in arrays.items() if each is not None}
 
 
-def _list_cells(rows: Rows) -> dict[str, list[Any]]:
+def _list_cells(rows: Embedded) -> dict[str, list[Any]]:
     """Return what a table has next to the numbers, by column, as `judge --features` reads it."""
     cells: dict[str, list[Any]] = {"path": rows.paths}
     if isinstance(rows.labels, list):
@@ -267,7 +269,7 @@ def _list_cells(rows: Rows) -> dict[str, list[Any]]:
     return found
 
 
-def _make_csv(rows: Rows) -> str:
+def _make_csv(rows: Embedded) -> str:
     content = io.StringIO()
     writer, cells = csv.writer(content), _list_cells(rows)
     numbers = rows.features.reshape(-1, rows.features.shape[-1])
@@ -277,7 +279,7 @@ def _make_csv(rows: Rows) -> str:
     return _CONTROL.sub(lambda found: readable(found[0]), content.getvalue())
 
 
-def _write_parquet(rows: Rows, file: BinaryIO) -> None:
+def _write_parquet(rows: Embedded, file: BinaryIO) -> None:
     import pyarrow
     from pyarrow import parquet
 

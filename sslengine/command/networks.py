@@ -70,7 +70,7 @@ def trunks() -> list[str]:
 
 
 @dataclass(frozen=True)
-class Network:
+class StockNetwork:
     library: str  # empty: a trunk of the registry
     name: str
 
@@ -184,11 +184,11 @@ def _build_skeleton(name: str) -> Any:
         return timm.create_model(name)
 
 
-def find(given: str) -> Network:
+def find(given: str) -> StockNetwork:
     library, _, name = given.partition(":")
     if library in LIBRARIES and name:
         expect_in_library(library, name, "--model")
-        return Network(library, name)
+        return StockNetwork(library, name)
     if library in PLACES and name:
         raise ConfigError(
             f"--model: {given} names weights, and --model takes a network. Give both, the network "
@@ -196,10 +196,10 @@ def find(given: str) -> Network:
             f"--weights FILE.safetensors."
         )
     if ":" in given or given in trunks():
-        return Network("", given)
+        return StockNetwork("", given)
     for library in LIBRARIES:
         if has(library, given):
-            return Network(library, given)
+            return StockNetwork(library, given)
     hint = nearest(given, [*trunks(), *names_of("timm"), *names_of("torchvision")])
     raise UnknownNameError(
         f"--model: neither timm nor torchvision has a network {given!r}, and no trunk has this "
@@ -229,13 +229,13 @@ def has(library: str, name: str) -> bool:
 # ---- a network in place of a run
 
 
-def find_stock(given: str | Path) -> Network | None:
+def find_stock(given: str | Path) -> StockNetwork | None:
     """Return the network that is named; None: it is a folder, or has no name of a library."""
     library, _, name = str(given).partition("/")
     if library not in LIBRARIES or not name or Path(given).exists():
         return None
     expect_in_library(library, name, f"{library}/{name}")
-    return Network(library, name)
+    return StockNetwork(library, name)
 
 
 def make_folder(given: str | Path, weights: str | Path | None, folder: Path | None = None) -> Path:
@@ -250,7 +250,7 @@ def make_folder(given: str | Path, weights: str | Path | None, folder: Path | No
     return Path(given)
 
 
-def _write(folder: Path, network: Network, weights: str | Path | None) -> None:
+def _write(folder: Path, network: StockNetwork, weights: str | Path | None) -> None:
     """Write the config. weights: a file; None: download it."""
     from sslengine.command.machine import look
 
@@ -284,7 +284,7 @@ def _network(config: bytes) -> tuple[Any, Any]:
     return tree.get("engine_name"), tree["config"].get("MODEL")
 
 
-def view_of(network: Network) -> list[dict[str, Any]]:
+def view_of(network: StockNetwork) -> list[dict[str, Any]]:
     """List what the library does to an image, as transforms of this package."""
     if network.library == "torchvision":
         preset = _weights_of_torchvision(network.name).transforms()
@@ -322,7 +322,7 @@ def _weights_of_torchvision(name: str) -> Any:
     return known.DEFAULT
 
 
-def _download(network: Network) -> Path:
+def _download(network: StockNetwork) -> Path:
     """Download the weights into the library's cache, unless they are there."""
     import timm
     from huggingface_hub import hf_hub_download

@@ -49,7 +49,7 @@ from sslengine.registry import load_plugins
 from sslengine.screen_console import LiteralConsole
 
 if TYPE_CHECKING:
-    from sslengine.evaluate.label_free.ranking import Interval, Row
+    from sslengine.evaluate.label_free.ranking import Interval, RankedRow
     from sslengine.predictor.checkpoints import Read
 
 ROWS, VIEWS = 25_600, 16
@@ -169,7 +169,7 @@ def _group_by_run(given: Sequence[Path]) -> dict[Path, list[Path]]:
     return by_run
 
 
-def _list_notes(rows: Sequence[Row], several: bool) -> list[str]:
+def _list_notes(rows: Sequence[RankedRow], several: bool) -> list[str]:
     """Say why values are missing, once for each reason."""
     from sslengine.evaluate.label_free.ranking import LEAST
 
@@ -187,7 +187,7 @@ def _list_notes(rows: Sequence[Row], several: bool) -> list[str]:
     return found
 
 
-def _show(paths: list[str], networks: list[str], rows: list[Row], notes: list[str]) -> None:
+def _show(paths: list[str], networks: list[str], rows: list[RankedRow], notes: list[str]) -> None:
     console = LiteralConsole(width_of_file=200)
     for number, (path, network) in enumerate(zip(paths, networks, strict=True), 1):
         console.print(f"{number}  {path} ({network})", soft_wrap=True)
@@ -214,7 +214,7 @@ def _interval(found: Interval | None) -> str:
 
 
 def _describe(
-    paths: list[str], networks: list[str], rows: list[Row], notes: list[str]
+    paths: list[str], networks: list[str], rows: list[RankedRow], notes: list[str]
 ) -> dict[str, Any]:
     def agreement(found: Interval | None) -> dict[str, Any] | None:
         return None if found is None else found._asdict()

@@ -22,7 +22,7 @@ from typing import Any
 
 from sslengine.command.arguments import expect_known
 from sslengine.command.data import train_keys
-from sslengine.command.networks import Network, has
+from sslengine.command.networks import StockNetwork, has
 from sslengine.config.compose import (
     Composition,
     compose,
@@ -159,11 +159,11 @@ class Recipe:
         return "CLS" in str(self.said("MODEL.MULTI_INPUT_HEAD_MAPPING") or "")
 
     @property
-    def teacher(self) -> Network | None:
+    def teacher(self) -> StockNetwork | None:
         """Return the network of timm's that is no part of the model, and sees the same views. The
         check of the config reports a name that timm does not know."""
         name = self.said(f"LOSS.{self.said('LOSS.name')}.teacher.timm")
-        return Network("timm", name) if name and has("timm", name) else None
+        return StockNetwork("timm", name) if name and has("timm", name) else None
 
     @property
     def averages_patches(self) -> bool:
@@ -180,9 +180,9 @@ class Recipe:
         return self.trunk == "timm"
 
     @property
-    def network(self) -> Network:
+    def network(self) -> StockNetwork:
         """Return the network that a recipe names which takes any."""
-        return Network("timm", self.said("MODEL.TRUNK.TIMM.model"))
+        return StockNetwork("timm", self.said("MODEL.TRUNK.TIMM.model"))
 
     @property
     def makes_shapes(self) -> bool:

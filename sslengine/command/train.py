@@ -38,7 +38,7 @@ from sslengine.command.arguments import (
     build_parser,
     expect_weights,
 )
-from sslengine.command.networks import Network
+from sslengine.command.networks import StockNetwork
 from sslengine.command.recipes import PATCH, Recipe, size_keys
 from sslengine.config.compose import overrides, typed
 from sslengine.config.options import DistributedOptions, MachineOptions
@@ -233,7 +233,7 @@ def _computed_by(values: Mapping[str, Any], recipe: Recipe, found: Any) -> str:
     return str(found.told(*(next(each for each in some if each is not None) for some in said)))
 
 
-def _network(given: argparse.Namespace, recipe: Recipe, usual: str) -> Network | None:
+def _network(given: argparse.Namespace, recipe: Recipe, usual: str) -> StockNetwork | None:
     """Return the network to train; None for the recipe's own, as it is."""
     if given.model:
         network = networks.find(given.model)
@@ -253,7 +253,7 @@ def _network(given: argparse.Namespace, recipe: Recipe, usual: str) -> Network |
     return recipe.network if given.size or given.pretrained else None
 
 
-def _trunk(network: Network, given: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
+def _trunk(network: StockNetwork, given: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     side = given.size or recipe.side or networks.SIDE
     keys = network.keys(side, recipe.many_views, given.pretrained)
     more: dict[str, Any] = {}
@@ -283,12 +283,14 @@ def _given(given: argparse.Namespace) -> dict[str, Any]:
     return {key: value for key, value in keys.items() if value is not None}
 
 
-def _sides(network: Network | None, given: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
+def _sides(
+    network: StockNetwork | None, given: argparse.Namespace, recipe: Recipe
+) -> dict[str, Any]:
     """Size the views, which are entries of a list, masks, and a network made for one size."""
     size = given.size or recipe.side
     if not size or not (given.size or network):
         return {}
-    own = Network("", recipe.trunk) if not network and not recipe.takes_any_network else None
+    own = StockNetwork("", recipe.trunk) if not network and not recipe.takes_any_network else None
     in_parts = recipe.is_masked or recipe.leaves_patches_out or recipe.many_views
     patch = _patch(network or own, recipe) if given.size or in_parts or recipe.teacher else None
     values = size_keys(recipe.views, size, patch)
@@ -297,7 +299,7 @@ def _sides(network: Network | None, given: argparse.Namespace, recipe: Recipe) -
     return values | (_masks(recipe, network, patch) if network and patch else {})
 
 
-def _patch(network: Network | None, recipe: Recipe) -> int | None:
+def _patch(network: StockNetwork | None, recipe: Recipe) -> int | None:
     """Return the side that is whole patches of the network and of its teacher."""
     found = [recipe.teacher.patch_side] if recipe.teacher else []
     if network is not None:
@@ -308,7 +310,7 @@ def _patch(network: Network | None, recipe: Recipe) -> int | None:
     return math.lcm(*patches) if patches else None
 
 
-def _masks(recipe: Recipe, network: Network, patch: int) -> dict[str, Any]:
+def _masks(recipe: Recipe, network: StockNetwork, patch: int) -> dict[str, Any]:
     """Give masks the patches of the network."""
     for entry in recipe.views:
         if "patch_size" in entry and entry["patch_size"] != patch:

@@ -29,7 +29,10 @@ log = logging.getLogger("sslengine")
 
 @register_hook("model_complexity")
 class LogComplexity(Hook):
-    """`HOOKS.MODEL_COMPLEXITY`: parameters, flops and activations for one image, by fvcore."""
+    """`HOOKS.MODEL_COMPLEXITY`: parameters, flops and activations for one image, by fvcore.
+
+    input_shape: channels, height and width of the image.
+    """
 
     def __init__(self, input_shape: Sequence[int]) -> None:
         self.input_shape = tuple(input_shape)
@@ -105,7 +108,7 @@ class ReportUnreachedParameters(Hook):
     """`DISTRIBUTED.DETECT_ANOMALOUS_PARAMS`: every rank names parameters without gradient, once.
 
     DDP waits for the gradient of every parameter, and its error does not name the missing ones.
-    Cost: a call for each parameter in each step.
+    It costs a call for each parameter in each step.
     """
 
     def __init__(self) -> None:
@@ -150,6 +153,10 @@ class TensorBoardHistograms(Hook):
     """Write histograms of parameters and gradients every so many steps.
 
     Each time they are copied to the host. A sharded run gathers them one by one.
+
+    every: train steps from one time to the next.
+    parameters: write those of parameters.
+    gradients: write those of gradients.
     """
 
     def __init__(self, every: int, parameters: bool, gradients: bool) -> None:

@@ -32,7 +32,7 @@ from sslengine.data.batch.samplers import (
     ShuffledBatchSampler,
 )
 from sslengine.data.feed import move_batches
-from sslengine.data.loading.dataset import Samples
+from sslengine.data.loading.dataset import SampleBatch
 from sslengine.data.loading.loader import Loader
 from sslengine.data.options import DataOptions
 from sslengine.data.seeding import SampleKey, seed_batch, seed_sample, streams_kept
@@ -52,9 +52,9 @@ class Items(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitems__(self, keys: Sequence[SampleKey]) -> Samples:
+    def __getitems__(self, keys: Sequence[SampleKey]) -> SampleBatch:
         with streams_kept():
-            return Samples(map(self._item, keys), self.seed, keys)
+            return SampleBatch(map(self._item, keys), self.seed, keys)
 
     def _item(self, key: SampleKey) -> dict[str, Any]:
         seed_sample(self.seed, key)

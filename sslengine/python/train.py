@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from sslengine.command import judge, report
 from sslengine.command import train as verb
 from sslengine.command.arguments import collect
-from sslengine.command.embed import Rows, embed
+from sslengine.command.embed import Embedded, embed
 from sslengine.config.compose import typed
 from sslengine.errors import TrainingError
 from sslengine.export import export
@@ -62,7 +62,7 @@ class TrainedRun:
         label_column: str | Sequence[str] | None = None,
         overrides: Sequence[str] = (),
         tokens: str = "image",
-    ) -> Rows:
+    ) -> Embedded:
         """Return the features of images, as `sslengine.embed` does."""
         return embed(
             self.folder, data, network=network, device=device, batch_size=batch_size,

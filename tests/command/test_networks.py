@@ -23,7 +23,7 @@ from sslengine.command import recipes
 from sslengine.command.bands import MeasuredBands
 from sslengine.command.front import main
 from sslengine.command.list import KINDS
-from sslengine.command.networks import Network, find, names_of, trunks
+from sslengine.command.networks import StockNetwork, find, names_of, trunks
 from sslengine.command.train import choose, make_parser
 from sslengine.config.resolve import resolve
 from sslengine.config.run_folder import open_run
@@ -77,17 +77,20 @@ def test_names_of_libraries_are_read_from_their_source() -> None:
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ("vit_small_patch16_224", Network("timm", "vit_small_patch16_224")),
-        ("vit_small_patch14_dinov2.lvd142m", Network("timm", "vit_small_patch14_dinov2.lvd142m")),
-        ("resnet50", Network("timm", "resnet50")),  # of both
-        ("torchvision:resnet50", Network("torchvision", "resnet50")),
-        ("vit_b_16", Network("torchvision", "vit_b_16")),
-        ("vision_transformer", Network("", "vision_transformer")),
-        ("alexnet", Network("", "alexnet")),  # torchvision has one too
-        ("torchvision:alexnet", Network("torchvision", "alexnet")),
+        ("vit_small_patch16_224", StockNetwork("timm", "vit_small_patch16_224")),
+        (
+            "vit_small_patch14_dinov2.lvd142m",
+            StockNetwork("timm", "vit_small_patch14_dinov2.lvd142m"),
+        ),
+        ("resnet50", StockNetwork("timm", "resnet50")),  # of both
+        ("torchvision:resnet50", StockNetwork("torchvision", "resnet50")),
+        ("vit_b_16", StockNetwork("torchvision", "vit_b_16")),
+        ("vision_transformer", StockNetwork("", "vision_transformer")),
+        ("alexnet", StockNetwork("", "alexnet")),  # torchvision has one too
+        ("torchvision:alexnet", StockNetwork("torchvision", "alexnet")),
     ],
 )
-def test_who_has_a_name(given: str, expected: Network) -> None:
+def test_who_has_a_name(given: str, expected: StockNetwork) -> None:
     assert find(given) == expected
 
 

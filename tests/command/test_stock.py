@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 import sslengine
 from sslengine.command import judge
 from sslengine.command.front import main
-from sslengine.command.networks import Network, view_of
+from sslengine.command.networks import StockNetwork, view_of
 from sslengine.config.resolve import resolve_dict
 from sslengine.config.sections import read
 from sslengine.data.options import DataOptions
@@ -68,9 +68,9 @@ def test_features_are_those_of_timm(here: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("library", ["timm, to the centre", "timm, squashed", "torchvision"])
 def test_the_view_is_that_of_the_pretrained_config(library: str) -> None:
     library, _, squashed = library.partition(", ")
-    network = Network(library, SIGLIP if squashed == "squashed" else "test_vit")
+    network = StockNetwork(library, SIGLIP if squashed == "squashed" else "test_vit")
     if library == "torchvision":
-        network = Network(library, "efficientnet_b0")
+        network = StockNetwork(library, "efficientnet_b0")
         theirs: Any = torchvision.models.get_model_weights(network.name).DEFAULT.transforms()
     else:
         how = timm.data.resolve_data_config(

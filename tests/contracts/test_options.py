@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from omegaconf import DictConfig, OmegaConf
 
 from sslengine import catalog, registry
 from sslengine.config.components import argument_meanings, is_of_signature, meanings, options_of
@@ -64,7 +65,11 @@ GIVEN: dict[str, Callable[[Given], Any]] = {
     },
     "DATA_SOURCES": beside("DATA__TRAIN"),
 }
-OF_TRUNKS = [each for each in dataclasses.fields(TrunkOptions) if each.name != "NAME"]
+OF_TRUNKS: dict[str, type[Any]] = {
+    str(key): OmegaConf.get_type(node)  # type: ignore[misc]
+    for key, node in resolved().config.MODEL.TRUNK.items()
+    if isinstance(node, DictConfig)
+}
 # Their arguments are the engine's alone.
 WITHOUT = {"TASKS", "ENGINES", "HOOK_ADAPTERS", "PARAM_GROUPS", "LABEL_FREE",
            "OPTIMIZERS", "PROTOCOLS"}  # fmt: skip
@@ -73,7 +78,7 @@ WITHOUT = {"TASKS", "ENGINES", "HOOK_ADAPTERS", "PARAM_GROUPS", "LABEL_FREE",
 def options_by_name(kind: str) -> Iterator[tuple[str, type[Any]]]:
     """Of those of sslengine; one name of those that have several. Trunks have VISSL's sections."""
     if kind == "TRUNKS":
-        yield from ((each.name, each.default_factory) for each in OF_TRUNKS)  # type: ignore[misc]
+        yield from OF_TRUNKS.items()
         return
     found: Registry[Any] = getattr(registry, kind)
     once = {id(found.get(name)): name for name in reversed(found.names())}
@@ -86,7 +91,7 @@ def test_no_kind_is_forgotten() -> None:
     known = {name for name, each in vars(registry).items() if isinstance(each, Registry)}
     assert known == GIVEN.keys() | WITHOUT
     trunks = {registry.TRUNKS.options(name) for name in registry.TRUNKS.names()}
-    assert trunks <= {*(each.default_factory for each in OF_TRUNKS), TrunkOptions, None}
+    assert trunks <= {*OF_TRUNKS.values(), TrunkOptions, None}
 
 
 @pytest.mark.parametrize("kind", GIVEN)

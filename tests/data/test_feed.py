@@ -16,7 +16,7 @@ import torch
 from sslengine.data.augment.pipeline import Pipeline
 from sslengine.data.batch.collators import Batch
 from sslengine.data.feed import FEWEST, DataFeed
-from sslengine.data.loading.dataset import Samples, collate_seeded
+from sslengine.data.loading.dataset import SampleBatch, collate_seeded
 from sslengine.data.options import DataOptions, split_options
 from sslengine.data.seeding import seed_sample
 from sslengine.errors import DataError
@@ -148,7 +148,7 @@ def test_images_are_those_of_the_plain_list(tmp_path: Path, collator: str) -> No
         seed_sample(3, (0, index))
         plain = {"data": [picture(index)], "data_valid": [1], "data_idx": [index], "label": [index]}
         samples.append(pipeline(plain))
-    expected = collate_seeded(COLLATORS.get(collator), Samples(samples, 3, [(0, 0)]))
+    expected = collate_seeded(COLLATORS.get(collator), SampleBatch(samples, 3, [(0, 0)]))
     torch.testing.assert_close(batch["data"], expected["data"], rtol=0, atol=0)
 
 
@@ -325,4 +325,4 @@ def _forgets(samples: Any) -> None:
 
 def test_a_collator_that_returns_nothing_is_named() -> None:
     with pytest.raises(DataError, match=r"the collator _forgets returned None"):
-        collate_seeded(partial(_forgets), Samples([], 3, [(0, 0)]))
+        collate_seeded(partial(_forgets), SampleBatch([], 3, [(0, 0)]))

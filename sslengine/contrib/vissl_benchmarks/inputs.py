@@ -31,7 +31,7 @@ SPLITS = ("TRAIN", "TEST")
 
 
 @dataclass(frozen=True)
-class Inputs:
+class BenchmarkInputs:
     layers: Sequence[str]
     read: Callable[[str, str], Labelled]  # of a split and a layer
 
@@ -45,13 +45,13 @@ class Inputs:
         return keep_labelled(self.read("TEST", layer)).indices
 
 
-def benchmark_inputs(run: Run, folder: str = "", key: str = "") -> Inputs:
+def benchmark_inputs(run: Run, folder: str = "", key: str = "") -> BenchmarkInputs:
     """Collective. Only rank 0 has layers. folder: that of the files, which `key` names."""
     if folder:
         return _read_files(Path(folder), key)
     stores = {split: found.stores["trained"] for split, found in stored_splits(run, SPLITS).items()}
     layers = stores["TRAIN"].layers if is_primary() else ()
-    return Inputs(layers, lambda split, layer: stored_layer(stores[split], layer))
+    return BenchmarkInputs(layers, lambda split, layer: stored_layer(stores[split], layer))
 
 
 def stored_splits(
@@ -95,11 +95,11 @@ def stored_layer(store: Store, layer: str) -> Labelled:
     return Labelled(store.layer(layer).tensor().float(), store.targets, store.indices)
 
 
-def _read_files(folder: Path, key: str) -> Inputs:
+def _read_files(folder: Path, key: str) -> BenchmarkInputs:
     layers = layers_in(folder, "TRAIN")
     if not layers:
         raise ConfigError(
             f"{key}: {folder} has no features; expected files such as "
             f"rank0_chunk0_train_res5_features.npy of the engine extract_features."
         )
-    return Inputs(layers if is_primary() else (), partial(read_features, folder))
+    return BenchmarkInputs(layers if is_primary() else (), partial(read_features, folder))

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from sslengine.config.resolve import changed
 from sslengine.config.sections import read
-from sslengine.contrib.vissl_benchmarks.inputs import Inputs, benchmark_inputs
+from sslengine.contrib.vissl_benchmarks.inputs import BenchmarkInputs, benchmark_inputs
 from sslengine.contrib.vissl_benchmarks.report import Report
 from sslengine.engines.run import Run
 from sslengine.engines.vissl_options import LowShotBenchmarkOptions
@@ -45,7 +45,7 @@ def low_shot_test(run: Run) -> None:
     report.end()
 
 
-def _draws(run: Run, options: LowShotBenchmarkOptions) -> list[Inputs]:
+def _draws(run: Run, options: LowShotBenchmarkOptions) -> list[BenchmarkInputs]:
     """Features of the training images that each seed draws. Collective."""
     where = "config.LOW_SHOT_BENCHMARK.FEATURES.PATH"
     if options.FEATURES.PATH or options.METHOD == "svm":
@@ -58,7 +58,7 @@ def _draws(run: Run, options: LowShotBenchmarkOptions) -> list[Inputs]:
 
 
 @protocol("Low-shot regression")
-def _regression(draws: list[Inputs], layer: str, lambdas: list[float]) -> Outcome:
+def _regression(draws: list[BenchmarkInputs], layer: str, lambdas: list[float]) -> Outcome:
     scores: dict[str, list[float]] = {f"lambda={each:g} top1": [] for each in lambdas}
     for draw in draws:
         sets = draw.sets(layer)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchvision.transforms import Normalize, ToPILImage
 
 from sslengine.data.augment.counterparts import COUNTERPARTS, OnPil, ToFloats, adapt
-from sslengine.data.augment.pipeline import Pipeline, Step
+from sslengine.data.augment.pipeline import Pipeline, PipelineStep
 from sslengine.data.augment.tensors import CONVERSIONS
 from sslengine.data.decode.decoding import as_rgb
 from sslengine.errors import DataError
@@ -44,7 +44,7 @@ def explain(pipeline: Pipeline) -> list[Part]:
     return [by_where[step.where] for step in pipeline.named]
 
 
-def _explain_images(steps: Sequence[Step]) -> Iterator[Part]:
+def _explain_images(steps: Sequence[PipelineStep]) -> Iterator[Part]:
     tensors = False
     for step in steps:
         runs = adapt(step.transform)
@@ -79,7 +79,7 @@ def _why_on_pil(transform: Any) -> str:
     return "its class does not say `takes_arrays`"
 
 
-def why_floats(steps: Sequence[Step], image_keys: Sequence[str]) -> str:
+def why_floats(steps: Sequence[PipelineStep], image_keys: Sequence[str]) -> str:
     """Say why a list of which nothing waits does not give uint8."""
     if not any(type(step.transform) in CONVERSIONS for step in steps):
         return "no ToTensor is among the TRANSFORMS"

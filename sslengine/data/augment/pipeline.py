@@ -74,10 +74,10 @@ class Pipeline:
         self.named = [_make_step(each, f"{where}.{number}") for number, each in enumerate(entries)]
         self.cut = cut(self.named) if image_keys else Cut(self.named)
         self.finish: Finish | None = None
-        last = Step("the end of the TRANSFORMS", _end_with_pil, ())
+        last = PipelineStep("the end of the TRANSFORMS", _end_with_pil, ())
         if waits := [step.transform for step in self.cut.waits]:
             self.finish = Finish(waits[0], waits[1:], image_keys)  # type: ignore[arg-type]
-            last = Step(self.cut.waits[0].where, ToBytes(waits), ())
+            last = PipelineStep(self.cut.waits[0].where, ToBytes(waits), ())
         given = Limits(*limits) if limits else NO_LIMITS
         self.steps = [
             *(step.swap(adapt(step.transform, given)) for step in self.cut.on_images),
@@ -156,10 +156,10 @@ def _interpolation(given: Any, where: str) -> InterpolationMode:
     return InterpolationMode(name)
 
 
-def _make_step(entry: Mapping[str, Any], where: str) -> Step:
+def _make_step(entry: Mapping[str, Any], where: str) -> PipelineStep:
     transform = build_transform(entry, where)
     indices = _indices(entry, where)
-    return Step(f"{where} ({entry['name']})", transform, indices, kind_of(transform))
+    return PipelineStep(f"{where} ({entry['name']})", transform, indices, kind_of(transform))
 
 
 def _build_nested(value: Any, where: str) -> Any:
@@ -177,7 +177,7 @@ def _indices(entry: Mapping[str, Any], where: str) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Step:
+class PipelineStep:
     """One transform and where it applies."""
 
     where: str
@@ -201,7 +201,7 @@ class Step:
                 f"image that takes the place of the one it was given."
             )
 
-    def swap(self, change: Any) -> Step:
+    def swap(self, change: Any) -> PipelineStep:
         """Return the step with what runs in its place; what takes labels runs itself."""
         return self if self.takes_labels else replace(self, transform=change)
 
@@ -248,12 +248,13 @@ def _why_not_pil(images: Sequence[Any]) -> str:
 class Cut(NamedTuple):
     """The steps of a list. Where nothing waits, all of them are in `on_images`."""
 
-    on_images: Sequence[Step]
-    waits: Sequence[Step] = ()  # ToTensor and Normalize
-    on_bytes: Sequence[Step] = ()  # what moves pixels that ToTensor would have made floats of
+    on_images: Sequence[PipelineStep]
+    waits: Sequence[PipelineStep] = ()  # ToTensor and Normalize
+    # What moves pixels that ToTensor would have made floats of.
+    on_bytes: Sequence[PipelineStep] = ()
 
 
-def cut(steps: Sequence[Step]) -> Cut:
+def cut(steps: Sequence[PipelineStep]) -> Cut:
     """Let ToTensor wait, if what follows it is Normalize, only moves pixels or takes labels.
 
     What follows it and has no need of pixels (such as a mask for a size) still takes images.

@@ -68,7 +68,7 @@ def note_places_in(places: torch.Tensor, worker: int) -> None:
     _place = places.numpy()[worker : worker + 1]
 
 
-class Samples(list[Sample]):
+class SampleBatch(list[Sample]):
     """The samples of a batch, and what its collator's draws depend on: seed, first key, place."""
 
     def __init__(self, samples: Iterable[Sample], seed: int, keys: Sequence[SampleKey]) -> None:
@@ -79,7 +79,7 @@ class Samples(list[Sample]):
         self.unreadable: list[int] = []  # samples that could not be read
 
 
-def collate_seeded(collate: Callable[[Sequence[Sample]], T], samples: Samples) -> T:
+def collate_seeded(collate: Callable[[Sequence[Sample]], T], samples: SampleBatch) -> T:
     """Return what `collate` makes of the samples; its draws are the same in any process."""
     with streams_kept():
         seed_batch(samples.seed, samples.key)
@@ -165,13 +165,13 @@ class SSLDataset(Dataset[Sample]):
         """Return one sample by itself, to look at: its images are finished."""
         return self.pipeline.finished(self.__getitems__([key])[0])
 
-    def __getitems__(self, keys: Sequence[SampleKey]) -> Samples:
+    def __getitems__(self, keys: Sequence[SampleKey]) -> SampleBatch:
         """Return a batch of samples. The global streams come out as they went in."""
         with streams_kept():
             if self.stream:
                 self.stream.fetch(self._seed, keys[0][0], [index for _, index in keys])
             made = [self._sample(key) for key in keys]
-            samples = Samples([each for each in made if each is not None], self._seed, keys)
+            samples = SampleBatch([each for each in made if each is not None], self._seed, keys)
             if not samples:
                 samples.append(self._nothing(keys[0]))
         samples.unreadable, self._unreadable = self._unreadable, []

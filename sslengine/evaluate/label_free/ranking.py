@@ -82,7 +82,7 @@ SCORE, LINEAR = f"knn@{NEIGHBOURS}", "linear"
 
 
 @dataclass(frozen=True)
-class Row:
+class RankedRow:
     name: str
     best: Best | None
     values: list[Measured]  # of each checkpoint
@@ -105,15 +105,15 @@ def ranked(
     found: Sequence[Mapping[str, Measured]],
     scores: Sequence[Measured],
     probes: Sequence[Measured] = (),
-) -> list[Row]:
+) -> list[RankedRow]:
     """found: of each checkpoint, by metric. scores, probes: by labels; their rows come first."""
-    rows = [Row(name, metric(name).best, [each[name] for each in found]) for name in found[0]]
+    rows = [RankedRow(name, metric(name).best, [each[name] for each in found]) for name in found[0]]
     if "clid" in found[0]:
         at = [row.name for row in rows].index("clid") + 1
-        rows.insert(at, Row(OVER, "high", _over([each["clid"] for each in found])))
+        rows.insert(at, RankedRow(OVER, "high", _over([each["clid"] for each in found])))
     score, probe = (
-        Row(SCORE, "high", list(scores)),
-        Row(LINEAR, "high", list(probes)),
+        RankedRow(SCORE, "high", list(scores)),
+        RankedRow(LINEAR, "high", list(probes)),
     )
     rows = [*([probe] if probes else []), *rows]
     return [score, *(_compared(row, score, probe) for row in rows)]
@@ -169,10 +169,10 @@ def _over(found: Sequence[Measured]) -> list[Measured]:
     return [replace(each, value=next(values)) if each.defined else each for each in found]
 
 
-def _compared(row: Row, score: Row, probe: Row) -> Row:
+def _compared(row: RankedRow, score: RankedRow, probe: RankedRow) -> RankedRow:
     good = [goodness(row.best, each.value) for each in row.values]
     wanted = [each.value for each in score.values]
     rho, tau = (agreement(correlation, good, wanted) for correlation in (spearman, kendall))
     other = probe.values and row is not probe
     linear = agreement(spearman, good, [each.value for each in probe.values]) if other else None
-    return Row(row.name, row.best, row.values, rho, tau, linear)
+    return RankedRow(row.name, row.best, row.values, rho, tau, linear)

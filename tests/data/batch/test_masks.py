@@ -25,7 +25,7 @@ from sslengine.data.batch.samplers import (
     Place,
     StreamBatchSampler,
 )
-from sslengine.data.loading.dataset import Samples
+from sslengine.data.loading.dataset import SampleBatch
 from sslengine.errors import DataError
 from sslengine.launch.cli import main
 
@@ -110,7 +110,7 @@ def of_rank(
         sampler = StreamBatchSampler(128, own, rank, world_size, True, "config.DATA.TRAIN")
     sampler.set_window(3, step)
     keys = next(iter(sampler))
-    return Samples([crops(index) for _, index in keys], seed, keys)
+    return SampleBatch([crops(index) for _, index in keys], seed, keys)
 
 
 def masks(samples: Any, **options: Any) -> dict[tuple[int, int], Tensor]:
@@ -180,14 +180,16 @@ def test_places_of_a_batch_without_a_sampler_and_of_an_ordered_one() -> None:
 SIDE = 16
 
 
-def samples(count: int, step: int = 0, first: int = 0, total: int = 0, seed: int = 0) -> Samples:
+def samples(
+    count: int, step: int = 0, first: int = 0, total: int = 0, seed: int = 0
+) -> SampleBatch:
     made = [{"data": [torch.zeros(3, SIDE, SIDE)], "label": [0]} for _ in range(count)]
     keys = Keys((2, index) for index in range(count))
     keys.place = Place((2, step), first, total or count)
-    return Samples(made, seed, keys)
+    return SampleBatch(made, seed, keys)
 
 
-def draw_blocks(batch: Samples, **params: Any) -> tuple[Tensor, Tensor]:
+def draw_blocks(batch: SampleBatch, **params: Any) -> tuple[Tensor, Tensor]:
     collated = multi_block_collator(batch, **{"patch_size": 1, **params})
     return collated["shown"][0], collated["target_blocks"][0]
 

@@ -19,7 +19,7 @@ from sslengine.evaluate.label_free.metric import Inputs, Measured, measure
 from sslengine.evaluate.label_free.ranking import (
     OVER,
     SCORE,
-    Row,
+    RankedRow,
     agreement,
     kendall,
     probe_of,
@@ -36,13 +36,13 @@ def draw(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape)))
 
 
-def table(family: Sequence[Inputs]) -> dict[str, Row]:
+def table(family: Sequence[Inputs]) -> dict[str, RankedRow]:
     scores = [score_of(each.features, LABELS) for each in family]
     probes = [probe_of(each.features, LABELS) for each in family]
     return {row.name: row for row in ranked([measure(each) for each in family], scores, probes)}
 
 
-def rho(row: Row) -> float:
+def rho(row: RankedRow) -> float:
     assert row.spearman is not None, row.name
     return row.spearman.value
 
