@@ -41,15 +41,15 @@ FOLDERS = {
     "config": (4438, 3300),
     "engines evaluate predictor": (9330, 6200),
     "export": (1901, 1500),
-    "command": (5164, 3800),
+    "command": (5167, 3800),
     "report": (2500, 2500),
     "contrib": (4500, 4500),
 }
 COUNTS = {
-    "lines": (64723, 50000),
+    "lines": (64726, 50000),
     "files": (394, 350),
     "lines at the top": (2181, 1200),
-    "lines of tests": (77721, 55000),
+    "lines of tests": (77729, 55000),
     "files of tests": (488, 400),
     "lines of tools": (5537, 3500),
     "files under 60 lines": (45, 45),
@@ -65,7 +65,7 @@ COUNTS = {
     "median lines of a function": (9, 9),
     "longest function": (70, 70),
     "lines of README": (150, 150),
-    "lines of CHANGELOG": (1026, 150),
+    "lines of CHANGELOG": (1027, 150),
 }
 # Functions and files that a step of SimCLR passes, outside of data/.
 WAY = {"functions": (40, 40), "files": (14, 14)}

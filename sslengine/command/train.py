@@ -63,7 +63,7 @@ TIMM_ARGUMENTS = "MODEL.TRUNK.TIMM.arguments"
 
 ARGUMENTS = (
     Argument("data", "images: see above", metavar="DATA"),
-    Argument("--method", f"see `list methods`; default: {DEFAULT}", metavar="NAME",
+    Argument("--method", f"see `list methods`, or FILE.py:CLASS; default {DEFAULT}", metavar="NAME",
              listed="methods"),
     Argument("--recipe", "a config in place of the method's: `list recipes`", metavar="NAME",
              listed="recipes"),
@@ -122,7 +122,8 @@ def choose(given: argparse.Namespace, label_file: str = "") -> tuple[list[str], 
     if given.val is not None and not 0 < given.val < 1:
         raise ConfigError(f"--val: expected a share, such as 0.1; got {given.val:g}.")
     by_default = not (given.method or given.recipe)
-    given.method = DEFAULT if by_default else given.method
+    own = given.method if ":" in (given.method or "") else ""  # a class, with the default's recipe
+    given.method = DEFAULT if by_default or own else given.method
     recipe = Recipe.read(given)
     load_plugins(recipe.plugins(given.plugins))  # names that they register are names from here on
     if given.weights is not None:
@@ -152,7 +153,9 @@ def choose(given: argparse.Namespace, label_file: str = "") -> tuple[list[str], 
         **_machine_keys(given, recipe, found, trained_on),
         **({LIMIT: -1} if recipe.makes_shapes and recipe.said(LIMIT) else {}),
         **(measured.keys(recipe.views, recipe.said("MODEL.HEAD.PARAMS") or []) if measured else {}),
-        "CHECKPOINT.DIR": "runs/" + "-".join(filter(None, (recipe.name.split("/")[-1], name))),
+        "CHECKPOINT.DIR": "runs/"
+        + "-".join(filter(None, (component_key(own) or recipe.name.split("/")[-1], name))),
+        **({"LOSS.name": own.replace(".py:", ":")} if own else {}),
         **(_trunk(network, given, recipe) if network else {}),
         **_given(given),
         **_sides(network, given, recipe),

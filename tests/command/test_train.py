@@ -89,6 +89,14 @@ def test_a_method_trains_on_photos(method: str, photos: Path, tmp_path: Path) ->
     assert (out / "checkpoints" / "checkpoint.torch").exists()
 
 
+def test_a_method_of_a_file_of_ones_own(photos: Path, tmp_path: Path) -> None:
+    out, own = tmp_path / "run", "--method=tests.methods.outside.nnclr:NNCLR"
+    more = ["--model=resnet10t", "--set=LOSS.dim=16", "--set=LOSS.rows=64", f"--out={out}"]
+    assert main(["train", str(photos), own, *SMALL, *more]) == 0
+    state = torch.load(out / "checkpoints" / "checkpoint.torch", weights_only=True)
+    assert state["classy_state_dict"]["loss"]["queue.rows"].shape == (64, 16)
+
+
 @pytest.mark.parametrize("method", slow_but(["moco"], names_in("small")))
 def test_a_recipe_for_a_cpu_trains_on_photos(method: str, photos: Path, tmp_path: Path) -> None:
     arguments = ["--recipe", f"{method}/cpu", "--set=OPTIMIZER.num_iterations=2", "--batch-size=8"]
