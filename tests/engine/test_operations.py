@@ -424,7 +424,7 @@ GOLDEN = {
     "moco": (by_hand.moco, 202, 197),
     "swav": (_swav, 293, 306),
     "dino": (by_hand.dino, 384, 379),
-    "ibot": (_ibot, 754, 743),
+    "ibot": (_ibot, 756, 743),
     "dinov2": (_dinov2, 811, 821),
     "dinov3": (_dinov2, 1159, 1163),
     "barlow_twins": (_barlow_twins, 146, 156),
