@@ -49,7 +49,7 @@ COUNTS = {
     "lines": (64726, 50000),
     "files": (394, 350),
     "lines at the top": (2181, 1200),
-    "lines of tests": (77729, 55000),
+    "lines of tests": (77728, 55000),
     "files of tests": (488, 400),
     "lines of tools": (5537, 3500),
     "files under 60 lines": (45, 45),

@@ -336,16 +336,15 @@ def test_judged_on_what_was_held_out_and_on_other_images(
     run: Path, photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["judge", str(run)]) == 0
-    assert "test: computing features of 4 images" in capsys.readouterr().out
+    assert "test: computing features of 4 images" in (run / "log.txt").read_text()
     assert main(["judge", str(run), f"--train={photos}", f"--val={photos}"]) == 0
-    assert "test: computing features of 16 images" in capsys.readouterr().out
+    assert "test: computing features of 16 images" in (run / "log.txt").read_text()
     assert main(["judge", str(run), f"--train={photos}"]) == 2
     assert "give both" in capsys.readouterr().err
     assert main(["report", str(run)]) == 0
-    assert "trained, flatten:  knn@1 " in capsys.readouterr().out
-    assert main(["report", str(run), str(run), "--json"]) == 0
-    first, second = json.loads(capsys.readouterr().out)["runs"]
-    assert first == second
+    assert "test images are few" in capsys.readouterr().out
+    assert main(["report", str(run), "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)
     assert (first["network"], first["method"]) == ("resnet10t", "simclr_info_nce_loss")
     assert first["scores"]["linear"] == 100.0
 
