@@ -28,7 +28,7 @@ SLACK = 1.02
 
 # Lines of folders of sslengine/: bound, goal.
 FOLDERS = {
-    "task train_steps trainer services engine": (3060, 2400),
+    "task train_steps trainer services engine": (3059, 2400),
     "methods losses": (4500, 4500),
     "hooks": (1442, 1200),
     "optim": (1746, 1700),
@@ -46,7 +46,7 @@ FOLDERS = {
     "contrib": (4500, 4500),
 }
 COUNTS = {
-    "lines": (64726, 50000),
+    "lines": (64725, 50000),
     "files": (394, 350),
     "lines at the top": (2181, 1200),
     "lines of tests": (77728, 55000),

@@ -104,7 +104,7 @@ def cost_of(config: Any) -> Cost:
         method = nn.Module()
         if isinstance(model, Model):  # others compute their loss
             count = IMAGENET if is_published(config) else SOME
-            method = build_loss(config, count, META, [LOOKED_AT * world_size(config)])
+            method = build_loss(config, model, count, META, [LOOKED_AT * world_size(config)])
             attach(config, method, model)
             method.train()
         kept, counter = Kept(model, method), FlopCounterMode(display=False)

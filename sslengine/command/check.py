@@ -310,7 +310,7 @@ def _build_without_memory(run: Resolved) -> None:
         if run.engine_name != "train":
             return
         build_optimizer(model, read(run.config, OptimizerOptions), meta, 1.0)
-        build.attach(run.config, build.build_loss(run.config, 1000, meta), model)
+        build.attach(run.config, build.build_loss(run.config, model, 1000, meta), model)
 
 
 def _engine_argument(arguments: Sequence[str], root: Path) -> list[str]:

@@ -123,21 +123,21 @@ def load_initial_weights(
 
 def build_loss(
     config: DictConfig,
+    model: nn.Module,
     num_train_samples: int,
     device: torch.device,
     batch_sizes: Iterable[int] = (),
-    trained: nn.Module | None = None,
 ) -> nn.Module:
     """Build a loss: one with options from (options, run facts), one of torch.nn from arguments; one
-    that owns its network gets the trunk of the model that is `trained`."""
+    that owns its network gets the model's trunk."""
     name = read(config, LossOptions).name
     if not name:  # the model gives its losses itself
         return nn.Module()
-    model = read(config, ModelOptions)
+    settings = read(config, ModelOptions)
     facts = replace(
         run_facts(config).with_data(num_train_samples, batch_sizes),
         resumes=has_checkpoints(config),
-        starts_trained=model.starts_from_weights(),
+        starts_trained=settings.starts_from_weights(),
     )
     chosen = LOSSES.get(name, "config.LOSS.name")
     options = getattr(read(config, LossOptions), component_key(name))
@@ -147,8 +147,7 @@ def build_loss(
         if "run" in inspect.signature(chosen).parameters:
             given["run"] = facts
         if owns_network(chosen):
-            assert trained is not None
-            given["trunk"] = lend(trunk_with_heads(trained, "a method with a trunk"), model)
+            given["trunk"] = lend(trunk_with_heads(model, "a method with a trunk"), settings)
         loss = foreign.build(chosen, options, component_key(name), given)
     else:
         loss = chosen(options, facts)
@@ -158,7 +157,7 @@ def build_loss(
             f"torch.nn.Module."
         )
     ranks_per_node = read(config, DistributedOptions).NUM_PROC_PER_NODE
-    return move(synchronise(loss, model.SYNC_BN_CONFIG, ranks_per_node), device)
+    return move(synchronise(loss, settings.SYNC_BN_CONFIG, ranks_per_node), device)
 
 
 def build_train_step(config: DictConfig) -> Any:

@@ -154,7 +154,7 @@ class PartsOfConfig:
 
     def loss(self, feeds: Feeds, model: nn.Module) -> nn.Module:
         sizes = () if feeds.train is None else feeds.train.global_batch_sizes
-        return build.build_loss(self.config, feeds.main.num_samples, self.device, sizes, model)
+        return build.build_loss(self.config, model, feeds.main.num_samples, self.device, sizes)
 
     def optimizer(self, learner: nn.Module, epochs: float) -> Any:
         return build_optimizer(learner, read(self.config, OptimizerOptions), self.device, epochs)

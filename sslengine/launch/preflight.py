@@ -249,7 +249,7 @@ def _pass_method(config: DictConfig, model: Model, output: Any, sample: dict[str
         with META, torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             batch = [run_facts(config).global_batch_size]
-            method = build_loss(config, _NUM_SAMPLES, META, batch, model)
+            method = build_loss(config, model, _NUM_SAMPLES, META, batch)
             attach(config, method, model)
             method.train()
             multipliers = read(config, OptimizerOptions).multiplier_options()

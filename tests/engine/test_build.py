@@ -28,7 +28,7 @@ def test_a_loss_without_options_class_may_ask_for_the_facts() -> None:
     name = f"{__name__}:NeedsFacts"
     LOSSES.get(name)
     config = resolved(LOSS={"name": name, "NeedsFacts": {"factor": 2.0}}).config
-    loss: Any = build.build_loss(config, 16, CPU)
+    loss: Any = build.build_loss(config, nn.Module(), 16, CPU)
     assert (loss.factor, loss.facts.num_train_samples, loss.facts.views_per_image) == (2.0, 16, 2)
 
 

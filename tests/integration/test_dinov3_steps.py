@@ -211,7 +211,7 @@ def made(recipe: str, *changes: str) -> tuple[Any, Any]:
     config = resolve([f"config={recipe}", *SMALL_TRUNKS, *changes]).config
     torch.manual_seed(0)
     model: Any = build_model(read(config, ModelOptions))
-    method: Any = build_loss(config, 16, torch.device("cpu"))
+    method: Any = build_loss(config, nn.Module(), 16, torch.device("cpu"))
     method.attach(model)
     return model.trunk, method
 

@@ -296,7 +296,7 @@ def test_a_method_draws_its_first_values_on_the_host(name: str) -> None:
     """A seed gives the same values on each device, to which the model is moved before."""
     config, cpu = small("method", name, {}).config, torch.device("cpu")
     model = build.build_base_model(config, cpu).to("meta")
-    loss = build.build_loss(config, 16, cpu, [8])
+    loss = build.build_loss(config, nn.Module(), 16, cpu, [8])
     with _NothingDrawn():
         build.attach(config, loss, model)
 

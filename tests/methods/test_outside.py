@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from sslengine.command.check import main as check
 from sslengine.config.resolve import resolve
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.engine.services import Services
@@ -46,7 +47,6 @@ TWO_SIZES = [
 GLOBAL = ["global_views", {"feat_names": ["lastBLK"], "head_index": 0, "additional_keys": ["mask"]}]
 LOCAL = ["local_views", {"feat_names": ["lastCLS"], "head_index": 0}]
 HEAD = {"in_dim": 18, "num_clusters": [9], "hidden_dim": 12, "bottleneck_dim": 6}
-# Of methods that own their network.
 OWN = {"MODEL__HEAD__PARAMS": [], "DATA__TRAIN__COLLATE_FUNCTION": "multicrop_collator"}
 RUNS: dict[str, dict[str, Any]] = {
     "nnclr": {
@@ -197,9 +197,9 @@ def _command(method: str, folder: Path, *more: str) -> int:
 
 def test_the_command_logs_what_a_method_puts(tmp_path: Path) -> None:
     assert _command("nnclr", tmp_path) == 0
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    told = [json.loads(line).get("cosine_of_neighbours") for line in lines]
-    assert any(share is not None and 0 <= share <= 1 for share in told)
+    told = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert any(0 <= each.get("cosine_of_neighbours", -1) <= 1 for each in told)
+    assert check([str(CONFIGS)]) == 0
 
 
 @pytest.mark.slow
