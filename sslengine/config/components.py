@@ -149,6 +149,11 @@ def loss_arguments(thing: Any, given: Collection[str]) -> list[str]:
     return left if len(left) in (2, 3) else []
 
 
+def owns_network(loss: Any) -> bool:
+    """Tell whether a class takes the trunk itself (methods/whole.py)."""
+    return isinstance(loss, type) and "trunk" in _parameters(loss)
+
+
 def argument_problems(
     thing: Any, arguments: Mapping[str, Any], where: str, given_by_engine: Sequence[str] = ()
 ) -> list[str]:

@@ -7,13 +7,12 @@ prints next to the value.
 from __future__ import annotations
 
 import dataclasses
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from sslengine.config.components import keys_of
+from sslengine.config.components import keys_of, owns_network
 from sslengine.config.facts import REMOVED as REMOVED_BACKENDS
 from sslengine.config.facts import (
     best_backend,
@@ -36,7 +35,14 @@ from sslengine.config.options import SHARDED_TASK
 from sslengine.config.requirements import expect_no_conflict, expect_requirements, expect_views
 from sslengine.config.sections import find_host, give_keys
 from sslengine.errors import ConfigError
-from sslengine.registry import DATA_SOURCES, LOSSES, TRAIN_STEPS, component_key
+from sslengine.registry import (
+    COLLATORS,
+    DATA_SOURCES,
+    LOSSES,
+    TRAIN_STEPS,
+    Requirements,
+    component_key,
+)
 
 # Meters of a list of outputs.
 METERS_OF_SEVERAL = (
@@ -53,6 +59,8 @@ _IMAGES = (
 _LABELS = (
     "LABEL_SOURCES", "LABEL_PATHS", "LABEL_COLUMN", "LABEL_COLUMNS", "LABEL_SEPARATOR",
 )  # fmt: skip
+# Collators that a method with other batches replaces by its own.
+_GENERAL = ("default_collate", "simclr_collator", "multicrop_collator")
 _AUTO_FSDP = "MODEL.FSDP_CONFIG.AUTO_SETUP_FSDP"
 
 Derived = tuple[str, Any, str]  # a key path below `config`, a value, the reason
@@ -257,15 +265,19 @@ def _loss_options(config: DictConfig) -> Iterator[Derived]:
     if not config.LOSS.name:
         return
     loss = LOSSES.get(config.LOSS.name, "config.LOSS.name")
+    name = component_key(config.LOSS.name)
+    if owns_network(loss):
+        yield from _inferred(config, name)
+        yield from _given_trunk(config, loss, name)
+        if hasattr(loss, "requires"):
+            expect_requirements(config, loss, run_facts(config))
+        return
     if hasattr(loss, "requires"):
         expect_requirements(config, loss, run_facts(config))
-    name = component_key(config.LOSS.name)
-    if isinstance(loss, type) and "trunk" in inspect.signature(loss).parameters:
-        yield "MODEL.HEAD.PARAMS", [], f"{name} has its own heads"
-        for split in ("TRAIN", "TEST"):
-            if config.DATA[split].COLLATE_FUNCTION in ("default_collate", "simclr_collator"):
-                key = f"DATA.{split}.COLLATE_FUNCTION"
-                yield key, "multicrop_collator", f"{name} takes a list of views"
+    yield from _inferred(config, name)
+
+
+def _inferred(config: DictConfig, name: str) -> Iterator[Derived]:
     node = config.LOSS.get(name)
     if hasattr(OmegaConf.get_type(node), "infer"):
         options: Any = OmegaConf.to_object(node)
@@ -273,6 +285,32 @@ def _loss_options(config: DictConfig) -> Iterator[Derived]:
         options.infer(run_facts(config))
         after = dataclasses.asdict(options)
         yield from _changes(f"LOSS.{name}", before, after, f"by {name} from the run")
+
+
+def _given_trunk(config: DictConfig, loss: Any, name: str) -> Iterator[Derived]:
+    """Leave heads, routes and inputs to a method that owns its network."""
+    for key in ("HEAD.PARAMS", "MULTI_INPUT_HEAD_MAPPING"):
+        yield f"MODEL.{key}", [], f"{name} has its own heads"
+    collators = getattr(loss, "requires", Requirements()).collators or ("multicrop_collator",)
+    for split in ("TRAIN", "TEST"):
+        data, path = config.DATA[split], f"DATA.{split}"
+        if data.COLLATE_FUNCTION in _GENERAL and data.COLLATE_FUNCTION not in collators:
+            yield f"{path}.COLLATE_FUNCTION", collators[0], f"{name} takes its batches"
+        images = getattr(COLLATORS.get(data.COLLATE_FUNCTION), "image_keys", ())
+        if images:
+            yield f"{path}.INPUT_KEY_NAMES", [images[0]], f"{name} takes all of the batch"
+    earlier = getattr(loss, "earlier_names", {})
+    for key in ("NON_TRAINABLE_PARAMS", "TEMP_FROZEN_PARAMS_ITER_MAP",
+                "TEMP_FROZEN_PARAMS_EPOCH_MAP") if earlier else ():  # fmt: skip
+        given = OmegaConf.to_container(config.MODEL[key])
+        yield f"MODEL.{key}", _rename_all(given, earlier), f"the parameters of {name}"
+
+
+def _rename_all(value: Any, earlier: Mapping[str, str]) -> Any:
+    if isinstance(value, list):
+        return [_rename_all(each, earlier) for each in value]
+    before = next((each for each in earlier if str(value).startswith(each)), "")
+    return f"loss.{earlier[before]}{value.removeprefix(before)}" if before else value
 
 
 def _sharding(config: DictConfig) -> Iterator[Derived]:

@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 from torch import nn
 
 from sslengine.checkpoint.contents import has_checkpoints
+from sslengine.config.components import owns_network
 from sslengine.config.facts import is_sharded, precision_of_amp, run_facts
 from sslengine.config.options import (
     SHARDED_TASK,
@@ -36,7 +37,6 @@ from sslengine.errors import ConfigError, DataError
 from sslengine.losses.options import LossOptions
 from sslengine.methods import foreign
 from sslengine.methods.base import callbacks, expect_known_callbacks
-from sslengine.methods.whole import owns_network
 from sslengine.models.build import (
     build_model,
     freeze_parameters,
@@ -49,7 +49,7 @@ from sslengine.models.options import ModelOptions
 from sslengine.models.parts import compile_forward, heads_of, parts_of
 from sslengine.models.sync_batchnorm import synchronise
 from sslengine.models.view_trunk import lend
-from sslengine.models.weights.load import init_weights, other_classes
+from sslengine.models.weights.load import init_method, init_weights, other_classes
 from sslengine.optim.learner import LOSS, trains
 from sslengine.precision import Precision, build_precision, move
 from sslengine.registry import LOSSES, TRAIN_STEPS, component_key, import_dotted
@@ -110,12 +110,14 @@ def build_base_model(config: DictConfig, device: torch.device) -> nn.Module:
 
 
 def load_initial_weights(
-    config: DictConfig, model: nn.Module, class_names: Sequence[Sequence[str]] = ()
+    config: DictConfig, model: nn.Module, loss: nn.Module, class_names: Sequence[Sequence[str]] = ()
 ) -> None:
     """Load the weights that MODEL.WEIGHTS_INIT or MODEL.TRUNK names; warn of other classes."""
     options = read(config, ModelOptions)
     if options.WEIGHTS_INIT.PARAMS_FILE or options.starts_from_library():
         loaded = init_weights(model, options)
+        if options.WEIGHTS_INIT.PARAMS_FILE and owns_network(type(loss)):
+            init_method(loss, options)
         other = other_classes(loaded.classes, class_names)
         if other and loaded.heads:
             log.warning("config.MODEL.WEIGHTS_INIT: %s.", other)
@@ -141,14 +143,16 @@ def build_loss(
     )
     chosen = LOSSES.get(name, "config.LOSS.name")
     options = getattr(read(config, LossOptions), component_key(name))
+    given: dict[str, Any] = {}
+    if "run" in inspect.signature(chosen).parameters:
+        given["run"] = facts
+    if owns_network(chosen):
+        given["trunk"] = lend(trunk_with_heads(model, "a method with a trunk"), settings)
     loss: Any
     if isinstance(options, dict):
-        given: dict[str, Any] = {}
-        if "run" in inspect.signature(chosen).parameters:
-            given["run"] = facts
-        if owns_network(chosen):
-            given["trunk"] = lend(trunk_with_heads(model, "a method with a trunk"), settings)
         loss = foreign.build(chosen, options, component_key(name), given)
+    elif owns_network(chosen):
+        loss = chosen(options, **given)
     else:
         loss = chosen(options, facts)
     if not isinstance(loss, nn.Module):
@@ -220,7 +224,7 @@ def attach_again(config: DictConfig, loss: nn.Module, model: nn.Module) -> None:
     copies = [each for each in _models_in(loss) if each not in kept]
     if copies and sharding.is_sharded(model):
         for each in copies:
-            start_as(each, model)
+            start_as(each, model)  # an EMA's other parts follow in its start_sharded
         for part in callbacks(loss, "start_sharded"):
             part(model)
     else:

@@ -18,6 +18,7 @@ from torch import nn
 
 from sslengine import startup
 from sslengine.checkpoint.rng import seed_all
+from sslengine.config.components import owns_network
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
 from sslengine.config.users_code import users_code
@@ -39,7 +40,6 @@ from sslengine.meters.base import build_meters
 from sslengine.methods.base import callbacks
 from sslengine.methods.foreign import takes_sample
 from sslengine.methods.supervised import BinaryCrossEntropyLoss, CrossEntropyLoss
-from sslengine.methods.whole import owns_network
 from sslengine.models.model import Model
 from sslengine.models.parts import heads_of
 from sslengine.models.view_trunk import compute_networks_in

@@ -108,7 +108,8 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
     def load_initial_weights(self) -> None:
         """Load the weights that the config names, for a run that does not resume."""
         parts = self.parts
-        build.load_initial_weights(self.config, parts.base_model, parts.feeds.class_names)
+        names = parts.feeds.class_names
+        build.load_initial_weights(self.config, parts.base_model, parts.loss, names)
         build.attach_again(self.config, parts.loss, parts.base_model)
         if not parts.plan.test_only:  # parts that the method has made again
             expect_owners(parts.learner, parts.optimizer.param_groups)

@@ -138,11 +138,11 @@ class ClipGradients(Hook):
 
 
 def group_by_module(learner: nn.Module) -> Iterator[list[nn.Parameter]]:
-    """Yield the parameters of each child; of `heads`, those of each head."""
+    """Yield the parameters of each child; of `heads` and of a method's `student`, of each part."""
     parts: dict[str, list[nn.Parameter]] = {}
     for name, parameter in learner.named_parameters():
-        first, *others = name.split(".")
-        part = f"{first}.{others[0]}" if first == "heads" else first
+        below = next(filter(name.startswith, ("heads.", "loss.student.")), "")
+        part = below + name.removeprefix(below).partition(".")[0]
         parts.setdefault(part, []).append(parameter)
     yield from parts.values()
 

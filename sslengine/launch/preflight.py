@@ -30,6 +30,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from sslengine.checkpoint.contents import has_checkpoints
 from sslengine.checkpoint.options import CheckpointOptions
+from sslengine.config.components import owns_network
 from sslengine.config.facts import run_facts
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
@@ -49,7 +50,7 @@ from sslengine.meters.base import build_meters
 from sslengine.methods.base import Method, callbacks
 from sslengine.methods.foreign import takes_sample
 from sslengine.methods.step import Step
-from sslengine.methods.whole import Batch, owns_network
+from sslengine.methods.whole import Batch
 from sslengine.models.model import Model
 from sslengine.models.options import ModelOptions
 from sslengine.models.weights.read import expect_params_file

@@ -6,21 +6,16 @@ Networks compute in the run's precision and return float32. toolbox.py has their
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from sslengine.distributed.sharding import copy_into
 from sslengine.methods.teacher import Schedule, Teacher
 from sslengine.models.momentum import rank_0_statistics
 from sslengine.models.view_trunk import ViewTrunk
-
-
-def owns_network(method: Any) -> bool:
-    """Tell whether a class takes the trunk itself."""
-    return isinstance(method, type) and "trunk" in inspect.signature(method).parameters
 
 
 class Batch:
@@ -28,8 +23,9 @@ class Batch:
 
     def __init__(self, sample: Mapping[str, Any]) -> None:
         views = sample["input"]  # one batch of images for each view
-        self.views: Sequence[Tensor] = [views] if isinstance(views, Tensor) else views
-        self._sample = sample
+        views = [views] if isinstance(views, Tensor) else views
+        self.views: Sequence[Tensor] = [*views, *sample.get("local_views", ())]
+        self.sample = sample  # all that the collator made
 
     @property
     def labels(self) -> Any:
@@ -44,7 +40,7 @@ class Batch:
 
     def __getitem__(self, name: str) -> Sequence[Any]:
         """Return another field of the batch, for each view."""
-        value: Any = self._sample[name]
+        value: Any = self.sample[name]
         if isinstance(value, Tensor):
             return value.unflatten(0, (len(self.views), -1))  # type: ignore[no-any-return]
         return value  # type: ignore[no-any-return]
@@ -54,8 +50,8 @@ class EMA(Teacher):
     """A copy of a module that follows it: without gradient, averaged after each update."""
 
     def __init__(self, module: nn.Module, momentum: float = 0.996, schedule: Schedule = "cosine",
-                 end: float = 1.0) -> None:  # fmt: skip
-        super().__init__(momentum, schedule, end=end)
+                 end: float = 1.0, dropout: bool = True) -> None:  # fmt: skip
+        super().__init__(momentum, schedule, dropout=dropout, end=end)
         self.attach(module)
 
     def attach(self, model: nn.Module) -> None:
@@ -64,6 +60,18 @@ class EMA(Teacher):
         super().attach(source)
         trunk = (name for name, each in self.named_modules() if isinstance(each, ViewTrunk))
         self.teacher_part = next(trunk, "")  # type: ignore[misc]
+
+    @property
+    def source(self) -> nn.Module:
+        """The module that it follows."""
+        return self._model[0]
+
+    def start_sharded(self, model: nn.Module) -> None:
+        """Start as the module does, but for the trunk, which has started as the model's."""
+        theirs = dict(self.source.named_parameters()) | dict(self.source.named_buffers())
+        for name, own in (*self.module.named_parameters(), *self.module.named_buffers()):
+            if name in theirs:
+                copy_into(own, theirs[name])
 
     @torch.no_grad()
     def forward(self, *inputs: Any) -> Any:  # type: ignore[override]

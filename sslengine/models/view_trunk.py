@@ -2,9 +2,11 @@
 
     trunk(views)                      views x images x width: the final feature of each view
     trunk(views, maps=["res4"])       {"res4": [the map of each view]}
+    trunk(images, ["lastPATCH"], mask=mask)    {"lastPATCH": patches}: one batch of images
     trunk.width                       of the final feature
 
-`views` is a list of batches of images; neighbours of one size pass in one batch.
+`views` is a list of batches of images; neighbours of one size pass in one batch. Further inputs
+(`mask`, `shown`, `patches_at`) go with one batch; a method asks for them with `trunk.take("mask")`.
 """
 
 from __future__ import annotations
@@ -18,9 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sslengine.errors import ConfigError
 from sslengine.models.build import known_heads
 from sslengine.models.model import Model
 from sslengine.models.options import HeadOptions, ModelOptions
+from sslengine.models.trunks.tokens import MASK, add_mask_token
 from sslengine.precision import Precision
 
 
@@ -41,7 +45,22 @@ class ViewTrunk(Model):
         copied.trunk = copy.deepcopy(self.trunk, memo)
         return copied
 
-    def forward(self, views: Sequence[Tensor], maps: Sequence[str] = ()) -> Any:  # type: ignore[override]
+    def take(self, name: str) -> None:
+        """Let the trunk take this input beside the images; raise ConfigError if it cannot."""
+        if name == MASK and name not in self.trunk.extra_inputs:
+            add_mask_token(self.trunk)
+        if name not in self.trunk.extra_inputs:
+            raise ConfigError(
+                f"config.MODEL.TRUNK.NAME: {type(self.trunk).__name__} takes no input {name!r}; "
+                f"vision_transformer and timm's vision transformers do."
+            )
+
+    def forward(  # type: ignore[override]
+        self, views: Tensor | Sequence[Tensor], maps: Sequence[str] = (), **inputs: Tensor
+    ) -> Any:
+        if isinstance(views, Tensor):
+            found = self.trunk(self._channels(views), maps, **inputs)
+            return dict(zip(maps, found, strict=True)) if maps else found[0].flatten(1)
         images = len(views[0])
         groups = [self.trunk(group, maps) for group in self._groups(views)]
         if not maps:

@@ -53,8 +53,8 @@ PLACES = ("code", "paper")
 MASKS = ("outside", "block", "random")
 
 
-# ---- several sizes of views: `global_views`, the crops of the largest size, one after the other
-# for all samples, and `local_views`, the others likewise, if there are any
+# ---- several sizes of views: `global_views`, a list of the crops of the largest size, and
+# `local_views`, of the others, if there are any
 
 
 @register_collator("ibot_multicrop_masking_collator")
@@ -110,8 +110,9 @@ def spread_masks_collator(
     large, collated = _split_by_size(batch)
     if resized_to:
         collated["gram_views"] = collated["global_views"]
-        collated["global_views"] = [_resize(each, resized_to) for each in collated["gram_views"]]
-    rows, columns = _grid(collated["global_views"][0], patch_size)
+        (views,) = collated["gram_views"]
+        collated["global_views"] = [[_resize(each, resized_to) for each in views]]
+    rows, columns = _grid(collated["global_views"][0][0], patch_size)
     if masked_views and high:
         _expect_room(collated, (rows, columns), f"{SPREAD}.patch_size")
     place = Place.find(batch)
@@ -141,9 +142,9 @@ def dropped_patches_collator(
     dropped: float = 0.15,
     same: bool = False,
 ) -> Batch:
-    """`target_views`, the first view of each sample; `random_views`, the others of its size, one
-    after the other for all samples; `focal_views`, the smaller ones likewise, if there are any; and
-    `shown`, the numbers of the patches that are not dropped, for each of the random views.
+    """`target_views`, the first view of each sample; `random_views`, a list of the others of its
+    size; `focal_views`, of the smaller ones, if there are any; and `shown`, the numbers of the
+    patches that are not dropped, for each of the random views.
 
     It draws for the global batch, by seed, epoch and step.
 
@@ -163,17 +164,16 @@ def dropped_patches_collator(
         f"{DROPPED}: expected a patch_size of 1 or more and a share dropped from 0 to below 1, got "
         f"{patch_size} and {dropped}.",
     )
-    views = collated.pop("global_views")[0].unflatten(0, (len(large), -1))
+    ((target, *others),) = collated.pop("global_views")
     focal = {"focal_views": collated.pop("local_views")} if "local_views" in collated else {}
-    patches = math.prod(_grid(views, patch_size))
+    patches = math.prod(_grid(target, patch_size))
     draw, total, mine = _share_of_rank(b"dropped", batch)
     drawn = torch.rand(len(large) - 1, 1 if same else total, patches, generator=draw)
     order = drawn.argsort(dim=-1)[..., : max(1, int(patches * (1 - dropped)))].sort(dim=-1).values
     own = order if same else order[:, mine]
     shown = own.expand(-1, len(batch), -1).flatten(0, 1).contiguous()
-    targets, others = views[0].contiguous(), views[1:].flatten(0, 1).contiguous()
     return {**collated, **focal,
-            "target_views": [targets], "random_views": [others], "shown": [shown]}  # fmt: skip
+            "target_views": [target], "random_views": [others], "shown": [shown]}  # fmt: skip
 
 
 def _split_by_size(batch: Sequence[Sample]) -> tuple[list[int], Batch]:
@@ -182,12 +182,9 @@ def _split_by_size(batch: Sequence[Sample]) -> tuple[list[int], Batch]:
     sides = [max(crops[0].shape[-2:]) for crops in views]
     large = [number for number, side in enumerate(sides) if side == max(sides)]
     small = [number for number, side in enumerate(sides) if side < max(sides)]
-    collated: Batch = {
-        "global_views": [stacked("data", [crop for number in large for crop in views[number]])]
-    }
+    collated: Batch = {"global_views": [[stacked("data", views[number]) for number in large]]}
     if small:
-        local_views = [crop for number in small for crop in views[number]]
-        collated["local_views"] = [stacked("data", local_views)]
+        collated["local_views"] = [[stacked("data", views[number]) for number in small]]
     rest = {key: [view_by_view(batch, key)] for key in batch[0] if key not in ("data", "mask")}
     return large, {**collated, **rest}
 
@@ -202,7 +199,7 @@ def _resize(views: Tensor, side: int) -> Tensor:
 
 
 def _expect_room(collated: Batch, grid: Sequence[int], key: str) -> None:
-    why = no_room("global views", collated["global_views"][0], grid, key)
+    why = no_room("global views", collated["global_views"][0][0], grid, key)
     expect(not why, why)
 
 

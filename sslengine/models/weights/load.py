@@ -20,7 +20,7 @@ from sslengine.errors import CheckpointError, DoesNotFitError, listing, nearest
 from sslengine.models.options import FeatureEvalOptions, ModelOptions, WeightsInitOptions
 from sslengine.models.trunks.base import Trunk
 from sslengine.models.trunks.library import ByName
-from sslengine.models.weights import MODEL
+from sslengine.models.weights import MODEL, TEACHER
 from sslengine.models.weights.fit import RGB, expect_heads, fit_channels, fit_positions
 from sslengine.models.weights.names import find_others, recognise, rename
 from sslengine.models.weights.read import WHERE, first_line, read_params_file, weights_only
@@ -131,6 +131,51 @@ def _init_whole(expected: Mapping[str, Tensor], held: Any, weights: WeightsInitO
     LOG.info("%d tensors from %s (%s).", len(expected), weights.PARAMS_FILE, network)
     trunk, heads = (len(_part(expected, part)) for part in ("trunk", "heads"))
     return Loaded(trunk, heads, left_out=(), network=network, source=weights.PARAMS_FILE)
+
+
+def init_method(method: nn.Module, options: ModelOptions) -> None:
+    """Start the networks of a method that owns them as those of the checkpoint, where these fit.
+
+    Heads of a checkpoint of the other form have their names here in `earlier_names`.
+    """
+    weights = options.WEIGHTS_INIT
+    held = read_params_file(weights)
+    content = _reach(held, _key_path(held, weights), weights.PARAMS_FILE)
+    if not isinstance(content.get("loss"), Mapping):
+        return
+    chosen, network = choose(content, weights.NETWORK, weights.PARAMS_FILE)
+    earlier: Mapping[str, str] = getattr(method, "earlier_names", {})
+    given = {
+        after + name.removeprefix(before): tensor
+        for name, tensor in flatten(_parts(chosen) or {}).items()
+        for before, after in earlier.items()
+        if name.startswith(before)
+    }
+    copies = _name_copies(method) if network == TEACHER else {}
+    for name, tensor in content["loss"].items():
+        copied = next((each for each in copies if name.startswith(each)), "")
+        if bool(copied) == bool(copies):
+            given[copies.get(copied, "") + name.removeprefix(copied)] = tensor
+    expected = {
+        f"{path}.{name}": tensor
+        for path, each in method.named_children()
+        if any(own.requires_grad for own in each.parameters())
+        for name, tensor in each.state_dict().items()
+    }
+    fitting = [n for n in expected if n in given and given[n].shape == expected[n].shape]
+    copy_tensors(expected, given, fitting)
+    LOG.info("%d of %d tensors of the method from %s.", len(fitting), len(expected),
+             weights.PARAMS_FILE)  # fmt: skip
+
+
+def _name_copies(method: nn.Module) -> dict[str, str]:
+    """Return the prefix of each momentum copy, and of the network that it follows."""
+    paths = {id(each): f"{name}." for name, each in method.named_modules() if name}
+    return {
+        f"{name}.module.": paths[id(each.source)]
+        for name, each in method.named_modules()
+        if id(getattr(each, "source", None)) in paths
+    }
 
 
 def _init_from_library(model: nn.Module, options: ModelOptions) -> Loaded:
