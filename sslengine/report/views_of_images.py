@@ -122,7 +122,7 @@ def _reconstruct(model: Any, batch: Mapping[str, Any], options: SplitOptions) ->
 
 def _hide(batch: Mapping[str, Any], options: SplitOptions, count: int) -> Tensor | None:
     """Show each image's most hidden view, without and with its hidden pixels grey."""
-    held = {key: each[0] for key, each in batch.items() if isinstance(each, list) and each}
+    held = {key: _join(each[0]) for key, each in batch.items() if isinstance(each, list) and each}
     name = next((each for each in ("mask", "shown") if each in held), "")
     images = [each for each in held.values() if isinstance(each, Tensor) and each.ndim == 4]
     # The largest; of several of a size the last: those before it are targets.
@@ -142,6 +142,13 @@ def _hide(batch: Mapping[str, Any], options: SplitOptions, count: int) -> Tensor
     shown = undo_normalize(views[rows].float(), Pipeline(options.TRANSFORMS, "TRANSFORMS"))
     away = F.interpolate(hidden[rows], views.shape[-2:])
     return torch.stack([shown, torch.lerp(shown, torch.tensor(GREY), away)], dim=1)
+
+
+def _join(value: Any) -> Any:
+    """Join a list of views of one size; anything else stays as it is."""
+    views = isinstance(value, list) and all(isinstance(each, Tensor) for each in value)
+    same = views and len({each.shape for each in value}) == 1
+    return torch.cat(value) if same else value
 
 
 def _grid(count: int, images: Tensor) -> tuple[int, int]:

@@ -41,10 +41,11 @@ def masked(index: int) -> dict[str, list[object]]:
 
 def test_ibot_global_and_local_views_apart_and_masks_with_the_global_ones() -> None:
     batch = ibot_multicrop_masking_collator([masked(0), masked(1), masked(2)])
-    assert batch["global_views"][0][:, 0, 0, 0].tolist() == [0, 10, 20, 1, 11, 21]
-    assert batch["global_views"][0].shape == (6, 3, 8, 8)
-    assert batch["local_views"][0][:, 0, 0, 0].tolist() == [2, 12, 22, 3, 13, 23]
-    assert batch["local_views"][0].shape == (6, 3, 4, 4)
+    large, small = (torch.stack(batch[each][0]) for each in ("global_views", "local_views"))
+    assert large[..., 0, 0, 0].tolist() == [[0, 10, 20], [1, 11, 21]]
+    assert large.shape == (2, 3, 3, 8, 8)
+    assert small[..., 0, 0, 0].tolist() == [[2, 12, 22], [3, 13, 23]]
+    assert small.shape == (2, 3, 3, 4, 4)
     assert batch["mask"][0].shape == (6, 4, 4)
     assert batch["mask"][0][:, 0, 0].tolist() == [False, True, False, True, False, True]
     assert batch["data_idx"][0].tolist() == [0, 1, 2] * 4
@@ -57,7 +58,7 @@ def test_ibot_without_local_views() -> None:
     samples = [{key: values[:2] for key, values in masked(index).items()} for index in range(2)]
     batch = ibot_multicrop_masking_collator(samples)
     assert "local_views" not in batch
-    assert len(batch["global_views"][0]) == len(batch["mask"][0]) == 4
+    assert len(torch.cat(batch["global_views"][0])) == len(batch["mask"][0]) == 4
 
 
 def test_views_one_patch_wide_are_refused() -> None:
@@ -118,7 +119,7 @@ def masks(samples: Any, **options: Any) -> dict[tuple[int, int], Tensor]:
     batch = spread_masks_collator(samples, patch_size=PATCH, **options)
     (mask,), (at,) = batch["mask"], batch["patches_at"]
     assert torch.equal(at, mask.flatten().nonzero().flatten())
-    images = batch["global_views"][0][:, 0, 0, 0].long().tolist()
+    images = torch.cat(batch["global_views"][0])[:, 0, 0, 0].long().tolist()
     views = [0] * len(samples) + [1] * len(samples)
     return dict(zip(zip(images, views, strict=True), mask, strict=True))
 
