@@ -10,6 +10,10 @@ models: big` may be missing; `override models: big` replaces the file that an in
 for that folder.
 
 A folder of configs may contain the YAML files directly, or in a subfolder `config/`, as in VISSL.
+
+A file's keys are those of `config`, or begin at the root if it has a key `config`. The header
+`# @package` says it otherwise, as in Hydra; so do `FOLDER@PACKAGE: NAME`, and folders that are
+named like sections (`config/DATA/TRAIN/photos.yaml`).
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ _SELF = "_self_"
 # What is added to a config, and no config by itself.
 _FORMS = "forms/"
 _GLOBAL = "_global_"
+_ROOT = {"config", "engine_name", "node_id"}
 _PACKAGE = re.compile(r"\s*#\s*@package\s+(\S+)\s*$")
 
 
@@ -105,8 +110,7 @@ class ConfigFiles:
             )
         self._expect(file)
         tree, header = _read(file)
-        own = choice.package or choice.group.strip("/").replace("/", ".")
-        package = _joined(package, own) if header is None else header
+        package = _place(tree, package, choice) if header is None else header
         folder = group if choice.grouped else posixpath.dirname(path)
         entries = list(_entries(tree.pop("defaults", None), file))
         for each in entries:
@@ -140,9 +144,14 @@ def stem(name: Any) -> str:
     return str(name).removesuffix(".yaml")
 
 
-def _joined(package: str, own: str) -> str:
-    own = own.removeprefix(_GLOBAL).strip(".")
-    return f"{package}.{own}".strip(".")
+def _place(tree: Mapping[str, Any], package: str, choice: Choice) -> str:
+    """Return the package of a file without a header."""
+    if _ROOT & tree.keys():
+        return ""
+    own = choice.package or choice.group.strip("/").replace("/", ".")
+    joined = f"{package}.{own.removeprefix(_GLOBAL).strip('.')}".strip(".")
+    sections = joined.split(".")[1:]
+    return joined if choice.package or (sections and all(map(str.isupper, sections))) else "config"
 
 
 def _read(file: Path) -> tuple[dict[str, Any], str | None]:
@@ -216,16 +225,10 @@ def _entries(listed: Any, file: Path) -> Iterator[Choice | None]:
 
 
 def _layer(file: Path, tree: Mapping[str, Any], package: str) -> Layer:
-    origin = readable_path(file)
-    if package and "config" in tree:
-        raise ConfigError(
-            f"{origin}: its first line must be\n  # @package _global_\n"
-            f"  Without it, the file's keys are placed below {package!r}."
-        )
     found = dict(tree)
     for name in reversed([part for part in package.split(".") if part]):
         found = {name: found}
-    return Layer(origin, found)
+    return Layer(readable_path(file), found)
 
 
 def readable_path(file: Path) -> str:

@@ -19,7 +19,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "child.yaml": "defaults: [base, _self_]\nSEED_VALUE: 3\n",
         "broken.yaml": GLOBAL + "config: [unclosed\n",
         "digits.yaml": f"{GLOBAL}config:\n  SEED_VALUE: {'1' * 5000}\n",
-        "bare.yaml": "config:\n  LOG_FREQUENCY: 1\n",
         "plugins.yaml": GLOBAL + "config:\n  PLUGINS: [one]\n",
     }
     root = tmp_path / "mine"
@@ -111,7 +110,6 @@ def test_the_last_to_set_a_key_may_have_set_its_section(folder: Path) -> None:
         (["config=digits"], "digits.yaml: not valid YAML"),
         (["config=base", f"config.A={'1' * 5000}"], "(?s)command line: .*Write KEY=VALUE"),
         (["base.yaml"], "command line: 'base.yaml' is not KEY=VALUE. .*: config=base$"),
-        (["config=bare"], "(?s)mine/bare.yaml: its first line must be.*# @package _global_"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_composed(folder: Path, arguments: list[str], message: str) -> None:
@@ -159,7 +157,8 @@ def test_two_files_by_config(folder: Path) -> None:
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Files that name others in every way there is. What they should give was asked of hydra."""
+    """Files that name others in every way there is. What they should give was asked of hydra, but
+    for those without a header: their keys are of `config`, unless folders are named like sections."""
     files = {
         "base": GLOBAL + "config: {A: top}",
         "my/base": GLOBAL + "config: {A: my}",
@@ -167,6 +166,8 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "models/big": GLOBAL + "config: {M: big}",
         "models/small": GLOBAL + "config: {M: small}",
         "models/bare": "X: 1",
+        "DATA/TRAIN/photos": "X: 1",
+        "rooted": "defaults: [base]\nconfig: {B: 1}",
         "group": GLOBAL + "defaults: [{models: big}, _self_]\nconfig: {B: 1}",
         "both": GLOBAL + "defaults: [{models: [big, small]}]\nconfig: {B: 1}",
         "none": GLOBAL + "defaults: [{models: null}]\nconfig: {B: 1}",
@@ -204,10 +205,13 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["config=absent"], [{"config": {"B": 1}}]),
         (["config=above"], [{"config": {"B": 1}}, {"config": {"M": "big"}}]),
         (["config=placed"],
-         [{"models": {"X": 1}}, {"config": {"Z": {"X": 1}}}, {"config": {"Y": {"X": 1}}}, {}]),
+         [{"config": {"X": 1}}, {"config": {"Z": {"X": 1}}}, {"config": {"Y": {"X": 1}}}, {}]),
         (["config=nested"], [{"config": {"Q": {"X": 1}}}, {"config": {"Q": {"X": 2}}}]),
         (["config=base", "+config/models=bare"],
-         [{"config": {"A": "top"}}, {"config": {"models": {"X": 1}}}]),
+         [{"config": {"A": "top"}}, {"config": {"X": 1}}]),
+        (["config=base", "+config/DATA/TRAIN=photos"],
+         [{"config": {"A": "top"}}, {"config": {"DATA": {"TRAIN": {"X": 1}}}}]),
+        (["config=rooted"], [{"config": {"A": "top"}}, {"config": {"B": 1}}]),
         (["config=base", "+config/models@config.R=bare"],
          [{"config": {"A": "top"}}, {"config": {"R": {"X": 1}}}]),
     ],
