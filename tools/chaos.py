@@ -100,7 +100,7 @@ METHODS: dict[str, tuple[str, ...]] = {
 # Not with test phases: a memory bank has rows for training images only.
 UNTESTED = ("deepclusterv2", "pirl", "npid", "npid++")
 # Fields of records that differ between any two runs.
-TIMES = frozenset(("time", "images_per_s", "data_seconds", "seconds_per_step"))
+TIMES = frozenset(("time", "images_per_s", "data_seconds"))
 # (ranks, loader workers, share of all kills)
 SHAPES = ((1, 0, 0.6), (2, 0, 0.3), (1, 2, 0.06), (2, 2, 0.04))
 # Share of the kills that wait for a save to begin: otherwise few would hit one.

@@ -15,12 +15,12 @@ from omegaconf import DictConfig
 from sslengine.config.options import DistributedOptions, MachineOptions, RunOptions
 from sslengine.config.sections import read
 from sslengine.hooks.collapse import LogCollapse
-from sslengine.hooks.eval_mode import EvaluateLoss, MaskAbsentClasses, PreciseBatchNorm
+from sslengine.hooks.eval_mode import MaskAbsentClasses, PreciseBatchNorm
 from sslengine.hooks.events import EVENTS
 from sslengine.hooks.gradients import ClipGradients, FreezeParameters, LogGradientNorm
 from sslengine.hooks.options import HooksOptions, ProfilingOptions
-from sslengine.hooks.profile import LogGpuMemory, LogGpus, LogMemoryPeaks, ProfileSteps
-from sslengine.hooks.timing import IterationTimer, LogPerfStats
+from sslengine.hooks.profile import LogGpuMemory, LogGpus, ProfileSteps
+from sslengine.hooks.timing import LogPerfStats
 from sslengine.meters import MetersOptions
 from sslengine.models.options import ModelOptions
 from sslengine.registry import HOOK_ADAPTERS, HOOKS
@@ -36,7 +36,6 @@ def default_hooks(config: DictConfig, run_dir: Path | None) -> list[Any]:
     clip, logged = model.GRAD_CLIP, (board.LOG_PARAMS, board.LOG_PARAMS_GRADIENTS)
     first, where = profiling.first_recorded, (profiling.PROFILED_RANKS, profiling.OUTPUT_FOLDER)
     chosen: list[Any] = [
-        hooks.ITERATION_TIMER and IterationTimer(),
         stages.MONITOR_PERF_STATS and LogPerfStats(stages.PERF_STAT_FREQUENCY),
         hooks.MODEL_COMPLEXITY.COMPUTE_COMPLEXITY
         and HOOKS.get("model_complexity")(hooks.MODEL_COMPLEXITY.INPUT_SHAPE),
@@ -53,11 +52,9 @@ def default_hooks(config: DictConfig, run_dir: Path | None) -> list[Any]:
         and HOOKS.get("tensorboard_histograms")(board.LOG_PARAMS_EVERY_N_ITERS, *logged),
         hooks.PRECISE_BN.ENABLED and PreciseBatchNorm(hooks.PRECISE_BN.NUM_ITERS),
         read(config, MetersOptions).model_output_mask and MaskAbsentClasses(),
-        hooks.EVALUATE_LOSS.SETS and EvaluateLoss(hooks.EVALUATE_LOSS),
         hooks.ONLINE_EVAL.EVERY and HOOKS.get("online_eval")(hooks.ONLINE_EVAL),
         hooks.COLLAPSE_SIGNS
         and LogCollapse(hooks.STOP_ON_COLLAPSE, model.starts_from_weights(), run_dir),
-        memory.LOG_PEAKS and LogMemoryPeaks(frequency),
         profiling.MEMORY_PROFILING.TRACK_BY_LAYER_MEMORY
         and HOOKS.get("layer_memory")(first, *where),
         profiling.asked_for and ProfileSteps(profiling, run_dir or Path()),

@@ -1,4 +1,4 @@
-"""Hooks of test phases: batch norm statistics, the loss of a whole set, classes that are masked."""
+"""Hooks of test phases: batch norm statistics, and classes that are masked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from sslengine.checkpoint.rng import rng_state, set_rng_state
 from sslengine.distributed.collectives import sum_in_place
 from sslengine.errors import ConfigError
 from sslengine.hooks.events import Hook, Task
-from sslengine.hooks.options import EvaluateLossOptions
 from sslengine.meters.base import mask_absent, present_classes
 from sslengine.precision import widest
 from sslengine.registry import TRAIN_STEPS
@@ -127,31 +126,6 @@ def _read_inputs(task: Task, batches: int) -> Iterator[Any]:
         for batch in feed.batches(-1 - (task.phase.index * rounds + number), 0, steps):
             chosen = {key: batch[key][0] for key in keys}
             yield chosen if nested else chosen[keys[0]]
-
-
-class EvaluateLoss(Hook):
-    """Add the loss over a whole set to `task.phase_results`: `HOOKS.EVALUATE_LOSS`.
-
-    Cost: a forward pass over the split each time. It changes nothing in the run.
-    """
-
-    def __init__(self, options: EvaluateLossOptions) -> None:
-        self.sets = [name.upper() for name in options.SETS]
-        self.every, self.at_end = options.EVERY, options.AT_END
-
-    def on_start(self, task: Task) -> None:
-        if "TRAIN" in self.sets and task.train_feed is None:
-            raise ConfigError("config.HOOKS.EVALUATE_LOSS.SETS: this run only tests; name TEST.")
-
-    def on_phase_end(self, task: Task) -> None:
-        if not task.train or not task.phase.complete:
-            return
-        made = task.phase.train_index + 1
-        last = made == 1 + max(phase.train_index for phase in task.phases)
-        if (self.every > 0 and made % self.every == 0) or (last and self.at_end):
-            task.phase_results["set_loss"] = {
-                name.lower(): task.set_loss(name)["loss"] for name in self.sets
-            }
 
 
 class MaskAbsentClasses(Hook):

@@ -39,8 +39,6 @@ class MemorySummaryOptions:
     PRINT_MEMORY_SUMMARY: bool = True
     # The iteration after which the GPU memory is logged.
     LOG_ITERATION_NUM: int = 0
-    # Log the peak memory of the process and of the GPU with each log line.
-    LOG_PEAKS: bool = False
 
 
 @dataclass
@@ -63,16 +61,6 @@ class TensorBoardOptions:
     LOG_PARAMS_GRADIENTS: bool = False
     # Steps between two histograms.
     LOG_PARAMS_EVERY_N_ITERS: int = at_least(1, 310)
-
-
-@dataclass
-class EvaluateLossOptions:
-    # Compute the loss over all of TRAIN or TEST, in eval mode: metric `set_loss` of a phase.
-    SETS: list[str] = choices([], "TRAIN", "TEST", "train", "test")
-    # Train phases between two computations; 0: only at the end.
-    EVERY: int = at_least(0, 1)
-    # Also compute it after the last train phase.
-    AT_END: bool = True
 
 
 @dataclass
@@ -140,14 +128,11 @@ class HooksOptions:
     CHECK_NAN: bool = True
     # Log each GPU's name and memory once.
     LOG_GPU_STATS: bool = True
-    # Add the seconds per train step to the metrics of each train phase.
-    ITERATION_TIMER: bool = False
     PERF_STATS: PerfStatsOptions = field(default_factory=PerfStatsOptions)
     PRECISE_BN: PreciseBnOptions = field(default_factory=PreciseBnOptions)
     MEMORY_SUMMARY: MemorySummaryOptions = field(default_factory=MemorySummaryOptions)
     MODEL_COMPLEXITY: ModelComplexityOptions = field(default_factory=ModelComplexityOptions)
     TENSORBOARD_SETUP: TensorBoardOptions = field(default_factory=TensorBoardOptions)
-    EVALUATE_LOSS: EvaluateLossOptions = field(default_factory=EvaluateLossOptions)
     ONLINE_EVAL: OnlineEvalOptions = field(default_factory=OnlineEvalOptions)
     EARLY_STOPPING: EarlyStoppingOptions = field(default_factory=EarlyStoppingOptions)
     # Report spread and rank of projections and features at the end of each train phase.

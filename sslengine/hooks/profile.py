@@ -26,7 +26,6 @@ from sslengine.distributed.ranks import rank
 from sslengine.errors import ConfigError
 from sslengine.hooks.events import Hook, Task
 from sslengine.hooks.options import ProfilingOptions, RuntimeProfilingOptions
-from sslengine.monitor.environment import peak_memory
 from sslengine.trust import is_config_trusted
 
 log = logging.getLogger("sslengine")
@@ -53,26 +52,6 @@ class LogGpuMemory(Hook):
     def on_step(self, task: Task) -> None:
         if task.device.type == "cuda" and task.train and task.iteration == self.iteration + 1:
             log.info("%s", torch.cuda.memory_summary(task.device))
-
-
-class LogMemoryPeaks(Hook):
-    """`HOOKS.MEMORY_SUMMARY.LOG_PEAKS`: the peak memory so far, in GB, with each log line.
-
-        rss_gb              host memory of this process, without its loader workers
-        gpu_allocated_gb    GPU memory of tensors, as torch counts it
-        gpu_reserved_gb     GPU memory that torch has reserved
-
-    Each is the largest over ranks. It does not synchronise with the device.
-    """
-
-    def __init__(self, frequency: int) -> None:
-        self.frequency = frequency
-
-    def on_step(self, task: Task) -> None:
-        first_or_due = task.progress.step == 1 or task.iteration % self.frequency == 0
-        if task.train and first_or_due:
-            for name, value in peak_memory(task.device).items():
-                task.storage.put_scalar(name, round(value, 3), window=1, reduce="max", keep=False)
 
 
 # ---- torch's profiler

@@ -1,4 +1,4 @@
-"""Measure the time of a step, HOOKS.ITERATION_TIMER, and of its stages, HOOKS.PERF_STATS."""
+"""Measure the time of the stages of a step: HOOKS.PERF_STATS."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ log = logging.getLogger("sslengine")
 
 STAGES = ("read_sample", "forward", "loss_compute", "loss_all_reduce", "meters_update", "backward",
           "optimizer_step", "train_step_total")  # fmt: skip
-# Not counted: the first steps of a process are slow (it allocates memory and chooses kernels).
-WARMUP_STEPS = 3
 
 
 class StageTimer:
@@ -118,31 +116,3 @@ class LogPerfStats(Hook):
 
     def on_phase_end(self, task: Task) -> None:
         log.info("stage times, means of this phase:\n%s", task.perf.report_str())
-
-
-class IterationTimer(Hook):
-    """Add `seconds_per_step` to each train phase: of all its steps so far, with reading data.
-
-    The first WARMUP_STEPS of the process are not counted, nor are test phases.
-    """
-
-    def __init__(self, warmup_steps: int = WARMUP_STEPS) -> None:
-        self.warmup_left, self.steps, self.seconds = warmup_steps, 0, 0.0
-        self._mark = 0.0  # when the last train step ended
-
-    def on_phase_start(self, task: Task) -> None:
-        self._mark = perf_counter()
-
-    def on_step(self, task: Task) -> None:
-        if not task.train:
-            return
-        began, self._mark = self._mark, perf_counter()
-        if self.warmup_left:
-            self.warmup_left -= 1
-        else:
-            self.steps += 1
-            self.seconds += self._mark - began
-
-    def on_phase_end(self, task: Task) -> None:
-        if task.train and self.steps:
-            task.phase_results["seconds_per_step"] = self.seconds / self.steps

@@ -20,9 +20,7 @@ def on(*overrides: str, **without: str) -> Of:
 ACTS = {"does_not_change_the_run": "it is there to change what is trained"}
 REFUSED = {"ranks_stay_equal_sharded": "it is refused there, by config/requirements.py"}
 FROZEN = {"ranks_stay_equal_sharded": "what it freezes does not change in so few steps"}
-SINCE_THE_START = {"resumes_its_state": "it tells of this process alone"}
 HOOKS: dict[str, Of] = {
-    "IterationTimer": on("config.HOOKS.ITERATION_TIMER=true", **SINCE_THE_START),
     "LogPerfStats": on("config.HOOKS.PERF_STATS.MONITOR_PERF_STATS=true"),
     "LogComplexity": on("config.HOOKS.MODEL_COMPLEXITY={COMPUTE_COMPLEXITY:true,INPUT_SHAPE:[3,16,16]}",
         **REFUSED),
@@ -32,12 +30,10 @@ HOOKS: dict[str, Of] = {
         "config.MODEL.TEMP_FROZEN_PARAMS_EPOCH_MAP=[[trunk.bn1.weight,1]]", **ACTS, **FROZEN),
     "ClipGradients": on("config.MODEL.GRAD_CLIP={USE_GRAD_CLIP:true,MAX_NORM:0.1}", **ACTS),
     "PreciseBatchNorm": on("config.HOOKS.PRECISE_BN={ENABLED:true,NUM_ITERS:2}", **ACTS, **REFUSED),
-    "EvaluateLoss": on("config.HOOKS.EVALUATE_LOSS.SETS=[TRAIN]"),
     "OnlineEval": on(
         "config.HOOKS.ONLINE_EVAL={EVERY:1,WHAT:[label_free],IMAGES:8,TOPK:[1]}",
         **REFUSED),
     "LogCollapse": on("config.HOOKS.COLLAPSE_SIGNS=true"),
-    "LogMemoryPeaks": on("config.HOOKS.MEMORY_SUMMARY.LOG_PEAKS=true"),
     "TensorBoardHistograms": on(
         "config.HOOKS.TENSORBOARD_SETUP={USE_TENSORBOARD:true,LOG_PARAMS:true}"),
 }  # fmt: skip

@@ -25,8 +25,6 @@ def test_what_can_be_asked_for_in_its_order() -> None:
             "PERF_STATS": {"MONITOR_PERF_STATS": True},
             "MODEL_COMPLEXITY": {"COMPUTE_COMPLEXITY": True},
             "TENSORBOARD_SETUP": {"USE_TENSORBOARD": True, "LOG_PARAMS": True},
-            "EVALUATE_LOSS": {"SETS": ["TRAIN"]},
-            "MEMORY_SUMMARY": {"LOG_PEAKS": True},
             "EXTRA": [{"name": "test_power_cut", "after": 1}],
         },
         MODEL__TEMP_FROZEN_PARAMS_ITER_MAP=[["module.heads.0.clf.0.weight", 2]],
@@ -40,9 +38,7 @@ def test_what_can_be_asked_for_in_its_order() -> None:
         "LogGradientNorm",
         "ClipGradients",
         "TensorBoardHistograms",
-        "EvaluateLoss",
         "LogCollapse",
-        "LogMemoryPeaks",
         "ProfileSteps",
         "CutPower",
     ]

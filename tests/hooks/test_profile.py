@@ -147,15 +147,6 @@ def test_the_peak_of_the_process_is_what_the_system_tells() -> None:
     assert metrics == {"rss_gb": pytest.approx(kilobytes * 1024 / 1e9, rel=0.05, abs=0.002)}
 
 
-def test_peaks_are_in_each_line_if_asked_for(tmp_path: Path) -> None:
-    train_engine(make_run(tmp_path, HOOKS__MEMORY_SUMMARY__LOG_PEAKS=True))
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    steps = [line["rss_gb"] for line in lines if line["kind"] == "step"]
-    assert len(steps) == 6
-    assert all(peak > 0.05 for peak in steps)
-    assert steps == sorted(steps)
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_the_peaks_of_the_gpu_are_torchs() -> None:

@@ -1,21 +1,14 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from sslengine.engine import loop
 from sslengine.hooks import timing
-from sslengine.hooks.events import Hook
-from sslengine.hooks.timing import IterationTimer, LogPerfStats, PerfStats, StageTime
-from tests.engine.runs import make_task
+from sslengine.hooks.timing import LogPerfStats, PerfStats, StageTime
 from tests.engine.tasks import ListModel, begin, make_batch
-from tests.engine.test_task import SUPERVISED, WITH_TEST
 from tests.gpu.place import nothing_waits
 
 
@@ -88,31 +81,3 @@ def test_stage_times_are_logged(
     task.start_phase()
     task.on_phase_start()
     assert task.perf.report() == []
-
-
-class Read(Hook):
-    """Metrics at the ends of train phases; what comes before that takes a second."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
-        self.seen: list[float] = []
-
-    def on_phase_end(self, task: Any) -> None:
-        self.clock.now += 1.0
-        if task.train:
-            self.seen.append(task.phase_results["seconds_per_step"])
-
-
-def test_seconds_of_a_step(tmp_path: Path, clock: Clock) -> None:
-    """Of the eight steps in two train phases the first two are not counted, nor are test steps."""
-    read = Read(clock)
-    task = make_task(tmp_path, [IterationTimer(warmup_steps=2), read], **SUPERVISED, **WITH_TEST)
-    made = task.parts.train_step_function
-
-    def slow(task: Any) -> Any:
-        clock.now += (10.0 if task.iteration < 2 else 2.0 + task.phase.epoch) if task.train else 1e3
-        return made(task)
-
-    task.parts = replace(task.parts, train_step_function=slow)
-    loop.run(task)
-    assert read.seen == pytest.approx([2.0, (2 * 2.0 + 4 * 3.0) / 6])

@@ -49,8 +49,7 @@ def _sent() -> Sequence[Counter[Sent]]:
     resolved = resolve_small([], {
         "LOG_FREQUENCY": EVERY, "DISTRIBUTED.NUM_PROC_PER_NODE": 2,
         "DATA.TRAIN.DATA_LIMIT": 8 * STEPS, "OPTIMIZER.num_iterations": STEPS,
-        "HOOKS.MEMORY_SUMMARY.LOG_PEAKS": True, "HOOKS.COLLAPSE_SIGNS": True,
-        "HOOKS.ITERATION_TIMER": True, "HOOKS.PERF_STATS.MONITOR_PERF_STATS": True,
+        "HOOKS.COLLAPSE_SIGNS": True, "HOOKS.PERF_STATS.MONITOR_PERF_STATS": True,
         "HOOKS.PERF_STATS.PERF_STAT_FREQUENCY": EVERY,
     })  # fmt: skip
     sends = _Sends()
