@@ -17,6 +17,8 @@ EXPORT = ["onnx>=1.16", "onnxscript>=0.5", "onnxruntime>=1.18", "transformers>=4
 # imagecodecs: compressions of TIFFs of many bands that tifffile alone cannot read.
 TIFF = ["tifffile>=2023.1", "imagecodecs>=2023.1.23"]
 VIDEO = ["av>=14"]
+# Text encoders of the method CLIP.
+TEXT = ["transformers>=4.48"]
 # Each under its name, and all of them as `trackers`. They have many dependencies: tests of them
 # have an environment of their own.
 TRACKERS = {
@@ -89,6 +91,7 @@ setup(
         "export": EXPORT,
         "tiff": TIFF,
         "video": VIDEO,
+        "text": TEXT,
         **TRACKERS,
         "trackers": [each for needs in TRACKERS.values() for each in needs],
         "bench": ["lightning>=2.2", "accelerate>=0.30", "lightly>=1.5"],

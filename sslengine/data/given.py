@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 from torch.utils.data import RandomSampler as TorchRandomSampler
 from torch.utils.data import SequentialSampler as TorchSequentialSampler
 
-from sslengine.data.batch.collators import Batch
+from sslengine.data.batch.collators import FIELDS, Batch
 from sslengine.data.batch.samplers import (
     BatchSampler,
     DistributedBatchSampler,
@@ -67,11 +67,13 @@ def _collate(collate: Collate, where: str, samples: Sequence[Any]) -> Batch:
 
 
 def as_batch(given: Any, where: str) -> Batch:
-    """(input, target), an input alone, or a dict with `data` and perhaps `label`."""
+    """(input, target), an input alone, or a dict with `data`, perhaps `label`, and fields."""
     if isinstance(given, Tensor):
         return {"data": [given], "label": [None]}
     if isinstance(given, Mapping) and "data" in given:
-        return {"label": [None], **{key: [value] for key, value in given.items()}}
+        fields = [key for key in given if key not in ("data", "label")]
+        also = {FIELDS: [tuple(fields)]} if fields else {}
+        return {"label": [None], **{key: [value] for key, value in given.items()}, **also}
     if isinstance(given, (list, tuple)) and len(given) in (1, 2):
         return {"data": [given[0]], "label": [given[1] if len(given) == 2 else None]}
     held = f"a {type(given).__name__}"

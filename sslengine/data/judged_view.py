@@ -30,6 +30,7 @@ def judged_train(data: DataOptions) -> SplitOptions:
         LABEL_PATHS=train.LABEL_PATHS[:1],
         LABEL_TYPE="standard" if labelled else "sample_index",
         TRANSFORMS=choose(data)[0],
+        FIELDS=[],
         COLLATE_FUNCTION="default_collate",
         COLLATE_FUNCTION_PARAMS={},
         INPUT_KEY_NAMES=["data"],

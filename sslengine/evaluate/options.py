@@ -61,6 +61,7 @@ def frozen_protocol(network: str, entries: list[dict[str, Any]]) -> dict[str, An
             f"DATA.{split}.TRANSFORMS": entries,
             f"DATA.{split}.COLLATE_FUNCTION": "default_collate",
             f"DATA.{split}.COLLATE_FUNCTION_PARAMS": {},
+            f"DATA.{split}.FIELDS": [],
             f"DATA.{split}.INPUT_KEY_NAMES": ["data"],
             f"DATA.{split}.TARGET_KEY_NAMES": ["label"],
             f"DATA.{split}.DROP_LAST": False,

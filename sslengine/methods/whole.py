@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sslengine.data.batch.collators import FIELDS
 from sslengine.distributed.sharding import copy_into
+from sslengine.errors import DataError, listing
 from sslengine.methods.teacher import Schedule, Teacher
 from sslengine.models.momentum import rank_0_statistics
 from sslengine.models.view_trunk import ViewTrunk
@@ -38,12 +40,16 @@ class Batch:
         found: Tensor = self["data_idx"][0]
         return found
 
-    def __getitem__(self, name: str) -> Sequence[Any]:
-        """Return another field of the batch, for each view."""
-        value: Any = self.sample[name]
-        if isinstance(value, Tensor):
-            return value.unflatten(0, (len(self.views), -1))  # type: ignore[no-any-return]
-        return value  # type: ignore[no-any-return]
+    def __getitem__(self, name: str) -> Any:
+        """Return a field of the source, an entry an image; or what transforms made, by view."""
+        if name not in self.sample:
+            raise DataError(
+                f"the method reads {name!r}, and the batch has {listing(self.sample)}. Name it in "
+                f"config.DATA.TRAIN.FIELDS, if the source has it."
+            )
+        value = self.sample[name]
+        by_view = isinstance(value, Tensor) and name not in self.sample.get(FIELDS, ())
+        return value.unflatten(0, (len(self.views), -1)) if by_view else value
 
 
 class EMA(Teacher):

@@ -135,6 +135,10 @@ METHODS: dict[str, Of] = {
         "config.LOSS.capi_loss.num_clusters=6", "config.LOSS.capi_loss.predictor_layers=1",
         "config.LOSS.capi_loss.predictor_heads=2",
     ), more={"also": [EQUAL]}),
+    "clip_loss": of("clip", "", "config.DATA.TRAIN.TRANSFORMS.0.size=16", "config.LOSS.clip_loss.dim=8",
+                    also=[EQUAL]),
+    "siglip": of("clip", "", "config.DATA.TRAIN.TRANSFORMS.0.size=16", "config.LOSS.clip_loss.dim=8",
+                 "config.LOSS.clip_loss.loss=siglip", component="clip_loss", also=[EQUAL]),
     "distillation_loss": of(
         "distillation", "[mlp,{dims:[auto,96]}]", "config.DATA.TRAIN.TRANSFORMS.0.size=16",
         *needed("distillation"), also=[EQUAL],
@@ -167,7 +171,7 @@ IN_HALF = [
     if name not in OFTEN_IN_HALF
 ]
 # What differs between ranks: a queue, a memory, a centre, statistics of all images.
-ACROSS_RANKS = ("simclr_info_nce_loss", "moco_loss", "swav_loss", "dino_loss", "msn_loss", "dinov3_loss", "capi_loss",
+ACROSS_RANKS = ("simclr_info_nce_loss", "moco_loss", "swav_loss", "dino_loss", "msn_loss", "dinov3_loss", "capi_loss", "clip_loss",
                 "deepclusterv2_loss", "nce_loss_with_memory", "multi_input_output_model")  # fmt: skip
 OF_ONE_RANK = [
     f"{name}-ranks_stay_equal" for name in (*METHODS, *MODELS_SMALL) if name not in ACROSS_RANKS

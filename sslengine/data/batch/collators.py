@@ -16,9 +16,12 @@ from torch import Tensor
 from torch.utils.data import default_collate as stack_in_shared_memory
 
 from sslengine.data.augment.transform import Sample
+from sslengine.data.manifest.index import as_numbers
 from sslengine.errors import DataError
 from sslengine.registry import register_collator
 
+# Where a sample has its fields (DATA.TRAIN.FIELDS), and a batch their names.
+FIELDS = "fields"
 # Under each key a list over data sources, of tensors or of lists of tensors.
 Batch = dict[str, list[Any]]
 
@@ -150,6 +153,24 @@ def _vector(labels: Sequence[object], num_classes: int) -> Tensor:
         f"classes that it shows and that it does not, from 0 to num_classes - 1, "
         f"{num_classes - 1}; got {labels}."
     )
+
+
+def add_fields(batch: Batch, fields: Sequence[dict[str, Any]]) -> None:
+    """Add the fields of the samples: an entry an image, numbers and arrays as a tensor."""
+    for name in fields[0]:
+        if name in {*batch, "input", "target"}:
+            raise DataError(
+                f"config.DATA.TRAIN.FIELDS: the batch has another {name!r}; expected a field of "
+                f"another name."
+            )
+        values = [as_numbers(each[name]) for each in fields]
+        if isinstance(values[0], (np.ndarray, np.generic, Tensor)):
+            # Copies: what ranks and workers share cannot be written to.
+            batch[name] = [stacked(name, [torch.from_numpy(np.array(each)) for each in values])]
+        else:
+            batch[name] = [values]
+    if fields[0]:
+        batch[FIELDS] = [tuple(fields[0])]
 
 
 def _first_views(batch: Sequence[Sample]) -> Batch:

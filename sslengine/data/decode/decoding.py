@@ -107,6 +107,11 @@ class Decoder:
         """Decode an image; with IMAGE_MODE stored perhaps an array. Raises if it cannot."""
         return self.pixels(self.opened(encoded))
 
+    def stored(self, encoded: bytes) -> NDArray[Any]:
+        """Decode all values of a file: channels x height x width."""
+        values = np.asarray(replace(self, mode="stored", pixel_range=None)(encoded))
+        return np.ascontiguousarray(np.moveaxis(np.atleast_3d(values), -1, 0))
+
     def given(self, image: Image.Image | NDArray[Any]) -> Image.Image:
         """Return what a file with this image in it would become."""
         if not isinstance(image, Image.Image):

@@ -5,6 +5,8 @@ such as ImgReplicatePil makes into a list over views:
 
     {"data": [image], "data_valid": [1], "data_idx": [17], "label": [3]}
 
+FIELDS are read beside the image and pass by the transforms: {..., "fields": {"caption": "a cat"}}.
+
 A sample that cannot be read is replaced by another one, with that one's image, number and label.
 Which one depends on (seed, epoch, number) alone. Where each sample must count once, as in tests,
 it is left out of its batch.
@@ -13,6 +15,7 @@ it is left out of its batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,9 +27,11 @@ from sslengine.data.augment.backend import build_backend
 from sslengine.data.augment.pipeline import Pipeline
 from sslengine.data.augment.tensors import FinishOn
 from sslengine.data.augment.transform import Sample
+from sslengine.data.batch.collators import FIELDS, add_fields
 from sslengine.data.batch.samplers import Place
+from sslengine.data.decode.decoding import Decoder
 from sslengine.data.manifest.classes import Classes, Column
-from sslengine.data.manifest.index import SharedArray
+from sslengine.data.manifest.index import SharedArray, share_values
 from sslengine.data.manifest.subset import Rows
 from sslengine.data.options import HoldOut, SplitOptions
 from sslengine.data.seeding import (
@@ -81,6 +86,7 @@ class SampleBatch(list[Sample]):
 
 def collate_seeded(collate: Callable[[Sequence[Sample]], T], samples: SampleBatch) -> T:
     """Return what `collate` makes of the samples; its draws are the same in any process."""
+    fields = [sample.pop(FIELDS, {}) for sample in samples]
     with streams_kept():
         seed_batch(samples.seed, samples.key)
         batch = collate(samples)
@@ -88,6 +94,7 @@ def collate_seeded(collate: Callable[[Sequence[Sample]], T], samples: SampleBatc
         made_of = getattr(collate, "func", collate)  # with its parameters, a partial
         name = getattr(made_of, "__name__", type(made_of).__name__)
         raise DataError(f"the collator {name} returned None. Expected a batch, such as a dict.")
+    add_fields(batch, fields)
     if samples.unreadable and isinstance(batch, dict):
         batch[UNREADABLE] = torch.tensor(samples.unreadable)
     return batch
@@ -133,10 +140,23 @@ class SSLDataset(Dataset[Sample]):
         self._seed = seed
         self._grey_side = options.DEFAULT_GRAY_IMG_SIZE
         self._where, self._replace = f"config.DATA.{split}", replace
+        self._decoder = Decoder.build(options, split)
+        self._fields = {name: self._open_field(name) for name in options.FIELDS}
         self._unreadable: list[int] = []  # of the batch that is being made
         self.backend = build_backend(backend)
         where = f"config.DATA.{split}.TRANSFORMS"
         self.pipeline = Pipeline(options.TRANSFORMS, where, image_keys, options.limits)
+
+    def _open_field(self, name: str) -> Any:
+        where = f"{self._where}.FIELDS"
+        values = self.sources[0].column(name, where)
+        missing = (row for row, each in enumerate(values) if each is None)
+        if isinstance(values, list) and (row := next(missing, None)) is not None:
+            raise DataError(
+                f"{where}: {readable(self.sources[0].path(row))} has no {name!r}. Leave such images "
+                f"out."
+            )
+        return share_values(values)
 
     def distribute(self, places: int) -> None:
         """Give an epoch of a stream so many places."""
@@ -185,11 +205,11 @@ class SSLDataset(Dataset[Sample]):
         _place[0] = key[1]
         images = self._read_all(key[1])
         if images is not None:
-            return self._augment(images, key[1])
+            return self._augment(*images, key[1])
         self._unreadable.append(key[1])
         return self._take_another(key) if self._replace else None
 
-    def _augment(self, images: list[Any], index: int) -> Sample:
+    def _augment(self, images: list[Any], fields: dict[str, Any], index: int) -> Sample:
         labels = (
             [self.stream.label(index) if self.stream.reads_labels else 0]
             if self.stream
@@ -201,15 +221,31 @@ class SSLDataset(Dataset[Sample]):
             "data_idx": [index] * len(images),
             "label": [torch.tensor(each) if np.ndim(each) else int(each) for each in labels],
         }
-        return self.pipeline(sample)
+        sample = self.pipeline(sample)
+        return {**sample, FIELDS: fields} if fields else sample  # type: ignore[dict-item]
 
-    def _read_all(self, index: int, patient: bool = True) -> list[Any] | None:
-        """Return an image of each source; None if one of them cannot be read. patient: retry."""
+    def _read_all(
+        self, index: int, patient: bool = True
+    ) -> tuple[list[Any], dict[str, Any]] | None:
+        """Return an image of each source, and the fields; None if one cannot be read.
+
+        patient: retry.
+        """
         row = int(self.rows[index])
         try:
-            return [self.read(source, row, patient) for source in self.sources]
+            images = [self.read(source, row, patient) for source in self.sources]
+            return images, self._read_fields(row)
         except Exception:  # decoders raise many kinds; DataFeed reports it
             return None
+
+    def _read_fields(self, row: int) -> dict[str, Any]:
+        fields = {name: values[row] for name, values in self._fields.items()}
+        for name, value in fields.items():
+            if value is None:
+                raise ValueError(f"it has no {name!r}")
+            if isinstance(value, bytes):
+                fields[name] = self._decoder.stored(value)
+        return fields
 
     def _take_another(self, key: SampleKey) -> Sample:
         """Return another sample, with its number and label, in place of an unreadable one.
@@ -228,7 +264,7 @@ class SSLDataset(Dataset[Sample]):
         for other, patient in tries:
             images = self._read_all(other, patient)
             if images is not None:
-                return self._augment(images, other)
+                return self._augment(*images, other)
         raise DataError(
             f"{self._where}: none of the first {len({number for number, _ in tries} | {key[1]})} "
             f"images can be read. One of them: {self.why_unreadable(key[1])}"
@@ -237,10 +273,14 @@ class SSLDataset(Dataset[Sample]):
     def _nothing(self, key: SampleKey) -> Sample:
         """Return a grey image without a number, which counts nowhere, for a batch of which all is
         left out."""
+        fields: dict[str, Any] = {}  # of the first of a hundred that can be read, as the image is
+        for row in range(min(len(self.sources[0]), 100)):
+            with suppress(Exception):
+                fields = self._read_fields(row)
+                break
         seed_sample(self._seed, key)
-        sample = self._augment(
-            [source.stand_in(self._grey_side) for source in self.sources], key[1]
-        )
+        images = [source.stand_in(self._grey_side) for source in self.sources]
+        sample = self._augment(images, fields, key[1])
         count = len(sample["data_idx"])
         return {**sample, "data_idx": [NO_SAMPLE] * count, "data_valid": [-1] * count}
 
@@ -267,13 +307,10 @@ class SSLDataset(Dataset[Sample]):
         if self.stream:  # it would have to be read up to there
             return self.name(index)
         row = int(self.rows[index])
-        problems = (_problem(source, row) for source in self.sources)
-        return next(filter(None, problems), f"{self.name(index)} (now it can be read)")
-
-
-def _problem(source: DataSource, row: int) -> str:
-    try:
-        source.image(row)
-    except Exception as error:
-        return readable(f"{source.path(row)} ({type(error).__name__}: {error})")
-    return ""
+        for source in self.sources:
+            try:
+                source.image(row)
+                self._read_fields(row)
+            except Exception as error:
+                return readable(f"{source.path(row)} ({type(error).__name__}: {error})")
+        return f"{self.name(index)} (now it can be read)"

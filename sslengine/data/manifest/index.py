@@ -19,6 +19,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -47,6 +48,8 @@ WORTH_KEEPING = 10_000
 FORGOTTEN_AFTER = 30 * 24 * 3600.0
 # A folder that changed within this time may change again without another time of change.
 SETTLED_AFTER = 2 * 10**9  # nanoseconds
+# As JSON has it: 0012 is none.
+_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
 # Nothing is said of what is done within so many seconds, and then as often.
 TOLD_EVERY = 10.0
 
@@ -99,6 +102,9 @@ class SharedArray:
     def __len__(self) -> int:
         return len(self.array)
 
+    def __getitem__(self, index: int) -> Any:
+        return self.array[index]
+
     def __reduce__(self) -> tuple[Any, ...]:
         if self._file is None:
             return SharedArray, (self.array,)
@@ -128,6 +134,52 @@ class SharedStrings(Sequence[bytes]):
         index %= len(self)
         begin, end = self._starts.array[index : index + 2]
         return self._text.array[begin:end].tobytes()
+
+
+class SharedText(SharedStrings):
+    """The same, decoded."""
+
+    def __getitem__(self, index: int) -> str:
+        text: bytes = super().__getitem__(index)
+        return text.decode()
+
+
+class ReadLater(Sequence[Any]):
+    """Values that are read one at a time."""
+
+    def __init__(self, read: Callable[[int], Any], count: int) -> None:
+        self._read, self._count = read, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        if not index < self._count:
+            raise IndexError(index)
+        return self._read(index)
+
+
+def share_values(values: Sequence[Any]) -> Any:
+    """Share a column of text, or of numbers or rows of them; text of numbers becomes numbers."""
+    if not isinstance(values, list):
+        return values
+    if all(isinstance(each, str) for each in values):
+        if not all(map(_NUMBER.fullmatch, values)):
+            text = make_string_arrays("", map(str.encode, values))
+            return SharedText(*map(SharedArray.share, text.values()))
+        values = list(map(json.loads, values))
+    numbers = as_numbers(values)
+    return SharedArray.share(numbers) if isinstance(numbers, np.ndarray) else values
+
+
+def as_numbers(value: Any) -> Any:
+    """Return an array of a number or a list of numbers, floats as float32; all else unchanged."""
+    if isinstance(value, (list, int, float)):
+        with suppress(ValueError):
+            array = np.asarray(value)
+            if array.dtype.kind in "biuf":
+                return array.astype(np.float32) if array.dtype == np.float64 else array
+    return value
 
 
 def make_string_arrays(name: str, strings: Iterable[bytes]) -> dict[str, NDArray[Any]]:

@@ -121,10 +121,13 @@ class DataSource(ABC):
         raise DataError(f"{self.where}: {type(self).__name__} has no masks.")
 
     def column(self, name: str, where: str) -> Sequence[Any]:
-        """Return a value for each image, if it has columns. where: the key that names it."""
+        """Return a value for each image (FIELDS, GROUP_COLUMN); bytes are those of an image file.
+
+        where: the key that names it.
+        """
         raise DataError(
-            f"{where}: {type(self).__name__} has no columns; expected a table (csv_filelist) or a "
-            f"huggingface_dataset."
+            f"{where}: {type(self).__name__} has no {name!r}; expected a source with columns: a "
+            f"table (csv_filelist), a huggingface_dataset, a webdataset."
         )
 
     def path(self, index: int) -> str:

@@ -18,17 +18,18 @@ how such an image was turned one must know the shape. Turned `shapes` look like 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
+from sslengine.data.manifest.index import ReadLater
 from sslengine.data.options import SplitOptions, SyntheticOptions, own
 from sslengine.data.sources.base import DataSource, grey_image
-from sslengine.errors import DataError
+from sslengine.errors import DataError, listing
 from sslengine.registry import register_data_source
 
 # Twice as many images as the largest folder that is measured (docs/data_sources.md).
@@ -36,6 +37,8 @@ MOST_GENERATED = 20_000_000
 # Images that were drawn are kept, up to so many bytes in each process: drawing one takes
 # 0.25 ms at 48 pixels, about half as much as augmenting it twice.
 KEPT_BYTES = 64 * 2**20
+# Captions are of an image that is drawn so small: they do not depend on its size.
+CAPTION_SIDE = 16
 
 Plane = NDArray[np.float64]
 Pattern = Callable[[Plane, Plane], Plane]
@@ -114,6 +117,26 @@ class ShapesSource(GeneratedSource):
 
     def label(self, index: int) -> int:
         return class_of(index)
+
+    def column(self, name: str, where: str) -> Sequence[Any]:
+        columns = {"caption": self.caption, "caption_vector": self.caption_vector}
+        if name not in columns:
+            raise DataError(f"{where}: shapes have {listing(columns)}; got {name!r}.")
+        return ReadLater(columns[name], len(self))
+
+    def caption(self, index: int) -> str:
+        """Name the shape's colour and texture, the shape, and how bright its ground is."""
+        pixels, inside = _drawn(self._split, index, CAPTION_SIDE, self.upright)
+        shape, ground = (pixels[each].sum(axis=0).tolist() for each in (inside >= 0.5, inside < 0.5))
+        share, colour = max(zip(shape, ("red", "green", "blue")))
+        colour = colour if share * 8 > sum(shape) * 3 else "grey"
+        bright = sum(ground) > 3 * 128 * int((inside < 0.5).sum())
+        return f"{colour} {NAMES[class_of(index)]} on {'bright' if bright else 'dark'} ground"
+
+    def caption_vector(self, index: int) -> NDArray[np.float32]:
+        """Return 1 for each word of the caption, of those that captions have."""
+        words = self.caption(index).split()
+        return np.array([each in words for each in WORDS], np.float32)
 
     def mask(self, index: int) -> NDArray[np.generic]:
         return mask_of_shape(self._split, index, self._side, self.upright)
@@ -299,3 +322,10 @@ CLASSES: tuple[tuple[Pattern, Pattern], ...] = (
         lambda x, y: _wave(1.2 * x * y),
     ),
 )
+
+# What captions call them.
+NAMES = (
+    "striped disc", "checked ring", "plain crescent", "dotted bar", "zigzag square", "meshed triangle",
+    "ringed cross", "bricked star", "honeycomb corner", "hyperbolic chevron",
+)  # fmt: skip
+WORDS = (*" ".join(NAMES).split(), "red", "green", "blue", "grey", "dark", "bright")

@@ -23,9 +23,16 @@ except ImportError:
     datasets = None
 
 from sslengine.data.decode.files import read_file
+from sslengine.data.manifest.tables import expect_column
 from sslengine.data.options import HubStreamOptions, SplitOptions, own
 from sslengine.data.sources.base import FINAL
-from sslengine.data.sources.hugging_face import find_image_column, find_label_column
+from sslengine.data.sources.hugging_face import (
+    as_stored,
+    file_bytes,
+    find_image_column,
+    find_label_column,
+    holds_images,
+)
 from sslengine.data.sources.stream import Streamed, StreamSource
 from sslengine.errors import DataError, listing
 from sslengine.registry import register_data_source
@@ -66,8 +73,11 @@ class HubStream(StreamSource):
                     f"  It has: {listing(features)}"
                 )
             self.know_classes(getattr(features[self._label], "names", None) or ())
-        rows = rows.select_columns([each for each in (self._column, self._label) if each])
-        self._rows = rows.cast_column(self._column, datasets.Image(decode=False))
+        for each in self.fields:
+            expect_column(list(features), each, f"config.DATA.{split}.FIELDS", name)
+        rows = rows.select_columns(list(filter(None, (self._column, self._label, *self.fields))))
+        images = [each for each in self.fields if holds_images(features[each])]
+        self._rows = as_stored(rows, self._column, *images)
         self.parts = int(self._rows.num_shards)
 
     def files_of(self, rows: NDArray[np.int64]) -> list[str]:
@@ -78,15 +88,19 @@ class HubStream(StreamSource):
         rows = self._rows.shard(num_shards=self.parts, index=number)
         # By `iter`: as an iterator it would leave out what it takes for other loader workers' part.
         stored = (
-            (image, label)
+            (image, label, dict(zip(self.fields, fields)))
             for some in rows.iter(AT_ONCE)
-            for image, label in zip(some[self._column], some.get(self._label) or repeat(None))
+            for image, label, *fields in zip(
+                some[self._column],
+                some.get(self._label) or repeat(None),
+                *(map(file_bytes, some[each]) for each in self.fields),
+            )
         )
-        for row, (image, label) in enumerate(stored):
+        for row, (image, label, fields) in enumerate(stored):
             if image and "://" in (image["path"] or "") and not image["bytes"]:
                 self.expect_trust(image["path"])
             content, problem = _content(image)
-            yield Streamed(f"row {row} of shard {number}{problem}", content, label)
+            yield Streamed(f"row {row} of shard {number}{problem}", content, label, fields)
 
 
 def _is_parquet(path: Path) -> bool:

@@ -13,8 +13,9 @@ A parquet file cannot be read row by row, so `datasets` copies the rows once int
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ except ImportError:
 
 from sslengine.data.decode.files import expect_there, read_file
 from sslengine.data.manifest.classes import ClassNumbers, LabelError, count_classes
+from sslengine.data.manifest.index import ReadLater
 from sslengine.data.manifest.paths import SPLITS, choose_split, data_path
 from sslengine.data.manifest.tables import expect_column
 from sslengine.data.options import ColumnOptions, SplitOptions, own
@@ -56,17 +58,15 @@ class HuggingFaceSource(EncodedSource):
             self._labels, self.class_names = self._read_labels(rows, columns.LABEL_SEPARATOR)
             self.num_classes = len(self.class_names) or count_classes(self._labels)
         # Workers get the names of its files, which `datasets` maps into memory.
-        stored = datasets.Image(decode=False)
-        self._rows = rows.select_columns([self._image]).cast_column(self._image, stored)
+        self._rows = as_stored(rows.select_columns([self._image]), self._image)
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def read(self, index: int) -> bytes:
-        stored = self._rows[index][self._image]
-        if stored is None or not (stored["bytes"] or stored["path"]):
+        content: bytes | None = file_bytes(self._rows[index][self._image])
+        if not content:
             raise ValueError("the row has no image")
-        content: bytes = stored["bytes"] or read_file(stored["path"])
         return content
 
     def labels(self) -> NDArray[np.generic]:
@@ -80,9 +80,12 @@ class HuggingFaceSource(EncodedSource):
             f"have none in the column {self._label!r} (nan, None or -1). Leave such rows out",
         )
 
-    def column(self, name: str, where: str) -> list[Any]:
+    def column(self, name: str, where: str) -> Sequence[Any]:
         rows = self._load()
         expect_column(rows.column_names, name, where, self._root)
+        if holds_images(rows.features[name]):
+            stored = as_stored(rows.select_columns([name]), name)
+            return ReadLater(partial(_read_image, stored, name), len(stored))
         return list(rows.with_format(None)[name][:])
 
     def _read_labels(self, rows: Any, separator: str) -> tuple[NDArray[Any], list[str]]:
@@ -185,7 +188,7 @@ def find_image_column(features: Any, wanted: str, key: str, place: Any) -> str:
     if wanted:
         expect_column(list(features), wanted, f"{key}.IMAGE_COLUMN", place)
         return wanted
-    found = [name for name, each in features.items() if _holds_images(each)]
+    found = [name for name, each in features.items() if holds_images(each)]
     if len(found) != 1:
         raise DataError(
             f"{key}.IMAGE_COLUMN: {len(found) or 'none'} of the columns of {place} hold images. "
@@ -203,7 +206,25 @@ def find_label_column(features: Any, wanted: str, key: str, place: Any) -> str:
     return str(found[0]) if len(found) == 1 else "label" if "label" in features else ""
 
 
-def _holds_images(feature: Any) -> bool:
+def as_stored(rows: Any, *columns: str) -> Any:
+    """Return rows with the images of these columns as they are stored."""
+    for name in columns:
+        rows = rows.cast_column(name, datasets.Image(decode=False))
+    return rows
+
+
+def _read_image(rows: Any, name: str, index: int) -> Any:
+    return file_bytes(rows[index][name])
+
+
+def file_bytes(value: Any) -> Any:
+    """Return the bytes of an image that is not decoded, None if it has none; all else unchanged."""
+    if not isinstance(value, dict) or {*value} != {"bytes", "path"}:
+        return value
+    return value["bytes"] or (read_file(value["path"]) if value["path"] else None)
+
+
+def holds_images(feature: Any) -> bool:
     """Tell a column of images. In a parquet file of another program they are bytes, or
     {bytes, path}."""
     kind = feature["bytes"] if isinstance(feature, dict) and "bytes" in feature else feature

@@ -16,6 +16,7 @@ import logging
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from http.client import HTTPException
 from itertools import chain, islice
 from typing import Any, ClassVar, NamedTuple
@@ -25,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 
 from sslengine.data.manifest.classes import StreamClasses
+from sslengine.data.manifest.index import ReadLater
 from sslengine.data.options import SplitOptions, StreamOptions, own
 from sslengine.data.seeding import generator
 from sslengine.data.sources.base import FINAL, EncodedSource
@@ -40,6 +42,7 @@ class Streamed(NamedTuple):
     name: str
     content: bytes
     label: Any = None
+    fields: Mapping[str, Any] = {}  # noqa: RUF012
 
 
 class Lanes(NamedTuple):
@@ -83,6 +86,7 @@ class StreamSource(EncodedSource):
     def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
         super().__init__(options, split, position)
         chosen = own(options, StreamOptions)
+        self.fields = options.FIELDS
         self._length, self._shuffle, self._split = chosen.LENGTH, chosen.SHUFFLE, split
         self.where = f"config.DATA.{split}.DATA_PATHS.{position}"
         if not chosen.LENGTH:
@@ -116,6 +120,12 @@ class StreamSource(EncodedSource):
         """Return the class at a place that `fetch` has read."""
         assert self._classes is not None
         return self._classes.number(self._held[index].label, self._held[index].name)
+
+    def column(self, name: str, where: str) -> Sequence[Any]:
+        return ReadLater(partial(self._field, name), len(self))
+
+    def _field(self, name: str, index: int) -> Any:
+        return self._held[index].fields[name]
 
     def expect_trust(self, address: str) -> None:
         """Refuse an address that a config from elsewhere names."""

@@ -10,12 +10,15 @@ import json
 import logging
 import os
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from io import BytesIO
 from typing import Any, BinaryIO, NamedTuple
 
+import numpy as np
+
 from sslengine.data.sources.disk import IMAGE_SUFFIXES
-from sslengine.errors import DataError, SSLEngineError, readable
+from sslengine.errors import DataError, SSLEngineError, listing, readable
 
 log = logging.getLogger("sslengine")
 
@@ -34,6 +37,7 @@ class Sample(NamedTuple):
     offset: int
     size: int
     label: Any
+    begin: int  # where the header of its first member is
 
 
 Members = dict[str, tarfile.TarInfo]
@@ -73,7 +77,8 @@ class TarReader:
                         continue
                     _expect_whole(image, whole, f"{place}: {readable(image.name)}")
                     label = self._read_label(tar, members, place)
-                    yield Sample(image.name, image.offset_data, image.size, label)
+                    begin = next(iter(members.values())).offset
+                    yield Sample(image.name, image.offset_data, image.size, label, begin)
                 # tarfile takes anything that is no header for the end: a damaged shard seems
                 # shorter.
                 block = os.pread(file.fileno(), tarfile.BLOCKSIZE, tar.offset)
@@ -137,22 +142,53 @@ class TarReader:
             return _parse_classes(_read_text(tar, members["cls"], place, LARGEST_LABEL))
         if "json" not in members:
             return None
-        inside = f"{place}: {readable(members['json'].name)}"
-        try:
-            told = json.loads(_read_text(tar, members["json"], place, LARGEST_JSON))
-        except (ValueError, RecursionError) as error:
-            raise ShardError(f"{inside} does not hold a JSON object: {error}") from error
-        if not isinstance(told, dict):
-            raise ShardError(
-                f"{inside} does not hold a JSON object: it is a {type(told).__name__}."
-            )
         key = self._label_key or "label"
-        label = told.get(key)
+        label = _read_json(tar, members["json"], place).get(key)
         for each in label if isinstance(label, list) else [label]:
             if each is not None and not isinstance(each, (str, int, float)):
-                kind = type(each).__name__
-                raise ShardError(f"{inside}: {key!r} is no text or number, but a {kind}.")
+                inside, kind = readable(members["json"].name), type(each).__name__
+                raise ShardError(f"{place}: {inside}: {key!r} is no text or number, but a {kind}.")
         return label
+
+
+def read_fields(file: BinaryIO, begin: int, names: Sequence[str], place: str) -> dict[str, Any]:
+    """Read members of the sample that begins there, by their endings, or keys of its .json."""
+    with _open(file, begin) as tar:
+        members = next(_group(tar, place))
+        return {name: _read_field(tar, members, name, place) for name in names}
+
+
+def _read_field(tar: tarfile.TarFile, members: Members, name: str, place: str) -> Any:
+    ending = name.lstrip(".").lower()
+    if ending not in members:
+        told = _read_json(tar, members["json"], place) if "json" in members else {}
+        if name not in told:
+            first = readable(next(iter(members.values())).name)
+            raise ShardError(
+                f"{place}: the sample of {first} has no {name!r}. It has the members "
+                f"{listing(members)}" + (f" and in .json {listing(told)}." if told else ".")
+            )
+        return told[name]
+    if ending == "json":
+        return _read_json(tar, members[ending], place)
+    if ending.endswith("npy"):
+        array = _read_member(tar, members[ending], place, LARGEST_IMAGE)
+        return np.load(BytesIO(array), allow_pickle=False)
+    if f".{ending}".endswith(IMAGE_SUFFIXES):
+        return _read_member(tar, members[ending], place, LARGEST_IMAGE)
+    text = _read_text(tar, members[ending], place, LARGEST_JSON)
+    return int(text) if ending == "cls" and text.strip().isdecimal() else text
+
+
+def _read_json(tar: tarfile.TarFile, member: tarfile.TarInfo, place: str) -> dict[str, Any]:
+    inside = f"{place}: {readable(member.name)}"
+    try:
+        told = json.loads(_read_text(tar, member, place, LARGEST_JSON))
+    except (ValueError, RecursionError) as error:
+        raise ShardError(f"{inside} does not hold a JSON object: {error}") from error
+    if not isinstance(told, dict):
+        raise ShardError(f"{inside} does not hold a JSON object: it is a {type(told).__name__}.")
+    return told
 
 
 def _expect_whole(image: tarfile.TarInfo, whole: int, place: str) -> None:
@@ -165,18 +201,22 @@ def _expect_whole(image: tarfile.TarInfo, whole: int, place: str) -> None:
         raise ShardError(f"{place}: not a whole tar file: unexpected end of data")
 
 
-def _read_text(tar: tarfile.TarFile, member: tarfile.TarInfo, shard: str, most: int) -> str:
+def _read_member(tar: tarfile.TarFile, member: tarfile.TarInfo, shard: str, most: int) -> bytes:
     place = f"{shard}: {readable(member.name)}"
     if member.size > most:
         raise ShardError(f"{place} has {member.size:,} bytes; {most:,} are the most.")
-    file = tar.extractfile(member)
-    content = file.read() if file else b""
+    file: Any = tar.fileobj
+    content: bytes = os.pread(file.fileno(), member.size, member.offset_data)
     if len(content) < member.size:
         raise ShardError(f"{place}: not a whole tar file: unexpected end of data")
+    return content
+
+
+def _read_text(tar: tarfile.TarFile, member: tarfile.TarInfo, shard: str, most: int) -> str:
     try:
-        return content.decode()
+        return _read_member(tar, member, shard, most).decode()
     except UnicodeDecodeError as error:
-        raise ShardError(f"{place} is not UTF-8: {error}") from error
+        raise ShardError(f"{shard}: {readable(member.name)} is not UTF-8: {error}") from error
 
 
 def _parse_classes(text: str) -> Any:
@@ -194,7 +234,7 @@ class _Limited:
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self.seek, self.tell = file.seek, file.tell
+        self.seek, self.tell, self.fileno = file.seek, file.tell, file.fileno
 
     def read(self, size: int = -1) -> bytes:
         if not 0 <= size <= max(LARGEST_HEADER, LARGEST_JSON):
@@ -202,8 +242,8 @@ class _Limited:
         return self._file.read(size)
 
 
-def _open(file: BinaryIO) -> tarfile.TarFile:
-    file.seek(0)
+def _open(file: BinaryIO, begin: int = 0) -> tarfile.TarFile:
+    file.seek(begin)
     limited: Any = _Limited(file)
     return tarfile.open(fileobj=limited, mode="r:")
 

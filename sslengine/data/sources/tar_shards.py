@@ -16,7 +16,8 @@ import re
 import string
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,6 +28,7 @@ from sslengine.data.manifest.classes import ClassNumbers, LabelError, count_clas
 from sslengine.data.manifest.index import (
     FoundImages,
     ProgressLog,
+    ReadLater,
     indexed,
     make_string_arrays,
     stamp,
@@ -35,7 +37,7 @@ from sslengine.data.manifest.paths import choose_split, data_path
 from sslengine.data.options import ShardOptions, SplitOptions, own
 from sslengine.data.sources.base import EncodedSource
 from sslengine.data.sources.disk import IMAGE_SUFFIXES
-from sslengine.data.sources.tar_samples import TarReader
+from sslengine.data.sources.tar_samples import ShardError, TarReader, read_fields
 from sslengine.errors import DataError, MissingDataError, readable
 from sslengine.registry import register_data_source
 
@@ -64,8 +66,9 @@ class TarSource(EncodedSource):
             )
         self._shards = find_shards(str(pattern), self.where, split)
         ending, key = self._columns.IMAGE_COLUMN, self._columns.LABEL_COLUMN
+        self._has_fields = bool(options.FIELDS)
         index = indexed(
-            f"shards, classes, {ending!r}, {key!r}, {self._columns.LABEL_SEPARATOR!r}: "
+            f"shards, {'begins, ' * self._has_fields}classes, {ending!r}, {key!r}, {self._columns.LABEL_SEPARATOR!r}: "
             f"{'|'.join(self._shards)}",
             f"looking through the shards {pattern}",
             self._find,
@@ -73,6 +76,7 @@ class TarSource(EncodedSource):
         )
         self._names, self._shard = index.strings("paths"), index["shard"]
         self._offset, self._size, self._labels = index["offset"], index["size"], index["labels"]
+        self._begin = index["begin"] if self._has_fields else None
         if not len(self):
             raise DataError(
                 f"{self.where}: no image in {len(self._shards)} shards, the first is "
@@ -88,7 +92,7 @@ class TarSource(EncodedSource):
 
     def read(self, index: int) -> bytes:
         shard, size = int(self._shard.array[index]), int(self._size.array[index])
-        content = os.pread(self._descriptor(shard), size, int(self._offset.array[index]))
+        content = os.pread(self._file(shard).fileno(), size, int(self._offset.array[index]))
         if len(content) < size:
             raise EOFError(f"the shard ends within it: {len(content)} of {size} bytes")
         return content
@@ -101,6 +105,20 @@ class TarSource(EncodedSource):
             f"config.DATA.{self._split}.LABEL_COLUMN, leave such samples out",
         )
 
+    def column(self, name: str, where: str) -> Sequence[Any]:
+        if self._begin is None:
+            return super().column(name, where)
+        try:
+            self._field(name, 0)
+        except ShardError as error:
+            raise DataError(f"{where}: {error}") from error
+        return ReadLater(partial(self._field, name), len(self))
+
+    def _field(self, name: str, index: int) -> Any:
+        assert self._begin is not None
+        shard, begin = int(self._shard.array[index]), int(self._begin.array[index])
+        return read_fields(self._file(shard), begin, [name], self._shards[shard])[name]
+
     def path(self, index: int) -> str:
         shard = self._shards[int(self._shard.array[index])]
         return f"{os.fsdecode(self._names[index])} in {shard}"
@@ -108,12 +126,12 @@ class TarSource(EncodedSource):
     def files_of(self, rows: NDArray[np.int64]) -> list[str]:
         return [self._shards[shard] for shard in np.unique(self._shard.array[rows])]
 
-    def _descriptor(self, shard: int) -> int:
+    def _file(self, shard: int) -> BinaryIO:
         file = self._open.pop(shard, None) or open(self._shards[shard], "rb", buffering=0)  # noqa: SIM115
         self._open[shard] = file  # the last one that was used
         if len(self._open) > OPEN_SHARDS:
             self._open.popitem(last=False)[1].close()
-        return file.fileno()
+        return file
 
     def close(self) -> None:
         while self._open:
@@ -129,7 +147,7 @@ class TarSource(EncodedSource):
         progress = ProgressLog("looking through shards", total=len(self._shards))
         reader = TarReader(self._columns.IMAGE_COLUMN, self._columns.LABEL_COLUMN, self.where)
         classes, counts = ClassNumbers(self._columns.LABEL_SEPARATOR), array("q")
-        offsets, sizes = array("q"), array("q")
+        offsets, sizes, begins = array("q"), array("q"), array("q")
         stamps = [stamp(shard) for shard in self._shards]
 
         def read_names() -> Iterator[bytes]:
@@ -138,6 +156,7 @@ class TarSource(EncodedSource):
                 for sample in reader.read(shard):
                     offsets.append(sample.offset)
                     sizes.append(sample.size)
+                    begins.append(sample.begin)
                     try:
                         classes.add(sample.label)
                     except LabelError as error:
@@ -152,6 +171,7 @@ class TarSource(EncodedSource):
             **classes.arrays(),
             "offset": np.frombuffer(offsets, np.int64),
             "size": np.frombuffer(sizes, np.int64),
+            **({"begin": np.frombuffer(begins, np.int64)} if self._has_fields else {}),
             "shard": np.repeat(np.arange(len(counts), dtype=np.int32), counts),
         }
         if reader.without_image:

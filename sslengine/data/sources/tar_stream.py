@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from sslengine.data.options import SplitOptions, StreamOptions, own
 from sslengine.data.sources.stream import Streamed, StreamSource
-from sslengine.data.sources.tar_samples import TarReader
+from sslengine.data.sources.tar_samples import TarReader, read_fields
 from sslengine.data.sources.tar_shards import expand_pattern, find_shards
 from sslengine.errors import DataError, readable
 from sslengine.registry import register_data_source
@@ -61,7 +61,8 @@ class TarStream(StreamSource):
             file.seek(0)
             for sample in self._tars.read_open(file, shard):
                 content = os.pread(file.fileno(), sample.size, sample.offset)
-                yield Streamed(f"{sample.name} in {shard}", content, sample.label)
+                fields = read_fields(file, sample.begin, self.fields, shard)
+                yield Streamed(f"{sample.name} in {shard}", content, sample.label, fields)
 
     def _copy(self, shard: str, file: BinaryIO) -> None:
         if shard.startswith(("http://", "https://")):
