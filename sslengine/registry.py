@@ -349,7 +349,9 @@ HOOKS: Registry[Any] = Registry("hook")
 HOOK_ADAPTERS: Registry[Any] = Registry("hook adapter")
 WRITERS: Registry[Any] = Registry("writer", engine_arguments=("run",), takes_first=True)
 METERS: Registry[Any] = Registry("meter")
-OPTIMIZERS: Registry[Any] = Registry("optimizer", base="torch.optim:Optimizer")
+OPTIMIZERS: Registry[Any] = Registry(
+    "optimizer", fallback="sslengine.optim.timms", base="torch.optim:Optimizer"
+)
 SCHEDULERS: Registry[Any] = Registry("scheduler", engine_arguments=("num_epochs",))
 PARAM_GROUPS: Registry[Any] = Registry("parameter group constructor")
 TRANSFORMS: Registry[Any] = Registry(

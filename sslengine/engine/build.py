@@ -47,6 +47,7 @@ from sslengine.models.model import Model
 from sslengine.models.momentum import start_as
 from sslengine.models.options import ModelOptions
 from sslengine.models.parts import compile_forward, heads_of, parts_of
+from sslengine.models.preserve import Preservation
 from sslengine.models.sync_batchnorm import synchronise
 from sslengine.models.view_trunk import lend
 from sslengine.models.weights.load import init_method, init_weights, other_classes
@@ -160,6 +161,8 @@ def build_loss(
             f"config.LOSS.name: {name!r} is no loss: calling it gave {loss!r}, which is no "
             f"torch.nn.Module."
         )
+    if settings.PRESERVE.WEIGHT:
+        loss.preservation = Preservation(settings.PRESERVE.WEIGHT)
     ranks_per_node = read(config, DistributedOptions).NUM_PROC_PER_NODE
     return move(synchronise(loss, settings.SYNC_BN_CONFIG, ranks_per_node), device)
 

@@ -154,6 +154,11 @@ class TrainStep:
     def compute(self, task: SelfSupervisionTask, sample: Sample) -> Loss | None:
         """Compute the loss: what DDP wraps, so that it reduces the method's gradients too."""
         loss = self.losses(task, self.forward(task, sample), sample)
+        preservation = getattr(task.parts.loss, "preservation", None)
+        if preservation is not None and loss is not None:
+            batch = task.state.last_batch
+            images = round(batch.size * batch.share)
+            loss = preservation(loss, sample["input"], images, task.method_step)
         if isinstance(loss, Tensor) and loss.numel() == 1:
             return loss
         if loss is None and not task.state.train:

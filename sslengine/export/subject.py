@@ -22,6 +22,7 @@ from sslengine.config.sections import read
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.data.pixel_format import probe
 from sslengine.errors import SSLEngineError
+from sslengine.models.lora import merge_lora
 from sslengine.models.options import ModelOptions
 from sslengine.models.trunks.base import Trunk
 from sslengine.trained import Trained, View
@@ -136,6 +137,7 @@ class Subject:
 def make_subject(trained: Trained) -> Subject:
     """Take the trunk out of a trained network, in float32 and for RGB."""
     trunk = trained.trunk.float().requires_grad_(False)
+    merge_lora(trunk)
     if hasattr(trunk, "mask_token"):
         del trunk.mask_token  # it is of use in training alone, and other libraries have none
     if getattr(trained.model, "flip_channels", False):

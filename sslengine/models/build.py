@@ -25,6 +25,7 @@ from torch import nn
 from sslengine.config.facts import auto_places, class_places
 from sslengine.errors import ConfigError, nearest
 from sslengine.models.heads.build import build_heads
+from sslengine.models.lora import add_lora
 from sslengine.models.model import Model, build_pooling
 from sslengine.models.options import FeatureEvalOptions, ModelOptions
 from sslengine.models.sync_batchnorm import synchronise
@@ -120,6 +121,8 @@ def build_trunk(options: ModelOptions) -> Trunk:
             )
         trunk = make(section)
     trunk.in_chans = channels.get("in_chans")
+    if options.LORA.RANK:
+        add_lora(trunk, options.LORA)
     _add_inputs(trunk, options)
     if options.ACTIVATION_CHECKPOINTING.USE_ACTIVATION_CHECKPOINTING:
         trunk.checkpoint_activations()

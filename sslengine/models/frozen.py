@@ -33,6 +33,7 @@ from sslengine.errors import CheckpointError, ConfigError, SSLEngineError
 from sslengine.models.build import build_model
 from sslengine.models.model import Model
 from sslengine.models.options import (
+    LoraOptions,
     ModelOptions,
     SyncBatchNormOptions,
     TrunkOptions,
@@ -179,7 +180,9 @@ class FrozenNetwork(nn.Module):
         weights = WeightsInitOptions(
             self.options.weights, NETWORK=self.options.network, ADAPT_INPUT_CHANNELS=True
         )
-        options = replace(options, WEIGHTS_INIT=weights, SYNC_BN_CONFIG=SyncBatchNormOptions())
+        options = replace(
+            options, WEIGHTS_INIT=weights, SYNC_BN_CONFIG=SyncBatchNormOptions(), LORA=LoraOptions()
+        )
         network = build_model(options)
         if not isinstance(network, Model):
             raise ConfigError(f"weights: {type(network).__name__} is not a trunk with heads.")

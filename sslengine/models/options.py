@@ -394,6 +394,23 @@ class FsdpOptions:
 
 
 @dataclass
+class LoraOptions:
+    # The rank of what is added to a layer's weight; 0: all of the trunk is trained.
+    RANK: int = at_least(0, 0)
+    # What is added is multiplied by ALPHA / RANK.
+    ALPHA: float = above(0, 16.0)
+    # The linear layers of the trunk that are adapted: those whose names end in one of these.
+    LAYERS: list[str] = field(default_factory=lambda: ["qkv", "proj"])
+
+
+@dataclass
+class PreserveOptions:
+    # A factor on the distance of the trunk's features from those that it had at the start, which is
+    # added to the loss; 0: nothing is added.
+    WEIGHT: float = at_least(0, 0.0)
+
+
+@dataclass
 class CompileOptions:
     # torch.compile the trunk and the heads, or a custom model's submodules; a sharded model is
     # compiled block by block.
@@ -444,6 +461,10 @@ class ModelOptions:
     TEMP_FROZEN_PARAMS_BY: str = choice("gradient", "rate")
     FEATURE_EVAL_SETTINGS: FeatureEvalOptions = field(default_factory=FeatureEvalOptions)
     WEIGHTS_INIT: WeightsInitOptions = field(default_factory=WeightsInitOptions)
+    # Train small matrices beside the trunk's layers in place of the trunk: LoRA.
+    LORA: LoraOptions = field(default_factory=LoraOptions)
+    # Keep the features near those of the weights that training starts from.
+    PRESERVE: PreserveOptions = field(default_factory=PreserveOptions)
     SYNC_BN_CONFIG: SyncBatchNormOptions = field(default_factory=SyncBatchNormOptions)
     AMP_PARAMS: AmpOptions = field(default_factory=AmpOptions)
     ACTIVATION_CHECKPOINTING: ActivationCheckpointingOptions = field(

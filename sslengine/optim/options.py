@@ -105,7 +105,7 @@ class ParamSchedulers:
 class OptimizerSettings:
     """An optimizer, its parameter groups and its schedules."""
 
-    # sgd, adamw, lars, ... or one of torch.optim.
+    # sgd, adamw, lars, ...; torch.optim:NAME; or one of timm: muon, lion, timm_adamw, ...
     name: str = named(OPTIMIZERS, "sgd")
     # Weight decay of all regularized parameters.
     weight_decay: float = at_least(0, 1e-4)
@@ -113,7 +113,8 @@ class OptimizerSettings:
     momentum: float = at_least(0, 0.9, below=1)
     # Use Nesterov momentum.
     nesterov: bool = False
-    # Adam and similar optimizers: the decay rates of the moments.
+    # Adam and similar optimizers: the decay rates of the moments. Of one of timm's the default are
+    # its own.
     betas: list[float] = at_least(0, [0.9, 0.999], below=1)
     # SGD: dampening of the momentum. null, in this and the next keys: the optimizer's default.
     dampening: float | None = None
@@ -165,7 +166,9 @@ class OptimizerSettings:
         known = inspect.signature(optimizer_class).parameters
         offered = {key: getattr(self, key) for key in (*_ALWAYS_SET, *_OWN_DEFAULT) if key in known}
         if "betas" in offered:
-            offered["betas"] = tuple(offered["betas"])
+            betas = tuple(offered.pop("betas"))
+            if betas != (0.9, 0.999) or not getattr(optimizer_class, "has_own_betas", False):
+                offered["betas"] = betas
         chosen = {key: value for key, value in offered.items() if value is not None}
         return {**chosen, **self.args}
 

@@ -28,6 +28,8 @@ OPTIMIZERS: list[dict[str, Any]] = [
     {"name": "adamw"},
     {"name": "lars", "exclude_bias_and_norm": True},
     {"name": "rmsprop", "centered": True},
+    {"name": "muon"},
+    {"name": "timm_adamw", "use_larc": True},
 ]
 
 
@@ -82,6 +84,27 @@ def test_a_resumed_run_goes_on_to_the_bit(settings: dict[str, Any]) -> None:
     train(resumed, again, range(3, 7))
     assert all(map(torch.equal, weights(resumed), weights(model)))
     assert not any(map(torch.equal, weights(model), weights(small_model())))
+
+
+@pytest.mark.parametrize("name", ["nmuon", "timm_adamw", "adan", "lion"])
+def test_an_optimizer_of_timms_makes_the_steps_that_it_makes_in_a_loop_of_its_own(
+    name: str,
+) -> None:
+    settings = {"weight_decay": 0.1, "momentum": 0.8}
+    model, ours = fresh({"name": name, "regularize_bn": True, **settings})
+    plain = small_model()
+    groups = [{"params": [*plain.parameters()]}]
+    opt = name.removeprefix("timm_")
+    theirs = timm.optim.create_optimizer_v2(groups, opt=opt, lr=0.1, **settings)
+    train(model, ours, range(3))
+    for step in range(3):
+        generator = torch.Generator().manual_seed(step)
+        images = torch.randn(7, 6, generator=generator, dtype=torch.float64)
+        theirs.zero_grad()
+        plain["heads"][0](plain["trunk"](images)).square().sum().backward()
+        theirs.param_groups[0]["lr"] = 0.1 + 0.2 * step / 10
+        theirs.step()
+    torch.testing.assert_close(weights(model), weights(plain), rtol=1e-12, atol=1e-14)
 
 
 def test_a_checkpoint_of_the_unfused_form_continues_in_the_fused_one() -> None:

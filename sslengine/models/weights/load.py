@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sslengine.errors import CheckpointError, DoesNotFitError, listing, nearest
+from sslengine.models.lora import OWN, merge_lora_tensors
 from sslengine.models.options import FeatureEvalOptions, ModelOptions, WeightsInitOptions
 from sslengine.models.trunks.base import Trunk
 from sslengine.models.trunks.library import ByName
@@ -83,7 +84,7 @@ def init_from_file(model: nn.Module, options: ModelOptions) -> Loaded:
     """
     weights, settings = options.WEIGHTS_INIT, options.FEATURE_EVAL_SETTINGS
     tensors = list_tensors(model)
-    held, expected = read_params_file(weights), _leave_out(tensors, weights.SKIP_LAYERS)
+    held, expected = read_params_file(weights), _leave_out(tensors, [*weights.SKIP_LAYERS, OWN])
     trunk = getattr(model, "trunk", None)
     if not isinstance(trunk, Trunk):
         return _init_whole(expected, held, weights)
@@ -194,7 +195,7 @@ def _init_from_library(model: nn.Module, options: ModelOptions) -> Loaded:
             f"{where}: {source} cannot be fetched: {first_line(error)}\n  Where there is no "
             f"network, copy the file here and set {WHERE}.PARAMS_FILE."
         ) from error
-    expected = _leave_out(dict(trunk.state_dict()), skip)
+    expected = _leave_out(dict(trunk.state_dict()), [*skip, OWN])
     expected, given = _match_mask_tokens(expected, given, "mask_token")
     if problems := mismatches(expected, given):
         raise CheckpointError(f"{where}: {source} do not fit:\n  " + "\n  ".join(problems))
@@ -277,7 +278,8 @@ def _find_own(
     classes = tuple(tuple(map(str, names)) for names in content.get("classes") or ())
     content, network = choose(content, weights.NETWORK, weights.PARAMS_FILE)
     parts = {"trunk", "heads", *(name.partition(".")[0] for name in expected)}
-    named = _leave_out(_name_tensors(content, weights, parts), weights.SKIP_LAYERS)
+    named = merge_lora_tensors(_name_tensors(content, weights, parts))
+    named = _leave_out(named, weights.SKIP_LAYERS)
     held = {name.removeprefix("trunk."): each for name, each in _part(named, "trunk").items()}
     ours = rename(trunk, held)
     tensors = ours.tensors | {name: held[name] for name in ours.outside}
