@@ -224,7 +224,7 @@ def _summarise(split: ExplainedSplit, count: int, whole: float) -> Iterator[str]
     if pipeline.cut.waits:
         yield "images leave the workers as uint8"
     else:
-        why = why_floats(pipeline.named, split.image_keys)
+        why = why_floats(pipeline.listed, split.image_keys)
         yield f"images leave the workers unfinished: {why}"
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from sslengine.data.augment.pipeline import Pipeline, build_transform
-from sslengine.data.augment.transform import MakesViews, TakesAll
+from sslengine.data.augment.transform import MakesViews, TakesAll, unwrap
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.registry import TRANSFORMS
 
@@ -75,7 +75,7 @@ def _described(entry: Mapping[str, Any]) -> dict[str, Any]:
     made = {**entry, **nested}
     kind = TRANSFORMS.get(TRANSFORMS.name_in(entry))
     if not getattr(kind, "takes_long_to_make", False):
-        mode = getattr(build_transform(entry, "view"), "interpolation", None)
+        mode = getattr(unwrap(build_transform(entry, "view")), "interpolation", None)
         made |= {} if mode is None else {"interpolation": str(getattr(mode, "value", mode))}
     return made
 

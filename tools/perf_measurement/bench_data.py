@@ -30,6 +30,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -41,6 +42,7 @@ from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
 from sslengine.config.facts import ALWAYS_THERE, FAST, why_not
 from sslengine.data.augment.backend import build_backend
 from sslengine.data.augment.pipeline import Pipeline
+from sslengine.data.augment.transform import Counterpart
 from sslengine.data.decode.decoding import Decoder
 from sslengine.data.feed import DataFeed
 from sslengine.data.options import DataOptions, split_options
@@ -127,8 +129,17 @@ def _jpeg(number: int) -> bytes:
 
 
 def plain_list(case: str) -> Views:
-    pipeline = Pipeline(LISTS[case], "TRANSFORMS")
-    return lambda encoded: pipeline.run_plainly(_sample(DECODER(encoded)))["data"]
+    steps = Pipeline(LISTS[case], "TRANSFORMS").named
+
+    def views(encoded: bytes) -> Any:
+        sample = _sample(DECODER(encoded))
+        # torchvision's own transforms, also within others
+        with patch.object(Counterpart, "__call__", lambda self, image: self.named(image)):
+            for step in steps:
+                step(sample)
+        return sample["data"]
+
+    return views
 
 
 def engine(name: str) -> Callable[[str], Views]:

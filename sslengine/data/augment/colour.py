@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image, ImageEnhance
-from torchvision.transforms import ColorJitter, Compose, RandomGrayscale, functional
+from torchvision.transforms import ColorJitter, RandomGrayscale, functional
 
 from sslengine.data.augment.compiling import Array, Number, inlined, kernel
 from sslengine.data.augment.image import (
@@ -24,8 +24,8 @@ from sslengine.data.augment.image import (
     own,
     refuse_array,
 )
-from sslengine.data.augment.stream import uniforms
-from sslengine.data.augment.transform import Counterpart, Wraps, apply_sometimes, probability
+from sslengine.data.augment.stream import round_p, uniforms
+from sslengine.data.augment.transform import Counterpart, InTurn, Sometimes, probability
 from sslengine.registry import register_transform
 
 F: Any = functional  # takes images as well as the tensors that its hints name
@@ -108,8 +108,8 @@ CHANGES: tuple[Callable[[Any, float, Limits], Any], ...] = (
 class Jitter(Counterpart):
     """ColorJitter: the four changes, each by a random amount, in a random order."""
 
-    def __init__(self, named: Any, limits: Limits = NO_LIMITS) -> None:
-        super().__init__(named, limits)
+    def __init__(self, named: Any) -> None:
+        super().__init__(named)
         ranges = (named.brightness, named.contrast, named.saturation, named.hue)
         self.given = [number for number in range(4) if ranges[number] is not None]
         # Neighbours in the stream that are of one range are drawn in one call.
@@ -128,7 +128,7 @@ class Jitter(Counterpart):
 
 
 @register_transform("ImgPilColorDistortion")
-class ImgPilColorDistortion(Wraps):
+class ImgPilColorDistortion(InTurn):
     """SimCLR's colour jitter of a given strength, then sometimes no colour at all."""
 
     def __init__(
@@ -149,13 +149,13 @@ class ImgPilColorDistortion(Wraps):
         grayscale_probability: probability that the image becomes grey.
         """
         ranges = (strength * each for each in (brightness, contrast, saturation, hue))
-        distort = apply_sometimes(color_jitter_probability, ColorJitter(*ranges))
+        distort = InTurn([Jitter(ColorJitter(*ranges))], color_jitter_probability)
         grey = RandomGrayscale(probability(grayscale_probability))
-        self.change = Compose([distort, grey])
+        super().__init__([distort, Sometimes(grey, round_p(grey.p), make_grey)])
 
 
 @register_transform("ImgPilRandomColorJitter")
-class ImgPilRandomColorJitter(Wraps):
+class ImgPilRandomColorJitter(InTurn):
     """Colour jitter of a given strength, with probability p."""
 
     def __init__(self, strength: float = 1.0, p: float = 0.8) -> None:
@@ -164,7 +164,7 @@ class ImgPilRandomColorJitter(Wraps):
         p: probability of the jitter.
         """
         ranges = (strength * each for each in (0.8, 0.8, 0.8, 0.2))
-        self.change = apply_sometimes(p, ColorJitter(*ranges))
+        super().__init__([Jitter(ColorJitter(*ranges))], p)
 
 
 # ---- kernels

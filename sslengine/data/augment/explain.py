@@ -11,9 +11,10 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import Normalize, ToPILImage
 
-from sslengine.data.augment.counterparts import COUNTERPARTS, OnPil, ToFloats, adapt
+from sslengine.data.augment.counterparts import COUNTERPARTS, ToFloats
 from sslengine.data.augment.pipeline import Pipeline, PipelineStep
 from sslengine.data.augment.tensors import CONVERSIONS
+from sslengine.data.augment.transform import OnPil, walk
 from sslengine.data.decode.decoding import as_rgb
 from sslengine.errors import DataError
 
@@ -41,47 +42,34 @@ def explain(pipeline: Pipeline) -> list[Part]:
     )
     later = (Part(step.where, LATER) for step in cut.waits)
     by_where = {part.where: part for part in (*_explain_images(cut.on_images), *later, *on_bytes)}
-    return [by_where[step.where] for step in pipeline.named]
+    return [by_where[step.where] for step in pipeline.listed]
 
 
 def _explain_images(steps: Sequence[PipelineStep]) -> Iterator[Part]:
     tensors = False
     for step in steps:
-        runs = adapt(step.transform)
+        converts = isinstance(step.transform, ToFloats)
+        on_pil = [each for each in walk(step.transform) if isinstance(each, OnPil)]
         if step.takes_labels:
             yield Part(step.where, ON_LABELS)
         elif tensors:
             yield Part(step.where, ON_TENSORS)
-        elif isinstance(runs, ToFloats):
+        elif converts:
             yield Part(step.where, FLOATS)
-        elif (given_pil := _find_on_pil(runs)) is not None:
-            yield Part(step.where, FALLS_BACK, _why_on_pil(given_pil.named))
+        elif on_pil:
+            known = type(on_pil[0].named) in COUNTERPARTS
+            why = (
+                "its arguments are not known" if known else "its class does not say `takes_arrays`"
+            )
+            yield Part(step.where, FALLS_BACK, why)
         else:
             yield Part(step.where, KNOWN)
-        made_tensor = isinstance(runs, ToFloats) and not tensors
-        tensors = made_tensor or (tensors and type(step.transform) is not ToPILImage)
-
-
-def _find_on_pil(runs: Any) -> OnPil | None:
-    if isinstance(runs, OnPil):
-        return runs
-    for name in getattr(runs, "applies", ()):
-        inner = getattr(runs, name)
-        for each in inner if isinstance(inner, list) else [inner]:
-            if (found := _find_on_pil(each)) is not None:
-                return found
-    return None
-
-
-def _why_on_pil(transform: Any) -> str:
-    if type(transform) in COUNTERPARTS:
-        return "its arguments, or a transform that it applies, are not known"
-    return "its class does not say `takes_arrays`"
+        tensors = (converts and not tensors) or (tensors and type(step.named) is not ToPILImage)
 
 
 def why_floats(steps: Sequence[PipelineStep], image_keys: Sequence[str]) -> str:
     """Say why a list of which nothing waits does not give uint8."""
-    if not any(type(step.transform) in CONVERSIONS for step in steps):
+    if not any(type(step.named) in CONVERSIONS for step in steps):
         return "no ToTensor is among the TRANSFORMS"
     if not image_keys:
         return "the collator does not say that it only moves images (`only_moves`)"
@@ -115,8 +103,8 @@ def picture_of(values: Tensor) -> Image.Image:
 
 
 def undo_normalize(values: Tensor, pipeline: Pipeline) -> Tensor:
-    for step in reversed(pipeline.named):
-        if isinstance(step.transform, Normalize):
-            mean, std = (torch.tensor(each) for each in (step.transform.mean, step.transform.std))
+    for step in reversed(pipeline.listed):
+        if isinstance(step.named, Normalize):
+            mean, std = (torch.tensor(each) for each in (step.named.mean, step.named.std))
             values = values * std.view(-1, 1, 1) + mean.view(-1, 1, 1)
     return values

@@ -183,8 +183,8 @@ class ResizedCrop(Counterpart):
     as long as the resize itself: much of it is to make tensors of constants.
     """
 
-    def __init__(self, named: Any, limits: Limits = NO_LIMITS) -> None:
-        super().__init__(named, limits)
+    def __init__(self, named: Any) -> None:
+        super().__init__(named)
         self.scale, self.ratio, self.to = tuple(named.scale), tuple(named.ratio), tuple(named.size)
         # In float32, as torchvision takes it.
         self.log_ratio = tuple(torch.log(torch.tensor(named.ratio)).tolist())

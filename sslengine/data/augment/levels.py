@@ -20,7 +20,7 @@ from sslengine.data.augment.image import (
     refuse_array,
     view_planes,
 )
-from sslengine.data.augment.transform import Transform, Wraps, apply_sometimes, expect
+from sslengine.data.augment.transform import InTurn, Transform, expect
 from sslengine.registry import register_transform
 
 ZERO, WHITE = np.float32(0), np.float32(255)
@@ -124,8 +124,15 @@ class DrawnSolarize(Transform):
         return solarize(image, threshold, self.limits)
 
 
+class Inverted(Transform):
+    takes_arrays = True
+
+    def __call__(self, image: Any) -> Any:
+        return invert(image, self.limits)
+
+
 @register_transform("ImgPilRandomSolarize")
-class ImgPilRandomSolarize(Wraps):
+class ImgPilRandomSolarize(InTurn):
     """Invert the pixels from a threshold on, with probability p."""
 
     def __init__(self, p: float = 0.66, threshold: int | None = None) -> None:
@@ -135,16 +142,16 @@ class ImgPilRandomSolarize(Wraps):
             Twins, VICReg and DINO have 128.
         """
         expect(threshold is None or 0 <= threshold <= 256, "threshold", "0 to 256", threshold)
-        self.change = apply_sometimes(p, DrawnSolarize(threshold))
+        super().__init__([DrawnSolarize(threshold)], p)
 
 
 @register_transform("ImgPilRandomPhotometric")
-class ImgPilRandomPhotometric(Wraps):
+class ImgPilRandomPhotometric(InTurn):
     """PIRL's, all or none: posterize, sharpen or soften, solarize, stretch the contrast."""
 
     def __init__(self, p: float = 0.66) -> None:
         """p: probability of all of them together."""
-        self.change = apply_sometimes(p, _Photometric())
+        super().__init__([_Photometric()], p)
 
 
 class _Photometric(Transform):

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -23,8 +22,8 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import InterpolationMode
 
-from sslengine.data.augment.counterparts import Change, adapt
-from sslengine.data.augment.image import NO_LIMITS, Limits, Pixels, Rgb, make_bytes, make_pil
+from sslengine.data.augment.counterparts import adapt
+from sslengine.data.augment.image import Limits, Pixels, Rgb, make_bytes, make_pil
 from sslengine.data.augment.tensors import (
     CONVERSIONS,
     CPU,
@@ -34,12 +33,14 @@ from sslengine.data.augment.tensors import (
     is_uint8,
 )
 from sslengine.data.augment.transform import (
+    Change,
     Sample,
     TakesLabels,
     Transform,
     kind_of,
     takes_arrays,
-    takes_bytes,
+    unwrap,
+    walk,
 )
 from sslengine.data.seeding import seed_sample, streams_kept
 from sslengine.errors import ConfigError, DataError, SSLEngineError, listing, nearest
@@ -57,8 +58,7 @@ CONVERT = frozenset({"ToTensor", "ImgToTensor", "ImgPilToRawTensor", "ToPILImage
 
 
 class Pipeline:
-    """All the transforms of a split, in order. `named`: as the list names them, which take PIL
-    images; `steps`: what runs in their place."""
+    """All the transforms of a split. `listed`: in the order of the list; `steps`: as they run."""
 
     def __init__(
         self,
@@ -71,28 +71,25 @@ class Pipeline:
         image_keys: of the batch, if its collator only moves images; else floats leave here.
         limits: of the values of images that are arrays of floats.
         """
-        self.named = [_make_step(each, f"{where}.{number}") for number, each in enumerate(entries)]
-        self.cut = cut(self.named) if image_keys else Cut(self.named)
+        self.listed = [_make_step(each, f"{where}.{number}") for number, each in enumerate(entries)]
+        self.cut = cut(self.listed) if image_keys else Cut(self.listed)
         self.finish: Finish | None = None
         last = PipelineStep("the end of the TRANSFORMS", _end_with_pil, ())
-        if waits := [step.transform for step in self.cut.waits]:
-            self.finish = Finish(waits[0], waits[1:], image_keys)  # type: ignore[arg-type]
+        if waits := [step.named for step in self.cut.waits]:
+            self.finish = Finish(waits[0], waits[1:], image_keys)
             last = PipelineStep(self.cut.waits[0].where, ToBytes(waits), ())
-        given = Limits(*limits) if limits else NO_LIMITS
-        self.steps = [
-            *(step.swap(adapt(step.transform, given)) for step in self.cut.on_images),
-            last,
-            *(step.swap(getattr(step.transform, "on_bytes", None)) for step in self.cut.on_bytes),
-        ]
+        self.steps = [*self.cut.on_images, last, *self.cut.on_bytes]
+        if limits:
+            for each in (each for step in self.listed for each in walk(step.transform)):
+                each.limits = Limits(*limits)
+
+    @property
+    def named(self) -> list[PipelineStep]:
+        """Return the transforms that the list names, which may take PIL images alone."""
+        return [replace(step, transform=step.named) for step in self.listed]
 
     def __call__(self, sample: Sample) -> Sample:
         for step in self.steps:
-            step(sample)
-        return sample
-
-    def run_plainly(self, sample: Sample) -> Sample:
-        """Pass a sample of PIL images through the transforms as the list names them."""
-        for step in self.named:
             step(sample)
         return sample
 
@@ -121,7 +118,7 @@ class Pipeline:
 
 
 def build_transform(entry: Mapping[str, Any], where: str) -> Change:
-    """Return the transform that one entry of a TRANSFORMS list names.
+    """Return what runs for one entry of a TRANSFORMS list, of images of any kind.
 
     Entries in one of its arguments (`RandomApply`: `transforms: [...]`) are built too.
     """
@@ -134,7 +131,7 @@ def build_transform(entry: Mapping[str, Any], where: str) -> Change:
     if arguments.get("interpolation") is not None and is_known(name, where):
         arguments["interpolation"] = _interpolation(arguments["interpolation"], where)
     try:
-        return TRANSFORMS.make(name, arguments, where)  # type: ignore[no-any-return]
+        return adapt(TRANSFORMS.make(name, arguments, where))  # type: ignore[no-any-return]
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{where} ({entry['name']}): {error}") from error
 
@@ -183,7 +180,7 @@ class PipelineStep:
     where: str
     transform: Change
     indices: tuple[int, ...]  # none: every image
-    kind: type[Transform] = Transform  # of the transform, or of what it runs in place of
+    kind: type[Transform] = Transform
 
     def __call__(self, sample: Sample) -> None:
         try:
@@ -201,30 +198,23 @@ class PipelineStep:
                 f"image that takes the place of the one it was given."
             )
 
-    def swap(self, change: Any) -> PipelineStep:
-        """Return the step with what runs in its place; what takes labels runs itself."""
-        return self if self.takes_labels else replace(self, transform=change)
+    @property
+    def named(self) -> Any:
+        return unwrap(self.transform)
 
-    @cached_property
+    @property
     def takes_labels(self) -> bool:
         return issubclass(self.kind, TakesLabels)
 
-    @cached_property
-    def converts(self) -> bool:
-        return not self.indices and type(self.transform) in CONVERSIONS
-
-    @cached_property
+    @property
     def normalizes(self) -> bool:
-        return not self.indices and can_be_put_off(self.transform)
+        return not self.indices and can_be_put_off(self.named)
 
-    @cached_property
+    @property
     def may_follow(self) -> bool:
         """May it follow a ToTensor that waits?"""
-        return self.takes_labels or self.normalizes or takes_bytes(self.transform)
-
-    @cached_property
-    def needs_no_pixels(self) -> bool:
-        return self.takes_labels or takes_arrays(self.transform)
+        takes_bytes = self.kind.on_bytes is not Transform.on_bytes
+        return self.takes_labels or self.normalizes or takes_bytes
 
 
 def _why_not_pil(images: Sequence[Any]) -> str:
@@ -260,14 +250,18 @@ def cut(steps: Sequence[PipelineStep]) -> Cut:
     What follows it and has no need of pixels (such as a mask for a size) still takes images.
     Otherwise the order stays.
     """
-    behind = [*takewhile(lambda step: step.may_follow and not step.converts, reversed(steps))][::-1]
+    behind = [*takewhile(lambda step: step.may_follow, reversed(steps))][::-1]
     first = len(steps) - len(behind) - 1
-    if first < 0 or not steps[first].converts:
+    if first < 0 or steps[first].indices or type(steps[first].named) not in CONVERSIONS:
         return Cut(steps)
     waits = [steps[first], *(step for step in behind if step.normalizes)]
     others = [step for step in behind if not step.normalizes]
-    on_images = [*takewhile(lambda step: step.needs_no_pixels, others)]
-    return Cut([*steps[:first], *on_images], waits, others[len(on_images) :])
+    on_images = [*takewhile(lambda step: step.takes_labels or takes_arrays(step.named), others)]
+    on_bytes = [
+        step if step.takes_labels else replace(step, transform=step.named.on_bytes)
+        for step in others[len(on_images) :]
+    ]
+    return Cut([*steps[:first], *on_images], waits, on_bytes)
 
 
 class ToBytes:

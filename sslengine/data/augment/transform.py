@@ -12,18 +12,22 @@ them to the functions of geometry.py, colour.py, levels.py, blur.py and noise.py
 
 All draws come from the global streams of Python, numpy and torch, which are seeded for each sample.
 Transforms that do something else than make one image of one derive from one of the other classes.
+What it applies of torchvision's it wraps by `adapt` of counterparts.py.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
+from PIL import Image
 from torch import Tensor
-from torchvision.transforms import RandomApply
 
-from sslengine.data.augment.image import NO_LIMITS, Limits, Rgb, is_image
+from sslengine.data.augment.image import NO_LIMITS, Limits, Rgb, is_image, make_pil, make_rgb
+from sslengine.data.augment.stream import round_p, uniform
+
+Change = Callable[[Any], Any]
 
 Sample = dict[str, list[Any]]
 FOLLOW_THE_IMAGE = ("data_valid", "data_idx", "label")
@@ -35,9 +39,7 @@ class Transform:
     # Does `__call__`, defined in the same class, take images of any kind? Pixels that it changes in
     # place are those of its `own` image.
     takes_arrays: ClassVar[bool] = False
-    # Attributes that hold transforms that this one applies, or lists of them.
-    applies: ClassVar[tuple[str, ...]] = ()
-    # Of the values of arrays of floats; set where a list is built.
+    # Of the values of arrays of floats; set where a list is built, also in what this one applies.
     limits: Limits = NO_LIMITS
 
     def on_bytes(self, pixels: Tensor) -> Any:
@@ -111,15 +113,7 @@ class TakesLabels(Transform):
         sample["label"] = [change(label) for label in sample["label"]]
 
 
-class Wraps(Transform):
-    """Does what `change` does, a transform or a torchvision container of transforms."""
-
-    takes_arrays = True
-    applies = ("change",)
-    change: Callable[[Any], Any]
-
-    def __call__(self, image: Any) -> Any:
-        return self.change(image)
+# ---- what runs in the place of a transform
 
 
 class Counterpart(Transform):
@@ -127,19 +121,94 @@ class Counterpart(Transform):
     images of any kind. What is no image, such as a tensor, goes to the transform itself."""
 
     takes_arrays = True
-    change: Callable[[Any], Any]
+    change: Change
 
-    def __init__(self, named: Callable[[Any], Any], limits: Limits = NO_LIMITS) -> None:
-        self.named, self.limits = named, limits
+    def __init__(self, named: Change) -> None:
+        self.named = named
 
     def __call__(self, image: Any) -> Any:
         known = type(image) is Rgb or is_image(image)
         return self.change(image) if known else self.named(image)
 
 
+class Sometimes(Counterpart):
+    """One operation, with probability p; always where p is None."""
+
+    def __init__(self, named: Change, p: float | None, operation: Change) -> None:
+        super().__init__(named)
+        self.p, self.operation = p, operation
+
+    def change(self, image: Any) -> Any:
+        return self.operation(image) if self.p is None or uniform() < self.p else image
+
+
+class InTurn(Transform):
+    """All transforms one after another; where p is given, with that probability, or none."""
+
+    takes_arrays = True
+
+    def __init__(self, transforms: Sequence[Change], p: float | None = None) -> None:
+        self.transforms = list(transforms)
+        self.p = None if p is None else round_p(probability(p))
+
+    def __call__(self, image: Any) -> Any:
+        if self.p is not None and self.p < uniform():
+            return image
+        for each in self.transforms:
+            image = each(image)
+        return image
+
+
+class OnPil(Transform):
+    """Gives a transform PIL images that it may draw into, and takes back what came as arrays."""
+
+    takes_arrays = True
+
+    def __init__(self, named: Change) -> None:
+        self.named, self.kind = named, kind_of(named)
+
+    def __call__(self, image: Any) -> Any:
+        if isinstance(image, list):  # all images of the sample
+            made = self.named([_make_own_pil(each) for each in image])
+            return self.take_back(made) if any(type(each) is Rgb for each in image) else made
+        made = self.named(_make_own_pil(image))
+        return self.take_back(made) if type(image) is Rgb else made
+
+    def take_back(self, made: Any) -> Any:
+        if issubclass(self.kind, (MakesViews, TakesAll)):
+            return [make_rgb(each) for each in made]
+        if issubclass(self.kind, MakesLabel):
+            image, label = made
+            return make_rgb(image), label
+        if isinstance(made, dict):
+            return {**made, "data": make_rgb(made["data"])}
+        return make_rgb(made)
+
+
+def _make_own_pil(image: Any) -> Any:
+    if type(image) is Rgb:
+        return make_pil(image)
+    return image.copy() if isinstance(image, Image.Image) else image
+
+
+def unwrap(transform: Any) -> Any:
+    """Return the transform that the list names, of what runs in its place."""
+    return transform.named if isinstance(transform, (Counterpart, OnPil)) else transform
+
+
+def walk(transform: Any) -> Iterator[Transform]:
+    """Yield it, and the transforms that it applies, which its attributes hold."""
+    if isinstance(transform, Transform):
+        yield transform
+        for value in vars(transform).values():
+            for each in value if isinstance(value, (list, tuple)) else [value]:
+                yield from walk(each)
+
+
 def kind_of(transform: Any) -> type[Transform]:
     """Return its kind; of a class without our base: one image to one."""
-    return type(transform) if isinstance(transform, Transform) else Transform
+    named = unwrap(transform)
+    return type(named) if isinstance(named, Transform) else Transform
 
 
 def takes_arrays(transform: Any) -> bool:
@@ -147,10 +216,6 @@ def takes_arrays(transform: Any) -> bool:
     classes = type(transform).__mro__
     definer = next((each for each in classes if "__call__" in vars(each)), object)
     return vars(definer).get("takes_arrays") is True
-
-
-def takes_bytes(transform: Any) -> bool:
-    return kind_of(transform).on_bytes is not Transform.on_bytes
 
 
 def probability(p: float) -> float:
@@ -176,9 +241,3 @@ def check_range(
     met = (low > 0 or (with_zero and low == 0)) and low <= high <= most
     expect(met, key, f"two numbers {bounds}, in order", list(ends))
     return low, high
-
-
-def apply_sometimes(p: float, *changes: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return all the changes, one after another, or none."""
-    apply: Callable[[Any], Any] = RandomApply(list(changes), probability(p))
-    return apply

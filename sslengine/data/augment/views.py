@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from itertools import repeat
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
-from torchvision.transforms import Compose, RandomApply, RandomResizedCrop
+from torchvision.transforms import RandomResizedCrop
 
-from sslengine.data.augment.geometry import crop
+from sslengine.data.augment.geometry import ResizedCrop, crop
 from sslengine.data.augment.image import Rgb, share
 from sslengine.data.augment.resize import Box
-from sslengine.data.augment.transform import (
-    MakesViews,
-    TakesAll,
-    check_range,
-    expect,
-    probability,
-)
+from sslengine.data.augment.transform import InTurn, MakesViews, TakesAll, check_range, expect
 from sslengine.registry import register_transform
 
 
@@ -53,7 +46,6 @@ class ImgPilToMultiCrop(MakesViews):
     """Random square crops: `num_crops[i]` of side `size_crops[i]`, one kind after the other."""
 
     takes_arrays = True
-    applies = ("crops",)
 
     def __init__(
         self,
@@ -77,14 +69,10 @@ class ImgPilToMultiCrop(MakesViews):
         expect(whole == total_num_crops >= 1, "total_num_crops",
                f"the sum of num_crops, {whole}, and at least 1", total_num_crops)  # fmt: skip
         scales = [check_range("crop_scales", scale, most=1) for scale in crop_scales]
-        self.crops: list[Callable[[Any], Any]] = [
-            crop
-            for count, size, scale in zip(num_crops, size_crops, scales)
-            for crop in repeat(
-                RandomResizedCrop(size, scale, interpolation=interpolation),  # type: ignore[arg-type]
-                count,
-            )
-        ]
+        self.crops: list[ResizedCrop] = []
+        for count, size, scale in zip(num_crops, size_crops, scales):
+            named = RandomResizedCrop(size, scale, interpolation=interpolation)  # type: ignore[arg-type]
+            self.crops += [ResizedCrop(named)] * count
 
     def __call__(self, image: Any) -> list[Any]:
         share(image)  # a crop at scale 1 is a part of it
@@ -100,17 +88,13 @@ class ImgPilMultiCropRandomApply(TakesAll):
     """All the transforms or none, to each crop with the probability that it has in `prob`."""
 
     takes_arrays = True
-    applies = ("apply",)
 
     def __init__(self, transforms: Sequence[Any], prob: Sequence[float]) -> None:
         """
         transforms: entries with a name and arguments, as in TRANSFORMS.
         prob: one probability for each crop.
         """
-        change = Compose(list(transforms))
-        self.apply: list[Callable[[Any], Any]] = [
-            RandomApply([change], probability(p)) for p in prob
-        ]
+        self.apply = [InTurn(transforms, p) for p in prob]
 
     def __call__(self, crops: Sequence[Any]) -> list[Any]:
         each = f"one probability for each of the {len(crops)} crops of an image"
@@ -127,7 +111,6 @@ class ImgPilToPatchesAndImage(MakesViews):
     """
 
     takes_arrays = True
-    applies = ("crop_image", "crop_patches")
     PATCH_JITTER: ClassVar[int] = 21
 
     def __init__(
@@ -154,10 +137,11 @@ class ImgPilToPatchesAndImage(MakesViews):
         least = self.side * (self.PATCH_JITTER + 1)
         expect(self.patch >= 1, "crop_size_patches", f"{least} or more", crop_size_patches)
         self.permute = permute_patches
-        crop_image = RandomResizedCrop(crop_size_image, tuple(crop_scale_image))
-        crop_patches = RandomResizedCrop(crop_size_patches, tuple(crop_scale_patches))
-        self.crop_image: Callable[[Any], Any] = crop_image
-        self.crop_patches: Callable[[Any], Any] = crop_patches
+        sides = (crop_size_image, crop_scale_image), (crop_size_patches, crop_scale_patches)
+        self.crop_image, self.crop_patches = (
+            ResizedCrop(RandomResizedCrop(side, tuple(scale)))  # type: ignore[arg-type]
+            for side, scale in sides
+        )
 
     def __call__(self, image: Any) -> list[Any]:
         share(image)

@@ -11,11 +11,12 @@ from PIL import Image
 from torchvision import transforms as tv
 from torchvision.transforms import InterpolationMode
 
-from sslengine.data.augment.counterparts import OnPil, adapt
-from sslengine.data.augment.geometry import ImgRotatePil, flip
-from sslengine.data.augment.image import Limits, Rgb, make_rgb
+from sslengine.data.augment.counterparts import adapt
+from sslengine.data.augment.geometry import flip
+from sslengine.data.augment.image import Rgb, make_rgb
 from sslengine.data.augment.levels import ImgPilRandomPhotometric
-from sslengine.data.augment.transform import Transform
+from sslengine.data.augment.pipeline import Pipeline
+from sslengine.data.augment.transform import OnPil, Transform
 from sslengine.data.seeding import seed_sample
 from tests.data.augment.lists import OtherBlur, OtherFlip, Posterize
 from tests.data.augment.photos import photo
@@ -98,9 +99,6 @@ def test_a_crop_larger_than_the_image_is_refused_as_torchvision_does() -> None:
         tv.Grayscale(1),
         tv.RandomVerticalFlip(),
         tv.RandomPosterize(0),
-        tv.RandomApply([tv.RandomVerticalFlip()]),
-        tv.Compose([ImgRotatePil()]),
-        tv.Compose([tv.RandomHorizontalFlip(), Posterize()]),
         OtherBlur(),
         OtherFlip(),
         Posterize(),
@@ -142,5 +140,6 @@ def test_who_takes_arrays_says_so_beside_its_call() -> None:
 
 def test_limits_reach_what_a_transform_applies() -> None:
     values = np.array([[[0.0, 100.0]]], np.float32)
-    (inverting,) = adapt(tv.Compose([tv.RandomInvert(1.0)]), Limits(0.0, 400.0)).transforms  # type: ignore[attr-defined]
-    assert inverting(values).tolist() == [[[400.0, 300.0]]]
+    entries = [{"name": "Compose", "transforms": [{"name": "RandomInvert", "p": 1.0}]}]
+    (inverting, _) = Pipeline(entries, "here", limits=(0.0, 400.0)).steps
+    assert inverting.transform(values).tolist() == [[[400.0, 300.0]]]

@@ -7,6 +7,7 @@ import random
 import re
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from sslengine.data.augment.image import make_rgb
 from sslengine.data.augment.pipeline import Pipeline
-from sslengine.data.augment.transform import Sample
+from sslengine.data.augment.transform import Counterpart, Sample
 from sslengine.data.batch.collators import (
     image_keys,
     moco_collator,
@@ -37,8 +38,16 @@ WHERE = "config.DATA.TRAIN.TRANSFORMS"
 
 
 def plain(entries: Any) -> Any:
-    """The transforms as the list names them."""
-    return Pipeline(entries, WHERE).run_plainly
+    """The transforms as the list names them: torchvision's own, also within others."""
+    steps = Pipeline(entries, WHERE).named
+
+    def run_plainly(sample: Sample) -> Sample:
+        with patch.object(Counterpart, "__call__", lambda self, image: self.named(image)):
+            for step in steps:
+                step(sample)
+        return sample
+
+    return run_plainly
 
 
 class OfArrays:
