@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
+from sslengine.data.augment.pipeline import Pipeline
 from sslengine.registry import COLLATORS, TRANSFORMS
 from sslengine.testing import Contract
 from tests.contracts.cases import Of, cases, forgotten
@@ -104,3 +108,23 @@ def test_collator(tried: Contract, promise: str) -> None:
 def test_none_is_forgotten() -> None:
     assert forgotten(TRANSFORMS, TRANSFORMS_SMALL) == []
     assert forgotten(COLLATORS, COLLATORS_SMALL) == []
+
+
+COUNTED = {"data_valid": [1], "data_idx": [0]}
+
+
+@pytest.mark.parametrize("name", COLLATORS_SMALL)
+def test_data_md_names_what_is_in_a_batch(name: str) -> None:
+    tried = COLLATORS_SMALL[name]
+    transforms = [*tried.more.get("before", ()), *([] if "before" in tried.more else [TENSOR])]
+    pipeline = Pipeline(transforms or [TENSOR], "TRANSFORMS")
+    label = tried.more.get("label", 0)
+    samples = [
+        pipeline({"data": [Image.new("RGB", (32, 32))], "label": [label], **COUNTED})
+        for _ in "1234"
+    ]
+    batch = COLLATORS.get(name)(samples, **tried.arguments)
+    text = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    (row,) = re.findall(rf"^\| `{name}` \|(.*)", text, re.MULTILINE)
+    held = batch.keys() - {"label", *COUNTED} if isinstance(batch, dict) else set()
+    assert {*re.findall(r"`(\w+)`", row)} == held
