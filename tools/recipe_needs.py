@@ -37,12 +37,14 @@ from sslengine.config.compose import shipped_configs
 from sslengine.config.facts import world_size
 from sslengine.config.resolve import resolve
 from sslengine.config.sections import read
+from sslengine.data.batch.collators import FIELDS
 from sslengine.data.feed import DataFeed
 from sslengine.data.options import DataOptions
 from sslengine.engine.build import attach, build_base_model, build_loss
 from sslengine.engine.step import multi_input_sample, single_input_sample
 from sslengine.methods.foreign import takes_sample
 from sslengine.methods.step import Step
+from sslengine.methods.whole import Batch, owns_network
 from sslengine.models.model import Model
 from sslengine.optim.options import OptimizerOptions
 
@@ -60,6 +62,8 @@ LOOKED_AT = 2  # images
 IMAGENET, SOME, EPOCHS = 1_281_167, 100_000, 100
 NEEDS = "Needs (estimates, docs/methods.md#what-a-recipe-needs): "
 KINDS = ("photos", "pretrain")
+# Without the network of the text, which is of any size: the caption is a vector.
+INSTEAD = {"photos/clip": ("config.LOSS.vector_width=384",)}
 
 
 @dataclass(frozen=True)
@@ -136,8 +140,10 @@ def images_of(config: Any) -> Iterator[dict[str, Any]]:
         train.DATA_SOURCES, train.DATA_PATHS = ["disk_folder"], [folder]
         train.BATCHSIZE_PER_REPLICA, train.DATASET_NAMES = LOOKED_AT, []
         data.NUM_DATALOADER_WORKERS, data.AUGMENT_BACKEND = 0, "pil"
+        names, train.FIELDS = train.FIELDS, []
         feed = DataFeed(data, "TRAIN", training=True, seed=0)
-        yield next(iter(feed.batches()))
+        vectors = {name: [torch.zeros(LOOKED_AT, 384)] for name in names}
+        yield {**next(iter(feed.batches())), **vectors, FIELDS: [tuple(names)]}
         feed.close()
 
 
@@ -147,6 +153,8 @@ def _loss(config: Any, model: nn.Module, method: nn.Module, batch: Any) -> Any:
     train, step = config.DATA.TRAIN, config.TRAINER.TRAIN_STEP_NAME
     build = multi_input_sample if "multi" in step or "pirl" in step else single_input_sample
     sample = build(batch, list(train.INPUT_KEY_NAMES), list(train.TARGET_KEY_NAMES))
+    if owns_network(type(method)):
+        return method(Batch(sample), Step.alone())
     output = model(sample["input"])
     output = output[0] if isinstance(output, list) and len(output) == 1 else output
     if takes_sample(method):
@@ -165,7 +173,8 @@ def is_published(config: Any) -> bool:
 
 def needs(name: str, overrides: Sequence[str] = ()) -> str:
     """The sentence of a recipe's head."""
-    config = resolve([f"config={name}", "config.MACHINE.DEVICE=cpu", *overrides]).config
+    changes = ("config.MACHINE.DEVICE=cpu", *INSTEAD.get(name, ()), *overrides)
+    config = resolve([f"config={name}", *changes]).config
     cost, optimizer = cost_of(config), read(config, OptimizerOptions)
     batch, ranks = config.DATA.TRAIN.BATCHSIZE_PER_REPLICA, world_size(config)
     memory = f"{_rounded(cost.memory(batch, optimizer.name))} GiB"

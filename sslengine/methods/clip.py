@@ -5,7 +5,7 @@ Radford et al., Learning Transferable Visual Models From Natural Language Superv
 projections of images and texts of all ranks, of unit length, and s the learned exp(logit_scale):
 
     clip      (CE(s x_i . y, i) + CE(s y_i . x, i)) / 2, the mean over i; s is 100 at most
-    siglip    - sum_ij log sigmoid(z_ij (s x_i . y_j + logit_bias)) / images; z_ij 1 if i = j, else -1
+    siglip    - sum_ij log sigmoid(z_ij (s x_i . y_j + logit_bias)) / images; z_ii 1, other z_ij -1
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ENCODER = "config.LOSS.clip_loss.text_encoder"
 class CLIP(Method):
     """
     text: the field that has the text of each image, or its vector (config.DATA.TRAIN.FIELDS).
-    text_encoder: a network of transformers, by its name on the hub or its folder; "": `text` is a vector.
+    text_encoder: a network of transformers, by its name or folder; empty: `text` is a vector.
     pretrained: start from its weights; false: from random ones.
     tokens: texts are cut or filled to so many.
     vector_width: of the vector, without a text_encoder.
@@ -46,8 +46,9 @@ class CLIP(Method):
     """
 
     def __init__(
-        self, trunk: ViewTrunk, text: str = "caption", text_encoder: str = "", pretrained: bool = True,
-        tokens: int = 64, vector_width: int = 0, dim: int = 512, loss: Literal["clip", "siglip"] = "clip",
+        self, trunk: ViewTrunk, text: str = "caption", text_encoder: str = "",
+        pretrained: bool = True, tokens: int = 64, vector_width: int = 0, dim: int = 512,
+        loss: Literal["clip", "siglip"] = "clip",
     ) -> None:  # fmt: skip
         super().__init__()
         self.trunk, self.text, self.sigmoid = trunk, text, loss == "siglip"

@@ -21,7 +21,6 @@ from sslengine.python.fit import fit
 from tests.data.pictures import picture
 from tests.data.sources.every import COUNT, names
 from tests.data.sources.test_tar_shards import png, write_shard
-from tests.engine.runs import make_task
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.python.toys import sgd
 from tests.ranks import RankPool
@@ -67,7 +66,11 @@ def shards(root: Path, holed: bool = False) -> dict[str, Any]:
         for number in range(shard * COUNT // 2, (shard + 1) * COUNT // 2):
             array = BytesIO()
             np.save(array, np.array(vector(number), np.float32))
-            told = {"n": number} if holed and number == HOLED else {"n": number, "caption": caption(number)}
+            told = (
+                {"n": number}
+                if holed and number == HOLED
+                else {"n": number, "caption": caption(number)}
+            )
             members |= {f"{number:02}.seg.png": seg(number), f"{number:02}.png": png(number),
                         f"{number:02}.json": json.dumps(told).encode(),
                         f"{number:02}.vector.npy": array.getvalue()}  # fmt: skip
@@ -126,7 +129,9 @@ def test_each_image_comes_with_its_own(source: str, tmp_path: Path) -> None:
     opened = feed(make(tmp_path), fields)
     seen = []
     for given in opened.batches():
-        batch = Batch({"input": given["data"][0], **{key: values[0] for key, values in given.items()}})
+        batch = Batch(
+            {"input": given["data"][0], **{key: values[0] for key, values in given.items()}}
+        )
         found = batch["n"].tolist()
         seen += found
         assert [len(view) for view in batch.views] == [len(found)] * 2

@@ -11,11 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from sslengine.command.front import main
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.errors import ConfigError
 from sslengine.methods.base import Step
 from sslengine.methods.clip import CLIP
 from sslengine.methods.whole import Batch
+from tests.command.photos import SMALL, write_photos
 from tests.engine.runs import make_task
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.ranks import RankPool
@@ -125,12 +127,20 @@ def test_four_ranks_are_one_process(four_ranks: RankPool, loss: str) -> None:
 def test_it_starts_as_published_and_the_scale_of_clip_is_100_at_most() -> None:
     clip, siglip = (CLIP(Trunk(), vector_width=WORDS, loss=each) for each in ("clip", "siglip"))  # type: ignore[arg-type]
     assert clip.logit_scale.exp().item() == pytest.approx(1 / 0.07)
-    assert (siglip.logit_scale.item(), siglip.logit_bias.item()) == (pytest.approx(math.log(10)), -10)
+    assert (siglip.logit_scale.item(), siglip.logit_bias.item()) == (
+        pytest.approx(math.log(10)),
+        -10,
+    )
     for method in (clip, siglip):
         nn.init.constant_(method.logit_scale, 5.0)
         method.after_update(Step.alone())
     assert clip.logit_scale.exp().item() == pytest.approx(100)
     assert siglip.logit_scale.item() == 5.0
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_photos(tmp_path_factory.mktemp("photos"))
 
 
 def text_network(folder: Path) -> str:
@@ -182,6 +192,22 @@ def test_each_text_is_itself_whatever_stands_beside_it(tmp_path: Path) -> None:
     assert not torch.allclose(fresh([one]), method.text_encoder([one]))
 
 
+def test_photos_of_a_table_with_captions(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As docs/data_sources.md has it; the trunk is judged on images without captions."""
+    encoder = text_network(tmp_path)
+    rows = [f"{path},a {path.parent.name} disc" for path in sorted(photos.rglob("*.png"))]
+    (tmp_path / "photos.csv").write_text("\n".join(["path,caption", *rows]))
+    arguments = ["--method=clip", "--model=resnet10t", *SMALL, f"--set=LOSS.text_encoder={encoder}"]
+    run = tmp_path / "run"
+    assert main(["train", str(tmp_path / "photos.csv"), *arguments, f"--out={run}"]) == 0
+    assert (run / "checkpoints" / "checkpoint.torch").exists()
+    judged = ["judge", str(run), f"--train={photos}", f"--val={photos}", "--workers=0"]
+    assert main([*judged, "--set=EVALUATE.LABEL_FREE=[rankme]", "--set=EVALUATE.PROTOCOLS=[]"]) == 0
+    capsys.readouterr()
+    assert main(["train", str(photos), *arguments, f"--out={tmp_path / 'other'}"]) == 1
+    assert "config.DATA.TRAIN.FIELDS" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("encoder", ["", "/no/such/folder"])

@@ -1,4 +1,4 @@
-"""Three methods that a user might write, one file each: trained, on ranks, killed and resumed."""
+"""Methods that a user might write, one file each: trained, on ranks, killed and resumed."""
 
 from __future__ import annotations
 
@@ -92,6 +92,10 @@ CONTRACTS = {
         "without": {"ranks_stay_equal_sharded": "a bias before a batch norm moves by rounding alone"},
     }),
     f"{HERE}.dino:DINO": Of({"prototypes": 6, "hidden": 12, "width": 8}, OWN_HEADS, {"also": [EQUAL]}),
+    f"{HERE}.captions:Captions": Of(
+        {"words": 26, "dim": 8},
+        (*OWN_HEADS, "config.DATA.TRAIN.FIELDS=[caption_vector]"), {"also": [EQUAL]},
+    ),
     f"{HERE}.clip_like:CLIPLike": Of(
         more={"also": [EQUAL], "without": {"ranks_stay_equal_sharded": "its temperature is a scalar"}}
     ),
@@ -176,6 +180,13 @@ def test_a_step_stays_on_the_gpu(tmp_path: Path, method: str) -> None:
     fake_cuda.two_steps(
         SelfSupervisionTask(config, tmp_path, torch.device("cpu"), hooks=[], services=Services())
     )
+
+
+def test_the_example_of_the_page_is_that_of_a_file() -> None:
+    page = (ROOT / "docs" / "adding_a_method.md").read_text(encoding="utf-8")
+    for name in ("captions",):
+        code = (Path(__file__).parent / "outside" / f"{name}.py").read_text(encoding="utf-8")
+        assert f"`{name}.py`:\n\n```python\n{code}```" in page
 
 
 SMALL = (

@@ -153,8 +153,7 @@ class SSLDataset(Dataset[Sample]):
         missing = (row for row, each in enumerate(values) if each is None)
         if isinstance(values, list) and (row := next(missing, None)) is not None:
             raise DataError(
-                f"{where}: {readable(self.sources[0].path(row))} has no {name!r}. Leave such images "
-                f"out."
+                f"{where}: {readable(self.sources[0].path(row))} has no {name!r}. Leave it out."
             )
         return share_values(values)
 

@@ -127,7 +127,9 @@ class ShapesSource(GeneratedSource):
     def caption(self, index: int) -> str:
         """Name the shape's colour and texture, the shape, and how bright its ground is."""
         pixels, inside = _drawn(self._split, index, CAPTION_SIDE, self.upright)
-        shape, ground = (pixels[each].sum(axis=0).tolist() for each in (inside >= 0.5, inside < 0.5))
+        shape, ground = (
+            pixels[each].sum(axis=0).tolist() for each in (inside >= 0.5, inside < 0.5)
+        )
         share, colour = max(zip(shape, ("red", "green", "blue")))
         colour = colour if share * 8 > sum(shape) * 3 else "grey"
         bright = sum(ground) > 3 * 128 * int((inside < 0.5).sum())
@@ -325,7 +327,7 @@ CLASSES: tuple[tuple[Pattern, Pattern], ...] = (
 
 # What captions call them.
 NAMES = (
-    "striped disc", "checked ring", "plain crescent", "dotted bar", "zigzag square", "meshed triangle",
-    "ringed cross", "bricked star", "honeycomb corner", "hyperbolic chevron",
+    "striped disc", "checked ring", "plain crescent", "dotted bar", "zigzag square",
+    "meshed triangle", "ringed cross", "bricked star", "honeycomb corner", "hyperbolic chevron",
 )  # fmt: skip
 WORDS = (*" ".join(NAMES).split(), "red", "green", "blue", "grey", "dark", "bright")

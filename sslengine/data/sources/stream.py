@@ -42,7 +42,7 @@ class Streamed(NamedTuple):
     name: str
     content: bytes
     label: Any = None
-    fields: Mapping[str, Any] = {}  # noqa: RUF012
+    fields: Mapping[str, Any] = {}
 
 
 class Lanes(NamedTuple):

@@ -67,8 +67,9 @@ class TarSource(EncodedSource):
         self._shards = find_shards(str(pattern), self.where, split)
         ending, key = self._columns.IMAGE_COLUMN, self._columns.LABEL_COLUMN
         self._has_fields = bool(options.FIELDS)
+        kind = f"shards, {'begins, ' * self._has_fields}classes"
         index = indexed(
-            f"shards, {'begins, ' * self._has_fields}classes, {ending!r}, {key!r}, {self._columns.LABEL_SEPARATOR!r}: "
+            f"{kind}, {ending!r}, {key!r}, {self._columns.LABEL_SEPARATOR!r}: "
             f"{'|'.join(self._shards)}",
             f"looking through the shards {pattern}",
             self._find,

@@ -33,6 +33,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "images.csv").write_text("\n".join(["path,species", *rows]))
     tags = [f"{name},{'cat|dog' if number < 2 else 'cat'}" for number, name in enumerate(files)]
     (root / "tags.csv").write_text("\n".join(["path,tags", *tags]))
+    told = [f"{name},a photo of {number},{number}" for number, name in enumerate(files)]
+    (root / "captions.csv").write_text("\n".join(["path,caption,rating", *told]))
     findings = [f"{name},1.0,{'' if number < 2 else '0.0'}" for number, name in enumerate(files)]
     (root / "findings.csv").write_text("\n".join(["Path,Edema,Pleural Effusion", *findings]))
     for shard in range(2):
@@ -84,6 +86,10 @@ def test_it_opens_and_gives_images_with_their_labels(example: dict[str, Any], da
         assert rows == [[1, -1], [1, -1], [1, 0], [1, 0]]
     elif "LABEL_SOURCES" in example:
         assert [sample["label"] for sample in samples] == [[0], [0], [1], [1]]
+    if "FIELDS" in example:
+        fields: list[Any] = [sample["fields"] for sample in samples]
+        assert [each["caption"] for each in fields] == [f"a photo of {n}" for n in range(4)]
+        assert [int(each["rating"]) for each in fields] == [0, 1, 2, 3]
     if "IMAGE_MODE" in example:
         assert images_each == 2  # views
         for number, sample in enumerate(samples):
