@@ -1,11 +1,13 @@
 """Registries map the names in YAML to classes and functions.
 
-There is one `Registry` per kind of component. A name comes from one of three places:
+There is one `Registry` per kind of component. A name comes from one of four places:
 
 - a decorator that has run: `@register_loss("my_loss")` above a class;
 - a module that ships with sslengine and is not imported yet: its package declares
   `LOSSES.declare("pkg.module", "my_loss")`, and the module is imported when the name is first
   used. So listing names imports nothing, and a data worker never imports a loss;
+- an entry point of an installed package, in the group `sslengine.methods` or that of another kind,
+  which is imported when its name is first used too;
 - a dotted path, `my_package.my_module:MyLoss`, accepted instead of any name, except while an
   untrusted folder is open (trust.py).
 
@@ -21,16 +23,20 @@ import re
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Generic, TypeVar, cast
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from sslengine.absent import instead_of
 from sslengine.errors import ConfigError, SSLEngineError, UnknownNameError, listing, nearest
 from sslengine.progress import progress
 from sslengine.startup import is_measured
-from sslengine.trust import expect_trust, is_closed, search_current_folder
+from sslengine.trust import expect_trust, is_closed, is_installed, search_current_folder
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
 
@@ -53,6 +59,7 @@ class Registry(Generic[T]):
         base: str = "",
         takes_first: bool = False,
         takes_foreign: bool = False,
+        group: str = "",
     ) -> None:
         """
         fallback: a module whose classes with names ending in `suffix` are registered too.
@@ -64,6 +71,7 @@ class Registry(Generic[T]):
         takes_first: the engine passes the first argument, under any name.
         takes_foreign: a class with `from_config` checks its options itself, and a function may
             be a component, whose caller passes the arguments that YAML does not set.
+        group: of entry points, by which installed packages declare components of this kind.
         """
         self.kind = kind
         self.entry_keys = entry_keys
@@ -71,6 +79,7 @@ class Registry(Generic[T]):
         self.base = base
         self.takes_first = takes_first
         self.takes_foreign = takes_foreign
+        self._group = group
         self._things: dict[str, T] = {}
         self._owners: dict[str, str] = {}
         self._options: dict[str, type[Any]] = {}
@@ -130,18 +139,33 @@ class Registry(Generic[T]):
 
     def names(self) -> list[str]:
         """Return all names, also of components that are not imported."""
-        return sorted({*self._things, *self._declared})
+        return sorted({*self._things, *self._declared, *self.installed()})
 
     def __contains__(self, name: object) -> bool:
-        return name in self._things or name in self._declared
+        return name in self._things or name in self._declared or name in self.installed()
+
+    def installed(self) -> Mapping[str, Sequence[EntryPoint]]:
+        """Return by name the components that installed packages declare. None is imported."""
+        return _installed(self._group, tuple(sys.path)) if self._group else {}
+
+    def clash(self, name: str) -> str:
+        """Say which package declares a name that another component has; "" if none does."""
+        module = self.owner(name)
+        own = f"{module}.".partition(".")[0]
+        found = [
+            each for each in self.installed().get(name, ()) if each.module.split(".")[0] != own
+        ]
+        if not module or not found:
+            return ""
+        return f"{name!r} is the {self.kind} of {module}. There are also: {_describe(found)}"
 
     def may_know(self, name: str) -> bool:
         """Return False if `get` cannot find the name."""
         return name in self or ":" in name or bool(self._fallback and name.endswith(self._suffix))
 
-    def is_open(self, name: str) -> bool:
-        """Tell whether its options are known."""
-        return name in self._things or name in self._options
+    def open_names(self) -> list[str]:
+        """Return the names whose options are known."""
+        return sorted({*self._things, *self._options})
 
     def owner(self, name: str) -> str:
         """Return the module that registers or declares the name; "" if there is none."""
@@ -172,6 +196,8 @@ class Registry(Generic[T]):
             return import_dotted(name, where) if known is None else known
         if name not in self._things and name in self._declared:
             _import(self._declared[name])
+        if name not in self._things and name in self.installed():
+            self._load(name, where)
         if name in self._things:
             return self._things[name]
         searched = self._fallback if self.may_know(name) else ""
@@ -240,6 +266,19 @@ class Registry(Generic[T]):
 
     # ---- its options, and making it
 
+    def _load(self, name: str, where: str) -> None:
+        """Import what an installed package declares; a folder that lies about may declare too."""
+        entry, *others = found = self.installed()[name]
+        if others:
+            raise ConfigError(f"{where}: {name!r} is of several packages: {_describe(found)}")
+        if not (entry.dist and is_installed(Path(str(entry.dist.locate_file(""))))):
+            expect_trust(_describe_import(entry.value), where, name)
+        thing: Any = _import_named(entry.module, where)
+        for attribute in entry.attr.split("."):
+            thing = _attribute(thing, attribute, where)
+        if name not in self._things:  # its module may have registered it
+            self._add(name, thing, None)
+
     def options(self, name: str, where: str = "") -> type[Any] | None:
         """Return the options dataclass of `name`, or None."""
         if name in self._options:
@@ -287,12 +326,31 @@ def import_dotted(path: str, where: str = "") -> Any:
     if not module.startswith("sslengine."):  # the engine uses dotted paths too
         expect_trust(_describe_import(path), where, path)
         search_current_folder(path, imported=module in sys.modules)
-    found = _import_named(module, where)
+    return _attribute(_import_named(module, where), attribute, where)
+
+
+def _attribute(found: Any, attribute: str, where: str) -> Any:
     if not hasattr(found, attribute):
         hint = nearest(attribute, (name for name in vars(found) if not name.startswith("_")))
-        text = f"module {module!r} has no {attribute!r}. {hint}".rstrip()
+        text = f"module {found.__name__!r} has no {attribute!r}. {hint}".rstrip()
         raise UnknownNameError(f"{where}: {text}" if where else text)
     return getattr(found, attribute)
+
+
+@cache
+def _installed(group: str, path: tuple[str, ...]) -> Mapping[str, Sequence[EntryPoint]]:
+    """Return the entry points of a group by name. path: sys.path, where packages are looked for."""
+    from importlib.metadata import entry_points  # 50 ms, which --help does not need
+
+    found: dict[str, list[EntryPoint]] = {}
+    for each in entry_points(group=group):
+        found.setdefault(each.name, []).append(each)
+    return found
+
+
+def _describe(found: Sequence[EntryPoint]) -> str:
+    named = (f"{each.value} of {each.dist.name if each.dist else '?'}" for each in found)
+    return f"{listing(named)}. Name one by module:Name."
 
 
 def load_plugins(modules: Iterable[str], where: str = "config.PLUGINS") -> None:
@@ -330,7 +388,9 @@ def _import_named(module: str, where: str) -> types.ModuleType:
         raise kind(f"{where}: {text}" if where else text) from error
 
 
-TRAIN_STEPS: Registry[Any] = Registry("train step", engine_arguments=("task",), takes_first=True)
+TRAIN_STEPS: Registry[Any] = Registry(
+    "train step", engine_arguments=("task",), takes_first=True, group="sslengine.steps"
+)
 TASKS: Registry[Any] = Registry("task")
 ENGINES: Registry[Any] = Registry("engine")
 LOSSES: Registry[Any] = Registry(
@@ -340,11 +400,12 @@ LOSSES: Registry[Any] = Registry(
     engine_arguments=("run", "trunk"),
     base="torch.nn:Module",
     takes_foreign=True,
+    group="sslengine.methods",
 )
 MODELS: Registry[Any] = Registry("model", engine_arguments=("model",), base="torch.nn:Module")
-TRUNKS: Registry[Any] = Registry("trunk")
+TRUNKS: Registry[Any] = Registry("trunk", group="sslengine.trunks")
 HEADS: Registry[Any] = Registry("head", base="torch.nn:Module")
-HOOKS: Registry[Any] = Registry("hook")
+HOOKS: Registry[Any] = Registry("hook", group="sslengine.hooks")
 # An adapter wraps a hook of another engine; it returns None for a hook that it does not support.
 HOOK_ADAPTERS: Registry[Any] = Registry("hook adapter")
 WRITERS: Registry[Any] = Registry("writer", engine_arguments=("run",), takes_first=True)
@@ -359,9 +420,10 @@ TRANSFORMS: Registry[Any] = Registry(
     fallback="torchvision.transforms",
     entry_keys=("name", "indices", PACKAGE_KEY),
     packages={"augly": "augly.image"},
+    group="sslengine.transforms",
 )
 COLLATORS: Registry[Any] = Registry("collator", engine_arguments=("batch",), takes_first=True)
-DATA_SOURCES: Registry[Any] = Registry("data source")
+DATA_SOURCES: Registry[Any] = Registry("data source", group="sslengine.sources")
 LABEL_FREE: Registry[Any] = Registry("label-free metric")
 # Protocols that compute features of further images: evaluation.options.ON_IMAGES.
 PROTOCOLS: Registry[Any] = Registry("protocol")

@@ -8,21 +8,24 @@ calls `expect_trust` first:
         ...
         expect_trust("'os:system' names Python code", "config.LOSS.name")    # UntrustedError
 
-Components that ship with sslengine, and those that the user has registered, imported or typed,
-stay available. So does what a config names that the user's key has signed (signing.py); all other
-files of its folder are as untrusted as those of any. The current folder is searched for modules
-once one is needed that the user has typed or trusted: `search_current_folder`. All threads of a
-process share the switch, also those started later. Ranks get it with their config
-(`Resolved.opened`), loader workers by `hand_on` and `take_over`.
+Components that ship with sslengine, those that installed packages declare by entry points, and
+those that the user has registered, imported or typed, stay available. So does what a config names
+that the user's key has signed (signing.py); all other files of its folder are as untrusted as those
+of any. The current folder is searched for modules once one is needed that the user has typed or
+trusted: `search_current_folder`. All threads of a process share the switch, also those started
+later. Ranks get it with their config (`Resolved.opened`), loader workers by `hand_on` and
+`take_over`.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from sslengine.errors import UntrustedError, listing, readable
 
@@ -119,3 +122,9 @@ def hand_on() -> tuple[Opened, ...]:
 def take_over(opened: tuple[Opened, ...]) -> None:
     """Set the switch of this process permanently, to the state from `hand_on`."""
     _closed_by[:] = opened
+
+
+def is_installed(file: Path) -> bool:
+    """Tell whether it is a file of Python's or of an installed package, not of the user's."""
+    packages = {"site-packages", "dist-packages"} & {*file.parts}
+    return bool(packages) or file.is_relative_to(sysconfig.get_path("stdlib"))

@@ -1,7 +1,7 @@
 """Declare an argument once: its flag, its help, and its name in Python.
 
     ARGUMENTS = [Argument("data"), Argument("--epochs", kind=int, least=1), DEVICE]
-    build_parser("train", __doc__, ARGUMENTS).parse_args(["photos", "--epochs=3"]).epochs
+    make_parser(__name__).parse_args(["photos", "--epochs=3"]).epochs
     collect(ARGUMENTS, {"data": "photos", "epochs": 3}).epochs     the same of a call in Python
 
 A verb's file has its ARGUMENTS. The function of Python that does the same has a signature of its
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sslengine import catalog
 from sslengine.config.compose import overrides
 from sslengine.config.options import DEVICES
 from sslengine.errors import (
@@ -32,6 +33,8 @@ from sslengine.errors import (
     listing,
     nearest,
 )
+
+assert catalog  # importing it declares all names, of which verbs list and check some
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,12 @@ def build_parser(
             groups[each.group] = parser.add_argument_group(each.group)
         each.add_to(groups[each.group])
     return parser
+
+
+def make_parser(module: str) -> argparse.ArgumentParser:
+    """Build the parser of a verb from the docstring and the ARGUMENTS of its module."""
+    file: Any = sys.modules[module]
+    return build_parser(module.rpartition(".")[2], file.__doc__, file.ARGUMENTS)
 
 
 def collect(arguments: Sequence[Argument], given: Mapping[str, Any]) -> argparse.Namespace:

@@ -26,13 +26,12 @@ from typing import Any
 
 import yaml
 
-from sslengine import catalog
 from sslengine.command.arguments import (
     JSON,
     TRUST_CONFIG,
     VALUES,
     Argument,
-    build_parser,
+    make_parser,
     print_document,
 )
 from sslengine.config.compose import compose
@@ -46,8 +45,6 @@ from sslengine.optim.options import OptimizerOptions
 from sslengine.progress import progress
 from sslengine.screen_console import LiteralConsole
 from sslengine.trust import closed
-
-assert catalog  # importing it declares all names
 
 # Runs that a part is tried with before it counts as wrong.
 MOST_BASES = 4
@@ -100,13 +97,9 @@ class FileVerdict:
         return "left out" if self.left_out else "wrong" if self.problem else "right"
 
 
-def make_parser() -> argparse.ArgumentParser:
-    return build_parser("check", __doc__, ARGUMENTS)
-
-
 def main(arguments: Sequence[str]) -> int:
     """Return 0 if every file is right, else 1."""
-    parser = make_parser()
+    parser = make_parser(__name__)
     given = parser.parse_args(arguments)
     for path in given.paths:
         if not path.exists():

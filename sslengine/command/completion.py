@@ -8,11 +8,10 @@ Start a new shell afterwards.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 from collections.abc import Sequence
 
-from sslengine.command.arguments import Argument, build_parser
+from sslengine.command.arguments import Argument, make_parser
 from sslengine.command.front import VERBS
 from sslengine.command.list import KINDS
 from sslengine.command.recipes import methods_with_forms
@@ -20,12 +19,8 @@ from sslengine.command.recipes import methods_with_forms
 ARGUMENTS = (Argument("shell", choices=("bash", "zsh")),)
 
 
-def make_parser() -> argparse.ArgumentParser:
-    return build_parser("completion", __doc__, ARGUMENTS)
-
-
 def main(arguments: Sequence[str]) -> int:
-    shell = make_parser().parse_args(arguments).shell
+    shell = make_parser(__name__).parse_args(arguments).shell
     script = f"{_make_function()}complete {_TAKEN} sslengine\n"
     if shell == "zsh":  # the last line completes when zsh reads the file, `complete` after that
         head = "#compdef sslengine\nautoload -U +X bashcompinit && bashcompinit\n"

@@ -25,15 +25,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sslengine import catalog
 from sslengine.command.arguments import (
     CONFIG_DIR,
     NETWORK,
     TRUST_CONFIG,
     Argument,
-    build_parser,
     expect_weights,
     expect_writable,
+    make_parser,
 )
 from sslengine.command.networks import expect_in_library
 from sslengine.config.run_folder import open_named
@@ -47,8 +46,6 @@ if TYPE_CHECKING:
     from sslengine.config.resolve import Resolved
     from sslengine.models.model import Model
     from sslengine.models.weights.load import Loaded
-
-assert catalog  # importing it declares all names
 
 OWN = ("vissl", "sslengine")
 LIBRARIES = ("torchvision", "timm")
@@ -71,12 +68,8 @@ ARGUMENTS = (
 )  # fmt: skip
 
 
-def make_parser() -> argparse.ArgumentParser:
-    return build_parser("convert", __doc__, ARGUMENTS)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = make_parser().parse_intermixed_args(arguments)
+    given = make_parser(__name__).parse_intermixed_args(arguments)
     for option, form in (("--to", given.to), ("--made-by", given.made_by)):
         library, _, name = (form or OWN[0]).partition(":")
         if library in LIBRARIES:

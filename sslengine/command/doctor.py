@@ -10,7 +10,6 @@ It exits with 1 if an image cannot be read, or if the run has collapsed.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import sys
@@ -27,7 +26,7 @@ from sslengine.command.arguments import (
     JSON,
     LABEL_COLUMN,
     Argument,
-    build_parser,
+    make_parser,
     print_document,
 )
 from sslengine.command.data import look, split_keys
@@ -64,13 +63,9 @@ ARGUMENTS = (
 )
 
 
-def make_parser() -> argparse.ArgumentParser:
-    return build_parser("doctor", __doc__, ARGUMENTS)
-
-
 def main(arguments: Sequence[str]) -> int:
     """Return 1 if something would keep a run from starting, or images cannot be read."""
-    given = make_parser().parse_args(arguments)
+    given = make_parser(__name__).parse_args(arguments)
     folder = Path(given.data or "").expanduser()
     if given.data and _is_run(folder):
         found = list(look_at_run(folder))

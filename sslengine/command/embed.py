@@ -21,7 +21,6 @@ for each patch, with the columns row and column, from 0 at the top left.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import io
 import logging
@@ -48,10 +47,10 @@ from sslengine.command.arguments import (
     VALUES,
     WORKERS,
     Argument,
-    build_parser,
     expect_run,
     expect_writable,
     keep_apart,
+    make_parser,
     print_document,
 )
 from sslengine.command.data import ALL_OF_IT, look_for_run, split_keys
@@ -113,12 +112,8 @@ ARGUMENTS = (
 )
 
 
-def make_parser() -> argparse.ArgumentParser:
-    return build_parser("embed", __doc__, ARGUMENTS)
-
-
 def main(arguments: Sequence[str]) -> int:
-    given = make_parser().parse_args(arguments)
+    given = make_parser(__name__).parse_args(arguments)
     expect_new(given.out)
     with keep_apart(given.json):
         asked = {each.name: getattr(given, each.name) for each in ARGUMENTS if each.python}

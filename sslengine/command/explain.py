@@ -12,7 +12,6 @@ read, then its views as the network gets them, before normalisation.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -24,15 +23,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from sslengine import catalog
 from sslengine.command.arguments import (
     CONFIG_DIR,
     JSON,
     TRUST_CONFIG,
     Argument,
-    build_parser,
     expect_writable,
     keep_apart,
+    make_parser,
     print_document,
 )
 from sslengine.config.run_folder import open_named
@@ -47,8 +45,6 @@ if TYPE_CHECKING:
     from sslengine.data.augment.transform import Sample
     from sslengine.data.loading.dataset import SSLDataset
     from sslengine.data.sources.base import DataSource
-
-assert catalog  # importing it declares all names
 
 WIDTH, HEIGHT, QUALITY = 500, 375, 90  # of generated JPEGs
 SMALL, LARGE = 96, 160  # smallest and largest side of the largest view in the picture
@@ -68,12 +64,8 @@ ARGUMENTS = (
 )
 
 
-def make_parser() -> argparse.ArgumentParser:
-    return build_parser("explain", __doc__, ARGUMENTS)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = make_parser().parse_intermixed_args(arguments)
+    given = make_parser(__name__).parse_intermixed_args(arguments)
     if given.picture:
         expect_writable(given.picture, "--picture")
     import torch

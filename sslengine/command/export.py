@@ -9,7 +9,6 @@ The export proves itself where the target library is installed; see docs/export.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,10 +21,10 @@ from sslengine.command.arguments import (
     TRUST_CONFIG,
     VALUES,
     Argument,
-    build_parser,
     expect_run,
     expect_weights,
     keep_apart,
+    make_parser,
     print_document,
 )
 from sslengine.errors import ConfigError, readable
@@ -44,15 +43,11 @@ ARGUMENTS = (
     Argument("--trust-pickle", "allow a file of weights to run code", bool),
     replace(JSON, help="print the folder and its manifest as one JSON document"),
 )  # fmt: skip
-
-
-def make_parser() -> argparse.ArgumentParser:
-    formats = "\n".join(f"  {name:12} {what}" for name, what in FORMATS.items())
-    return build_parser("export", f"{__doc__}\nFormats:\n{formats}", ARGUMENTS)
+__doc__ = "\n".join([f"{__doc__}\nFormats:", *map("  {0[0]:12} {0[1]}".format, FORMATS.items())])
 
 
 def main(arguments: Sequence[str]) -> int:
-    given = make_parser().parse_args(arguments)
+    given = make_parser(__name__).parse_args(arguments)
     if given.trust_pickle and not given.config:
         raise ConfigError("--trust-pickle: it is for a file of weights, with --config.")
     if given.config:

@@ -7,8 +7,8 @@
 The last of these is VISSL's way: the verb `train` with a config.
 """
 
-# A verb is a module of this folder with ARGUMENTS, `make_parser()`, and `main(arguments) -> exit
-# status`. Until one is chosen no torch is imported, and by --help and lists never.
+# A verb is a module of this folder: its docstring, ARGUMENTS, and `main(arguments) -> exit status`.
+# Until one is chosen no torch is imported, and by --help and lists never.
 from __future__ import annotations
 
 import errno
@@ -38,6 +38,7 @@ VERBS = {
     "report": "show a run: what was trained, its metrics, how it was judged; or compare several",
     "rank": "measure checkpoints without labels: which is good?",
     "explain": "show how a config's augmentations run and what they cost",
+    "try": "the first run of a method that you write: does it learn, resume, scale?",
     "check": "say of YAML files whether they run here, and if not, why",
     "replay": "repeat the last steps of a run that stopped at a non-finite value",
     "list": "names of methods, models, recipes, transforms, train steps ...",

@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 
-from sslengine import catalog, startup
+from sslengine import startup
 from sslengine.command import data as images_of
 from sslengine.command.arguments import (
     DEVICE,
@@ -47,10 +47,10 @@ from sslengine.command.arguments import (
     VALUES,
     WORKERS,
     Argument,
-    build_parser,
     expect_run,
     expect_writable,
     keep_apart,
+    make_parser,
     print_document,
 )
 from sslengine.command.networks import find_stock, make_folder
@@ -71,8 +71,6 @@ from sslengine.evaluate.options import SUITES, frozen_protocol
 from sslengine.launch.auto import settle_widths
 from sslengine.launch.cli import ended_by, run_all, start
 from sslengine.trust import closed
-
-assert catalog  # importing it declares all names
 
 OF_RUN = ("--train", "--val", "--weights", "--image-column", "--label-column", "--group",
           "--network", "--gpus", "--workers")  # fmt: skip
@@ -110,12 +108,8 @@ ARGUMENTS = (
 )  # fmt: skip
 
 
-def make_parser() -> argparse.ArgumentParser:
-    return build_parser("judge", __doc__, ARGUMENTS)
-
-
 def main(arguments: Sequence[str]) -> int:
-    parser = make_parser()
+    parser = make_parser(__name__)
     given = parser.parse_args(arguments)
     if (given.run is None) == (given.features is None):
         parser.error("expected the folder of a run, or --features, and not both")

@@ -12,15 +12,14 @@ Of torch.nn a config may name any loss too, of torchvision any transform.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatch
 from textwrap import fill
 from typing import NamedTuple
 
-from sslengine import absent, catalog, registry
-from sslengine.command.arguments import JSON, PLUGINS, Argument, build_parser, print_document
+from sslengine import absent, registry
+from sslengine.command.arguments import JSON, PLUGINS, Argument, make_parser, print_document
 from sslengine.command.networks import names_of, trunks
 from sslengine.command.recipes import PHOTOS, QUICK, SMALL, about, methods, methods_with_forms
 from sslengine.config.compose import shipped_configs
@@ -29,7 +28,9 @@ from sslengine.export import FORMATS
 from sslengine.registry import load_plugins
 from sslengine.screen import columns
 
-assert catalog  # importing it declares all names
+
+def _methods() -> list[str]:
+    return sorted({*methods(), *registry.LOSSES.installed()})
 
 
 def _recipes() -> list[str]:
@@ -53,7 +54,7 @@ class Kind(NamedTuple):
 
 
 KINDS: dict[str, Kind] = {
-    "methods": Kind(methods, "--method: what each is, when to take it, what it needs"),
+    "methods": Kind(_methods, "--method: what each is, when to take it, what it needs"),
     "models": Kind(trunks, "--model: trunks of sslengine and plugins; with a pattern all networks"),
     "recipes": Kind(_recipes, "--recipe: a method for a machine, from weights, as published"),
     "transforms": Kind(registry.TRANSFORMS.names, "TRANSFORMS: how an image becomes views"),
@@ -79,12 +80,8 @@ ARGUMENTS = (
 )
 
 
-def make_parser() -> argparse.ArgumentParser:
-    return build_parser("list", __doc__, ARGUMENTS)
-
-
 def main(arguments: Sequence[str]) -> int:
-    parser = make_parser()
+    parser = make_parser(__name__)
     given = parser.parse_args(arguments)
     if given.vissl and given.kind:
         parser.error(f"name one list: --vissl, or one of {listing(KINDS)}")

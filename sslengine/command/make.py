@@ -19,12 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from sslengine import catalog
 from sslengine.command.arguments import Argument, build_parser, expect_new
 from sslengine.data.options import SplitOptions
 from sslengine.errors import ConfigError, DataError, MissingDataError, OutputError, readable
-
-assert catalog  # importing it declares all names
 
 SPLITS = ("train", "val", "test")
 

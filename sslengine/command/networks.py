@@ -23,7 +23,6 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from sslengine import catalog
 from sslengine.atomic import write_whole
 from sslengine.checkpoint.contents import foreign
 from sslengine.command.arguments import expect_weights
@@ -32,8 +31,6 @@ from sslengine.config.show import show
 from sslengine.config.yaml_text import load_run
 from sslengine.errors import CheckpointError, ConfigError, OutputError, UnknownNameError, nearest
 from sslengine.registry import TRUNKS
-
-assert catalog  # importing it declares all names
 
 LIBRARIES = ("timm", "torchvision")
 # Before timm's names of weights in a folder, and on a hub.

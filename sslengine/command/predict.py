@@ -13,7 +13,6 @@ have their results, and the exit status is not 0.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,10 +27,10 @@ from sslengine.command.arguments import (
     TRUST_CONFIG,
     VALUES,
     Argument,
-    build_parser,
     expect_run,
     expect_writable,
     keep_apart,
+    make_parser,
     print_document,
 )
 from sslengine.config.compose import typed
@@ -55,12 +54,8 @@ ARGUMENTS = (
 )  # fmt: skip
 
 
-def make_parser() -> argparse.ArgumentParser:
-    return build_parser("predict", __doc__, ARGUMENTS)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = make_parser().parse_args(arguments)
+    given = make_parser(__name__).parse_args(arguments)
     expect_run(given.folder)
     if given.picture:
         expect_writable(given.picture, "--picture")

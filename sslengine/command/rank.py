@@ -32,7 +32,7 @@ from sslengine.command.arguments import (
     VALUES,
     WORKERS,
     Argument,
-    build_parser,
+    make_parser,
     print_document,
 )
 from sslengine.command.data import ALL_OF_IT, look_for_run, split_keys
@@ -74,13 +74,9 @@ ARGUMENTS = (
 )  # fmt: skip
 
 
-def make_parser() -> argparse.ArgumentParser:
-    return build_parser("rank", __doc__, ARGUMENTS)
-
-
 def main(arguments: Sequence[str]) -> int:
     """Print label-free metrics of each checkpoint, and how far they agree with labels."""
-    given = make_parser().parse_args(arguments)
+    given = make_parser(__name__).parse_args(arguments)
     for each in filter(lambda path: not path.exists(), given.runs):
         raise MissingCheckpointError(f"{each}: there is no checkpoint.")
     from sslengine.evaluate.label_free.metric import measure

@@ -18,6 +18,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from sslengine.command.arguments import expect_known
@@ -32,7 +33,7 @@ from sslengine.config.compose import (
     typed,
 )
 from sslengine.errors import ConfigError
-from sslengine.registry import MODELS
+from sslengine.registry import LOSSES, MODELS
 
 # Folders of configs: of --method, two of small images on a CPU, and of what is added to a method's.
 PHOTOS, SMALL, QUICK, FORMS = "photos", "small", "quickstart", "forms"
@@ -60,8 +61,18 @@ def methods() -> list[str]:
     return names_in(PHOTOS)
 
 
+def own_method(given: str) -> str:
+    """Return the name in a config of a class, or of an installed package's: it has no recipe."""
+    file, colon, name = given.partition(".py:")
+    is_own = ":" in given or (given in LOSSES.installed() and given not in methods())
+    return f"{'.'.join(Path(file).parts)}:{name}" if colon else given * is_own
+
+
 def about(method: str) -> str:
     """Say what it is, when to take it and what it needs, as the head of its recipe does."""
+    if method not in methods():
+        owner: Any = LOSSES.installed()[method][0].dist
+        return f"A method of the package {owner.name} {owner.version}."
     head = (shipped_configs() / PHOTOS / f"{method}.yaml").read_text("utf-8")
     needs, line = _NEEDS.search(head.replace("\n# ", " ")), _IN_A_LINE.search(head)
     assert needs  # a test reads all of them

@@ -9,17 +9,13 @@ config.yaml names Python code, other files or environment variables, --trust-con
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sslengine import catalog
-from sslengine.command.arguments import RUN, TRUST_CONFIG, Argument, build_parser
+from sslengine.command.arguments import RUN, TRUST_CONFIG, Argument, make_parser
 from sslengine.config.compose import overrides, sweep
 from sslengine.config.run_folder import open_run
 from sslengine.launch.cli import start
-
-assert catalog  # importing it declares all names
 
 ARGUMENTS = (
     replace(RUN, flag="folder", metavar=None, help="the run's folder"),
@@ -28,12 +24,8 @@ ARGUMENTS = (
 )
 
 
-def make_parser() -> argparse.ArgumentParser:
-    return build_parser("replay", __doc__, ARGUMENTS)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = make_parser().parse_intermixed_args(arguments)
+    given = make_parser(__name__).parse_intermixed_args(arguments)
     folder = overrides({"CHECKPOINT.DIR": str(given.folder)})
     what = ["engine_name=replay", *folder, *given.overrides]
     return start([open_run(given.folder, each, trusted=given.trust_config) for each in sweep(what)])

@@ -30,8 +30,8 @@ from sslengine.command.arguments import (
     RUN,
     TRUST_CONFIG,
     Argument,
-    build_parser,
     expect_writable,
+    make_parser,
     print_document,
 )
 from sslengine.errors import ConfigError, SSLEngineError
@@ -69,12 +69,8 @@ ARGUMENTS = (
 )
 
 
-def make_parser() -> argparse.ArgumentParser:
-    return build_parser("report", __doc__, ARGUMENTS)
-
-
 def main(arguments: Sequence[str]) -> int:
-    given = make_parser().parse_args(arguments)
+    given = make_parser(__name__).parse_args(arguments)
     folders, passed_over = runs_in(given.runs)
     if given.out is not None and given.out.suffix != ".html":
         raise ConfigError(f"--out {given.out}: expected a name that ends in .html.")

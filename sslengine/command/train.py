@@ -35,11 +35,11 @@ from sslengine.command.arguments import (
     VALUES,
     WORKERS,
     Argument,
-    build_parser,
     expect_weights,
+    make_parser,
 )
 from sslengine.command.networks import StockNetwork
-from sslengine.command.recipes import PATCH, Recipe, size_keys
+from sslengine.command.recipes import PATCH, Recipe, own_method, size_keys
 from sslengine.config.compose import overrides, typed
 from sslengine.config.options import DistributedOptions, MachineOptions
 from sslengine.data.options import DataOptions, SplitOptions
@@ -98,14 +98,10 @@ ARGUMENTS = (
 )  # fmt: skip
 
 
-def make_parser() -> argparse.ArgumentParser:
-    return build_parser("train", __doc__, ARGUMENTS)
-
-
 def main(arguments: Sequence[str]) -> int:
     if any(each.startswith("config=") for each in arguments):
         return cli.main(arguments)
-    given = make_parser().parse_args(arguments)
+    given = make_parser(__name__).parse_args(arguments)
     chosen, line = choose(given)
     print(readable(line, but="\n"), flush=True)
     if given.show:
@@ -122,7 +118,7 @@ def choose(given: argparse.Namespace, label_file: str = "") -> tuple[list[str], 
     if given.val is not None and not 0 < given.val < 1:
         raise ConfigError(f"--val: expected a share, such as 0.1; got {given.val:g}.")
     by_default = not (given.method or given.recipe)
-    own = given.method if ":" in (given.method or "") else ""  # a class, with the default's recipe
+    own = own_method(given.method or "")
     given.method = DEFAULT if by_default or own else given.method
     recipe = Recipe.read(given)
     load_plugins(recipe.plugins(given.plugins))  # names that they register are names from here on
@@ -155,7 +151,7 @@ def choose(given: argparse.Namespace, label_file: str = "") -> tuple[list[str], 
         **(measured.keys(recipe.views, recipe.said("MODEL.HEAD.PARAMS") or []) if measured else {}),
         "CHECKPOINT.DIR": "runs/"
         + "-".join(filter(None, (component_key(own) or recipe.name.split("/")[-1], name))),
-        **({"LOSS.name": own.replace(".py:", ":")} if own else {}),
+        **({"LOSS.name": own} if own else {}),
         **(_trunk(network, given, recipe) if network else {}),
         **_given(given),
         **_sides(network, given, recipe),

@@ -19,7 +19,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from sslengine.config import vissl
-from sslengine.config.components import argument_problems, given_by_engine, loss_arguments
+from sslengine.config.components import (
+    argument_problems,
+    given_by_engine,
+    loss_arguments,
+    named_entries,
+)
 from sslengine.config.facts import fill_auto
 from sslengine.config.merged import Merged
 from sslengine.config.ranges import KEY as RANGE
@@ -54,6 +59,8 @@ def check(merged: Merged) -> None:
     nodes = list(typed_nodes(merged.config))
     for registry, value, path in _named_values(merged.root, nodes):
         merged.problems.extend(_name_problems(registry, value, path))
+        clashes = (registry.clash(name) for name, _ in named_entries(registry, value))
+        merged.warnings.extend(f"{path}: {clash}" for clash in clashes if clash)
     named = not merged.problems  # `check_chosen` imports components: their names must be right
     sections = convert_nodes(merged.config, nodes)
     for (path, node), (_, section) in zip(nodes, sections, strict=True):
@@ -236,7 +243,7 @@ def _component_calls(
     if found is None or found.components is SCHEDULERS:  # schedules are built in `check`
         return
     for name in node[found.chosen_by]:  # the arguments are keys of the section itself
-        if found.components.is_open(name) and (options := found.components.options(name)):
+        if name in found.components.open_names() and (options := found.components.options(name)):
             given = {key: _value_of(node, key) for key in fields(options)}
             said = {key: value for key, value in given.items() if value is not None}
             yield found.components, name, said, path

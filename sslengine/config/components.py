@@ -49,13 +49,12 @@ def belongs_to(registry: Registry[Any], key: str, owners: Sequence[str]) -> str:
 
 def owners_of(registry: Registry[Any], key: str) -> list[str]:
     """Return the components that have such a key, of those for which nothing has to be imported."""
-    known = (name for name in registry.names() if registry.is_open(name))
-    return [name for name in known if key in keys_of(registry, [name])]
+    return [name for name in registry.open_names() if key in keys_of(registry, [name])]
 
 
 def keys_of(registry: Registry[Any], names: Sequence[str] | None = None) -> set[str]:
     """Return the keys of these components; None: of all for which nothing has to be imported."""
-    known = filter(registry.is_open, registry.names()) if names is None else names
+    known = registry.open_names() if names is None else names
     return {key for name in known for key in fields(options_of(registry, name))}
 
 

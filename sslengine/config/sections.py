@@ -92,7 +92,7 @@ def join(cls: type[C], names: Iterable[str] | None = None) -> type[C]:
     if cls not in _HOSTS:
         return cls
     registry = _HOSTS[cls].components
-    known = filter(registry.is_open, registry.names()) if names is None else names
+    known = registry.open_names() if names is None else names
     options = tuple(dict.fromkeys(options_of(registry, name) for name in known))
     joined: type[C] = _join(cls, options)  # type: ignore[arg-type]
     return joined

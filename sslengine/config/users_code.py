@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import sys
-import sysconfig
 from collections.abc import Iterator
 from functools import partial
 from hashlib import sha256
@@ -13,6 +12,8 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+
+from sslengine.trust import is_installed
 
 _ENGINE = __name__.partition(".")[0]
 
@@ -72,19 +73,21 @@ def _add(module: ModuleType, files: dict[str, Path]) -> None:
                 _add(each, files)
 
 
-def is_installed(file: Path) -> bool:
-    """Tell whether it is a file of Python's or of an installed package, not of the user's."""
-    packages = {"site-packages", "dist-packages"} & {*file.parts}
-    return bool(packages) or file.is_relative_to(sysconfig.get_path("stdlib"))
-
-
 def users_frames(error: BaseException) -> TracebackType | None:
     """Return the part of the error's traceback that begins in the user's code, called by ours."""
     trace, called = error.__traceback__, False
     while trace is not None:
-        file = Path(trace.tb_frame.f_code.co_filename)
-        ours = file.is_relative_to(Path(__file__).parents[1])
-        if called and not ours and not is_installed(file):
+        file = trace.tb_frame.f_code.co_filename
+        if called and is_users(file):
             return trace
-        trace, called = trace.tb_next, called or ours
+        trace, called = trace.tb_next, called or _is_ours(file)
     return None
+
+
+def is_users(file: str) -> bool:
+    """Tell whether the file of a frame is neither of this package nor of an installed one."""
+    return not _is_ours(file) and not file.startswith("<") and not is_installed(Path(file))
+
+
+def _is_ours(file: str) -> bool:
+    return Path(file).is_relative_to(Path(__file__).parents[1])

@@ -18,6 +18,8 @@ names = partial(listing, limit=6)
 class BrokenPromise(SSLEngineError, AssertionError):
     """A component does not keep a promise of its kind."""
 
+    names: Sequence[str] = ()  # of the parameters or attributes that do not
+
 
 def promise(always: bool = True, ranks: bool = False) -> Callable[[F], F]:
     """Mark a method of a suite as the test of a promise; its docstring describes the promise.
@@ -43,9 +45,11 @@ def promises(suite: type[Any]) -> Iterator[tuple[str, dict[str, bool]]]:
     yield from seen.items()
 
 
-def expect(kept: bool, what: str) -> None:
+def expect(kept: bool, what: str, culprits: Sequence[str] = ()) -> None:
     if not kept:
-        raise BrokenPromise(what)
+        broken = BrokenPromise(what)
+        broken.names = culprits
+        raise broken
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ BF16 = {
     "MODEL.AMP_PARAMS.AMP_DTYPE": "bfloat16",
 }
 TWO_RANKS = {"DISTRIBUTED.NUM_PROC_PER_NODE": 2, "DATA.TRAIN.BATCHSIZE_PER_REPLICA": 2}
-FOUR_RANKS = {**TWO_RANKS, "DISTRIBUTED.NUM_PROC_PER_NODE": 4, "DATA.TRAIN.DATA_LIMIT": 16}
 SHARDED = {"TRAINER.TASK_NAME": "self_supervision_fsdp_task", "MODEL.CHANNELS_LAST": False}
 SYNC_BN = {"MODEL.SYNC_BN_CONFIG.CONVERT_BN_TO_SYNC_BN": True, "MODEL.SYNC_BN_CONFIG.GROUP_SIZE": 0}
 # The same pixels in every process: results may differ by the order of sums only.
@@ -120,7 +119,8 @@ class RunSuite(Suite):
             not missed,
             f"{self.name}: after {len(self.whole.losses)} steps these trainable parameters have "
             f"not changed: {names(missed)}. If they should not: requires_grad_(False), or "
-            f"unchanged=[...] here.",
+            f"`unchanged` of the contract.",
+            missed,
         )
         unused = [p for p in self.unchanged if not any(fnmatch(name, p) for name in unmoved)]
         expect(not unused, f"{self.name}: unchanged={unused}: parameters of that name change.")
@@ -133,6 +133,7 @@ class RunSuite(Suite):
             not outside,
             f"{names(outside)}: not in the state dict, and other after a kill and a resume. Keep "
             f"it in a buffer, or in rank_state() and load_rank_state().",
+            outside,
         )
         after = self.whole.losses[SAVED_AT:]
         expect(
@@ -193,10 +194,18 @@ class RunSuite(Suite):
     @promise(always=False, ranks=True)
     def ranks_equal_one_process(self) -> None:
         """Four ranks get the same weights as one process with the global batch."""
-        whole = {"DATA.TRAIN.BATCHSIZE_PER_REPLICA": 8, "DATA.TRAIN.DATA_LIMIT": 16}
-        alone = self.alone(EXACT, self.plain, whole, double=True)
-        ranks = self.on_ranks(EXACT, self.plain, FOUR_RANKS, SYNC_BN, double=True, ranks=4)
-        self._expect_close(ranks[0], alone, "four ranks", "one process", 1e-8)
+        self.compare_ranks(4)
+
+    def compare_ranks(self, count: int) -> list[RunOutcome]:
+        images = {"DATA.TRAIN.BATCHSIZE_PER_REPLICA": 8, "DATA.TRAIN.DATA_LIMIT": 16}
+        alone = self.alone(EXACT, self.plain, images, double=True)
+        spread = {
+            **images, "DATA.TRAIN.BATCHSIZE_PER_REPLICA": 8 // count,
+            "DISTRIBUTED.NUM_PROC_PER_NODE": count,
+        }  # fmt: skip
+        ranks = self.on_ranks(EXACT, self.plain, spread, SYNC_BN, double=True, ranks=count)
+        self._expect_close(ranks[0], alone, f"{count} ranks", "one process", 1e-8)
+        return ranks
 
     @promise(always=False)
     def accumulation_equals_one_large_batch(self) -> None:
@@ -244,5 +253,6 @@ class RunSuite(Suite):
         expect(
             not far,
             f"{self.name}: the weights with {this} and with {that} differ: {names(far)} "
-            f"({len(far)} of {len(other.end)} parameters).",
+            f"({len(far)} of {len(other.end)} parameters). Is something computed of a part of the "
+            f"images alone? `gather` and `sum_over_ranks` give those of all ranks.",
         )

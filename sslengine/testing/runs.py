@@ -160,11 +160,13 @@ def build(
     return task
 
 
-def run(spec: Spec, folder: Path, resume_from: Path | None = None) -> RunOutcome:
+def run(
+    spec: Spec, folder: Path, resume_from: Path | None = None, hooks: Sequence[Hook] = ()
+) -> RunOutcome:
     """Make the whole run. Every rank calls it with the same arguments."""
     outcome = RunOutcome()
     with _default_dtype(torch.float64 if spec.double else torch.float32):
-        task = build(spec.resolve(), folder, [Observer(outcome)], torch.device(spec.device))
+        task = build(spec.resolve(), folder, [*hooks, Observer(outcome)], torch.device(spec.device))
         if resume_from is None:
             task.load_initial_weights()
         else:

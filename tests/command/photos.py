@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sslengine.command.train import choose, make_parser
+from sslengine.command.arguments import make_parser
+from sslengine.command.train import choose
 from sslengine.launch.cli import resolve_all
 
 SMALL = ["--size", "32", "--epochs", "1", "--workers", "0", "--device", "cpu"]
@@ -42,6 +43,6 @@ def write_table(file: Path, names: Sequence[str], rows: Sequence[Sequence[str]])
 
 def config_of(*arguments: str) -> Any:
     """What `sslengine train` would run."""
-    chosen, _ = choose(make_parser().parse_args(arguments))
+    chosen, _ = choose(make_parser("sslengine.command.train").parse_args(arguments))
     (run,) = resolve_all(chosen, [], True)
     return run.config

@@ -11,7 +11,7 @@ import pytest
 
 import sslengine
 from sslengine.command import embed, train
-from sslengine.command.arguments import Argument, collect
+from sslengine.command.arguments import Argument, collect, make_parser
 
 
 @pytest.mark.parametrize(
@@ -39,4 +39,4 @@ def test_a_call_is_read_as_the_command_line() -> None:
              "--plugin=mine", "--out=runs/a", "--pretrained"]  # fmt: skip
     call = {"data": Path("photos"), "epochs": 3, "label_column": "species", "out": Path("runs/a"),
             "values": {"SEED_VALUE": 4}, "plugins": ["mine"], "pretrained": True}  # fmt: skip
-    assert collect(train.ARGUMENTS, call) == train.make_parser().parse_args(words)
+    assert collect(train.ARGUMENTS, call) == make_parser(train.__name__).parse_args(words)

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from PIL import Image
 
+from sslengine.command.arguments import make_parser
 from sslengine.command.check import (
     FOREIGN,
     OVERLAY,
@@ -19,7 +20,6 @@ from sslengine.command.check import (
     find,
     find_problem,
     main,
-    make_parser,
 )
 from sslengine.command.explain import GAP, LINE
 from sslengine.command.explain import main as main_explain
@@ -69,7 +69,7 @@ def test_a_frozen_model_is_built_for_the_engine_of_its_benchmark(tmp_path: Path)
     frozen = {"EVAL_MODE_ON": True, "EXTRACT_TRUNK_FEATURES_ONLY": True, "FREEZE_TRUNK_ONLY": True}
     tree = recipe(MODEL__FEATURE_EVAL_SETTINGS=frozen, MODEL__HEAD__PARAMS=[])
     _write(tmp_path / "config" / "trains.yaml", tree)
-    given = make_parser().parse_args([str(tmp_path)])
+    given = make_parser("sslengine.command.check").parse_args([str(tmp_path)])
     assert "nothing to train" in find_problem(("config=trains",), tmp_path, given)
     _write(tmp_path / "config" / "svm.yaml", {**tree, "SVM": {"costs": {"costs_list": [1.0]}}})
     assert find_problem(("config=svm",), tmp_path, given) == ""

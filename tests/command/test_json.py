@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 import sslengine
-from sslengine.command.arguments import keep_apart, print_document
+from sslengine.command.arguments import keep_apart, make_parser, print_document
 from sslengine.command.front import VERBS, main
 from tests.command.photos import write_photos
 from tests.config.recipes import recipe
@@ -99,7 +99,7 @@ def test_stdout_is_one_document(
 
 def test_every_verb_that_has_it_is_tested() -> None:
     def has_it(verb: str) -> bool:
-        parser: ArgumentParser = import_module(f"sslengine.command.{verb}").make_parser()
+        parser: ArgumentParser = make_parser(import_module(f"sslengine.command.{verb}").__name__)
         return any("--json" in action.option_strings for action in parser._actions)
 
     assert {each.split()[0] for each in ASKED} == {verb for verb in VERBS if has_it(verb)}

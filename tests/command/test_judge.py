@@ -17,6 +17,7 @@ from PIL import Image
 
 import sslengine
 from sslengine.command import judge
+from sslengine.command.arguments import make_parser
 from sslengine.command.front import main
 from sslengine.command.front import main as command
 from sslengine.command.machine import Machine, judging_keys
@@ -43,7 +44,7 @@ def _found(
     monkeypatch: pytest.MonkeyPatch, machine: Machine, arguments: str = "", **config: Any
 ) -> tuple[dict[str, str], str]:
     monkeypatch.setattr("sslengine.command.machine.look", lambda device, gpus: machine)
-    given = judge.make_parser().parse_args(["a_run", *arguments.split()])
+    given = make_parser(judge.__name__).parse_args(["a_run", *arguments.split()])
     keys = overrides({key.replace("__", "."): value for key, value in config.items()})
     made, note = judging_keys(given, resolve(["config=quickstart/simclr", *keys]).config)
     pairs = (each.removeprefix("config.").split("=") for each in made)

@@ -20,11 +20,12 @@ from torchvision import models
 
 from sslengine.checkpoint.files import read
 from sslengine.command import recipes
+from sslengine.command.arguments import make_parser
 from sslengine.command.bands import MeasuredBands
 from sslengine.command.front import main
 from sslengine.command.list import KINDS
 from sslengine.command.networks import StockNetwork, find, names_of, trunks
-from sslengine.command.train import choose, make_parser
+from sslengine.command.train import choose
 from sslengine.config.resolve import resolve
 from sslengine.config.run_folder import open_run
 from sslengine.data.augment.pipeline import Pipeline
@@ -118,7 +119,7 @@ def test_the_name_of_weights_is_no_network(tmp_path: Path, photos: Path) -> None
 
 
 def settled_config(*arguments: str) -> Any:
-    chosen, _ = choose(make_parser().parse_args(arguments))
+    chosen, _ = choose(make_parser("sslengine.command.train").parse_args(arguments))
     (run,) = settled(chosen, [])
     return run.config
 
@@ -305,7 +306,9 @@ def _written(value: Any) -> str:
 
 
 def _chosen(photos: Path | str, *arguments: str) -> dict[str, str]:
-    chosen, _ = choose(make_parser().parse_args([str(photos), "--device=cpu", *arguments]))
+    chosen, _ = choose(
+        make_parser("sslengine.command.train").parse_args([str(photos), "--device=cpu", *arguments])
+    )
     return dict(each.removeprefix("config.").split("=", 1) for each in chosen)
 
 

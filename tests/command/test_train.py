@@ -13,10 +13,11 @@ import torch
 import yaml
 
 from sslengine.command import machine, train
+from sslengine.command.arguments import make_parser
 from sslengine.command.front import main
 from sslengine.command.machine import Machine
 from sslengine.command.recipes import Recipe, methods, methods_with_forms, names_in
-from sslengine.command.train import NODES, RANKS, batch_of_rank, choose, make_parser
+from sslengine.command.train import NODES, RANKS, batch_of_rank, choose
 from sslengine.config.compose import compose
 from sslengine.config.run_folder import open_run
 from sslengine.config.sections import read
@@ -128,7 +129,11 @@ def test_a_method_without_a_recipe_for_a_cpu_has_its_quickstart(
 )
 def test_a_recipe_in_each_form_resolves(recipe: str, photos: Path) -> None:
     weights = [f"--weights={photos / 'dark' / '0.png'}"] if "continued" in recipe else []
-    chosen, _ = choose(make_parser().parse_args([str(photos), f"--recipe={recipe}", *weights]))
+    chosen, _ = choose(
+        make_parser("sslengine.command.train").parse_args(
+            [str(photos), f"--recipe={recipe}", *weights]
+        )
+    )
     (run,) = resolve_all(chosen, [], True)
     config = settle_widths(run).config
     made_for = config.DISTRIBUTED.NUM_PROC_PER_NODE, config.MACHINE.DEVICE
@@ -193,9 +198,15 @@ def test_a_preset_of_a_batch_is_that_of_all_ranks(photos: Path) -> None:
     for ranks in (RANKS, NODES):
         two = config_of(str(photos), "--recipe=dinov2/batch32", f"--set={ranks}=2").DATA.TRAIN
         assert two.BATCHSIZE_PER_REPLICA == 16
-    recipe = Recipe.read(make_parser().parse_args([str(photos), "--recipe=dinov2/batch32"]))
+    recipe = Recipe.read(
+        make_parser("sslengine.command.train").parse_args([str(photos), "--recipe=dinov2/batch32"])
+    )
     with pytest.raises(ConfigError, match="32 images of a step on 3 processes"):
-        batch_of_rank(make_parser().parse_args([str(photos), "--recipe=x"]), recipe, 3)
+        batch_of_rank(
+            make_parser("sslengine.command.train").parse_args([str(photos), "--recipe=x"]),
+            recipe,
+            3,
+        )
 
 
 def test_short_options_are_keys_of_the_config(photos: Path) -> None:
@@ -342,7 +353,7 @@ def test_networks_without_model_are_those_of_the_page() -> None:
     cpu = Machine(gpus=0, memory=0, cores=8, name="")
     of: dict[str, list[str]] = {}
     for method in methods():
-        given = make_parser().parse_args(["photos", f"--method={method}"])
+        given = make_parser("sslengine.command.train").parse_args(["photos", f"--method={method}"])
         recipe = Recipe.read(given)
         there, without = (
             str(train._network(given, recipe, each.model) or recipe.trunk) for each in (large, cpu)

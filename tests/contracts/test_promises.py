@@ -22,7 +22,7 @@ METHODS: list[tuple[Any, str, str]] = [
     (broken.DrawsInTests, "tests_change_nothing", r"has changed random streams"),
     (broken.LossInHalf, "trains_with_finite_losses", "the loss has dtype float16"),
     (broken.OwnCentreOnEachRank, "ranks_stay_equal", "ranks differ in centre"),
-    (broken.OfOneRank, "ranks_equal_one_process", "four ranks and with one process differ"),
+    (broken.OfOneRank, "ranks_equal_one_process", "4 ranks and with one process differ"),
     (broken.OfOneRank, "accumulation_equals_one_large_batch", "the weights with accumulation and"),
 ]
 

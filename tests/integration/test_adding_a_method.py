@@ -53,7 +53,7 @@ JUDGE = [
 ]
 
 
-def _block(text: str, before: str, language: str) -> str:
+def block(text: str, before: str, language: str) -> str:
     """The first block of code behind the words `before`."""
     match = re.search(rf"{re.escape(before)}.*?```{language}\n(.*?)```", text, re.DOTALL)
     assert match is not None
@@ -64,8 +64,8 @@ def _block(text: str, before: str, language: str) -> str:
 def folder(tmp_path: Path) -> Path:
     text = DOC.read_text()
     (tmp_path / "configs").mkdir()
-    (tmp_path / "whiten.py").write_text(_block(text, "`whiten.py`", "python"))
-    (tmp_path / "configs" / "whiten.yaml").write_text(_block(text, "`configs/whiten.yaml`", "yaml"))
+    (tmp_path / "whiten.py").write_text(block(text, "`whiten.py`", "python"))
+    (tmp_path / "configs" / "whiten.yaml").write_text(block(text, "`configs/whiten.yaml`", "yaml"))
     return tmp_path
 
 
@@ -112,8 +112,8 @@ def test_a_typo_in_its_options_is_an_error(folder: Path) -> None:
 
 
 def test_a_method_that_owns_its_network(folder: Path) -> None:
-    (folder / "contrast.py").write_text(_block(DOC.read_text(), "`contrast.py`", "python"))
-    text = _block(DOC.read_text(), "`configs/contrast.yaml`", "yaml")
+    (folder / "contrast.py").write_text(block(DOC.read_text(), "`contrast.py`", "python"))
+    text = block(DOC.read_text(), "`configs/contrast.yaml`", "yaml")
     (folder / "configs" / "contrast.yaml").write_text(text)
     words = [*COMMAND[:3], "config=contrast", *SMALL[:3], "config.OPTIMIZER.num_iterations=2"]
     done = warm.run([*words, "config.LOSS.dim=16"], cwd=folder)
@@ -129,7 +129,7 @@ def test_a_method_that_owns_its_network(folder: Path) -> None:
 
 def test_more_than_a_formula(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second file: predictor, teacher and queue all move."""
-    (tmp_path / "taught.py").write_text(_block(DOC.read_text(), "`taught.py`", "python"))
+    (tmp_path / "taught.py").write_text(block(DOC.read_text(), "`taught.py`", "python"))
     monkeypatch.syspath_prepend(tmp_path)
     changes = {"LOSS": {"name": "taught:Taught", "Taught": {"dim": 8}}}
     before = make_task(tmp_path, [], **changes).loss.state_dict()
