@@ -4,14 +4,15 @@
     trunk(views, maps=["res4"])       {"res4": [the map of each view]}
     trunk.width                       of the final feature
 
-`views` is a list of batches of images; neighbours of one size pass in one batch.
+`views` is a list of batches of images; neighbours of one size pass in one batch. One that
+`sslengine.trunk` makes owns its network, and lends it to the model that an engine trains.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +28,11 @@ from sslengine.precision import Precision
 class ViewTrunk(Model):
     """A model's trunk, borrowed: the model trains, saves and freezes it. A copy has its own."""
 
+    # Of one that was made alone: its name, the side of images, the keys of the config that make it.
+    name = ""
+    size: int | None = None
+    keys: Mapping[str, Any] = {}
+
     def __init__(self, model: Model, width: int) -> None:
         super().__init__(
             model.trunk, nn.ModuleList(), model.routes, flip_channels=model.flip_channels,
@@ -37,9 +43,22 @@ class ViewTrunk(Model):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ViewTrunk:
         copied = ViewTrunk(self, self.width)
-        copied.__dict__.pop("trunk")
         copied.trunk = copy.deepcopy(self.trunk, memo)
+        copied.name, copied.size, copied.keys = self.name, self.size, self.keys
         return copied
+
+    @contextmanager
+    def lent(self) -> Iterator[Model]:
+        """Lend the network to a model without heads while the block runs."""
+        model = Model(
+            self.trunk, nn.ModuleList(), self.routes, flip_channels=self.flip_channels,
+            single_pass_every_crop=self.single_pass_every_crop,
+        )  # fmt: skip
+        self.__dict__["trunk"] = self._modules.pop("trunk")
+        try:
+            yield model
+        finally:
+            self.trunk = model.trunk
 
     def forward(self, views: Sequence[Tensor], maps: Sequence[str] = ()) -> Any:  # type: ignore[override]
         images = len(views[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,14 +14,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from sslengine.command import judge, report
+from sslengine.command import judge
 from sslengine.data.given import make_feed
-from sslengine.engine.passes import set_loss
+from sslengine.engine.passes import trunk_of
 from sslengine.errors import ConfigError, nearest
 from sslengine.hooks.events import Hook, Task
+from sslengine.methods.foreign import FunctionLoss
+from sslengine.models.trunks.base import find_trunk
 from sslengine.monitor.losses import MAIN
-from sslengine.python.passes import Feed, gather_batches, predict_batches
-from sslengine.python.task import PythonTask
+from sslengine.precision import Precision
+from sslengine.python.passes import Feed, gather_batches, mean_losses, predict_batches
+from sslengine.python.train import TrainedRun
 
 
 @dataclass
@@ -76,14 +79,46 @@ class KeepHistory(Hook):
             )
 
 
+def as_module(loss: Any) -> nn.Module:
+    """Return a loss as a module; of a model that gives its losses an empty one."""
+    if isinstance(loss, nn.Module):
+        return loss
+    return FunctionLoss(loss) if loss is not None else nn.Module()
+
+
+def make_session(
+    asked: Any,
+    history: History,
+    iteration: int,
+    complete: bool,
+    device: torch.device,
+    precision: Precision,
+) -> Session:
+    """Make the session of a run. asked: the arguments of `fit`."""
+    sets = {"train": asked.data, "validation": asked.validation, "test": asked.test}
+    folder = None if asked.out is None else Path(asked.out).expanduser()
+    feeding = {
+        "batch_size": asked.batch_size or 32, "collate_fn": asked.collate_fn,
+        "workers": asked.workers or 0, "seed": asked.seed, "device": device,
+    }  # fmt: skip
+    return Session(
+        asked.model, asked.loss, history, iteration, complete, sets, feeding, precision, folder
+    )
+
+
+@dataclass
 class Session:
     """A run of `fit`: its model, loss and history, and what can be computed of its datasets."""
 
-    def __init__(self, task: PythonTask, sets: dict[str, Any], history: History) -> None:
-        self._task, self._sets = task, sets
-        self.model: nn.Module = task.parts.base_model
-        self.loss: nn.Module = task.parts.loss
-        self.history = history
+    model: nn.Module
+    loss: Any  # None: the model gives its losses
+    history: History
+    iteration: int  # train steps done, also those before a resume
+    complete: bool
+    sets: Mapping[str, Any]
+    feeding: Mapping[str, Any]
+    precision: Precision
+    folder: Path | None
 
     def __repr__(self) -> str:
         losses = (f"{split} loss {record['loss']:.4g}" for split, record in self.results.items())
@@ -91,18 +126,16 @@ class Session:
         return f"Session({', '.join([f'{self.iteration} steps', state, *losses])})"
 
     @property
-    def iteration(self) -> int:
-        """Train steps done, also those before a resume."""
-        return int(self._task.iteration)
-
-    @property
-    def complete(self) -> bool:
-        return bool(self._task.done_training())
-
-    @property
     def results(self) -> dict[str, dict[str, Any]]:
         """The metrics of the last train phase and of the last test phase."""
         return {record["split"]: record for record in self.history.epochs}
+
+    @property
+    def run(self) -> TrainedRun:
+        """The run's folder, to judge, embed and export the trunk as of any run."""
+        if self.folder is None:
+            raise ConfigError("the run has no folder. Give fit one: out=...")
+        return TrainedRun(self.folder)
 
     def predict(
         self,
@@ -111,15 +144,20 @@ class Session:
         collate: Callable[[list[Any]], Any] | None = None,
         transform: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """Call `sslengine.predict` on "train", "validation" or "test", or on other data."""
+        """Call `sslengine.predict` on "train", "validation" or "test", or on other data.
+
+        Of a model that gives its losses: with the features of its trunk.
+        """
+        model = self.model
+        if self.loss is None and find_trunk(model) is not None:
+            model = trunk_of(model)
         with self._feed(name) as feed:
-            precision = self._task.parts.precision
-            return predict_batches(self.model, feed, precision, collate, transform)
+            return predict_batches(model, feed, self.precision, collate, transform)
 
     def evaluate_loss(self, name: Any = "test") -> dict[str, float]:
         """Return the mean loss per sample over a dataset, with its parts, as in a test phase."""
         with self._feed(name) as feed:
-            return set_loss(self._task, feed, self._task.parts.feeds.options("TRAIN"))
+            return mean_losses(self.model, self.loss, feed, self.precision)
 
     def judge(self, train: str = "train", val: str = "validation") -> dict[str, Any]:
         """Print and return how well the model's outputs, a row for each sample, tell the targets by
@@ -141,24 +179,19 @@ class Session:
 
     def report(self) -> Path:
         """Write the page of the run's folder, as `sslengine report`, and return its file."""
-        if self._task.folder is None:
-            raise ConfigError("there are no files to make a report of. Give fit a folder: out=...")
-        report.main([str(self._task.folder)])
-        return self._task.folder / "report.html"
+        return self.run.report()
 
     @contextmanager
     def _feed(self, name: Any) -> Iterator[Feed]:
         """Read a dataset of the run by its name, or another one, each sample once and in order."""
-        data = self._sets.get(name) if isinstance(name, str) else name
+        data = self.sets.get(name) if isinstance(name, str) else name
         if data is None:
-            given = [each for each, data in self._sets.items() if data is not None]
+            given = [each for each, data in self.sets.items() if data is not None]
             raise ConfigError(
                 f"there is no dataset {name!r}; fit was given {', '.join(given)}. "
                 f"{nearest(name, given)}".rstrip()
             )
-        how = {**self._task.given.feeding, "shuffle": False, "drop_last": False, "whole": True}
         where = name if isinstance(name, str) else "images"
-        feed = make_feed(data, seed=self._task.parts.seed, device=self._task.device, where=where,
-                         **how)  # fmt: skip
+        feed = make_feed(data, shuffle=False, whole=True, where=where, **self.feeding)
         with closing(feed):
             yield feed

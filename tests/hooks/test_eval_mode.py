@@ -227,7 +227,7 @@ def _asked(**options: Any) -> list[int]:
     """The epochs of five after which the set is gone through."""
     model, points = net(), Points()
     session = fit(
-        model, square, batches(points), sgd(model), epochs=5, validation=points, device="cpu",
+        model, batches(points), loss=square, optimizer=sgd(model), epochs=5, validation=points, device="cpu",
         values={"HOOKS": {"EVALUATE_LOSS": {"SETS": ["train"], **options}}},
     )  # fmt: skip
     told = [record for record in session.history.epochs if "set_loss" in record]
