@@ -103,8 +103,9 @@ def trunk_of(model: nn.Module) -> Trunk:
         found = found.trunk
     if found is None:
         raise ConfigError(
-            f"config.MODEL.TRUNK_PART: {type(model).__name__} has no {', no '.join(TRUNK_NAMES)}, "
-            f"whose features are what is asked for. Name the submodule that gives them."
+            f"config.MODEL.BASE_MODEL_NAME: the features of {type(model).__name__} are asked for, "
+            f"and it has no {', no '.join(TRUNK_NAMES)}. Name the submodule that gives them in its "
+            f"attribute `trunk_part`, or in fit(trunk=...)."
         )
     return found if isinstance(found, Trunk) else PlainTrunk(found)
 

@@ -42,7 +42,6 @@ def build_model(options: ModelOptions, ranks_per_node: int = 1, views: int = 1) 
     views: how many views of each image a training batch has.
     """
     model = _chosen_model(options)
-    name_trunk(model, options)
     if options.VIEWS_APART:
         trunk_with_heads(model, "config.MODEL.VIEWS_APART").views_apart = views
     _freeze(model, options.FEATURE_EVAL_SETTINGS)
@@ -88,18 +87,6 @@ def _chosen_model(options: ModelOptions) -> nn.Module:
         given = {**given, **({"model": options} if takes_all else {})}
         return cast(nn.Module, chosen(**given))
     return cast(nn.Module, chosen(given, options))
-
-
-def name_trunk(model: Any, options: ModelOptions) -> None:
-    """Note which part of a custom model is its trunk, if the config says it."""
-    if options.TRUNK_PART:
-        names = [name for name, _ in model.named_modules() if name]
-        if options.TRUNK_PART not in names:
-            raise ConfigError(
-                f"config.MODEL.TRUNK_PART: {type(model).__name__} has no submodule "
-                f"{options.TRUNK_PART!r}. {nearest(options.TRUNK_PART, names)}".rstrip()
-            )
-        model.trunk_part = options.TRUNK_PART
 
 
 def trunk_with_heads(model: nn.Module, purpose: str) -> Model:

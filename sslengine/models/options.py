@@ -414,9 +414,6 @@ class ModelOptions:
     # A trunk with heads; or a custom model, registered or pkg.module:Name. Its options are in a
     # section of that name (the part after the colon).
     BASE_MODEL_NAME: str = named(MODELS, TRUNK_WITH_HEADS)
-    # Of a custom model: the submodule whose output are the features that are judged, exported and
-    # watched; empty: its trunk, backbone or encoder.
-    TRUNK_PART: str = ""
     TRUNK: TrunkOptions = field(default_factory=TrunkOptions)
     HEAD: HeadOptions = field(default_factory=HeadOptions)
     # rgb or bgr: the order in which the trunk gets the channels.

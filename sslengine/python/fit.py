@@ -25,15 +25,15 @@ from sslengine.data.given import Collate, samplers_of
 from sslengine.distributed.ranks import is_primary, world_size
 from sslengine.dotted import nest
 from sslengine.engine import loop
+from sslengine.engine.passes import trunk_of
 from sslengine.engines.run import Run
 from sslengine.engines.train import resume, train_prepared
 from sslengine.errors import ConfigError, DataError
 from sslengine.launch.folder import expect_run_folder
 from sslengine.launch.rank import run_engine
-from sslengine.models.view_trunk import ViewTrunk
 from sslengine.monitor.console import ConsoleWriter, Screen
 from sslengine.monitor.writers import JsonLinesWriter, RunPlace
-from sslengine.python.files import is_images, open_data
+from sslengine.python.files import is_images
 from sslengine.python.local_ranks import count_ranks, fit_on_ranks
 from sslengine.python.methods import (
     GIVES_LOSSES,
@@ -42,7 +42,7 @@ from sslengine.python.methods import (
     resolve_of_images,
 )
 from sslengine.python.passes import choose_device, join_others
-from sslengine.python.session import History, KeepHistory, Session, as_module, make_session
+from sslengine.python.session import History, KeepHistory, Session, as_module
 from sslengine.python.task import GivenParts, PythonTask
 
 Loss = Callable[..., Any]
@@ -54,6 +54,7 @@ def fit(
     *,
     loss: Loss | None = None,
     optimizer: torch.optim.Optimizer | Mapping[str, Any] | None = None,
+    trunk: str | None = None,
     epochs: int | None = None,
     iterations: int | None = None,
     validation: Any = None,
@@ -86,6 +87,8 @@ def fit(
     optimizer: a torch optimizer over model.parameters() (and the loss's, if it has any), whose
         learning rate stays constant; or a dict with the keys of config.OPTIMIZER. Of images the
         recipe has one.
+    trunk: the submodule of a module without `loss` whose output are its features; default: its
+        trunk, backbone or encoder.
     epochs or iterations: the length of the whole run; of images the recipe has one.
     validation: a dataset or loader to test on; of images a share that is left out, such as 0.1.
     evaluate_every: epochs between two tests on `validation`, of images between two evaluations of
@@ -99,6 +102,16 @@ def fit(
     quiet: print nothing of its progress. values: any other keys under `config` in YAML.
     """
     asked = SimpleNamespace(**locals())
+    gives_losses = loss is None and isinstance(model, nn.Module)
+    asked.made_with = find_view_trunk(model) if gives_losses else None
+    if trunk is not None:
+        model.trunk_part = trunk  # type: ignore[assignment]
+        trunk_of(model)  # is it there?
+    asked.of_images = asked.made_with is not None and is_images(data)
+    asked.out = None if out is None else Path(out).expanduser()
+    asked.feeding = {
+        "batch_size": batch_size or 32, "collate_fn": collate_fn, "workers": workers or 0
+    }  # fmt: skip
     count = count_ranks(ranks)
     return fit_here(asked) if count == 1 else fit_on_ranks(asked, count, fit_here)
 
@@ -107,55 +120,46 @@ def fit_here(asked: Any) -> Session:
     """Train in this process, which may be one of several ranks, and return the session."""
     place = choose_device(asked.device)
     join_others(place)
-    made_with = find_view_trunk(asked.model) if asked.loss is None else None
     history, streams = History(), rng_state()
     with ExitStack() as opened:
-        resolved, data = _resolve(asked, place, made_with, opened)
-        run_dir = None if asked.out is None else Path(asked.out).expanduser()
-        if run_dir is not None:
+        resolved = _resolve(asked, place, opened)
+        if asked.out is not None:
             expect_run_folder(resolved.config)
             _expect_resumable(asked.data)
-        method: nn.Module = asked.model
-        model = method if made_with is None else opened.enter_context(made_with.lent())
-        feeding = {
-            "batch_size": asked.batch_size or 32, "drop_last": asked.drop_last,
-            "collate_fn": asked.collate_fn, "workers": asked.workers or 0, "shuffle": asked.shuffle,
-        }  # fmt: skip
+        lent = asked.made_with is not None
         parts = GivenParts(
-            model,
-            as_module(asked.loss) if made_with is None else method,
+            opened.enter_context(asked.made_with.lent()) if lent else asked.model,
+            asked.model if lent else as_module(asked.loss),
             asked.optimizer if isinstance(asked.optimizer, torch.optim.Optimizer) else None,
-            {"TRAIN": data, "TEST": asked.validation},
-            feeding,
+            {"TRAIN": None if asked.of_images else asked.data, "TEST": asked.validation},
+            {**asked.feeding, "drop_last": asked.drop_last, "shuffle": asked.shuffle},
             tuple(asked.hooks),
             (KeepHistory(history),),
         )
         try:
-            task = PythonTask(resolved.config, run_dir, place, parts)
+            task = PythonTask(resolved.config, asked.out, place, parts)
             task.prepare()
-            with owned(run_dir) if run_dir is not None else nullcontext():
-                _train(task, resolved, asked.quiet, of_config=made_with is not None)
+            with owned(asked.out) if asked.out is not None else nullcontext():
+                _train(task, resolved, asked.quiet, of_config=lent)
         finally:
             set_rng_state(streams)
-    complete, precision = task.done_training(), task.parts.precision
-    return make_session(asked, history, task.iteration, complete, place, precision)
+    done = task.done_training()
+    return Session(asked, history, task.iteration, done, place, task.parts.precision)
 
 
-def _resolve(
-    asked: Any, place: torch.device, made_with: ViewTrunk | None, opened: ExitStack
-) -> tuple[Resolved, Any]:
-    """Return the config of the run, and the samples or batches; None: the config names images."""
+def _resolve(asked: Any, place: torch.device, opened: ExitStack) -> Resolved:
     keys: dict[str, Any] = {
         **({"OPTIMIZER": asked.optimizer} if isinstance(asked.optimizer, Mapping) else {}),
         "OPTIMIZER.accumulate": asked.accumulate,
         "DISTRIBUTED.NUM_PROC_PER_NODE": world_size(),
     }
-    if made_with is not None:
-        keys |= keys_of_method(asked.model, made_with)
-        if is_images(asked.data):
-            return _resolve_of_images(asked, place, made_with, opened, keys), None
+    asked.place = {"cuda": "gpu", "mps": "mps"}.get(place.type, "cpu")
+    if asked.made_with is not None:
+        keys |= keys_of_method(asked.model, asked.made_with)
     elif asked.loss is None:
         keys |= GIVES_LOSSES
+    if asked.of_images:
+        return resolve_of_images(asked, keys, opened)
     _expect_samples(asked)
     keys |= {
         "OPTIMIZER.num_epochs": asked.epochs,
@@ -163,51 +167,24 @@ def _resolve(
         "SEED_VALUE": asked.seed,
         "TEST_MODEL": asked.validation is not None and asked.evaluate_every != 0,
         "TEST_EVERY_NUM_EPOCH": asked.evaluate_every or 1,
-        "MACHINE.DEVICE": _name(place),
+        "MACHINE.DEVICE": asked.place,
         "MACHINE.PRECISION": asked.precision or "fp32",
         "HOOKS.LOG_GPU_STATS": False,
         "HOOKS.COLLAPSE_SIGNS": asked.loss is None,
         "HOOKS.MEMORY_SUMMARY.PRINT_MEMORY_SUMMARY": False,
         "CHECKPOINT.DIR": str(asked.out or "."),
     }
-    return resolve_dict(nest(keys, asked.values)), asked.data
-
-
-def _resolve_of_images(
-    asked: Any, place: torch.device, made_with: ViewTrunk, opened: ExitStack, keys: dict[str, Any]
-) -> Resolved:
-    of_samples = {"shuffle": True, "drop_last": False, "collate_fn": None}
-    given = [name for name, usual in of_samples.items() if getattr(asked, name) is not usual]
-    share = asked.validation is None or isinstance(asked.validation, float)
-    if given or not share or (asked.epochs and asked.iterations):
-        raise ConfigError(
-            "fit: of images the recipe says how they are read: shuffle, drop_last and collate_fn "
-            "belong to samples, `validation` is a share of the images, such as 0.1, and the length "
-            "is epochs=... or iterations=...."
-        )
-    if asked.iterations:
-        keys["OPTIMIZER.num_iterations"] = asked.iterations
-    files = opened.enter_context(open_data(asked.data))
-    of_train = {
-        **vars(asked), "model": made_with.name, "size": made_with.size, "val": asked.validation,
-        "device": _name(place), "gpus": world_size() if place.type == "cuda" else None,
-        "values": {**keys, **(asked.values or {})},
-    }  # fmt: skip
-    return resolve_of_images(files, of_train, asked.evaluate_every)
-
-
-def _name(place: torch.device) -> str:
-    return {"cuda": "gpu", "mps": "mps"}.get(place.type, "cpu")
+    return resolve_dict(nest(keys, asked.values))
 
 
 def _expect_samples(asked: Any) -> None:
+    for given in (asked.model, asked.data):
+        if isinstance(given, str | Path):
+            raise ConfigError(
+                f"fit: {given!r}: images are for a method that was made with sslengine.trunk(NAME);"
+                f' for names: sslengine.train("~/photos", "METHOD", "resnet50").'
+            )
     epochs, iterations = asked.epochs, asked.iterations
-    if isinstance(asked.data, str | Path) or isinstance(asked.model, str):
-        raise ConfigError(
-            f"fit: {asked.model if isinstance(asked.model, str) else asked.data!r}: images are "
-            f"for a method that was made with sslengine.trunk(NAME); for the names of a method and "
-            f'a network: sslengine.train("~/photos", "METHOD", "resnet50").'
-        )
     if (epochs is None) == (iterations is None):
         said = "neither" if epochs is None else f"epochs={epochs} and iterations={iterations}"
         raise ConfigError(

@@ -22,7 +22,7 @@ from sslengine.distributed.elastic import start_processes
 from sslengine.distributed.ranks import is_primary, rank
 from sslengine.errors import ConfigError, LaunchError
 from sslengine.precision import build_precision
-from sslengine.python.session import History, Session, as_module, make_session
+from sslengine.python.session import History, Session, as_module
 
 TRAINED = "trained.torch"
 
@@ -66,8 +66,7 @@ def fit_on_ranks(asked: Any, count: int, fit_here: Callable[[Any], Session]) -> 
         part.load_state_dict(state)
     cpu = torch.device("cpu")
     history, (iteration, complete) = History(*trained["history"]), trained["done"]
-    precision = build_precision("fp32", cpu)
-    return make_session(asked, history, iteration, complete, cpu, precision)
+    return Session(asked, history, iteration, complete, cpu, build_precision("fp32", cpu))
 
 
 def _parts(asked: Any) -> list[Any]:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +24,9 @@ from sslengine.command.arguments import collect
 from sslengine.config.resolve import Resolved, resolve_dict, settled
 from sslengine.config.sections import read
 from sslengine.data.options import DataOptions
+from sslengine.distributed.ranks import world_size
 from sslengine.dotted import nest
+from sslengine.errors import ConfigError
 from sslengine.launch.auto import settle_widths
 from sslengine.launch.cli import resolve_all
 from sslengine.methods.teacher import Teacher
@@ -32,7 +35,7 @@ from sslengine.models.build import build_model
 from sslengine.models.options import ModelOptions
 from sslengine.models.view_trunk import ViewTrunk, lend
 from sslengine.models.weights.load import init_weights
-from sslengine.python.files import DataFiles
+from sslengine.python.files import open_data
 from sslengine.registry import LOSSES
 
 log = logging.getLogger("sslengine")
@@ -79,12 +82,11 @@ def keys_of_method(method: nn.Module, made_with: ViewTrunk) -> dict[str, Any]:
     kind = type(method)
     if not owns_network(kind):
         return {**keys, **GIVES_LOSSES, **_VIEWS}
-    module = sys.modules.get(kind.__module__)
-    name = f"{kind.__module__}:{kind.__name__}"
-    if (
-        getattr(module, kind.__name__, None) is not kind
-    ):  # of a function, or of a cell that ran again
-        name = f"__main__:{kind.__name__}"
+    name, module = kind.__name__, sys.modules.get(kind.__module__)
+    if getattr(module, name, None) is kind:
+        name = f"{kind.__module__}:{name}"
+    else:  # of a function, or of a cell that ran again
+        name = f"__main__:{name}"
         LOSSES.adopt("__main__", {name: kind})
     return {**keys, "LOSS.name": name, **{f"LOSS.{key}": each for key, each in _arguments(method)}}
 
@@ -97,19 +99,31 @@ def _arguments(method: nn.Module) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def resolve_of_images(
-    files: DataFiles, asked: Mapping[str, Any], evaluate_every: int | None
-) -> Resolved:
-    """Resolve the run as `sslengine train` does. asked: the arguments of `sslengine.train`."""
-    values = {**files.values, **asked["values"]}
-    given = collect(verb.ARGUMENTS, {**asked, "data": files.images, "values": values})
-    arguments, line = verb.choose(given, files.labels)
+def resolve_of_images(asked: Any, keys: dict[str, Any], opened: ExitStack) -> Resolved:
+    """Resolve the run as `sslengine train` does. asked: the arguments of `fit`."""
+    of_samples = not asked.shuffle or asked.drop_last or asked.collate_fn is not None
+    share = asked.validation is None or isinstance(asked.validation, float)
+    if of_samples or not share or (asked.epochs and asked.iterations):
+        raise ConfigError(
+            "fit: of images the recipe says how they are read: shuffle, drop_last and collate_fn "
+            "belong to samples, `validation` is a share of the images, such as 0.1, and the length "
+            "is epochs=... or iterations=...."
+        )
+    if asked.iterations:
+        keys["OPTIMIZER.num_iterations"] = asked.iterations
+    files = opened.enter_context(open_data(asked.data))
+    of_train = {
+        **vars(asked), "data": files.images, "model": asked.made_with.name, "val": asked.validation,
+        "size": asked.made_with.size, "device": asked.place,
+        "gpus": world_size() if asked.place == "gpu" else None,
+        "values": {**files.values, **keys, **(asked.values or {})},
+    }  # fmt: skip
+    arguments, line = verb.choose(collect(verb.ARGUMENTS, of_train), files.labels)
     log.info("%s", line)
     resolved = replace(settle_widths(resolve_all(arguments, ())[0]), arguments=())
-    if evaluate_every is None:
-        return resolved
-    labelled = read(resolved.config, DataOptions).TRAIN.LABEL_SOURCES
-    what = ["knn", "label_free"] if labelled else ["label_free"]
-    for key, value in (("EVERY", evaluate_every), ("WHAT", what)):
-        resolved = settled(resolved, f"HOOKS.ONLINE_EVAL.{key}", value, "evaluate_every")
+    if asked.evaluate_every is not None:
+        labelled = read(resolved.config, DataOptions).TRAIN.LABEL_SOURCES
+        what = ["knn", "label_free"] if labelled else ["label_free"]
+        for key, value in (("EVERY", asked.evaluate_every), ("WHAT", what)):
+            resolved = settled(resolved, f"HOOKS.ONLINE_EVAL.{key}", value, "evaluate_every")
     return resolved

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,39 +86,20 @@ def as_module(loss: Any) -> nn.Module:
     return FunctionLoss(loss) if loss is not None else nn.Module()
 
 
-def make_session(
-    asked: Any,
-    history: History,
-    iteration: int,
-    complete: bool,
-    device: torch.device,
-    precision: Precision,
-) -> Session:
-    """Make the session of a run. asked: the arguments of `fit`."""
-    sets = {"train": asked.data, "validation": asked.validation, "test": asked.test}
-    folder = None if asked.out is None else Path(asked.out).expanduser()
-    feeding = {
-        "batch_size": asked.batch_size or 32, "collate_fn": asked.collate_fn,
-        "workers": asked.workers or 0, "seed": asked.seed, "device": device,
-    }  # fmt: skip
-    return Session(
-        asked.model, asked.loss, history, iteration, complete, sets, feeding, precision, folder
-    )
-
-
-@dataclass
 class Session:
     """A run of `fit`: its model, loss and history, and what can be computed of its datasets."""
 
-    model: nn.Module
-    loss: Any  # None: the model gives its losses
-    history: History
-    iteration: int  # train steps done, also those before a resume
-    complete: bool
-    sets: Mapping[str, Any]
-    feeding: Mapping[str, Any]
-    precision: Precision
-    folder: Path | None
+    def __init__(
+        self, asked: Any, history: History, iteration: int, complete: bool, device: torch.device,
+        precision: Precision,
+    ) -> None:  # fmt: skip
+        """asked: the arguments of `fit`. iteration: train steps, also those before a resume."""
+        self.model, self.loss, self.history = asked.model, asked.loss, history
+        self.iteration, self.complete = iteration, complete
+        named = {"train": asked.data, "validation": asked.validation, "test": asked.test}
+        self._sets = {} if asked.of_images else named
+        self._feeding = {**asked.feeding, "seed": asked.seed, "device": device}
+        self._precision, self._folder = precision, asked.out
 
     def __repr__(self) -> str:
         losses = (f"{split} loss {record['loss']:.4g}" for split, record in self.results.items())
@@ -133,9 +114,9 @@ class Session:
     @property
     def run(self) -> TrainedRun:
         """The run's folder, to judge, embed and export the trunk as of any run."""
-        if self.folder is None:
+        if self._folder is None:
             raise ConfigError("the run has no folder. Give fit one: out=...")
-        return TrainedRun(self.folder)
+        return TrainedRun(self._folder)
 
     def predict(
         self,
@@ -152,12 +133,12 @@ class Session:
         if self.loss is None and find_trunk(model) is not None:
             model = trunk_of(model)
         with self._feed(name) as feed:
-            return predict_batches(model, feed, self.precision, collate, transform)
+            return predict_batches(model, feed, self._precision, collate, transform)
 
     def evaluate_loss(self, name: Any = "test") -> dict[str, float]:
         """Return the mean loss per sample over a dataset, with its parts, as in a test phase."""
         with self._feed(name) as feed:
-            return mean_losses(self.model, self.loss, feed, self.precision)
+            return mean_losses(self.model, self.loss, feed, self._precision)
 
     def judge(self, train: str = "train", val: str = "validation") -> dict[str, Any]:
         """Print and return how well the model's outputs, a row for each sample, tell the targets by
@@ -184,14 +165,14 @@ class Session:
     @contextmanager
     def _feed(self, name: Any) -> Iterator[Feed]:
         """Read a dataset of the run by its name, or another one, each sample once and in order."""
-        data = self.sets.get(name) if isinstance(name, str) else name
+        data = self._sets.get(name) if isinstance(name, str) else name
         if data is None:
-            given = [each for each, data in self.sets.items() if data is not None]
+            given = [each for each, data in self._sets.items() if data is not None]
             raise ConfigError(
                 f"there is no dataset {name!r}; fit was given {', '.join(given)}. "
                 f"{nearest(name, given)}".rstrip()
             )
         where = name if isinstance(name, str) else "images"
-        feed = make_feed(data, shuffle=False, whole=True, where=where, **self.feeding)
+        feed = make_feed(data, shuffle=False, whole=True, where=where, **self._feeding)
         with closing(feed):
             yield feed

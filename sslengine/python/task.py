@@ -25,7 +25,7 @@ from sslengine.engine.task import SelfSupervisionTask
 from sslengine.errors import ConfigError, DataError
 from sslengine.methods.base import Method
 from sslengine.methods.foreign import FunctionLoss
-from sslengine.models.build import freeze_parameters, name_trunk
+from sslengine.models.build import freeze_parameters
 from sslengine.models.model import Model
 from sslengine.models.options import ModelOptions
 from sslengine.models.sync_batchnorm import synchronise
@@ -82,7 +82,6 @@ class PartsOfObjects(PartsOfConfig):
         return feed
 
     def model(self) -> nn.Module:
-        name_trunk(self.given.model, read(self.config, ModelOptions))
         model = self._ready(self.given.model, "")
         return place_model(self.config, model, self.device) if isinstance(model, Model) else model
 

@@ -151,13 +151,13 @@ def test_features_of_a_model_come_from_its_trunk(part: str) -> None:
     images[::2] *= 0.1
     data, model = TensorDataset(images, torch.arange(12) % 2), Own()
     session = ssl.fit(model, data, optimizer=torch.optim.SGD(model.parameters(), 0.1), epochs=1,
-                      validation=data, device="cpu", values={"MODEL": {"TRUNK_PART": part}})  # fmt: skip
+                      validation=data, device="cpu", trunk=part or None)  # fmt: skip
     expected = (model.get_submodule(part) if part else model.backbone)(images).detach()
     torch.testing.assert_close(session.predict("train"), expected)
     assert "trunk_rank" in session.results["train"]
     assert session.judge()["scores"][0]["about"]["images"] == {"train": 12, "test": 12}
-    with pytest.raises(ConfigError, match=r"config.MODEL.TRUNK_PART: "):
-        ssl.fit(model, data, epochs=1, device="cpu", values={"MODEL": {"TRUNK_PART": "bacbone"}})
+    with pytest.raises(ConfigError, match="trunk_part"):
+        ssl.fit(model, data, epochs=1, device="cpu", trunk="bacbone")
 
 
 def test_a_model_that_yaml_names_is_judged_and_exported(photos: Path, tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ class Trunk(nn.Module, ABC):
 
 # ---- the trunk of a custom model
 
-# The attributes that are looked at; MODEL.TRUNK_PART names another one.
+# The attributes that are looked at, unless the model's `trunk_part` names a submodule.
 TRUNK_NAMES = ("trunk", "backbone", "encoder")
 
 
@@ -144,5 +144,7 @@ class PlainTrunk(Trunk):
 def find_trunk(model: nn.Module) -> nn.Module | None:
     """Return the part of a model whose output are its features; None: it has none."""
     parts = dict(model.named_modules(remove_duplicate=False))
-    names = (str(getattr(model, "trunk_part", "")), *TRUNK_NAMES)
-    return next((parts[name] for name in names if name and name in parts), None)
+    named = getattr(model, "trunk_part", "")
+    return next(
+        (parts[name] for name in ([named] if named else TRUNK_NAMES) if name in parts), None
+    )
