@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # for editors and type checkers; importing sslengine loads no
     from sslengine.export import export as export
     from sslengine.methods.toolbox import *  # noqa: F403
     from sslengine.python.fit import fit as fit
+    from sslengine.python.methods import trunk as trunk
     from sslengine.python.passes import evaluate_loss as evaluate_loss
     from sslengine.python.passes import predict as predict
     from sslengine.python.train import load as load
@@ -26,6 +27,7 @@ _LAZY = {
     "embed": "sslengine.command.embed",
     "export": "sslengine.export",
     "fit": "sslengine.python.fit",
+    "trunk": "sslengine.python.methods",
     "predict": "sslengine.python.passes",
     "evaluate_loss": "sslengine.python.passes",
     **dict.fromkeys(

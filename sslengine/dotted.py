@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -18,6 +19,25 @@ def leaves(
             yield from leaves(value, separator, f"{prefix}{key}{separator}")
         else:
             yield f"{prefix}{key}", value
+
+
+def nest(flat: Mapping[str, Any], over: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the tree of values by their dotted names, with the values of `over` on top."""
+    tree: dict[str, Any] = {}
+    for given in (flat, over or {}):
+        for name, value in given.items():
+            for each in reversed(name.split(".")):
+                value = {each: value}
+            tree = _merge(tree, value)
+    return tree
+
+
+def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = _merge(merged[key], value) if both else copy.deepcopy(value)
+    return merged
 
 
 def below(tree: Any, keys: Iterable[str], default: Any = None) -> Any:

@@ -191,7 +191,7 @@ class Registry(Generic[T]):
 
     def get(self, name: str, where: str = "") -> T:
         """Return the component `name`. where: its key path, for the error."""
-        if ":" in name:
+        if ":" in name and name not in self._things:
             known = self._known(name, where) if is_closed() else None
             return import_dotted(name, where) if known is None else known
         if name not in self._things and name in self._declared:

@@ -51,7 +51,7 @@ import sslengine
 from torch import nn
 
 model = nn.Linear(1, 1)
-sslengine.fit(model, None, [], epochs=1)
+sslengine.fit(model, [], epochs=1)
 sslengine.fit(1, 2, nonsense=3)
 sslengine.evaluate_loss(model, 3, [])
 sslengine.predict(model, [], batch_size="many")

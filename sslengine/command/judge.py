@@ -70,6 +70,8 @@ from sslengine.errors import (
 from sslengine.evaluate.options import SUITES, frozen_protocol
 from sslengine.launch.auto import settle_widths
 from sslengine.launch.cli import ended_by, run_all, start
+from sslengine.models.options import ModelOptions
+from sslengine.registry import MODELS
 from sslengine.trust import closed
 
 OF_RUN = ("--train", "--val", "--weights", "--image-column", "--label-column", "--group",
@@ -141,7 +143,7 @@ def _judge_run(given: argparse.Namespace) -> int:
         "CHECKPOINT.DIR": str(given.run),
         "NEAREST_NEIGHBOR.TOPK": NEIGHBOURS,
         "NEAREST_NEIGHBOR.L2_NORM_FEATS": True,
-        **frozen_protocol(given.network, entries),
+        **frozen_protocol(given.network, entries, _has_own_trunk(opened)),
         **({"EVALUATE.PROTOCOLS": [*SUITES[given.suite]]} if SUITES[given.suite] else {}),
     }
     said = ["engine_name=evaluate", *overrides({**values, **protocol}), *typed(given.values)]
@@ -170,6 +172,20 @@ def _expect_fitting(given: argparse.Namespace) -> None:
 
 def _open(given: argparse.Namespace, said: Sequence[str]) -> Resolved:
     return open_run(given.run, said, trusted=given.trust_config, judged=True, as_trained=True)
+
+
+def _has_own_trunk(opened: Resolved) -> bool:
+    """Say whether the run's trunk is a part of a custom model, and none that MODEL.TRUNK names."""
+    if not MODELS.is_users(opened.config.MODEL.BASE_MODEL_NAME):
+        return False
+    import torch
+
+    from sslengine.engine.passes import trunk_of
+    from sslengine.models.build import build_model
+    from sslengine.models.trunks.base import PlainTrunk
+
+    with closed(opened.opened), torch.random.fork_rng(devices=[]):
+        return isinstance(trunk_of(build_model(read(opened.config, ModelOptions))), PlainTrunk)
 
 
 def _typed_plugins(values: Sequence[str]) -> list[str]:

@@ -171,7 +171,9 @@ def _drop_training(layer: Layer, started: bool) -> Layer:
     """
     given = layer.tree.get("config") or {}
     config = {key: each for key, each in given.items() if key not in _TRAINING_ONLY}
-    model, data = config.get("MODEL"), config.get("DATA")
+    model, data, loss = config.get("MODEL"), config.get("DATA"), config.get("LOSS")
+    if isinstance(loss, dict) and str(loss.get("name")).startswith("__main__:"):
+        del config["LOSS"]  # of a script or a notebook: no other process has it
     if started and isinstance(model, dict):
         config["MODEL"] = {key: each for key, each in model.items() if key != "WEIGHTS_INIT"}
     # All back-ends make the same pixels: see docs/augmentation.md.

@@ -70,6 +70,7 @@ def start_processes(
     endpoint: str = "",
     minutes: float = 10.0,
     max_restarts: int = 0,
+    start_method: str = "spawn",
 ) -> None:
     """Call `function(*arguments)` in each of `processes` new processes, the ranks of one run.
 
@@ -78,6 +79,7 @@ def start_processes(
     endpoint: host:port of the store for several nodes, which the first node holds. Empty: one
     node, whose store accepts connections from this machine only.
     minutes: how long a node waits for the others.
+    start_method: fork, for arguments that cannot be pickled.
     """
     for name in _SILENCED:
         logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -98,7 +100,7 @@ def start_processes(
             rdzv_endpoint=endpoint,
             rdzv_configs={"rank": node_id, "timeout": 60 * minutes},
             max_restarts=0,
-            start_method="spawn",
+            start_method=start_method,
             **_GRACE,
         )
         try:

@@ -102,7 +102,12 @@ def build_base_model(config: DictConfig, device: torch.device) -> nn.Module:
     options.INPUT_CHANNELS = input_channels(config)
     ranks_per_node = read(config, DistributedOptions).NUM_PROC_PER_NODE
     model = build_model(options, ranks_per_node, run_facts(config).views_per_image)
-    last, sharded = options.CHANNELS_LAST, shards(config)
+    return place_model(config, model, device)
+
+
+def place_model(config: DictConfig, model: nn.Module, device: torch.device) -> nn.Module:
+    """Bring the model to the device, its filters in the order of MODEL.CHANNELS_LAST."""
+    last, sharded = read(config, ModelOptions).CHANNELS_LAST, shards(config)
     if device.type == "cuda" and not sharded if last == "auto" else last:
         # The filters decide: a convolution gives its output, and thus all that follows, their form.
         model = model.to(memory_format=torch.channels_last)

@@ -14,7 +14,7 @@ from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from sslengine.engine.step import Sample, TrainStep, expect_numbers, single_input_sample
 from sslengine.errors import TrainingError
@@ -44,15 +44,24 @@ class LossDictTrainStep(TrainStep):
     def forward(self, task: SelfSupervisionTask, sample: Sample) -> Any:
         return task.parts.precision.as_full(super().forward(task, sample))
 
+    def apply(self, task: SelfSupervisionTask, sample: Sample) -> Any:
+        return giver_of_losses(task.parts)(sample["input"])
+
     def losses(self, task: SelfSupervisionTask, output: Any, sample: Sample) -> Any:
         if task.state.train or are_losses(output):
-            return sum_of_losses(output, type(task.parts.base_model).__name__)
+            return sum_of_losses(output, type(giver_of_losses(task.parts)).__name__)
         return None
 
     def measure(self, task: SelfSupervisionTask, output: Any, sample: Sample) -> None:
         """Measure predictions: losses of a test phase are recorded."""
         is_loss = task.state.train or are_losses(output)
         super().measure(task, None if is_loss else output, sample)
+
+
+def giver_of_losses(parts: Any) -> nn.Module:
+    """Return the model, or the module that lends it its trunk."""
+    found: nn.Module = parts.loss if parts.whole else parts.base_model
+    return found
 
 
 def sum_of_losses(output: Any, model: str) -> dict[str, Tensor]:

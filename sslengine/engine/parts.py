@@ -42,7 +42,7 @@ from sslengine.methods.foreign import takes_sample
 from sslengine.methods.supervised import BinaryCrossEntropyLoss, CrossEntropyLoss
 from sslengine.models.model import Model
 from sslengine.models.parts import heads_of
-from sslengine.models.view_trunk import compute_networks_in
+from sslengine.models.view_trunk import ViewTrunk, compute_networks_in
 from sslengine.optim.build import build_optimizer
 from sslengine.optim.learner import expect_owners, learner_of
 from sslengine.optim.options import OptimizerOptions
@@ -181,7 +181,7 @@ class PartsOfConfig:
         seed_all(run.SEED_VALUE)
         model = self.model()
         loss = self.loss(feeds, model)
-        whole = owns_network(type(loss))
+        whole = owns_network(type(loss)) or any(isinstance(p, ViewTrunk) for p in loss.modules())
         for split, feed in (("TRAIN", feeds.train), ("TEST", feeds.test)):
             expect_labels_in_range(loss, model, feed, feeds.options(split), split)
         build.compile_model(config, model)

@@ -25,7 +25,8 @@ from sslengine.distributed.collectives import gather
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.engine.state import Reading
 from sslengine.errors import ConfigError, TrainingError
-from sslengine.models.trunks.base import Trunk
+from sslengine.models.model import Model
+from sslengine.models.trunks.base import TRUNK_NAMES, PlainTrunk, Trunk, find_trunk
 from sslengine.models.weights import AUTO, MODEL, STUDENT, TEACHER
 from sslengine.models.weights.state import networks_of
 from sslengine.monitor.store import current, make_current
@@ -97,13 +98,16 @@ def network_of(task: Any, wanted: str = AUTO) -> tuple[nn.Module, str]:
 
 def trunk_of(model: nn.Module) -> Trunk:
     """Return the trunk of a model; raise a ConfigError if it has none."""
-    trunk = getattr(model, "trunk", None)
-    if not isinstance(trunk, Trunk):
+    found: Any = find_trunk(model)
+    while isinstance(found, Model):  # a trunk that a method gets
+        found = found.trunk
+    if found is None:
         raise ConfigError(
-            f"config.MODEL.BASE_MODEL_NAME: {type(model).__name__} has no `trunk` "
-            f"(sslengine.models.trunks.base.Trunk), whose features are what is asked for."
+            f"config.MODEL.BASE_MODEL_NAME: the features of {type(model).__name__} are asked for, "
+            f"and it has no {', no '.join(TRUNK_NAMES)}. Name the submodule that gives them in its "
+            f"attribute `trunk_part`, or in fit(trunk=...)."
         )
-    return trunk
+    return found if isinstance(found, Trunk) else PlainTrunk(found)
 
 
 def _feed(task: Any, images: int) -> DataFeed:

@@ -188,7 +188,7 @@ class TrainStep:
     def forward(self, task: SelfSupervisionTask, sample: Sample) -> Any:
         """Call the model in the precision of the run; unwrap an output that is a list of one."""
         parts, state = task.parts, task.state
-        if parts.whole:  # it calls its networks itself
+        if parts.whole and not self.model_gives_losses:  # it calls its networks itself
             return None
         with state.perf.forward, parts.precision.autocast():
             if state.train and parts.reduction.broadcasts_by_hand:  # ranks have the same

@@ -19,9 +19,10 @@ from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.manifest.classes import Classes
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.distributed.ranks import rank, world_size
+from sslengine.engine.passes import trunk_of
 from sslengine.engine.step import single_input_sample
-from sslengine.models.build import trunk_with_heads
 from sslengine.models.model import Model
+from sslengine.models.routing import Route
 from sslengine.precision import Precision
 from sslengine.progress import progress
 
@@ -82,8 +83,9 @@ def features_of(
 
 
 def layers_of(any_model: nn.Module) -> Compute:
-    """A function: input -> the model's outputs by name, in eval mode."""
-    model = trunk_with_heads(any_model, "reading features")
+    """A function: input -> outputs by name, in eval mode; of a custom model those of its trunk."""
+    custom = not isinstance(any_model, Model)
+    model: Any = Model(trunk_of(any_model), nn.ModuleList(), [Route()]) if custom else any_model
 
     def compute(images: Any) -> dict[str, Tensor]:
         model.eval()

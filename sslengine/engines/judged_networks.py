@@ -27,11 +27,12 @@ from sslengine.engines.run import Run
 from sslengine.engines.stored import Network
 from sslengine.errors import ConfigError, SSLEngineError
 from sslengine.evaluate.options import EvaluateOptions, ReferenceOptions
-from sslengine.models.options import ModelOptions, WeightsInitOptions
+from sslengine.models.options import TRUNK_WITH_HEADS, ModelOptions, WeightsInitOptions
 from sslengine.models.trunks.library_options import TimmOptions
 from sslengine.models.weights.load import Loaded
 from sslengine.monitor.run_facts import PIXELS, TRAINED, UNTRAINED
 from sslengine.progress import progress
+from sslengine.registry import component_key
 from sslengine.trained import identify_weights, load_weights
 
 REFERENCE = "reference"
@@ -70,6 +71,8 @@ def _network(name: str, model: nn.Module, options: ModelOptions, about: dict[str
 
 
 def trunk_name(options: ModelOptions) -> str:
+    if options.BASE_MODEL_NAME != TRUNK_WITH_HEADS:
+        return component_key(options.BASE_MODEL_NAME)
     library = options.TRUNK.library()
     return f"{options.TRUNK.NAME} {library.model}" if library else options.TRUNK.NAME
 

@@ -45,10 +45,11 @@ def train_task(run: Run) -> tuple[Any, bool]:
     )
     task.prepare()
     with owned(run.run_dir):
-        return task, _train(task, run)
+        return task, train_prepared(task, run)
 
 
-def _train(task: Any, run: Run) -> bool:
+def train_prepared(task: Any, run: Run) -> bool:
+    """Train to the end, from the newest checkpoint; say whether the run is trained."""
     began = time.monotonic()
     resume(task, run)
     if task.done_training():

@@ -39,16 +39,18 @@ DEFAULT_LABEL_FREE = [
 ]  # fmt: skip
 
 
-def frozen_protocol(network: str, entries: list[dict[str, Any]]) -> dict[str, Any]:
+def frozen_protocol(
+    network: str, entries: list[dict[str, Any]], has_own_trunk: bool = False
+) -> dict[str, Any]:
     """Return the keys by which a run's config gives features of its frozen trunk.
 
     entries: the TRANSFORMS of single images (data/judged_view.py).
+    has_own_trunk: the trunk is a part of a custom model, and not MODEL.TRUNK's.
     """
+    settings = ("EVAL_MODE_ON", "FREEZE_TRUNK_ONLY", "EXTRACT_TRUNK_FEATURES_ONLY")
     values: dict[str, Any] = {
-        "MODEL.FEATURE_EVAL_SETTINGS.EVAL_MODE_ON": True,
-        "MODEL.FEATURE_EVAL_SETTINGS.FREEZE_TRUNK_ONLY": True,
-        "MODEL.FEATURE_EVAL_SETTINGS.EXTRACT_TRUNK_FEATURES_ONLY": True,
-        "MODEL.BASE_MODEL_NAME": "multi_input_output_model",
+        **{f"MODEL.FEATURE_EVAL_SETTINGS.{key}": not has_own_trunk for key in settings},
+        **({} if has_own_trunk else {"MODEL.BASE_MODEL_NAME": "multi_input_output_model"}),
         "MODEL.MULTI_INPUT_HEAD_MAPPING": [],
         "MODEL.TEMP_FROZEN_PARAMS_ITER_MAP": [],
         "MODEL.TEMP_FROZEN_PARAMS_EPOCH_MAP": [],

@@ -40,6 +40,7 @@ from sslengine.distributed.ranks import is_primary
 from sslengine.errors import CollapseError, NonFiniteLossError
 from sslengine.evaluate.label_free import spectrum
 from sslengine.hooks.events import OPTIONAL, Hook, Task
+from sslengine.models.trunks.base import find_trunk
 from sslengine.monitor.collapse import (
     END,
     LOSS_FINITE,
@@ -163,7 +164,7 @@ class LogCollapse(Hook):
 
     def _watch(self, task: Task) -> None:
         """Keep what the trunk gives in the next step."""
-        trunk = getattr(task.base_model, "trunk", None)
+        trunk = find_trunk(task.base_model)
         if trunk is not None:
             self._handle = trunk.register_forward_hook(self._keep)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -64,16 +64,22 @@ def _run_rank(resolved: Resolved, join: bool) -> None:
         boot_server()  # it starts while this process imports the task and joins the others
     if join:
         _join(config, device)
-    open_log(folder, rank(), options.VERBOSE)
-    silence = read(config, DistributedOptions).HEARTBEAT_SECONDS
     try:
-        for warning in resolved.warnings:
+        run_engine(Run(resolved, folder, device))
+    finally:
+        process_group.leave()
+
+
+def run_engine(run: Run, engine: Callable[[Run], bool] | None = None) -> None:
+    """Call the run's engine, or this one, with its log open; then write the page and weights."""
+    folder = run.run_dir
+    open_log(folder, rank(), read(run.config, RunOptions).VERBOSE)
+    silence = read(run.config, DistributedOptions).HEARTBEAT_SECONDS
+    try:
+        for warning in run.resolved.warnings:
             log.warning("%s", warning)
         with heartbeat(silence, partial(leave_at_once, folder)):
-            engine, run = (
-                ENGINES.get(resolved.engine_name, "engine_name"),
-                Run(resolved, folder, device),
-            )
+            engine = engine or ENGINES.get(run.resolved.engine_name, "engine_name")
             startup.imported()
             with reported(run):
                 trained = engine(run)
@@ -87,7 +93,6 @@ def _run_rank(resolved: Resolved, join: bool) -> None:
         raise
     finally:
         close_log()
-        process_group.leave()
 
 
 @contextmanager

@@ -26,6 +26,7 @@ method's own.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -46,6 +47,13 @@ class Method(nn.Module):
 
     # Which network is evaluated and exported by default: student (the model) or teacher.
     judged_network: ClassVar[str] = "student"
+
+    def __new__(cls, *given: Any, **named: Any) -> Any:
+        """Keep the arguments, for the config of a run of objects."""
+        made, bound = super().__new__(cls), inspect.signature(cls).bind_partial(*given, **named)
+        plain = {key: each for key, each in bound.arguments.items() if key != "trunk"}
+        made.__dict__["made_with"] = plain
+        return made
 
     def attach(self, model: nn.Module) -> None:
         """The model is built: copy what the method needs of it.

@@ -24,21 +24,8 @@ from sslengine.methods.whole import EMA, Batch
 from sslengine.models.view_trunk import ViewTrunk
 
 __all__ = [
-    "EMA",
-    "Batch",
-    "Center",
-    "DINOHead",
-    "Method",
-    "Queue",
-    "Step",
-    "ViewTrunk",
-    "cross_view",
-    "gather",
-    "info_nce",
-    "koleo",
-    "linear",
-    "mlp",
-    "sinkhorn",
+    "EMA", "Batch", "Center", "DINOHead", "Method", "Queue", "Step", "ViewTrunk", "cross_view",
+    "gather", "info_nce", "koleo", "linear", "mlp", "sinkhorn",
 ]  # fmt: skip
 
 

@@ -7,13 +7,14 @@
 
 `views` is a list of batches of images; neighbours of one size pass in one batch. Further inputs
 (`mask`, `shown`, `patches_at`) go with one batch; a method asks for them with `trunk.take("mask")`.
+A trunk that `sslengine.trunk` makes owns its network, and lends it to the model that is trained.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +32,11 @@ from sslengine.precision import Precision
 class ViewTrunk(Model):
     """A model's trunk, borrowed: the model trains, saves and freezes it. A copy has its own."""
 
+    # Of one that was made alone: its name, the side of images, the keys of the config that make it.
+    name = ""
+    size: int | None = None
+    keys: Mapping[str, Any] = {}
+
     def __init__(self, model: Model, width: int) -> None:
         super().__init__(
             model.trunk, nn.ModuleList(), model.routes, flip_channels=model.flip_channels,
@@ -41,9 +47,22 @@ class ViewTrunk(Model):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ViewTrunk:
         copied = ViewTrunk(self, self.width)
-        copied.__dict__.pop("trunk")
         copied.trunk = copy.deepcopy(self.trunk, memo)
+        copied.name, copied.size, copied.keys = self.name, self.size, self.keys
         return copied
+
+    @contextmanager
+    def lent(self) -> Iterator[Model]:
+        """Lend the network to a model without heads while the block runs."""
+        model = Model(
+            self.trunk, nn.ModuleList(), self.routes, flip_channels=self.flip_channels,
+            single_pass_every_crop=self.single_pass_every_crop,
+        )  # fmt: skip
+        self.__dict__["trunk"] = self._modules.pop("trunk")
+        try:
+            yield model
+        finally:
+            self.trunk = model.trunk
 
     def take(self, name: str) -> None:
         """Let the trunk take a further input; raise ConfigError if it cannot."""

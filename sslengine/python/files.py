@@ -122,6 +122,17 @@ def _write(data: Any, folder: Path, opened: ExitStack) -> DataFiles:
     return DataFiles(str(place), label_file, each, keys)
 
 
+def is_images(data: Any) -> bool:
+    """Say whether it is `Data`, and no batches or samples of tensors."""
+    if isinstance(data, tuple) and len(data) == 2:
+        data = data[0]
+    if _is_map_style(data) and not names_files(data) and len(data):
+        item = data[0]
+        return isinstance(item[0] if isinstance(item, tuple | list) else item, Image.Image)
+    known = isinstance(data, str | Path | np.ndarray | Tensor) or hasattr(data, "column_names")
+    return known or names_files(data) or _is_pictures(data)
+
+
 def _is_pictures(given: Any) -> bool:
     return isinstance(given, list) and bool(given) and isinstance(given[0], Image.Image)
 

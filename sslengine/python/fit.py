@@ -1,14 +1,16 @@
 """`sslengine.fit`: train from objects, with the engine's loop, train steps and hooks.
 
-session = sslengine.fit(model, loss, data, optimizer, epochs=10)
+session = sslengine.fit(SimCLR(sslengine.trunk("resnet50")), "~/photos", epochs=100)
+session = sslengine.fit(model, samples, loss=loss, optimizer=optimizer, epochs=10, ranks=2)
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -21,16 +23,26 @@ from sslengine.checkpoint.rng import rng_state, set_rng_state
 from sslengine.config.resolve import Resolved, resolve_dict
 from sslengine.data.given import Collate, samplers_of
 from sslengine.distributed.ranks import is_primary, world_size
+from sslengine.dotted import nest
 from sslengine.engine import loop
+from sslengine.engine.passes import trunk_of
 from sslengine.engines.run import Run
-from sslengine.engines.train import resume
+from sslengine.engines.train import resume, train_prepared
 from sslengine.errors import ConfigError, DataError
 from sslengine.launch.folder import expect_run_folder
-from sslengine.methods.foreign import FunctionLoss
+from sslengine.launch.rank import run_engine
 from sslengine.monitor.console import ConsoleWriter, Screen
 from sslengine.monitor.writers import JsonLinesWriter, RunPlace
+from sslengine.python.files import is_images
+from sslengine.python.local_ranks import count_ranks, fit_on_ranks
+from sslengine.python.methods import (
+    GIVES_LOSSES,
+    find_view_trunk,
+    keys_of_method,
+    resolve_of_images,
+)
 from sslengine.python.passes import choose_device, join_others
-from sslengine.python.session import History, KeepHistory, Session
+from sslengine.python.session import History, KeepHistory, Session, as_module
 from sslengine.python.task import GivenParts, PythonTask
 
 Loss = Callable[..., Any]
@@ -38,23 +50,27 @@ Loss = Callable[..., Any]
 
 def fit(
     model: nn.Module,
-    loss: Loss | None,
     data: Any,
-    optimizer: torch.optim.Optimizer | Mapping[str, Any] | None = None,
     *,
+    loss: Loss | None = None,
+    optimizer: torch.optim.Optimizer | Mapping[str, Any] | None = None,
+    trunk: str | None = None,
     epochs: int | None = None,
     iterations: int | None = None,
     validation: Any = None,
+    evaluate_every: int | None = None,
     test: Any = None,
-    batch_size: int = 32,
+    recipe: str | None = None,
+    batch_size: int | None = None,
     shuffle: bool = True,
     drop_last: bool = False,
     collate_fn: Collate | None = None,
-    workers: int = 0,
+    workers: int | None = None,
     accumulate: int = 1,
     hooks: Sequence[Any] = (),
+    ranks: int | str = 1,
     device: str | torch.device | None = None,
-    precision: str = "fp32",
+    precision: str | None = None,
     out: str | Path | None = None,
     seed: int = 0,
     quiet: bool = False,
@@ -62,58 +78,113 @@ def fit(
 ) -> Session:
     """Train the model in place and return a session with it and its history.
 
+    model: a method that was made with `sslengine.trunk(...)`; a module that takes a batch and
+        returns its losses; or with `loss` any module.
+    data: images, as `sslengine.train` takes them, for what has such a trunk; or a dataset of
+        (input, target), or a loader of batches.
     loss: (output, target) -> a number, or a dict with `loss` and its parts; or a method,
-        (output, sample, step), which is trained too. None: the model returns its losses itself
-        (loss_dict_train_step).
-    data, validation, test: a dataset of (input, target), or a loader of batches. The model is
-        tested on `validation` after each epoch; `test` is for session.predict.
+        (output, sample, step), which is trained too.
     optimizer: a torch optimizer over model.parameters() (and the loss's, if it has any), whose
-        learning rate stays constant; or a dict with the keys of config.OPTIMIZER.
-    epochs or iterations: the length of the whole run; give one of them.
-    batch_size, shuffle, drop_last, collate_fn, workers: how each rank reads a dataset.
+        learning rate stays constant; or a dict with the keys of config.OPTIMIZER. Of images the
+        recipe has one.
+    trunk: the submodule of a module without `loss` whose output are its features; default: its
+        trunk, backbone or encoder.
+    epochs or iterations: the length of the whole run; of images the recipe has one.
+    validation: a dataset or loader to test on; of images a share that is left out, such as 0.1.
+    evaluate_every: epochs between two tests on `validation`, of images between two evaluations of
+        their features; 0: never. Default: 1, of images 0.
+    test: for session.predict.
+    recipe: of images: views, optimizer and length, as `sslengine train --recipe`.
+    batch_size: on each rank; default: 32, of images what fits the machine.
+    shuffle, drop_last, collate_fn, workers: how each rank reads a dataset.
+    ranks: processes of this machine to train on; "auto": one for each GPU.
     out: a folder for checkpoints and metrics.jsonl; the same call resumes from it. None: no files.
     quiet: print nothing of its progress. values: any other keys under `config` in YAML.
     """
-    _expect_objects(epochs, iterations, model=model, loss=loss, data=data)
-    place = choose_device(device)
+    asked = SimpleNamespace(**locals())
+    gives_losses = loss is None and isinstance(model, nn.Module)
+    asked.made_with = find_view_trunk(model) if gives_losses else None
+    if trunk is not None:
+        model.trunk_part = trunk  # type: ignore[assignment]
+        trunk_of(model)  # is it there?
+    asked.of_images = asked.made_with is not None and is_images(data)
+    asked.out = None if out is None else Path(out).expanduser()
+    asked.feeding = {
+        "batch_size": batch_size or 32, "collate_fn": collate_fn, "workers": workers or 0
+    }  # fmt: skip
+    count = count_ranks(ranks)
+    return fit_here(asked) if count == 1 else fit_on_ranks(asked, count, fit_here)
+
+
+def fit_here(asked: Any) -> Session:
+    """Train in this process, which may be one of several ranks, and return the session."""
+    place = choose_device(asked.device)
     join_others(place)
-    run_dir = None if out is None else Path(out).expanduser()
-    own = _choose_keys(place, precision, seed, run_dir, loss, validation)
-    length = {"num_epochs": epochs, "num_iterations": iterations, "accumulate": accumulate}
-    own["OPTIMIZER"] = {**(optimizer if isinstance(optimizer, Mapping) else {}), **length}
-    resolved = resolve_dict(_merge(own, values or {}))
-    if run_dir is not None:
-        expect_run_folder(resolved.config)
-        _expect_resumable(data)
-    history = History()
-    parts = GivenParts(
-        model,
-        loss if isinstance(loss, nn.Module) else FunctionLoss(loss) if loss else nn.Module(),
-        optimizer if isinstance(optimizer, torch.optim.Optimizer) else None,
-        {"TRAIN": data, "TEST": validation},
-        {"batch_size": batch_size, "drop_last": drop_last, "collate_fn": collate_fn,
-         "workers": workers, "shuffle": shuffle},
-        tuple(hooks),
-        (KeepHistory(history),),
-    )  # fmt: skip
-    streams = rng_state()
-    try:
-        task = PythonTask(resolved.config, run_dir, place, parts)
-        task.prepare()
-        with owned(run_dir) if run_dir is not None else nullcontext():
-            _train(task, resolved, quiet)
-    finally:
-        set_rng_state(streams)
-    return Session(task, {"train": data, "validation": validation, "test": test}, history)
+    history, streams = History(), rng_state()
+    with ExitStack() as opened:
+        resolved = _resolve(asked, place, opened)
+        if asked.out is not None:
+            expect_run_folder(resolved.config)
+            _expect_resumable(asked.data)
+        lent = asked.made_with is not None
+        parts = GivenParts(
+            opened.enter_context(asked.made_with.lent()) if lent else asked.model,
+            asked.model if lent else as_module(asked.loss),
+            asked.optimizer if isinstance(asked.optimizer, torch.optim.Optimizer) else None,
+            {"TRAIN": None if asked.of_images else asked.data, "TEST": asked.validation},
+            {**asked.feeding, "drop_last": asked.drop_last, "shuffle": asked.shuffle},
+            tuple(asked.hooks),
+            (KeepHistory(history),),
+        )
+        try:
+            task = PythonTask(resolved.config, asked.out, place, parts)
+            task.prepare()
+            with owned(asked.out) if asked.out is not None else nullcontext():
+                _train(task, resolved, asked.quiet, of_config=lent)
+        finally:
+            set_rng_state(streams)
+    done = task.done_training()
+    return Session(asked, history, task.iteration, done, place, task.parts.precision)
 
 
-def _expect_objects(epochs: int | None, iterations: int | None, **given: Any) -> None:
-    for name, value in given.items():
-        if isinstance(value, str | Path):
+def _resolve(asked: Any, place: torch.device, opened: ExitStack) -> Resolved:
+    keys: dict[str, Any] = {
+        **({"OPTIMIZER": asked.optimizer} if isinstance(asked.optimizer, Mapping) else {}),
+        "OPTIMIZER.accumulate": asked.accumulate,
+        "DISTRIBUTED.NUM_PROC_PER_NODE": world_size(),
+    }
+    asked.place = {"cuda": "gpu", "mps": "mps"}.get(place.type, "cpu")
+    if asked.made_with is not None:
+        keys |= keys_of_method(asked.model, asked.made_with)
+    elif asked.loss is None:
+        keys |= GIVES_LOSSES
+    if asked.of_images:
+        return resolve_of_images(asked, keys, opened)
+    _expect_samples(asked)
+    keys |= {
+        "OPTIMIZER.num_epochs": asked.epochs,
+        "OPTIMIZER.num_iterations": asked.iterations,
+        "SEED_VALUE": asked.seed,
+        "TEST_MODEL": asked.validation is not None and asked.evaluate_every != 0,
+        "TEST_EVERY_NUM_EPOCH": asked.evaluate_every or 1,
+        "MACHINE.DEVICE": asked.place,
+        "MACHINE.PRECISION": asked.precision or "fp32",
+        "HOOKS.LOG_GPU_STATS": False,
+        "HOOKS.COLLAPSE_SIGNS": asked.loss is None,
+        "HOOKS.MEMORY_SUMMARY.PRINT_MEMORY_SUMMARY": False,
+        "CHECKPOINT.DIR": str(asked.out or "."),
+    }
+    return resolve_dict(nest(keys, asked.values))
+
+
+def _expect_samples(asked: Any) -> None:
+    for given in (asked.model, asked.data):
+        if isinstance(given, str | Path):
             raise ConfigError(
-                f"fit: {name}={str(value)!r}: expected an object. For a path and the names of a "
-                f'method and a trunk: sslengine.train("~/photos", "METHOD", "resnet50").'
+                f"fit: {given!r}: images are for a method that was made with sslengine.trunk(NAME);"
+                f' for names: sslengine.train("~/photos", "METHOD", "resnet50").'
             )
+    epochs, iterations = asked.epochs, asked.iterations
     if (epochs is None) == (iterations is None):
         said = "neither" if epochs is None else f"epochs={epochs} and iterations={iterations}"
         raise ConfigError(
@@ -121,35 +192,14 @@ def _expect_objects(epochs: int | None, iterations: int | None, **given: Any) ->
         )
 
 
-def _choose_keys(
-    device: torch.device, precision: str, seed: int, folder: Path | None, loss: Any, validation: Any
-) -> dict[str, Any]:
-    """Choose the keys under `config` of a run of objects."""
-    keys: dict[str, Any] = {
-        "SEED_VALUE": seed,
-        "TEST_MODEL": validation is not None,
-        "MACHINE": {
-            "DEVICE": {"cuda": "gpu", "mps": "mps"}.get(device.type, "cpu"),
-            "PRECISION": precision,
-        },
-        "DISTRIBUTED": {"NUM_PROC_PER_NODE": world_size()},
-        "HOOKS": {
-            "LOG_GPU_STATS": False,
-            "COLLAPSE_SIGNS": False,
-            "MEMORY_SUMMARY": {"PRINT_MEMORY_SUMMARY": False},
-        },
-        "CHECKPOINT": {"DIR": str(folder or ".")},
-    }
-    if loss is None:
-        keys["LOSS"] = {"name": ""}
-        keys["TRAINER"] = {"TRAIN_STEP_NAME": "loss_dict_train_step"}
-    return keys
-
-
-def _train(task: PythonTask, resolved: Resolved, quiet: bool) -> None:
+def _train(task: PythonTask, resolved: Resolved, quiet: bool, of_config: bool) -> None:
+    """Train. of_config: the folder's config makes the network, for the page and the weights."""
     console = Screen(quiet=quiet or not is_primary())
     if task.folder is not None:
         run = Run(resolved, task.folder, task.device, console)
+        if of_config:
+            run_engine(run, partial(train_prepared, task))
+            return
         resume(task, run)
         run.describe()
     place = RunPlace(task.folder or Path(), task.iteration, console)
@@ -161,14 +211,6 @@ def _train(task: PythonTask, resolved: Resolved, quiet: bool) -> None:
         task.close()
     else:
         loop.run(task)
-
-
-def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    merged = copy.deepcopy(dict(base))
-    for key, value in over.items():
-        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = _merge(merged[key], value) if both else copy.deepcopy(value)
-    return merged
 
 
 def _expect_resumable(data: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -18,10 +18,13 @@ from sslengine.data.given import Collate, DatasetFeed, LoaderFeed, make_feed, ro
 from sslengine.distributed import process_group
 from sslengine.distributed.collectives import gather_objects, sum_in_place
 from sslengine.distributed.ranks import initialized, pick_device
+from sslengine.engine.loss_dict import LossDictTrainStep, are_losses, sum_of_losses
 from sslengine.engine.step import expect_numbers, single_input_sample
-from sslengine.errors import ConfigError, DataError, nearest
+from sslengine.errors import ConfigError, DataError, TrainingError, nearest
 from sslengine.methods.foreign import takes_sample
 from sslengine.methods.step import Step
+from sslengine.methods.whole import Batch as Views
+from sslengine.methods.whole import owns_network
 from sslengine.precision import Precision, build_precision, widest
 
 DEVICES = ("auto", "gpu", "cuda", "mps", "cpu")
@@ -120,23 +123,50 @@ def evaluate_loss(
     seed: int = 0,
 ) -> float | dict[str, float]:
     """Return the mean loss per sample, over all ranks, in eval mode; a dict if the loss is one."""
-    name = getattr(loss, "__name__", type(loss).__name__)
-    with _read(data, batch_size, collate_fn, workers, device, seed) as feed, _evaluate(loss):
-        if isinstance(loss, nn.Module):
-            loss.to(feed.device)
+    with _read(data, batch_size, collate_fn, workers, device, seed) as feed:
         numbers = build_precision(precision, feed.device, where="precision")
-        step, with_sample = Step.alone(train=False, precision=numbers), takes_sample(loss)
-        total, given = torch.zeros((), dtype=widest(feed.device), device=feed.device), None
-        for output, batch in _outputs(model.to(feed.device), feed, numbers):
-            if with_sample:
-                given = loss(output, single_input_sample(batch, ["data"], ["label"]), step)
-            else:
-                given = loss(output, batch["label"][0])
-            parts = expect_numbers(given, name)
-            values = torch.stack([each.detach().to(total).reshape(()) for each in parts.values()])
+        means = mean_losses(model.to(feed.device), loss, feed, numbers)
+    return means if len(means) > 1 else means["loss"]
+
+
+def mean_losses(
+    model: nn.Module, loss: Callable[..., Any] | None, feed: Feed, precision: Precision
+) -> dict[str, float]:
+    """Return the mean of the loss and its parts per sample, in eval mode. Collective.
+
+    loss: None of a model that gives its losses.
+    """
+    if isinstance(loss, nn.Module):
+        loss.to(feed.device)
+    total, given = torch.zeros((), dtype=widest(feed.device), device=feed.device), dict[str, Any]()
+    with torch.no_grad(), _evaluate(model), _evaluate(loss):
+        for batch in feed.batches():
+            given = expect_numbers(*_lose(model, loss, batch, precision))
+            values = torch.stack([each.detach().to(total).reshape(()) for each in given.values()])
             total = total + values * rows_of(batch["data"])
-        means = (sum_in_place(total) / feed.num_samples).tolist()
-    return dict(zip(given, means, strict=True)) if isinstance(given, Mapping) else means[0]
+    means = (sum_in_place(total) / feed.num_samples).tolist()
+    return dict(zip(given, means, strict=True))
+
+
+def _lose(model: nn.Module, loss: Any, batch: Batch, precision: Precision) -> tuple[Any, str]:
+    """Return the losses of a batch, and the name of what gives them."""
+    step = Step.alone(train=False, precision=precision)
+    if loss is not None:
+        with precision.autocast():
+            output = _unwrap(model(batch["data"][0]))
+        sample = single_input_sample(batch, ["data"], ["label"])
+        output, name = precision.as_full(output), getattr(loss, "__name__", type(loss).__name__)
+        return loss(output, *((sample, step) if takes_sample(loss) else (sample["target"],))), name
+    name = type(model).__name__
+    if owns_network(type(model)):
+        return model(Views(single_input_sample(batch, ["data"], ["label"])), step), name
+    with precision.autocast():
+        found = model(LossDictTrainStep.make_sample(batch, ["data"], ["label"])["input"])
+    if not are_losses(found):
+        raise TrainingError(
+            f"{name} gives predictions in eval mode, and no losses: there is none over a set."
+        )
+    return sum_of_losses(precision.as_full(found), name), name
 
 
 @torch.no_grad()
@@ -146,8 +176,11 @@ def _outputs(model: nn.Module, feed: Feed, precision: Precision) -> Iterator[tup
         for batch in feed.batches():
             with precision.autocast():
                 output = model(batch["data"][0])
-            output = precision.as_full(output)
-            yield (output[0] if isinstance(output, list) and len(output) == 1 else output), batch
+            yield _unwrap(precision.as_full(output)), batch
+
+
+def _unwrap(output: Any) -> Any:
+    return output[0] if isinstance(output, list) and len(output) == 1 else output
 
 
 @contextmanager

@@ -14,14 +14,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from sslengine.command import judge, report
+from sslengine.command import judge
 from sslengine.data.given import make_feed
-from sslengine.engine.passes import set_loss
+from sslengine.engine.passes import trunk_of
 from sslengine.errors import ConfigError, nearest
 from sslengine.hooks.events import Hook, Task
+from sslengine.methods.foreign import FunctionLoss
+from sslengine.models.trunks.base import find_trunk
 from sslengine.monitor.losses import MAIN
-from sslengine.python.passes import Feed, gather_batches, predict_batches
-from sslengine.python.task import PythonTask
+from sslengine.precision import Precision
+from sslengine.python.passes import Feed, gather_batches, mean_losses, predict_batches
+from sslengine.python.train import TrainedRun
 
 
 @dataclass
@@ -76,14 +79,27 @@ class KeepHistory(Hook):
             )
 
 
+def as_module(loss: Any) -> nn.Module:
+    """Return a loss as a module; of a model that gives its losses an empty one."""
+    if isinstance(loss, nn.Module):
+        return loss
+    return FunctionLoss(loss) if loss is not None else nn.Module()
+
+
 class Session:
     """A run of `fit`: its model, loss and history, and what can be computed of its datasets."""
 
-    def __init__(self, task: PythonTask, sets: dict[str, Any], history: History) -> None:
-        self._task, self._sets = task, sets
-        self.model: nn.Module = task.parts.base_model
-        self.loss: nn.Module = task.parts.loss
-        self.history = history
+    def __init__(
+        self, asked: Any, history: History, iteration: int, complete: bool, device: torch.device,
+        precision: Precision,
+    ) -> None:  # fmt: skip
+        """asked: the arguments of `fit`. iteration: train steps, also those before a resume."""
+        self.model, self.loss, self.history = asked.model, asked.loss, history
+        self.iteration, self.complete = iteration, complete
+        named = {"train": asked.data, "validation": asked.validation, "test": asked.test}
+        self._sets = {} if asked.of_images else named
+        self._feeding = {**asked.feeding, "seed": asked.seed, "device": device}
+        self._precision, self._folder = precision, asked.out
 
     def __repr__(self) -> str:
         losses = (f"{split} loss {record['loss']:.4g}" for split, record in self.results.items())
@@ -91,18 +107,16 @@ class Session:
         return f"Session({', '.join([f'{self.iteration} steps', state, *losses])})"
 
     @property
-    def iteration(self) -> int:
-        """Train steps done, also those before a resume."""
-        return int(self._task.iteration)
-
-    @property
-    def complete(self) -> bool:
-        return bool(self._task.done_training())
-
-    @property
     def results(self) -> dict[str, dict[str, Any]]:
         """The metrics of the last train phase and of the last test phase."""
         return {record["split"]: record for record in self.history.epochs}
+
+    @property
+    def run(self) -> TrainedRun:
+        """The run's folder, to judge, embed and export the trunk as of any run."""
+        if self._folder is None:
+            raise ConfigError("the run has no folder. Give fit one: out=...")
+        return TrainedRun(self._folder)
 
     def predict(
         self,
@@ -111,15 +125,20 @@ class Session:
         collate: Callable[[list[Any]], Any] | None = None,
         transform: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """Call `sslengine.predict` on "train", "validation" or "test", or on other data."""
+        """Call `sslengine.predict` on "train", "validation" or "test", or on other data.
+
+        Of a model that gives its losses: with the features of its trunk.
+        """
+        model = self.model
+        if self.loss is None and find_trunk(model) is not None:
+            model = trunk_of(model)
         with self._feed(name) as feed:
-            precision = self._task.parts.precision
-            return predict_batches(self.model, feed, precision, collate, transform)
+            return predict_batches(model, feed, self._precision, collate, transform)
 
     def evaluate_loss(self, name: Any = "test") -> dict[str, float]:
         """Return the mean loss per sample over a dataset, with its parts, as in a test phase."""
         with self._feed(name) as feed:
-            return set_loss(self._task, feed, self._task.parts.feeds.options("TRAIN"))
+            return mean_losses(self.model, self.loss, feed, self._precision)
 
     def judge(self, train: str = "train", val: str = "validation") -> dict[str, Any]:
         """Print and return how well the model's outputs, a row for each sample, tell the targets by
@@ -141,10 +160,7 @@ class Session:
 
     def report(self) -> Path:
         """Write the page of the run's folder, as `sslengine report`, and return its file."""
-        if self._task.folder is None:
-            raise ConfigError("there are no files to make a report of. Give fit a folder: out=...")
-        report.main([str(self._task.folder)])
-        return self._task.folder / "report.html"
+        return self.run.report()
 
     @contextmanager
     def _feed(self, name: Any) -> Iterator[Feed]:
@@ -156,9 +172,7 @@ class Session:
                 f"there is no dataset {name!r}; fit was given {', '.join(given)}. "
                 f"{nearest(name, given)}".rstrip()
             )
-        how = {**self._task.given.feeding, "shuffle": False, "drop_last": False, "whole": True}
         where = name if isinstance(name, str) else "images"
-        feed = make_feed(data, seed=self._task.parts.seed, device=self._task.device, where=where,
-                         **how)  # fmt: skip
+        feed = make_feed(data, shuffle=False, whole=True, where=where, **self._feeding)
         with closing(feed):
             yield feed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,11 +12,13 @@ import torch
 from omegaconf import DictConfig
 from torch import nn
 
-from sslengine.config.options import RunOptions
+from sslengine.config.options import DistributedOptions, RunOptions
 from sslengine.config.sections import read
 from sslengine.config.users_code import code_of_object
 from sslengine.data.given import DatasetFeed, LoaderFeed, make_feed
+from sslengine.distributed.process_group import LAUNCHED
 from sslengine.distributed.ranks import world_size
+from sslengine.engine.build import place_model
 from sslengine.engine.parts import Feeds, PartsOfConfig
 from sslengine.engine.services import Services, services_of
 from sslengine.engine.task import SelfSupervisionTask
@@ -23,7 +26,9 @@ from sslengine.errors import ConfigError, DataError
 from sslengine.methods.base import Method
 from sslengine.methods.foreign import FunctionLoss
 from sslengine.models.build import freeze_parameters
+from sslengine.models.model import Model
 from sslengine.models.options import ModelOptions
+from sslengine.models.sync_batchnorm import synchronise
 from sslengine.optim.scheduled import ScheduledOptimizer
 
 Feed = DatasetFeed | LoaderFeed
@@ -34,7 +39,7 @@ class GivenParts(NamedTuple):
     loss: nn.Module
     # None: the config chooses it.
     optimizer: torch.optim.Optimizer | None
-    # Keys TRAIN and TEST: a dataset or a loader.
+    # Keys TRAIN and TEST: a dataset or a loader; None: images, which the config names.
     data: Mapping[str, Any]
     # Arguments of make_feed.
     feeding: Mapping[str, Any]
@@ -58,9 +63,11 @@ class PythonTask(SelfSupervisionTask):
 class PartsOfObjects(PartsOfConfig):
     given: GivenParts = field(kw_only=True)
 
-    def feed(self, split: str, training: bool, classes: Sequence[Any]) -> Feed:
+    def feed(self, split: str, training: bool, classes: Sequence[Any]) -> Any:
         given, seed = self.given, read(self.config, RunOptions).SEED_VALUE
         shuffle = training and given.feeding.get("shuffle", True)
+        if given.data["TRAIN"] is None:
+            return super().feed(split, training, classes)
         where = {"TRAIN": "data", "TEST": "validation"}[split]
         feeding = {**given.feeding, "shuffle": shuffle, "where": where}
         if not training:
@@ -75,14 +82,18 @@ class PartsOfObjects(PartsOfConfig):
         return feed
 
     def model(self) -> nn.Module:
-        model = self.given.model.to(self.device)
-        freeze_parameters(model, read(self.config, ModelOptions).NON_TRAINABLE_PARAMS)
-        return model
+        model = self._ready(self.given.model, "")
+        return place_model(self.config, model, self.device) if isinstance(model, Model) else model
 
     def loss(self, feeds: Feeds, model: nn.Module) -> nn.Module:
-        loss = self.given.loss.to(self.device)
-        freeze_parameters(loss, read(self.config, ModelOptions).NON_TRAINABLE_PARAMS, "loss.")
-        return loss
+        return self._ready(self.given.loss, "loss.")
+
+    def _ready(self, part: nn.Module, prefix: str) -> nn.Module:
+        options = read(self.config, ModelOptions)
+        ranks_per_node = read(self.config, DistributedOptions).NUM_PROC_PER_NODE
+        made = synchronise(part, options.SYNC_BN_CONFIG, ranks_per_node).to(self.device)
+        freeze_parameters(made, options.NON_TRAINABLE_PARAMS, prefix)
+        return made
 
     def optimizer(self, learner: nn.Module, epochs: float) -> Any:
         given = self.given.optimizer
@@ -110,7 +121,8 @@ class PartsOfObjects(PartsOfConfig):
 
     def services_of_run(self) -> Services:
         readers = self.given.readers
-        return services_of(self.config, self.run_dir, interrupts=False, readers=readers)
+        started = LAUNCHED in os.environ  # by `fit`, which then saves at Ctrl-C
+        return services_of(self.config, self.run_dir, interrupts=started, readers=readers)
 
 
 def _uneven(feed: Feed) -> bool:

@@ -14,23 +14,12 @@ from sslengine.errors import ConfigError, SSLEngineError, UnknownNameError, list
 from sslengine.testing import component_suites, data_suites
 from sslengine.testing.promises import BrokenPromise, Case, Suite, promises
 
-_ALL: tuple[type[Suite], ...] = (
-    component_suites.MethodSuite,
-    component_suites.ModelSuite,
-    component_suites.TrainStepSuite,
-    component_suites.TrunkSuite,
-    component_suites.HeadSuite,
-    component_suites.OptimizerSuite,
-    component_suites.ScheduleSuite,
-    component_suites.ParamGroupsSuite,
-    component_suites.HookSuite,
-    component_suites.MeterSuite,
-    component_suites.WriterSuite,
-    data_suites.TransformSuite,
-    data_suites.CollatorSuite,
-    data_suites.SourceSuite,
-)
-SUITES: dict[str, type[Any]] = {each.kind: each for each in _ALL}
+SUITES: dict[str, type[Any]] = {
+    suite.kind: suite
+    for module in (component_suites, data_suites)
+    for suite in vars(module).values()
+    if isinstance(suite, type) and issubclass(suite, Suite) and suite.kind
+}
 
 
 class Contract:

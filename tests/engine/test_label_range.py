@@ -50,7 +50,9 @@ def test_labels_of_a_dataset_of_python_are_its_own(images: Path) -> None:
     config = resolved(**changes_for(images, TEST_MODEL=False)).config
     model = build_model(read(config, ModelOptions))
     data = TensorDataset(torch.rand(24, 3, 8, 8), torch.arange(24) % 3)
-    session = fit(model, CrossEntropyLoss(), data, {"name": "sgd"}, iterations=1, device="cpu")
+    session = fit(
+        model, data, loss=CrossEntropyLoss(), optimizer={"name": "sgd"}, iterations=1, device="cpu"
+    )
     assert session.complete
 
 

@@ -259,7 +259,14 @@ FORMS = {"module": lambda loss: loss, "bound": lambda loss: loss.other,
 def _fit(form: str, with_loss: bool = True) -> list[Tensor]:
     model, loss = net(), Scaled()
     both = nn.ModuleList([model, loss]) if with_loss else model
-    sslengine.fit(model, FORMS[form](loss), batches(Points()), sgd(both), epochs=2, device="cpu")
+    sslengine.fit(
+        model,
+        batches(Points()),
+        loss=FORMS[form](loss),
+        optimizer=sgd(both),
+        epochs=2,
+        device="cpu",
+    )
     return [each.detach() for each in (*model.parameters(), loss.scale)]
 
 
@@ -288,8 +295,12 @@ def test_an_optimizer_without_them_is_refused(form: str) -> None:
 def test_an_optimizer_of_some_parameters_alone() -> None:
     model = net()
     with pytest.raises(ConfigError, match="initial values: 0.bias, 0.weight. Pass"):
-        sslengine.fit(model, square, batches(Points()), sgd(model[3]), epochs=1, device="cpu")
+        sslengine.fit(
+            model, batches(Points()), loss=square, optimizer=sgd(model[3]), epochs=1, device="cpu"
+        )
     model[0].requires_grad_(False)
     before = model[3].weight.clone()
-    sslengine.fit(model, square, batches(Points()), sgd(model[3]), epochs=1, device="cpu")
+    sslengine.fit(
+        model, batches(Points()), loss=square, optimizer=sgd(model[3]), epochs=1, device="cpu"
+    )
     assert not torch.equal(before, model[3].weight)

@@ -46,7 +46,9 @@ def loader() -> DataLoader[Any]:
 
 def ours(make: Make) -> tuple[list[float], nn.Module]:
     model = net()
-    session = fit(model, F.mse_loss, loader(), make(model), epochs=EPOCHS, device="cpu")
+    session = fit(
+        model, loader(), loss=F.mse_loss, optimizer=make(model), epochs=EPOCHS, device="cpu"
+    )
     return session.history.losses(), model
 
 

@@ -198,7 +198,7 @@ def test_what_is_not_there_is_named(classifier: Path, tmp_path: Path) -> None:
 
 
 def test_a_model_without_a_trunk_is_told() -> None:
-    with pytest.raises(ConfigError, match="Linear has no `trunk`"):
+    with pytest.raises(ConfigError, match=r"config.MODEL.BASE_MODEL_NAME: "):
         trunk_of(nn.Linear(2, 2))
 
 

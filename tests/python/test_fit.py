@@ -30,6 +30,7 @@ from sslengine.errors import (
 from sslengine.hooks.events import Hook
 from sslengine.python.fit import fit
 from sslengine.python.session import Session
+from tests.command.photos import write_photos
 from tests.python.toys import (
     COUNT,
     Noisy,
@@ -50,7 +51,7 @@ def test_numbers_of_numpy() -> None:
     optimizer = {"name": "sgd", "param_schedulers": {"lr": rate}}
     settings = {"LOG_FREQUENCY": np.int64(3), "HOOKS": hooks}
     for length in ({"epochs": np.int64(2)}, {"iterations": np.int32(6)}):
-        session = fit(net(), square, Points(), optimizer, device="cpu", seed=np.int16(4),
+        session = fit(net(), Points(), loss=square, optimizer=optimizer, device="cpu", seed=np.int16(4),
                       batch_size=4, values=settings, **length)  # fmt: skip
         assert (session.iteration, session.complete) == (6, True)
 
@@ -59,8 +60,7 @@ def test_a_loss_that_is_not_finite_has_no_run_to_replay(tmp_path: Path) -> None:
     for folder in (None, tmp_path / "run"):
         model = net()
         with pytest.raises(NonFiniteLossError, match="loss of iteration 1 is not finite") as told:
-            fit(model, lambda output, target: square(output, target) * math.nan, Points(),
-                sgd(model), epochs=1, device="cpu", out=folder)  # fmt: skip
+            fit(model, Points(), loss=lambda output, target: square(output, target) * math.nan, optimizer=sgd(model), epochs=1, device="cpu", out=folder)  # fmt: skip
         assert "replay" not in str(told.value)
         assert "CHECK_NAN=false continues" in str(told.value)
 
@@ -68,7 +68,7 @@ def test_a_loss_that_is_not_finite_has_no_run_to_replay(tmp_path: Path) -> None:
 @pytest.mark.parametrize("quiet", [False, True])
 def test_progress_is_shown_as_of_a_run(quiet: bool, capsys: pytest.CaptureFixture[str]) -> None:
     model = net()
-    fit(model, square, Points(), sgd(model), epochs=2, validation=Points(), device="cpu",
+    fit(model, Points(), loss=square, optimizer=sgd(model), epochs=2, validation=Points(), device="cpu",
         quiet=quiet)  # fmt: skip
     lines = [
         line.split("  ")[0] for line in capsys.readouterr().out.splitlines() if "step" not in line
@@ -101,7 +101,7 @@ def test_it_is_the_plain_loop(form: str, tmp_path: Path, monkeypatch: pytest.Mon
     data: Any = batches(points) if form == "list" else DataLoader(points, batch_size=4)
     ours, theirs = net(), net()
     expected = plain_loop(theirs, data, sgd(theirs), epochs=4)
-    session = fit(ours, square, data, sgd(ours), epochs=4, device="cpu")
+    session = fit(ours, data, loss=square, optimizer=sgd(ours), epochs=4, device="cpu")
     assert session.history.losses() == expected
     assert same(ours, theirs)
     assert session.model is ours
@@ -112,7 +112,7 @@ def test_it_is_the_plain_loop(form: str, tmp_path: Path, monkeypatch: pytest.Mon
 def test_history_and_results() -> None:
     model = net()
     points = Points()
-    session = fit(model, square, batches(points), sgd(model), iterations=4, validation=points,
+    session = fit(model, batches(points), loss=square, optimizer=sgd(model), iterations=4, validation=points,
                   device="cpu")  # fmt: skip
     assert [each["iteration"] for each in session.history.steps] == [1, 2, 3, 4]
     assert [each["epoch"] for each in session.history.steps] == [0, 0, 0, 1]
@@ -135,7 +135,16 @@ class See(Hook):
 
 def test_each_sample_counts_once_an_epoch() -> None:
     model, see = net(), See()
-    fit(model, square, Points(), sgd(model), epochs=2, batch_size=4, hooks=[see], device="cpu")
+    fit(
+        model,
+        Points(),
+        loss=square,
+        optimizer=sgd(model),
+        epochs=2,
+        batch_size=4,
+        hooks=[see],
+        device="cpu",
+    )
     seen = see.seen
     assert [len(each) for each in seen] == [3, 3, 4] * 2
     epochs = [list(chain(*seen[:3])), list(chain(*seen[3:]))]
@@ -145,7 +154,7 @@ def test_each_sample_counts_once_an_epoch() -> None:
 
 def test_the_callers_random_streams_stay() -> None:
     model, before = net(), torch.get_rng_state()
-    fit(model, square, Noisy(), sgd(model), epochs=1, device="cpu")
+    fit(model, Noisy(), loss=square, optimizer=sgd(model), epochs=1, device="cpu")
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -162,7 +171,15 @@ def test_a_run_that_resumes_with_another_loss_tells_it(
 ) -> None:
     def resume(loss: Any, epochs: int) -> str:
         model = net()
-        fit(model, loss, Points(), sgd(model), epochs=epochs, device="cpu", out=tmp_path)
+        fit(
+            model,
+            Points(),
+            loss=loss,
+            optimizer=sgd(model),
+            epochs=epochs,
+            device="cpu",
+            out=tmp_path,
+        )
         said = caplog.text
         caplog.clear()
         return said
@@ -182,17 +199,27 @@ def test_a_killed_run_goes_on_bit_by_bit(form: str, tmp_path: Path) -> None:
         "values": {"CHECKPOINT": {"CHECKPOINT_ITER_FREQUENCY": 1}},
     }  # fmt: skip
     whole = net(dropout=0.5)
-    expected = fit(whole, square, _noisy(form), sgd(whole), **common).history.losses()
+    expected = fit(
+        whole, _noisy(form), loss=square, optimizer=sgd(whole), **common
+    ).history.losses()
     model = net(dropout=0.5)
     with pytest.raises(KeyboardInterrupt):
-        fit(model, square, _noisy(form), sgd(model), out=tmp_path, hooks=[Cut(5)], **common)
+        fit(
+            model,
+            _noisy(form),
+            loss=square,
+            optimizer=sgd(model),
+            out=tmp_path,
+            hooks=[Cut(5)],
+            **common,
+        )
     model = net(seed=1, dropout=0.5)
-    rest = fit(model, square, _noisy(form), sgd(model), out=tmp_path, **common)
+    rest = fit(model, _noisy(form), loss=square, optimizer=sgd(model), out=tmp_path, **common)
     made = len(rest.history.steps)
     assert 7 <= made < 12
     assert rest.history.losses() == expected[-made:]
     assert same(model, whole)
-    again = fit(model, square, _noisy(form), sgd(model), out=tmp_path, **common)
+    again = fit(model, _noisy(form), loss=square, optimizer=sgd(model), out=tmp_path, **common)
     assert again.complete
     assert again.iteration == 12
     assert again.history.steps == []
@@ -203,7 +230,9 @@ def test_a_killed_run_goes_on_bit_by_bit(form: str, tmp_path: Path) -> None:
 def test_an_optimizer_by_settings_follows_its_schedule() -> None:
     lr = {"name": "cosine", "start_value": 0.5, "end_value": 0.0, "update_interval": "step"}
     settings = {"name": "sgd", "weight_decay": 0.0, "param_schedulers": {"lr": lr}}
-    session = fit(net(), square, batches(Points()), settings, iterations=4, device="cpu")
+    session = fit(
+        net(), batches(Points()), loss=square, optimizer=settings, iterations=4, device="cpu"
+    )
     rates = [each["lr"] for each in session.history.steps]
     assert rates == pytest.approx([0.25 * (1 + math.cos(math.pi * k / 4)) for k in range(4)])
 
@@ -223,7 +252,7 @@ def test_other_train_steps_by_their_settings() -> None:
     optimizers = {"first": entry("0.*", "small"), "second": entry("3.*", "fit")}
     trainer = {"TRAIN_STEP_NAME": name, name: {"OPTIMIZERS": optimizers}}
     ours, theirs = net(), net()
-    session = fit(ours, losses, batches(Points()), epochs=2, device="cpu",
+    session = fit(ours, batches(Points()), loss=losses, epochs=2, device="cpu",
                   values={"TRAINER": trainer})  # fmt: skip
     for x, y in batches(Points()) * 2:
         parts = losses(theirs(x), y)
@@ -249,7 +278,7 @@ def test_a_model_that_gives_its_losses_itself() -> None:
 
     ours, theirs = Own(), net()
     expected = plain_loop(theirs, batches(Points()), sgd(theirs), epochs=1)
-    session = fit(ours, None, batches(Points()), sgd(ours), epochs=1, device="cpu")
+    session = fit(ours, batches(Points()), optimizer=sgd(ours), epochs=1, device="cpu")
     assert session.history.losses() == pytest.approx(expected, rel=1e-6)
 
 
@@ -264,7 +293,7 @@ def test_a_model_that_gives_no_loss_in_eval_mode() -> None:
             return {"square": square(rows, batch["label"])} if self.training else rows
 
     model = Own()
-    session = fit(model, None, batches(Points()), sgd(model), epochs=1, device="cpu")
+    session = fit(model, batches(Points()), optimizer=sgd(model), epochs=1, device="cpu")
     with pytest.raises(TrainingError, match="Own gives predictions in eval mode, and no losses"):
         session.evaluate_loss("train")
 
@@ -272,7 +301,7 @@ def test_a_model_that_gives_no_loss_in_eval_mode() -> None:
 def _fit(count: int, how: dict[str, Any]) -> tuple[list[float], list[Tensor], list[int]]:
     model, see = net(), See()
     how = {"data": Points(count), **how}
-    session = fit(model, square, optimizer=sgd(model), device="cpu", hooks=[see], **how)
+    session = fit(model, loss=square, optimizer=sgd(model), device="cpu", hooks=[see], **how)
     return session.history.losses(), list(model.parameters()), [*chain(*see.seen)]
 
 
@@ -306,7 +335,14 @@ def test_a_dataloader_of_torchs_samplers_is_shared_out(two_ranks: RankPool) -> N
 def _unequal_loaders(number: int) -> str:
     model = net()
     try:
-        fit(model, square, batches(Points(8 if rank() else 4)), sgd(model), epochs=1, device="cpu")
+        fit(
+            model,
+            batches(Points(8 if rank() else 4)),
+            loss=square,
+            optimizer=sgd(model),
+            epochs=1,
+            device="cpu",
+        )
     except DataError as error:
         return str(error)
     return ""
@@ -323,7 +359,9 @@ def _calls(**changes: Any) -> Session:
         "loss": square, "data": batches(Points()), "optimizer": sgd(model), "epochs": 1,
         "device": "cpu", **changes,
     }  # fmt: skip
-    return fit(model, given.pop("loss"), given.pop("data"), given.pop("optimizer"), **given)
+    return fit(
+        model, given.pop("data"), loss=given.pop("loss"), optimizer=given.pop("optimizer"), **given
+    )
 
 
 class Stream:
@@ -334,7 +372,7 @@ class Stream:
 @pytest.mark.parametrize(
     ("changes", "error", "text"),
     [
-        ({"data": "~/photos"}, ConfigError, r"data='~/photos'.*sslengine.train"),
+        ({"data": "~/photos"}, ConfigError, r"~/photos.*sslengine.train"),
         ({"epochs": None}, ConfigError, r"epochs=... or as iterations=...; got neither"),
         ({"iterations": 5}, ConfigError, r"got epochs=1 and iterations=5"),
         ({"data": iter(batches(Points()))}, DataError, r"data: list_iterator .* only once"),
@@ -368,17 +406,34 @@ def test_a_loader_with_an_order_of_its_own_has_no_folder(tmp_path: Path) -> None
         _calls(data=kept, out=tmp_path)
 
 
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "python.md"
+
+
+def _codes(document: Path = DOCUMENT) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", document.read_text(), re.DOTALL)
+
+
 def test_the_document_runs() -> None:
-    text = (Path(__file__).resolve().parents[2] / "docs" / "python.md").read_text()
     names: dict[str, Any] = {}
     with torch.random.fork_rng():
-        for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
-            exec(compile(code, "docs/python.md", "exec"), names)
-            if "accuracy" in names and "stop" not in names:
-                first = names["session"]
-    assert len(first.history.steps) == 20 * 4
+        exec(compile(_codes()[1], "docs/python.md", "exec"), names)
+    assert len(names["losses"]) == 20 * 4
+    tested = [each["epoch"] for each in names["session"].history.epochs if each["split"] == "test"]
+    assert tested == [0, 5, 10, 15, 19]
     assert names["accuracy"] > 0.8
     assert names["losses"][-1] < names["losses"][0] / 2
     assert names["loss"] == pytest.approx(names["last"]["loss"], rel=1e-5)
     assert torch.equal(names["rows"].argmax(1), names["classes"])
-    assert names["session"].iteration == 12
+
+
+@pytest.mark.slow
+def test_the_document_trains_a_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its longest numbers made short."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    write_photos(tmp_path / "photos", each=8)
+    Path("contrast.py").write_text(_codes(DOCUMENT.with_name("adding_a_method.md"))[0])
+    code = _codes()[0].replace("epochs=100", 'iterations=2, workers=0, device="cpu"')
+    exec(compile(code, "docs/python.md", "exec"), names := dict[str, Any]())
+    assert names["scores"]["scores"]
+    assert (tmp_path / "birds-resnet" / "model.safetensors").is_file()

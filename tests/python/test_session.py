@@ -17,7 +17,7 @@ from tests.python.toys import Points, batches, net, sgd, square
 
 def trained(**changes: Any) -> Session:
     model = net()
-    return fit(model, square, batches(Points()), sgd(model), epochs=1, device="cpu",
+    return fit(model, batches(Points()), loss=square, optimizer=sgd(model), epochs=1, device="cpu",
                test=Points(6, seed=1), batch_size=4, **changes)  # fmt: skip
 
 
@@ -52,7 +52,7 @@ def test_scores_of_outputs_and_a_report(tmp_path: Path, capsys: pytest.CaptureFi
     sets = [TensorDataset(part, (part[:, 0] > 0).long()) for part in x.split(40)]
     model = nn.Linear(3, 3)
     nn.init.eye_(model.weight)
-    session = fit(model, lambda rows, labels: rows.mean(), sets[0], sgd(model, lr=0.0), epochs=1,
+    session = fit(model, sets[0], loss=lambda rows, labels: rows.mean(), optimizer=sgd(model, lr=0.0), epochs=1,
                   validation=sets[1], device="cpu", out=tmp_path, batch_size=7)  # fmt: skip
     (score,) = session.judge()["scores"]
     assert (score["knn"]["1"], score["linear"]) == (100.0, 100.0)
@@ -67,7 +67,7 @@ def test_scores_of_outputs_and_a_report(tmp_path: Path, capsys: pytest.CaptureFi
 def test_sets_that_are_loaders_which_shuffle_and_drop_the_last() -> None:
     model, sets = net(), {"train": Points(), "validation": Points(6, seed=1)}
     loaders = [DataLoader(each, 4, shuffle=True, drop_last=True) for each in sets.values()]
-    session = fit(model, square, loaders[0], sgd(model), validation=loaders[1], epochs=1,
+    session = fit(model, loaders[0], loss=square, optimizer=sgd(model), validation=loaders[1], epochs=1,
                   device="cpu")  # fmt: skip
     for name, points in sets.items():
         torch.testing.assert_close(session.predict(name), rows(session, points))
@@ -98,7 +98,7 @@ def _parts(output: Tensor, target: Tensor) -> dict[str, Tensor]:
 def test_each_batch_has_its_losses_and_each_update_its_rate() -> None:
     model, points = net(), Points()
     session = fit(
-        model, _parts, batches(points), sgd(model), epochs=1, accumulate=2, validation=points,
+        model, batches(points), loss=_parts, optimizer=sgd(model), epochs=1, accumulate=2, validation=points,
         device="cpu",
     )  # fmt: skip
     known = [set(record) for record in session.history.steps]
@@ -116,6 +116,6 @@ def test_what_was_made_before_an_error() -> None:
 
     model, history = net(), History()
     with pytest.raises(KeyboardInterrupt):
-        fit(model, square, batches(Points()), sgd(model), epochs=1, device="cpu",
+        fit(model, batches(Points()), loss=square, optimizer=sgd(model), epochs=1, device="cpu",
             hooks=[KeepHistory(history), Fail()], values={"LOG_FREQUENCY": 1})  # fmt: skip
     assert [record["iteration"] for record in history.steps] == [1]

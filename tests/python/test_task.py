@@ -22,7 +22,7 @@ class Compares(Method):
 def _method(drop_last: bool) -> str:
     model = net()
     try:
-        fit(model, Compares(), Points(), sgd(model), epochs=1, batch_size=2, device="cpu",
+        fit(model, Points(), loss=Compares(), optimizer=sgd(model), epochs=1, batch_size=2, device="cpu",
             drop_last=drop_last)  # fmt: skip
     except DataError as error:
         return str(error)
@@ -44,6 +44,6 @@ def test_parameters_that_settings_freeze(form: str, prefix: str) -> None:
     lr = {"param_schedulers": {"lr": {"name": "constant", "value": 0.1}}}
     optimizer: Any = sgd(model) if form == "torch" else {"name": "sgd", **lr}
     settings = {"MODEL": {"NON_TRAINABLE_PARAMS": [f"{prefix}0.weight"]}}
-    fit(model, square, Points(), optimizer, epochs=1, device="cpu", values=settings)
+    fit(model, Points(), loss=square, optimizer=optimizer, epochs=1, device="cpu", values=settings)
     assert torch.equal(model[0].weight, before)
     assert not torch.equal(model[3].weight, net()[3].weight)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -115,3 +116,35 @@ class Trunk(nn.Module, ABC):
             f"config.MODEL.ACTIVATION_CHECKPOINTING: {type(self).__name__} cannot recompute "
             f"its activations; set USE_ACTIVATION_CHECKPOINTING to false."
         )
+
+
+# ---- the trunk of a custom model
+
+# The attributes that are looked at, unless the model's `trunk_part` names a submodule.
+TRUNK_NAMES = ("trunk", "backbone", "encoder")
+
+
+class PlainTrunk(Trunk):
+    """Any network as a trunk: its output is the one feature; of several outputs the last."""
+
+    feature_names = ("output",)
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        self.train(network.training)
+
+    def features(self, x: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:
+        output: Any = self.network(x)
+        while not isinstance(output, Tensor):
+            output = list(output.values() if isinstance(output, Mapping) else output)[-1]
+        return {"output": output}
+
+
+def find_trunk(model: nn.Module) -> nn.Module | None:
+    """Return the part of a model whose output are its features; None: it has none."""
+    parts = dict(model.named_modules(remove_duplicate=False))
+    named = getattr(model, "trunk_part", "")
+    return next(
+        (parts[name] for name in ([named] if named else TRUNK_NAMES) if name in parts), None
+    )
