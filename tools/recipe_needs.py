@@ -43,6 +43,7 @@ from sslengine.engine.build import attach, build_base_model, build_loss
 from sslengine.engine.step import multi_input_sample, single_input_sample
 from sslengine.methods.foreign import takes_sample
 from sslengine.methods.step import Step
+from sslengine.methods.whole import Batch, owns_network
 from sslengine.models.model import Model
 from sslengine.optim.options import OptimizerOptions
 
@@ -147,6 +148,8 @@ def _loss(config: Any, model: nn.Module, method: nn.Module, batch: Any) -> Any:
     train, step = config.DATA.TRAIN, config.TRAINER.TRAIN_STEP_NAME
     build = multi_input_sample if "multi" in step or "pirl" in step else single_input_sample
     sample = build(batch, list(train.INPUT_KEY_NAMES), list(train.TARGET_KEY_NAMES))
+    if owns_network(type(method)):
+        return method(Batch(sample), Step.alone())
     output = model(sample["input"])
     output = output[0] if isinstance(output, list) and len(output) == 1 else output
     if takes_sample(method):

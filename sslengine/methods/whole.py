@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sslengine.errors import ConfigError, listing
 from sslengine.methods.teacher import Schedule, Teacher
 from sslengine.models.momentum import rank_0_statistics
 from sslengine.models.view_trunk import ViewTrunk
@@ -44,6 +45,11 @@ class Batch:
 
     def __getitem__(self, name: str) -> Sequence[Any]:
         """Return another field of the batch, for each view."""
+        if name not in self._sample:
+            raise ConfigError(
+                f"the method needs the field {name!r} of a batch, and it has "
+                f"{listing(self._sample)}: see config.DATA.TRAIN.TRANSFORMS and COLLATE_FUNCTION."
+            )
         value: Any = self._sample[name]
         if isinstance(value, Tensor):
             return value.unflatten(0, (len(self.views), -1))  # type: ignore[no-any-return]
