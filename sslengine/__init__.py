@@ -32,7 +32,8 @@ _LAZY = {
     "evaluate_loss": "sslengine.python.passes",
     **dict.fromkeys(
         ("Batch", "Center", "DINOHead", "EMA", "Method", "Queue", "Step", "ViewTrunk", "cross_view",
-         "gather", "info_nce", "koleo", "linear", "mlp", "sinkhorn"), "sslengine.methods.toolbox",
+         "gather", "info_nce", "koleo", "linear", "match_views", "mlp", "pass_apart", "sinkhorn"),
+        "sslengine.methods.toolbox",
     ),
 }  # fmt: skip
 

@@ -447,6 +447,8 @@ class Requirements:
     images: int = 1
     # The target is the number of the sample, which samples of test phases do not have.
     sample_index: bool = False
+    # The target is a label of the images.
+    labels: bool = False
     # These among the model's inputs.
     inputs: tuple[str, ...] = ()
     # The model passes this input to its trunk: mask or shown.

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -132,13 +133,16 @@ class _Writer:
     def put_all(self, node: DictConfig, tree: Mapping[Any, Any], path: str, origin: str) -> None:
         for key, value in tree.items():
             below = f"{path}.{key}" if path else str(key)
-            self.now_or_later(self.put, node, str(key), value, below, origin)
+            self.now_or_later(self.put, node, str(key), value, below, origin, tree)
 
-    def put(self, node: DictConfig, key: str, value: Any, path: str, origin: str) -> None:
+    def put(
+        self, node: DictConfig, key: str, value: Any, path: str, origin: str,
+        layer: Mapping[Any, Any] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
         if vissl.is_dead(node, key, path):
             vissl.report_dead(self.merged, path, value, origin)
             return
-        if beside := self._component_beside(node, key, value, path):
+        if beside := self._component_beside(node, key, value, path, layer):
             node, path = node[beside], f"{path.rpartition('.')[0]}.{beside}.{key}"
         if not self._known(node, key, path, origin, value):
             return
@@ -161,15 +165,23 @@ class _Writer:
             self._drop_arguments(node, key, value, path, origin)
             self._store(node, key, value, path, origin)
 
-    def _component_beside(self, node: DictConfig, key: str, value: Any, path: str) -> str:
-        """Return the component whose argument is next to its name; "": it is a key."""
+    def _component_beside(
+        self, node: DictConfig, key: str, value: Any, path: str, layer: Mapping[Any, Any]
+    ) -> str:
+        """Return the component whose argument is next to its name; "": it is a key. A layer's
+        arguments belong to the component that it names, also where a later one names another."""
         choosing, above = choosing_keys(node), path.rpartition(".")[0]
         if len(choosing) != 1 or key in node or value is None or isinstance(value, Mapping):
             return ""
-        chosen = self.composition.last_value(f"{above}.{choosing[0]}") or node[choosing[0]]
+        chosen = layer.get(choosing[0]) or self.composition.last_value(f"{above}.{choosing[0]}")
+        chosen = chosen or node[choosing[0]]
         name = component_key(chosen) if isinstance(chosen, str) else ""
-        if name and name not in node and not self._components_known:
-            raise _WaitsError
+        if name and name not in node:
+            if not self._components_known:
+                raise _WaitsError
+            registry = components_of(node)
+            if registry is not None and registry.may_know(chosen):
+                add_options(node, registry, chosen, above)
         return name if name in node else ""
 
     def _drop_arguments(

@@ -87,6 +87,8 @@ def _data_problems(needs: Requirements, facts: RunFacts) -> Iterator[Problem]:
         yield f"{TRAIN}.BATCHSIZE_PER_REPLICA", wanted
     if needs.sample_index and facts.label_type not in ("", "sample_index"):
         yield f"{TRAIN}.LABEL_TYPE", f"sample_index, got {facts.label_type}"
+    if needs.labels and facts.label_type == "sample_index":
+        yield f"{TRAIN}.LABEL_SOURCES", "labels of the images"
     if needs.sample_index and facts.test_phases:
         yield "config.TEST_MODEL", "false: it has no rows for samples of test phases"
 

@@ -42,6 +42,7 @@ TRANSFORMS.declare(
     "ImgPilToMultiCrop",
     "ImgPilMultiCropRandomApply",
     "ImgPilToPatchesAndImage",
+    "RandomResizedCropWithBox",
 )
 TRANSFORMS.declare(f"{AUGMENT}.colour", "ImgPilColorDistortion", "ImgPilRandomColorJitter")
 TRANSFORMS.declare(f"{AUGMENT}.blur", "ImgPilGaussianBlur")

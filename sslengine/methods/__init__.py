@@ -25,6 +25,8 @@ LOSSES.declare("sslengine.methods.simmim", "simmim_loss")
 LOSSES.declare("sslengine.methods.data2vec", "data2vec_loss")
 LOSSES.declare("sslengine.methods.deepclusterv2", "deepclusterv2_loss")
 LOSSES.declare("sslengine.methods.memory_bank", "nce_loss_with_memory")
+for name in ("lejepa", "visreg", "moco_v3", "nnclr", "supcon", "ressl", "vicregl", "densecl"):
+    LOSSES.declare(f"sslengine.methods.{name}", name)
 LOSSES.declare(
     "sslengine.methods.supervised",
     "cross_entropy_multiple_output_single_target",

@@ -25,7 +25,7 @@ from sslengine.models.view_trunk import ViewTrunk
 
 __all__ = [
     "EMA", "Batch", "Center", "DINOHead", "Method", "Queue", "Step", "ViewTrunk", "cross_view",
-    "gather", "info_nce", "koleo", "linear", "mlp", "sinkhorn",
+    "gather", "info_nce", "koleo", "linear", "match_views", "mlp", "pass_apart", "sinkhorn",
 ]  # fmt: skip
 
 
@@ -40,13 +40,19 @@ class RowNetwork(nn.Sequential):
         return found
 
 
-def mlp(*widths: int, norm: bool = True) -> RowNetwork:
-    """Build linear layers; between them batch norm and ReLU."""
+def mlp(*widths: int, norm: bool = True, end: nn.Module | None = None) -> RowNetwork:
+    """Build linear layers; between them batch norm and ReLU. end: follows the last one."""
     layers: list[nn.Module] = []
     for place, width in enumerate(widths[1:-1]):
         layers += [nn.Linear(widths[place], width, bias=not norm)]
         layers += [nn.BatchNorm1d(width)] * norm + [nn.ReLU(inplace=True)]
-    return RowNetwork(*layers, nn.Linear(widths[-2], widths[-1]))
+    last = [nn.Linear(widths[-2], widths[-1], bias=end is None), *([end] if end else [])]
+    return RowNetwork(*layers, *last)
+
+
+def pass_apart(network: nn.Module, views: Any) -> Tensor:
+    """Pass each view as a batch of its own: batch norms see one view at a time."""
+    return torch.cat([network(views[number : number + 1]) for number in range(len(views))])
 
 
 def gather(rows: Tensor, dim: int = 0) -> collectives.Gathered:
@@ -69,6 +75,13 @@ def info_nce(anchors: Tensor, candidates: Tensor, start: int, temperature: float
         for turn in range(1, views)
     ]
     return formula.info_nce(anchors.flatten(0, 1), candidates.flatten(0, 1), pairs, temperature)
+
+
+def match_views(anchors: Tensor, candidates: Tensor, start: int, temperature: float) -> Tensor:
+    """Recognise each of 2 x images x width in the other view among all ranks' images."""
+    logits = anchors @ candidates.flip(0).mT / temperature
+    own = torch.arange(start, start + anchors.shape[1], device=anchors.device)
+    return F.cross_entropy(logits.flatten(0, 1), own.repeat(2))
 
 
 def cross_view(targets: Tensor, scores: Tensor) -> Tensor:

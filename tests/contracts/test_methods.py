@@ -8,6 +8,7 @@ import pytest
 
 from sslengine.registry import LOSSES, MODELS
 from sslengine.testing import Contract
+from sslengine.testing.run_suite import SYNC_BN
 from tests.contracts.cases import Of, cases, forgotten
 from tests.teachers import SCORES as SCORES_OF_TEACHER
 from tests.teachers import needed, with_scores
@@ -47,6 +48,14 @@ def _masked(quickstart: str) -> tuple[str, ...]:
     sizes = "IMAGE_SIZE=16 PATCH_SIZE=4 NUM_LAYERS=1 NUM_HEADS=2 HIDDEN_DIM=16 MLP_DIM=16"
     trunk = (f"config.MODEL.TRUNK.VISION_TRANSFORMERS.{each}" for each in sizes.split())
     return (f"config=quickstart/{quickstart}", *trunk, f"{CROPS}=[16,12]")
+
+
+def own(name: str, *overrides: str, equal: bool = True, **arguments: int) -> Of:
+    """Of a method that owns its network: its batch norms are each rank's unless they are synced."""
+    small = [f"config.LOSS.{name}.{key}={value}" for key, value in arguments.items()]
+    synced = [f"config.{path}={value}" for path, value in SYNC_BN.items()]
+    more = {"also": [EQUAL]} if equal else {}
+    return Of({}, (f"config=quickstart/{name}", *TINY, *synced, *overrides, *small), more)
 
 
 SCORES = "[dino_head,{in_dim:16,num_clusters:[6],hidden_dim:12,bottleneck_dim:8}]"
@@ -98,6 +107,14 @@ METHODS: dict[str, Of] = {
         ),
         more={"also": [EQUAL]},
     ),
+    "lejepa": own("lejepa", f"{CROPS}=[16,12]", dim=8, hidden=16, slices=8),
+    "visreg": own("visreg", f"{CROPS}=[16,12]", equal=False, dim=8, hidden=16, slices=8),
+    "moco_v3": own("moco_v3", SIDE, dim=8, hidden=16),
+    "nnclr": own("nnclr", SIDE, dim=8, hidden=16, predictor_hidden=16, rows=20),
+    "supcon": own("supcon", SIDE, dim=8, hidden=16),
+    "ressl": own("ressl", SIDE, dim=8, hidden=16, rows=20),
+    "vicregl": own("vicregl", SIDE, dim=8, hidden=16, local=8),
+    "densecl": own("densecl", SIDE, dim=8, hidden=16, rows=20),
     # Over groups of the channels of one image: what is left is each image's own.
     "without batch norm": of(
         "rotnet", "[mlp,{dims:[32,4]}]", "config.DATA.TRAIN.TRANSFORMS.0.size=16",

@@ -27,14 +27,16 @@ from sslengine.config.compose import compose
 from sslengine.config.facts import RunFacts, run_facts
 from sslengine.config.resolve import resolve
 from sslengine.config.sections import read
+from sslengine.engine.build import build_loss
 from sslengine.methods.capi import CapiLoss
 from sslengine.methods.step import Step
+from sslengine.methods.whole import owns_network
 from sslengine.models.build import build_model
 from sslengine.models.momentum import rising_momentum
 from sslengine.models.options import ModelOptions
 from sslengine.optim.build import build_optimizer
 from sslengine.optim.options import OptimizerOptions
-from sslengine.registry import TRANSFORMS
+from sslengine.registry import LOSSES, TRANSFORMS
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 RECIPES = sorted(
@@ -193,6 +195,8 @@ IBOT_MASKS = ("MaskedImageModeling", {
     "log_aspect_ratio": [0.3, 1 / 0.3],
 })  # fmt: skip
 MOCO_V2 = [crop(224, 0.2, "bilinear"), jitter(0.4, 0.4, 0.4, 0.1), GREY, BLUR, FLIP]
+WITH_BOX = ("RandomResizedCropWithBox",
+            {"size": 224, "scale": [0.08, 1.0], "p": 0.5, "interpolation": 3})  # fmt: skip
 LARS = {"name": "lars", "momentum": 0.9, "eta": 0.001, "vectors are plain SGD": True}
 SGD = {"name": "sgd", "momentum": 0.9, "nesterov": False}
 LARC = {**SGD, "trust coefficient": 0.001, "clip": False}
@@ -522,6 +526,45 @@ OFFICIAL: dict[str, dict[str, Any]] = {
         "objectives": ["class token", "all tokens", "hidden patches"], "repeats": 3,
         "drop path": 0.0, "precision": "float16",
     },
+    # facebookresearch/moco-v3 c349e6e: main_moco.py (--moco-m-cos --crop-min=.2), CONFIG.md, moco/*.py
+    "moco_v3/moco_v3_16gpu_resnet50": {
+        "epochs": 100, "batch": 4096, "optimizer": LARS,
+        "learning rate": warm_cosine(9.6, 10, 100),
+        "weight decay": constant(1e-6), "decays": weights,
+        "views": [[crop(224, 0.2, "bilinear"), *view[2:], FLIP] for view in two_views_of_byol(crop())],
+        "normalize": IMAGENET,
+        "batch norm": "each view, all ranks", "last norm of a block": "zero",
+        "head": ["2048 to 4096", "norm", "ReLU", "4096 to 256", "plain norm",
+                 "256 to 4096", "norm", "ReLU", "4096 to 256"],
+        "loss": {"temperature": 1.0}, "teacher's momentum": rising_to_one(0.99),
+        "precision": "float16",
+    },
+    # facebookresearch/VICRegL 803ae4c: README (4 nodes), main_vicregl.py, transforms.py, optimizers.py
+    "vicregl/vicregl_32gpu_resnet50": {
+        "epochs": 300, "batch": 2048, "optimizer": LARS,
+        "learning rate": warm_cosine(1.6, 10, 300, end=0.0016),
+        "weight decay": constant(1e-6), "decays": weights,
+        "views": [[WITH_BOX, *view[2:]] for view in two_views_of_byol(crop())],
+        "normalize": {"mean": (0.485, 0.456, 0.406), "std": (0.228, 0.224, 0.225)},
+        "batch norm": "each view, all ranks", "last norm of a block": "zero",
+        "head": ["2048 to 8192 + bias", "norm", "ReLU", "8192 to 8192 + bias", "norm", "ReLU",
+                 "8192 to 8192", "2048 to 512 + bias", "norm", "ReLU", "512 to 512 + bias", "norm",
+                 "ReLU", "512 to 512"],
+        "loss": {"alpha": 0.75, "matches": [20, 4]}, "precision": "float16",
+        "positions of flipped views": "left as they were",
+    },
+    # WXinlong/DenseCL b64bbb6: configs/selfsup/densecl/densecl_imagenet_200ep.py, openselfsup/models
+    "densecl/densecl_8gpu_resnet50": {
+        "epochs": 200, "batch": 256, "optimizer": SGD,
+        "learning rate": cosine_by_epoch(0.03, 200),
+        "weight decay": constant(1e-4), "decays": everything,
+        "views": [MOCO_V2] * 2, "normalize": IMAGENET,
+        "batch norm": "views together, each rank", "last norm of a block": "one",
+        "head": ["2048 to 2048 + bias", "ReLU", "2048 to 128 + bias"] * 2,
+        "loss": {"temperature": 0.2, "rows": 65536, "momentum": 0.999, "dense": 0.5,
+                 "match": "feature"},
+        "precision": "float32",
+    },
     # zhirongw/lemniscate.pytorch f7cfe29: main.py, lib/NCEAverage.py
     "npid/npid_8gpu_resnet50": {
         "epochs": 200, "batch": 256, "optimizer": SGD,
@@ -608,6 +651,14 @@ def ours(name: str) -> tuple[dict[str, Any], nn.Module]:
         "precision": config.MACHINE.PRECISION, "frozen": _frozen(options),
         **_trained(config, model), **_network(options, model), **_views(config), **_of_loss(config),
     }  # fmt: skip
+    chosen = LOSSES.get(config.LOSS.name) if config.LOSS.name else None
+    if owns_network(chosen):
+        with torch.device("meta"):
+            method = build_loss(config, model, 1, torch.device("meta"), [facts.global_batch_size])
+        own = [each for name, each in method.named_children() if name != "teacher"]
+        found["head"] = [text for each in own for text in _layers(each)]
+        if "pass_apart" in inspect.getsource(chosen):
+            found["batch norm"] = found["batch norm"].replace("views together", "each view")
     return found, model
 
 
@@ -830,7 +881,7 @@ def _of_loss(config: Any) -> dict[str, Any]:
         found["teacher's momentum"] = [base + (end - base) * p for p in POINTS]
     if name in ("dinov2_loss", "dinov3_loss", "msn_loss"):
         found["masks"] = OmegaConf.to_container(config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS)
-    if name in ("byol_loss", "dino_loss", "ibot_loss", "dinov2_loss", "dinov3_loss"):
+    if name in ("moco_v3", "byol_loss", "dino_loss", "ibot_loss", "dinov2_loss", "dinov3_loss"):
         found["teacher's momentum"] = [rising_momentum(section.momentum, p) for p in POINTS]
     if name in ("dino_loss", "ibot_loss", "dinov2_loss", "dinov3_loss"):
         options: Any = OmegaConf.to_object(section)

@@ -1,4 +1,5 @@
-"""Methods that a user might write, one file each: trained, on ranks, killed and resumed."""
+"""Methods that a user might write, one file each, and one that ships and owns its network:
+trained, on ranks, killed and resumed."""
 
 from __future__ import annotations
 
@@ -17,7 +18,6 @@ from sslengine.distributed.ranks import rank, world_size
 from sslengine.engine.services import Services
 from sslengine.engine.task import SelfSupervisionTask
 from sslengine.testing import Contract
-from sslengine.testing.run_suite import SYNC_BN as OVER_RANKS
 from tests import warm
 from tests.contracts.cases import Of, cases
 from tests.engine.runs import make_task
@@ -52,7 +52,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "nnclr": {
         **SMALL_VIT, **SYNC_BN, **OWN,
         "OPTIMIZER__param_schedulers__lr__start_value": 0.01,
-        "LOSS": {"name": f"{HERE}.nnclr:NNCLR", "dim": 7, "hidden": 12, "rows": 24, "temperature": 1.0},
+        "LOSS": {"name": "nnclr", "dim": 7, "hidden": 12, "predictor_hidden": 12, "rows": 24,
+                 "temperature": 1.0},
     },
     "dino": {
         **SMALL_VIT, **OWN,
@@ -80,17 +81,11 @@ RUNS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 EQUAL = "ranks_equal_one_process"
 SLOW = ("accumulates", "first_loss_is_close_in_bfloat16", "ranks_stay_equal", "ranks_stay_equal_sharded", "ranks_equal_one_process")  # fmt: skip
-SYNC = tuple(f"config.{path}={value}" for path, value in OVER_RANKS.items())
 OWN_HEADS = ("config.MODEL.HEAD.PARAMS=[]", "config.DATA.TRAIN.COLLATE_FUNCTION=multicrop_collator")
 VIT = "{IMAGE_SIZE:16,PATCH_SIZE:4,NUM_LAYERS:2,NUM_HEADS:2,HIDDEN_DIM:16,MLP_DIM:16}"
 CROPS = "{name:ImgPilToMultiCrop,total_num_crops:4,num_crops:[2,2],size_crops:[16,8],crop_scales:[[0.3,1],[0.1,0.5]]}"
 MASKS = "{name:MaskedImageModeling,patch_size:4,pred_ratio_mean:[0.0,0.4],pred_ratio_var:[0.0,0.2]}"
 CONTRACTS = {
-    # Else the running statistics of its predictor are each rank's own until they are needed.
-    f"{HERE}.nnclr:NNCLR": Of({"dim": 8, "hidden": 16, "rows": 20}, (*SYNC, *OWN_HEADS), {
-        "also": [EQUAL],
-        "without": {"ranks_stay_equal_sharded": "a bias before a batch norm moves by rounding alone"},
-    }),
     f"{HERE}.dino:DINO": Of({"prototypes": 6, "hidden": 12, "width": 8}, OWN_HEADS, {"also": [EQUAL]}),
     f"{HERE}.captions:Captions": Of(
         {"words": 26, "dim": 8},
@@ -121,6 +116,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "sharded": SHARDED,
 }
 OFTEN = {"nnclr": "by hand", "dino": "sharded", "clip_like": "accumulated", "ibot": "sharded"}
+OUTSIDE = ("dino", "clip_like", "ibot")
 # A temperature that is a scalar cannot be sharded: tests/integration/test_loss_parameters.py
 EACH = [
     pytest.param(
@@ -171,7 +167,7 @@ def test_resumed_on_two_ranks_it_is_the_same_run_bit_by_bit(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", RUNS)
+@pytest.mark.parametrize("method", OUTSIDE)
 def test_a_step_stays_on_the_gpu(tmp_path: Path, method: str) -> None:
     fake_cuda = pytest.importorskip("tests.fake_cuda", reason="this torch has no FakeTensorMode")
     small = [f"config.{path}" for path in SMALL]
@@ -197,8 +193,9 @@ SMALL = (
 
 def _command(method: str, folder: Path, *more: str) -> int:
     arguments = [f"config.{each}" for each in (*SMALL, f"CHECKPOINT.DIR={folder}", *more)]
+    config = method if method in OUTSIDE else f"quickstart/{method}"
     done = warm.run(
-        [sys.executable, "-m", "sslengine", "--config-dir", str(CONFIGS), f"config={method}",
+        [sys.executable, "-m", "sslengine", "--config-dir", str(CONFIGS), f"config={config}",
          *arguments],
         cwd=ROOT,
     )  # fmt: skip

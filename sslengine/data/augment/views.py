@@ -7,13 +7,23 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor
 from torchvision.transforms import RandomResizedCrop
 
-from sslengine.data.augment.geometry import ResizedCrop, crop
-from sslengine.data.augment.image import Rgb, share
+from sslengine.data.augment.geometry import ResizedCrop, crop, flip
+from sslengine.data.augment.image import Rgb, share, size_of
 from sslengine.data.augment.resize import Box
-from sslengine.data.augment.transform import InTurn, MakesViews, TakesAll, check_range, expect
+from sslengine.data.augment.stream import uniform
+from sslengine.data.augment.transform import (
+    InTurn,
+    MakesKeys,
+    MakesViews,
+    TakesAll,
+    check_range,
+    expect,
+    probability,
+)
 from sslengine.registry import register_transform
 
 
@@ -81,6 +91,37 @@ class ImgPilToMultiCrop(MakesViews):
     @staticmethod
     def count_views(total_num_crops: int, **_: object) -> int:
         return total_num_crops
+
+
+@register_transform("RandomResizedCropWithBox")
+class RandomResizedCropWithBox(MakesKeys):
+    """RandomResizedCrop, then a flip. The batch has the field `box`: of each view left, top, right
+    and bottom in pixels of the image; a flip exchanges left and right."""
+
+    takes_arrays = True
+
+    def __init__(
+        self, size: int, scale: Sequence[float] = (0.08, 1.0), p: float = 0.5,
+        interpolation: int | str = 2,
+    ) -> None:  # fmt: skip
+        """
+        size: the side of the crop, in pixels.
+        scale: the least and the greatest share of the image's area.
+        p: the probability of the flip.
+        interpolation: as RandomResizedCrop takes it: bilinear or 2, bicubic or 3.
+        """
+        scale = check_range("scale", scale, most=1)
+        named = RandomResizedCrop(size, scale, interpolation=interpolation)  # type: ignore[arg-type]
+        self.crop, self.p = ResizedCrop(named), probability(p)
+
+    def __call__(self, image: Any) -> dict[str, Any]:
+        top, left, height, width = box = self.crop.draw_box(size_of(image))
+        part = crop(share(image), box, self.crop.to, self.crop.interpolation, self.limits)
+        sides = [left, left + width]
+        if uniform() < self.p:
+            part, sides = flip(part), sides[::-1]
+        ends = [sides[0], top, sides[1], top + height]
+        return {"data": part, "box": torch.tensor(ends, dtype=torch.float32)}
 
 
 @register_transform("ImgPilMultiCropRandomApply")
