@@ -142,14 +142,16 @@ def build_loss(
     )
     chosen = LOSSES.get(name, "config.LOSS.name")
     options = getattr(read(config, LossOptions), component_key(name))
+    given: dict[str, Any] = {}
+    if "run" in inspect.signature(chosen).parameters:
+        given["run"] = facts
+    if owns_network(chosen):
+        given["trunk"] = lend(trunk_with_heads(model, "a method with a trunk"), settings)
     loss: Any
     if isinstance(options, dict):
-        given: dict[str, Any] = {}
-        if "run" in inspect.signature(chosen).parameters:
-            given["run"] = facts
-        if owns_network(chosen):
-            given["trunk"] = lend(trunk_with_heads(model, "a method with a trunk"), settings)
         loss = foreign.build(chosen, options, component_key(name), given)
+    elif owns_network(chosen):
+        loss = chosen(options, **given)
     else:
         loss = chosen(options, facts)
     if not isinstance(loss, nn.Module):
@@ -220,7 +222,7 @@ def shard_model(
 def attach_again(config: DictConfig, loss: nn.Module, model: nn.Module) -> None:
     """Let copies start as the model does. A sharded one cannot be copied: it is written over."""
     kept = [each.network for each in loss.modules() if isinstance(each, FrozenNetwork)]
-    copies = [each for each in _models_in(loss) if each not in kept]
+    copies = [each for each in _models_in(loss) if not (each in kept or trains(each))]
     if copies and sharding.is_sharded(model):
         for each in copies:
             start_as(each, model)

@@ -115,3 +115,9 @@ class Trunk(nn.Module, ABC):
             f"config.MODEL.ACTIVATION_CHECKPOINTING: {type(self).__name__} cannot recompute "
             f"its activations; set USE_ACTIVATION_CHECKPOINTING to false."
         )
+
+
+def dense_feature(trunk: Trunk) -> str:
+    """Name what a trunk has of places: a vision transformer's patch tokens, or the last map."""
+    names = trunk.feature_names
+    return "lastPATCH" if "lastPATCH" in names else names[-2:][0]
