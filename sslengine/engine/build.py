@@ -120,6 +120,12 @@ def load_initial_weights(
         other = other_classes(loaded.classes, class_names)
         if other and loaded.heads:
             log.warning("config.MODEL.WEIGHTS_INIT: %s.", other)
+    elif options.LORA.RANK or options.PRESERVE.WEIGHT:
+        key = "LORA.RANK" if options.LORA.RANK else "PRESERVE.WEIGHT"
+        raise ConfigError(
+            f"config.MODEL.{key}: the trunk begins with random weights, and would keep them. Set "
+            f"config.MODEL.WEIGHTS_INIT.PARAMS_FILE, or `pretrained` of the trunk."
+        )
 
 
 def build_loss(

@@ -292,7 +292,8 @@ def _rows_of_patches(feature: Tensor, images: Tensor) -> Tensor:
     if feature.ndim == 4:
         return feature.permute(0, 2, 3, 1)
     height, width = images.shape[-2:]
-    return feature.unflatten(1, (round(math.sqrt(feature.shape[1] * height / width)), -1))
+    rows = round(math.sqrt(feature.shape[1] * height / width))
+    return feature.reshape(len(feature), rows, -1, feature.shape[-1])
 
 
 def _resize(patches: Tensor, grid: Any) -> Tensor:

@@ -9,7 +9,6 @@ import pytest
 from sslengine.registry import LOSSES, MODELS
 from sslengine.testing import Contract
 from tests.contracts.cases import Of, cases, forgotten
-from tests.teachers import SCORES as SCORES_OF_TEACHER
 from tests.teachers import needed, with_scores
 
 TINY = (
@@ -51,6 +50,7 @@ def _masked(quickstart: str) -> tuple[str, ...]:
 
 SCORES = "[dino_head,{in_dim:16,num_clusters:[6],hidden_dim:12,bottleneck_dim:8}]"
 PROJECTOR = "[mlp,{dims:[32,8]}]"
+DISTILLATION = "config=quickstart/distillation", *TINY, "config.DATA.TRAIN.TRANSFORMS.0.size=16"
 METHODS: dict[str, Of] = {
     "simclr_info_nce_loss": of("simclr", PROJECTOR, SIDE, also=[EQUAL]),
     "multicrop_simclr_info_nce_loss": of(
@@ -135,13 +135,12 @@ METHODS: dict[str, Of] = {
         "config.LOSS.capi_loss.num_clusters=6", "config.LOSS.capi_loss.predictor_layers=1",
         "config.LOSS.capi_loss.predictor_heads=2",
     ), more={"also": [EQUAL]}),
-    "distillation_loss": of(
-        "distillation", "[mlp,{dims:[auto,96]}]", "config.DATA.TRAIN.TRANSFORMS.0.size=16",
-        *needed("distillation"), also=[EQUAL],
+    "distillation_loss": Of(
+        overrides=(*DISTILLATION, *needed("distillation")), more={"also": [EQUAL]}
     ),
-    "scores of a teacher": of(
-        "distillation", f"[mlp,{{dims:[auto,{SCORES_OF_TEACHER}]}}]", "config.DATA.TRAIN.TRANSFORMS.0.size=16",
-        *with_scores(), component="distillation_loss", also=[EQUAL],
+    "scores of a teacher": Of(
+        overrides=(*DISTILLATION, *with_scores()), component="distillation_loss",
+        more={"also": [EQUAL]},
     ),
     "simmim_loss": Of(overrides=(
         "config=quickstart/simmim", *TINY_VIT, *MASK_4,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+import yaml
 from torch import Tensor
 from torch.distributions import Categorical
 from torch.nn import functional as F
@@ -44,6 +46,7 @@ from tests.engine.runs import make_task
 from tests.engine.sharded import SHARDED, SMALL_VIT, assert_close, needs_shards
 from tests.engine.sharded import run as run_on_ranks
 from tests.engines.runs import make_run
+from tests.integration.command import ROOT
 from tests.methods.resuming import KeepState, assert_goes_on_bit_by_bit
 from tests.ranks import RankPool
 from tests.teachers import WIDTH, weights_of_timms
@@ -364,6 +367,15 @@ def test_images_of_a_size_that_the_teacher_does_not_take() -> None:
         ConfigError, match=r"config.LOSS.distillation_loss.teacher: Vision.*\(160\)"
     ):
         value_of(made(teacher), images())
+
+
+def test_what_the_page_says_of_several_resolves() -> None:
+    page = (ROOT / "docs" / "methods.md").read_text()
+    (block,) = re.findall(r"```yaml\n(LOSS:\n.*?)```", page, re.DOTALL)
+    found = resolved(**SMALL_VIT, **yaml.safe_load(block)).config.LOSS.distillation_loss
+    assert (found.form, found.patches) == ("am_radio", 1.0)
+    assert (found.teacher.size, found.teachers.clip.weight) == (224, 0.5)
+    assert found.students.tiny.model == "vit_tiny_patch16_224"
 
 
 @pytest.mark.parametrize(
