@@ -49,7 +49,7 @@ from sslengine.models.options import ModelOptions, WeightsInitOptions
 from sslengine.models.weights import AUTO
 from sslengine.models.weights.load import Loaded, expect_whole, init_from_file, init_weights
 from sslengine.models.weights.state import choose as choose_network
-from sslengine.models.weights.state import load_model_state
+from sslengine.models.weights.state import keys_of_network, load_model_state
 from sslengine.precision import Precision
 from sslengine.trust import closed
 
@@ -123,6 +123,8 @@ class Trained:
             state = _read_state(checkpoint)
         elif self.run_folder is not None and self.is_run:
             checkpoint, state = _find_newest(self.run_folder)
+        if keys := keys_of_network(self.config, self._wanted):
+            self.resolved = replace(self.resolved, config=replaced(self.config, keys))
         with torch.random.fork_rng(devices=[]):
             self.model = build_base_model(replaced(self.config, _TRAINING), self.device)
         self.trunk = trunk_of(self.model)

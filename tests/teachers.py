@@ -30,7 +30,6 @@ def needed(name: str) -> tuple[str, ...]:
     return (
         f"config.{OF_DISTILLATION}.timm=test_resnet",
         f"config.{OF_DISTILLATION}.weights={weights_of_timms()}",
-        f"config.MODEL.HEAD.PARAMS=[[mlp,{{dims:[auto,{WIDTH}]}}]]",
     )
 
 

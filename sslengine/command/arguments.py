@@ -142,7 +142,10 @@ PLUGINS = Argument(
     "--plugin", "a module of yours that registers components", metavar="MODULE", default=(),
     repeats=True, parameter="plugins",
 )  # fmt: skip
-NETWORK = Argument("--network", default="auto", choices=("auto", "student", "teacher"))
+NETWORK = Argument(
+    "--network", "student, teacher, or the name of one of several students", metavar="NAME",
+    default="auto",
+)  # fmt: skip
 DEVICE = Argument("--device", default="auto", choices=DEVICES)
 WORKERS = Argument("--workers", "processes that load images", int, "N", least=0)
 VALUES = Argument(

@@ -139,8 +139,11 @@ def _judge_run(given: argparse.Namespace) -> int:
     values |= {PROBE_GROUP: given.group} if given.group else {}
     if given.val is not None:
         values |= {f"DATA.TEST.{key}": getattr(data.TRAIN, key) for key in DECODED_BY}
+    from sslengine.models.weights.state import keys_of_network
+
     protocol = {
         "CHECKPOINT.DIR": str(given.run),
+        **keys_of_network(opened.config, given.network),
         "NEAREST_NEIGHBOR.TOPK": NEIGHBOURS,
         "NEAREST_NEIGHBOR.L2_NORM_FEATS": True,
         **frozen_protocol(given.network, entries, _has_own_trunk(opened)),

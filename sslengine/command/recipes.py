@@ -37,7 +37,7 @@ from sslengine.registry import LOSSES, MODELS
 
 # Folders of configs: of --method, two of small images on a CPU, and of what is added to a method's.
 PHOTOS, SMALL, QUICK, FORMS = "photos", "small", "quickstart", "forms"
-CPU, CONTINUED = "cpu", "continued"
+CPU, CONTINUED = "cpu", {"continued", "lora"}  # from trained weights
 # The forms of a method that depends on the number of images of a step.
 BATCH = "batch"
 _IN_A_LINE = re.compile(r"^# In a line: (.+)$", re.MULTILINE)
@@ -135,8 +135,8 @@ class Recipe:
     @property
     def made_for_a_machine(self) -> bool:
         forms = {each for each in self.files[1:] if each.startswith(f"+config/{FORMS}=")}
-        continued = f"+config/{FORMS}={CONTINUED}"
-        return self.for_cpu or self.name.startswith(f"{SMALL}/") or bool(forms - {continued})
+        continued = {f"+config/{FORMS}={each}" for each in CONTINUED}
+        return self.for_cpu or self.name.startswith(f"{SMALL}/") or bool(forms - continued)
 
     @property
     def batch(self) -> int | None:
@@ -218,7 +218,7 @@ def _files(given: argparse.Namespace) -> list[str]:
     for form in forms:
         combined = [each for each in known if each != CPU]
         expect_known(form, combined, f"--recipe {name}: {method} has no form to combine")
-    if CONTINUED in forms and not (given.pretrained or given.weights):
+    if CONTINUED.intersection(forms) and not (given.pretrained or given.weights):
         raise ConfigError(
             f"--recipe {name}: from which weights? Add --pretrained, or --weights FILE."
         )

@@ -32,6 +32,8 @@ class RunFacts:
     # Whether the run has test phases.
     test_phases: bool = False
     seed: int = 0
+    # Of Normalize in the transforms: images are (pixels - mean) / std.
+    normalize: tuple[Sequence[float], Sequence[float]] = ((0.0,), (1.0,))
     # Whether the folder of the run has checkpoints, so that it resumes: for the method alone.
     resumes: bool = False
     # Whether training starts from weights of an earlier training: for the method alone.
@@ -57,16 +59,21 @@ class RunFacts:
 def run_facts(config: DictConfig) -> RunFacts:
     """Return the facts that follow from the config alone."""
     train = config.DATA.TRAIN
+    transforms: Any = OmegaConf.to_container(train.TRANSFORMS)
+    normalize = [
+        (each["mean"], each["std"]) for each in transforms if {"mean", "std"} <= each.keys()
+    ]
     return RunFacts(
         world_size=world_size(config),
         batch_size_per_replica=train.BATCHSIZE_PER_REPLICA,
-        views_per_image=views_per_image(OmegaConf.to_container(train.TRANSFORMS)),  # type: ignore[arg-type]
+        views_per_image=views_per_image(transforms),
         heads=tuple(_modules(OmegaConf.to_container(config.MODEL.HEAD.PARAMS))),
         collator=train.COLLATE_FUNCTION,
         patch_size=_patch_size(config.MODEL.TRUNK),
         label_type=train.LABEL_TYPE,
         test_phases=config.TEST_MODEL,
         seed=config.SEED_VALUE,
+        normalize=normalize[-1] if normalize else RunFacts.normalize,
         sync_batch_norm=bool(config.MODEL.SYNC_BN_CONFIG.CONVERT_BN_TO_SYNC_BN),
     )
 

@@ -67,6 +67,7 @@ def shard(root: nn.Module, units: Sequence[nn.Module], mesh: DeviceMesh, policy:
     for unit in units:
         unit.register_forward_hook(_own_memory)
         fully_shard(unit, mp_policy=inner, **common)  # type: ignore[call-overload]
+    root.register_forward_hook(_own_memory)
     output = torch.float32 if policy.is_mixed else None
     outer = MixedPrecisionPolicy(policy.compute, policy.reduce, output_dtype=output)
     fully_shard(root, mp_policy=outer, **common)  # type: ignore[call-overload]

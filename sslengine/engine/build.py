@@ -127,6 +127,12 @@ def load_initial_weights(
         other = other_classes(loaded.classes, class_names)
         if other and loaded.heads:
             log.warning("config.MODEL.WEIGHTS_INIT: %s.", other)
+    elif options.LORA.RANK or options.PRESERVE.WEIGHT:
+        key = "LORA.RANK" if options.LORA.RANK else "PRESERVE.WEIGHT"
+        raise ConfigError(
+            f"config.MODEL.{key}: the trunk begins with random weights, and would keep them. Set "
+            f"config.MODEL.WEIGHTS_INIT.PARAMS_FILE, or `pretrained` of the trunk."
+        )
 
 
 def build_loss(
@@ -229,7 +235,7 @@ def shard_model(
 def attach_again(config: DictConfig, loss: nn.Module, model: nn.Module) -> None:
     """Let copies start as the model does. A sharded one cannot be copied: it is written over."""
     kept = [each.network for each in loss.modules() if isinstance(each, FrozenNetwork)]
-    copies = [each for each in _models_in(loss) if each not in kept]
+    copies = [each for each in _models_in(loss) if not (each in kept or trains(each))]
     if copies and sharding.is_sharded(model):
         for each in copies:
             start_as(each, model)  # an EMA's other parts follow in its start_sharded

@@ -39,6 +39,7 @@ from sslengine.models.options import (
     TrunkOptions,
     WeightsInitOptions,
 )
+from sslengine.models.trunks.base import dense_feature
 from sslengine.models.trunks.library_options import TimmOptions
 from sslengine.models.weights import CHOICES
 from sslengine.models.weights.fit import RGB
@@ -46,7 +47,7 @@ from sslengine.models.weights.load import TO_ADAPT, init_weights
 from sslengine.models.weights.read import TO_TRUST, WHERE
 from sslengine.trust import closed
 
-HASH = "sha256"
+HASH, PATCHES = "sha256", "patches"
 
 
 @dataclass
@@ -91,7 +92,8 @@ class FrozenNetwork(nn.Module):
         where: the key path of the options.
         heads: its output is that of its first input's heads, of several features (class token,
             patches) that of the first; else that of the trunk.
-        features: of the trunk; empty: the final one.
+        features: of the trunk; none, or an empty name: the final one; `patches`: the last map, or
+            patch tokens.
         """
         super().__init__()
         self.options, self.where, self.heads, self.features = options, where, heads, features
@@ -196,7 +198,9 @@ class FrozenNetwork(nn.Module):
             route = replace(route, features=route.features[:1], heads=route.heads[:1])
         if not self.heads:
             network.heads = nn.ModuleList()
-            route = replace(route, features=tuple(self.features), heads=())
+            last, dense = network.trunk.feature_names[-1], dense_feature(network.trunk)
+            names = tuple({"": last, PATCHES: dense}.get(each, each) for each in self.features)
+            route = replace(route, features=names, heads=())
         trunk: Any = network.trunk
         trunk.check_features(route.features, f"{self.where}: its trunk")
         trunk.section = self.where  # that errors name

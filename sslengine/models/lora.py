@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +35,7 @@ class LoraLinear(nn.Linear):
         return super().forward(input) + self.lora_scale * low
 
 
-def add_lora(trunk: nn.Module, options: LoraOptions) -> None:
+def add_lora(trunk: Any, options: LoraOptions) -> None:
     """Freeze the trunk, and adapt the linear layers whose names end in one of LAYERS."""
     linear = {f".{name}": each for name, each in trunk.named_modules() if type(each) is nn.Linear}
     ends = tuple(f".{each}" for each in options.LAYERS)
@@ -59,7 +60,7 @@ def add_lora(trunk: nn.Module, options: LoraOptions) -> None:
 
 
 @torch.no_grad()
-def merge_lora(trunk: nn.Module) -> None:
+def merge_lora(trunk: Any) -> None:
     """Turn adapted layers into plain ones that compute the same."""
     for layer in trunk.modules():
         if isinstance(layer, LoraLinear):

@@ -20,7 +20,7 @@ from sslengine.models.trunks.options import (
     division_problems,
     scale_problems,
 )
-from sslengine.models.weights import CHOICES
+from sslengine.models.weights import AUTO
 from sslengine.registry import HEADS, MODELS, TRUNKS
 
 # The default of BASE_MODEL_NAME.
@@ -310,8 +310,9 @@ class WeightsInitOptions:
     # libraries' checkpoints are recognised if neither this nor a prefix is set.
     STATE_DICT_KEY_NAME: Any = "classy_state_dict"
     # If the checkpoint's method has a teacher (a momentum encoder): student, teacher, or auto: the
-    # one that the method chooses (DINO: teacher; BYOL and MoCo: student).
-    NETWORK: str = choice(*CHOICES)
+    # one that the method chooses (DINO: teacher; BYOL and MoCo: student). Of several students also
+    # the name of one.
+    NETWORK: str = AUTO
     # Adapt weights for RGB images to a trunk that takes another number of channels, as timm does:
     # one channel gets the sum of the three filters, more get these in turn, scaled by 3 / channels.
     ADAPT_INPUT_CHANNELS: bool = False

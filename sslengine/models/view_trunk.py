@@ -127,7 +127,9 @@ def compute_networks_in(precision: Precision, method: nn.Module) -> None:
 
 
 def networks_of(method: nn.Module) -> Iterator[nn.Module]:
-    """Yield the parts of a method that have parameters or a trunk."""
+    """Yield the parts of a method that have parameters or a trunk; of a list of parts each."""
     for part in method.children():
-        if next(parameters_with_trunk(part), None) is not None:
+        if isinstance(part, (nn.ModuleList, nn.ModuleDict)):
+            yield from networks_of(part)
+        elif next(parameters_with_trunk(part), None) is not None:
             yield part

@@ -10,7 +10,7 @@ width of its tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from sslengine.models.model import build_pooling
 from sslengine.models.options import ModelOptions
 from sslengine.models.routing import plan_routes
 from sslengine.models.trunks.base import Trunk, single_features
+from sslengine.models.weights.fit import RGB
 
 WHERE = "config.MODEL.HEAD.PARAMS"
 # The sides of images for a trunk that takes images of any size.
@@ -52,6 +53,24 @@ def fill_in_widths(options: ModelOptions, trunk: Trunk) -> list[Any]:
             f"Give the width as a number, or pool the feature."
         )
     return first
+
+
+@torch.no_grad()
+def output_widths(network: Callable[[Tensor], Any], trunk: Trunk) -> list[int]:
+    """Return the channels of a network's outputs, in eval mode. trunk: what takes its images."""
+    training, problem = trunk.training, None
+    device = next(trunk.parameters()).device
+    trunk.eval()
+    try:
+        for side in dict.fromkeys((*_fixed_sides(trunk), *SIDES)):
+            images = torch.zeros(2, trunk.in_chans or RGB, side, side, device=device)
+            try:
+                return [_channels(each.shape[1:]) for each in network(images)]
+            except ConfigError as error:  # it does not take images of this size
+                problem = error
+    finally:
+        trunk.train(training)
+    raise ConfigError(f"{type(trunk).__name__}: its outputs are not known: {problem}") from problem
 
 
 def _towers(params: Any) -> Iterator[int]:

@@ -47,8 +47,6 @@ FEWER = {
         f"{OF_DISTILLATION}.timm=test_vit",
         "--set",
         f"{OF_DISTILLATION}.weights={weights_of_timms('test_vit')}",
-        "--set",
-        "MODEL.HEAD.PARAMS=[[mlp,{dims:[auto,64]}]]",
     ],
     "deepclusterv2": ["--set", "LOSS.deepclusterv2_loss.num_clusters=[4]"],
 }
@@ -125,10 +123,11 @@ def test_a_method_without_a_recipe_for_a_cpu_has_its_quickstart(
 
 
 @pytest.mark.parametrize(
-    "recipe", slow_but(["simclr/8gpu", "dino/continued"], methods_with_forms())
+    "recipe", slow_but(["simclr/8gpu", "dino/continued", "dino/lora"], methods_with_forms())
 )
 def test_a_recipe_in_each_form_resolves(recipe: str, photos: Path) -> None:
-    weights = [f"--weights={photos / 'dark' / '0.png'}"] if "continued" in recipe else []
+    trained = recipe.endswith(("continued", "lora"))
+    weights = [f"--weights={photos / 'dark' / '0.png'}"] if trained else []
     chosen, _ = choose(
         make_parser("sslengine.command.train").parse_args(
             [str(photos), f"--recipe={recipe}", *weights]
@@ -140,7 +139,7 @@ def test_a_recipe_in_each_form_resolves(recipe: str, photos: Path) -> None:
     form = recipe.rpartition("/")[2]
     if form.startswith("batch"):
         assert int(form.removeprefix("batch")) == config.DATA.TRAIN.BATCHSIZE_PER_REPLICA
-    elif form != "continued":
+    elif not trained:
         ranks = 8 if form == "8gpu" else 1
         device = "cpu" if form == "cpu" else "gpu"
         assert made_for == (ranks, device)

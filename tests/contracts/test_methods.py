@@ -10,7 +10,6 @@ from sslengine.registry import LOSSES, MODELS
 from sslengine.testing import Contract
 from sslengine.testing.run_suite import SYNC_BN
 from tests.contracts.cases import Of, cases, forgotten
-from tests.teachers import SCORES as SCORES_OF_TEACHER
 from tests.teachers import needed, with_scores
 
 TINY = (
@@ -60,6 +59,7 @@ def own(name: str, *overrides: str, equal: bool = True, **arguments: int) -> Of:
 
 SCORES = "[dino_head,{in_dim:16,num_clusters:[6],hidden_dim:12,bottleneck_dim:8}]"
 PROJECTOR = "[mlp,{dims:[32,8]}]"
+DISTILLATION = "config=quickstart/distillation", *TINY, "config.DATA.TRAIN.TRANSFORMS.0.size=16"
 METHODS: dict[str, Of] = {
     "simclr_info_nce_loss": of("simclr", PROJECTOR, SIDE, also=[EQUAL]),
     "multicrop_simclr_info_nce_loss": of(
@@ -156,13 +156,12 @@ METHODS: dict[str, Of] = {
                     also=[EQUAL]),
     "siglip": of("clip", "", "config.DATA.TRAIN.TRANSFORMS.0.size=16", "config.LOSS.clip_loss.dim=8",
                  "config.LOSS.clip_loss.loss=siglip", component="clip_loss", also=[EQUAL]),
-    "distillation_loss": of(
-        "distillation", "[mlp,{dims:[auto,96]}]", "config.DATA.TRAIN.TRANSFORMS.0.size=16",
-        *needed("distillation"), also=[EQUAL],
+    "distillation_loss": Of(
+        overrides=(*DISTILLATION, *needed("distillation")), more={"also": [EQUAL]}
     ),
-    "scores of a teacher": of(
-        "distillation", f"[mlp,{{dims:[auto,{SCORES_OF_TEACHER}]}}]", "config.DATA.TRAIN.TRANSFORMS.0.size=16",
-        *with_scores(), component="distillation_loss", also=[EQUAL],
+    "scores of a teacher": Of(
+        overrides=(*DISTILLATION, *with_scores()), component="distillation_loss",
+        more={"also": [EQUAL]},
     ),
     "simmim_loss": Of(overrides=(
         "config=quickstart/simmim", *TINY_VIT, *MASK_4,

@@ -229,12 +229,14 @@ def _msn(case: Case) -> ByHand:
 
 
 def _distillation(case: Case) -> ByHand:
-    teacher = case.loss.teacher.network.trunk
+    teacher = case.loss.teachers.teacher.network.trunk
+    adaptor = case.loss.adaptors.student.teacher.summary
 
     def loss(model: nn.Module, batch: Batch) -> Tensor:
         with torch.no_grad():
-            wanted = teacher(batch["data"])[0]
-        return 1 - F.cosine_similarity(model(batch["data"])[0], wanted).mean()
+            wanted = teacher(batch["data"][0])[0]
+        made = adaptor(model.trunk(batch["data"][0])[0])
+        return 1 - F.cosine_similarity(made, wanted).mean()
 
     return loss, []
 

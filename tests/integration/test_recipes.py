@@ -519,7 +519,7 @@ OFFICIAL: dict[str, dict[str, Any]] = {
                                     "increasing_severity": True}),
                    ("RandomErasing", {"p": 0.25, "scale": [0.02, 1 / 3], "ratio": [0.3, 1 / 0.3],
                                       "value": "random", "inplace": False})]],
-        "normalize": IMAGENET, "head": ["norm of a row", "768 to 1024 + bias"],
+        "normalize": IMAGENET, "head": [],
         "model": {"HIDDEN_DIM": 768, "NUM_LAYERS": 12, "NUM_HEADS": 12, "MLP_DIM": 3072,
                   "QKV_BIAS": True, "PATCH_SIZE": 14, "LAYER_SCALE": 1.0, "REGISTER_TOKENS": 0},
         "loss": {"form": "mse", "feature": "", "teacher.timm": "vit_large_patch14_dinov2.lvd142m"},

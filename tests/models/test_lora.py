@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +104,13 @@ def test_two_ranks_end_where_one_process_does(
 
 @pytest.fixture(scope="module")
 def adapted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("adapted")
-    assert train(make_run(folder, OPTIMIZER__num_epochs=1, **ADAPTED))
+    first, folder = (tmp_path_factory.mktemp(name) for name in ("first", "adapted"))
+    with pytest.raises(ConfigError, match=r"^config.MODEL.LORA.RANK: "):
+        train(make_run(first, OPTIMIZER__num_epochs=1, **ADAPTED))
+    shutil.rmtree(first)
+    weights = {"MODEL__WEIGHTS_INIT__PARAMS_FILE": str(first), "OPTIMIZER__num_epochs": 1}
+    assert train(make_run(first, OPTIMIZER__num_epochs=1, **SMALL_VIT))
+    assert train(make_run(folder, **ADAPTED, **weights))
     return folder
 
 

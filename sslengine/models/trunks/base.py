@@ -118,6 +118,12 @@ class Trunk(nn.Module, ABC):
         )
 
 
+def dense_feature(trunk: Trunk) -> str:
+    """Name what a trunk has of places: a vision transformer's patch tokens, or the last map."""
+    names = trunk.feature_names
+    return "lastPATCH" if "lastPATCH" in names else names[-2:][0]
+
+
 # ---- the trunk of a custom model
 
 # The attributes that are looked at, unless the model's `trunk_part` names a submodule.

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
+from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from sslengine.distributed.sharding import copy_into
@@ -20,8 +21,10 @@ from sslengine.errors import CheckpointError, ConfigError, listing, nearest
 from sslengine.models.model import Model
 from sslengine.models.weights import AUTO, CHOICES, MODEL, STUDENT, TEACHER
 from sslengine.models.weights.names import write_vissl
+from sslengine.registry import component_key
 
 MOST_SHAPES = 8  # that an error lists
+STUDENTS = "students."  # the prefix in a loss's state of students beside the model
 # Of checkpoints without `networks` (VISSL's, and older ones): the teacher's prefix in the loss's
 # state, and the network that is evaluated.
 _JUDGED_BY_TEACHER = {
@@ -49,7 +52,10 @@ def vissl_state(model: Model) -> dict[str, Any]:
 
 def load_model_state(model: nn.Module, state: Mapping[str, Any]) -> None:
     """Load what `model_state` returned; every name must be there with its shape."""
-    given, expected = flatten(state.get("model") or {}), list_tensors(model)
+    parts, expected = dict(state.get("model") or {}), list_tensors(model)
+    if isinstance(model, Model) and not model.heads:  # its method has them
+        parts.pop("heads", None)
+    given = flatten(parts)
     if problems := mismatches(expected, given):
         raise CheckpointError(
             "the checkpoint was made by another model:\n  " + "\n  ".join(problems)
@@ -122,9 +128,14 @@ def networks_of(loss: nn.Module) -> dict[str, str]:
 def choose(content: Mapping[str, Any], wanted: str, file: str) -> tuple[Mapping[str, Any], str]:
     """Return the file's content with the wanted network as its model, and the network's name."""
     if wanted not in CHOICES:
+        loss = content.get("loss")
+        names = loss if isinstance(loss, Mapping) else ()
+        students = {each.split(".")[1] for each in names if each.startswith(STUDENTS)}
+        if wanted in students:
+            return _take_teacher(content, f"{STUDENTS}{wanted}", file), wanted
         raise ConfigError(
-            f"network: expected {AUTO}, {STUDENT} or {TEACHER}; got {wanted!r}. "
-            f"{nearest(wanted, CHOICES)}".rstrip()
+            f"network: {file} has no {wanted!r}; expected {listing((*CHOICES, *sorted(students)))}."
+            f" {nearest(wanted, (*CHOICES, *students))}".rstrip()
         )
     networks = _find_networks(content)
     if not networks:
@@ -161,3 +172,13 @@ def _take_teacher(content: Mapping[str, Any], part: str, file: str) -> Mapping[s
     if not parts:
         raise CheckpointError(f"{file}: the loss's state has no tensor named {prefix}*.")
     return {"base_model": {"model": parts}}
+
+
+def keys_of_network(config: DictConfig, wanted: str) -> dict[str, Any]:
+    """Return the keys of a run's config by which a student beside the model is the model."""
+    options = config.LOSS.get(component_key(config.LOSS.name)) or {}
+    students = options.get("students") or {}
+    if wanted not in students:
+        return {}
+    network = {f"MODEL.TRUNK.TIMM.{key}": value for key, value in students[wanted].items()}
+    return {"MODEL.TRUNK.NAME": "timm", **network, "MODEL.LORA.RANK": 0}
