@@ -41,10 +41,12 @@ def masked(index: int) -> dict[str, list[object]]:
 
 def test_ibot_global_and_local_views_apart_and_masks_with_the_global_ones() -> None:
     batch = ibot_multicrop_masking_collator([masked(0), masked(1), masked(2)])
-    assert batch["global_views"][0][:, 0, 0, 0].tolist() == [0, 10, 20, 1, 11, 21]
-    assert batch["global_views"][0].shape == (6, 3, 8, 8)
-    assert batch["local_views"][0][:, 0, 0, 0].tolist() == [2, 12, 22, 3, 13, 23]
-    assert batch["local_views"][0].shape == (6, 3, 4, 4)
+    for key, side, first in (("global_views", 8, 0), ("local_views", 4, 2)):
+        (views,) = batch[key]
+        assert [each.shape for each in views] == [(3, 3, side, side)] * 2
+        assert [each[:, 0, 0, 0].tolist() for each in views] == [
+            [first, 10 + first, 20 + first], [1 + first, 11 + first, 21 + first],
+        ]  # fmt: skip
     assert batch["mask"][0].shape == (6, 4, 4)
     assert batch["mask"][0][:, 0, 0].tolist() == [False, True, False, True, False, True]
     assert batch["data_idx"][0].tolist() == [0, 1, 2] * 4
@@ -57,7 +59,7 @@ def test_ibot_without_local_views() -> None:
     samples = [{key: values[:2] for key, values in masked(index).items()} for index in range(2)]
     batch = ibot_multicrop_masking_collator(samples)
     assert "local_views" not in batch
-    assert len(batch["global_views"][0]) == len(batch["mask"][0]) == 4
+    assert len(torch.cat(batch["global_views"][0])) == len(batch["mask"][0]) == 4
 
 
 def test_views_one_patch_wide_are_refused() -> None:
@@ -118,7 +120,7 @@ def masks(samples: Any, **options: Any) -> dict[tuple[int, int], Tensor]:
     batch = spread_masks_collator(samples, patch_size=PATCH, **options)
     (mask,), (at,) = batch["mask"], batch["patches_at"]
     assert torch.equal(at, mask.flatten().nonzero().flatten())
-    images = batch["global_views"][0][:, 0, 0, 0].long().tolist()
+    images = torch.cat(batch["global_views"][0])[:, 0, 0, 0].long().tolist()
     views = [0] * len(samples) + [1] * len(samples)
     return dict(zip(zip(images, views, strict=True), mask, strict=True))
 
