@@ -20,7 +20,7 @@ from sslengine.config.check import (
 )
 from sslengine.config.components import named_entries
 from sslengine.config.compose import Composition, compose
-from sslengine.config.derive import derive, replace_removed_backend
+from sslengine.config.derive import choose_collators, derive, replace_removed_backend
 from sslengine.config.files import Layer
 from sslengine.config.merge import merge
 from sslengine.config.merged import Merged
@@ -88,6 +88,7 @@ def freeze(composition: Composition, judged: bool = False) -> Resolved:
         merged = merge(composition, _check_own_keys)
         vissl.warn_of_keys_without_effect(merged)
         warn_of_unused_sections(merged)
+        choose_collators(merged)
         check(merged)
         derive(merged)
         if not judged:

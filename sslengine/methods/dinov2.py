@@ -8,30 +8,25 @@ Sinkhorn-Knopp over all ranks: class tokens of all global views together, and hi
            + koleo_weight * sum over global views of koleo(class tokens of the trunk)
 
 One difference from the authors' code with several ranks: the centre of patches is the mean over
-the hidden patches of all ranks (theirs is the mean of the ranks' means). The model's inputs and
-outputs, here with a head for each of the first two parts:
-
-    HEAD.PARAMS: [[dino_head, {...}], [dino_head, {...}], [identity, {}]]
-    MULTI_INPUT_HEAD_MAPPING:
-      - [global_views, {feat_names: [lastCLS, lastPATCH, lastCLS], head_index: [0, 1, 2],
-                        additional_keys: [mask, patches_at]}]
-      - [local_views, {feat_names: [lastCLS], head_index: 0}]
+the hidden patches of all ranks (theirs is the mean of the ranks' means).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from sslengine.config.ranges import above, at_least, choice, share
-from sslengine.errors import TrainingError
 from sslengine.losses.koleo import koleo
 from sslengine.losses.sinkhorn import sinkhorn
 from sslengine.methods.base import Step
-from sslengine.methods.ibot import IBOTLoss, IBOTOptions, select_hidden
+from sslengine.methods.ibot import IBOTOptions, TokenMethod
+from sslengine.methods.whole import Batch
+from sslengine.models.trunks.tokens import PATCHES_AT
+from sslengine.models.view_trunk import ViewTrunk
 from sslengine.registry import register_loss
 
 
@@ -45,44 +40,41 @@ class DINOv2Options(IBOTOptions):
     targets: str = choice("center", "sinkhorn")
     # Iterations of Sinkhorn-Knopp.
     sinkhorn_iterations: int = at_least(1, 3)
-    # Weight of KoLeo; 0: the model needs no output for it.
+    # Weight of KoLeo.
     koleo_weight: float = at_least(0, 0.1)
     # Neighbours are searched among the images of all ranks; false: of each rank.
     koleo_over_ranks: bool = False
 
 
+def assign(
+    scores: Sequence[Tensor], options: DINOv2Options, method: TokenMethod, step: Step
+) -> list[Tensor]:
+    """Return the targets of class tokens and of hidden patches, from the teacher's scores."""
+    temperatures = options.temperatures(step)
+    if options.targets == "sinkhorn":
+        number = options.sinkhorn_iterations
+        return [sinkhorn(*each, number) for each in zip(scores, temperatures, strict=True)]
+    kinds = zip((method.class_center, method.patch_center), scores, temperatures, strict=True)
+    return [center.targets(given, temperature, step) for center, given, temperature in kinds]
+
+
+def spread(classes: Tensor, views: int, over_ranks: bool) -> Tensor:
+    """Return the sum of KoLeo over views of the trunk's class tokens."""
+    return torch.stack([koleo(view, over_ranks) for view in classes.chunk(views)]).sum()
+
+
 @register_loss("dinov2_loss", options=DINOv2Options)
-class DINOv2Loss(IBOTLoss):
-    loss_name: ClassVar[str] = "dinov2_loss"
-    teacher_inputs: ClassVar[tuple[str, ...]] = ("global_views", "patches_at")
-    options: DINOv2Options
+class DINOv2Loss(TokenMethod):
+    def __init__(self, options: DINOv2Options, trunk: ViewTrunk) -> None:
+        super().__init__(options, trunk)
+        self.options, self.weights["koleo"] = options, options.koleo_weight
 
-    def weights(self) -> dict[str, float]:
-        return {**super().weights(), "koleo": self.options.koleo_weight}
-
-    def targets(
-        self, classes: Tensor, patches: Tensor, at: Tensor, step: Step
-    ) -> tuple[Tensor, Tensor]:
-        patches = select_hidden(patches, at)
-        if self.options.targets == "center":
-            return super().targets(classes, patches, at, step)
-        iterations, temperatures = self.options.sinkhorn_iterations, self.options.temperatures(step)
-        first, second = (
-            sinkhorn(scores, temperature, iterations)
-            for scores, temperature in zip((classes, patches), temperatures, strict=True)
-        )
-        return first, second
-
-    def regularizers(
-        self, more: Sequence[Tensor], inputs: Mapping[str, Tensor], step: Step
-    ) -> dict[str, Tensor]:
-        if not self.options.koleo_weight:
-            return {}
-        if not more:
-            raise TrainingError(
-                f"{self.loss_name}: koleo_weight is above 0, but the model returns no class "
-                f"tokens: add lastCLS with an identity head as the third feature of global_views "
-                f"in MULTI_INPUT_HEAD_MAPPING, or set koleo_weight to 0."
-            )
-        views = (koleo(view, self.options.koleo_over_ranks) for view in more[0])
-        return {"koleo": sum(views, start=more[0].new_zeros(()))}
+    def forward(self, batch: Batch, step: Step) -> dict[str, Tensor]:
+        views, at = batch.sample["input"], {PATCHES_AT: batch.sample[PATCHES_AT]}
+        *scores, tokens = self.look(batch)
+        *given, _ = self.teacher(views, at)
+        targets = assign(given, self.options, self, step)
+        losses = self.predict(batch, targets, scores)
+        if self.options.koleo_weight:
+            losses["koleo"] = spread(tokens["lastCLS"], len(views), self.options.koleo_over_ranks)
+        return self.join(losses, targets)

@@ -8,37 +8,34 @@ and s of the student, for class tokens and for patches,
     patches = mean over images, global views and the hidden patches of each of  - sum_k p_k log q_k
     loss = class_weight * classes + patch_weight * patches
 
-The teacher is a momentum copy of the model, as in DINO; it sees the global views without masks.
-The centres c, one for class tokens and one for patches, are running means of the teacher's scores
-(of all patches, hidden or not) over all ranks. The model's inputs and outputs:
-
-    MULTI_INPUT_HEAD_MAPPING:
-      - [global_views, {feat_names: [lastCLS, lastPATCH], head_index: [0, 0],
-                        additional_keys: [mask, patches_at]}]
-      - [local_views, {feat_names: [lastCLS], head_index: 0}]
-
-Here one head serves class tokens and patches. With two heads, head_index is [0, 1].
+The teacher is a momentum copy, as in DINO; it sees the global views without masks. The centres c,
+one for class tokens and one for patches, are running means of the teacher's scores (of all patches,
+hidden or not) over all ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from sslengine.config.components import argument_problems
 from sslengine.config.facts import RunFacts
 from sslengine.config.ranges import above, at_least, choice, share
 from sslengine.config.sections import epochs, iterations
-from sslengine.errors import TrainingError
 from sslengine.losses.masked_patches import Center, masked_cross_entropy
-from sslengine.losses.views import described, split_views, swapped_prediction
+from sslengine.losses.views import swapped_prediction
 from sslengine.methods.base import Method, Step
-from sslengine.methods.dino import mean_entropy, prototypes_used
-from sslengine.methods.teacher import Schedule, Teacher, warmup
-from sslengine.registry import register_loss
+from sslengine.methods.dino import DINOHead, mean_entropy, prototypes_used
+from sslengine.methods.teacher import Schedule, warmup
+from sslengine.methods.whole import EMA, Batch
+from sslengine.models.trunks.tokens import MASK, PATCHES_AT
+from sslengine.models.view_trunk import ViewTrunk
+from sslengine.registry import Requirements, register_loss
 
 
 @dataclass
@@ -67,18 +64,29 @@ class IBOTOptions:
     class_weight: float = at_least(0, 1.0)
     # Weight of the loss of hidden patches.
     patch_weight: float = at_least(0, 1.0)
-    # Scores of class tokens. Set from the first head.
-    output_dim: int = 8192
-    # Scores of patches. Set from the last dino_head.
-    patch_output_dim: int = 8192
-    # Set from the transforms.
-    num_crops: int = 2
+    # Scores of class tokens.
+    output_dim: int = at_least(1, 8192)
+    # Scores of patches, by a head of their own; 0: the head of class tokens scores them too.
+    patch_output_dim: int = at_least(0, 0)
+    # Further arguments of dino_head, of both heads.
+    head: dict[str, Any] = field(default_factory=dict)
+    # Those of the patches' own head that differ.
+    patch_head: dict[str, Any] = field(default_factory=dict)
+
+    def check(self) -> Iterator[str]:
+        for name, given in (("head", self.head), ("patch_head", self.patch_head)):
+            yield from argument_problems(DINOHead, given, name, ("in_dim", "num_clusters"))
 
     def infer(self, facts: RunFacts) -> None:
-        self.num_crops = facts.views_per_image
-        heads = [arguments for name, arguments in facts.heads if name == "dino_head"]
-        self.output_dim = heads[0]["num_clusters"][-1]
-        self.patch_output_dim = heads[-1]["num_clusters"][-1]
+        """Take over the heads of earlier YAML."""
+        heads = [{**given} for name, given in facts.heads if name == "dino_head"]
+        if heads:
+            scores = [given.pop("num_clusters")[-1] for given in heads]
+            self.output_dim, self.patch_output_dim = scores[0], sum(scores[1:2])
+            self.head, self.patch_head = (
+                {key: each for key, each in given.items() if key != "in_dim"}
+                for given in (heads[0], {**heads[-1]} if len(heads) > 1 else {})
+            )
 
     def temperatures(self, step: Step) -> tuple[float, float]:
         """Return the teacher's temperatures for class tokens and for patches."""
@@ -89,100 +97,107 @@ class IBOTOptions:
         )
 
 
-@register_loss(
-    "ibot_loss",
-    options=IBOTOptions,
-    several_views=True,
-    collators=("ibot_multicrop_masking_collator", "spread_masks_collator"),
-    heads=("dino_head",),
-    inputs=("global_views", "mask", "patches_at"),
-    trunk_input="mask",
-)
-class IBOTLoss(Method):
-    judged_network: ClassVar[str] = "teacher"  # as in the authors' evaluations
-    loss_name: ClassVar[str] = "ibot_loss"
-    # The teacher's inputs. With `patches_at` it scores the hidden patches only.
-    teacher_inputs: ClassVar[tuple[str, ...]] = ("global_views",)
+class TokenScores(nn.Module):
+    """Scores of class tokens and of patches, and the trunk's tokens of the global views."""
 
-    def __init__(self, options: IBOTOptions, run: RunFacts) -> None:
+    def __init__(self, trunk: ViewTrunk, options: IBOTOptions) -> None:
         super().__init__()
-        self.options = options
-        schedule = cast(Schedule, options.momentum_schedule)
-        self.teacher = Teacher(options.momentum, schedule, dropout=False)
-        self.class_center = Center(options.output_dim, options.ema_center)
-        self.patch_center = Center(options.patch_output_dim, options.ema_center)
+        trunk.take(MASK)
+        self.trunk, self.patch_head = trunk, None
+        self.head = DINOHead(trunk.width, [options.output_dim], **options.head)
+        if options.patch_output_dim:
+            given = options.head | options.patch_head
+            self.patch_head = DINOHead(trunk.width, [options.patch_output_dim], **given)
 
-    def forward(self, output: Any, sample: Any, step: Step) -> dict[str, Tensor]:
-        """output: [class scores, patch scores, ...] of global views, class scores of local ones."""
-        options, inputs = self.options, sample["input"]
-        (classes, patches, *more), local = self._parts(output)
-        shown = {name: inputs[name] for name in self.teacher_inputs}
-        (of_classes, of_patches, *_), _ = self._parts(self.teacher(shown, step))
-        crops = split_views(torch.cat([classes, local]), options.num_crops, self.loss_name)
-        large = len(classes) // crops.shape[1]
-        mask, at = inputs["mask"], inputs["patches_at"]
-        targets, patch_targets = self.targets(of_classes, of_patches, at, step)
-        targets = split_views(targets, large, self.loss_name)
-        log_q = self.log_q(crops, large)
-        log_q_patches = (select_hidden(patches, at) / options.student_temp).log_softmax(dim=-1)
-        losses = {
-            "classes": swapped_prediction(targets, log_q, range(large)),
-            "patches": masked_cross_entropy(patch_targets, log_q_patches, mask, at),
-            **self.regularizers([each.unflatten(0, (large, -1)) for each in more], inputs, step),
+    def forward(
+        self,
+        images: Sequence[Tensor],
+        inputs: Mapping[str, Tensor],
+        local: Sequence[Tensor] = (),
+        more: Sequence[str] = (),
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """images: global views. inputs: what the trunk gets with them. more: further features."""
+        tokens = self.trunk(torch.cat([*images]), ["lastCLS", "lastPATCH", *more], **inputs)
+        classes = [self.head(tokens["lastCLS"])]
+        patches = (self.patch_head or self.head)(tokens["lastPATCH"])
+        if local:
+            classes += [self.head(self.trunk(torch.cat([*local]), ["lastCLS"])["lastCLS"])]
+        return torch.cat(classes), patches, tokens
+
+
+class TokenMethod(Method):
+    """Networks and centres of methods that predict scores of class tokens and hidden patches."""
+
+    judged_network = "teacher"  # as in the authors' evaluations
+    # Parameters of YAML and checkpoints in which heads were the model's.
+    earlier_names = MappingProxyType(
+        {"heads.0.": "student.head.", "heads.1.": "student.patch_head."}
+    )
+    requires = Requirements(
+        several_views=True, trunk_input=MASK, features=("lastCLS", "lastPATCH"),
+        collators=("spread_masks_collator", "ibot_multicrop_masking_collator"),
+    )  # fmt: skip
+
+    def __init__(self, options: IBOTOptions, trunk: ViewTrunk) -> None:
+        super().__init__()
+        self.student_temp = options.student_temp
+        self.weights = {"classes": options.class_weight, "patches": options.patch_weight}
+        self.student = TokenScores(trunk, options)
+        schedule = cast(Schedule, options.momentum_schedule)
+        self.teacher = EMA(self.student, options.momentum, schedule, dropout=False)
+        widths = options.output_dim, options.patch_output_dim or options.output_dim
+        self.class_center, self.patch_center = (Center(k, options.ema_center) for k in widths)
+
+    def look(self, batch: Batch, *more: str) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Return what the student makes of a batch, without the hidden patches."""
+        inputs = {name: batch.sample[name] for name in (MASK, PATCHES_AT)}
+        local = batch.sample.get("local_views", ())
+        return self.student(batch.sample["input"], inputs, local, more)  # type: ignore[no-any-return]
+
+    def predict(
+        self, batch: Batch, targets: Sequence[Tensor], scores: Sequence[Tensor], local: float = 1.0
+    ) -> dict[str, Tensor]:
+        """Compare scores with the targets: class tokens of other views, hidden patches.
+
+        local: weight of local views.
+        """
+        log_q, of_patches = ((each / self.student_temp).log_softmax(dim=-1) for each in scores)
+        log_q = log_q.unflatten(0, (len(batch.views), -1))
+        large = len(batch.sample["input"])
+        if local != 1.0:  # cross entropy is linear in log_q
+            log_q = torch.cat([log_q[:large], local * log_q[large:]])
+        wanted, of_hidden = targets[0].unflatten(0, (large, -1)), targets[1]
+        hidden = batch.sample[MASK], batch.sample[PATCHES_AT]
+        return {
+            "classes": swapped_prediction(wanted, log_q, range(large)),
+            "patches": masked_cross_entropy(of_hidden, of_patches, *hidden),
         }
-        weighted = (self.weights()[name] * value for name, value in losses.items())
-        loss = cast(Tensor, sum(weighted))
-        signs = {
-            "teacher_entropy": mean_entropy(targets),
-            "prototypes_used": prototypes_used(targets),
-            "patch_teacher_entropy": mean_entropy(patch_targets),
-            "patch_prototypes_used": prototypes_used(patch_targets),
-        }
+
+    def join(self, losses: Mapping[str, Tensor], targets: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Return the weighted sum of the losses, each of them, and signs of collapse."""
+        loss = cast(Tensor, sum(self.weights[name] * value for name, value in losses.items()))
+        signs = {}
+        for kind, of in zip(("", "patch_"), targets, strict=True):
+            signs[f"{kind}teacher_entropy"] = mean_entropy(of)
+            signs[f"{kind}prototypes_used"] = prototypes_used(of)
         return {"loss": loss, **losses, **signs}
 
-    def log_q(self, crops: Tensor, large: int) -> Tensor:
-        """Log probabilities of the crops' class scores, by view; the large ones are first."""
-        return (crops / self.options.student_temp).log_softmax(dim=-1)
 
-    def weights(self) -> dict[str, float]:
-        """The weight of each part of the loss."""
-        return {"classes": self.options.class_weight, "patches": self.options.patch_weight}
+@register_loss("ibot_loss", options=IBOTOptions)
+class IBOTLoss(TokenMethod):
+    def __init__(self, options: IBOTOptions, trunk: ViewTrunk) -> None:
+        super().__init__(options, trunk)
+        self.options = options
 
-    def targets(
-        self, classes: Tensor, patches: Tensor, at: Tensor, step: Step
-    ) -> tuple[Tensor, Tensor]:
-        """The targets of class tokens and of hidden patches, from the teacher's scores."""
+    def forward(self, batch: Batch, step: Step) -> dict[str, Tensor]:
+        *scores, _ = self.look(batch)
+        classes, patches, _ = self.teacher(batch.sample["input"], {})
         of_class, of_patch = self.options.temperatures(step)
+        hidden = patches.flatten(0, 1).index_select(0, batch.sample[PATCHES_AT])
         targets = (
-            self.class_center.targets(classes, of_class),
-            self.patch_center.targets(select_hidden(patches, at), of_patch),
+            self.class_center.targets(classes, of_class, step),
+            self.patch_center.targets(hidden, of_patch),
         )
         if step.train:
-            self.class_center.move(classes)
             self.patch_center.move(patches)
-        return targets
-
-    def regularizers(
-        self, more: Sequence[Tensor], inputs: Mapping[str, Tensor], step: Step
-    ) -> dict[str, Tensor]:
-        """Further parts of the loss. more: other outputs of the global views, by view."""
-        return {}
-
-    def _parts(self, output: Any) -> tuple[Sequence[Tensor], Tensor]:
-        """The outputs of the global views, and the class scores of the local ones."""
-        match output:
-            case [[Tensor() as classes, Tensor() as patches, *more], Tensor() as local]:
-                return [classes, patches, *more], local
-            case [Tensor() as classes, Tensor() as patches, *more]:
-                return [classes, patches, *more], classes[:0]
-        raise TrainingError(
-            f"{self.loss_name} needs class scores and patch scores of the global views, and class "
-            f"scores of the local ones; the model returned {described(output)}. See "
-            f"MULTI_INPUT_HEAD_MAPPING in configs/photos/{self.loss_name.removesuffix('_loss')}"
-            f".yaml."
-        )
-
-
-def select_hidden(patches: Tensor, at: Tensor) -> Tensor:
-    """The rows of hidden patches; a model that got `patches_at` returned these alone."""
-    return patches if patches.dim() == 2 else patches.flatten(0, 1).index_select(0, at)
+        return self.join(self.predict(batch, targets, scores), targets)

@@ -11,12 +11,8 @@ the teacher for a random view, the target, and K learned prototypes c_k,
          + me_max_weight * (log K - H(mean of p over the anchors of all ranks))
          + entropy_weight * mean over anchors of H(p)
 
-The teacher is a momentum copy of the model, whose momentum rises along a line; the prototypes are
-not copied. They have no weight decay. The model's inputs and outputs:
-
-    MULTI_INPUT_HEAD_MAPPING:
-      - [random_views, {feat_names: [lastCLS], head_index: 0, additional_keys: [shown]}]
-      - [focal_views, {feat_names: [lastCLS], head_index: 0}]
+The teacher is a momentum copy, whose momentum rises along a line; the prototypes are not copied.
+They have no weight decay.
 
 In the authors' code the gradient of the prototypes is summed over ranks, here it is their mean;
 AdamW makes the same step of both.
@@ -25,25 +21,27 @@ AdamW makes the same step of both.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sslengine.config.components import argument_problems
 from sslengine.config.facts import RunFacts
 from sslengine.config.ranges import above, at_least, share
 from sslengine.data.batch.masks import DROPPED, PATCH_SIZE
 from sslengine.distributed.collectives import sum_over_ranks
 from sslengine.distributed.ranks import world_size
-from sslengine.errors import ConfigError
 from sslengine.losses.sinkhorn import sinkhorn
 from sslengine.methods.base import Method, Multiplier, Step
 from sslengine.methods.dino import prototypes_used
-from sslengine.methods.teacher import Teacher
+from sslengine.methods.whole import EMA, Batch
 from sslengine.models.heads.mlp import check_rows, perceptron
+from sslengine.models.trunks.tokens import SHOWN
+from sslengine.models.view_trunk import ViewTrunk
 from sslengine.registry import register_head, register_loss
 
 NAME, HEAD = "msn_loss", "msn_head"
@@ -108,8 +106,10 @@ class MSNHead(nn.Module):
 class MSNOptions:
     # How many prototypes.
     num_prototypes: int = at_least(1, 1024)
-    # Their width. Set from the head.
+    # Width of the embeddings and of the prototypes.
     output_dim: int = at_least(1, 256)
+    # Further arguments of msn_head.
+    head: dict[str, Any] = field(default_factory=dict)
     # Of the cosine similarities to prototypes.
     temperature: float = above(0, 0.1)
     # The target's probabilities are raised to the power 1 / sharpen.
@@ -125,14 +125,35 @@ class MSNOptions:
     # The teacher's momentum at the end.
     momentum_end: float = share(0.9992)
 
+    def check(self) -> Iterator[str]:
+        yield from argument_problems(MSNHead, self.head, "head", ("in_dim", "output_dim"))
+
     def infer(self, facts: RunFacts) -> None:
-        head = facts.head(HEAD)
-        if head.get("num_prototypes") and not head.get("return_query"):
-            raise ConfigError(
-                f"config.LOSS.{NAME}: takes embeddings and has prototypes itself. Set "
-                f"num_prototypes of {HEAD} to 0, and that of {NAME} to {head['num_prototypes']}."
-            )
-        self.output_dim = head.get("output_dim", self.output_dim)
+        """Take over the head of earlier YAML, and of VISSL's, which has the prototypes."""
+        if head := facts.head(HEAD):
+            self.output_dim = head.get("output_dim", 256)
+            self.num_prototypes = head.get("num_prototypes") or self.num_prototypes
+            self.head = {key: head[key] for key in ("hidden_dim", "use_bn") if key in head}
+
+
+class MSNEmbeddings(nn.Module):
+    """Embeddings of views, of which the first are shown in part."""
+
+    def __init__(self, trunk: ViewTrunk, options: MSNOptions) -> None:
+        super().__init__()
+        trunk.take(SHOWN)
+        self.trunk = trunk
+        self.head = MSNHead(trunk.width, output_dim=options.output_dim, **options.head)
+
+    def forward(
+        self, images: Sequence[Tensor], shown: Tensor | None = None, focal: Sequence[Tensor] = ()
+    ) -> Tensor:
+        inputs = {} if shown is None else {SHOWN: shown}
+        tokens = [self.trunk(torch.cat([*images]), ["lastCLS"], **inputs)]
+        embeddings = [self.head(tokens[0]["lastCLS"])]
+        if focal:
+            embeddings += [self.head(self.trunk(torch.cat([*focal]), ["lastCLS"])["lastCLS"])]
+        return torch.cat(embeddings)
 
 
 @register_loss(
@@ -140,46 +161,44 @@ class MSNOptions:
     options=MSNOptions,
     several_views=True,
     collators=(DROPPED,),
-    heads=(HEAD,),
-    inputs=("target_views",),
+    trunk_input=SHOWN,
+    features=("lastCLS",),
     patch_size=PATCH_SIZE,
 )
 class MSNLoss(Method):
     judged_network: ClassVar[str] = "teacher"  # as in the authors' evaluations
+    earlier_names: ClassVar = {"heads.0.": "student.head."}
 
-    def __init__(self, options: MSNOptions, run: RunFacts) -> None:
+    def __init__(self, options: MSNOptions, trunk: ViewTrunk) -> None:
         super().__init__()
         self.options = options
-        bound = options.output_dim**-0.5
-        shape = options.num_prototypes, options.output_dim
-        self.prototypes = nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
-        self.teacher = Teacher(
-            options.momentum, schedule="linear", dropout=False, end=options.momentum_end
+        self.student = MSNEmbeddings(trunk, options)
+        self.prototypes = nn.Linear(options.output_dim, options.num_prototypes, bias=False)
+        self.teacher = EMA(
+            self.student, options.momentum, "linear", options.momentum_end, dropout=False
         )
 
     def multipliers(self) -> Mapping[str, Multiplier]:
-        return {"prototypes": Multiplier(weight_decay=0.0)}
+        return {"prototypes.weight": Multiplier(weight_decay=0.0)}
 
-    def forward(self, output: Any, sample: Any, step: Step) -> dict[str, Tensor]:
-        """output: the embeddings of random views, and of focal views if there are any."""
-        images = sample["input"]["target_views"]
-        seen: Tensor = self.teacher({"random_views": images}, step)
-        anchors = output if isinstance(output, Tensor) else torch.cat(output)
-        prototypes = F.normalize(self.prototypes)
-        targets = self.targets(seen, prototypes)
+    def forward(self, batch: Batch, step: Step) -> dict[str, Tensor]:
+        options, given = self.options, batch.sample
+        anchors = self.student(given["random_views"], given[SHOWN], given.get("focal_views", ()))
+        prototypes = F.normalize(self.prototypes.weight)
+        targets = self.targets(self.teacher(batch.views), prototypes)
         log_p = self._scores(anchors, prototypes).log_softmax(dim=-1)
         p = log_p.exp()
-        views = log_p.unflatten(0, (-1, len(images)))
+        views = log_p.unflatten(0, (-1, len(targets)))
         matched = -torch.einsum("bk,vbk->", targets, views)
         mean = sum_over_ranks(p.mean(dim=0)) / world_size()
         losses = {
             "cross_entropy": matched / len(anchors),
             "me_max": math.log(len(prototypes)) - torch.special.entr(mean).sum(),
         }
-        loss = losses["cross_entropy"] + self.options.me_max_weight * losses["me_max"]
-        if self.options.entropy_weight:
+        loss = losses["cross_entropy"] + options.me_max_weight * losses["me_max"]
+        if options.entropy_weight:
             losses["entropy"] = torch.special.entr(p).sum(dim=-1).mean()
-            loss = loss + self.options.entropy_weight * losses["entropy"]
+            loss = loss + options.entropy_weight * losses["entropy"]
         signs = {
             "teacher_entropy": torch.special.entr(targets).sum(dim=-1).mean(),
             "prototypes_used": prototypes_used(targets),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -57,7 +58,14 @@ def own(name: str, *overrides: str, equal: bool = True, **arguments: int) -> Of:
     return Of({}, (f"config=quickstart/{name}", *TINY, *synced, *overrides, *small), more)
 
 
-SCORES = "[dino_head,{in_dim:16,num_clusters:[6],hidden_dim:12,bottleneck_dim:8}]"
+def _scores(method: str) -> Iterator[str]:
+    """Of few patches, by small heads."""
+    yield "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.patch_size=4"
+    keys = ["output_dim=6", *["patch_output_dim=6"] * (method != "ibot"), "head.hidden_dim=12",
+            "head.bottleneck_dim=8"]  # fmt: skip
+    yield from (f"config.LOSS.{method}_loss.{key}" for key in keys)
+
+
 PROJECTOR = "[mlp,{dims:[32,8]}]"
 DISTILLATION = "config=quickstart/distillation", *TINY, "config.DATA.TRAIN.TRANSFORMS.0.size=16"
 METHODS: dict[str, Of] = {
@@ -81,29 +89,23 @@ METHODS: dict[str, Of] = {
         f"{CROPS}=[16,12]", "config.MODEL.TEMP_FROZEN_PARAMS_ITER_MAP=[]", also=[EQUAL],
     ),
     "ibot_loss": Of(overrides=(
-        *_masked("ibot"), f"config.MODEL.HEAD.PARAMS=[{SCORES}]", "config.MODEL.TEMP_FROZEN_PARAMS_ITER_MAP=[]",
-        "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.patch_size=4",
+        *_masked("ibot"), *_scores("ibot"), "config.MODEL.TEMP_FROZEN_PARAMS_ITER_MAP=[]",
     ), more={"also": [EQUAL]}),
     "msn_loss": Of(overrides=(
-        *_masked("msn"), "config.MODEL.HEAD.PARAMS=[[msn_head,{in_dim:16,hidden_dim:16,output_dim:8}]]",
+        *_masked("msn"), "config.LOSS.msn_loss.head.hidden_dim=16", "config.LOSS.msn_loss.output_dim=8",
         "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.patch_size=4", "config.LOSS.msn_loss.num_prototypes=6",
     ), more={"also": [EQUAL]}),
     # KoLeo looks for neighbours among all images, so that ranks find those of one process.
     "dinov2_loss": Of(
         overrides=(
-            *_masked("dinov2"), f"config.MODEL.HEAD.PARAMS=[{SCORES},{SCORES},[identity,{{}}]]",
-            "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.patch_size=4",
-            "config.LOSS.dinov2_loss.koleo_over_ranks=true",
+            *_masked("dinov2"), *_scores("dinov2"), "config.LOSS.dinov2_loss.koleo_over_ranks=true",
         ),
         more={"also": [EQUAL]},
     ),
     "dinov3_loss": Of(
         overrides=(
             "config=quickstart/dinov3", "+config/dinov3=gram", f"{CROPS}=[16,12]",
-            *TINY_VIT[1:],
-            f"config.MODEL.HEAD.PARAMS=[{SCORES},{SCORES},[identity,{{}}]]",
-            "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.patch_size=4",
-            "config.LOSS.dinov3_loss.koleo_over_ranks=true", "config.LOSS.dinov3_loss.gram_refresh=1",
+            *TINY_VIT[1:], *_scores("dinov3"), "config.LOSS.dinov3_loss.koleo_over_ranks=true", "config.LOSS.dinov3_loss.gram_refresh=1",
         ),
         more={"also": [EQUAL]},
     ),

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sslengine.models.view_trunk import parameters_with_trunk
 from tests.engine.operations import Case
 from tests.integration.test_configs import QUICK
 from tests.tail import slow_but
@@ -203,29 +204,29 @@ def _data2vec(case: Case) -> ByHand:
 
 def _msn(case: Case) -> ByHand:
     """As the authors', whose targets are copied for each anchor view; here by one product."""
-    options, prototypes = case.loss.options, case.loss.prototypes
+    options, prototypes = case.loss.options, case.loss.prototypes.weight
     teacher = copy.deepcopy(case.loss.teacher.module)
 
-    def head(model: nn.Module, images: Tensor, **shown: Tensor) -> Tensor:
-        return model.heads[0](model.trunk(images, ["lastCLS"], **shown)[0])
+    def head(network: nn.Module, images: Tensor, **shown: Tensor) -> Tensor:
+        return network.head(network.trunk(images, ["lastCLS"], **shown)["lastCLS"])
 
     def loss(model: nn.Module, batch: Batch) -> Tensor:
-        rows = F.normalize(prototypes)
+        rows, student = F.normalize(prototypes), case.loss.student
         with torch.no_grad():
             seen = F.normalize(head(teacher, batch["target_views"])) @ rows.T / options.temperature
             q = F.softmax(seen / options.sharpen, dim=-1)
             for _ in range(3):
                 q /= q.sum(dim=0, keepdim=True)
                 q /= q.sum(dim=1, keepdim=True)
-        anchors = torch.cat([head(model, batch["random_views"], shown=batch["shown"]),
-                             head(model, batch["focal_views"])])  # fmt: skip
+        anchors = torch.cat([head(student, torch.cat(batch["random_views"]), shown=batch["shown"]),
+                             head(student, torch.cat(batch["focal_views"]))])  # fmt: skip
         log_p = F.log_softmax(F.normalize(anchors) @ rows.T / options.temperature, dim=-1)
         p = log_p.exp()
         crossed = -torch.einsum("bk,vbk->", q, log_p.view(-1, *q.shape)) / len(p)
         mean = p.mean(dim=0)
         return crossed + torch.sum(mean * mean.log()) + math.log(len(rows))
 
-    return loss, [lambda: by_hand.follow(teacher, case.model, 0.99)]
+    return loss, [lambda: _follow(teacher, case, 0.99)]
 
 
 def _distillation(case: Case) -> ByHand:
@@ -247,8 +248,9 @@ def _ibot(case: Case) -> ByHand:
     centers = [each.center.clone() for each in (case.loss.class_center, case.loss.patch_center)]
 
     def targets(batch: Batch) -> list[Tensor]:
-        tokens = teacher.trunk(batch["global_views"], ["lastCLS", "lastPATCH"])
-        scores = [teacher.heads[0](each) for each in tokens]
+        images = torch.cat(batch["global_views"])
+        tokens = teacher.trunk(images, ["lastCLS", "lastPATCH"])
+        scores = [teacher.head(each) for each in tokens.values()]
         hidden = scores[1].flatten(0, 1)[batch["patches_at"]]
         soft = [F.softmax((each - center) / temperature, dim=-1)
                 for each, center, temperature in zip(
@@ -261,9 +263,9 @@ def _ibot(case: Case) -> ByHand:
     def loss(model: nn.Module, batch: Batch) -> Tensor:
         with torch.no_grad():
             wanted = targets(batch)
-        return sum(_classes_and_patches(model, batch, wanted, options))
+        return sum(_classes_and_patches(case, batch, wanted))
 
-    return loss, [lambda: by_hand.follow(teacher, case.model, 0.99)]
+    return loss, [lambda: _follow(teacher, case, 0.99)]
 
 
 def _dinov2(case: Case) -> ByHand:
@@ -287,12 +289,13 @@ def _dinov2(case: Case) -> ByHand:
 
     def loss(model: nn.Module, batch: Batch) -> Tensor:
         with torch.no_grad():
-            classes, patches = teacher.trunk(batch["global_views"], ["lastCLS", "lastPATCH"])
+            images = torch.cat(batch["global_views"])
+            classes, patches = teacher.trunk(images, ["lastCLS", "lastPATCH"]).values()
             hidden = patches.flatten(0, 1)[batch["patches_at"]]
-            wanted = [assigned(teacher.heads[0](classes), options.teacher_temp_max),
-                      assigned(teacher.heads[1](hidden), options.patch_temp_max)]  # fmt: skip
+            wanted = [assigned(teacher.head(classes), options.teacher_temp_max),
+                      assigned(teacher.patch_head(hidden), options.patch_temp_max)]  # fmt: skip
         tokens: list[Tensor] = []
-        parts = _classes_and_patches(model, batch, wanted, options, tokens)
+        parts = _classes_and_patches(case, batch, wanted, tokens)
         total = sum(parts) + options.koleo_weight * sum(map(spread, tokens[0].chunk(2)))
         return total + gram(tokens[1], batch) if hasattr(case.loss, "gram") else total
 
@@ -300,13 +303,12 @@ def _dinov2(case: Case) -> ByHand:
         """DINOv3's, of each image."""
         rows = F.normalize(patches, dim=-1)
         with torch.no_grad():
-            wanted = F.normalize(
-                case.loss.gram.trunk(batch["global_views"], ["lastPATCH"])[0], dim=-1
-            )
+            images = torch.cat(batch["global_views"])
+            wanted = F.normalize(case.loss.gram.trunk(images, ["lastPATCH"])[0], dim=-1)
             wanted = wanted @ wanted.mT
         return options.gram_weight * F.mse_loss(rows @ rows.mT, wanted)
 
-    return loss, [lambda: by_hand.follow(teacher, case.model, options.momentum)]
+    return loss, [lambda: _follow(teacher, case, options.momentum)]
 
 
 def _labelled(case: Case) -> ByHand:
@@ -389,25 +391,33 @@ def _deepclusterv2(case: Case) -> ByHand:
     return loss, [lambda: memory.index_copy_(0, *new)]
 
 
+def _follow(teacher: nn.Module, case: Case, momentum: float) -> None:
+    student = parameters_with_trunk(case.loss.student)
+    torch._foreach_lerp_([*teacher.parameters()], [each.data for each in student], 1 - momentum)
+
+
 def _classes_and_patches(
-    model: Any, batch: Batch, targets: list[Tensor], options: Any, seen: list[Tensor] | None = None
+    case: Case, batch: Batch, targets: list[Tensor], seen: list[Tensor] | None = None
 ) -> tuple[Tensor, Tensor]:
-    heads, at, mask = model.heads, batch["patches_at"], batch["mask"].flatten(1)
-    images = batch["global_views"], ["lastCLS", "lastPATCH"]
-    classes, patches = model.trunk(*images, mask=batch["mask"])
-    local = model.trunk(batch["local_views"], ["lastCLS"])[0]
+    student, options = case.loss.student, case.loss.options
+    at, mask = batch["patches_at"], batch["mask"].flatten(1)
+    images = torch.cat(batch["global_views"]), ["lastCLS", "lastPATCH"]
+    classes, patches = student.trunk(*images, mask=batch["mask"]).values()
+    local = student.trunk(torch.cat(batch["local_views"]), ["lastCLS"])["lastCLS"]
     if seen is not None:
         seen += [classes, patches]
-    scores = torch.cat([heads[0](classes), heads[0](local)]) / options.student_temp
-    of_patches = heads[min(len(heads) - 1, 1)](patches.flatten(0, 1)[at]) / options.student_temp
-    crops = F.log_softmax(scores, dim=-1).view(options.num_crops, -1, scores.shape[-1])
+    scores = torch.cat([student.head(classes), student.head(local)]) / options.student_temp
+    patch_head = student.patch_head or student.head
+    of_patches = patch_head(patches.flatten(0, 1)[at]) / options.student_temp
+    views = len(batch["global_views"]) + len(batch["local_views"])
+    crops = F.log_softmax(scores, dim=-1).view(views, -1, scores.shape[-1])
     pairs = torch.einsum("abk,vbk->av", targets[0].view(2, -1, scores.shape[-1]), crops)
     if (local_weight := getattr(options, "local_weight", 1.0)) != 1.0:
         pairs = torch.cat([pairs[:, :2], local_weight * pairs[:, 2:]], dim=1)
     others = pairs.sum() - pairs[0, 0] - pairs[1, 1]
     shares = (1 / mask.sum(dim=1).clamp(min=1))[at // mask.shape[1]]
     crossed = -(targets[1] * F.log_softmax(of_patches, dim=-1)).sum(dim=-1) * shares
-    return -others / (2 * (options.num_crops - 1) * crops.shape[1]), crossed.sum() / len(mask)
+    return -others / (2 * (views - 1) * crops.shape[1]), crossed.sum() / len(mask)
 
 
 def _off_diagonal(matrix: Tensor) -> Tensor:

@@ -21,12 +21,17 @@ from sslengine.launch.cli import main as command
 from sslengine.losses.sinkhorn import sinkhorn
 from sslengine.methods.base import Step
 from sslengine.methods.dinov2 import DINOv2Loss, DINOv2Options
-from sslengine.methods.dinov3 import DINOv3Loss, DINOv3Options, GramTeacher
+from sslengine.methods.dinov3 import (
+    DINOv3Loss,
+    DINOv3Options,
+    gram_anchoring,
+    resize_patches,
+)
 from sslengine.models.frozen import FrozenOptions
 from tests.engine.runs import make_task
 from tests.engines.runs import make_run
 from tests.methods.resuming import assert_goes_on_bit_by_bit
-from tests.methods.test_ibot import OTHER, SCORES, Toy, toy_inputs
+from tests.methods.test_ibot import OF_TOY, ToyTrunk, filled, toy_batch
 from tests.methods.whole_steps import wave
 
 # The side of the model's grid and of the Gram teacher's; facebookresearch/dinov3 at commit 6876159:
@@ -51,24 +56,17 @@ class Fixed(nn.Module):
         return [self.patches]
 
 
-def made(**options: Any) -> DINOv3Loss:
-    facts = RunFacts(views_per_image=4)
-    given = DINOv3Options(output_dim=SCORES, patch_output_dim=OTHER, num_crops=4, **options)
-    method = DINOv3Loss(given, facts).double()
-    method.teacher.attach(Toy())
-    return method
+def made(**options: Any) -> Any:
+    given = DINOv3Options(**OF_TOY, **options)
+    return filled(DINOv3Loss(given, ToyTrunk(), RunFacts(resumes=True)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("sides", OFFICIAL, ids=str)
 def test_beside_the_authors_code(sides: tuple[int, int]) -> None:
     side, larger = sides
-    method = made(gram_weight=2.0, koleo_weight=0.0)
-    method.gram = GramTeacher(Fixed(wave((6, larger * larger, 5), 2)))
+    teacher = wave((6, larger * larger, 5), 2)
     student = wave((6, side * side, 5), 1).requires_grad_()
-    more = torch.cat([torch.ones(6, 3, 5), student], dim=1).unflatten(0, (2, 3))
-    mask = torch.zeros(6, side, side, dtype=torch.bool)
-    inputs = {"mask": mask, "global_views": torch.zeros(6, 3, 8, 8)}
-    found = method.regularizers([more[:, :, 0], more], inputs, Step.alone())["gram"]
+    found = gram_anchoring(student, resize_patches(teacher, torch.zeros(6, 3, 8, 8), side, side))
     found.backward()
     loss, gradient = OFFICIAL[sides]
     torch.testing.assert_close(found.item(), loss, rtol=1e-9, atol=0)
@@ -78,42 +76,35 @@ def test_beside_the_authors_code(sides: tuple[int, int]) -> None:
 def test_the_rest_is_dinov2() -> None:
     """With the same options, and the Gram part with its weight."""
     options: dict[str, Any] = {"targets": "sinkhorn", "momentum": 0.994, "teacher_temp_max": 0.07}
-    inputs, model = toy_inputs(), Toy()
-    facts = RunFacts(views_per_image=4)
-    other = DINOv2Loss(
-        DINOv2Options(output_dim=SCORES, patch_output_dim=OTHER, num_crops=4, **options), facts
-    ).double()
-    other.attach(model)
-    other.teacher.attach(Toy())
-    expected = other(model(inputs), {"input": inputs}, Step.alone())
+    batch = toy_batch()
+    other = filled(DINOv2Loss(DINOv2Options(**OF_TOY, **options), ToyTrunk()))  # type: ignore[arg-type]
+    expected = other(batch, Step.alone())
     method = made(gram_weight=2.0, **options)
-    tokens = inputs["global_views"]
-    method.gram = GramTeacher(Fixed(wave(tuple(tokens[:, 1:].shape), 3)))
-    first, *others = model(inputs)
-    found = method([[*first, tokens], *others], {"input": inputs}, Step.alone())
+    tokens = torch.cat([*batch.sample["input"]])
+    anchor = wave(tuple(tokens[:, 1:].shape), 3)
+    method.gram.trunk = Fixed(anchor)
+    found = method(batch, Step.alone())
     for name in ("classes", "patches", "koleo"):
         assert torch.equal(found[name], expected[name])
-    assert found["gram"] > 0
+    mask = batch.sample["mask"].flatten(1).unsqueeze(-1)
+    patches = torch.where(mask, method.student.trunk.hidden, tokens[:, 1:])
+    torch.testing.assert_close(found["gram"], gram_anchoring(patches, anchor))
     torch.testing.assert_close(found["loss"], expected["loss"] + 2 * found["gram"])
-    with pytest.raises(TrainingError, match="gram_weight is above 0, but the model returns no"):
-        method(model(inputs), {"input": inputs}, Step.alone())
 
 
 @pytest.mark.parametrize("weight", [0.5, 0.0])
 def test_local_crops_may_weigh_less(weight: float) -> None:
     """The authors' `local_loss_weight_schedule`: terms of local crops times the weight, over the
     number of all terms."""
-    inputs, model = toy_inputs(), Toy()
+    batch = toy_batch()
     method = made(local_weight=weight, koleo_weight=0.0, teacher_temp_max=0.07)
-    found = method(model(inputs), {"input": inputs}, Step.alone())
-    method = made(koleo_weight=0.0, teacher_temp_max=0.07)
-    scores, *_ = method.teacher.module({"global_views": inputs["global_views"]})[:1]
-    targets = sinkhorn(scores, method.options.temperatures(Step.alone())[0], 3).unflatten(
-        0, (2, -1)
-    )
-    (classes, *_), local = model(inputs)
+    found = method(batch, Step.alone())
+    scores, *_ = method.teacher(batch.sample["input"], {})
+    temperature, _ = method.options.temperatures(Step.alone())
+    targets = sinkhorn(scores, temperature, 3).unflatten(0, (2, -1))
+    rows, *_ = method.look(batch)
     terms = []
-    for number, view in enumerate([*classes.chunk(2), *local.chunk(2)]):
+    for number, view in enumerate(rows.chunk(4)):
         log_q = (view / 0.1).log_softmax(dim=-1)
         factor = 1.0 if number < 2 else weight
         terms += [-factor * (p * log_q).sum(-1) for u, p in enumerate(targets) if u != number]
@@ -127,26 +118,23 @@ def test_local_crops_may_weigh_less(weight: float) -> None:
 VIT = {"model": "vit_small_patch16_dinov3",
        "arguments": {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2,
                      "init_values": 0.1}}  # fmt: skip
-HEAD = ["dino_head", {"in_dim": 16, "num_clusters": [6], "hidden_dim": 12, "bottleneck_dim": 8}]
+OWN_HEADS = {
+    "output_dim": 6,
+    "patch_output_dim": 6,
+    "head": {"hidden_dim": 12, "bottleneck_dim": 8},
+}
 
 
 def of_run(large: int = 16, resized_to: int = 0, **options: Any) -> dict[str, Any]:
     crops = {"name": "ImgPilToMultiCrop", "total_num_crops": 4, "size_crops": [large, 8],
              "num_crops": [2, 2], "crop_scales": [[0.5, 1.0], [0.2, 0.5]]}  # fmt: skip
-    keys = ["global_views", "local_views", "mask", "patches_at"]
     return {
         "DATA__TRAIN__TRANSFORMS": [crops, {"name": "ToTensor"}],
         "DATA__TRAIN__COLLATE_FUNCTION": "spread_masks_collator",
         "DATA__TRAIN__COLLATE_FUNCTION_PARAMS": {"patch_size": 4, "resized_to": resized_to},
-        "DATA__TRAIN__INPUT_KEY_NAMES": [*keys, "gram_views"] if resized_to else keys,
         "MODEL__TRUNK": {"NAME": "timm", "TIMM": VIT},
-        "MODEL__MULTI_INPUT_HEAD_MAPPING": [
-            ["global_views", {"feat_names": ["lastCLS", "lastPATCH", "lastCLS", "lastBLK"],
-                              "head_index": [0, 1, 2, 2], "additional_keys": ["mask", "patches_at"]}],
-            ["local_views", {"feat_names": ["lastCLS"], "head_index": 0}],
-        ],
-        "MODEL__HEAD__PARAMS": [HEAD, HEAD, ["identity", {}]],
-        "LOSS": {"name": "dinov3_loss", "dinov3_loss": options},
+        "MODEL__HEAD__PARAMS": [],
+        "LOSS": {"name": "dinov3_loss", "dinov3_loss": {**OWN_HEADS, **options}},
     }  # fmt: skip
 
 
@@ -168,17 +156,12 @@ def test_resumes_to_the_bit_with_its_gram_teacher(refreshes: int, tmp_path: Path
     assert same == (refreshes == 0)
     assert any(
         not torch.equal(each, gram[f"trunk.{name}"])
-        for name, each in trunk(teacher, "module.trunk.").items()
+        for name, each in trunk(teacher, "module.trunk.trunk.").items()
     )
 
 
-@pytest.mark.parametrize("listed", [True, False])
-def test_the_gram_teacher_sees_the_larger_views(listed: bool, tmp_path: Path) -> None:
-    """Also as the heads of configs/dinov3 say, which do not list them among INPUT_KEY_NAMES."""
-    changes = of_run(large=32, resized_to=16, gram_weight=1.0)
-    if not listed:
-        changes["DATA__TRAIN__INPUT_KEY_NAMES"].remove("gram_views")
-    task = make_task(tmp_path, **changes)
+def test_the_gram_teacher_sees_the_larger_views(tmp_path: Path) -> None:
+    task = make_task(tmp_path, **of_run(large=32, resized_to=16, gram_weight=1.0))
     seen: list[tuple[int, ...]] = []
     task.loss.gram.trunk.register_forward_pre_hook(lambda _, given: seen.append(given[0].shape))
     loop.run(task)
@@ -189,10 +172,10 @@ def test_the_collator_resizes() -> None:
     views = torch.linspace(0, 1, 32).expand(3, 32, 32)
     samples = [{"data": [views, views, views[:, :8, :8]], "data_idx": [n] * 3} for n in range(2)]
     found = spread_masks_collator(samples, patch_size=4, resized_to=16)
-    assert found["gram_views"][0].shape == (4, 3, 32, 32)
+    assert [each.shape for each in found["gram_views"][0]] == [(2, 3, 32, 32)] * 2
     assert found["mask"][0].shape == (4, 4, 4)
     # A ramp resized is a ramp: each pixel the mean of two.
-    middle = found["global_views"][0][0, 0, 8, 2:-2]
+    middle = found["global_views"][0][0][0, 0, 8, 2:-2]
     torch.testing.assert_close(middle, views[0, 0].unflatten(0, (16, 2)).mean(1)[2:-2])
     with pytest.raises(DataError, match="resized_to: expected up to 32"):
         spread_masks_collator(samples, patch_size=4, resized_to=64)
@@ -232,14 +215,13 @@ def test_three_steps_each_from_the_one_before(tmp_path: Path) -> None:
         loss = weights[str(number)]["loss"]
         gram, teacher = (
             trunk(loss, "gram.trunk."),
-            trunk(weights[str(number - 1)]["loss"], "teacher.module.trunk."),
+            trunk(weights[str(number - 1)]["loss"], "teacher.module.trunk.trunk."),
         )
         assert gram
         for name, each in gram.items():
             assert torch.equal(each, teacher[name]), name
 
 
-ROUTE = "config.MODEL.MULTI_INPUT_HEAD_MAPPING.0.1"
 SMALL = [
     "config=quickstart/dinov3", "config.DATA.TRAIN.BATCHSIZE_PER_REPLICA=4", "config.LOG_FREQUENCY=1000",
     "config.DATA.TRAIN.DATA_LIMIT=8", "config.DATA.NUM_DATALOADER_WORKERS=0",
@@ -261,14 +243,12 @@ def test_resumes_without_the_folder_that_it_started_from(
         return command([*SMALL, *of, *more])
 
     anchored = [f"config.LOSS.dinov3_loss.gram_teacher.weights={first}",
-                "config.LOSS.dinov3_loss.gram_weight=2",
-                f"{ROUTE}.feat_names=[lastCLS,lastPATCH,lastCLS,lastBLK]",
-                f"{ROUTE}.head_index=[0,1,2,2]"]  # fmt: skip
+                "config.LOSS.dinov3_loss.gram_weight=2"]  # fmt: skip
     weights = f"config.MODEL.WEIGHTS_INIT.PARAMS_FILE={first}/checkpoints/checkpoint.torch"
     started = [*anchored, weights, *(number if named else [])]
     assert run(first, 1) == run(second, 1, *started) == 0
     of_first = trunk(files.newest(first / "checkpoints")[1]["classy_state_dict"]["loss"],
-                     "teacher.module.trunk.")  # fmt: skip
+                     "teacher.module.trunk.trunk.")  # fmt: skip
     shutil.rmtree(first)
     assert run(second, 2, *started) == 0
     state = files.newest(second / ("seven" if named else "") / "checkpoints")[1][
@@ -289,11 +269,8 @@ def test_what_is_refused(tmp_path: Path) -> None:
     assert "gram_teacher: set gram_weight above 0" in problem
     with pytest.raises(ConfigError, match=r"gram_teacher.weights: there is no file or folder"):
         make_task(tmp_path, **of_run(gram_weight=1.0, gram_teacher={"weights": "nowhere"}))
-    teacher = GramTeacher(Fixed(torch.zeros(2, 7, 3)))
     with pytest.raises(TrainingError, match="7 patches of the Gram teacher do not make a grid"):
-        teacher(torch.zeros(2, 3, 16, 16), (2, 2), Step.alone())
-    with pytest.raises(ConfigError, match="gram_refresh: the Gram teacher has other layers"):
-        teacher.expect_layers_of(nn.Linear(2, 2))
+        resize_patches(torch.zeros(2, 7, 3), torch.zeros(2, 3, 16, 16), 2, 2)
 
 
 def test_a_gram_teacher_of_timms_is_refreshed(tmp_path: Path) -> None:
@@ -311,6 +288,6 @@ def test_a_gram_teacher_of_timms_is_refreshed(tmp_path: Path) -> None:
         task = make_task(tmp_path, [], **changes)
         loop.run(task)
         gram = dict(task.loss.gram.trunk.named_parameters())
-        teacher = dict(task.loss.teacher.module.trunk.named_parameters())
+        teacher = dict(task.loss.teacher.module.trunk.trunk.named_parameters())
         assert teacher.keys() - gram.keys() == {"mask_token"}
         assert all(torch.equal(each, teacher[name]) for name, each in gram.items())

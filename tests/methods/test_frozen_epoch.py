@@ -31,7 +31,7 @@ from tests.ranks import RankPool
 
 # Two epochs of three steps; of each image two crops of 16 pixels and two of 8.
 STEPS, FROZEN, RATE, DECAY, CLIP = 6, 3, 0.01, 0.1, 0.05
-HEAD = "[dino_head,{in_dim:16,num_clusters:[6],hidden_dim:8,bottleneck_dim:8}]"
+HEAD = "{hidden_dim:8,bottleneck_dim:8}"
 TINY = [
     *(f"config.DATA.TRAIN.{each}" for each in (
         "DATA_SOURCES=[synthetic]", "DATA_PATHS=[]", "RANDOM_SYNTHETIC_IMAGES=true", "DATA_LIMIT=12",
@@ -52,9 +52,14 @@ TINY = [
 
 def _task(method: str, folder: Path, before: list[Hook], after: list[Hook]) -> SelfSupervisionTask:
     """Of the recipe for photos, with its hooks between the given ones."""
-    heads = [HEAD] * (2 if method in ("dinov2", "dinov3") else 1)
-    more = [f"config.MODEL.HEAD.PARAMS=[{','.join(heads + ['[identity,{}]'] * (len(heads) - 1))}]",
-            f"config.DATA.TRAIN.BATCHSIZE_PER_REPLICA={4 // world_size()}"]  # fmt: skip
+    more = [f"config.DATA.TRAIN.BATCHSIZE_PER_REPLICA={4 // world_size()}"]
+    if method == "dino":
+        more.append(
+            f"config.MODEL.HEAD.PARAMS=[[dino_head,{HEAD[:-1]},in_dim:16,num_clusters:[6]}}]]"
+        )
+    else:
+        more += [f"config.LOSS.{method}_loss.{each}" for each in (f"head={HEAD}", "output_dim=6")]
+        more += [f"config.LOSS.{method}_loss.patch_output_dim=6"] * (method != "ibot")
     more.append("config.MODEL.TRUNK.TIMM.model=vit_small_patch16_224" if method == "dino" else
                 "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.patch_size=4")  # fmt: skip
     more.append(f"config.DISTRIBUTED.NUM_PROC_PER_NODE={world_size()}")
@@ -86,7 +91,7 @@ class Steps(Hook):
 
 
 def _trained(task: Any) -> list[tuple[str, nn.Parameter]]:
-    return [(name, each) for name, each in task.base_model.named_parameters() if each.requires_grad]
+    return [(name, each) for name, each in task.learner.named_parameters() if each.requires_grad]
 
 
 def _is_last(name: str) -> bool:
@@ -105,7 +110,7 @@ def _by_hand(steps: Steps, by_rate: bool) -> list[dict[str, Tensor]]:
         for name, each in mine.items():
             each.grad = gradients[name].clone()
         if by_rate:
-            for module in ("trunk.", "heads.0.", "heads.1."):
+            for module in ("trunk.", "loss.student.head.", "loss.student.patch_head."):
                 clip_grad_norm_(
                     [each for name, each in mine.items() if name.startswith(module)], CLIP
                 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from sslengine.config.facts import RunFacts
 from sslengine.distributed.ranks import rank, world_size
-from sslengine.errors import TrainingError
 from sslengine.losses.koleo import koleo
 from sslengine.methods.base import Step
-from sslengine.methods.dinov2 import DINOv2Loss, DINOv2Options
-from sslengine.methods.ibot import IBOTLoss, IBOTOptions
+from sslengine.methods.dinov2 import DINOv2Options
+from sslengine.methods.ibot import IBOTOptions
+from sslengine.methods.whole import Batch
 from sslengine.registry import LOSSES
 from tests.ranks import RankPool
 
@@ -28,31 +28,35 @@ def _draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-class Toy(nn.Module):
-    """Scores of tokens, as a model with two heads returns them; hidden patches are another token."""
+class ToyTrunk(nn.Module):
+    """Images are tokens; those of hidden patches are another token."""
+
+    width = WIDTH
 
     def __init__(self) -> None:
         super().__init__()
-        self.classes, self.patches = (
-            nn.Parameter(_draw(WIDTH, k, seed=k)) for k in (SCORES, OTHER)
-        )
         self.hidden = nn.Parameter(_draw(WIDTH, seed=1))
 
-    def forward(self, inputs: Mapping[str, Tensor]) -> list[Any]:
-        tokens = inputs["global_views"]
+    @property
+    def trunk(self) -> nn.Module:
+        return nn.Identity()
+
+    def take(self, name: str) -> None:
+        assert name == "mask"
+
+    def forward(
+        self, tokens: Tensor, maps: Sequence[str], mask: Any = None, patches_at: Any = None
+    ) -> dict[str, Tensor]:
         cls, patches = tokens[:, 0], tokens[:, 1:]
-        if "mask" in inputs:
-            patches = torch.where(inputs["mask"].flatten(1).unsqueeze(-1), self.hidden, patches)
+        if mask is not None:
+            patches = torch.where(mask.flatten(1).unsqueeze(-1), self.hidden, patches)
             cls = cls + patches.mean(1)
-        if "patches_at" in inputs:
-            patches = patches.flatten(0, 1)[inputs["patches_at"]]
-        outputs: list[Any] = [[cls @ self.classes, patches @ self.patches, cls]]
-        if "local_views" in inputs:
-            outputs.append(inputs["local_views"] @ self.classes)
-        return outputs if len(outputs) > 1 else outputs[0]
+        found = {"lastCLS": cls, "lastBLK": torch.cat([cls.unsqueeze(1), patches], dim=1),
+                 "lastPATCH": patches if patches_at is None else patches.flatten(0, 1)[patches_at]}  # fmt: skip
+        return {name: found[name] for name in maps}
 
 
-def toy_inputs(mine: slice = slice(None), bare: bool = False) -> dict[str, Tensor]:
+def toy_batch(mine: slice = slice(None), bare: bool = False) -> Batch:
     """Two global views and two local ones; the last image of the first view has no hidden patch.
 
     bare: nor have both views of the second half of the images.
@@ -63,26 +67,34 @@ def toy_inputs(mine: slice = slice(None), bare: bool = False) -> dict[str, Tenso
     if bare:
         mask[:, IMAGES // 2 :] = False
     mask = mask[:, mine].flatten(0, 1)
-    return {
-        "global_views": _draw(2, IMAGES, 1 + PATCHES, WIDTH, seed=4)[:, mine].flatten(0, 1),
-        "local_views": _draw(2, IMAGES, WIDTH, seed=5)[:, mine].flatten(0, 1),
-        "mask": mask,
-        "patches_at": mask.flatten().nonzero().flatten(),
-    }
+    return Batch({
+        "input": [*_draw(2, IMAGES, 1 + PATCHES, WIDTH, seed=4)[:, mine]],
+        "local_views": [*_draw(2, IMAGES, 1, WIDTH, seed=5)[:, mine]],
+        "mask": mask, "patches_at": mask.flatten().nonzero().flatten(),
+    })  # fmt: skip
 
 
-def _loss(method: str, **changes: Any) -> tuple[IBOTLoss, Toy]:
-    of = {"output_dim": SCORES, "patch_output_dim": OTHER, "num_crops": 4,
-          "teacher_temp_warmup_iters": 0, "teacher_temp_max": 0.5, "patch_temp_max": 0.8}  # fmt: skip
-    options = (IBOTOptions if method == "ibot" else DINOv2Options)(**{**of, **changes})
-    loss, model = LOSSES.get(f"{method}_loss")(options, RunFacts()).double(), Toy()
-    loss.teacher.attach(model)
+OF_TOY: dict[str, Any] = {
+    "output_dim": SCORES, "patch_output_dim": OTHER,
+    "head": {"num_layers": 1, "bottleneck_dim": 3}, "patch_head": {"bottleneck_dim": 4},
+}  # fmt: skip
+
+
+def filled(loss: Any) -> Any:
+    """Give each parameter and each centre its numbers."""
+    loss = loss.double()
     with torch.no_grad():
-        for number, each in enumerate(loss.teacher.module.parameters()):
-            each.copy_(_draw(*each.shape, seed=10 + number))
-        loss.class_center.center.copy_(_draw(1, SCORES, seed=20))
-        loss.patch_center.center.copy_(_draw(1, OTHER, seed=21))
-    return loss, model
+        for number, each in enumerate((*loss.student.parameters(), *loss.teacher.parameters())):
+            each.copy_(_draw(*each.shape, seed=number))
+        for number, center in enumerate((loss.class_center.center, loss.patch_center.center)):
+            center.copy_(0.3 * _draw(*center.shape, seed=20 + number))
+    return loss
+
+
+def _loss(method: str, **changes: Any) -> Any:
+    warm = {"teacher_temp_warmup_iters": 0, "teacher_temp_max": 0.5, "patch_temp_max": 0.8}
+    options = (IBOTOptions if method == "ibot" else DINOv2Options)(**{**OF_TOY, **warm, **changes})
+    return filled(LOSSES.get(f"{method}_loss")(options, ToyTrunk()))
 
 
 # ---- the formulas
@@ -119,16 +131,19 @@ def _koleo(rows: Tensor) -> Tensor:
     return total / len(unit)
 
 
-def _expected(
-    loss: IBOTLoss, model: Toy, targets: str = "center", bare: bool = False
-) -> dict[str, Tensor]:
+def _scores(network: Any, views: list[Tensor], **inputs: Tensor) -> tuple[Tensor, ...]:
+    """Scores of class tokens and of all patches, and class tokens."""
+    tokens = network.trunk(torch.cat(views), ["lastCLS", "lastPATCH"], **inputs)
+    patches = (network.patch_head or network.head)(tokens["lastPATCH"])
+    return network.head(tokens["lastCLS"]), patches, tokens["lastCLS"]
+
+
+def _expected(loss: Any, targets: str = "center", bare: bool = False) -> dict[str, Tensor]:
     """Of all images in one process."""
-    inputs = toy_inputs(bare=bare)
-    (student, _, cls), local = model(
-        {key: each for key, each in inputs.items() if key != "patches_at"}
-    )
-    patches = model({"global_views": inputs["global_views"], "mask": inputs["mask"]})[1]
-    teacher, teacher_patches, _ = loss.teacher.module({"global_views": inputs["global_views"]})
+    inputs = toy_batch(bare=bare).sample
+    student, patches, cls = _scores(loss.student, inputs["input"], mask=inputs["mask"])
+    local = loss.student.head(torch.cat(inputs["local_views"])[:, 0])
+    teacher, teacher_patches, _ = _scores(loss.teacher.module, inputs["input"])
     hidden = [
         (row, j)
         for row, of in enumerate(inputs["mask"].flatten(1))
@@ -163,7 +178,8 @@ CASES = {
     "center": ("dinov2", {}, {"classes": 1, "patches": 1, "koleo": 0.1}),
     "sinkhorn": ("dinov2", {"targets": "sinkhorn", "koleo_weight": 0.3, "koleo_over_ranks": True},
                  {"classes": 1, "patches": 1, "koleo": 0.3}),
-    "no koleo": ("dinov2", {"koleo_weight": 0.0}, {"classes": 1, "patches": 1}),
+    "no koleo, one head": ("dinov2", {"koleo_weight": 0.0, "patch_output_dim": 0},
+                           {"classes": 1, "patches": 1}),
     # Of several ranks, half have no hidden patch.
     "bare ibot": ("ibot", {}, {"classes": 1, "patches": 1}),
     "bare sinkhorn": ("dinov2", {"targets": "sinkhorn", "koleo_weight": 0.0},
@@ -171,65 +187,60 @@ CASES = {
 }  # fmt: skip
 
 
-def _gradients(value: Any, model: Toy) -> list[Tensor]:
-    return list(torch.autograd.grad(value, [*model.parameters()]))
+def _gradients(value: Any, loss: Any) -> list[Tensor]:
+    return list(
+        torch.autograd.grad(value, [p for p in loss.student.parameters() if p.requires_grad])
+    )
 
 
-def _check(name: str, made: list[Any], loss: IBOTLoss, model: Toy) -> None:
+def _check(name: str, made: list[Any]) -> None:
     """made: of each rank losses, gradients and centres."""
-    _, changes, weights = CASES[name]
-    expected = _expected(loss, model, changes.get("targets", "center"), "bare" in name)
+    method, changes, weights = CASES[name]
+    loss = _loss(method, **changes)
+    expected = _expected(loss, changes.get("targets", "center"), "bare" in name)
     expected = {key: expected[key] for key in weights}
     total = sum(weights[key] * value for key, value in expected.items())
     for key, value in {**expected, "loss": total}.items():
         mean = torch.stack([losses[key] for losses, _, _ in made]).mean()
         torch.testing.assert_close(mean, value.detach(), **CLOSE)
-    for number, gradient in enumerate(_gradients(total, model)):
+    for number, gradient in enumerate(_gradients(total, loss)):
         mean = torch.stack([gradients[number] for _, gradients, _ in made]).mean(0)
         torch.testing.assert_close(mean, gradient, **CLOSE)
 
 
-def _run(name: str) -> tuple[Any, IBOTLoss, Toy]:
+def _run(name: str) -> Any:
     method, changes, _ = CASES[name]
-    loss, model = _loss(method, **changes)
-    share = IMAGES // world_size()
-    inputs = toy_inputs(slice(rank() * share, (rank() + 1) * share), "bare" in name)
-    losses = loss(model(inputs), {"input": inputs}, Step.alone())
-    gradients = _gradients(losses["loss"], model)
+    loss, share = _loss(method, **changes), IMAGES // world_size()
+    batch = toy_batch(slice(rank() * share, (rank() + 1) * share), "bare" in name)
+    losses = loss(batch, Step.alone())
+    gradients = _gradients(losses["loss"], loss)
     centers = [loss.class_center.center, loss.patch_center.center]
-    return ({key: each.detach() for key, each in losses.items()}, gradients, centers), loss, model
+    return {key: each.detach() for key, each in losses.items()}, gradients, centers
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_value_and_gradient(name: str) -> None:
-    made, _, model = _run(name)
-    before, _ = _loss(*CASES[name][:1], **CASES[name][1])
-    _check(name, [made], before, model)
+    _check(name, [_run(name)])
 
 
 @pytest.mark.parametrize("pool", [2, pytest.param(4, marks=pytest.mark.slow)], indirect=True)
 @pytest.mark.parametrize("name", ["ibot", "sinkhorn", "bare ibot", "bare sinkhorn"])
 def test_ranks_are_one_process(name: str, pool: RankPool) -> None:
     """Ranks have unlike numbers of hidden patches; some have none."""
-    loss, model = _loss(CASES[name][0], **CASES[name][1])
     counts = [
-        len(toy_inputs(each, "bare" in name)["patches_at"]) for each in (slice(0, 2), slice(2, 4))
+        len(toy_batch(each, "bare" in name).sample["patches_at"])
+        for each in (slice(0, 2), slice(2, 4))
     ]
     assert counts[0] != counts[1]
     assert (counts[1] == 0) == ("bare" in name)
-    _check(name, pool.run(_of_rank, name), loss, model)
-
-
-def _of_rank(name: str) -> Any:
-    return _run(name)[0]
+    _check(name, pool.run(_run, name))
 
 
 @pytest.mark.parametrize("name", ["ibot", "center", "sinkhorn"])
 def test_centres_are_means_over_all_ranks(name: str, two_ranks: RankPool) -> None:
     """iBOT: of all patches of the teacher; DINOv2: of the hidden ones. Sinkhorn-Knopp needs none."""
-    loss, _ = _loss(CASES[name][0])
-    inputs = toy_inputs()
-    teacher, patches, _ = loss.teacher.module({"global_views": inputs["global_views"]})
+    loss, inputs = _loss(CASES[name][0]), toy_batch().sample
+    teacher, patches, _ = _scores(loss.teacher.module, inputs["input"])
     rows = patches.flatten(0, 1)
     rows = rows if name == "ibot" else rows[inputs["patches_at"]]
     share = 0.0 if name == "sinkhorn" else 0.1
@@ -237,17 +248,17 @@ def test_centres_are_means_over_all_ranks(name: str, two_ranks: RankPool) -> Non
         (1 - share) * center.center + share * each.mean(0)
         for center, each in ((loss.class_center, teacher), (loss.patch_center, rows))
     ]
-    for made in ([_run(name)[0]], two_ranks.run(_of_rank, name)):
+    for made in ([_run(name)], two_ranks.run(_run, name)):
         for _, _, centers in made:
             torch.testing.assert_close(centers, expected, **CLOSE)
 
 
 def test_without_local_views_and_without_hidden_patches() -> None:
-    loss, model = _loss("dinov2", num_crops=2)
-    inputs = {key: each for key, each in toy_inputs().items() if key != "local_views"}
+    loss, inputs = _loss("dinov2"), dict(toy_batch().sample)
+    del inputs["local_views"]
     inputs |= {"mask": torch.zeros_like(inputs["mask"]), "patches_at": inputs["patches_at"][:0]}
     centers = loss.patch_center.center.clone()
-    losses = loss(model(inputs), {"input": inputs}, Step.alone())
+    losses = loss(Batch(inputs), Step.alone())
     losses["loss"].backward()
     assert losses["patches"] == 0
     assert torch.isfinite(losses["loss"])
@@ -285,28 +296,22 @@ def test_koleo_of_equal_rows_and_of_a_single_one() -> None:
     assert not single.grad.any()
 
 
-def _facts(**changes: Any) -> RunFacts:
-    heads = tuple(("dino_head", {"num_clusters": [k]}) for k in (12, 34))
-    return RunFacts(
-        **{"views_per_image": 6, "heads": heads, "collator": "spread_masks_collator", **changes}
-    )
-
-
-def test_options_follow_the_run() -> None:
-    options = DINOv2Options()
-    options.infer(_facts())
-    assert (options.output_dim, options.patch_output_dim, options.num_crops) == (12, 34, 6)
-
-
-def test_batches_and_outputs_that_do_not_fit() -> None:
-    loss, model = _loss("dinov2")
-    inputs = toy_inputs()
-    output = model(inputs)
-    for given, of, message in (
-        (output[0][0], inputs, "needs class scores and patch scores"),
-        ([output[0][:2], output[1]], inputs, "koleo_weight is above 0, but"),
-        ([output[0], output[1][:3]], inputs, "4 views of every image"),
+def test_the_heads_of_earlier_yaml() -> None:
+    """In MODEL.HEAD.PARAMS: one head, or two that may differ."""
+    own = {"in_dim": "auto", "num_clusters": [12], "hidden_dim": 3}
+    other = {"in_dim": 8, "num_clusters": [34], "use_bn": True}
+    for heads, expected in (
+        ([own], (12, 0, {"hidden_dim": 3}, {})),
+        ([own, other], (12, 34, {"hidden_dim": 3}, {"use_bn": True})),
     ):
-        with pytest.raises(TrainingError, match=message):
-            loss(given, {"input": of}, Step.alone())
-    assert isinstance(loss, DINOv2Loss)
+        options = DINOv2Options()
+        options.infer(RunFacts(heads=(*(("dino_head", each) for each in heads), ("identity", {}))))
+        found = options.output_dim, options.patch_output_dim, options.head, options.patch_head
+        assert found == expected
+
+
+def test_arguments_that_the_heads_do_not_take() -> None:
+    options = IBOTOptions(head={"hiden_dim": 3}, patch_head={"num_clusters": [3]})
+    assert [each.partition(":")[0] for each in options.check()] == [
+        "head.hiden_dim", "patch_head.num_clusters",
+    ]  # fmt: skip

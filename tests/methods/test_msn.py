@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from sslengine.config.facts import RunFacts
 from sslengine.data.batch.masks import dropped_patches_collator
 from sslengine.distributed.ranks import rank, world_size
-from sslengine.errors import ConfigError, DataError
-from sslengine.methods.base import Step, callbacks
+from sslengine.errors import DataError
+from sslengine.methods.base import Step
 from sslengine.methods.msn import MSNLoss, MSNOptions
+from sslengine.methods.whole import Batch
 from sslengine.models.build import build_model
 from sslengine.models.options import (
     FeatureEvalOptions,
@@ -25,6 +26,7 @@ from sslengine.models.options import (
     VisionTransformerOptions,
     WeightsInitOptions,
 )
+from sslengine.models.view_trunk import lend
 from sslengine.models.weights.load import init_weights
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.methods.whole_steps import wave
@@ -38,38 +40,54 @@ WEIGHTS = {"cross_entropy": 1.0, "me_max": 0.7, "entropy": 0.2}
 
 
 class Toy(nn.Module):
+    """A trunk whose class token is the image."""
+
+    width = PIXELS
+
+    def take(self, name: str) -> None:
+        assert name == "shown"
+
+    def forward(self, images: Tensor, maps: list[str], shown: Any = None) -> dict[str, Tensor]:
+        assert maps == ["lastCLS"]
+        return {"lastCLS": images}
+
+
+class Projection(nn.Module):
+    """In place of the head."""
+
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(wave((PIXELS, WIDTH), 1))
 
-    def forward(self, inputs: dict[str, Tensor]) -> list[Tensor]:
-        views = ("random_views", "focal_views")
-        return [inputs[each] @ self.weight for each in views if each in inputs]
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
 
 
-def loss_of_toy(**changes: Any) -> tuple[MSNLoss, Toy]:
+def loss_of_toy(**changes: Any) -> Any:
     more = {"me_max_weight": 0.7, "entropy_weight": 0.2, **changes}
     options = MSNOptions(num_prototypes=PROTOTYPES, output_dim=WIDTH, **more)
-    method, model = MSNLoss(options, RunFacts()).double(), Toy()
-    for attach in callbacks(method, "attach"):
-        attach(model)
+    method: Any = MSNLoss(options, Toy()).double()  # type: ignore[arg-type]
+    method.student.head = Projection()
+    method.teacher.attach(method.student)
     with torch.no_grad():
-        method.prototypes.copy_(wave((PROTOTYPES, WIDTH), 2))
-        method.teacher.module.weight.copy_(wave((PIXELS, WIDTH), 3))
-    return method, model
+        method.prototypes.weight.copy_(wave((PROTOTYPES, WIDTH), 2))
+        method.teacher.module.head.weight.copy_(wave((PIXELS, WIDTH), 3))
+    return method
 
 
-def toy_inputs(mine: slice = slice(None)) -> dict[str, Tensor]:
-    shapes = {"target_views": 1, "random_views": 1, "focal_views": 2}
-    return {
-        name: wave((views, IMAGES, PIXELS), 4 + views + len(name))[:, mine].flatten(0, 1)
-        for name, views in shapes.items()
-    }
+def toy_batch(mine: slice = slice(None)) -> Batch:
+    def views(name: str, count: int) -> list[Tensor]:
+        return [*wave((count, IMAGES, PIXELS), 4 + count + len(name))[:, mine]]
+
+    return Batch({
+        "input": views("target_views", 1)[0], "random_views": views("random_views", 1),
+        "focal_views": views("focal_views", 2), "shown": torch.zeros(1),
+    })  # fmt: skip
 
 
-def published(method: MSNLoss, model: Toy, iterations: int) -> dict[str, Tensor]:
+def published(method: Any, iterations: int) -> dict[str, Tensor]:
     """Of all images, row by row."""
-    inputs, c = toy_inputs(), method.prototypes
+    inputs, c, head = toy_batch().sample, method.prototypes.weight, method.student.head
 
     def probabilities(row: Tensor) -> Tensor:
         cosines = [(row @ each) / (row.norm() * each.norm()) for each in c]
@@ -78,7 +96,7 @@ def published(method: MSNLoss, model: Toy, iterations: int) -> dict[str, Tensor]
 
     with torch.no_grad():
         q = []
-        for row in inputs["target_views"] @ method.teacher.module.weight:
+        for row in method.teacher.module.head(inputs["input"]):
             sharp = probabilities(row) ** 4
             q.append((sharp / sharp.sum()).tolist())
     samples, every = range(IMAGES), range(PROTOTYPES)
@@ -87,7 +105,8 @@ def published(method: MSNLoss, model: Toy, iterations: int) -> dict[str, Tensor]
         q = [[q[b][k] / sums[k] / PROTOTYPES for k in every] for b in samples]
         q = [[value / sum(row) / IMAGES for value in row] for row in q]
         q = [[value * IMAGES for value in row] for row in q]
-    anchors = [probabilities(row) for each in model(inputs) for row in each]
+    views = *inputs["random_views"], *inputs["focal_views"]
+    anchors = [probabilities(row) for each in views for row in head(each)]
     crossed = [
         -sum(q[number % IMAGES][k] * p[k].log() for k in every) for number, p in enumerate(anchors)
     ]
@@ -101,13 +120,15 @@ def published(method: MSNLoss, model: Toy, iterations: int) -> dict[str, Tensor]
 
 
 def of_rank(iterations: int) -> tuple[dict[str, Tensor], list[Tensor]]:
-    method, model = loss_of_toy(sinkhorn_iterations=iterations)
+    method = loss_of_toy(sinkhorn_iterations=iterations)
     share = IMAGES // world_size()
-    inputs = toy_inputs(slice(rank() * share, (rank() + 1) * share))
-    losses = method(model(inputs), {"input": inputs}, Step.alone())
-    trained = [model.weight, method.prototypes]
-    gradients = [*torch.autograd.grad(losses["loss"], trained)]
+    losses = method(toy_batch(slice(rank() * share, (rank() + 1) * share)), Step.alone())
+    gradients = [*torch.autograd.grad(losses["loss"], trained_of(method))]
     return {name: each.detach() for name, each in losses.items()}, gradients
+
+
+def trained_of(method: Any) -> list[Tensor]:
+    return [method.student.head.weight, method.prototypes.weight]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
@@ -119,14 +140,12 @@ def test_value_and_gradient(iterations: int, ranks: int, request: pytest.Fixture
         if ranks > 1
         else [of_rank(iterations)]
     )
-    method, model = loss_of_toy()
-    expected = published(method, model, iterations)
+    method = loss_of_toy()
+    expected = published(method, iterations)
     for name, value in expected.items():
         mean = torch.stack([losses[name] for losses, _ in made]).mean()
         torch.testing.assert_close(mean, value.detach(), **CLOSE)
-    for number, wanted in enumerate(
-        torch.autograd.grad(expected["loss"], [model.weight, method.prototypes])
-    ):
+    for number, wanted in enumerate(torch.autograd.grad(expected["loss"], trained_of(method))):
         mean = torch.stack([gradients[number] for _, gradients in made]).mean(0)
         torch.testing.assert_close(mean, wanted, **CLOSE)
 
@@ -155,34 +174,38 @@ OFFICIAL: dict[int, tuple[list[list[float]], list[float]]] = {
     ),
 }  # fmt: skip
 LENGTH = 10
-MAPPING = [
-    ["random_views", {"feat_names": ["lastCLS"], "head_index": 0, "additional_keys": ["shown"]}],
-    ["focal_views", {"feat_names": ["lastCLS"], "head_index": 0}],
-]
 VIT = {"IMAGE_SIZE": 16, "PATCH_SIZE": 4, "NUM_LAYERS": 2, "NUM_HEADS": 2, "HIDDEN_DIM": 8,
        "MLP_DIM": 16, "QKV_BIAS": True}  # fmt: skip
 LAYERS = {"0": "fc1", "1": "bn1", "3": "fc2", "4": "bn2", "6": "fc3"}
 
 
-def official_model() -> Any:
-    head = ["msn_head", {"in_dim": 8, "hidden_dim": 7, "output_dim": 5}]
+def official(iterations: int) -> tuple[Any, Any]:
+    """The model and the method."""
     trunk = VisionTransformerOptions(**VIT)  # type: ignore[arg-type]
-    model: Any = build_model(ModelOptions(
+    given = ModelOptions(
         TRUNK=TrunkOptions("vision_transformer", VISION_TRANSFORMERS=trunk),
-        HEAD=HeadOptions(PARAMS=[head]), MULTI_INPUT_HEAD_MAPPING=MAPPING,
-    )).double()  # fmt: skip
+        HEAD=HeadOptions(PARAMS=[]),
+    )
+    model: Any = build_model(given)
+    options = MSNOptions(
+        num_prototypes=6, output_dim=5, head={"hidden_dim": 7}, sinkhorn_iterations=iterations,
+        me_max_weight=0.7, entropy_weight=0.2, momentum=0.9, momentum_end=0.98,
+    )  # fmt: skip
+    method: Any = MSNLoss(options, lend(model, given)).double()
+    model = model.double()
+    parts = *model.trunk.named_parameters(), *method.student.head.named_parameters("head")
     with torch.no_grad():
-        for name, each in model.named_parameters():
-            name = name.removeprefix("trunk.")
-            if name.startswith("heads.0.mlp."):
-                number, of = name.removeprefix("heads.0.mlp.").split(".")
+        for name, each in parts:
+            if name.startswith("head.mlp."):
+                number, of = name.removeprefix("head.mlp.").split(".")
                 name = f"fc.{LAYERS[number]}.{of}"
             norm = ("norm" in name or "bn" in name) and name.endswith("weight")
             value = 0.3 * wave(tuple(each.shape), sum(map(ord, name)) % 17)
             each.copy_(value + (1.0 if norm else 0.0))
         model.trunk.pos_embed.zero_()
     model.trunk.pos_embed.requires_grad_(False)
-    return model.train()
+    method.teacher.attach(model)
+    return model.train(), method.train()
 
 
 def squares(part: Any) -> float:
@@ -191,37 +214,29 @@ def squares(part: Any) -> float:
 
 @pytest.mark.parametrize("iterations", OFFICIAL)
 def test_four_steps(iterations: int) -> None:
-    model = official_model()
-    options = MSNOptions(
-        num_prototypes=6, output_dim=5, sinkhorn_iterations=iterations, me_max_weight=0.7,
-        entropy_weight=0.2, momentum=0.9, momentum_end=0.98,
-    )  # fmt: skip
-    method = MSNLoss(options, RunFacts()).double()
-    for attach in callbacks(method, "attach"):
-        attach(model)
-    method.train()
-    method.prototypes.data.copy_(wave((6, 5), 2))
-    trained = [each for each in (*model.parameters(), method.prototypes) if each.requires_grad]
+    model, method = official(iterations)
+    prototypes = method.prototypes.weight
+    prototypes.data.copy_(wave((6, 5), 2))
+    networks = [*model.parameters(), *method.student.parameters()]
+    trained = [each for each in (*networks, prototypes) if each.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=0.1)
     steps, at_end = OFFICIAL[iterations]
     for number, expected in enumerate(steps):
         shown = ((torch.arange(16) * 5 + 3 + number) % 16)[:13].expand(4, -1)
         focal = [wave((4, 3, 8, 8), 9 + number), wave((4, 3, 8, 8), 13 + number)]
-        inputs = {
-            "target_views": wave((4, 3, 16, 16), 1 + number),
-            "random_views": wave((4, 3, 16, 16), 5 + number),
-            "focal_views": torch.cat(focal),
-            "shown": shown,
-        }
+        batch = Batch({
+            "input": wave((4, 3, 16, 16), 1 + number),
+            "random_views": [wave((4, 3, 16, 16), 5 + number)], "focal_views": focal, "shown": shown,
+        })  # fmt: skip
         step = Step.alone(iteration=number, where=number / LENGTH)
-        losses = method(model(inputs), {"input": inputs}, step)
+        losses = method(batch, step)
         got = [losses[name].item() for name in WEIGHTS]
         torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
         optimizer.zero_grad()
         losses["loss"].backward()
         optimizer.step()
         method.teacher.after_update(step)
-    parts = (model.parameters(), method.teacher.parameters(), [method.prototypes])
+    parts = (networks, method.teacher.parameters(), [prototypes])
     torch.testing.assert_close([*map(squares, parts)], at_end, rtol=1e-8, atol=0)
 
 
@@ -235,11 +250,17 @@ def of_run(**options: Any) -> dict[str, Any]:
         "DATA__TRAIN__TRANSFORMS": [crops, {"name": "ToTensor"}],
         "DATA__TRAIN__COLLATE_FUNCTION": "dropped_patches_collator",
         "DATA__TRAIN__COLLATE_FUNCTION_PARAMS": {"patch_size": 4},
-        "DATA__TRAIN__INPUT_KEY_NAMES": ["target_views", "random_views", "focal_views", "shown"],
         "MODEL__TRUNK": {"NAME": "vision_transformer", "VISION_TRANSFORMERS": VIT},
-        "MODEL__MULTI_INPUT_HEAD_MAPPING": MAPPING,
-        "MODEL__HEAD__PARAMS": [["msn_head", {"in_dim": 8, "hidden_dim": 8, "output_dim": 5}]],
-        "LOSS": {"name": "msn_loss", "msn_loss": {"num_prototypes": 6, **options}},
+        "MODEL__HEAD__PARAMS": [],
+        "LOSS": {
+            "name": "msn_loss",
+            "msn_loss": {
+                "num_prototypes": 6,
+                "output_dim": 5,
+                "head": {"hidden_dim": 8},
+                **options,
+            },
+        },
     }
 
 
@@ -250,7 +271,7 @@ def test_resumes_to_the_bit(tmp_path: Path) -> None:
         for group in task.optimizer.param_groups
         for each in group["params"]
     }
-    assert decays[id(task.loss.prototypes)] == 0.0
+    assert decays[id(task.loss.prototypes.weight)] == 0.0
     assert decays[id(task.base_model.trunk.patch_embed.proj.weight)] == 0.1
 
 
@@ -273,8 +294,8 @@ def test_patches_are_dropped_from_random_views(same: bool) -> None:
         batch[key][0] for key in ("target_views", "random_views", "focal_views", "shown")
     )
     assert targets[:, 0, 0, 0].tolist() == [0, 1, 2, 3]
-    assert views[:, 0, 0, 0].tolist() == [10, 11, 12, 13, 20, 21, 22, 23]
-    assert focal[:, 0, 0, 0].tolist() == [30, 31, 32, 33, 40, 41, 42, 43]
+    assert [each[:, 0, 0, 0].tolist() for each in views] == [[10, 11, 12, 13], [20, 21, 22, 23]]
+    assert [each[:, 0, 0, 0].tolist() for each in focal] == [[30, 31, 32, 33], [40, 41, 42, 43]]
     assert shown.shape == (8, 11)
     assert all(len(set(row)) == 11 and 0 <= min(row) <= max(row) < 16 for row in shown.tolist())
     assert len({tuple(row) for row in shown.tolist()}) == (2 if same else 8)
@@ -327,12 +348,13 @@ def test_what_is_refused() -> None:
         dropped_patches_collator(samples(2, large=1), patch_size=4)
     with pytest.raises(DataError, match="share dropped from 0 to below 1, got 4 and 1"):
         dropped_patches_collator(samples(2), patch_size=4, dropped=1.0)
-    facts = RunFacts(
-        heads=(("msn_head", {"output_dim": 9}),), views_per_image=4, collator="dropped_patches_collator"
-    )  # fmt: skip
+
+
+@pytest.mark.parametrize("prototypes", [0, 9])
+def test_the_head_of_earlier_yaml(prototypes: int) -> None:
+    """And of VISSL's, which has the prototypes."""
+    head = {"in_dim": "auto", "output_dim": 9, "use_bn": False, "num_prototypes": prototypes}
     options = MSNOptions()
-    options.infer(facts)
-    assert options.output_dim == 9
-    own = RunFacts(heads=(("msn_head", {"num_prototypes": 9}),))
-    with pytest.raises(ConfigError, match=r"num_prototypes of msn_head to 0, .* msn_loss to 9"):
-        MSNOptions().infer(own)
+    options.infer(RunFacts(heads=(("msn_head", head),)))
+    found = options.output_dim, options.num_prototypes, options.head
+    assert found == (9, prototypes or 1024, {"use_bn": False})

@@ -15,12 +15,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from sslengine.config.facts import RunFacts
 from sslengine.hooks.gradients import ClipGradients
 from sslengine.methods.base import Step
 from sslengine.methods.dinov2 import DINOv2Loss, DINOv2Options
+from sslengine.methods.whole import Batch
 from sslengine.models.build import build_model
 from sslengine.models.options import (
     HeadOptions,
@@ -28,6 +27,7 @@ from sslengine.models.options import (
     TrunkOptions,
     VisionTransformerOptions,
 )
+from sslengine.models.view_trunk import lend
 from tests.methods.whole_steps import RATES, fill, optimizer_of, squares, train, wave
 
 IMAGES, LOCAL, STEPS, LENGTH = 4, 2, 4, 10
@@ -56,37 +56,35 @@ OFFICIAL: dict[tuple[int, int, str], tuple[list[list[float]], list[float]]] = {
 }  # fmt: skip
 
 
-def batch(step: int) -> dict[str, Tensor]:
+def batch(step: int) -> Batch:
     mask = ((torch.arange(2 * IMAGES * 16) * 7 + step * 3) % 5 < 2).view(2 * IMAGES, 16)
     mask[step] = False
     mask[4:6] = False
-    return {
-        "global_views": wave((2 * IMAGES, 3, 16, 16), 1 + step),
-        "local_views": wave((LOCAL * IMAGES, 3, 16, 16), 4 + step),
-        "mask": mask,
-        "patches_at": mask.flatten().nonzero().flatten(),
-    }
+    return Batch({
+        "input": [*wave((2 * IMAGES, 3, 16, 16), 1 + step).chunk(2)],
+        "local_views": [*wave((LOCAL * IMAGES, 3, 16, 16), 4 + step).chunk(LOCAL)],
+        "mask": mask, "patches_at": mask.flatten().nonzero().flatten(),
+    })  # fmt: skip
 
 
-HEAD = ["dino_head", {"in_dim": 8, "num_clusters": [12], "hidden_dim": 7, "bottleneck_dim": 5}]
-
-
-def made(heads: int, registers: int, head: list[Any] = HEAD) -> Any:
-    features = {"feat_names": ["lastCLS", "lastPATCH", "lastCLS"], "head_index": [0, heads - 1, heads],
-                "additional_keys": ["mask", "patches_at"]}  # fmt: skip
+def made(heads: int, registers: int, targets: str, **head: Any) -> tuple[Any, DINOv2Loss]:
+    """The model and the method."""
     trunk = VisionTransformerOptions(
         IMAGE_SIZE=16, PATCH_SIZE=4, NUM_LAYERS=2, NUM_HEADS=2, HIDDEN_DIM=8, MLP_DIM=16,
         QKV_BIAS=True, LAYER_SCALE=0.5, REGISTER_TOKENS=registers,
     )  # fmt: skip
-    model: Any = build_model(ModelOptions(
+    given = ModelOptions(
         TRUNK=TrunkOptions("vision_transformer", VISION_TRANSFORMERS=trunk),
-        HEAD=HeadOptions(PARAMS=[*[head] * heads, ["identity", {}]]),
-        MULTI_INPUT_HEAD_MAPPING=[["global_views", features],
-                                  ["local_views", {"feat_names": ["lastCLS"], "head_index": 0}]],
-    )).double()  # fmt: skip
-    for number, part in enumerate([model.trunk, *model.heads]):
-        _fill(part, number)
-    return model
+        HEAD=HeadOptions(PARAMS=[]),
+    )
+    model: Any = build_model(given)
+    options = DINOv2Options(
+        momentum=0.9, patch_temp_max=0.07, teacher_temp_warmup_iters=4, targets=targets,
+        output_dim=12, patch_output_dim=12 * (heads - 1),
+        head={"hidden_dim": 7, "bottleneck_dim": 5, **head},
+    )  # fmt: skip
+    loss = DINOv2Loss(options, lend(model, given)).double()
+    return model.double().train(), loss.train()
 
 
 @torch.no_grad()
@@ -112,22 +110,20 @@ def _fill(part: Any, number: int) -> None:
 @pytest.mark.parametrize("case", OFFICIAL, ids=["one head", "registers", "sinkhorn"])
 def test_four_steps(case: tuple[int, int, str]) -> None:
     heads, registers, targets = case
-    model = made(heads, registers).train()
-    options = DINOv2Options(
-        momentum=0.9, patch_temp_max=0.07, teacher_temp_warmup_iters=4, targets=targets,
-        output_dim=12, patch_output_dim=12, num_crops=2 + LOCAL,
-    )  # fmt: skip
-    loss = DINOv2Loss(options, RunFacts()).double().train()
+    model, loss = made(heads, registers, targets)
+    parts = [model.trunk, loss.student.head, loss.student.patch_head][: 1 + heads]
+    for number, part in enumerate(parts):
+        _fill(part, number)
     loss.teacher.attach(model)
-    trained = [each for name, each in model.named_parameters() if not name.endswith("weight_g")]
+    trained = [each for part in parts for name, each in part.named_parameters()
+               if not name.endswith("weight_g")]  # fmt: skip
     optimizer = torch.optim.SGD(trained, lr=0.2)
     steps, norms = OFFICIAL[case]
     # float32 in the authors' Sinkhorn-Knopp
     close: dict[str, Any] = {"rel": 1e-5 if targets == "sinkhorn" else 1e-9}
     for number, expected in enumerate(steps):
         step = Step.alone(iteration=number, where=number / LENGTH)
-        inputs = batch(number)
-        losses = loss(model(inputs), {"input": inputs}, step)
+        losses = loss(batch(number), step)
         found = [float(losses[name].detach()) for name in ("classes", "patches", "koleo")]
         assert found == pytest.approx(expected, **close), number
         optimizer.zero_grad()
@@ -135,7 +131,7 @@ def test_four_steps(case: tuple[int, int, str]) -> None:
         optimizer.step()
         loss.teacher.after_update(step)
     teacher: Any = loss.teacher.module
-    found = [squares(each) for each in (model.trunk, teacher.trunk, teacher.heads[0])]
+    found = [squares(each) for each in (model.trunk, teacher.trunk, teacher.head)]
     assert found[: len(norms)] == pytest.approx(norms, **close)
 
 
@@ -151,17 +147,10 @@ WITH_GROUPS = (
 
 
 def test_four_steps_with_the_authors_groups_and_clipping() -> None:
-    head = ["dino_head", {"in_dim": 8, "num_clusters": [12], "hidden_dim": 7, "bottleneck_dim": 5,
-                          "normalize_last_layer": False}]  # fmt: skip
-    model = made(1, 0, head).train()
-    for part, prefix in ((model.trunk, "backbone"), (model.heads[0], "dino_head")):
+    model, loss = made(1, 0, "center", normalize_last_layer=False)
+    for part, prefix in ((model.trunk, "backbone"), (loss.student.head, "dino_head")):
         fill((f"{prefix}.{name.replace('prototypes0', 'last_layer')}", each)
              for name, each in part.named_parameters())  # fmt: skip
-    options = DINOv2Options(
-        momentum=0.9, patch_temp_max=0.07, teacher_temp_warmup_iters=4, targets="center",
-        output_dim=12, patch_output_dim=12, num_crops=2 + LOCAL,
-    )  # fmt: skip
-    loss = DINOv2Loss(options, RunFacts()).double().train()
     loss.teacher.attach(model)
     steps = train(
         model, loss, optimizer_of("pretrain/dinov2/dinov2_32gpu_vitl16", *RATES),
@@ -172,5 +161,5 @@ def test_four_steps_with_the_authors_groups_and_clipping() -> None:
     for found, each in zip(steps, expected, strict=True):
         assert [found[name].item() for name in names] == pytest.approx(each, rel=1e-8)
     teacher: Any = loss.teacher.module
-    ends = (model.trunk, model.heads[0], teacher.trunk, teacher.heads[0])
+    ends = (model.trunk, loss.student.head, teacher.trunk, teacher.head)
     assert [squares(each) for each in ends] == pytest.approx(norms, rel=1e-8)

@@ -21,8 +21,10 @@ from sslengine.distributed.ranks import rank, world_size
 from sslengine.hooks.gradients import ClipGradients
 from sslengine.methods.base import Step
 from sslengine.methods.dinov3 import DINOv3Loss, DINOv3Options
+from sslengine.methods.whole import Batch
 from sslengine.models.build import build_model
 from sslengine.models.options import HeadOptions, ModelOptions, TimmOptions, TrunkOptions
+from sslengine.models.view_trunk import lend
 from tests.methods.whole_steps import RATES, fill, optimizer_of, squares, train, wave
 from tests.ranks import RankPool
 
@@ -46,22 +48,6 @@ NORMS = [
 ]  # fmt: skip
 
 
-def _made() -> Any:
-    arguments = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2,
-                 "mlp_ratio": 2.0, "init_values": 0.5, "num_reg_tokens": 2}  # fmt: skip
-    trunk = TimmOptions(model="vit_small_patch16_dinov3", arguments=arguments)
-    head = ["dino_head", {"in_dim": 16, "num_clusters": [12], "hidden_dim": 7, "bottleneck_dim": 5,
-                          "normalize_last_layer": False, "weight_norm": False}]  # fmt: skip
-    features = {"feat_names": ["lastCLS", "lastPATCH", "lastCLS", "lastBLK"],
-                "head_index": [0, 1, 2, 2], "additional_keys": ["mask", "patches_at"]}  # fmt: skip
-    return build_model(ModelOptions(
-        TRUNK=TrunkOptions("timm", TIMM=trunk),
-        HEAD=HeadOptions(PARAMS=[head, head, ["identity", {}]]),
-        MULTI_INPUT_HEAD_MAPPING=[["global_views", features],
-                                  ["local_views", {"feat_names": ["lastCLS"], "head_index": 0}]],
-    )).double()  # fmt: skip
-
-
 NAMES = {
     "reg_token": "storage_tokens", "gamma_1": "ls1.gamma", "gamma_2": "ls2.gamma",
     "prototypes0": "last_layer",
@@ -77,37 +63,49 @@ def _named(part: Any, prefix: str) -> list[tuple[str, Tensor]]:
     return found
 
 
-def _batch(step: int) -> dict[str, Tensor]:
+def _batch(step: int, mine: slice = slice(None)) -> Batch:
     mask = ((torch.arange(2 * IMAGES * 16) * 7 + step * 3) % 5 < 2).view(2 * IMAGES, 16)
     mask[step] = False
     mask[4:6] = False
-    large = wave((2 * IMAGES, 3, 32, 32), 1 + step)
-    return {
-        "global_views": large[..., ::2, ::2].contiguous(), "gram_views": large,
-        "local_views": wave((LOCAL * IMAGES, 3, 8, 8), 4 + step),
-        "mask": mask.view(-1, 4, 4), "patches_at": mask.flatten().nonzero().flatten(),
-    }  # fmt: skip
+    mask = mask.view(2, IMAGES, 4, 4)[:, mine].flatten(0, 1)
+    large = [*wave((2, IMAGES, 3, 32, 32), 1 + step)[:, mine]]
+    return Batch({
+        "input": [each[..., ::2, ::2].contiguous() for each in large], "gram_views": large,
+        "local_views": [*wave((LOCAL, IMAGES, 3, 8, 8), 4 + step)[:, mine]],
+        "mask": mask, "patches_at": mask.flatten().nonzero().flatten(),
+    })  # fmt: skip
 
 
-def _with_loss(**changes: Any) -> tuple[Any, DINOv3Loss]:
-    model = _made().train()
-    for part, prefix in zip((model.trunk, *model.heads), ("backbone", "dino_head", "ibot_head", ""), strict=True):  # fmt: skip
-        fill(_named(part, prefix))
+def _made(**changes: Any) -> tuple[Any, DINOv3Loss]:
+    arguments = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2,
+                 "mlp_ratio": 2.0, "init_values": 0.5, "num_reg_tokens": 2}  # fmt: skip
+    trunk = TimmOptions(model="vit_small_patch16_dinov3", arguments=arguments)
+    given = ModelOptions(TRUNK=TrunkOptions("timm", TIMM=trunk), HEAD=HeadOptions(PARAMS=[]))
+    model: Any = build_model(given)
     options = DINOv3Options(
         momentum=0.9, momentum_schedule="cosine", teacher_temp_warmup_iters=4, gram_weight=2.0,
-        gram_refresh=2, gram_refreshes=1, output_dim=12, patch_output_dim=12, num_crops=2 + LOCAL,
-        **changes,
+        gram_refresh=2, gram_refreshes=1, output_dim=12, patch_output_dim=12,
+        head={"hidden_dim": 7, "bottleneck_dim": 5, "normalize_last_layer": False,
+              "weight_norm": False}, **changes,
     )  # fmt: skip
-    loss = DINOv3Loss(options, RunFacts()).double().train()
-    loss.attach(model)
+    loss = DINOv3Loss(options, lend(model, given), RunFacts()).double().train()
+    model = model.double().train()
+    for part, prefix in zip(
+        _parts(model, loss), ("backbone", "dino_head", "ibot_head"), strict=True
+    ):
+        fill(_named(part, prefix))
     loss.teacher.attach(model)
     fill([(name.replace("backbone", "gram"), each)
           for name, each in _named(loss.gram.trunk, "backbone")])  # fmt: skip
     return model, loss
 
 
+def _parts(model: Any, loss: DINOv3Loss) -> list[Any]:
+    return [model.trunk, loss.student.head, loss.student.patch_head]
+
+
 def test_four_steps() -> None:
-    model, loss = _with_loss()
+    model, loss = _made()
     recipe = "pretrain/dinov3/dinov3_32gpu_vitl16"
     steps = train(
         model, loss, optimizer_of(recipe, *RATES),
@@ -118,8 +116,7 @@ def test_four_steps() -> None:
                     "patches": patches, "gram": gram}  # fmt: skip
         assert {name: found[name].item() for name in expected} == pytest.approx(expected, rel=1e-8)
     teacher: Any = loss.teacher.module
-    ends = (model.trunk, model.heads[0], model.heads[1], teacher.trunk, teacher.heads[0],
-            loss.gram.trunk)  # fmt: skip
+    ends = (*_parts(model, loss), teacher.trunk, teacher.head, loss.gram.trunk)
     assert [squares(each) for each in ends] == pytest.approx(NORMS, rel=1e-8)
 
 
@@ -128,14 +125,10 @@ def test_four_steps() -> None:
 
 def _on_rank() -> tuple[dict[str, Tensor], list[Tensor]]:
     """The first step of this rank's images."""
-    model, loss = _with_loss(koleo_over_ranks=True)
+    model, loss = _made(koleo_over_ranks=True)
     share = IMAGES // world_size()
-    mine = slice(rank() * share, (rank() + 1) * share)
-    inputs = {name: each.unflatten(0, (-1, IMAGES))[:, mine].flatten(0, 1)
-              for name, each in _batch(0).items() if name != "patches_at"}  # fmt: skip
-    inputs["patches_at"] = inputs["mask"].flatten().nonzero().flatten()
-    losses = loss(model(inputs), {"input": inputs}, Step.alone())
-    trained = [each for each in model.parameters() if each.requires_grad]
+    losses = loss(_batch(0, slice(rank() * share, (rank() + 1) * share)), Step.alone())
+    trained = [each for part in _parts(model, loss) for each in part.parameters()]
     gradients = list(torch.autograd.grad(losses["loss"], trained))
     return {name: each.detach() for name, each in losses.items()}, gradients
 

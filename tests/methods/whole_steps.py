@@ -18,6 +18,7 @@ from sslengine.config.resolve import resolve
 from sslengine.config.sections import read
 from sslengine.hooks.events import Hook
 from sslengine.methods.base import Step, callbacks
+from sslengine.methods.whole import Batch
 from sslengine.optim.build import build_optimizer
 from sslengine.optim.learner import learner_of
 from sslengine.optim.options import OptimizerOptions
@@ -46,7 +47,10 @@ def train(
     length: int,
     per_epoch: int = 1,
 ) -> Iterator[Mapping[str, Tensor]]:
-    """Yield the losses of each step. length: of the run, in steps."""
+    """Yield the losses of each step. length: of the run, in steps.
+
+    inputs: the model's; or batches, of a method that owns its network.
+    """
     learner = learner_of(model, loss)
     optimizer = build_optimizer(learner, options, torch.device("cpu"), length / per_epoch)
     precision = Precision()
@@ -62,7 +66,10 @@ def train(
                 hook.on_start(task)
         optimizer.on_epoch(epoch * per_epoch / length)
         optimizer.schedule(where)
-        losses = loss(model(given), {"input": given}, step)
+        if isinstance(given, Batch):
+            losses = loss(given, step)
+        else:
+            losses = loss(model(given), {"input": given}, step)
         optimizer.zero_grad()
         losses["loss"].backward()
         for hook in hooks:
