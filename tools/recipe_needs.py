@@ -33,6 +33,7 @@ from torch.utils.flop_counter import FlopCounterMode
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # found as a script, too
 from sslengine import catalog
 from sslengine.command.doctor import SMALL_SET
+from sslengine.config.components import owns_network
 from sslengine.config.compose import shipped_configs
 from sslengine.config.facts import world_size
 from sslengine.config.resolve import resolve
@@ -44,7 +45,7 @@ from sslengine.engine.build import attach, build_base_model, build_loss
 from sslengine.engine.step import multi_input_sample, single_input_sample
 from sslengine.methods.foreign import takes_sample
 from sslengine.methods.step import Step
-from sslengine.methods.whole import Batch, owns_network
+from sslengine.methods.whole import Batch
 from sslengine.models.model import Model
 from sslengine.optim.options import OptimizerOptions
 

@@ -21,6 +21,7 @@ from torch import nn
 from sslengine.command import networks
 from sslengine.command import train as verb
 from sslengine.command.arguments import collect
+from sslengine.config.components import owns_network
 from sslengine.config.resolve import Resolved, resolve_dict, settled
 from sslengine.config.sections import read
 from sslengine.data.options import DataOptions
@@ -30,7 +31,6 @@ from sslengine.errors import ConfigError
 from sslengine.launch.auto import settle_widths
 from sslengine.launch.cli import resolve_all
 from sslengine.methods.teacher import Teacher
-from sslengine.methods.whole import owns_network
 from sslengine.models.build import build_model
 from sslengine.models.options import ModelOptions
 from sslengine.models.view_trunk import ViewTrunk, lend

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
+from sslengine.config.components import owns_network
 from sslengine.data.batch.collators import Batch
 from sslengine.data.given import Collate, DatasetFeed, LoaderFeed, make_feed, rows_of
 from sslengine.distributed import process_group
@@ -24,7 +25,6 @@ from sslengine.errors import ConfigError, DataError, TrainingError, nearest
 from sslengine.methods.foreign import takes_sample
 from sslengine.methods.step import Step
 from sslengine.methods.whole import Batch as Views
-from sslengine.methods.whole import owns_network
 from sslengine.precision import Precision, build_precision, widest
 
 DEVICES = ("auto", "gpu", "cuda", "mps", "cpu")
