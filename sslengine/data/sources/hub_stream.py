@@ -26,11 +26,11 @@ from sslengine.data.manifest.tables import expect_column
 from sslengine.data.options import HubStreamOptions, SplitOptions, own
 from sslengine.data.sources.base import FINAL
 from sslengine.data.sources.hugging_face import (
-    keep_encoded,
     file_bytes,
     find_image_column,
     find_label_column,
     holds_images,
+    keep_encoded,
 )
 from sslengine.data.sources.stream import Streamed, StreamSource
 from sslengine.errors import DataError, listing
