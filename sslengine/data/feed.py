@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from sslengine.data.augment.tensors import FinishOn
 from sslengine.data.batch.class_samplers import PowerLawBatchSampler, StratifiedBatchSampler
@@ -340,7 +341,7 @@ class _SideStream:
             if tensor.is_cuda:
                 tensor.record_stream(compute)
 
-        _map_tensors(copy.batch, keep)
+        tree_map_only(Tensor, keep, copy.batch)
         return copy.batch
 
 
@@ -350,21 +351,8 @@ def _move(batch: Batch, device: torch.device) -> Batch:
         return tensor.to(device, non_blocking=True)
 
     if not isinstance(batch, dict):  # a custom collator may make anything
-        return _map_tensors(batch, move)  # type: ignore[no-any-return]
+        return tree_map_only(Tensor, move, batch)  # type: ignore[no-any-return]
     return {
-        key: values if key in HOST_KEYS else _map_tensors(values, move)
+        key: values if key in HOST_KEYS else tree_map_only(Tensor, move, values)
         for key, values in batch.items()
     }
-
-
-def _map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
-    """Apply `function` to each tensor in nested lists, tuples and dictionaries; keep the rest."""
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, dict):
-        return {key: _map_tensors(item, function) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        items = [_map_tensors(item, function) for item in value]
-        # A named tuple takes its items one by one.
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    return value

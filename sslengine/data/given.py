@@ -12,6 +12,7 @@ dataset the remaining samples are read; of a loader all, and those that were use
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from numbers import Integral
 from typing import Any
@@ -203,22 +204,13 @@ def samplers_of(loader: Any) -> list[Any]:
 
 
 def _check_repeatable(loader: Any, where: str) -> None:
-    if not hasattr(loader, "__iter__"):
-        raise DataError(
-            f"{where}: expected a dataset or a loader of batches, got {type(loader).__name__}."
-        )
-    if hasattr(loader, "__next__"):
-        raise DataError(
-            f"{where}: {type(loader).__name__} can be read only once, and every epoch reads it "
-            f"again. Give a DataLoader, a list of batches, or a dataset."
-        )
-    try:
-        len(loader)
-    except TypeError:
-        raise DataError(
-            f"{where}: {type(loader).__name__} has no length, by which schedules and the end of an "
-            f"epoch are known. Give it a __len__ that counts its batches."
-        ) from None
+    with suppress(TypeError):
+        if len(loader) >= 0 and hasattr(loader, "__iter__") and not hasattr(loader, "__next__"):
+            return
+    raise DataError(
+        f"{where}: expected a dataset, or a loader of batches that has a length and can be read "
+        f"again every epoch, such as a DataLoader or a list; got {type(loader).__name__}."
+    )
 
 
 def _sizes(loader: Any, seed: int, where: str) -> list[int]:

@@ -41,7 +41,8 @@ def test_what_a_batch_may_be() -> None:
     assert as_batch(x, "d") == {"data": [x], "label": [None]}
     assert as_batch((x,), "d") == {"data": [x], "label": [None]}
     assert as_batch([x, y], "d") == {"data": [x], "label": [y]}
-    assert as_batch({"data": x, "extra": y}, "d") == {"data": [x], "label": [None], "extra": [y]}
+    extra = {"data": [x], "label": [None], "extra": [y], "fields": [("extra",)]}
+    assert as_batch({"data": x, "extra": y}, "d") == extra
     for wrong in ({"image": x}, (x, y, y), 3, "text"):
         with pytest.raises(DataError, match=r"d: expected batches \(input, target\)"):
             as_batch(wrong, "d")

@@ -54,9 +54,6 @@ class ClassBatchSampler(BatchSampler):
 
         return rows
 
-    def _first(self, step: int) -> int:
-        return self._rank * self._batch
-
     @abstractmethod
     def _global_batch(self, epoch: int, step: int, draw: Generator) -> Tensor:
         """Return the rows of all ranks, one rank after the other."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import default_collate as stack_in_shared_memory
 
 from sslengine.data.augment.transform import Sample
-from sslengine.data.manifest.index import as_numbers
+from sslengine.data.manifest.index import make_numbers
 from sslengine.errors import DataError
 from sslengine.registry import register_collator
 
@@ -163,7 +163,7 @@ def add_fields(batch: Batch, fields: Sequence[dict[str, Any]]) -> None:
                 f"config.DATA.TRAIN.FIELDS: the batch has another {name!r}; expected a field of "
                 f"another name."
             )
-        values = [as_numbers(each[name]) for each in fields]
+        values = [make_numbers(each[name]) for each in fields]
         if isinstance(values[0], (np.ndarray, np.generic, Tensor)):
             # Copies: what ranks and workers share cannot be written to.
             batch[name] = [stacked(name, [torch.from_numpy(np.array(each)) for each in values])]

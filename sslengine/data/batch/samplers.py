@@ -47,6 +47,8 @@ class Keys(list[SampleKey]):
 class BatchSampler(ABC):
     """The batches of one rank, for a window of steps of an epoch."""
 
+    _rank = 0  # of those whose batches are as large
+
     def __init__(self, batch_sizes: list[int], global_batch_sizes: list[int]) -> None:
         # For each step of any epoch: this rank's, and those of all ranks together.
         self.batch_sizes = batch_sizes
@@ -81,7 +83,7 @@ class BatchSampler(ABC):
 
     def _first(self, step: int) -> int:
         """Return the place of this rank's first sample in the global batch."""
-        return 0
+        return self._rank * self.batch_sizes[step]
 
     def _key_epoch(self, epoch: int) -> int:
         return epoch
@@ -161,9 +163,6 @@ class DistributedBatchSampler(BatchSampler):
 
         return rows
 
-    def _first(self, step: int) -> int:
-        return self._rank * self.batch_sizes[step]
-
 
 class StreamBatchSampler(BatchSampler):
     """For training on a stream: the places of an epoch in their order; all batches are full."""
@@ -187,9 +186,6 @@ class StreamBatchSampler(BatchSampler):
             return list(range(start, start + self._batch))
 
         return rows
-
-    def _first(self, step: int) -> int:
-        return self._rank * self._batch
 
 
 class StretchBatchSampler(BatchSampler):

@@ -86,7 +86,7 @@ class SampleBatch(list[Sample]):
 
 def collate_seeded(collate: Callable[[Sequence[Sample]], T], samples: SampleBatch) -> T:
     """Return what `collate` makes of the samples; its draws are the same in any process."""
-    fields = [sample.pop(FIELDS, {}) for sample in samples]
+    fields: list[Any] = [sample.pop(FIELDS, {}) for sample in samples]  # type: ignore[arg-type]
     with streams_kept():
         seed_batch(samples.seed, samples.key)
         batch = collate(samples)
@@ -94,7 +94,7 @@ def collate_seeded(collate: Callable[[Sequence[Sample]], T], samples: SampleBatc
         made_of = getattr(collate, "func", collate)  # with its parameters, a partial
         name = getattr(made_of, "__name__", type(made_of).__name__)
         raise DataError(f"the collator {name} returned None. Expected a batch, such as a dict.")
-    add_fields(batch, fields)
+    add_fields(batch, fields)  # type: ignore[arg-type]
     if samples.unreadable and isinstance(batch, dict):
         batch[UNREADABLE] = torch.tensor(samples.unreadable)
     return batch

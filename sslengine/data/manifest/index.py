@@ -139,9 +139,8 @@ class SharedStrings(Sequence[bytes]):
 class SharedText(SharedStrings):
     """The same, decoded."""
 
-    def __getitem__(self, index: int) -> str:
-        text: bytes = super().__getitem__(index)
-        return text.decode()
+    def __getitem__(self, index: Any) -> Any:
+        return super().__getitem__(index).decode()
 
 
 class ReadLater(Sequence[Any]):
@@ -168,11 +167,11 @@ def share_values(values: Sequence[Any]) -> Any:
             text = make_string_arrays("", map(str.encode, values))
             return SharedText(*map(SharedArray.share, text.values()))
         values = list(map(json.loads, values))
-    numbers = as_numbers(values)
+    numbers = make_numbers(values)
     return SharedArray.share(numbers) if isinstance(numbers, np.ndarray) else values
 
 
-def as_numbers(value: Any) -> Any:
+def make_numbers(value: Any) -> Any:
     """Return an array of a number or a list of numbers, floats as float32; all else unchanged."""
     if isinstance(value, (list, int, float)):
         with suppress(ValueError):

@@ -22,16 +22,15 @@ try:
 except ImportError:
     datasets = None
 
-from sslengine.data.decode.files import read_file
 from sslengine.data.manifest.tables import expect_column
 from sslengine.data.options import HubStreamOptions, SplitOptions, own
 from sslengine.data.sources.base import FINAL
 from sslengine.data.sources.hugging_face import (
-    as_stored,
     file_bytes,
     find_image_column,
     find_label_column,
     holds_images,
+    keep_encoded,
 )
 from sslengine.data.sources.stream import Streamed, StreamSource
 from sslengine.errors import DataError, listing
@@ -77,7 +76,7 @@ class HubStream(StreamSource):
             expect_column(list(features), each, f"config.DATA.{split}.FIELDS", name)
         rows = rows.select_columns(list(filter(None, (self._column, self._label, *self.fields))))
         images = [each for each in self.fields if holds_images(features[each])]
-        self._rows = as_stored(rows, self._column, *images)
+        self._rows = keep_encoded(rows, self._column, *images)
         self.parts = int(self._rows.num_shards)
 
     def files_of(self, rows: NDArray[np.int64]) -> list[str]:
@@ -124,7 +123,7 @@ def _content(image: Mapping[str, Any] | None) -> tuple[bytes, str]:
         return b"", " (it has no image)"
     try:
         if image["bytes"] or "://" not in image["path"]:
-            return image["bytes"] or read_file(image["path"]), ""
+            return file_bytes(image), ""
         fsspec: Any = import_module("fsspec")
         with fsspec.open(image["path"], "rb") as file:
             return file.read(), ""

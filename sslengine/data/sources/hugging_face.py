@@ -58,7 +58,7 @@ class HuggingFaceSource(EncodedSource):
             self._labels, self.class_names = self._read_labels(rows, columns.LABEL_SEPARATOR)
             self.num_classes = len(self.class_names) or count_classes(self._labels)
         # Workers get the names of its files, which `datasets` maps into memory.
-        self._rows = as_stored(rows.select_columns([self._image]), self._image)
+        self._rows = keep_encoded(rows.select_columns([self._image]), self._image)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -84,7 +84,7 @@ class HuggingFaceSource(EncodedSource):
         rows = self._load()
         expect_column(rows.column_names, name, where, self._root)
         if holds_images(rows.features[name]):
-            stored = as_stored(rows.select_columns([name]), name)
+            stored = keep_encoded(rows.select_columns([name]), name)
             return ReadLater(partial(_read_image, stored, name), len(stored))
         return list(rows.with_format(None)[name][:])
 
@@ -206,7 +206,7 @@ def find_label_column(features: Any, wanted: str, key: str, place: Any) -> str:
     return str(found[0]) if len(found) == 1 else "label" if "label" in features else ""
 
 
-def as_stored(rows: Any, *columns: str) -> Any:
+def keep_encoded(rows: Any, *columns: str) -> Any:
     """Return rows with the images of these columns as they are stored."""
     for name in columns:
         rows = rows.cast_column(name, datasets.Image(decode=False))

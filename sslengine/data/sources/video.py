@@ -152,9 +152,6 @@ class VideoSource(DataSource):
         advice = "lie in no class folder. Move each video into a folder named after its class"
         return self.expect_labels(self._labels.array[self._video.array], advice)
 
-    def label(self, index: int) -> int:
-        return int(self._labels.array[self._video.array[index]])
-
     def column(self, name: str, where: str) -> list[str]:
         """Return `video`, for DATA.HOLD_OUT.GROUP_COLUMN: neighbouring frames are nearly equal."""
         if name != "video":
