@@ -56,7 +56,8 @@ def main(arguments: Sequence[str]) -> int:
     console = LiteralConsole(width_of_file=140, soft_wrap=True)
     console.print(f"{name or given.method}: {' '.join(said)}")
     try:
-        thing = LOSSES.get(name, "METHOD") if name else None
+        if ":" in name:
+            LOSSES.get(name, "METHOD")
     except SSLEngineError as error:
         console.print(*_describe(error, given.pdb), sep="\n")
         return 1
@@ -74,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
                 console.print(f"ok     {what}: {found}")
             except BrokenPromise as error:
                 failed = True
-                console.print(f"wrong  {what}: {error}", *_lines_of(thing, error.names), sep="\n")
+                console.print(f"wrong  {what}: {error}", *_lines_of(name, error.names), sep="\n")
             except Exception as error:
                 console.print(f"wrong  {what}:", *_describe(error, given.pdb), sep="\n")
                 return 1
@@ -153,7 +154,7 @@ def _describe(error: Exception, debugs: bool) -> Iterator[str]:
         sys.stdout.flush()
         pdb.post_mortem(trace)
     else:
-        yield "The shapes that lead to it are above; --pdb opens the debugger at this line."
+        yield "--pdb opens the debugger at this line."
 
 
 def _own_part(error: BaseException) -> TracebackType | None:
@@ -172,8 +173,9 @@ def _walk(trace: TracebackType | None) -> Iterator[TracebackType]:
         trace = trace.tb_next
 
 
-def _lines_of(thing: Any, names: Sequence[str]) -> Iterator[str]:
+def _lines_of(name: str, names: Sequence[str]) -> Iterator[str]:
     """Yield the lines of the class that assign these attributes; without any, what it returns."""
+    thing: Any = LOSSES.get(name) if name else None
     try:
         file, (lines, start) = inspect.getsourcefile(thing), inspect.getsourcelines(thing)
     except (OSError, TypeError):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from sslengine.monitor.writers import Record, RunPlace, Writer, build_writers
 from sslengine.optim.schedules import build_curve
@@ -60,9 +61,9 @@ class NetworkSuite(RunSuite):
         network, given = self.network()
         before = given.clone()
         with torch.no_grad():
-            together, again = _listed(network(given)), _listed(network(given))
+            together, again = tree_leaves(network(given)), tree_leaves(network(given))
             expect(same(before, given), f"{self.name}: it has written into its input")
-            alone = _listed(network(given[: len(given) // 2]))
+            alone = tree_leaves(network(given[: len(given) // 2]))
         expect(same(together[0], again[0]), f"{self.name}: in evaluation its output changes")
         for half, both in zip(alone, together, strict=True):
             near = torch.allclose(half, both[: len(half)], rtol=1e-4, atol=1e-5)
@@ -253,7 +254,7 @@ class MeterSuite(RunSuite):
         differs = differences(flat(one.value()), flat(other.value()))
         expect(not differs, f"{self.name}: these values differ after a resume: {names(differs)}")
 
-    @promise(ranks=True)
+    @promise()
     def counts_all_ranks(self) -> None:
         """The value on two ranks equals that of one process with all images."""
         frozen = self._tested.having(  # the model does not change before the test phase
@@ -282,13 +283,6 @@ class MeterSuite(RunSuite):
 
 def _near(one: Any, other: Any) -> bool:
     return other is not None and math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-9)
-
-
-def _listed(output: Any) -> list[Tensor]:
-    if isinstance(output, Tensor):
-        return [output]
-    values = output.values() if isinstance(output, Mapping) else output
-    return [each for value in values for each in _listed(value)]
 
 
 # The records of a run of four steps, which saves a checkpoint at SAVED_AT.

@@ -43,15 +43,14 @@ class Contract:
                 f"{listing(SUITES)}"
             )
         self.kind, self.component = kind, _named(component)
-        known = dict(promises(SUITES[kind]))
+        known = promises(SUITES[kind])
         unknown = {*also, *(without or {})} - known.keys()
         if unknown:
             raise UnknownNameError(
                 f"a {kind} has no promise {listing(unknown)}. Known: {listing(known)}"
             )
-        chosen = {name: how for name, how in known.items() if how["always"] or name in also}
+        chosen = [name for name, always in known.items() if always or name in also]
         self.promises = [name for name in chosen if name not in (without or {})]
-        self.on_ranks = [name for name in self.promises if chosen[name]["ranks"]]
         self._given = (arguments or {}, overrides, unchanged, more)
 
     @cached_property

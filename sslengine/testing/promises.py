@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,28 +21,24 @@ class BrokenPromise(SSLEngineError, AssertionError):
     names: Sequence[str] = ()  # of the parameters or attributes that do not
 
 
-def promise(always: bool = True, ranks: bool = False) -> Callable[[F], F]:
+def promise(always: bool = True) -> Callable[[F], F]:
     """Mark a method of a suite as the test of a promise; its docstring describes the promise.
 
     always: every component of the kind makes the promise. Others are chosen by name (`also`).
-    ranks: the test needs several processes.
     """
 
     def mark(function: F) -> F:
-        function.promise = {"always": always, "ranks": ranks}  # type: ignore[attr-defined]
+        function.always = always  # type: ignore[attr-defined]
         return function
 
     return mark
 
 
-def promises(suite: type[Any]) -> Iterator[tuple[str, dict[str, bool]]]:
-    """Yield the names of all promises of a suite, in the order of their definition."""
-    seen: dict[str, dict[str, bool]] = {}
-    for cls in reversed(suite.__mro__):
-        for name, member in vars(cls).items():
-            if hasattr(member, "promise"):
-                seen[name] = member.promise
-    yield from seen.items()
+def promises(suite: type[Any]) -> dict[str, bool]:
+    """Return the names of all promises of a suite, in the order of their definition, and of each
+    whether every component makes it."""
+    members = (each for cls in reversed(suite.__mro__) for each in vars(cls).items())
+    return {name: each.always for name, each in members if hasattr(each, "always")}
 
 
 def expect(kept: bool, what: str, culprits: Sequence[str] = ()) -> None:

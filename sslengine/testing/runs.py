@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
 from sslengine.checkpoint import files
@@ -192,13 +193,9 @@ def run(
 
 def _convert_to_double(batch: Any) -> Any:
     """Convert the images of a batch to double precision."""
-    if isinstance(batch, Tensor):
-        return batch.double() if batch.is_floating_point() else batch
-    if isinstance(batch, dict):
-        return {key: _convert_to_double(each) for key, each in batch.items()}
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(_convert_to_double(each) for each in batch)
-    return batch
+    return tree_map_only(
+        Tensor, lambda each: each.double() if each.is_floating_point() else each, batch
+    )
 
 
 @contextlib.contextmanager

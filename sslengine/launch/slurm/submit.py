@@ -16,7 +16,6 @@ import io
 import shlex
 import shutil
 import sys
-import sysconfig
 import uuid
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -34,6 +33,7 @@ from sslengine.launch.plan import is_one_of_several
 from sslengine.launch.slurm.cluster import check_installed, follow, has_gpus
 from sslengine.launch.slurm.job import Job
 from sslengine.monitor.environment import COPY_NOTE, code_version
+from sslengine.trust import is_installed
 
 _UNLIMITED = 10**6  # requeues that submitit allows; job.py limits them by progress
 _LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", "*.torch", ".git", ".venv")
@@ -114,18 +114,13 @@ def copy_code(folder: Path, plugins: Iterable[str] = ()) -> Path:
 
 def _copy_module(name: str, code: Path) -> None:
     spec = importlib.util.find_spec(name)
-    if spec is None or spec.origin is None or _is_installed(Path(spec.origin)):
+    if spec is None or spec.origin is None or is_installed(Path(spec.origin)):
         return
     origin = Path(spec.origin).resolve()
     if origin.name == "__init__.py":
         shutil.copytree(origin.parent, code / name, ignore=_LEFT_OUT)
     else:
         shutil.copy(origin, code)
-
-
-def _is_installed(file: Path) -> bool:
-    places = {sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib")}
-    return any(file.resolve().is_relative_to(Path(place).resolve()) for place in places)
 
 
 def _send(runs: Sequence[Resolved], options: SlurmOptions, folder: Path, code: Path) -> list[Any]:
