@@ -1,7 +1,7 @@
 """Train objects on several processes of this machine: `sslengine.fit(..., ranks=2)`.
 
 They are forked, so a class of a notebook and a dataset in memory need not be pickled; weights and
-history come back in a file. A fork cannot use CUDA once this process has; nor more than a thread
+history are returned in a file. A fork cannot use CUDA once this process has; nor more than a thread
 where this process has computed with several.
 """
 
@@ -85,7 +85,7 @@ def _fit_rank(asked: Any, fit_here: Callable[[Any], Session], folder: Path) -> N
             done = session.iteration, session.complete
             torch.save({"parts": states, "history": history, "done": done}, folder / TRAINED)
     except Exception as error:
-        with suppress(Exception):  # of a class that cannot be pickled the text is told
+        with suppress(Exception):  # an error that cannot be pickled is reported as text
             kept = pickle.dumps(error)
             pickle.loads(kept)
             (folder / f"error{rank()}").write_bytes(kept)

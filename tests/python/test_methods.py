@@ -16,6 +16,7 @@ import sslengine as ssl
 from sslengine.checkpoint import files
 from sslengine.checkpoint.rng import seed_all
 from sslengine.errors import ConfigError
+from tests import warm
 from tests.command.photos import write_photos
 
 COMMON: dict[str, Any] = {
@@ -109,10 +110,9 @@ def test_a_class_that_no_other_process_could_import(photos: Path, tmp_path: Path
     assert all("knn_20" in each["online"] or "rankme" in each["online"]
                for each in session.history.epochs)  # fmt: skip
     script = f"import sslengine; print(sslengine.load({str(tmp_path / 'run')!r}).feature_dim)"
-    from tests import warm
-
     done = warm.run([sys.executable, "-c", script])
-    assert done.stdout.split()[-1] == str(method.trunk.width), done.stderr
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1] == str(method.trunk.width)
 
 
 @pytest.mark.parametrize("what", [{"shuffle": False}, {"validation": []}, {"iterations": 3}])
