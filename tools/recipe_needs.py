@@ -130,12 +130,13 @@ def cost_of(config: Any) -> Cost:
 
 @contextmanager
 def images_of(config: Any) -> Iterator[dict[str, Any]]:
-    """A batch of the recipe's views of two images."""
+    """A batch of the recipe's views of two images, of one class."""
     with tempfile.TemporaryDirectory() as folder:
+        (inside := Path(folder) / "class").mkdir()
         draw = np.random.default_rng(0)
         for number in range(LOOKED_AT):
             pixels = draw.integers(0, 256, (300, 400, 3), np.uint8)
-            Image.fromarray(pixels).save(Path(folder) / f"{number}.jpg")
+            Image.fromarray(pixels).save(inside / f"{number}.jpg")
         data = read(config, DataOptions)
         train = data.TRAIN
         train.DATA_SOURCES, train.DATA_PATHS = ["disk_folder"], [folder]

@@ -32,6 +32,7 @@ TRANSFORMS_SMALL: dict[str, Of] = {
     "ImgReplicatePil": of(num_times=3),
     "ImgPilToPatchesAndImage": of(crop_size_image=16, crop_size_patches=70),
     "ImgPilToMultiCrop": of(**CROPS),
+    "RandomResizedCropWithBox": of(size=16),
     "ImgPilMultiCropRandomApply": of(
         {"name": "ImgPilToMultiCrop", **CROPS}, prob=[1.0, 0.5, 0.0],
         transforms=[{"name": "ImgPilGaussianBlur", "p": 1.0}]),

@@ -23,6 +23,7 @@ from torch import nn
 from torchvision.transforms import ColorJitter, InterpolationMode
 
 from sslengine import catalog  # noqa: F401
+from sslengine.config.components import owns_network
 from sslengine.config.compose import compose
 from sslengine.config.facts import RunFacts, run_facts
 from sslengine.config.resolve import resolve
@@ -30,7 +31,6 @@ from sslengine.config.sections import read
 from sslengine.engine.build import build_loss
 from sslengine.methods.capi import CapiLoss
 from sslengine.methods.step import Step
-from sslengine.methods.whole import owns_network
 from sslengine.models.build import build_model
 from sslengine.models.momentum import rising_momentum
 from sslengine.models.options import ModelOptions

@@ -126,7 +126,8 @@ def test_no_memory_is_taken_for_the_weights(monkeypatch: pytest.MonkeyPatch) -> 
 # One for each method, and PIRL, whose model takes several inputs.
 QUICKSTARTS = ("barlow_twins", "byol", "deepclusterv2", "dino", "moco", "pirl", "npid", "rotnet",
                "simclr", "simsiam", "swav", "vicreg", "ibot", "dinov2", "ijepa", "simmim", "data2vec", "msn",
-               "dinov3", "distillation", "capi")  # fmt: skip
+               "dinov3", "distillation", "capi", "lejepa", "visreg", "moco_v3", "nnclr", "supcon",
+               "ressl", "vicregl", "densecl")  # fmt: skip
 
 
 @pytest.mark.slow

@@ -104,6 +104,7 @@ def per_crop(*transforms: dict[str, Any], prob: list[float]) -> dict[str, Any]:
 LISTS: dict[str, Entries] = {
     "simclr": [TWO, CROP, FLIP, COLOUR, BLUR, *TENSOR],
     "swav": [MULTI_CROP, FLIP, COLOUR, BLUR, *TENSOR],
+    "vicregl": [TWO, {"name": "RandomResizedCropWithBox", "size": 32}, COLOUR, BLUR, *TENSOR],
     "dino": [
         MULTI_CROP,
         FLIP,

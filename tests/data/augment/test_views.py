@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torchvision.transforms import InterpolationMode, RandomResizedCrop
+from torchvision.transforms import InterpolationMode, RandomHorizontalFlip, RandomResizedCrop
 
 from sslengine.config.facts import views_per_image
 from sslengine.data.augment.pipeline import Pipeline
@@ -15,8 +15,10 @@ from sslengine.data.augment.views import (
     ImgPilToMultiCrop,
     ImgPilToPatchesAndImage,
     ImgReplicatePil,
+    RandomResizedCropWithBox,
 )
 from sslengine.errors import ConfigError, DataError
+from sslengine.methods.vicregl import place_cells
 from tests.data.pictures import picture
 
 
@@ -63,6 +65,25 @@ def test_image_and_patches_as_vissl_cuts_them(side: int) -> None:
     assert len(views) == 1 + side**2
     for view, number in zip(views[1:], order, strict=True):
         np.testing.assert_array_equal(np.asarray(view), expected[number])
+
+
+def test_a_crop_is_where_its_box_says_flipped_or_not() -> None:
+    """Red tells the column and green the row; each place of a map is the mean of its pixels."""
+    ramp = np.zeros((120, 200, 3), np.uint8)
+    ramp[..., 0], ramp[..., 1] = np.arange(200)[None, :], np.arange(120)[:, None]
+    change, flipped = RandomResizedCropWithBox(32, scale=(0.2, 1.0)), set()
+    for number in range(20):
+        torch.manual_seed(number)
+        made = change(Image.fromarray(ramp))
+        torch.manual_seed(number)
+        plain = RandomResizedCrop(32, (0.2, 1.0))(Image.fromarray(ramp))
+        plain = RandomHorizontalFlip()(plain)
+        assert made["data"].tobytes() == plain.tobytes()
+        pixels = np.asarray(made["data"], np.float64).reshape(4, 8, 4, 8, 3).mean((1, 3))[..., :2]
+        found = place_cells(made["box"].unsqueeze(0), torch.zeros(1, 1, 4, 4))[0].numpy()
+        np.testing.assert_allclose(found - 0.5, pixels.reshape(16, 2), atol=1.5)
+        flipped.add(bool(made["box"][0] > made["box"][2]))
+    assert flipped == {True, False}
 
 
 def test_patches_in_order() -> None:
