@@ -7,13 +7,12 @@ prints next to the value.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from sslengine.config.components import keys_of
+from sslengine.config.components import keys_of, owns_network
 from sslengine.config.facts import REMOVED as REMOVED_BACKENDS
 from sslengine.config.facts import (
     best_backend,
@@ -260,7 +259,7 @@ def _loss_options(config: DictConfig) -> Iterator[Derived]:
     if hasattr(loss, "requires"):
         expect_requirements(config, loss, run_facts(config))
     name = component_key(config.LOSS.name)
-    if isinstance(loss, type) and "trunk" in inspect.signature(loss).parameters:
+    if owns_network(loss):
         yield "MODEL.HEAD.PARAMS", [], f"{name} has its own heads"
         for split in ("TRAIN", "TEST"):
             if config.DATA[split].COLLATE_FUNCTION in ("default_collate", "simclr_collator"):
