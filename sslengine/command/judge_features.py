@@ -16,7 +16,7 @@ from sslengine.command.arguments import print_document
 from sslengine.config.compose import typed
 from sslengine.config.sections import sections_of
 from sslengine.engines.report import show_all
-from sslengine.engines.scoring import Asked, Score, Sets, chance
+from sslengine.engines.scoring import Asked, Sets, chance
 from sslengine.errors import ConfigError, DataError
 from sslengine.evaluate.features import Chosen, Rows, note_leak
 from sslengine.evaluate.given import Given, pairs_in, read_given
@@ -61,7 +61,7 @@ def judge_features(given: argparse.Namespace, neighbours: Sequence[int]) -> int:
     labels, wanted = sets[0].labels, sets[0].wanted
     by_chance = None if labels is None else chance(labels, labels if wanted is None else wanted)
     metric = "mAP" if labels is not None and labels.ndim > 1 else "accuracy"
-    content = _document(scores, metric, by_chance, notes, nearest, probe)
+    content = asked.document(scores, metric, by_chance, notes)
     if given.json:
         print_document(content)
     else:
@@ -180,14 +180,3 @@ def _device(name: str) -> torch.device:
     if name == "gpu" and not there:
         raise ConfigError("--device gpu: torch sees no GPU.")
     return torch.device("cuda" if there and name in ("auto", "gpu") else "cpu")
-
-
-def _document(
-    scores: Sequence[Score], metric: str, by_chance: float | None, notes: list[str],
-    neighbours: NearestNeighborOptions, probe: LinearProbeOptions,
-) -> dict[str, Any]:  # fmt: skip
-    return {
-        "metric": metric, "knn": {"metric": neighbours.metric, "sigma": neighbours.SIGMA},
-        "linear_probe": vars(probe), "chance": by_chance, "notes": notes,
-        "scores": [score.as_dict() for score in scores],
-    }  # fmt: skip

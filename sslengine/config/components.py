@@ -104,8 +104,8 @@ def _signature_options(thing: Any, by_engine: Sequence[str]) -> type[Any]:
         for required in [each.default is each.empty]
     ]  # fmt: skip
     more = {"described_by": thing, "made_by": (_signature_options, (thing, by_engine))}
-    name = str(getattr(thing, "__name__", thing))
-    return dataclasses.make_dataclass(name, fields, bases=(_OfSignature,), namespace=more)
+    bases = (_OfSignature,)
+    return dataclasses.make_dataclass(_name(thing), fields, bases=bases, namespace=more)
 
 
 def is_of_signature(options: type[Any]) -> bool:
@@ -148,9 +148,9 @@ def loss_arguments(thing: Any, given: Collection[str]) -> list[str]:
     return left if len(left) in (2, 3) else []
 
 
-def owns_network(loss: Any) -> bool:
-    """Tell whether a class takes the trunk itself (methods/whole.py)."""
-    return isinstance(loss, type) and "trunk" in _parameters(loss)
+def owns_network(thing: Any) -> bool:
+    """Tell whether a component is a class that takes the trunk itself: it has its own heads."""
+    return isinstance(thing, type) and "trunk" in _parameters(thing)
 
 
 def argument_problems(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import operator
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -24,6 +23,7 @@ from sslengine.config.derive import choose_collators, derive, replace_removed_ba
 from sslengine.config.files import Layer
 from sslengine.config.merge import merge
 from sslengine.config.merged import Merged
+from sslengine.config.sections import replaced
 from sslengine.config.stored import Path
 from sslengine.errors import ConfigError
 from sslengine.registry import LOSSES, component_key, load_plugins
@@ -119,9 +119,9 @@ def changed(resolved: Resolved, values: Mapping[str, object], engine_name: str) 
         node = tree
         for name in parents:
             node = node.setdefault(name, {})
-        for replaced, _ in named_entries(LOSSES, node.get(key)):
-            if ":" in replaced:  # its section is known by its name alone
-                node.pop(component_key(replaced), None)
+        for before, _ in named_entries(LOSSES, node.get(key)):
+            if ":" in before:  # its section is known by its name alone
+                node.pop(component_key(before), None)
         node[key] = value
     layer = Layer(resolved.name, {"engine_name": engine_name, "config": tree})
     with closed(resolved.opened):
@@ -131,12 +131,8 @@ def changed(resolved: Resolved, values: Mapping[str, object], engine_name: str) 
 
 def settled(resolved: Resolved, path: str, value: object, reason: str) -> Resolved:
     """Return a copy with a value that depends on the data; path: below `config`."""
-    config = copy.deepcopy(resolved.config)
-    OmegaConf.set_readonly(config, False)
-    OmegaConf.update(config, path, value)
-    OmegaConf.set_readonly(config, True)
     origins = {**resolved.origins, f"config.{path}": f"derived: {reason}"}
-    return replace(resolved, config=config, origins=origins)
+    return replace(resolved, config=replaced(resolved.config, {path: value}), origins=origins)
 
 
 def _plugins(composition: Composition) -> list[str]:

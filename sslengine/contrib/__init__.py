@@ -7,6 +7,7 @@ from sslengine.registry import (
     HOOKS,
     PROTOCOLS,
     TRAIN_STEPS,
+    TRANSFORMS,
     TRUNKS,
     WRITERS,
 )
@@ -17,6 +18,12 @@ HOOKS.declare(
     "layer_memory", "model_complexity", "tensorboard_histograms", "unreached_parameters",
 )  # fmt: skip
 WRITERS.declare("sslengine.contrib.csv_file", "csv")
+
+TRANSFORMS.declare(
+    "sslengine.contrib.transforms", "ImgPil2LabTensor",
+    "imagenet_augment", "imagenet_no_augment", "lighting", "video_clip_random_resize_crop",
+    "video_clip_resize", "video_default_augment", "video_default_no_augment",
+)  # fmt: skip
 
 TRAIN_STEPS.declare("sslengine.contrib.mmengine", "model_train_step")
 TRAIN_STEPS.declare("sslengine.contrib.multi_optimizer", "multi_optimizer_train_step")

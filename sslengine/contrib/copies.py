@@ -25,7 +25,6 @@ from sslengine.engines.judged_images import ALL_OF_THEM, Found, Judged
 from sslengine.engines.maps import judged_trunk, last_map, networks_with, shape_map
 from sslengine.engines.stored import Network
 from sslengine.errors import DataError
-from sslengine.evaluate.options import CopiesOptions
 from sslengine.evaluate.outcome import Outcome
 from sslengine.evaluate.retrieval import Whitening, copy_detection, gem
 from sslengine.monitor.run_facts import PIXELS
@@ -73,7 +72,7 @@ def _have_images(folder: Path) -> bool:
 @PROTOCOLS.register("copies")
 def judge_copies(judged: Judged) -> Found:
     """Collective."""
-    options: CopiesOptions = judged.copies
+    options = judged.EVALUATE.COPIES
     if not options.PATH:
         raise DataError(f"{WHERE}.PATH names no folder of originals and copies.")
     images = read_copies(Path(options.PATH))
@@ -130,7 +129,7 @@ class _Maker:
 
     @classmethod
     def of(cls, judged: Judged) -> _Maker:
-        options: CopiesOptions = judged.copies
+        options = judged.EVALUATE.COPIES
         side = options.SIDE
         resized = {"name": "Resize", "size": [side, side], "interpolation": 3}
         trunk = judged_trunk(judged)

@@ -28,7 +28,6 @@ from sslengine.engines.features import features_of, ordered_feed
 from sslengine.engines.judged_images import Found, Judged, Key, find_probes
 from sslengine.errors import DataError
 from sslengine.evaluate.linear import Fitted
-from sslengine.evaluate.options import CorruptionOptions
 from sslengine.evaluate.outcome import Outcome
 from sslengine.evaluate.store import Kept, short_name
 from sslengine.monitor.run_facts import UNTRAINED
@@ -42,7 +41,7 @@ Counts = dict[tuple[str, int], Tensor]
 def judge_corruptions(judged: Judged) -> Found:
     if judged.test != "TEST":
         raise DataError("there are no test images.")
-    options: CorruptionOptions = judged.corruptions
+    options = judged.EVALUATE.CORRUPTIONS
     given = find_probes(judged)
     probes, about, outcomes = given.fitted, given.about, given.without
     counts: dict[Key, Counts] = {key: {} for key in probes}

@@ -86,11 +86,12 @@ WHERE = "config.EVALUATE.DOMAIN_COLUMN"
 @PROTOCOLS.register("domains")
 def judge_domains(judged: Judged) -> Found:
     """Judge domains, without labelled test images those of TRAIN. Collective."""
-    if not judged.domain_column:
+    column = judged.EVALUATE.DOMAIN_COLUMN
+    if not column:
         raise DataError(f"{WHERE} names no column of the images' table.")
     if all(each.labels is None for each in judged.sets):
         raise DataError("the images have no labels.")
-    columns = {split: _column(each, judged.domain_column) for split, each in judged.splits.items()}
+    columns = {split: _column(each, column) for split, each in judged.splits.items()}
     found: Found = {}
     for each in judged.sets:
         assert each.labels is not None

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from sslengine.data.manifest.classes import Classes
 from sslengine.engines.judged_images import ALL_OF_THEM, Found, Judged, find_probes
-from sslengine.engines.stored import StoredSplit
+from sslengine.engines.stored import StoredSplit, paths_of
 from sslengine.errors import DataError, listing, nearest
 from sslengine.evaluate.answers import PerClass
 from sslengine.evaluate.features import Chosen
@@ -145,12 +145,12 @@ class _Tested:
 @PROTOCOLS.register("other_sets")
 def judge_other_sets(judged: Judged) -> Found:
     """Judge each set: what one lacks does not stop the others. Collective."""
-    if not judged.other_sets:
+    if not judged.EVALUATE.OTHER_SETS:
         raise DataError("config.EVALUATE.OTHER_SETS names no set of images.")
     probes = find_probes(judged)
     known = Known.of(judged.splits["TRAIN"].classes[0])
     tested, notes = {}, []
-    for name, options in judged.other_sets.items():
+    for name, options in judged.EVALUATE.OTHER_SETS.items():
         try:
             tested[name] = _tested(judged, options, known)
             notes += [f"{name}: {note}" for note in [tested[name].note] if note]
@@ -199,7 +199,9 @@ def _changes(judged: Judged, options: OtherSetOptions) -> dict[str, Any]:
 def _read_labels(stored: StoredSplit, options: OtherSetOptions, known: Known) -> Shown:
     """Read a file of labels, which has all images, also those that cannot be read."""
     everything = torch.arange(len(stored.dataset))
-    shown = known.number_images(Path(options.LABELS), stored.relative_paths(everything))
+    shown = known.number_images(
+        Path(options.LABELS), paths_of(stored.dataset, everything, relative=True)
+    )
     indices = next(iter(stored.stores.values())).indices
     return [shown[index] for index in indices.tolist()]
 

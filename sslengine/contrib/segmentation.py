@@ -22,7 +22,7 @@ from sslengine.engines.stored import Network
 from sslengine.errors import DataError
 from sslengine.evaluate.dense import IGNORED, Confusion, note_map
 from sslengine.evaluate.features import expect_finite
-from sslengine.evaluate.options import DenseOptions, SegmentationOptions
+from sslengine.evaluate.options import SegmentationOptions
 from sslengine.evaluate.outcome import Outcome, note_choice, protocol
 from sslengine.registry import PROTOCOLS
 
@@ -45,9 +45,9 @@ def _judge(judged: Judged, network: Network, maps: Maps) -> Outcome:
     train, test = (maps.read(split, network) for split in ("TRAIN", "TEST"))
     wanted = torch.from_numpy(np.stack([*maps.read_masks("TRAIN", network, size)]))
     shown = [torch.from_numpy(each) for each in maps.read_masks("TEST", network)]
-    options: DenseOptions = judged.dense
+    options = judged.EVALUATE.DENSE
     outcome = segmentation(
-        train, wanted, test, shown, judged.segmentation, options.IGNORED, judged.run.device
+        train, wanted, test, shown, judged.EVALUATE.SEGMENTATION, options.IGNORED, judged.run.device
     )
     about = maps.about(network, train, test)
     return replace(outcome, details={**outcome.details, **about})

@@ -39,7 +39,6 @@ from sslengine.engines.maps import (
 )
 from sslengine.engines.stored import Network
 from sslengine.errors import DataError, SSLEngineError
-from sslengine.evaluate.options import VideosOptions
 from sslengine.evaluate.outcome import Outcome
 from sslengine.monitor.run_facts import PIXELS
 from sslengine.precision import Precision
@@ -98,7 +97,7 @@ Measured = dict[str, list[tuple[float, float]]]
 @PROTOCOLS.register("videos")
 def judge_videos(judged: Judged) -> Found:
     """Collective. What one video lacks does not stop the others."""
-    options: VideosOptions = judged.videos
+    options = judged.EVALUATE.VIDEOS
     if not options.PATH:
         raise DataError(f"{WHERE}.PATH names no folder of videos, laid out as DAVIS-2017.")
     videos = read_videos(Path(options.PATH))
@@ -187,7 +186,7 @@ class _Carrier:
 
     def _size(self, video: Video) -> tuple[int, int]:
         """Height and width of the resized frames."""
-        options: VideosOptions = self.judged.videos
+        options = self.judged.EVALUATE.VIDEOS
         high, wide = size_of(open_image(video.frames[0], self.decoder))
         ratio = max(high, wide) / min(high, wide)
         several = int(options.SIDE * ratio) // options.MULTIPLE

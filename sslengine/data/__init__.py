@@ -55,14 +55,7 @@ TRANSFORMS.declare(f"{AUGMENT}.jigsaw", "ImgPatchesFromTensor", "ShuffleImgPatch
 TRANSFORMS.declare(f"{AUGMENT}.masking", "MaskedImageModeling", "RandomPatchMask")
 TRANSFORMS.declare(f"{AUGMENT}.auto_augment", "RandAugment", "VisslAutoAugment")
 TRANSFORMS.declare(f"{AUGMENT}.corrupt", "Corrupt")
-TRANSFORMS.declare(
-    f"{AUGMENT}.classy_transforms",
-    "imagenet_augment", "imagenet_no_augment", "lighting", "video_clip_random_resize_crop",
-    "video_clip_resize", "video_default_augment", "video_default_no_augment",
-)  # fmt: skip
-TRANSFORMS.declare(
-    f"{AUGMENT}.tensors", "ImgToTensor", "ImgPilToRawTensor", "ImgPil2LabTensor", "OneHotEncode"
-)
+TRANSFORMS.declare(f"{AUGMENT}.tensors", "ImgToTensor", "ImgPilToRawTensor", "OneHotEncode")
 
 COLLATORS.declare(
     "sslengine.data.batch.collators",

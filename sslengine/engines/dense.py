@@ -24,7 +24,6 @@ from sslengine.engines.maps import Masks, judged_trunk, last_map, networks_with_
 from sslengine.engines.stored import Network, StoredSplit
 from sslengine.errors import DataError
 from sslengine.evaluate.dense import dense
-from sslengine.evaluate.options import DenseOptions
 from sslengine.evaluate.outcome import Outcome
 from sslengine.monitor.run_facts import PIXELS
 from sslengine.registry import PROTOCOLS
@@ -43,7 +42,7 @@ def judge_dense(judged: Judged) -> Found:
 
 def _judge(judged: Judged, network: Network, maps: Maps) -> Outcome:
     (train, known), (test, wanted) = (_read_masks(maps, each, network) for each in maps.splits)
-    options: DenseOptions = judged.dense
+    options = judged.EVALUATE.DENSE
     outcome = dense(train, known, test, wanted, options.IGNORED, judged.run.device)
     return replace(outcome, details={**outcome.details, **maps.about(network, train, test)})
 
@@ -98,7 +97,7 @@ def stored_maps(judged: Judged) -> Maps:
     """Collective."""
     if judged.test != "TEST":
         raise DataError("there are no test images.")
-    options: DenseOptions = judged.dense
+    options = judged.EVALUATE.DENSE
     masks = {split: Masks(judged, split) for split in ("TRAIN", "TEST")}
     for split, each in masks.items():
         each.read(judged.splits[split].dataset, 0)  # before the features are computed
@@ -119,7 +118,7 @@ def stored_maps(judged: Judged) -> Maps:
 
 
 def _some(judged: Judged, split: str) -> dict[str, Any]:
-    options: DenseOptions = judged.dense
+    options = judged.EVALUATE.DENSE
     limit, count = options.IMAGES, len(judged.splits[split].dataset)
     return {f"DATA.{split}.DATA_LIMIT": limit} if 0 < limit < count else {}
 

@@ -279,16 +279,11 @@ class _Report:
     def write(self, scores: list[Score]) -> None:
         if not is_primary():
             return
-        judge, asked = self.judge, self.judge.asked
+        judge = self.judge
         content = {
             "weights": self.loaded.source,
             "network": self.loaded.network,
-            "metric": judge.metric,
-            "knn": {"metric": asked.neighbours.metric, "sigma": asked.neighbours.SIGMA},
-            "linear_probe": vars(asked.probe),
-            "published": asked.evaluate.PUBLISHED,
-            # Of the answer that needs no features, in percent.
-            "chance": judge.chance,
+            "published": judge.asked.evaluate.PUBLISHED,
             # Class number -> name; empty if labels are numbers.
             "classes": judge.class_names,
             # Of TRAIN and TEST: how many, their fingerprint, and that of their labels.
@@ -296,8 +291,7 @@ class _Report:
             "copies": judge.copies,
             "below_pixels": judge.below_pixels(scores),
             "data": judge.place,
-            "notes": judge.notes,
-            "scores": [score.as_dict() for score in judge.compared(scores)],
+            **judge.asked.document(judge.compared(scores), judge.metric, judge.chance, judge.notes),
             **read_results(self.run_dir),
         }
         write_report(self.run_dir, content)

@@ -60,10 +60,10 @@ def ordered_feed(
 
 
 def extract(
-    compute: Compute, feed: DataFeed, options: SplitOptions, precision: Precision, then: str = ""
+    compute: Compute, feed: DataFeed, options: SplitOptions, precision: Precision
 ) -> Iterator[Features]:
-    """The features of this rank's batches. then: the stage that follows."""
-    with progress("computing features", sum(feed.batch_sizes), then=then) as step:
+    """The features of this rank's batches."""
+    with progress("computing features", sum(feed.batch_sizes)) as step:
         for number, batch in enumerate(feed.batches()):
             yield features_of(batch, compute, options, precision)
             step(feed.batch_sizes[number])

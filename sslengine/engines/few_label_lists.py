@@ -43,7 +43,7 @@ def write_lists(
             rows = draw_of_each_class(labels, share, seed)
             images = numbers[rows]
             path = folder / f"{100 * share:g}_percent_seed{seed}.csv"
-            _write(path, images, stored.paths(images), labels[rows], names)
+            _write(path, images, paths_of(stored.dataset, images), labels[rows], names)
             written.append(path)
     return written
 

@@ -20,15 +20,7 @@ from sslengine.distributed.ranks import is_primary
 from sslengine.dotted import leaves
 from sslengine.engines.few_label_lists import write_training_list
 from sslengine.engines.options import FinetuneOptions
-from sslengine.engines.report import (
-    FINETUNE,
-    add_to_report,
-    describe_training,
-    read_results,
-    show_protocols,
-    sort_by_start,
-    write_result,
-)
+from sslengine.engines.report import FINETUNE, report_trained, write_result
 from sslengine.engines.run import Run, check_results
 from sslengine.engines.sub_run import digest_of, folder_of, sub_run
 from sslengine.engines.train import train_task
@@ -55,8 +47,7 @@ def finetune(run: Run) -> None:
     if options.UNTRAINED and library:
         run.say("note: the trunk starts from a library's weights; there is no untrained one")
     if is_primary():
-        add_to_report(run.run_dir)
-        show_protocols(run.console, sort_by_start(read_results(run.run_dir)))
+        report_trained(run)
     check_results(run, {"test": results})
 
 
@@ -85,17 +76,13 @@ def _finetuned(run: Run, name: str, start: str, weights: Path | None) -> dict[st
         "version": VERSIONS["finetune"],
         "features": start,
         "metrics": metrics,
-        "weights": str(weights or "as initialised"),
-        "weights_sha256": digest,
-        "network": read(run.config, ModelOptions).WEIGHTS_INIT.NETWORK,
         "layer": "all layers",
-        **describe_training(run),
         "steps": task.iteration,
-        "folder": str(folder.relative_to(run.run_dir)),
         "chosen_on": "nothing: the test after the last epoch, of a recipe that is given",
     }
     if is_primary():
-        write_result(folder, FINETUNE, row | ({"labelled": labelled} if few else {}))
+        row |= {"labelled": labelled} if few else {}
+        write_result(run, folder, FINETUNE, weights, digest, row)
     return metrics
 
 

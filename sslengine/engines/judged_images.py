@@ -15,17 +15,7 @@ from sslengine.engines.stored import Network, StoredSplit, store_split
 from sslengine.errors import DataError
 from sslengine.evaluate.answers import expect_probe
 from sslengine.evaluate.linear import Fitted
-from sslengine.evaluate.options import (
-    CopiesOptions,
-    CorruptionOptions,
-    DenseOptions,
-    EvaluateOptions,
-    LinearProbeOptions,
-    OtherSetOptions,
-    OutsideOptions,
-    SegmentationOptions,
-    VideosOptions,
-)
+from sslengine.evaluate.options import EvaluateOptions, LinearProbeOptions
 from sslengine.evaluate.outcome import Outcome
 
 # By network and layer.
@@ -45,43 +35,11 @@ class Judged:
     sets: Sequence[Sets]
     splits: Mapping[str, StoredSplit]
     folder: Path
-    options: EvaluateOptions
+    EVALUATE: EvaluateOptions
     probe: LinearProbeOptions
     weights: Path | None
     # Of `sets`, by the labels.
     scores: Sequence[Score] = ()
-
-    @property
-    def outside(self) -> OutsideOptions:
-        return self.options.OUTSIDE
-
-    @property
-    def dense(self) -> DenseOptions:
-        return self.options.DENSE
-
-    @property
-    def segmentation(self) -> SegmentationOptions:
-        return self.options.SEGMENTATION
-
-    @property
-    def videos(self) -> VideosOptions:
-        return self.options.VIDEOS
-
-    @property
-    def corruptions(self) -> CorruptionOptions:
-        return self.options.CORRUPTIONS
-
-    @property
-    def other_sets(self) -> Mapping[str, OtherSetOptions]:
-        return self.options.OTHER_SETS
-
-    @property
-    def domain_column(self) -> str:
-        return self.options.DOMAIN_COLUMN
-
-    @property
-    def copies(self) -> CopiesOptions:
-        return self.options.COPIES
 
     @property
     def test(self) -> str:
@@ -115,9 +73,9 @@ class Judged:
         self, split: str, changes: Mapping[str, Any], networks: Sequence[Network] = ()
     ) -> StoredSplit:
         """The features of other images. changes: of the config. Collective."""
-        options = self.options
+        dtype = self.EVALUATE.DTYPE
         return store_split(
-            self.run_with(changes), split, networks or self.networks, self.folder, (), options.DTYPE
+            self.run_with(changes), split, networks or self.networks, self.folder, (), dtype
         )
 
     def run_with(self, changes: Mapping[str, Any]) -> Run:

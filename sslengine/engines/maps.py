@@ -23,7 +23,6 @@ from sslengine.engines.judged_images import Judged
 from sslengine.engines.judged_networks import REFERENCE, networks_of
 from sslengine.engines.stored import Network
 from sslengine.errors import ConfigError, DataError
-from sslengine.evaluate.options import DenseOptions
 from sslengine.models.build import trunk_with_heads
 from sslengine.models.trunks.base import Trunk
 from sslengine.monitor.run_facts import PIXELS
@@ -106,7 +105,7 @@ class Masks:
 
     def __init__(self, judged: Judged, split: str) -> None:
         self.key = f"config.EVALUATE.DENSE.MASKS_{split}"
-        options: DenseOptions = judged.dense
+        options = judged.EVALUATE.DENSE
         self.folder = {"TRAIN": options.MASKS_TRAIN, "TEST": options.MASKS_TEST}[split]
         self.images = (getattr(read(judged.run.config, DataOptions), split).DATA_PATHS or [""])[0]
 

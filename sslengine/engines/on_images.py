@@ -29,7 +29,7 @@ from sslengine.engines.scoring import Score
 from sslengine.errors import DataError
 from sslengine.evaluate.features import Rows, expect_finite
 from sslengine.evaluate.knn import search
-from sslengine.evaluate.options import ON_IMAGES, OutsideOptions
+from sslengine.evaluate.options import ON_IMAGES
 from sslengine.evaluate.outcome import Outcome, protocol
 from sslengine.evaluate.retrieval import copy_detection
 from sslengine.progress import progress
@@ -44,7 +44,7 @@ ACCEPTED = 0.95
 @PROTOCOLS.register("out_of_set")
 def judge_outside(judged: Judged) -> Found:
     """Separate the images of EVALUATE.OUTSIDE from the test images."""
-    outside: OutsideOptions = judged.outside
+    outside = judged.EVALUATE.OUTSIDE
     if not outside.SOURCE:
         raise DataError("config.EVALUATE.OUTSIDE.SOURCE names no other set of images.")
     values = {
@@ -138,7 +138,7 @@ def run_on_images(
 ) -> None:
     """Add what is found to the scores. Collective."""
     judged = replace(judged, scores=scores)
-    for name in judged.options.PROTOCOLS:
+    for name in judged.EVALUATE.PROTOCOLS:
         if name not in ON_IMAGES:
             continue
         try:

@@ -17,7 +17,7 @@ from sslengine.evaluate.label_free.metric import Inputs, measure, sub_sample
 from sslengine.evaluate.options import LinearProbeOptions, SvmOptions
 from sslengine.evaluate.outcome import VERSIONS, Outcome
 from sslengine.evaluate.retrieval import retrieval
-from sslengine.evaluate.svm import Svm, low_shot_arguments, low_shot_svm, svm
+from sslengine.evaluate.svm import low_shot_arguments, low_shot_svm, svm
 from sslengine.progress import progress
 
 # Training features and labels, test features and labels.
@@ -51,7 +51,7 @@ def run_protocols(
     groups: Tensor | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Compute the named ones. probe: the linear probe of these sets, with these options."""
-    few: dict[str, Any] = {"options": Svm.read(machines)}
+    few: dict[str, Any] = {"options": machines}
     how: dict[str, dict[str, Any]] = {
         "svm": few, "low_shot_svm": {**few, **low_shot_arguments(machines.low_shot)},
         "few_shot_linear": {"options": options},

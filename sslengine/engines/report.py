@@ -33,22 +33,23 @@ FINETUNE, SWEEP = "finetune", "sweep"  # folders in the run's
 _RESULT = {FINETUNE: "finetuned.json", SWEEP: "swept.json"}
 
 
-def write_result(folder: Path, kind: str, row: dict[str, Any]) -> None:
-    write_json(folder / _RESULT[kind], row)
-
-
-def describe_training(run: Run) -> dict[str, Any]:
-    """Tell in a row how a network was trained and tested."""
-    data, seed = read(run.config, DataOptions), read(run.config, RunOptions).SEED_VALUE
-    views = {split: described([dict(each) for each in getattr(data, split).TRANSFORMS])
-             for split in ("TRAIN", "TEST")}  # fmt: skip
-    return {
-        "trunk": trunk_name(read(run.config, ModelOptions)),
-        "train_view": views["TRAIN"],
-        "view": views["TEST"],
-        "seeds": [seed],
+def write_result(
+    run: Run, folder: Path, kind: str, weights: Path | None, digest: str, row: dict[str, Any]
+) -> None:
+    """Write what a training from the run gave, with how its network was trained and tested."""
+    data, model = read(run.config, DataOptions), read(run.config, ModelOptions)
+    views = (described([*map(dict, each.TRANSFORMS)]) for each in (data.TRAIN, data.TEST))
+    about = {
+        "weights": str(weights or "as initialised"),
+        "weights_sha256": digest,
+        "network": model.WEIGHTS_INIT.NETWORK,
+        "trunk": trunk_name(model),
+        **dict(zip(("train_view", "view"), views)),
+        "seeds": [read(run.config, RunOptions).SEED_VALUE],
         "number_of_seeds": 1,
+        "folder": str(folder.relative_to(run.run_dir)),
     }
+    write_json(folder / _RESULT[kind], {**row, **about})
 
 
 def read_results(run_dir: Path) -> dict[str, list[dict[str, Any]]]:
@@ -86,8 +87,11 @@ def write_answers(
         np.savez_compressed(file, **arrays)
 
 
-def add_to_report(run_dir: Path) -> None:
-    write_report(run_dir, _report(run_dir) | read_results(run_dir))
+def report_trained(run: Run) -> None:
+    """Add what was trained from the run to its report, and show it."""
+    found = read_results(run.run_dir)
+    write_report(run.run_dir, _report(run.run_dir) | found)
+    show_protocols(run.console, sort_by_start(found))
 
 
 def add_notes(run_dir: Path, notes: Sequence[str]) -> None:

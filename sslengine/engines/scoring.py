@@ -20,7 +20,7 @@ from sslengine.errors import DataError
 from sslengine.evaluate.answers import Probed
 from sslengine.evaluate.features import Rows, held
 from sslengine.evaluate.intervals import Spread, bootstrap, wilson
-from sslengine.evaluate.knn import knn_curve, knn_scores, knn_within
+from sslengine.evaluate.knn import knn_curve, knn_scores
 from sslengine.evaluate.linear import linear_probe
 from sslengine.evaluate.linear_many import linear_probe_many, mean_average_precision
 from sslengine.evaluate.options import (
@@ -138,15 +138,20 @@ class Asked:
             write(scores)
         for score, each in zip(scores, sets, strict=True):
             if self.evaluate.PROTOCOLS and each.labelled:
-                score.protocols |= run_protocols(
-                    each.labelled,
-                    self.evaluate.PROTOCOLS,
-                    self.machines,
-                    self.probe,
-                    score.probe,
-                    each.groups,
-                )
+                given = self.evaluate.PROTOCOLS, self.machines, self.probe, score.probe
+                score.protocols |= run_protocols(each.labelled, *given, each.groups)
                 write(scores)
+
+    def document(
+        self, scores: Sequence[Score], metric: str, by_chance: float | None, notes: list[str]
+    ) -> dict[str, Any]:
+        """Return what a report says of scores. by_chance: of the answer without features."""
+        return {
+            "metric": metric,
+            "knn": {"metric": self.neighbours.metric, "sigma": self.neighbours.SIGMA},
+            "linear_probe": vars(self.probe), "chance": by_chance, "notes": notes,
+            "scores": [score.as_dict() for score in scores],
+        }  # fmt: skip
 
     def _about(self, each: Sets) -> dict[str, Any]:
         versions = {name: VERSIONS[name] for name in ("knn", "linear", "label_free")}
@@ -154,13 +159,17 @@ class Asked:
         return {**about, "number_of_seeds": len(about["seeds"]), "versions": versions}
 
     def _neighbours(self, score: Score, each: Sets, note: Callable[[str], None]) -> None:
-        if each.labels is not None and each.wanted is None:
-            self._score_training(score, each, note)
-        if each.labelled is None:
+        known: Any = each.labels
+        within = known is not None and each.wanted is None and known.ndim == 1 and len(known) > 1
+        if within:  # test labels lack
+            note("kNN: without test labels each image of TRAIN is classified by the others")
+            train, labels = test, wanted = _near(each.train), known
+        elif each.labelled is None:
             return
-        train, labels, test, wanted = (_near(one) for one in each.labelled)
-        options, used = self.neighbours, self._used(len(labels), note)
-        score.about["knn_on"] = "TEST"
+        else:
+            train, labels, test, wanted = (_near(one) for one in each.labelled)
+        options, used = self.neighbours, self._used(len(labels) - within, note)
+        score.about["knn_on"] = "TRAIN, each image by the others" if within else "TEST"
         how: dict[str, Any] = {
             "ks": [*used.values()], "sigma": options.SIGMA, "metric": options.metric,
             "device": self.device, "over_ranks": True,
@@ -173,34 +182,13 @@ class Asked:
                 score.intervals[f"knn_{k}"] = bootstrap(measure, wanted)
             return
         answers: dict[int, Tensor] = {}
-        shares = knn_curve(train, labels, test, wanted, **how, top=(1, 5), answers=answers)
+        how |= {"top": (1, 5), "answers": answers, "own": within}
+        shares = knn_curve(train, labels, test, wanted, **how)
         for k, fewer in used.items():
             score.knn[k], score.knn_top5[k] = shares[fewer]
-            score.answers[f"knn_{k}"] = answers[fewer].cpu()
             score.intervals[f"knn_{k}"] = wilson(score.knn[k], len(wanted))
-
-    def _score_training(self, score: Score, each: Sets, note: Callable[[str], None]) -> None:
-        """Classify each training image by its neighbours among the others: test labels lack."""
-        train, labels = _near(each.train), each.labels
-        assert labels is not None
-        if labels.ndim > 1 or len(labels) < 2:
-            return
-        note("kNN: without test labels each image of TRAIN is classified by the others")
-        options, used = self.neighbours, self._used(len(labels) - 1, note)
-        shares = knn_within(
-            train,
-            labels,
-            [*used.values()],
-            options.SIGMA,
-            options.metric,
-            (1, 5),
-            self.device,
-            True,
-        )
-        score.about["knn_on"] = "TRAIN, each image by the others"
-        for k, fewer in used.items():
-            score.knn[k], score.knn_top5[k] = shares[fewer]
-            score.intervals[f"knn_{k}"] = wilson(score.knn[k], len(labels))
+            if not within:
+                score.answers[f"knn_{k}"] = answers[fewer].cpu()
 
     def _used(self, count: int, note: Callable[[str], None]) -> dict[int, int]:
         """Count the neighbours that there are, for each k."""

@@ -62,13 +62,6 @@ class StoredSplit:
     unreadable: int
     dataset: SSLDataset
 
-    def paths(self, indices: Tensor) -> list[str]:
-        """Of images of the first source."""
-        return paths_of(self.dataset, indices)
-
-    def relative_paths(self, indices: Tensor) -> list[str]:
-        return _relative_paths(self.dataset, indices)
-
     def identified(self, options: SplitOptions) -> dict[str, Any]:
         """The images and their classes. Nothing is read again for features that are kept."""
         file = next(iter(self.stores.values())).folder / IMAGES
@@ -82,15 +75,11 @@ class StoredSplit:
         return {**found, "labels": hash_labels(self.dataset)} if labelled else found
 
 
-def paths_of(dataset: SSLDataset, indices: Tensor) -> list[str]:
-    """Of images of the first source."""
+def paths_of(dataset: SSLDataset, indices: Tensor, relative: bool = False) -> list[str]:
+    """Return the paths of images of the first source; relative: below its folder."""
     rows, source = dataset.rows, dataset.sources[0]
-    return [source.path(int(rows[each])) for each in indices.tolist()]
-
-
-def _relative_paths(dataset: SSLDataset, indices: Tensor) -> list[str]:
-    rows, source = dataset.rows, dataset.sources[0]
-    return [source.relative_path(int(rows[each])) for each in indices.tolist()]
+    path = source.relative_path if relative else source.path
+    return [path(int(rows[each])) for each in indices.tolist()]
 
 
 def store_split(
@@ -135,7 +124,7 @@ def store_split(
                 some = _counted(islice(batches, len(pieces)), map(len, pieces), step)
                 needed = [each for each in networks if each.name in missing]
                 for name, found in _computed(needed, some, options, precision).items():
-                    paths = _relative_paths(feed.dataset, found.indices)
+                    paths = paths_of(feed.dataset, found.indices, relative=True)
                     stores[name].write(shard, found.layers, found.targets, found.indices, paths)
             barrier()
         return StoredSplit(stores, feed.classes, len(feed.unreadable), feed.dataset)

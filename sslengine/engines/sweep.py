@@ -31,15 +31,7 @@ from sslengine.distributed.ranks import is_primary
 from sslengine.engine.build import classes_of_train
 from sslengine.engine.channels import input_channels
 from sslengine.engines.options import FORMS, HELD_OUT, LINEAR, SweepOptions
-from sslengine.engines.report import (
-    SWEEP,
-    add_to_report,
-    describe_training,
-    read_results,
-    show_protocols,
-    sort_by_start,
-    write_result,
-)
+from sslengine.engines.report import SWEEP, report_trained, write_result
 from sslengine.engines.run import Run, check_results_here
 from sslengine.engines.sub_run import digest_of, folder_of, sub_run
 from sslengine.engines.train import train_task
@@ -118,18 +110,13 @@ def _swept(
             "features": start,
             "metrics": {"mAP" if several else "top_1": tested[best.name]},
             "best": best.name,
-            "weights": str(weights or "as initialised"),
-            "weights_sha256": digest,
-            "network": read(run.config, ModelOptions).WEIGHTS_INIT.NETWORK,
             "layer": best.feature,
             "best_of_each": _best_of_each(grid, chosen_on, tested),
-            **describe_training(run),
             "steps": task.iteration,
-            "folder": str(folder.relative_to(run.run_dir)),
             "chosen_on": _images_to_choose_on(run, options, grid),
             "notes": note_choice([best.lr], [each.lr for each in grid], None, "learning rate"),
         }
-        write_result(folder, SWEEP, row)
+        write_result(run, folder, SWEEP, weights, digest, row)
     return chosen_on, tested
 
 
@@ -333,8 +320,7 @@ def _report(
             f"{top['chosen_on']:.1f} %", f"{top['test']:.1f} %",
         )  # fmt: skip
     run.console.print(table)
-    add_to_report(run.run_dir)
-    show_protocols(run.console, sort_by_start(read_results(run.run_dir)))
+    report_trained(run)
     run.console.print(f"  best        {best.name}: {tested[best.name]:.1f} % on TEST")
     run.console.print(f"  chosen on   {images}, of {len(grid)} heads")
     run.console.print(f"  report      {path}")

@@ -54,16 +54,12 @@ class Given:
 
 def read_given(path: Path, labels: Path | None = None) -> Given:
     """One split, from a file or a store's folder. labels: a file of them alone."""
-    if not path.exists():
-        raise MissingDataError(f"{path}: there is no such file or folder.")
     if path.is_dir():
         store = Store.read(path)
         found = _read_store(store, store.layers[-1])
-    elif path.suffix.lower() in READERS:
-        rows, own = _read(path)
-        found = Given(str(path), path.stem, rows, own)
     else:
-        raise ConfigError(f"{path}: expected a folder, or a file that ends in {listing(READERS)}.")
+        file = _open(path)
+        found = Given(str(path), path.stem, file.rows(), file.labels(False))
     if not len(found.rows) or len(found.rows.shape) < 2:
         shape = tuple(found.rows.shape)
         raise DataError(
@@ -128,42 +124,41 @@ def _read_files(folder: Path, split: str, layer: str) -> Given:
 
 def read_labels(path: Path) -> GivenLabels:
     """A file of labels alone, or those of a file that has features too."""
-    if not path.exists():
-        raise MissingDataError(f"{path}: there is no such file.")
-    suffix = path.suffix.lower()
-    if suffix not in (".npy", ".txt", *ARRAYS, *TABLES):
-        expected = ".npy, .txt (one a line), .csv, .tsv, .npz, .parquet or .pt"
-        raise ConfigError(f"{path}: expected labels in {expected}.")
-    _expect_content(path)
-    if suffix == ".npy":
-        return GivenLabels(str(path), _array(path))
-    if suffix == ".txt":
-        return GivenLabels(str(path), parse_text(_lines(path)))
-    if suffix in ARRAYS:
-        held = ARRAYS[suffix](path)
-        names, found = list(held), find_in_arrays(str(path), held)
-        if found is None and len(held) == 1:
-            return GivenLabels(str(path), held[names[0]])
-    else:
-        table = TABLES[suffix](path)
-        names, found = list(table.names), table.labels(path)
+    file = _open(path)
+    found = file.labels(True)
     if found is None:
         raise DataError(
-            f"{path}: has no column or array {listing(LABELS)}; there is {listing(names)}."
+            f"{path}: has no column or array {listing(LABELS)}; there is {listing(file.names)}."
         )
     return found
 
 
-def _expect_content(path: Path) -> None:
-    if not path.is_dir() and not path.stat().st_size:
+# ---- files
+
+
+@dataclass(frozen=True)
+class _File:
+    names: Sequence[str]  # of its columns or arrays
+    rows: Callable[[], Rows]
+    labels: Callable[[bool], GivenLabels | None]  # alone: the file is one of labels
+
+
+def _open(path: Path) -> _File:
+    if not path.exists():
+        raise MissingDataError(f"{path}: there is no such file or folder.")
+    if (read := READERS.get(path.suffix.lower())) is None:
+        raise ConfigError(f"{path}: expected a folder, or a file that ends in {listing(READERS)}.")
+    if path.is_file() and not path.stat().st_size:
         raise DataError(f"{path}: the file is empty.")
+    return read(path)
 
 
-def _lines(path: Path) -> list[str]:
-    """Read lines, without the empty ones at the end."""
+def _open_text(path: Path) -> _File:
+    """Open a label a line, without the empty lines at the end."""
     with path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
-        lines = [line.strip() for line in file]
-    return _drop_empty_end(lines)
+        lines = _drop_empty_end([line.strip() for line in file])
+    labels = GivenLabels(str(path), parse_text(lines))
+    return _File((), lambda: torch.empty(0), lambda alone: labels if alone else None)
 
 
 def _drop_empty_end(lines: list[Any]) -> list[Any]:
@@ -172,22 +167,14 @@ def _drop_empty_end(lines: list[Any]) -> list[Any]:
     return lines
 
 
-# ---- files
+def _open_npy(path: Path) -> _File:
+    def labels(alone: bool) -> GivenLabels | None:
+        return GivenLabels(str(path), _array(path)) if alone else None
+
+    return _File((), lambda: _map(path), labels)
 
 
-def _read(path: Path) -> tuple[Rows, GivenLabels | None]:
-    _expect_content(path)
-    suffix = path.suffix.lower()
-    if suffix == ".npy":
-        return _npy(path), None
-    if suffix in ARRAYS:
-        held = ARRAYS[suffix](path)
-        return _matrix(path, held), find_in_arrays(str(path), held)
-    table = TABLES[suffix](path)
-    return table.rows(), table.labels(path)
-
-
-def _npy(path: Path) -> Rows:
+def _map(path: Path) -> Rows:
     try:
         mapped: NDArray[Any] = open_memmap(path, mode="r")
     except Exception as error:  # what it raises depends on the file
@@ -204,28 +191,38 @@ def _array(path: Path) -> NDArray[Any]:
     return found
 
 
-def _npz(path: Path) -> dict[str, NDArray[Any]]:
+def _open_npz(path: Path) -> _File:
     try:
         with path.open("rb") as stream:
             held = np.load(stream, allow_pickle=False)
             if isinstance(held, np.ndarray):
                 raise ValueError("it is one array, whose file ends in .npy")
-            return {name: held[name] for name in held.files}
+            return _hold_arrays(path, {name: held[name] for name in held.files})
     except Exception as error:  # what it raises depends on the file
         raise _unreadable(path, error) from error
+
+
+def _hold_arrays(path: Path, held: Mapping[str, NDArray[Any]]) -> _File:
+    def labels(alone: bool) -> GivenLabels | None:
+        found = find_in_arrays(str(path), held)
+        single = alone and found is None and len(held) == 1
+        return GivenLabels(str(path), next(iter(held.values()))) if single else found
+
+    return _File([*held], lambda: _matrix(path, held), labels)
 
 
 def _unreadable(path: Path, error: Exception, how: str = "") -> DataError:
     return DataError(f"{path}: cannot be read{how}: {error or type(error).__name__}")
 
 
-def _torch(path: Path) -> dict[str, NDArray[Any]]:
+def _open_torch(path: Path) -> _File:
     try:
         held = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # what it raises depends on the file
         raise _unreadable(path, error, " without running code") from error
     held = held if isinstance(held, dict) else {"features": held}
-    return {name: _make_array(each) for name, each in held.items() if isinstance(each, Tensor)}
+    tensors = ((name, each) for name, each in held.items() if isinstance(each, Tensor))
+    return _hold_arrays(path, {name: _make_array(each) for name, each in tensors})
 
 
 def _make_array(tensor: Tensor) -> NDArray[Any]:
@@ -244,18 +241,7 @@ def _matrix(path: Path, held: Mapping[str, NDArray[Any]]) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(held[(named or matrices)[0]]))
 
 
-@dataclass(frozen=True)
-class _Table:
-    names: Sequence[str]
-    cells: Callable[[str], Sequence[Any]]  # of a column
-    as_labels: Callable[[Sequence[Any]], NDArray[Any]]
-    rows: Callable[[], Tensor]
-
-    def labels(self, path: Path) -> GivenLabels | None:
-        return find_in_table(str(path), self.names, self.cells, self.as_labels)
-
-
-def _parquet(path: Path) -> _Table:
+def _open_parquet(path: Path) -> _File:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:
@@ -276,7 +262,7 @@ def _parquet(path: Path) -> _Table:
             return torch.from_numpy(_stack_lists(path, lists[0], table[lists[0]].combine_chunks()))
         return torch.from_numpy(_columns(path, names, lambda name: np.asarray(table[name])))
 
-    return _Table(names, cells, parse_objects, rows)
+    return _File(names, rows, lambda _: find_in_table(str(path), names, cells, parse_objects))
 
 
 def _stack_lists(path: Path, name: str, column: Any) -> NDArray[Any]:
@@ -292,7 +278,7 @@ def _stack_lists(path: Path, name: str, column: Any) -> NDArray[Any]:
     return values.reshape(len(column), -1)
 
 
-def _csv(path: Path) -> _Table:
+def _open_csv(path: Path) -> _File:
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         delimiter = find_delimiter(path, file.readline())
         file.seek(0)
@@ -311,7 +297,10 @@ def _csv(path: Path) -> _Table:
     def rows() -> Tensor:
         return torch.from_numpy(_columns(path, names, lambda name: np.array(columns[name])))
 
-    return _Table(names, lambda name: [*map(unescape_formula, columns[name])], parse_text, rows)
+    def cells(name: str) -> Sequence[str]:
+        return [*map(unescape_formula, columns[name])]
+
+    return _File(names, rows, lambda _: find_in_table(str(path), names, cells, parse_text))
 
 
 def _expect_rows(path: Path, count: int) -> None:
@@ -352,14 +341,7 @@ def _is_number(cell: Any) -> bool:
     return True
 
 
-ARRAYS: Mapping[str, Callable[[Path], dict[str, NDArray[Any]]]] = {
-    ".npz": _npz,
-    ".pt": _torch,
-    ".pth": _torch,
-}
-TABLES: Mapping[str, Callable[[Path], _Table]] = {
-    ".parquet": _parquet,
-    ".csv": _csv,
-    ".tsv": _csv,
-}
-READERS = (".npy", *ARRAYS, *TABLES)
+READERS: Mapping[str, Callable[[Path], _File]] = {
+    ".npy": _open_npy, ".npz": _open_npz, ".pt": _open_torch, ".pth": _open_torch,
+    ".parquet": _open_parquet, ".csv": _open_csv, ".tsv": _open_csv, ".txt": _open_text,
+}  # fmt: skip

@@ -65,38 +65,28 @@ def knn_curve(
     device: torch.device | None = None,
     over_ranks: bool = False,
     answers: dict[int, Tensor] | None = None,
+    own: bool = False,
 ) -> dict[int, list[float]]:
     """Return for each k the percentages of test features with their class among the `top` best.
 
     labels: class numbers. over_ranks: all ranks call it, with the same features, and each takes
-    its share of the queries. answers: gets the class of each test feature by each k.
+    its share of the queries. answers: gets the class of each test feature by each k. own: see
+    `search`.
     """
     check_features(NAME, train, labels, test, over_ranks)
     if labels.ndim != 1:
         raise DataError(f"{NAME}: labels are rows of indicators, which knn_scores takes.")
     among = own_share(len(test), over_ranks)
-    found = search_k(train, test, max(ks), metric, device=device, among=among)
-    own = wanted[among.start : among.stop]
-    return score_votes(found, labels, own, ks, sigma, top, over_ranks, answers)
+    found = search_k(train, test, max(ks), metric, device=device, among=among, own=own)
+    some = wanted[among.start : among.stop]
+    return score_votes(found, labels, some, ks, sigma, top, over_ranks, answers)
 
 
-@torch.no_grad()
 def knn_within(
-    features: Rows,
-    labels: Tensor,
-    ks: Sequence[int],
-    sigma: float | None = 0.1,
-    metric: Metric = "cosine",
-    top: Sequence[int] = (1,),
-    device: torch.device | None = None,
-    over_ranks: bool = False,
+    features: Rows, labels: Tensor, ks: Sequence[int], **how: Any
 ) -> dict[int, list[float]]:
-    """Classify each feature by its neighbours among the others: percentages as of knn_curve."""
-    check_features(NAME, features, labels, features, over_ranks)
-    among = own_share(len(labels), over_ranks)
-    found = search(features, features, max(ks), metric, device, own=True, among=among)
-    own = labels[among.start : among.stop]
-    return score_votes(found, labels, own, ks, sigma, top, over_ranks)
+    """Classify each feature by its neighbours among the others. how: of knn_curve."""
+    return knn_curve(features, labels, features, labels, ks, **how, own=True)
 
 
 @torch.no_grad()

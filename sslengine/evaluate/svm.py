@@ -22,7 +22,7 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, Literal, TypeVar
 
@@ -58,38 +58,26 @@ VALIDATION = 2000
 CHOSEN_ON = {"train": "training images that are not drawn", "test": "the test images"}
 
 
-@dataclass(frozen=True)
-class Svm:
-    costs: Sequence[float] = tuple(SvmOptions().costs.all)
-    normalize: bool = True
-    dual: bool = True
-    max_iter: int = 2000
-    cross_val_folds: int = 3
-    loss: str = "squared_hinge"
-    penalty: str = "l2"
-    classes: Sequence[int] = ()  # empty: all
+def make_matrix(features: Rows, options: SvmOptions) -> Features:
+    whole = torch.cat([each.double() for each in blocks(features)]).cpu()
+    if options.normalize:
+        whole = whole / (whole.norm(dim=1, keepdim=True) + 1e-5)
+    found: Features = whole.numpy()
+    return found
 
-    @classmethod
-    def read(cls, options: SvmOptions) -> Svm:
-        return cls(
-            options.costs.all, options.normalize, options.dual, options.max_iter,
-            options.cross_val_folds, options.loss, options.penalty, options.cls_list,
-        )  # fmt: skip
 
-    def matrix(self, features: Rows) -> Features:
-        whole = torch.cat([each.double() for each in blocks(features)]).cpu()
-        if self.normalize:
-            whole = whole / (whole.norm(dim=1, keepdim=True) + 1e-5)
-        found: Features = whole.numpy()
-        return found
+def fit_machine(features: Features, signs: Signs, cost: float, options: SvmOptions) -> Any:
+    """The solver draws images in a random order: the seed makes it the same each time."""
+    machine: Any = LinearSVC(  # type: ignore[no-untyped-call]
+        C=cost, class_weight={1: 2, -1: 1}, loss=options.loss, penalty=options.penalty, tol=1e-4,
+        intercept_scaling=1.0, dual=options.dual, max_iter=options.max_iter, random_state=0,
+    )  # fmt: skip
+    return machine.fit(features, signs)
 
-    def fit(self, features: Features, signs: Signs, cost: float) -> Any:
-        """The solver draws images in a random order: the seed makes it the same each time."""
-        machine: Any = LinearSVC(  # type: ignore[no-untyped-call]
-            C=cost, class_weight={1: 2, -1: 1}, loss=self.loss, penalty=self.penalty, tol=1e-4,
-            intercept_scaling=1.0, dual=self.dual, max_iter=self.max_iter, random_state=0,
-        )  # fmt: skip
-        return machine.fit(features, signs)
+
+def _describe(options: SvmOptions) -> str:
+    """Tell all that a machine depends on."""
+    return repr(replace(options, force_retrain=False, low_shot=LowShotOptions()))
 
 
 def low_shot_arguments(options: LowShotOptions) -> dict[str, Any]:
@@ -98,17 +86,17 @@ def low_shot_arguments(options: LowShotOptions) -> dict[str, Any]:
 
 @protocol("SVM")
 def svm(
-    train: Rows, labels: Tensor, test: Rows, test_labels: Tensor, options: Svm | None = None,
+    train: Rows, labels: Tensor, test: Rows, test_labels: Tensor, options: SvmOptions | None = None,
     kept: MakeKept | None = None,
 ) -> Outcome:  # fmt: skip
     """Score mAP. labels: class numbers, or rows of indicators 1, 0, and -1 for unknown."""
-    options = options or Svm()
+    options = options or SvmOptions()
     rows, wanted = indicators(labels, test_labels)
-    features, judged = options.matrix(train), options.matrix(test)
+    features, judged = make_matrix(train, options), make_matrix(test, options)
     check_features("SVM", torch.from_numpy(features), labels, torch.from_numpy(judged))
-    classes = both_kinds(rows, options.classes)
+    classes = both_kinds(rows, options.cls_list)
     expect_shown(wanted[:, classes])
-    held = kept(digest(features, rows.numpy(), repr(options))) if kept else None
+    held = kept(digest(features, rows.numpy(), _describe(options))) if kept else None
     found = work_in_threads(
         lambda each: _fit_class(features, rows[:, each], options, f"cls{each}", held),
         classes.tolist(),
@@ -136,7 +124,7 @@ def svm(
         notes += (f"{fixed} classes have too few images to choose a cost: it is {FIXED_COST:g}",)
     chosen = [each.cost for each, score in zip(found, best, strict=True) if not np.isnan(score)]
     counts = answers.unique(dim=0, return_counts=True)[1]
-    notes += note_choice(chosen, options.costs, counts, "cost")
+    notes += note_choice(chosen, options.costs.all, counts, "cost")
     return Outcome(metrics, notes, details, tables)
 
 
@@ -156,7 +144,7 @@ class _Machine:
 
 
 def _fit_class(
-    features: Features, row: Tensor, options: Svm, name: str, kept: Kept | None
+    features: Features, row: Tensor, options: SvmOptions, name: str, kept: Kept | None
 ) -> _Machine:
     held = kept.get(name) if kept else None
     if held is not None:
@@ -168,29 +156,30 @@ def _fit_class(
     return found
 
 
-def _fitted(features: Features, row: Tensor, options: Svm) -> _Machine:
+def _fitted(features: Features, row: Tensor, options: SvmOptions) -> _Machine:
     known = (row >= 0).numpy()
     features, signs = features[known], signs_of(row[row >= 0])
     folds = min(options.cross_val_folds, int((signs > 0).sum()), int((signs < 0).sum()))
     cost, unfinished = FIXED_COST, 0
-    held_out = np.full(len(options.costs), np.nan)
+    held_out = np.full(len(options.costs.all), np.nan)
     if folds > 1:
         split: Any = StratifiedKFold(folds)  # type: ignore[no-untyped-call]
         parts = list(split.split(features, signs))
-        for place, each in enumerate(options.costs):
-            machines = [options.fit(features[used], signs[used], each) for used, _ in parts]
+        for place, each in enumerate(options.costs.all):
+            fits = ((features[used], signs[used], each, options) for used, _ in parts)
+            machines = [fit_machine(*some) for some in fits]
             held_out[place] = fmean(
                 average_precision_score(signs[held], machine.decision_function(features[held]))
                 for machine, (_, held) in zip(machines, parts, strict=True)
             )
             unfinished += sum(_unfinished(machine, options) for machine in machines)
-        cost = options.costs[int(held_out.argmax())]  # of equally good costs the first
-    machine = options.fit(features, signs, cost)
+        cost = options.costs.all[int(held_out.argmax())]  # of equally good costs the first
+    machine = fit_machine(features, signs, cost, options)
     unfinished += _unfinished(machine, options)
     return _Machine(machine.coef_[0], float(machine.intercept_[0]), cost, held_out, unfinished)
 
 
-def _unfinished(machine: Any, options: Svm) -> bool:
+def _unfinished(machine: Any, options: SvmOptions) -> bool:
     return bool(machine.n_iter_ >= options.max_iter)
 
 
@@ -206,21 +195,21 @@ def low_shot_svm(
     shots: Sequence[int] = SHOTS,
     draws: int | Sequence[int] = DRAWS,
     choose: Literal["train", "test"] = "train",
-    options: Svm | None = None,
+    options: SvmOptions | None = None,
     kept: MakeKept | None = None,
 ) -> Outcome:
     """Score each number of shots: the mean over the draws. draws: their number, or their seeds."""
-    options = options or Svm()
+    options = options or SvmOptions()
     seeds = range(draws) if isinstance(draws, int) else draws
     rows, wanted = indicators(labels, test_labels)
-    features, judged = options.matrix(train), options.matrix(test)
+    features, judged = make_matrix(train, options), make_matrix(test, options)
     check_features("Low-shot SVM", torch.from_numpy(features), labels, torch.from_numpy(judged))
-    classes = both_kinds(rows, options.classes)
+    classes = both_kinds(rows, options.cls_list)
     sets = _Sets(features, rows[:, classes], judged, wanted[:, classes], labels.ndim == 1)
     expect_shown(wanted[:, classes])
     held = None
     if kept:
-        given = (rows.numpy(), judged, wanted.numpy(), repr((options, "same")))
+        given = (rows.numpy(), judged, wanted.numpy(), f"{_describe(options)} same")
         held = kept(digest(features, *given))
     metrics, notes, unfinished = {}, note_left_out(rows, classes), 0
     details: dict[str, Any] = {}
@@ -231,15 +220,15 @@ def low_shot_svm(
             notes += (f"k={k}: {few} of {len(classes)} classes have fewer images: all are used",)
         found = [_kept_draw(sets, k, seed, options, held) for seed in seeds]
         by = [each.results if choose == "test" else each.held_out for each in found]
-        place, chosen = _best(by, options.costs)
+        place, chosen = _best(by, options.costs.all)
         for seed, each in zip(seeds, found, strict=True):
             tables[f"sample{seed}_k{k}"] = np.array([each.results])
         if not chosen:
             notes += (
-                f"k={k}: no images are left to choose the cost: it is {options.costs[place]:g}",
+                f"k={k}: no images are left to choose the cost: it is {options.costs.all[place]:g}",
             )
         same = torch.tensor([len(judged) * any(each.same[place] for each in found)])
-        said = note_choice([options.costs[place]] * chosen, options.costs, same, "cost")
+        said = note_choice([options.costs.all[place]] * chosen, options.costs.all, same, "cost")
         notes += tuple(f"k={k}: {each}" for each in said)
         results = [100 * each.results[place] for each in found]
         published = np.mean([each.results for each in found], axis=0).max()
@@ -247,7 +236,7 @@ def low_shot_svm(
         details[f"k={k}"] = {
             "min": min(results), "max": max(results), "std": float(np.std(results)),
             "interval": Spread.over(results).half,
-            "cost": options.costs[place], "chosen_on": choose if chosen else "",
+            "cost": options.costs.all[place], "chosen_on": choose if chosen else "",
             "best_on_test": 100 * float(published),
         }  # fmt: skip
         unfinished += sum(each.unfinished for each in found)
@@ -297,7 +286,7 @@ class _Draw:
     unfinished: int
 
 
-def _kept_draw(sets: _Sets, k: int, seed: int, options: Svm, kept: Kept | None) -> _Draw:
+def _kept_draw(sets: _Sets, k: int, seed: int, options: SvmOptions, kept: Kept | None) -> _Draw:
     name = f"sample{seed}_k{k}"
     held = kept.get(name) if kept else None
     if held is not None:
@@ -308,15 +297,15 @@ def _kept_draw(sets: _Sets, k: int, seed: int, options: Svm, kept: Kept | None) 
     return found
 
 
-def _draw(sets: _Sets, k: int, seed: int, options: Svm) -> _Draw:
+def _draw(sets: _Sets, k: int, seed: int, options: SvmOptions) -> _Draw:
     drawn = sets.drawn(k, seed)
     rest = sets.validation(drawn)
-    jobs = [(row, cost) for cost in options.costs for row in drawn.T]
+    jobs = [(row, cost) for cost in options.costs.all for row in drawn.T]
 
     def fit(job: tuple[Tensor, float]) -> tuple[Features, Features, bool]:
         row, cost = job
         known = (row >= 0).numpy()
-        machine = options.fit(sets.features[known], signs_of(row[row >= 0]), cost)
+        machine = fit_machine(sets.features[known], signs_of(row[row >= 0]), cost, options)
         scores = (machine.decision_function(some) if len(some) else np.empty(0)
                   for some in (sets.judged, sets.features[rest.numpy()]))  # fmt: skip
         return *scores, _unfinished(machine, options)  # type: ignore[return-value]

@@ -3,6 +3,5 @@
 from sslengine.registry import WRITERS
 
 WRITERS.declare("sslengine.monitor.console", "console", "log")
-WRITERS.declare("sslengine.monitor.trackers", "tracker")
-WRITERS.declare("sslengine.monitor.mlflow", "mlflow")
+WRITERS.declare("sslengine.monitor.trackers", "mlflow", "tracker")
 WRITERS.declare("sslengine.monitor.writers", "images", "json", "tensorboard")

@@ -10,11 +10,7 @@ twice, also after a kill. Of a run that may not be written to they are in a temp
 from __future__ import annotations
 
 import logging
-import os
-import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,13 +23,10 @@ from sslengine.config.sections import read
 from sslengine.config.users_code import hash_of_users_code
 from sslengine.data.fingerprint import hash_here
 from sslengine.data.options import DataOptions, PowerLawSampler, SplitOptions, StratifiedSampler
-from sslengine.engines.run import Run
-from sslengine.engines.stored import Network, store_split
 from sslengine.errors import CheckpointError, DataError, SSLEngineError
 from sslengine.evaluate.label_free.metric import Inputs
-from sslengine.evaluate.store import Kept, Store, short_name
+from sslengine.evaluate.store import Kept, short_name
 from sslengine.models.model import Model
-from sslengine.monitor.console import Screen
 from sslengine.predictor.predictor import Predictor
 from sslengine.progress import progress
 from sslengine.trust import closed
@@ -62,7 +55,7 @@ def read_checkpoints(
     previous = None
     with closed(predictor.resolved.opened):
         expect_no_links_out(predictor.run_folder)  # features are kept there
-    with _folder(predictor.run_folder) as folder:
+    with predictor.open_features() as folder:
         for checkpoint in checkpoints:
             try:
                 predictor.use(checkpoint)
@@ -70,7 +63,7 @@ def read_checkpoints(
                 log.warning("left out: %s", error)
                 continue
             with closed(predictor.resolved.opened):
-                store = _stored(predictor, train, folder)
+                store = predictor.store(train, folder)
             features = store.layer("trunk")[:]
             viewed, missing = _viewed(predictor, views, folder)
             missing |= {} if previous is not None else {"previous": FIRST}
@@ -78,25 +71,6 @@ def read_checkpoints(
             inputs = Inputs(features, previous, missing=missing, **viewed)
             yield Read(checkpoint, predictor.network, inputs, labels)
             previous = features
-
-
-@contextmanager
-def _folder(run: Path) -> Iterator[Path]:
-    if os.access(run, os.W_OK):
-        yield run / "features"
-    else:
-        with tempfile.TemporaryDirectory() as other:
-            yield Path(other)
-
-
-def _stored(predictor: Predictor, train: SplitOptions, folder: Path) -> Store:
-    train = replace(train, INPUT_KEY_NAMES=["data"], TARGET_KEY_NAMES=["label"])
-    screen = Screen(file=sys.stderr)  # a table or JSON goes to the other stream
-    run = Run(predictor.resolved, predictor.run_folder, predictor.device, screen)
-    name = predictor.checkpoint.name
-    network = Network(name, predictor.trunk_features, predictor.depends_on)
-    data = replace(predictor.data, TRAIN=train)
-    return store_split(run, "TRAIN", [network], folder, data=data).stores[name]
 
 
 def _options(predictor: Predictor, rows: int) -> SplitOptions:

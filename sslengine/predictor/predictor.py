@@ -1,18 +1,19 @@
 """Ask a trained network about images: `Predictor(run_folder)(image)`.
 
-The features of all training images are computed once and kept in the run's folder:
-`<run>/predictor/index.torch` stores a hash of its checkpoint, transforms, images and labels; if one
-of these changes, it is computed again. Features have unit length and take four bytes per number:
-8 GB for a million images of 2048 dimensions.
+The features of all training images are computed once and kept in the run's folder `features`, as
+those of `sslengine judge`; if the checkpoint, the transforms, the images or their labels change,
+they are computed again. They take four bytes per number: 8 GB for a million images of 2048
+dimensions.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import logging
-from collections.abc import Callable, Sequence
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -26,25 +27,24 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sslengine import catalog  # noqa: F401 - declares the names that a config has
-from sslengine.atomic import whole_file
 from sslengine.checkpoint.contents import expect_no_links_out
-from sslengine.checkpoint.manifest import sha256_of
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
-from sslengine.config.users_code import hash_of_users_code
 from sslengine.data.augment.transform import MakesLabel
 from sslengine.data.feed import DataFeed
-from sslengine.data.fingerprint import hash_here
 from sslengine.data.judged_view import judged_train
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.distributed.ranks import pick_device
 from sslengine.engines.features import Features, extract, join
+from sslengine.engines.run import Run
+from sslengine.engines.stored import Network, store_split
 from sslengine.errors import ConfigError, readable
+from sslengine.evaluate.store import Store
 from sslengine.losses.options import LossOptions
 from sslengine.methods import supervised
 from sslengine.models.weights import AUTO
-from sslengine.models.weights.read import expect_file
+from sslengine.monitor.console import Screen
 from sslengine.registry import LOSSES, TRANSFORMS
 from sslengine.trained import Trained, find_trained, untrusting
 from sslengine.trust import closed
@@ -54,7 +54,6 @@ log = logging.getLogger("sslengine")
 # Losses whose outputs are one number per class.
 ONE_CLASS = (nn.CrossEntropyLoss, supervised.CrossEntropyLoss)
 MANY_CLASSES = (nn.BCEWithLogitsLoss, supervised.BinaryCrossEntropyLoss)
-INDEX_FORMAT = 2
 PIECE = 2**16  # training images compared at once
 
 
@@ -106,7 +105,7 @@ class Predictor(Trained):
     @untrusting
     def _prepare(self) -> None:
         """Build what may be refused, before the first image."""
-        self._transforms = [dict(entry) for entry in self.view.entries]
+        self.view  # noqa: B018 - it is kept
         self._scores = _choose_scores(self.config)
 
     @untrusting
@@ -181,11 +180,32 @@ class Predictor(Trained):
     @cached_property
     @untrusting
     def index(self) -> FeatureIndex:
-        weights = f"{self.network} of {sha256_of(self.checkpoint)}, {self.view.decoder}"
-        code = hash_of_users_code(self.config).values()
-        key = hash_for_index(" ".join([weights, *code]), self._transforms, self.dataset)
-        file = self.run_folder / "predictor" / "index.torch"
-        return FeatureIndex.load_or_make(file, key, self._make_index)
+        with self.open_features() as folder:
+            store = self.store(self.data.TRAIN, folder, then="the nearest training images")
+            features = F.normalize(store.layer("trunk")[:].flatten(1).float())
+            labels, numbers = store.targets, store.indices
+        by_number = labels.new_zeros((len(self.dataset), *labels.shape[1:]))
+        by_number[numbers] = labels
+        labelled = self.data.TRAIN.LABEL_TYPE == "standard"
+        return FeatureIndex(features, by_number if labelled else None, numbers)
+
+    @contextmanager
+    def open_features(self) -> Iterator[Path]:
+        """Give the folder of the run's features; of a run that may not be written to another."""
+        if os.access(self.run_folder, os.W_OK):
+            yield self.run_folder / "features"
+        else:
+            with tempfile.TemporaryDirectory() as other:
+                yield Path(other)
+
+    def store(self, train: SplitOptions, folder: Path, then: str = "") -> Store:
+        """Compute the features of training images that the folder lacks. then: what follows."""
+        run = Run(self.resolved, self.run_folder, self.device, Screen(quiet=True))
+        network = Network(self.checkpoint.name, self.trunk_features, self.depends_on)
+        data = dataclasses.replace(self.data, TRAIN=train)
+        return store_split(run, "TRAIN", [network], folder, data=data, then=then).stores[
+            network.name
+        ]
 
     def feed(self, train: SplitOptions, training: bool = False) -> DataFeed:
         """Load training images: as a run does if `training`, or each once, in order."""
@@ -194,23 +214,18 @@ class Predictor(Trained):
             device=self.device, mp_method=read(self.config, RunOptions).MULTI_PROCESSING_METHOD,
         )  # fmt: skip
 
-    def read_all(
-        self, train: SplitOptions | None = None, layer: str = "", then: str = ""
-    ) -> Features:
+    def read_all(self, layer: str = "") -> Features:
         """Compute the features of all training images that can be read; return labels and numbers.
 
-        train: other options than those of `data`. layer: see trunk_features. then: the stage that
-        follows.
+        layer: see trunk_features.
         """
-        train = dataclasses.replace(
-            train or self.data.TRAIN, INPUT_KEY_NAMES=["data"], TARGET_KEY_NAMES=["label"]
-        )
+        train = self.data.TRAIN
         feed = self.feed(train)
         parts: list[Features] = []
         try:
             with closed(self.resolved.opened):
                 compute = partial(self.trunk_features, layer=layer)
-                parts.extend(extract(compute, feed, train, self.precision, then))
+                parts.extend(extract(compute, feed, train, self.precision))
             return join(parts)
         except Exception:
             self._expect_bands(feed, len(parts))
@@ -239,15 +254,6 @@ class Predictor(Trained):
                 self.view.expect_bands(image, source.path(row))
         if refused and len(refused) == len(rows[first:end]):
             raise ConfigError(refused[0])
-
-    def _make_index(self) -> FeatureIndex:
-        found = self.read_all(then="the nearest training images")
-        labelled = self.data.TRAIN.LABEL_TYPE == "standard"
-        labels = found.targets
-        by_number = labels.new_zeros((len(self.dataset), *labels.shape[1:]))
-        by_number[found.indices] = labels
-        features = unit_length(found.layers["trunk"])
-        return FeatureIndex(features, by_number if labelled else None, found.indices)
 
 
 def _name_classes(label: Tensor, names: Sequence[Any]) -> Any:
@@ -297,43 +303,3 @@ class FeatureIndex:
         pieces = [piece @ unit for piece in self.features.split(PIECE)]
         found = torch.cat(pieces).topk(min(count, len(self.features)))
         return found.values.tolist(), self.numbers[found.indices].tolist()
-
-    @classmethod
-    def load_or_make(cls, path: Path, key: str, make: Callable[[], FeatureIndex]) -> FeatureIndex:
-        """Load the index of a file if it has this key; otherwise make and store a new one."""
-        found = cls._load(path, key)
-        if found is None:
-            found = make()
-            found._store(path, key)
-        return found
-
-    @classmethod
-    def _load(cls, path: Path, key: str) -> FeatureIndex | None:
-        if not path.exists():
-            return None
-        try:
-            expect_file(path)
-            stored = torch.load(path, map_location="cpu", weights_only=True)
-            if stored["key"] == key:
-                return cls(stored["features"], stored["labels"], stored["numbers"])
-            log.info("%s belongs to another model or other images: computing it again", path)
-        except Exception as error:  # torch raises many kinds for a broken file
-            log.warning("%s cannot be read (%s): computing it again", path, error)
-        return None
-
-    def _store(self, path: Path, key: str) -> None:
-        try:
-            with whole_file(path) as file:
-                torch.save({"key": key, **vars(self)}, file)
-        except OSError as error:
-            log.warning("%s cannot be written (%s): it will be computed again", path, error)
-
-
-def unit_length(features: Tensor) -> Tensor:
-    return F.normalize(features.flatten(1).float())
-
-
-def hash_for_index(weights: str, transforms: Any, dataset: SSLDataset) -> str:
-    """Hash all that the features and labels depend on."""
-    parts = [INDEX_FORMAT, weights, transforms, hash_here(dataset)]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -325,7 +325,7 @@ def test_labels_alone(tmp_path: Path) -> None:
     (tmp_path / "other.csv").write_text("bird\nwren\n")
     with pytest.raises(DataError, match="no column or array class, label, .*; there is bird"):
         read_labels(tmp_path / "other.csv")
-    with pytest.raises(ConfigError, match="expected labels in"):
+    with pytest.raises(ConfigError, match="expected a folder, or a file"):
         read_labels(Path(__file__))
 
 

@@ -9,9 +9,10 @@ from sklearn.model_selection import cross_val_score
 from sklearn.svm import LinearSVC
 from torch import Tensor
 
-from sslengine.evaluate.svm import Svm, low_shot_svm, svm
+from sslengine.evaluate.options import CostOptions, SvmOptions
+from sslengine.evaluate.svm import low_shot_svm, svm
 
-OPTIONS = Svm(costs=(0.1, 1.0, 10.0), max_iter=20_000)
+OPTIONS = SvmOptions(costs=CostOptions([0.1, 1.0, 10.0]), max_iter=20_000)
 
 
 def noisy(count: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -50,9 +51,9 @@ def test_each_class_has_its_cost() -> None:
             cross_val_score(
                 machine(cost), unit(TRAIN), signs, cv=3, scoring="average_precision"
             ).mean()
-            for cost in OPTIONS.costs
+            for cost in OPTIONS.costs.all
         ]
-        cost = OPTIONS.costs[int(np.argmax(cross))]
+        cost = OPTIONS.costs.all[int(np.argmax(cross))]
         assert found.details["costs"][each] == cost
         scores = machine(cost).fit(unit(TRAIN), signs).decision_function(unit(TEST))
         expected.append(voc(WANTED[:, each].numpy(), scores))
@@ -87,7 +88,7 @@ def test_class_numbers_and_classes_with_few_images() -> None:
     assert "no class has both" in svm(TRAIN, 0 * labels, TEST, wanted).notes[0]
     assert "NaN" in svm(TRAIN * torch.nan, labels, TEST, wanted).notes[0]
     assert "none of the classes" in svm(TRAIN, ROWS, TEST, 0 * WANTED).notes[0]
-    few = svm(TRAIN, ROWS, TEST, WANTED, Svm(costs=(1000.0,), max_iter=2))
+    few = svm(TRAIN, ROWS, TEST, WANTED, SvmOptions(costs=CostOptions([1000.0]), max_iter=2))
     assert "converged" in few.notes[0]
 
 
@@ -103,7 +104,7 @@ def test_low_shots_on_the_test_set_as_published() -> None:
                 for each in range(3):
                     there = (ROWS[:, each] == symbol).nonzero().flatten()
                     drawn.append(there[torch.randperm(len(there), generator=draw)[:count]])
-            for place, cost in enumerate(OPTIONS.costs):
+            for place, cost in enumerate(OPTIONS.costs.all):
                 aps = []
                 for each in range(3):
                     some = torch.cat([drawn[each], drawn[3 + each]]).sort().values
@@ -119,7 +120,7 @@ def test_low_shots_on_the_test_set_as_published() -> None:
         assert (detail["min"], detail["max"]) == pytest.approx(
             (table[:, best].min(), table[:, best].max())
         )
-        assert (detail["cost"], detail["chosen_on"]) == (OPTIONS.costs[best], "test")
+        assert (detail["cost"], detail["chosen_on"]) == (OPTIONS.costs.all[best], "test")
 
 
 def test_low_shots_without_the_test_set() -> None:
@@ -130,7 +131,7 @@ def test_low_shots_without_the_test_set() -> None:
     cost = found.details["k=4"]["cost"]
     assert other.details["k=4"]["cost"] == cost
     assert found.details["k=4"]["chosen_on"] == "train"
-    single = Svm(costs=(cost,), max_iter=20_000)
+    single = SvmOptions(costs=CostOptions([cost]), max_iter=20_000)
     alone = low_shot_svm(TRAIN, ROWS, TEST, WANTED, shots, 3, "test", options=single)
     assert alone.metrics == found.metrics
 
@@ -145,6 +146,12 @@ def test_low_shots_of_class_numbers() -> None:
         "k=100: no images are left to choose the cost: it is 1",
     )
     whole = low_shot_svm(
-        TRAIN, ROWS[:, :1], TEST, WANTED[:, :1], [200], 1, options=Svm(costs=(1.0,))
+        TRAIN,
+        ROWS[:, :1],
+        TEST,
+        WANTED[:, :1],
+        [200],
+        1,
+        options=SvmOptions(costs=CostOptions([1.0])),
     )
     assert "fewer images" in whole.notes[0]

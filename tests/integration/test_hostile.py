@@ -180,7 +180,7 @@ def here(classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
         ("judge", "log.txt", "mine/file"), ("judge", ".lock", "mine/file"),
         ("judge", "features", "mine"), ("replay", "log.txt", "mine/new"),
         ("judge", "finetune/some/checkpoints", "mine"), ("replay", "log.txt", "mine/file"),
-        ("predict", "predictor", "mine"), ("rank", "features", "mine"),
+        ("predict", "features", "mine"), ("rank", "features", "mine"),
         ("train", "superseded", "mine"), ("train", "checkpoints", "mine"),
     ],
 )  # fmt: skip
@@ -207,9 +207,9 @@ def test_a_users_own_links_are_followed(here: Path, capsys: pytest.CaptureFixtur
     (here / "run" / "checkpoints").symlink_to(here / "checkpoints")
     (here / "run" / "newest.yaml").symlink_to("config.yaml")
     assert VERBS["predict"]() == 0, capsys.readouterr().err
-    assert (here / "elsewhere" / "predictor" / "index.torch").is_file()
-    (here / "run" / "predictor").rename(here / "predictor")
-    (here / "run" / "predictor").symlink_to(here / "predictor")
+    assert (here / "elsewhere" / "features").is_dir()
+    (here / "run" / "features").rename(here / "features")
+    (here / "run" / "features").symlink_to(here / "features")
     trusting = ["run", "images/class0/00.png", "--trust-config"]
     assert run("predict", trusting) == 0, capsys.readouterr().err
 

@@ -20,6 +20,7 @@ from sslengine.data.decode.decoding import Decoder, open_image
 from sslengine.data.options import SplitOptions
 from sslengine.engine.build import build_base_model
 from sslengine.engine.passes import trunk_of
+from sslengine.engines import stored
 from sslengine.engines.train import train
 from sslengine.errors import CheckpointError, ConfigError, DataError, SSLEngineError
 from sslengine.launch.local import launch
@@ -84,7 +85,7 @@ def test_a_path_and_an_image_are_the_same_and_again_the_same(tmp_path: Path) -> 
     one, two = predictor(str(paths[0])), predictor(Image.open(paths[0]))
     assert torch.equal(one.features, two.features)
     assert one.nearest == []
-    assert not (tmp_path / "run" / "predictor").exists()
+    assert not (tmp_path / "run" / "features").exists()
 
 
 @pytest.mark.slow
@@ -92,14 +93,14 @@ def test_the_index_is_made_once_for_each_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_classifier(tmp_path, OPTIMIZER__num_epochs=1)
-    made: list[Path] = []
-    make = Predictor._make_index
+    made: list[str] = []
+    make = stored._computed
 
-    def counted(self: Predictor) -> Any:
-        made.append(self.checkpoint)
-        return make(self)
+    def counted(networks: Any, *given: Any) -> Any:
+        made.extend(each.name for each in networks)
+        return make(networks, *given)
 
-    monkeypatch.setattr(Predictor, "_make_index", counted)
+    monkeypatch.setattr(stored, "_computed", counted)
     query = tmp_path / "images" / "class1" / "06.png"
     one, two = (Predictor(tmp_path / "run")(query) for _ in range(2))
     assert len(made) == 1
@@ -107,9 +108,7 @@ def test_the_index_is_made_once_for_each_model(
     # Trained further: another checkpoint, and another index.
     train(make_run(tmp_path / "run", **changes(tmp_path / "images"), OPTIMIZER__num_epochs=2))
     three = Predictor(tmp_path / "run")(query)
-    assert [path.name for path in made] == [
-        "model_final_checkpoint_phase0.torch", "model_final_checkpoint_phase1.torch",
-    ]  # fmt: skip
+    assert made == [f"model_final_checkpoint_phase{number}.torch" for number in range(2)]
     assert three.nearest[0].path == str(query)
     # Another image among those of training.
     Image.open(query).save(tmp_path / "images" / "class0" / "copy.png")

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.nn import functional as F
 
 from sslengine import catalog  # noqa: F401 - declares the transforms
 from sslengine.data.judged_view import choose
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.errors import ConfigError
 from sslengine.predictor import predictor as module
-from sslengine.predictor.predictor import FeatureIndex, hash_for_index, unit_length
+from sslengine.predictor.predictor import FeatureIndex
 from sslengine.trained import View
 
 TO_TENSOR = {"name": "ToTensor"}
@@ -104,68 +102,9 @@ def test_a_view_must_be_a_tensor() -> None:
 def test_nearest_is_by_cosine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PIECE", 2)  # in several pieces
     rows = torch.tensor([[1.0, 0.0], [0.0, 5.0], [-2.0, 0.0], [3.0, 3.0], [0.0, -1.0]])
-    index = FeatureIndex(unit_length(rows), None, torch.arange(len(rows)))
+    index = FeatureIndex(F.normalize(rows), None, torch.arange(len(rows)))
     similar, numbers = index.nearest(torch.tensor([10.0, 1.0]), 3)
     assert numbers == [0, 3, 1]
     norm = 101**0.5
     assert similar == pytest.approx([10 / norm, 11 / norm / 2**0.5, 1 / norm], abs=1e-6)
     assert len(index.nearest(torch.tensor([1.0, 0.0]), 99)[1]) == 5
-
-
-def _dataset(names: list[str], labels: tuple[int, ...] = (0, 1)) -> Any:
-    source = SimpleNamespace(path=lambda row: names[row], files_of=lambda rows: ())
-    return SimpleNamespace(sources=[source], rows=range(len(names)), labels=[np.array(labels)])
-
-
-def test_the_key_knows_checkpoint_transforms_images_and_labels() -> None:
-    keys = {
-        hash_for_index("abc", [{"size": 8}], _dataset(["a", "b"])),
-        hash_for_index("abd", [{"size": 8}], _dataset(["a", "b"])),
-        hash_for_index("abc", [{"size": 9}], _dataset(["a", "b"])),
-        hash_for_index("abc", [{"size": 8}], _dataset(["a", "c"])),
-        hash_for_index("abc", [{"size": 8}], _dataset(["b", "a"])),
-        hash_for_index("abc", [{"size": 8}], _dataset(["a", "b"], (1, 0))),
-    }
-    assert len(keys) == 6
-    assert hash_for_index("abc", [{"size": 8}], _dataset(["a", "b"])) in keys
-
-
-def test_it_is_made_when_there_is_none_of_this_key(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path, made = tmp_path / "predictor" / "index.torch", []
-
-    def make() -> FeatureIndex:
-        made.append(1)
-        return FeatureIndex(torch.eye(2), torch.tensor([len(made), 7]), torch.arange(2))
-
-    FeatureIndex.load_or_make(path, "one", make)
-    again = FeatureIndex.load_or_make(path, "one", make)
-    assert again.labels is not None
-    assert (len(made), again.labels.tolist()) == (1, [1, 7])
-    assert torch.equal(again.features, torch.eye(2))
-    FeatureIndex.load_or_make(path, "two", make)
-    assert len(made) == 2
-    path.write_bytes(b"half a file")
-    FeatureIndex.load_or_make(path, "two", make)
-    assert len(made) == 3
-    assert "cannot be read" in caplog.text
-    FeatureIndex.load_or_make(path, "two", make)
-    assert len(made) == 3
-    path.unlink()
-    os.mkfifo(path)
-    FeatureIndex.load_or_make(path, "two", make)
-    assert "index.torch is a FIFO" in caplog.text
-    assert path.is_file()
-
-
-def test_a_folder_that_cannot_be_written_costs_the_next_start_alone(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "predictor").write_text("a file where the folder should be")
-    made = FeatureIndex(torch.eye(2), None, torch.arange(2))
-    assert (
-        FeatureIndex.load_or_make(tmp_path / "predictor" / "index.torch", "key", lambda: made)
-        is made
-    )
-    assert "cannot be written" in caplog.text

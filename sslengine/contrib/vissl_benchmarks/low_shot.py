@@ -24,7 +24,7 @@ from sslengine.evaluate.intervals import Spread
 from sslengine.evaluate.linear import linear_probe
 from sslengine.evaluate.options import LinearProbeOptions, SvmOptions
 from sslengine.evaluate.outcome import Outcome, protocol
-from sslengine.evaluate.svm import Svm, svm
+from sslengine.evaluate.svm import svm
 from sslengine.registry import register_engine
 
 NAME = "low_shot_test"
@@ -38,7 +38,7 @@ def low_shot_test(run: Run) -> None:
     report = Report(run, NAME)
     for layer in draws[0].layers:
         if options.METHOD == "svm":
-            machines = Svm.read(read(run.config, SvmOptions))
+            machines = read(run.config, SvmOptions)
             report.add(layer, svm(*draws[0].sets(layer), options=machines))
         else:
             report.add(layer, _regression(draws, layer, options.lambdas))

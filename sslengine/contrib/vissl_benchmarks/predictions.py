@@ -25,7 +25,7 @@ from sslengine.distributed.ranks import is_primary
 from sslengine.engines.extract_features import save, splits
 from sslengine.engines.options import ExtractFeaturesOptions
 from sslengine.engines.run import Run, check_results_here
-from sslengine.engines.stored import StoredSplit
+from sslengine.engines.stored import StoredSplit, paths_of
 from sslengine.errors import ConfigError
 from sslengine.evaluate.store import Store, file_name
 from sslengine.meters import MetersOptions
@@ -81,7 +81,7 @@ def _write(
         "conf_scores": outputs.softmax(dim=1).numpy(),
         "targets": store.targets.reshape(len(outputs), -1).numpy(),
         "inds": store.indices.numpy(),
-        "images": np.array(stored.paths(store.indices)),
+        "images": np.array(paths_of(stored.dataset, store.indices)),
     }
     for kind, column in columns.items():
         save(prefix.with_name(f"{prefix.name}_{kind}.npy"), column)

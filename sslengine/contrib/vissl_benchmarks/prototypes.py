@@ -22,6 +22,7 @@ from sslengine.distributed.ranks import is_primary
 from sslengine.engines.extract_features import save, splits
 from sslengine.engines.features import Compute
 from sslengine.engines.run import Run
+from sslengine.engines.stored import paths_of
 from sslengine.errors import ConfigError
 from sslengine.models.build import trunk_with_heads
 from sslengine.registry import register_engine
@@ -41,7 +42,7 @@ def extract_cluster(run: Run) -> None:
         scores, indices = store.layer(LAYER).tensor().float(), store.indices
         clusters = scores.argmax(dim=1)
         assignments[split] = dict(zip(indices.tolist(), clusters.tolist(), strict=True))
-        save(run.run_dir / f"{name}_images.npy", np.array(stored.paths(indices)))
+        save(run.run_dir / f"{name}_images.npy", np.array(paths_of(stored.dataset, indices)))
         save(run.run_dir / f"{name}_labels.npy", clusters.numpy())
         save(run.run_dir / f"rank0_chunk0_{name}_heads_protos.npy", scores.numpy())
         save(run.run_dir / f"rank0_chunk0_{name}_heads_inds.npy", indices.numpy())

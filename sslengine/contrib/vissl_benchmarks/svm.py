@@ -28,7 +28,7 @@ from sslengine.engines.run import Run
 from sslengine.evaluate.options import LowShotOptions, SvmOptions
 from sslengine.evaluate.outcome import Outcome
 from sslengine.evaluate.store import Kept, file_name
-from sslengine.evaluate.svm import MakeKept, Svm, low_shot_arguments, low_shot_svm, svm
+from sslengine.evaluate.svm import MakeKept, low_shot_arguments, low_shot_svm, svm
 from sslengine.registry import register_engine
 
 # From (the four sets, where machines are kept) to the result.
@@ -52,14 +52,13 @@ def _each_layer(
     run: Run, name: str, compute: Compute, write: Callable[[Path, Outcome], None]
 ) -> None:
     given = read(run.config, RunOptions).SVM_FEATURES_PATH
-    inputs, options = benchmark_inputs(run, given, "config.SVM_FEATURES_PATH"), read(
-        run.config, SvmOptions
-    )  # fmt: skip
+    inputs = benchmark_inputs(run, given, "config.SVM_FEATURES_PATH")
+    options = read(run.config, SvmOptions)
     report = Report(run, name)
     for layer in inputs.layers:
         folder = run.run_dir / file_name(layer)
         kept: MakeKept = partial(Kept, folder / name, again=options.force_retrain)
-        found = compute(*inputs.sets(layer), options=Svm.read(options), kept=kept)
+        found = compute(*inputs.sets(layer), options=options, kept=kept)
         write(folder, found)
         report.add(layer, found)
     report.end()

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 from torchvision.transforms import Normalize, ToTensor
 
@@ -65,38 +64,6 @@ def _channels_first(image: Any) -> Tensor:
         pixels = pixels[..., None]
     # A copy: the pixels of an image cannot be written to.
     return torch.from_numpy(np.array(np.moveaxis(pixels, -1, 0), np.float32, order="C"))
-
-
-# From linear sRGB to XYZ, and the white of D65 there. The digits are OpenCV's.
-TO_XYZ = np.array(
-    [
-        [0.412453, 0.357580, 0.180423],
-        [0.212671, 0.715160, 0.072169],
-        [0.019334, 0.119193, 0.950227],
-    ]
-)
-WHITE = np.array([0.950456, 1.0, 1.088754])
-
-
-@register_transform("ImgPil2LabTensor")
-class ImgPil2LabTensor:
-    """A float tensor 3 x H x W: L from 0 to 100, a and b from about -127 to 127."""
-
-    def __call__(self, image: Image.Image) -> Tensor:
-        levels = np.asarray(image.convert("RGB"))
-        ratio = LINEAR[levels] @ TO_XYZ.T / WHITE
-        root = np.where(ratio > 0.008856, np.cbrt(ratio), 7.787 * ratio + 16 / 116)
-        x, y, z = np.moveaxis(root, -1, 0)
-        lab = np.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)])
-        return torch.from_numpy(lab.astype(np.float32))
-
-
-def _linear(levels: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Undo sRGB's curve."""
-    return np.where(levels <= 0.04045, levels / 12.92, ((levels + 0.055) / 1.055) ** 2.4)
-
-
-LINEAR = _linear(np.arange(256) / 255)
 
 
 # ---- what waits until after collate

@@ -14,11 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.transforms import Compose, Normalize, ToPILImage, ToTensor
 from torchvision.transforms.functional import pil_to_tensor, to_tensor
 
-from sslengine.data.augment.pipeline import Pipeline
 from sslengine.data.augment.tensors import (
     CPU,
     Finish,
-    ImgPil2LabTensor,
     ImgPilToRawTensor,
     ImgToTensor,
     OneHotEncode,
@@ -45,61 +43,6 @@ def test_a_tensor_is_not_the_image() -> None:
     image = picture(2)
     ImgPilToRawTensor()(image).zero_()
     assert image.tobytes() == picture(2).tobytes()
-
-
-# ---- L*a*b*
-
-# sRGB under D65 and the observer of 2 degrees, as Lindbloom's and EasyRGB's calculators have them.
-PUBLISHED = {
-    (0, 0, 0): (0.0, 0.0, 0.0),
-    (255, 255, 255): (100.0, 0.0, 0.0),
-    (255, 0, 0): (53.24, 80.09, 67.20),
-    (0, 255, 0): (87.73, -86.18, 83.18),
-    (0, 0, 255): (32.30, 79.19, -107.86),
-    (255, 255, 0): (97.14, -21.55, 94.48),
-    (0, 255, 255): (91.11, -48.09, -14.13),
-    (255, 0, 255): (60.32, 98.23, -60.82),
-    (128, 128, 128): (53.59, 0.0, 0.0),
-}
-
-
-@pytest.mark.parametrize("colour", PUBLISHED)
-def test_published_colours(colour: tuple[int, int, int]) -> None:
-    lab = ImgPil2LabTensor()(Image.new("RGB", (3, 2), colour))
-    assert lab.shape == (3, 2, 3)
-    assert lab.dtype is torch.float32
-    expected = torch.tensor(PUBLISHED[colour]).view(3, 1, 1).expand(3, 2, 3)
-    # Matrices with other last digits than OpenCV's move the second decimal.
-    torch.testing.assert_close(lab, expected, atol=0.03, rtol=0)
-
-
-def test_a_colour_after_the_other_by_the_definition() -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
-    lab = ImgPil2LabTensor()(Image.fromarray(pixels)).permute(1, 2, 0)
-    for row in range(5):
-        for column in range(7):
-            expected = _lab(*(float(each) / 255 for each in pixels[row, column]))
-            assert lab[row, column].tolist() == pytest.approx(expected, abs=2e-4)
-
-
-def _lab(*levels: float) -> tuple[float, float, float]:
-    r, g, b = (
-        each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in levels
-    )
-    x = (0.412453 * r + 0.357580 * g + 0.180423 * b) / 0.950456
-    y = 0.212671 * r + 0.715160 * g + 0.072169 * b
-    z = (0.019334 * r + 0.119193 * g + 0.950227 * b) / 1.088754
-    fx, fy, fz = (t ** (1 / 3) if t > 0.008856 else 7.787 * t + 16 / 116 for t in (x, y, z))
-    return 116 * fy - 16, 500 * (fx - fy), 200 * (fy - fz)
-
-
-def test_the_images_that_indices_name() -> None:
-    """VISSL's YAML always gives them."""
-    pipeline = Pipeline([{"name": "ImgPil2LabTensor", "indices": [1]}], "here")
-    images = [Image.new("RGB", (2, 2)), Image.new("L", (2, 2), 255)]
-    sample = pipeline({"data": images, "data_idx": [0, 0], "data_valid": [1, 1], "label": [0, 0]})
-    assert sample["data"][0] is images[0]
-    assert sample["data"][1][0].tolist() == pytest.approx(np.full((2, 2), 100.0))
 
 
 # ---- labels
