@@ -385,8 +385,10 @@ class Requirements:
     sample_index: bool = False
     # These among the model's inputs.
     inputs: tuple[str, ...] = ()
-    # The model passes this input to its trunk: mask or shown.
+    # The trunk gets this input beside the images: mask or shown.
     trunk_input: str = ""
+    # These features of the trunk.
+    features: tuple[str, ...] = ()
     # The collator's patches are those of the trunk: the collator's default side, in pixels.
     patch_size: int = 0
 

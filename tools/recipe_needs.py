@@ -33,6 +33,7 @@ from torch.utils.flop_counter import FlopCounterMode
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # found as a script, too
 from sslengine import catalog
 from sslengine.command.doctor import SMALL_SET
+from sslengine.config.components import owns_network
 from sslengine.config.compose import shipped_configs
 from sslengine.config.facts import world_size
 from sslengine.config.resolve import resolve
@@ -41,6 +42,7 @@ from sslengine.data.feed import DataFeed
 from sslengine.data.options import DataOptions
 from sslengine.engine.build import attach, build_base_model, build_loss
 from sslengine.engine.step import multi_input_sample, single_input_sample
+from sslengine.methods import whole
 from sslengine.methods.foreign import takes_sample
 from sslengine.methods.step import Step
 from sslengine.models.model import Model
@@ -142,11 +144,11 @@ def images_of(config: Any) -> Iterator[dict[str, Any]]:
 
 
 def _loss(config: Any, model: nn.Module, method: nn.Module, batch: Any) -> Any:
-    if not isinstance(model, Model):
-        return model(batch["data"][0], mode="loss")[0]
     train, step = config.DATA.TRAIN, config.TRAINER.TRAIN_STEP_NAME
     build = multi_input_sample if "multi" in step or "pirl" in step else single_input_sample
     sample = build(batch, list(train.INPUT_KEY_NAMES), list(train.TARGET_KEY_NAMES))
+    if owns_network(type(method)):
+        return method(whole.Batch(sample), Step.alone())
     output = model(sample["input"])
     output = output[0] if isinstance(output, list) and len(output) == 1 else output
     if takes_sample(method):

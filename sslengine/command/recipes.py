@@ -18,7 +18,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from sslengine.command.arguments import expect_known
 from sslengine.command.data import train_keys
@@ -32,7 +32,7 @@ from sslengine.config.compose import (
     typed,
 )
 from sslengine.errors import ConfigError
-from sslengine.registry import MODELS
+from sslengine.registry import LOSSES, Requirements
 
 # Folders of configs: of --method, two of small images on a CPU, and of what is added to a method's.
 PHOTOS, SMALL, QUICK, FORMS = "photos", "small", "quickstart", "forms"
@@ -144,19 +144,29 @@ class Recipe:
 
     @property
     def is_masked(self) -> bool:
-        return "mask" in (self.said("DATA.TRAIN.INPUT_KEY_NAMES") or [])
+        return self.trunk_input == "mask"
 
     @property
     def leaves_patches_out(self) -> bool:
-        if "shown" in (self.said("DATA.TRAIN.INPUT_KEY_NAMES") or []):
-            return True
-        model = self.said("MODEL.BASE_MODEL_NAME")
-        return model in MODELS and getattr(MODELS.get(model), "leaves_patches_out", False)
+        return self.trunk_input == "shown"
+
+    @property
+    def trunk_input(self) -> str:
+        """Return what the method gives the trunk beside images: mask, shown, or nothing."""
+        return self.needs.trunk_input
+
+    @property
+    def needs(self) -> Requirements:
+        """Return what the method needs of its run."""
+        name = self.said("LOSS.name")
+        loss = LOSSES.get(name) if name in LOSSES else None
+        return cast(Requirements, getattr(loss, "requires", Requirements()))
 
     @property
     def reads_class_token(self) -> bool:
         """Say whether a head gets it by its name."""
-        return "CLS" in str(self.said("MODEL.MULTI_INPUT_HEAD_MAPPING") or "")
+        names = self.said("MODEL.MULTI_INPUT_HEAD_MAPPING"), self.needs.features
+        return "CLS" in str(names)
 
     @property
     def teacher(self) -> StockNetwork | None:

@@ -321,7 +321,8 @@ def _masks(recipe: Recipe, network: StockNetwork, patch: int) -> dict[str, Any]:
                 f"--model: the masks of {recipe.name} have patches of {entry['patch_size']} "
                 f"pixels, those of {network.name!r} have {patch}. Name a network with the former."
             )
-    by_collator = recipe.said("DATA.TRAIN.COLLATE_FUNCTION") not in (None, "default_collate")
+    said = recipe.said("DATA.TRAIN.COLLATE_FUNCTION") not in (None, "default_collate")
+    by_collator = said or recipe.needs.collators
     hides = recipe.is_masked or recipe.leaves_patches_out
     if not hides or not by_collator or patch == (recipe.said(MASKED_PATCH) or PATCH):
         return {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -99,6 +100,19 @@ def replace_removed_backend(merged: Merged) -> None:
         f"({merged.origins.get(path)})"
     )
     data[key], merged.origins[path] = "auto", f"derived: {name} was removed"
+
+
+def choose_collators(merged: Merged) -> None:
+    """Replace general collators by those of a method that owns its network, whose arguments the
+    YAML has."""
+    config, name = merged.config, merged.config.LOSS.name
+    with suppress(ConfigError):  # check.py reports a wrong name
+        loss = LOSSES.get(name) if name else None
+        collators = getattr(loss, "requires", Requirements()).collators or ("multicrop_collator",)
+        for split in ("TRAIN", "TEST") if owns_network(loss) else ():
+            given, path = config.DATA[split].COLLATE_FUNCTION, f"DATA.{split}.COLLATE_FUNCTION"
+            if given in _GENERAL and given not in collators:
+                _set(merged, path, collators[0], f"{component_key(name)} takes its batches")
 
 
 def _set(merged: Merged, path: str, value: Any, reason: str) -> None:
@@ -291,11 +305,8 @@ def _given_trunk(config: DictConfig, loss: Any, name: str) -> Iterator[Derived]:
     """Leave heads, routes and inputs to a method that owns its network."""
     for key in ("HEAD.PARAMS", "MULTI_INPUT_HEAD_MAPPING"):
         yield f"MODEL.{key}", [], f"{name} has its own heads"
-    collators = getattr(loss, "requires", Requirements()).collators or ("multicrop_collator",)
     for split in ("TRAIN", "TEST"):
         data, path = config.DATA[split], f"DATA.{split}"
-        if data.COLLATE_FUNCTION in _GENERAL and data.COLLATE_FUNCTION not in collators:
-            yield f"{path}.COLLATE_FUNCTION", collators[0], f"{name} takes its batches"
         images = getattr(COLLATORS.get(data.COLLATE_FUNCTION), "image_keys", ())
         if images:
             yield f"{path}.INPUT_KEY_NAMES", [images[0]], f"{name} takes all of the batch"

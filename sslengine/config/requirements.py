@@ -14,6 +14,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from sslengine.config.components import owns_network
 from sslengine.config.facts import RunFacts, is_sharded, lacks_loss_scaling, run_facts
 from sslengine.dotted import below
 from sslengine.errors import ConfigError
@@ -47,7 +48,9 @@ def expect_fitting_model(config: DictConfig, loss: Any, model: Any) -> None:
     problems: list[Problem] = []
     routes = getattr(model, "routes", ())  # a model of another kind than trunk and heads has none
     passed = {key for each in routes for key in each.additional_keys}
-    if needs.trunk_input and routes and needs.trunk_input not in passed:
+    if owns_network(type(loss)):
+        pass  # it gives the trunk its inputs
+    elif needs.trunk_input and routes and needs.trunk_input not in passed:
         wanted = f"a route with additional_keys: [{needs.trunk_input}]"
         why = "without it the model sees the patches that it predicts"
         problems.append(("config.MODEL.MULTI_INPUT_HEAD_MAPPING", f"{wanted}; {why}"))
@@ -57,6 +60,8 @@ def expect_fitting_model(config: DictConfig, loss: Any, model: Any) -> None:
     elif "shown" in taken:
         problems.extend(_patch_problems(config, needs, getattr(trunk, "patch_size", 0)))
     _raise(component_key(config.LOSS.name), problems)
+    if needs.features and trunk is not None:
+        trunk.check_features(needs.features, "config.MODEL.TRUNK")
 
 
 def _raise(name: str, problems: list[Problem]) -> None:

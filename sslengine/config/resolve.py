@@ -20,7 +20,7 @@ from sslengine.config.check import (
 )
 from sslengine.config.components import named_entries
 from sslengine.config.compose import Composition, compose
-from sslengine.config.derive import derive, replace_removed_backend
+from sslengine.config.derive import choose_collators, derive, replace_removed_backend
 from sslengine.config.files import Layer
 from sslengine.config.merge import merge
 from sslengine.config.merged import Merged
@@ -84,10 +84,12 @@ def freeze(composition: Composition, judged: bool = False) -> Resolved:
     judged: nothing is trained, so nothing is said of the length of its training.
     """
     load_plugins(_plugins(composition))
+    composition = vissl.read_mae(composition)
     with pause_garbage_collection():  # thousands of nodes, of which most are kept
         merged = merge(composition, _check_own_keys)
         vissl.warn_of_keys_without_effect(merged)
         warn_of_unused_sections(merged)
+        choose_collators(merged)
         check(merged)
         derive(merged)
         if not judged:
