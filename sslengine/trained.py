@@ -40,14 +40,20 @@ from sslengine.data.judged_view import choose
 from sslengine.data.options import DataOptions
 from sslengine.data.pixel_format import MODE_CHANNELS, channels_after
 from sslengine.data.seeding import seed_sample, streams_kept
-from sslengine.engine.build import build_base_model, build_run_precision
+from sslengine.engine.build import build_base_model, build_loss, build_run_precision
 from sslengine.engine.channels import input_channels
 from sslengine.engine.passes import trunk_of
 from sslengine.errors import CheckpointError, ConfigError, MissingCheckpointError, readable
 from sslengine.models.frozen import digest
 from sslengine.models.options import ModelOptions, WeightsInitOptions
-from sslengine.models.weights import AUTO
-from sslengine.models.weights.load import Loaded, expect_whole, init_from_file, init_weights
+from sslengine.models.weights import AUTO, STUDENT
+from sslengine.models.weights.load import (
+    Loaded,
+    expect_whole,
+    init_from_file,
+    init_method,
+    init_weights,
+)
 from sslengine.models.weights.state import choose as choose_network
 from sslengine.models.weights.state import keys_of_network, load_model_state
 from sslengine.precision import Precision
@@ -144,10 +150,20 @@ class Trained:
 
     def _restore(self, checkpoint: Path, state: Mapping[str, Any]) -> None:
         chosen, self.network = choose_network(state, self._wanted, str(checkpoint))
-        load_model_state(self.model, chosen["base_model"])
+        load_model_state(self.model, chosen["base_model"], alone=True)
         self.checkpoint = checkpoint
         self.class_names = [*(state.get("classes") or [[]])[0]]
         self.model.eval()
+
+    @untrusting
+    def open_method(self) -> nn.Module:
+        """Build the method that owns the network, with its heads as they were trained."""
+        with torch.random.fork_rng(devices=[]):
+            method = build_loss(self.config, self.model, 1, self.device)
+        self.use(self.checkpoint)  # it may have given the trunk a token of hidden patches
+        weights = WeightsInitOptions(PARAMS_FILE=str(self.checkpoint), NETWORK=STUDENT)
+        init_method(method, replace(self.options, WEIGHTS_INIT=weights))
+        return method.eval()
 
     @cached_property
     def seed(self) -> int:

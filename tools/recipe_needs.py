@@ -43,9 +43,9 @@ from sslengine.data.feed import DataFeed
 from sslengine.data.options import DataOptions
 from sslengine.engine.build import attach, build_base_model, build_loss
 from sslengine.engine.step import multi_input_sample, single_input_sample
+from sslengine.methods import whole
 from sslengine.methods.foreign import takes_sample
 from sslengine.methods.step import Step
-from sslengine.methods.whole import Batch
 from sslengine.models.model import Model
 from sslengine.optim.options import OptimizerOptions
 
@@ -150,13 +150,11 @@ def images_of(config: Any) -> Iterator[dict[str, Any]]:
 
 
 def _loss(config: Any, model: nn.Module, method: nn.Module, batch: Any) -> Any:
-    if not isinstance(model, Model):
-        return model(batch["data"][0], mode="loss")[0]
     train, step = config.DATA.TRAIN, config.TRAINER.TRAIN_STEP_NAME
     build = multi_input_sample if "multi" in step or "pirl" in step else single_input_sample
     sample = build(batch, list(train.INPUT_KEY_NAMES), list(train.TARGET_KEY_NAMES))
     if owns_network(type(method)):
-        return method(Batch(sample), Step.alone())
+        return method(whole.Batch(sample), Step.alone())
     output = model(sample["input"])
     output = output[0] if isinstance(output, list) and len(output) == 1 else output
     if takes_sample(method):

@@ -33,7 +33,7 @@ from sslengine.config.compose import (
     typed,
 )
 from sslengine.errors import ConfigError
-from sslengine.registry import LOSSES, MODELS, Requirements
+from sslengine.registry import LOSSES, Requirements
 
 # Folders of configs: of --method, two of small images on a CPU, and of what is added to a method's.
 PHOTOS, SMALL, QUICK, FORMS = "photos", "small", "quickstart", "forms"
@@ -159,9 +159,7 @@ class Recipe:
 
     @property
     def leaves_patches_out(self) -> bool:
-        model = self.said("MODEL.BASE_MODEL_NAME")
-        without_loss = model in MODELS and getattr(MODELS.get(model), "leaves_patches_out", False)
-        return self.trunk_input == "shown" or without_loss
+        return self.trunk_input == "shown"
 
     @property
     def trunk_input(self) -> str:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from sslengine import absent
-from sslengine.config.compose import COMMAND_LINE
+from sslengine.config.compose import COMMAND_LINE, Composition
 from sslengine.config.lr_scaling import optimizers, peak_key, schedules
 from sslengine.config.merged import Merged
 from sslengine.config.sections import components_of, fields_of
@@ -31,6 +32,8 @@ DEFAULT_RATES: dict[str, Any] = {
     "value": 0.1,
 }
 _THEIRS = ("sgd", "sgd_fsdp")
+# What a model with its own step had in addition.
+_MAE_STEP = (("TRAINER.TRAIN_STEP_NAME", "model_train_step"), ("LOSS.name", ""))
 # What VISSL's files set for any optimizer.
 _SHARED = {"momentum": 0.9, "nesterov": False, "betas": [0.9, 0.999]}
 
@@ -66,6 +69,45 @@ def report_dead(merged: Merged, path: str, value: Any, origin: str) -> None:
             )
         elif not any(said.startswith(f"{place} has no effect") for said in merged.warnings):
             merged.warnings.append(f"{place} has no effect: {key.instead} ({origin})")
+
+
+# ---- MAE, which was a model with a step of its own
+
+
+def read_mae(composition: Composition) -> Composition:
+    """Read `MODEL.BASE_MODEL_NAME: mae` of earlier versions as the method mae_loss."""
+    if "mae" not in composition.values("config.MODEL.BASE_MODEL_NAME"):
+        return composition
+    layers = [replace(each, tree=_as_method(each.tree)) for each in composition.layers]
+    given = [
+        replace(each, path=f"config.{path}", value=value)
+        for each in composition.assignments
+        for path, value in _name_mae(each.path.removeprefix("config."), each.value)
+    ]
+    return replace(composition, layers=layers, assignments=given)
+
+
+def _as_method(tree: dict[str, Any]) -> dict[str, Any]:
+    config = dict(tree.get("config") or {})
+    own = {key: config.pop(key, None) or {} for key in ("MODEL", "TRAINER", "LOSS")}
+    for section, keys in own.items():
+        for key, value in keys.items():
+            for path, each in _name_mae(f"{section}.{key}", value):
+                now, name = path.split(".")
+                config.setdefault(now, {})[name] = each
+    return {**tree, "config": config}
+
+
+def _name_mae(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the key and the value that say the same of the method; none: its step, and no loss."""
+    before, _, option = path.partition("MODEL.mae")
+    if path == "MODEL.BASE_MODEL_NAME" and value == "mae":
+        yield "LOSS.name", "mae_loss"
+    elif not before and option[:1] in ("", "."):
+        lower = {k.lower(): v for k, v in value.items()} if isinstance(value, Mapping) else value
+        yield f"LOSS.mae_loss{option.lower()}", lower
+    elif not path.startswith("TRAINER.model_train_step") and (path, value) not in _MAE_STEP:
+        yield path, value
 
 
 # ---- keys of components

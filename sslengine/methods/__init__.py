@@ -1,6 +1,6 @@
 """One file per self-supervised method: loss, options, heads, teacher or queue."""
 
-from sslengine.registry import HEADS, LOSSES, MODELS, PARAM_GROUPS
+from sslengine.registry import HEADS, LOSSES, PARAM_GROUPS
 
 # Of a command that names no method.
 DEFAULT = "simclr"
@@ -22,6 +22,7 @@ LOSSES.declare("sslengine.methods.ijepa", "ijepa_loss")
 LOSSES.declare("sslengine.methods.capi", "capi_loss")
 LOSSES.declare("sslengine.methods.clip", "clip_loss")
 LOSSES.declare("sslengine.methods.simmim", "simmim_loss")
+LOSSES.declare("sslengine.methods.mae", "mae_loss")
 LOSSES.declare("sslengine.methods.data2vec", "data2vec_loss")
 LOSSES.declare("sslengine.methods.deepclusterv2", "deepclusterv2_loss")
 LOSSES.declare("sslengine.methods.memory_bank", "nce_loss_with_memory")
@@ -34,8 +35,6 @@ LOSSES.declare(
 )
 
 PARAM_GROUPS.declare("sslengine.methods.simsiam", "predictor_alone_is_head")
-
-MODELS.declare("sslengine.methods.mae", "mae")
 
 HEADS.declare("sslengine.methods.swav", "swav_head", "swav_head_fsdp")
 HEADS.declare("sslengine.methods.dino", "dino_head", "dino_head_fsdp")

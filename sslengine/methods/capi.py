@@ -8,14 +8,14 @@ Darcet et al., Cluster and Predict Latent Patches for Improved Masked Image Mode
     q = Sinkhorn-Knopp(s / target_temp)            over the images of all ranks, for each position;
                                                    1e-8 is added to each sum
     clustering = mean over patches of - sum_k q_k log softmax_k(s / cluster_temp)
-    z = predictor(model(shown patches), places of predicted patches)
+    z = predictor(trunk(shown patches), places of predicted patches)
     prediction = mean over predicted patches of - sum_k q_k log softmax_k(g_k cos(z, v_k) / temp)
     loss = prediction + clustering
 
 Nothing but w and b gets a gradient of `clustering`. The authors train them with an optimizer of
 their own, of the same kind; here they have multipliers. The predictor is a transformer whose
-tokens, one learned token at each predicted place, see the model's tokens but not each other; places
-are rotations of queries and keys. The teacher is a momentum copy of the model; its momentum falls
+tokens, one learned token at each predicted place, see the trunk's tokens but not each other; places
+are rotations of queries and keys. The teacher is a momentum copy of the trunk; its momentum falls
 from 1 and then rises to nearly 1 again.
 
 In the authors' code the two channels of a pair are rotated by unlike angles, one of the row and one
@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from timm.layers.drop import DropPath
@@ -36,19 +36,19 @@ from timm.layers.mlp import Mlp
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sslengine.config.facts import RunFacts
 from sslengine.config.ranges import above, at_least, choice, share
 from sslengine.data.batch.masks import PATCH_SIZE, VISIBLE_BLOCK
-from sslengine.errors import ConfigError, TrainingError
+from sslengine.errors import ConfigError
 from sslengine.losses.sinkhorn import sinkhorn
 from sslengine.methods.base import Method, Multiplier, Step
-from sslengine.methods.teacher import Teacher
-from sslengine.models.trunks.patches import patch_grid
+from sslengine.methods.whole import EMA, Batch
+from sslengine.models.trunks.patches import Grid, patch_grid
 from sslengine.models.trunks.rotations import CornerRotations, rotated
+from sslengine.models.trunks.tokens import select
+from sslengine.models.view_trunk import ViewTrunk
 from sslengine.registry import register_loss
 
 NAME = "capi_loss"
-ROUTE = '["data", {feat_names: [lastBLK], additional_keys: [shown]}]'
 
 
 @dataclass
@@ -93,46 +93,35 @@ class CapiOptions:
     NAME,
     options=CapiOptions,
     collators=(VISIBLE_BLOCK,),
-    inputs=("data", "shown"),
     trunk_input="shown",
     patch_size=PATCH_SIZE,
 )
 class CapiLoss(Method):
     judged_network: ClassVar[str] = "teacher"  # as in the authors' last evaluations
-    predictor: PatchPredictor
-    head: CosineScores
-    clusters: nn.Linear
 
-    def __init__(self, options: CapiOptions, run: RunFacts) -> None:
+    def __init__(self, options: CapiOptions, trunk: ViewTrunk) -> None:
         super().__init__()
-        self.options = options
-        self.teacher = _SlowTeacher(options)
-
-    def attach(self, model: nn.Module) -> None:
-        trunk: Any = model.trunk
-        self.patch_size = trunk.patch_size
-        if not hasattr(self, "predictor"):  # later calls come after weights are loaded
-            weight, clusters = next(trunk.patch_embed.parameters()), self.options.num_clusters
-            self.predictor = PatchPredictor(self.options, trunk.embed_dim).to(weight)
-            self.head = CosineScores(self.predictor.width, clusters).to(weight)
-            self.clusters = nn.Linear(trunk.embed_dim, clusters)
-            nn.init.normal_(self.clusters.weight)  # on the CPU: on each device the same numbers
-            nn.init.zeros_(self.clusters.bias)
-            self.clusters.to(weight)
+        trunk.take("shown")
+        self.options, self.trunk = options, trunk
+        self.teacher = SlowEMA(options, trunk)
+        width, weight = trunk.trunk.embed_dim, next(trunk.trunk.parameters())
+        self.predictor = PatchPredictor(options, width).to(weight)  # its rotations too
+        self.head = CosineScores(self.predictor.width, options.num_clusters)
+        self.clusters = nn.Linear(width, options.num_clusters)
+        nn.init.normal_(self.clusters.weight)
+        nn.init.zeros_(self.clusters.bias)
 
     def multipliers(self) -> Mapping[str, Multiplier]:
         options = self.options
         return {"clusters.*": Multiplier(options.clusters_lr, options.clusters_weight_decay)}
 
-    def forward(self, output: Tensor, sample: Any, step: Step) -> dict[str, Tensor]:
-        """output: the tokens of the shown patches, maybe with others before them."""
-        images, shown, predicted = self._checked(output, sample)
-        grid = patch_grid(images, self.patch_size)
-        with step.autocast():
-            scores = self.head(self.predictor(output, shown, predicted, grid))
-        q, clustering = self._clustered(images, grid, step)
-        targets = q.gather(1, predicted.unsqueeze(-1).expand(-1, -1, q.shape[-1]))
-        prediction = _cross_entropy(targets, step.full(scores) / self.options.student_temp)
+    def forward(self, batch: Batch, step: Step) -> dict[str, Tensor]:
+        images, shown, predicted = batch.views[0], batch.sample["shown"], batch.sample["predicted"]
+        context = self.trunk(images, ["lastBLK"], shown=shown)["lastBLK"]
+        grid = patch_grid(images, self.trunk.trunk.patch_size)
+        scores = self.head(self.predictor(context, shown, predicted, grid))
+        q, clustering = self._clustered(images)
+        prediction = _cross_entropy(select(q, predicted), scores / self.options.student_temp)
         entropy = torch.special.entr(q).sum(dim=-1).mean()
         return {
             "loss": prediction + clustering, "prediction": prediction, "clustering": clustering,
@@ -141,34 +130,21 @@ class CapiLoss(Method):
             "image_information": torch.special.entr(q.mean(dim=0)).sum(dim=-1).mean() - entropy,
         }  # fmt: skip
 
-    def _clustered(
-        self, images: Tensor, grid: tuple[int, int], step: Step
-    ) -> tuple[Tensor, Tensor]:
+    def _clustered(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """(the assignments of all patches, B x L x K; the loss of the clusters)."""
-        options = self.options
-        tokens: Tensor = self.teacher({"data": images}, step)[:, -grid[0] * grid[1] :]
-        with step.autocast():
-            scores = step.full(self.clusters(F.normalize(tokens, dim=-1, eps=1e-7)))
+        options, tokens = self.options, self.teacher(images, ["lastPATCH"])["lastPATCH"]
+        scores = self.clusters(F.normalize(tokens, dim=-1, eps=1e-7))
         rows = scores.transpose(0, 1) if options.positionwise else scores.flatten(0, 1)
         q = sinkhorn(rows, options.target_temp, options.sinkhorn_iterations, added=1e-8)
         q = q.transpose(0, 1) if options.positionwise else q.view_as(scores)
         return q, _cross_entropy(q, scores / options.cluster_temp)
 
-    def _checked(self, output: Any, sample: Any) -> tuple[Tensor, Tensor, Tensor]:
-        images, shown = sample["input"]["data"], sample["input"]["shown"]
-        if not isinstance(output, Tensor) or output.ndim != 3 or len(output) != len(images):
-            raise TrainingError(
-                f"{NAME} needs all tokens of the shown patches from a model without heads: "
-                f"config.MODEL.MULTI_INPUT_HEAD_MAPPING=[{ROUTE}]."
-            )
-        return images, shown, sample["predicted"]
 
-
-class _SlowTeacher(Teacher):
+class SlowEMA(EMA):
     """Its momentum falls from 1 along a line, and rises again along a part of half a cosine."""
 
-    def __init__(self, options: CapiOptions) -> None:
-        super().__init__(options.momentum, dropout=False)
+    def __init__(self, options: CapiOptions, trunk: ViewTrunk) -> None:
+        super().__init__(trunk, options.momentum, dropout=False)
         self.warmup, self.cosine = options.momentum_warmup, options.momentum_cosine
 
     def _momentum_at(self, where: float) -> float:
@@ -215,9 +191,7 @@ class PatchPredictor(nn.Module):
             if isinstance(each, nn.Linear):
                 nn.init.xavier_uniform_(each.weight)
 
-    def forward(
-        self, context: Tensor, shown: Tensor, predicted: Tensor, grid: tuple[int, int]
-    ) -> Tensor:
+    def forward(self, context: Tensor, shown: Tensor, predicted: Tensor, grid: Grid) -> Tensor:
         """B x T x context_width, B x K and B x P to B x P x width. Of T tokens the last K are those
         of the shown patches."""
         here = self.rotations(self.rotations.places(predicted, grid))

@@ -20,6 +20,16 @@ from sslengine.models.momentum import rank_0_statistics
 from sslengine.models.view_trunk import ViewTrunk
 
 
+class Fields(dict[str, Any]):
+    """A batch by the names of its parts."""
+
+    def __missing__(self, name: str) -> Any:
+        raise DataError(
+            f"config.DATA.TRAIN: a batch has no {name!r}, it has {listing(self)}. A transform or "
+            f"COLLATE_FUNCTION makes it."
+        )
+
+
 class Batch:
     """What a method sees of a step's images."""
 
@@ -27,7 +37,7 @@ class Batch:
         views = sample["input"]  # one batch of images for each view
         views = [views] if isinstance(views, Tensor) else views
         self.views: Sequence[Tensor] = [*views, *sample.get("local_views", ())]
-        self.sample = sample  # all that the collator made
+        self.sample = Fields(sample)  # all that the collator made
 
     @property
     def labels(self) -> Any:

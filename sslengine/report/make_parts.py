@@ -91,16 +91,15 @@ class _Maker:
         loads = not self.live or (world_size() == 1 and is_small)
 
         def make() -> list[dict[str, Any]]:
-            views, model = draw_views(dataset, options), None
+            views, predictor = draw_views(dataset, options), None
             patches: list[Views] = []
             with self.part("patches"):
                 if loads:
                     how: dict[str, Any] = {"device": "cpu", "trust_config": self.trusted}
                     predictor = Predictor(self.folder, nearest=0, **how)
-                    model = predictor.model
                     patches = draw_patches(predictor)
             with self.part("hidden patches"):
-                views += draw_masked(dataset, options, model)
+                views += draw_masked(dataset, options, predictor)
             return [*map(asdict, [*views, *patches])]
 
         key = digest(repr(options), f"{seed} {loads}", hash_here(dataset))

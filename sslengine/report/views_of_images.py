@@ -30,8 +30,11 @@ from sslengine.data.loading.dataset import SSLDataset, collate_seeded
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.engine.step import single_input_sample
 from sslengine.errors import DataError
+from sslengine.losses.options import LossOptions
+from sslengine.methods.base import Step
+from sslengine.methods.whole import Batch
 from sslengine.predictor.predictor import Predictor
-from sslengine.registry import COLLATORS
+from sslengine.registry import COLLATORS, LOSSES
 from sslengine.report.content import Views
 from sslengine.report.parts import data_uri, spread
 
@@ -85,8 +88,10 @@ def _encode_uris(pictures: Sequence[Image.Image]) -> list[str]:
 # ---- hidden patches
 
 
-def draw_masked(dataset: SSLDataset, options: SplitOptions, model: Any) -> list[Views]:
-    """Empty where no patch is hidden. model: for what it reconstructs; None: it is not there."""
+def draw_masked(
+    dataset: SSLDataset, options: SplitOptions, predictor: Predictor | None
+) -> list[Views]:
+    """Empty where no patch is hidden. predictor: None: what is reconstructed is not drawn."""
     numbers = spread(np.arange(len(dataset)), IMAGES).tolist()
     samples = dataset.__getitems__([(0, number) for number in numbers])
     collate = COLLATORS.maker(options.COLLATE_FUNCTION, options.COLLATE_FUNCTION_PARAMS)
@@ -95,7 +100,7 @@ def draw_masked(dataset: SSLDataset, options: SplitOptions, model: Any) -> list[
         batch = finish.finish_batch(batch)
     if not isinstance(batch, dict):
         return []
-    panels = None if model is None else _reconstruct(model, batch, options)
+    panels = None if predictor is None else _reconstruct(predictor, batch, options)
     if panels is None:
         panels = _hide(batch, options, len(numbers))
     if panels is None:
@@ -106,17 +111,17 @@ def draw_masked(dataset: SSLDataset, options: SplitOptions, model: Any) -> list[
 
 
 @torch.no_grad()
-def _reconstruct(model: Any, batch: Mapping[str, Any], options: SplitOptions) -> Tensor | None:
-    """Images x panels x C x H x W, if the model or a head of it draws its output (`picture`)."""
-    drawer: Any = next((each for each in model.modules() if hasattr(each, "picture")), None)
-    if drawer is None:
+def _reconstruct(
+    predictor: Predictor, batch: Mapping[str, Any], options: SplitOptions
+) -> Tensor | None:
+    """Images x panels x C x H x W, if the method draws what it makes (`picture`)."""
+    name = read(predictor.config, LossOptions).name
+    if not name or not hasattr(LOSSES.get(name), "picture"):
         return None
-    inputs = single_input_sample(batch, options.INPUT_KEY_NAMES, options.TARGET_KEY_NAMES)["input"]
-    if drawer is model:
-        _, made, hidden = model(**inputs, mode="loss")
-    else:
-        made, hidden = model(inputs)[0], inputs["mask"]
-    panels = drawer.picture(inputs["data"], made, hidden).float()
+    method: Any = predictor.open_method()
+    sample = single_input_sample(batch, options.INPUT_KEY_NAMES, options.TARGET_KEY_NAMES)
+    method(Batch(sample), Step.alone(train=False))
+    panels = method.picture(IMAGES).float()
     return undo_normalize(panels, Pipeline(options.TRANSFORMS, "TRANSFORMS")).clamp(0, 1)
 
 
@@ -124,7 +129,8 @@ def _hide(batch: Mapping[str, Any], options: SplitOptions, count: int) -> Tensor
     """Show each image's most hidden view, without and with its hidden pixels grey."""
     held = {key: _join(each[0]) for key, each in batch.items() if isinstance(each, list) and each}
     name = next((each for each in ("mask", "shown") if each in held), "")
-    images = [each for each in held.values() if isinstance(each, Tensor) and each.ndim == 4]
+    joined = (torch.cat(each) if isinstance(each, list) else each for each in held.values())
+    images = [each for each in joined if isinstance(each, Tensor) and each.ndim == 4]
     # The largest; of several of a size the last: those before it are targets.
     fits = sorted((each for each in images if name and len(each) == len(held[name])),
                   key=lambda each: each.shape[-1])  # fmt: skip

@@ -174,23 +174,21 @@ METHODS: dict[str, Of] = {
         overrides=(*DISTILLATION, *with_scores()), component="distillation_loss",
         more={"also": [EQUAL]},
     ),
-    "simmim_loss": Of(overrides=(
-        "config=quickstart/simmim", *TINY_VIT, *MASK_4,
-        "config.MODEL.HEAD.PARAMS=[[pixel_head,{in_dim:auto,stride:4}]]",
+    "simmim_loss": Of(overrides=("config=quickstart/simmim", *TINY_VIT, *MASK_4),
+                      more={"also": [EQUAL]}),
+    "mae_loss": Of(overrides=(
+        "config=quickstart/mae", *TINY_VIT, "config.LOSS.mae_loss.decoder_dim=8",
+        "config.LOSS.mae_loss.decoder_layers=1", "config.LOSS.mae_loss.decoder_heads=2",
+        "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.patch_size=4",
     ), more={"also": [EQUAL]}),
     "data2vec_loss": Of(overrides=(
         "config=quickstart/data2vec", *TINY_VIT, MASK_4[0], "config.LOSS.data2vec_loss.top_layers=1",
     ), more={"also": [EQUAL]}),
 }  # fmt: skip
 MODELS_SMALL: dict[str, Of] = {
-    "mae": Of(overrides=(
-        "config=quickstart/mae", *TINY_VIT, "config.MODEL.mae.DECODER_DIM=8",
-        "config.MODEL.mae.DECODER_LAYERS=1", "config.MODEL.mae.DECODER_HEADS=2",
-        "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.patch_size=4",
-    ), more={"without": NOT_SHARDED}),
     "multi_input_output_model": Of(),
 }  # fmt: skip
-OFTEN_IN_HALF = ("simclr_info_nce_loss", "swav_loss", "moco_loss", "mae")
+OFTEN_IN_HALF = ("simclr_info_nce_loss", "swav_loss", "moco_loss", "mae_loss")
 IN_HALF = [
     f"{name}-{promise}"
     for promise in ("trains_in_bfloat16", "first_loss_is_close_in_bfloat16")

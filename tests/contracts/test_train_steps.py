@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from sslengine.registry import METERS, TRAIN_STEPS
 from sslengine.testing import Contract
 from tests.contracts.cases import Of, cases, forgotten
-from tests.contracts.test_methods import MODELS_SMALL, NOT_SHARDED, TINY
+from tests.contracts.test_methods import NOT_SHARDED, TINY
 
 EQUAL = "ranks_equal_one_process"
 WIDE = {"dims": [32, 8], "use_relu": True}
@@ -47,6 +47,14 @@ class GivesLosses(nn.Module):
         }
 
 
+class OwnsStep(GivesLosses):
+    """As mmengine's models do."""
+
+    def forward(self, data: Tensor, label: Tensor, mode: str) -> Any:  # type: ignore[override]
+        losses = super().forward({"data": data, "label": label})
+        return {"loss": sum(losses.values())} if mode == "loss" else losses["size"]
+
+
 STEPS: dict[str, Of] = {
     "standard_train_step": Of(more={"also": [EQUAL]}),
     "gradcache_train_step": Of(
@@ -59,7 +67,9 @@ STEPS: dict[str, Of] = {
         more={"without": {"ranks_stay_equal_sharded": "refused: it makes several backward passes"}}),
     "multi_input_train_step": Of(overrides=("config=quickstart/pirl", *TINY, *PIRL),
                                  more={"without": {"tests_change_nothing": "the method's: see there"}}),
-    "model_train_step": MODELS_SMALL["mae"],
+    "model_train_step": Of(
+        overrides=(f"config.MODEL.BASE_MODEL_NAME={__name__}:OwnsStep", "config.LOSS.name=''", LISTED),
+        more={"without": NOT_SHARDED}),
     "loss_dict_train_step": Of(
         overrides=(f"config.MODEL.BASE_MODEL_NAME={__name__}:GivesLosses", "config.LOSS.name=''",
                    LISTED), more={"without": NOT_SHARDED}),

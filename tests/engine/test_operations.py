@@ -171,7 +171,7 @@ def _simmim(case: Case) -> ByHand:
     """As the authors', whose linear layer is a convolution of 1 x 1; its channels become pixels."""
 
     def loss(model: nn.Module, batch: Batch) -> Tensor:
-        images, mask, pixels = batch["data"], batch["mask"], model.heads[0].pixels
+        images, mask, pixels = batch["data"], batch["mask"], case.loss.head.pixels
         tokens = model.trunk(images, ["lastPATCH"], mask=mask)[0]
         made = F.pixel_shuffle(pixels(tokens).mT.unflatten(2, (8, 8)), 6)
         hidden = mask.repeat_interleave(6, 1).repeat_interleave(6, 2).unsqueeze(1)

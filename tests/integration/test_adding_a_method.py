@@ -161,10 +161,8 @@ def _train(example: str, folder: Path) -> tuple[str, list[float], list[Tensor]]:
     ranks = world_size()
     if "my_model" in example:
         sys.modules["my_model"] = ModuleType("my_model")
-        exec(
-            compile(_codes()["two_losses"], str(TRAIN_STEPS_PAGE), "exec"),
-            vars(sys.modules["my_model"]),
-        )
+        for code in map(_codes().get, ("two_losses", "one_loss")):
+            exec(compile(code, str(TRAIN_STEPS_PAGE), "exec"), vars(sys.modules["my_model"]))  # type: ignore[arg-type]
     more = [
         *SMALL_RUN, f"config.DATA.TRAIN.BATCHSIZE_PER_REPLICA={4 // ranks}",
         f"config.DISTRIBUTED.NUM_PROC_PER_NODE={ranks}", f"config.CHECKPOINT.DIR='{folder}'",

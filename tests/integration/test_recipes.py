@@ -25,11 +25,10 @@ from torchvision.transforms import ColorJitter, InterpolationMode
 from sslengine import catalog  # noqa: F401
 from sslengine.config.components import owns_network
 from sslengine.config.compose import compose
-from sslengine.config.facts import RunFacts, run_facts
+from sslengine.config.facts import run_facts
 from sslengine.config.resolve import resolve
 from sslengine.config.sections import read
 from sslengine.engine.build import build_loss
-from sslengine.methods.capi import CapiLoss
 from sslengine.methods.step import Step
 from sslengine.models.build import build_model
 from sslengine.models.momentum import rising_momentum
@@ -410,9 +409,10 @@ OFFICIAL: dict[str, dict[str, Any]] = {
         "learning rate": warm_cosine(0.0024, 40, 800),
         "weight decay": constant(0.05), "decays": weights,
         "views": [[crop(224, 0.2), FLIP]], "normalize": IMAGENET,
-        "model": {"MASK_RATIO": 0.75, "NORMALIZE_PIXELS": True, "DECODER_DIM": 512,
-                  "DECODER_LAYERS": 8, "DECODER_HEADS": 16, "HIDDEN_DIM": 1024, "NUM_LAYERS": 24,
-                  "NUM_HEADS": 16, "MLP_DIM": 4096, "QKV_BIAS": True, "PATCH_SIZE": 16},
+        "model": {"HIDDEN_DIM": 1024, "NUM_LAYERS": 24, "NUM_HEADS": 16, "MLP_DIM": 4096,
+                  "QKV_BIAS": True, "PATCH_SIZE": 16},
+        "head": [], "loss": {"mask_ratio": 0.75, "normalize_pixels": True, "decoder_dim": 512,
+                             "decoder_layers": 8, "decoder_heads": 16},
         "drop path": 0.0, "precision": "float16",
     },
     # facebookresearch/ijepa 52c1ae9: configs/in1k_vith14_ep300.yaml, src/train.py, src/helper.py,
@@ -645,11 +645,14 @@ def ours(name: str) -> tuple[dict[str, Any], nn.Module]:
     options, facts = read(config, ModelOptions), run_facts(config)
     with torch.device("meta"):
         model = build_model(options, views=facts.views_per_image)
+    owns = config.LOSS.name and owns_network(LOSSES.get(config.LOSS.name))
+    method: Any = build_loss(config, model, 1, torch.device("meta")) if owns else None
     found = {
         "epochs": config.OPTIMIZER.num_epochs,
         "batch": facts.global_batch_size * config.OPTIMIZER.accumulate, "clip": _clip(options),
         "precision": config.MACHINE.PRECISION, "frozen": _frozen(options),
-        **_trained(config, model), **_network(options, model), **_views(config), **_of_loss(config),
+        **_trained(config, model), **_network(options, model, method), **_views(config),
+        **_of_loss(config, method),
     }  # fmt: skip
     chosen = LOSSES.get(config.LOSS.name) if config.LOSS.name else None
     if owns_network(chosen):
@@ -727,11 +730,9 @@ def _optimizer(options: OptimizerOptions) -> dict[str, Any]:
     )
 
 
-def _network(options: ModelOptions, model: nn.Module) -> dict[str, Any]:
-    if options.BASE_MODEL_NAME == "mae":
-        vit = options.TRUNK.VISION_TRANSFORMERS
-        return {"model": {**vars(vit), **vars(options.mae)}, "drop path": vit.DROP_PATH_RATE}  # type: ignore[attr-defined]
-    found: dict[str, Any] = {"head": [text for part in model.heads for text in _layers(part)]}
+def _network(options: ModelOptions, model: nn.Module, method: Any) -> dict[str, Any]:
+    heads = [*model.heads, *([method.head] if hasattr(method, "head") else [])]
+    found: dict[str, Any] = {"head": [text for part in heads for text in _layers(part)]}
     transformers = {"vision_transformer": "VISION_TRANSFORMERS", "beit": "BEIT"}
     if options.TRUNK.NAME in transformers:
         vit = getattr(options.TRUNK, transformers[options.TRUNK.NAME])
@@ -864,7 +865,7 @@ def _jitter(made: ColorJitter, p: float) -> tuple[Any, ...]:
 # ---- the loss
 
 
-def _of_loss(config: Any) -> dict[str, Any]:
+def _of_loss(config: Any, method: Any) -> dict[str, Any]:
     name = config.LOSS.name
     section = config.LOSS.get(name) if name else None
     found: dict[str, Any] = {"loss": section}
@@ -873,8 +874,7 @@ def _of_loss(config: Any) -> dict[str, Any]:
         found["teacher's momentum"] = [base + (1 - base) * p for p in POINTS]
         found["masks"] = OmegaConf.to_container(config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS)
     if name == "capi_loss":
-        teacher = CapiLoss(OmegaConf.to_object(section), RunFacts()).teacher
-        found["teacher's momentum"] = [teacher._momentum_at(p) for p in POINTS]
+        found["teacher's momentum"] = [method.teacher._momentum_at(p) for p in POINTS]
         found["masks"] = OmegaConf.to_container(config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS)
     if name == "msn_loss":
         base, end = section.momentum, section.momentum_end

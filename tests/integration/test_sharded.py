@@ -334,11 +334,9 @@ def _refused(folder: Path, changes: dict[str, Any]) -> str:
                                                                          "losses": ["loss"],
                                                                          "name": "sgd"}}}},
          "multi_optimizer_train_step makes several backward passes"),
-        ({"TRAINER__TRAIN_STEP_NAME": "model_train_step", "LOSS__name": "",
-          "MODEL__BASE_MODEL_NAME": "mae", "MODEL__TRUNK__VISION_TRANSFORMERS__HIDDEN_DIM": 16,
-          "MODEL__TRUNK__VISION_TRANSFORMERS__NUM_HEADS": 2,
-          "MODEL__mae": {"DECODER_DIM": 8, "DECODER_LAYERS": 1, "DECODER_HEADS": 2}},
-         "self_supervision_fsdp_task needs a trunk with heads; MaskedAutoencoder"),
+        ({"TRAINER__TRAIN_STEP_NAME": "loss_dict_train_step", "LOSS__name": "",
+          "MODEL__BASE_MODEL_NAME": "tests.contracts.test_train_steps:GivesLosses"},
+         "self_supervision_fsdp_task needs a trunk with heads; GivesLosses"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_sharded(

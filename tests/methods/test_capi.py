@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import math
 import zlib
-from typing import Any, cast
+from collections.abc import Collection
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sslengine.config.facts import RunFacts
 from sslengine.distributed.ranks import rank, world_size
-from sslengine.errors import ConfigError, TrainingError
+from sslengine.errors import ConfigError
 from sslengine.methods.base import Step
 from sslengine.methods.capi import CapiLoss, CapiOptions, PatchPredictor
+from sslengine.methods.whole import Batch
 from sslengine.models.options import VisionTransformerOptions
+from sslengine.models.trunks.base import Trunk
 from sslengine.models.trunks.vision_transformer import VisionTransformer
+from sslengine.models.view_trunk import ViewTrunk
 from tests.ranks import RankPool
 
 SIDE, PATCH, WIDTH, CLUSTERS, STEPS = 16, 4, 16, 12, 6
@@ -27,29 +31,31 @@ SHOWN = torch.tensor(
 PREDICTED = torch.tensor([[2, 15, 7], [0, 9, 12], [5, 10, 1], [3, 8, 11]])
 
 
-class Toy(nn.Module):
+class Toy(Trunk):
     """The official encoder without blocks: patches, registers, the final norm."""
+
+    feature_names, extra_inputs = ("lastPATCH", "lastBLK"), ("shown",)
+    embed_dim, patch_size = WIDTH, PATCH
 
     def __init__(self) -> None:
         super().__init__()
         self.registers = nn.Parameter(torch.empty(1, 4, WIDTH))
         self.patch_embed = nn.ModuleDict({"proj": nn.Conv2d(3, WIDTH, PATCH, PATCH)})
-        self.embed_dim, self.patch_size, self.extra_inputs = WIDTH, PATCH, ("shown",)
 
-    @property
-    def trunk(self) -> Any:
-        found = cast("Any", nn.Module())
-        found.patch_embed, found.embed_dim = self.patch_embed, WIDTH
-        found.patch_embed.proj = self.patch_embed["proj"]
-        found.patch_size, found.extra_inputs = PATCH, ("shown",)
-        return found
-
-    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
-        tokens = self.patch_embed["proj"](inputs["data"]).flatten(2).mT
-        if "shown" in inputs:
-            tokens = tokens.gather(1, inputs["shown"].unsqueeze(-1).expand(-1, -1, WIDTH))
+    def features(self, x: Tensor, wanted: Collection[str], **extra: Tensor) -> dict[str, Tensor]:
+        tokens = self.patch_embed["proj"](x).flatten(2).mT
+        if "shown" in extra:
+            tokens = tokens.gather(1, extra["shown"].unsqueeze(-1).expand(-1, -1, WIDTH))
         tokens = torch.cat([self.registers.expand(len(tokens), -1, -1), tokens], dim=1)
-        return F.rms_norm(tokens, (WIDTH,), eps=1e-5)
+        tokens = F.rms_norm(tokens, (WIDTH,), eps=1e-5)
+        return {"lastPATCH": tokens[:, 4:], "lastBLK": tokens}
+
+
+def borrowed(trunk: Trunk) -> ViewTrunk:
+    model: Any = SimpleNamespace(
+        trunk=trunk, routes=(), flip_channels=False, single_pass_every_crop=False
+    )
+    return ViewTrunk(model, WIDTH)
 
 
 # Our names of parameters, and those of the official code.
@@ -69,54 +75,48 @@ def official(name: str) -> str:
     return name
 
 
-def make(**changes: Any) -> tuple[Toy, CapiLoss, dict[str, nn.Parameter]]:
+def make(**changes: Any) -> tuple[CapiLoss, dict[str, nn.Parameter]]:
     """In float64, with the weights that the official code was run with."""
     options: dict[str, Any] = {"num_clusters": CLUSTERS, "momentum": 0.9, "predictor_layers": 2}
     model = Toy().double()
     method = CapiLoss(
-        CapiOptions(**{**options, "predictor_heads": 2, **changes}), RunFacts()
+        CapiOptions(**{**options, "predictor_heads": 2, **changes}), borrowed(model)
     ).double()
-    method.attach(model)
     own = {n: each for n, each in method.named_parameters() if not n.startswith("teacher.")}
     trained = {official(name): each for name, each in (*model.named_parameters(), *own.items())}
     start(trained)  # type: ignore[arg-type]
     method.teacher.attach(model)
-    return model, method, trained
+    return method, trained
 
 
-class Encoder(nn.Module):
+def encoder() -> VisionTransformer:
     """The official encoder, as the recipe has it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.trunk = VisionTransformer(VisionTransformerOptions(
+    torch.set_default_dtype(torch.float64)
+    try:
+        return VisionTransformer(VisionTransformerOptions(
             IMAGE_SIZE=SIDE, PATCH_SIZE=PATCH, HIDDEN_DIM=WIDTH, MLP_DIM=4 * WIDTH, NUM_LAYERS=2,
             NUM_HEADS=2, REGISTER_TOKENS=4, USE_CLASS_TOKEN=False, ROPE="corners_mixed",
             NORM="RMSNorm", PROJ_BIAS=False,
         ))  # fmt: skip
+    finally:
+        torch.set_default_dtype(torch.float32)
 
-    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
-        shown = {"shown": inputs["shown"]} if "shown" in inputs else {}
-        tokens: Tensor = self.trunk(inputs["data"], ["lastBLK"], **shown)[0]
-        return tokens
 
-    def parts(self, gradients: bool = False) -> dict[str, Tensor]:
-        """Parameters by the official names; of queries, keys and values the rows."""
-        names = {"trunk.reg_token": "backbone.registers", "trunk.blocks": "backbone.encoder.blocks",
-                 "trunk.patch_embed.proj": "backbone.patch_embed", ".norm1": ".residual1.norm",
-                 ".norm2": ".residual2.norm", ".mlp.": ".residual2.fn.",
-                 ".attn.proj": ".residual1.fn.proj"}  # fmt: skip
-        found = {}
-        for name, parameter in self.named_parameters():
-            each: Any = parameter.grad if gradients else parameter
-            for ours, theirs in names.items():
-                name = name.replace(ours, theirs)
-            before, of_three, after = name.partition(".attn.qkv.")
-            for letter, rows in (
-                zip("qkv", each.chunk(3), strict=True) if of_three else [("", each)]
-            ):
-                found[f"{before}.residual1.fn.{letter}_proj.{after}" if of_three else name] = rows
-        return found
+def parts(trunk: VisionTransformer, gradients: bool = False) -> dict[str, Tensor]:
+    """Parameters by the official names; of queries, keys and values the rows."""
+    names = {"reg_token": "backbone.registers", "blocks": "backbone.encoder.blocks",
+             "patch_embed.proj": "backbone.patch_embed", ".norm1": ".residual1.norm",
+             ".norm2": ".residual2.norm", ".mlp.": ".residual2.fn.",
+             ".attn.proj": ".residual1.fn.proj"}  # fmt: skip
+    found = {}
+    for name, parameter in trunk.named_parameters():
+        each: Any = parameter.grad if gradients else parameter
+        for ours, theirs in names.items():
+            name = name.replace(ours, theirs)
+        before, of_three, after = name.partition(".attn.qkv.")
+        for letter, rows in zip("qkv", each.chunk(3), strict=True) if of_three else [("", each)]:
+            found[f"{before}.residual1.fn.{letter}_proj.{after}" if of_three else name] = rows
+    return found
 
 
 def start(parts: dict[str, Tensor]) -> None:
@@ -129,19 +129,14 @@ def start(parts: dict[str, Tensor]) -> None:
 
 def test_four_steps_with_the_official_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
     """As above, with two blocks in its encoder: rotary positions, RMSNorm, no biases."""
-    torch.set_default_dtype(torch.float64)
-    try:
-        model = Encoder()
-    finally:
-        torch.set_default_dtype(torch.float32)
+    model = encoder()
     options: dict[str, Any] = {
         "num_clusters": CLUSTERS, "predictor_layers": 2, "predictor_heads": 2,
     }  # fmt: skip
-    method = CapiLoss(CapiOptions(**options), RunFacts()).double()
-    method.attach(model)
+    method = CapiLoss(CapiOptions(**options), borrowed(model)).double()
     own = {official(name): each for name, each in method.named_parameters()
            if not name.startswith("teacher.")}  # fmt: skip
-    start({**model.parts(), **own})
+    start({**parts(model), **own})
     method.teacher.attach(model)
     named = {**{f"trunk {name}": each for name, each in model.named_parameters()}, **own}
     groups = []
@@ -156,12 +151,12 @@ def test_four_steps_with_the_official_encoder(monkeypatch: pytest.MonkeyPatch) -
     for step, (lr, momentum) in enumerate(zip((0.01, 0.008, 0.006, 0.004), (0.9, 0.9, 0.95, 0.95), strict=True)):  # fmt: skip
         for group in optimizer.param_groups:
             group["lr"] = lr * group["factor"]
-        losses = losses_of(model, method, batch(step))
+        losses = losses_of(method, batch(step))
         optimizer.zero_grad()
         losses["loss"].backward()
         if step == 0:
             grads: dict[str, Any] = {name: each.grad for name, each in own.items()}
-            grads |= model.parts(gradients=True)
+            grads |= parts(model, gradients=True)
             sums = {name: grads[name].abs().sum().item() for name in OF_ENCODER}
             assert sums == pytest.approx(OF_ENCODER, rel=1e-7)
         optimizer.step()
@@ -199,14 +194,14 @@ OF_ENCODER = {
 }
 
 
-def batch(step: int = 0, mine: slice = slice(None)) -> dict[str, Any]:
+def batch(step: int = 0, mine: slice = slice(None)) -> Batch:
     numbers = torch.arange(4 * 3 * SIDE * SIDE, dtype=torch.float64)
     images = (numbers * (0.13 + 0.01 * step)).sin().view(4, 3, SIDE, SIDE)
-    return {"input": {"data": images[mine], "shown": SHOWN[mine]}, "predicted": PREDICTED[mine]}
+    return Batch({"input": images[mine], "shown": SHOWN[mine], "predicted": PREDICTED[mine]})
 
 
-def losses_of(model: nn.Module, method: CapiLoss, sample: dict[str, Any]) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = method(model(sample["input"]), sample, Step.alone())
+def losses_of(method: CapiLoss, given: Batch) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = method(given, Step.alone())
     return found
 
 
@@ -216,7 +211,7 @@ def test_six_steps_are_those_of_the_official_code(positionwise: bool) -> None:
     optimizers and schedules, run on a CPU in float64 with these images, patches and weights:
     lr 0 -> 0.01 -> 0.01 * 0.095 with two steps of warm-up, weight decay 0.1, momentum 0.9.
     """
-    model, method, trained = make(positionwise=positionwise)
+    method, trained = make(positionwise=positionwise)
     clusters = method.multipliers()["clusters.*"]
     groups = []
     for name, each in trained.items():
@@ -230,7 +225,7 @@ def test_six_steps_are_those_of_the_official_code(positionwise: bool) -> None:
     for step, share in enumerate(SHARES):
         for group in optimizer.param_groups:
             group["lr"] = 0.01 * (step > 0) * share * group["factor"]
-        losses = losses_of(model, method, batch(step))
+        losses = losses_of(method, batch(step))
         optimizer.zero_grad()
         losses["loss"].backward()
         if step == 0 and positionwise:
@@ -302,10 +297,14 @@ GRADIENTS = {
 
 
 def test_gradients_go_where_the_method_says() -> None:
-    model, method, _ = make()
-    losses = losses_of(model, method, batch())
+    method, _ = make()
+    losses = losses_of(method, batch())
     own = [*method.clusters.parameters()]
-    others = [*model.parameters(), *method.predictor.parameters(), *method.head.parameters()]
+    others = [
+        *method.trunk.trunk.parameters(),
+        *method.predictor.parameters(),
+        *method.head.parameters(),
+    ]
     for loss, reached, left in (("clustering", own, others), ("prediction", others, own)):
         grads = torch.autograd.grad(losses[loss], [*reached, *left], allow_unused=True, retain_graph=True)  # fmt: skip
         assert all(each is not None for each in grads[: len(reached)])
@@ -315,36 +314,36 @@ def test_gradients_go_where_the_method_says() -> None:
 
 def test_targets_have_the_authors_1e_8_in_each_sum() -> None:
     """A patch that is far from each cluster has targets that sum to less than 1."""
-    _, method, _ = make(positionwise=False)
+    method, _ = make(positionwise=False)
     with torch.no_grad():
         method.clusters.weight.mul_(200)
-        sample = batch()["input"]
-        tokens = method.teacher({"data": sample["data"]}, Step.alone())[:, -16:]
+        images = batch().views[0]
+        tokens = method.teacher(images, ["lastPATCH"])["lastPATCH"]
         scores = method.clusters(F.normalize(tokens, dim=-1)).flatten(0, 1) / 0.06
         expected = (scores - scores.amax(0) + 50).exp()
         for _ in range(3):
             expected = expected / (expected.sum(0) + 1e-8)
             expected = expected / (expected.sum(1, keepdim=True) + 1e-8)
-        q, _ = method._clustered(sample["data"], (4, 4), Step.alone())
+        q, _ = method._clustered(images)
     assert expected.sum(1).min() < 0.9
     torch.testing.assert_close(q.flatten(0, 1), expected, rtol=1e-8, atol=1e-12)
 
 
 def test_targets_of_the_position_alone_say_nothing_of_the_image() -> None:
     """Equal images: the same targets for all, at each position; other images: other targets."""
-    model, method, _ = make(positionwise=False)
-    sample = batch()
-    several = losses_of(model, method, sample)["image_information"].item()
-    sample["input"]["data"] = sample["input"]["data"][:1].expand(4, -1, -1, -1)
-    assert losses_of(model, method, sample)["image_information"].item() == pytest.approx(0, abs=1e-12)  # fmt: skip
+    method, _ = make(positionwise=False)
+    given = batch()
+    several = losses_of(method, given)["image_information"].item()
+    given.views = [given.views[0][:1].expand(4, -1, -1, -1)]
+    assert losses_of(method, given)["image_information"].item() == pytest.approx(0, abs=1e-12)
     assert 0.1 < several < math.log(4)
 
 
 def _on_rank(positionwise: bool) -> tuple[list[Tensor], list[Tensor]]:
     share = 4 // world_size()
     mine = slice(rank() * share, rank() * share + share)
-    model, method, trained = make(positionwise=positionwise)
-    losses = losses_of(model, method, batch(0, mine))
+    method, trained = make(positionwise=positionwise)
+    losses = losses_of(method, batch(0, mine))
     losses["loss"].backward()
     grads = [each.grad for each in trained.values() if each.grad is not None]
     return [losses[key].detach() for key in ("prediction", "clustering")], grads
@@ -363,7 +362,3 @@ def test_ranks_equal_one_process(positionwise: bool, pool: RankPool) -> None:
 def test_what_cannot_be_used_is_refused() -> None:
     with pytest.raises(ConfigError, match="predictor_heads: 3 heads of tokens of width 16"):
         PatchPredictor(CapiOptions(predictor_heads=3), WIDTH)
-    _, method, _ = make()
-    sample = batch()
-    with pytest.raises(TrainingError, match="MULTI_INPUT_HEAD_MAPPING"):
-        method(torch.zeros(4, WIDTH), sample, Step.alone())

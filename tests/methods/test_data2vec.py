@@ -7,20 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sslengine.config.facts import RunFacts
-from sslengine.config.resolve import resolve_dict
-from sslengine.config.sections import read
-from sslengine.errors import ConfigError, TrainingError
+from sslengine.errors import ConfigError
 from sslengine.launch.cli import main
-from sslengine.methods.base import callbacks
-from sslengine.methods.data2vec import Data2VecLoss, Data2VecOptions
 from sslengine.methods.step import Step
-from sslengine.models.build import build_model
-from sslengine.models.options import ModelOptions
-from tests.config.recipes import recipe
+from sslengine.methods.whole import Batch
 from tests.methods.test_simmim import BEIT, PATCH, SIDE, VIT, WIDTH
 from tests.methods.test_simmim import batch as batch_of
-from tests.methods.whole_steps import fill
+from tests.methods.whole_steps import fill, method_of, parameters_of
 
 BLOCKS = 2
 TRUNKS: dict[str, dict[str, Any]] = {
@@ -29,41 +22,31 @@ TRUNKS: dict[str, dict[str, Any]] = {
 }
 
 
-def of_run(trunk: str) -> dict[str, Any]:
+def of_run(trunk: dict[str, Any], **options: Any) -> dict[str, Any]:
     mask = {"name": "MaskedImageModeling", "patch_size": PATCH, "pred_ratio_mean": [0.6]}
     return {
         "DATA__TRAIN__TRANSFORMS": [
             {"name": "RandomResizedCrop", "size": SIDE}, {"name": "ToTensor"}, mask
         ],
-        "DATA__TRAIN__COLLATE_FUNCTION": "default_collate",
-        "DATA__TRAIN__INPUT_KEY_NAMES": ["data", "mask"],
-        "MODEL__TRUNK": TRUNKS[trunk],
-        "MODEL__MULTI_INPUT_HEAD_MAPPING": [
-            ["data", {"feat_names": ["lastPATCH"], "additional_keys": ["mask"]}]
-        ],
+        "MODEL__TRUNK": trunk,
         "MODEL__HEAD__PARAMS": [],
-        "LOSS": {"name": "data2vec_loss", "data2vec_loss": {"top_layers": 1, "momentum": 0.9}},
+        "LOSS": {"name": "data2vec_loss", "top_layers": BLOCKS, **options},
     }  # fmt: skip
 
 
-def make(trunk: str, **options: Any) -> tuple[Any, Any]:
-    """In float64; the teacher has other weights than the model."""
-    torch.manual_seed(0)
-    config = resolve_dict(recipe(**of_run(trunk))).config
-    model = build_model(read(config, ModelOptions)).double()
-    method = Data2VecLoss(Data2VecOptions(**{"top_layers": BLOCKS, **options}), RunFacts())
-    for each in callbacks(method, "attach"):
-        each(model)
+def make(trunk: str, **options: Any) -> Any:
+    """In float64; the teacher has other weights than the trunk."""
+    method = method_of(**of_run(TRUNKS[trunk], **options))
     with torch.no_grad():
-        for parameter in (*model.parameters(), *method.parameters()):
+        for parameter in (*method.trunk.trunk.parameters(), *method.parameters()):
             parameter.add_(torch.randn_like(parameter), alpha=0.3)
-    return model, method
+    return method
 
 
-def batch() -> dict[str, Any]:
+def batch() -> Batch:
     draw = torch.Generator().manual_seed(1)
     images = torch.randn(3, 3, SIDE, SIDE, generator=draw, dtype=torch.float64)
-    return {"input": {"data": images, "mask": torch.rand(3, 4, 4, generator=draw) < 0.5}}
+    return Batch({"input": images, "mask": torch.rand(3, 4, 4, generator=draw) < 0.5})
 
 
 def through(trunk: Any, images: Tensor, mask: Tensor | None) -> tuple[list[Tensor], Tensor]:
@@ -85,14 +68,13 @@ def through(trunk: Any, images: Tensor, mask: Tensor | None) -> tuple[list[Tenso
 
 @pytest.mark.parametrize(("trunk", "beta"), [("beit", 2.0), ("vit", 0.5), ("vit", 0.0)])
 def test_loss_and_gradients_are_the_published_ones(trunk: str, beta: float) -> None:
-    model, method = make(trunk, beta=beta)
-    sample = batch()
-    loss = method(model(sample["input"])[0], sample, Step.alone())
-    images, mask = sample["input"]["data"], sample["input"]["mask"]
+    method, given = make(trunk, beta=beta), batch()
+    loss = method(given, Step.alone())
+    images, mask = given.views[0], given.sample["mask"]
     with torch.no_grad():
         outputs, _ = through(method.teacher.module.trunk, images, None)
     mean = (outputs[0] + outputs[1]) / 2
-    _, tokens = through(model.trunk, images, mask)
+    _, tokens = through(method.trunk.trunk, images, mask)
     terms = []
     for image, place in mask.flatten(1).nonzero().tolist():
         target = mean[image, 1 + place]
@@ -106,7 +88,7 @@ def test_loss_and_gradients_are_the_published_ones(trunk: str, beta: float) -> N
     assert 10 < len(terms) < 40
     expected = torch.stack(terms).mean()
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
-    trained = dict(model.named_parameters())
+    trained = parameters_of(method)
     ours = torch.autograd.grad(loss, list(trained.values()))
     theirs = torch.autograd.grad(expected, list(trained.values()))
     for name, one, two in zip(trained, ours, theirs, strict=True):
@@ -152,9 +134,8 @@ def test_five_steps_are_those_of_the_official_code(beta: float) -> None:
     has 1e-6.
     """
     beit = {"NAME": "beit", "BEIT": {**BEIT["BEIT"], "NUM_LAYERS": 3, "MLP_RATIO": 4.0}}
-    config = resolve_dict(recipe(**{**of_run("beit"), "MODEL__TRUNK": beit})).config
-    model = build_model(read(config, ModelOptions)).double()
-    trunk: Any = model.trunk
+    method = method_of(**of_run(beit, momentum=0.9, momentum_end=0.98, beta=beta))
+    trunk: Any = method.trunk.trunk
     for each in trunk.modules():
         if isinstance(each, nn.LayerNorm):
             each.eps = 1e-5
@@ -164,15 +145,12 @@ def test_five_steps_are_those_of_the_official_code(beta: float) -> None:
             name = name.replace(ours, theirs) if name.startswith(ours) or ".mlp" in name else name
         named[name] = parameter
     fill(named.items(), 0.2)
-    options = Data2VecOptions(momentum=0.9, momentum_end=0.98, top_layers=2, beta=beta)
-    method = Data2VecLoss(options, RunFacts()).double()
-    method.teacher.attach(model)
+    method.teacher.attach(trunk)
     optimizer = torch.optim.AdamW(named.values(), lr=1e-2, weight_decay=0.05)
     expected, norms = OFFICIAL[beta]
     losses = []
     for step in range(5):
-        sample = batch_of(step)
-        loss = method(model(sample["input"])[0], sample, Step.alone())
+        loss = method(batch_of(step), Step.alone())
         optimizer.zero_grad()
         loss.backward()
         if step == 0 and beta:
@@ -193,11 +171,10 @@ def test_five_steps_are_those_of_the_official_code(beta: float) -> None:
 @pytest.mark.parametrize("trunk", TRUNKS)
 def test_blocks_are_averaged_and_the_rest_is_the_models(trunk: str) -> None:
     """Half way from 0.9 to 0.98 along a line."""
-    model, method = make(trunk, momentum=0.9, momentum_end=0.98)
+    method = make(trunk, momentum=0.9, momentum_end=0.98)
     before = {name: each.clone() for name, each in method.teacher.module.named_parameters()}
-    for call in callbacks(method, "after_update"):
-        call(Step.alone(where=0.5))
-    new = dict(model.named_parameters())
+    method.teacher.after_update(Step.alone(where=0.5))
+    new = parameters_of(method)
     rest = set()
     for name, each in method.teacher.module.named_parameters():
         averaged = 0.94 * before[name] + 0.06 * new[name]
@@ -209,23 +186,10 @@ def test_blocks_are_averaged_and_the_rest_is_the_models(trunk: str) -> None:
     assert rest == {"patch_embed", "cls_token", "mask_token", *positions}
 
 
-def test_the_model_keeps_its_feature() -> None:
-    model, method = make("vit")
-    assert model.routes[0].features == ("lastPATCH",)
-    assert method.teacher.module.routes[0].features == ("blocks.0", "blocks.1")
-    method.teacher.attach(model)  # again, as after weights were loaded
-    assert method.teacher.module.routes[0].features == ("blocks.0", "blocks.1")
-
-
-def test_another_form_is_explained() -> None:
-    _, method = make("vit")
-    sample = batch()
-    with pytest.raises(TrainingError, match="the feature lastPATCH"):
-        method(torch.zeros(3, 17, WIDTH), sample, Step.alone())
-    with pytest.raises(ConfigError, match="it is 3, and the trunk has 2 blocks"):
-        make("vit", top_layers=3)
-    with pytest.raises(ConfigError, match="the trunk has 0 blocks"):
-        method.teacher.attach(nn.Linear(2, 2))
+def test_too_few_blocks_are_refused() -> None:
+    for trunk, layers in (("vit", 3), ("beit", 4)):
+        with pytest.raises(ConfigError, match=r"config\.LOSS\.data2vec_loss\.top_layers"):
+            make(trunk, top_layers=layers)
 
 
 def test_images_one_patch_wide_are_refused(

@@ -1,27 +1,19 @@
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from sslengine.config.facts import RunFacts
-from sslengine.config.resolve import resolve_dict
-from sslengine.config.sections import read
-from sslengine.errors import TrainingError
-from sslengine.methods.ijepa import IJepaLoss, IJepaOptions
+from sslengine.errors import DataError
 from sslengine.methods.step import Step
-from sslengine.models.build import build_model
-from sslengine.models.options import ModelOptions
-from tests.config.recipes import recipe
-from tests.methods.whole_steps import fill
+from sslengine.methods.whole import Batch
+from tests.methods.whole_steps import fill, method_of, parameters_of
 
 SIDE, PATCH, WIDTH, INSIDE = 16, 4, 16, 8
 GRID = SIDE // PATCH
-ROUTE = ["data", {"feat_names": ["lastBLK"], "additional_keys": ["shown"]}]
 VIT = {
     "IMAGE_SIZE": SIDE, "PATCH_SIZE": PATCH, "NUM_LAYERS": 2, "NUM_HEADS": 2, "HIDDEN_DIM": WIDTH,
     "MLP_DIM": 2 * WIDTH, "QKV_BIAS": True, "USE_CLASS_TOKEN": False, "SINE_POSITIONS": True,
@@ -31,22 +23,20 @@ SHOWN = torch.tensor([[0, 1, 2, 3, 8], [0, 4, 8, 12, 13], [10, 11, 14, 15, 3]])
 BLOCKS = torch.tensor([[[4, 5], [9, 10]], [[1, 2], [6, 10]], [[0, 1], [4, 8]]])
 
 
-def make(momentum: float = 0.9, **vit: Any) -> tuple[nn.Module, IJepaLoss]:
-    """In float64; the teacher has other weights than the model."""
-    tree = recipe(
-        MODEL__HEAD__PARAMS=[], MODEL__MULTI_INPUT_HEAD_MAPPING=[ROUTE],
+def make(**vit: Any) -> Any:
+    """In float64; the teacher has other weights than the trunk."""
+    method = method_of(
+        MODEL__HEAD__PARAMS=[],
         MODEL__TRUNK={"NAME": "vision_transformer", "VISION_TRANSFORMERS": {**VIT, **vit}},
-        DATA__TRAIN__INPUT_KEY_NAMES=["data", "shown"],
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = build_model(read(resolve_dict(tree).config, ModelOptions)).double()
-    method = IJepaLoss(IJepaOptions(momentum, **PREDICTOR), RunFacts())
-    method.teacher.attach(model)
-    method.attach(model)
-    for each in (*model.parameters(), *method.parameters()):
+        DATA__TRAIN__COLLATE_FUNCTION="default_collate",
+        DATA__TRAIN__COLLATE_FUNCTION_PARAMS={"patch_size": PATCH, "min_keep": 1},
+        DATA__TRAIN__TRANSFORMS=[{"name": "RandomResizedCrop", "size": SIDE}, {"name": "ToTensor"}],
+        LOSS={"name": "ijepa_loss", "momentum": 0.9, **PREDICTOR},
+    )
+    for each in (*method.trunk.trunk.parameters(), *method.parameters()):
         if each.shape[1:] != (GRID * GRID, WIDTH):  # the fixed positions
             each.data += 0.1 * torch.randn_like(each)
-    return model, method
+    return method
 
 
 def images(step: int = 0) -> Tensor:
@@ -54,17 +44,14 @@ def images(step: int = 0) -> Tensor:
     return (numbers * (0.13 + 0.01 * step)).sin().view(3, 3, SIDE, SIDE)
 
 
-def batch(step: int = 0) -> dict[str, Any]:
-    return {"input": {"data": images(step), "shown": SHOWN}, "target_blocks": BLOCKS}
+def batch(step: int = 0) -> Batch:
+    return Batch({"input": images(step), "shown": SHOWN, "target_blocks": BLOCKS})
 
 
-def loss_of(model: nn.Module, method: IJepaLoss, sample: dict[str, Any]) -> Tensor:
-    return method(model(sample["input"])[0], sample, Step.alone())
-
-
-def published(model: Any, method: Any) -> Tensor:
+def published(method: Any) -> Tensor:
     """The paper's loss, image by image, block by block and patch by patch."""
-    trunk, teacher, predictor = model.trunk, method.teacher.module.trunk, method.predictor
+    trunk, teacher = method.trunk.trunk, method.teacher.module.trunk
+    predictor = method.predictor
     errors = []
     for image, shown, blocks in zip(images(), SHOWN.tolist(), BLOCKS.tolist(), strict=True):
         with torch.no_grad():
@@ -107,13 +94,12 @@ def position(place: int, width: int) -> Tensor:
 
 
 def test_loss_and_gradients_are_the_published_ones() -> None:
-    model, method = make()
-    loss = loss_of(model, method, batch())
-    named = dict([*model.named_parameters(), *method.predictor.named_parameters()])
-    trained = {name: each for name, each in named.items() if each.requires_grad}
+    method = make()
+    loss = method(batch(), Step.alone())
+    trained = {name: each for name, each in parameters_of(method).items() if each.requires_grad}
     assert "trunk.pos_embed" not in trained
     ours = torch.autograd.grad(loss, list(trained.values()), retain_graph=True)
-    expected = published(model, method)
+    expected = published(method)
     theirs = torch.autograd.grad(expected, list(trained.values()))
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
     for name, one, two in zip(trained, ours, theirs, strict=True):
@@ -123,21 +109,23 @@ def test_loss_and_gradients_are_the_published_ones() -> None:
 
 
 def test_a_class_token_is_not_predicted_from() -> None:
-    model, method = make(USE_CLASS_TOKEN=True)
-    tokens = model(batch()["input"])[0]
+    seen: list[Tensor] = []
+    method = make(USE_CLASS_TOKEN=True)
+    method.predictor.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    method(batch(), Step.alone())
+    tokens = method.trunk(images(), ["lastBLK"], shown=SHOWN)["lastBLK"]
     assert tokens.shape[1] == 1 + SHOWN.shape[1]
-    changed = torch.cat([torch.zeros_like(tokens[:, :1]), tokens[:, 1:]], dim=1)
-    one, other = (method(each, batch(), Step.alone()) for each in (tokens, changed))
-    assert torch.equal(one, other)
+    assert torch.equal(seen[0], tokens[:, 1:])
 
 
 def test_what_is_not_in_the_context_is_never_seen() -> None:
-    model, _ = make()
-    changed = images()
+    trunk, changed = make().trunk, images()
     side = torch.ones(3, GRID * GRID).scatter(1, SHOWN, 0.0).view(3, 1, GRID, GRID)
     away = side.repeat_interleave(PATCH, 2).repeat_interleave(PATCH, 3).bool()
     changed = torch.where(away, torch.rand_like(changed), changed)
-    one, other = (model({"data": each, "shown": SHOWN})[0] for each in (images(), changed))
+    one, other = (
+        trunk(each, ["lastPATCH"], shown=SHOWN)["lastPATCH"] for each in (images(), changed)
+    )
     assert torch.equal(one, other)
     assert one.shape == (3, 5, WIDTH)
 
@@ -146,18 +134,18 @@ def test_four_steps_are_those_of_the_official_code() -> None:
     """facebookresearch/ijepa 52c1ae9, src/train.py's step and init_opt's groups and schedules, run on
     a CPU in float64 with these images, blocks and weights: lr 0.002 -> 0.01 -> 1e-5 with two
     steps of warm-up, weight decay 0.04 -> 0.4, momentum 0.9 -> 1."""
-    model, method = make()
-    predictor: Any = method.predictor
+    method = make()
+    trunk, predictor = method.trunk.trunk, method.predictor
     official = {"hidden_token": "mask_token", "embed": "predictor_embed", "blocks": "predictor_blocks",
                 "norm": "predictor_norm", "project": "predictor_proj"}  # fmt: skip
-    for name, each in model.trunk.named_parameters():
+    for name, each in trunk.named_parameters():
         if each.requires_grad:
             fill([(name, each)], 0.2)
     for name, each in predictor.named_parameters():
         first, *rest = name.split(".")
         fill([(".".join([official[first], *rest]), each)], 0.2)
-    method.teacher.attach(model)
-    trained = [p for p in (*model.parameters(), *predictor.parameters()) if p.requires_grad]
+    method.teacher.attach(trunk)
+    trained = [p for p in (*trunk.parameters(), *predictor.parameters()) if p.requires_grad]
     decayed = [each for each in trained if each.ndim > 1]
     others = [each for each in trained if each.ndim == 1]
     optimizer = torch.optim.AdamW([{"params": decayed}, {"params": others, "weight_decay": 0.0}])
@@ -166,14 +154,14 @@ def test_four_steps_are_those_of_the_official_code() -> None:
         for group in optimizer.param_groups:
             group["lr"] = lr
         optimizer.param_groups[0]["weight_decay"] = decay
-        loss = loss_of(model, method, batch(step))
+        loss = method(batch(step), Step.alone())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         method.teacher.after_update(Step.alone(where=step / 4))
         losses.append(loss.item())
     assert losses == pytest.approx(OFFICIAL, rel=1e-9)
-    weights = [p for p in method.teacher.parameters() if p.shape != model.trunk.pos_embed.shape]
+    weights = [p for p in method.teacher.parameters() if p.shape != trunk.pos_embed.shape]
     assert sum(each.abs().sum().item() for each in weights) == pytest.approx(740.1556812826278)
 
 
@@ -182,24 +170,12 @@ DECAYS = [0.09272077938642143, 0.22, 0.3472792206135786, 0.4]
 OFFICIAL = [0.4603250124518998, 0.47041081826553416, 0.4106061663813603, 0.40365910920371967]
 
 
-def test_weights_that_are_loaded_leave_the_predictor_as_it_is() -> None:
-    model, method = make()
-    before = copy.deepcopy(method.predictor.state_dict())
-    method.attach(model)
-    assert all(
-        torch.equal(each, before[name]) for name, each in method.predictor.state_dict().items()
-    )
-
-
 def test_larger_images_get_positions_of_their_own() -> None:
-    model, method = make()
     large = torch.rand(3, 3, SIDE, 2 * SIDE, dtype=torch.float64)
-    sample = {"input": {"data": large, "shown": SHOWN + 16}, "target_blocks": BLOCKS}
-    assert loss_of(model, method, sample).isfinite()
+    given = Batch({"input": large, "shown": SHOWN + 16, "target_blocks": BLOCKS})
+    assert make()(given, Step.alone()).isfinite()
 
 
-def test_a_batch_or_model_of_another_form_is_explained() -> None:
-    _, method = make()
-    sample = batch()
-    with pytest.raises(TrainingError, match="MULTI_INPUT_HEAD_MAPPING"):
-        method(torch.zeros(3, WIDTH), sample, Step.alone())
+def test_a_batch_without_blocks_is_explained() -> None:
+    with pytest.raises(DataError, match=r"config\.DATA\.TRAIN"):
+        make()(Batch({"input": images()}), Step.alone())

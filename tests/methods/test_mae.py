@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import timm
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -14,17 +12,20 @@ from torch.nn.parallel import DistributedDataParallel
 from sslengine.config.resolve import resolve, resolve_dict
 from sslengine.config.sections import read
 from sslengine.distributed.ranks import rank, world_size
+from sslengine.engine.build import build_base_model, build_loss
 from sslengine.errors import ConfigError
 from sslengine.hooks.events import Hook
-from sslengine.methods.mae import MaskedAutoencoder
-from sslengine.models.build import build_model
+from sslengine.methods.step import Step
+from sslengine.methods.whole import Batch
 from sslengine.models.options import ModelOptions
-from sslengine.models.weights.load import init_from_file
+from sslengine.models.weights.load import init_method, init_weights
 from sslengine.models.weights.state import model_state
+from sslengine.optim.learner import learner_of
 from sslengine.optim.options import OptimizerOptions
 from sslengine.optim.param_groups import build_param_groups
 from tests.config.recipes import recipe
 from tests.engine.runs import train
+from tests.methods.whole_steps import method_of, parameters_of
 from tests.ranks import RankPool
 
 SIDE, PATCH, WIDTH, PAINT = 16, 4, 24, 16
@@ -32,22 +33,26 @@ VIT = {
     "IMAGE_SIZE": SIDE, "PATCH_SIZE": PATCH, "NUM_LAYERS": 2, "NUM_HEADS": 2, "HIDDEN_DIM": WIDTH,
     "MLP_DIM": 4 * WIDTH, "QKV_BIAS": True,
 }  # fmt: skip
-MAE = {"DECODER_DIM": PAINT, "DECODER_LAYERS": 1, "DECODER_HEADS": 2}
+MAE = {"decoder_dim": PAINT, "decoder_layers": 1, "decoder_heads": 2}
+CPU = torch.device("cpu")
 
 
-def options(vit: dict[str, Any] | None = None, **mae: Any) -> ModelOptions:
-    tree = recipe(
-        MODEL__BASE_MODEL_NAME="mae", MODEL__mae={**MAE, **mae}, MODEL__HEAD__PARAMS=[],
-        MODEL__TRUNK={"NAME": "vision_transformer", "VISION_TRANSFORMERS": {**VIT, **(vit or {})}},
-    )  # fmt: skip
-    return read(resolve_dict(tree).config, ModelOptions)
+def of_run(vit: dict[str, Any] | None = None, **mae: Any) -> dict[str, Any]:
+    return {
+        "MODEL__TRUNK": {
+            "NAME": "vision_transformer",
+            "VISION_TRANSFORMERS": {**VIT, **(vit or {})},
+        },
+        "MODEL__HEAD__PARAMS": [],
+        "LOSS": {"name": "mae_loss", **MAE, **mae},
+    }
 
 
-def make(**mae: Any) -> MaskedAutoencoder:
-    torch.manual_seed(0)
-    model = build_model(options(**mae))
-    assert isinstance(model, MaskedAutoencoder)
-    return model.eval()
+def make(vit: dict[str, Any] | None = None, **mae: Any) -> Any:
+    """In float32, in eval mode."""
+    method = method_of(**of_run(vit, **mae)).float().eval()
+    method.trunk.trunk.float().eval()
+    return method
 
 
 def images(count: int = 3) -> Tensor:
@@ -59,7 +64,13 @@ def noise(count: int = 3) -> Tensor:
     return torch.rand(count, patches, generator=torch.Generator().manual_seed(2))
 
 
-def one_by_one(model: MaskedAutoencoder, image: Tensor, draw: Tensor, normalise: bool) -> Tensor:
+def loss_of(method: Any, pixels: Tensor, draws: Tensor | None = None) -> Tensor:
+    given = {} if draws is None else {"noise": draws}
+    loss: Tensor = method(Batch({"input": pixels, **given}), Step.alone())
+    return loss
+
+
+def one_by_one(method: Any, image: Tensor, draw: Tensor, normalise: bool) -> Tensor:
     """The published algorithm for one image, patch by patch."""
     side = SIDE // PATCH
     cut = {
@@ -69,7 +80,7 @@ def one_by_one(model: MaskedAutoencoder, image: Tensor, draw: Tensor, normalise:
     }  # fmt: skip
     places = sorted(cut, key=lambda place: draw[place[0] * side + place[1]].item())
     kept = places[: round(len(places) * 0.25)]
-    trunk, decoder = model.trunk, model.decoder
+    trunk, decoder = method.trunk.trunk, method.decoder
     proj = trunk.patch_embed.proj
     tokens = [trunk.cls_token[0, 0]]
     for place in kept:
@@ -81,7 +92,7 @@ def one_by_one(model: MaskedAutoencoder, image: Tensor, draw: Tensor, normalise:
     for place in cut:
         at = x[1 + kept.index(place)] if place in kept else decoder.hidden_token[0, 0]
         row.append(at + position(place, PAINT))
-    reconstructed = decoder.pixels(decoder.norm(decoder.blocks(torch.stack(row)[None])))[0, 1:]
+    reconstructed = decoder.project(decoder.norm(decoder.blocks(torch.stack(row)[None])))[0, 1:]
     errors = []
     for output, (place, pixels) in zip(reconstructed, cut.items(), strict=True):
         target = pixels.permute(1, 2, 0).flatten()
@@ -102,12 +113,11 @@ def position(place: tuple[int, int], width: int) -> Tensor:
 
 @pytest.mark.parametrize("normalise", [True, False])
 def test_loss_and_gradients_are_the_published_ones(normalise: bool) -> None:
-    model = make(NORMALIZE_PIXELS=normalise)
-    reconstructed, hidden = model.reconstruct(images(), noise())
-    loss = model.loss(images(), reconstructed, hidden)
-    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    method = make(normalize_pixels=normalise)
+    loss = loss_of(method, images(), noise())
+    trained = {name: each for name, each in parameters_of(method).items() if each.requires_grad}
     ours = torch.autograd.grad(loss, list(trained.values()))
-    each = [one_by_one(model, *pair, normalise) for pair in zip(images(), noise(), strict=True)]
+    each = [one_by_one(method, *pair, normalise) for pair in zip(images(), noise(), strict=True)]
     expected = torch.stack(each).mean()
     theirs = torch.autograd.grad(expected, list(trained.values()))
     torch.testing.assert_close(loss, expected)
@@ -140,10 +150,10 @@ def test_against_another_implementation() -> None:
     reconstructed, hidden = ours.reconstruct(images(), noise())
     torch.testing.assert_close(reconstructed, output.logits, rtol=1e-4, atol=1e-5)
     assert torch.equal(hidden, output.mask)
-    torch.testing.assert_close(ours.loss(images(), reconstructed, hidden), output.loss)
+    torch.testing.assert_close(loss_of(ours, images(), noise()), output.loss)
 
 
-def _take_weights(ours: MaskedAutoencoder, theirs: Any) -> None:
+def _take_weights(ours: Any, theirs: Any) -> None:
     state = theirs.state_dict()
     named = {
         "trunk.cls_token": state["vit.embeddings.cls_token"],
@@ -153,7 +163,7 @@ def _take_weights(ours: MaskedAutoencoder, theirs: Any) -> None:
     pairs = {
         "trunk.patch_embed.proj": "vit.embeddings.patch_embeddings.projection",
         "trunk.norm": "vit.layernorm", "decoder.embed": "decoder.decoder_embed",
-        "decoder.norm": "decoder.decoder_norm", "decoder.pixels": "decoder.decoder_pred",
+        "decoder.norm": "decoder.decoder_norm", "decoder.project": "decoder.decoder_pred",
     }  # fmt: skip
     blocks = {f"trunk.blocks.{i}": f"vit.encoder.layer.{i}" for i in range(2)}
     blocks["decoder.blocks.0"] = "decoder.decoder_layers.0"
@@ -178,7 +188,9 @@ def _take_weights(ours: MaskedAutoencoder, theirs: Any) -> None:
     for mine, yours in pairs.items():
         for kind in ("weight", "bias"):
             named[f"{mine}.{kind}"] = state[f"{yours}.{kind}"]
-    ours.load_state_dict(named)
+    for part, module in (("trunk.", ours.trunk.trunk), ("decoder.", ours.decoder)):
+        own = {n.removeprefix(part): each for n, each in named.items() if n.startswith(part)}
+        module.load_state_dict(own)
 
 
 def _one(inner: dict[str, Tensor], part: str, kind: str) -> Tensor:
@@ -203,34 +215,29 @@ def test_what_is_hidden_is_never_seen() -> None:
 
 @pytest.mark.parametrize("training", [True, False])
 def test_masks_differ_between_images_and_steps_but_not_between_tests(training: bool) -> None:
-    model = make().train(training)
-    _, _, first = model(images(), mode="loss")
-    _, _, second = model(images(), mode="loss")
+    method, seen = make().train(training), []
+    for _ in range(2):
+        loss_of(method, images())
+        seen.append(method._painted[2])
+    first, second = seen
     assert torch.equal(first, second) != training
     assert not torch.equal(first[0], first[1])
 
 
-def test_its_ways_to_be_called() -> None:
-    model = make()
-    assert model(images()).shape == (3, WIDTH)
-    assert model(images(), mode="predict").shape == (3, 16, 3 * PATCH * PATCH)
-    assert model.val_step({"data": images(), "label": None})["loss"].ndim == 0
-
-
 def test_larger_images_get_positions_of_their_own() -> None:
-    model = make()
-    large = torch.rand(2, 3, 16, 24)
-    losses, reconstructed, hidden = model(large, mode="loss")
+    method = make()
+    loss = loss_of(method, torch.rand(2, 3, 16, 24))
+    _, reconstructed, hidden = method._painted
     assert reconstructed.shape == (2, 24, 48)
     assert hidden.sum(1).tolist() == [18.0, 18.0]
-    assert math.isfinite(losses["loss"].item())
+    assert math.isfinite(loss.item())
 
 
 def test_positions_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not on the host in each step; and they are no part of checkpoints."""
     model = make()
     monkeypatch.setattr("sslengine.models.trunks.patches.sine_positions", None)
-    model(images(), mode="loss")
+    loss_of(model, images())
     rows = model.decoder.positions.table.unflatten(0, (SIDE // PATCH, -1))
     torch.testing.assert_close(rows[2, 3], position((2, 3), PAINT))
     assert not any("positions" in name for name in model.state_dict())
@@ -238,7 +245,7 @@ def test_positions_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_between_the_decoders_blocks_is_float32_under_autocast() -> None:
     """As in the authors' code, where a mask token in float32 is joined to the others."""
-    model, seen = make(DECODER_LAYERS=3), []
+    model, seen = make(decoder_layers=3), []
     for module in (*model.decoder.blocks, model.decoder.norm):
         module.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     with torch.autocast("cpu", torch.bfloat16):
@@ -249,24 +256,11 @@ def test_between_the_decoders_blocks_is_float32_under_autocast() -> None:
     assert not torch.equal(seen[-1], seen[-1].bfloat16().float())
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        (torch.float64, torch.float64),
-        (torch.float32, torch.float32),
-        (torch.bfloat16, torch.float32),
-    ],
-)
-def test_the_loss_is_in_float32_at_least(given: torch.dtype, expected: torch.dtype) -> None:
-    model, batch = make(), images().to(given)
-    made = torch.zeros(3, noise().shape[1], 3 * PATCH**2, dtype=given)
-    assert model.loss(batch, made, torch.ones_like(noise())).dtype == expected
-
-
 def test_weight_decay_as_timm_2021_set_it() -> None:
     """None on what has one dimension and on biases; the tokens decay (optim_factory)."""
     config = resolve(["config=quickstart/mae"]).config
-    model = build_model(read(config, ModelOptions))
+    model = build_base_model(config, CPU)
+    model = learner_of(model, build_loss(config, model, 1, CPU))
     decayed = {
         id(each)
         for group in build_param_groups(model, read(config, OptimizerOptions))
@@ -280,11 +274,12 @@ def test_weight_decay_as_timm_2021_set_it() -> None:
 
 
 def test_the_picture_shows_input_mask_and_painting() -> None:
-    model = make(NORMALIZE_PIXELS=True)
+    model = make()
     pixels = images()
     perfect = torch.stack([_normalised(patch) for patch in _patches(pixels).flatten(0, 1)])
     hidden = model.reconstruct(pixels, noise())[1]
-    panels = model.picture(pixels, perfect.view(3, 16, -1), hidden)
+    model._painted = pixels, perfect.view(3, 16, -1), hidden
+    panels = model.picture(3)
     assert panels.shape == (3, 3, 3, SIDE, SIDE)
     torch.testing.assert_close(panels[:, 0], pixels)
     torch.testing.assert_close(panels[:, 2], pixels)  # what is reconstructed perfectly is the image
@@ -303,26 +298,20 @@ def _normalised(patch: Tensor) -> Tensor:
     return (patch - patch.mean()) / (patch.var() + 1e-6).sqrt()
 
 
-@pytest.mark.parametrize(
-    ("mae", "vit", "message"),
-    [
-        ({"DECODER_DIM": 18}, {}, "MODEL.mae.DECODER_DIM: 18 must be a multiple of 4"),
-        ({}, {"HIDDEN_DIM": 10, "NUM_HEADS": 1}, "HIDDEN_DIM: mae needs a multiple of 4, got 10"),
-    ],
-)
-def test_what_cannot_be(mae: dict[str, Any], vit: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        build_model(options(vit=vit, **mae))
+def test_what_cannot_be() -> None:
+    with pytest.raises(ConfigError, match=r"LOSS\.mae_loss\.decoder_dim"):
+        make(decoder_dim=18)
+    with pytest.raises(ConfigError, match=r"config\.MODEL\.TRUNK\.NAME"):
+        method_of(**{**of_run(), "MODEL__TRUNK": {"NAME": "resnet"}})
 
 
 def test_without_a_class_token() -> None:
     """What is shown stands at its places, and the features are the mean of the patches."""
-    torch.manual_seed(0)
-    model: Any = build_model(options(vit={"USE_CLASS_TOKEN": False})).eval()
+    model = make({"USE_CLASS_TOKEN": False})
     reconstructed, hidden = model.reconstruct(images(), noise())
     assert reconstructed.shape == (3, 16, 48)
-    tokens = model.trunk(images(), ["lastBLK"])[0]
-    torch.testing.assert_close(model(images()), tokens.mean(1))
+    tokens = model.trunk(images(), ["lastBLK"])["lastBLK"]
+    torch.testing.assert_close(model.trunk(images()), tokens.mean(1))
     swapped = images().flip(0)
     again, also = model.reconstruct(swapped, noise().flip(0))
     torch.testing.assert_close(again, reconstructed.flip(0))
@@ -330,19 +319,31 @@ def test_without_a_class_token() -> None:
 
 
 def test_too_few_patches() -> None:
-    with pytest.raises(ConfigError, match="0.99 of 16 patches leaves 0 visible"):
-        make(MASK_RATIO=0.99)(images(), mode="loss")
+    with pytest.raises(ConfigError, match=r"LOSS\.mae_loss\.mask_ratio"):
+        loss_of(make(mask_ratio=0.99), images())
 
 
 SMALL_RUN: dict[str, Any] = {
-    "TRAINER__TRAIN_STEP_NAME": "model_train_step", "LOSS__name": "", "MODEL__HEAD__PARAMS": [],
-    "MODEL__BASE_MODEL_NAME": "mae", "MODEL__mae": MAE,
-    "MODEL__TRUNK": {"NAME": "vision_transformer", "VISION_TRANSFORMERS": VIT},
+    **of_run(),
     "DATA__TRAIN__TRANSFORMS": [{"name": "RandomResizedCrop", "size": SIDE}, {"name": "ToTensor"}],
     "DATA__TRAIN__COLLATE_FUNCTION": "patch_noise_collator",
     "DATA__TRAIN__COLLATE_FUNCTION_PARAMS": {"patch_size": PATCH},
+}
+EARLIER: dict[str, Any] = {
+    **SMALL_RUN,
+    "TRAINER__TRAIN_STEP_NAME": "model_train_step", "LOSS": {"name": ""},
+    "MODEL__BASE_MODEL_NAME": "mae", "MODEL__mae": {key.upper(): each for key, each in MAE.items()},
     "DATA__TRAIN__INPUT_KEY_NAMES": ["data", "noise"],
 }  # fmt: skip
+
+
+def test_a_model_of_earlier_yaml_is_the_method() -> None:
+    assert resolve_dict(recipe(**EARLIER)).config == resolve_dict(recipe(**SMALL_RUN)).config
+    given = ["MODEL.BASE_MODEL_NAME=mae", "MODEL.mae.DECODER_DIM=64", "LOSS.name=''",
+             "TRAINER.TRAIN_STEP_NAME=model_train_step"]  # fmt: skip
+    arguments = ["config=quickstart/simmim", *(f"config.{each}" for each in given)]
+    config = resolve(arguments).config
+    assert (config.LOSS.name, config.LOSS.mae_loss.decoder_dim) == ("mae_loss", 64)
 
 
 def test_its_trunk_is_one_like_any(tmp_path: Path) -> None:
@@ -350,47 +351,27 @@ def test_its_trunk_is_one_like_any(tmp_path: Path) -> None:
     run = train(tmp_path, [], **SMALL_RUN)
     path = tmp_path / "weights.torch"
     torch.save({"classy_state_dict": {"base_model": model_state(run.base_model)}}, path)
-    chosen = options()
-    chosen.BASE_MODEL_NAME, chosen.WEIGHTS_INIT.PARAMS_FILE = "multi_input_output_model", str(path)
-    chosen.FEATURE_EVAL_SETTINGS.EVAL_MODE_ON = True
-    trunk = build_model(chosen)
-    init_from_file(trunk, chosen)
-    features = trunk.eval()(images())[0]
-    assert torch.equal(features, run.base_model.eval()(images()))
-
-
-def test_it_goes_on_from_the_encoder_of_another_library(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The decoder, which such a file has not, stays as it was initialised."""
-    theirs = timm.models.VisionTransformer(
-        img_size=SIDE, patch_size=PATCH, embed_dim=WIDTH, depth=2, num_heads=2, num_classes=5,
-        norm_layer=partial(nn.LayerNorm, eps=1e-6),
-    ).eval()  # fmt: skip
-    path = tmp_path / "theirs.pth"
-    torch.save(theirs.state_dict(), path)
-    chosen, model = options(), make()
-    before = {name: each.clone() for name, each in model.decoder.state_dict().items()}
+    config = resolve_dict(recipe(**{**SMALL_RUN, "LOSS": {"name": "CrossEntropyLoss"}})).config
+    chosen, model = read(config, ModelOptions), build_base_model(config, CPU)
     chosen.WEIGHTS_INIT.PARAMS_FILE = str(path)
-    loaded = init_from_file(model, chosen)
-    assert (loaded.heads, loaded.not_taken) == (0, ("head.bias", "head.weight"))
-    assert set(loaded.left_out) == {f"decoder.{name}" for name in before}
-    assert all(torch.equal(model.decoder.state_dict()[name], each) for name, each in before.items())
-    expected = theirs.forward_features(images())[:, 0]
-    torch.testing.assert_close(model(images()), expected, rtol=1e-5, atol=1e-5)
+    init_weights(model, chosen)
+    assert torch.equal(model.eval()(images())[0], run.base_model.eval()(images())[0])
 
 
-def test_its_own_checkpoint_fills_the_decoder_too(tmp_path: Path) -> None:
+def test_an_earlier_checkpoint_fills_the_decoder_too(tmp_path: Path) -> None:
     before, path = make(), tmp_path / "mae.torch"
-    torch.save({"classy_state_dict": {"base_model": model_state(before)}}, path)
-    chosen = options()
+    decoder = {
+        name.replace("project.", "pixels."): each + 1
+        for name, each in before.decoder.state_dict().items()
+    }
+    state = {"trunk": before.trunk.trunk.state_dict(), "decoder": decoder}
+    torch.save({"classy_state_dict": {"base_model": {"model": state}, "loss": {}}}, path)
+    chosen = read(resolve_dict(recipe(**of_run())).config, ModelOptions)
     chosen.WEIGHTS_INIT.PARAMS_FILE = str(path)
-    torch.manual_seed(5)
-    model = build_model(chosen)
-    loaded = init_from_file(model, chosen)
-    assert loaded.left_out == ()
-    for name, each in before.state_dict().items():
-        assert torch.equal(model.state_dict()[name], each), name
+    method = make()
+    init_method(method, chosen)
+    for name, each in before.decoder.state_dict().items():
+        assert torch.equal(method.decoder.state_dict()[name], each + 1), name
 
 
 class Masks(Hook):
@@ -401,7 +382,7 @@ class Masks(Hook):
 
     def on_step(self, task: Any) -> None:
         if task.train:
-            indices, hidden = task.last_batch.indices.tolist(), task.last_batch.vis_masks.tolist()
+            indices, hidden = task.last_batch.indices.tolist(), task.parts.loss._painted[2].tolist()
             self.seen.append(dict(zip(indices, hidden, strict=True)))
 
 
@@ -425,7 +406,7 @@ def test_noise_for_patches_of_another_size() -> None:
     with pytest.raises(
         ConfigError, match=r"config\.DATA\.TRAIN\.COLLATE_FUNCTION_PARAMS\.patch_size"
     ):
-        make()(images(), mode="loss", noise=noise()[:, :4])
+        loss_of(make(), images(), noise()[:, :4])
 
 
 def _share_of_two_ranks(part: Tensor, draws: Tensor) -> tuple[float, Tensor]:
@@ -434,23 +415,23 @@ def _share_of_two_ranks(part: Tensor, draws: Tensor) -> tuple[float, Tensor]:
     wrapped = DistributedDataParallel(Whole(model))
     loss = wrapped(part[share], draws[share])
     loss.backward()
-    return loss.item(), model.decoder.pixels.weight.grad.clone()
+    return loss.item(), model.decoder.project.weight.grad.clone()
 
 
 class Whole(nn.Module):
-    def __init__(self, model: MaskedAutoencoder) -> None:
+    def __init__(self, method: Any) -> None:
         super().__init__()
-        self.model = model
+        self.trunk, self.method = method.trunk.trunk, method
 
     def forward(self, pixels: Tensor, draws: Tensor) -> Tensor:
-        return self.model.loss(pixels, *self.model.reconstruct(pixels, draws))
+        return loss_of(self.method, pixels, draws)
 
 
 def test_two_ranks_are_one_batch(two_ranks: RankPool) -> None:
     model = make()
-    loss = model.loss(images(4), *model.reconstruct(images(4), noise(4)))
+    loss = loss_of(model, images(4), noise(4))
     loss.backward()
     steps = two_ranks.run(_share_of_two_ranks, images(4), noise(4))
     assert sum(value for value, _ in steps) / 2 == pytest.approx(loss.item())
     for _, gradient in steps:
-        torch.testing.assert_close(gradient, model.decoder.pixels.weight.grad)
+        torch.testing.assert_close(gradient, model.decoder.project.weight.grad)

@@ -1,21 +1,21 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from sslengine.config.facts import RunFacts
 from sslengine.config.resolve import resolve_dict
 from sslengine.config.sections import read
-from sslengine.errors import ConfigError, TrainingError
-from sslengine.methods.simmim import PixelHead, SimMimLoss, SimMimOptions
+from sslengine.errors import ConfigError, DataError, TrainingError
 from sslengine.methods.step import Step
-from sslengine.models.build import build_model
+from sslengine.methods.whole import Batch
 from sslengine.models.options import ModelOptions
+from sslengine.models.weights.load import init_method
 from tests.config.recipes import recipe
-from tests.methods.whole_steps import fill
+from tests.methods.whole_steps import fill, method_of, parameters_of
 
 SIDE, PATCH, WIDTH = 16, 4, 16
 BEIT = {
@@ -40,53 +40,54 @@ SWIN = {
         "WINDOW_SIZE": 2,
     },
 }  # fmt: skip
-HEAD = ["pixel_head", {"in_dim": WIDTH, "stride": PATCH}]
-TRUNKS: dict[str, tuple[dict[str, Any], str, int]] = {
-    "beit": (BEIT, "lastPATCH", PATCH), "vit": (VIT, "lastPATCH", PATCH), "swin": (SWIN, "lastMAP", 2)
+TRUNKS: dict[str, tuple[dict[str, Any], int]] = {
+    "beit": (BEIT, PATCH), "vit": (VIT, PATCH), "swin": (SWIN, 2)
 }  # fmt: skip
 
 
 def of_run(trunk: str) -> dict[str, Any]:
-    options, feature, patch = TRUNKS[trunk]
+    options, patch = TRUNKS[trunk]
     mask = {"name": "RandomPatchMask", "patch_size": patch, "cell_size": PATCH, "ratio": 0.6}
     crop = {"name": "RandomResizedCrop", "size": SIDE}
     return {
         "DATA__TRAIN__TRANSFORMS": [crop, {"name": "ToTensor"}, mask],
-        "DATA__TRAIN__COLLATE_FUNCTION": "default_collate",
-        "DATA__TRAIN__INPUT_KEY_NAMES": ["data", "mask"],
         "MODEL__TRUNK": options,
-        "MODEL__MULTI_INPUT_HEAD_MAPPING": [
-            ["data", {"feat_names": [feature], "head_index": 0, "additional_keys": ["mask"]}]
-        ],
-        "MODEL__HEAD__PARAMS": [HEAD],
-        "LOSS": {"name": "simmim_loss"},
+        "MODEL__HEAD__PARAMS": [],
+        "LOSS": {"name": "simmim_loss", "stride": PATCH},
     }
 
 
-def make(trunk: str) -> tuple[nn.Module, SimMimLoss]:
-    torch.manual_seed(0)
-    config = resolve_dict(recipe(**of_run(trunk))).config
-    model = build_model(read(config, ModelOptions)).double()
-    return model, SimMimLoss(SimMimOptions(stride=PATCH), RunFacts())
+def earlier(trunk: str, feature: str) -> dict[str, Any]:
+    """The same with heads and routes, as before methods owned their network."""
+    return {
+        **of_run(trunk),
+        "LOSS": {"name": "simmim_loss"},
+        "DATA__TRAIN__COLLATE_FUNCTION": "default_collate",
+        "DATA__TRAIN__INPUT_KEY_NAMES": ["data", "mask"],
+        "MODEL__MULTI_INPUT_HEAD_MAPPING": [
+            ["data", {"feat_names": [feature], "head_index": 0, "additional_keys": ["mask"]}]
+        ],
+        "MODEL__HEAD__PARAMS": [["pixel_head", {"in_dim": WIDTH, "stride": PATCH}]],
+    }
 
 
-def batch(step: int = 0, patch: int = PATCH) -> dict[str, Any]:
+def batch(step: int = 0, patch: int = PATCH) -> Batch:
     numbers = torch.arange(3 * 3 * SIDE * SIDE, dtype=torch.float64)
     images = (numbers * (0.13 + 0.01 * step)).sin().view(3, 3, SIDE, SIDE)
     cells = (torch.arange(48).view(3, 4, 4) * 7 + step) % 5 < 3
     times = PATCH // patch
     mask = cells.repeat_interleave(times, 1).repeat_interleave(times, 2)
-    return {"input": {"data": images, "mask": mask}}
+    return Batch({"input": images, "mask": mask})
 
 
 @pytest.mark.parametrize("trunk", TRUNKS)
 def test_loss_and_gradients_are_the_published_ones(trunk: str) -> None:
     """Pixel by pixel: those of hidden cells count, and each channel by itself."""
-    model, method = make(trunk)
-    sample = batch(patch=TRUNKS[trunk][2])
-    output = model(sample["input"])[0].detach().requires_grad_()
-    loss = method(output, sample, Step.alone())
-    images, cells = sample["input"]["data"], batch()["input"]["mask"]
+    method = method_of(**of_run(trunk))
+    given, seen = batch(patch=TRUNKS[trunk][1]), []
+    method.head.register_forward_hook(lambda head, inputs, made: seen.append(made))
+    loss = method(given, Step.alone())
+    (output,), images, cells = seen, given.views[0], batch().sample["mask"]
     total, count = output.new_zeros(()), 0
     for number in range(3):
         for place in range(16):
@@ -119,10 +120,12 @@ GRADIENTS = {
 def test_four_steps_are_those_of_the_official_code() -> None:
     """microsoft/SimMIM d3e29bc, models/simmim.py and optimizer.py's groups, run on a CPU in float64
     with these images, masks and weights: AdamW at 0.01, weight decay 0.05, clipped at 5."""
-    model, method = make("beit")
-    named = {f"encoder.{n}": each for n, each in model.trunk.named_parameters()}  # type: ignore[union-attr]
-    pixels: Any = model.heads[0].pixels  # type: ignore[index, union-attr]
-    named |= {"decoder.0.weight": pixels.weight, "decoder.0.bias": pixels.bias}
+    method = method_of(**of_run("beit"))
+    names = {"trunk.": "encoder.", "head.pixels.": "decoder.0."}
+    named = {}
+    for name, each in parameters_of(method).items():
+        before = next(filter(name.startswith, names))
+        named[names[before] + name.removeprefix(before)] = each
     fill(named.items(), 0.2)
     plain = [p for n, p in named.items() if p.ndim == 1 or n.endswith(".bias") or "cls_token" in n]
     decayed = [each for each in named.values() if not any(each is other for other in plain)]
@@ -130,8 +133,7 @@ def test_four_steps_are_those_of_the_official_code() -> None:
     optimizer = torch.optim.AdamW(groups, lr=1e-2, weight_decay=0.05)
     losses = []
     for step in range(4):
-        sample = batch(step)
-        loss = method(model(sample["input"])[0], sample, Step.alone())
+        loss = method(batch(step), Step.alone())
         optimizer.zero_grad()
         loss.backward()
         if step == 0:
@@ -145,26 +147,47 @@ def test_four_steps_are_those_of_the_official_code() -> None:
 
 @pytest.mark.parametrize("trunk", TRUNKS)
 def test_hidden_patches_are_not_seen(trunk: str) -> None:
-    model, _ = make(trunk)
-    given = batch(patch=TRUNKS[trunk][2])["input"]
-    away = batch()["input"]["mask"].repeat_interleave(PATCH, 1).repeat_interleave(PATCH, 2)
-    noise = torch.rand_like(given["data"])
-    changed = torch.where(away.unsqueeze(1), noise, given["data"])
-    assert torch.equal(model({**given, "data": changed})[0], model(given)[0])
+    method = method_of(**of_run(trunk))
+    given = batch(patch=TRUNKS[trunk][1])
+    images, mask = given.views[0], given.sample["mask"]
+    away = batch().sample["mask"].repeat_interleave(PATCH, 1).repeat_interleave(PATCH, 2)
+    changed = torch.where(away.unsqueeze(1), torch.rand_like(images), images)
+    one, other = (method.trunk(each, [method.feature], mask=mask) for each in (images, changed))
+    assert torch.equal(one[method.feature], other[method.feature])
 
 
 def test_another_form_is_explained() -> None:
-    _, method = make("vit")
-    sample = batch()
-    with pytest.raises(TrainingError, match="A stride of 4 fits a trunk"):
-        method(torch.zeros(3, 4, 48), sample, Step.alone())
-    with pytest.raises(ConfigError, match=r"shape \(2, 16\)"):
-        PixelHead(WIDTH)(torch.zeros(2, WIDTH))
-    with pytest.raises(ConfigError, match="needs pixel_head"):
-        resolve_dict(
-            recipe(**{**of_run("vit"), "MODEL__HEAD__PARAMS": [["mlp", {"dims": [16, 8]}]]})
-        )
+    method = method_of(**{**of_run("vit"), "LOSS": {"name": "simmim_loss", "stride": 2}})
+    with pytest.raises(TrainingError, match=r"LOSS\.simmim_loss\.stride"):
+        method(batch(), Step.alone())
+    with pytest.raises(DataError, match=r"config\.DATA\.TRAIN"):
+        method(Batch({"input": batch().views[0]}), Step.alone())
+    with pytest.raises(ConfigError, match=r"config\.MODEL\.TRUNK\.NAME"):
+        method_of(**{**of_run("vit"), "MODEL__TRUNK": {"NAME": "resnet"}})
 
 
-def test_the_stride_is_that_of_the_head() -> None:
-    assert resolve_dict(recipe(**of_run("swin"))).config.LOSS.simmim_loss.stride == PATCH
+def test_the_stride_is_that_of_an_earlier_head_or_of_the_patches() -> None:
+    config = resolve_dict(recipe(**earlier("swin", "lastMAP"))).config
+    assert config.LOSS.simmim_loss.stride == PATCH
+    assert (list(config.MODEL.HEAD.PARAMS), list(config.DATA.TRAIN.INPUT_KEY_NAMES)) == (
+        [],
+        ["data"],
+    )
+    alone = {**of_run("vit"), "LOSS": {"name": "simmim_loss"}}
+    assert resolve_dict(recipe(**alone)).config.LOSS.simmim_loss.stride == PATCH
+
+
+def test_weights_of_a_head_of_the_model_are_those_of_the_method(tmp_path: Path) -> None:
+    """Of a checkpoint whose model had heads."""
+    run, before = earlier("vit", "lastPATCH"), method_of(**of_run("vit"))
+    heads = {f"0.{name}": each + 1 for name, each in before.head.state_dict().items()}
+    state = {"trunk": before.trunk.trunk.state_dict(), "heads": heads}
+    path = tmp_path / "earlier.torch"
+    torch.save({"classy_state_dict": {"base_model": {"model": state}, "loss": {}}}, path)
+    config = resolve_dict(recipe(**run)).config
+    options = read(config, ModelOptions)
+    options.WEIGHTS_INIT.PARAMS_FILE = str(path)
+    method = method_of(**run)
+    init_method(method, options)
+    for name, each in method.head.state_dict().items():
+        assert torch.equal(each, heads[f"0.{name}"])

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sslengine.config.resolve import resolve
+from sslengine.config.resolve import resolve, resolve_dict
 from sslengine.config.sections import read
+from sslengine.engine.build import build_base_model, build_loss
 from sslengine.hooks.events import Hook
 from sslengine.methods.base import Step, callbacks
 from sslengine.methods.whole import Batch
@@ -23,6 +24,7 @@ from sslengine.optim.build import build_optimizer
 from sslengine.optim.learner import learner_of
 from sslengine.optim.options import OptimizerOptions
 from sslengine.precision import Precision
+from tests.config.recipes import recipe
 
 # One step of warm-up in ten, and rates at which ten steps change something.
 RATES = (
@@ -36,6 +38,19 @@ def optimizer_of(recipe: str, *changes: str) -> OptimizerOptions:
     """config.OPTIMIZER of a shipped config."""
     given = [f"config.OPTIMIZER.{each}" for each in changes]
     return read(resolve([f"config={recipe}", *given]).config, OptimizerOptions)
+
+
+def method_of(**changes: Any) -> Any:
+    """Build the method of a config that owns its network, in float64."""
+    torch.manual_seed(0)
+    config, cpu = resolve_dict(recipe(**changes)).config, torch.device("cpu")
+    return build_loss(config, build_base_model(config, cpu).double(), 1, cpu).double()
+
+
+def parameters_of(method: Any) -> dict[str, nn.Parameter]:
+    """Return the parameters of the trunk, and those that the method trains itself."""
+    trunk = {f"trunk.{name}": each for name, each in method.trunk.trunk.named_parameters()}
+    return trunk | {name: each for name, each in method.named_parameters() if each.requires_grad}
 
 
 def train(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.transforms import functional as T
 
@@ -24,6 +24,8 @@ from sslengine.engines import stored
 from sslengine.engines.train import train
 from sslengine.errors import CheckpointError, ConfigError, DataError, SSLEngineError
 from sslengine.launch.local import launch
+from sslengine.models.build import build_trunk
+from sslengine.models.options import ModelOptions
 from sslengine.predictor import Predictor
 from sslengine.predictor.report import as_text, save
 from tests.config.recipes import resolved
@@ -215,12 +217,20 @@ def test_code_that_a_runs_config_names_is_not_imported_unasked(tmp_path: Path) -
     assert len(Predictor(tmp_path / "run", overrides=typed).dataset) == CLASSES * EACH
 
 
+class Own(nn.Module):
+    def __init__(self, model: ModelOptions) -> None:
+        super().__init__()
+        self.trunk = build_trunk(model)
+
+    def forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"size": self.trunk(batch["data"])[0].square().mean()}
+
+
 def test_a_model_of_ones_own_that_has_a_trunk(tmp_path: Path) -> None:
     vit = {"IMAGE_SIZE": 8, "PATCH_SIZE": 2, "NUM_LAYERS": 1, "NUM_HEADS": 1, "HIDDEN_DIM": 8}
     paths = make_classifier(
-        tmp_path, LOSS={"name": ""}, TRAINER__TRAIN_STEP_NAME="model_train_step",
-        MODEL__BASE_MODEL_NAME="mae", MODEL__HEAD__PARAMS=[],
-        MODEL__mae={"DECODER_DIM": 8, "DECODER_LAYERS": 1, "DECODER_HEADS": 1},
+        tmp_path, LOSS={"name": ""}, TRAINER__TRAIN_STEP_NAME="loss_dict_train_step",
+        MODEL__BASE_MODEL_NAME=f"{__name__}:Own", MODEL__HEAD__PARAMS=[],
         MODEL__TRUNK={"NAME": "vision_transformer", "VISION_TRANSFORMERS": vit},
     )  # fmt: skip
     found = Predictor(tmp_path / "run", nearest=1)(paths[3])

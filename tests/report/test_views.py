@@ -16,7 +16,6 @@ from torch import nn
 from sslengine.config.sections import read
 from sslengine.data.options import DataOptions
 from sslengine.engines.train import train
-from sslengine.methods.simmim import PixelHead
 from sslengine.models.build import build_trunk
 from sslengine.models.options import ModelOptions
 from sslengine.report import make_parts as module
@@ -32,6 +31,7 @@ from sslengine.report.views_of_images import (
 )
 from tests.config.recipes import resolved
 from tests.engines.runs import make_run
+from tests.methods.whole_steps import method_of
 from tests.report.image_runs import EACH, PATCH, PLAIN, SIDE, VIT, on_disk, write_classes
 
 ONE_VIEW = {"DATA__TRAIN__TRANSFORMS": PLAIN, "LOSS": {"name": "CrossEntropyLoss"}}
@@ -135,12 +135,15 @@ def test_a_masked_autoencoder_shows_what_it_reconstructs(images: Path, tmp_path:
     assert make_parts(tmp_path, trust_config=False, notes=notes).views == parts.views
 
 
-def test_the_head_of_pixels_draws_what_it_predicts() -> None:
-    head = PixelHead(8, PATCH)
+def test_what_is_reconstructed_is_drawn_where_it_is_hidden() -> None:
     pictures = torch.rand(2, 3, SIDE, SIDE)
     exact = nn.functional.pixel_unshuffle(pictures, PATCH).flatten(2).mT
     mask = torch.rand(2, 4, 4) < 0.5
-    panels = head.picture(pictures, exact, mask)
+    method = method_of(
+        MODEL__TRUNK=VIT, MODEL__HEAD__PARAMS=[], LOSS={"name": "simmim_loss", "stride": PATCH}
+    )
+    method._painted = pictures, exact, mask
+    panels = method.picture(2)
     assert panels.shape == (2, 3, 3, SIDE, SIDE)
     torch.testing.assert_close(panels[:, 2], pictures)
     large = mask.repeat_interleave(PATCH, 1).repeat_interleave(PATCH, 2)[:, None]

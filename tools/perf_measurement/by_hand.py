@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sslengine.methods import whole
+
 Batch = dict[str, Any]
 ByHand = tuple[Callable[[nn.Module, Batch], Tensor], list[Callable[[], None]]]
 
@@ -99,8 +101,8 @@ def dino(case: Built) -> ByHand:
 
 
 def mae(case: Built) -> ByHand:
-    """The authors' model is the engine's; its loss is that of `forward`."""
-    return lambda model, batch: model(batch["data"], "loss", batch.get("noise"))[0]["loss"], []
+    """The authors' model is the engine's, and so is its loss."""
+    return lambda model, batch: case.loss(whole.Batch({**batch, "input": batch["data"]}), None), []
 
 
 @torch.no_grad()

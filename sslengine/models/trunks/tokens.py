@@ -10,8 +10,7 @@
 All are taken after the network's final norm. Extra inputs of the forward pass:
 
     mask        N x L or N x rows x columns, bool: a learned token replaces these patches, before
-                positions are added. The trunk has the token if a route passes the input
-                (`additional_keys: [mask]`), or after `add_mask_token(trunk)`.
+                positions are added. The trunk has the token after `add_mask_token(trunk)`.
     patches_at  M numbers, image * L + patch: lastPATCH has these patches only
     shown       N x K numbers of patches: all others are removed after positions are added, as in
                 masked autoencoders; rotary positions are those of the patches that stay
@@ -46,8 +45,8 @@ def add_mask_token(trunk: Any) -> None:
             f"config.MODEL.TRUNK.NAME: {type(trunk).__name__} cannot take a mask: it does not "
             f"embed patches; vision_transformer, swin_transformer and timm's ViTs do."
         )
-    width = len([*embed.proj.parameters()][-1])
-    trunk.mask_token = nn.Parameter(torch.zeros(1, width))
+    bias = [*embed.proj.parameters()][-1]
+    trunk.mask_token = nn.Parameter(bias.new_zeros(1, len(bias)))
     trunk.extra_inputs = (*trunk.extra_inputs, MASK)
     embed.register_forward_hook(_Hide(trunk))
 
@@ -172,6 +171,9 @@ class ShownPatches(nn.Module):
 
 def keep(tokens: Tensor, shown: Tensor, before: int) -> Tensor:
     """Return of N x T x D the first `before` tokens, and the shown ones of the others."""
-    patches = tokens[:, before:]
-    kept = patches.gather(1, shown.unsqueeze(-1).expand(-1, -1, patches.shape[-1]))
-    return torch.cat([tokens[:, :before], kept], dim=1)
+    return torch.cat([tokens[:, :before], select(tokens[:, before:], shown)], dim=1)
+
+
+def select(patches: Tensor, places: Tensor) -> Tensor:
+    """Return of N x L x D those with the numbers N x K."""
+    return patches.gather(1, places.unsqueeze(-1).expand(-1, -1, patches.shape[-1]))
