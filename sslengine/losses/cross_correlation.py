@@ -35,6 +35,15 @@ def covariance(views: Tensor) -> Tensor:
     return sum_over_ranks(rows.mT @ rows) / (count - 1).clamp(min=1)
 
 
+def variance_and_covariance(views: Tensor, gamma: float, eps: float) -> tuple[Tensor, Tensor]:
+    """VICReg's terms: the mean of max(0, gamma - deviation) over views and dimensions, and the sum
+    of squared covariances of different dimensions over D."""
+    matrices = covariance(views)
+    deviations = (matrices.diagonal(dim1=1, dim2=2) + eps).sqrt()
+    correlated = off_diagonal(matrices).square().sum() / views.shape[2]
+    return F.relu(gamma - deviations).mean(), correlated
+
+
 def cross_correlation(views: Tensor, eps: float) -> Tensor:
     """(D, D): the correlation of each dimension of view 0 with each of view 1.
 

@@ -6,25 +6,12 @@ from sslengine.registry import HEADS, LOSSES, PARAM_GROUPS
 DEFAULT = "simclr"
 
 LOSSES.declare("sslengine.methods.simclr", "simclr_info_nce_loss", "multicrop_simclr_info_nce_loss")
-LOSSES.declare("sslengine.methods.moco", "moco_loss")
-LOSSES.declare("sslengine.methods.byol", "byol_loss")
-LOSSES.declare("sslengine.methods.simsiam", "simsiam_loss")
-LOSSES.declare("sslengine.methods.barlow_twins", "barlow_twins_loss")
-LOSSES.declare("sslengine.methods.vicreg", "vicreg_loss")
-LOSSES.declare("sslengine.methods.swav", "swav_loss")
-LOSSES.declare("sslengine.methods.dino", "dino_loss")
-LOSSES.declare("sslengine.methods.ibot", "ibot_loss")
-LOSSES.declare("sslengine.methods.dinov2", "dinov2_loss")
-LOSSES.declare("sslengine.methods.dinov3", "dinov3_loss")
-LOSSES.declare("sslengine.methods.msn", "msn_loss")
-LOSSES.declare("sslengine.methods.distillation", "distillation_loss")
-LOSSES.declare("sslengine.methods.ijepa", "ijepa_loss")
-LOSSES.declare("sslengine.methods.capi", "capi_loss")
-LOSSES.declare("sslengine.methods.clip", "clip_loss")
-LOSSES.declare("sslengine.methods.simmim", "simmim_loss")
-LOSSES.declare("sslengine.methods.mae", "mae_loss")
-LOSSES.declare("sslengine.methods.data2vec", "data2vec_loss")
-LOSSES.declare("sslengine.methods.deepclusterv2", "deepclusterv2_loss")
+for name in (
+    "moco", "byol", "simsiam", "barlow_twins", "vicreg", "swav", "dino", "ibot", "dinov2", "dinov3",
+    "msn", "distillation", "ijepa", "capi", "clip", "simmim", "mae",
+    "data2vec", "deepclusterv2",
+):  # fmt: skip
+    LOSSES.declare(f"sslengine.methods.{name}", f"{name}_loss")
 LOSSES.declare("sslengine.methods.memory_bank", "nce_loss_with_memory")
 for name in ("lejepa", "visreg", "moco_v3", "nnclr", "supcon", "ressl", "vicregl", "densecl"):
     LOSSES.declare(f"sslengine.methods.{name}", name)

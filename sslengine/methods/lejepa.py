@@ -15,8 +15,6 @@ The integral is twice that from 0, by the trapezoidal rule on 17 points.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -45,17 +43,17 @@ class LeJEPA(Method):
         self.projector = mlp(trunk.width, hidden, hidden, dim)
 
     def forward(self, batch: Batch, step: Step) -> dict[str, Tensor]:
-        z = self.projector(self.trunk(batch.views))
-        agreement = measure_agreement(z, batch.views)
-        regularity = sigreg(z, draw_directions(self.slices, z, step.iteration))
+        z, views = self.projector(self.trunk(batch.views)), batch.views
+        large = sum(view.shape[-2:] == views[0].shape[-2:] for view in views)
+        agreement = (z - z[:large].mean(dim=0)).square().mean()
+        parts = self.regularise(z, step)
+        regularity = torch.stack([*parts.values()]).sum()
         loss = (1 - self.weight) * agreement + self.weight * regularity
-        return {"loss": loss, "agreement": agreement, "sigreg": regularity}
+        return {"loss": loss, "agreement": agreement, **parts}
 
-
-def measure_agreement(z: Tensor, views: Sequence[Tensor]) -> Tensor:
-    """Return the mean square of views x images x dim less the mean of the global views."""
-    large = sum(view.shape[-2:] == views[0].shape[-2:] for view in views)
-    return (z - z[:large].mean(dim=0)).square().mean()
+    def regularise(self, z: Tensor, step: Step) -> dict[str, Tensor]:
+        """Return terms of views x images x dim, which are summed."""
+        return {"sigreg": sigreg(z, draw_directions(self.slices, z, step.iteration))}
 
 
 def sigreg(z: Tensor, directions: Tensor) -> Tensor:

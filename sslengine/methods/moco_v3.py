@@ -13,24 +13,14 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sslengine.methods.toolbox import (
-    EMA,
-    Batch,
-    Method,
-    Step,
-    ViewTrunk,
-    gather,
-    match_views,
-    mlp,
-    pass_apart,
-)
+from sslengine.methods import toolbox as ssl
 from sslengine.registry import register_loss
 
 
 @register_loss("moco_v3", views=2)
-class MoCoV3(Method):
+class MoCoV3(ssl.Method):
     def __init__(
-        self, trunk: ViewTrunk, dim: int = 256, hidden: int = 4096, layers: int = 2,
+        self, trunk: ssl.ViewTrunk, dim: int = 256, hidden: int = 4096, layers: int = 2,
         temperature: float = 1.0, momentum: float = 0.99, predictor_norm: bool = False,
     ) -> None:  # fmt: skip
         """
@@ -42,14 +32,16 @@ class MoCoV3(Method):
         """
         super().__init__()
         widths = [trunk.width, *[hidden] * (layers - 1), dim]
-        self.encoder = nn.Sequential(trunk, mlp(*widths, end=nn.BatchNorm1d(dim, affine=False)))
+        self.encoder = nn.Sequential(trunk, ssl.mlp(*widths, end=nn.BatchNorm1d(dim, affine=False)))
         last = nn.BatchNorm1d(dim, affine=False) if predictor_norm else nn.Identity()
-        self.predictor = mlp(dim, hidden, dim, end=last)
-        self.teacher = EMA(self.encoder, momentum)
+        self.predictor = ssl.mlp(dim, hidden, dim, end=last)
+        self.teacher = ssl.EMA(self.encoder, momentum)
         self.temperature = temperature
 
-    def forward(self, batch: Batch, step: Step) -> Tensor:
-        queries = pass_apart(self.predictor, pass_apart(self.encoder, batch.views))
-        keys, start = gather(F.normalize(pass_apart(self.teacher, batch.views), dim=-1), dim=1)
-        loss = match_views(F.normalize(queries, dim=-1), keys, start, self.temperature)
+    def forward(self, batch: ssl.Batch, step: ssl.Step) -> Tensor:
+        queries = ssl.pass_apart(self.predictor, ssl.pass_apart(self.encoder, batch.views))
+        keys, start = ssl.gather(
+            F.normalize(ssl.pass_apart(self.teacher, batch.views), dim=-1), dim=1
+        )
+        loss = ssl.match_views(F.normalize(queries, dim=-1), keys, start, self.temperature)
         return 4 * self.temperature * loss

@@ -13,25 +13,15 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sslengine.methods.toolbox import (
-    Batch,
-    Method,
-    Queue,
-    Step,
-    ViewTrunk,
-    gather,
-    match_views,
-    mlp,
-    pass_apart,
-)
+from sslengine.methods import toolbox as ssl
 from sslengine.registry import register_loss
 
 
 @register_loss("nnclr", views=2)
-class NNCLR(Method):
+class NNCLR(ssl.Method):
     def __init__(
-        self, trunk: ViewTrunk, dim: int = 256, hidden: int = 2048, predictor_hidden: int = 4096,
-        rows: int = 98304, temperature: float = 0.1,
+        self, trunk: ssl.ViewTrunk, dim: int = 256, hidden: int = 2048,
+        predictor_hidden: int = 4096, rows: int = 98304, temperature: float = 0.1,
     ) -> None:  # fmt: skip
         """
         dim, hidden, predictor_hidden: widths of the embeddings, and of hidden layers.
@@ -40,17 +30,17 @@ class NNCLR(Method):
         """
         super().__init__()
         last = nn.BatchNorm1d(dim)
-        self.projector = nn.Sequential(trunk, mlp(trunk.width, hidden, hidden, dim, end=last))
-        self.predictor = mlp(dim, predictor_hidden, dim)
-        self.queue, self.temperature = Queue(rows, dim), temperature
+        self.projector = nn.Sequential(trunk, ssl.mlp(trunk.width, hidden, hidden, dim, end=last))
+        self.predictor = ssl.mlp(dim, predictor_hidden, dim)
+        self.queue, self.temperature = ssl.Queue(rows, dim), temperature
 
-    def forward(self, batch: Batch, step: Step) -> Tensor:
-        projections = pass_apart(self.projector, batch.views)
-        predictions = pass_apart(self.predictor, projections)
+    def forward(self, batch: ssl.Batch, step: ssl.Step) -> Tensor:
+        projections = ssl.pass_apart(self.projector, batch.views)
+        predictions = ssl.pass_apart(self.predictor, projections)
         z = F.normalize(projections.detach(), dim=-1)
         cosines, nearest = (z @ self.queue.rows.T).max(dim=-1)
         step.put("cosine_of_neighbours", cosines.mean())
-        everyone, start = gather(F.normalize(predictions, dim=-1), dim=1)
-        loss = match_views(self.queue.rows[nearest], everyone, start, self.temperature)
+        everyone, start = ssl.gather(F.normalize(predictions, dim=-1), dim=1)
+        loss = ssl.match_views(self.queue.rows[nearest], everyone, start, self.temperature)
         self.queue.push(z[0], step)
         return loss

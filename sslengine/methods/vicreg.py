@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from sslengine.config.facts import RunFacts
 from sslengine.config.ranges import above, at_least
-from sslengine.losses.cross_correlation import covariance, off_diagonal
+from sslengine.losses.cross_correlation import variance_and_covariance
 from sslengine.losses.views import split_views
 from sslengine.methods.base import Method
 from sslengine.registry import register_loss
@@ -61,13 +61,9 @@ class VICRegLoss(Method):
         """
         options = self.options
         views = split_views(output, 2, NAME)
-        matrices = covariance(views)
-        deviations = (matrices.diagonal(dim1=1, dim2=2) + options.eps).sqrt()
-        parts = {
-            "invariance": F.mse_loss(views[0], views[1]),
-            "variance": F.relu(options.gamma - deviations).mean(),
-            "covariance": off_diagonal(matrices).square().sum() / output.shape[1],
-        }
+        variance, covariance = variance_and_covariance(views, options.gamma, options.eps)
+        invariance = F.mse_loss(views[0], views[1])
+        parts = {"invariance": invariance, "variance": variance, "covariance": covariance}
         loss = (
             options.sim_coeff * parts["invariance"]
             + options.std_coeff * parts["variance"]

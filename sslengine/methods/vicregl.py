@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sslengine.losses.cross_correlation import covariance, off_diagonal
+from sslengine.losses.cross_correlation import variance_and_covariance
 from sslengine.methods.toolbox import Batch, Method, Step, ViewTrunk, mlp, pass_apart
 from sslengine.registry import register_loss
 
@@ -73,10 +73,8 @@ def _mean(values: Sequence[Tensor]) -> Tensor:
 
 def spread(views: Tensor) -> Tensor:
     """Return VICReg's variance and covariance terms, weighed, of views x images x width."""
-    matrices = covariance(views)
-    deviations = (matrices.diagonal(dim1=1, dim2=2) + 1e-4).sqrt()
-    correlated = off_diagonal(matrices).square().sum() / (len(views) * views.shape[-1])
-    return 25 * F.relu(1 - deviations).mean() + correlated
+    variance, covariance = variance_and_covariance(views, 1.0, 1e-4)
+    return 25 * variance + covariance / len(views)
 
 
 def place_cells(box: Tensor, feature_map: Tensor) -> Tensor:

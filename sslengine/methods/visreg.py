@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from sslengine.distributed.ranks import rank, world_size
-from sslengine.methods.lejepa import draw_directions, measure_agreement
-from sslengine.methods.toolbox import Batch, Method, Step, ViewTrunk, mlp
+from sslengine.methods.lejepa import LeJEPA, draw_directions
+from sslengine.methods.toolbox import Step, ViewTrunk
 from sslengine.registry import register_loss
 
 
 @register_loss("visreg", several_views=True)
-class VISReg(Method):
+class VISReg(LeJEPA):
     def __init__(
         self, trunk: ViewTrunk, dim: int = 64, hidden: int = 2048, weight: float = 0.9,
         slices: int = 4096,
@@ -33,21 +33,11 @@ class VISReg(Method):
         weight: that of center, scale and shape; 0.6 for small datasets. The rest is agreement's.
         slices: the number of unit vectors of each rank.
         """
-        super().__init__()
-        self.trunk, self.weight, self.slices = trunk, weight, slices
-        self.projector = mlp(trunk.width, hidden, hidden, dim)
+        super().__init__(trunk, dim, hidden, weight, slices)
 
-    def forward(self, batch: Batch, step: Step) -> dict[str, Tensor]:
-        z = self.projector(self.trunk(batch.views))
-        parts = {"agreement": measure_agreement(z, batch.views)}
+    def regularise(self, z: Tensor, step: Step) -> dict[str, Tensor]:
         number = step.iteration * world_size() + rank()
-        parts |= self._regularity(z, draw_directions(self.slices, z, number))
-        regularity = parts["center"] + parts["scale"] + parts["shape"]
-        loss = (1 - self.weight) * parts["agreement"] + self.weight * regularity
-        return {"loss": loss, **parts}
-
-    @staticmethod
-    def _regularity(z: Tensor, directions: Tensor) -> dict[str, Tensor]:
+        directions = draw_directions(self.slices, z, number)
         mean, images = z.mean(dim=1, keepdim=True), z.shape[1]
         deviation = z.std(dim=1, keepdim=True, correction=0)
         even = (z - mean) / (deviation.detach() + 1e-4)

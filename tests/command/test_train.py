@@ -93,10 +93,10 @@ def test_a_method_trains_on_photos(method: str, photos: Path, tmp_path: Path) ->
 
 def test_a_method_of_a_file_of_ones_own(photos: Path, tmp_path: Path) -> None:
     out, own = tmp_path / "run", "--method=tests.methods.outside.dino:DINO"
-    more = ["--model=resnet10t", "--set=LOSS.dim=16", "--set=LOSS.rows=64", f"--out={out}"]
+    more = ["--model=resnet10t", "--set=LOSS.width=16", "--set=LOSS.prototypes=64", f"--out={out}"]
     assert main(["train", str(photos), own, *SMALL, *more]) == 0
     state = torch.load(out / "checkpoints" / "checkpoint.torch", weights_only=True)
-    assert state["classy_state_dict"]["loss"]["queue.rows"].shape == (64, 16)
+    assert state["classy_state_dict"]["loss"]["center.center"].shape == (1, 64)
 
 
 @pytest.mark.parametrize("method", slow_but(["moco"], names_in("small")))
