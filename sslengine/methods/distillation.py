@@ -73,7 +73,7 @@ class DistillationOptions:
     teacher: TeacherOptions = field(default_factory=TeacherOptions)
     # Further ones, by names of yours: {clip: {timm: ..., weight: 0.5}}.
     teachers: dict[str, TeacherOptions] = field(default_factory=dict)
-    # Students beside MODEL.TRUNK, which is judged: networks of timm's by names of yours,
+    # Students in addition to MODEL.TRUNK, which is judged: networks of timm's by names of yours,
     # {tiny: {model: vit_tiny_patch16_224}}. `--network tiny` judges and exports that one.
     students: dict[str, TimmOptions] = field(default_factory=dict)
     # cosine, mse, am_radio: of features; kl: of the scores of heads.
@@ -266,7 +266,7 @@ def _build(options: TimmOptions, first: ViewTrunk, run: RunFacts) -> ViewTrunk:
     model: Any = build_model(settings)
     if options.pretrained and not (run.resumes or next(model.parameters()).is_meta):
         init_weights(model, settings)
-    return copy.deepcopy(lend(model, settings))  # with a trunk of its own
+    return copy.deepcopy(lend(model, settings))  # which owns its trunk
 
 
 def _names(trunk: ViewTrunk, parts: tuple[str, ...]) -> list[str]:

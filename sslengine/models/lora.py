@@ -1,10 +1,10 @@
-"""LoRA: a trunk stays as it is, and small matrices beside its linear layers are trained
+"""LoRA: a trunk stays unchanged, and small matrices next to its linear layers are trained
 (`MODEL.LORA`; Hu et al., 2106.09685).
 
     y = W x + b + alpha / rank * B A x      A: rank x inputs, drawn; B: outputs x rank, 0 at first
 
 So the network begins as the one that it adapts. W and b keep their names, such as
-`blocks.0.attn.qkv.weight`; beside them are `lora_A`, `lora_B` and `lora_scale`, which is
+`blocks.0.attn.qkv.weight`; next to them are `lora_A`, `lora_B` and `lora_scale`, which is
 alpha / rank. A copy of the trunk, such as a teacher, has its own. Exported is W with what is added,
 and another run starts from that.
 """

@@ -462,7 +462,7 @@ class ModelOptions:
     TEMP_FROZEN_PARAMS_BY: str = choice("gradient", "rate")
     FEATURE_EVAL_SETTINGS: FeatureEvalOptions = field(default_factory=FeatureEvalOptions)
     WEIGHTS_INIT: WeightsInitOptions = field(default_factory=WeightsInitOptions)
-    # Train small matrices beside the trunk's layers in place of the trunk: LoRA.
+    # Train small matrices next to the trunk's layers in place of the trunk: LoRA.
     LORA: LoraOptions = field(default_factory=LoraOptions)
     # Keep the features near those of the weights that training starts from.
     PRESERVE: PreserveOptions = field(default_factory=PreserveOptions)

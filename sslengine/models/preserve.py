@@ -1,4 +1,4 @@
-"""Preservation: training goes on, and the trunk's features stay near those of its start
+"""Preservation: training continues, and the trunk's features stay near those of its start
 (`MODEL.PRESERVE`), with any method.
 
     loss <- loss + WEIGHT * mean over images x of 1 - cos(f(x), f0(x))
@@ -26,7 +26,7 @@ NAME = "preservation"  # of the term in the log
 
 
 class Preservation(nn.Module):
-    """A part of the loss, beside its own: the engine attaches, saves and shards it with it."""
+    """A part of the loss, which the engine attaches, saves and shards with it."""
 
     start: ViewTrunk
 

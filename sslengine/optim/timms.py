@@ -1,7 +1,7 @@
 """timm's optimizers by timm's names: `OPTIMIZER.name: muon`, or `timm_adamw` where torch has one.
 
 The registry looks here for names that it does not know. Names are timm's `list_optimizers()`; what
-a name stands for (`nmuon`: Nesterov's) is fixed, all other arguments are keys of OPTIMIZER and its
+a name represents (`nmuon`: Nesterov's) is fixed, all other arguments are keys of OPTIMIZER and its
 `args`. muon: matrices by momentum that is made orthogonal, vectors by AdamW.
 """
 

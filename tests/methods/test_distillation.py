@@ -34,9 +34,10 @@ from sslengine.methods.distillation import (
     TeacherOptions,
 )
 from sslengine.methods.whole import Batch
-from sslengine.models.build import build_model
+from sslengine.models.build import build_model, build_trunk
 from sslengine.models.frozen import digest
 from sslengine.models.options import ModelOptions
+from sslengine.models.trunks.base import dense_feature
 from sslengine.models.trunks.library_options import TimmOptions
 from sslengine.models.view_trunk import lend
 from sslengine.models.weights.state import model_state
@@ -174,6 +175,18 @@ def test_patches_are_compared_on_the_teachers_grid(form: str) -> None:
     else:
         expected = published(form, t, s)
     torch.testing.assert_close(value_of(method, images()), 1.5 * expected, **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("trunk", "name"),
+    [({"NAME": "resnet"}, "res5"), (SMALL_VIT["MODEL__TRUNK"], "lastPATCH"),
+     ({"NAME": "timm", "TIMM": {"model": "test_resnet"}}, "layer4"),
+     ({"NAME": "efficientnet"}, "conv_final")],
+)  # fmt: skip
+def test_the_map_of_a_trunk(trunk: dict[str, Any], name: str) -> None:
+    options = read(resolved(MODEL__TRUNK=trunk, MODEL__HEAD__PARAMS=[]).config, ModelOptions)
+    with torch.device("meta"):
+        assert dense_feature(build_trunk(options)) == name
 
 
 def test_a_teacher_gets_images_in_its_own_normalisation() -> None:

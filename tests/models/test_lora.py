@@ -1,4 +1,4 @@
-"""A frozen trunk with trained matrices beside its layers: in runs, in copies, on ranks, exported."""
+"""A frozen trunk with trained matrices at its layers: in runs, in copies, on ranks, exported."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_formula() -> None:
 
 
 def test_a_layer_whose_weight_is_read_is_adapted_too() -> None:
-    """EVA's attention adds biases of its own to the product with the weight of `qkv`."""
+    """EVA's attention adds biases to the product with the weight of `qkv`."""
     network = Eva(img_size=8, patch_size=4, embed_dim=16, depth=1, num_heads=2, num_classes=0)
     add_lora(network, ALL)
     network(IMAGES).square().sum().backward()

@@ -120,8 +120,9 @@ class Trunk(nn.Module, ABC):
 
 def dense_feature(trunk: Trunk) -> str:
     """Name what a trunk has of places: a vision transformer's patch tokens, or the last map."""
-    names = trunk.feature_names
-    return "lastPATCH" if "lastPATCH" in names else names[-2:][0]
+    pooled = ("flatten", "lastCLS", "dropout")
+    names = [each for each in trunk.feature_names if not (each in pooled or "avg" in each)]
+    return next((each for each in names if each in ("lastPATCH", "lastMAP")), names[-1])
 
 
 # ---- the trunk of a custom model

@@ -24,7 +24,7 @@ from sslengine.models.weights.names import write_vissl
 from sslengine.registry import component_key
 
 MOST_SHAPES = 8  # that an error lists
-STUDENTS = "students."  # the prefix in a loss's state of students beside the model
+STUDENTS = "students."  # the prefix in a loss's state of further students
 # Of checkpoints without `networks` (VISSL's, and older ones): the teacher's prefix in the loss's
 # state, and the network that is evaluated.
 _JUDGED_BY_TEACHER = {
@@ -178,7 +178,7 @@ def _take_teacher(content: Mapping[str, Any], part: str, file: str) -> Mapping[s
 
 
 def keys_of_network(config: DictConfig, wanted: str) -> dict[str, Any]:
-    """Return the keys of a run's config by which a student beside the model is the model."""
+    """Return the keys of a run's config by which one of several students is the model."""
     options = config.LOSS.get(component_key(config.LOSS.name)) or {}
     students = options.get("students") or {}
     if wanted not in students:
