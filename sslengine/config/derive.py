@@ -113,6 +113,8 @@ def choose_collators(merged: Merged) -> None:
             given, path = config.DATA[split].COLLATE_FUNCTION, f"DATA.{split}.COLLATE_FUNCTION"
             if given in _GENERAL and given not in collators:
                 _set(merged, path, collators[0], f"{component_key(name)} takes its batches")
+                params: Any = OmegaConf.to_container(config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS)
+                _set(merged, f"DATA.{split}.COLLATE_FUNCTION_PARAMS", params, "as TRAIN's")
 
 
 def _set(merged: Merged, path: str, value: Any, reason: str) -> None:
@@ -320,8 +322,9 @@ def _given_trunk(config: DictConfig, loss: Any, name: str) -> Iterator[Derived]:
 def _rename_all(value: Any, earlier: Mapping[str, str]) -> Any:
     if isinstance(value, list):
         return [_rename_all(each, earlier) for each in value]
-    before = next((each for each in earlier if str(value).startswith(each)), "")
-    return f"loss.{earlier[before]}{value.removeprefix(before)}" if before else value
+    name = str(value).removeprefix("module.")
+    before = next(filter(name.startswith, earlier), "")
+    return f"loss.{earlier[before]}{name.removeprefix(before)}" if before else value
 
 
 def _sharding(config: DictConfig) -> Iterator[Derived]:

@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from timm.layers.drop import DropPath
@@ -102,9 +102,10 @@ class CapiLoss(Method):
     def __init__(self, options: CapiOptions, trunk: ViewTrunk) -> None:
         super().__init__()
         trunk.take("shown")
-        self.options, self.trunk = options, trunk
+        network: Any = trunk.trunk
+        self.options, self.trunk, self.patch_size = options, trunk, network.patch_size
         self.teacher = SlowEMA(options, trunk)
-        width, weight = trunk.trunk.embed_dim, next(trunk.trunk.parameters())
+        width, weight = network.embed_dim, next(network.parameters())
         self.predictor = PatchPredictor(options, width).to(weight)  # its rotations too
         self.head = CosineScores(self.predictor.width, options.num_clusters)
         self.clusters = nn.Linear(width, options.num_clusters)
@@ -118,7 +119,7 @@ class CapiLoss(Method):
     def forward(self, batch: Batch, step: Step) -> dict[str, Tensor]:
         images, shown, predicted = batch.views[0], batch.sample["shown"], batch.sample["predicted"]
         context = self.trunk(images, ["lastBLK"], shown=shown)["lastBLK"]
-        grid = patch_grid(images, self.trunk.trunk.patch_size)
+        grid = patch_grid(images, self.patch_size)
         scores = self.head(self.predictor(context, shown, predicted, grid))
         q, clustering = self._clustered(images)
         prediction = _cross_entropy(select(q, predicted), scores / self.options.student_temp)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -66,16 +66,17 @@ class IJepaLoss(Method):
     def __init__(self, options: IJepaOptions, trunk: ViewTrunk) -> None:
         super().__init__()
         trunk.take("shown")
-        self.trunk = trunk
+        network: Any = trunk.trunk
+        self.trunk, self.patch_size = trunk, network.patch_size
         self.teacher = EMA(trunk, options.momentum, "linear", dropout=False)
-        self.predictor = BlockPredictor(options, trunk)
+        self.predictor = BlockPredictor(options, trunk, network.embed_dim)
 
     def forward(self, batch: Batch, step: Step) -> Tensor:
         images, shown, blocks = (
             batch.views[0], batch.sample["shown"], batch.sample["target_blocks"]
         )  # fmt: skip
         context = self.trunk(images, ["lastPATCH"], shown=shown)["lastPATCH"]
-        grid = patch_grid(images, self.trunk.trunk.patch_size)
+        grid = patch_grid(images, self.patch_size)
         predicted = self.predictor(context, shown, blocks, grid)
         tokens = self.teacher(images, ["lastPATCH"])["lastPATCH"]
         targets = F.layer_norm(tokens, tokens.shape[-1:])
@@ -83,9 +84,9 @@ class IJepaLoss(Method):
 
 
 class BlockPredictor(HiddenPatches):
-    def __init__(self, options: IJepaOptions, trunk: ViewTrunk) -> None:
+    def __init__(self, options: IJepaOptions, trunk: ViewTrunk, outputs: int) -> None:
         width, layers = options.predictor_dim, options.predictor_layers
-        super().__init__(trunk, width, layers, options.predictor_heads, trunk.trunk.embed_dim)
+        super().__init__(trunk, width, layers, options.predictor_heads, outputs)
         nn.init.trunc_normal_(self.hidden_token, std=0.02)
         self.apply(_initialise)
         if options.predictor_rescaled:
@@ -101,8 +102,9 @@ class BlockPredictor(HiddenPatches):
         asked = self.hidden_token + positions[blocks.flatten(0, 1)]
         seen = seen.repeat_interleave(blocks.shape[1], dim=0)
         tokens = self.norm(self.blocks(torch.cat([seen, asked], dim=1)))
-        predicted: Tensor = self.project(tokens[:, seen.shape[1] :])
-        return predicted.unflatten(0, blocks.shape[:2]).flatten(1, 2)
+        predicted = self.project(tokens[:, seen.shape[1] :])
+        of_image: Tensor = predicted.unflatten(0, blocks.shape[:2])
+        return of_image.flatten(1, 2)
 
 
 def _initialise(module: nn.Module) -> None:

@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from sslengine.config.resolve import resolve_dict
 from sslengine.errors import DataError
 from sslengine.methods.step import Step
 from sslengine.methods.whole import Batch
+from tests.config.recipes import recipe
 from tests.methods.whole_steps import fill, method_of, parameters_of
 
 SIDE, PATCH, WIDTH, INSIDE = 16, 4, 16, 8
@@ -23,16 +25,22 @@ SHOWN = torch.tensor([[0, 1, 2, 3, 8], [0, 4, 8, 12, 13], [10, 11, 14, 15, 3]])
 BLOCKS = torch.tensor([[[4, 5], [9, 10]], [[1, 2], [6, 10]], [[0, 1], [4, 8]]])
 
 
+def of_run(**vit: Any) -> dict[str, Any]:
+    return {
+        "MODEL__HEAD__PARAMS": [],
+        "MODEL__TRUNK": {"NAME": "vision_transformer", "VISION_TRANSFORMERS": {**VIT, **vit}},
+        "DATA__TRAIN__COLLATE_FUNCTION_PARAMS": {"patch_size": PATCH, "min_keep": 1},
+        "DATA__TRAIN__TRANSFORMS": [
+            {"name": "RandomResizedCrop", "size": SIDE},
+            {"name": "ToTensor"},
+        ],
+        "LOSS": {"name": "ijepa_loss", "momentum": 0.9, **PREDICTOR},
+    }
+
+
 def make(**vit: Any) -> Any:
     """In float64; the teacher has other weights than the trunk."""
-    method = method_of(
-        MODEL__HEAD__PARAMS=[],
-        MODEL__TRUNK={"NAME": "vision_transformer", "VISION_TRANSFORMERS": {**VIT, **vit}},
-        DATA__TRAIN__COLLATE_FUNCTION="default_collate",
-        DATA__TRAIN__COLLATE_FUNCTION_PARAMS={"patch_size": PATCH, "min_keep": 1},
-        DATA__TRAIN__TRANSFORMS=[{"name": "RandomResizedCrop", "size": SIDE}, {"name": "ToTensor"}],
-        LOSS={"name": "ijepa_loss", "momentum": 0.9, **PREDICTOR},
-    )
+    method = method_of(**of_run(**vit))
     for each in (*method.trunk.trunk.parameters(), *method.parameters()):
         if each.shape[1:] != (GRID * GRID, WIDTH):  # the fixed positions
             each.data += 0.1 * torch.randn_like(each)
@@ -174,6 +182,12 @@ def test_larger_images_get_positions_of_their_own() -> None:
     large = torch.rand(3, 3, SIDE, 2 * SIDE, dtype=torch.float64)
     given = Batch({"input": large, "shown": SHOWN + 16, "target_blocks": BLOCKS})
     assert make()(given, Step.alone()).isfinite()
+
+
+def test_test_images_get_blocks_as_those_of_training() -> None:
+    data = resolve_dict(recipe(**of_run())).config.DATA
+    assert data.TEST.COLLATE_FUNCTION == "multi_block_collator"
+    assert data.TEST.COLLATE_FUNCTION_PARAMS == {"patch_size": PATCH, "min_keep": 1}
 
 
 def test_a_batch_without_blocks_is_explained() -> None:
