@@ -24,6 +24,7 @@ from sslengine.engines.run import Run, check_results
 from sslengine.errors import CheckpointError, ConfigError
 from sslengine.hooks.options import HooksOptions
 from sslengine.losses.options import LossOptions
+from sslengine.models.model import Model
 from sslengine.models.options import ModelOptions
 from sslengine.monitor.run_record import keep_command, recorded
 from sslengine.monitor.writers import RunPlace, Writer, build_writers, clock
@@ -171,15 +172,17 @@ def _introduce(task: Any, run: Run) -> None:
         f"  {ranks} on {run.device.type}, {task.precision.name}, seed {task.seed}",
         f"  {feed.num_samples} images, {feed.steps_per_epoch} steps an epoch, "
         f"{sum(p.own_steps for p in task.phases if p.train)} in total",
-        f"  {_names(run)}, {trained / 1e6:.2f} M parameters",
+        f"  {_names(task, run)}, {trained / 1e6:.2f} M parameters",
     ]
     if is_primary() and run.resolved.arguments:
         lines.append(f"  started by {keep_command(run.run_dir, run.resolved.arguments)}")
     run.say("\n".join(lines))
 
 
-def _names(run: Run) -> str:
-    """The names of the trunk and the loss; of the model, if the config names a custom one."""
+def _names(task: Any, run: Run) -> str:
+    """The names of the trunk and the loss; of the model, if it is a custom one."""
+    if not (task.replayable or isinstance(task.base_model, Model)):
+        return type(task.base_model).__name__  # an object
     model, loss = read(run.config, ModelOptions), read(run.config, LossOptions).name
     custom = model.BASE_MODEL_NAME != "multi_input_output_model"
     name = component_key(model.BASE_MODEL_NAME) if custom else model.TRUNK.NAME

@@ -27,12 +27,12 @@ from sslengine.dotted import nest
 from sslengine.engine import loop
 from sslengine.engine.passes import trunk_of
 from sslengine.engines.run import Run
-from sslengine.engines.train import resume, train_prepared
+from sslengine.engines.train import train_prepared
 from sslengine.errors import ConfigError, DataError
 from sslengine.launch.folder import expect_run_folder
 from sslengine.launch.rank import run_engine
 from sslengine.monitor.console import ConsoleWriter, Screen
-from sslengine.monitor.writers import JsonLinesWriter, RunPlace
+from sslengine.monitor.writers import RunPlace
 from sslengine.python.files import is_images
 from sslengine.python.local_ranks import count_ranks, fit_on_ranks
 from sslengine.python.methods import (
@@ -140,7 +140,7 @@ def fit_here(asked: Any) -> Session:
             task = PythonTask(resolved.config, asked.out, place, parts)
             task.prepare()
             with owned(asked.out) if asked.out is not None else nullcontext():
-                _train(task, resolved, asked.quiet, of_config=lent)
+                _train(task, resolved, asked.quiet)
         finally:
             set_rng_state(streams)
     done = task.done_training()
@@ -173,6 +173,9 @@ def _resolve(asked: Any, place: torch.device, opened: ExitStack) -> Resolved:
         "HOOKS.COLLAPSE_SIGNS": asked.loss is None,
         "HOOKS.MEMORY_SUMMARY.PRINT_MEMORY_SUMMARY": False,
         "CHECKPOINT.DIR": str(asked.out or "."),
+        # Another network than the config's is in no file of weights, and has no map of images.
+        "CHECKPOINT.EXPORT_AT_END": asked.made_with is not None,
+        "CHECKPOINT.REPORT_AT_END": asked.made_with is not None,
     }
     return resolve_dict(nest(keys, asked.values))
 
@@ -192,25 +195,15 @@ def _expect_samples(asked: Any) -> None:
         )
 
 
-def _train(task: PythonTask, resolved: Resolved, quiet: bool, of_config: bool) -> None:
-    """Train. of_config: the folder's config makes the network, for the page and the weights."""
+def _train(task: PythonTask, resolved: Resolved, quiet: bool) -> None:
     console = Screen(quiet=quiet or not is_primary())
     if task.folder is not None:
         run = Run(resolved, task.folder, task.device, console)
-        if of_config:
-            run_engine(run, partial(train_prepared, task))
-            return
-        resume(task, run)
-        run.describe()
-    place = RunPlace(task.folder or Path(), task.iteration, console)
+        run_engine(run, partial(train_prepared, task))
+        return
     if is_primary() and not quiet:
-        task.writers.append(ConsoleWriter(place))
-    if is_primary() and task.folder is not None:
-        task.writers.append(JsonLinesWriter(place))
-    if task.done_training():
-        task.close()
-    else:
-        loop.run(task)
+        task.writers.append(ConsoleWriter(RunPlace(Path(), task.iteration, console)))
+    loop.run(task)
 
 
 def _expect_resumable(data: Any) -> None:
