@@ -5,7 +5,7 @@ Algorithm 1. With q the predictions of both views and k the copy's projections, 
 
     loss = 2 T * (CE(q1 . k2 / T) + CE(q2 . k1 / T)) over the images of the global batch
 
-Each view passes the networks as a batch of its own.
+Each view passes the networks as a separate batch.
 """
 
 from __future__ import annotations

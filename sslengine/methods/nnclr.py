@@ -1,4 +1,4 @@
-"""NNCLR: an image is told from others by its nearest neighbour among images seen before.
+"""NNCLR: recognise an image by its nearest neighbour among images seen before.
 
 Dwibedi et al., With a Little Help from My Friends, 2021. With z the projections of two views,
 p = predictor(z), nn(z) the row of the queue nearest to z, all of unit length:

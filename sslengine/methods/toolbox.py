@@ -51,7 +51,7 @@ def mlp(*widths: int, norm: bool = True, end: nn.Module | None = None) -> RowNet
 
 
 def pass_apart(network: nn.Module, views: Any) -> Tensor:
-    """Pass each view as a batch of its own: batch norms see one view at a time."""
+    """Pass each view as a separate batch: batch norms see one view at a time."""
     return torch.cat([network(views[number : number + 1]) for number in range(len(views))])
 
 
