@@ -122,7 +122,8 @@ def dense_feature(trunk: Trunk) -> str:
     """Name what a trunk has of places: a vision transformer's patch tokens, or the last map."""
     pooled = ("flatten", "lastCLS", "dropout")
     names = [each for each in trunk.feature_names if not (each in pooled or "avg" in each)]
-    return next((each for each in names if each in ("lastPATCH", "lastMAP")), names[-1])
+    tokens = (each for each in names if each in ("lastPATCH", "lastMAP"))
+    return next(tokens, (names or trunk.feature_names)[-1])
 
 
 # ---- the trunk of a custom model
