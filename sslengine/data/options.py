@@ -190,7 +190,7 @@ class SplitOptions:
     LABEL_SOURCES: list[str] = field(default_factory=list)
     # A file of labels for each source; empty: those that the source has itself.
     LABEL_PATHS: list[str] = field(default_factory=list)
-    # Further values of each image, beside the label: columns of tables and datasets, members of tar
+    # Further values of each image: columns of tables and datasets, members of tar
     # samples (txt, npy, seg.png) or keys of their .json, what a source knows. No transform changes
     # them: batch["caption"] has an entry an image, text in a list, all else in a tensor.
     FIELDS: list[str] = field(default_factory=list)

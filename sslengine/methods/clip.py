@@ -1,7 +1,7 @@
 """CLIP and SigLIP: an image and its text attract, others of the batch repel.
 
-Radford et al., Learning Transferable Visual Models From Natural Language Supervision, 2021, figure
-3; Zhai et al., Sigmoid Loss for Language Image Pre-Training, 2023, equation 1. With x_i, y_j the
+Radford et al., Learning Transferable Visual Models From Natural Language Supervision, 2021, section
+2.3; Zhai et al., Sigmoid Loss for Language Image Pre-Training, 2023, equation 1. With x_i, y_j the
 projections of images and texts of all ranks, of unit length, and s the learned exp(logit_scale):
 
     clip      (CE(s x_i . y, i) + CE(s y_i . x, i)) / 2, the mean over i; s is 100 at most

@@ -5,7 +5,7 @@ such as ImgReplicatePil makes into a list over views:
 
     {"data": [image], "data_valid": [1], "data_idx": [17], "label": [3]}
 
-FIELDS are read beside the image and pass by the transforms: {..., "fields": {"caption": "a cat"}}.
+FIELDS are read with the image and pass by the transforms: {..., "fields": {"caption": "a cat"}}.
 
 A sample that cannot be read is replaced by another one, with that one's image, number and label.
 Which one depends on (seed, epoch, number) alone. Where each sample must count once, as in tests,

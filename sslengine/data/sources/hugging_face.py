@@ -207,7 +207,7 @@ def find_label_column(features: Any, wanted: str, key: str, place: Any) -> str:
 
 
 def keep_encoded(rows: Any, *columns: str) -> Any:
-    """Return rows with the images of these columns as they are stored."""
+    """Return rows whose images in these columns are not decoded."""
     for name in columns:
         rows = rows.cast_column(name, datasets.Image(decode=False))
     return rows
