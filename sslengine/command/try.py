@@ -84,42 +84,40 @@ def main(arguments: Sequence[str]) -> int:
 
 def choose(given: argparse.Namespace) -> tuple[str, list[str]]:
     """Return the name of the loss, and the arguments of the command with config=... ."""
-    name, file = own_method(given.method), DEFAULT
-    if not name:
-        named = {each: _said(f"config={QUICK}/{each}", "LOSS.name") for each in names_in(QUICK)}
-        of_loss = (each for each, loss in named.items() if loss == given.method)
-        file = given.method if given.method in named else next(of_loss, DEFAULT)
-        name = named[file] or "" if given.method in named else given.method
+    asked, own = given.method, own_method(given.method)
+    quick = {each: _loss_of(each) for each in names_in(QUICK)} if not own else {}
+    of_losses = {loss: each for each, loss in reversed([*quick.items()])}
+    name = own or quick.get(asked, asked)
     files = [each for each in given.values if each.startswith(("config=", "+config/"))]
     if not any(each.startswith("config=") for each in files):
+        file = asked if asked in quick else of_losses.get(asked, DEFAULT)
         files.insert(0, f"config={QUICK}/{file}")
     said = [each for each in given.values if each not in files]
-    options = f"config.LOSS.{component_key(name)}."
-    mine = [f"{options}{each}" for each in said if re.match(r"[a-z]\w*=", each)]
-    others = [each for each in said if f"{options}{each}" not in mine]
-    return name, [
-        *files,
-        *(_images(given.data, files) if given.data else ()),
-        *typed(others),
-        *mine,
+    mine = [each for each in said if re.match(r"[a-z]\w*=", each)]
+    options = f"config.LOSS.{component_key(name)}"
+    values = [
+        *typed([each for each in said if each not in mine]),
+        *(f"{options}.{each}" for each in mine),
     ]
+    images = _images(given.data, [*files, *values]) if given.data else []
+    return name, [*files, *images, *values]
 
 
-def _said(file: str, key: str) -> Any:
-    return compose([file]).last_value(f"config.{key}")
+def _loss_of(method: str) -> str:
+    return compose([f"config={QUICK}/{method}"]).last_value("config.LOSS.name") or ""
 
 
-def _images(place: str, files: Sequence[str]) -> list[str]:
+def _images(place: str, said: Sequence[str]) -> list[str]:
     """Return the keys of a config for these images, with views that keep their bands."""
     from sslengine.command import bands, data
 
-    images = data.look(place, lambda key: compose(files).last_value(f"config.DATA.TRAIN.{key}"))
-    measured, composed = bands.look(images), compose(files)
-    views = composed.last_value("config.DATA.TRAIN.TRANSFORMS") or []
-    heads = composed.last_value("config.MODEL.HEAD.PARAMS") or []
-    return overrides({
-        **images.keys(), **(measured.keys(measured.views(views), heads) if measured else {}),
-    })  # fmt: skip
+    composed = compose(said)
+    images = data.look(place, lambda key: composed.last_value(f"config.DATA.TRAIN.{key}"))
+    keys, measured = images.keys(), bands.look(images)
+    if measured:
+        views = measured.views(composed.last_value("config.DATA.TRAIN.TRANSFORMS") or [])
+        keys |= measured.keys(views, composed.last_value("config.MODEL.HEAD.PARAMS") or [])
+    return overrides(keys)
 
 
 def _show(console: LiteralConsole, rows: Sequence[Sequence[str]]) -> None:
