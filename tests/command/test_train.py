@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from sslengine.config.sections import read
 from sslengine.errors import ConfigError
 from sslengine.launch.auto import settle_widths
 from sslengine.launch.cli import resolve_all
-from sslengine.models.build import build_model
+from sslengine.models.build import build_model, build_trunk
 from sslengine.models.options import ModelOptions
 from sslengine.optim.options import OptimizerOptions
 from sslengine.optim.param_groups import build_param_groups
@@ -122,12 +123,12 @@ def test_a_method_without_a_recipe_for_a_cpu_has_its_quickstart(
     assert load(tmp_path / "run").feature_dim == 128
 
 
-@pytest.mark.parametrize(
-    "recipe", slow_but(["simclr/8gpu", "dino/continued", "dino/lora"], methods_with_forms())
-)
+FORMS = [each for each in methods_with_forms() if not each.endswith("/lora")]  # of any network
+
+
+@pytest.mark.parametrize("recipe", slow_but(["simclr/8gpu", "dino/continued"], FORMS))
 def test_a_recipe_in_each_form_resolves(recipe: str, photos: Path) -> None:
-    trained = recipe.endswith(("continued", "lora"))
-    weights = [f"--weights={photos / 'dark' / '0.png'}"] if trained else []
+    weights = [f"--weights={photos / 'dark' / '0.png'}"] if "continued" in recipe else []
     chosen, _ = choose(
         make_parser("sslengine.command.train").parse_args(
             [str(photos), f"--recipe={recipe}", *weights]
@@ -139,7 +140,7 @@ def test_a_recipe_in_each_form_resolves(recipe: str, photos: Path) -> None:
     form = recipe.rpartition("/")[2]
     if form.startswith("batch"):
         assert int(form.removeprefix("batch")) == config.DATA.TRAIN.BATCHSIZE_PER_REPLICA
-    elif not trained:
+    elif form != "continued":
         ranks = 8 if form == "8gpu" else 1
         device = "cpu" if form == "cpu" else "gpu"
         assert made_for == (ranks, device)
@@ -257,6 +258,21 @@ def test_what_weight_decay_and_layers_rates_are_for(
         assert of["trunk.mask_token"]["lr_scale"] == last["lr_scale"] == 0.75 * 0.2
 
 
+@pytest.mark.parametrize("method", slow_but(["dinov2"], [*TINY]))
+def test_low_rank_matrices_are_trained_in_place_of_a_trunk(method: str, photos: Path) -> None:
+    """As docs/methods.md has it; of a network of convolutions it is an error."""
+    given = [str(photos), f"--recipe={method}/lora", f"--model={TINY[method]}", "--pretrained",
+             "--set=MODEL.PRESERVE.WEIGHT=1"]  # fmt: skip
+    config = config_of(*given)
+    assert (config.MODEL.LORA.RANK, config.MODEL.PRESERVE.WEIGHT) == (8, 1)
+    fits = "resnet" not in TINY[method]
+    with nullcontext() if fits else pytest.raises(ConfigError, match=r"^config.MODEL.LORA.LAYERS"):
+        with torch.device("meta"):
+            trunk = build_trunk(read(config, ModelOptions))
+        trained = {name for name, each in trunk.named_parameters() if each.requires_grad}
+        assert {name.rpartition(".")[2] for name in trained} <= {"lora_A", "lora_B", "mask_token"}
+
+
 def test_what_is_frozen_for_epochs(photos: Path) -> None:
     frozen = "MODEL.TEMP_FROZEN_PARAMS_ITER_MAP=[[heads.0.layers.0.weight,5]]"
     given = [str(photos), "--recipe=dino/continued", "--pretrained", "--freeze-trunk=2",
@@ -308,6 +324,7 @@ def test_what_is_chosen_is_printed_as_a_command(
         (["PHOTOS", "--method=simclr", "--group=a"], r"--group: it says what --val leaves out"),
         (["EMPTY", "--method=simclr"], r"no image in "),
         (["PHOTOS", "--recipe=simclr/continued"], r"from which weights\? Add --pretrained, or"),
+        (["PHOTOS", "--recipe=dino/lora"], r"from which weights\? Add --pretrained, or"),
         (["EMPTY/not_there", "--method=simclr"],
          r"there is no such folder or file: .* has no 'not_there'"),
         (["PHOTOS", "--method=simclr", "--out=TAKEN"],
