@@ -142,7 +142,7 @@ class Trained:
 
     def _restore(self, checkpoint: Path, state: Mapping[str, Any]) -> None:
         chosen, self.network = choose_network(state, self._wanted, str(checkpoint))
-        load_model_state(self.model, chosen["base_model"])
+        load_model_state(self.model, chosen["base_model"], alone=True)
         self.checkpoint = checkpoint
         self.class_names = [*(state.get("classes") or [[]])[0]]
         self.model.eval()

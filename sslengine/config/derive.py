@@ -320,8 +320,9 @@ def _given_trunk(config: DictConfig, loss: Any, name: str) -> Iterator[Derived]:
 def _rename_all(value: Any, earlier: Mapping[str, str]) -> Any:
     if isinstance(value, list):
         return [_rename_all(each, earlier) for each in value]
-    before = next((each for each in earlier if str(value).startswith(each)), "")
-    return f"loss.{earlier[before]}{value.removeprefix(before)}" if before else value
+    name = str(value).removeprefix("module.")
+    before = next(filter(name.startswith, earlier), "")
+    return f"loss.{earlier[before]}{name.removeprefix(before)}" if before else value
 
 
 def _sharding(config: DictConfig) -> Iterator[Derived]:

@@ -135,6 +135,7 @@ class _Writer:
             self.now_or_later(self.put, node, str(key), value, below, origin)
 
     def put(self, node: DictConfig, key: str, value: Any, path: str, origin: str) -> None:
+        key, path = vissl.present_key(key, path)
         if vissl.is_dead(node, key, path):
             vissl.report_dead(self.merged, path, value, origin)
             return

@@ -47,9 +47,15 @@ def vissl_state(model: Model) -> dict[str, Any]:
     return {"classy_state_dict": {"base_model": state}}
 
 
-def load_model_state(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Load what `model_state` returned; every name must be there with its shape."""
+def load_model_state(model: nn.Module, state: Mapping[str, Any], alone: bool = False) -> None:
+    """Load what `model_state` returned; every name must be there with its shape.
+
+    alone: what only training used may be left over: heads, a decoder, the token of hidden patches.
+    """
     given, expected = flatten(state.get("model") or {}), list_tensors(model)
+    if alone:
+        given = {name: each for name, each in given.items() if name in expected
+                 or (name.startswith("trunk.") and name != "trunk.mask_token")}  # fmt: skip
     if problems := mismatches(expected, given):
         raise CheckpointError(
             "the checkpoint was made by another model:\n  " + "\n  ".join(problems)
