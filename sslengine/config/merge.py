@@ -139,6 +139,7 @@ class _Writer:
         self, node: DictConfig, key: str, value: Any, path: str, origin: str,
         layer: Mapping[Any, Any] = MappingProxyType({}),
     ) -> None:  # fmt: skip
+        key, path = vissl.present_key(key, path)
         if vissl.is_dead(node, key, path):
             vissl.report_dead(self.merged, path, value, origin)
             return

@@ -109,6 +109,7 @@ def freeze(composition: Composition, judged: bool = False) -> Resolved:
 def _check_own_keys(merged: Merged) -> None:
     replace_removed_backend(merged)
     vissl.settle_length(merged)
+    vissl.read_ibot_head(merged)
     check_own_keys(merged)
 
 

@@ -34,6 +34,24 @@ DEFAULT_RATES: dict[str, Any] = {
 _THEIRS = ("sgd", "sgd_fsdp")
 # What a model with its own step had in addition.
 _MAE_STEP = (("TRAINER.TRAIN_STEP_NAME", "model_train_step"), ("LOSS.name", ""))
+# VISSL's names of options.
+_RENAMED = {
+    f"config.LOSS.ibot_loss.{theirs}": ours
+    for theirs, ours in {
+        "teacher_momentum": "momentum",
+        "warmup_teacher_temp": "teacher_temp_min",
+        "teacher_temp": "teacher_temp_max",
+        "warmup_teacher_patch_temp": "patch_temp_min",
+        "teacher_patch_temp": "patch_temp_max",
+        "warmup_teacher_temp_epochs": "teacher_temp_warmup_epochs",
+        "center_momentum": "ema_center",
+        "lambda1": "class_weight",
+        "lambda2": "patch_weight",
+    }.items()
+}
+# Arguments of its ibot_head that dino_head has too, and those that dino_head computes one way.
+_IBOT_HEAD = ("in_dim", "hidden_dim", "bottleneck_dim", "num_layers", "normalize_last_layer")
+_ONE_WAY = {"act": ("gelu",), "last_norm": (None,), "norm": (None, "bn", "syncbn")}
 # What VISSL's files set for any optimizer.
 _SHARED = {"momentum": 0.9, "nesterov": False, "betas": [0.9, 0.999]}
 
@@ -108,6 +126,36 @@ def _name_mae(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield f"LOSS.mae_loss{option.lower()}", lower
     elif not path.startswith("TRAINER.model_train_step") and (path, value) not in _MAE_STEP:
         yield path, value
+
+
+# ---- iBOT
+
+
+def present_key(key: str, path: str) -> tuple[str, str]:
+    """Return the present name of a key, and its path."""
+    now = _RENAMED.get(path, key)
+    return now, f"{path.removesuffix(key)}{now}"
+
+
+def read_ibot_head(merged: Merged) -> None:
+    """Read VISSL's ibot_head as dino_head: one for class tokens and patches, or two."""
+    for place, entry in enumerate(OmegaConf.to_container(merged.config.MODEL.HEAD.PARAMS)):
+        match entry:
+            case ["ibot_head", Mapping() as given, *_]:
+                path = f"config.MODEL.HEAD.PARAMS.{place}.1"
+                merged.problems.extend(
+                    f"{path}.{key}: expected {' or '.join(map(str, known))}, got {given[key]!r}."
+                    for key, known in _ONE_WAY.items()
+                    if given.get(key, known[0]) not in known
+                )
+                own = {key: given[key] for key in _IBOT_HEAD if key in given}
+                own["use_bn"] = bool(given.get("norm"))
+                scores = [given.get("out_dim", 8192)]
+                if not given.get("shared_head") and given.get("patch_out_dim"):
+                    scores.append(given["patch_out_dim"])
+                heads = [["dino_head", {**own, "num_clusters": [each]}] for each in scores]
+                merged.config.MODEL.HEAD.PARAMS = heads
+                return
 
 
 # ---- keys of components

@@ -335,7 +335,7 @@ OFFICIAL: dict[str, dict[str, Any]] = {
         "loss": {"student_temp": 0.1, "ema_center": 0.9, "class_weight": 1.0, "patch_weight": 1.0},
         "teacher's momentum": rising_to_one(0.996),
         "teacher's temperature": by_epoch(lambda e: min(0.07, 0.04 + 0.03 * e / 29), 800),
-        "frozen": ({"heads.0.prototypes0.weight_v": 1251, "heads.0.prototypes0.weight_g": 1251},
+        "frozen": ({"loss.student.head.prototypes0.weight_v": 1251, "loss.student.head.prototypes0.weight_g": 1251},
                    "gradient"),
         "drop path": 0.1, "precision": "float16",
         "positions of small crops": "scaled, 0.1 added to the new side",
@@ -359,7 +359,7 @@ OFFICIAL: dict[str, dict[str, Any]] = {
                  "koleo_weight": 0.1, "targets": "center", "koleo_over_ranks": False},
         "teacher's momentum": rising_to_one(0.992),
         "teacher's temperature": [min(0.07, 0.04 + 0.03 * p * 125_000 / 37_499) for p in POINTS],
-        "frozen": ({"heads.0.prototypes0.weight_v": 1250, "heads.0.prototypes0.weight_g": 1250}, "rate"),
+        "frozen": ({"loss.student.head.prototypes0.weight_v": 1250, "loss.student.head.prototypes0.weight_g": 1250}, "rate"),
         "drop path": 0.3, "precision": "float16",
         "positions of small crops": "scaled, 0.1 added to the new side",
         "class token": "normal, 1e-6", "stochastic depth": ONE_NUMBER,
@@ -385,7 +385,7 @@ OFFICIAL: dict[str, dict[str, Any]] = {
         "bias of keys": True, "drop path of blocks": "equal", "stochastic depth": ONE_NUMBER,
         "teacher's momentum": rising_to_one(0.992),
         "teacher's temperature": [min(0.07, 0.04 + 0.03 * p * 125_000 / 37_499) for p in POINTS],
-        "frozen": ({f"heads.{n}.prototypes0.weight": 1250 for n in (0, 1)}, "rate"),
+        "frozen": ({f"loss.student.{n}.prototypes0.weight": 1250 for n in ("head", "patch_head")}, "rate"),
         "drop path": 0.3, "precision": "bfloat16",
     },
     # The same: README, "ResNet-50 and other convnets trainings"
@@ -647,6 +647,9 @@ def ours(name: str) -> tuple[dict[str, Any], nn.Module]:
         model = build_model(options, views=facts.views_per_image)
     owns = config.LOSS.name and owns_network(LOSSES.get(config.LOSS.name))
     method: Any = build_loss(config, model, 1, torch.device("meta")) if owns else None
+    for name in ("head", "patch_head") if hasattr(method, "student") else ():
+        if own := getattr(method.student, name, None):
+            model.heads.append(own)  # type: ignore[operator,union-attr]
     found = {
         "epochs": config.OPTIMIZER.num_epochs,
         "batch": facts.global_batch_size * config.OPTIMIZER.accumulate, "clip": _clip(options),

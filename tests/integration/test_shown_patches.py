@@ -24,7 +24,7 @@ METHODS = {
     "mae": (PATCH,),
     "ijepa": (PATCH,),
     "capi": (PATCH, "config.LOSS.capi_loss.predictor_heads=2"),
-    "msn": (PATCH, "config.MODEL.HEAD.PARAMS.0.1.in_dim=48"),
+    "msn": (PATCH,),
 }
 QUICK = (("ijepa", "dinov3"), ("capi", "dinov2"), ("mae", "dinov3"), ("msn", "dinov2"))
 

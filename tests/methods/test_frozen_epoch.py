@@ -133,8 +133,8 @@ def test_steps_are_those_of_the_authors_optimizer(method: str, tmp_path: Path) -
     expected = _by_hand(steps, by_rate=method in ("dinov2", "dinov3"))
     for ours, theirs in zip(steps.points[1:], expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
-    lasts = [name for name in steps.points[0] if _is_last(name)]
     for points in (steps.points, steps.teachers):  # the teacher has followed nothing that moved
+        lasts = [name for name in points[0] if _is_last(name)]
         same = [all(torch.equal(each[name], points[0][name]) for name in lasts) for each in points]
         assert same == [True] * (1 + FROZEN) + [False] * (STEPS - FROZEN)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +13,14 @@ from torch import Tensor, nn
 
 from sslengine.config.facts import RunFacts
 from sslengine.distributed.ranks import rank, world_size
+from sslengine.engine import loop
 from sslengine.losses.koleo import koleo
 from sslengine.methods.base import Step
 from sslengine.methods.dinov2 import DINOv2Options
 from sslengine.methods.ibot import IBOTOptions
 from sslengine.methods.whole import Batch
 from sslengine.registry import LOSSES
+from tests.engine.runs import make_task
 from tests.ranks import RankPool
 
 CLOSE: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-12}
@@ -315,3 +318,32 @@ def test_arguments_that_the_heads_do_not_take() -> None:
     assert [each.partition(":")[0] for each in options.check()] == [
         "head.hiden_dim", "patch_head.num_clusters",
     ]  # fmt: skip
+
+
+def test_vissls_yaml_trains(tmp_path: Path) -> None:
+    """With its names of the options, its head and its mapping of inputs."""
+    crops = {"name": "ImgPilToMultiCrop", "total_num_crops": 3, "size_crops": [16, 8],
+             "num_crops": [2, 1], "crop_scales": [[0.5, 1.0], [0.2, 0.5]]}  # fmt: skip
+    vit = {"IMAGE_SIZE": 16, "PATCH_SIZE": 4, "NUM_LAYERS": 1, "NUM_HEADS": 2, "HIDDEN_DIM": 8,
+           "MLP_DIM": 16, "MASKED_IMAGE_MODELING": {"NAME": "ibot"}}  # fmt: skip
+    head = {"in_dim": 8, "out_dim": 6, "patch_out_dim": 6, "shared_head": True, "norm": None,
+            "act": "gelu", "hidden_dim": 12, "bottleneck_dim": 5}  # fmt: skip
+    task = make_task(tmp_path, [], **{
+        "DATA__TRAIN__TRANSFORMS": [crops, {"name": "ToTensor"},
+                                    {"name": "MaskedImageModeling", "patch_size": 4}],
+        "DATA__TRAIN__COLLATE_FUNCTION": "ibot_multicrop_masking_collator",
+        "DATA__TRAIN__INPUT_KEY_NAMES": ["global_views", "local_views", "mask"],
+        "MODEL__TRUNK": {"NAME": "vision_transformer", "VISION_TRANSFORMERS": vit},
+        "MODEL__MULTI_INPUT_HEAD_MAPPING": [["global_views", ["lastMAP"]], ["local_views", ["lastCLS"]]],
+        "MODEL__HEAD__PARAMS": [["ibot_head", head]],
+        "MODEL__TEMP_FROZEN_PARAMS_ITER_MAP": [["module.heads.0.prototypes0.weight_v", 2]],
+        "LOSS": {"name": "ibot_loss", "ibot_loss": {
+            "teacher_momentum": 0.9, "teacher_patch_temp": 0.06, "lambda2": 0.5, "num_epochs": 9,
+        }},
+    })  # fmt: skip
+    loop.run(task)
+    options, student = task.loss.options, task.loss.student
+    assert (options.momentum, options.patch_temp_max, options.patch_weight) == (0.9, 0.06, 0.5)
+    assert options.head == {"hidden_dim": 12, "bottleneck_dim": 5, "use_bn": False}
+    assert student.patch_head is None
+    assert student.head.prototypes0.weight_v.shape == (6, 5)

@@ -95,7 +95,7 @@ DEATHS: dict[str, tuple[str, dict[str, Any], str]] = {
                              "one patch prototype"),
     "slowly no centre": ("dino", {"ema_center": 1.0, "momentum": 0.9, **rate(0.002),
                                   **NEVER_FROZEN, "OPTIMIZER.num_epochs": 4}, "fewer prototypes"),
-    "few rows": ("dinov2", {"MODEL.HEAD.PARAMS.0.1.num_clusters": [4096]},
+    "few rows": ("dinov2", {"output_dim": 4096},
                  "more prototypes than rows"),
     "few rows of msn": ("msn", {"num_prototypes": 4096, "sharpen": 0.5},
                         "more prototypes than rows"),
