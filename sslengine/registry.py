@@ -342,6 +342,8 @@ LOSSES: Registry[Any] = Registry(
     takes_foreign=True,
 )
 MODELS: Registry[Any] = Registry("model", engine_arguments=("model",), base="torch.nn:Module")
+# Methods that were models in earlier versions: the model's name, and the method's.
+FROM_MODELS: dict[str, str] = {}
 TRUNKS: Registry[Any] = Registry("trunk")
 HEADS: Registry[Any] = Registry("head", base="torch.nn:Module")
 HOOKS: Registry[Any] = Registry("hook")
@@ -385,7 +387,7 @@ class Requirements:
     sample_index: bool = False
     # These among the model's inputs.
     inputs: tuple[str, ...] = ()
-    # The trunk gets this input beside the images: mask or shown.
+    # The trunk gets this input in addition to the images: mask or shown.
     trunk_input: str = ""
     # These features of the trunk.
     features: tuple[str, ...] = ()
