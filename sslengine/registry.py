@@ -403,6 +403,8 @@ LOSSES: Registry[Any] = Registry(
     group="sslengine.methods",
 )
 MODELS: Registry[Any] = Registry("model", engine_arguments=("model",), base="torch.nn:Module")
+# Methods that were models in earlier versions: the model's name, and the method's.
+FROM_MODELS: dict[str, str] = {}
 TRUNKS: Registry[Any] = Registry("trunk", group="sslengine.trunks")
 HEADS: Registry[Any] = Registry("head", base="torch.nn:Module")
 HOOKS: Registry[Any] = Registry("hook", group="sslengine.hooks")
@@ -451,7 +453,7 @@ class Requirements:
     labels: bool = False
     # These among the model's inputs.
     inputs: tuple[str, ...] = ()
-    # The trunk gets this input beside the images: mask or shown.
+    # The trunk gets this input in addition to the images: mask or shown.
     trunk_input: str = ""
     # These features of the trunk.
     features: tuple[str, ...] = ()

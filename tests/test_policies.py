@@ -211,7 +211,9 @@ def _method_names() -> set[str]:
     names = {path.stem for path in (PACKAGE / "methods").glob("*.py")} - {
         "__init__",
         "base",
+        "decoder",
         "foreign",
+        "pictures",
         "step",
         "teacher",
         "toolbox",

@@ -84,7 +84,7 @@ def freeze(composition: Composition, judged: bool = False) -> Resolved:
     judged: nothing is trained, so nothing is said of the length of its training.
     """
     load_plugins(_plugins(composition))
-    composition = vissl.read_mae(composition)
+    composition = vissl.read_models(composition)
     with pause_garbage_collection():  # thousands of nodes, of which most are kept
         merged = merge(composition, _check_own_keys)
         vissl.warn_of_keys_without_effect(merged)

@@ -22,7 +22,7 @@ from sslengine.config.lr_scaling import optimizers, peak_key, schedules
 from sslengine.config.merged import Merged
 from sslengine.config.sections import components_of, fields_of
 from sslengine.errors import ConfigError
-from sslengine.registry import OPTIMIZERS, SCHEDULERS, Registry
+from sslengine.registry import FROM_MODELS, OPTIMIZERS, SCHEDULERS, Registry
 
 DEFAULT_RATES: dict[str, Any] = {
     "values": [0.1, 0.01, 0.001],
@@ -33,7 +33,7 @@ DEFAULT_RATES: dict[str, Any] = {
 }
 _THEIRS = ("sgd", "sgd_fsdp")
 # What a model with its own step had in addition.
-_MAE_STEP = (("TRAINER.TRAIN_STEP_NAME", "model_train_step"), ("LOSS.name", ""))
+_OF_MODELS = (("TRAINER.TRAIN_STEP_NAME", "model_train_step"), ("LOSS.name", ""))
 # VISSL's names of options.
 _RENAMED = {
     f"config.LOSS.ibot_loss.{theirs}": ours
@@ -89,42 +89,43 @@ def report_dead(merged: Merged, path: str, value: Any, origin: str) -> None:
             merged.warnings.append(f"{place} has no effect: {key.instead} ({origin})")
 
 
-# ---- MAE, which was a model with a step of its own
+# ---- methods that were models
 
 
-def read_mae(composition: Composition) -> Composition:
-    """Read `MODEL.BASE_MODEL_NAME: mae` of earlier versions as the method mae_loss."""
-    if "mae" not in composition.values("config.MODEL.BASE_MODEL_NAME"):
-        return composition
-    layers = [replace(each, tree=_as_method(each.tree)) for each in composition.layers]
-    given = [
-        replace(each, path=f"config.{path}", value=value)
-        for each in composition.assignments
-        for path, value in _name_mae(each.path.removeprefix("config."), each.value)
-    ]
-    return replace(composition, layers=layers, assignments=given)
+def read_models(composition: Composition) -> Composition:
+    """Read `MODEL.BASE_MODEL_NAME` of earlier versions as `LOSS.name`, where it is a method now."""
+    given = {str(each) for each in composition.values("config.MODEL.BASE_MODEL_NAME")}
+    for model in FROM_MODELS.keys() & given:
+        layers = [replace(each, tree=_rename(each.tree, model)) for each in composition.layers]
+        assignments = [
+            replace(each, path=f"config.{path}", value=value)
+            for each in composition.assignments
+            for path, value in _name_now(each.path.removeprefix("config."), each.value, model)
+        ]
+        composition = replace(composition, layers=layers, assignments=assignments)
+    return composition
 
 
-def _as_method(tree: dict[str, Any]) -> dict[str, Any]:
+def _rename(tree: dict[str, Any], model: str) -> dict[str, Any]:
     config = dict(tree.get("config") or {})
     own = {key: config.pop(key, None) or {} for key in ("MODEL", "TRAINER", "LOSS")}
     for section, keys in own.items():
         for key, value in keys.items():
-            for path, each in _name_mae(f"{section}.{key}", value):
+            for path, each in _name_now(f"{section}.{key}", value, model):
                 now, name = path.split(".")
                 config.setdefault(now, {})[name] = each
     return {**tree, "config": config}
 
 
-def _name_mae(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the key and the value that say the same of the method; none: its step, and no loss."""
-    before, _, option = path.partition("MODEL.mae")
-    if path == "MODEL.BASE_MODEL_NAME" and value == "mae":
-        yield "LOSS.name", "mae_loss"
+def _name_now(path: str, value: Any, model: str) -> Iterator[tuple[str, Any]]:
+    """Yield the key and the value that say the same; none: of a step, or no loss."""
+    before, _, option = path.partition(f"MODEL.{model}")
+    if path == "MODEL.BASE_MODEL_NAME" and value == model:
+        yield "LOSS.name", FROM_MODELS[model]
     elif not before and option[:1] in ("", "."):
         lower = {k.lower(): v for k, v in value.items()} if isinstance(value, Mapping) else value
-        yield f"LOSS.mae_loss{option.lower()}", lower
-    elif not path.startswith("TRAINER.model_train_step") and (path, value) not in _MAE_STEP:
+        yield f"LOSS.{FROM_MODELS[model]}{option.lower()}", lower
+    elif not path.startswith("TRAINER.model_train_step") and (path, value) not in _OF_MODELS:
         yield path, value
 
 

@@ -1,6 +1,6 @@
 """One file per self-supervised method: loss, options, heads, teacher or queue."""
 
-from sslengine.registry import HEADS, LOSSES, PARAM_GROUPS
+from sslengine.registry import FROM_MODELS, HEADS, LOSSES, PARAM_GROUPS
 
 # Of a command that names no method.
 DEFAULT = "simclr"
@@ -20,6 +20,8 @@ LOSSES.declare(
     "cross_entropy_multiple_output_single_target",
     "bce_logits_multiple_output_single_target",
 )
+
+FROM_MODELS["mae"] = "mae_loss"
 
 PARAM_GROUPS.declare("sslengine.methods.simsiam", "predictor_alone_is_head")
 

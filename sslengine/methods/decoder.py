@@ -18,7 +18,7 @@ class HiddenPatches(nn.Module):
     """Its layers: one learned token for hidden patches, and fixed positions for all."""
 
     def __init__(self, trunk: ViewTrunk, width: int, layers: int, heads: int, outputs: int) -> None:
-        """Of tokens of the trunk, so wide, it makes `outputs` numbers for each."""
+        """Make them for tokens of the trunk. outputs: how many numbers for each token."""
         super().__init__()
         network: Any = trunk.trunk
         norm: Any = partial(nn.LayerNorm, eps=1e-6)

@@ -445,7 +445,7 @@ GOLDEN = {
     "vicreg": (_vicreg, 171, 217),
     "simsiam": (_simsiam, 164, 191),
     "byol": (_byol, 210, 210),
-    "mae": (by_hand.mae, 248, 243),
+    "mae": (by_hand.mae, 243, 243),
     "data2vec": (_data2vec, 366, 362),
     "simmim": (_simmim, 165, 164),
     "ijepa": (_ijepa, 274, 278),
