@@ -66,7 +66,7 @@ def merge_lora(trunk: Any) -> None:
         if isinstance(layer, LoraLinear):
             layer.weight += layer.lora_scale * (layer.lora_B @ layer.lora_A)
             del layer.lora_A, layer.lora_B, layer.lora_scale
-            layer.__class__ = nn.Linear
+            layer.__class__ = nn.Linear  # type: ignore[assignment]
 
 
 def merge_lora_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
