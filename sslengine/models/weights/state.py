@@ -133,10 +133,10 @@ def choose(content: Mapping[str, Any], wanted: str, file: str) -> tuple[Mapping[
         students = sorted({each.split(".")[1] for each in names if each.startswith(STUDENTS)})
         if wanted in students:
             return _take_teacher(content, f"{STUDENTS}{wanted}", file), wanted
-        *known, last = [*CHOICES, *students]
+        known = [*CHOICES, *students]
         raise ConfigError(
-            f"network: expected {', '.join(known)} or {last}; got {wanted!r}. "
-            f"{nearest(wanted, (*known, last))}".rstrip()
+            f"network: expected {', '.join(known[:-1])} or {known[-1]}; got {wanted!r}. "
+            f"{nearest(wanted, known)}".rstrip()
         )
     networks = _find_networks(content)
     if not networks:
