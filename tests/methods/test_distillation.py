@@ -276,12 +276,15 @@ def test_resumes_to_the_bit_without_the_teacher_in_the_checkpoint(tmp_path: Path
     assert not trained & {id(each) for each in teacher.parameters()}
 
 
+@pytest.mark.slow
 def test_several_teachers_and_students_resume_to_the_bit(tmp_path: Path) -> None:
     assert_goes_on_bit_by_bit(tmp_path, **run_of(SEVERAL))
 
 
 @pytest.mark.parametrize(
-    "way", [{}, pytest.param(SHARDED, marks=needs_shards)], ids=["DDP", "sharded"]
+    "way",
+    [pytest.param({}, marks=pytest.mark.slow), pytest.param(SHARDED, marks=needs_shards)],
+    ids=["DDP", "sharded"],
 )
 def test_several_end_on_two_ranks_where_they_do_on_one(
     two_ranks: RankPool, tmp_path: Path, way: dict[str, Any]

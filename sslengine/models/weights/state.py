@@ -132,13 +132,14 @@ def choose(content: Mapping[str, Any], wanted: str, file: str) -> tuple[Mapping[
     """Return the file's content with the wanted network as its model, and the network's name."""
     if wanted not in CHOICES:
         loss = content.get("loss")
-        names = loss if isinstance(loss, Mapping) else ()
-        students = {each.split(".")[1] for each in names if each.startswith(STUDENTS)}
+        names = map(str, loss if isinstance(loss, Mapping) else ())
+        students = sorted({each.split(".")[1] for each in names if each.startswith(STUDENTS)})
         if wanted in students:
             return _take_teacher(content, f"{STUDENTS}{wanted}", file), wanted
+        known = [*CHOICES, *students]
         raise ConfigError(
-            f"network: {file} has no {wanted!r}; expected {listing((*CHOICES, *sorted(students)))}."
-            f" {nearest(wanted, (*CHOICES, *students))}".rstrip()
+            f"network: expected {', '.join(known[:-1])} or {known[-1]}; got {wanted!r}. "
+            f"{nearest(wanted, known)}".rstrip()
         )
     networks = _find_networks(content)
     if not networks:
