@@ -22,7 +22,6 @@ from torch.nn import functional as F
 
 from sslengine.distributed.collectives import gather
 from sslengine.errors import ConfigError
-from sslengine.losses.info_nce import info_nce
 from sslengine.methods.base import Method, Multiplier
 from sslengine.methods.step import Step
 from sslengine.methods.whole import Batch
@@ -81,10 +80,10 @@ class CLIP(Method):
                 pairs = F.logsigmoid(-logits).sum() + logits.gather(1, own[:, None]).sum()
                 losses.append(-pairs / len(images))
             else:
-                of_image = info_nce(scale * images, everyone, [(own, None)], 1.0)
-                of_text = info_nce(scale * texts, gather(images).rows, [(own, None)], 1.0)
+                of_image = F.cross_entropy(scale * images @ everyone.T, own)
+                of_text = F.cross_entropy(scale * texts @ gather(images).rows.T, own)
                 losses.append((of_image + of_text) / 2)
-        return torch.stack(losses).mean()
+        return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
     @torch.no_grad()
     def after_update(self, step: Step) -> None:

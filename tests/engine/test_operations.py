@@ -111,6 +111,20 @@ def _byol(case: Case) -> ByHand:
     return loss, [lambda: by_hand.follow(teacher, case.model, 0.97)]
 
 
+def _clip(case: Case) -> ByHand:
+    method = case.loss
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        (view,) = batch["data"]
+        images = F.normalize(method.image_projection(model.trunk(view)[0].flatten(1)))
+        texts = F.normalize(method.text_projection(batch["caption_vector"]))
+        scale, own = method.logit_scale.exp(), torch.arange(len(texts))
+        of_image = F.cross_entropy(scale * images @ texts.T, own)
+        return (of_image + F.cross_entropy(scale * texts @ images.T, own)) / 2
+
+    return loss, [lambda: method.after_update(None)]
+
+
 def _ijepa(case: Case) -> ByHand:
     """As the authors': a sequence for each target block, the blocks one after the other."""
     teacher, predictor = copy.deepcopy(case.loss.teacher.module), case.loss.predictor
@@ -452,6 +466,7 @@ GOLDEN = {
     "capi": (_capi, 539, 530),
     "msn": (_msn, 608, 595),
     "distillation": (_distillation, 178, 178),
+    "clip": (_clip, 173, 169),
     "rotnet": (_labelled, 113, 112),
     "jigsaw": (_labelled, 119, 118),
     "npid": (_npid, 186, 156),
