@@ -145,7 +145,7 @@ def choose(given: argparse.Namespace, label_file: str = "") -> tuple[list[str], 
     trained_on = _count_trained_on(given, recipe, count)
     name = component_key(network.name) if network else ""
     values = {
-        **images.keys(),
+        **images.keys(labels=bool(recipe.said("DATA.TRAIN.LABEL_SOURCES"))),
         **_machine_keys(given, recipe, found, trained_on),
         **({LIMIT: -1} if recipe.makes_shapes and recipe.said(LIMIT) else {}),
         **(measured.keys(recipe.views, recipe.said("MODEL.HEAD.PARAMS") or []) if measured else {}),
