@@ -140,7 +140,8 @@ def present_key(key: str, path: str) -> tuple[str, str]:
 
 def read_ibot_head(merged: Merged) -> None:
     """Read VISSL's ibot_head as dino_head: one for class tokens and patches, or two."""
-    for place, entry in enumerate(OmegaConf.to_container(merged.config.MODEL.HEAD.PARAMS)):
+    entries: Any = OmegaConf.to_container(merged.config.MODEL.HEAD.PARAMS)
+    for place, entry in enumerate(entries):
         match entry:
             case ["ibot_head", Mapping() as given, *_]:
                 path = f"config.MODEL.HEAD.PARAMS.{place}.1"

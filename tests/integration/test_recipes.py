@@ -645,11 +645,7 @@ def ours(name: str) -> tuple[dict[str, Any], nn.Module]:
     options, facts = read(config, ModelOptions), run_facts(config)
     with torch.device("meta"):
         model = build_model(options, views=facts.views_per_image)
-    owns = config.LOSS.name and owns_network(LOSSES.get(config.LOSS.name))
-    method: Any = build_loss(config, model, 1, torch.device("meta")) if owns else None
-    for name in ("head", "patch_head") if hasattr(method, "student") else ():
-        if own := getattr(method.student, name, None):
-            model.heads.append(own)  # type: ignore[operator,union-attr]
+    method = _method(config, model, facts.global_batch_size)
     found = {
         "epochs": config.OPTIMIZER.num_epochs,
         "batch": facts.global_batch_size * config.OPTIMIZER.accumulate, "clip": _clip(options),
@@ -657,15 +653,26 @@ def ours(name: str) -> tuple[dict[str, Any], nn.Module]:
         **_trained(config, model), **_network(options, model, method), **_views(config),
         **_of_loss(config, method),
     }  # fmt: skip
-    chosen = LOSSES.get(config.LOSS.name) if config.LOSS.name else None
-    if owns_network(chosen):
-        with torch.device("meta"):
-            method = build_loss(config, model, 1, torch.device("meta"), [facts.global_batch_size])
-        own = [each for name, each in method.named_children() if name != "teacher"]
-        found["head"] = [text for each in own for text in _layers(each)]
-        if "pass_apart" in inspect.getsource(chosen):
-            found["batch norm"] = found["batch norm"].replace("views together", "each view")
+    if method and "pass_apart" in inspect.getsource(type(method)):
+        found["batch norm"] = found["batch norm"].replace("views together", "each view")
     return found, model
+
+
+def _method(config: Any, model: nn.Module, images: int) -> Any:
+    """The method that owns its network; of distillation, which reads its teacher, and others None."""
+    name = config.LOSS.name
+    if not name or name == "distillation_loss" or not owns_network(LOSSES.get(name)):
+        return None
+    with torch.device("meta"):
+        return build_loss(config, model, 1, torch.device("meta"), [images])
+
+
+def _heads(method: Any) -> list[nn.Module]:
+    part = getattr(method, "student", method)
+    names = [name for name in ("head", "patch_head") if getattr(part, name, None) is not None]
+    if names or method is None or "options" in inspect.signature(type(method)).parameters:
+        return [getattr(part, name) for name in names]
+    return [each for name, each in method.named_children() if name != "teacher"]
 
 
 def _frozen(options: ModelOptions) -> tuple[dict[str, int], str] | None:
@@ -734,7 +741,7 @@ def _optimizer(options: OptimizerOptions) -> dict[str, Any]:
 
 
 def _network(options: ModelOptions, model: nn.Module, method: Any) -> dict[str, Any]:
-    heads = [*model.heads, *([method.head] if hasattr(method, "head") else [])]
+    heads = [*model.heads, *_heads(method)]
     found: dict[str, Any] = {"head": [text for part in heads for text in _layers(part)]}
     transformers = {"vision_transformer": "VISION_TRANSFORMERS", "beit": "BEIT"}
     if options.TRUNK.NAME in transformers:
@@ -796,7 +803,7 @@ def _views(config: Any) -> dict[str, Any]:
         if name == "ImgReplicatePil":
             views = [list(views[0]) for _ in range(arguments["num_times"])]
         elif name == "ImgPilToMultiCrop":
-            views = [[_crop(each)] for each in TRANSFORMS.get(name)(**arguments).crops]
+            views = [[_crop(each.named)] for each in TRANSFORMS.get(name)(**arguments).crops]
         elif name == "ImgPilMultiCropRandomApply":
             (inner,) = arguments["transforms"]
             for view, p in zip(views, arguments["prob"], strict=True):
@@ -836,12 +843,13 @@ def _operations(name: str, arguments: Mapping[str, Any]) -> list[tuple[Any, ...]
         case "ColorJitter":
             return [_jitter(made, 1.0)]
         case "ImgPilColorDistortion":
-            apply, grey = made.change.transforms
-            return [_jitter(apply.transforms[0], apply.p), ("grey", grey.p)]
+            apply, grey = made.transforms
+            jitter = _jitter(apply.transforms[0].named, round(apply.p, 6))
+            return [jitter, ("grey", grey.named.p)]
         case "ImgPilGaussianBlur":
             return [("blur", made.p, made.radius_min, made.radius_max)]
         case "ImgPilRandomSolarize":
-            return [("solarize", made.change.p, made.change.transforms[0].threshold)]
+            return [("solarize", round(made.p, 6), made.transforms[0].threshold)]
     return [("solarize", made.p, made.threshold)]
 
 

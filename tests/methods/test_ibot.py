@@ -328,19 +328,10 @@ def test_vissls_yaml_trains(tmp_path: Path) -> None:
            "MLP_DIM": 16, "MASKED_IMAGE_MODELING": {"NAME": "ibot"}}  # fmt: skip
     head = {"in_dim": 8, "out_dim": 6, "patch_out_dim": 6, "shared_head": True, "norm": None,
             "act": "gelu", "hidden_dim": 12, "bottleneck_dim": 5}  # fmt: skip
-    task = make_task(tmp_path, [], **{
-        "DATA__TRAIN__TRANSFORMS": [crops, {"name": "ToTensor"},
-                                    {"name": "MaskedImageModeling", "patch_size": 4}],
-        "DATA__TRAIN__COLLATE_FUNCTION": "ibot_multicrop_masking_collator",
-        "DATA__TRAIN__INPUT_KEY_NAMES": ["global_views", "local_views", "mask"],
-        "MODEL__TRUNK": {"NAME": "vision_transformer", "VISION_TRANSFORMERS": vit},
-        "MODEL__MULTI_INPUT_HEAD_MAPPING": [["global_views", ["lastMAP"]], ["local_views", ["lastCLS"]]],
-        "MODEL__HEAD__PARAMS": [["ibot_head", head]],
-        "MODEL__TEMP_FROZEN_PARAMS_ITER_MAP": [["module.heads.0.prototypes0.weight_v", 2]],
-        "LOSS": {"name": "ibot_loss", "ibot_loss": {
+    task = make_task(tmp_path, [], DATA__TRAIN__TRANSFORMS=[crops, {"name": "ToTensor"},
+                                    {"name": "MaskedImageModeling", "patch_size": 4}], DATA__TRAIN__COLLATE_FUNCTION="ibot_multicrop_masking_collator", DATA__TRAIN__INPUT_KEY_NAMES=["global_views", "local_views", "mask"], MODEL__TRUNK={"NAME": "vision_transformer", "VISION_TRANSFORMERS": vit}, MODEL__MULTI_INPUT_HEAD_MAPPING=[["global_views", ["lastMAP"]], ["local_views", ["lastCLS"]]], MODEL__HEAD__PARAMS=[["ibot_head", head]], MODEL__TEMP_FROZEN_PARAMS_ITER_MAP=[["module.heads.0.prototypes0.weight_v", 2]], LOSS={"name": "ibot_loss", "ibot_loss": {
             "teacher_momentum": 0.9, "teacher_patch_temp": 0.06, "lambda2": 0.5, "num_epochs": 9,
-        }},
-    })  # fmt: skip
+        }})  # fmt: skip
     loop.run(task)
     options, student = task.loss.options, task.loss.student
     assert (options.momentum, options.patch_temp_max, options.patch_weight) == (0.9, 0.06, 0.5)
