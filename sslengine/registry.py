@@ -385,7 +385,7 @@ class Requirements:
     sample_index: bool = False
     # These among the model's inputs.
     inputs: tuple[str, ...] = ()
-    # The trunk gets this input beside the images: mask or shown.
+    # The trunk gets this input in addition to images: mask or shown.
     trunk_input: str = ""
     # These features of the trunk.
     features: tuple[str, ...] = ()

@@ -46,7 +46,7 @@ class ViewTrunk(Model):
         return copied
 
     def take(self, name: str) -> None:
-        """Let the trunk take this input beside the images; raise ConfigError if it cannot."""
+        """Let the trunk take this input in addition to images; raise ConfigError if it cannot."""
         if name == MASK and name not in self.trunk.extra_inputs:
             add_mask_token(self.trunk)
         if name not in self.trunk.extra_inputs:
