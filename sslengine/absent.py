@@ -38,6 +38,8 @@ class DeadKey:
 
 _TABLE: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text())
 NAMES: dict[str, dict[str, str]] = _TABLE["names"]
+# Names of options here, by the paths of VISSL's.
+RENAMED: dict[str, str] = _TABLE["renamed"]
 DEAD_KEYS = {path: DeadKey(**entry) for path, entry in _TABLE["keys"].items()}
 # Keys that VISSL knows for every data source, although one alone reads them: a warning elsewhere.
 _FOR_ANY_SOURCE = (

@@ -34,22 +34,7 @@ DEFAULT_RATES: dict[str, Any] = {
 _THEIRS = ("sgd", "sgd_fsdp")
 # What a model with its own step had in addition.
 _OF_MODELS = (("TRAINER.TRAIN_STEP_NAME", "model_train_step"), ("LOSS.name", ""))
-# VISSL's names of options.
-_RENAMED = {
-    f"config.LOSS.ibot_loss.{theirs}": ours
-    for theirs, ours in {
-        "teacher_momentum": "momentum",
-        "warmup_teacher_temp": "teacher_temp_min",
-        "teacher_temp": "teacher_temp_max",
-        "warmup_teacher_patch_temp": "patch_temp_min",
-        "teacher_patch_temp": "patch_temp_max",
-        "warmup_teacher_temp_epochs": "teacher_temp_warmup_epochs",
-        "center_momentum": "ema_center",
-        "lambda1": "class_weight",
-        "lambda2": "patch_weight",
-    }.items()
-}
-# Arguments of its ibot_head that dino_head has too, and those that dino_head computes one way.
+# Arguments of VISSL's ibot_head that dino_head has too, and those that dino_head computes one way.
 _IBOT_HEAD = ("in_dim", "hidden_dim", "bottleneck_dim", "num_layers", "normalize_last_layer")
 _ONE_WAY = {"act": ("gelu",), "last_norm": (None,), "norm": (None, "bn", "syncbn")}
 # What VISSL's files set for any optimizer.
@@ -133,8 +118,8 @@ def _name_now(path: str, value: Any, model: str) -> Iterator[tuple[str, Any]]:
 
 
 def present_key(key: str, path: str) -> tuple[str, str]:
-    """Return the present name of a key, and its path."""
-    now = _RENAMED.get(path, key)
+    """Return the name of a key here, and its path."""
+    now = absent.RENAMED.get(path.removeprefix("config."), key)
     return now, f"{path.removesuffix(key)}{now}"
 
 

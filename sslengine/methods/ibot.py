@@ -66,11 +66,11 @@ class IBOTOptions:
     patch_weight: float = at_least(0, 1.0)
     # Scores of class tokens.
     output_dim: int = at_least(1, 8192)
-    # Scores of patches, by a head of their own; 0: the head of class tokens scores them too.
+    # Scores of patches, by a second head; 0: the head of class tokens scores them too.
     patch_output_dim: int = at_least(0, 0)
     # Further arguments of dino_head, of both heads.
     head: dict[str, Any] = field(default_factory=dict)
-    # Those of the patches' own head that differ.
+    # Those of the second head that differ.
     patch_head: dict[str, Any] = field(default_factory=dict)
 
     def check(self) -> Iterator[str]:

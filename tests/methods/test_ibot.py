@@ -320,21 +320,55 @@ def test_arguments_that_the_heads_do_not_take() -> None:
     ]  # fmt: skip
 
 
-def test_vissls_yaml_trains(tmp_path: Path) -> None:
-    """With its names of the options, its head and its mapping of inputs."""
+def _vissls(**more: Any) -> dict[str, Any]:
+    """YAML of VISSL: its names of the options, its head and its mapping of inputs."""
     crops = {"name": "ImgPilToMultiCrop", "total_num_crops": 3, "size_crops": [16, 8],
              "num_crops": [2, 1], "crop_scales": [[0.5, 1.0], [0.2, 0.5]]}  # fmt: skip
     vit = {"IMAGE_SIZE": 16, "PATCH_SIZE": 4, "NUM_LAYERS": 1, "NUM_HEADS": 2, "HIDDEN_DIM": 8,
            "MLP_DIM": 16, "MASKED_IMAGE_MODELING": {"NAME": "ibot"}}  # fmt: skip
     head = {"in_dim": 8, "out_dim": 6, "patch_out_dim": 6, "shared_head": True, "norm": None,
             "act": "gelu", "hidden_dim": 12, "bottleneck_dim": 5}  # fmt: skip
-    task = make_task(tmp_path, [], DATA__TRAIN__TRANSFORMS=[crops, {"name": "ToTensor"},
-                                    {"name": "MaskedImageModeling", "patch_size": 4}], DATA__TRAIN__COLLATE_FUNCTION="ibot_multicrop_masking_collator", DATA__TRAIN__INPUT_KEY_NAMES=["global_views", "local_views", "mask"], MODEL__TRUNK={"NAME": "vision_transformer", "VISION_TRANSFORMERS": vit}, MODEL__MULTI_INPUT_HEAD_MAPPING=[["global_views", ["lastMAP"]], ["local_views", ["lastCLS"]]], MODEL__HEAD__PARAMS=[["ibot_head", head]], MODEL__TEMP_FROZEN_PARAMS_ITER_MAP=[["module.heads.0.prototypes0.weight_v", 2]], LOSS={"name": "ibot_loss", "ibot_loss": {
+    return {
+        "DATA__TRAIN__TRANSFORMS": [crops, {"name": "ToTensor"},
+                                    {"name": "MaskedImageModeling", "patch_size": 4}],
+        "DATA__TRAIN__COLLATE_FUNCTION": "ibot_multicrop_masking_collator",
+        "DATA__TRAIN__INPUT_KEY_NAMES": ["global_views", "local_views", "mask"],
+        "MODEL__TRUNK": {"NAME": "vision_transformer", "VISION_TRANSFORMERS": vit},
+        "MODEL__MULTI_INPUT_HEAD_MAPPING": [["global_views", ["lastMAP"]], ["local_views", ["lastCLS"]]],
+        "MODEL__HEAD__PARAMS": [["ibot_head", head]],
+        "MODEL__TEMP_FROZEN_PARAMS_ITER_MAP": [["module.heads.0.prototypes0.weight_v", 2]],
+        "LOSS": {"name": "ibot_loss", "ibot_loss": {
             "teacher_momentum": 0.9, "teacher_patch_temp": 0.06, "lambda2": 0.5, "num_epochs": 9,
-        }})  # fmt: skip
+        }}, **more,
+    }  # fmt: skip
+
+
+def test_vissls_yaml_trains(tmp_path: Path) -> None:
+    task = make_task(tmp_path, [], **_vissls())
     loop.run(task)
     options, student = task.loss.options, task.loss.student
     assert (options.momentum, options.patch_temp_max, options.patch_weight) == (0.9, 0.06, 0.5)
     assert options.head == {"hidden_dim": 12, "bottleneck_dim": 5, "use_bn": False}
     assert student.patch_head is None
     assert student.head.prototypes0.weight_v.shape == (6, 5)
+
+
+@pytest.mark.parametrize("network", ["student", "teacher"])
+def test_heads_of_earlier_checkpoints(network: str, tmp_path: Path) -> None:
+    """They were the model's, `heads.0`: student and teacher start with those of the network."""
+    donor: Any = make_task(tmp_path / "donor", [], **_vissls())
+    trunk = donor.base_model.trunk.state_dict()
+    heads = {f"0.{n}": each + 1 for n, each in donor.loss.student.head.state_dict().items()}
+    other = {name: each + 1 for name, each in heads.items()}
+    loss = {f"teacher.module.trunk.{name}": each for name, each in trunk.items()}
+    loss |= {f"teacher.module.heads.{name}": each for name, each in other.items()}
+    torch.save({"classy_state_dict": {
+        "base_model": {"model": {"trunk": trunk, "heads": heads}}, "loss": loss,
+        "networks": {"teacher": "teacher.module", "judged": "teacher"},
+    }}, tmp_path / "earlier.torch")  # fmt: skip
+    start = {"PARAMS_FILE": str(tmp_path / "earlier.torch"), "NETWORK": network}
+    task: Any = make_task(tmp_path / "run", [], **_vissls(MODEL__WEIGHTS_INIT=start))
+    task.load_initial_weights()
+    for name, expected in (heads if network == "student" else other).items():
+        for each in (task.loss.student, task.loss.teacher.module):
+            torch.testing.assert_close(each.head.state_dict()[name.removeprefix("0.")], expected)
