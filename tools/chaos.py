@@ -81,7 +81,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "barlow_twins": (),
     "vicreg": (),
     "simsiam": (),
-    "mae": (),  # the model computes its losses, and the run writes pictures
+    "mae": (),  # the run writes pictures
     "npid": ("config.LOSS.nce_loss_with_memory.negative_sampling_params.num_negatives=8",),
     "npid++": ("config.LOSS.nce_loss_with_memory.negative_sampling_params.num_negatives=8",),
     "rotnet": (),

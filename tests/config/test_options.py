@@ -199,15 +199,15 @@ PLAIN = f"{TRAIN}.COLLATE_FUNCTION=default_collate"
         ),
         *(
             (name, PLAIN, f"{TRAIN}.COLLATE_FUNCTION")
-            for name in ("dino", "swav", "ibot", "msn", "capi", "ijepa", "deepclusterv2")
+            for name in ("dino", "swav", "ibot", "msn", "deepclusterv2")
         ),
         *(
             (name, NO_HEAD, "config.MODEL.HEAD.PARAMS")
-            for name in ("dino", "swav", "ibot", "msn", "simmim")
+            for name in ("dino", "swav", "ibot", "msn")
         ),
         *(
             (name, f"{TRAIN}.INPUT_KEY_NAMES=[data]", f"{TRAIN}.INPUT_KEY_NAMES")
-            for name in ("capi", "ijepa", "simmim", "data2vec", "ibot", "msn")
+            for name in ("ibot", "msn")
         ),
         *(
             (name, f"{TRAIN}.COLLATE_FUNCTION_PARAMS={{patch_size: 7}}",
