@@ -19,7 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from sslengine.checkpoint.snapshot import copy_to_host
+from sslengine.config.components import owns_network
 from sslengine.config.resolve import Resolved, resolve
+from sslengine.config.sections import read
 from sslengine.engine import build
 from sslengine.engine.checkpointing import checkpoint_state
 from sslengine.engine.metrics import LogMetrics
@@ -30,8 +32,10 @@ from sslengine.engine.task import SelfSupervisionTask
 from sslengine.engines.features import extract
 from sslengine.hooks import eval_mode
 from sslengine.hooks.default import default_hooks
+from sslengine.models.options import ModelOptions
 from sslengine.monitor import store
 from sslengine.monitor.writers import Record, Writer
+from sslengine.registry import LOSSES
 from sslengine.testing import Contract
 from tests.config.recipes import resolved
 from tests.contracts.cases import Of
@@ -292,12 +296,17 @@ class _NothingDrawn(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_method_draws_its_first_values_on_the_host(name: str) -> None:
+def test_a_method_draws_its_first_values_on_the_host(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A seed gives the same values on each device, to which the model is moved before."""
-    config, cpu = small("method", name, {}).config, torch.device("cpu")
-    model = build.build_base_model(config, cpu).to("meta")
-    loss = build.build_loss(config, nn.Module(), 16, cpu, [8])
+    config, meta = small("method", name, {}).config, torch.device("meta")
+    model: Any = build.build_base_model(config, torch.device("cpu")).to(meta)
+    if owns_network(LOSSES.get(config.LOSS.name)):  # its trunk's width is looked for on `meta`
+        trunk = build.lend(model, read(config, ModelOptions))
+        monkeypatch.setattr(build, "lend", lambda *_: trunk)
     with _NothingDrawn():
+        loss = build.build_loss(config, model, 16, meta, [8])
         build.attach(config, loss, model)
 
 
