@@ -65,7 +65,7 @@ COUNTS = {
     "median lines of a function": (9, 9),
     "longest function": (70, 70),
     "lines of README": (150, 150),
-    "lines of CHANGELOG": (1027, 150),
+    "lines of CHANGELOG": (969, 150),
 }
 # Functions and files that a step of SimCLR passes, outside of data/.
 WAY = {"functions": (40, 40), "files": (14, 14)}
