@@ -29,13 +29,13 @@ class Targets(NamedTuple):
     of: str
     entropy: str
     used: str
-    sizes: Sequence[str]  # the first that a method has
+    sizes: Sequence[str]  # the first that a method has, and that is above 0
 
 
 IMAGES = Targets("", "loss.teacher_entropy", "loss.prototypes_used",
                  ("num_prototypes", "num_clusters", "output_dim"))  # fmt: skip
 PATCHES = Targets("patch ", "loss.patch_teacher_entropy", "loss.patch_prototypes_used",
-                  ("patch_output_dim",))  # fmt: skip
+                  ("patch_output_dim", "output_dim"))  # fmt: skip
 
 # The metrics that are read.
 PATCH_LOSS, KOLEO, INFORMATION = "loss.patches", "loss.koleo", "loss.image_information"
@@ -187,8 +187,7 @@ class Ends:
 
     def count_scores(self, targets: Targets = IMAGES) -> float:
         """Return K: how many scores a target has."""
-        found = next((self.option(each) for each in targets.sizes if each in self.options), 0.0)
-        return found if found > 0 else math.nan
+        return next((size for size in map(self.option, targets.sizes) if size > 0), math.nan)
 
     def is_uniform(self) -> bool:
         return self.get(IMAGES.entropy) > UNIFORM * math.log(self.count_scores())

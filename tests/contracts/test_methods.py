@@ -62,7 +62,7 @@ def own(
 def _scores(method: str) -> Iterator[str]:
     """Of few patches, by small heads."""
     yield "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.patch_size=4"
-    keys = ["output_dim=6", *["patch_output_dim=6"] * (method != "ibot"), "head.hidden_dim=12",
+    keys = ["output_dim=6", *["patch_output_dim=6"] * (method != "ibot"), "head.use_bn=false", "head.hidden_dim=12",
             "head.bottleneck_dim=8"]  # fmt: skip
     yield from (f"config.LOSS.{method}_loss.{key}" for key in keys)
 
