@@ -12,11 +12,8 @@ import numpy as np
 from sslengine.command.data import ImagesAt
 from sslengine.data.augment.image import is_array
 from sslengine.errors import SSLEngineError
-from sslengine.registry import HEADS
 
 LOOKED_AT, MEASURED = 8, 200  # images, evenly apart
-# An argument of heads that reconstruct pixels.
-CHANNELS = "channels"
 # What RGB alone has, by transform.
 COLOUR = {
     "ColorJitter": {"saturation": 0, "hue": 0},
@@ -43,18 +40,13 @@ class MeasuredBands:
             f"{self.high:g}: all values are kept, and no colour is changed"
         )
 
-    def keys(self, views: Sequence[Any], heads: Sequence[Any]) -> dict[str, Any]:
-        """Return the keys of a config. Heads that reconstruct pixels have as many as bands."""
+    def keys(self, views: Sequence[Any]) -> dict[str, Any]:
+        """Return the keys of a config."""
         found: dict[str, Any] = {"DATA.TRAIN.IMAGE_MODE": "stored"}
         if self.kind != "uint8":
             found["DATA.TRAIN.PIXEL_RANGE"] = [self.low, self.high]
         found["DATA.TRAIN.TRANSFORMS"] = views
-        made = [*heads]
-        for number, entry in enumerate(heads):
-            match entry:
-                case [str(name), Mapping() as arguments] if CHANNELS in HEADS.parameters(name):
-                    made[number] = [name, {**arguments, CHANNELS: len(self.mean)}]
-        return found if made == [*heads] else {**found, "MODEL.HEAD.PARAMS": made}
+        return found
 
     def views(self, of_photos: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return the same views without changes of colour, normalised by these values."""

@@ -148,7 +148,7 @@ def choose(given: argparse.Namespace, label_file: str = "") -> tuple[list[str], 
         **images.keys(labels=bool(recipe.said("DATA.TRAIN.LABEL_SOURCES"))),
         **_machine_keys(given, recipe, found, trained_on),
         **({LIMIT: -1} if recipe.makes_shapes and recipe.said(LIMIT) else {}),
-        **(measured.keys(recipe.views, recipe.said("MODEL.HEAD.PARAMS") or []) if measured else {}),
+        **(measured.keys(recipe.views) if measured else {}),
         "CHECKPOINT.DIR": "runs/"
         + "-".join(filter(None, (component_key(own) or recipe.name.split("/")[-1], name))),
         **({"LOSS.name": own} if own else {}),
