@@ -31,8 +31,9 @@ _LAZY = {
     "predict": "sslengine.python.passes",
     "evaluate_loss": "sslengine.python.passes",
     **dict.fromkeys(
-        ("Batch", "Center", "DINOHead", "EMA", "Method", "Queue", "Step", "ViewTrunk", "cross_view",
-         "gather", "info_nce", "koleo", "linear", "match_views", "mlp", "pass_apart", "sinkhorn"),
+        ("Batch", "Center", "DINOHead", "EMA", "Method", "Queue", "Requirements", "Step",
+         "ViewTrunk", "cross_view", "gather", "info_nce", "koleo", "linear", "match_views", "mlp",
+         "pass_apart", "sinkhorn"),
         "sslengine.methods.toolbox",
     ),
 }  # fmt: skip

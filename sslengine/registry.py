@@ -451,8 +451,6 @@ class Requirements:
     sample_index: bool = False
     # The target is a label of the images.
     labels: bool = False
-    # These among the model's inputs.
-    inputs: tuple[str, ...] = ()
     # The trunk gets this input in addition to the images: mask or shown.
     trunk_input: str = ""
     # These features of the trunk.

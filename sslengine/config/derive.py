@@ -305,6 +305,11 @@ def _inferred(config: DictConfig, name: str) -> Iterator[Derived]:
 
 def _given_trunk(config: DictConfig, loss: Any, name: str) -> Iterator[Derived]:
     """Leave heads, routes and inputs to a method that owns its network."""
+    if config.MODEL.VIEWS_APART:
+        raise ConfigError(
+            f"config.MODEL.VIEWS_APART: {name} passes views through its network itself "
+            f"(`sslengine.pass_apart`). Set it to false."
+        )
     for key in ("HEAD.PARAMS", "MULTI_INPUT_HEAD_MAPPING"):
         yield f"MODEL.{key}", [], f"{name} has its own heads"
     for split in ("TRAIN", "TEST"):

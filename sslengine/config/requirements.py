@@ -14,7 +14,6 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from sslengine.config.components import owns_network
 from sslengine.config.facts import RunFacts, is_sharded, lacks_loss_scaling, run_facts
 from sslengine.dotted import below
 from sslengine.errors import ConfigError
@@ -33,7 +32,6 @@ def expect_requirements(config: DictConfig, loss: Any, facts: RunFacts) -> None:
         [
             *_view_problems(needs, facts),
             *_data_problems(needs, facts),
-            *_input_problems(config, needs),
             *_crop_problems(config, name, needs, facts),
             *_head_problems(needs, facts),
             *(_patch_problems(config, needs, facts.patch_size) if facts.patch_size else ()),
@@ -42,18 +40,10 @@ def expect_requirements(config: DictConfig, loss: Any, facts: RunFacts) -> None:
 
 
 def expect_fitting_model(config: DictConfig, loss: Any, model: Any) -> None:
-    """Raise ConfigError if the model's trunk does not get and take what the loss needs."""
+    """Raise ConfigError if the model's trunk does not take what the loss needs."""
     needs, trunk = _requirements(loss), getattr(model, "trunk", None)
     taken = getattr(trunk, "extra_inputs", ())
     problems: list[Problem] = []
-    routes = getattr(model, "routes", ())  # a model of another kind than trunk and heads has none
-    passed = {key for each in routes for key in each.additional_keys}
-    if owns_network(type(loss)):
-        pass  # it gives the trunk its inputs
-    elif needs.trunk_input and routes and needs.trunk_input not in passed:
-        wanted = f"a route with additional_keys: [{needs.trunk_input}]"
-        why = "without it the model sees the patches that it predicts"
-        problems.append(("config.MODEL.MULTI_INPUT_HEAD_MAPPING", f"{wanted}; {why}"))
     if needs.trunk_input == "shown" and "shown" not in taken:
         cannot = f"got {type(trunk).__name__}, which cannot leave patches out"
         problems.append(("config.MODEL.TRUNK.NAME", f"{TRUNKS}; {cannot}"))
@@ -96,13 +86,6 @@ def _data_problems(needs: Requirements, facts: RunFacts) -> Iterator[Problem]:
         yield f"{TRAIN}.LABEL_SOURCES", "labels of the images"
     if needs.sample_index and facts.test_phases:
         yield "config.TEST_MODEL", "false: it has no rows for samples of test phases"
-
-
-def _input_problems(config: DictConfig, needs: Requirements) -> Iterator[Problem]:
-    for split in ("TRAIN", "TEST") if config.TEST_MODEL else ("TRAIN",):
-        given = config.DATA[split].INPUT_KEY_NAMES
-        if missing := [each for each in needs.inputs if each not in given]:
-            yield f"config.DATA.{split}.INPUT_KEY_NAMES", f"{' and '.join(missing)} too"
 
 
 def _crop_problems(

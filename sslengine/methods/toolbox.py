@@ -22,10 +22,12 @@ from sslengine.methods.dino import DINOHead
 from sslengine.methods.step import Step
 from sslengine.methods.whole import EMA, Batch
 from sslengine.models.view_trunk import ViewTrunk
+from sslengine.registry import Requirements
 
 __all__ = [
-    "EMA", "Batch", "Center", "DINOHead", "Method", "Queue", "Step", "ViewTrunk", "cross_view",
-    "gather", "info_nce", "koleo", "linear", "match_views", "mlp", "pass_apart", "sinkhorn",
+    "EMA", "Batch", "Center", "DINOHead", "Method", "Queue", "Requirements", "Step", "ViewTrunk",
+    "cross_view", "gather", "info_nce", "koleo", "linear", "match_views", "mlp", "pass_apart",
+    "sinkhorn",
 ]  # fmt: skip
 
 

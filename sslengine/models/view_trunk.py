@@ -111,6 +111,10 @@ def parameters_with_trunk(module: nn.Module) -> Iterator[nn.Parameter]:
 
 def compute_networks_in(precision: Precision, method: nn.Module) -> None:
     """Let the networks of a method compute in the run's precision, and return float32."""
+    for handle in vars(method).pop("_in_precision", ()):  # of an earlier run of the same object
+        handle.remove()
+    handles: list[Any] = []
+    vars(method)["_in_precision"] = handles
     for network in networks_of(method) if precision.mixed else ():
         entered: list[AbstractContextManager[Any]] = []
 
@@ -122,8 +126,8 @@ def compute_networks_in(precision: Precision, method: nn.Module) -> None:
             entered.pop().__exit__(None, None, None)
             return precision.as_full(output)
 
-        network.register_forward_pre_hook(enter)
-        network.register_forward_hook(leave, always_call=True)
+        handles.append(network.register_forward_pre_hook(enter))
+        handles.append(network.register_forward_hook(leave, always_call=True))
 
 
 def networks_of(method: nn.Module) -> Iterator[nn.Module]:

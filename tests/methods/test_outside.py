@@ -89,8 +89,15 @@ CONTRACTS = {
     f"{HERE}.dino:DINO": Of({"prototypes": 6, "hidden": 12, "width": 8}, OWN_HEADS, {"also": [EQUAL]}),
     f"{HERE}.captions:Captions": Of(
         {"words": 26, "dim": 8},
-        (*OWN_HEADS, "config.DATA.TRAIN.FIELDS=[caption_vector]"), {"also": [EQUAL]},
+        (*OWN_HEADS, *(f"config.DATA.TRAIN.{each}" for each in (
+            "DATA_SOURCES=[shapes]", "LABEL_SOURCES=[]", "FIELDS=[caption_vector]")),
+        ), {"also": [EQUAL]},
     ),
+    f"{HERE}.colours:Colours": Of(overrides=(
+        "config=quickstart/mae", "config.DATA.TRAIN.TRANSFORMS.0.size=16",
+        f"config.MODEL.TRUNK.VISION_TRANSFORMERS={VIT}",
+        "config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS.patch_size=4",
+    ), more={"also": [EQUAL]}),
     f"{HERE}.clip_like:CLIPLike": Of(
         more={"also": [EQUAL], "without": {"ranks_stay_equal_sharded": "its temperature is a scalar"}}
     ),
@@ -180,7 +187,7 @@ def test_a_step_stays_on_the_gpu(tmp_path: Path, method: str) -> None:
 
 def test_the_example_of_the_page_is_that_of_a_file() -> None:
     page = (ROOT / "docs" / "adding_a_method.md").read_text(encoding="utf-8")
-    for name in ("captions",):
+    for name in ("dino", "colours", "captions"):
         code = (Path(__file__).parent / "outside" / f"{name}.py").read_text(encoding="utf-8")
         assert f"`{name}.py`:\n\n```python\n{code}```" in page
 
