@@ -116,7 +116,7 @@ def _images(place: str, said: Sequence[str]) -> list[str]:
     keys, measured = images.keys(), bands.look(images)
     if measured:
         views = measured.views(composed.last_value("config.DATA.TRAIN.TRANSFORMS") or [])
-        keys |= measured.keys(views, composed.last_value("config.MODEL.HEAD.PARAMS") or [])
+        keys |= measured.keys(views)
     return overrides(keys)
 
 

@@ -144,7 +144,7 @@ def _announce(run: Run, split: str, stores: Mapping[str, Store]) -> None:
 def _stage(split: str, work: Sequence[tuple[Shard, list[str]]]) -> str:
     names = {name: None for _, missing in work for name in missing}
     by = next(iter(names), "") if len(names) < 2 else f"{len(names)} networks"
-    return f"features of {split.lower()} by {by}"
+    return f"features of {split.lower()}{f' by {by}' if by else ''}"
 
 
 def _counted(batches: Iterator[Any], sizes: Iterator[int], step: Callable[[int], None]) -> Any:

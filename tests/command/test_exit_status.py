@@ -113,6 +113,7 @@ CASES: dict[str, list[tuple[int, str]]] = {
     ],
     "replay": [(TYPED, "{here}/nothing")],
     "list": [(RIGHT, "methods"), (TYPED, "method")],
+    "try": [(TYPED, "simcl")],
     "doctor": [
         (RIGHT, ""),
         (RIGHT, "{here}/photos"),

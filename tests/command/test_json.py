@@ -41,7 +41,7 @@ PROGRESS = {
     "judge": "linear probe 3/3: raw pixels, 16x16, then metrics without labels",
     "judge --features": "kNN 1/1: given, rows, then linear probe",
     "embed": "computing features: 8 images in ",
-    "predict": "predictions: 0/1 images; computing features: ",
+    "predict": "predictions: 0/1 images; features of train by ",
     "export": "converting the network to state-dict, then writing and proving",
     "rank": "ranking: 1 checkpoints in ",
     "explain": "timing each transform on 1 images",

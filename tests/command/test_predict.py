@@ -14,7 +14,7 @@ from sslengine.command.front import main
 from tests.data.deep_files import numbers, tiff
 
 FAILED, TYPED = 1, 2
-COMPUTING = "computing features: {} images in "
+COMPUTING = ": {} images in "
 
 
 @pytest.fixture
@@ -76,11 +76,11 @@ def test_it_says_that_it_computes_the_training_images_once(
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(photos[0].parents[2] / "run", run)
-    shutil.rmtree(run / "predictor", ignore_errors=True)
+    shutil.rmtree(run / "features", ignore_errors=True)
     command = ["predict", str(run), str(photos[0]), "--json"]
     assert main(command) == 0
     out, err = capfd.readouterr()
     assert COMPUTING.format(len(photos)) in err
     json.loads(out)
     assert main(command) == 0
-    assert "computing" not in capfd.readouterr().err
+    assert COMPUTING.format(len(photos)) not in capfd.readouterr().err

@@ -199,15 +199,11 @@ PLAIN = f"{TRAIN}.COLLATE_FUNCTION=default_collate"
         ),
         *(
             (name, PLAIN, f"{TRAIN}.COLLATE_FUNCTION")
-            for name in ("dino", "swav", "ibot", "msn", "deepclusterv2")
+            for name in ("dino", "swav", "deepclusterv2")
         ),
         *(
             (name, NO_HEAD, "config.MODEL.HEAD.PARAMS")
-            for name in ("dino", "swav", "ibot", "msn")
-        ),
-        *(
-            (name, f"{TRAIN}.INPUT_KEY_NAMES=[data]", f"{TRAIN}.INPUT_KEY_NAMES")
-            for name in ("ibot", "msn")
+            for name in ("dino", "swav")
         ),
         *(
             (name, f"{TRAIN}.COLLATE_FUNCTION_PARAMS={{patch_size: 7}}",
@@ -258,22 +254,18 @@ def test_a_subclass_needs_what_its_base_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("routed", "taken", "side", "path"),
+    ("taken", "side", "path"),
     [
-        ((), ("shown",), 16, "config.MODEL.MULTI_INPUT_HEAD_MAPPING"),
-        (("shown",), (), 16, "config.MODEL.TRUNK.NAME"),
-        (("shown",), ("shown",), 14, f"{TRAIN}.COLLATE_FUNCTION_PARAMS.patch_size"),
-        (("shown",), ("shown",), 16, ""),
+        ((), 16, "config.MODEL.TRUNK.NAME"),
+        (("shown",), 14, f"{TRAIN}.COLLATE_FUNCTION_PARAMS.patch_size"),
+        (("shown",), 16, ""),
     ],
 )
-def test_a_model_whose_trunk_does_not_fit(
-    routed: tuple[str, ...], taken: tuple[str, ...], side: int, path: str
-) -> None:
+def test_a_model_whose_trunk_does_not_fit(taken: tuple[str, ...], side: int, path: str) -> None:
     config: Any = OmegaConf.create(
         {"LOSS": {"name": "needy"}, "DATA": {"TRAIN": {"COLLATE_FUNCTION_PARAMS": {}}}}
     )
-    trunk = SimpleNamespace(extra_inputs=taken, patch_size=side)
-    model = SimpleNamespace(trunk=trunk, routes=[SimpleNamespace(additional_keys=routed)])
+    model = SimpleNamespace(trunk=SimpleNamespace(extra_inputs=taken, patch_size=side))
     if not path:
         expect_fitting_model(config, Needy(), model)
         return

@@ -256,7 +256,8 @@ def test_fit_takes_them_from_the_dicts_of_a_dataset() -> None:
         return output.square().mean()
 
     model = torch.nn.Linear(3, 2)
-    fit(model, loss, Captioned(), sgd(model), epochs=1, batch_size=4, device="cpu", quiet=True)
+    how = {"epochs": 1, "batch_size": 4, "device": "cpu", "quiet": True}
+    fit(model, Captioned(), loss=loss, optimizer=sgd(model), **how)
     assert sorted(seen) == [f"c{each}" for each in range(8)]
 
 

@@ -107,7 +107,7 @@ def test_the_groups_of_held_out_test_images(
 def test_an_unknown_column(tmp_path: Path, trained: str, tables: dict[str, Any]) -> None:
     with pytest.raises(DataError, match=r"LINEAR_PROBE.GROUP_COLUMN.*Did you mean 'thing'\?"):
         _pixels(tmp_path, trained, **tables, LINEAR_PROBE={"GROUP_COLUMN": "things"})
-    with pytest.raises(DataError, match=r"LINEAR_PROBE.GROUP_COLUMN.*has no columns"):
+    with pytest.raises(DataError, match=r"LINEAR_PROBE.GROUP_COLUMN: shapes have"):
         _pixels(tmp_path, trained, LINEAR_PROBE={"GROUP_COLUMN": "things"})
     assert not (tmp_path / "features").exists()
 
@@ -173,4 +173,4 @@ def test_a_column_of_the_table_domains(tmp_path: Path, trained: str) -> None:
 def test_images_without_columns(tmp_path: Path, trained: str) -> None:
     given = {"PROTOCOLS": ["domains"], "DOMAIN_COLUMN": "camera"}
     found, _ = judged(tmp_path, trained, EVALUATE=given)
-    assert "has no columns; expected a table" in found["trained"]["domains"]["notes"][0]
+    assert "config.EVALUATE.DOMAIN_COLUMN" in found["trained"]["domains"]["notes"][0]
