@@ -29,7 +29,7 @@ from sslengine.config.components import meaning_of_section, meanings, options_of
 from sslengine.config.merged import Root
 from sslengine.config.ranges import KEY as RANGE
 from sslengine.config.ranges import ValueRange, default_of
-from sslengine.config.sections import components_of, join, schema
+from sslengine.config.sections import choosing_keys, components_of, join, schema
 from sslengine.registry import Registry, component_key
 
 FILE = Path(__file__).resolve().parents[1] / "configs" / "schema.json"
@@ -86,7 +86,9 @@ def _section(cls: Any, node: Any = None) -> Schema:
     registry = components_of(node) if node is not None else None
     found["additionalProperties"] = False
     if registry is not None:
-        found["additionalProperties"] = {"type": ["object", "null"]}  # of plugins' components
+        # Of plugins' components; arguments may be next to the name of a section's one component.
+        one = node is not None and len(choosing_keys(node)) == 1
+        found["additionalProperties"] = {} if one else {"type": ["object", "null"]}
         properties.update(_components(registry))
     return found
 

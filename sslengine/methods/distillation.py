@@ -57,8 +57,9 @@ class TeacherOptions(FrozenOptions):
     weight: float = above(0, 1.0)
     # The side of the images that it gets, resized (bicubic); 0: those of the students.
     size: int = at_least(0, 0)
-    # Of Normalize, if it was trained with others than DATA.TRAIN.TRANSFORMS has.
+    # Mean of Normalize, if it was trained with another than DATA.TRAIN.TRANSFORMS has.
     mean: list[float] = field(default_factory=list)
+    # Standard deviation of Normalize, likewise.
     std: list[float] = field(default_factory=list)
 
     def check(self) -> Iterator[str]:

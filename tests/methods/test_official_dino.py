@@ -20,8 +20,9 @@ from sslengine.models.options import (
     TrunkOptions,
     VisionTransformerOptions,
 )
+from sslengine.models.view_trunk import lend
 from sslengine.optim.optimizers import ScaleEach
-from tests.methods.test_official_dinov2 import LOCAL, batch
+from tests.methods.test_official_dinov2 import batch
 from tests.methods.whole_steps import RATES, fill, optimizer_of, squares, train, wave
 
 IMAGES, CROPS, LENGTH, PER_EPOCH = 4, 4, 10, 2
@@ -102,28 +103,26 @@ NORMS_IBOT = [
 ]  # fmt: skip
 
 
-def _made_ibot() -> Any:
-    head = ["dino_head", {"in_dim": 8, "num_clusters": [12], "hidden_dim": 7, "bottleneck_dim": 5,
-                          "normalize_last_layer": False}]  # fmt: skip
-    features = {"feat_names": ["lastCLS", "lastPATCH"], "head_index": [0, 0],
-                "additional_keys": ["mask", "patches_at"]}  # fmt: skip
+def _made_ibot(options: IBOTOptions) -> tuple[Any, IBOTLoss]:
+    """The model and the method."""
     trunk = VisionTransformerOptions(
         IMAGE_SIZE=16, PATCH_SIZE=4, NUM_LAYERS=2, NUM_HEADS=2, HIDDEN_DIM=8, MLP_DIM=16,
         QKV_BIAS=True,
     )  # fmt: skip
-    return build_model(ModelOptions(
+    given = ModelOptions(
         TRUNK=TrunkOptions("vision_transformer", VISION_TRANSFORMERS=trunk),
-        HEAD=HeadOptions(PARAMS=[head]),
-        MULTI_INPUT_HEAD_MAPPING=[["global_views", features],
-                                  ["local_views", {"feat_names": ["lastCLS"], "head_index": 0}]],
-    )).double()  # fmt: skip
+        HEAD=HeadOptions(PARAMS=[]),
+    )
+    model: Any = build_model(given)
+    loss = IBOTLoss(options, lend(model, given)).double().train()
+    return model.double().train(), loss
 
 
 @torch.no_grad()
-def _filled(model: Any) -> dict[str, torch.nn.Parameter]:
+def _filled(model: Any, head: Any) -> dict[str, torch.nn.Parameter]:
     """With the weights that the authors' code was run with, by its names."""
     named = {}
-    for part, prefix in ((model.trunk, "backbone."), (model.heads[0], "head.")):
+    for part, prefix in ((model.trunk, "backbone."), (head, "head.")):
         for name, parameter in part.named_parameters():
             name = name.replace("prototypes0.", "last_layer.").replace("mask_token", "masked_embed")
             named[prefix + name] = parameter
@@ -136,14 +135,18 @@ def _along_a_cosine(start: float, end: float, done: int, length: int) -> float:
 
 
 def test_six_steps() -> None:
-    model = _made_ibot().train()
-    named = _filled(model)
     options = IBOTOptions(
-        momentum=0.9, teacher_temp_max=0.07, patch_temp_min=0.05, patch_temp_max=0.09,
-        teacher_temp_warmup_epochs=3, patch_weight=0.7, output_dim=12, patch_output_dim=12,
-        num_crops=2 + LOCAL,
-    )  # fmt: skip
-    loss = IBOTLoss(options, RunFacts()).double().train()
+        momentum=0.9,
+        teacher_temp_max=0.07,
+        patch_temp_min=0.05,
+        patch_temp_max=0.09,
+        teacher_temp_warmup_epochs=3,
+        patch_weight=0.7,
+        output_dim=12,
+        head={"hidden_dim": 7, "bottleneck_dim": 5, "normalize_last_layer": False},
+    )
+    model, loss = _made_ibot(options)
+    named = _filled(model, loss.student.head)
     loss.teacher.attach(model)
     plain = [each for name, each in named.items() if name.endswith(".bias") or each.ndim == 1]
     decayed = [each for each in named.values() if not any(each is other for other in plain)]
@@ -154,8 +157,7 @@ def test_six_steps() -> None:
             rate = 0.02 * number if number < 2 else _along_a_cosine(0.02, 0.001, number - 2, 4)
             group["lr"] = rate
         optimizer.param_groups[0]["weight_decay"] = _along_a_cosine(0.04, 0.4, number, STEPS)
-        inputs = batch(number)
-        losses = loss(model(inputs), {"input": inputs}, step)
+        losses = loss(batch(number), step)
         found = [float(losses[name].detach()) for name in ("classes", "patches")]
         assert found == pytest.approx([expected[0], expected[1] / 0.7], rel=1e-9), number
         optimizer.zero_grad()
@@ -169,8 +171,8 @@ def test_six_steps() -> None:
         optimizer.step()
         loss.teacher.after_update(step)
     teacher: Any = loss.teacher.module
-    parts = [model.trunk, model.heads[0], teacher.trunk, teacher.heads[0]]
-    teacher.trunk.mask_token.data.zero_()  # theirs has none
+    parts: Any = [model.trunk, loss.student.head, teacher.trunk.trunk, teacher.head]
+    teacher.trunk.trunk.mask_token.data.zero_()  # theirs has none
     found = [
         sum(float(each.detach().square().sum()) for each in part.parameters()) for part in parts
     ]
