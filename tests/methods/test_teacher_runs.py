@@ -14,6 +14,7 @@ from sslengine.distributed.ranks import rank, world_size
 from sslengine.engine import loop
 from sslengine.engine.task import SelfSupervisionTask
 from sslengine.hooks.events import Hook
+from sslengine.models.view_trunk import parameters_with_trunk
 from tests.engine.runs import make_task, same, train
 from tests.engine.test_task import NoWaiting
 from tests.methods.test_byol import RECIPE as BYOL
@@ -48,14 +49,19 @@ def momentum(form: str, k: int, updates: int) -> float:
     return 1 - (1 - 0.9) * (math.cos(math.pi * k / updates) + 1) / 2
 
 
+def followed(task: Any) -> list[Tensor]:
+    """The parameters that the copy follows."""
+    return [*parameters_with_trunk(getattr(task.loss, "student", task.base_model))]
+
+
 class Trail(Hook):
-    """Where the model has been: its parameters at the start and after each update."""
+    """Where the network has been: its parameters at the start and after each update."""
 
     def __init__(self) -> None:
         self.points: list[list[Tensor]] = []
 
     def on_start(self, task: Any) -> None:
-        self.points.append([each.detach().double() for each in task.base_model.parameters()])
+        self.points.append([each.detach().double() for each in followed(task)])
 
     on_update = on_start
 
@@ -85,13 +91,14 @@ def test_initial_weights_reach_the_copy(case: Case, tmp_path: Path) -> None:
         for each in task.base_model.parameters():
             each.add_(1.0)
     teacher = getattr(task.loss, case.copy).module
-    assert not same(dict(teacher.named_parameters()), dict(task.base_model.named_parameters()))
+    assert not all(map(torch.equal, teacher.parameters(), followed(task)))
     task.load_initial_weights()
     teacher = getattr(task.loss, case.copy).module
-    assert same(teacher.state_dict(), task.base_model.state_dict())
-    mine = {each.data_ptr() for each in teacher.state_dict().values()}
-    theirs = {each.data_ptr() for each in task.base_model.state_dict().values()}
-    assert not mine & theirs
+    mine, theirs = [*teacher.parameters()], followed(task)
+    assert all(torch.equal(*pair) for pair in zip(mine, theirs, strict=True))
+    assert not {each.data_ptr() for each in mine} & {each.data_ptr() for each in theirs}
+    for own, each in zip(teacher.buffers(), task.base_model.buffers(), strict=False):
+        assert torch.equal(own, each)
     assert not any(each.requires_grad for each in teacher.parameters())
 
 
