@@ -140,7 +140,7 @@ def misspelt(options: type[Any]) -> tuple[str, str]:
     return f"{right[:-1]}_{right[-1]}", right
 
 
-@pytest.mark.parametrize("kind", GIVEN)
+@pytest.mark.parametrize("kind", [each for each in GIVEN if each != "MODELS"])
 def test_a_misspelt_or_missing_argument_is_an_error(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +150,8 @@ def test_a_misspelt_or_missing_argument_is_an_error(
 
     monkeypatch.setattr(Merged, "raise_problems", raise_all)
     tried = {name: its for name, its in options_by_name(kind) if dataclasses.fields(its)}
+    if kind == "LOSSES":  # the arguments of a class are known once it is chosen
+        tried = {name: its for name, its in tried.items() if not is_of_signature(its)}
     names = [*tried]
     size = 2 if kind == "COLLATORS" else len(names)
     for some in (names[at : at + size] for at in range(0, len(names), size)):

@@ -74,7 +74,6 @@ FILES = [
     row("config=itself", "config=itself", "form a cycle"),
     row("config=alias", "alias.yaml: an alias (*NAME) is inside the value that it refers to"),
     row("config=deep_alias", "deep_alias.yaml: an alias"),
-    row("config=no_header", "no_header.yaml"),
     row("config=list_at_top", "list_at_top"),
     row("config=two_lengths", "the length of the run is given twice"),
     row("config=interpolated", "interpolation", "NOT_THERE"),
@@ -266,7 +265,6 @@ TEXTS = {
     "configs/itself.yaml": "# @package _global_\ndefaults: [itself]\nconfig: {LOG_FREQUENCY: 1}\n",
     "configs/alias.yaml": "# @package _global_\nconfig: &a\n  DATA: *a\n",
     "configs/deep_alias.yaml": "# @package _global_\nconfig:\n  HOOKS:\n    EXTRA: &a [[*a]]\n",
-    "configs/no_header.yaml": "config: {LOG_FREQUENCY: 1}\n",
     "configs/list_at_top.yaml": "- 1\n- 2\n",
     "configs/two_lengths.yaml": "# @package _global_\nconfig:\n  OPTIMIZER:\n    num_epochs: 1\n"
     "    num_iterations: 3\n",
