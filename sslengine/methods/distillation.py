@@ -147,7 +147,8 @@ class DistillationLoss(Method):
                     term = self._compare(made[part], target, adaptor[teacher][part], part)
                     more = [student] * bool(self.students) + [teacher] * (len(wanted) > 1)
                     terms["_".join([*more, part])] = term
-                    factor = self.given[teacher].weight * getattr(self.options, part)
+                    options: TeacherOptions = self.given[teacher]
+                    factor = options.weight * getattr(self.options, part)
                     total = total + (term if factor == 1 else factor * term)
         return total if len(terms) == 1 else {"loss": total, **terms}
 

@@ -210,9 +210,7 @@ def made(recipe: str, *changes: str) -> tuple[Any, Any]:
     config = resolve([f"config={recipe}", *SMALL_TRUNKS, *changes]).config
     torch.manual_seed(0)
     model: Any = build_model(read(config, ModelOptions))
-    method: Any = build_loss(config, nn.Module(), 16, torch.device("cpu"))
-    method.attach(model)
-    return model.trunk, method
+    return model.trunk, build_loss(config, model, 16, torch.device("cpu"))
 
 
 def assert_deviations(module: nn.Module, expected: Expected) -> None:

@@ -113,9 +113,10 @@ def test_from_pretraining_to_labels(folder: Path, capsys: pytest.CaptureFixture[
 
 
 def _reads_class_tokens(name: str) -> bool:
-    """Its first head does: by name, or as DINO's does of the ViT's final feature."""
+    """The method takes lastCLS by name, or as DINO's head does the ViT's final feature."""
     text = (CONFIGS / f"{name}.yaml").read_text()
-    return "feat_names: [lastCLS" in text or ("dino_loss" in text and "_vit" in name)
+    by_name = re.search(r"\b(ibot|dinov2|dinov3|msn)_loss\b", text)
+    return bool(by_name) or ("dino_loss" in text and "_vit" in name)
 
 
 RECIPES = [name for name in RUNS if _reads_class_tokens(name)]
