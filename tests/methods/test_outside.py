@@ -122,7 +122,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "accumulated": {"OPTIMIZER__accumulate": 2, "DATA__TRAIN__DATA_LIMIT": 32},
     "sharded": SHARDED,
 }
-OFTEN = {"nnclr": "by hand", "dino": "sharded", "clip_like": "accumulated", "ibot": "sharded"}
+# Not NNCLR: rounding decides between rows that are nearly as near. Its contract compares a step.
+OFTEN = {"dino": "sharded", "clip_like": "accumulated", "ibot": "sharded"}
 OUTSIDE = ("dino", "clip_like", "ibot")
 # A temperature that is a scalar cannot be sharded: tests/integration/test_loss_parameters.py
 EACH = [
@@ -133,7 +134,7 @@ EACH = [
             *([] if OFTEN[method] == way else [pytest.mark.slow]),
         ],
     )
-    for method in RUNS
+    for method in OFTEN
     for way in WAYS
     if (method, way) != ("clip_like", "sharded")
 ]  # fmt: skip
@@ -152,9 +153,7 @@ def test_two_ranks_end_where_one_process_does(
     changes = {"OPTIMIZER__num_epochs": 1, **RUNS[method], **WAYS[way]}
     alone = run(tmp_path, changes)
     for each in two_ranks.run(run, tmp_path, changes):
-        # As in tests/integration/test_sharded.py: batch norm over few images magnifies rounding.
-        close = {"rtol": 1e-3, "atol": 1e-5} if method == "nnclr" else {"rtol": 1e-4, "atol": 1e-6}
-        assert_close(each, alone, **close)
+        assert_close(each, alone, rtol=1e-4, atol=1e-6)
     first = make_task(tmp_path, [], **on_ranks(changes, 1))
     for then, now in ((first.loss, alone.loss_state), (first.base_model, alone.weights)):
         state = then.state_dict()
