@@ -1,4 +1,4 @@
-"""The mean colour of hidden patches is told from what the others show."""
+"""Predict the mean colour of hidden patches from the others."""
 
 from torch import Tensor, nn
 from torch.nn import functional as F
