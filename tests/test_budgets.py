@@ -29,7 +29,7 @@ SLACK = 1.02
 # Lines of folders of sslengine/: bound, goal.
 FOLDERS = {
     "task train_steps trainer services engine": (3096, 2400),
-    "methods losses": (5299, 4500),
+    "methods losses": (5302, 4500),
     "hooks": (1348, 1200),
     "optim": (1786, 1700),
     "monitor metrics meters": (3019, 1800),
@@ -46,10 +46,10 @@ FOLDERS = {
     "contrib": (4500, 4500),
 }
 COUNTS = {
-    "lines": (66741, 50000),
+    "lines": (66744, 50000),
     "files": (410, 350),
     "lines at the top": (2302, 1200),
-    "lines of tests": (79917, 55000),
+    "lines of tests": (79889, 55000),
     "files of tests": (499, 400),
     "lines of tools": (5398, 3500),
     "files under 60 lines": (45, 45),
@@ -65,7 +65,7 @@ COUNTS = {
     "median lines of a function": (9, 9),
     "longest function": (70, 70),
     "lines of README": (150, 150),
-    "lines of CHANGELOG": (969, 150),
+    "lines of CHANGELOG": (970, 150),
 }
 # Functions and files that a step of SimCLR passes, outside of data/.
 WAY = {"functions": (40, 40), "files": (14, 14)}

@@ -137,7 +137,10 @@ class GramTeacher(nn.Module):
     def attach(self, model: nn.Module | None = None) -> None:
         """Start as the student does, which the teacher is at the start."""
         if self.is_copy:
-            self.trunk = frozen_copy(self._source[0].trunk).eval()
+            copied: Any = frozen_copy(self._source[0].trunk)
+            if hasattr(copied, "mask_token"):  # of use in training alone
+                del copied.mask_token
+            self.trunk = copied.eval()
 
     def start_sharded(self, model: nn.Module) -> None:
         if self.is_copy:

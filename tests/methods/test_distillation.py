@@ -13,19 +13,15 @@ import timm
 import torch
 import yaml
 from torch import Tensor
-from torch.distributions import Categorical
 from torch.nn import functional as F
 
-from sslengine.config.compose import overrides
 from sslengine.config.facts import RunFacts
-from sslengine.config.resolve import resolve
 from sslengine.config.sections import read, section_problems
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.engine import loop
 from sslengine.engines.train import train
 from sslengine.errors import CheckpointError, ConfigError
 from sslengine.export.subject import make_subject
-from sslengine.launch.local import launch
 from sslengine.methods.base import Step
 from sslengine.methods.distillation import (
     DistillationLoss,
@@ -348,32 +344,6 @@ def test_resumes_when_the_teacher_has_moved_and_its_place_is_said(tmp_path: Path
     changes = run_of({"teacher": teacher_of() | {"weights": str(there)}})
     allowed = {"CHECKPOINT__ALLOW_CHANGED_CONFIG": True}
     assert train(make_run(tmp_path / "run", OPTIMIZER__num_epochs=2, **changes, **allowed))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["ibot", "dinov2"])
-def test_of_a_teacher_with_several_heads_it_is_that_of_the_class_token(
-    name: str, tmp_path: Path
-) -> None:
-    """Others score patches, or leave features unchanged."""
-    values = {
-        "DATA.TRAIN.DATA_LIMIT": 8, "DATA.TRAIN.BATCHSIZE_PER_REPLICA": 4,
-        "DATA.NUM_DATALOADER_WORKERS": 0, "OPTIMIZER.num_epochs": 1,
-        "CHECKPOINT.DIR": str(tmp_path), "CHECKPOINT.EXPORT_AT_END": False,
-    }  # fmt: skip
-    launch(resolve([f"config=quickstart/{name}", *overrides(values)]))
-    loss: Any = made(TeacherOptions(str(tmp_path)), form="kl").float()
-    network = loss.teachers.teacher.network
-    loss.trunk.trunk.float()
-    views = torch.sin(torch.arange(2 * 3 * 48 * 48) * 0.1).view(2, 3, 48, 48)
-    with torch.no_grad():
-        scores = network.heads[0](network.trunk(views, ["lastCLS"])[0])
-    assert scores.shape == (2, 64)
-    ours = loss.adaptors.student.teacher.summary(loss.trunk.trunk(views)[0])
-    wanted = (scores / TEMPERATURES["teacher_temp"]).softmax(1)
-    kept = Categorical(wanted).entropy().mean()
-    expected = F.cross_entropy(ours / TEMPERATURES["student_temp"], wanted) - kept
-    torch.testing.assert_close(value_of(loss, views), expected)
 
 
 def test_images_of_a_size_that_the_teacher_does_not_take() -> None:

@@ -22,7 +22,7 @@ import sslengine, torch
 from tests.python.toys import Points, net, sgd, square
 model = net()
 session = sslengine.fit(model, Points(), loss=square, optimizer=sgd(model), epochs=1, batch_size=2,
-                        device="cpu")
+                        device="cpu", quiet=True)
 rows = sslengine.predict(model, Points(), device="cpu")
 told = [len(rows), torch.distributed.get_world_size(), session.history.losses()]
 sys.stdout.write(" ".join(map(str, told)) + "\\n")  # at once: two ranks write into one pipe
