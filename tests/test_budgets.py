@@ -49,7 +49,7 @@ COUNTS = {
     "lines": (66744, 50000),
     "files": (410, 350),
     "lines at the top": (2302, 1200),
-    "lines of tests": (79889, 55000),
+    "lines of tests": (79888, 55000),
     "files of tests": (499, 400),
     "lines of tools": (5398, 3500),
     "files under 60 lines": (45, 45),

@@ -115,8 +115,8 @@ class GramTeacher(nn.Module):
         given, self.options = options.gram_teacher, options
         self._source, self._teacher = (source,), (teacher,)  # in tuples: no submodules
         # Of a resumed run the checkpoint has the weights.
-        gone = bool(run.resumes and given.weights and not Path(given.weights).exists())
-        self.is_copy = not given.timm and (gone or not given.weights)
+        self.gone = bool(run.resumes and given.weights and not Path(given.weights).exists())
+        self.is_copy = not given.timm and (self.gone or not given.weights)
         if self.is_copy:
             self.attach()
             if not (run.resumes or run.starts_trained or next(self.parameters()).is_meta):
@@ -128,7 +128,7 @@ class GramTeacher(nn.Module):
                 )
         else:
             network = FrozenNetwork(given, f"{WHERE}.gram_teacher", features=["lastPATCH"])
-            network.load(source, weights=not gone)
+            network.load(source, weights=not self.gone)
             self.trunk = network.network.trunk
         self.train()
         if options.gram_refresh:
@@ -138,7 +138,7 @@ class GramTeacher(nn.Module):
         """Start as the student does, which the teacher is at the start."""
         if self.is_copy:
             copied: Any = frozen_copy(self._source[0].trunk)
-            if hasattr(copied, "mask_token"):  # of use in training alone
+            if self.gone:  # the checkpoint's has no token of hidden patches
                 del copied.mask_token
             self.trunk = copied.eval()
 
