@@ -25,6 +25,7 @@ from sslengine.errors import DataError
 from sslengine.launch.cli import resolve_all
 from sslengine.registry import DATA_SOURCES
 from tests.config.recipes import recipe, resolved
+from tests.registries import as_before
 
 CATALOGUE = {
     "birds": {
@@ -137,17 +138,16 @@ def test_the_pages_source_takes_a_name_of_the_catalogue(
     (code,) = re.findall(r"```python\n(.*?)```", page.partition("## A custom source")[2], re.S)[:1]
     (tmp_path / "tiles.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setitem(DATA_SOURCES._things, "tiles", None)
-    monkeypatch.delitem(DATA_SOURCES._things, "tiles")
     Image.new("RGB", (96, 64)).save(tmp_path / "slide.png")
     catalogue.write_text(json.dumps({"slides": {"train": [str(tmp_path / "slide.png")]}}))
     data = {"DATASET_NAMES": ["slides"], "LABEL_TYPE": "zero", "DATA_LIMIT": -1}
     changes = {f"DATA__TRAIN__{key}": value for key, value in data.items()}
-    run = resolved(PLUGINS=["tiles"], DATA__TRAIN__DATA_SOURCES=["tiles"], **changes)
-    split = read(run.config, DataOptions).TRAIN
-    source = DATA_SOURCES.get("tiles")(split, "TRAIN")
-    assert len(source) == 6
-    assert source.image(5).size == (32, 32)
+    with as_before(DATA_SOURCES):
+        run = resolved(PLUGINS=["tiles"], DATA__TRAIN__DATA_SOURCES=["tiles"], **changes)
+        split = read(run.config, DataOptions).TRAIN
+        source = DATA_SOURCES.get("tiles")(split, "TRAIN")
+        assert len(source) == 6
+        assert source.image(5).size == (32, 32)
 
 
 WHERE = "config.DATA.TRAIN.DATA_PATHS.0"
