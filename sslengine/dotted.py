@@ -28,15 +28,16 @@ def nest(flat: Mapping[str, Any], over: Mapping[str, Any] | None = None) -> dict
         for name, value in given.items():
             for each in reversed(name.split(".")):
                 value = {each: value}
-            tree = _merge(tree, value)
+            tree = merge_trees(tree, value)
     return tree
 
 
-def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def merge_trees(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the first tree with the values of the other on top."""
     merged = dict(base)
     for key, value in over.items():
         both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = _merge(merged[key], value) if both else copy.deepcopy(value)
+        merged[key] = merge_trees(merged[key], value) if both else copy.deepcopy(value)
     return merged
 
 

@@ -264,8 +264,6 @@ class Registry(Generic[T]):
         fits = callable(thing) and not isinstance(thing, types.BuiltinFunctionType)
         return "" if fits else "a class or a function"
 
-    # ---- its options, and making it
-
     def _load(self, name: str, where: str) -> None:
         """Import what an installed package declares; a folder that lies about may declare too."""
         entry, *others = found = self.installed()[name]
@@ -278,6 +276,8 @@ class Registry(Generic[T]):
             thing = _attribute(thing, attribute, where)
         if name not in self._things:  # its module may have registered it
             self._add(name, thing, None)
+
+    # ---- its options, and making it
 
     def options(self, name: str, where: str = "") -> type[Any] | None:
         """Return the options dataclass of `name`, or None."""
@@ -457,6 +457,12 @@ class Requirements:
     features: tuple[str, ...] = ()
     # The collator's patches are those of the trunk: the collator's default side, in pixels.
     patch_size: int = 0
+
+
+def requirements_of(loss: Any) -> Requirements:
+    """Return what a loss needs; one that says nothing needs nothing."""
+    found = getattr(loss, "requires", None)
+    return found if isinstance(found, Requirements) else Requirements()
 
 
 def register_loss(

@@ -37,8 +37,8 @@ FOLDERS = {
     "distributed launch": (2817, 2700),
     "testing python": (3297, 2000),
     "data": (12530, 8200),
-    "models": (6635, 4800),
-    "config": (4600, 3300),
+    "models": (6637, 4800),
+    "config": (4584, 3300),
     "engines evaluate predictor": (9147, 6200),
     "export": (1903, 1500),
     "command": (5306, 3800),
@@ -46,9 +46,9 @@ FOLDERS = {
     "contrib": (4500, 4500),
 }
 COUNTS = {
-    "lines": (66744, 50000),
+    "lines": (66737, 50000),
     "files": (410, 350),
-    "lines at the top": (2302, 1200),
+    "lines at the top": (2309, 1200),
     "lines of tests": (79888, 55000),
     "files of tests": (499, 400),
     "lines of tools": (5398, 3500),

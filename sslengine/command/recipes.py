@@ -19,7 +19,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from sslengine.command.arguments import expect_known
 from sslengine.command.data import train_keys
@@ -33,7 +33,7 @@ from sslengine.config.compose import (
     typed,
 )
 from sslengine.errors import ConfigError
-from sslengine.registry import LOSSES, Requirements
+from sslengine.registry import LOSSES, Requirements, requirements_of
 
 # Folders of configs: of --method, two of small images on a CPU, and of what is added to a method's.
 PHOTOS, SMALL, QUICK, FORMS = "photos", "small", "quickstart", "forms"
@@ -171,7 +171,7 @@ class Recipe:
         """Return what the method needs of its run."""
         name = self.said("LOSS.name")
         loss = LOSSES.get(name) if name in LOSSES else None
-        return cast(Requirements, getattr(loss, "requires", Requirements()))
+        return requirements_of(loss)
 
     @property
     def reads_class_token(self) -> bool:

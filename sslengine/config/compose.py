@@ -19,7 +19,7 @@ from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 
 from sslengine.config.files import Choice, ConfigFiles, Layer, stem
-from sslengine.dotted import below
+from sslengine.dotted import below, merge_trees
 from sslengine.errors import ConfigError, UntrustedError
 
 COMMAND_LINE = "command line"
@@ -51,7 +51,7 @@ class Composition:
         """Merge the files' trees without a schema. Later files override earlier ones."""
         tree: dict[str, Any] = {}
         for layer in self.layers:
-            _put(tree, layer.tree)
+            tree = merge_trees(tree, layer.tree)
         return tree
 
     def values(self, path: str) -> list[Any]:
@@ -67,16 +67,6 @@ class Composition:
     def last_value(self, path: str) -> Any:
         """Return the last value set for `path`, without a schema; None if it was not set."""
         return (self.values(path) or [None])[-1]
-
-
-def _put(tree: dict[str, Any], on_top: Mapping[str, Any]) -> None:
-    for key, value in on_top.items():
-        if isinstance(value, Mapping):
-            if not isinstance(tree.get(key), dict):
-                tree[key] = {}
-            _put(tree[key], value)
-        else:
-            tree[key] = value
 
 
 def shipped_configs() -> Path:

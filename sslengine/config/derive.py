@@ -41,8 +41,8 @@ from sslengine.registry import (
     DATA_SOURCES,
     LOSSES,
     TRAIN_STEPS,
-    Requirements,
     component_key,
+    requirements_of,
 )
 
 # Meters of a list of outputs.
@@ -108,7 +108,7 @@ def choose_collators(merged: Merged) -> None:
     config, name = merged.config, merged.config.LOSS.name
     with suppress(ConfigError):  # check.py reports a wrong name
         loss = LOSSES.get(name) if name else None
-        collators = getattr(loss, "requires", Requirements()).collators or ("multicrop_collator",)
+        collators = requirements_of(loss).collators or ("multicrop_collator",)
         for split in ("TRAIN", "TEST") if owns_network(loss) else ():
             given, path = config.DATA[split].COLLATE_FUNCTION, f"DATA.{split}.COLLATE_FUNCTION"
             if given in _GENERAL and given not in collators:
@@ -282,15 +282,14 @@ def _loss_options(config: DictConfig) -> Iterator[Derived]:
         return
     loss = LOSSES.get(config.LOSS.name, "config.LOSS.name")
     name = component_key(config.LOSS.name)
-    if owns_network(loss):
+    owns = owns_network(loss)
+    if owns:  # heads of earlier YAML are read before they go
         yield from _inferred(config, name)
         yield from _given_trunk(config, loss, name)
-        if hasattr(loss, "requires"):
-            expect_requirements(config, loss, run_facts(config))
-        return
     if hasattr(loss, "requires"):
         expect_requirements(config, loss, run_facts(config))
-    yield from _inferred(config, name)
+    if not owns:
+        yield from _inferred(config, name)
 
 
 def _inferred(config: DictConfig, name: str) -> Iterator[Derived]:

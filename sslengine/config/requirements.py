@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from sslengine.config.facts import RunFacts, is_sharded, lacks_loss_scaling, run_facts
 from sslengine.dotted import below
 from sslengine.errors import ConfigError
-from sslengine.registry import TRAIN_STEPS, Requirements, component_key
+from sslengine.registry import TRAIN_STEPS, Requirements, component_key, requirements_of
 
 TRAIN = "config.DATA.TRAIN"
 Problem = tuple[str, str]  # a key path, and what is needed there
@@ -26,7 +26,7 @@ TRUNKS = "vision_transformer, or timm with one of its vision transformers"
 
 def expect_requirements(config: DictConfig, loss: Any, facts: RunFacts) -> None:
     """Raise ConfigError with all that the run does not have and its loss needs."""
-    needs, name = _requirements(loss), component_key(config.LOSS.name)
+    needs, name = requirements_of(loss), component_key(config.LOSS.name)
     _raise(
         name,
         [
@@ -41,7 +41,7 @@ def expect_requirements(config: DictConfig, loss: Any, facts: RunFacts) -> None:
 
 def expect_fitting_model(config: DictConfig, loss: Any, model: Any) -> None:
     """Raise ConfigError if the model's trunk does not take what the loss needs."""
-    needs, trunk = _requirements(loss), getattr(model, "trunk", None)
+    needs, trunk = requirements_of(loss), getattr(model, "trunk", None)
     taken = getattr(trunk, "extra_inputs", ())
     problems: list[Problem] = []
     if needs.trunk_input == "shown" and "shown" not in taken:
@@ -57,11 +57,6 @@ def expect_fitting_model(config: DictConfig, loss: Any, model: Any) -> None:
 def _raise(name: str, problems: list[Problem]) -> None:
     if problems:
         raise ConfigError("\n".join(f"{path}: {name} needs {what}." for path, what in problems))
-
-
-def _requirements(loss: Any) -> Requirements:
-    found = getattr(loss, "requires", None)
-    return found if isinstance(found, Requirements) else Requirements()
 
 
 def _view_problems(needs: Requirements, facts: RunFacts) -> Iterator[Problem]:

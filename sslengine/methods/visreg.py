@@ -22,7 +22,7 @@ from sslengine.methods.toolbox import Step, ViewTrunk
 from sslengine.registry import register_loss
 
 
-@register_loss("visreg", several_views=True)
+@register_loss("visreg")
 class VISReg(LeJEPA):
     def __init__(
         self, trunk: ViewTrunk, dim: int = 64, hidden: int = 2048, weight: float = 0.9,

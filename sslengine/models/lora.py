@@ -62,11 +62,13 @@ def add_lora(trunk: Any, options: LoraOptions) -> None:
 @torch.no_grad()
 def merge_lora(trunk: Any) -> None:
     """Turn adapted layers into plain ones that compute the same."""
-    for layer in trunk.modules():
-        if isinstance(layer, LoraLinear):
-            layer.weight += layer.lora_scale * (layer.lora_B @ layer.lora_A)
-            del layer.lora_A, layer.lora_B, layer.lora_scale
-            layer.__class__ = nn.Linear  # type: ignore[assignment]
+    adapted = [each for each in trunk.modules() if isinstance(each, LoraLinear)]
+    merged = merge_lora_tensors(trunk.state_dict()) if adapted else {}
+    for layer in adapted:
+        del layer.lora_A, layer.lora_B, layer.lora_scale
+        layer.__class__ = nn.Linear  # type: ignore[assignment]
+    if adapted:
+        trunk.load_state_dict(merged)
 
 
 def merge_lora_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
