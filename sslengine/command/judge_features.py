@@ -19,8 +19,7 @@ from sslengine.engines.report import show_all
 from sslengine.engines.scoring import Asked, Sets, chance
 from sslengine.errors import ConfigError, DataError
 from sslengine.evaluate.features import Chosen, Rows, note_leak
-from sslengine.evaluate.given import Given, pairs_in, read_given
-from sslengine.evaluate.given_labels import numbered
+from sslengine.evaluate.given import Given, numbered, pairs_in, read_given
 from sslengine.evaluate.linear import hold_out
 from sslengine.evaluate.options import (
     ON_FEATURES,

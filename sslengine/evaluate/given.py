@@ -5,41 +5,49 @@
     .parquet, .csv, .tsv  as `sslengine embed` writes them: `features` (lists), or feature_0,
                           feature_1 ...; and `label`, or label_A, label_B ...
     .pt, .pth             a tensor, or a dict with `features` and `labels`
+    .txt                  a label a line
     a folder              of a store; of stores of both splits; of `extract_features`' files
 
-What labels there are: given_labels.py.
+Labels are class numbers, -1: none; names, which are numbered in TRAIN's order, an empty one: none;
+or rows of indicators 1, 0, or -1 for unknown. Where classes of indicators have names, columns of
+the test set are put in TRAIN's order.
 """
 
 from __future__ import annotations
 
-import csv
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.lib.format import open_memmap, read_array
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sslengine.data.manifest.tables import find_delimiter, unescape_formula
-from sslengine.errors import ConfigError, DataError, MissingDataError, listing, readable
+from sslengine.data.manifest.tables import open_table
+from sslengine.errors import ConfigError, DataError, MissingDataError, listing, nearest, readable
 from sslengine.evaluate.feature_files import layers_in, read_features
 from sslengine.evaluate.features import Rows
-from sslengine.evaluate.given_labels import (
-    LABELS,
-    GivenLabels,
-    find_in_arrays,
-    find_in_table,
-    parse_objects,
-    parse_text,
-)
 from sslengine.evaluate.store import MANIFEST, Store, StoredRows
 
 FEATURES = ("features", "feature", "embedding", "embeddings", "x")
+LABELS = ("label", "labels", "target", "targets", "y", "class")
+INDICATOR = "label_"  # and the name of the class whose indicators the column holds
+ALONE = ""  # the name of the only array of a file
+NUMBERS, TEXT, INDICATORS = "numbers", "text", "rows of indicators"
+NOTHING = ""  # the kind of labels that are all missing
+
+# The columns or arrays of a file, by name.
+Columns = Mapping[str, NDArray[Any]]
+
+
+class GivenLabels(NamedTuple):
+    where: str  # the file
+    values: NDArray[Any]
+    classes: tuple[str, ...] = ()  # of rows of indicators, where the file names them
 
 
 @dataclass(frozen=True)
@@ -53,13 +61,14 @@ class Given:
 
 
 def read_given(path: Path, labels: Path | None = None) -> Given:
-    """One split, from a file or a store's folder. labels: a file of them alone."""
+    """Read one split, from a file or a store's folder. labels: a file of them alone."""
     if path.is_dir():
         store = Store.read(path)
         found = _read_store(store, store.layers[-1])
     else:
-        file = _open(path)
-        found = Given(str(path), path.stem, file.rows(), file.labels(False))
+        columns = _read(path)
+        own = None if ALONE in columns else _find_labels(path, columns)
+        found = Given(str(path), path.stem, _find_rows(path, columns), own)
     if not len(found.rows) or len(found.rows.shape) < 2:
         shape = tuple(found.rows.shape)
         raise DataError(
@@ -67,38 +76,44 @@ def read_given(path: Path, labels: Path | None = None) -> Given:
         )
     if labels is not None:
         found = replace(found, labels=read_labels(labels))
-    _expect_labels(found.labels, len(found.rows))
+    if found.labels is not None:
+        where, values, _ = found.labels
+        if values.ndim not in (1, 2):
+            raise DataError(f"{where}: expected a label, or a row of indicators, for each row.")
+        if len(values) != len(found.rows):
+            raise DataError(f"{where}: has {len(values)} labels for {len(found.rows)} rows.")
     return found
 
 
-def _expect_labels(labels: GivenLabels | None, rows: int) -> None:
-    if labels is None:
-        return
-    if labels.values.ndim not in (1, 2):
+def read_labels(path: Path) -> GivenLabels:
+    """Read a file of labels alone, or those of a file that has features too."""
+    columns = _read(path)
+    found = _find_labels(path, columns)
+    if found is None and len(columns) == 1:
+        found = GivenLabels(str(path), next(iter(columns.values())))
+    if found is None:
         raise DataError(
-            f"{labels.where}: expected a label, or a row of indicators, for each row of features; "
-            f"got the shape {labels.values.shape}."
+            f"{path}: has no column or array {listing(LABELS)}; there is {listing(columns)}."
         )
-    if len(labels.values) != rows:
-        raise DataError(
-            f"{labels.where}: has {len(labels.values)} labels for {rows} rows of features."
-        )
+    return found
+
+
+# ---- folders
 
 
 def pairs_in(folder: Path) -> Iterator[tuple[str, Given, Given]]:
     """Yield a name, training and test features for each layer of a folder of both splits."""
-    stores = {split: {_network(each): each for each in _stores(folder, split)}
-              for split in ("train", "test")}  # fmt: skip
-    for network, store in stores["train"].items():
-        other = stores["test"].get(network)
-        if other is not None:
-            name = store.folder.name.removeprefix("train-")
-            yield from ((name, _read_store(store, layer), _read_store(other, layer))
-                        for layer in store.layers)  # fmt: skip
+    train, test = (
+        {_network(each): each for each in _stores(folder, split)} for split in ("train", "test")
+    )
+    for network in filter(test.__contains__, train):
+        name = train[network].folder.name.removeprefix("train-")
+        for layer in train[network].layers:
+            yield name, _read_store(train[network], layer), _read_store(test[network], layer)
     for layer in layers_in(folder, "train"):
         if layer in layers_in(folder, "test"):
-            train, test = (_read_files(folder, split, layer) for split in ("train", "test"))
-            yield folder.name, train, test
+            one, other = (_read_files(folder, each, layer) for each in ("train", "test"))
+            yield folder.name, one, other
 
 
 def _stores(folder: Path, split: str) -> list[Store]:
@@ -122,226 +137,220 @@ def _read_files(folder: Path, split: str, layer: str) -> Given:
     return Given(str(folder), layer, found.features, labels)
 
 
-def read_labels(path: Path) -> GivenLabels:
-    """A file of labels alone, or those of a file that has features too."""
-    file = _open(path)
-    found = file.labels(True)
-    if found is None:
-        raise DataError(
-            f"{path}: has no column or array {listing(LABELS)}; there is {listing(file.names)}."
-        )
-    return found
-
-
 # ---- files
 
 
-@dataclass(frozen=True)
-class _File:
-    names: Sequence[str]  # of its columns or arrays
-    rows: Callable[[], Rows]
-    labels: Callable[[bool], GivenLabels | None]  # alone: the file is one of labels
-
-
-def _open(path: Path) -> _File:
+def _read(path: Path) -> Columns:
     if not path.exists():
         raise MissingDataError(f"{path}: there is no such file or folder.")
     if (read := READERS.get(path.suffix.lower())) is None:
         raise ConfigError(f"{path}: expected a folder, or a file that ends in {listing(READERS)}.")
-    if path.is_file() and not path.stat().st_size:
-        raise DataError(f"{path}: the file is empty.")
-    return read(path)
-
-
-def _open_text(path: Path) -> _File:
-    """Open a label a line, without the empty lines at the end."""
-    with path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
-        lines = _drop_empty_end([line.strip() for line in file])
-    labels = GivenLabels(str(path), parse_text(lines))
-    return _File((), lambda: torch.empty(0), lambda alone: labels if alone else None)
-
-
-def _drop_empty_end(lines: list[Any]) -> list[Any]:
-    while lines and not lines[-1]:
-        lines.pop()
-    return lines
-
-
-def _open_npy(path: Path) -> _File:
-    def labels(alone: bool) -> GivenLabels | None:
-        return GivenLabels(str(path), _array(path)) if alone else None
-
-    return _File((), lambda: _map(path), labels)
-
-
-def _map(path: Path) -> Rows:
     try:
-        mapped: NDArray[Any] = open_memmap(path, mode="r")
-    except Exception as error:  # what it raises depends on the file
-        raise _unreadable(path, error) from error
-    return torch.from_numpy(np.array(mapped)) if mapped.ndim < 2 else StoredRows([mapped])
+        return read(path)
+    except DataError:
+        raise
+    except Exception as error:  # what a reader raises depends on the file
+        raise DataError(
+            f"{path}: cannot be read without running code: {error or type(error).__name__}"
+        ) from error
 
 
-def _array(path: Path) -> NDArray[Any]:
+def _read_npy(path: Path) -> Columns:
+    return {ALONE: np.load(path, mmap_mode="r", allow_pickle=False)}
+
+
+def _read_npz(path: Path) -> Columns:
+    with path.open("rb") as file:
+        return dict(np.load(file, allow_pickle=False))
+
+
+def _read_torch(path: Path) -> Columns:
+    held = torch.load(path, map_location="cpu", weights_only=True)
+    held = held if isinstance(held, dict) else {ALONE: held}
+    found = {name: each.detach() for name, each in held.items() if isinstance(each, Tensor)}
+    return {name: (each.float() if each.dtype == torch.bfloat16 else each).numpy()
+            for name, each in found.items()}  # fmt: skip
+
+
+def _read_parquet(path: Path) -> Columns:
     try:
-        with path.open("rb") as stream:
-            found: NDArray[Any] = read_array(stream, allow_pickle=False)
-    except Exception as error:  # what it raises depends on the file
-        raise _unreadable(path, error) from error
-    return found
-
-
-def _open_npz(path: Path) -> _File:
-    try:
-        with path.open("rb") as stream:
-            held = np.load(stream, allow_pickle=False)
-            if isinstance(held, np.ndarray):
-                raise ValueError("it is one array, whose file ends in .npy")
-            return _hold_arrays(path, {name: held[name] for name in held.files})
-    except Exception as error:  # what it raises depends on the file
-        raise _unreadable(path, error) from error
-
-
-def _hold_arrays(path: Path, held: Mapping[str, NDArray[Any]]) -> _File:
-    def labels(alone: bool) -> GivenLabels | None:
-        found = find_in_arrays(str(path), held)
-        single = alone and found is None and len(held) == 1
-        return GivenLabels(str(path), next(iter(held.values()))) if single else found
-
-    return _File([*held], lambda: _matrix(path, held), labels)
-
-
-def _unreadable(path: Path, error: Exception, how: str = "") -> DataError:
-    return DataError(f"{path}: cannot be read{how}: {error or type(error).__name__}")
-
-
-def _open_torch(path: Path) -> _File:
-    try:
-        held = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # what it raises depends on the file
-        raise _unreadable(path, error, " without running code") from error
-    held = held if isinstance(held, dict) else {"features": held}
-    tensors = ((name, each) for name, each in held.items() if isinstance(each, Tensor))
-    return _hold_arrays(path, {name: _make_array(each) for name, each in tensors})
-
-
-def _make_array(tensor: Tensor) -> NDArray[Any]:
-    """numpy has no bfloat16."""
-    tensor = tensor.detach()
-    found: NDArray[Any] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
-    return found
-
-
-def _matrix(path: Path, held: Mapping[str, NDArray[Any]]) -> Tensor:
-    named = [name for name in FEATURES if name in held]
-    matrices = [name for name, each in held.items()
-                if each.ndim > 1 and np.issubdtype(each.dtype, np.floating)]  # fmt: skip
-    if not named and len(matrices) != 1:
-        raise DataError(f"{path}: expected an array `features`; there is {listing(held)}.")
-    return torch.from_numpy(np.ascontiguousarray(held[(named or matrices)[0]]))
-
-
-def _open_parquet(path: Path) -> _File:
-    try:
-        from pyarrow import ArrowException, parquet
+        from pyarrow import compute, parquet, types
     except ImportError:
         raise DataError(f"{path}: to read it install pyarrow: pip install pyarrow.") from None
-    try:
-        table: Any = parquet.read_table(path)
-    except (OSError, ArrowException) as error:
-        raise _unreadable(path, error) from error
-    _expect_rows(path, len(table))
-    names = table.column_names
-
-    def cells(name: str) -> Sequence[Any]:
-        return table[name].to_pylist()  # type: ignore[no-any-return]
-
-    def rows() -> Tensor:
-        lists = [name for name in FEATURES if name in names]
-        if lists:
-            return torch.from_numpy(_stack_lists(path, lists[0], table[lists[0]].combine_chunks()))
-        return torch.from_numpy(_columns(path, names, lambda name: np.asarray(table[name])))
-
-    return _File(names, rows, lambda _: find_in_table(str(path), names, cells, parse_objects))
+    table: Any = parquet.read_table(path)
+    found = {}
+    for name in table.column_names:
+        cells = table[name].combine_chunks()
+        lists = types.is_nested(cells.type) and not cells.null_count
+        if lists and len(compute.list_value_length(cells).unique()) == 1:
+            found[name] = np.asarray(cells.flatten()).reshape(len(cells), -1)
+        else:
+            found[name] = _fill_missing(cells) if cells.null_count else np.asarray(cells)
+    return found
 
 
-def _stack_lists(path: Path, name: str, column: Any) -> NDArray[Any]:
-    from pyarrow import ArrowException, compute
-
-    try:
-        lengths = compute.list_value_length(column).unique().to_pylist()
-        values = np.array(column.flatten(), dtype=np.float32)
-    except (ArrowException, TypeError, ValueError) as error:
-        raise DataError(f"{path}: column {name!r}: expected lists of numbers: {error}") from error
-    if len(lengths) != 1 or None in lengths:
-        raise DataError(f"{path}: the lists in {name!r} have different lengths.")
-    return values.reshape(len(column), -1)
+def _fill_missing(cells: Any) -> NDArray[Any]:
+    """Replace None by a missing label of the kind of the others."""
+    known = [each for each in cells.to_pylist() if each is not None]
+    first = known[0] if known else -1
+    missing: Any = -1 if isinstance(first, (int, float)) else ""
+    if isinstance(first, list):
+        missing = [np.nan] * len(first)
+    return np.asarray([missing if each is None else each for each in cells.to_pylist()])
 
 
-def _open_csv(path: Path) -> _File:
-    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        delimiter = find_delimiter(path, file.readline())
-        file.seek(0)
-        try:
-            lines = _drop_empty_end(list(csv.reader(file, delimiter=delimiter)))
-        except csv.Error as error:
-            raise _unreadable(path, error) from error
-    names, lines = (lines[0], lines[1:]) if lines else ([], [])
-    _expect_rows(path, len(lines))
-    if len(names) == 1:  # an empty cell of the only column is an empty line
-        lines = [line or [""] for line in lines]
-    if any(len(line) != len(names) for line in lines):
-        raise DataError(f"{path}: lines have different numbers of columns.")
-    columns = dict(zip(names, zip(*lines)))
-
-    def rows() -> Tensor:
-        return torch.from_numpy(_columns(path, names, lambda name: np.array(columns[name])))
-
-    def cells(name: str) -> Sequence[str]:
-        return [*map(unescape_formula, columns[name])]
-
-    return _File(names, rows, lambda _: find_in_table(str(path), names, cells, parse_text))
+def _read_csv(path: Path) -> Columns:
+    names, read_rows = open_table(path)
+    columns = zip(*read_rows(range(len(names)))) if names else ()
+    return {name: np.array(cells) for name, cells in zip(names, columns)}
 
 
-def _expect_rows(path: Path, count: int) -> None:
-    if not count:
-        raise DataError(f"{path}: expected a row for each image, and it has none.")
+def _read_lines(path: Path) -> Columns:
+    """Read a label a line; an empty line is none, at the end it does not count."""
+    text = path.read_text(encoding="utf-8-sig", errors="surrogateescape").rstrip()
+    return {ALONE: _parse_text(np.array([line.strip() for line in text.splitlines()]))}
 
 
-def _columns(
-    path: Path, names: Sequence[str], column: Callable[[str], NDArray[Any]]
-) -> NDArray[Any]:
-    """feature_0, feature_1 ..., or all that are numbers."""
-    chosen = [name for name in names if name.startswith("feature_")]
-    chosen = chosen or [name for name in names if name not in LABELS and name.isdigit()]
-    if not chosen:
+READERS: Mapping[str, Callable[[Path], Columns]] = {
+    ".npy": _read_npy, ".npz": _read_npz, ".pt": _read_torch, ".pth": _read_torch,
+    ".parquet": _read_parquet, ".csv": _read_csv, ".tsv": _read_csv, ".txt": _read_lines,
+}  # fmt: skip
+
+
+def _find_rows(path: Path, columns: Columns) -> Rows:
+    """Find the matrix `features`, columns feature_0, feature_1 ..., or the only matrix."""
+    named = [name for name in FEATURES if name in columns]
+    several = [name for name in columns if name.startswith("feature_")]
+    several = several or [name for name in columns if name.isdigit()]
+    if not named and several:
+        cells = [_numbers(f"{path}: column {name!r}", columns[name]) for name in several]
+        return torch.from_numpy(np.stack(cells, axis=1))
+    matrices = [name for name, each in columns.items()
+                if name == ALONE or (each.ndim > 1 and each.dtype.kind == "f")]  # fmt: skip
+    if not named and len(matrices) != 1:
         raise DataError(
-            f"{path}: expected a column `features` of lists, or columns feature_0, feature_1 ...; "
-            f"there is {listing(names)}."
+            f"{path}: expected `features`, lists or a matrix, or columns feature_0, feature_1 "
+            f"...; there is {listing(columns)}."
         )
-    return np.stack([_numbers(path, name, column(name)) for name in chosen], axis=1)
+    found = columns[(named or matrices)[0]]
+    if isinstance(found, np.memmap) and found.ndim > 1:
+        return StoredRows([found])
+    if found.dtype.kind not in "fiu":
+        raise DataError(f"{path}: `features`: expected rows of numbers, all of one length.")
+    return torch.from_numpy(np.array(found))
 
 
-def _numbers(path: Path, name: str, cells: NDArray[Any]) -> NDArray[Any]:
+def _numbers(where: str, cells: NDArray[Any]) -> NDArray[Any]:
     try:
         return cells.astype(np.float32)
-    except (TypeError, ValueError):
-        number = next(number for number, each in enumerate(cells) if not _is_number(each))
-        wrong = readable(cells[number])[:80]
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{where}: {readable(str(error))}") from None
+
+
+# ---- labels
+
+
+def _find_labels(path: Path, columns: Columns) -> GivenLabels | None:
+    """Find `label`, or label_A, label_B ..., one for each class. Indicators may have `classes`."""
+    is_text = path.suffix.lower() in (".csv", ".tsv")
+    for name in filter(columns.__contains__, LABELS):
+        values, classes = columns[name], columns.get("classes")
+        if classes is not None and values.ndim == 2 and classes.shape == values.shape[1:]:
+            return GivenLabels(str(path), values, tuple(map(str, classes)))
+        return GivenLabels(str(path), _parse_text(values) if is_text else values)
+    several = [name for name in columns if name.startswith(INDICATOR)]
+    if len(several) < 2:
+        return None
+    cells = [_indicators(f"{path}: column {name!r}", columns[name]) for name in several]
+    classes_of = tuple(name.removeprefix(INDICATOR) for name in several)
+    return GivenLabels(str(path), np.stack(cells, 1), classes_of)
+
+
+_CELLS = {
+    **dict.fromkeys(("1", "1.0", "true"), 1),
+    **dict.fromkeys(("0", "0.0", "false"), 0),
+    **dict.fromkeys(("", "nan", "none", "-1", "-1.0"), -1),
+}
+
+
+def _indicators(where: str, cells: NDArray[Any]) -> NDArray[Any]:
+    found = [_CELLS.get(str(cell).lower()) for cell in cells.tolist()]
+    if None in found:
+        wrong = readable(cells[found.index(None)])[:80]
+        raise DataError(f"{where}: expected 1, 0, or nothing for unknown; got {wrong!r}.")
+    return np.array(found, np.int8)
+
+
+def _parse_text(cells: NDArray[Any]) -> NDArray[Any]:
+    """Make numbers of cells, if all are whole that are not empty; otherwise names."""
+    cells = np.char.strip(cells)
+    with suppress(ValueError):
+        numbers = np.where(cells == "", "nan", cells).astype(float)
+        if _kind(numbers) != TEXT:
+            return numbers
+    return cells
+
+
+def numbered(train: GivenLabels, test: GivenLabels) -> tuple[Tensor, Tensor]:
+    """Make class numbers, or rows of indicators, of the same classes."""
+    kinds = [_kind(train.values), _kind(test.values)]
+    if len({*kinds} - {NOTHING}) > 1:
         raise DataError(
-            f"{path}: column {name!r}, row {number + 1}: expected a number, got {wrong!r}."
-        ) from None
+            f"labels of {train.where} are {kinds[0]}, those of {test.where} are {kinds[1]}: "
+            f"expected the same kind in both."
+        )
+    kind = max(kinds, key=len)
+    other = train if kinds[0] == kind else test  # whose form missing labels get
+    given, wanted = (
+        each if known else each._replace(values=np.full(
+            (len(each.values), *other.values.shape[1:]), "" if kind == TEXT else -1))
+        for each, known in zip((train, test), kinds)
+    )  # fmt: skip
+    if kind == TEXT:
+        return _number_names(given.values, wanted.values)
+    found = _sort_columns(given, wanted) if kind == INDICATORS else wanted.values
+    first, second = (torch.from_numpy(np.nan_to_num(each, nan=-1).astype(np.int64))
+                     for each in (given.values, found))  # fmt: skip
+    return first, second
 
 
-def _is_number(cell: Any) -> bool:
-    try:
-        np.array([cell]).astype(np.float32)
-    except (TypeError, ValueError):
-        return False
-    return True
+def _kind(labels: NDArray[Any]) -> str:
+    if labels.ndim > 1:
+        return INDICATORS
+    if labels.dtype.kind not in "iufb":
+        return TEXT if (labels.astype(str) != "").any() else NOTHING
+    if not (labels >= 0).any():
+        return NOTHING
+    return NUMBERS if (labels[~np.isnan(labels)] % 1 == 0).all() else TEXT
 
 
-READERS: Mapping[str, Callable[[Path], _File]] = {
-    ".npy": _open_npy, ".npz": _open_npz, ".pt": _open_torch, ".pth": _open_torch,
-    ".parquet": _open_parquet, ".csv": _open_csv, ".tsv": _open_csv, ".txt": _open_text,
-}  # fmt: skip
+def _sort_columns(train: GivenLabels, test: GivenLabels) -> NDArray[Any]:
+    """Put the columns of test indicators in the order of the training ones."""
+    own, other = (
+        each.classes or [str(number) for number in range(each.values.shape[1])]
+        for each in (train, test)
+    )
+    if train.classes and test.classes and sorted(train.classes) == sorted(test.classes):
+        return test.values[:, [test.classes.index(name) for name in train.classes]]
+    if len(own) != len(other) or (train.classes and test.classes):
+        raise DataError(
+            f"labels of {train.where} are rows of {len(own)} indicators ({listing(own)}), those "
+            f"of {test.where} of {len(other)} ({listing(other)}): expected the same classes."
+        )
+    return test.values
+
+
+def _number_names(train: NDArray[Any], test: NDArray[Any]) -> tuple[Tensor, Tensor]:
+    given, wanted = train.astype(str), test.astype(str)
+    names = np.unique(given[given != ""])
+    unknown = wanted[(wanted != "") & ~np.isin(wanted, names)].tolist()
+    if len(names) and unknown:
+        raise DataError(
+            f"the test features have the class {unknown[0]!r}, which the training features lack. "
+            f"{nearest(unknown[0], names.tolist())}".rstrip()
+        )
+    first, second = (
+        torch.from_numpy(np.where(each == "", -1, np.searchsorted(names, each)))
+        for each in (given, wanted)
+    )
+    return first, second
