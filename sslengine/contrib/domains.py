@@ -20,7 +20,7 @@ from torch import Tensor
 from sslengine.engines.judged_images import Found, Judged
 from sslengine.engines.stored import StoredSplit
 from sslengine.errors import DataError
-from sslengine.evaluate.answers import PerClass
+from sslengine.evaluate.answers import PerClass, expect_probe
 from sslengine.evaluate.features import Chosen, Rows
 from sslengine.evaluate.linear import linear_probe
 from sslengine.evaluate.options import LinearProbeOptions
@@ -50,8 +50,7 @@ def leave_one_domain_out(
             raise DataError(f"all training images are of the domain {str(left_out[0])!r}.")
         rows, tested = Chosen(train, used), Chosen(test, asked)
         probe = linear_probe(rows, labels[used], tested, test_labels[asked], options, **how)
-        assert probe.fitted is not None
-        answers[asked] = probe.fitted.answers(tested)
+        answers[asked] = expect_probe(probe)[1].answers(tested)
         penalties.append(probe.penalty)
         notes |= dict.fromkeys(probe.notes)
     by_domain = {str(name): PerClass.count(answers[other == name], test_labels[other == name])

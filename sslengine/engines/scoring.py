@@ -21,8 +21,7 @@ from sslengine.evaluate.answers import Probed
 from sslengine.evaluate.features import Rows, held
 from sslengine.evaluate.intervals import Spread, bootstrap, wilson
 from sslengine.evaluate.knn import knn_curve, knn_scores
-from sslengine.evaluate.linear import linear_probe
-from sslengine.evaluate.linear_many import linear_probe_many, mean_average_precision
+from sslengine.evaluate.linear import linear_probe, mean_average_precision
 from sslengine.evaluate.options import (
     EvaluateOptions,
     LinearProbeOptions,
@@ -203,9 +202,8 @@ class Asked:
         if each.labelled is None:
             return
         train, labels, test, wanted = (_near(one) for one in each.labelled)
-        probe = linear_probe_many if labels.ndim > 1 else linear_probe
         how: dict[str, Any] = {"device": self.device, "over_ranks": True, "groups": each.groups}
-        score.probe = found = probe(train, labels, test, wanted, self.probe, **how)
+        score.probe = found = linear_probe(train, labels, test, wanted, self.probe, **how)
         score.linear = found.test_accuracy
         score.intervals["linear"] = found.interval or wilson(found.test_accuracy, len(wanted))
         score.about["chosen_on"] = {"linear": found.chosen_on}

@@ -25,10 +25,9 @@ from torch import Tensor
 from sslengine.errors import DataError
 from sslengine.evaluate.features import expect_finite
 from sslengine.evaluate.knn import search
-from sslengine.evaluate.logistic import Classifier, fit_path
+from sslengine.evaluate.logistic import Classifier, Samples, fit_path, standardisation
 from sslengine.evaluate.options import Metric
 from sslengine.evaluate.outcome import Outcome, note_choice, protocol
-from sslengine.evaluate.samples import Samples, standardisation
 
 IGNORED = (255,)
 NEIGHBOURS = (1, 3, 10, 30)

@@ -32,14 +32,12 @@ from sslengine.evaluate.linear import (
     TOLERANCE,
     count_answers,
     linear_probe,
-    measure_accuracy,
+    measure_accuracies,
     scale_penalty,
-    unconverged,
 )
-from sslengine.evaluate.logistic import Classifier, fit_path
+from sslengine.evaluate.logistic import Classifier, Samples, fit_path, standardisation
 from sslengine.evaluate.options import LinearProbeOptions
 from sslengine.evaluate.outcome import Outcome, note_choice, protocol
-from sslengine.evaluate.samples import Samples, standardisation
 
 SHOTS = (1, 2, 5, 10, 20)
 DRAWS = 5
@@ -102,7 +100,7 @@ def few_shot_logistic(
             tried = [_penalty(some, options)] if n >= CROSS_VALIDATED else []
             (penalty,) = tried or [FIXED_PENALTY]
             best = _fitted(some, [penalty], options, fixed=not tried)[0]
-            found.setdefault(f"{n} shots", []).append(measure_accuracy(best, judged, numbers))
+            found.setdefault(f"{n} shots", []).extend(measure_accuracies([best], judged, numbers))
             penalties.setdefault(f"{n} shots", []).append(penalty)
             said = note_choice(tried, options.PENALTIES, count_answers(best, judged))
             notes |= dict.fromkeys(f"{n} shots: {each}" for each in said)
@@ -116,11 +114,12 @@ def _penalty(samples: Samples, options: LinearProbeOptions) -> float:
     right = torch.zeros(len(penalties), dtype=torch.float64)
     folds = _folds(samples.labels)
     for each in range(FOLDS):
-        used, held = (_part(samples, folds == each, inside) for inside in (False, True))
+        used, held = (samples.choose((folds.eq(each) == inside).nonzero().flatten())
+                      for inside in (False, True))  # fmt: skip
         if not len(used) or not len(held):
             continue
         fitted = _fitted(used, penalties, options)
-        right += torch.tensor([measure_accuracy(one, held) * len(held) for one in fitted])
+        right += torch.tensor(measure_accuracies(fitted, held)).double() * len(held)
     return penalties[int(right.argmax())]
 
 
@@ -133,12 +132,6 @@ def _folds(labels: Tensor) -> Tensor:
         folds[rows] = (start + torch.arange(len(rows), device=rows.device)) % FOLDS
         start += len(rows)
     return folds
-
-
-def _part(samples: Samples, held: Tensor, inside: bool) -> Samples:
-    rows = held if inside else ~held
-    chosen: Tensor = samples.features[rows]  # type: ignore[index]
-    return Samples(chosen, samples.labels[rows], samples.classes, samples.scale)
 
 
 def _fitted(
@@ -183,7 +176,7 @@ def few_labels(
             rows = draw_of_each_class(labels, share, seed)
             some = rows_at(train, rows), labels[rows.to(labels.device)]
             of_some = None if groups is None else groups[rows.to(groups.device)]
-            probe = linear_probe(*some, test, test_labels, options, groups=of_some, warns=False)
+            probe = linear_probe(*some, test, test_labels, options, groups=of_some)
             found.append(probe)
         intervals[name] = Spread.over([each.test_accuracy for each in found])
         details["images"][name] = len(rows)
@@ -191,8 +184,6 @@ def few_labels(
         details["chosen_on"][name] = found[0].chosen_on
         said = dict.fromkeys(text for each in found for text in each.notes)
         notes += [f"{name}: {text}" for text in said]
-        if not all(each.converged for each in found):
-            notes.append(f"{name}: {unconverged(options or LinearProbeOptions())}")
         if raised := int((share * counts < 0.5).sum()):
             notes.append(
                 f"{name}: {raised} of {len(counts)} classes have so few images that the share is "

@@ -25,7 +25,6 @@ from sslengine.evaluate.dense import dense
 from sslengine.evaluate.few_shot import few_shot_logistic
 from sslengine.evaluate.intervals import bootstrap, wilson
 from sslengine.evaluate.linear import linear_probe
-from sslengine.evaluate.linear_many import linear_probe_many
 from sslengine.evaluate.options import LinearProbeOptions, SegmentationOptions, SvmOptions
 from sslengine.evaluate.outcome import note_choice
 
@@ -224,7 +223,7 @@ NOTES: dict[str, Notes] = {
         few_shot_logistic(*(rows, LABELS) * 2, shots=[5], draws=1, options=PROBE).notes
     ),
     "linear": lambda rows: linear_probe(rows, LABELS, rows, LABELS, PROBE).notes,
-    "linear_many": lambda rows: linear_probe_many(rows, ROWS, rows, ROWS, PROBE).notes,
+    "linear_many": lambda rows: linear_probe(rows, ROWS, rows, ROWS, PROBE).notes,
     "domains": lambda rows: (
         leave_one_domain_out(*(rows, LABELS, [*range(2)] * 45) * 2, PROBE).notes
     ),

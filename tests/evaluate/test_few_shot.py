@@ -174,7 +174,7 @@ def test_what_is_unusual_of_the_probes_is_a_note_of_the_share(
     found = few_labels(*given, shares=[0.02, 0.3], draws=2, options=options)
     slow = "it has not converged in 1 iterations (config.LINEAR_PROBE.MAX_ITERATIONS)"
     told = [note for note in found.notes if note.startswith("30 %")]
-    assert told == [f"30 %: {slow}: its accuracy may be too low"]
+    assert told == [f"30 %: {slow}: its score may be too low"]
     (single,) = [note for note in found.notes if "none is held out" in note]
     assert single.startswith("2 %: ")
     assert caplog.records == []

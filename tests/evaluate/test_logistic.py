@@ -15,10 +15,17 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from sslengine.evaluate import logistic
-from sslengine.evaluate import samples as reading
-from sslengine.evaluate.logistic import CLASSIFIERS, Classifier, count_at_once, fit, fit_path
-from sslengine.evaluate.minimise import minimise
-from sslengine.evaluate.samples import Samples, room, standardisation
+from sslengine.evaluate.logistic import (
+    CLASSIFIERS,
+    Classifier,
+    Samples,
+    count_at_once,
+    fit,
+    fit_path,
+    minimise,
+    room,
+    standardisation,
+)
 from sslengine.evaluate.store import Store
 
 COUNT, WIDTH, CLASSES = 2000, 64, 10
@@ -102,8 +109,8 @@ def test_rows_of_a_store_in_pieces_are_the_same(
         rows = torch.tensor(shard.images)
         store.write(shard, {"f": FEATURES[rows].view(-1, 8, 8)}, LABELS[rows], rows)
     whole = fit(samples(FEATURES.float()), PENALTIES, **EXACT)
-    monkeypatch.setattr(reading, "KEPT", 0)
-    monkeypatch.setattr(reading, "LOGITS", 300 * 4 * CLASSES)
+    monkeypatch.setattr(logistic, "KEPT", 0)
+    monkeypatch.setattr(logistic, "LOGITS", 300 * 4 * CLASSES)
     pieces = fit(samples(store.layer("f")), PENALTIES, **EXACT)
     for one, other in zip(whole.classifiers, pieces.classifiers):
         same(one, other)
@@ -111,7 +118,7 @@ def test_rows_of_a_store_in_pieces_are_the_same(
 
 def test_what_fits_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the host KEPT; of a GPU half of its free memory."""
-    assert room(torch.device("cpu")) == reading.KEPT
+    assert room(torch.device("cpu")) == logistic.KEPT
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60 * 2**30, 80 * 2**30))
     assert room(torch.device("cuda")) == 30 * 2**30
 

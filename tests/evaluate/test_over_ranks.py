@@ -12,9 +12,8 @@ from torch import Tensor
 from sslengine.engines.scoring import Asked, Sets
 from sslengine.evaluate.features import Rows
 from sslengine.evaluate.knn import knn_curve, knn_scores
-from sslengine.evaluate.linear import linear_probe
-from sslengine.evaluate.linear_many import linear_probe_many, mean_average_precision
-from sslengine.evaluate.logistic import fit
+from sslengine.evaluate.linear import linear_probe, mean_average_precision
+from sslengine.evaluate.logistic import Samples, fit, standardisation
 from sslengine.evaluate.options import (
     EvaluateOptions,
     LinearProbeOptions,
@@ -23,7 +22,6 @@ from sslengine.evaluate.options import (
 )
 from sslengine.evaluate.outcome import Outcome
 from sslengine.evaluate.retrieval import retrieval
-from sslengine.evaluate.samples import Samples, standardisation
 from sslengine.evaluate.store import Store
 from tests.ranks import RankPool
 
@@ -69,7 +67,7 @@ def _judged(folder: Path, over_ranks: bool, rows: int = 37) -> dict[str, Any]:
     return {
         "knn": knn_curve(*sets, [1, 9], over_ranks=over_ranks, top=(1, 2)),
         "mAP": {k: mean_average_precision(each, seen[:rows]) for k, each in scores.items()},
-        "linear of many": linear_probe_many(
+        "linear of many": linear_probe(
             train, seen, sets[2], seen[:rows], over_ranks=over_ranks
         ).test_accuracy,
         "linear": (probe.test_accuracy, probe.held_out_accuracy, probe.penalty),

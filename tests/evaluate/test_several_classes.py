@@ -15,13 +15,12 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from sslengine.errors import DataError
-from sslengine.evaluate import linear_many
+from sslengine.evaluate import linear
 from sslengine.evaluate.answers import per_class
 from sslengine.evaluate.features import SEVERAL
 from sslengine.evaluate.few_shot import few_labels, few_shot_knn, few_shot_logistic
 from sslengine.evaluate.knn import knn_curve, knn_scores
-from sslengine.evaluate.linear import linear_probe
-from sslengine.evaluate.linear_many import linear_probe_many, mean_average_precision
+from sslengine.evaluate.linear import linear_probe, mean_average_precision
 from sslengine.evaluate.options import LinearProbeOptions
 from sslengine.evaluate.outcome import Outcome
 from sslengine.meters.mean_ap import average_precision
@@ -65,11 +64,11 @@ def test_the_probe_is_a_regression_for_each_class() -> None:
         probe = OneVsRestClassifier(single).fit(scale.transform(TRAIN), ROWS.numpy())
         scores = probe.decision_function(scale.transform(TEST))
         options = LinearProbeOptions(PENALTIES=[penalty])
-        found = linear_probe_many(TRAIN, ROWS, TEST, WANTED, options)
+        found = linear_probe(TRAIN, ROWS, TEST, WANTED, options)
         expected = mean_average_precision(torch.from_numpy(scores), WANTED)
         assert found.test_accuracy == pytest.approx(expected, abs=0.05)
         costs = LinearProbeOptions(PENALTIES=[penalty * len(TRAIN)], PENALTY_ON="sum")
-        assert linear_probe_many(TRAIN, ROWS, TEST, WANTED, costs).test_accuracy == (
+        assert linear_probe(TRAIN, ROWS, TEST, WANTED, costs).test_accuracy == (
             pytest.approx(expected, abs=0.05)
         )
         plain = average_precision(torch.from_numpy(scores), WANTED, interpolated=False).mean()
@@ -80,14 +79,14 @@ def test_a_penalty_is_chosen_and_odd_classes_are_left_out() -> None:
     rows = torch.cat([ROWS, torch.zeros(150, 1, dtype=torch.int8)], dim=1)
     rows[::3, 0] = -1
     wanted = torch.cat([WANTED, WANTED[:, :1]], dim=1)
-    found = linear_probe_many(TRAIN, rows, TEST, wanted)
+    found = linear_probe(TRAIN, rows, TEST, wanted)
     assert found.penalty in LinearProbeOptions().PENALTIES
     assert found.notes[0] == "1 of 5 classes have no images of both kinds"
     assert 60 < found.test_accuracy < 100
-    again = linear_probe_many(TRAIN, rows, TEST, wanted)
+    again = linear_probe(TRAIN, rows, TEST, wanted)
     assert again.test_accuracy == found.test_accuracy
     assert found.chosen_on == "30 of 150 training images"
-    best = linear_probe_many(TRAIN, rows, TEST, wanted, LinearProbeOptions(CHOOSE_ON="test"))
+    best = linear_probe(TRAIN, rows, TEST, wanted, LinearProbeOptions(CHOOSE_ON="test"))
     assert best.chosen_on == "the test images"
     assert best.test_accuracy == pytest.approx(best.held_out_accuracy, abs=0.05)
     assert best.test_accuracy > found.test_accuracy - 0.05
@@ -98,9 +97,9 @@ def test_a_worse_penalty_before_the_best_does_not_end_the_search(
 ) -> None:
     by_chance = {10.0: 20.0, 3.0: 19.0, 0.1: 60.0, 0.01: 50.0}
     measured = iter(by_chance.values())
-    monkeypatch.setattr(linear_many._Probe, "measure", lambda *_: next(measured))
+    monkeypatch.setattr(linear, "mean_average_precision", lambda *_: next(measured, 0.0))
     options = LinearProbeOptions(PENALTIES=[*by_chance][::-1])
-    found = linear_probe_many(TRAIN, ROWS, TEST, WANTED, options)
+    found = linear_probe(TRAIN, ROWS, TEST, WANTED, options)
     assert (found.penalty, found.held_out_accuracy) == (0.1, 60.0)
 
 
@@ -116,25 +115,23 @@ def test_protocols_that_are_not_for_them_say_so(compute: Callable[..., Outcome])
 
 
 def test_answers_of_one_class_each_are_not_those_of_several() -> None:
-    found = per_class(linear_probe_many(TRAIN, ROWS, TEST, WANTED), TEST, WANTED)
+    found = per_class(linear_probe(TRAIN, ROWS, TEST, WANTED), TEST, WANTED)
     assert found.notes == (f"Classes: {SEVERAL}",)
 
 
 def test_what_the_judges_do_not_take() -> None:
     with pytest.raises(DataError, match="rows of indicators"):
-        linear_probe(TRAIN, ROWS, TEST, WANTED)
-    with pytest.raises(DataError, match="rows of indicators"):
         knn_curve(TRAIN, ROWS, TEST, WANTED, [3])
     with pytest.raises(DataError, match="expected indicators 1, 0, or -1"):
         knn_scores(TRAIN, ROWS + 7, TEST, [3])
     with pytest.raises(DataError, match="no class has both images that show it"):
-        linear_probe_many(TRAIN, ROWS * 0, TEST, WANTED)
+        linear_probe(TRAIN, ROWS * 0, TEST, WANTED)
 
 
 def test_groups_are_held_out_whole() -> None:
     """As scikit-learn's regressions choose on the rows of these groups."""
     groups = torch.arange(150) // 10
-    found = linear_probe_many(TRAIN, ROWS, TEST, WANTED, groups=groups)
+    found = linear_probe(TRAIN, ROWS, TEST, WANTED, groups=groups)
     assert found.chosen_on == "30 of 150 training images in whole groups"
     with pytest.raises(DataError, match="GROUP_COLUMN: all training images have the same value"):
-        linear_probe_many(TRAIN, ROWS, TEST, WANTED, groups=torch.zeros(150))
+        linear_probe(TRAIN, ROWS, TEST, WANTED, groups=torch.zeros(150))

@@ -160,8 +160,7 @@ def _strengths(given: argparse.Namespace, count: int) -> list[float]:
 
 
 def _fitted(train: Tensor, labels: Tensor, given: Any, groups: list[list[float]]) -> float:
-    from sslengine.evaluate.logistic import fit_path
-    from sslengine.evaluate.samples import Samples, standardisation
+    from sslengine.evaluate.logistic import Samples, fit_path, standardisation
 
     samples = Samples(train, labels, given.classes, standardisation(train))
     right: list[float] = []

@@ -20,6 +20,7 @@ from sslengine.contrib.vissl_benchmarks.inputs import BenchmarkInputs, benchmark
 from sslengine.contrib.vissl_benchmarks.report import Report
 from sslengine.engines.run import Run
 from sslengine.engines.vissl_options import LowShotBenchmarkOptions
+from sslengine.evaluate.features import expect_one_class_each
 from sslengine.evaluate.intervals import Spread
 from sslengine.evaluate.linear import linear_probe
 from sslengine.evaluate.options import LinearProbeOptions, SvmOptions
@@ -62,6 +63,7 @@ def _regression(draws: list[BenchmarkInputs], layer: str, lambdas: list[float]) 
     scores: dict[str, list[float]] = {f"lambda={each:g} top1": [] for each in lambdas}
     for draw in draws:
         sets = draw.sets(layer)
+        expect_one_class_each(sets[1])
         for name, strength in zip(scores, lambdas, strict=True):
             # There is one penalty, so that nothing is chosen.
             only = LinearProbeOptions([strength / len(sets[1]) ** 2], CHOOSE_ON="test")

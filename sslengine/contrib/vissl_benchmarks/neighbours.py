@@ -19,7 +19,7 @@ from sslengine.contrib.vissl_benchmarks.report import Report
 from sslengine.engines.extract_features import save
 from sslengine.engines.run import Run
 from sslengine.evaluate.knn import count_votes, knn_scores, score_votes, search_k
-from sslengine.evaluate.linear_many import mean_average_precision
+from sslengine.evaluate.linear import mean_average_precision
 from sslengine.evaluate.options import NearestNeighborOptions
 from sslengine.evaluate.outcome import Outcome
 from sslengine.evaluate.store import file_name
