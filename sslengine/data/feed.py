@@ -24,7 +24,6 @@ from sslengine.data.batch.samplers import (
     BatchSampler,
     DistributedBatchSampler,
     OrderedBatchSampler,
-    StreamBatchSampler,
     StretchBatchSampler,
 )
 from sslengine.data.fingerprint import hash_list
@@ -201,7 +200,12 @@ def make_sampler(
                 f"pass over each sample once. Evaluate on other data, for example on shards that "
                 f"are stored here (webdataset)."
             )
-        sampler = StreamBatchSampler(len(stream), batch, rank, world_size, options.DROP_LAST, where)
+        length = len(stream)
+        if not options.DROP_LAST:  # the last batch is full too
+            length += -length % (batch * world_size)
+        sampler = DistributedBatchSampler(
+            length, batch, rank, world_size, seed=0, drop_last=True, shuffle=False, where=where
+        )
         stream.distribute(batch, world_size, workers, own(options, StreamOptions).LANES)
         dataset.distribute(sum(sampler.global_batch_sizes))
         return sampler

@@ -22,7 +22,6 @@ from sslengine.data.augment.image import Rgb, make_bytes
 from sslengine.data.augment.levels import (
     DrawnSolarize,
     Inverted,
-    equalize,
     posterize,
     sharpen,
     stretch_contrast,
@@ -115,7 +114,6 @@ COUNTERPARTS: Mapping[type, Callable[[Any], Change | None]] = {
     tv.RandomPosterize: _posterize,
     tv.RandomInvert: lambda each: Sometimes(each, each.p, Inverted()),
     tv.RandomAutocontrast: lambda each: Sometimes(each, each.p, stretch_contrast),
-    tv.RandomEqualize: lambda each: Sometimes(each, each.p, equalize),
     tv.RandomAdjustSharpness: _sharpness,
     **dict.fromkeys(CONVERSIONS, ToFloats),
 }

@@ -1,4 +1,4 @@
-"""What maps each channel's levels: solarize, posterize, invert, auto-contrast, equalize; sharpness.
+"""What maps each channel's levels: solarize, posterize, invert, auto-contrast; sharpness.
 
 Each is one function. Of 8-bit RGB its kernel comes to Pillow's bytes.
 """
@@ -76,18 +76,6 @@ def stretch_contrast(image: Any) -> Any:
     if isinstance(image, Image.Image):
         return ImageOps.autocontrast(image)
     return refuse_array("AutoContrast")
-
-
-def equalize(image: Any) -> Any:
-    """Spread each channel's values, so that about as many pixels have each. Tables are made in
-    integers, as Pillow's are."""
-    if type(image) is Rgb:
-        image, planes = own(image)
-        equalize_planes(planes)
-        return image
-    if isinstance(image, Image.Image):
-        return ImageOps.equalize(image)
-    return refuse_array("Equalize")
 
 
 def sharpen(image: Any, factor: float) -> Any:
@@ -189,26 +177,6 @@ def stretch_planes(planes: Array) -> None:
             offset = -low * scale
             for level in range(LEVELS):
                 table[level] = np.uint8(min(max(level * scale + offset, 0.0), 255.0))
-            for i in range(values.size):
-                values[i] = table[values[i]]
-
-
-@kernel("void(uint8[:, :, ::1])")
-def equalize_planes(planes: Array) -> None:
-    table = np.empty(LEVELS, np.uint8)
-    for channel in range(3):
-        values = planes[channel].reshape(-1)
-        counts = np.zeros(LEVELS, np.int64)
-        most = np.uint8(0)
-        for i in range(values.size):
-            counts[values[i]] += 1
-            most = max(most, values[i])
-        step = (values.size - counts[most]) // 255
-        if step > 0:
-            passed = np.int64(step // 2)
-            for level in range(LEVELS):
-                table[level] = np.uint8(min(passed // step, 255))
-                passed += counts[level]
             for i in range(values.size):
                 values[i] = table[values[i]]
 

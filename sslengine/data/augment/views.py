@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 from torchvision.transforms import RandomResizedCrop
 
-from sslengine.data.augment.geometry import ResizedCrop, crop, flip
+from sslengine.data.augment.geometry import Box, ResizedCrop, crop, flip
 from sslengine.data.augment.image import Rgb, share, size_of
-from sslengine.data.augment.resize import Box
 from sslengine.data.augment.stream import uniform
 from sslengine.data.augment.transform import (
     InTurn,

@@ -132,7 +132,7 @@ class DistributedBatchSampler(BatchSampler):
         shuffle: bool = True,
         where: str = "config.DATA.TRAIN",
     ) -> None:
-        """shuffle: False is for looking for mistakes, USE_DEBUGGING_SAMPLER."""
+        """shuffle: False: in order, as a stream comes, or to look for mistakes."""
         self._num_samples = num_samples
         self._shuffle = shuffle
         self._global_batch = batch_size * world_size
@@ -160,30 +160,6 @@ class DistributedBatchSampler(BatchSampler):
             start = step * self._global_batch + self._rank * size
             places = torch.arange(start, start + size) % self._num_samples
             return (places if order is None else order[places]).tolist()
-
-        return rows
-
-
-class StreamBatchSampler(BatchSampler):
-    """For training on a stream: the places of an epoch in their order; all batches are full."""
-
-    def __init__(
-        self, length: int, batch_size: int, rank: int, world_size: int, drop_last: bool, where: str
-    ) -> None:
-        self._rank, self._world_size, self._batch = rank, world_size, batch_size
-        full, rest = divmod(length, batch_size * world_size)
-        steps = full + (rest > 0 and not drop_last)
-        if not steps:
-            raise DataError(
-                f"{where}.LENGTH: {length} samples are fewer than the global batch of "
-                f"{batch_size * world_size}, and {where}.DROP_LAST is true."
-            )
-        super().__init__([batch_size] * steps, [batch_size * world_size] * steps)
-
-    def _rows_of(self, epoch: int) -> Rows:
-        def rows(step: int) -> list[int]:
-            start = (step * self._world_size + self._rank) * self._batch
-            return list(range(start, start + self._batch))
 
         return rows
 

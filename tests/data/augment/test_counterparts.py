@@ -42,7 +42,6 @@ KNOWN = [
     tv.RandomPosterize(3, 0.5),
     tv.RandomInvert(0.5),
     tv.RandomAutocontrast(0.5),
-    tv.RandomEqualize(0.5),
     tv.RandomAdjustSharpness(1.7, 0.5),
     ImgPilRandomPhotometric(),
     tv.RandomApply([tv.ColorJitter(0.5), tv.RandomHorizontalFlip()], 0.5),

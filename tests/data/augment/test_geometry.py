@@ -12,13 +12,12 @@ from PIL import Image
 from torchvision.transforms import InterpolationMode, RandomResizedCrop
 from torchvision.transforms import functional as F
 
-from sslengine.data.augment import resize as kernels
+from sslengine.data.augment import geometry
 from sslengine.data.augment.geometry import (
     ImgPilResizeLargerSide,
     ImgRotatePil,
     MNISTImgPil2RGB,
     ResizedCrop,
-    center_on_black,
     crop,
     turn,
 )
@@ -91,7 +90,7 @@ def test_from_much_larger_to_much_smaller(side: int, interpolation: Interpolatio
         partial(crop, box=(-3, 40, 70, 99), to=(31, 32)),
         partial(crop, box=(0, 0, 60, 75), to=(50, 66), interpolation=InterpolationMode.NEAREST),
         partial(crop, box=(0, 0, 60, 75), to=(30, 33), interpolation=InterpolationMode.LANCZOS),
-        partial(center_on_black, to=(80, 50)),
+        partial(crop, box=(-6, -4, 80, 50), to=(80, 50)),
         partial(turn, degrees=33.0),
     ],
     ids=describe,
@@ -113,7 +112,7 @@ def test_both_orders_of_the_passes_are_within_a_level_of_exact_sums() -> None:
     exact = np.einsum("yh,hwc,xw->cyx", matrix(200, 50), part.astype(float), matrix(60, 55))
     for columns_first in (False, True):
         made = np.empty((3, 50, 55), np.uint8)
-        kernels._resize(part, (0, 0, 200, 60), (50, 55), False, columns_first, made)
+        geometry.resize_box(part, (0, 0, 200, 60), (50, 55), False, columns_first, made)
         assert np.abs(made - exact).max() <= 1.01
 
 
@@ -128,8 +127,8 @@ def matrix(before: int, after: int) -> Any:
 def test_rows_below_stay_as_they_are() -> None:
     compile_or_skip()
     planes, out = noise(40, 50), np.full((3, 11, 11), 7, np.uint8)
-    pixels, order = np.asarray(as_image(planes)), kernels.COLUMNS_MAY_COME_FIRST
-    kernels._resize(pixels, (3, 4, 30, 20), (9, 11), False, order, out)
+    pixels, order = np.asarray(as_image(planes)), geometry.COLUMNS_MAY_COME_FIRST
+    geometry.resize_box(pixels, (3, 4, 30, 20), (9, 11), False, order, out)
     assert (out[:, :9] == by_pillow(partial(crop, box=(3, 4, 30, 20), to=(9, 11)), planes)).all()
     assert (out[:, 9:] == 7).all()
 
@@ -146,28 +145,6 @@ def pixels() -> Pixels:
     return np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
 
 
-def test_a_crop_of_its_own_size_keeps_the_pixels(pixels: Pixels) -> None:
-    cut = after(partial(crop, box=(3, 4, 10, 12), to=(10, 12)), pixels)
-    assert (cut == pixels[3:13, 4:16]).all()
-
-
-def test_a_crop_does_not_see_what_lies_outside(pixels: Pixels) -> None:
-    inside = np.full_like(pixels, 9)
-    inside[3:13, 4:16] = 77
-    assert (after(partial(crop, box=(3, 4, 10, 12), to=(7, 5)), inside) == 77).all()
-
-
-def test_half_the_size_is_the_weighted_mean_of_a_triangle(pixels: Pixels) -> None:
-    wide = np.repeat(pixels[:1], 4, axis=0)
-    half = after(partial(crop, box=(0, 0, 4, 30), to=(4, 15)), wide)[0, 5].astype(float)
-    expected = np.array([1, 3, 3, 1]) / 8 @ wide[0, 9:13]
-    assert np.abs(half - expected).max() <= 1
-
-
-def test_flip(pixels: Pixels) -> None:
-    assert (after(flip_image, pixels) == pixels[:, ::-1]).all()
-
-
 @pytest.mark.parametrize("times", [1, 2, 3])
 def test_quarter_turns_are_counter_clockwise(pixels: Pixels, times: int) -> None:
     assert (after(partial(turn, degrees=90 * times), pixels) == np.rot90(pixels, times)).all()
@@ -180,13 +157,6 @@ def test_any_other_turn_is_about_the_middle_and_leaves_corners_black() -> None:
     assert not turned[[0, 0, -1, -1], [0, -1, 0, -1]].any()
     assert (turned[10, 1:20] == 255).all()  # what was on the right is above it now
     assert not turned[3, 17].any()
-
-
-def test_the_centre_of_a_smaller_image_lies_on_black(pixels: Pixels) -> None:
-    around = after(partial(center_on_black, to=(24, 22)), pixels)
-    assert (around[2:-2] == pixels[:, 4:-4]).all()
-    assert not around[:2].any()
-    assert not around[-2:].any()
 
 
 # ---- draws

@@ -23,7 +23,6 @@ from sslengine.data.batch.samplers import (
     Keys,
     OrderedBatchSampler,
     Place,
-    StreamBatchSampler,
 )
 from sslengine.data.loading.dataset import SampleBatch
 from sslengine.errors import DataError
@@ -108,7 +107,9 @@ def of_rank(
         128, own, rank, world_size, seed=seed, drop_last=True
     )
     if stream:
-        sampler = StreamBatchSampler(128, own, rank, world_size, True, "config.DATA.TRAIN")
+        sampler = DistributedBatchSampler(
+            128, own, rank, world_size, seed=0, drop_last=True, shuffle=False
+        )
     sampler.set_window(3, step)
     keys = next(iter(sampler))
     return SampleBatch([crops(index) for _, index in keys], seed, keys)
