@@ -36,22 +36,22 @@ FOLDERS = {
     "checkpoint": (1200, 1200),
     "distributed launch": (2817, 2700),
     "testing python": (3297, 2000),
-    "data": (12530, 8200),
+    "data": (12443, 8200),
     "models": (6637, 4800),
     "config": (4584, 3300),
-    "engines evaluate predictor": (9147, 6200),
+    "engines evaluate predictor": (8876, 6200),
     "export": (1903, 1500),
-    "command": (5306, 3800),
+    "command": (5305, 3800),
     "report": (2500, 2500),
     "contrib": (4500, 4500),
 }
 COUNTS = {
-    "lines": (66737, 50000),
-    "files": (410, 350),
+    "lines": (66378, 50000),
+    "files": (405, 350),
     "lines at the top": (2309, 1200),
-    "lines of tests": (79888, 55000),
+    "lines of tests": (79817, 55000),
     "files of tests": (499, 400),
-    "lines of tools": (5398, 3500),
+    "lines of tools": (5397, 3500),
     "files under 60 lines": (45, 45),
     "longest file": (600, 600),
     "files that one other imports": (110, 110),
@@ -65,7 +65,7 @@ COUNTS = {
     "median lines of a function": (9, 9),
     "longest function": (70, 70),
     "lines of README": (150, 150),
-    "lines of CHANGELOG": (970, 150),
+    "lines of CHANGELOG": (150, 150),
 }
 # Functions and files that a step of SimCLR passes, outside of data/.
 WAY = {"functions": (40, 40), "files": (14, 14)}
