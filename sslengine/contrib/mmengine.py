@@ -24,7 +24,7 @@ from torch import Tensor
 from sslengine.engine.loss_dict import LossDictTrainStep, are_losses
 from sslengine.engine.step import Loss, Sample
 from sslengine.errors import ConfigError, TrainingError, nearest
-from sslengine.monitor.losses import MAIN
+from sslengine.monitor.store import MAIN
 from sslengine.registry import register_train_step
 
 if TYPE_CHECKING:

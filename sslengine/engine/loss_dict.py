@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from sslengine.engine.step import Sample, TrainStep, expect_numbers, single_input_sample
 from sslengine.errors import TrainingError
-from sslengine.monitor.losses import MAIN
+from sslengine.monitor.store import MAIN
 from sslengine.registry import register_train_step
 
 if TYPE_CHECKING:

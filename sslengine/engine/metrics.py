@@ -16,7 +16,7 @@ from sslengine import startup
 from sslengine.distributed.ranks import is_primary
 from sslengine.errors import NonFiniteLossError
 from sslengine.hooks.events import Hook, Task
-from sslengine.monitor.losses import MAIN, LossEntry
+from sslengine.monitor.store import MAIN, LossEntry
 from sslengine.monitor.writers import Record, close_all, hand_out
 from sslengine.screen import say
 
@@ -72,7 +72,7 @@ class LogMetrics(Hook):
 
     def on_phase_end(self, task: Task) -> None:
         task.storage.read()
-        task.ledger.drain()  # a test phase's are of no step record, nor of the next train phase's
+        task.storage.take_losses()
         for name, value in task.storage.take_scalars().items():
             task.phase_results.setdefault(name, value)
         self._write(task, "phase", task.phase_results)
@@ -96,7 +96,7 @@ class LogMetrics(Hook):
     def _write_line(self, task: Task) -> None:
         self._note_waiting(task)
         task.storage.read()
-        entries, put = task.ledger.take_read(), task.storage.take_scalars()
+        entries, put = task.storage.take_losses(), task.storage.take_scalars()
         now = _mark(task)
         if self._warm:  # the first step says nothing of how long others will take
             self._marks.append(now)

@@ -42,7 +42,7 @@ def set_loss(task: Any, feed: Any, options: Any) -> dict[str, float]:
         make_current(beside.storage)
         for _ in range(feed.steps_per_epoch):
             beside.step()
-        entries = beside.ledger.drain()
+        entries = beside.storage.take_losses()
     if not entries:
         raise TrainingError(
             f"{type(task.base_model).__name__} gives predictions in eval mode, and no "

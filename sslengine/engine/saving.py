@@ -45,8 +45,7 @@ def get_state(task: Any, deep_copy: bool = False) -> dict[str, Any]:
         "phase_idx": task.phase_idx,
         "train_phase_idx": task.train_phase_idx,
         "num_updates": task.progress.num_updates,
-        "figures": task.storage.state_dict(),  # reads the losses too
-        "losses": task.ledger.state_dict(),
+        **task.storage.state_dict(),
         "hooks": hook_states((*task.hooks, *task.services)),
         "classes": task.class_names,
         "data": _data_facts(task),
@@ -77,9 +76,7 @@ def set_state(task: Any, state: dict[str, Any]) -> dict[str, Any]:
     task.precision.load_state_dict(state["amp"])
     progress = place_again(task.phases, Progress.from_state(state["progress"]))
     task.state.resume(progress, task.parts.plan.phase(progress))
-    task.ledger.load_state_dict(state["losses"])
-    if state["figures"] is not None:
-        task.storage.load_state_dict(state["figures"])
+    task.storage.load_state_dict(state)
     hooks = _load_hooks(task, state["hooks"])
     _load_rank_state(task, state["ranks"])
     return hooks

@@ -86,7 +86,7 @@ class LastBatch:
         self.sample: dict[str, Any] = {}
         self.model_output: Any = None
         self.target: Any = None
-        self.loss: Tensor | None = None  # this rank's; means over ranks are in the ledger
+        self.loss: Tensor | None = None  # this rank's; means over ranks are in the store
         self.indices: Tensor | None = None  # of the samples, on the host
         # A model's further outputs (model_train_step), for hooks that draw.
         self.vis_preds: Any = None

@@ -227,7 +227,7 @@ class TrainStep:
             size, share = batch.size, batch.share
             if not state.train and _is_left_out(batch):
                 size, share = (0 if share == 1.0 else size), 0.0  # other ranks may have samples
-            record = state.storage.losses.record
+            record = state.storage.record
             batch.loss = record(loss, state.progress.iteration, size, share, batch.indices)
 
     def measure(self, task: SelfSupervisionTask, output: Any, sample: Sample) -> None:

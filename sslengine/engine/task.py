@@ -218,7 +218,7 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
     def on_phase_end(self) -> None:
         """Reduce results over ranks, then call hooks: those of rank 0 alone only read them."""
         state = self.state
-        mean = state.storage.losses.phase_mean()
+        mean = state.storage.phase_mean()
         measured = {meter.name: meter.value() for meter in state.active_meters}
         state.end_phase(({} if mean is None else {"loss": mean}) | measured)
         self.run_hooks("on_phase_end")
@@ -320,10 +320,9 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
 
         With several ranks: of the steps up to the last record, since one rank may ask alone.
         """
-        ledger = self.state.storage.losses
         if world_size() == 1:
-            ledger.flush()
-        return ledger.phase_losses
+            self.state.storage.flush()
+        return self.state.storage.phase_losses
 
     @property
     def checkpoint_folder(self) -> str:
@@ -357,7 +356,6 @@ class SelfSupervisionTask(ClassyTask):  # type: ignore[misc]
     test_feed = property(attrgetter("parts.feeds.test"))
     class_names = property(attrgetter("parts.feeds.class_names"))
     storage = property(attrgetter("state.storage"))  # task.storage.put_scalar(name, value)
-    ledger = property(attrgetter("state.storage.losses"))
     perf = property(attrgetter("state.perf"))
     data_seconds = property(attrgetter("state.data_seconds"))  # that steps waited for batches
     progress = property(attrgetter("state.progress"))

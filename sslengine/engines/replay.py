@@ -24,7 +24,7 @@ from sslengine.distributed.sharding import local
 from sslengine.engine import loop
 from sslengine.engines.run import Run
 from sslengine.errors import NonFiniteLossError, TrainingError
-from sslengine.monitor.losses import name_few
+from sslengine.monitor.store import name_few
 from sslengine.registry import TASKS, register_engine
 
 

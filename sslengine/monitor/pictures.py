@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sslengine.errors import TrainingError
 from sslengine.precision import widest
 
 Image = NDArray[np.uint8]  # height, width, and 3 for colours
@@ -30,15 +29,8 @@ class Histogram(NamedTuple):
         return [float(edge) for edge in np.linspace(self.low, self.high, len(self.counts) + 1)]
 
 
-def count(name: str, tensor: Tensor, bins: int) -> Tensor | None:
-    """Count where the tensor is, without waiting, for `read_histogram`; None if it is empty."""
-    if not isinstance(tensor, Tensor) or tensor.is_complex() or bins < 1:
-        raise TrainingError(
-            f"put_histogram({name!r}): expected a tensor of real numbers and 1 bin or more, got "
-            f"{_describe(tensor)} and bins={bins!r}."
-        )
-    if tensor.numel() == 0:
-        return None
+def count(tensor: Tensor, bins: int) -> Tensor:
+    """Count where the tensor is, without waiting, for `read_histogram`."""
     values = tensor.detach().flatten().float()
     finite = values.isfinite()
     low = torch.where(finite, values, torch.inf).amin()
@@ -60,24 +52,6 @@ def read_histogram(counted: Tensor) -> Histogram:
     return Histogram([*map(int, counts)], low, high, total, squares)
 
 
-def copy_picture(name: str, array: Any) -> Tensor:
-    """Copy the array where it is, for `make_image`."""
-    given = torch.as_tensor(array) if isinstance(array, np.ndarray) else array
-    if not isinstance(given, Tensor) or not _is_picture(given):
-        raise TrainingError(
-            f"put_image({name!r}): expected a tensor or array of 8 bit integers or of floats from "
-            f"0 to 1, of (height, width), (3 or 1, height, width) or (height, width, 3 or 1); got "
-            f"{_describe(array)}."
-        )
-    return given.detach().clone()
-
-
-def _is_picture(given: Tensor) -> bool:
-    colours = given.ndim == 3 and (given.shape[0] in (1, 3) or given.shape[-1] in (1, 3))
-    known = given.dtype == torch.uint8 or given.is_floating_point()
-    return known and given.numel() > 0 and (given.ndim == 2 or colours)
-
-
 def make_image(given: Tensor) -> Image:
     """Make an image of 8 bits, colours last. Waits for the device."""
     if given.is_floating_point():
@@ -88,8 +62,3 @@ def make_image(given: Tensor) -> Image:
         given = given.squeeze(-1)
     array: Image = given.cpu().contiguous().numpy()
     return array
-
-
-def _describe(value: Any) -> str:
-    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
-    return type(value).__name__ if shape is None else f"{dtype} of shape {tuple(shape)}"

@@ -4,9 +4,10 @@
     task.storage.put_scalar("queue/age", age, reduce="max")
     current().put_scalar("gate", gate)                      in a model, which knows no task
 
-A tensor stays on its device, so that no step waits for it. `read`, at LOG_FREQUENCY, brings all
-that was put since the last time to the host and into the histories, with the losses: it waits for
-the device once. Any rank may put; rank 0's metrics are written. With `reduce` a metric is
+A tensor stays on its device, so that no step waits for it. `read`, at LOG_FREQUENCY, at the end of
+a phase and before a checkpoint, brings all that is open to the host and into the histories: it
+waits for the device once. It finds the first step whose loss is not finite, so that no such step is
+logged, averaged or saved. Any rank may put; rank 0's metrics are written. With `reduce` a metric is
 that of all ranks, which must then have put it equally often.
 
 Train and test phases have separate histories; those of a test phase start again.
@@ -24,7 +25,7 @@ from functools import reduce as fold
 from itertools import islice
 from operator import add
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,20 +33,13 @@ from torch import Tensor
 from sslengine.distributed.collectives import gather_equal
 from sslengine.distributed.process_group import backend_device
 from sslengine.distributed.ranks import is_primary, world_size
-from sslengine.errors import TrainingError, nearest
-from sslengine.monitor.losses import MAIN, LossLedger, OpenLoss
-from sslengine.monitor.pictures import (
-    Histogram,
-    Image,
-    copy_picture,
-    count,
-    make_image,
-    read_histogram,
-)
+from sslengine.errors import NonFiniteLossError, TrainingError, nearest
+from sslengine.monitor.pictures import Histogram, Image, count, make_image, read_histogram
 from sslengine.precision import widest
 
 Number = Tensor | float
 
+MAIN = "loss"
 WINDOW = 20
 KEPT = 1000  # values of a history, unless the window is larger
 # Names of the metrics that the engine itself writes.
@@ -56,6 +50,7 @@ _NAME = re.compile(r"[\w.\- ]+(/[\w.\- ]+)*")
 _REDUCTIONS = (None, "mean", "max", "sum")
 _SIZE = 1024  # numbers that a rank sends at once
 _HASHES = ""  # no metric has this name
+_NAMED = 4  # images of a loss that is not finite
 
 
 class Series:
@@ -89,11 +84,11 @@ class Series:
 
     def median(self, window: int | None = None) -> float:
         """Return NaN if one of the values is."""
-        values = self.values(self.window if window is None else window)
+        values = self.values(window or self.window)
         return math.nan if any(map(math.isnan, values)) else float(median(values))
 
     def average(self, window: int | None = None) -> float:
-        values = self.values(self.window if window is None else window)
+        values = self.values(window or self.window)
         return sum(values) / len(values)
 
     def global_average(self) -> float:
@@ -112,6 +107,23 @@ class Series:
         return series
 
 
+class LossEntry(NamedTuple):
+    iteration: int  # train steps made before this one
+    parts: dict[str, float]  # means over all ranks' images; the loss itself is parts["loss"]
+    batch_size: int  # images, over all ranks
+
+
+class OpenLoss(NamedTuple):
+    """A step's loss that is not read yet."""
+
+    iteration: int
+    names: tuple[str, ...]
+    values: Tensor  # one for each name, of this rank
+    batch_size: int
+    share: float  # of the images, on this rank
+    samples: Tensor | None
+
+
 class MetricStore:
     def __init__(
         self,
@@ -122,10 +134,11 @@ class MetricStore:
     ) -> None:
         """Make an empty store. An inactive one takes everything and keeps the losses alone.
 
-        check_finite, replay, name: of the losses.
+        replay: the command that repeats the run's last steps; empty if none can.
+        name: names the sample of an index, for the error of a loss that is not finite.
         """
-        self.active = active
-        self.losses = LossLedger(self.read, check_finite, replay, name)
+        self.active, self.check_finite = active, check_finite
+        self._replay, self._name = replay, name
         self.split = "train"
         self._series: dict[str, dict[str, Series]] = {"train": {}, "test": {}}
         self._open: dict[str, Column] = {}
@@ -133,6 +146,14 @@ class MetricStore:
         self._histograms: dict[str, Tensor] = {}
         self._fresh: list[str] = []  # names read since they were last written
         self._keeps_pictures = active and is_primary()
+        self._open_losses: list[OpenLoss] = []
+        self._unread: list[LossEntry] = []
+        # Losses times batch size of the phase so far; VISSL's `task.losses`.
+        self.phase_losses: list[float] = []
+        self._phase_samples = 0
+        self._history: list[LossEntry] | None = None
+
+    # ---- putting
 
     def put_scalar(
         self,
@@ -160,8 +181,7 @@ class MetricStore:
         if reduce not in _REDUCTIONS or opened.reduce != reduce or window < 1:
             raise TrainingError(
                 f"put_scalar({name!r}): expected a window of 1 or more, and as `reduce` mean, max, "
-                f"sum or None, always the same for a name; got window={window!r} and "
-                f"reduce={reduce!r}, where it was {opened.reduce!r}."
+                f"sum or None, always the same for a name; got {window=} and {reduce=}."
             )
         opened.values.append(_copy_number(name, value))
         opened.window, opened.keep = window, keep
@@ -173,30 +193,88 @@ class MetricStore:
         8 bit integers, or floats from 0 to 1; (height, width), or with 1 or 3 colours first or
         last. Rank 0's alone are kept.
         """
-        image = copy_picture(_checked(name), array)
-        if self._keeps_pictures:
-            self._images[name] = image
+        if _checked(name) and self._keeps_pictures:
+            self._images[name] = torch.as_tensor(array).detach().clone()
 
     def put_histogram(self, name: str, tensor: Tensor, bins: int = 64) -> None:
         """Count the values at once, on their device; the newest of each name is written."""
-        counted = count(_checked(name), tensor, bins)
-        if self._keeps_pictures and counted is not None:
-            self._histograms[name] = counted
+        if _checked(name) and self._keeps_pictures and tensor.numel():
+            self._histograms[name] = count(tensor, bins)
+
+    def record(
+        self,
+        loss: Tensor | Mapping[str, Tensor],
+        iteration: int,
+        batch_size: int,
+        share: float = 1.0,
+        samples: Tensor | None = None,
+    ) -> Tensor:
+        """Note a step's loss with its parts. Return this rank's loss, without graph.
+
+        batch_size: images of the step over all ranks; share: of them, on this rank.
+        samples: this rank's sample indices, on the host, for the error message.
+        """
+        parts = {MAIN: loss} if isinstance(loss, Tensor) else loss
+        own = parts[MAIN].detach()
+        values = own
+        if not isinstance(loss, Tensor):
+            values = torch.stack([part.detach().float() for part in loss.values()])
+        opened = OpenLoss(iteration, tuple(parts), values, batch_size, share, samples)
+        self._open_losses.append(opened)
+        return own
+
+    # ---- reading
 
     def read(self) -> None:
         """Bring all that is open into the histories. Collective; the host waits for the device."""
-        (opened, self._open), steps = (self._open, {}), self.losses.take_open()
+        (opened, self._open), (steps, self._open_losses) = (self._open, {}), (self._open_losses, [])
         found = read_columns({**opened, MAIN: _weigh(steps)} if steps else opened)
         for name, each in opened.items():
-            series = self._history(name)
+            series = self._find_series(name)
             series.window, series.keep = each.window, each.keep
             series.extend(found[name])
         self._fresh = list(dict.fromkeys((*self._fresh, *opened)))
-        for entry in self.losses.note(steps, found.get(MAIN, ())):
-            for name, value in entry.parts.items() if self.active else ():
-                self._history(name if name == MAIN else f"{MAIN}.{name}").extend([value])
+        numbers = iter(found.get(MAIN, ()))
+        for step in steps:
+            parts = dict(zip(step.names, islice(numbers, len(step.names)), strict=True))
+            self._note(LossEntry(step.iteration, parts, step.batch_size), step.samples)
 
-    def _history(self, name: str) -> Series:
+    def _note(self, entry: LossEntry, samples: Tensor | None) -> None:
+        """Take a step's losses, as means over ranks; raise if one of them is not finite."""
+        if self.check_finite and not all(map(math.isfinite, entry.parts.values())):
+            raise self._not_finite(entry, samples)
+        self._unread.append(entry)
+        if self._history is not None:
+            self._history.append(entry)
+        self.phase_losses.append(entry.parts[MAIN] * entry.batch_size)
+        self._phase_samples += entry.batch_size
+        for name, value in entry.parts.items() if self.active else ():
+            self._find_series(name if name == MAIN else f"{MAIN}.{name}").extend([value])
+
+    def _not_finite(self, entry: LossEntry, samples: Tensor | None) -> NonFiniteLossError:
+        parts = ", ".join(f"{name} {value}" for name, value in entry.parts.items())
+        lines = [f"the loss of iteration {entry.iteration + 1} is not finite: {parts}."]
+        if samples is not None:
+            lines.append(f"Its images, of this rank: {name_few(samples, self._name)}.")
+        lines.append(
+            "Usual causes: a learning rate that is too high, fp16 overflow, an input that is not "
+            "finite. No checkpoint was written since. config.HOOKS.CHECK_NAN=false continues."
+        )
+        if self._replay:
+            lines.append(f"Repeat the last steps, to find the module: {self._replay}")
+        return NonFiniteLossError("\n  ".join(lines), entry.parts, entry.iteration + 1)
+
+    def flush(self) -> None:
+        """Read the losses that are still on the device. Collective where there are some."""
+        if self._open_losses:
+            self.read()
+
+    def phase_mean(self) -> float | None:
+        """Return the mean loss per sample of this phase so far. Collective."""
+        self.flush()
+        return sum(self.phase_losses) / self._phase_samples if self._phase_samples else None
+
+    def _find_series(self, name: str) -> Series:
         return self._series[self.split].setdefault(name, Series())
 
     def history(self, name: str) -> Series:
@@ -212,8 +290,21 @@ class MetricStore:
     def latest(self) -> dict[str, float]:
         return {name: each.latest() for name, each in self._series[self.split].items() if each}
 
+    # ---- taking what is to be written
+
+    def take_losses(self) -> list[LossEntry]:
+        """Return the steps since the last call. Collective."""
+        self.flush()
+        entries, self._unread = self._unread, []
+        return entries
+
+    def take_history(self) -> list[LossEntry]:
+        """Return the steps since the last call, taken or not; the first call begins to keep."""
+        entries, self._history = self._history or [], []
+        return entries
+
     def take_scalars(self) -> dict[str, float]:
-        """Return what is to be written: metrics read since the last time; means in a test phase."""
+        """Return metrics read since the last time; in a test phase their means."""
         names, self._fresh = self._fresh, []
         series = self._series[self.split]
         if self.split == "test":
@@ -243,16 +334,24 @@ class MetricStore:
     def start_phase(self, split: str, begins: bool) -> None:
         """Begin a phase's metrics, or continue them. What was put before is of its record."""
         if begins:
-            self.losses.start_phase()
+            self.flush()
+            self.phase_losses, self._phase_samples = [], 0
         self.split = split
         if begins and split == "test":
             self._series["test"] = {}
             self._fresh = []
 
+    # ---- checkpoints
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the histories. Collective. Images and histograms that wait are not in it."""
+        """Return losses and histories. Collective. Pictures that wait are not in it."""
         self.read()
-        return {
+        losses = {
+            "phase_losses": list(self.phase_losses),
+            "phase_samples": self._phase_samples,
+            "unread": [tuple(entry) for entry in self._unread],
+        }
+        figures = {
             "split": self.split,
             "fresh": [name for name in self._fresh if self._series[self.split][name].keep],
             "series": {
@@ -260,15 +359,23 @@ class MetricStore:
                 for split, series in self._series.items()
             },
         }
+        return {"losses": losses, "figures": figures}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._open, self._images, self._histograms = {}, {}, {}
-        self.split = str(state["split"])
+        losses, figures = state["losses"], state["figures"]
+        self._open, self._images, self._histograms, self._open_losses = {}, {}, {}, []
+        self._unread = [LossEntry(*entry) for entry in losses["unread"]]
+        self.phase_losses = list(losses["phase_losses"])
+        self._phase_samples = int(losses["phase_samples"])
+        self.split = str(figures["split"])
         self._series = {
             split: {name: Series.restore(each) for name, each in series.items()}
-            for split, series in state["series"].items()
+            for split, series in figures["series"].items()
         }
-        self._fresh = [name for name in state["fresh"] if name in self._series[self.split]]
+        self._fresh = [name for name in figures["fresh"] if name in self._series[self.split]]
+
+
+# ---- from the devices of all ranks to the host
 
 
 @dataclass
@@ -364,6 +471,13 @@ def _copy_number(name: str, value: Any) -> Number:
     except (TypeError, ValueError, RuntimeError) as error:
         kind = f"a tensor of {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
         raise TrainingError(f"put_scalar({name!r}): expected one number, got {kind}.") from error
+
+
+def name_few(samples: Tensor, name: Callable[[int], str]) -> str:
+    """Name the first samples, and say how many others there are."""
+    indices = torch.unique(samples).tolist()
+    more = f" and {len(indices) - _NAMED} more" if len(indices) > _NAMED else ""
+    return ", ".join(map(name, indices[:_NAMED])) + more
 
 
 def _checked(name: str) -> str:

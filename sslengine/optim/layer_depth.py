@@ -1,7 +1,6 @@
 """The depth of each parameter in the model. Layers are numbered from 0; heads are the deepest.
 
 A timm network, or a trunk around one: timm's parameter groups (`group_matcher`)
-The same structure without timm:       timm's groups of ViT, ConvNeXt and Swin, by names
 ResNet with torchvision's names:       stem 0, layer1 to layer4 are 1 to 4, as in VISSL
 Other trunks with `block_names`:       stem 0, blocks 1, 2, 3, ...
 
@@ -19,15 +18,12 @@ from torch import nn
 
 from sslengine.errors import ConfigError
 
-_VIT_BLOCK = r"blocks\.\d+\."
-_EMBEDDING = r"(?:\w+_token|\w*pos_embed|patch_embed|norm_pre)(?:\.|$)"
+# Of a ViT; its blocks are in no stage.
+_VIT_BLOCK = re.compile(r"trunk\.(?:[a-z_]\w*\.)*blocks\.\d+\.")
+_EMBEDDING = re.compile(
+    r"trunk\.(?:[a-z_]\w*\.)*(?:\w+_token|\w*pos_embed|patch_embed|norm_pre)(?:\.|$)"
+)
 _STAGE = re.compile(r"(?:^|\.)layer(\d+)\.")
-# timm's module and class -> patterns of parameter names that the structure has.
-_STRUCTURES = {
-    ("vision_transformer", "VisionTransformer"): (_VIT_BLOCK, _EMBEDDING),
-    ("convnext", "ConvNeXt"): (r"stages\.\d+\.blocks\.\d+\.", r"stem\."),
-    ("swin_transformer", "SwinTransformer"): (r"layers\.\d+\.blocks\.\d+\.", r"patch_embed\."),
-}
 # Tokens of a ViT that are embeddings; timm's patterns lack them.
 _TOKENS = ("mask_token", "reg_token")
 # A name that matches none of timm's patterns: it gets the depth of the classifier.
@@ -48,8 +44,8 @@ class LayerDepth:
 def layer_depth(model: nn.Module) -> LayerDepth:
     """Return the depths by the first scheme that fits the model's trunk."""
     names = [name for name, _ in model.named_parameters() if name.startswith("trunk.")]
-    is_vit = all(_prefix(names, pattern) is not None for pattern in (_VIT_BLOCK, _EMBEDDING))
-    grouped = _ask_own_matcher(model) or _match_structure(names)
+    is_vit = all(any(map(pattern.match, names)) for pattern in (_VIT_BLOCK, _EMBEDDING))
+    grouped = _ask_own_matcher(model)
     if grouped is not None:
         return LayerDepth(*grouped, is_vit)
     stages = {name: int(match[1]) if (match := _STAGE.search(name)) else 0 for name in names}
@@ -73,20 +69,6 @@ def _ask_own_matcher(model: nn.Module) -> tuple[dict[str, int], int] | None:
     return None
 
 
-def _match_structure(names: list[str]) -> tuple[dict[str, int], int] | None:
-    for (module, cls), patterns in _STRUCTURES.items():
-        prefixes = {_prefix(names, pattern) for pattern in patterns}
-        if None not in prefixes and len(prefixes) == 1:
-            from timm import models  # the import takes a second
-
-            timms = getattr(getattr(models, module), cls)
-            (prefix,) = cast("set[str]", prefixes)
-            inside = (name.removeprefix(f"{prefix}.") for name in names
-                      if name.startswith(f"{prefix}."))  # fmt: skip
-            return _grouped(prefix, inside, timms.group_matcher(None, coarse=False))
-    return None
-
-
 def _number_blocks(names: list[str], blocks: str) -> tuple[dict[str, int], int]:
     """Number the blocks. Parameters between two blocks get the depth of the second.
 
@@ -101,15 +83,6 @@ def _number_blocks(names: list[str], blocks: str) -> tuple[dict[str, int], int]:
         else:
             depths[name] = len(numbers) + 1 if numbers else 0
     return {name: min(depth, len(numbers)) for name, depth in depths.items()}, len(numbers) + 1
-
-
-def _prefix(names: Iterable[str], pattern: str) -> str | None:
-    """Return the module in which a name matches (`trunk`, `trunk.base_model`), or None.
-
-    The pattern must follow the module directly, so a ViT's pattern does not match blocks of stages.
-    """
-    expression = re.compile(rf"(trunk(?:\.[a-z_]\w*)*)\.{pattern}")
-    return next((match[1] for name in names if (match := expression.match(name))), None)
 
 
 def _grouped(prefix: str, names: Iterable[str], matcher: Any) -> tuple[dict[str, int], int]:

@@ -21,7 +21,7 @@ from sslengine.errors import ConfigError, nearest
 from sslengine.hooks.events import Hook, Task
 from sslengine.methods.foreign import FunctionLoss
 from sslengine.models.trunks.base import find_trunk
-from sslengine.monitor.losses import MAIN
+from sslengine.monitor.store import MAIN
 from sslengine.precision import Precision
 from sslengine.python.passes import Feed, gather_batches, mean_losses, predict_batches
 from sslengine.python.train import TrainedRun
@@ -41,14 +41,14 @@ class History:
 
 
 class KeepHistory(Hook):
-    """Fill a History. It reads losses when the ledger does, so it adds no synchronisation."""
+    """Fill a History. It reads losses when the store does, so it adds no synchronisation."""
 
     def __init__(self, history: History) -> None:
         self.history = history
         self._rates: dict[int, dict[str, float]] = {}
 
     def on_phase_start(self, task: Task) -> None:
-        task.ledger.take_history()
+        task.storage.take_history()
 
     def on_update(self, task: Task) -> None:
         self._rates[task.iteration] = task.optimizer.learning_rates()
@@ -65,7 +65,7 @@ class KeepHistory(Hook):
         self._take_steps(task)
 
     def _take_steps(self, task: Task) -> None:
-        entries = task.ledger.take_history()
+        entries = task.storage.take_history()
         for entry in entries if task.train else ():
             parts = {f"loss.{name}": each for name, each in entry.parts.items() if name != MAIN}
             self.history.steps.append(

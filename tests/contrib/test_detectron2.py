@@ -203,7 +203,7 @@ def test_the_runs_store_writes_them_and_has_metrics_of_others() -> None:
         view.put_scalar("lr", value, smoothing_hint=False)  # the engine has one of that name
         view.put_scalar("AP (large)", value, smoothing_hint=False)
     for step, value in enumerate((3.0, 5.0)):
-        store.losses.record(torch.tensor(value), step, 4, 1.0, None)
+        store.record(torch.tensor(value), step, 4, 1.0, None)
     store.read()
     assert store.take_scalars() == {
         "smooth": 2.0, "last": 9.0, "hook/lr": 9.0, "AP _large_": 9.0,

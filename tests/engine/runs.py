@@ -27,7 +27,7 @@ class Watch(Hook):
 
     def on_step(self, task: Any) -> None:
         if task.train:
-            self.losses.append(task.ledger.drain()[-1].parts["loss"])
+            self.losses.append(task.storage.take_losses()[-1].parts["loss"])
             self.samples.append(task.last_batch.indices.tolist())
             if task.iteration == self.stop_after:
                 raise Stop

@@ -35,7 +35,7 @@ class Seen(Hook):
         self.events.append("on_update")
 
     def on_step(self, task: Any) -> None:
-        self.parts += [entry.parts for entry in task.ledger.drain()]
+        self.parts += [entry.parts for entry in task.storage.take_losses()]
 
 
 def at(event: str, function: Callable[[Any], None]) -> Hook:

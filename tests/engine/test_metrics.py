@@ -137,7 +137,7 @@ def test_a_phase_ends_with_its_results() -> None:
 def test_a_rank_without_writers_reads_as_often() -> None:
     # A loss that is not finite stops every rank at the same step: all read after step 2.
     kept: list[int] = []
-    drain = at("on_step_start", lambda task: kept.append(len(task.ledger.drain())))
+    drain = at("on_step_start", lambda task: kept.append(len(task.storage.take_losses())))
     loop.run(_make(4, drain, LOG_FREQUENCY=2))
     assert kept == [0, 0, 0, 1]
 

@@ -82,7 +82,7 @@ def test_the_start_is_the_weights_that_the_run_starts_from(tmp_path: Path) -> No
 
 class Terms(Hook):
     def on_step(self, task: Any) -> None:
-        self.last = task.ledger.drain()[-1].parts
+        self.last = task.storage.take_losses()[-1].parts
 
 
 def test_of_crops_it_resumes_to_the_bit_and_is_logged(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sslengine.distributed.ranks import rank
-from sslengine.errors import TrainingError
+from sslengine.errors import NonFiniteLossError, TrainingError
 from sslengine.monitor import store as module
 from sslengine.monitor.store import (
     KEPT,
@@ -75,7 +75,7 @@ def test_putting_reads_nothing_from_the_device(monkeypatch: pytest.MonkeyPatch) 
     store.put_scalar("x", torch.ones(()), reduce="mean")
     store.put_image("y", torch.ones(2, 2))
     store.put_histogram("z", torch.ones(2))
-    store.losses.record({"loss": torch.ones(()), "part": torch.ones(())}, 0, 2, share=0.5)
+    store.record({"loss": torch.ones(()), "part": torch.ones(())}, 0, 2, share=0.5)
     with pytest.raises(AssertionError, match="waited"):
         store.read()
 
@@ -88,7 +88,7 @@ def test_one_copy_for_all_metrics_and_the_losses(monkeypatch: pytest.MonkeyPatch
     for step in range(3):
         store.put_scalar("a", torch.tensor(float(step)))
         store.put_scalar("count", torch.tensor(step))
-        store.losses.record({"loss": torch.tensor(1.0), "part": torch.tensor(2.0)}, step, 4)
+        store.record({"loss": torch.tensor(1.0), "part": torch.tensor(2.0)}, step, 4)
     assert _read(store).keys() == {"a", "count"}  # the losses are written by themselves
     assert copies == [12]
     assert store.history("count").values() == [0.0, 1.0, 2.0]
@@ -123,6 +123,10 @@ def test_pictures_are_taken_once_and_the_newest_counts() -> None:
     for value in (0.0, 1.0):
         store.put_image("view", torch.full((2, 2), value))
         store.put_histogram("weights", torch.tensor([value, 2.0]), bins=2)
+    view = torch.ones(2, 2)
+    store.put_image("view", view)
+    view.fill_(0.0)  # it is copied
+    store.put_histogram("empty", torch.zeros(0))
     store.put_histogram("nothing", torch.tensor([math.nan]))
     images, histograms = store.take_pictures()
     assert images["view"].tolist() == [[255, 255], [255, 255]]
@@ -153,7 +157,7 @@ def test_state_goes_round_with_what_was_not_read_yet() -> None:
         one.put_scalar("seconds", value, keep=False)
     two.put_scalar("forgotten", 1.0)
     two.load_state_dict(one.state_dict())
-    assert one.state_dict()["series"]["train"].keys() == {"x"}
+    assert one.state_dict()["figures"]["series"]["train"].keys() == {"x"}
     for store in (one, two):
         store.put_scalar("x", 2.0, window=3)
     assert _read(two) == {"x": 2.0}
@@ -167,7 +171,7 @@ def test_the_current_store_is_the_runs() -> None:
     current().put_scalar("x", 1.0)
     current().put_image("x", torch.zeros(2, 2))
     current().put_histogram("x", torch.zeros(2))
-    assert module._NOWHERE.state_dict()["series"] == {"train": {}, "test": {}}
+    assert module._NOWHERE.state_dict()["figures"]["series"] == {"train": {}, "test": {}}
     assert current().take_pictures() == ({}, {})
     make_current(store)
     try:
@@ -280,3 +284,94 @@ def test_the_mean_is_of_all_values_and_the_rest_of_those_that_are_kept() -> None
     assert series.values()[0] == 5.0
     assert len(series) == KEPT + 5
     assert series.global_average() == (KEPT + 4) / 2
+
+
+# ---- losses
+
+
+def test_steps_come_out_in_order_and_once() -> None:
+    store = MetricStore()
+    for iteration, value in enumerate((3.0, 2.0)):
+        store.record(torch.tensor(value, requires_grad=True), iteration, batch_size=4)
+    assert [(e.iteration, e.parts) for e in store.take_losses()] == [
+        (0, {"loss": 3.0}),
+        (1, {"loss": 2.0}),
+    ]
+    assert store.take_losses() == []
+    assert store.phase_losses == [12.0, 8.0]
+    assert store.phase_mean() == 2.5
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_the_first_bad_step_is_named_with_its_parts_and_samples(bad: float) -> None:
+    store = MetricStore(replay="sslengine replay 'my runs'", name="{}.png".format)
+    store.record({"loss": torch.tensor(1.0), "a": torch.tensor(0.5)}, 40, 2)
+    store.record(
+        {"loss": torch.tensor(bad), "a": torch.tensor(bad)},
+        41,
+        2,
+        samples=torch.tensor([7, 5, 7, 5, 9, 8, 3, 1]),
+    )
+    store.record({"loss": torch.tensor(bad), "a": torch.tensor(1.0)}, 42, 2)
+    with pytest.raises(NonFiniteLossError) as error:
+        store.flush()
+    text = str(error.value)
+    assert f"iteration 42 is not finite: loss {bad}, a {bad}" in text
+    assert error.value.iteration == 42  # as the lines of metrics.jsonl count steps
+    assert "images, of this rank: 1.png, 3.png, 5.png, 7.png and 2 more." in text
+    assert "sslengine replay 'my runs'" in text
+
+
+def test_a_phase_and_what_nobody_read_yet_are_in_the_state() -> None:
+    one, two = MetricStore(), MetricStore()
+    one.record({"loss": torch.tensor(1.0), "a": torch.tensor(2.0)}, 6, 3)
+    two.load_state_dict(one.state_dict())
+    assert two.take_losses() == one.take_losses() != []
+    two.record(torch.tensor(5.0), 7, 1)
+    assert two.phase_mean() == 2.0
+
+
+def _many_steps(bad: int | None = None) -> object:
+    """Ranks' losses r + step, with a part but in one step, and shares that change."""
+    store = MetricStore()
+    for step in range(9):
+        value = torch.tensor(float(rank() + step))
+        part = value * (math.nan if step == bad and rank() == 1 else 2.0)
+        loss = value if step == 3 else {"loss": value, "double": part}
+        share = (0.75, 0.25)[rank()] if step < 5 else 0.5
+        store.record(loss, step, 4, share, samples=torch.tensor([step]))
+    try:
+        return [tuple(entry) for entry in store.take_losses()], store.phase_mean()
+    except NonFiniteLossError as error:
+        return str(error).split(". No checkpoint")[0]
+
+
+def test_many_steps_are_averaged_at_once(two_ranks: RankPool) -> None:
+    one, two = two_ranks.run(_many_steps)
+    assert one == two
+    means = [step + (0.25 if step < 5 else 0.5) for step in range(9)]
+    expected = [(step, {"loss": mean, "double": 2 * mean}, 4) for step, mean in enumerate(means)]
+    expected[3] = (3, {"loss": 3.25}, 4)
+    assert one == (expected, sum(means) / 9)
+
+
+def test_a_bad_part_is_named_by_step_on_all_ranks(two_ranks: RankPool) -> None:
+    for reported in two_ranks.run(_many_steps, 6):
+        assert "iteration 7 is not finite: loss 6.5, double nan" in reported
+        assert "images, of this rank: 6." in reported
+
+
+def _other_parts() -> str:
+    store = MetricStore()
+    store.record({"loss": torch.ones(()), f"of {rank()}": torch.ones(())}, 0, 4, share=0.5)
+    try:
+        store.take_losses()
+    except TrainingError as error:
+        return str(error)
+    return ""
+
+
+def test_losses_of_other_names_are_reported_on_all_ranks(two_ranks: RankPool) -> None:
+    first, second = two_ranks.run(_other_parts)
+    assert first == second
+    assert "their losses must have the same parts" in first

@@ -24,17 +24,6 @@ from sslengine.optim.param_groups import build_param_groups
 from tests.config.recipes import resolved
 
 
-class Bare(nn.Module):
-    """The parameters of a net under their names, without timm's class."""
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        for name, part in net.named_children():
-            self.add_module(name, part)
-        for name, parameter in net.named_parameters(recurse=False):
-            self.register_parameter(name, parameter)
-
-
 def model_of(trunk: nn.Module) -> nn.ModuleDict:
     return nn.ModuleDict({"trunk": trunk, "heads": nn.ModuleList([nn.Linear(4, 2)])})
 
@@ -70,15 +59,6 @@ def test_a_trunk_of_timms_is_grouped_as_timm_groups_it(name: str) -> None:
         found = ours(model_of(trunk))
         assert {each: found[each] for each in expected} == expected
         assert len(set(expected.values())) > 3
-
-
-@pytest.mark.parametrize("name", list(SMALL)[:3])
-def test_so_is_the_same_structure_without_timm(name: str) -> None:
-    net = timm.create_model(name, num_classes=2, **SMALL[name])
-    expected = timms(net)
-    for trunk in (Bare(net), nn.ModuleDict({"base_model": Bare(net)})):
-        found = ours(model_of(trunk))
-        assert {each: found[each] for each in expected} == expected
 
 
 OWN: dict[str, dict[str, Any]] = {
