@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sslengine.data.manifest.tables import open_table
+from sslengine.data.manifest.tables import open_text
 from sslengine.errors import ConfigError, DataError, MissingDataError, listing, nearest, readable
 from sslengine.evaluate.feature_files import layers_in, read_features
 from sslengine.evaluate.features import Rows
@@ -200,7 +200,7 @@ def _fill_missing(cells: Any) -> NDArray[Any]:
 
 
 def _read_csv(path: Path) -> Columns:
-    names, read_rows = open_table(path)
+    names, read_rows = open_text(path, errors="surrogateescape")
     columns = zip(*read_rows(range(len(names)))) if names else ()
     return {name: np.array(cells) for name, cells in zip(names, columns)}
 

@@ -37,7 +37,7 @@ def expect_column(names: Sequence[str], wanted: str, where: str, table: Any) -> 
 
 def open_table(file: Path) -> Table:
     openers = {".txt": _open_list, ".parquet": _open_parquet}
-    return openers.get(file.suffix.lower(), _open_text)(file)
+    return openers.get(file.suffix.lower(), open_text)(file)
 
 
 def _open_list(file: Path) -> Table:
@@ -48,12 +48,13 @@ def _open_list(file: Path) -> Table:
     return IMAGE_NAMES[:1], read_rows
 
 
-def _open_text(file: Path) -> Table:
-    with file.open(encoding="utf-8-sig") as stream:
+def open_text(file: Path, errors: str = "strict") -> Table:
+    """Open a .csv or .tsv; errors: for bytes that are not UTF-8, as of `open`."""
+    with file.open(encoding="utf-8-sig", errors=errors) as stream:
         delimiter = find_delimiter(file, stream.readline())
 
     def read_lines() -> Iterator[list[str]]:
-        with file.open(newline="", encoding="utf-8-sig") as stream:
+        with file.open(newline="", encoding="utf-8-sig", errors=errors) as stream:
             yield from csv.reader(stream, delimiter=delimiter)
 
     def read_rows(columns: Sequence[int]) -> Iterator[list[str]]:
