@@ -36,7 +36,7 @@ FOLDERS = {
     "checkpoint": (1200, 1200),
     "distributed launch": (2817, 2700),
     "testing python": (3297, 2000),
-    "data": (12443, 8200),
+    "data": (12444, 8200),
     "models": (6451, 4800),
     "config": (4586, 3300),
     "engines evaluate predictor": (8876, 6200),
