@@ -351,7 +351,7 @@ class MetricStore:
             "phase_samples": self._phase_samples,
             "unread": [tuple(entry) for entry in self._unread],
         }
-        figures = {
+        histories = {
             "split": self.split,
             "fresh": [name for name in self._fresh if self._series[self.split][name].keep],
             "series": {
@@ -359,20 +359,20 @@ class MetricStore:
                 for split, series in self._series.items()
             },
         }
-        return {"losses": losses, "figures": figures}
+        return {"losses": losses, "figures": histories}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        losses, figures = state["losses"], state["figures"]
+        losses, histories = state["losses"], state["figures"]
         self._open, self._images, self._histograms, self._open_losses = {}, {}, {}, []
         self._unread = [LossEntry(*entry) for entry in losses["unread"]]
         self.phase_losses = list(losses["phase_losses"])
         self._phase_samples = int(losses["phase_samples"])
-        self.split = str(figures["split"])
+        self.split = str(histories["split"])
         self._series = {
             split: {name: Series.restore(each) for name, each in series.items()}
-            for split, series in figures["series"].items()
+            for split, series in histories["series"].items()
         }
-        self._fresh = [name for name in figures["fresh"] if name in self._series[self.split]]
+        self._fresh = [name for name in histories["fresh"] if name in self._series[self.split]]
 
 
 # ---- from the devices of all ranks to the host
