@@ -31,7 +31,10 @@ PACKAGE = ROOT / "sslengine"
 READ_AS_A_WHOLE = {
     "GradScalerOptions": ("engine/build.py", "vars(model.AMP_PARAMS.GRAD_SCALER)"),
     "TrunkOptions": ("models/options.py", "vars(self).values()"),
-    "RegNetOptions": ("models/trunks/options.py", "vars(self).items()"),
+    "RegNetOptions": (
+        "models/trunks/vissl_options.py",
+        "{key: getattr(self, key) for key in keys}",
+    ),
     "EfficientNetOptions": ("models/trunks/classy.py", "asdict(options)"),
     "ParamSchedulers": ("optim/options.py", "vars(self.param_schedulers).items()"),
     "SchedulerOptions": ("optim/schedules.py", "getattr(options, name)"),

@@ -61,9 +61,7 @@ class ValueRange:
     def __contains__(self, value: Any) -> bool:
         if any(value is each or value == each for each in self.also):
             return True
-        if not self.bounded or isinstance(value, bool) or not isinstance(value, (int, float)):
-            return False
-        if not math.isfinite(value):
+        if not self.bounded or not isinstance(value, (int, float)) or not math.isfinite(value):
             return False
         above = value > self.low if self.low_is_out else value >= self.low
         return above and (value < self.high if self.high_is_out else value <= self.high)

@@ -34,8 +34,6 @@ from sslengine.models.trunks.tokens import MASK, add_mask_token
 from sslengine.models.widths import fill_in_widths
 from sslengine.registry import MODELS, TRUNKS, component_key, register_model
 
-# What libraries raise for arguments that they cannot have.
-_REFUSALS = (TypeError, ValueError, AssertionError, IndexError, RuntimeError)
 WHERE = "config.MODEL.BASE_MODEL_NAME"
 
 
@@ -109,16 +107,19 @@ def build_trunk(options: ModelOptions) -> Trunk:
     cls, options_class = TRUNKS.get(name, f"{where}.NAME"), TRUNKS.options(name)
     channels = _channels(cls, name, options.in_chans())
     make = partial(cls, **channels)
-    given: list[Any] = []
-    if options_class is not None:
-        several = isinstance(options.TRUNK, options_class)  # it reads several sections
-        given = [options.TRUNK if several else options.TRUNK.section_of(options_class)]
-    try:
-        trunk: Trunk = make(*given)
-    except _REFUSALS as error:
-        if not cls.__module__.startswith("sslengine."):
-            raise
-        raise ConfigError(f"{where}: {name} cannot be made of {given[0]}: {error}") from error
+    trunk: Trunk
+    if options_class is None:
+        trunk = make()
+    elif isinstance(options.TRUNK, options_class):
+        trunk = make(options.TRUNK)  # a trunk that reads several sections
+    else:
+        section = options.TRUNK.section_of(options_class)
+        if section is None:
+            raise ConfigError(
+                f"{where}: the options of the trunk {name!r}, {options_class.__name__}, are not a "
+                f'section of the config; put @section("MODEL.TRUNK.<its name>") above that class.'
+            )
+        trunk = make(section)
     trunk.in_chans = channels.get("in_chans")
     if options.LORA.RANK:
         add_lora(trunk, options.LORA)

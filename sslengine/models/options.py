@@ -17,6 +17,8 @@ from sslengine.models.trunks.options import (
     ConvNextOptions,
     SwinTransformerOptions,
     XcitOptions,
+    division_problems,
+    scale_problems,
 )
 from sslengine.models.weights import AUTO
 from sslengine.registry import HEADS, MODELS, TRUNKS
@@ -46,7 +48,7 @@ class ResNetOptions:
     # auto (basic for depths 18 and 34, bottleneck otherwise), basic or bottleneck.
     BLOCK: str = choice("auto", "basic", "bottleneck")
     # A factor on the channels of every layer; may be below 1.
-    WIDTH_MULTIPLIER: float = above(0, 1.0)
+    WIDTH_MULTIPLIER: float = 1.0
     # Channels of the four stages, instead of 64, 128, 256 and 512 times WIDTH_MULTIPLIER. The stem
     # has as many as the first stage; the output of a stage of bottlenecks has four times as many.
     CHANNELS: list[int] = at_least(1, [])
@@ -57,7 +59,7 @@ class ResNetOptions:
     # ResNeXt: groups of a bottleneck's 3x3 convolution.
     GROUPS: int = at_least(1, 1)
     # ResNeXt: channels of each group in the first stage.
-    WIDTH_PER_GROUP: int = at_least(1, 64)
+    WIDTH_PER_GROUP: int = 64
     # Initialise the last norm of every residual branch with zero.
     ZERO_INIT_RESIDUAL: bool = False
     # 1 keeps the last stage at the resolution of the one before.
@@ -75,6 +77,28 @@ class ResNetOptions:
         """Return the channels of the four stages."""
         stem = round(64 * self.WIDTH_MULTIPLIER)
         return tuple(self.CHANNELS) or (stem, 2 * stem, 4 * stem, 8 * stem)
+
+    def check(self) -> Iterator[str]:
+        for key in ("BLOCKS", "CHANNELS"):
+            if len(getattr(self, key)) not in (0, 4):
+                yield f"{key}: expected four numbers, got {getattr(self, key)}."
+        if self.is_basic() and (self.GROUPS, self.WIDTH_PER_GROUP) != (1, 64):
+            yield "GROUPS: basic blocks have no groups; set BLOCK to bottleneck."
+        widths = list(self.channels())
+        inside = [int(w * self.WIDTH_PER_GROUP / 64) * self.GROUPS for w in widths]
+        if self.CHANNELS and self.WIDTH_MULTIPLIER != 1:
+            yield "WIDTH_MULTIPLIER: CHANNELS says the channels of every stage; set one of the two."
+        elif min(*widths, *inside) < 1:
+            key = "WIDTH_PER_GROUP" if self.CHANNELS else "WIDTH_MULTIPLIER"
+            yield f"{key}: {getattr(self, key):g} leaves a layer without channels."
+        elif self.NORM == "GroupNorm":
+            layers = widths if self.is_basic() else widths + inside
+            odd = [width for width in layers if width % self.GROUPNORM_GROUPS]
+            if odd:
+                yield (
+                    f"GROUPNORM_GROUPS: {self.GROUPNORM_GROUPS} groups do not divide a layer "
+                    f"of {odd[0]} channels."
+                )
 
 
 @dataclass
@@ -135,16 +159,32 @@ class VisionTransformerOptions:
     INIT: str = choice("timm", "rescaled", "xavier")
     # Factor on queries times keys; false: 1 / sqrt(width of a head). With a number the fused
     # attention kernel cannot be used.
-    QK_SCALE: bool | float | None = above(0, False, also=False)
+    QK_SCALE: bool | float | None = False
     # Recompute each block in the backward pass instead of keeping its activations.
     CHECKPOINT_BLOCK: bool = False
 
     def check(self) -> Iterator[str]:
-        heads, width = self.NUM_HEADS, self.HIDDEN_DIM
-        if width % heads:
-            yield f"NUM_HEADS: {heads} heads do not divide HIDDEN_DIM {width}."
+        yield from scale_problems(self)
+        yield from division_problems(self)
         if self.STEM != "patches" and self.PATCH_SIZE & (self.PATCH_SIZE - 1):
             yield f"PATCH_SIZE: STEM {self.STEM} needs a power of 2, got {self.PATCH_SIZE}."
+        yield from self._rope_problems()
+        if self.SINE_POSITIONS and self.HIDDEN_DIM % 4:
+            yield f"HIDDEN_DIM: SINE_POSITIONS need a multiple of 4, got {self.HIDDEN_DIM}."
+        if self.DROP_PATH_UNIFORM and not self.DROP_PATH_RATE:
+            yield "DROP_PATH_UNIFORM: has an effect only with a DROP_PATH_RATE above 0."
+
+    def _rope_problems(self) -> Iterator[str]:
+        if self.ROPE != "none":
+            if self.SINE_POSITIONS:
+                yield "SINE_POSITIONS: ROPE has other positions; set one of them."
+            if self.HIDDEN_DIM % (4 * self.NUM_HEADS):
+                width = f"{self.HIDDEN_DIM} / {self.NUM_HEADS}"
+                yield f"NUM_HEADS: ROPE needs heads whose width 4 divides, got {width}."
+        defaults = VisionTransformerOptions
+        for key in ("ROPE_BASE", "ROPE_SHIFT", "ROPE_JITTER", "ROPE_RESCALE"):
+            if getattr(self, key) != getattr(defaults, key) and self.ROPE != "centres":
+                yield f"{key}: has an effect only with ROPE: centres."
 
 
 @dataclass
@@ -297,6 +337,14 @@ class WeightsInitOptions:
         key = self.STATE_DICT_KEY_NAME
         return [key] if isinstance(key, str) and key else list(key or ())
 
+    def check(self) -> Iterator[str]:
+        key = self.STATE_DICT_KEY_NAME
+        if key is not None and not (
+            isinstance(key, str)
+            or (isinstance(key, list) and all(isinstance(each, str) for each in key))
+        ):
+            yield f"STATE_DICT_KEY_NAME: expected a key or a list of keys, got {key!r}."
+
 
 @dataclass
 class ActivationCheckpointingOptions:
@@ -373,6 +421,10 @@ class CompileOptions:
     # Mode of inductor: default, reduce-overhead, max-autotune, max-autotune-no-cudagraphs.
     MODE: str = choice("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
+    def check(self) -> Iterator[str]:
+        if self.MODE != "default" and self.BACKEND != "inductor":
+            yield f"MODE: only inductor has modes, and BACKEND is {self.BACKEND!r}."
+
 
 @section("MODEL", components=MODELS)
 @dataclass
@@ -424,6 +476,11 @@ class ModelOptions:
     COMPILE: CompileOptions = field(default_factory=CompileOptions)
 
     def check(self) -> Iterator[str]:
+        if not self.BASE_MODEL_NAME:
+            yield "BASE_MODEL_NAME: expected the name of a model."
+        if self.INPUT_TYPE == "bgr" and self.INPUT_CHANNELS not in ("auto", 3):
+            channels = self.INPUT_CHANNELS
+            yield f"INPUT_TYPE: bgr requires images of three channels, not of {channels}."
         try:
             self.routes(where="")
         except ConfigError as error:

@@ -12,13 +12,14 @@ import yaml
 from sslengine.config.resolve import resolve_dict
 from sslengine.config.sections import section_problems
 from sslengine.errors import ConfigError
-from sslengine.models.build import build_trunk
 from sslengine.models.options import ResNetOptions
 from sslengine.models.trunks.options import (
     BeitOptions,
-    RegNetOptions,
+    ConvNextOptions,
     SwinTransformerOptions,
+    XcitOptions,
 )
+from sslengine.models.trunks.vissl_options import RegNetOptions
 from tests.models.trunks import checks
 
 # VISSL's keys that have an effect, and their defaults.
@@ -127,12 +128,22 @@ VIT = "TRUNK.VISION_TRANSFORMERS."
 @pytest.mark.parametrize(
     ("tree", "key"),
     [
+        (resnet(BLOCKS=[1, 1]), f"{RESNETS}BLOCKS"),
+        (resnet(DEPTH=18, GROUPS=32), f"{RESNETS}GROUPS"),
         (resnet(WIDTH_MULTIPLIER=0), f"{RESNETS}WIDTH_MULTIPLIER"),
+        (resnet(CHANNELS=[16, 32, 64]), f"{RESNETS}CHANNELS"),
+        (resnet(CHANNELS=[16, 32, 64, 256], WIDTH_MULTIPLIER=0.25), f"{RESNETS}WIDTH_MULTIPLIER"),
+        (resnet(CHANNELS=[1, 2, 4, 8], WIDTH_PER_GROUP=32), f"{RESNETS}WIDTH_PER_GROUP"),
+        (resnet(CHANNELS=[32, 64, 80, 256], NORM="GroupNorm"), f"{RESNETS}GROUPNORM_GROUPS"),
+        (resnet(WIDTH_MULTIPLIER=0.25, NORM="GroupNorm"), f"{RESNETS}GROUPNORM_GROUPS"),
         (vit(NUM_HEADS=7), f"{VIT}NUM_HEADS"),
+        (vit(IMAGE_SIZE=100), f"{VIT}PATCH_SIZE"),
         (vit(QK_SCALE=True), f"{VIT}QK_SCALE"),
         ({"GRAD_CLIP": {"PER_PARAMETER": True, "PER_MODULE": True}}, "GRAD_CLIP.PER_MODULE"),
         ({"GRAD_CLIP": {"PER_PARAMETER": True, "NORM_TYPE": 1.0}}, "GRAD_CLIP.PER_PARAMETER"),
+        ({"BASE_MODEL_NAME": ""}, "BASE_MODEL_NAME"),
         ({"AMP_PARAMS": {"AMP_ARGS": {"opt_level": "01"}}}, "AMP_PARAMS.AMP_ARGS.opt_level"),
+        ({"WEIGHTS_INIT": {"STATE_DICT_KEY_NAME": 3}}, "WEIGHTS_INIT.STATE_DICT_KEY_NAME"),
         (
             {"FEATURE_EVAL_SETTINGS": {"FREEZE_TRUNK_ONLY": True}},
             "FEATURE_EVAL_SETTINGS.FREEZE_TRUNK_ONLY",
@@ -148,6 +159,14 @@ VIT = "TRUNK.VISION_TRANSFORMERS."
 def test_the_key_that_is_wrong(tree: dict[str, Any], key: str) -> None:
     (found,) = problems(tree)
     assert found.partition(":")[0] == key
+
+
+def test_group_norm_looks_inside_bottlenecks() -> None:
+    narrow = resnet(NORM="GroupNorm", GROUPNORM_GROUPS=32, GROUPS=1, WIDTH_PER_GROUP=24)
+    assert problems(narrow) == [
+        f"{RESNETS}GROUPNORM_GROUPS: 32 groups do not divide a layer of 24 channels."
+    ]
+    assert problems(resnet(NORM="GroupNorm", GROUPS=32, WIDTH_PER_GROUP=4)) == []
 
 
 def test_depth_and_blocks_decide_the_block() -> None:
@@ -168,35 +187,37 @@ def test_reading_the_options_does_not_import_torch() -> None:
 # ---- trunks
 
 
-@pytest.mark.parametrize(
-    "tree",
-    [
-        {"NAME": "resnet", "RESNETS": {"BLOCKS": [1, 1]}},
-        {"NAME": "resnet", "RESNETS": {"DEPTH": 18, "GROUPS": 32}},
-        {"NAME": "resnet", "RESNETS": {"DEPTH": 18, "CHANNELS": [32, 64, 80, 256],
-                                       "NORM": "GroupNorm"}},
-        {"NAME": "convnext", "CONVNEXT": {"DIMS": [8, 8]}},
-        {"NAME": "swin_transformer", "SWIN_TRANSFORMER": {"NUM_HEADS": [3, 6]}},
-        {"NAME": "regnet", "REGNET": {"name": "regnet_y_16gf", "depth": 3}},
-        {"NAME": "regnet", "REGNET": {"name": "anynet", "depth": 3}},
-        {"NAME": "regnet", "REGNET": {"depth": 3, "w_0": 8}},
-        {"NAME": "timm", "TIMM": {"model": "resnet18", "arguments": {"no_such": 1}}},
-        {"NAME": "torchvision", "TORCHVISION": {"model": "resnet18", "arguments": {"no_such": 1}}},
-    ],
-)  # fmt: skip
-def test_a_trunk_that_its_library_refuses(tree: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"config\.MODEL\.TRUNK: .* cannot be made of "):
-        build_trunk(checks.options({"TRUNK": tree}))
+STAGES = {
+    "depths": [1, 2], "widths": [16, 32], "group_widths": [8, 8],
+    "bottleneck_multipliers": [1.0, 1.0], "strides": [2, 2],
+}  # fmt: skip
+RULE = {"depth": 5, "w_0": 16, "w_a": 12.0, "w_m": 2.0, "group_width": 8}
 
 
 @pytest.mark.parametrize(
     ("made", "key"),
     [
-        (RegNetOptions(name="anynet", depths=[1, 2], strides=[2]), "depths"),
-        (RegNetOptions(w_m=1.0), "w_m"),
+        (RegNetOptions(name="regnet_y_16gf", depth=3), "depth"),
+        (RegNetOptions(name="regnet_x_8gf", use_se=True), "use_se"),
+        (RegNetOptions(name="regnet_x_8gf", depths=[1]), "depths"),
+        (RegNetOptions(name="anynet", **RULE, **STAGES), "depth"),
+        (RegNetOptions(name="anynet"), "depths"),
+        (RegNetOptions(name="anynet", **{**STAGES, "strides": [2]}), "depths"),
+        (RegNetOptions(**RULE, strides=[2]), "strides"),
+        (RegNetOptions(depth=3, w_0=8), "w_a"),
+        (RegNetOptions(**{**RULE, "w_0": 20}), "w_0"),
+        (RegNetOptions(**{**RULE, "w_m": 1.0}), "w_m"),
+        (XcitOptions(NUM_HEADS=5), "NUM_HEADS"),
         (SwinTransformerOptions(QK_SCALE=True), "QK_SCALE"),
+        (SwinTransformerOptions(IMAGE_SIZE=30), "PATCH_SIZE"),
+        (SwinTransformerOptions(NUM_HEADS=[3, 6]), "NUM_HEADS"),
         (SwinTransformerOptions(NUM_HEADS=[3, 5, 6, 6]), "NUM_HEADS.1"),
+        (ConvNextOptions(DIMS=[8, 8]), "DIMS"),
+        (ConvNextOptions(DEPTH=[1, 1, 1]), "DEPTH"),
+        (BeitOptions(QK_SCALE=True), "QK_SCALE"),
         (BeitOptions(INIT_VALUES=True), "INIT_VALUES"),
+        (BeitOptions(NUM_HEADS=7), "NUM_HEADS"),
+        (BeitOptions(IMAGE_SIZE=225), "PATCH_SIZE"),
     ],
 )
 def test_the_key_of_a_trunk_that_is_wrong(made: Any, key: str) -> None:
@@ -216,8 +237,8 @@ def test_a_network_that_the_library_has_not(library: str, near: str, name: str) 
 @pytest.mark.parametrize(
     ("options", "text"),
     [({}, "expected the name of one of timm's networks"),
-     ({"model": "resnet18", "arguments": {"num_classes": 3}}, "num_classes: the engine"),
-     ({"model": "resnet18", "arguments": {"in_chans": 3}}, "in_chans: .*INPUT_CHANNELS")],
+     ({"model": "resnet18", "arguments": {"num_classes": 3}}, "num_classes: a trunk has no"),
+     ({"model": "resnet18", "arguments": {"in_chans": 3}}, "in_chans: set MODEL.INPUT_CHANNELS")],
 )  # fmt: skip
 def test_what_a_library_is_not_to_be_asked_for(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=rf"MODEL\.TRUNK\.TIMM\..*{text}"):

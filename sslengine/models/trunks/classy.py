@@ -10,8 +10,9 @@ from typing import Any, cast
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+from sslengine.errors import ConfigError
 from sslengine.models.trunks.library import Feature, LibraryTrunk, by_fan_out, named, take_channels
-from sslengine.models.trunks.options import EfficientNetOptions, RegNetOptions
+from sslengine.models.trunks.vissl_options import EfficientNetOptions, RegNetOptions
 from sslengine.registry import register_trunk
 
 # Classy Vision imports modules that it deprecates itself.
@@ -27,9 +28,6 @@ with warnings.catch_warnings():
     )
     from classy_vision.models.efficientnet import MODEL_PARAMS, EfficientNet, MBConvBlock
     from classy_vision.models.regnet import RegNet, RegNetParams
-
-
-_ENUMS = {"stem_type": StemType, "block_type": BlockType, "activation": ActivationType}
 
 
 # In VISSL, regnet_v2 and regnet_fsdp can shard a very wide network; they are the same network.
@@ -67,12 +65,29 @@ class RegNetTrunk(LibraryTrunk):
 
 
 def _build(options: RegNetOptions) -> Any:
-    given: dict[str, Any] = options.given()
-    for key in _ENUMS.keys() & given.keys():
-        given[key] = _ENUMS[key][given[key].upper()]
+    shared = _convert_enums(options.given(*options.OUTSIDE_BLOCKS, *options.BLOCKS))
     if options.name == "anynet":
-        return AnyNet(AnyNetParams(**given))
-    return MODEL_REGISTRY[options.name](**given) if options.name else RegNet(RegNetParams(**given))
+        return AnyNet(AnyNetParams(**options.given(*options.STAGES), **shared))
+    if options.name:
+        return MODEL_REGISTRY[options.name](**shared)
+    if options.depth is None:
+        raise ConfigError(
+            "config.MODEL.TRUNK.REGNET: set `name` to a published network (regnet_y_16gf), or set "
+            f"all of {', '.join(options.RULE)}."
+        )
+    rule = options.given(*options.RULE, "bottleneck_multiplier")
+    return RegNet(RegNetParams(**rule, **shared))
+
+
+def _convert_enums(given: dict[str, Any]) -> dict[str, Any]:
+    kinds = {
+        "stem_type": StemType,
+        "block_type": BlockType,
+        "activation": ActivationType,
+    }
+    for key in kinds.keys() & given.keys():
+        given[key] = kinds[key][given[key].upper()]
+    return given
 
 
 # ---- EfficientNet

@@ -15,6 +15,7 @@ from typing import Any, cast
 import timm
 from torch import Tensor, nn
 
+from sslengine.errors import ConfigError
 from sslengine.models.trunks.library import FINAL, ByName, Design, Feature, adopt, rows_of_blocks
 from sslengine.models.trunks.library_options import TimmOptions
 from sslengine.models.trunks.patches import set_drop_path
@@ -67,7 +68,7 @@ def timm_trunk(options: TimmOptions, in_chans: int = 3) -> TimmTrunk:
     network = _make(options, in_chans)
     make_on_device(network)
     if options.drop_path_uniform:
-        set_drop_path(network, options.arguments.get("drop_path_rate", 0.0))
+        set_drop_path(network, options.arguments["drop_path_rate"])
     levels = _levels(network)
     table = {name: Feature((name,)) for name in levels if name != FINAL}
     tokens = token_features(network, Feature) if is_token_network(network) else {}
@@ -86,9 +87,15 @@ def timm_trunk(options: TimmOptions, in_chans: int = 3) -> TimmTrunk:
 
 def _make(options: TimmOptions, in_chans: int, **more: Any) -> Any:
     options.expect_valid(WHERE)
-    return timm.create_model(
-        options.model, num_classes=0, in_chans=in_chans, **options.arguments, **more
-    )
+    try:
+        return timm.create_model(
+            options.model, num_classes=0, in_chans=in_chans, **options.arguments, **more
+        )
+    except (TypeError, ValueError, AssertionError) as error:
+        raise ConfigError(
+            f"{WHERE}.arguments: timm cannot make {options.model} of {options.arguments} for "
+            f"images of {in_chans} channels: {error}"
+        ) from error
 
 
 def _levels(network: Any) -> dict[str, int]:

@@ -18,6 +18,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
+from sslengine.errors import ConfigError
 from sslengine.models.trunks.library import (
     FINAL,
     ByName,
@@ -92,11 +93,17 @@ def _make(options: TorchvisionOptions, **more: Any) -> nn.Module:
     make = partial(torchvision.models.get_model, options.model)  # type: ignore[attr-defined]
     more |= {} if "weights" in more else _more_arguments(options)
     try:
-        return make(**{**options.arguments, **more})
-    except NotImplementedError:  # its __init__ computes with tensors, not possible on meta
-        with torch.device("cpu"):
-            made = make(**{**options.arguments, **more})
-        return made.to("meta")
+        try:
+            return make(**{**options.arguments, **more})
+        except NotImplementedError:  # its __init__ computes with tensors, not possible on meta
+            with torch.device("cpu"):
+                made = make(**{**options.arguments, **more})
+            return made.to("meta")
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{WHERE}.arguments: torchvision cannot make {options.model} of {options.arguments}: "
+            f"{error}"
+        ) from error
 
 
 def _more_arguments(options: TorchvisionOptions) -> dict[str, Any]:

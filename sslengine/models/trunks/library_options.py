@@ -8,11 +8,17 @@ from typing import Any, ClassVar
 
 from sslengine.errors import ConfigError, nearest
 
-# Arguments that the engine sets. Those of weights could download any address, and would write it
-# where other programs look for weights.
-_SET_BY_ENGINE = (
-    "num_classes", "in_chans", "features_only", "weights", "checkpoint_path", "cache_dir",
-)  # fmt: skip
+_WEIGHTS = "set the key `pretrained` of this section, or MODEL.WEIGHTS_INIT.PARAMS_FILE"
+# Arguments that the engine sets, and what the user should do instead. Those of weights could
+# download any address, and would write it where other programs look for weights.
+_SET_BY_ENGINE = {
+    "num_classes": "a trunk has no classifier",
+    "in_chans": "set MODEL.INPUT_CHANNELS",
+    "features_only": "features are requested by name",
+    "weights": _WEIGHTS,
+    "checkpoint_path": _WEIGHTS,
+    "cache_dir": "set the environment variable HF_HOME or TORCH_HOME",
+}
 
 
 @dataclass
@@ -32,11 +38,9 @@ class LibraryOptions:
 
     def check(self) -> Iterator[str]:
         for key in self.arguments:
-            if key in _SET_BY_ENGINE or str(key).startswith("pretrained"):
-                yield (
-                    f"arguments.{key}: the engine sets it, by MODEL.INPUT_CHANNELS, this section's "
-                    f"`pretrained` and MODEL.WEIGHTS_INIT."
-                )
+            of_weights = _WEIGHTS if str(key).startswith("pretrained") else ""
+            if instead := of_weights or _SET_BY_ENGINE.get(key):
+                yield f"arguments.{key}: {instead}."
         if self.arguments and not self.model:
             yield "model: `arguments` is set, but no network is named."
 
@@ -61,6 +65,11 @@ class TimmOptions(LibraryOptions):
     drop_path_uniform: bool = False
 
     library: ClassVar[str] = "timm"
+
+    def check(self) -> Iterator[str]:
+        yield from super().check()
+        if self.drop_path_uniform and not self.arguments.get("drop_path_rate"):
+            yield "drop_path_uniform: has an effect only with a drop_path_rate among `arguments`."
 
     def known(self) -> Collection[str]:
         import timm  # the import takes a second

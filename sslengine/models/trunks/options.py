@@ -1,25 +1,27 @@
-"""`config.MODEL.TRUNK.*`: VISSL's keys of its trunks."""
+"""`config.MODEL.TRUNK.*`, with VISSL's keys, of the trunks that use timm."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from sslengine.config.ranges import above, at_least, choice
-from sslengine.config.sections import section
+from sslengine.config.ranges import at_least, choice, empty_lists
 
-# Classy Vision's names of the published RegNets.
-REGNETS = (
-    *(f"regnet_x_{size}" for size in ("400mf", "800mf", "1.6gf", "3.2gf", "8gf", "16gf", "32gf")),
-    *(f"regnet_y_{size}" for size in ("400mf", "800mf", "1.6gf", "3.2gf", "8gf", "16gf", "32gf")),
-    *(f"regnet_y_{size}" for size in ("64gf", "128gf", "256gf")),
-    *(f"regnet_z_{size}" for size in ("500mf", "4gf")),
-)
-STEMS = ("res_stem_cifar", "res_stem_in", "simple_stem_in")
-BLOCKS = (
-    "vanilla_block", "res_basic_block", "res_bottleneck_block", "res_bottleneck_linear_block",
-)  # fmt: skip
+
+def division_problems(options: Any) -> Iterator[str]:
+    """Yield problems of a width or an image that is not divisible."""
+    heads, width = options.NUM_HEADS, options.HIDDEN_DIM
+    if width % heads:
+        yield f"NUM_HEADS: {heads} heads do not divide HIDDEN_DIM {width}."
+    if options.IMAGE_SIZE % options.PATCH_SIZE:
+        yield f"PATCH_SIZE: {options.PATCH_SIZE} does not divide IMAGE_SIZE {options.IMAGE_SIZE}."
+
+
+def scale_problems(options: Any) -> Iterator[str]:
+    """Yield the problem of a factor that is `true`, which no number explains."""
+    if options.QK_SCALE is True:
+        yield "QK_SCALE: expected a number, or false for the usual scale; got true."
 
 
 @dataclass
@@ -55,6 +57,10 @@ class XcitOptions:
     # Recompute the class layers in the backward pass.
     CHECKPOINT_ATTN_BLOCK: bool = False
 
+    def check(self) -> Iterator[str]:
+        if self.HIDDEN_DIM % self.NUM_HEADS:
+            yield f"NUM_HEADS: {self.NUM_HEADS} heads do not divide HIDDEN_DIM {self.HIDDEN_DIM}."
+
 
 @dataclass
 class SwinTransformerOptions:
@@ -82,15 +88,20 @@ class SwinTransformerOptions:
     QKV_BIAS: bool = True
     # Factor on queries times keys; false: 1 / sqrt(width of a head). With a number the fused
     # attention kernel cannot be used.
-    QK_SCALE: bool | float | None = above(0, False, also=False)
+    QK_SCALE: bool | float | None = False
 
     def check(self) -> Iterator[str]:
+        yield from scale_problems(self)
+        if self.IMAGE_SIZE % self.PATCH_SIZE:
+            yield f"PATCH_SIZE: {self.PATCH_SIZE} does not divide IMAGE_SIZE {self.IMAGE_SIZE}."
+        yield from empty_lists(self, "DEPTHS")
+        if len(self.DEPTHS) != len(self.NUM_HEADS):
+            yield f"NUM_HEADS: expected {len(self.DEPTHS)} numbers, one for each of DEPTHS."
         for stage, heads in enumerate(self.NUM_HEADS):
-            width = self.EMBED_DIM * 2**stage
-            if width % heads:
+            if self.EMBED_DIM * 2**stage % heads:
                 yield (
-                    f"NUM_HEADS.{stage}: {heads} heads do not divide the stage's width {width}; "
-                    f"Swin-B (EMBED_DIM 128) has [4, 8, 16, 32]."
+                    f"NUM_HEADS.{stage}: {heads} heads do not divide the stage's width "
+                    f"{self.EMBED_DIM * 2**stage}; Swin-B (EMBED_DIM 128) has [4, 8, 16, 32]."
                 )
 
 
@@ -102,6 +113,11 @@ class ConvNextOptions:
     DIMS: list[int] = at_least(1, [96, 192, 384, 768])
     # Stochastic depth of the last block; it grows linearly from 0.
     DROP_PATH_RATE: float = at_least(0, 0.0, below=1)
+
+    def check(self) -> Iterator[str]:
+        for key in ("DEPTH", "DIMS"):
+            if len(getattr(self, key)) != 4:
+                yield f"{key}: expected four numbers, got {getattr(self, key)}."
 
 
 @dataclass
@@ -128,7 +144,7 @@ class BeitOptions:
     QKV_BIAS: bool = False
     # Factor on queries times keys; false: 1 / sqrt(width of a head). With a number the fused
     # attention kernel cannot be used.
-    QK_SCALE: bool | float | None = above(0, False, also=False)
+    QK_SCALE: bool | float | None = False
     # An embedding of each patch's position is added to its token.
     USE_ABS_POS_EMB: bool = True
     # Each block has a bias on attention that depends on relative position.
@@ -141,122 +157,12 @@ class BeitOptions:
     # train the norm of the feature that is judged.
     NORM_BEFORE_POOLING: bool = False
     # Initial factor on each channel of every residual branch (LayerScale); false: no LayerScale.
-    INIT_VALUES: bool | float | None = at_least(0, False, also=False)
-
-
-@section("MODEL.TRUNK.REGNET")
-@dataclass
-class RegNetOptions:
-    """A published RegNet by its name, a RegNet by its five parameters, or any stages (anynet)."""
-
-    # regnet_y_16gf and the like; anynet; "" for the RegNet that depth .. group_width describe.
-    name: str = choice("", "anynet", *REGNETS)
-    # Number of blocks.
-    depth: int | None = at_least(1, None)
-    # Width of the first block.
-    w_0: int | None = at_least(8, None)
-    # How much wider each block is than the one before.
-    w_a: float | None = at_least(0, None)
-    # Widths are rounded to w_0 times a power of w_m.
-    w_m: float | None = above(1, None)
-    # Width of a group.
-    group_width: int | None = at_least(1, None)
-    # Width inside a block, divided by the block's width.
-    bottleneck_multiplier: float | None = None
-    # anynet: one number for each stage.
-    depths: list[int] = field(default_factory=list)
-    # anynet: widths of the stages.
-    widths: list[int] = field(default_factory=list)
-    # anynet: widths of groups.
-    group_widths: list[int] = field(default_factory=list)
-    # anynet: width inside the blocks of each stage, divided by the stage's width.
-    bottleneck_multipliers: list[float] = field(default_factory=list)
-    # anynet: strides of the stages.
-    strides: list[int] = field(default_factory=list)
-    # res_stem_cifar, res_stem_in or simple_stem_in; null: simple_stem_in.
-    stem_type: str | None = choice(None, *STEMS, *map(str.upper, STEMS))
-    # Channels of the stem; null: 32.
-    stem_width: int | None = None
-    # Added to the variance in batch norms; null: 1e-5.
-    bn_epsilon: float | None = None
-    # The share of a new batch in the running statistics of batch norms; null: 0.1.
-    bn_momentum: float | None = None
-    # vanilla_block, res_basic_block, res_bottleneck_block or res_bottleneck_linear_block; null:
-    # res_bottleneck_block. This key and those below cannot be set for a published name.
-    block_type: str | None = choice(None, *BLOCKS, *map(str.upper, BLOCKS))
-    # relu or silu; null: relu.
-    activation: str | None = choice(None, "relu", "silu", "RELU", "SILU")
-    # Squeeze and excitation; null: true.
-    use_se: bool | None = None
-    # Width inside squeeze and excitation, divided by the width of a block's input; null: 0.25.
-    se_ratio: float | None = None
-
-    def given(self) -> dict[str, Any]:
-        """Return the keys that are set, but `name`."""
-        return {key: value for key, value in vars(self).items()
-                if key != "name" and value not in (None, [])}  # fmt: skip
+    INIT_VALUES: bool | float | None = at_least(0, False)
 
     def check(self) -> Iterator[str]:
-        stages = (self.depths, self.widths, self.group_widths, self.bottleneck_multipliers,
-                  self.strides)  # fmt: skip
-        if len({len(each) for each in stages}) > 1:
-            yield "depths: anynet requires one number per stage in each list."
-
-
-@section("MODEL.TRUNK.EFFICIENT_NETS")
-@dataclass
-class EfficientNetOptions:
-    # B0 .. B7: the network's width and depth.
-    model_version: str = choice(*(f"B{size}" for size in range(8)))
-    # The share of a new batch in the running statistics of batch norms.
-    bn_momentum: float = 0.01
-    # Added to the variance in batch norms.
-    bn_epsilon: float = 0.001
-    # Chance that the last block is skipped; it grows linearly from 0.
-    drop_connect_rate: float = at_least(0, 0.2, below=1)
-    # Widths are multiples of this.
-    width_divisor: int = at_least(1, 8)
-    # The smallest width; null: width_divisor.
-    min_width: int | None = None
-    # Squeeze and excitation.
-    use_se: bool = True
-
-
-@section("MODEL.TRUNK.CONVIT")
-@dataclass
-class ConvitOptions:
-    """The options of ConViT in addition to those of VISION_TRANSFORMERS."""
-
-    # How many of the first layers have gated positional self-attention.
-    N_GPSA_LAYERS: int = at_least(0, 10)
-    # How strongly a head initially attends to one neighbour; 0: 1 / index of the layer, from 1.
-    LOCALITY_STRENGTH: float = 1.0
-    # Copies of each of the three relative coordinates.
-    LOCALITY_DIM: int = at_least(1, 10)
-    # Initialise gated layers so that they compute like a convolution.
-    USE_LOCAL_INIT: bool = True
-
-
-@section("MODEL.TRUNK.MOBILE_NET")
-@dataclass
-class MobileNetOptions:
-    # mobilenetv3_tv: batch norms have timm's eps 1e-5 and momentum 0.1; false: 1e-3 and 0.01.
-    TIMM_BN: bool = False
-    # mobilenetv3_timm: without the last convolution, which the head mobilenet_v3_head_timm has.
-    TRUNK_ONLY: bool = True
-
-
-@section("MODEL.TRUNK.RESNETS_SK")
-@dataclass
-class ResNetSKOptions:
-    """SimCLRv2's ResNet with selective kernels."""
-
-    # Layers: 50, 101 or 152.
-    DEPTH: int = choice(152, 101, 50)
-    # A factor on the channels of every layer; may be below 1.
-    WIDTH_MULTIPLIER: float = above(0, 3)
-    # Width of the network that mixes two kernels, as a share of the channels; 0: one kernel.
-    SK_RATIO: float = at_least(0, 0.0625)
-
-    def channels(self) -> int:
-        return round(64 * self.WIDTH_MULTIPLIER)
+        yield from scale_problems(self)
+        if self.INIT_VALUES is True:
+            yield "INIT_VALUES: expected a number, or false for no LayerScale; got true."
+        if self.NORM_BEFORE_POOLING and not self.USE_MEAN_POOLING:
+            yield "NORM_BEFORE_POOLING: has an effect only with USE_MEAN_POOLING: true."
+        yield from division_problems(self)

@@ -101,6 +101,7 @@ def test_the_mean_of_normed_patches_is_judged(places: str) -> None:
     torch.testing.assert_close(theirs(model.state_dict(), **other).forward_features(x)[:, 1:], patches)  # fmt: skip
     final.sum().backward()
     assert model.norm.weight.grad is not None
+    assert [*BeitOptions(NORM_BEFORE_POOLING=True, USE_MEAN_POOLING=False).check()]
 
 
 def test_a_shared_bias_is_the_same_bias_in_every_block() -> None:

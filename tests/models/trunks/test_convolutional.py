@@ -24,8 +24,8 @@ from sslengine.contrib.trunks.mobilenet_v3 import TimmMobileNetV3, TorchvisionMo
 from sslengine.contrib.trunks.mobilenet_v3_heads import MobileNetV3Head, TimmMobileNetV3Head
 from sslengine.models.trunks.aliases import ConvNext, make_convnext
 from sslengine.models.trunks.classy import EfficientNetTrunk, RegNetTrunk
-from sslengine.models.trunks.options import (
-    ConvNextOptions,
+from sslengine.models.trunks.options import ConvNextOptions
+from sslengine.models.trunks.vissl_options import (
     EfficientNetOptions,
     MobileNetOptions,
     RegNetOptions,

@@ -210,6 +210,13 @@ def test_an_unknown_feature_is_an_error_with_the_nearest(
         trunk(library, name, **arguments).check_features([feature], "config.MODEL.X")
 
 
+@pytest.mark.parametrize("library", SMALL)
+def test_arguments_that_the_library_refuses(library: str) -> None:
+    name, _ = SMALL[library]
+    with pytest.raises(ConfigError, match=rf"TRUNK\.{library.upper()}\.arguments.*nonsense"):
+        trunk(library, name, nonsense=1)
+
+
 @pytest.mark.parametrize(
     ("library", "name"),
     [*(("timm", each) for each in ("pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path",
@@ -217,7 +224,7 @@ def test_an_unknown_feature_is_an_error_with_the_nearest(
      ("torchvision", "weights"), ("torchvision", "pretrained")],
 )  # fmt: skip
 def test_arguments_that_would_load_weights(library: str, name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"TRUNK\.{library.upper()}\.arguments\.{name}: "):
+    with pytest.raises(ConfigError, match=rf"TRUNK\.{library.upper()}\.arguments\.{name}: set"):
         trunk(library, SMALL[library][0], **{name: "x"})
 
 

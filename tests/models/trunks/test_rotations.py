@@ -11,6 +11,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from sslengine.config.sections import section_problems
 from sslengine.models.options import TimmOptions, VisionTransformerOptions
 from sslengine.models.trunks import rotations
 from sslengine.models.trunks.from_timm import timm_trunk
@@ -194,6 +195,26 @@ def test_capis_norms_and_biases() -> None:
     assert not list(model.norm.parameters())
     (tokens,) = model(images(32, 32), ["lastBLK"])
     torch.testing.assert_close(tokens.square().mean(-1), torch.ones(2, 16).double(), rtol=1e-4, atol=0)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"ROPE": "on"}, "ROPE: expected one of"),
+        ({"ROPE": "centres", "SINE_POSITIONS": True}, "SINE_POSITIONS: ROPE has other"),
+        ({"ROPE": "corners", "HIDDEN_DIM": 20}, "NUM_HEADS: ROPE needs heads .* 20 / 2"),
+        ({"ROPE_JITTER": 1.2}, "ROPE_JITTER: has an effect only with ROPE: centres"),
+        ({"ROPE": "centres", "ROPE_RESCALE": 0.5}, "ROPE_RESCALE: expected 1 or more, or 0"),
+        ({"ROPE": "centres", "ROPE_BASE": 1}, "ROPE_BASE: expected a number above 1"),
+        ({"ROPE": "centres", "ROPE_SHIFT": -1}, "ROPE_SHIFT: expected 0 or more"),
+        ({"NORM": "BatchNorm"}, "NORM: expected one of"),
+    ],
+)
+def test_mistakes(options: dict[str, Any], said: str) -> None:
+    import re
+
+    lines = list(section_problems(VisionTransformerOptions(**{**SMALL, **options})))
+    assert any(re.match(said, line) for line in lines), lines
 
 
 # ---- The positions of DINOv3's vision transformers, beside those that timm makes on the host.

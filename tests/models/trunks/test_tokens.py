@@ -240,3 +240,4 @@ def test_timms_blocks_with_one_rate_of_stochastic_depth(name: str) -> None:
     assert [each.drop_prob for each in paths[1]] == [0.3] * 4
     assert [getattr(each, "drop_prob", 0.0) for each in paths[0]] == pytest.approx([0, 0, 0.3, 0.3])
     assert same.state_dict().keys() == rising.state_dict().keys()
+    assert list(TimmOptions(model=model, drop_path_uniform=True).check())

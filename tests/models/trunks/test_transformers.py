@@ -25,7 +25,8 @@ from sslengine.models.trunks.aliases import (
     make_swin_transformer,
     make_xcit,
 )
-from sslengine.models.trunks.options import ConvitOptions, SwinTransformerOptions, XcitOptions
+from sslengine.models.trunks.options import SwinTransformerOptions, XcitOptions
+from sslengine.models.trunks.vissl_options import ConvitOptions
 from sslengine.models.weights.names import read_vissl, write_vissl
 
 from . import checks
