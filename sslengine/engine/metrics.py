@@ -72,7 +72,7 @@ class LogMetrics(Hook):
 
     def on_phase_end(self, task: Task) -> None:
         task.storage.read()
-        task.storage.take_losses()
+        task.storage.take_losses()  # of this phase: they are of no step record of the next
         for name, value in task.storage.take_scalars().items():
             task.phase_results.setdefault(name, value)
         self._write(task, "phase", task.phase_results)

@@ -119,7 +119,7 @@ def _penalty(samples: Samples, options: LinearProbeOptions) -> float:
         if not len(used) or not len(held):
             continue
         fitted = _fitted(used, penalties, options)
-        right += torch.tensor([each * len(held) for each in measure_accuracies(fitted, held)])
+        right += torch.tensor([one * len(held) for one in measure_accuracies(fitted, held)])
     return penalties[int(right.argmax())]
 
 

@@ -31,7 +31,7 @@ from sslengine.evaluate.features import BLOCK, Chosen, Rows, blocks, own_share
 
 HISTORY = 10
 DECREASE, CURVATURE = 1e-4, 0.9
-ROUNDING = 1e-7  # of a value: near the minimum it decreases by less
+ROUNDING_OF_VALUE = 1e-7  # near the minimum a value decreases by less
 TRIES = 40  # of a step's length
 
 # (points, which problems) -> values, gradients. Points: problems x variables.
@@ -201,7 +201,7 @@ TINY = 1e-6  # of a curvature
 # Numbers of features, below which single precision saves no time.
 LARGE = 2**20
 # Of the gradient in single precision, for columns of deviation 1.
-ROUNDING = 1e-6
+ROUNDING_IN_SINGLE = 1e-6
 EVERY, PAIR = 3, 2
 # From a classifier, in distances of the two: unevenly spaced penalties may lead far away.
 FURTHEST = 2.0
@@ -327,7 +327,7 @@ def _tolerance_in_single(samples: Samples, tolerance: float) -> float:
     """Return the tolerance in single precision; 0: it is already that, or would save no time."""
     if samples.dtype != torch.float64 or len(samples) * samples.width < LARGE:
         return 0.0
-    rounding = ROUNDING * samples.single.magnitude
+    rounding = ROUNDING_IN_SINGLE * samples.single.magnitude
     # Otherwise most of the way is left.
     return max(0.9 * tolerance, rounding) if rounding < 10 * tolerance else 0.0
 
@@ -508,7 +508,8 @@ def _line_search(
     for _ in range(TRIES):
         tried = x[search] + step[search].unsqueeze(1) * direction[search]
         new = tried, *evaluate(tried, active[search])
-        allowed = DECREASE * step[search] * slope[search] + ROUNDING * value[search].abs()
+        rounding = ROUNDING_OF_VALUE * value[search].abs()
+        allowed = DECREASE * step[search] * slope[search] + rounding
         too_long = ~(new[1] <= value[search] + allowed)
         ahead = (new[2] * direction[search]).sum(dim=1)
         too_short = ~too_long & (ahead < CURVATURE * slope[search])

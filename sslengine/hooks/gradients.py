@@ -14,6 +14,7 @@ from sslengine.distributed.collectives import max_in_place
 from sslengine.distributed.sharding import is_sharded, local, norms
 from sslengine.errors import ConfigError, nearest
 from sslengine.hooks.events import Hook, Task
+from sslengine.optim.optimizers import ScaleEach
 
 # Names of parameters, each with the first update or epoch that trains them.
 Frozen = Sequence[tuple[str, int]]
@@ -111,6 +112,7 @@ class ClipGradients(Hook):
     ) -> None:
         self.max_norm, self.norm_type = max_norm, norm_type
         self.per_parameter, self.per_module = per_parameter, per_module
+        self._scale_each = ScaleEach()
 
     def on_backward(self, task: Task) -> None:
         if not task.updating:
@@ -128,7 +130,7 @@ class ClipGradients(Hook):
         if not gradients:
             return
         if self.per_parameter:
-            clip_each(gradients, self.max_norm)
+            clip_each(gradients, self.max_norm, self._scale_each)
         elif math.isinf(self.norm_type) and is_sharded(gradients[0]):
             clip_to_largest(gradients, self.max_norm)
         else:
@@ -158,8 +160,8 @@ def clip_to_largest(gradients: Sequence[Tensor], max_norm: float) -> None:
 
 
 @torch.no_grad()
-def clip_each(gradients: Sequence[Tensor], max_norm: float) -> None:
+def clip_each(gradients: Sequence[Tensor], max_norm: float, scale_each: ScaleEach) -> None:
     """Scale each gradient with a norm above max_norm down to max_norm."""
     (lengths,) = norms(gradients)
     factors = (max_norm / (lengths + 1e-6)).clamp(max=1.0)
-    torch._foreach_mul_([local(each) for each in gradients], list(factors.unbind()))
+    scale_each([local(each) for each in gradients], factors)

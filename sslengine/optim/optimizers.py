@@ -10,7 +10,7 @@ kernel skips the step after an overflow.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -20,6 +20,9 @@ from torch import Tensor
 from sslengine.distributed.sharding import local, norms
 from sslengine.optim.options import LarcOptions
 from sslengine.registry import register_optimizer
+
+# Elements that ScaleEach expands at a time: 64 MiB in float32.
+CHUNK = 2**24
 
 
 @register_optimizer("sgd", "sgd_fsdp")
@@ -58,11 +61,92 @@ class RMSprop(torch.optim.RMSprop):
     """torch's RMSprop."""
 
 
+# ---- multiply each tensor by a number on the device
+
+
+class ScaleEach:
+    """tensors[i] *= factors[i], in place. The object keeps its lists between calls.
+
+    torch's `_foreach_mul_` launches a CUDA kernel for each factor that is a tensor of one element,
+    and one for many tensors of equal sizes and strides. So each factor is first expanded to the
+    size of its tensor, for all of a chunk by one `cat`.
+    """
+
+    def __init__(self) -> None:
+        self._layouts: list[object] = []
+        self._chunks: list[_Chunk] = []
+
+    @torch.no_grad()
+    def __call__(self, tensors: list[Tensor], factors: Tensor) -> None:
+        """factors: (len(tensors),), on the device of the tensors."""
+        if factors.device.type == "cpu":  # no kernel launches to save
+            torch._foreach_mul_(tensors, list(factors.unbind()))
+        else:
+            self.scale_chunks(tensors, factors)
+
+    def scale_chunks(self, tensors: list[Tensor], factors: Tensor) -> None:
+        layouts: list[object] = [(each.shape, each.stride()) for each in tensors]
+        if layouts != self._layouts:
+            self._layouts, self._chunks = layouts, list(_chunks(tensors, factors))
+        for chunk in self._chunks:
+            torch._foreach_mul_(tensors[chunk.indices], chunk.expand(factors))
+
+
+class _Chunk:
+    """Consecutive tensors of the list."""
+
+    def __init__(self, indices: slice, tensors: Sequence[Tensor], factors: Tensor, buffer: Tensor):
+        self.indices = indices
+        sizes = [each.numel() for each in tensors]
+        self._factors = factors.new_empty(len(tensors))
+        self._expanded = [*map(Tensor.expand, self._factors.split(1), sizes)]
+        self._buffer = buffer[: sum(sizes)]
+        self._views = [*map(_view_like, tensors, self._buffer.split(sizes))]
+
+    def expand(self, factors: Tensor) -> list[Tensor]:
+        self._factors.copy_(factors[self.indices])
+        torch.cat(self._expanded, out=self._buffer)
+        return self._views
+
+
+def _view_like(tensor: Tensor, numbers: Tensor) -> Tensor:
+    """Return a view with the tensor's shape, and with its strides if it has no gaps."""
+    reach = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    if tensor.is_contiguous() or reach >= tensor.numel():
+        return numbers.view(tensor.shape)
+    return numbers.as_strided(tensor.shape, tensor.stride(), numbers.storage_offset())
+
+
+def _chunks(tensors: list[Tensor], factors: Tensor) -> Iterator[_Chunk]:
+    sizes = [each.numel() for each in tensors]
+    ends = list(_chunk_ends(sizes))
+    parts = [*map(slice, [0, *ends[:-1]], ends)]
+    buffer = factors.new_empty(max((sum(sizes[part]) for part in parts), default=0))
+    for part in parts:
+        yield _Chunk(part, tensors[part], factors, buffer)
+
+
+def _chunk_ends(sizes: Sequence[int]) -> Iterator[int]:
+    """Yield the end index of each chunk. A tensor larger than CHUNK is a chunk alone."""
+    held = 0
+    for number, size in enumerate(sizes):
+        if held and held + size > CHUNK:
+            yield number
+            held = 0
+        held += size
+    if sizes:
+        yield len(sizes)
+
+
 # ---- layer-wise rates
 
 
 class LayerwiseRates(torch.optim.Optimizer):
     """A mixin that precedes an optimizer class in the bases: `class LARS(LayerwiseRates, SGD)`."""
+
+    def __init__(self, *args: Any, **arguments: Any) -> None:
+        super().__init__(*args, **arguments)
+        self._scale_each = ScaleEach()
 
     @abstractmethod
     def _rates(
@@ -109,7 +193,7 @@ class LayerwiseRates(torch.optim.Optimizer):
                 rescaled += [local(each) for each in own]
                 rates.append(its)
         if rescaled:
-            torch._foreach_mul_(rescaled, list(torch.cat(rates).unbind()))
+            self._scale_each(rescaled, torch.cat(rates))
 
     def _set_weight_decays(self, values: list[float]) -> None:
         for group, value in zip(self.param_groups, values, strict=True):

@@ -21,6 +21,7 @@ from sslengine.models.options import (
     VisionTransformerOptions,
 )
 from sslengine.models.view_trunk import lend
+from sslengine.optim.optimizers import ScaleEach
 from tests.methods.test_official_dinov2 import batch
 from tests.methods.whole_steps import RATES, fill, optimizer_of, squares, train, wave
 
@@ -161,7 +162,9 @@ def test_six_steps() -> None:
         assert found == pytest.approx([expected[0], expected[1] / 0.7], rel=1e-9), number
         optimizer.zero_grad()
         losses["loss"].backward()
-        clip_each([each.grad for each in named.values() if each.grad is not None], CLIP)
+        clip_each(
+            [each.grad for each in named.values() if each.grad is not None], CLIP, ScaleEach()
+        )
         if step.epoch == 0:
             for name, each in named.items():
                 each.grad = None if "last_layer" in name else each.grad

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sslengine.optim.optimizers import LARS, SGD, Adam, LayerwiseRates, add_larc
+from sslengine.optim.optimizers import LARS, SGD, Adam, LayerwiseRates, ScaleEach, add_larc
 from sslengine.optim.options import LarcOptions
+from tests.launches import Launches
 
 STEPS = 4
 LR, MOMENTUM, DECAY, ETA = 0.3, 0.9, 0.02, 0.01
@@ -127,6 +128,54 @@ def test_a_step_never_reads_a_value_on_the_host(make: Any) -> None:
     for _ in range(2):
         p.grad = torch.ones_like(p)
         optimizer.step()
+
+
+FORMS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "lars": lambda p: LARS(p, weight_decay=0.1, exclude_bias_and_norm=True),
+    "larc": lambda p: add_larc(SGD)(p, larc=LarcOptions(clip=True), lr=0.1, weight_decay=0.1),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_launches_do_not_grow_with_the_number_of_parameters(form: str) -> None:
+    """Of weights in channels-last, biases, and a group of its own, on no device at all."""
+    totals = []
+    for layers in (3, 50):
+        weights = [nn.Parameter(torch.ones(8, 4, 3, 3, device="meta").to(
+            memory_format=torch.channels_last)) for _ in range(layers)]  # fmt: skip
+        others = [nn.Parameter(torch.ones(8, device="meta")) for _ in range(layers)]
+        optimizer = FORMS[form](
+            [{"params": weights, "foreach": True}, {"params": others, "foreach": True}]
+        )
+        for _ in range(2):
+            for each in (*weights, *others):
+                each.grad = torch.ones_like(each)
+            with Launches() as launched:
+                optimizer.step()
+        assert not launched.slow
+        totals.append(launched.total)
+    assert totals[0] == totals[1] < 45, totals
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_device_moves_parameters_as_a_cpu_does(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = []
+    for of_a_device in (False, True):
+        if of_a_device:
+            monkeypatch.setattr(ScaleEach, "__call__", ScaleEach.scale_chunks)
+        generator = torch.Generator().manual_seed(0)
+        shapes = [(8, 4, 3, 3), (8,), (5, 8), (5,)]
+        params = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+        optimizer = FORMS[form]([{"params": params[:1]}, {"params": params[1:]}])
+        for step in range(4):
+            for each in params[step == 2 :]:  # once without the first, as a frozen one
+                each.grad = torch.randn(each.shape, generator=generator)
+            optimizer.step()
+            optimizer.zero_grad()
+        moved.append(params)
+    assert all(map(torch.equal, *moved))
 
 
 def test_weight_decay_counts_once_and_stays_in_the_group() -> None:
