@@ -49,7 +49,7 @@ COUNTS = {
     "lines": (66270, 50000),
     "files": (404, 350),
     "lines at the top": (2309, 1200),
-    "lines of tests": (79765, 55000),
+    "lines of tests": (79766, 55000),
     "files of tests": (498, 400),
     "lines of tools": (5397, 3500),
     "files under 60 lines": (45, 45),

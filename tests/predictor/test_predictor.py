@@ -236,7 +236,8 @@ def test_a_model_of_ones_own_that_has_a_trunk(tmp_path: Path) -> None:
     found = Predictor(tmp_path / "run", nearest=1)(paths[3])
     assert found.classes is None
     assert found.features.shape == (8,)
-    assert found.nearest[0].path == str(paths[3])
+    # The features of a class differ by rounding alone, which decides between its images.
+    assert Path(found.nearest[0].path).parent == paths[3].parent
     assert found.nearest[0].similarity == pytest.approx(1.0)
 
 
