@@ -60,7 +60,14 @@ OF_OTHERS, OF_TEACHER = 12, 4
 CONTEXT, SLACK, HALF = 1.0, 1.2, 0.5
 PER_SECOND = 60e12  # operations that an A100 does in a second: a fifth of its peak in bfloat16
 LOOKED_AT = 2  # images
-IMAGENET, SOME, EPOCHS = 1_281_167, 100_000, 100
+SOME, EPOCHS = 100_000, 100
+# The images of a published recipe: their number, as text too, and the set.
+IMAGENET = (1_281_167, "1.28 million images of ImageNet-1k")
+OTHER_SETS = {
+    "pretrain/lejepa/lejepa_1gpu_vits8": (9_469, "9,469 images of Imagenette"),
+    "pretrain/nnclr/nnclr_2gpu_resnet18": (126_689, "126,689 images of ImageNet-100"),
+    "pretrain/supcon/supcon_1gpu_resnet50": (50_000, "50,000 images of CIFAR-10"),
+}
 NEEDS = "Needs (estimates, docs/methods.md#what-a-recipe-needs): "
 KINDS = ("photos", "pretrain")
 # Without the network of the text, which is of any size: the caption is a vector.
@@ -108,7 +115,7 @@ def cost_of(config: Any) -> Cost:
         model = build_base_model(config, META).train()
         method = nn.Module()
         if isinstance(model, Model):  # others compute their loss
-            count = IMAGENET if is_published(config) else SOME
+            count = IMAGENET[0] if world_size(config) > 1 else SOME
             method = build_loss(config, model, count, META, [LOOKED_AT * world_size(config)])
             attach(config, method, model)
             method.train()
@@ -167,10 +174,6 @@ def _total(loss: Any) -> Tensor:
     return parts["loss"] if "loss" in parts else torch.stack([*parts.values()]).sum()
 
 
-def is_published(config: Any) -> bool:
-    return bool(world_size(config) > 1)
-
-
 def needs(name: str, overrides: Sequence[str] = ()) -> str:
     """The sentence of a recipe's head."""
     changes = ("config.MACHINE.DEVICE=cpu", *INSTEAD.get(name, ()), *overrides)
@@ -178,19 +181,18 @@ def needs(name: str, overrides: Sequence[str] = ()) -> str:
     cost, optimizer = cost_of(config), read(config, OptimizerOptions)
     batch, ranks = config.DATA.TRAIN.BATCHSIZE_PER_REPLICA, world_size(config)
     memory = f"{_rounded(cost.memory(batch, optimizer.name))} GiB"
-    if not is_published(config):
+    if not name.startswith("pretrain/"):
         hours = cost.hours(SOME * EPOCHS, 1)
         return (
             f"{memory} of GPU memory for {batch} images a step; {_rounded(hours)} h of an A100 for "
             f"{EPOCHS} epochs of {SOME:,} images; {SMALL_SET:,} images or more."
         )
-    steps = optimizer.num_iterations
-    seen = steps * batch * ranks if steps else (optimizer.num_epochs or 0) * IMAGENET
-    hours = cost.hours(seen, ranks)
-    return (
-        f"{memory} of memory of each of {ranks} GPUs; {_rounded(hours)} h if they are A100; the "
-        f"1.28 million images of ImageNet-1k."
-    )
+    steps, (images, of_which) = optimizer.num_iterations, OTHER_SETS.get(name, IMAGENET)
+    seen = steps * batch * ranks if steps else (optimizer.num_epochs or 0) * images
+    time = f"{_rounded(cost.hours(seen, ranks))} h"
+    if ranks == 1:
+        return f"{memory} of GPU memory; {time} of an A100; the {of_which}."
+    return f"{memory} of memory of each of {ranks} GPUs; {time} if they are A100; the {of_which}."
 
 
 def _rounded(value: float) -> str:

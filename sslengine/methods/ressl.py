@@ -31,7 +31,7 @@ class ReSSL(Method):
         momentum: the teacher's, which does not change.
         """
         super().__init__()
-        self.student = nn.Sequential(trunk, mlp(trunk.width, hidden, dim))
+        self.student = nn.Sequential(trunk, mlp(trunk.width, hidden, dim, norm=False))
         self.teacher = EMA(self.student, momentum, "constant")
         self.queue, self.temperatures = Queue(rows, dim), (student_temp, teacher_temp)
 

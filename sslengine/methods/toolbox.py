@@ -5,6 +5,8 @@ Rows are views x images x width. `gather`, losses and `Queue` count the images o
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,6 +32,8 @@ __all__ = [
     "sinkhorn",
 ]  # fmt: skip
 
+RELU = partial(nn.ReLU, inplace=True)
+
 
 class RowNetwork(nn.Sequential):
     """A network of rows: batch norms see those of all views as one batch."""
@@ -42,12 +46,15 @@ class RowNetwork(nn.Sequential):
         return found
 
 
-def mlp(*widths: int, norm: bool = True, end: nn.Module | None = None) -> RowNetwork:
+def mlp(
+    *widths: int, norm: bool = True, end: nn.Module | None = None,
+    activation: Callable[[], nn.Module] = RELU,
+) -> RowNetwork:  # fmt: skip
     """Build linear layers; between them batch norm and ReLU. end: follows the last one."""
     layers: list[nn.Module] = []
     for place, width in enumerate(widths[1:-1]):
         layers += [nn.Linear(widths[place], width, bias=not norm)]
-        layers += [nn.BatchNorm1d(width)] * norm + [nn.ReLU(inplace=True)]
+        layers += [nn.BatchNorm1d(width)] * norm + [activation()]
     last = [nn.Linear(widths[-2], widths[-1], bias=end is None), *([end] if end else [])]
     return RowNetwork(*layers, *last)
 

@@ -112,15 +112,12 @@ METHODS: dict[str, Of] = {
     ),
     "lejepa": own("lejepa", f"{CROPS}=[16,12]", dim=8, hidden=16, slices=8),
     "visreg": own(
-        "visreg", f"{CROPS}=[16,12]", dim=8, hidden=16, slices=8, more={"without": {
-            "ranks_stay_equal_sharded": "of few images gradients are near 0, where Adam steps by rounding",
-        }},
+        "visreg", f"{CROPS}=[16,12]", dim=8, hidden=16, slices=8,
+        more={"without": {"ranks_equal_one_process": "each rank draws other directions"}},
     ),
     "moco_v3": own("moco_v3", SIDE, dim=8, hidden=16),
     "nnclr": own(
-        "nnclr", SIDE, dim=8, hidden=16, predictor_hidden=16, rows=20, more={"also": [EQUAL], "without": {
-            "ranks_stay_equal_sharded": "rounding may decide which row of the queue is nearest",
-        }},
+        "nnclr", SIDE, dim=8, hidden=16, predictor_hidden=16, rows=20, temperature=1.0, more={"also": [EQUAL]},
     ),
     "supcon": own("supcon", SIDE, dim=8, hidden=16),
     "ressl": own("ressl", SIDE, dim=8, hidden=16, rows=20),

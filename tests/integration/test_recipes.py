@@ -107,6 +107,16 @@ def _of_a_longer_run(epoch: float) -> float:
     return 1e-6 + (1e-3 - 1e-6) * (1 + math.cos(math.pi * (epoch - 15) / 985)) / 2
 
 
+def _of_supcon(epoch: float) -> float:
+    """SupContrast's: ten epochs up to a cosine by epochs that began with the run."""
+
+    def cosine(epoch: float) -> float:
+        return 5e-4 + (0.5 - 5e-4) * (1 + math.cos(math.pi * epoch / 1000)) / 2
+
+    warm = 0.01 + (cosine(10) - 0.01) * epoch / 10
+    return warm if epoch < 10 else cosine(int(epoch) + 1)
+
+
 def _cut_short(point: float) -> float:
     """CAPI's: a tenth of the steps up to 1, then 0.8 of half a cosine."""
     if point < 0.1:
@@ -564,6 +574,72 @@ OFFICIAL: dict[str, dict[str, Any]] = {
         "loss": {"temperature": 0.2, "rows": 65536, "momentum": 0.999, "dense": 0.5,
                  "match": "feature"},
         "precision": "float32",
+    },
+    # KyleZheng1997/ReSSL 4d67daa: ressl.py, script/train.sh, network/*.py, data/augmentation.py
+    "ressl/ressl_8gpu_resnet50": {
+        "epochs": 200, "batch": 256, "optimizer": SGD,
+        "learning rate": warm_cosine(0.05, 5, 200),
+        "weight decay": constant(1e-4),
+        "decays": lambda name, each, owner: "bn" not in name and "bias" not in name,
+        "views": [[crop(224, 0.2, "bilinear"), FLIP], MOCO_V2], "normalize": IMAGENET,
+        "batch norm": "views together, each rank", "last norm of a block": "one",
+        "head": ["2048 to 4096 + bias", "ReLU", "4096 to 512 + bias"],
+        "loss": {"student_temp": 0.1, "teacher_temp": 0.04, "rows": 131072, "momentum": 0.999},
+        "precision": "float32",
+    },
+    # HobbitLong/SupContrast 66a8fe5: README, main_supcon.py, util.py, networks/resnet_big.py, losses.py.
+    # Rates and decay are those of a loss that is not multiplied by 0.1 / 0.07.
+    "supcon/supcon_1gpu_resnet50": {
+        "epochs": 1000, "batch": 1024, "optimizer": SGD,
+        "learning rate": [_of_supcon(1000 * p) / 0.7 for p in POINTS],
+        "weight decay": constant(7e-5), "decays": everything,
+        "views": [[crop(32, 0.2, "bilinear"), FLIP, jitter(0.4, 0.4, 0.4, 0.1), GREY]] * 2,
+        "normalize": {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2023, 0.1994, 0.2010)},
+        "batch norm": "views together, each rank", "last norm of a block": "one",
+        "head": ["2048 to 2048 + bias", "ReLU", "2048 to 128 + bias"],
+        "loss": {"temperature": 0.1}, "precision": "float32",
+    },
+    # vturrisi/solo-learn 9187ea3: scripts/pretrain/imagenet-100/nnclr.yaml, methods/nnclr.py, utils/lars.py
+    "nnclr/nnclr_2gpu_resnet18": {
+        "epochs": 400, "batch": 256,
+        "optimizer": {**SGD, "trust coefficient": 0.02, "clip": True, "vectors are plain SGD": True},
+        "learning rate": warm_cosine(0.4, 10, 400, start=3e-5),
+        "weight decay": constant(1e-5), "decays": weights,
+        "views": [[view[0], *view[2:], FLIP] for view in two_views_of_byol(crop())],
+        "normalize": IMAGENET,
+        "batch norm": "each view, all ranks", "last norm of a block": "one",
+        "head": ["512 to 2048 + bias", "norm", "ReLU", "2048 to 2048 + bias", "norm", "ReLU",
+                 "2048 to 256 + bias", "norm", "256 to 4096 + bias", "norm", "ReLU", "4096 to 256 + bias"],
+        "loss": {"temperature": 0.2, "rows": 65536}, "precision": "float16",
+    },
+    # rbalestr-lab/lejepa eddffdd: MINIMAL.md
+    "lejepa/lejepa_1gpu_vits8": {
+        "epochs": 800, "batch": 256, "optimizer": {"name": "adamw", "betas": (0.9, 0.999)},
+        "learning rate": warm_cosine(2e-3, 1, 800, start=2e-5, end=1e-3),
+        "weight decay": constant(0.05), "decays": everything,
+        "views": [[crop(128, 0.08, "bilinear"), jitter(0.8, 0.8, 0.8, 0.2), GREY,
+                   (*BLUR, "7 pixels"), ("solarize", 0.1, 128), FLIP]] * 4,
+        "normalize": IMAGENET,
+        "head": ["384 to 512 + bias", "512 to 2048 + bias", "norm", "ReLU", "2048 to 2048 + bias",
+                 "norm", "ReLU", "2048 to 16 + bias"],
+        "model": {"IMAGE_SIZE": 128, "PATCH_SIZE": 8, "HIDDEN_DIM": 384, "NUM_LAYERS": 12,
+                  "NUM_HEADS": 6, "MLP_DIM": 1536, "QKV_BIAS": True},
+        "loss": {"weight": 0.02, "slices": 256}, "drop path": 0.1, "precision": "bfloat16",
+    },
+    # HaiyuWu/visreg 074fb51: README, configs/default.yaml, train.py, visreg/**/*.py
+    "visreg/visreg_8gpu_vitb16": {
+        "epochs": 100, "batch": 128, "optimizer": {"name": "adamw", "betas": (0.9, 0.999)},
+        "learning rate": warm_cosine(9e-4, 5, 100, start=9e-7, end=9e-7),
+        "weight decay": constant(0.05), "decays": weights,
+        "views": [[crop(side, least, most=most), FLIP, jitter(0.4, 0.4, 0.2, 0.1), GREY,
+                   (*BLUR, "9 pixels"), ("solarize", 0.1, 128)]
+                  for side, least, most in [(224, 0.3, 1.0)] * 4 + [(96, 0.05, 0.3)] * 6],
+        "normalize": IMAGENET, "clip": {"norm": 1.0, "each": False},
+        "head": ["768 to 2048 + bias", "norm", "GELU", "2048 to 2048 + bias", "norm", "GELU",
+                 "2048 to 256 + bias"],
+        "model": {"IMAGE_SIZE": 224, "PATCH_SIZE": 16, "HIDDEN_DIM": 768, "NUM_LAYERS": 12,
+                  "NUM_HEADS": 12, "MLP_DIM": 3072, "QKV_BIAS": True},
+        "loss": {"weight": 0.9, "slices": 4096}, "drop path": 0.1, "precision": "bfloat16",
     },
     # zhirongw/lemniscate.pytorch f7cfe29: main.py, lib/NCEAverage.py
     "npid/npid_8gpu_resnet50": {

@@ -122,7 +122,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "accumulated": {"OPTIMIZER__accumulate": 2, "DATA__TRAIN__DATA_LIMIT": 32},
     "sharded": SHARDED,
 }
-# Not NNCLR: rounding decides between rows that are nearly as near. Its contract compares a step.
+# Not NNCLR: its contract (tests/contracts) compares steps in the same ways.
 OFTEN = {"dino": "sharded", "clip_like": "accumulated", "ibot": "sharded"}
 OUTSIDE = ("dino", "clip_like", "ibot")
 # A temperature that is a scalar cannot be sharded: tests/integration/test_loss_parameters.py

@@ -94,8 +94,8 @@ def test_it_runs_with_its_smallest_arguments(tool: str, tmp_path: Path) -> None:
 SENTENCE = re.compile(
     r"Needs \(estimates, docs/methods\.md#what-a-recipe-needs\): [\d.]+ GiB of "
     r"(GPU memory for \d+ images a step; [\d.]+ h of an A100 for 100 epochs of 100,000 images; "
-    r"5,000 images or more|memory of each of \d+ GPUs; [\d.]+ h if they are A100; the 1\.28 million "
-    r"images of ImageNet-1k)\."
+    r"5,000 images or more|GPU memory; [\d.]+ h of an A100; the [\d,]+ images of [\w-]+|memory of each of "
+    r"\d+ GPUs; [\d.]+ h if they are A100; the [\d,.]+( million)? images of [\w-]+)\."
 )
 
 
