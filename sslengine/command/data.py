@@ -36,7 +36,7 @@ from sslengine.data.manifest.tables import IMAGE_NAMES, open_table
 from sslengine.data.options import split_options
 from sslengine.data.sources.base import DataSource, build_sources
 from sslengine.data.sources.disk import IMAGE_SUFFIXES, VIDEO_SUFFIXES
-from sslengine.data.sources.tar_shards import expand_pattern
+from sslengine.data.sources.tar import expand_pattern
 from sslengine.errors import ConfigError, DataError, MissingDataError, listing, readable
 from sslengine.registry import DATA_SOURCES
 

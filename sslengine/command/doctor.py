@@ -41,7 +41,7 @@ OPTIONAL = {
     "simplejpeg": "decoding JPEGs faster (pip install 'sslengine[fast]')",
     "pyarrow": ".parquet tables (pip install 'sslengine[tables]')",
     "datasets": "Hugging Face datasets (pip install 'sslengine[tables]')",
-    "tifffile": "TIFFs of many bands (pip install 'sslengine[tiff]')",
+    "tifffile": "TIFFs of many bands or more than 8 bits (pip install 'sslengine[tiff]')",
     "imagecodecs": "the same, LZW and other compressions (pip install 'sslengine[tiff]')",
     "av": "videos (pip install 'sslengine[video]')",
     "onnxscript": "export --to onnx (pip install 'sslengine[export]')",

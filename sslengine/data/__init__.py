@@ -21,15 +21,13 @@ DATA_SOURCES.declare("sslengine.data.sources.disk", "disk_folder", options=Index
 DATA_SOURCES.declare("sslengine.data.sources.disk", "disk_filelist", options=PathOptions)
 DATA_SOURCES.declare("sslengine.data.sources.regions", "disk_roi_annotations", options=PathOptions)
 DATA_SOURCES.declare("sslengine.data.sources.disk", "csv_filelist", options=TableOptions)
-DATA_SOURCES.declare("sslengine.data.sources.tar_shards", "webdataset", options=ShardOptions)
+DATA_SOURCES.declare("sslengine.data.sources.tar", "webdataset", options=ShardOptions)
 DATA_SOURCES.declare("sslengine.data.sources.array_file", "array_file", options=ArrayOptions)
 DATA_SOURCES.declare(
     "sslengine.data.sources.hugging_face", "huggingface_dataset", options=ColumnOptions
 )
 DATA_SOURCES.declare("sslengine.data.sources.torchvision_sets", "torchvision_dataset")
-DATA_SOURCES.declare(
-    "sslengine.data.sources.tar_stream", "webdataset_stream", options=StreamOptions
-)
+DATA_SOURCES.declare("sslengine.data.sources.tar", "webdataset_stream", options=StreamOptions)
 DATA_SOURCES.declare(
     "sslengine.data.sources.hub_stream", "huggingface_stream", options=HubStreamOptions
 )

@@ -21,7 +21,7 @@ from sslengine.command.embed import embed
 from sslengine.command.front import main
 from sslengine.engines.train import train
 from tests.command.photos import SMALL, write_photos
-from tests.data.sources.test_tar_shards import write_shard
+from tests.data.sources.test_tar import write_shard
 from tests.data.sources.videos import noise, write_video
 from tests.engines.runs import make_run
 from tests.predictor.runs import changes

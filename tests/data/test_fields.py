@@ -20,7 +20,7 @@ from sslengine.methods.whole import Batch
 from sslengine.python.fit import fit
 from tests.data.pictures import picture
 from tests.data.sources.every import COUNT, names
-from tests.data.sources.test_tar_shards import png, write_shard
+from tests.data.sources.test_tar import png, write_shard
 from tests.methods.resuming import assert_goes_on_bit_by_bit
 from tests.python.toys import sgd
 from tests.ranks import RankPool

@@ -1,7 +1,6 @@
 """The values of a file that Pillow would narrow: to 8 bits, to fewer bands, to the first page.
 
-Grey levels of 16 bits, whole numbers and floats of one band come from Pillow; all else that a TIFF
-can hold from tifffile.
+What a TIFF holds beyond 8 bits, three colours and alpha comes from tifffile.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
@@ -27,10 +26,8 @@ CheckSize = Callable[[int, int, int], None]  # of width, height and bytes of a p
 LARGE_BIG_ENDIAN = b"MM\0+"  # a TIFF that Pillow does not know
 TIFF = (b"II*\0", b"MM\0*", b"II+\0", LARGE_BIG_ENDIAN)
 # Tags of a TIFF.
-BITS, COMPRESSION, PHOTOMETRIC, SAMPLES, PLANAR, KIND, EXTRA, FORMAT, DEPTH = (
-    258, 259, 262, 277, 284, 254, 338, 339, 32997
-)  # fmt: skip
-REDUCED_OR_MASK = 0b101  # in KIND: pages that are not images by themselves
+BITS, PHOTOMETRIC, SAMPLES, EXTRA, FORMAT, DEPTH = 258, 262, 277, 338, 339, 32997
+REDUCED_OR_MASK = 0b101  # pages that are not images by themselves
 ALPHA = (1, 2)  # in EXTRA: of it, or of the others multiplied with it
 WHITE_IS_ZERO = 0  # a PHOTOMETRIC
 # Of a JPEG 2000 file the kinds of bands: after some of colour, 0, alpha, or alpha multiplied in.
@@ -179,23 +176,19 @@ def _bits(encoded: bytes, image: Image.Image) -> int:
 def _tiff(
     encoded: bytes, image: Image.Image | None, page: Page, every: bool, check_size: CheckSize
 ) -> StoredBands | None:
-    true = image is not None and _pillow_has_all(image, every)
-    if image is not None and true and page is None and not every:
-        return _single(image)
+    if image is not None and _is_plain(image, every):
+        if page is None and not every:
+            return None
+        if getattr(image, "n_frames", 1) == 1:
+            _chosen(1, page, every)
+            return None
     try:
         import tifffile
     except ImportError as error:
-        if image is None or not true:
-            raise DataError(
-                "Pillow cannot read all of this TIFF, which may have many bands, or bands of more "
-                "than 8 bits: pip install tifffile (sslengine[tiff])."
-            ) from error
-        pages = _full_pages(image)
-        if page == "all" and len(pages) > 1:
-            raise DataError("to join pages takes tifffile: pip install tifffile") from error
-        image.seek(pages[_chosen(len(pages), page, every)[0]])
-        check_size(*image.size, 4)
-        return _single(image)
+        raise DataError(
+            "it is a TIFF of many bands, pages, or bands of more than 8 bits, which needs the "
+            "package tifffile: pip install 'sslengine[tiff]'."
+        ) from error
     with tifffile.TiffFile(BytesIO(encoded)) as file:
         found = [each for each in file.pages if not each.subfiletype & REDUCED_OR_MASK]
         chosen = _chosen(len(found), page, every)
@@ -203,12 +196,24 @@ def _tiff(
             size = each.nbytes // max(1, each.imagewidth * each.imagelength)
             sides = max(each.imagewidth, each.tilewidth), max(each.imagelength, each.tilelength)
             check_size(*sides, len(chosen) * size)
-        if image is not None and true and len(chosen) == 1:
+        if image is not None and len(chosen) == 1:
             image.seek(found[chosen[0]].index)
-            if _pillow_has_all(image, every):
-                return _single(image)
+            if _is_plain(image, every):
+                return None
         parts = [_page_of_tiff(found[number]) for number in chosen]
     return parts[0] if len(parts) == 1 else _joined(parts)
+
+
+def _is_plain(image: Any, every: bool) -> bool:
+    """Tell a page of which Pillow has all: 8 bits or fewer, of which it makes 8.
+
+    A band too many is dropped where RGB is asked for.
+    """
+    tags = image.tag_v2
+    if max(tags.get(BITS, (1,))) > 8 or {*tags.get(FORMAT, (1,))} != {1} or tags.get(DEPTH, 1) > 1:
+        return False
+    as_many = len(image.getbands()) == tags.get(SAMPLES, 1) and 1 not in tags.get(EXTRA, ())
+    return not every or as_many or image.mode == "P"
 
 
 def _joined(parts: Sequence[StoredBands]) -> StoredBands:
@@ -217,42 +222,6 @@ def _joined(parts: Sequence[StoredBands]) -> StoredBands:
         raise DataError(f"its pages have different sizes: {sorted(sizes)}.")
     joined = np.concatenate([each.values for each in parts], axis=-1)
     return StoredBands(joined, joined.shape[-1])
-
-
-def _pillow_has_all(image: Any, every: bool) -> bool:
-    tags = image.tag_v2
-    bits, kinds = set(tags.get(BITS, (1,))), set(tags.get(FORMAT, (1,)))
-    bands, samples = len(image.getbands()), tags.get(SAMPLES, 1)
-    if tags.get(DEPTH, 1) > 1:
-        return False  # a volume, of which Pillow takes the first plane
-    if kinds == {1} and max(bits) <= 8:
-        # Of fewer bits than 8 Pillow makes 8; a band too many is dropped where RGB is asked for.
-        return not every or (bands == samples and 1 not in tags.get(EXTRA, ())) or image.mode == "P"
-    one = samples == len(bits) == len(kinds) == tags.get(PLANAR, 1)
-    # Of what is compressed libtiff has put the bytes in order, and Pillow turns them again.
-    turned_twice = tags.prefix == b"MM" and tags.get(COMPRESSION, 1) != 1
-    if turned_twice and image.mode != "I;16B":
-        return False
-    known = {("I;16", 16, 1), ("I;16B", 16, 1), ("I;16", 12, 1), ("I", 16, 2), ("I", 32, 2),
-             ("F", 32, 3)}  # fmt: skip
-    return one and (image.mode, *bits, *kinds) in known
-
-
-def _single(image: Any) -> StoredBands | None:
-    if image.mode not in ("I", "F") and "I;16" not in image.mode:
-        return None
-    signed = set(image.tag_v2.get(FORMAT, (1,))) == {2}
-    found = _take_pillows(image, "int16" if signed and image.tag_v2[BITS] == (16,) else "")
-    return replace(found, white_is_zero=image.tag_v2.get(PHOTOMETRIC) == WHITE_IS_ZERO)
-
-
-def _full_pages(image: Any) -> list[int]:
-    found = []
-    for number in range(image.n_frames):
-        image.seek(number)
-        if not image.tag_v2.get(KIND, 0) & REDUCED_OR_MASK:
-            found.append(number)
-    return found
 
 
 def _page_of_tiff(page: Any) -> StoredBands:

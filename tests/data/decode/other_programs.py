@@ -25,26 +25,6 @@ def encoded(name: str) -> bytes:
 
 # Bands, type of the values, the file.
 FILES = {
-    "gdal_band_1": (
-        1,
-        "uint16",
-        """
-Nl7XI2mk;85C8xH0{{U4000C4000320{{U400093000630{{U4000mG000940{{U400031000I70{{U400031000gF0ss;K0
-07<q000pI1ONd5008^|000#M0{{U400031000&N0{{U400093000*O1ONd5000;O000^R1pom6007Pa000{S1pom6007ni00
-0~T0{{U400062001Zf0{{U400031001!o0sssE008g+002_~0{{U4000310000000031000310003100031004U;b7*03Wg<
-EtTQe*mG+liFbZKU0W@&6?E^v7O008eE-aXA+ynCyfnz@PCc=u-(Ry9Rb
-""",
-    ),
-    "gdal_band_signed": (
-        1,
-        "int16",
-        """
-Nl7XI2mk;85C8xH0{{U4000C4000320{{U400093000630{{U4000mG000940{{U400031000I70{{U400031000gF0ss;K0
-07<q000pI1ONd5008^|000#M0{{U400031000&N0{{U400093000*O1ONd5000;O000^R1pom6007Pa000{S1pom6007ni00
-0~T0{{U400062001Zf0{{U400031001!o0sssE008g+002_~0{{U4000620000000031000310003100031004U;b7*03Wg<
-EtTQe*mG+liFbZKU0W@&6?E^v7O0D$kF-o4G-y!)#fnmLJBcz0)(R<%Xc
-""",
-    ),
     "gdal_pixel_4": (
         4,
         "uint16",
@@ -98,14 +78,6 @@ EFd#1AT(Wl004ApW@ct-Y-KKRc>w<a9q|9}9`OI(J@Eg{T=4(Ad+`6On(+Ucx$ysq*zo@!c=z!CXBP4Q
 a-p|60!0B0nqXPAMoz+|KAPr|IRG(|Gi7{|Ey~A|C@>O|B9&c|9Qvq{{
 """,
     ),
-    "netpbm_1": (
-        1,
-        "uint16",
-        """
-iBL{Q4GJ0x0000DNk~Le00004000035C8xG0KpF}SpWb48%ab#R0x@4WMGhcFaKWtJ!ADAc?jcs1%v?rk|PW!sC6iA00000N
-kvXXu0mjf
-""",
-    ),
     "netpbm_3": (
         3,
         "uint16",
@@ -132,25 +104,6 @@ iBL{Q4GJ0x0000DNk~Le00004000035Ci}K08VYX4gdfEB}qg<R0!8&WMGhcZ+p)U4q3ie{HU<2_;C*g
 w|%ulRls0Rip^B3&;$l}7*o002ovPDHLkV1f
 """,
     ),
-    "magick_4": (
-        4,
-        "uint16",
-        """
-iBL{Q4GJ0x0000DNk~Le00004000035C#AM0OVwHg#Z8mIY~r8R0!8&W?+zeZ+kE1Z1tXQliAv<ly^y;6uQazg7L?X_7BsaF
-T2n5?!$XL@ZAR{{L=3~008;^Or!lT_sIYN002ovPDHLkV1f
-""",
-    ),
-    "magick_tiff": (
-        3,
-        "uint16",
-        """
-Nl7XIDgXcgc-muNcrSO)_G}C~G$~e|B(xDzJmXn7tD6d@H~>OfC9e<w009F40RR911ONa40RaO50RR910{{R30s#X60{{R3@
-Bjb+0|5g70RR912mk;81_1*A0RR910ssI23IPKE0RR910RR915dj1M0RR912mk;85&;7M0RR910RR916#)YP0RR910{{R376
-AhQ0RR910{{R37XbtS0RR91A^-
-pY903CW0RR910RR91DFFij0ssI200031Jpls%0RR910ssI2J^=*)0ssI2CIJ8dKLG^*1^@s6_5c6?000005C9MW5CDbiQ2+n
-{fB?hwr~m)}00Pa-OaK4?00GU+OaK4?fB?<ROaK4?00NJ~^#A|>01!7Cpa1{>00JwA3IG5AAOH
-""",
-    ),
     "gdal_lzw_4": (
         4,
         "uint16",
@@ -159,29 +112,6 @@ Nl7XI2mk;84FCWE0{{U4000C4000320{{U400093000630{{d700620000940{{U4000F5000I70{{U4
 06)M000#M0{{U4000C4000&N0{{U400093000*O1ONd5001%o000~T0{{U400031002D!0{{U400062002?}0{{a6006Q800
 2_~0{{d7006iE00000000mG5C9MW5C8xG000000RRC20RRC2fB*mv@bh?j%`PtwaHwQ19Sw*>o(|^tHJmJ7lHxJAe0CJzZnN
 Ku;M%lx9F#|oa1a
-""",
-    ),
-    "gdal_lzw_planar_3": (
-        3,
-        "int16",
-        """
-Nl7XI2mk;84FCWE0{{U4000C4000320{{U400093000630{{a600620000940{{U4000F5000I70{{U400031000pI1ONj70
-06cC000#M0{{U400093000&N0{{U400093000*O0{{a6006K6000~T0{{U400062002D!0{{U400062002?}0{{X50000000
-2_~0{{a6006=O00000000mG5C9MW6aW+e6adHo007(o008g+000620ssO4fB+B-(&Q2dG<m_GrNcp*6$F5QfIHL7(&Q2dBMC
-vErNX)v6$F5QfH#+{(&Q2d5*WdtrNT0j6$F5Q
-""",
-    ),
-    "gdal_deflate_13": (
-        13,
-        "uint16",
-        """
-Nl7XI2mk;84gdfF0{{U4000C4000320{{U400093000630{{&G006cC000940{{U4000O8000I70{{U400031000#M0{{U40
-00dD000~T0{{U400031002D!0{{U400062002S(0{{U4000mG002V)0{{U4000mG002Y*1ONd500063002b+1ONd50089x00
-2?}0{{#F007Vc002_~0{{&G008I!00000000mG5C9MW5C9MW5C9MW5C9MW5C9MW5C9MW0000000000000000000000000000
-000RRC20RRC20RRC20RRC20RRC20RRC20RVWMV_<kMchB~0%%1Aivu5q=yixHzT`bJhHN>P?c@j0@bk7x9JGoE2xqbG{y1)H
-=h4MiL#*QLEUz4vfi~>BM$D=wut1WV=#}V_#YD}VvEDoRJ9@So)b6_`h<A<A3=8^7UyCwdu32BAyO&XIqm%Q3~`q-N5y$quO
-50IG1zTw-sr*E(D9M<0CwJ>u+NB#1=W3f+tSg0F6^*biaTv)X!`moIv*{A=$-Df{2u}HJoD#hECVHAvlQ7{Td!6+C7qhJ(_f
->AIEM!_f;1*2dTjDk@x3P!;wzyJX3z@N$
 """,
     ),
     "gdal_deflate_float_2": (
@@ -196,4 +126,4 @@ Nl7XI2mk;84FCWE0{{U4000C4000320{{U400093000630{{X5001BWAOHga0{{U4000O8000I70{{U4
     ),
 }
 # Those that tifffile alone cannot decode.
-NEED_IMAGECODECS = ("gdal_lzw_4", "gdal_lzw_planar_3", "gdal_deflate_float_2")
+NEED_IMAGECODECS = ("gdal_lzw_4", "gdal_deflate_float_2")

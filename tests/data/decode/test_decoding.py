@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import sys
 import threading
 import zlib
 from functools import partial
@@ -16,7 +15,7 @@ from PIL import Image, UnidentifiedImageError
 
 from sslengine.data.decode.decoding import Decoder, NarrowedError
 from sslengine.data.options import SplitOptions
-from sslengine.errors import ConfigError, DataError
+from sslengine.errors import ConfigError
 from tests.data.pictures import picture
 
 
@@ -284,21 +283,3 @@ def test_arrays_that_are_no_image_or_not_asked_for() -> None:
     np.save(objects, np.array([None]), allow_pickle=True)
     with pytest.raises(ValueError, match="allow_pickle"):
         stored(objects.getvalue())
-
-
-@pytest.mark.parametrize("planar", ["contig", "separate"])
-def test_tiffs_of_many_bands(planar: str) -> None:
-    tifffile = pytest.importorskip("tifffile", reason="reads TIFFs of many bands")
-    bands = np.random.default_rng(0).integers(0, 60_000, (6, 5, 7), dtype=np.uint16)
-    file = BytesIO()
-    order = bands if planar == "contig" else np.moveaxis(bands, -1, 0)
-    tifffile.imwrite(file, order, planarconfig=planar, photometric="minisblack")
-    np.testing.assert_array_equal(stored(file.getvalue()), bands)
-
-
-def test_a_tiff_that_pillow_cannot_read_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "tifffile", None)
-    with pytest.raises(DataError, match=r"many bands.*pip install tifffile"):
-        stored(b"II*\0" + bytes(40))

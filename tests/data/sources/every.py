@@ -16,7 +16,7 @@ import pytest
 from sslengine.data.sources import generated
 from tests.data.pictures import picture, write_picture
 from tests.data.sources.test_hugging_face import rows
-from tests.data.sources.test_tar_shards import png, write_shard
+from tests.data.sources.test_tar import png, write_shard
 from tests.data.sources.test_torchvision_sets import write_mnist
 from tests.data.sources.videos import write_lossless
 

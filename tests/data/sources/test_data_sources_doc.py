@@ -15,7 +15,7 @@ import yaml
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import HoldOut, split_options
 from tests.data.pictures import picture, write_tree
-from tests.data.sources.test_tar_shards import png, write_shard
+from tests.data.sources.test_tar import png, write_shard
 from tests.data.sources.videos import write_lossless
 
 DOC = (Path(__file__).resolve().parents[3] / "docs" / "data_sources.md").read_text()

@@ -17,7 +17,7 @@ from sslengine.data.sources.labels import label_columns, standard_labels
 from sslengine.errors import DataError
 from tests.data.pictures import write_tree
 from tests.data.sources.test_hugging_face import png
-from tests.data.sources.test_tar_shards import write_shard
+from tests.data.sources.test_tar import write_shard
 
 FILES = ("cat/0.png", "cat/1.png", "ant/0.png", "bee/0.png")  # order: ant, bee, cat, cat
 

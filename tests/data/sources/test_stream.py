@@ -20,16 +20,16 @@ import pytest
 from sslengine.config.resolve import resolve_dict
 from sslengine.data.feed import DataFeed
 from sslengine.data.options import DataOptions, split_options
-from sslengine.data.sources import tar_stream
 from sslengine.data.sources.base import build_sources
 from sslengine.data.sources.labels import count_train_classes
 from sslengine.data.sources.stream import StreamSource
+from sslengine.data.sources.tar import TarStream
 from sslengine.errors import CheckpointError, ConfigError, DataError, UntrustedError
 from sslengine.monitor import history
 from sslengine.trust import Opened, closed
 from tests import warm
 from tests.data.pictures import picture
-from tests.data.sources.test_tar_shards import png, write_shard
+from tests.data.sources.test_tar import png, write_shard
 from tests.engine.runs import make_task
 from tests.integration.command import ROOT, same_weights
 from tests.methods.resuming import assert_goes_on_bit_by_bit
@@ -164,25 +164,6 @@ def test_an_epoch_resumes_at_any_step_with_any_workers(stream: dict[str, Any]) -
     for first in (1, 2, 5):
         assert numbers(split, first=first, epoch=3) == whole[first:]
     assert numbers(split, workers=2, first=1, epoch=3) == whole[1:]
-
-
-def test_shards_with_images_of_other_endings(tmp_path: Path) -> None:
-    """No image is dropped, and an epoch does not depend on which shard was read first."""
-    for shard in range(SHARDS):
-        ending = "rgb.png" if shard < 2 else "png"
-        members = {f"{n}.{ending}": png(n) for n in range(shard * EACH, (shard + 1) * EACH)}
-        write_shard(tmp_path / f"{shard}.tar", members)
-    split = keys("webdataset_stream", str(tmp_path), SHUFFLE=4)
-    (source,) = build_sources(split_options(**split), "TRAIN")
-    assert isinstance(source, StreamSource)
-    source.distribute(3, 1, 0, 0)
-    for epoch in range(4):
-        batches = []
-        for first in range(0, COUNT, 3):
-            source.fetch(5, epoch, range(first, first + 3))
-            batches.append([int(source.path(n).split(".")[0]) for n in source.at_hand])
-        assert sorted(flat(batches)) == list(range(COUNT))
-        assert numbers(split, epoch=epoch) == batches  # of a new process
 
 
 def test_an_epoch_longer_than_the_stream_and_a_shorter_one(stream: dict[str, Any]) -> None:
@@ -377,7 +358,7 @@ def test_a_worker_reads_a_shard_once_in_an_epoch(folder: Path) -> None:
     """As its places follow each other."""
     split = split_options(**keys("webdataset_stream", str(folder / "train-{0..3}.tar")))
     (source,) = build_sources(split, "TRAIN")
-    assert isinstance(source, tar_stream.TarStream)
+    assert isinstance(source, TarStream)
     opened: list[int] = []
     part = source.part
     source.part = lambda number: opened.append(number) or part(number)  # type: ignore[method-assign, func-returns-value]
