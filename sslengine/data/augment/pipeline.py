@@ -11,7 +11,7 @@ only move pixels, such as jigsaw's cutting into patches, may follow either of th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 
 from sslengine.data.augment.counterparts import adapt
-from sslengine.data.augment.image import Limits, Pixels, Rgb, make_bytes, make_pil
+from sslengine.data.augment.image import Limits, Rgb, make_bytes, make_pil
 from sslengine.data.augment.tensors import (
     CONVERSIONS,
     CPU,
@@ -42,7 +42,6 @@ from sslengine.data.augment.transform import (
     unwrap,
     walk,
 )
-from sslengine.data.seeding import seed_sample, streams_kept
 from sslengine.errors import ConfigError, DataError, SSLEngineError, listing, nearest
 from sslengine.registry import TRANSFORMS
 
@@ -51,10 +50,6 @@ KNOWN = ("sslengine.", "torchvision.", "classy_vision.")
 # As torchvision names them, first those with a number of Pillow's.
 BY_NUMBER = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 INTERPOLATIONS = (*BY_NUMBER, "nearest-exact")
-# What of a list is tried on arrays before the launch: so often, on an image of this side.
-TRIES, SIDE = 64, 64
-# These take arrays by themselves, and return something else.
-CONVERT = frozenset({"ToTensor", "ImgToTensor", "ImgPilToRawTensor", "ToPILImage", "Lambda"})
 
 
 class Pipeline:
@@ -139,6 +134,20 @@ def build_transform(entry: Mapping[str, Any], where: str) -> Change:
 def is_known(name: str, where: str) -> bool:
     """Is it a transform of the engine or of torchvision, and not the user's own?"""
     return str(getattr(TRANSFORMS.get(name, where), "__module__", "")).startswith(KNOWN)
+
+
+def all_known(entries: Sequence[Any], where: str) -> bool:
+    """Are they all transforms of the engine or of torchvision, also those nested in others?"""
+    return all(is_known(TRANSFORMS.name_in(each, where), where) for each in walk_entries(entries))
+
+
+def walk_entries(entries: Sequence[Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the entries of a TRANSFORMS list, and those nested in their arguments."""
+    for entry in entries:
+        if isinstance(entry, Mapping) and "name" in entry:
+            yield entry
+            for value in entry.values():
+                yield from walk_entries(value if isinstance(value, list) else ())
 
 
 def _interpolation(given: Any, where: str) -> InterpolationMode:
@@ -280,33 +289,3 @@ class ToBytes:
 
 def _end_with_pil(image: Any) -> Any:
     return make_pil(image) if type(image) is Rgb else image
-
-
-# ---- before the launch
-
-
-def count_on_arrays(
-    entries: Sequence[Any], image: Pixels, limits: tuple[float, float] | None, where: str
-) -> int:
-    """Count the entries at the head of a TRANSFORMS list that get arrays like this one.
-
-    Raises ConfigError at one that does not take them, as a number of tries with what it draws show.
-    """
-    count = 0
-    for entry in entries:
-        here = f"{where}.{count}"
-        if not is_known(TRANSFORMS.name_in(entry, here), here) or entry["name"] in CONVERT:
-            break
-        count += 1
-    head = Pipeline(entries[:count], where, limits=limits)
-    small = np.zeros((SIDE, SIDE, *image.shape[2:]), image.dtype)
-    with streams_kept():
-        for number in range(TRIES):
-            seed_sample(0, (0, number))
-            try:
-                head({"data": [small.copy()], "data_valid": [1], "data_idx": [0], "label": [0]})
-            except DataError as error:
-                if isinstance(error.__cause__, ValueError):
-                    break  # the images of the run may be larger
-                raise ConfigError(str(error)) from error
-    return count
