@@ -100,7 +100,6 @@ class ExplainedSplit(NamedTuple):
     """What is explained: the TRANSFORMS of a split."""
 
     dataset: SSLDataset
-    image_keys: Sequence[str]  # of a batch
     note: str = ""  # where the images come from, if not from the config's data
 
 
@@ -128,8 +127,8 @@ def open_split(data: DataOptions, split: str, folder: Path, count: int) -> Expla
         )  # fmt: skip
         why = str(error).partition("\n")[0]
         note = f"generated JPEGs of {WIDTH} x {HEIGHT}, for the config's cannot be read: {why}"
-        return ExplainedSplit(SSLDataset(options, split, 0, **how), keys, note)
-    return ExplainedSplit(dataset, keys)
+        return ExplainedSplit(SSLDataset(options, split, 0, **how), note)
+    return ExplainedSplit(dataset)
 
 
 def write_jpegs(folder: Path, count: int) -> None:
@@ -182,7 +181,7 @@ def time_steps(dataset: SSLDataset, count: int) -> tuple[float, dict[str, float]
 
 def measure(split: ExplainedSplit, count: int) -> dict[str, Any]:
     """Return what is shown, and printed as JSON."""
-    from sslengine.data.augment.explain import explain
+    from sslengine.data.augment.pipeline import explain
 
     dataset = split.dataset
     dataset.pipeline(_make_sample(dataset, 0, dataset.read))  # what the first image alone makes
@@ -193,31 +192,24 @@ def measure(split: ExplainedSplit, count: int) -> dict[str, Any]:
         "images": count, "read_ms": reading,
         "transforms": [
             {
-                "transform": part.where.partition("(")[2].rstrip(")"),
-                "becomes": part.what, "why": part.why,
+                "transform": where.partition("(")[2].rstrip(")"), "becomes": what,
                 # The first deferred step represents the pixels that leave the worker.
-                "ms": alone.get(part.where),
+                "ms": alone.get(where),
             }
-            for part in explain(dataset.pipeline)
+            for where, what in explain(dataset.pipeline).items()
         ],
         "whole_ms": whole, "notes": [*_summarise(split, count, whole)],
     }  # fmt: skip
 
 
 def _summarise(split: ExplainedSplit, count: int, whole: float) -> Iterator[str]:
-    from sslengine.data.augment.explain import why_floats
-
     if split.note:
         yield f"images: {split.note}"
     yield f"ms: CPU time of one thread for an image with all its views, mean of {count}"
     backend = split.dataset.backend.name
     yield f"as a whole with the back-end {backend}: {whole:.2f} ms in the worker"
-    pipeline = split.dataset.pipeline
-    if pipeline.cut.waits:
-        yield "images leave the workers as uint8"
-    else:
-        why = why_floats(pipeline.listed, split.image_keys)
-        yield f"images leave the workers unfinished: {why}"
+    waits = split.dataset.pipeline.cut.waits
+    yield f"images leave the workers {'as uint8' if waits else 'unfinished'}"
 
 
 def show(found: dict[str, Any], console: LiteralConsole) -> None:
@@ -228,9 +220,8 @@ def show(found: dict[str, Any], console: LiteralConsole) -> None:
     table.columns[-1].justify = "right"
     table.add_row("", "", "read and decoded", f"{found['read_ms']:.2f}")
     for number, part in enumerate(found["transforms"]):
-        what = part["becomes"] + (f": {part['why']}" if part["why"] else "")
         time = "" if part["ms"] is None else f"{part['ms']:.2f}"
-        table.add_row(str(number), part["transform"], what, time)
+        table.add_row(str(number), part["transform"], part["becomes"], time)
     console.print(table)
     for line in found["notes"]:
         console.print(line)
@@ -268,7 +259,7 @@ def draw(dataset: SSLDataset, images: int, views: int | None) -> Image.Image:
 
 def draw_views(dataset: SSLDataset, number: int, wanted: int | None) -> list[Image.Image]:
     """Return so many views of one image, drawn as in successive epochs."""
-    from sslengine.data.augment.explain import pictures_of
+    from sslengine.data.augment.tensors import pictures_of
 
     found: list[Image.Image] = []
     for epoch in itertools.count():

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from sslengine.data.augment.pipeline import Pipeline, build_transform
+from sslengine.data.augment.pipeline import Pipeline, build_transform, walk_entries
 from sslengine.data.augment.transform import MakesViews, TakesAll, unwrap
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.registry import TRANSFORMS
@@ -93,23 +93,13 @@ def _makes_views(entries: list[dict[str, Any]]) -> bool:
     return any(issubclass(step.kind, (MakesViews, TakesAll)) for step in steps)
 
 
-def _walk(entries: Any) -> Iterator[Mapping[str, Any]]:
-    """All entries, also those nested in others."""
-    for entry in entries:
-        if isinstance(entry, Mapping):
-            yield entry
-            for value in entry.values():
-                if isinstance(value, list):
-                    yield from _walk(value)
-
-
 def _entries_named(name: str, entries: Any) -> Iterator[Mapping[str, Any]]:
-    return (entry for entry in _walk(entries) if entry.get("name") == name)
+    return (entry for entry in walk_entries(entries) if entry.get("name") == name)
 
 
 def _size(entries: Any) -> int | None:
     """The side of the training images; the largest, if the first entry with a size has several."""
-    for entry in _walk(entries):
+    for entry in walk_entries(entries):
         name = str(entry.get("name"))
         value = entry.get("size_crops", entry.get("size") if "Crop" in name or "Resize" in name
                           else None)  # fmt: skip

@@ -1,40 +1,33 @@
-"""What pixels the images of a split have: read from the first of them, before the launch.
-
-And how many channels images have after each of the TRANSFORMS, and which of these need colours.
-"""
+"""What pixels the images of a split have, and how many channels leave its TRANSFORMS: read from the
+first images, before the launch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 
 from sslengine.data.augment.image import is_array
-from sslengine.data.augment.pipeline import KNOWN, Pipeline, count_on_arrays, is_known
+from sslengine.data.augment.pipeline import KNOWN, Pipeline, all_known
 from sslengine.data.augment.transform import Sample, TakesLabels
 from sslengine.data.decode.decoding import NarrowedError
 from sslengine.data.options import SplitOptions
 from sslengine.data.seeding import seed_sample, streams_kept
 from sslengine.data.sources.base import DataSource, EncodedSource, build_sources
 from sslengine.errors import ConfigError, DataError, SSLEngineError
-from sslengine.registry import DATA_SOURCES
+from sslengine.registry import DATA_SOURCES, TRANSFORMS
 
 # Images of a source, evenly apart, the first among them.
 LOOKED_AT = 8
 MODE_CHANNELS = {"RGB": 3, "L": 1}
-# Transforms of colours: of three channels, or of grey levels, which they leave alone.
-COLOUR_TRANSFORMS = frozenset({
-    "ColorJitter", "Grayscale", "RandomGrayscale", "ImgPilColorDistortion",
-    "ImgPilRandomColorJitter", "ImgPilRandomPhotometric", "RandAugment", "VisslAutoAugment",
-    "AutoAugment", "TrivialAugmentWide", "AugMix", "ImgPil2LabTensor", "lighting",
-    "imagenet_augment", "imagenet_no_augment",
-})  # fmt: skip
-# Those that make three channels of any.
-TO_RGB = frozenset({"MNISTImgPil2RGB", "ImgPil2LabTensor"})
+TRIES = 16  # of transforms that not every array may pass, with what they draw
+BLANK = (512, 512)  # in place of an image that is not read
 
 
 @dataclass(frozen=True)
@@ -61,19 +54,15 @@ class Seen:
     format: PixelFormat
 
 
-def tells_something(options: SplitOptions, split: str) -> bool:
+def tells_something(options: SplitOptions) -> bool:
     """Tell whether there is something to learn from the images. Not from RGB ones that the user's
     own source makes: it may take long to build, and the ranks build it anyway."""
-    known = MODE_CHANNELS.get(options.IMAGE_MODE)
-    if known is None:
-        return True
-    where = f"config.DATA.{split}"
-    for number, name in enumerate(options.DATA_SOURCES):
-        source = DATA_SOURCES.get(name, f"{where}.DATA_SOURCES.{number}")
-        encoded = isinstance(source, type) and issubclass(source, EncodedSource)
-        if encoded or str(getattr(source, "__module__", "")).startswith(KNOWN):
-            return True
-    return channels_after(options.TRANSFORMS, known, f"{where}.TRANSFORMS") is None
+    sources = [DATA_SOURCES.get(name) for name in options.DATA_SOURCES]
+    return options.IMAGE_MODE not in MODE_CHANNELS or any(
+        str(getattr(each, "__module__", "")).startswith(KNOWN)
+        or (isinstance(each, type) and issubclass(each, EncodedSource))
+        for each in sources
+    )
 
 
 def probe(options: SplitOptions, split: str) -> Seen | None:
@@ -117,77 +106,50 @@ def probe(options: SplitOptions, split: str) -> Seen | None:
 
 
 def output_channels(options: SplitOptions, split: str, seen: Seen | None) -> int:
-    """Count the channels of images that leave the TRANSFORMS.
-
-    Raises ConfigError where one of them cannot take the channels that it gets.
-    """
-    where = f"config.DATA.{split}.TRANSFORMS"
-    known = MODE_CHANNELS.get(options.IMAGE_MODE)
-    if known is not None:
-        told = channels_after(options.TRANSFORMS, known, where)
-        if told is not None or seen is None:
-            return told or known
-    if seen is None:
+    """Count the channels of images that leave the TRANSFORMS. seen: None: a blank one is passed."""
+    where, mode = f"config.DATA.{split}.TRANSFORMS", options.IMAGE_MODE
+    if seen is not None:
+        image = seen.image if mode == "stored" else seen.image.convert(mode)
+        made = count_channels(options.TRANSFORMS, image, options.limits, where)
+        return made or seen.format.channels
+    if mode not in MODE_CHANNELS:
         raise DataError(
             f"config.DATA.{split}: none of the first images can be read, so the number of channels "
             f"is unknown. Set config.MODEL.INPUT_CHANNELS, or replace the images."
         )
-    first = 0
-    if is_array(seen.image):
-        first = count_on_arrays(options.TRANSFORMS, seen.image, options.limits, where)
-    told = channels_after(options.TRANSFORMS, seen.format.channels, where, first)
-    try:
-        made = _made(options, split, seen)
-    except DataError:
-        if told is not None:
-            raise
-        made = None  # a transform of the user's own may need the sample of a real run
-    return made or told or seen.format.channels
+    made = None
+    if all_known(options.TRANSFORMS, where):  # to make others may take long
+        with suppress(ConfigError):  # images of the run may be larger
+            made = count_channels(options.TRANSFORMS, Image.new(mode, BLANK), None, where)
+    return made or MODE_CHANNELS[mode]
 
 
-def channels_after(
-    entries: Sequence[Any], channels: int | None, where: str, first: int = 0
+def count_channels(
+    entries: Sequence[Any], image: Any, limits: tuple[float, float] | None, where: str
 ) -> int | None:
-    """Return how many leave a TRANSFORMS list; None: after a custom one, which may do anything.
-
-    first: of them to look at; those before it take any number of channels, and leave it.
-    Raises ConfigError at a transform that does not take what it gets.
-    """
-    for number, entry in enumerate(entries):
-        if number >= first and isinstance(entry, Mapping) and "name" in entry:
-            channels = _pass(entry, channels, f"{where}.{number}")
-    return channels
-
-
-def _pass(entry: Mapping[str, Any], channels: int | None, where: str) -> int | None:
-    name = entry["name"]
-    if not is_known(name, where):
-        return None
-    if channels is not None:
-        _check(entry, channels, where)
-    for key, inner in entry.items():
-        if isinstance(inner, list) and any(isinstance(each, Mapping) for each in inner):
-            channels = channels_after(inner, channels, f"{where}.{key}")
-    if entry.get("indices"):
-        return channels  # some images of a sample alone
-    if name == "Grayscale":
-        return int(entry.get("num_output_channels", 1))
-    return 3 if name in TO_RGB else channels
+    """Count the channels that a TRANSFORMS list makes of an image. None: it makes no image, or has
+    transforms of the user's own, one of which may need the sample of a real run."""
+    quick = [each for each in entries if not _is_slow(each, where)]
+    pipeline = Pipeline(quick, where, limits=limits)
+    pipeline.steps = [step for step in pipeline.steps if not issubclass(step.kind, TakesLabels)]
+    made: Any = None
+    with streams_kept():
+        for number in range(TRIES if is_array(image) else 1):
+            seed_sample(0, (0, number))
+            given = image.copy() if is_array(image) else image
+            sample: Sample = {"data": [given], "data_valid": [1], "data_idx": [0], "label": [0]}
+            try:
+                made = pipeline(sample)["data"][0]
+            except DataError as error:
+                if all_known(entries, where):
+                    raise ConfigError(str(error)) from error
+                return None
+    return made.shape[-3] if isinstance(made, Tensor) and made.ndim >= 3 else None
 
 
-def _check(entry: Mapping[str, Any], channels: int, where: str) -> None:
-    if entry["name"] in COLOUR_TRANSFORMS and channels not in (1, 3):
-        raise ConfigError(
-            f"{where} ({entry['name']}): it changes colours, which takes images of three channels "
-            f"(or one), and they have {channels}. Leave it out."
-        )
-    for key in ("mean", "std") if entry["name"] == "Normalize" else ():
-        given = entry.get(key)
-        if isinstance(given, (list, tuple)) and len(given) not in (1, channels):
-            raise ConfigError(
-                f"{where}.{key} (Normalize): {len(given)} numbers, and images have {channels} "
-                f"channel{'s' if channels > 1 else ''} there: give one for each."
-            )
+def _is_slow(entry: Mapping[str, Any], where: str) -> bool:
+    """None of these changes the channels."""
+    return getattr(TRANSFORMS.get(TRANSFORMS.name_in(entry, where)), "takes_long_to_make", False)
 
 
 def _rows(source: DataSource) -> Iterator[int]:
@@ -211,19 +173,3 @@ def _seen(source: DataSource, row: int) -> Seen:
     channels = values.shape[2] if values.ndim == 3 else 1
     low, high = float(values.min()), float(values.max())
     return Seen(source.path(row), image, PixelFormat(channels, str(values.dtype), low, high))
-
-
-def _made(options: SplitOptions, split: str, seen: Seen) -> int | None:
-    """Count the channels that the TRANSFORMS make of the image; None if that is no image."""
-    image = seen.image
-    if isinstance(image, Image.Image) and options.IMAGE_MODE != "stored":
-        image = image.convert(options.IMAGE_MODE)
-    sample: Sample = {"data": [image], "data_valid": [1], "data_idx": [0], "label": [0]}
-    with streams_kept():
-        seed_sample(0, (0, 0))
-        where = f"config.DATA.{split}.TRANSFORMS"
-        pipeline = Pipeline(options.TRANSFORMS, where, limits=options.limits)
-        pipeline.steps = [step for step in pipeline.steps if not issubclass(step.kind, TakesLabels)]
-        pipeline(sample)
-    shape: tuple[int, ...] = getattr(sample["data"][0], "shape", ())
-    return int(shape[-3]) if len(shape) >= 3 else None

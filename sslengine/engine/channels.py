@@ -40,7 +40,7 @@ def look_at_data(config: DictConfig) -> FirstImages:
         if not options.DATA_SOURCES:
             continue
         stored = data.HOLD_OUT.read_as(split)
-        seen = probe(options, stored) if tells_something(options, stored) else None
+        seen = probe(options, stored) if tells_something(options) else None
         if seen is not None and options.IMAGE_MODE == "stored":
             formats[split] = seen.format
         found[f"the images of config.DATA.{split}"] = output_channels(options, split, seen)

@@ -14,7 +14,7 @@ import inspect
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
@@ -34,7 +34,7 @@ from sslengine.config.components import owns_network
 from sslengine.config.facts import run_facts
 from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
-from sslengine.data.augment.pipeline import Pipeline
+from sslengine.data.augment.pipeline import Pipeline, walk_entries
 from sslengine.data.augment.transform import Sample
 from sslengine.data.manifest.subset import expect_list
 from sslengine.data.options import DataOptions, SplitOptions
@@ -145,7 +145,7 @@ def expect_fitting_shapes(config: DictConfig) -> None:
 def first_batch(options: SplitOptions, split: str) -> dict[str, Any] | None:
     """Return a collated batch of two samples; None if their shapes depend on the files."""
     where = f"config.DATA.{split}"
-    for name in map(TRANSFORMS.name_in, _walk(options.TRANSFORMS)):
+    for name in map(TRANSFORMS.name_in, walk_entries(options.TRANSFORMS)):
         slow = getattr(TRANSFORMS.get(name), "takes_long_to_make", False)
         if slow or not _is_ours(TRANSFORMS, name):  # creating a custom one may take long
             return None
@@ -176,15 +176,6 @@ def first_batch(options: SplitOptions, split: str) -> dict[str, Any] | None:
     except Exception:  # the collator may need fields that only real samples have
         return None
     return batch if isinstance(batch, dict) else None
-
-
-def _walk(entries: Sequence[Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the entries of the list, and those nested in their arguments."""
-    for entry in entries:
-        if isinstance(entry, Mapping) and "name" in entry:
-            yield entry
-            for value in entry.values():
-                yield from _walk(value if isinstance(value, list) else ())
 
 
 def _is_ours(registry: Registry[Any], name: str) -> bool:

@@ -22,8 +22,8 @@ from torch.nn import functional as F
 from sslengine.config.options import RunOptions
 from sslengine.config.resolve import Resolved
 from sslengine.config.sections import read
-from sslengine.data.augment.explain import picture_of, pictures_of, undo_normalize
 from sslengine.data.augment.pipeline import Pipeline
+from sslengine.data.augment.tensors import picture_of, pictures_of, undo_normalize
 from sslengine.data.batch.collators import image_keys
 from sslengine.data.decode.decoding import as_rgb
 from sslengine.data.loading.dataset import SSLDataset, collate_seeded

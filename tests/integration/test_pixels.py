@@ -155,6 +155,7 @@ def test_grey_levels_alone_train_a_trunk_of_one_channel(
     assert {tuple(batch.shape) for batch in reached} == {(4, 1, SIDE, SIDE)}
 
 
+JITTER = {"name": "ColorJitter", "brightness": 0.4}
 REFUSED: list[tuple[str, dict[str, Any], type[SSLEngineError], str]] = [
     ("png_16", {}, ConfigError, r"\d.png: of 4 images.*type uint16, from \d+ to \d+.*PIXEL_RANGE"),
     ("tiff_signed", {}, ConfigError, r"type int16, from -\d+ to \d+.*TRAIN.PIXEL_RANGE"),
@@ -163,10 +164,10 @@ REFUSED: list[tuple[str, dict[str, Any], type[SSLEngineError], str]] = [
      r"INPUT_CHANNELS: the trunk 3, .*TRAIN 4"),
     ("tiff_13", {"DATA__TRAIN__IMAGE_MODE": "stored", "transforms": [
         {"name": "ToTensor"}, {"name": "Normalize", "mean": [0, 0, 0], "std": [1, 1, 1]}]},
-     ConfigError, r"TRANSFORMS.2.mean \(Normalize\): 3 numbers, and images have 13 channels"),
+     ConfigError, r"TRANSFORMS.2 \(Normalize\) .*13"),
     ("tiff_13", {"DATA__TRAIN__IMAGE_MODE": "stored", "transforms": [
-        {"name": "ToTensor"}, {"name": "RandomApply", "transforms": [{"name": "ColorJitter"}]}]},
-     ConfigError, r"TRANSFORMS.2.transforms.0 \(ColorJitter\).*they have 13"),
+        {"name": "ToTensor"}, {"name": "RandomApply", "transforms": [JITTER]}]},
+     ConfigError, r"TRANSFORMS.2 \(RandomApply\).*13"),
     ("tiff_13", {"DATA__TRAIN__IMAGE_MODE": "stored", "transforms": [{"name": "RandomRotation",
       "degrees": 9}]}, ConfigError, r"TRANSFORMS.1 \(RandomRotation\)"),
     ("png_16", {"DATA__TRAIN__IMAGE_MODE": "stored", "transforms": [

@@ -7,7 +7,6 @@ computes; of other arrays values are floats, and what asks for colours refuses t
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -24,8 +23,14 @@ from sslengine.data.augment.image import (
     own,
     refuse_array,
 )
-from sslengine.data.augment.stream import round_p, uniforms
-from sslengine.data.augment.transform import Counterpart, InTurn, Sometimes, probability
+from sslengine.data.augment.transform import (
+    Counterpart,
+    InTurn,
+    Sometimes,
+    probability,
+    round_p,
+    uniform,
+)
 from sslengine.registry import register_transform
 
 F: Any = functional  # takes images as well as the tensors that its hints name
@@ -110,19 +115,13 @@ class Jitter(Counterpart):
 
     def __init__(self, named: Any) -> None:
         super().__init__(named)
-        ranges = (named.brightness, named.contrast, named.saturation, named.hue)
-        self.given = [number for number in range(4) if ranges[number] is not None]
-        # Neighbours in the stream that are of one range are drawn in one call.
-        self.ranges = [
-            (*each, len(list(same)))
-            for each, same in groupby(tuple(ranges[number]) for number in self.given)
-        ]
+        self.ranges = (named.brightness, named.contrast, named.saturation, named.hue)
 
     def change(self, image: Any) -> Any:
         order = torch.randperm(4).tolist()
-        drawn = dict(zip(self.given, uniforms(self.ranges)))
+        drawn = [ends and uniform(*ends) for ends in self.ranges]
         for number in order:
-            if number in drawn:
+            if drawn[number] is not None:
                 image = CHANGES[number](image, drawn[number], self.limits)
         return image
 

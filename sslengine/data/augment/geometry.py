@@ -31,8 +31,14 @@ from sslengine.data.augment.image import (
     size_of,
     view_planes,
 )
-from sslengine.data.augment.stream import below, exp_of_uniform, uniform
-from sslengine.data.augment.transform import Counterpart, MakesLabel, expect
+from sslengine.data.augment.transform import (
+    Counterpart,
+    MakesLabel,
+    below,
+    exp_of_uniform,
+    expect,
+    uniform,
+)
 from sslengine.registry import register_transform
 
 F: Any = functional  # takes images as well as the tensors that its hints name

@@ -23,8 +23,15 @@ from sslengine.data.augment.image import (
     make_floats,
     shape_like,
 )
-from sslengine.data.augment.stream import below, round_p, uniform
-from sslengine.data.augment.transform import Transform, check_range, expect, probability
+from sslengine.data.augment.transform import (
+    Transform,
+    below,
+    check_range,
+    expect,
+    probability,
+    round_p,
+    uniform,
+)
 from sslengine.registry import register_transform
 
 SEEDS = 2**31

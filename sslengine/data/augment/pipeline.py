@@ -2,7 +2,7 @@
 
 Each transform takes one image and is applied to every image in sample["data"], or to those that its
 `indices` name. What it returns takes the image's place; what else there is, say the classes of
-transform.py. What runs in the place of each, so that images of any kind pass: counterparts.py.
+transform.py. What runs in the place of each, so that images of any kind pass: `adapt`.
 
 Where the list ends with ToTensor and Normalize, and its collator only moves images, these two leave
 it: they are done after collate (`Finish`), and images leave the worker as uint8. Transforms that
@@ -11,8 +11,10 @@ only move pixels, such as jigsaw's cutting into patches, may follow either of th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -20,10 +22,19 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torchvision import transforms as tv
 from torchvision.transforms import InterpolationMode
 
-from sslengine.data.augment.counterparts import adapt
-from sslengine.data.augment.image import Limits, Pixels, Rgb, make_bytes, make_pil
+from sslengine.data.augment.colour import Jitter, make_grey
+from sslengine.data.augment.geometry import Middle, RandomPart, Resized, ResizedCrop, flip
+from sslengine.data.augment.image import Limits, Rgb, make_bytes, make_pil
+from sslengine.data.augment.levels import (
+    DrawnSolarize,
+    Inverted,
+    posterize,
+    sharpen,
+    stretch_contrast,
+)
 from sslengine.data.augment.tensors import (
     CONVERSIONS,
     CPU,
@@ -34,15 +45,19 @@ from sslengine.data.augment.tensors import (
 )
 from sslengine.data.augment.transform import (
     Change,
+    Counterpart,
+    InTurn,
+    OnPil,
     Sample,
+    Sometimes,
     TakesLabels,
     Transform,
     kind_of,
+    round_p,
     takes_arrays,
     unwrap,
     walk,
 )
-from sslengine.data.seeding import seed_sample, streams_kept
 from sslengine.errors import ConfigError, DataError, SSLEngineError, listing, nearest
 from sslengine.registry import TRANSFORMS
 
@@ -51,10 +66,9 @@ KNOWN = ("sslengine.", "torchvision.", "classy_vision.")
 # As torchvision names them, first those with a number of Pillow's.
 BY_NUMBER = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 INTERPOLATIONS = (*BY_NUMBER, "nearest-exact")
-# What of a list is tried on arrays before the launch: so often, on an image of this side.
-TRIES, SIDE = 64, 64
-# These take arrays by themselves, and return something else.
-CONVERT = frozenset({"ToTensor", "ImgToTensor", "ImgPilToRawTensor", "ToPILImage", "Lambda"})
+# How a transform runs.
+KNOWN_OF_ANY, FALLS_BACK = "known, on images of any kind", "falls back to PIL"
+ON_TENSORS, LATER = "on tensors", "after collate, on the device"
 
 
 class Pipeline:
@@ -141,6 +155,20 @@ def is_known(name: str, where: str) -> bool:
     return str(getattr(TRANSFORMS.get(name, where), "__module__", "")).startswith(KNOWN)
 
 
+def all_known(entries: Sequence[Any], where: str) -> bool:
+    """Are they all transforms of the engine or of torchvision, also those nested in others?"""
+    return all(is_known(TRANSFORMS.name_in(each, where), where) for each in walk_entries(entries))
+
+
+def walk_entries(entries: Sequence[Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the entries of a TRANSFORMS list, and those nested in their arguments."""
+    for entry in entries:
+        if isinstance(entry, Mapping) and "name" in entry:
+            yield entry
+            for value in entry.values():
+                yield from walk_entries(value if isinstance(value, list) else ())
+
+
 def _interpolation(given: Any, where: str) -> InterpolationMode:
     """Read an interpolation: torchvision's classes keep any text, and fail at the first image."""
     is_number = type(given) is int and 0 <= given < len(BY_NUMBER)
@@ -219,17 +247,100 @@ class PipelineStep:
 
 def _why_not_pil(images: Sequence[Any]) -> str:
     if any(isinstance(image, Tensor) for image in images):
+        return "\n  Images are tensors here, after ToTensor: it takes transforms of tensors."
+    if any(isinstance(image, np.ndarray) and type(image) is not Rgb for image in images):
         return (
-            "\n  Images are tensors here, after ToTensor: it takes transforms of tensors, such as "
-            "torchvision's."
+            "\n  Images are arrays here, height x width x channels (IMAGE_MODE: stored), which "
+            "docs/augmentation.md says what takes."
         )
-    if not any(isinstance(image, np.ndarray) and type(image) is not Rgb for image in images):
-        return ""
-    return (
-        "\n  Images are arrays here, height x width x channels (IMAGE_MODE: stored), which "
-        "docs/augmentation.md says what takes. After ToTensor follow transforms of tensors, such "
-        "as torchvision's."
-    )
+    return ""
+
+
+# ---- what runs in the place of a transform
+
+
+def adapt(transform: Any) -> Any:
+    """Return what runs in the place of a transform, so that images of any kind pass.
+
+    A known one of torchvision has its counterpart; one that says `takes_arrays`, or takes labels,
+    runs itself; any other gets copies as PIL images. By exact type: what a subclass changes is not
+    known.
+    """
+    make = COUNTERPARTS.get(type(transform))
+    if make is not None:
+        return make(transform) or OnPil(transform)
+    ours = isinstance(transform, Transform)
+    runs_itself = ours and (takes_arrays(transform) or isinstance(transform, TakesLabels))
+    return transform if runs_itself else OnPil(transform)
+
+
+class ToFloats(Counterpart):
+    """A conversion to a float tensor, in its place in the list."""
+
+    def __init__(self, named: Change) -> None:
+        super().__init__(named)
+        self.finish = Finish(named)
+
+    def __call__(self, image: Any) -> Any:
+        if type(image) is not Rgb:
+            return self.named(image)
+        return self.finish.prepare(CPU)(make_bytes(image))
+
+
+def _adapt_container(transform: Any) -> Change:
+    return InTurn([adapt(each) for each in transform.transforms], getattr(transform, "p", None))
+
+
+def _random_crop(transform: Any) -> Change | None:
+    pads = transform.padding is not None or transform.pad_if_needed
+    return None if pads else RandomPart(transform)
+
+
+def _resize(transform: Any) -> Change | None:
+    return None if transform.max_size is not None else Resized(transform)
+
+
+def _grayscale(transform: Any) -> Change | None:
+    return Sometimes(transform, None, make_grey) if transform.num_output_channels == 3 else None
+
+
+def _solarize(transform: Any) -> Change:
+    # Of whole numbers, those from 127.5 on are those from 128 on.
+    operation = DrawnSolarize(math.ceil(transform.threshold))
+    return Sometimes(transform, transform.p, operation)
+
+
+def _posterize(transform: Any) -> Change | None:
+    # Whether zero bits are an error depends on Pillow's version.
+    if transform.bits not in range(1, 9):
+        return None
+    return Sometimes(transform, transform.p, partial(posterize, bits=transform.bits))
+
+
+def _sharpness(transform: Any) -> Change:
+    return Sometimes(transform, transform.p, partial(sharpen, factor=transform.sharpness_factor))
+
+
+# None where a transform's arguments ask for what is not known. Some of torchvision's compare a
+# number with p, and some a tensor.
+COUNTERPARTS: Mapping[type, Callable[[Any], Change | None]] = {
+    tv.Compose: _adapt_container,
+    tv.RandomApply: _adapt_container,
+    tv.RandomResizedCrop: ResizedCrop,
+    tv.RandomCrop: _random_crop,
+    tv.CenterCrop: Middle,
+    tv.Resize: _resize,
+    tv.RandomHorizontalFlip: lambda each: Sometimes(each, round_p(each.p), flip),
+    tv.ColorJitter: Jitter,
+    tv.Grayscale: _grayscale,
+    tv.RandomGrayscale: lambda each: Sometimes(each, round_p(each.p), make_grey),
+    tv.RandomSolarize: _solarize,
+    tv.RandomPosterize: _posterize,
+    tv.RandomInvert: lambda each: Sometimes(each, each.p, Inverted()),
+    tv.RandomAutocontrast: lambda each: Sometimes(each, each.p, stretch_contrast),
+    tv.RandomAdjustSharpness: _sharpness,
+    **dict.fromkeys(CONVERSIONS, ToFloats),
+}
 
 
 # ---- what waits until after collate
@@ -282,31 +393,21 @@ def _end_with_pil(image: Any) -> Any:
     return make_pil(image) if type(image) is Rgb else image
 
 
-# ---- before the launch
+# ---- for `sslengine explain`
 
 
-def count_on_arrays(
-    entries: Sequence[Any], image: Pixels, limits: tuple[float, float] | None, where: str
-) -> int:
-    """Count the entries at the head of a TRANSFORMS list that get arrays like this one.
-
-    Raises ConfigError at one that does not take them, as a number of tries with what it draws show.
-    """
-    count = 0
-    for entry in entries:
-        here = f"{where}.{count}"
-        if not is_known(TRANSFORMS.name_in(entry, here), here) or entry["name"] in CONVERT:
-            break
-        count += 1
-    head = Pipeline(entries[:count], where, limits=limits)
-    small = np.zeros((SIDE, SIDE, *image.shape[2:]), image.dtype)
-    with streams_kept():
-        for number in range(TRIES):
-            seed_sample(0, (0, number))
-            try:
-                head({"data": [small.copy()], "data_valid": [1], "data_idx": [0], "label": [0]})
-            except DataError as error:
-                if isinstance(error.__cause__, ValueError):
-                    break  # the images of the run may be larger
-                raise ConfigError(str(error)) from error
-    return count
+def explain(pipeline: Pipeline) -> dict[str, str]:
+    """Say of each entry of the list, by its place, how it runs."""
+    said, tensors = {}, False
+    waiting = {step.where for step in pipeline.cut.waits}
+    for step in pipeline.listed:
+        on_pil = any(isinstance(each, OnPil) for each in walk(step.transform))
+        said[step.where] = (
+            LATER if step.where in waiting
+            else KNOWN_OF_ANY if not on_pil
+            else ON_TENSORS if tensors
+            else FALLS_BACK
+        )  # fmt: skip
+        converts, back = type(step.named) in CONVERSIONS, type(step.named) is tv.ToPILImage
+        tensors = (tensors or converts) and not back
+    return said

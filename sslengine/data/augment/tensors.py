@@ -1,5 +1,5 @@
 """Images become tensors: conversions, and what ToTensor and Normalize do to pixels, put off until a
-batch is on the device. Labels become vectors.
+batch is on the device. Tensors become pictures again. Labels become vectors.
 
 What is put off is computed in float32 and in the same order of operations, so that the values are
 the same to the bit.
@@ -7,17 +7,20 @@ the same to the bit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 from torchvision.transforms import Normalize, ToTensor
 
 from sslengine.data.augment.transform import TakesLabels, expect
+from sslengine.data.decode.decoding import as_rgb
+from sslengine.errors import DataError
 from sslengine.registry import register_transform
 
 CPU = torch.device("cpu")
@@ -146,3 +149,37 @@ def _column(numbers: Any) -> NDArray[np.float32]:
     """Return one number for each channel."""
     column = np.array(numbers, np.float32)
     return column.reshape(-1, 1, 1) if column.ndim == 1 else column
+
+
+# ---- pictures: before normalisation, as RGB. pipeline: that made the image
+
+
+def pictures_of(image: Any, pipeline: Any) -> Iterator[Image.Image]:
+    """Yield a picture, or one of each patch where the image is a tensor of patches."""
+    if isinstance(image, Image.Image):
+        yield image.convert("RGB")
+        return
+    if not isinstance(image, Tensor) or image.ndim not in (3, 4):
+        raise DataError(
+            f"a picture is made of images, and the TRANSFORMS give {type(image).__name__}."
+        )
+    values = undo_normalize(image.detach().float().cpu(), pipeline)
+    for each in values if values.ndim == 4 else [values]:
+        yield picture_of(each)
+
+
+def picture_of(values: Tensor) -> Image.Image:
+    """Draw a tensor C x H x W, 0 to 1; other values, as of 16 bits, are scaled to their range."""
+    pixels = values.movedim(0, -1).numpy()
+    if values.min() < -1 or values.max() > 2:
+        return as_rgb(pixels)
+    shown = (255 * values.clamp(0, 1)).round().byte().movedim(0, -1).numpy()
+    return Image.fromarray(shown[..., :3] if shown.shape[-1] >= 3 else shown[..., 0]).convert("RGB")
+
+
+def undo_normalize(values: Tensor, pipeline: Any) -> Tensor:
+    for step in reversed(pipeline.listed):
+        if isinstance(step.named, Normalize):
+            mean, std = (torch.tensor(each) for each in (step.named.mean, step.named.std))
+            values = values * std.view(-1, 1, 1) + mean.view(-1, 1, 1)
+    return values

@@ -12,20 +12,21 @@ them to the functions of geometry.py, colour.py, levels.py, blur.py and noise.py
 
 All draws come from the global streams of Python, numpy and torch, which are seeded for each sample.
 Transforms that do something else than make one image of one derive from one of the other classes.
-What it applies of torchvision's it wraps by `adapt` of counterparts.py.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
 
 from sslengine.data.augment.image import NO_LIMITS, Limits, Rgb, is_image, make_pil, make_rgb
-from sslengine.data.augment.stream import round_p, uniform
 
 Change = Callable[[Any], Any]
 
@@ -165,24 +166,23 @@ class OnPil(Transform):
     takes_arrays = True
 
     def __init__(self, named: Change) -> None:
-        self.named, self.kind = named, kind_of(named)
+        self.named = named
 
     def __call__(self, image: Any) -> Any:
-        if isinstance(image, list):  # all images of the sample
-            made = self.named([_make_own_pil(each) for each in image])
-            return self.take_back(made) if any(type(each) is Rgb for each in image) else made
-        made = self.named(_make_own_pil(image))
-        return self.take_back(made) if type(image) is Rgb else made
+        """image: or the list of all of the sample."""
+        made = self.named(_change_images(_make_own_pil, image))
+        images = image if isinstance(image, list) else [image]
+        if any(type(each) is Rgb for each in images):
+            return _change_images(make_rgb, made)
+        return made
 
-    def take_back(self, made: Any) -> Any:
-        if issubclass(self.kind, (MakesViews, TakesAll)):
-            return [make_rgb(each) for each in made]
-        if issubclass(self.kind, MakesLabel):
-            image, label = made
-            return make_rgb(image), label
-        if isinstance(made, dict):
-            return {**made, "data": make_rgb(made["data"])}
-        return make_rgb(made)
+
+def _change_images(change: Change, made: Any) -> Any:
+    if isinstance(made, dict):
+        return {**made, "data": change(made["data"])}
+    if isinstance(made, (list, tuple)):
+        return type(made)([change(each) for each in made])
+    return change(made)
 
 
 def _make_own_pil(image: Any) -> Any:
@@ -216,6 +216,53 @@ def takes_arrays(transform: Any) -> bool:
     classes = type(transform).__mro__
     definer = next((each for each in classes if "__call__" in vars(each)), object)
     return vars(definer).get("takes_arrays") is True
+
+
+# ---- single numbers from torch's global stream, as torchvision draws them
+#
+# torchvision makes a tensor for each, which takes as long as to draw it. Here one tensor is drawn
+# into again and again. Each docstring has the call that the function replaces.
+
+
+class _Cells(threading.local):
+    """What is drawn into; each thread has its own, for torch draws without Python's lock."""
+
+    def __init__(self) -> None:
+        with torch.inference_mode(False):  # made within it, they could be used nowhere else
+            self.real = torch.empty(1, dtype=torch.float32, device="cpu")
+            self.whole = torch.empty(1, dtype=torch.int64, device="cpu")
+        # numpy reads in a fifth of the time that torch takes.
+        self.read_real: Callable[[], float] = self.real.numpy().item
+        self.read_whole: Callable[[], int] = self.whole.numpy().item
+
+
+_cells = _Cells()
+
+
+def uniform(low: float = 0.0, high: float = 1.0) -> float:
+    """torch.empty(1).uniform_(low, high).item(); by default torch.rand(1).item()"""
+    _cells.real.uniform_(low, high)
+    return _cells.read_real()
+
+
+def exp_of_uniform(low: float, high: float) -> float:
+    """torch.empty(1).uniform_(low, high).exp().item()"""
+    _cells.real.uniform_(low, high).exp_()
+    return _cells.read_real()
+
+
+def below(end: int) -> int:
+    """torch.randint(0, end, (1,)).item()"""
+    _cells.whole.random_(0, end)
+    return _cells.read_whole()
+
+
+def round_p(p: float) -> float:
+    """Return what `torch.rand(1) < p` compares with: p as a float32."""
+    return float(np.float32(p))
+
+
+# ---- arguments
 
 
 def probability(p: float) -> float:

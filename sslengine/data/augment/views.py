@@ -13,7 +13,6 @@ from torchvision.transforms import RandomResizedCrop
 
 from sslengine.data.augment.geometry import Box, ResizedCrop, crop, flip
 from sslengine.data.augment.image import Rgb, share, size_of
-from sslengine.data.augment.stream import uniform
 from sslengine.data.augment.transform import (
     InTurn,
     MakesKeys,
@@ -22,6 +21,7 @@ from sslengine.data.augment.transform import (
     check_range,
     expect,
     probability,
+    uniform,
 )
 from sslengine.registry import register_transform
 

@@ -11,11 +11,10 @@ from PIL import Image
 from torchvision import transforms as tv
 from torchvision.transforms import InterpolationMode
 
-from sslengine.data.augment.counterparts import adapt
 from sslengine.data.augment.geometry import flip
 from sslengine.data.augment.image import Rgb, make_rgb
 from sslengine.data.augment.levels import ImgPilRandomPhotometric
-from sslengine.data.augment.pipeline import Pipeline
+from sslengine.data.augment.pipeline import Pipeline, adapt
 from sslengine.data.augment.transform import OnPil, Transform
 from sslengine.data.seeding import seed_sample
 from tests.data.augment.lists import OtherBlur, OtherFlip, Posterize

@@ -7,18 +7,14 @@ import pytest
 import yaml
 
 from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
-from sslengine.data.augment.explain import (
+from sslengine.data.augment.pipeline import (
     FALLS_BACK,
-    FLOATS,
-    KNOWN,
+    KNOWN_OF_ANY,
     LATER,
-    ON_BYTES,
-    ON_LABELS,
     ON_TENSORS,
+    Pipeline,
     explain,
-    why_floats,
 )
-from sslengine.data.augment.pipeline import Pipeline
 from sslengine.data.batch.collators import image_keys
 from sslengine.registry import COLLATORS
 from tests.data.augment.lists import (
@@ -42,10 +38,6 @@ CUT_FROM_BYTES = {"ImgPatchesFromTensor", "ShuffleImgPatches"}
 AS_PIL = "RandAugment"
 
 
-def built(entries: Entries, keys: tuple[str, ...] = ("data",)) -> Pipeline:
-    return Pipeline(entries, "T", keys)
-
-
 def name_of(where: str) -> str:
     return where.partition("(")[2].rstrip(")").rpartition(":")[2]
 
@@ -62,64 +54,43 @@ def test_what_falls_back_in_the_configs_that_ship(name: str) -> None:
                 {**entry, "num_perms": 4} if "num_perms" in entry else entry
                 for entry in split["TRANSFORMS"]
             ]
-            parts = explain(built(entries, keys))
-            if AS_PIL in (names := [name_of(part.where) for part in parts]):
-                assert parts[names.index(AS_PIL)].what == FALLS_BACK
-                parts = parts[: names.index(AS_PIL)]
-            for part in parts:
-                cut = name_of(part.where) in CUT_FROM_BYTES
-                assert part.what in ((ON_BYTES,) if cut else (KNOWN, LATER)), part
+            pipeline = Pipeline(entries, "T", keys)
+            said = [(name_of(where), what) for where, what in explain(pipeline).items()]
+            if AS_PIL in (names := [name for name, _ in said]):
+                assert said[names.index(AS_PIL)][1] == FALLS_BACK
+                said = said[: names.index(AS_PIL)]
+            for name, what in said:
+                cut = name in CUT_FROM_BYTES
+                assert what in ((ON_TENSORS,) if cut else (KNOWN_OF_ANY, LATER)), name
+            assert pipeline.cut.waits or AS_PIL in names
 
 
-def told(entries: Entries, keys: tuple[str, ...] = ("data",)) -> list[str]:
-    return [part.what for part in explain(built(entries, keys))]
+def told(entries: Entries) -> list[str]:
+    return list(explain(Pipeline(entries, "T", ("data",))).values())
 
 
 def test_a_users_transform_gets_pil_images() -> None:
     entries = [CROP, own("Posterize"), FLIP, COLOUR, *TENSOR]
-    assert told(entries) == [KNOWN, FALLS_BACK, KNOWN, KNOWN, LATER, LATER]
+    known = KNOWN_OF_ANY
+    assert told(entries) == [known, FALLS_BACK, known, known, LATER, LATER]
 
 
-def test_a_tensor_in_the_middle() -> None:
-    tensor = [FLOATS, ON_TENSORS, ON_TENSORS]
-    expected = [KNOWN, *tensor, KNOWN, KNOWN, *tensor[:2]]
-    assert told(LISTS["a tensor in the middle"], ()) == expected
-
-
-LABEL = {"name": "OneHotEncode"}
-
-
-def test_what_moves_pixels_or_takes_labels_stands_in_its_place() -> None:
-    """A mask is drawn for a size; behind patches, for theirs."""
-    entries = [CROP, LABEL, {"name": "ToTensor"}, MASK, NORMALIZE, PATCHES, MASK, LABEL]
-    expected = [KNOWN, ON_LABELS, LATER, KNOWN, LATER, ON_BYTES, ON_BYTES, ON_LABELS]
-    assert told(entries) == expected
-
-
-def test_why_a_transform_gets_pil_images() -> None:
-    entries = [
-        own("OtherFlip"),
-        {"name": "RandomCrop", "size": 9, "padding": 2},
-        {"name": "RandomApply", "transforms": [FLIP, own("Posterize")]},
-    ]
-    own_class, arguments, inner = (part.why for part in explain(built(entries)))
-    assert own_class == inner == "its class does not say `takes_arrays`"
-    assert arguments == "its arguments are not known"
+def test_what_follows_a_tensor() -> None:
+    entries = [CROP, {"name": "ToTensor"}, NORMALIZE, PATCHES, {"name": "OneHotEncode"}]
+    assert told(entries) == [KNOWN_OF_ANY, LATER, LATER, ON_TENSORS, KNOWN_OF_ANY]
 
 
 @pytest.mark.parametrize(
-    ("entries", "keys", "why"),
+    ("entries", "keys"),
     [
-        ([CROP], ("data",), "no ToTensor"),
-        ([CROP, *TENSOR], (), "the collator"),
-        (LISTS["normalized by indices"], ("data",), "ToTensor"),
-        ([{"name": "ToTensor", "indices": [0]}], ("data",), "ToTensor"),
-        (LISTS["after normalize"], ("data",), "ToTensor"),
-        ([CROP, *TENSOR, {**NORMALIZE, "std": [0.0]}], ("data",), "ToTensor"),
-        ([CROP, *TENSOR, MASK, LABEL, own("Noise")], ("data",), "ToTensor"),
+        ([CROP], ("data",)),
+        ([CROP, *TENSOR], ()),
+        (LISTS["normalized by indices"], ("data",)),
+        ([{"name": "ToTensor", "indices": [0]}], ("data",)),
+        (LISTS["after normalize"], ("data",)),
+        ([CROP, *TENSOR, {**NORMALIZE, "std": [0.0]}], ("data",)),
+        ([CROP, *TENSOR, MASK, own("Noise")], ("data",)),
     ],
 )
-def test_why_floats_leave_the_worker(entries: Entries, keys: tuple[str, ...], why: str) -> None:
-    pipeline = Pipeline(entries, "T")
-    assert not built(entries, keys).cut.waits
-    assert why_floats(pipeline.listed, keys).startswith(why)
+def test_where_floats_leave_the_worker(entries: Entries, keys: tuple[str, ...]) -> None:
+    assert not Pipeline(entries, "T", keys).cut.waits
