@@ -84,7 +84,7 @@ def _config(network: Any, subject: Subject) -> dict[str, Any]:
         "hidden_size": network.embed_dim,
         "num_hidden_layers": len(network.blocks),
         "num_attention_heads": block.attn.num_heads,
-        # A whole number; that of a gated MLP has a rule of its own.
+        # A whole number; the width of a gated MLP is made from it in another way.
         "mlp_ratio": 4 if gated else block.mlp.fc1.out_features // network.embed_dim,
         "use_swiglu_ffn": gated,
         "hidden_act": "gelu",
