@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from sslengine.errors import ExportError
 from sslengine.export.formats import Made
-from sslengine.export.image_code import pixel_range
 from sslengine.export.subject import UNKNOWN, Subject
-from sslengine.export.to_torchvision import TorchvisionTwin, torchvision_twin
+from sslengine.export.to_torchvision import torchvision_twin
+from sslengine.export.twins import Twin
 
 RENAMED: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"^(?!layer)", "stem."),
@@ -79,7 +79,7 @@ def _pixels(subject: Subject) -> dict[str, Any]:
     lines = [_READS.format(subject.image_mode)]
     if subject.image_mode == "stored":
         lines = [_OWN_MAPPER.format(subject.channels)]
-    elif pixel_range(subject):
+    elif subject.pixel_range:
         lines += [_EIGHT_BITS.format(subject.image_options.PIXEL_RANGE)]
     if given.besides:
         lines += [f"# it does not do all that the run does: {given.besides}"]
@@ -94,7 +94,7 @@ def _short(value: float) -> float:
     return float(f"{value:.7g}")
 
 
-def renamed(twin: TorchvisionTwin) -> dict[str, NDArray[Any]]:
+def renamed(twin: Twin) -> dict[str, NDArray[Any]]:
     """Rename all tensors but the counters of batch norms, which detectron2's have not."""
     counted = "num_batches_tracked"
     kept = {name: each for name, each in twin.state.items() if not name.endswith(counted)}

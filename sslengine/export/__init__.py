@@ -24,7 +24,7 @@ FORMATS: dict[str, str] = {
     "timm": "model.safetensors and config.json: for timm, transformers' AutoModel, lightly",
     "torchvision": "model.pth in torchvision's names, without a classifier",
     "hf-dinov2": "a vision transformer as transformers' own Dinov2Model and Dinov2Backbone",
-    "onnx": "model.onnx, and model_uint8.onnx (above 8 bits model_values.onnx) that normalises",
+    "onnx": "model.onnx, and for images of 8 bits model_uint8.onnx, which normalises them",
     "pt2": "model.pt2: a program of torch.export, which needs torch alone",
     "detectron2": "model.pkl: a ResNet by the names of detectron2's backbones",
     "state-dict": "model.safetensors with the trunk's tensors by their own names",
@@ -32,7 +32,7 @@ FORMATS: dict[str, str] = {
 
 SELDOM = ("detectron2",)
 # Packages that write a format.
-_NEEDED = {"onnx": ("onnx", "onnxscript")}
+_NEEDED = {"onnx": ("onnx", "onnxscript"), "hf-dinov2": ("transformers",)}
 
 
 def export(

@@ -25,6 +25,7 @@ from sslengine.export import FORMATS, SELDOM
 from sslengine.export.subject import IMAGES, Subject
 from sslengine.progress import progress
 
+TOLERANCE = 1e-5  # relative to the largest feature, if that is above 1
 _LIMIT = 1800  # seconds
 
 _HEAD = """
@@ -48,7 +49,7 @@ class Proof:
     library: str  # what has to be installed
     load: str  # lines that make `model`; {folder} is that of the export
     features: str  # lines that make `features` of `images`, a tensor or an array
-    tolerance: float = 1e-5
+    tolerance: float = TOLERANCE
     given: NDArray[Any] | None = None  # `images`; None: the subject's, normalised
     expected: NDArray[Any] | None = None  # None: the subject's features
     compared: str = f"features of {IMAGES} normalised images"
@@ -124,7 +125,7 @@ def _prove(proof: Proof, folder: Path, subject: Subject) -> dict[str, Any]:
         why = "the trunk gives all images the same features, as every network that collapsed does"
         return {"library": proof.library, "not_proved": why}
     version, found = _compute_apart(proof, folder, subject)
-    apart = difference(found, expected, proof)
+    apart = difference(found, expected, proof.library, proof.tolerance)
     return {
         "library": proof.library,
         "version": version,
@@ -139,18 +140,15 @@ def _all_equal(features: NDArray[Any]) -> bool:
     return float(np.ptp(features, axis=0).max()) <= 1e-4 * max(1.0, float(np.abs(features).max()))
 
 
-def difference(found: NDArray[Any], expected: NDArray[Any], proof: Proof) -> float:
+def difference(
+    found: NDArray[Any], expected: NDArray[Any], whose: str, tolerance: float = TOLERANCE
+) -> float:
+    """Return how far features are apart; raise an ExportError if that is too far."""
     if found.shape != expected.shape:
-        raise ExportError(
-            f"{proof.library} gives {found.shape}, and the trunk {expected.shape}. Nothing was "
-            f"written."
-        )
+        raise ExportError(f"{whose} gives {found.shape}, and the trunk {expected.shape}.")
     apart = float(np.abs(found.astype(np.float64) - expected).max())
-    if not apart <= proof.tolerance * max(1.0, float(np.abs(expected).max())):
-        raise ExportError(
-            f"{proof.library} computes other features: they differ by {apart:.3g}. Nothing "
-            f"was written."
-        )
+    if not apart <= tolerance * max(1.0, float(np.abs(expected).max())):
+        raise ExportError(f"{whose} computes other features: they differ by {apart:.3g}.")
     return apart
 
 
@@ -166,8 +164,7 @@ def _compute_apart(proof: Proof, folder: Path, subject: Subject) -> tuple[str, N
             )  # fmt: skip
         if done.returncode:
             raise ExportError(
-                f"{proof.library} cannot read what was exported, so nothing was written:\n"
-                f"{done.stderr.strip()[-2000:]}"
+                f"{proof.library} cannot read what was exported:\n{done.stderr.strip()[-2000:]}"
             )
         return done.stdout.split()[-1], np.load(made)
 

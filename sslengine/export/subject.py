@@ -21,6 +21,7 @@ from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.data.pixel_format import probe
+from sslengine.data.pixel_values import PixelRange
 from sslengine.errors import SSLEngineError
 from sslengine.models.lora import merge_lora
 from sslengine.models.options import ModelOptions
@@ -76,9 +77,20 @@ class Subject:
         return self.image_options.IMAGE_MODE
 
     @property
-    def limits(self) -> tuple[float, float] | None:
-        """The limits of what resizing makes of images of more than 8 bits."""
-        return self.image_options.limits
+    def pixel_range(self) -> PixelRange | None:
+        """Return the range that the run brings to 8 bits, for images of more."""
+        return None if self.image_mode == "stored" else PixelRange.parse(
+            self.image_options.PIXEL_RANGE
+        )  # fmt: skip
+
+    @property
+    def besides(self) -> str:
+        """Say why other libraries' transforms of pictures do not do what the run does; "" if so."""
+        if self.image_mode == "stored":
+            return "images are arrays with the values of their files"
+        if self.pixel_range is not None:
+            return f"PIXEL_RANGE {self.image_options.PIXEL_RANGE} brings images to 8 bits"
+        return self.preprocessing.besides
 
     @cached_property
     def has_bytes(self) -> bool | None:
@@ -92,7 +104,7 @@ class Subject:
             if (seen := probe(self.image_options, "TRAIN")) is not None:
                 return seen.format.dtype == "uint8"
         # Means of bytes are from 0 to 1; the limits are those of images of more than 8 bits.
-        return False if self.limits or max(self.preprocessing.mean) > 1 else None
+        return False if self.image_options.limits or max(self.preprocessing.mean) > 1 else None
 
     @cached_property
     def size(self) -> tuple[int, int]:

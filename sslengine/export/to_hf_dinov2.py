@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
-from timm.layers.mlp import GluMlp, Mlp
+from timm.layers.mlp import GluMlp
 from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
@@ -43,7 +43,7 @@ _GATED = ((r"^mlp\.fc1\.", "mlp.weights_in."), (r"^mlp\.fc2\.", "mlp.weights_out
 
 def prepare(subject: Subject, license: str) -> Made:
     network = timm_twin(subject).network
-    refuse_others(network, subject)
+    _refuse_others(network)
     config = _config(network, subject)
     crops = _CROPS if subject.preprocessing.crop is not None else ""
     usage = AUTO_MODEL + crops + transform_code(subject)
@@ -56,62 +56,26 @@ def prepare(subject: Subject, license: str) -> Made:
     )
 
 
-def refuse_others(network: Any, subject: Subject) -> None:
-    """Raise if Dinov2Model computes something else, or images of another shape are asked for."""
+def _refuse_others(network: Any) -> None:
+    """Raise if the network lacks what is written; what else differs, the proof finds."""
     if not isinstance(network, VisionTransformer):
         raise ExportError("it is a format of vision transformers like timm's vit_small_patch16_224")
-    height, width = subject.images.shape[-2:]
-    prefix = 1 + network.num_reg_tokens
-    mlp = network.blocks[0].mlp
     usual = {
         "it has no class token": network.cls_token is not None,
         "its feature is not the class token": network.global_pool == "token",
-        "it has a second norm at the end": isinstance(network.fc_norm, nn.Identity),
         "it has a norm before its blocks": isinstance(network.norm_pre, nn.Identity),
-        "its norms are not LayerNorm": type(network.norm).__mro__.count(nn.LayerNorm) == 1,
+        "its norms are not LayerNorm": isinstance(network.norm, nn.LayerNorm),
         "it has no position embeddings": network.pos_embed is not None,
         "its blocks are of another kind": all(type(each) is Block for each in network.blocks),
-        "its attention is of another kind": _plain_attention(network),
-        "its MLPs are of another kind": type(mlp) in (Mlp, GluMlp) and _whole_ratio(network),
-        "registers have position embeddings": prefix == 1 or network.no_embed_class,
-        "images are not square": height == width,
+        "registers have position embeddings": network.no_embed_class or not network.num_reg_tokens,
     }
-    wrong = [text for text, right in usual.items() if not right]
-    if wrong:
+    if wrong := [text for text, right in usual.items() if not right]:
         raise ExportError(f"transformers' Dinov2Model is another network: {', '.join(wrong)}.")
-
-
-def _plain_attention(network: Any) -> bool:
-    return all(
-        isinstance(getattr(each.attn, name, nn.Identity()), nn.Identity)
-        for each in network.blocks
-        for name in ("q_norm", "k_norm", "norm")
-    ) and all(each.attn.scale == each.attn.head_dim**-0.5 for each in network.blocks)
-
-
-def _hidden(network: Any) -> int:
-    return int(network.blocks[0].mlp.fc1.out_features)
-
-
-def _ratio(network: Any) -> int:
-    """Dinov2Config asks for a whole number; the width of a gated MLP is made from it."""
-    gated = isinstance(network.blocks[0].mlp, GluMlp)
-    return 4 if gated else _hidden(network) // network.embed_dim
-
-
-def _whole_ratio(network: Any) -> bool:
-    if isinstance(network.blocks[0].mlp, GluMlp):
-        two_thirds = int(network.embed_dim * 4 * 2 / 3)
-        return isinstance(network.blocks[0].mlp.act, nn.SiLU) and (
-            _hidden(network) == 2 * ((two_thirds + 7) // 8 * 8)
-        )
-    return isinstance(network.blocks[0].mlp.act, nn.GELU) and (
-        _hidden(network) == _ratio(network) * network.embed_dim
-    )
 
 
 def _config(network: Any, subject: Subject) -> dict[str, Any]:
     block, registers = network.blocks[0], network.num_reg_tokens
+    gated = isinstance(block.mlp, GluMlp)
     kind = ("dinov2_with_registers", "Dinov2WithRegistersModel")
     model_type, architecture = kind if registers else ("dinov2", "Dinov2Model")
     return {
@@ -120,8 +84,9 @@ def _config(network: Any, subject: Subject) -> dict[str, Any]:
         "hidden_size": network.embed_dim,
         "num_hidden_layers": len(network.blocks),
         "num_attention_heads": block.attn.num_heads,
-        "mlp_ratio": _ratio(network),
-        "use_swiglu_ffn": isinstance(block.mlp, GluMlp),
+        # A whole number; the width of a gated MLP is made from it in another way.
+        "mlp_ratio": 4 if gated else block.mlp.fc1.out_features // network.embed_dim,
+        "use_swiglu_ffn": gated,
         "hidden_act": "gelu",
         "layer_norm_eps": network.norm.eps,
         "image_size": subject.images.shape[-1],

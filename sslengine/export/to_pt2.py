@@ -62,21 +62,19 @@ class TrunkFeatures(nn.Module):
         return cast(Tensor, feature).flatten(1)
 
 
-class PixelFeatures(TrunkFeatures):
-    """N x H x W x channels, as Pillow and numpy have them: uint8, or float32 with any values."""
+class ByteFeatures(TrunkFeatures):
+    """N x H x W x channels, uint8, as Pillow and numpy have them."""
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, trunk: Trunk, mean: list[float], std: list[float], white: int) -> None:
-        """white: the value that is 1 for mean and std."""
+    def __init__(self, trunk: Trunk, mean: list[float], std: list[float]) -> None:
         super().__init__(trunk)
-        self.white = white
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        scaled = images.permute(0, 3, 1, 2).float() / self.white
+        scaled = images.permute(0, 3, 1, 2).float() / 255
         return super().forward((scaled - self.mean) / self.std)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from safetensors.torch import save_file
 
 from sslengine.export.formats import Made, Proof
-from sslengine.export.image_code import eight_bits_code, torch_example, transform_code
+from sslengine.export.image_code import torch_example, transform_code
 from sslengine.export.subject import IMAGES, Preprocessing, Subject
 from sslengine.export.twins import Twin, timm_twin
 
@@ -33,10 +33,11 @@ model = AutoModel.from_pretrained("{folder}").eval()
 
 
 def prepare(subject: Subject, license: str) -> Made:
-    twin, given = timm_twin(subject), subject.preprocessing
-    usage = LOAD + _transform(subject)
+    twin = timm_twin(subject)
+    differs = subject.besides or subject.preprocessing.timm_differs()
+    usage = LOAD + (transform_code(subject) if differs else TRANSFORM)
     first = Proof("timm", usage, "features = model(images)")
-    if subject.pictures is not None and not given.timm_differs():
+    if subject.pictures is not None and not differs:
         first = replace(
             first,
             features=WITH_TRANSFORM,
@@ -49,19 +50,8 @@ def prepare(subject: Subject, license: str) -> Made:
         usage=usage,
         example=torch_example(subject),
         proofs=(first, second),
-        facts={"architecture": twin.design.name, "transform_differs": _differs(subject)},
+        facts={"architecture": twin.design.name, "transform_differs": differs},
     )
-
-
-def _transform(subject: Subject) -> str:
-    return transform_code(subject) if _differs(subject) else eight_bits_code(subject) + TRANSFORM
-
-
-def _differs(subject: Subject) -> str:
-    """Why timm's own transform is not the run's; "" if it is."""
-    stored = subject.image_mode == "stored"
-    why = "timm's is for pictures of 8 bits" if stored else ""
-    return subject.preprocessing.timm_differs() or why
 
 
 def _write(subject: Subject, twin: Twin, license: str, folder: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -20,12 +18,6 @@ LOAD = """import torch, torchvision
 model = torchvision.models.get_model({call}).eval()
 {layers}model.load_state_dict(torch.load("{{folder}}/model.pth", weights_only=True))
 """
-
-
-@dataclass(frozen=True)
-class TorchvisionTwin(Twin):
-    # Modules that no argument chooses, as Python code.
-    replaced: Mapping[str, str]
 
 
 def prepare(subject: Subject, license: str) -> Made:
@@ -46,11 +38,11 @@ def prepare(subject: Subject, license: str) -> Made:
     )
 
 
-def _write(twin: TorchvisionTwin, folder: Path) -> None:
+def _write(twin: Twin, folder: Path) -> None:
     torch.save(twin.state, folder / "model.pth")
 
 
-def torchvision_twin(subject: Subject) -> TorchvisionTwin:
+def torchvision_twin(subject: Subject) -> Twin:
     design = find_design(subject, "torchvision")
     from torchvision import models  # many: some trunks are refused before they are needed
 
@@ -63,7 +55,7 @@ def torchvision_twin(subject: Subject) -> TorchvisionTwin:
             network.set_submodule(name, eval(f"nn.{code}", {"nn": nn}))  # what torch prints
     except (TypeError, ValueError, AttributeError) as error:
         raise ExportError(f"torchvision cannot make {design.name}: {error}") from error
-    return TorchvisionTwin(design, fill(subject, "torchvision", design, network), replaced)
+    return Twin(design, fill(subject, "torchvision", design, network), replaced)
 
 
 def _other_layers(network: nn.Module, subject: Subject) -> dict[str, str]:

@@ -8,23 +8,23 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 
 from sslengine.errors import ExportError, listing
+from sslengine.export.formats import difference
 from sslengine.export.subject import Subject, plain
 from sslengine.models.trunks.library import Design
-
-TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True)
 class Twin:
     design: Design
     network: nn.Module
+    # Modules that no argument chooses, as Python code.
+    replaced: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def state(self) -> dict[str, Tensor]:
@@ -37,7 +37,9 @@ def fill(subject: Subject, library: str, design: Design, network: nn.Module) -> 
     for ours, theirs in design.renamed:
         state = {re.sub(ours, theirs, name): tensor for name, tensor in state.items()}
     filled(network, state, f"{library}'s {design.name}")
-    _same_features(subject, library, design, network.eval().requires_grad_(False))
+    found = network.eval().requires_grad_(False)(subject.images).numpy()
+    whose = f"{library}'s {design.name} with the same weights"
+    difference(found, subject.features.numpy(), whose)
     return network
 
 
@@ -55,22 +57,6 @@ def filled(network: nn.Module, state: Mapping[str, Tensor], name: str) -> nn.Mod
         raise ExportError(f"{name} is another network: {listing(odd, 8)}.")
     network.load_state_dict(state)
     return network
-
-
-@torch.no_grad()
-def _same_features(subject: Subject, library: str, design: Design, network: nn.Module) -> None:
-    found, expected = network(subject.images), subject.features
-    if found.shape != expected.shape:
-        raise ExportError(
-            f"{library}'s {design.name} gives {tuple(found.shape)}, the trunk's {subject.layer} is "
-            f"{tuple(expected.shape)}."
-        )
-    difference = (found - expected).abs().max().item()
-    if not difference <= TOLERANCE * max(1.0, expected.abs().max().item()):
-        raise ExportError(
-            f"{library}'s {design.name} with the same weights gives other features than the "
-            f"trunk's {subject.layer}: they differ by {difference:.3g}."
-        )
 
 
 def find_design(subject: Subject, library: str) -> Design:

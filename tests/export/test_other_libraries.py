@@ -113,6 +113,18 @@ def test_onnx_with_normalised_images_and_with_bytes(trunk: Any, tmp_path: Path) 
     assert json.dumps(told)
 
 
+@pytest.mark.parametrize("arguments", [{"qk_norm": True}, {"mlp_ratio": 2.5}])
+def test_the_proof_finds_what_dinov2_does_not_compute(
+    arguments: dict[str, Any], tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers")
+    given = subject(timm_vit(**arguments))
+    made = prepare(given, "hf-dinov2")
+    made.write(tmp_path)
+    with pytest.raises(ExportError, match="transformers"):
+        prove(made, tmp_path, given)
+
+
 def test_lightly_trains_what_timm_reads(tmp_path: Path) -> None:
     modules = pytest.importorskip("lightly.models.modules")
     given = subject(timm_vit())

@@ -14,10 +14,11 @@ from torchvision import transforms
 from torchvision.transforms import CenterCrop
 
 from sslengine.data.decode.decoding import Decoder
-from sslengine.export.image_code import eight_bits_code, opening, view_code
+from sslengine.export.formats import prepare
+from sslengine.export.image_code import opening, view_code
 from sslengine.export.subject import describe
 from tests.data.decode.test_decoding import encode
-from tests.data.deep_files import numbers, png
+from tests.data.deep_files import numbers
 from tests.export.subjects import MEAN, STD, subject, timm_vit
 
 TAIL: list[dict[str, Any]] = [
@@ -91,7 +92,7 @@ def test_all_margins_are_cropped_and_padded_as_torchvision_does(crop: list[int])
     view = [{"name": "CenterCrop", "size": crop}, {"name": "ToTensor"}]
     given = subject(timm_vit(img_size=crop), DATA__TEST__TRANSFORMS=view)
     found: dict[str, Any] = {}
-    exec(view_code(given, "uint8"), found)
+    exec(view_code(given), found)
     draw = np.random.default_rng(0)
     for side in SIDES:
         for shape in ((side, 48), (48, side), (side, 65 - side)):
@@ -100,37 +101,37 @@ def test_all_margins_are_cropped_and_padded_as_torchvision_does(crop: list[int])
             np.testing.assert_array_equal(found["view"](picture), wanted, f"{shape}")
 
 
-def _read(code: str, **values: Any) -> np.ndarray:
-    exec(code, values)
-    return np.asarray(values["image"])
-
-
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 @pytest.mark.parametrize("given", ["drop", "white", "#2060a0"])
 def test_a_page_shows_the_same_through_transparent_pixels(
     given: str, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of each kind of file; of 16 bits from an array, as tifffile reads it."""
     monkeypatch.chdir(tmp_path)
     keys = {
         "DATA__TRAIN__TRANSPARENT": given, "DATA__TRAIN__IMAGE_MODE": mode,
         "DATA__TRAIN__DATA_SOURCES": ["disk_folder"], "DATA__TRAIN__RANDOM_SYNTHETIC_IMAGES": False,
     }  # fmt: skip
-    channels = 3 if mode == "RGB" else 1
-    plain, ranged = (
-        subject(timm_vit(), channels, DATA__TRAIN__PIXEL_RANGE=range, **keys)
-        for range in ("", "image")
-    )
-    decoder = Decoder.build(ranged.image_options, "TRAIN")
+    plain = subject(timm_vit(), 3 if mode == "RGB" else 1, **keys)
+    decoder = Decoder.build(plain.image_options, "TRAIN")
     image = Image.fromarray(numbers((16, 16, 4), np.uint8), "RGBA")
     for each in (image, image.convert("LA"), image.convert("RGB").quantize(8), image.convert("L")):
         encoded = encode(each, **({"transparency": 3} if each.mode == "P" else {}))
         Path("image.png").write_bytes(encoded)
-        expected = np.asarray(decoder(encoded))
-        for one in (plain, ranged):
-            np.testing.assert_array_equal(_read(eight_bits_code(one) + opening(one)), expected)
-    for bands, kind in ((4, 6), (2, 4)):
-        values = numbers((16, 16, bands), np.uint16)
-        made = _read(eight_bits_code(ranged) + "image = eight_bits(given)", given=values)
-        difference = made.astype(float) - np.asarray(decoder(png(values, kind)))
-        assert np.abs(difference).max() <= 1
+        found: dict[str, Any] = {}
+        exec(opening(plain), found)
+        np.testing.assert_array_equal(np.asarray(found["image"]), np.asarray(decoder(encoded)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [({"DATA__TRAIN__PIXEL_RANGE": [0, 4000]}, "PIXEL_RANGE [0, 4000] brings images to 8 bits"),
+     ({"DATA__TRAIN__IMAGE_MODE": "stored"}, "images are arrays with the values of their files")],
+)  # fmt: skip
+def test_a_page_has_no_transform_of_other_images_than_pictures(
+    changes: dict[str, Any], why: str
+) -> None:
+    keys = {"DATA__TRAIN__DATA_SOURCES": ["disk_folder"],
+            "DATA__TRAIN__RANDOM_SYNTHETIC_IMAGES": False}  # fmt: skip
+    made = prepare(subject(timm_vit(), **keys, **changes), "timm")
+    assert (why in made.usage, made.example) == (True, "")
+    assert made.facts["transform_differs"] == why
