@@ -3,10 +3,9 @@
     sslengine check configs                   # names, keys, values; models built
     sslengine check DIR --set config.MODEL.TRUNK.RESNETS.DEPTH=18
 
-Each file has a role. A run names its data and its model: it is checked alone. An overlay sets
-several sections and a part sets one (`+config/...`): they are merged onto the nearest runs that are
-right, and are right if one of these combinations is. A file without `config:` belongs to another
-program; it is listed and skipped.
+A run names its data and its model: it is checked alone. A part has fewer sections
+(`+config/...`): it is merged onto the nearest runs that are right, and is right if one of these
+combinations is. A file without `config:` belongs to another program; it is listed and skipped.
 
 Each verdict is printed at once. Nothing is computed: models are built on the meta device.
 """
@@ -18,8 +17,8 @@ import io
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import redirect_stderr
+from collections.abc import Sequence
+from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -57,7 +56,7 @@ ENGINE_OF = {
     "LOW_SHOT_BENCHMARK": "low_shot_test",
     "RANKING": "extract_features",
 }
-RUN, OVERLAY, PART, FOREIGN = "run", "overlay", "part", "foreign"
+RUN, PART, FOREIGN = "run", "part", "foreign"
 ARGUMENTS = (
     Argument("paths", "folders, or files", Path, "DIR", nargs="+"),
     replace(VALUES, help="override of every run"),
@@ -79,23 +78,6 @@ class File:
     def is_run(self) -> bool:
         return self.role == RUN
 
-    @property
-    def folder(self) -> str:
-        return self.name.rpartition("/")[0]
-
-
-@dataclass(frozen=True)
-class FileVerdict:
-    """What is wrong with a file, and what it was tried as."""
-
-    tried_as: tuple[str, ...]
-    problem: str = ""  # empty: it is right
-    left_out: bool = False
-
-    @property
-    def state(self) -> str:
-        return "left out" if self.left_out else "wrong" if self.problem else "right"
-
 
 def main(arguments: Sequence[str]) -> int:
     """Return 0 if every file is right, else 1."""
@@ -105,41 +87,37 @@ def main(arguments: Sequence[str]) -> int:
         if not path.exists():
             parser.error(f"there is no folder or file {path}")
     files = [file for path in given.paths for file in find(path)]
+    # The runs that parts may belong to need not be among the files to check.
+    roots = dict.fromkeys(file.root for file in files)
+    known = dict.fromkeys([*(file for root in roots for file in find(root)), *files])
+    right = [file for file in known if file.is_run]
     console = LiteralConsole(width_of_file=140, stderr=given.json)
-    results: list[tuple[File, FileVerdict]] = []
+    found: list[dict[str, Any]] = []
     with progress("checking files", len(files), "files") as step:
-        for file, verdict in judge_files(files, given):
-            results.append((file, verdict))
-            if verdict.problem or given.all:
-                line = f"[{len(results)}/{len(files)}] {verdict.state:8} {file.role:7} {file.name}"
-                console.print(line, *_explain(verdict), sep="\n      ", soft_wrap=True)
+        for file in sorted(files, key=lambda each: not each.is_run):  # parts need the right runs
+            tried, problem = check_file(file, right, given)
+            if problem and file in right:
+                right.remove(file)
+            verdict = "left out" if file.role == FOREIGN else "wrong" if problem else "right"
+            found.append({"file": file.name, "folder": str(file.root), "role": file.role,
+                          "verdict": verdict, "problem": problem, "tried_as": tried})  # fmt: skip
+            if problem or given.all:
+                lines = [*_shorten(problem), f"tried as: {' '.join(tried)}"] if problem else []
+                line = f"[{len(found)}/{len(files)}] {verdict:8} {file.role:7} {file.name}"
+                console.print(line, *lines, sep="\n      ", soft_wrap=True)
             step(1)
-    console.print(*_summarise(results), sep="\n", soft_wrap=True)
-    if given.json:
-        print_document([
-            {"file": file.name, "folder": str(file.root), "role": file.role,
-             "verdict": verdict.state, "problem": verdict.problem, "tried_as": verdict.tried_as}
-            for file, verdict in results
-        ])  # fmt: skip
-    return int(any(verdict.state == "wrong" for _, verdict in results))
-
-
-def _explain(verdict: FileVerdict) -> Iterator[str]:
-    if verdict.problem:
-        yield from _shorten(verdict.problem)
-        yield f"tried as: {' '.join(verdict.tried_as)}"
-
-
-def _summarise(results: Sequence[tuple[File, FileVerdict]]) -> Iterator[str]:
-    wrong = [verdict for _, verdict in results if verdict.state == "wrong"]
-    for reason, count in Counter(_shorten(each.problem)[0] for each in wrong).most_common(10):
+    wrong = [_shorten(each["problem"])[0] for each in found if each["verdict"] == "wrong"]
+    for reason, count in Counter(wrong).most_common(10):
         if count > 1:
-            yield f"{count} times: {reason}"
-    states = Counter((file.role, verdict.state) for file, verdict in results)
+            console.print(f"{count} times: {reason}", soft_wrap=True)
+    states = Counter((each["role"], each["verdict"]) for each in found)
     for (role, state), count in sorted(states.items()):
-        yield f"{count} {role}{'s' * (count > 1)}: {state}"
-    right = sum(verdict.state == "right" for _, verdict in results)
-    yield f"{right + len(wrong)} files: {right} right, {len(wrong)} wrong"
+        console.print(f"{count} {role}{'s' * (count > 1)}: {state}")
+    count = sum(each["verdict"] == "right" for each in found)
+    console.print(f"{count + len(wrong)} files: {count} right, {len(wrong)} wrong")
+    if given.json:
+        print_document(found)
+    return int(bool(wrong))
 
 
 def _shorten(problem: str) -> list[str]:
@@ -157,8 +135,7 @@ def find(given: Path) -> list[File]:
     for path in [given] if given.is_file() else sorted(given.rglob("*.yaml")):
         root = config_root(path)
         root = config_root(given) if root == path.parent else root
-        inside = root / "config" if (root / "config").is_dir() else root
-        name = path.relative_to(inside).with_suffix("").as_posix()
+        name = path.relative_to(_inside(root)).with_suffix("").as_posix()
         found.append(File(root, name, role_of(path, name, root)))
     return found
 
@@ -171,6 +148,10 @@ def config_root(path: Path) -> Path:
         if parent.name == "configs":
             return parent
     return path if path.is_dir() else path.parent
+
+
+def _inside(root: Path) -> Path:
+    return root / "config" if (root / "config").is_dir() else root
 
 
 def role_of(path: Path, name: str, root: Path) -> str:
@@ -192,12 +173,10 @@ def role_of(path: Path, name: str, root: Path) -> str:
     config = tree.get("config")
     if not isinstance(config, dict):
         return RUN if "config" in tree else FOREIGN
-    sections = {"DATA", "MODEL", "OPTIMIZER"} & set(config)
     judges = "engine_name" in tree or not ENGINE_OF.keys().isdisjoint(config)
-    whole = len(sections) == 3 or (judges and "MODEL" in sections)
-    if whole and ("IMG_RETRIEVAL" in config or _names_its_data(config.get("DATA"))):
-        return RUN
-    return OVERLAY if len(sections) > 1 else PART
+    whole = {"MODEL"} if judges else {"DATA", "MODEL", "OPTIMIZER"}
+    names_data = "IMG_RETRIEVAL" in config or _names_its_data(config.get("DATA"))
+    return RUN if whole <= config.keys() and names_data else PART
 
 
 def _names_its_data(data: Any) -> bool:
@@ -208,36 +187,26 @@ def _names_its_data(data: Any) -> bool:
 # ---- verdicts
 
 
-def judge_files(
-    files: Sequence[File], given: argparse.Namespace
-) -> Iterator[tuple[File, FileVerdict]]:
-    """Yield verdicts: runs first, since other files are checked with the right ones."""
-    # The runs that parts may belong to need not be among the files to check.
-    roots = {file.root: None for file in files}
-    known = dict.fromkeys([*(file for root in roots for file in find(root)), *files])
-    right = [file for file in known if file.is_run]
-    for file in sorted(files, key=lambda each: not each.is_run):
-        verdict = _judge_file(file, right, given)
-        if verdict.problem and file in right:
-            right.remove(file)
-        yield file, verdict
+def check_file(
+    file: File, right: Sequence[File], given: argparse.Namespace
+) -> tuple[tuple[str, ...], str]:
+    """Return what the file was tried as, and what is wrong with it; right: runs.
 
-
-def _judge_file(file: File, right: Sequence[File], given: argparse.Namespace) -> FileVerdict:
-    """Return the verdict on a file; a part is right if it is with one run."""
+    A part is right if it is with one run. The same error with two runs: the part causes it.
+    """
     if file.role == FOREIGN:
-        return FileVerdict((), "it has no `config:`: a file of another program", left_out=True)
-    verdicts: list[FileVerdict] = []
+        return (), "it has no `config:`: a file of another program"
+    found: dict[str, tuple[str, ...]] = {}
     for arguments in compositions(file, right)[:MOST_BASES]:
-        verdicts.append(FileVerdict(arguments, find_problem(arguments, file.root, given)))
-        if not verdicts[-1].problem:
-            return verdicts[-1]
-        if any(verdicts[-1].problem == each.problem for each in verdicts[:-1]):
-            break  # the same error with another run: the part causes it
-    if verdicts:
-        return verdicts[0]
-    return FileVerdict((), "no run was found that this file could belong to, by its place or by "
-                       "the `defaults` of a run")  # fmt: skip
+        problem = find_problem(arguments, file.root, given)
+        if not problem:
+            return arguments, ""
+        if problem in found:
+            break
+        found[problem] = arguments
+    for problem, arguments in found.items():
+        return arguments, problem
+    return (), "no run was found that this file could belong to, by its place or by `defaults`"
 
 
 def compositions(file: File, runs: Sequence[File]) -> list[tuple[str, ...]]:
@@ -247,26 +216,25 @@ def compositions(file: File, runs: Sequence[File]) -> list[tuple[str, ...]]:
     """
     if file.is_run:
         return [(f"config={file.name}",)]
-    runs = [run for run in runs if run.root == file.root]
-    if not file.folder:
-        return [(f"config={run.name}",) for run in runs if _has_in_defaults(run, file)]
-    added = f"+config/{file.folder}={file.name.rpartition('/')[2]}"
-    folder, near = file.folder, list[File]()
+    names = [run.name for run in runs if run.root == file.root]
+    folder, _, last = file.name.rpartition("/")
+    if not folder:
+        return [(f"config={name}",) for name in names if _is_default_of(name, file)]
+    near, place = list[str](), Path(folder)
     while not near:  # those of the nearest parent folder that has any
-        near = [run for run in runs if not folder or f"{run.name}/".startswith(f"{folder}/")]
-        if not folder:
+        near = [name for name in names if place in (Path(name), *Path(name).parents)]
+        if place == place.parent:
             break
-        folder = folder.rpartition("/")[0]
-    return [(f"config={run.name}", added) for run in near]
+        place = place.parent
+    return [(f"config={name}", f"+config/{folder}={last}") for name in near]
 
 
-def _has_in_defaults(run: File, part: File) -> bool:
-    try:
-        layers = compose([f"config={run.name}"], [str(run.root)]).layers
-    except SSLEngineError:
-        return False
-    inside = part.root / "config" if (part.root / "config").is_dir() else part.root
-    return readable_path(inside / f"{part.name}.yaml") in (layer.origin for layer in layers)
+def _is_default_of(run: str, part: File) -> bool:
+    path = readable_path(_inside(part.root) / f"{part.name}.yaml")
+    with suppress(SSLEngineError):
+        layers = compose([f"config={run}"], [str(part.root)]).layers
+        return path in (layer.origin for layer in layers)
+    return False
 
 
 def find_problem(arguments: Sequence[str], root: Path, given: argparse.Namespace) -> str:
