@@ -16,10 +16,8 @@ import argparse
 import inspect
 import re
 import sys
-import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -49,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
     """Return 0 if it does all of it, else 1."""
     given = make_parser(__name__).parse_intermixed_args(arguments)
     name, said = choose(given)
-    from sslengine.testing.promises import BrokenPromise, Case
+    from sslengine.testing.promises import BrokenPromise
     from sslengine.testing.trial import Trial, TrialPool
 
     TrialPool.own_server()  # it imports torch for two ranks meanwhile
@@ -62,23 +60,22 @@ def main(arguments: Sequence[str]) -> int:
         console.print(*_describe(error, given.pdb), sep="\n")
         return 1
     failed = False
-    with tempfile.TemporaryDirectory(prefix="sslengine-try-") as folder:
-        trial = Trial(Case(name, {}, said, (), Path(folder)), lambda rows: _show(console, rows))
-        for step in trial.steps():
-            what = step.__name__.replace("_", " ")
-            if failed and step == trial.two_ranks:
-                console.print(f"       {what}: not tried before the rest is right")
-                break
-            try:
-                with progress(what):
-                    found = step()
-                console.print(f"ok     {what}: {found}")
-            except BrokenPromise as error:
-                failed = True
-                console.print(f"wrong  {what}: {error}", *_lines_of(name, error.names), sep="\n")
-            except Exception as error:
-                console.print(f"wrong  {what}:", *_describe(error, given.pdb), sep="\n")
-                return 1
+    trial = Trial(name, said, lambda rows: _show(console, rows))
+    for step in trial.steps():
+        what = step.__name__.replace("_", " ")
+        if failed and step == trial.two_ranks:
+            console.print(f"       {what}: not tried before the rest is right")
+            break
+        try:
+            with progress(what):
+                found = step()
+            console.print(f"ok     {what}: {found}")
+        except BrokenPromise as error:
+            failed = True
+            console.print(f"wrong  {what}: {error}", *_lines_of(name, error.names), sep="\n")
+        except Exception as error:
+            console.print(f"wrong  {what}:", *_describe(error, given.pdb), sep="\n")
+            return 1
     return int(failed)
 
 

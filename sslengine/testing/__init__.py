@@ -7,7 +7,7 @@
 See docs/testing.md.
 """
 
-from sslengine.testing.contract import Contract, check, contract
+from sslengine.testing.contract import check, contract
 from sslengine.testing.promises import BrokenPromise
 
-__all__ = ["BrokenPromise", "Contract", "check", "contract"]
+__all__ = ["BrokenPromise", "check", "contract"]

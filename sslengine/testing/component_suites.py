@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import math
-import re
-import shutil
-from collections.abc import Callable, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from sslengine.monitor.writers import Record, RunPlace, Writer, build_writers
-from sslengine.optim.schedules import build_curve
 from sslengine.registry import METERS
-from sslengine.testing.promises import Case, Suite, expect, names, promise
+from sslengine.testing.promises import expect, names, promise
 from sslengine.testing.run_suite import PLAIN, TWO_RANKS, RunSuite
-from sslengine.testing.runs import SAVED_AT, Spec, Values, build, run, run_on_ranks
+from sslengine.testing.runs import Spec, Values, build, run, run_on_ranks
 from sslengine.testing.state import differences, flat, same
 
 IMAGES = 6
@@ -104,9 +98,9 @@ class HeadSuite(NetworkSuite):
 
     kind = "head"
 
-    def __init__(self, trial: Case, before: Any = ()) -> None:
+    def __init__(self, component: Any, *given: Any, before: Any = (), **more: Any) -> None:
         self.before = list(before)
-        super().__init__(trial)
+        super().__init__(component, *given, **more)
 
     def chosen(self) -> Values:
         return {"MODEL.HEAD.PARAMS": [[*self.before, [self.component, self.arguments]]]}
@@ -131,36 +125,6 @@ class OptimizerSuite(RunSuite):
         expect(not changed, f"{self.name}: at a learning rate of zero it changes {names(changed)}")
 
 
-class ScheduleSuite(RunSuite):
-    """arguments: of the schedule, as in config.OPTIMIZER.param_schedulers.lr."""
-
-    kind = "schedule"
-    PLACES = 97
-    plain: Values = {key: PLAIN[key] for key in PLAIN if "param_schedulers" not in key}
-
-    def chosen(self) -> Values:
-        schedule = {"name": self.component, **self.arguments, "update_interval": "step"}
-        return {"OPTIMIZER.param_schedulers.lr": schedule}
-
-    @promise()
-    def is_a_function_of_where(self) -> None:
-        """It is finite on [0, 1) and has no state: the order of calls does not matter."""
-        curve = build_curve(self.component, self.arguments, num_epochs=10)
-        places = [*(n / self.PLACES for n in range(self.PLACES)), math.nextafter(1.0, 0.0)]
-        forward = {where: curve(where) for where in places}
-        wrong = [w for w, value in forward.items() if not math.isfinite(value)]
-        expect(not wrong, f"{self.name}: it is not finite at where = {names(map(str, wrong))}")
-        again = {where: curve(where) for where in reversed(places)}
-        moved = [where for where in places if forward[where] != again[where]]
-        expect(not moved, f"{self.name}: a second call differs at where = {names(map(str, moved))}")
-
-
-class ParamGroupsSuite(RunSuite):
-    """arguments: below config.OPTIMIZER."""
-
-    kind, key = "param_groups", "OPTIMIZER.param_group_constructor"
-
-
 class HookSuite(RunSuite):
     """arguments: its own, as in config.HOOKS.EXTRA.
 
@@ -169,9 +133,9 @@ class HookSuite(RunSuite):
 
     kind = "hook"
 
-    def __init__(self, trial: Case, by_config: bool = False) -> None:
+    def __init__(self, component: Any, *given: Any, by_config: bool = False, **more: Any) -> None:
         self.by_config = by_config
-        super().__init__(trial)
+        super().__init__(component, *given, **more)
 
     def chosen(self) -> Values:
         if self.by_config:
@@ -212,9 +176,9 @@ class MeterSuite(RunSuite):
 
     kind = "meter"
 
-    def __init__(self, trial: Case, classes: int = 7) -> None:
+    def __init__(self, component: Any, *given: Any, classes: int = 7, **more: Any) -> None:
         self.classes = classes
-        super().__init__(trial)
+        super().__init__(component, *given, **more)
 
     def chosen(self) -> Values:
         return {
@@ -283,92 +247,3 @@ class MeterSuite(RunSuite):
 
 def _near(one: Any, other: Any) -> bool:
     return other is not None and math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-9)
-
-
-# The records of a run of four steps, which saves a checkpoint at SAVED_AT.
-RECORDS = tuple(
-    Record("step", number, 0, "train", {"loss": 0.7310625 / number, "top": {"1": 50.0 + number}})
-    for number in (1, 2, 3, 4)
-)
-
-
-class WriterSuite(Suite):
-    """arguments: as in config.HOOKS.WRITERS.
-
-    read: a function that returns the losses written in the run's folder, in order. Without it,
-        the numbers in the folder's files that equal the losses are read.
-    """
-
-    kind = "writer"
-
-    def __init__(self, trial: Case, read: Callable[[Path], list[float]] | None = None) -> None:
-        super().__init__(trial)
-        self.entry, self._read = {"name": self.component, **self.arguments}, read
-
-    def open(self, folder: str, iteration: int = 0) -> Writer:
-        place = self.folder / folder
-        place.mkdir(exist_ok=True)
-        (writer,) = build_writers([self.entry], RunPlace(place, iteration))
-        return writer
-
-    def written(self, folder: str) -> list[float]:
-        """Read the losses in the files of the run, in order."""
-        if self._read is not None:
-            return self._read(self.folder / folder)
-        files = [path for path in sorted((self.folder / folder).iterdir()) if path.is_file()]
-        text = "\n".join(path.read_text(errors="replace") for path in files)
-        numbers = map(float, re.findall(r"(?<![\w.])\d+\.\d+(?:e-?\d+)?", text))
-        wanted = [record.values["loss"] for record in RECORDS]
-        found = (next((w for w in wanted if _near_all([each], [w])), None) for each in numbers)
-        return [each for each in found if each is not None]
-
-    @cached_property
-    def whole(self) -> list[float]:
-        writer = self.open("whole")
-        for record in RECORDS:
-            writer.write(record)
-        writer.close()
-        return self.written("whole")
-
-    @promise()
-    def writes_every_record_once(self) -> None:
-        """Records are written in order, and all of them when the writer is closed."""
-        wanted = [record.values["loss"] for record in RECORDS]
-        kept = _near_all(self.whole, wanted)
-        expect(kept, f"{self.name}: the losses {wanted} are written as {self.whole}")
-
-    @promise()
-    def resumes_without_gaps(self) -> None:
-        """After a kill, and a resume from an earlier checkpoint, each record is written."""
-        writer = self.open("first")
-        for record in RECORDS[: SAVED_AT + 1]:
-            writer.write(record)
-            writer.unsynced()  # as a checkpoint does
-        # After a kill only the files remain.
-        shutil.copytree(self.folder / "first", self.folder / "killed")
-        again = self.open("killed", SAVED_AT)
-        for record in RECORDS[SAVED_AT:]:  # one of them for the second time
-            again.write(record)
-        again.close()
-        writer.close()
-        kept = list(dict.fromkeys(self.written("killed")))
-        expect(
-            _near_all(kept, self.whole),
-            f"{self.name}: after a kill and a resume the losses are {kept}; without a kill "
-            f"{self.whole}. Open its files to append.",
-        )
-
-    @promise()
-    def accepts_nan_and_text(self) -> None:
-        """Records may hold NaN, text and None; none of these ends the run."""
-        writer = self.open("odd")
-        values = {"loss": math.nan, "norm": math.inf, "text": "words, and more", "none": None}
-        writer.write(Record("phase", 1, 0, "test", values))
-        writer.write(Record("end", 1, 0, "train", {}))
-        writer.close()
-
-
-def _near_all(one: Sequence[float], other: Sequence[float]) -> bool:
-    return len(one) == len(other) and all(
-        math.isclose(a, b, rel_tol=1e-3) for a, b in zip(one, other, strict=True)
-    )

@@ -20,7 +20,7 @@ from sslengine.data.options import DataOptions, SplitOptions, split_options
 from sslengine.data.seeding import seed_sample, streams_kept
 from sslengine.data.sources.base import build_sources
 from sslengine.registry import COLLATORS
-from sslengine.testing.promises import Case, Suite, expect, names, promise
+from sslengine.testing.promises import Suite, expect, names, promise
 from sslengine.testing.state import copied, differences, flat
 
 SEED, SIDE, IMAGES = 3, 32, 8
@@ -35,14 +35,15 @@ def pixels(number: int) -> Image.Image:
 
 
 class DataSuite(Suite):
-    def __init__(self, trial: Case, before: Sequence[Entry] = (), **split: Any) -> None:
-        """before: entries of TRANSFORMS that run first. split: keys of config.DATA.TRAIN."""
-        super().__init__(trial)
+    def __init__(
+        self, component: Any, *given: Any, before: Sequence[Entry] = (), **more: Any
+    ) -> None:
+        """before: entries of TRANSFORMS that run first."""
+        super().__init__(component, *given, **more)
         self.before = [dict(each) for each in before]
-        self.given = split
 
     def keys(self) -> dict[str, Any]:
-        """Choose config.DATA.TRAIN, where `given` does not say otherwise."""
+        """Choose config.DATA.TRAIN."""
         return {
             "DATA_SOURCES": ["synthetic"],
             "RANDOM_SYNTHETIC_IMAGES": True,
@@ -55,7 +56,7 @@ class DataSuite(Suite):
         }
 
     def split(self) -> SplitOptions:
-        return split_options(**{**self.keys(), **self.given})
+        return split_options(**self.keys())
 
     def batches(self, workers: int = 0, first: int = 0, **changes: Any) -> list[dict[str, Any]]:
         """Read the batches of an epoch, as the task does, from batch number `first`."""

@@ -1,14 +1,16 @@
-"""Declare the promises of a kind of component in a suite, and raise the error for a broken one."""
+"""The base of a kind's suite: it declares the promises of the kind, and tests one component."""
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from sslengine.errors import ConfigError, SSLEngineError, listing
+from sslengine.errors import ConfigError, SSLEngineError, UnknownNameError, listing
 from sslengine.registry import component_key
 
 F = TypeVar("F", bound=Callable[..., None])
@@ -48,29 +50,65 @@ def expect(kept: bool, what: str, culprits: Sequence[str] = ()) -> None:
         raise broken
 
 
-@dataclass(frozen=True)
-class Case:
-    """The arguments of `contract`, and a folder."""
-
-    component: str
-    arguments: Mapping[str, Any]
-    overrides: Sequence[str]
-    unchanged: Sequence[str]
-    folder: Path
-
-
 class Suite:
-    """The base of all suites: one component and its test settings."""
+    """One component and its test settings. Runs are made on first use and shared by promises."""
 
     kind: ClassVar[str] = ""
     trains: ClassVar[bool] = False  # does it test components in training runs?
 
-    def __init__(self, trial: Case) -> None:
-        self.component, self.arguments = trial.component, dict(trial.arguments)
-        self.name, self.folder = component_key(trial.component), trial.folder
-        self.promises: Sequence[str] = ()  # the names of those to test
-        if not self.trains and (trial.overrides or trial.unchanged):
+    def __init__(
+        self,
+        component: Any,
+        arguments: Mapping[str, Any] | None = None,
+        overrides: Sequence[str] = (),
+        *,
+        also: Sequence[str] = (),
+        without: Mapping[str, str] | None = None,
+        unchanged: Sequence[str] = (),
+    ) -> None:
+        """The arguments of `contract`."""
+        self.component, self.arguments = _named(component), dict(arguments or {})
+        self.name = component_key(self.component)
+        self.overrides, self.unchanged = tuple(overrides), tuple(unchanged)
+        if not self.trains and (overrides or unchanged):
             raise ConfigError(
                 f"contract({self.kind!r}, {self.component!r}): a {self.kind} is tested without a "
                 f"training run, so overrides= and unchanged= have no effect. Omit them."
             )
+        known, left_out = promises(type(self)), without or {}
+        if unknown := {*also, *left_out} - known.keys():
+            raise UnknownNameError(
+                f"a {self.kind} has no promise {listing(unknown)}. Known: {listing(known)}"
+            )
+        chosen = (name for name, always in known.items() if always or name in also)
+        self.promises = [name for name in chosen if name not in left_out]
+
+    @cached_property
+    def folder(self) -> Path:
+        folder = Path(tempfile.mkdtemp(prefix="sslengine-contract-"))
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return folder
+
+    def keep(self, promise: str) -> None:
+        """Raise BrokenPromise if the component does not keep this promise."""
+        try:
+            getattr(self, promise)()
+        except BrokenPromise:
+            raise
+        except Exception as error:
+            kind = "" if isinstance(error, SSLEngineError) else f"{type(error).__name__}: "
+            raise BrokenPromise(
+                f"{self.component}: {promise.replace('_', ' ')}: {kind}{error}"
+            ) from error
+
+
+def _named(component: Any) -> str:
+    if isinstance(component, str):
+        return component
+    name = getattr(component, "__qualname__", "<")
+    if "<" in name or "." in name:
+        raise ConfigError(
+            f"{component!r}: expected a name, a dotted path, or a class or function at the top "
+            f"level of a module, which YAML can name."
+        )
+    return f"{component.__module__}:{name}"

@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from fnmatch import fnmatch
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from omegaconf import OmegaConf
 
-from sslengine.testing.promises import Case, Suite, expect, names, promise
+from sslengine.testing.promises import Suite, expect, names, promise
 from sslengine.testing.runs import CHECKPOINT, SAVED_AT, RunOutcome, Spec, Values, run, run_on_ranks
 from sslengine.testing.state import differences
 
@@ -46,10 +46,9 @@ class RunSuite(Suite):
     # What runs are made with that are compared with each other.
     plain: Values = PLAIN
 
-    def __init__(self, trial: Case) -> None:
-        super().__init__(trial)
-        self.unchanged = tuple(trial.unchanged)
-        self.spec = Spec(tuple(trial.overrides), (self.chosen(),))
+    def __init__(self, component: Any, *given: Any, **more: Any) -> None:
+        super().__init__(component, *given, **more)
+        self.spec = Spec(self.overrides, (self.chosen(),))
         self._made = 0
 
     def chosen(self) -> Values:

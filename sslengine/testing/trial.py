@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from sslengine.engine.state import shapes
 from sslengine.hooks.events import Hook
 from sslengine.models.view_trunk import parameters_with_trunk
 from sslengine.testing.component_suites import MethodSuite
-from sslengine.testing.promises import Case, expect
+from sslengine.testing.promises import expect
 from sslengine.testing.ranks import RankPool
 from sslengine.testing.run_suite import EXACT, PLAIN
 from sslengine.testing.runs import SAVED_AT, run
@@ -116,8 +116,10 @@ class Shapes(Hook):
 class Trial(MethodSuite):
     """Try one method. Each step returns its result as a sentence, or raises."""
 
-    def __init__(self, trial: Case, show: Callable[[list[Row]], None]) -> None:
-        super().__init__(trial)
+    def __init__(
+        self, method: str, overrides: Sequence[str], show: Callable[[list[Row]], None]
+    ) -> None:
+        super().__init__(method, overrides=overrides)
         self.spec, self._show = self.spec.having(ADAM), show
 
     def one_batch(self) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sslengine.command.front import main
-from sslengine.testing.promises import BrokenPromise, Case
+from sslengine.testing.promises import BrokenPromise
 from sslengine.testing.trial import Trial
 from tests import warm
 from tests.command import tried
@@ -19,9 +19,9 @@ SMALL = ["config=testing/small", "config.LOSS.Sound.dim=6"]
 DOC = ROOT / "docs" / "adding_a_method.md"
 
 
-def trial(name: str, folder: Path, *said: str) -> Trial:
-    method = f"{tried.__name__}:{name}"
-    return Trial(Case(method, {}, said or ("config=testing/small",), (), folder), lambda rows: None)
+def trial(name: str, *said: str) -> Trial:
+    said = said or ("config=testing/small",)
+    return Trial(f"{tried.__name__}:{name}", said, lambda rows: None)
 
 
 def line_of(text: str) -> str:
@@ -31,9 +31,9 @@ def line_of(text: str) -> str:
     return f'File "{tried.__file__}", line {number}'
 
 
-def test_a_right_method_passes_and_its_modules_are_shown(tmp_path: Path) -> None:
+def test_a_right_method_passes_and_its_modules_are_shown() -> None:
     shown: list[tuple[str, ...]] = []
-    method = trial("Sound", tmp_path, *SMALL)
+    method = trial("Sound", *SMALL)
     method._show = shown.extend
     assert [step() for step in method.steps()[:3]]
     rows = {name: more for name, *more in shown}
@@ -51,18 +51,16 @@ def test_a_right_method_passes_and_its_modules_are_shown(tmp_path: Path) -> None
         ("Detached", "one_batch", []),
     ],
 )
-def test_what_is_wrong_in_one_process_is_named(
-    tmp_path: Path, name: str, step: str, names: list[str]
-) -> None:
+def test_what_is_wrong_in_one_process_is_named(name: str, step: str, names: list[str]) -> None:
     with pytest.raises(BrokenPromise) as refused:
-        getattr(trial(name, tmp_path), step)()
+        getattr(trial(name), step)()
     assert sorted(refused.value.names) == sorted(names)
 
 
 @pytest.mark.slow
-def test_a_loss_of_one_ranks_images_is_refused(tmp_path: Path) -> None:
+def test_a_loss_of_one_ranks_images_is_refused() -> None:
     with pytest.raises(BrokenPromise, match="2 ranks"):
-        trial("OfOneRank", tmp_path).two_ranks()
+        trial("OfOneRank").two_ranks()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from typing import Any
 
@@ -20,7 +19,6 @@ from sslengine.hooks.events import Hook
 from sslengine.meters.base import Meter
 from sslengine.methods.base import Method, Step
 from sslengine.methods.teacher import Teacher
-from sslengine.monitor.writers import Record, RunPlace, Writer
 
 
 def agreement(output: Tensor) -> Tensor:
@@ -317,21 +315,6 @@ class NamesNoFiles(Pictures):
         return ["image 0"]
 
 
-class Remembers:
-    """A curve that falls each time that it is asked."""
-
-    def __init__(self, start_value: float = 0.1) -> None:
-        self.value = start_value
-
-    def __call__(self, where: float) -> float:
-        self.value *= 0.999
-        return self.value
-
-
-def no_number_at_the_start(value: float = 0.1) -> Any:
-    return lambda where: value / where if where else math.inf
-
-
 class HasItsOwnRate(torch.optim.SGD):
     def __init__(self, params: Any, lr: float = 0.1) -> None:
         super().__init__(params, lr=0.1)
@@ -389,26 +372,3 @@ class CountsOutside(Meter):
 
     def measure(self, totals: list[float]) -> dict[str, float]:
         return {"mean": totals[0] / self.images}
-
-
-class BeginsAgain(Writer):
-    """A run that resumes loses what it wrote before."""
-
-    def __init__(self, run: RunPlace) -> None:
-        self.file = (run.folder / "losses.txt").open("w")
-
-    def write(self, record: Record) -> None:
-        self.file.write(f"{record.values.get('loss')}\n")
-        self.file.flush()
-
-
-class LosesTheLast(Writer):
-    """What it holds back is not there when it is closed."""
-
-    def __init__(self, run: RunPlace) -> None:
-        self.path, self.held = run.folder / "losses.txt", ""
-
-    def write(self, record: Record) -> None:
-        with self.path.open("a") as file:
-            file.write(self.held)
-        self.held = f"{record.values['loss']}\n"

@@ -9,7 +9,7 @@ import pytest
 
 from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
 from sslengine.registry import Registry
-from sslengine.testing import Contract
+from sslengine.testing.contract import suite_of
 
 
 class Of(NamedTuple):
@@ -27,7 +27,7 @@ def cases(kind: str, table: Mapping[str, Of], slow: Collection[str] = ()) -> lis
         pytest.param(tried, promise, id=f"{name}-{promise}",
                      marks=[pytest.mark.slow] if {promise, f"{name}-{promise}"} & {*slow} else [])
         for name, of in table.items()
-        for tried in [Contract(kind, of.component or name, of.arguments, of.overrides, **of.more)]
+        for tried in [suite_of(kind, of.component or name, of.arguments, of.overrides, **of.more)]
         for promise in tried.promises
     ]  # fmt: skip
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from sslengine.data.augment.pipeline import Pipeline
 from sslengine.registry import COLLATORS, TRANSFORMS
-from sslengine.testing import Contract
+from sslengine.testing.promises import Suite
 from tests.contracts.cases import Of, cases, forgotten
 
 TENSOR = {"name": "ToTensor"}
@@ -91,18 +91,18 @@ def quick_workers(made: list[Any]) -> list[Any]:
     return [pytest.param(*each.values, id=each.id, marks=_marks(*each.values)) for each in made]
 
 
-def _marks(tried: Contract, promise: str) -> list[Any]:
+def _marks(tried: Suite, promise: str) -> list[Any]:
     late = promise == "does_not_depend_on_workers" and tried.component not in IN_WORKERS
     return [pytest.mark.slow] if late else []
 
 
 @pytest.mark.parametrize(("tried", "promise"), quick_workers(cases("transform", TRANSFORMS_SMALL)))
-def test_transform(tried: Contract, promise: str) -> None:
+def test_transform(tried: Suite, promise: str) -> None:
     tried.keep(promise)
 
 
 @pytest.mark.parametrize(("tried", "promise"), quick_workers(cases("collator", COLLATORS_SMALL)))
-def test_collator(tried: Contract, promise: str) -> None:
+def test_collator(tried: Suite, promise: str) -> None:
     tried.keep(promise)
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from sslengine import hooks
 from sslengine.hooks.events import Hook
-from sslengine.testing import Contract
+from sslengine.testing.contract import suite_of
+from sslengine.testing.promises import Suite
 from tests.contracts.cases import Of, cases
 
 
@@ -41,11 +42,11 @@ HOOKS: dict[str, Of] = {
 # meters see.
 ELSEWHERE = {"LogGpus", "LogGpuMemory", "ProfileSteps", "MaskAbsentClasses",
              "LogGradientNorm"}  # fmt: skip
-SLOW = [n for n in Contract("hook", "any:Hook").promises if n != "does_not_change_the_run"]
+SLOW = [n for n in suite_of("hook", "any:Hook").promises if n != "does_not_change_the_run"]
 
 
 @pytest.mark.parametrize(("tried", "promise"), cases("hook", HOOKS, SLOW))
-def test_hook(tried: Contract, promise: str) -> None:
+def test_hook(tried: Suite, promise: str) -> None:
     tried.keep(promise)
 
 

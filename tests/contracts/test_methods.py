@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sslengine.registry import LOSSES, MODELS
-from sslengine.testing import Contract
+from sslengine.testing.promises import Suite
 from sslengine.testing.run_suite import SYNC_BN
 from tests.contracts.cases import Of, cases, forgotten
 from tests.teachers import needed, with_scores
@@ -208,12 +208,12 @@ SLOW = (
 
 
 @pytest.mark.parametrize(("tried", "promise"), cases("method", METHODS, SLOW))
-def test_method(tried: Contract, promise: str) -> None:
+def test_method(tried: Suite, promise: str) -> None:
     tried.keep(promise)
 
 
 @pytest.mark.parametrize(("tried", "promise"), cases("model", MODELS_SMALL, SLOW))
-def test_model(tried: Contract, promise: str) -> None:
+def test_model(tried: Suite, promise: str) -> None:
     tried.keep(promise)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from sslengine.models.build import build_trunk
 from sslengine.registry import HEADS, TRUNKS
-from sslengine.testing import Contract
+from sslengine.testing.promises import Suite
 from tests.contracts.cases import Of, cases, forgotten
 from tests.contracts.test_methods import TINY
 from tests.models.trunks import checks
@@ -109,7 +109,7 @@ RARELY = [
 
 
 @pytest.mark.parametrize(("tried", "promise"), cases("trunk", TRUNKS_SMALL, (*SLOW, *RARELY)))
-def test_trunk(tried: Contract, promise: str) -> None:
+def test_trunk(tried: Suite, promise: str) -> None:
     tried.keep(promise)
 
 
@@ -130,7 +130,7 @@ def test_what_amplifies_rounding_is_close_in_bfloat16_by_running_statistics(name
     ("tried", "promise"),
     cases("head", HEADS_SMALL, (*SLOW, "resumes_bit_exactly", "treats_images_independently")),
 )
-def test_head(tried: Contract, promise: str) -> None:
+def test_head(tried: Suite, promise: str) -> None:
     tried.keep(promise)
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from sslengine.errors import ConfigError, UnknownNameError
-from sslengine.testing import BrokenPromise, Contract, check, contract
+from sslengine.testing import BrokenPromise, check, contract
+from sslengine.testing.contract import suite_of
 from tests.contracts import broken
 from tests.tail import slow_but
 
@@ -34,7 +35,7 @@ METHODS: list[tuple[Any, str, str]] = [
 )
 def test_a_method_that_breaks_a_promise_is_refused(component: Any, promise: str, told: str) -> None:
     with pytest.raises(BrokenPromise, match=told):
-        Contract("method", component, also=[promise]).keep(promise)
+        suite_of("method", component, also=[promise]).keep(promise)
 
 
 OTHERS: list[tuple[str, Any, str, str]] = [
@@ -50,8 +51,6 @@ OTHERS: list[tuple[str, Any, str, str]] = [
     ("source", broken.HandsOutItsOwn, "returns_the_same_image_each_time", "when read again"),
     ("source", broken.TooFewLabels, "has_a_label_for_each_image", "5 labels for 6 images"),
     ("source", broken.NamesNoFiles, "knows_its_files", "files_of names image 0, which is no file"),
-    ("schedule", broken.Remembers, "is_a_function_of_where", "a second call"),
-    ("schedule", broken.no_number_at_the_start, "is_a_function_of_where", "not finite at"),
     ("optimizer", broken.HasItsOwnRate, "follows_the_learning_rate", "of zero it changes"),
     ("optimizer", broken.StateOutside, "resumes_bit_exactly", "the losses are"),
     (
@@ -61,9 +60,6 @@ OTHERS: list[tuple[str, Any, str, str]] = [
         "batch size changes .*: mean",
     ),
     ("meter", broken.CountsOutside, "resumes_from_its_state_dict", "differ after a resume: mean"),
-    ("writer", broken.BeginsAgain, "resumes_without_gaps", "after a kill and a resume"),
-    ("writer", broken.LosesTheLast, "writes_every_record_once", r"the losses .* are written as"),
-    ("writer", broken.LosesTheLast, "accepts_nan_and_text", "KeyError: 'loss'"),
     ("hook", broken.ChangesWeights, "does_not_change_the_run", "it changes the run"),
     ("hook", broken.DrawsFromTheStreams, "does_not_change_the_run", r"ranks\.0\.rng"),
     ("hook", broken.ForgetsItsCount, "resumes_its_state", r"ForgetsItsCount\.count: not in"),
@@ -79,16 +75,16 @@ def test_any_other_that_breaks_a_promise_is_refused(
     kind: str, component: Any, promise: str, told: str
 ) -> None:
     with pytest.raises(BrokenPromise, match=told):
-        Contract(kind, component, also=[promise]).keep(promise)
+        suite_of(kind, component, also=[promise]).keep(promise)
 
 
-@pytest.mark.parametrize("promise", Contract("source", broken.Pictures).promises)
+@pytest.mark.parametrize("promise", suite_of("source", broken.Pictures).promises)
 def test_a_sound_source(promise: str) -> None:
-    Contract("source", broken.Pictures, {"LABEL_SOURCES": [PICTURES]}).keep(promise)
+    suite_of("source", broken.Pictures, {"LABEL_SOURCES": [PICTURES]}).keep(promise)
 
 
 def test_all_that_is_broken_is_told_at_once() -> None:
-    known = Contract("method", broken.MovesAndForgets).promises
+    known = suite_of("method", broken.MovesAndForgets).promises
     others = {
         name: "" for name in known if name not in ("tests_change_nothing", "resumes_bit_exactly")
     }
@@ -113,9 +109,9 @@ EQUAL_RANKS = ["ranks_stay_equal", "ranks_stay_equal_sharded"]
 @pytest.mark.parametrize("promise", slow_but(EQUAL_RANKS[:1], EQUAL_RANKS))
 def test_statistics_of_a_method_are_each_ranks_own(promise: str) -> None:
     """Batch norms of its own, as those of a model with DDP. Other buffers are all ranks'."""
-    Contract("method", broken.PredictsATeacher).keep(promise)
+    suite_of("method", broken.PredictsATeacher).keep(promise)
     with pytest.raises(BrokenPromise, match=r"ranks differ in centre\."):
-        Contract("method", broken.OwnCentreBesideIt).keep(promise)
+        suite_of("method", broken.OwnCentreBesideIt).keep(promise)
 
 
 def test_mistakes_of_the_caller_are_told() -> None:
@@ -126,15 +122,15 @@ def test_mistakes_of_the_caller_are_told() -> None:
     with pytest.raises(ConfigError, match="at the top level of a module"):
         contract("method", lambda output, target: output.sum())
     with pytest.raises(BrokenPromise, match="no loss named 'simclr_infonce'. Did you mean"):
-        Contract("method", "simclr_infonce").keep("trains_with_finite_losses")
+        suite_of("method", "simclr_infonce").keep("trains_with_finite_losses")
 
 
 @pytest.mark.parametrize("given", [{"overrides": ["config=mine"]}, {"unchanged": ["bias"]}])
 @pytest.mark.parametrize(
-    ("kind", "component"), [("source", "synthetic"), ("transform", "ToTensor"), ("writer", "json")]
+    ("kind", "component"), [("source", "synthetic"), ("transform", "ToTensor")]
 )
 def test_what_is_tried_without_a_run_takes_nothing_of_one(
     kind: str, component: str, given: dict[str, Any]
 ) -> None:
     with pytest.raises(ConfigError, match="have no effect"):
-        Contract(kind, component, **given).suite  # noqa: B018
+        suite_of(kind, component, **given)

@@ -14,7 +14,8 @@ import pytest
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import SplitOptions
 from sslengine.registry import DATA_SOURCES
-from sslengine.testing import Contract
+from sslengine.testing.contract import suite_of
+from sslengine.testing.promises import Suite
 from tests.data.pictures import picture
 from tests.data.sources.every import COUNT, EVERY, INSTALLED, OF_PICTURES, STREAMS, file_list, mnist
 
@@ -28,7 +29,7 @@ LABELLED = {
 
 
 @pytest.fixture(scope="module", params=INSTALLED)
-def tried(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Contract:
+def tried(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Suite:
     name, root = request.param, tmp_path_factory.mktemp("source")
     files = {**OF_PICTURES, "torchvision_dataset": mnist}
     arguments = {"DATA_PATHS": [str(files[name](Path(root)))]} if name in files else {}
@@ -38,17 +39,17 @@ def tried(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         arguments["RANDOM_SYNTHETIC_IMAGES"] = True  # type: ignore[assignment]
     if name in LABELLED:
         arguments |= {"LABEL_SOURCES": [name], "LABEL_TYPE": "standard"}  # type: ignore[dict-item]
-    return Contract("source", name, arguments)
+    return suite_of("source", name, arguments)
 
 
-def test_source_alone(tried: Contract) -> None:
+def test_source_alone(tried: Suite) -> None:
     for promise in tried.promises:
         if promise != "does_not_depend_on_workers":
             tried.keep(promise)
 
 
 @pytest.mark.slow
-def test_source_in_workers(tried: Contract) -> None:
+def test_source_in_workers(tried: Suite) -> None:
     tried.keep("does_not_depend_on_workers")
 
 

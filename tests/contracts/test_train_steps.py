@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sslengine.registry import METERS, TRAIN_STEPS
-from sslengine.testing import Contract
+from sslengine.testing.promises import Suite
 from tests.contracts.cases import Of, cases, forgotten
 from tests.contracts.test_methods import NOT_SHARDED, TINY
 
@@ -85,7 +85,7 @@ SLOW = ("accumulates", "ranks_stay_equal_sharded", EQUAL,
 
 
 @pytest.mark.parametrize(("tried", "promise"), cases("train_step", STEPS, SLOW))
-def test_train_step(tried: Contract, promise: str) -> None:
+def test_train_step(tried: Suite, promise: str) -> None:
     tried.keep(promise)
 
 
@@ -93,7 +93,7 @@ def test_train_step(tried: Contract, promise: str) -> None:
     ("tried", "promise"),
     cases("meter", METERS_SMALL, (*SLOW, "resumes_bit_exactly", "ranks_stay_equal")),
 )
-def test_meter(tried: Contract, promise: str) -> None:
+def test_meter(tried: Suite, promise: str) -> None:
     tried.keep(promise)
 
 

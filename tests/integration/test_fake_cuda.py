@@ -36,7 +36,7 @@ from sslengine.models.options import ModelOptions
 from sslengine.monitor import store
 from sslengine.monitor.writers import Record, Writer
 from sslengine.registry import LOSSES
-from sslengine.testing import Contract
+from sslengine.testing.contract import suite_of
 from tests.config.recipes import resolved
 from tests.contracts.cases import Of
 from tests.contracts.test_methods import METHODS, MODELS_SMALL
@@ -74,8 +74,8 @@ def task_of(run: Resolved, folder: Path) -> SelfSupervisionTask:
 
 def small(kind: str, name: str, values: dict[str, Any]) -> Resolved:
     of: Of = TABLES[kind][name]
-    contract = Contract(kind, of.component or name, of.arguments, of.overrides)
-    return contract.suite.spec.having({"LOG_FREQUENCY": 1000, **values}).resolve()
+    suite = suite_of(kind, of.component or name, of.arguments, of.overrides)
+    return suite.spec.having({"LOG_FREQUENCY": 1000, **values}).resolve()
 
 
 def _product() -> list[Any]:

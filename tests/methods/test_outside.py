@@ -17,7 +17,7 @@ from sslengine.config.resolve import resolve
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.engine.services import Services
 from sslengine.engine.task import SelfSupervisionTask
-from sslengine.testing import Contract
+from sslengine.testing.promises import Suite
 from tests import warm
 from tests.contracts.cases import Of, cases
 from tests.engine.runs import make_task
@@ -141,7 +141,7 @@ EACH = [
 
 
 @pytest.mark.parametrize(("tried", "promise"), cases("method", CONTRACTS, SLOW))
-def test_what_every_method_promises(tried: Contract, promise: str) -> None:
+def test_what_every_method_promises(tried: Suite, promise: str) -> None:
     tried.keep(promise)
 
 
