@@ -6,11 +6,12 @@ of one of the first two views with any other:
 
     whole   I of the pair; V and C of each view
     local   I, V and C of places and those nearest to them in features, plus
-            I of the `matches` pairs of places that are nearest in the image
+            I, V and C of the `matches` pairs of places that are nearest in the image
     loss    = alpha * whole + (1 - alpha) * local
 
 Local terms are means of both directions, from one view to the other and back; V and C are those of
-each place over the images of the global batch. Where a place is comes from the crop's `box`, a
+each place, or of the first of an image's pairs, the second and so on in the order of their places,
+over the images of the global batch. Where a place is comes from the crop's `box`, a
 field of the batch that RandomResizedCropWithBox makes.
 """
 
@@ -62,9 +63,10 @@ class VICRegL(Method):
         for (one, at), (other, there), count in zip(views, views[::-1], self.matches):
             alike = match_nearest(one, other, one, other)
             near = match_nearest(one, other, at, there, count)
-            invariance = F.mse_loss(*alike) + F.mse_loss(*near)
-            losses.append(25 * invariance + _mean([spread(each.transpose(0, 1)) for each in alike]))
-        return _mean(losses)
+            for rows in (alike, near):
+                apart = _mean([spread(each.transpose(0, 1)) for each in rows])
+                losses.append(25 * F.mse_loss(*rows) + apart)
+        return 2 * _mean(losses)
 
 
 def _mean(values: Sequence[Tensor]) -> Tensor:
@@ -92,11 +94,11 @@ def match_nearest(
     one: Tensor, other: Tensor, at: Tensor, there: Tensor, count: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return rows of the first, images x rows x width, and to each the row of the other that is
-    nearest by positions `at` and `there`; of `count` rows, those whose nearest are nearest."""
+    nearest by positions `at` and `there`; of `count` rows those whose nearest are nearest, in order."""
     with torch.no_grad():
         distances, nearest = torch.cdist(at, there).min(dim=2)
     if count is not None:
-        chosen = distances.topk(min(count, one.shape[1]), largest=False).indices
+        chosen = distances.topk(min(count, one.shape[1]), largest=False).indices.sort().values
         one, nearest = take_rows(one, chosen), nearest.gather(1, chosen)
     return one, take_rows(other, nearest)
 

@@ -211,24 +211,30 @@ def vicregl(method: Any, batch: Batch) -> Tensor:
     local = []
     for pair in pairs:
         for (a, b), count in zip((pair, pair[::-1]), (2, 1)):
-            alike, near = [], []
+            alike, ours, theirs = [], [], []
             for i in range(IMAGES):
                 alike.append(
                     [min(y[b][i], key=lambda row: (row - one).norm().item()) for one in y[a][i]]
                 )
                 found = []
-                for one, place in zip(y[a][i], at[a][i]):
+                for number, place in enumerate(at[a][i]):
                     apart = [(place - other).norm().item() for other in at[b][i]]
-                    found.append((min(apart), one, y[b][i][apart.index(min(apart))]))
-                near += [
-                    (o - t) ** 2 for _, o, t in sorted(found, key=lambda each: each[0])[:count]
-                ]
-            nearest = torch.stack([torch.stack(rows) for rows in alike])
-            spread = mean([
-                variance_and_covariance(rows[:, place])
-                for rows in (y[a], nearest) for place in range(rows.shape[1])
-            ])  # fmt: skip
-            local.append(25 * (((y[a] - nearest) ** 2).mean() + torch.stack(near).mean()) + spread)
+                    found.append((min(apart), number, apart.index(min(apart))))
+                nearest = sorted((mine, other) for _, mine, other in sorted(found)[:count])
+                ours.append([y[a][i][mine] for mine, _ in nearest])
+                theirs.append([y[b][i][other] for _, other in nearest])
+            pairs_of_rows = [
+                [rows if isinstance(rows, Tensor) else torch.stack([torch.stack(r) for r in rows])
+                 for rows in both]
+                for both in ((y[a], alike), (ours, theirs))
+            ]  # fmt: skip
+            terms = [
+                25 * ((one - other) ** 2).mean()
+                + mean([variance_and_covariance(rows[:, place])
+                        for rows in (one, other) for place in range(rows.shape[1])])
+                for one, other in pairs_of_rows
+            ]  # fmt: skip
+            local.append(terms[0] + terms[1])
     return 0.75 * whole + 0.25 * mean(local)
 
 
