@@ -94,7 +94,7 @@ def match_nearest(
     one: Tensor, other: Tensor, at: Tensor, there: Tensor, count: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return rows of the first, images x rows x width, and to each the row of the other that is
-    nearest by positions `at` and `there`; of `count` rows those whose nearest are nearest, in order."""
+    nearest by positions `at` and `there`. count: of those whose nearest are nearest, in order."""
     with torch.no_grad():
         distances, nearest = torch.cdist(at, there).min(dim=2)
     if count is not None:
