@@ -65,6 +65,8 @@ COLLATORS.declare(
     "patch_and_image_collator",
     "identity_collator",
     "targets_one_hot_default_collator",
+    "cutmixup_collator",
+    "multicrop_mixup_collator",
 )
 COLLATORS.declare(
     "sslengine.data.batch.masks",
@@ -75,4 +77,3 @@ COLLATORS.declare(
     "multi_block_collator",
     "visible_block_collator",
 )
-COLLATORS.declare("sslengine.data.batch.mixing", "cutmixup_collator", "multicrop_mixup_collator")

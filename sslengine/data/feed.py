@@ -18,12 +18,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from sslengine.data.augment.tensors import FinishOn
-from sslengine.data.batch.class_samplers import PowerLawBatchSampler, StratifiedBatchSampler
 from sslengine.data.batch.collators import Batch, image_keys
 from sslengine.data.batch.samplers import (
     BatchSampler,
     DistributedBatchSampler,
     OrderedBatchSampler,
+    PowerLawBatchSampler,
+    StratifiedBatchSampler,
     StretchBatchSampler,
 )
 from sslengine.data.fingerprint import hash_list

@@ -14,13 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import BatchSampler as TorchBatchSampler
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 from torch.utils.data import RandomSampler as TorchRandomSampler
 from torch.utils.data import SequentialSampler as TorchSequentialSampler
@@ -39,7 +37,7 @@ from sslengine.data.options import DataOptions
 from sslengine.data.seeding import SampleKey, seed_batch, seed_sample, streams_kept
 from sslengine.distributed.collectives import gather_objects
 from sslengine.distributed.ranks import rank, world_size
-from sslengine.errors import ConfigError, DataError
+from sslengine.errors import DataError
 
 Collate = Callable[[list[Any]], Any]
 
@@ -78,8 +76,7 @@ def as_batch(given: Any, where: str) -> Batch:
     if isinstance(given, (list, tuple)) and len(given) in (1, 2):
         return {"data": [given[0]], "label": [given[1] if len(given) == 2 else None]}
     held = f"a {type(given).__name__}"
-    if isinstance(given, (list, tuple, Mapping)):
-        held += f" of {len(given)}"
+    held += f" of {len(given)}" if isinstance(given, (list, tuple)) else ""
     raise DataError(
         f"{where}: expected batches (input, target), an input alone, or a dict with the keys "
         f"`data` and `label`; got {held}. Give a collate_fn that makes one of these."
@@ -247,19 +244,19 @@ def make_feed(
 
     whole: each sample once, in the order of the dataset, also from such a DataLoader on one rank.
     """
-    if isinstance(given, DataLoader) and _has_torchs_sampler(given):
-        if world_size() > 1:
-            shuffle = shuffle and isinstance(given.sampler, TorchRandomSampler)
-            batch_size, drop_last = given.batch_size or batch_size, given.drop_last and shuffle
-            collate_fn, workers = given.collate_fn, given.num_workers
-            given = given.dataset
-        elif whole:
-            given = _in_order(given)
+    if _has_torchs_sampler(given) and world_size() > 1:
+        shuffle = shuffle and isinstance(given.sampler, TorchRandomSampler)
+        batch_size, drop_last = given.batch_size or batch_size, given.drop_last and shuffle
+        collate_fn, workers, given = given.collate_fn, given.num_workers, given.dataset
+    elif _has_torchs_sampler(given) and whole:
+        given = DataLoader(  # with workers of the same kind
+            given.dataset, given.batch_size, num_workers=given.num_workers,
+            collate_fn=given.collate_fn, pin_memory=given.pin_memory, timeout=given.timeout,
+            worker_init_fn=given.worker_init_fn, prefetch_factor=given.prefetch_factor,
+            multiprocessing_context=given.multiprocessing_context,
+        )  # fmt: skip
     is_dataset = hasattr(given, "__getitem__") and hasattr(given, "__len__")
     if is_dataset and not isinstance(given, (list, tuple)):
-        if not isinstance(batch_size, Integral) or batch_size < 1:
-            known = f"expected a whole number, 1 or more; got {batch_size!r}."
-            raise ConfigError(f"batch_size: {known}")
         return DatasetFeed(
             given, batch_size, shuffle=shuffle, seed=seed, device=device, drop_last=drop_last,
             collate_fn=collate_fn, workers=workers, where=where,
@@ -267,25 +264,11 @@ def make_feed(
     return LoaderFeed(given, seed=seed, device=device, where=where)
 
 
-def _in_order(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """With each sample once, in the order of the dataset; by workers of the same kind."""
-    is_torchs = (
-        type(loader).__iter__ is DataLoader.__iter__
-        and type(loader.batch_sampler) is TorchBatchSampler
-    )
-    in_order = isinstance(loader.sampler, TorchSequentialSampler) and not loader.drop_last
-    if in_order or not is_torchs:
-        return loader
-    return DataLoader(
-        loader.dataset, loader.batch_size, num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn, pin_memory=loader.pin_memory, timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn, prefetch_factor=loader.prefetch_factor,
-        multiprocessing_context=loader.multiprocessing_context,
-    )  # fmt: skip
-
-
-def _has_torchs_sampler(loader: DataLoader[Any]) -> bool:
-    return loader.batch_size is not None and type(loader.sampler) in (
-        TorchRandomSampler,
-        TorchSequentialSampler,
+def _has_torchs_sampler(loader: Any) -> bool:
+    """Is it a DataLoader, with no order or iteration of the user's own?"""
+    return (
+        isinstance(loader, DataLoader)
+        and loader.batch_size is not None
+        and type(loader).__iter__ is DataLoader.__iter__
+        and type(loader.sampler) in (TorchRandomSampler, TorchSequentialSampler)
     )

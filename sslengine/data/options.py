@@ -47,7 +47,7 @@ class OffByDefault:
 
 @dataclass
 class StratifiedSampler(OffByDefault):
-    """Batches of a few classes; see class_samplers.py."""
+    """Batches of a few classes; see samplers.py."""
 
     # Of each rank's batch, which they share evenly.
     CLASSES_PER_BATCH: int = at_least(1, 2)
@@ -59,7 +59,7 @@ class StratifiedSampler(OffByDefault):
 
 @dataclass
 class PowerLawSampler(OffByDefault):
-    """A few classes often, most seldom; see class_samplers.py."""
+    """A few classes often, most seldom; see samplers.py."""
 
     # Below 0: by the square root of a class's size.
     POWER: float = 1.0

@@ -18,7 +18,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from sslengine.data.given import DatasetFeed, LoaderFeed, as_batch, make_feed, rows_of
-from sslengine.errors import ConfigError, DataError
+from sslengine.errors import DataError
 from tests.python.toys import Noisy, Points, batches
 
 CPU = torch.device("cpu")
@@ -46,12 +46,6 @@ def test_what_a_batch_may_be() -> None:
     for wrong in ({"image": x}, (x, y, y), 3, "text"):
         with pytest.raises(DataError, match=r"d: expected batches \(input, target\)"):
             as_batch(wrong, "d")
-
-
-@pytest.mark.parametrize("size", [0, -2, 2.5, None])
-def test_a_batch_has_a_size(size: Any) -> None:
-    with pytest.raises(ConfigError, match=f"batch_size: expected .* 1 or more; got {size}"):
-        make_feed(Points(), size, shuffle=False, seed=0, device=CPU)
 
 
 def test_rows_of_any_form() -> None:
@@ -113,11 +107,6 @@ def test_the_whole_set_in_order_from_a_loader_that_has_another(options: dict[str
     one = feed(loader, shuffle=False, whole=True)
     assert (one.batch_sizes, one.num_samples) == ([4, 4, 2], 10)
     assert torch.equal(torch.cat(read(one)), 2 * Points().x)
-
-
-def test_a_loader_in_order_is_read_itself() -> None:
-    loader = DataLoader(Points(), batch_size=4)
-    assert feed(loader, shuffle=False, whole=True)._loader is loader
 
 
 class _Own(DataLoader[Any]):

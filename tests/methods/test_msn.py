@@ -346,7 +346,7 @@ def test_weights_of_vissls_head(query: bool, bn: bool, tmp_path: Path) -> None:
 def test_what_is_refused() -> None:
     with pytest.raises(DataError, match="needs two views of the largest size"):
         dropped_patches_collator(samples(2, large=1), patch_size=4)
-    with pytest.raises(DataError, match="share dropped from 0 to below 1, got 4 and 1"):
+    with pytest.raises(DataError, match="share dropped from 0 to below 1, got 1"):
         dropped_patches_collator(samples(2), patch_size=4, dropped=1.0)
 
 

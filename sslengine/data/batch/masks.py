@@ -25,7 +25,7 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from sslengine.data.augment.masking import block_mask, no_room
-from sslengine.data.augment.transform import Sample, check_range
+from sslengine.data.augment.transform import Sample
 from sslengine.data.batch.collators import (
     Batch,
     column,
@@ -49,8 +49,6 @@ Range = Sequence[float]
 
 # So often a context is drawn again before it may overlap one more of the targets.
 ATTEMPTS = 20
-PLACES = ("code", "paper")
-MASKS = ("outside", "block", "random")
 
 
 # ---- several sizes of views: `global_views`, a list of the crops of the largest size, and
@@ -99,19 +97,17 @@ def spread_masks_collator(
     resized_to: global views are resized to this side; as they were they are the input `gram_views`
         (DINOv3). 0: they are not.
     """
-    expect(
-        min(patch_size, smallest_block) >= 1 and 0 <= masked_views <= 1 and largest_block > 0,
-        f"{SPREAD}: expected a patch_size and a smallest_block of 1 or more, masked_views from 0 "
-        f"to 1 and a largest_block above 0, got {patch_size}, {smallest_block}, {masked_views} "
-        f"and {largest_block}.",
-    )
-    low, high = _read_range(SPREAD, "shares", shares, most=1, with_zero=True)
-    aspects = _read_range(SPREAD, "aspect_ratios", aspect_ratios)
+    low, high = shares
+    what = f"{SPREAD}: shares in order and masked_views from 0 to 1, got {shares}, {masked_views}"
+    expect(0 <= low <= high <= 1 and 0 <= masked_views <= 1, what)
+    aspects = aspect_ratios[0], aspect_ratios[1]
     large, collated = _split_by_size(batch)
     if resized_to:
         collated["gram_views"] = collated["global_views"]
         (views,) = collated["gram_views"]
-        collated["global_views"] = [[_resize(each, resized_to) for each in views]]
+        side = (resized_to, resized_to)
+        smaller = [F.interpolate(each, side, mode="bicubic", antialias=True) for each in views]
+        collated["global_views"] = [smaller]
     rows, columns = _grid(collated["global_views"][0][0], patch_size)
     if masked_views and high:
         _expect_room(collated, (rows, columns), f"{SPREAD}.patch_size")
@@ -146,8 +142,6 @@ def dropped_patches_collator(
     size; `focal_views`, of the smaller ones, if there are any; and `shown`, the numbers of the
     patches that are not dropped, for each of the random views.
 
-    It draws for the global batch, by seed, epoch and step.
-
     patch_size: the side of a patch, in pixels; that of the trunk.
     dropped: the share of patches that are dropped from random views.
     same: the same patches in all random views of a step, as in the code of MSN's authors; false:
@@ -156,14 +150,9 @@ def dropped_patches_collator(
     large, collated = _split_by_size(batch)
     expect(
         len(large) >= 2,
-        f"{DROPPED} needs two views of the largest size of each image or more, a target and "
-        f"others, and got {len(large)}: see num_crops of ImgPilToMultiCrop.",
+        f"{DROPPED} needs two views of the largest size, and got {len(large)}.",
     )
-    expect(
-        patch_size >= 1 and 0 <= dropped < 1,
-        f"{DROPPED}: expected a patch_size of 1 or more and a share dropped from 0 to below 1, got "
-        f"{patch_size} and {dropped}.",
-    )
+    expect(0 <= dropped < 1, f"{DROPPED}: a share dropped from 0 to below 1, got {dropped}.")
     ((target, *others),) = collated.pop("global_views")
     focal = {"focal_views": collated.pop("local_views")} if "local_views" in collated else {}
     patches = math.prod(_grid(target, patch_size))
@@ -189,15 +178,6 @@ def _split_by_size(batch: Sequence[Sample]) -> tuple[list[int], Batch]:
     return large, {**collated, **rest}
 
 
-def _resize(views: Tensor, side: int) -> Tensor:
-    most = min(views.shape[-2:])
-    expect(
-        0 < side <= most,
-        f"{SPREAD}: resized_to: expected up to {most}, the side of the global views, got {side}.",
-    )
-    return F.interpolate(views, (side, side), mode="bicubic", antialias=True)
-
-
 def _expect_room(collated: Batch, grid: Sequence[int], key: str) -> None:
     why = no_room("global views", collated["global_views"][0][0], grid, key)
     expect(not why, why)
@@ -215,8 +195,6 @@ def _stack_masks(of_views: Sequence[Tensor]) -> Batch:
 @only_moves("data")
 def patch_noise_collator(batch: Sequence[Sample], patch_size: int = PATCH_SIZE) -> Batch:
     """Add `noise`, a random number for each patch of an image: a model sees those with the lowest.
-
-    It draws for the global batch, by seed, epoch and step.
 
     patch_size: the side of a patch, in pixels; that of the trunk.
     """
@@ -260,14 +238,6 @@ def multi_block_collator(
     places: code: as the authors' code draws blocks; paper: area and aspect ratio apart, and any
         place in the image.
     """
-    expect(
-        places in PLACES and targets >= 1 and patch_size >= 1,
-        f"{MULTI_BLOCK}: expected places {' or '.join(PLACES)}, 1 or more targets and a patch_size "
-        f"of 1 or more, got {places!r}, {targets} and {patch_size}.",
-    )
-    _read_range(MULTI_BLOCK, "target_scale", target_scale, most=1)
-    _read_range(MULTI_BLOCK, "context_scale", context_scale, most=1)
-    _read_range(MULTI_BLOCK, "target_aspect", target_aspect)
     collated, (rows, columns) = _collate_one_view(MULTI_BLOCK, batch, patch_size)
     grid = Grid(rows, columns, int(places == "code"))
     draw, total, mine = _share_of_rank(b"blocks", batch)
@@ -275,9 +245,7 @@ def multi_block_collator(
     context = grid.size(draw, context_scale, (1.0, 1.0))
     expect(
         math.prod(context) > min_keep,
-        f"{MULTI_BLOCK}: a context of {context[0]} x {context[1]} patches cannot have more than "
-        f"min_keep, {min_keep}. Lower it in COLLATE_FUNCTION_PARAMS, or take larger images or "
-        f"smaller patches.",
+        f"{MULTI_BLOCK}: min_keep, {min_keep}: a context has {math.prod(context)} patches.",
     )
     hidden = grid.blocks(draw, target, total * targets).unflatten(0, (total, targets))
     seen = _draw_contexts(grid, draw, context, hidden, min_keep)
@@ -355,12 +323,6 @@ def visible_block_collator(
     masks: outside: what is outside a block is hidden; block: what is inside; random: any patches.
     roll: blocks are moved over the borders of the image, to the other side.
     """
-    expect(
-        masks in MASKS and patch_size >= 1,
-        f"{VISIBLE_BLOCK}: expected masks {', '.join(MASKS)} and a patch_size of 1 or more, got "
-        f"{masks!r} and {patch_size}.",
-    )
-    aspects = _read_range(VISIBLE_BLOCK, "aspect_ratios", aspect_ratios)
     collated, (rows, columns) = _collate_one_view(VISIBLE_BLOCK, batch, patch_size)
     patches = rows * columns
     away = int(patches * hidden)
@@ -368,15 +330,14 @@ def visible_block_collator(
     expect(
         0 < away < patches and 0 < asked <= away,
         f"{VISIBLE_BLOCK}: of {patches} patches of an image {away} are hidden, of which {asked} "
-        f"are predicted. Some must be shown and some predicted: change hidden or predicted in "
-        f"COLLATE_FUNCTION_PARAMS, or take larger images or smaller patches.",
+        f"are predicted. Some must be shown and some predicted.",
     )
     draw, total, mine = _share_of_rank(b"visible", batch)
     size = away if masks == "block" else patches - away
     if masks == "random":
         inside = torch.rand(total, patches, generator=draw).argsort(dim=1) < size
     else:
-        drawn = [_draw_block(draw, rows, columns, size, aspects, roll) for _ in range(total)]
+        drawn = [_draw_block(draw, rows, columns, size, aspect_ratios, roll) for _ in range(total)]
         inside = torch.stack(drawn).flatten(1)
     seen = ~inside if masks == "block" else inside
     # Hidden patches in random order come first, then those that are shown.
@@ -426,15 +387,6 @@ def _share_of_rank(purpose: bytes, batch: Sequence[Sample]) -> tuple[Generator, 
     place = Place.find(batch)
     end = place.first + len(batch)
     return generator(purpose, *place.stream), max(place.size, end), slice(place.first, end)
-
-
-def _read_range(
-    name: str, key: str, ends: Range, most: float = math.inf, with_zero: bool = False
-) -> tuple[float, float]:
-    try:
-        return check_range(key, ends, most, with_zero)
-    except ValueError as error:
-        raise DataError(f"COLLATE_FUNCTION_PARAMS of {name}: {error}") from error
 
 
 def _random(draw: Generator) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sslengine.data.batch.class_samplers import (
+from sslengine.data.batch.samplers import (
     ClassBatchSampler,
     PowerLawBatchSampler,
     StratifiedBatchSampler,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +25,6 @@ from sslengine.data.batch.samplers import (
 )
 from sslengine.data.loading.dataset import SampleBatch
 from sslengine.errors import DataError
-from sslengine.launch.cli import main
 
 
 def masked(index: int) -> dict[str, list[object]]:
@@ -71,15 +69,6 @@ def test_views_one_patch_wide_are_refused() -> None:
         ibot_multicrop_masking_collator([{**sample, "mask": [torch.zeros(3, 1).bool()] * 2}] * 2)
     none = spread_masks_collator([sample] * 2, patch_size=16, masked_views=0)
     assert not none["mask"][0].any()
-
-
-@pytest.mark.parametrize("recipe", ["ibot", "dinov2"])
-def test_that_is_said_before_the_launch(
-    recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    crops = "config.DATA.TRAIN.TRANSFORMS.0.size_crops=[8,8]"
-    assert main([f"config=quickstart/{recipe}", crops, f"config.CHECKPOINT.DIR={tmp_path}"]) == 2
-    assert "8 x 8 pixels have 1 x 1 patches" in capsys.readouterr().err
 
 
 def test_ibot_without_masks() -> None:
@@ -348,17 +337,8 @@ SPREAD, MULTI, VISIBLE = spread_masks_collator, multi_block_collator, visible_bl
 @pytest.mark.parametrize(
     ("collate", "params", "key"),
     [
-        (SPREAD, {"shares": [0.5, 0.1]}, "shares"), (SPREAD, {"shares": [0.5]}, "shares"),
-        (SPREAD, {"shares": [0.5, 1.5]}, "shares"), (SPREAD, {"masked_views": 2}, "masked_views"),
-        (SPREAD, {"smallest_block": 0}, "smallest_block"),
-        (SPREAD, {"largest_block": 0}, "largest_block"),
-        (SPREAD, {"aspect_ratios": [2, 1]}, "aspect_ratios"),
-        (MULTI, {"min_keep": 225}, "min_keep"), (MULTI, {"patch_size": 0}, "patch_size"),
-        (MULTI, {"target_scale": [-0.2, 0.2]}, "target_scale"),
-        (MULTI, {"context_scale": [0.5]}, "context_scale"), (MULTI, {"places": "papers"}, "places"),
-        (MULTI, {"target_aspect": [2.0, 1.0]}, "target_aspect"),
-        (VISIBLE, {"masks": "inside"}, "masks"), (VISIBLE, {"patch_size": 0}, "patch_size"),
-        (VISIBLE, {"aspect_ratios": [2.0, 0.5]}, "aspect_ratios"),
+        (SPREAD, {"shares": [10, 50]}, "shares"), (SPREAD, {"masked_views": 50}, "masked_views"),
+        (MULTI, {"min_keep": 225}, "min_keep"),
         (VISIBLE, {"hidden": 1.0}, "of 256 patches of an image 256 are hidden"),
         (VISIBLE, {"predicted": 0.001}, "166 are hidden, of which 0 are predicted"),
     ],
