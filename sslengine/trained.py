@@ -38,7 +38,7 @@ from sslengine.data.augment.transform import Sample
 from sslengine.data.decode.decoding import Decoder, open_image
 from sslengine.data.judged_view import choose
 from sslengine.data.options import DataOptions
-from sslengine.data.pixel_format import MODE_CHANNELS, channels_after
+from sslengine.data.pixel_format import MODE_CHANNELS, count_channels
 from sslengine.data.seeding import seed_sample, streams_kept
 from sslengine.engine.build import build_base_model, build_loss, build_run_precision
 from sslengine.engine.channels import input_channels
@@ -213,6 +213,7 @@ class View:
         self.entries, self.description = choose(data)
         self.decoder = Decoder.build(data.TRAIN, "TRAIN")
         self._mode, self._channels, self._seed = data.TRAIN.IMAGE_MODE, channels, seed
+        self._limits, self._accepted = data.TRAIN.limits, set[int]()
         self._pipeline = Pipeline(self.entries, "the view's transforms", limits=data.TRAIN.limits)
 
     def __call__(self, image: Image.Image) -> Tensor:
@@ -247,18 +248,21 @@ class View:
         """Raise a ConfigError if a decoded image has other bands than the network takes."""
         is_picture = isinstance(image, Image.Image)
         given = len(image.getbands()) if is_picture else (*np.shape(image), 1)[2]
-        if not (self._channels is None or self._accepts(given)):
+        if not (self._channels is None or self._accepts(image, given)):
             raise ConfigError(
                 f"{readable(name)} has {given} band{'s' if given > 1 else ''} with "
                 f"config.DATA.TRAIN.IMAGE_MODE={self._mode}; the run takes {self._channels} "
                 f"(config.MODEL.INPUT_CHANNELS)."
             )
 
-    def _accepts(self, bands: int) -> bool:
+    def _accepts(self, image: Any, bands: int) -> bool:
         """A transform of the user's own may make any number of bands."""
-        with suppress(ConfigError):  # a Normalize of another number
-            return channels_after(self.entries, bands, "TRANSFORMS") in (None, self._channels)
-        return False
+        if bands not in self._accepted:
+            with suppress(ConfigError):  # a Normalize of another number
+                made = count_channels(self.entries, image, self._limits, "TRANSFORMS")
+                if (made or bands) == self._channels:
+                    self._accepted.add(bands)
+        return bands in self._accepted
 
 
 # ---- what is opened

@@ -1,17 +1,18 @@
 """What pixels the images of a split have: read from the first of them, before the launch.
 
-And how many channels images have after each of the TRANSFORMS, and which of these need colours.
+And how many channels images have after the TRANSFORMS, as a trial shows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 
 from sslengine.data.augment.image import is_array
 from sslengine.data.augment.pipeline import KNOWN, Pipeline, count_on_arrays, is_known
@@ -21,20 +22,14 @@ from sslengine.data.options import SplitOptions
 from sslengine.data.seeding import seed_sample, streams_kept
 from sslengine.data.sources.base import DataSource, EncodedSource, build_sources
 from sslengine.errors import ConfigError, DataError, SSLEngineError
-from sslengine.registry import DATA_SOURCES
+from sslengine.registry import DATA_SOURCES, TRANSFORMS
 
 # Images of a source, evenly apart, the first among them.
 LOOKED_AT = 8
 MODE_CHANNELS = {"RGB": 3, "L": 1}
-# Transforms of colours: of three channels, or of grey levels, which they leave alone.
-COLOUR_TRANSFORMS = frozenset({
-    "ColorJitter", "Grayscale", "RandomGrayscale", "ImgPilColorDistortion",
-    "ImgPilRandomColorJitter", "ImgPilRandomPhotometric", "RandAugment", "VisslAutoAugment",
-    "AutoAugment", "TrivialAugmentWide", "AugMix", "ImgPil2LabTensor", "lighting",
-    "imagenet_augment", "imagenet_no_augment",
-})  # fmt: skip
-# Those that make three channels of any.
-TO_RGB = frozenset({"MNISTImgPil2RGB", "ImgPil2LabTensor"})
+# TRANSFORMS are tried so often, with what they draw; on an image of this side, if the channels of
+# all are known.
+TRIES, TRIED_SIDE = 8, 256
 
 
 @dataclass(frozen=True)
@@ -64,16 +59,14 @@ class Seen:
 def tells_something(options: SplitOptions, split: str) -> bool:
     """Tell whether there is something to learn from the images. Not from RGB ones that the user's
     own source makes: it may take long to build, and the ranks build it anyway."""
-    known = MODE_CHANNELS.get(options.IMAGE_MODE)
-    if known is None:
+    if options.IMAGE_MODE not in MODE_CHANNELS:
         return True
-    where = f"config.DATA.{split}"
     for number, name in enumerate(options.DATA_SOURCES):
-        source = DATA_SOURCES.get(name, f"{where}.DATA_SOURCES.{number}")
+        source = DATA_SOURCES.get(name, f"config.DATA.{split}.DATA_SOURCES.{number}")
         encoded = isinstance(source, type) and issubclass(source, EncodedSource)
         if encoded or str(getattr(source, "__module__", "")).startswith(KNOWN):
             return True
-    return channels_after(options.TRANSFORMS, known, f"{where}.TRANSFORMS") is None
+    return False
 
 
 def probe(options: SplitOptions, split: str) -> Seen | None:
@@ -121,73 +114,45 @@ def output_channels(options: SplitOptions, split: str, seen: Seen | None) -> int
 
     Raises ConfigError where one of them cannot take the channels that it gets.
     """
-    where = f"config.DATA.{split}.TRANSFORMS"
+    where, entries = f"config.DATA.{split}.TRANSFORMS", options.TRANSFORMS
     known = MODE_CHANNELS.get(options.IMAGE_MODE)
     if known is not None:
-        told = channels_after(options.TRANSFORMS, known, where)
-        if told is not None or seen is None:
-            return told or known
+        grey = Image.new(options.IMAGE_MODE, (TRIED_SIDE, TRIED_SIDE))
+        return count_channels(entries, grey, None, where) or known
     if seen is None:
         raise DataError(
             f"config.DATA.{split}: none of the first images can be read, so the number of channels "
             f"is unknown. Set config.MODEL.INPUT_CHANNELS, or replace the images."
         )
-    first = 0
-    if is_array(seen.image):
-        first = count_on_arrays(options.TRANSFORMS, seen.image, options.limits, where)
-    told = channels_after(options.TRANSFORMS, seen.format.channels, where, first)
-    try:
-        made = _made(options, split, seen)
-    except DataError:
-        if told is not None:
-            raise
-        made = None  # a transform of the user's own may need the sample of a real run
-    return made or told or seen.format.channels
+    if is_array(seen.image) or seen.format.channels not in (1, 3):
+        count_on_arrays(entries, np.asarray(seen.image), options.limits, where)
+    found = count_channels(entries, seen.image, options.limits, where)
+    return found or seen.format.channels
 
 
-def channels_after(
-    entries: Sequence[Any], channels: int | None, where: str, first: int = 0
+def count_channels(
+    entries: Sequence[Any], image: Any, limits: tuple[float, float] | None, where: str
 ) -> int | None:
-    """Return how many leave a TRANSFORMS list; None: after a custom one, which may do anything.
+    """Count the channels that TRANSFORMS make of an image.
 
-    first: of them to look at; those before it take any number of channels, and leave it.
-    Raises ConfigError at a transform that does not take what it gets.
+    None: that does not show, as one of the user's own may need the sample of a real run, and a crop
+    a larger image. Raises ConfigError at a transform that does not take what it gets.
     """
-    for number, entry in enumerate(entries):
-        if number >= first and isinstance(entry, Mapping) and "name" in entry:
-            channels = _pass(entry, channels, f"{where}.{number}")
-    return channels
-
-
-def _pass(entry: Mapping[str, Any], channels: int | None, where: str) -> int | None:
-    name = entry["name"]
-    if not is_known(name, where):
-        return None
-    if channels is not None:
-        _check(entry, channels, where)
-    for key, inner in entry.items():
-        if isinstance(inner, list) and any(isinstance(each, Mapping) for each in inner):
-            channels = channels_after(inner, channels, f"{where}.{key}")
-    if entry.get("indices"):
-        return channels  # some images of a sample alone
-    if name == "Grayscale":
-        return int(entry.get("num_output_channels", 1))
-    return 3 if name in TO_RGB else channels
-
-
-def _check(entry: Mapping[str, Any], channels: int, where: str) -> None:
-    if entry["name"] in COLOUR_TRANSFORMS and channels not in (1, 3):
-        raise ConfigError(
-            f"{where} ({entry['name']}): it changes colours, which takes images of three channels "
-            f"(or one), and they have {channels}. Leave it out."
-        )
-    for key in ("mean", "std") if entry["name"] == "Normalize" else ():
-        given = entry.get(key)
-        if isinstance(given, (list, tuple)) and len(given) not in (1, channels):
-            raise ConfigError(
-                f"{where}.{key} (Normalize): {len(given)} numbers, and images have {channels} "
-                f"channel{'s' if channels > 1 else ''} there: give one for each."
-            )
+    pipeline = Pipeline(entries, where, limits=limits)
+    pipeline.steps = [step for step in pipeline.steps if not issubclass(step.kind, TakesLabels)]
+    made: Any = None
+    with streams_kept():
+        for number in range(TRIES):
+            sample: Sample = {"data": [image], "data_valid": [1], "data_idx": [0], "label": [0]}
+            seed_sample(0, (0, number))
+            try:
+                (made, *_) = pipeline(sample)["data"]
+            except DataError as error:
+                known = (is_known(TRANSFORMS.name_in(each, where), where) for each in entries)
+                if isinstance(error.__cause__, ValueError) or not all(known):
+                    return None
+                raise ConfigError(str(error)) from error
+    return int(made.shape[-3]) if isinstance(made, Tensor) and made.ndim >= 3 else None
 
 
 def _rows(source: DataSource) -> Iterator[int]:
@@ -211,19 +176,3 @@ def _seen(source: DataSource, row: int) -> Seen:
     channels = values.shape[2] if values.ndim == 3 else 1
     low, high = float(values.min()), float(values.max())
     return Seen(source.path(row), image, PixelFormat(channels, str(values.dtype), low, high))
-
-
-def _made(options: SplitOptions, split: str, seen: Seen) -> int | None:
-    """Count the channels that the TRANSFORMS make of the image; None if that is no image."""
-    image = seen.image
-    if isinstance(image, Image.Image) and options.IMAGE_MODE != "stored":
-        image = image.convert(options.IMAGE_MODE)
-    sample: Sample = {"data": [image], "data_valid": [1], "data_idx": [0], "label": [0]}
-    with streams_kept():
-        seed_sample(0, (0, 0))
-        where = f"config.DATA.{split}.TRANSFORMS"
-        pipeline = Pipeline(options.TRANSFORMS, where, limits=options.limits)
-        pipeline.steps = [step for step in pipeline.steps if not issubclass(step.kind, TakesLabels)]
-        pipeline(sample)
-    shape: tuple[int, ...] = getattr(sample["data"][0], "shape", ())
-    return int(shape[-3]) if len(shape) >= 3 else None
