@@ -29,7 +29,7 @@ DATA_SOURCES.declare(
 DATA_SOURCES.declare("sslengine.data.sources.torchvision_sets", "torchvision_dataset")
 DATA_SOURCES.declare("sslengine.data.sources.tar", "webdataset_stream", options=StreamOptions)
 DATA_SOURCES.declare(
-    "sslengine.data.sources.hub_stream", "huggingface_stream", options=HubStreamOptions
+    "sslengine.data.sources.hugging_face", "huggingface_stream", options=HubStreamOptions
 )
 DATA_SOURCES.declare("sslengine.data.sources.video", "video", options=VideoOptions)
 
