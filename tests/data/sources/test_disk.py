@@ -393,5 +393,5 @@ def test_images_in_the_table_are_another_source(tmp_path: Path) -> None:
     arrow = pytest.importorskip("pyarrow")
     table_of_images = arrow.table({"image": [{"bytes": b"...", "path": None}]})
     pytest.importorskip("pyarrow.parquet").write_table(table_of_images, tmp_path / "a.parquet")
-    with pytest.raises(DataError, match=r"holds a dict .* DATA_SOURCES to huggingface_dataset"):
+    with pytest.raises(DataError, match=r"has no path, but .* DATA_SOURCES to huggingface_dataset"):
         table(tmp_path / "a.parquet")
