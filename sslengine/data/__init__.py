@@ -19,7 +19,7 @@ DATA_SOURCES.declare("sslengine.data.sources.generated", "shapes", "upright_shap
 DATA_SOURCES.declare("sslengine.data.sources.generated", "synthetic", options=SyntheticOptions)
 DATA_SOURCES.declare("sslengine.data.sources.disk", "disk_folder", options=IndexOptions)
 DATA_SOURCES.declare("sslengine.data.sources.disk", "disk_filelist", options=PathOptions)
-DATA_SOURCES.declare("sslengine.data.sources.regions", "disk_roi_annotations", options=PathOptions)
+DATA_SOURCES.declare("sslengine.data.sources.disk", "disk_roi_annotations", options=PathOptions)
 DATA_SOURCES.declare("sslengine.data.sources.disk", "csv_filelist", options=TableOptions)
 DATA_SOURCES.declare("sslengine.data.sources.tar", "webdataset", options=ShardOptions)
 DATA_SOURCES.declare("sslengine.data.sources.array_file", "array_file", options=ArrayOptions)
@@ -29,7 +29,7 @@ DATA_SOURCES.declare(
 DATA_SOURCES.declare("sslengine.data.sources.torchvision_sets", "torchvision_dataset")
 DATA_SOURCES.declare("sslengine.data.sources.tar", "webdataset_stream", options=StreamOptions)
 DATA_SOURCES.declare(
-    "sslengine.data.sources.hub_stream", "huggingface_stream", options=HubStreamOptions
+    "sslengine.data.sources.hugging_face", "huggingface_stream", options=HubStreamOptions
 )
 DATA_SOURCES.declare("sslengine.data.sources.video", "video", options=VideoOptions)
 

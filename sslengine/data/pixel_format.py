@@ -16,7 +16,6 @@ from torch import Tensor
 from sslengine.data.augment.image import is_array
 from sslengine.data.augment.pipeline import KNOWN, Pipeline, all_known
 from sslengine.data.augment.transform import Sample, TakesLabels
-from sslengine.data.decode.decoding import NarrowedError
 from sslengine.data.options import SplitOptions
 from sslengine.data.seeding import seed_sample, streams_kept
 from sslengine.data.sources.base import DataSource, EncodedSource, build_sources
@@ -72,35 +71,23 @@ def probe(options: SplitOptions, split: str) -> Seen | None:
     some alone have 8 bits.
     """
     seen: list[Seen] = []
-    narrowed: list[tuple[str, NarrowedError]] = []
     for source in build_sources(replace(options, COPY_TO_LOCAL_DISK=False), split):
         for row in _rows(source):
             try:
                 seen.append(_seen(source, row))
-            except NarrowedError as error:
-                narrowed.append((source.path(row), error))
             except SSLEngineError as error:
                 raise type(error)(f"{source.where}: {source.path(row)}: {error}") from error
             except Exception:
                 continue
-    if narrowed:
-        path, first = narrowed[0]
-        low, high = min(each.low for _, each in narrowed), max(each.high for _, each in narrowed)
-        images = f"{len(narrowed)} image{'s' if len(narrowed) > 1 else ''}"
-        raise ConfigError(f"{path}: of {images} like it, {first.told(low, high)}")
     if not seen:
         return None
-    for each in seen:
-        for what, ours, theirs in (
-            ("channels", each.format.channels, seen[0].format.channels),
-            ("values", each.format.is_divided, seen[0].format.is_divided),
-        ):
-            if ours != theirs:
-                raise ConfigError(
-                    f"config.DATA.{split}: images differ in their {what}. {seen[0].path} has "
-                    f"{seen[0].format}; {each.path} has {each.format}."
-                )
     formats = [each.format for each in seen]
+    kinds = [(each.channels, each.is_divided) for each in formats]
+    if other := next((each for each, kind in zip(seen, kinds) if kind != kinds[0]), None):
+        raise ConfigError(
+            f"config.DATA.{split}: images differ. {seen[0].path} has {seen[0].format}; "
+            f"{other.path} has {other.format}."
+        )
     low, high = min(each.low for each in formats), max(each.high for each in formats)
     return replace(seen[0], format=replace(formats[0], low=low, high=high))
 

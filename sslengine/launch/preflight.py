@@ -36,7 +36,7 @@ from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
 from sslengine.data.augment.pipeline import Pipeline, walk_entries
 from sslengine.data.augment.transform import Sample
-from sslengine.data.manifest.subset import expect_list
+from sslengine.data.decode.files import expect_file
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.data.seeding import seed_sample, streams_kept
 from sslengine.dotted import full_metric_name, no_such_metric
@@ -81,7 +81,7 @@ def check_run(config: DictConfig, engine_name: str) -> None:
     for split in ("TRAIN", "TEST"):
         listed = getattr(data, split).DATA_LIMIT_SAMPLING.LIST
         if listed:
-            expect_list(Path(listed), f"config.DATA.{split}.DATA_LIMIT_SAMPLING.LIST")
+            expect_file(Path(listed), f"config.DATA.{split}.DATA_LIMIT_SAMPLING.LIST")
     expect_fitting_shapes(config)
 
 

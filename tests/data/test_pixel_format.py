@@ -53,7 +53,7 @@ def test_images_that_differ(tmp_path: Path) -> None:
 def test_an_image_of_8_bits_among_others(tmp_path: Path) -> None:
     arrays(tmp_path, (4, 4, 1), (4, 4, 1))
     Image.new("L", (4, 4), 9).save(tmp_path / "02.png")
-    with pytest.raises(ConfigError, match=r"differ in their values. .*float32.*02.png.*of uint8"):
+    with pytest.raises(ConfigError, match=r"differ. .*float32.*02.png.*of uint8"):
         probe(options(tmp_path, **BANDS), "TRAIN")
     with pytest.raises(ConfigError, match=r"02.png: its values are of 8 bits.* up to 4095 .*PIXEL"):
         probe(options(tmp_path, PIXEL_RANGE=[0, 4095], **BANDS), "TRAIN")
@@ -72,14 +72,9 @@ def test_unreadable_ones_are_no_matter_of_this(tmp_path: Path) -> None:
         output_channels(made, "TRAIN", None)
 
 
-def test_the_range_of_all_that_are_looked_at_is_told(tmp_path: Path) -> None:
-    for number in range(3):
-        values = np.full((4, 4), 100 * number, np.uint16)
-        values[0, 0] = 4000 + number
-        Image.fromarray(values).save(tmp_path / f"{number}.png")
-    with pytest.raises(
-        ConfigError, match=r"0.png: of 3 images like it.*type uint16, from 0 to 4002.*PIXEL_RANGE"
-    ):
+def test_more_than_8_bits_are_refused_before_the_launch(tmp_path: Path) -> None:
+    Image.fromarray(np.array([[100, 4002]], np.uint16)).save(tmp_path / "0.png")
+    with pytest.raises(ConfigError, match=r"0.png: .*type uint16, from 100 to 4002.*PIXEL_RANGE"):
         probe(options(tmp_path), "TRAIN")
     assert probe(options(tmp_path, PIXEL_RANGE=[0, 4095]), "TRAIN") is not None
 

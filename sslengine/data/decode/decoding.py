@@ -60,25 +60,6 @@ NOT_ALPHA = "not_alpha"
 _pillow_limit = threading.Lock()
 
 
-class NarrowedError(ConfigError):
-    """An image has more than 8 bits, and nothing says which of its values is white."""
-
-    def __init__(self, where: str, mode: str, dtype: str, low: float, high: float) -> None:
-        self.where, self.mode = where, mode
-        self.dtype, self.low, self.high = dtype, low, high
-        super().__init__(self.told(low, high))
-
-    def told(self, low: float, high: float) -> str:
-        return (
-            f"its values are of type {self.dtype}, from {low:g} to {high:g}, and IMAGE_MODE "
-            f"{self.mode} has 8 bits. Say which are black and white with {self.where}.PIXEL_RANGE: "
-            f"{RANGES}; or keep all values with IMAGE_MODE: stored."
-        )
-
-    def __reduce__(self) -> Any:
-        return type(self), (self.where, self.mode, self.dtype, self.low, self.high)
-
-
 @dataclass(frozen=True)
 class Decoder:
     """How a split wants its images decoded."""
@@ -194,7 +175,11 @@ class Decoder:
             return np.array(values, order="C")
         if self.pixel_range is None:
             low, high = float(np.nanmin(values)), float(np.nanmax(values))
-            raise NarrowedError(self.where, self.mode, str(values.dtype), low, high)
+            raise ConfigError(
+                f"its values are of type {values.dtype}, from {low:g} to {high:g}, and IMAGE_MODE "
+                f"{self.mode} has 8 bits. Say which are black and white with "
+                f"{self.where}.PIXEL_RANGE: {RANGES}; or keep all with IMAGE_MODE: stored."
+            )
         decide = values if opacity is None else values[opacity[..., 0] > 0]
         return np.array(self.pixel_range.to_8_bits(values, decide), order="C")
 

@@ -73,12 +73,7 @@ def expect_there(path: Path, where: str) -> None:
 
 
 def expect_file(path: Path, where: str) -> None:
-    if path.is_file():
-        return
-    if path.is_dir():
-        told = f"there is no file {path}. It is a folder: use the source disk_folder."
-    elif kind := kind_of(path):
-        told = f"{path} is not a file that can be read: it is {kind}."
-    else:
-        told = f"there is no file {path}: {how_far(path)}"
-    raise data_error(path)(f"{where}: {told}")
+    if not path.is_file():
+        kind = kind_of(path)
+        why = f"it is {kind}" if kind else how_far(path)
+        raise data_error(path)(f"{where}: there is no file {path}: {why}")

@@ -30,8 +30,6 @@ Column = NDArray[Any]
 
 # Of a sample: it has no label, which losses leave out. Of an indicator: it is not known.
 NO_CLASS = -1
-# Bytes of a matrix of indicators.
-LARGEST_MATRIX = 2**34
 # What a table has where there is no label: a gap, pandas' NaN, VISSL's number for it.
 _MISSING = re.compile(r"|nan|-1(\.0*)?", re.IGNORECASE)
 _NUMBER = re.compile(r"-?\d+(\.\d*)?")
@@ -152,16 +150,15 @@ def translate(classes: Classes, labels: LabelColumn, name_sample: Callable[[int]
 def _check_form(classes: Classes, labels: LabelColumn) -> None:
     if not (classes.names or classes.numbers or classes.width):
         return
-    if bool(labels.width) != bool(classes.width):
-        forms = "one class", "several classes (a row of indicators)"
+    several = bool(labels.width), bool(classes.width)
+    if several[0] != several[1] or (labels.indicators and labels.width != classes.width):
+        forms = (
+            f"a row of indicators of {width} classes" if width else "one class"
+            for width in (labels.width, classes.width)
+        )  # fmt: skip
         raise DataError(
-            f"{labels.where}: a label is {forms[bool(labels.width)]}, and in TRAIN "
-            f"({classes.where}) it is {forms[bool(classes.width)]}."
-        )
-    if labels.indicators and labels.width != classes.width:
-        raise DataError(
-            f"{labels.where}: rows of indicators have {labels.width} columns, and in TRAIN "
-            f"({classes.where}) {classes.width}. Give both a column for each class, in one order."
+            f"{labels.where}: a label is {next(forms)}, and in TRAIN ({classes.where}) "
+            f"{next(forms)}. Give both one form, and a column for each class in one order."
         )
 
 
@@ -188,15 +185,12 @@ def _has_number(names: Iterable[str]) -> bool:
     return any(map(_NUMBER.fullmatch, names))
 
 
-def expect_all_known(labels: Column, tell: Callable[[NDArray[np.int64]], str]) -> Column:
-    """Return the labels. tell: makes the message about the samples that have none."""
+def find_unlabelled(labels: Column) -> NDArray[np.int64]:
+    """Find the samples that have no label."""
     has_none = labels == NO_CLASS
     if labels.ndim == 2:
         has_none = has_none.all(axis=1) & bool(labels.shape[1])
-    missing = np.flatnonzero(has_none)
-    if missing.size:
-        raise DataError(tell(missing))
-    return labels
+    return np.flatnonzero(has_none)
 
 
 def count_classes(labels: Column) -> int:
@@ -236,9 +230,9 @@ class ClassNumbers:
         numbers = [self._number(each) for each in labels]
         if len(set(numbers)) < len(numbers) and all(each in (0, 1, "0", "1") for each in labels):
             raise LabelError(
-                f"sample {len(self._counts) + 1} has the label {readable(str(labels))[:80]}. A "
-                f"list names classes. Indicators, a 0 or 1 for each class, are read from a .npy "
-                f"file: LABEL_SOURCES [disk_filelist] with LABEL_PATHS."
+                f"sample {len(self._counts) + 1} has the label {readable(str(labels))[:80]}; a "
+                f"list names classes. Indicators are read from a .npy file: LABEL_SOURCES "
+                f"[disk_filelist] with LABEL_PATHS."
             )
         self._of.extend(numbers)
         self._counts.append(len(numbers))
@@ -274,24 +268,12 @@ class ClassNumbers:
         labels, classes = table[np.frombuffer(self._of, np.int32)], list(given) or classes
         if self._counts is None:
             return labels, classes
-        width = max(len(classes), int(np.max(labels, initial=-1)) + 1)
-        return _make_indicators(labels, np.frombuffer(self._counts, np.int32), width), classes
-
-
-def _make_indicators(
-    numbers: NDArray[np.int32], counts: NDArray[np.int32], width: int
-) -> NDArray[np.int8]:
-    if len(counts) * width > LARGEST_MATRIX:
-        raise LabelError(
-            f"{len(counts):,} samples of {width:,} classes make a matrix of "
-            f"{len(counts) * width / 2**30:.0f} GiB; {LARGEST_MATRIX // 2**30} are the most."
-        )
-    rows = np.repeat(np.arange(len(counts)), counts)
-    known = numbers != NO_CLASS
-    matrix = np.zeros((len(counts), width), np.int8)
-    matrix[rows[known], numbers[known]] = 1
-    matrix[rows[~known]] = NO_CLASS
-    return matrix
+        rows = np.repeat(np.arange(len(self._counts)), np.frombuffer(self._counts, np.int32))
+        width, known = max(len(classes), count_classes(labels)), labels != NO_CLASS
+        matrix = np.zeros((len(self._counts), width), np.int8)
+        matrix[rows[known], labels[known]] = 1
+        matrix[rows[~known]] = NO_CLASS
+        return matrix, classes
 
 
 def number_names(
@@ -302,13 +284,11 @@ def number_names(
     for label in labels:
         numbers.add(label)
     found, classes = numbers.numbered()
-    found = expect_all_known(
-        found,
-        lambda missing: (
+    if (missing := find_unlabelled(found)).size:
+        raise DataError(
             f"{where}: {missing.size} of {len(found)} labels are missing (empty, nan, None or -1), "
-            f"the first in row {int(missing[0]) + 1}. Leave such samples out, or label them."
-        ),
-    )
+            f"the first in row {missing[0] + 1}. Leave such samples out, or label them."
+        )
     return found.astype(np.int64), tuple(classes)
 
 
@@ -344,15 +324,14 @@ class StreamClasses:
 
     def __init__(self, given: Any, where: str, names: Sequence[str] = ()) -> None:
         """given: the value of CLASSES. where: the split. names: those that the data has."""
-        self._where = where
+        self._where = f"{where}.CLASSES"
         self.names = tuple(map(str, given)) if isinstance(given, list) else tuple(names)
         self.count = len(self.names) or (given if isinstance(given, int) else 0)
         self._number = {name: number for number, name in enumerate(self.names)}
         if not self.count:
             raise DataError(
-                f"{where}.CLASSES: the labels of a stream are asked for, and which classes there "
-                f"are is not known before it is read. Give their names in the order of their "
-                f"numbers, CLASSES: [bird, cat], or how many there are."
+                f"{self._where}: the labels of a stream are asked for. Give the names of the "
+                f"classes in the order of their numbers, [bird, cat], or how many there are."
             )
 
     def number(self, label: Any, sample: str) -> int:
@@ -362,8 +341,7 @@ class StreamClasses:
             return self._number[text]
         if label is not None and _CLASS_NUMBER.fullmatch(text) and int(float(text)) < self.count:
             return int(float(text))
-        what = "has no label" if label is None else f"has the label {readable(text)[:80]!r}"
-        expected = f"a number below {self.count}"
-        if self.names:
-            expected = f"one of its {self.count} classes. {nearest(text, self.names)}".rstrip()
-        raise DataError(f"{self._where}.CLASSES: {readable(sample)} {what}; expected {expected}")
+        raise DataError(
+            f"{self._where}: {readable(sample)} has the label {readable(text)[:80]!r}; expected "
+            f"one of {self.count} classes. {nearest(text, self.names)}".rstrip()
+        )

@@ -92,26 +92,21 @@ def _locate(options: SplitOptions, split: str, position: int, key: str, column: 
     catalogue = Path(chosen)
     if not catalogue.is_file():
         raise DataError(
-            f"{where}: {name!r} is to be looked up in a catalogue, and {catalogue} does not "
-            f"exist. Give the place itself with {key}=[/path/to/it], or set "
-            f"{CATALOGUE_VARIABLES[0]} to your catalogue."
+            f"{where}: {name!r} is to be looked up in the catalogue {catalogue}, which does not "
+            f"exist. Give the place itself with {key}, or set {CATALOGUE_VARIABLES[0]}."
         )
     try:
         entries = json.loads(catalogue.read_text())
     except ValueError as error:
-        raise DataError(f"The data catalogue {catalogue} is not valid JSON: {error}") from error
-    if name not in entries:
-        raise DataError(
-            f"{where}: the catalogue {catalogue} has no {name!r}. {nearest(name, entries)}\n"
-            f"  It has: {listing(entries)}"
-        )
+        raise DataError(f"{where}: the catalogue {catalogue} is not JSON: {error}") from error
     for each in CATALOGUE_SPLITS[split]:
-        columns = entries[name].get(each, ())
+        columns = entries.get(name, {}).get(each, ())
         if column < len(columns):
             return Located(Path(columns[column]), f"{catalogue}, {name}.{each}")
     raise DataError(
-        f"The data catalogue {catalogue} has no {' or '.join(CATALOGUE_SPLITS[split])} entry with "
-        f"{'a label file' if column else 'a data path'} for {name!r}."
+        f"{where}: the catalogue {catalogue} has no {'label file' if column else 'data'} of "
+        f"{' or '.join(CATALOGUE_SPLITS[split])} for {name!r}. {nearest(name, entries)}\n"
+        f"  It has: {listing(entries)}"
     )
 
 
@@ -126,7 +121,7 @@ def copy_to_disk(original: Path, folder: Path, where: str) -> Path:
         copy.parent.mkdir(parents=True, exist_ok=True)
         with turn(copy.parent / f".{copy.name}.lock", f"copying {original}"):
             if not copy.exists():
-                _copy(original, copy, where)
+                _copy(original, copy)
     except OSError as error:
         raise DataError(
             f"{where}: could not copy {original} to {folder}: {error}. Name another folder with "
@@ -135,16 +130,8 @@ def copy_to_disk(original: Path, folder: Path, where: str) -> Path:
     return copy
 
 
-def _copy(original: Path, copy: Path, where: str) -> None:
-    files = [original] if original.is_file() else [*original.rglob("*")]
-    size = sum(each.stat().st_size for each in files if each.is_file())
-    free = shutil.disk_usage(copy.parent).free
-    if size > free:
-        raise DataError(
-            f"{where}: {original} takes {size / 2**30:.1f} GiB, and {copy.parent} has "
-            f"{free / 2**30:.1f} GiB left. Name another folder with COPY_DESTINATION_DIR."
-        )
-    log.info("copying %s (%.2f GiB) to %s", original, size / 2**30, copy)
+def _copy(original: Path, copy: Path) -> None:
+    log.info("copying %s to %s", original, copy)
     unfinished = copy.with_name(f".{copy.name}.unfinished")
     if original.is_dir():
         shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed

@@ -19,11 +19,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sslengine.data.decode.files import how_far
+from sslengine.data.decode.files import expect_file
 from sslengine.data.manifest.classes import NO_CLASS, Column
 from sslengine.data.manifest.tables import IMAGE_NAMES, open_table
 from sslengine.data.options import DataLimitSampling, HoldOut, SplitOptions
-from sslengine.errors import DataError, MissingDataError, listing, readable
+from sslengine.errors import DataError, listing, readable
 
 HOLD_OUT = "config.DATA.HOLD_OUT"
 
@@ -207,15 +207,9 @@ def _find_listed(file: Path, paths: Callable[[], Iterator[str]], where: str) -> 
     return np.array(sorted({row for row, _ in found.values()}), np.int64)
 
 
-def expect_list(file: Path, where: str) -> None:
-    if not file.is_file():
-        why = "it is a folder" if file.is_dir() else how_far(file)
-        raise MissingDataError(f"{where}: there is no file {file}: {why}")
-
-
 def _read_names(file: Path, where: str) -> Iterator[str]:
     """Read a table with a column of paths, or a name in each line, as the lists of SimCLR have."""
-    expect_list(file, where)
+    expect_file(file, where)
     if file.suffix.lower() not in (".csv", ".tsv", ".parquet"):
         text = file.read_text(encoding="utf-8-sig", errors="surrogateescape")
         yield from (line.strip().removeprefix("./") for line in text.splitlines() if line.strip())

@@ -32,7 +32,7 @@ from PIL import Image
 
 from sslengine.data.decode.decoding import Decoder
 from sslengine.data.decode.files import NotRegularError
-from sslengine.data.manifest.classes import Column, expect_all_known
+from sslengine.data.manifest.classes import Column, find_unlabelled
 from sslengine.data.options import OF_ENCODED_SOURCES, SplitOptions
 from sslengine.errors import DataError, readable
 from sslengine.registry import DATA_SOURCES
@@ -107,14 +107,13 @@ class DataSource(ABC):
 
         advice: what those images have instead, and what to do.
         """
-        return expect_all_known(
-            labels,
-            lambda missing: (
+        if (missing := find_unlabelled(labels)).size:
+            raise DataError(
                 f"{self.where}: labels are asked for, and {missing.size} of {len(self)} images, "
                 f"the first of them {readable(self.path(int(missing[0])))}, {advice}, or train "
                 f"without LABEL_SOURCES."
-            ),
-        )
+            )
+        return labels
 
     def mask(self, index: int) -> NDArray[np.generic]:
         """Return the class of each pixel of an image, height x width, if the source knows it."""

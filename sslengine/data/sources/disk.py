@@ -1,5 +1,6 @@
 """Images in files: `disk_folder`, a folder tree; `disk_filelist`, a .npy file of paths;
-`csv_filelist`, a table of images (.csv, .tsv, .parquet) with a column of paths, or a list (.txt).
+`csv_filelist`, a table of images (.csv, .tsv, .parquet) with a column of paths, or a list (.txt);
+`disk_roi_annotations`, parts of images, from a JSON list of {"path": ..., "bbox": [...]}.
 
 The first line of a .csv or .tsv names the columns. IMAGE_COLUMN and LABEL_COLUMN say which are
 meant; without them a column of a usual name is taken. Labels are numbers (3, or 3.0), or names,
@@ -9,6 +10,7 @@ With LABEL_COLUMNS there is a column for each class.
 
 from __future__ import annotations
 
+import json
 import os
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,6 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from sslengine.data.decode.files import (
     data_error,
@@ -42,8 +45,15 @@ from sslengine.data.manifest.tables import (
     load_array,
     open_table,
 )
-from sslengine.data.options import IndexOptions, PathOptions, SplitOptions, TableOptions, own
-from sslengine.data.sources.base import EncodedSource
+from sslengine.data.options import (
+    OF_ENCODED_SOURCES,
+    IndexOptions,
+    PathOptions,
+    SplitOptions,
+    TableOptions,
+    own,
+)
+from sslengine.data.sources.base import DataSource, EncodedSource
 from sslengine.errors import DataError, listing
 from sslengine.registry import register_data_source
 
@@ -267,14 +277,11 @@ class TableSource(ListedFiles):
         """Read the paths, and give their labels to `classes`."""
         progress = ProgressLog(f"reading {self._list}")
         for number, (path, *labels) in enumerate(rows):
-            if not path:
-                raise DataError(f"{self.where}: row {number + 1} of {self._list} has no path.")
-            if not isinstance(path, str):
+            if not path or not isinstance(path, str):
                 raise DataError(
-                    f"{self.where}: row {number + 1} of {self._list} holds a {type(path).__name__} "
-                    f"where a path is expected. Name the column of paths with "
-                    f"config.DATA.{self._split}.IMAGE_COLUMN; if the images themselves are in the "
-                    f"file, set DATA_SOURCES to huggingface_dataset."
+                    f"{self.where}: row {number + 1} of {self._list} has no path, but {path!r:.40} "
+                    f"(IMAGE_COLUMN). If the images themselves are in the file, set DATA_SOURCES "
+                    f"to huggingface_dataset."
                 )
             if isinstance(classes, ClassColumns):
                 classes.add(labels)
@@ -282,3 +289,68 @@ class TableSource(ListedFiles):
                 classes.add(labels[0] if labels else None)
             progress.tell(number, "rows")
             yield os.fsencode(path)
+
+
+class _AnnotatedFiles(ListedFiles):
+    """The whole images."""
+
+    beside_the_list = False
+
+    def _kind(self) -> str:
+        return "regions"
+
+    def _find(self) -> FoundImages:
+        marked = stamp(self._list)
+        try:
+            entries = json.loads(self._list.read_text())
+            paths = [os.fsencode(entry["path"]) for entry in entries]
+            boxes = np.array([entry["bbox"] for entry in entries], np.float64).reshape(-1, 4)
+            arrays = {**make_string_arrays("paths", paths), "boxes": boxes}
+            if len(boxes) != len(paths) or not paths:
+                raise ValueError("there must be one at least")
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                f'{self.where}: {self._list} must hold a JSON list of {{"path": ..., "bbox": '
+                f"[left, top, right, bottom]}}; {type(error).__name__}: {error}"
+            ) from error
+        return FoundImages(arrays, [marked], len(paths))
+
+
+@register_data_source("disk_roi_annotations")
+class RegionSource(DataSource):
+    """Each entry of the list is an image: a box in pixels, as Pillow crops, within its image.
+
+    Relative paths begin at the current folder, as in VISSL.
+    """
+
+    reads = OF_ENCODED_SOURCES
+    needs_path = True
+
+    def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
+        super().__init__(options, split, position)
+        self._files = _AnnotatedFiles(options, split, position)
+        self._boxes = self._files._index["boxes"]
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def image(self, index: int) -> Image.Image:
+        image: Any = self._files.image(index)
+        an_array = isinstance(image, np.ndarray)  # IMAGE_MODE stored
+        height, width = image.shape[:2] if an_array else (image.height, image.width)
+        left, top, right, bottom = (round(each) for each in self._boxes.array[index].tolist())
+        box = (max(left, 0), max(top, 0), min(right, width), min(bottom, height))
+        if box[0] >= box[2] or box[1] >= box[3]:
+            raise ValueError(
+                f"the box {left, top, right, bottom} has nothing in common with the image of "
+                f"{width} x {height} pixels"
+            )
+        if an_array:
+            return image[box[1] : box[3], box[0] : box[2]].copy()  # type: ignore[no-any-return]
+        return image.crop(box)  # type: ignore[no-any-return]
+
+    def path(self, index: int) -> str:
+        return self._files.path(index)
+
+    def files_of(self, rows: NDArray[np.int64]) -> Iterable[str]:
+        return [str(self._files._list), *self._files.files_of(rows)]

@@ -1,21 +1,25 @@
-"""`huggingface_dataset`: a dataset of the package `datasets` on disk, as save_to_disk left it, or
-as the hub ships it: parquet files with the images in them.
+"""Datasets of the package `datasets`. IMAGE_COLUMN and LABEL_COLUMN name the columns; without them
+the image is the one column of images, and the label the one of class labels, or `label`. Images are
+read as the bytes that are stored, without decoding.
 
-DATA_PATHS is its folder, or one parquet file. One with several splits gives TRAIN its `train`, and
-TEST its `validation`, `val` or `test`, whichever is there first. IMAGE_COLUMN and LABEL_COLUMN name
-the columns; without them the image is the one column of images, and the label the one of class
-labels, or the one called `label`. Images are read as the bytes that are stored, without decoding.
-
-A parquet file cannot be read row by row, so `datasets` copies the rows once into its own cache
+`huggingface_dataset`: one on disk, as save_to_disk left it, or as the hub ships it: parquet files
+with the images in them. DATA_PATHS is its folder, or one parquet file. One with several splits
+gives TRAIN its `train`, and TEST its `validation`, `val` or `test`, whichever is there first. A
+parquet file cannot be read row by row, so `datasets` copies the rows once into its own cache
 ($HF_DATASETS_CACHE), from where they are mapped into memory.
+
+`huggingface_stream`: one of the hub, or a folder as the hub ships it, in streaming mode: nothing is
+stored. DATA_PATHS is its name (user/name), the folder, or one parquet file. Its shards are the
+parts of the stream.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +36,16 @@ from sslengine.data.manifest.classes import ClassNumbers, LabelError, count_clas
 from sslengine.data.manifest.index import ReadLater
 from sslengine.data.manifest.paths import SPLITS, choose_split, data_path
 from sslengine.data.manifest.tables import expect_column
-from sslengine.data.options import ColumnOptions, SplitOptions, own
-from sslengine.data.sources.base import EncodedSource
+from sslengine.data.options import ColumnOptions, HubStreamOptions, SplitOptions, own
+from sslengine.data.sources.base import FINAL, EncodedSource
+from sslengine.data.sources.stream import Streamed, StreamSource
 from sslengine.errors import DataError, listing
 from sslengine.registry import register_data_source
 
 log = logging.getLogger("sslengine")
+
+AT_ONCE = 16  # rows of a stream
+NO_LABELS = "labels are asked for, and no column is one of class labels or called label: name it."
 
 
 @register_data_source("huggingface_dataset")
@@ -71,10 +79,7 @@ class HuggingFaceSource(EncodedSource):
 
     def labels(self) -> NDArray[np.generic]:
         if self._labels is None:
-            raise DataError(
-                f"{self.where}: labels are asked for, and no column is one of class labels or "
-                f"called label. Name it in {self._key}.LABEL_COLUMN."
-            )
+            raise DataError(f"{self._key}.LABEL_COLUMN: {NO_LABELS}")
         return self.expect_labels(
             self._labels,
             f"have none in the column {self._label!r} (nan, None or -1). Leave such rows out",
@@ -94,11 +99,10 @@ class HuggingFaceSource(EncodedSource):
         feature = getattr(column, "feature", column)  # of a list
         names = list(getattr(feature, "names", None) or ())
         kind = str(getattr(feature, "dtype", ""))
+        where = f"{self._key}.LABEL_COLUMN: {self._label!r} of {self._root}"
         if not kind.startswith(("int", "uint", "bool", "float", "string", "large_string")):
             raise DataError(
-                f"{self.where}: the column {self._label!r} of labels holds {column}; expected "
-                f"numbers, names or class labels, or lists of these. Name another in "
-                f"{self._key}.LABEL_COLUMN."
+                f"{where} holds {column}; expected numbers, names, class labels or lists."
             )
         if feature is column:
             labels = np.asarray(rows.with_format("numpy")[self._label][:])
@@ -110,7 +114,7 @@ class HuggingFaceSource(EncodedSource):
                 given.add(label)
             return given.numbered(names)
         except LabelError as error:
-            raise DataError(f"{self.where}: the column {self._label!r}: {error}") from error
+            raise DataError(f"{where}: {error}") from error
 
     def path(self, index: int) -> str:
         return f"row {index} of {self._root}"
@@ -126,44 +130,36 @@ class HuggingFaceSource(EncodedSource):
         return [*map(str, stored), *path.filter(outside).to_pylist()] if stored else None
 
     def _load(self) -> Any:
-        if datasets is None:
-            raise DataError(f"{self.where}: to read it install datasets: pip install datasets.")
+        expect_package(self.where)
         expect_there(self._root, self.where)
-        if parquet := self._parquet():
-            log.info("%s: `datasets` copies %d parquet files into its cache, once", self.where,
-                     len(parquet))  # fmt: skip
-            try:
+        parquet = self._parquet()
+        if parquet:
+            count = len(parquet)
+            log.info(
+                "%s: `datasets` copies %d parquet files into its cache, once", self.where, count
+            )
+        try:
+            if parquet:
                 with hide_bars():
                     return datasets.Dataset.from_parquet([str(each) for each in parquet])
-            except (
-                Exception
-            ) as error:  # of pyarrow and of `datasets`, for a file that is no parquet
-                told = f"{self.where}: {parquet[0]} and the files like it: {error}"
-                raise DataError(told) from error
-        try:
-            found = datasets.load_from_disk(str(self._root))
-        except (FileNotFoundError, ValueError) as error:
+            # The state that save_to_disk wrote has the format that set_format chose.
+            found = datasets.load_from_disk(str(self._root)).with_format(None)
+        except Exception as error:  # of pyarrow and of `datasets`
             raise DataError(
-                f"{self.where}: {self._root} is neither a dataset that save_to_disk wrote, nor "
-                f"does it hold parquet files: {error}"
+                f"{self.where}: {parquet[0] if parquet else self._root} cannot be read: it is no "
+                f"parquet file, nor a folder of these or a dataset that save_to_disk wrote: {error}"
             ) from error
-        # The state that save_to_disk wrote has the format that set_format chose.
-        found = found.with_format(None)
         if not isinstance(found, datasets.DatasetDict):
             return found
         names = [name for name in SPLITS[self._split] if name in found]
         if not names:
-            raise DataError(
-                f"{self.where}: {self._root} has no split for {self._split} "
-                f"({', '.join(SPLITS[self._split])}). It has {listing(found)}. Give the folder of "
-                f"one."
-            )
+            raise self._no_split(found)
         return found[names[0]]
 
     def _parquet(self) -> list[Path]:
         """Find the parquet files of the split."""
         root = self._root
-        if root.suffix.lower() == ".parquet" and root.is_file():
+        if root.is_file():
             return [root]
         files = sorted(
             each for each in root.rglob("*")
@@ -172,12 +168,87 @@ class HuggingFaceSource(EncodedSource):
         )  # fmt: skip
         found = choose_split(files, root, self._split, self.where) if files else []
         if files and not found:
-            raise DataError(
-                f"{self.where}: no parquet file in {root} is of a split for {self._split} "
-                f"({', '.join(SPLITS[self._split])}). It has: "
-                f"{listing(str(each.relative_to(root)) for each in files)}. Name a file."
-            )
+            raise self._no_split(str(each.relative_to(root)) for each in files)
         return found
+
+    def _no_split(self, found: Iterable[str]) -> DataError:
+        return DataError(
+            f"{self.where}: {self._root} has nothing for {self._split} "
+            f"({', '.join(SPLITS[self._split])}). It has {listing(found)}. Name one of them."
+        )
+
+
+@register_data_source("huggingface_stream")
+class HubStream(StreamSource):
+    """Rows of the dataset's shards, each with one image."""
+
+    def __init__(self, options: SplitOptions, split: str, position: int = 0) -> None:
+        super().__init__(options, split, position)
+        chosen = own(options, HubStreamOptions)
+        name = options.DATA_PATHS[position] if options.DATA_PATHS else ""
+        expect_package(self.where)
+        self._place = Path(name).expanduser()
+        given: dict[str, Any] = {"path": str(self._place), "name": chosen.CONFIGURATION or None}
+        if self._place.suffix.lower() == ".parquet" and self._place.is_file():
+            files = {chosen.HUB_SPLIT: str(self._place)}
+            given = {"path": "parquet", "data_files": files}
+        else:  # a folder's card may name addresses, or code be in it
+            self.expect_trust(name)
+        try:
+            rows = datasets.load_dataset(**given, split=chosen.HUB_SPLIT, streaming=True)
+            features = rows.features or rows._resolve_features().features
+        except Exception as error:  # of `datasets`, the hub and the formats of files
+            raise DataError(
+                f"{self.where}: `datasets` cannot stream {name!r}: {type(error).__name__}: {error}"
+            ) from error
+        key = f"config.DATA.{split}"
+        self._column = find_image_column(features, chosen.IMAGE_COLUMN, key, name)
+        self._label = ""
+        if self.reads_labels:
+            self._label = find_label_column(features, chosen.LABEL_COLUMN, key, name)
+            if not self._label:
+                raise DataError(f"{key}.LABEL_COLUMN: {NO_LABELS}\n  It has: {listing(features)}")
+            self.know_classes(getattr(features[self._label], "names", None) or ())
+        for each in self.fields:
+            expect_column(list(features), each, f"{key}.FIELDS", name)
+        rows = rows.select_columns(list(filter(None, (self._column, self._label, *self.fields))))
+        images = [each for each in self.fields if holds_images(features[each])]
+        self._rows = keep_encoded(rows, self._column, *images)
+        self.parts = int(self._rows.num_shards)
+
+    def files_of(self, rows: NDArray[np.int64]) -> list[str]:
+        below = [self._place] if self._place.is_file() else sorted(self._place.rglob("*"))
+        return [str(each) for each in below if each.is_file()]
+
+    def part(self, number: int) -> Iterator[Streamed]:
+        rows = self._rows.shard(num_shards=self.parts, index=number)
+        # By `iter`: as an iterator it would leave out what it takes for other loader workers' part.
+        stored = (
+            dict(zip(some, values)) for some in rows.iter(AT_ONCE) for values in zip(*some.values())
+        )
+        for number_of_row, row in enumerate(stored):
+            content, problem = self._content(row[self._column])
+            fields = {name: file_bytes(row[name]) for name in self.fields}
+            name = f"row {number_of_row} of shard {number}{problem}"
+            yield Streamed(name, content, row.get(self._label), fields)
+
+    def _content(self, image: Mapping[str, Any] | None) -> tuple[bytes, str]:
+        """Return the bytes of an image; where there are none, why, for its name."""
+        try:
+            if image and not image["bytes"] and "://" in (image["path"] or ""):
+                self.expect_trust(image["path"])
+                fsspec: Any = import_module("fsspec")
+                with fsspec.open(image["path"], "rb") as file:
+                    return file.read(), ""
+            content = file_bytes(image)
+            return (content, "") if content else (b"", " (it has no image)")
+        except FINAL as error:
+            return b"", f" ({error})"
+
+
+def expect_package(where: str) -> None:
+    if datasets is None:
+        raise DataError(f"{where}: to read it install datasets: pip install datasets.")
 
 
 def find_image_column(features: Any, wanted: str, key: str, place: Any) -> str:

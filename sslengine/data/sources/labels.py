@@ -10,18 +10,24 @@ what they are, -1 among them, which losses leave out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from sslengine.data.manifest.classes import Classes, Column, LabelColumn, number_names, translate
+from sslengine.data.manifest.classes import (
+    Classes,
+    Column,
+    LabelColumn,
+    count_classes,
+    number_names,
+    translate,
+)
 from sslengine.data.manifest.index import SharedArray
 from sslengine.data.manifest.paths import Located, label_path
 from sslengine.data.manifest.subset import Rows, draw_limited, hold_out, keep_few_labels, take
 from sslengine.data.manifest.tables import load_array
 from sslengine.data.options import HoldOut, SplitOptions, TableOptions, own
 from sslengine.data.sources.base import DataSource, build_sources
-from sslengine.errors import DataError
+from sslengine.errors import DataError, readable
 
 
 def standard_labels(
@@ -38,17 +44,16 @@ def standard_labels(
         return columns
     by_column = bool(own(options, TableOptions).LABEL_COLUMNS)
     for position, (name, source) in enumerate(zip(options.LABEL_SOURCES, sources, strict=False)):
-        where, place = f"config.DATA.{split}.LABEL_SOURCES.{position}", ""
+        where = f"config.DATA.{split}.LABEL_SOURCES.{position}"
         if name == "disk_filelist":
-            file = label_path(options, split, position)
-            labels, place = _read_file(file), f" in {file.path}"
+            labels = _read_file(label_path(options, split, position))
         else:
             names = tuple(source.class_names)
             labels = LabelColumn(_ask_source(source, where), names, where, by_column)
         if len(labels.column) != len(source):
             raise DataError(
-                f"{where}: there are {len(labels.column)} labels{place} for {len(source)} images; "
-                f"expected one for each."
+                f"{where}: there are {len(labels.column)} labels for {len(source)} images "
+                f"({labels.where}); expected one for each."
             )
         columns.append(labels)
     return columns
@@ -142,53 +147,41 @@ def translate_to_train(
 
 def _ask_source(source: DataSource, where: str) -> Column:
     """Return what `labels` gives; DataError unless these are class numbers, or rows of classes."""
-    found = np.asarray(source.labels())
-    name, classes = type(source).__name__, len(source.class_names)
-    if found.ndim == 1 and found.dtype.kind == "f" and all(map(_is_whole, found.tolist())):
-        found = found.astype(np.int64)
-    if found.dtype.kind not in ("iub" if found.ndim == 1 else "iubf"):
-        other = next(each for each in found.tolist() if not _is_whole(each))
-        raise DataError(
-            f"{where}: a label of {name} is {other!r}; expected the number of a class, from 0 (its "
-            f"name is in class_names), or a row of indicators of the classes."
-        )
-    most = int(found.max()) + 1 if found.ndim == 1 and len(found) else found.shape[-1]
-    if classes and (most > classes or (found.ndim == 2 and most < classes)):
-        raise DataError(
-            f"{where}: labels of {name} are of {most} classes, and class_names has {classes}."
-        )
+    where, names = f"{where} ({type(source).__name__})", len(source.class_names)
+    found = _expect_classes(np.asarray(source.labels()), where)
+    most = count_classes(found)
+    if names and (most > names or (found.ndim == 2 and most < names)):
+        raise DataError(f"{where}: labels are of {most} classes, and class_names has {names}.")
     return found
-
-
-def _is_whole(label: Any) -> bool:
-    return isinstance(label, (int, float)) and float(label).is_integer() and abs(label) < 2**63
 
 
 def _read_file(file: Located) -> LabelColumn:
     where = f"{file.where} ({file.path})"
     labels = load_array(*file)
-    kind = labels.dtype.kind
-    if kind in "SU" and labels.ndim == 1:
+    if labels.dtype.kind in "SU" and labels.ndim == 1:
         return LabelColumn(*number_names(labels.tolist(), where), where)
-    if kind in "iub" and labels.ndim == 2:
-        small = labels.size and int(labels.max()) <= 1 and int(labels.min()) >= -1
-        return LabelColumn(
-            labels.astype(np.int8 if small else np.int64), (), where, indicators=True
-        )
-    if kind == "f" and labels.ndim == 2:
-        # Of several classes each, or with gaps: not probabilities, of which one may be 1.
-        several = np.isin(labels, (-1, 0, 1)).all() and bool(
-            (labels < 0).any() or (labels.sum(axis=1) != 1).any()
-        )
-        return LabelColumn(
-            labels.astype(np.int8 if several else np.float32), (), where, indicators=True
-        )
-    if kind in "iubf" and labels.ndim == 1:
-        odd = [each for each in labels.tolist() if not _is_whole(each)] if kind == "f" else []
-        if odd:
-            raise DataError(f"{where}: a label is {odd[0]}; expected whole numbers.")
+    labels = _expect_classes(labels, where)
+    if labels.ndim == 1:
         return LabelColumn(labels.astype(np.int64), (), where)
-    raise DataError(
-        f"{file.where}: {file.path} must hold a number or a name for each image, or a row of "
-        f"class indicators; it has the shape {labels.shape} and the type {labels.dtype}."
+    # Of several classes each, or with gaps: not probabilities, of which one may be 1.
+    several = np.isin(labels, (-1, 0, 1)).all() and (
+        labels.dtype.kind != "f" or (labels < 0).any() or (labels.sum(axis=1) != 1).any()
     )
+    other = np.float32 if labels.dtype.kind == "f" else np.int64
+    return LabelColumn(labels.astype(np.int8 if several else other), (), where, indicators=True)
+
+
+def _expect_classes(labels: Column, where: str) -> Column:
+    """Return class numbers, of which a table may have made floats, or rows of class indicators."""
+    if labels.ndim == 1 and labels.dtype.kind == "f":
+        whole = np.isfinite(labels) & (np.floor(labels) == labels) & (np.abs(labels) < 2.0**63)
+        labels = labels.astype(np.int64) if whole.all() else labels
+    if labels.ndim not in (1, 2) or labels.dtype.kind not in (
+        "iub" if labels.ndim == 1 else "iubf"
+    ):
+        raise DataError(
+            f"{where}: expected the number of a class for each image, or a row of class "
+            f"indicators; got an array of shape {labels.shape} and type {labels.dtype}: "
+            f"{readable(str(labels.tolist()[:3]))}"
+        )
+    return labels

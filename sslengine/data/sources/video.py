@@ -2,16 +2,14 @@
 
 DATA_PATHS is one video, or a folder of them, whose folders are the classes as for disk_folder. One
 pass over the packets of each file, without decoding, finds the times of its frames. To read a frame
-the decoder starts at the key frame before it; frames that are read in their order are decoded once.
-What a number gives does not depend on what was read before: frames that may be made from a damaged
-one are unreadable, since what a decoder puts into them depends on where it started.
+the decoder starts at its key frame, whatever was read before; those that follow it until the next
+key frame are decoded once if they are read in order. Behind a damaged frame they are unreadable.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
@@ -45,9 +43,6 @@ from sslengine.registry import register_data_source
 log = logging.getLogger("sslengine")
 
 NO_TIME = int(np.iinfo(np.int64).min)
-# At most so many frames are decoded before one that is shown before them.
-REORDERED = 4
-END = object()
 START_AGAIN = (
     "its times start again, as in files that were joined byte by byte; "
     "`ffmpeg -i FILE -c copy NEW.mkv` writes one of which all frames can be read"
@@ -55,12 +50,14 @@ START_AGAIN = (
 
 
 class _Position(NamedTuple):
-    """The decoder of a file, behind one of its frames."""
+    """The decoder of a file, behind one of its frames. frames: None for a damaged packet."""
 
     video: int
-    time: int
+    key: int  # the time of the key frame where it started; NO_TIME: at the beginning of the file
     container: Any
-    frames: Iterator[tuple[Any, bool]]
+    frames: Iterator[Any]
+    time: int = NO_TIME
+    is_damaged: bool = False
 
 
 @register_data_source("video")
@@ -88,13 +85,13 @@ class VideoSource(DataSource):
         self.root = root.parent if root.is_file() else root
         self.num_classes = len(self.class_names)
         frames = indexed(
-            f"frames, {self._stride}: {self.root.resolve()}, {len(self._files)}, {self._files[:1]}",
+            f"keys, {self._stride}: {self.root.resolve()}, {len(self._files)}, {self._files[:1]}",
             f"looking for frames in {self.root}",
             self._find,
             chosen.CACHE_INDEX,
         )
         self._video, self._time, self._first = frames["video"], frames["time"], frames["first"]
-        self._start_again = frames["start_again"]
+        self._key = frames["key"]
         if not len(self):
             raise DataError(
                 f"{self.where}: no video in {self.root} can be read. Looked for files that end in "
@@ -106,20 +103,23 @@ class VideoSource(DataSource):
         return len(self._time.array)
 
     def image(self, index: int) -> Image.Image:
-        video, time = int(self._video.array[index]), int(self._time.array[index])
+        arrays = self._video, self._key, self._time
+        video, key, time = (int(each.array[index]) for each in arrays)
         at, self._at = self._at, None
-        follows = at and at.video == video and index and int(self._time.array[index - 1]) == at.time
-        if at is None or not follows:
+        if at is None or at.video != video or at.key not in (key, NO_TIME) or at.time >= time:
             if at is not None:
                 at.container.close()
-            at = self._seek(video, time)
-        for frame, is_whole in at.frames:
-            if _time(frame) < time:
+            at = self._seek(video, key)
+        is_damaged = at.is_damaged
+        for frame in at.frames:
+            whole_key = frame is not None and frame.key_frame and not frame.is_corrupt
+            is_damaged = not whole_key and (is_damaged or frame is None or frame.is_corrupt)
+            if frame is None or _time(frame) < time:
                 continue
             if _time(frame) > time:
                 break
-            self._at = at._replace(time=time)
-            if not is_whole:
+            self._at = at._replace(time=time, is_damaged=is_damaged)
+            if is_damaged:
                 raise ValueError("this frame, or one that it may be made from, is damaged")
             image: Image.Image = frame.to_image()
             # Phones store how a video is to be turned.
@@ -127,22 +127,21 @@ class VideoSource(DataSource):
         at.container.close()
         raise EOFError("the decoder gives no such frame")
 
-    def _seek(self, video: int, time: int) -> _Position:
-        """Put the decoder at a key frame before this time. Formats without an index of key frames
-        may lead it elsewhere: then from the beginning."""
-        for seek in (False,) if self._start_again.array[video] else (True, False):
+    def _seek(self, video: int, key: int) -> _Position:
+        """Put the decoder at the key frame of this time. Formats without an index of key frames may
+        lead it elsewhere: then at the beginning."""
+        for start in (NO_TIME,) if key == NO_TIME else (key, NO_TIME):
             container = _open(self._file(video))
             stream = container.streams.video[0]
             stream.thread_type = "SLICE"  # workers are processes; no frame is decoded in advance
-            if seek:
-                container.seek(time, stream=stream, backward=True)
+            if start != NO_TIME:
+                container.seek(start, stream=stream, backward=True)
             frames = _decode(container, stream)
             first = next(frames, None)
-            if not seek or (first and first.key_frame and NO_TIME < _time(first) <= time):
+            if start == NO_TIME or (first and first.key_frame and NO_TIME < _time(first) <= key):
                 break
             container.close()
-        ahead = REORDERED if stream.codec_context.has_b_frames else 0
-        return _Position(video, time, container, _check(chain([first], frames), ahead))
+        return _Position(video, start, container, chain([first], frames))
 
     def left_out(self) -> list[str]:
         found = np.bincount(self._video.array, minlength=len(self._files))
@@ -174,22 +173,22 @@ class VideoSource(DataSource):
 
     def _find(self) -> FoundImages:
         progress = ProgressLog(f"looking for frames in {self.root}", total=len(self._files))
-        times, start_again, stamps = [], [], []
+        times, keys, stamps = [], [], []
         for number in range(len(self._files)):
             file = self._file(number)
             # Of a link to nothing a stamp that no file has: it may be there at the next start.
             there = os.path.exists(file)
             stamps.append(stamp(file) if there else Stamp(os.fsencode(file), 0, -1))
-            found, again = _find_times(file)
-            times.append(found[:: self._stride])
-            start_again.append(again)
+            of_frames, of_keys = _find_times(file)
+            times.append(of_frames[:: self._stride])
+            keys.append(of_keys[:: self._stride])
             progress.tell(number + 1, "videos")
         counts = [len(each) for each in times]
         arrays: dict[str, NDArray[Any]] = {
             "time": np.concatenate([np.empty(0, np.int64), *times]),
+            "key": np.concatenate([np.empty(0, np.int64), *keys]),
             "video": np.repeat(np.arange(len(counts), dtype=np.int32), counts),
             "first": np.cumsum([0, *counts])[:-1],
-            "start_again": np.array(start_again, bool),
         }
         return FoundImages(arrays, stamps, sum(counts))
 
@@ -199,10 +198,11 @@ def _open(file: str) -> Any:
     return av.open(f"file:{file}", options={"protocol_whitelist": "file"})
 
 
-def _find_times(file: str) -> tuple[NDArray[np.int64], bool]:
-    """Find the times of all frames, in the file's units; none where it cannot be read, which is
-    reported. And tell whether they start again, as in files that were joined byte by byte: a seek
-    may miss.
+def _find_times(file: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Find the times of all frames, in the file's units, and of each that of its key frame.
+
+    There are none where it cannot be read, which is reported. Where they start again, as in files
+    that were joined byte by byte, a seek may miss: the key frame is the beginning, NO_TIME.
     """
     packets: list[tuple[int, bool, bool]] = []
     trouble: object = None
@@ -219,13 +219,16 @@ def _find_times(file: str) -> tuple[NDArray[np.int64], bool]:
     first = timed[timed[:, 1] > 0, 0][:1]
     times, is_key, _ = timed[timed[:, 2] == 0].T  # others are decoded without being shown
     back = np.flatnonzero((is_key > 0) & (times < np.maximum.accumulate(times)))[:1]
+    keys = np.unique(times[is_key > 0])
     times = np.unique(times[: back[0]] if back.size else times)
     # Frames before the first key frame cannot be decoded: a cut has left them.
     times = times[times >= first] if first.size else times
     if back.size or trouble:
         used = f"its first {len(times)} frames are used" if len(times) else "it is left out"
         log.warning("%s: %s: %s", readable(file), trouble or START_AGAIN, used)
-    return times, bool(back.size)
+    if back.size or not keys.size:
+        return times, np.full_like(times, NO_TIME)
+    return times, keys[np.maximum(np.searchsorted(keys, times, "right") - 1, 0)]
 
 
 def _decode(container: Any, stream: Any) -> Iterator[Any]:
@@ -235,28 +238,6 @@ def _decode(container: Any, stream: Any) -> Iterator[Any]:
             yield from packet.decode()
         except av.error.InvalidDataError:
             yield None
-
-
-def _check(frames: Iterator[Any], ahead: int) -> Iterator[tuple[Any, bool]]:
-    """Yield each frame, and whether it is whole. It is not where, since the last whole key frame,
-    or among so many behind it, one is damaged: these may have been decoded before it."""
-    waiting: deque[Any] = deque()
-    is_whole = True
-    for frame in chain(frames, [END] * ahead):
-        waiting.append(frame)
-        if len(waiting) <= ahead:
-            continue
-        frame = waiting.popleft()
-        if _is_damaged(frame):
-            is_whole = False
-        elif frame.key_frame:
-            is_whole = True
-        if frame is not None:
-            yield frame, is_whole and not any(map(_is_damaged, waiting))
-
-
-def _is_damaged(frame: Any) -> bool:
-    return frame is not END and (frame is None or frame.is_corrupt)
 
 
 def _time(of: Any) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image, UnidentifiedImageError
 
-from sslengine.data.decode.decoding import Decoder, NarrowedError
+from sslengine.data.decode.decoding import Decoder
 from sslengine.data.options import SplitOptions
 from sslengine.errors import ConfigError
 from tests.data.pictures import picture
@@ -71,9 +71,7 @@ def test_grey_levels_of_16_bits_are_scaled_if_asked(kind: str) -> None:
     else:
         encoded = encode(Image.fromarray(values), kind)
     assert np.array_equal(pixels(encoded, PIXEL_RANGE="type"), grey(expected))
-    with pytest.raises(
-        NarrowedError, match=r"type uint16, from 0 to 65535, and IMAGE_MODE RGB has"
-    ):
+    with pytest.raises(ConfigError, match=r"type uint16, from 0 to 65535, and IMAGE_MODE RGB has"):
         decode(encoded)
 
 
@@ -81,7 +79,7 @@ def test_grey_levels_of_16_bits_are_scaled_if_asked(kind: str) -> None:
 def test_numbers_of_which_nobody_says_which_are_white(dtype: type) -> None:
     values = np.arange(64, dtype=dtype).reshape(8, 8) * 4
     encoded = encode(Image.fromarray(values), "TIFF")
-    with pytest.raises(NarrowedError, match=r"from 0 to 252.*config.DATA.TRAIN.PIXEL_RANGE: \[low"):
+    with pytest.raises(ConfigError, match=r"from 0 to 252.*config.DATA.TRAIN.PIXEL_RANGE: \[low"):
         decode(encoded)
     as_they_are = pixels(encoded, PIXEL_RANGE=[0, 255])
     assert np.array_equal(as_they_are, grey(values.astype(np.uint8)))

@@ -61,12 +61,12 @@ def test_names_are_looked_up(catalogue: Path) -> None:
     assert data_path(options, "TEST", 1).path == Path("/birds/val")
     assert data_path(options, "TEST", 0).path == Path("/bees/test")
     assert label_path(options, "TEST", 1).path == Path("/birds/val.npy")
-    with pytest.raises(DataError, match=r"no val or test entry with a label file for 'bees'"):
+    with pytest.raises(DataError, match=r"no label file of val or test for 'bees'"):
         label_path(options, "TEST", 0)
 
 
 def test_an_unknown_name_gets_the_nearest(catalogue: Path) -> None:
-    with pytest.raises(DataError, match=r"DATASET_NAMES.0: .*no 'bird'. Did you mean 'birds'"):
+    with pytest.raises(DataError, match=r"DATASET_NAMES.0: .*'bird'. Did you mean 'birds'"):
         data_path(SplitOptions(DATASET_NAMES=["bird"]), "TRAIN", 0)
 
 
@@ -93,12 +93,10 @@ def test_without_a_catalogue_the_way_out_is_told(
     for name in ("SSLENGINE_DATASET_CATALOG", "VISSL_DATASET_CATALOG_PATH"):
         monkeypatch.delenv(name, raising=False)
     options = SplitOptions(DATASET_NAMES=["birds"])
-    with pytest.raises(
-        DataError, match=r"configs/dataset_catalog.json does not exist.*DATA_PATHS=\["
-    ):
+    with pytest.raises(DataError, match=r"configs/dataset_catalog.json, which does not exist"):
         data_path(options, "TRAIN", 0)
     monkeypatch.setenv("SSLENGINE_DATASET_CATALOG", "gone.json")
-    with pytest.raises(DataError, match=r"gone.json does not exist"):
+    with pytest.raises(DataError, match=r"gone.json, which does not exist"):
         data_path(options, "TRAIN", 0)
     with pytest.raises(DataError, match=r"DATA_PATHS.0: nothing says where the data is"):
         data_path(SplitOptions(), "TRAIN", 0)
@@ -106,7 +104,7 @@ def test_without_a_catalogue_the_way_out_is_told(
 
 def test_a_broken_catalogue(catalogue: Path) -> None:
     catalogue.write_text("{")
-    with pytest.raises(DataError, match=r"not valid JSON"):
+    with pytest.raises(DataError, match=r"not JSON"):
         data_path(SplitOptions(DATASET_NAMES=["birds"]), "TRAIN", 0)
 
 
@@ -202,12 +200,6 @@ def test_the_processes_of_a_node_take_turns(
     with ThreadPoolExecutor(8) as pool:
         copies = list(pool.map(lambda _: copy_to_disk(images, tmp_path / "fast", WHERE), range(8)))
     assert len(set(copies)) == len(copied) == 1
-
-
-def test_a_disk_without_room(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(9, 9, 1))
-    with pytest.raises(DataError, match=r"0\.0 GiB left.*COPY_DESTINATION_DIR"):
-        copy_to_disk(images, tmp_path / "fast", WHERE)
 
 
 def test_a_folder_that_cannot_be_made(images: Path, tmp_path: Path) -> None:

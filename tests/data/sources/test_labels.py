@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,14 +72,10 @@ def test_rows_of_class_indicators(tmp_path: Path) -> None:
 
 
 def test_labels_that_do_not_fit(tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"LABEL_SOURCES.0: there are 3 labels in .*npy for 4 images"
-    ):
+    with pytest.raises(DataError, match=r"LABEL_SOURCES.0: there are 3 labels for 4 images .*npy"):
         from_file(tmp_path, [0, 1, 2])
     for odd in (0.5, float("inf"), float("-inf"), float("nan"), 1e30):
-        with pytest.raises(
-            DataError, match=rf"LABEL_PATHS.0 .*: a label is {re.escape(str(odd))};"
-        ):
+        with pytest.raises(DataError, match=r"LABEL_PATHS.0 .*: expected the number of a class"):
             from_file(tmp_path, [1.0, odd, 2.0, 3.0])
     with pytest.raises(DataError, match=r"LABEL_PATHS.0: there is no file .*gone.npy"):
         columns(tmp_path, LABEL_SOURCES=["disk_filelist"], LABEL_PATHS=["gone.npy"])

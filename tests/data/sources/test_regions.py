@@ -9,7 +9,7 @@ import pytest
 
 from sslengine.data.options import split_options
 from sslengine.data.sources.base import build_sources
-from sslengine.data.sources.regions import RegionSource
+from sslengine.data.sources.disk import RegionSource
 from sslengine.errors import DataError
 from tests.data.pictures import picture, write_picture
 
@@ -47,47 +47,15 @@ def test_what_lies_outside_is_left_out(tmp_path: Path) -> None:
             source.image(index)
 
 
-def test_of_an_array_of_many_bands(tmp_path: Path) -> None:
-    bands = np.arange(8 * 9 * 5, dtype=np.uint16).reshape(8, 9, 5)
-    np.save(tmp_path / "bands.npy", bands)
-    entries = [{"path": str(tmp_path / "bands.npy"), "bbox": [2, 3, 6, 99]}]
-    (tmp_path / "boxes.json").write_text(json.dumps(entries))
-    options = split_options(
-        DATA_SOURCES=["disk_roi_annotations"],
-        DATA_PATHS=[str(tmp_path / "boxes.json")],
-        IMAGE_MODE="stored",
-    )
-    (source,) = build_sources(options, "TRAIN")
-    np.testing.assert_array_equal(np.asarray(source.image(0)), bands[3:, 2:6])
-
-
-def test_prefixes(tmp_path: Path) -> None:
-    (tmp_path / "moved").mkdir()
-    source = regions(
-        tmp_path / "moved", [0, 0, 4, 4], REMOVE_IMG_PATH_PREFIX=str(tmp_path / "moved"),
-        NEW_IMG_PATH_PREFIX="/elsewhere",
-    )  # fmt: skip
-    assert source.path(0) == "/elsewhere/0.png"
-
-
 @pytest.mark.parametrize(
-    ("text", "message"),
+    "text",
     [
-        ("{", r"DATA_PATHS.0: .*boxes.json must hold a JSON list.*JSONDecodeError"),
-        ('[{"path": "a"}]', r"KeyError: 'bbox'"),
-        ('[{"path": "a", "bbox": [1, 2, 3]}]', r"four numbers"),
-        ('[{"path": 3, "bbox": [1, 2, 3, 4]}]', r"TypeError"),
-        ("[]", r"four numbers, and there must be one at least"),
-        ("3", r"TypeError"),
+        "{", '[{"path": "a"}]', '[{"path": "a", "bbox": [1, 2, 3]}]', "[]", "3",
+        '[{"path": 3, "bbox": [1, 2, 3, 4]}]',
     ],
-)
-def test_what_is_wrong_is_told(tmp_path: Path, text: str, message: str) -> None:
+)  # fmt: skip
+def test_what_is_no_list_of_boxes(tmp_path: Path, text: str) -> None:
     path = tmp_path / "boxes.json"
     path.write_text(text)
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=r"DATA_PATHS.0: .*boxes.json must hold a JSON list"):
         RegionSource(split_options(DATA_PATHS=[str(path)]), "TRAIN")
-
-
-def test_no_file(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"there is no file .*gone.json"):
-        RegionSource(split_options(DATA_PATHS=[str(tmp_path / "gone.json")]), "TRAIN")

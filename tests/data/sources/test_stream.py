@@ -307,8 +307,8 @@ def test_labels_of_a_stream(
             NAMES,
             r"1.png in .*labelled.tar has the label 'cta'; .* Did you mean 'cat'",
         ),
-        ([0, 3], 3, r"1.png in .* has the label '3'; expected a number below 3"),
-        ([0, None], 3, r"1.png in .* has no label"),
+        ([0, 3], 3, r"1.png in .* has the label '3'; expected one of 3"),
+        ([0, None], 3, r"1.png in .* has the label 'None'"),
         ([0, 1], "", r"config.DATA.TRAIN.CLASSES: the labels of a stream are asked for"),
     ],
 )
