@@ -16,6 +16,7 @@ import pytest
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
+import sslengine
 from sslengine import catalog, registry
 from sslengine.absent import DEAD_KEYS
 from sslengine.command.completion import words
@@ -26,7 +27,7 @@ from sslengine.registry import Registry
 from tests.test_policies import LEVEL
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")),
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md")),
          *sorted((ROOT / "docs/judging").glob("*.md"))]  # fmt: skip
 # Names in capitals that are no keys: variables of the environment, values.
 NO_KEYS = {
@@ -110,6 +111,10 @@ def test_the_tables_of_data_md_have_every_transform_and_collator() -> None:
 
 
 @cache
+def test_the_citation_is_of_this_version() -> None:
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == sslengine.__version__
+
+
 def _tests() -> str:
     return "\n".join(f"{path.name}\n{path.read_text()}" for path in ROOT.glob("tests/**/*.py"))
 
