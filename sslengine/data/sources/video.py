@@ -2,7 +2,7 @@
 
 DATA_PATHS is one video, or a folder of them, whose folders are the classes as for disk_folder. One
 pass over the packets of each file, without decoding, finds the times of its frames. To read a frame
-the decoder starts at its key frame, whatever was read before; those that follow it until the next
+the decoder starts at its key frame, also if others were read before; those after it until the next
 key frame are decoded once if they are read in order. Behind a damaged frame they are unreadable.
 """
 
