@@ -29,29 +29,34 @@ class ScaledSchedule(NamedTuple):
     scale: float = 1.0
 
 
-class _Target(NamedTuple):
-    group: int
-    key: str
-    scale: float
-    of_betas: bool  # Adam's momentum is the first of its betas
-
-
 class ScheduledOptimizer:
     def __init__(self, inner: Optimizer, plan: Sequence[Mapping[str, ScaledSchedule]]) -> None:
         """`plan`: for each parameter group, {"lr" | "weight_decay" | "momentum": schedule}."""
         self.inner = inner
         self.options_view = OptionsView(self)
-        groups = inner.param_groups
-        self._timetables = {each: _timetable(plan, groups, each) for each in ("step", "epoch")}
-        self._check_keys()
-        for interval in self._timetables:
-            self.schedule(0.0, interval)
-        scheduled = [{"params", *(_stored_as(key, group) for key in keys)}
-                     for keys, group in zip(plan, groups, strict=True)]  # fmt: skip
-        self._constants = [
-            {key: value for key, value in group.items() if key not in keys}
-            for group, keys in zip(groups, scheduled, strict=True)
+        # By interval, for each schedule: the groups, keys and factors that it sets. A schedule of
+        # several groups is computed once.
+        self._targets: dict[str, dict[Schedule, list[tuple[int, str, float]]]]
+        self._targets = {"step": {}, "epoch": {}}
+        constants = [
+            {k: v for k, v in group.items() if k != "params"} for group in inner.param_groups
         ]
+        self._constants = constants  # what no schedule sets
+        for index, keys in enumerate(plan):
+            for key, (schedule, scale) in keys.items():
+                group = inner.param_groups[index]
+                # Adam's momentum is the first of its betas.
+                stored = "betas" if key == "momentum" and "betas" in group else key
+                if stored not in group:
+                    raise ConfigError(
+                        f"OPTIMIZER.param_schedulers.{key}: {type(inner).__name__} has no {key} to "
+                        f"schedule."
+                    )
+                targets = self._targets[schedule.interval].setdefault(schedule, [])
+                targets.append((index, stored, scale))
+                del constants[index][stored]
+        for interval in self._targets:
+            self.schedule(0.0, interval)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -68,15 +73,16 @@ class ScheduledOptimizer:
     def schedule(self, where: float, interval: str = "step") -> None:
         """Set the values that change with every step, or with every epoch."""
         if not 0.0 <= where < 1.0:
-            raise TrainingError(_out_of_range(where))
+            raise TrainingError(
+                f"an optimizer step at where = {where:.6g}, which is not in [0, 1): was the run "
+                f"resumed with fewer epochs, or more steps per epoch, than it had?"
+            )
         groups = self.inner.param_groups
-        for schedule, targets in self._timetables[interval].items():
+        for schedule, targets in self._targets[interval].items():
             value = schedule.value(where)
-            for index, key, scale, of_betas in targets:
-                if of_betas:
-                    groups[index]["betas"] = (value, groups[index]["betas"][1])
-                else:
-                    groups[index][key] = value * scale
+            for index, key, scale in targets:
+                group = groups[index]
+                group[key] = value * scale if key != "betas" else (value, group["betas"][1])
 
     def step(self, precision: Precision) -> None:
         precision.step(self.inner)
@@ -97,39 +103,26 @@ class ScheduledOptimizer:
                 "the checkpoint has no state of the optimizer. To start from its weights alone, "
                 "set MODEL.WEIGHTS_INIT.PARAMS_FILE to it."
             )
-        saved = state["param_groups"]
-        self._check_fits(saved)
+        saved, mine = state["param_groups"], self.inner.param_groups
+        if (then := _describe(saved)) != (now := _describe(mine)):
+            raise CheckpointError(
+                f"the optimizer in the checkpoint has {then}; this run's has {now}. Set MODEL and "
+                f"OPTIMIZER as they were, or start from the weights alone (MODEL.WEIGHTS_INIT)."
+            )
+        parameters = {
+            index: parameter
+            for old, new in zip(saved, mine, strict=True)
+            for index, parameter in zip(old["params"], new["params"], strict=True)
+        }
         groups = [{**old, **new} for old, new in zip(saved, self._constants, strict=True)]
-        own = [parameter for group in self.inner.param_groups for parameter in group["params"]]
-        indices = [index for group in saved for index in group["params"]]
-        parameters = dict(zip(indices, own, strict=True))
         values = {index: _shard(each, parameters[index]) for index, each in state["state"].items()}
         self.inner.load_state_dict({"state": values, "param_groups": groups})
 
-    def _check_keys(self) -> None:
-        for targets in (each for table in self._timetables.values() for each in table.values()):
-            for index, key, *_ in targets:
-                if _stored_as(key, self.inner.param_groups[index]) not in self.param_groups[index]:
-                    raise ConfigError(
-                        f"OPTIMIZER.param_schedulers.{key}: {type(self.inner).__name__} "
-                        f"has no {key} to schedule."
-                    )
 
-    def _check_fits(self, saved: Sequence[Mapping[str, Any]]) -> None:
-        mine = self.inner.param_groups
-        if [len(group["params"]) for group in saved] != [len(group["params"]) for group in mine]:
-            raise CheckpointError(
-                f"the optimizer in the checkpoint has {_describe(saved)}; this run's has "
-                f"{_describe(mine)}. The model, its frozen parameters, or OPTIMIZER's settings "
-                f"of parameter groups have changed."
-            )
-        for key in ("momentum", "betas"):
-            if (key in saved[0]) != (key in mine[0]):
-                raise CheckpointError(
-                    f"the checkpoint was written by another kind of optimizer than this run's "
-                    f"{type(self.inner).__name__}: only one of them has {key}. Set OPTIMIZER.name "
-                    f"as it was, or start from the weights alone (MODEL.WEIGHTS_INIT)."
-                )
+def _describe(groups: Sequence[Mapping[str, Any]]) -> str:
+    sizes = [len(group["params"]) for group in groups]
+    kind = [key for key in ("momentum", "betas") if key in groups[0]]
+    return f"groups of {sizes} parameters, with {kind or 'no momentum'}"
 
 
 def _shard(state: Any, parameter: Tensor) -> Any:
@@ -157,35 +150,3 @@ class OptionsView:
         if not values:
             raise AttributeError(f"the optimizer has no option {name!r}")
         return max(values)
-
-
-def _timetable(
-    plan: Sequence[Mapping[str, ScaledSchedule]], groups: Sequence[Mapping[str, Any]], interval: str
-) -> dict[Schedule, list[_Target]]:
-    """Map each schedule to the values it sets; a schedule of several groups is computed once."""
-    table: dict[Schedule, list[_Target]] = {}
-    for index, keys in enumerate(plan):
-        for key, (schedule, scale) in keys.items():
-            if schedule.interval == interval:
-                of_betas = _stored_as(key, groups[index]) == "betas"
-                table.setdefault(schedule, []).append(_Target(index, key, scale, of_betas))
-    return table
-
-
-def _stored_as(key: str, group: Mapping[str, Any]) -> str:
-    """Return the key that holds it: Adam's momentum is the first of its betas."""
-    return "betas" if key == "momentum" and "betas" in group else key
-
-
-def _describe(groups: Sequence[Mapping[str, Any]]) -> str:
-    parts = [f"{group.get('name', 'unnamed')} ({len(group['params'])})" for group in groups]
-    return f"{sum(len(group['params']) for group in groups)} parameters: {', '.join(parts)}"
-
-
-def _out_of_range(where: float) -> str:
-    return (
-        f"an optimizer step at where = {where:.6g}; expected 0 or more and less than 1.\n"
-        f"  Likely causes: the run was resumed with fewer epochs or iterations than it had "
-        f"done; the dataset, batch size or number of processes changed between the runs, "
-        f"and with it the number of steps; a loop continues after the last step."
-    )
