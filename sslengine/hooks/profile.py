@@ -4,7 +4,6 @@ PROFILING writes to `<run>/profile/`, for each rank of PROFILED_RANKS:
 
     rank0_trace.json        for chrome://tracing or https://ui.perfetto.dev
     rank0_ops.txt           the operators that take most time
-    tensorboard/            the trace for TensorBoard's profiler (TENSORBOARD_TRACE)
     rank0_memory.pickle     what a GPU allocates in one step: contrib/diagnostics.py
 
 Only the steps in the window are slower: compare their shares, not their times.
@@ -13,10 +12,7 @@ Only the steps in the window are slower: compare their shares, not their times.
 from __future__ import annotations
 
 import logging
-import shutil
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -72,6 +68,8 @@ class ProfileSteps(Hook):
         self.end = options.first_recorded + options.NUM_ITERATIONS
         self._mine = rank() in options.PROFILED_RANKS and options.RUNTIME_PROFILING.USE_PROFILER
         self._profiler: profile | None = None
+        # Of short warm-ups and cleared events: both are configured.
+        warnings.filterwarnings("ignore", module=r".*\.profiler?")
 
     def on_start(self, task: Task) -> None:
         if self._mine:
@@ -82,24 +80,22 @@ class ProfileSteps(Hook):
     def on_step_start(self, task: Task) -> None:
         options = self.options
         if self._mine and task.train and task.iteration == options.START_ITERATION:
-            with _ignoring_warnings():
-                self._profiler = profile(
-                    activities=choose_activities(options.RUNTIME_PROFILING, task.device),
-                    schedule=schedule(
-                        wait=0, warmup=options.WARMUP_ITERATIONS, active=options.NUM_ITERATIONS,
-                        repeat=1,
-                    ),
-                    on_trace_ready=self._write_trace,
-                    profile_memory=True,
-                )  # fmt: skip
-                self._profiler.start()
+            self._profiler = profile(
+                activities=choose_activities(options.RUNTIME_PROFILING, task.device),
+                schedule=schedule(
+                    wait=0, warmup=options.WARMUP_ITERATIONS, active=options.NUM_ITERATIONS,
+                    repeat=1,
+                ),
+                on_trace_ready=self._write_trace,
+                profile_memory=True,
+            )  # fmt: skip
+            self._profiler.start()
 
     def on_step(self, task: Task) -> None:
         if not task.train:
             return
         if self._profiler is not None:
-            with _ignoring_warnings():
-                self._profiler.step()
+            self._profiler.step()
         if task.iteration == self.end:
             self.on_end(task)
             if self.options.STOP_TRAINING_AFTER_PROFILING:
@@ -109,8 +105,7 @@ class ProfileSteps(Hook):
         """Close the window; the run may be shorter."""
         if self._profiler is not None:
             profiler, self._profiler = self._profiler, None
-            with _ignoring_warnings():
-                profiler.stop()
+            profiler.stop()
 
     on_exception = on_end
 
@@ -123,10 +118,6 @@ class ProfileSteps(Hook):
         table = profiler.key_averages().table(sort_by=order, row_limit=OPERATORS)
         operators = self.folder / f"rank{rank()}_ops.txt"
         operators.write_text(table.rstrip() + "\n", encoding="utf-8")
-        if self.options.RUNTIME_PROFILING.TENSORBOARD_TRACE:
-            board = self.folder / "tensorboard"
-            board.mkdir(exist_ok=True)
-            shutil.copyfile(trace, board / f"rank{rank()}.{self.end}.pt.trace.json")
         log.info("steps %d to %d profiled: %s", self.options.first_recorded + 1, self.end, trace)
 
 
@@ -141,11 +132,3 @@ def choose_activities(
             "there is nothing to profile. Set it to true."
         )
     return chosen
-
-
-@contextmanager
-def _ignoring_warnings() -> Iterator[None]:
-    """Silence torch's warnings about short warm-ups and cleared events: both are configured."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

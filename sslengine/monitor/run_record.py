@@ -15,7 +15,7 @@ from sslengine.atomic import append, write_json, write_whole
 from sslengine.distributed.ranks import is_primary, world_size
 from sslengine.errors import Preempted
 from sslengine.monitor.environment import masked, peak_memory, typed_command
-from sslengine.monitor.run_status import COMPLETE, FAILED, RUNNING, STARTS, STATUS, STOPPED, Status
+from sslengine.monitor.run_facts import COMPLETE, FAILED, RUNNING, STARTS, STATUS, STOPPED, Status
 
 # What of environment.json a start keeps.
 _OF_START = ("recipe", "time", "folder", "host", "code", "sslengine", "python", "gpus")

@@ -93,7 +93,7 @@ class _OfAnother:
 
 @pytest.mark.parametrize(
     ("hook", "message"),
-    [(_Misspelt, r"_Misspelt.on_phase_begin: .* mean 'on_phase_"), (_OfAnother, r"_OfAnother")],
+    [(_Misspelt, "_Misspelt.on_phase_begin would never"), (_OfAnother, "_OfAnother would never")],
 )
 def test_what_is_never_called_is_an_error(tmp_path: Path, hook: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -118,7 +118,7 @@ class _Counts(Hook):
 
 def test_of_two_hooks_of_one_name_no_state_is_lost(tmp_path: Path) -> None:
     saves = SaveCheckpoints(tmp_path, CheckpointOptions())
-    with pytest.raises(CheckpointError, match="two hooks are named '_Counts'"):
+    with pytest.raises(CheckpointError, match="are named '_Counts'"):
         train(tmp_path, [_Counts(1), _Counts(5), saves])
     train(tmp_path, [_Counts(1, "a"), _Counts(5, "b"), saves], OPTIMIZER__num_epochs=1)
     stored = files.newest(tmp_path)[1]["classy_state_dict"]["hooks"]

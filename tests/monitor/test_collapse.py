@@ -14,25 +14,7 @@ import torch
 
 from sslengine.command.front import main as command
 from sslengine.launch.cli import main
-from sslengine.monitor.collapse import (
-    ADVICE,
-    COPIES,
-    FROM_WEIGHTS,
-    IMAGES,
-    INFORMATION,
-    INPUT_STD,
-    KOLEO,
-    LOSS_FINITE,
-    LOSS_SCALE,
-    NO_NEIGHBOUR,
-    NOT_FINITE,
-    PATCHES,
-    START_RANK,
-    START_ROWS,
-    TRUNK_RANK,
-    TRUNK_ROWS,
-    find_signs,
-)
+from sslengine.monitor.collapse import ADVICE, NOT_FINITE, find_signs
 from sslengine.precision import Precision
 from tests.teachers import needed
 
@@ -172,7 +154,7 @@ def test_weights_that_are_collapsed_at_the_start(
     assert advice(tmp_path / "dead", capsys)["equal images"] == ADVICE["equal images"]
     more = {**BRIEF, "MODEL.WEIGHTS_INIT.PARAMS_FILE": str(tmp_path / "dead"), **rate(1e-6)}
     assert train(tmp_path / "run", "simclr", **more) == 0
-    assert advice(tmp_path / "run", capsys)["equal images"] == ADVICE[FROM_WEIGHTS]
+    assert advice(tmp_path / "run", capsys)["equal images"] == ADVICE["from weights"]
 
 
 @pytest.mark.slow
@@ -277,23 +259,24 @@ def _config(**options: Any) -> dict[str, Any]:
     return {"LOSS": {"name": "any_loss", "any_loss": loss}}
 
 
-PATCH_ENTROPY, PATCH_USED = PATCHES.entropy, PATCHES.used
-ENTROPY, USED = IMAGES.entropy, IMAGES.used
-STARTED = {TRUNK_ROWS: 64.0, START_RANK: 20.0, START_ROWS: 64.0}
+PATCH_ENTROPY, PATCH_USED = "loss.patch_teacher_entropy", "loss.patch_prototypes_used"
+ENTROPY, USED, KOLEO = "loss.teacher_entropy", "loss.prototypes_used", "loss.koleo"
+TRUNK_RANK, TRUNK_ROWS = "trunk_rank", "trunk_rows"
+STARTED = {TRUNK_ROWS: 64.0, "start_rank": 20.0, "start_rows": 64.0}
 
 
 @pytest.mark.parametrize(
     ("ends", "what", "cause"),
     [
-        ([{LOSS_SCALE: 2.0**-3}], "not finite", ""),
-        ([{LOSS_SCALE: 2.0**10}], "", ""),
+        ([{"loss_scale": 2.0**-3}], "not finite", ""),
+        ([{"loss_scale": 2.0**10}], "", ""),
         ([{USED: 40.0}, {USED: 8.0}], "fewer prototypes", ""),
         ([{USED: 40.0}, {USED: 11.0}], "", ""),
         ([{ENTROPY: 4.1, USED: 60.0}], "", ""),
         ([{TRUNK_RANK: 20.0}, {TRUNK_RANK: 4.9}], "fewer dimensions", ""),
         ([{TRUNK_RANK: 20.0}, {TRUNK_RANK: 5.1}], "", ""),
         ([{TRUNK_RANK: 4.9, **STARTED}], "fewer dimensions", ""),
-        ([{TRUNK_RANK: 20.0, TRUNK_ROWS: 64}, {TRUNK_RANK: 4.9, **STARTED, START_RANK: 1.2}],
+        ([{TRUNK_RANK: 20.0, TRUNK_ROWS: 64}, {TRUNK_RANK: 4.9, **STARTED, "start_rank": 1.2}],
          "fewer dimensions", ""),
         ([{TRUNK_RANK: 5.1, **STARTED}], "", ""),
         ([{TRUNK_RANK: 4.9, **STARTED, TRUNK_ROWS: 16}], "", ""),
@@ -301,19 +284,19 @@ STARTED = {TRUNK_ROWS: 64.0, START_RANK: 20.0, START_ROWS: 64.0}
         ([{TRUNK_RANK: 1.1}], "equal images", ""),
         ([{TRUNK_RANK: 1.1, TRUNK_ROWS: 8}], "equal images", ""),
         ([{TRUNK_RANK: 1.1, **STARTED}], "equal images", ""),
-        ([{TRUNK_RANK: 1.1, **STARTED, START_RANK: 1.2}], "equal images", FROM_WEIGHTS),
+        ([{TRUNK_RANK: 1.1, **STARTED, "start_rank": 1.2}], "equal images", "from weights"),
         ([{TRUNK_RANK: 1.1, TRUNK_ROWS: 2, USED: 1.0}], "", ""),
         ([{TRUNK_RANK: 40.0, TRUNK_ROWS: 64}, {TRUNK_RANK: 7.0, TRUNK_ROWS: 8}], "", ""),
         ([{ENTROPY: 0.0, USED: 40.0}], "one-hot targets", ""),
         ([{PATCH_ENTROPY: 0.01, PATCH_USED: 40.0}], "one-hot patch targets", "one-hot targets"),
         ([{ENTROPY: 0.5, USED: 40.0}], "", ""),
-        ([{KOLEO: math.nan, LOSS_FINITE: 0.0}], "not finite", ""),
-        ([{TRUNK_RANK: 1.1, INPUT_STD: 0.0}], "equal images", COPIES),
-        ([{KOLEO: 0.0}], "KoLeo", NO_NEIGHBOUR),
+        ([{KOLEO: math.nan, "loss_finite": 0.0}], "not finite", ""),
+        ([{TRUNK_RANK: 1.1, "input_std": 0.0}], "equal images", "copies"),
+        ([{KOLEO: 0.0}], "KoLeo", "no neighbour"),
         ([{KOLEO: math.inf}], "KoLeo", ""),
         ([{KOLEO: 13.0}], "", ""),
-        ([{INFORMATION: 0.01}], "targets without images", ""),
-        ([{INFORMATION: 0.03}], "", ""),
+        ([{"loss.image_information": 0.01}], "targets without images", ""),
+        ([{"loss.image_information": 0.03}], "", ""),
         ([], "", ""),
     ],
 )  # fmt: skip

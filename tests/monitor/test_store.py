@@ -99,10 +99,7 @@ def test_one_copy_for_all_metrics_and_the_losses(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("name", "value", "arguments"),
     [
-        ("x", torch.zeros(2), {}),
-        ("x", "many", {}),
         ("x", 1.0, {"reduce": "avg"}),
-        ("x", 1.0, {"window": 0}),
         ("once reduced", 1.0, {}),
         ("loss", 1.0, {}),
         ("loss.align", 1.0, {}),
@@ -374,4 +371,4 @@ def _other_parts() -> str:
 def test_losses_of_other_names_are_reported_on_all_ranks(two_ranks: RankPool) -> None:
     first, second = two_ranks.run(_other_parts)
     assert first == second
-    assert "their losses must have the same parts" in first
+    assert "losses must have the same" in first

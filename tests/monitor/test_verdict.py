@@ -18,17 +18,19 @@ from sslengine.checkpoint.lock import owned
 from sslengine.command.front import main
 from sslengine.errors import Preempted, TrainingError
 from sslengine.evaluate.pairs import compare_pairs
-from sslengine.monitor.run_facts import Facts, read_facts, read_judgements
-from sslengine.monitor.run_record import recorded
-from sslengine.monitor.run_status import (
+from sslengine.monitor.history import read_lines
+from sslengine.monitor.run_facts import (
     COMPLETE,
     FAILED,
     RUNNING,
     STOPPED,
+    Facts,
     Status,
-    read_starts,
+    read_facts,
+    read_judgements,
     read_status,
 )
+from sslengine.monitor.run_record import recorded
 from sslengine.monitor.verdict import judge_run
 from tests.command.photos import write_photos
 from tests.integration.test_configs import QUICK
@@ -221,7 +223,7 @@ def test_the_status_of_a_run_that_ends(
     found = read_status(tmp_path)
     assert (found.status, found.step, found.steps) == (status, 3, 7)
     assert "\n" not in found.cause
-    (start,) = read_starts(tmp_path)
+    (start,) = read_lines(tmp_path / "starts.jsonl")
     assert (start["command"], start["step"], start["ranks"]) == (TYPED, 3, 1)
 
 
