@@ -167,11 +167,6 @@ def build_loss(
         loss = chosen(options, **given)
     else:
         loss = chosen(options, facts)
-    if not isinstance(loss, nn.Module):
-        raise ConfigError(
-            f"config.LOSS.name: {name!r} is no loss: calling it gave {loss!r}, which is no "
-            f"torch.nn.Module."
-        )
     if settings.PRESERVE.WEIGHT:
         loss.preservation = Preservation(settings.PRESERVE.WEIGHT)
     ranks_per_node = read(config, DistributedOptions).NUM_PROC_PER_NODE

@@ -7,29 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from sslengine.config.facts import RunFacts
 from sslengine.engine import build
-from sslengine.registry import LOSSES
 from sslengine.testing.run_suite import BF16
 from sslengine.testing.runs import Spec, run
 from tests.config.recipes import resolved
 from tests.data.pictures import write_tree
 
 CPU = torch.device("cpu")
-
-
-class NeedsFacts(nn.Module):
-    def __init__(self, run: RunFacts, factor: float = 1.0) -> None:
-        super().__init__()
-        self.facts, self.factor = run, factor
-
-
-def test_a_loss_without_options_class_may_ask_for_the_facts() -> None:
-    name = f"{__name__}:NeedsFacts"
-    LOSSES.get(name)
-    config = resolved(LOSS={"name": name, "NeedsFacts": {"factor": 2.0}}).config
-    loss: Any = build.build_loss(config, nn.Module(), 16, CPU)
-    assert (loss.factor, loss.facts.num_train_samples, loss.facts.views_per_image) == (2.0, 16, 2)
 
 
 @pytest.mark.parametrize(

@@ -123,14 +123,6 @@ def _begin(model: nn.Module, inputs: list[Tensor]) -> PythonTask:
     return task
 
 
-def test_what_is_frozen_stays() -> None:
-    model = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2, track_running_stats=False))
-    task = _begin(model, [torch.ones(2, 2)])
-    model[0].eval()
-    refresh(task, 1)
-    assert model[0].running_mean.tolist() == [0, 0]
-
-
 def test_it_moves_no_weight_and_no_random_stream(tmp_path: Path) -> None:
     plain, precise = Watch(), Watch()
     one = train(tmp_path, [plain], **DROPOUT)

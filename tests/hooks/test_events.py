@@ -12,7 +12,6 @@ from sslengine.checkpoint.options import CheckpointOptions
 from sslengine.engine.checkpointing import SaveCheckpoints
 from sslengine.errors import CheckpointError, ConfigError
 from sslengine.hooks.events import (
-    EVENTS,
     Hook,
     compile_events,
     hook_name,
@@ -34,13 +33,6 @@ class _Recorder(Hook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.tag = state["tag"]
-
-
-def test_events_come_in_vissls_order() -> None:
-    assert EVENTS == (
-        "on_start", "on_phase_start", "on_step_start", "on_forward", "on_loss_and_meter",
-        "on_backward", "on_update", "on_step", "on_phase_end", "on_end", "on_exception",
-    )  # fmt: skip
 
 
 def test_only_what_is_overridden_is_called_in_the_order_of_the_hooks() -> None:

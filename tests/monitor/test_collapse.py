@@ -158,22 +158,6 @@ def test_weights_that_are_collapsed_at_the_start(
 
 
 @pytest.mark.slow
-def test_weights_that_the_first_epoch_destroys(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Six channels are left; without the weights' own rank nothing is below a quarter of it."""
-    destroys(6, tmp_path, monkeypatch)
-    assert train(tmp_path / "first", "simclr", **BRIEF) == 0
-    more = {**BRIEF, "HOOKS.EXTRA": "['destroy:Destroy']", **rate(0.3)}
-    assert train(tmp_path / "scratch", "simclr", **more) == 0
-    assert "fewer dimensions" not in advice(tmp_path / "scratch", capsys)
-    more["MODEL.WEIGHTS_INIT.PARAMS_FILE"] = str(tmp_path / "first")
-    assert train(tmp_path / "run", "simclr", **more) == 0
-    assert "fewer dimensions: " in "".join(capsys.readouterr())
-    assert "fewer dimensions" in advice(tmp_path / "run", capsys)
-
-
-@pytest.mark.slow
 def test_copies_among_the_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Red ones and blue ones: the images differ, and the nearest ones do not."""
     colours = np.array([[200, 0, 0], [0, 0, 200]] * 16, dtype=np.uint8)

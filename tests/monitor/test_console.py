@@ -117,16 +117,3 @@ def test_a_warning_in_mid_epoch_is_above_the_bar_and_leaves_none_behind(
     assert "".join("".join(told).split()) == f"WARNING: {warning}".replace(" ", "")
     assert all(len(line) <= width for line in told)
     assert [odd, phase] == ["WARNING: odd", "train 1/1  loss 1"]
-
-
-@pytest.mark.parametrize("width", [60, 80])
-def test_what_the_engine_says_ends_between_words(width: int) -> None:
-    text = "  checkpoint  /home/somebody/" + "x" * 90 + "\nfive thousand images, " * 9
-    out = io.StringIO()
-    Screen(file=out, force_terminal=True, width=width).print(text)
-    lines = out.getvalue().splitlines()
-    assert sum(len(line) > width for line in lines) == 1  # the path, to be copied in one piece
-    assert " ".join(" ".join(lines).split()) == " ".join(text.split())
-    plain = io.StringIO()
-    Screen(file=plain, force_terminal=False, width=width).print(text)
-    assert plain.getvalue() == text + "\n"

@@ -14,7 +14,6 @@ from sslengine.distributed.ranks import rank
 from sslengine.errors import NonFiniteLossError, TrainingError
 from sslengine.monitor import store as module
 from sslengine.monitor.store import (
-    KEPT,
     Column,
     MetricStore,
     Series,
@@ -235,13 +234,6 @@ def test_value_by_value(two_ranks: RankPool, count: int) -> None:
             np.testing.assert_allclose(found[reduce], expected, rtol=1e-15)
 
 
-def test_one_ranks_nan_is_everyones(two_ranks: RankPool) -> None:
-    kinds = ("mean", "max", "sum")
-    puts: list[Puts] = [{each: (each, [value]) for each in kinds} for value in (1.0, math.nan)]
-    for found in two_ranks.run(_exchanged, puts):
-        assert all(math.isnan(found[each][0]) for each in kinds)
-
-
 @pytest.mark.parametrize(
     "second",
     [
@@ -273,14 +265,6 @@ def test_windows_are_numpys(values: list[float], window: int) -> None:
     assert series.average() == pytest.approx(float(np.mean(last)), abs=1e-6)
     assert series.global_average() == pytest.approx(float(np.mean(values)), abs=1e-6)
     assert (series.latest(), series.values(window), len(series)) == (values[-1], last, len(values))
-
-
-def test_the_mean_is_of_all_values_and_the_rest_of_those_that_are_kept() -> None:
-    series = Series(window=2)
-    series.extend([float(n) for n in range(KEPT + 5)])
-    assert series.values()[0] == 5.0
-    assert len(series) == KEPT + 5
-    assert series.global_average() == (KEPT + 4) / 2
 
 
 # ---- losses

@@ -240,12 +240,6 @@ def test_writers_by_name_and_with_arguments(place: RunPlace) -> None:
         each.close()
 
 
-def test_every_writer_that_ships_is_declared_and_no_other() -> None:
-    assert set(WRITERS._declared) == {
-        "console", "log", "json", "csv", "images", "tensorboard", "tracker", "mlflow",
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("entry", "key"),
     [

@@ -41,13 +41,6 @@ def test_a_loop_gives_the_same(
         assert all(map(torch.equal, tensors, expected))
 
 
-def test_on_a_cpu() -> None:
-    tensors, factors = some(0), torch.arange(9.0)
-    expected = one_by_one(tensors, factors)
-    ScaleEach()(tensors, factors)
-    assert all(map(torch.equal, tensors, expected))
-
-
 def test_hundreds_of_tensors_are_some_launches() -> None:
     def like_a_network() -> list[Tensor]:
         made = [torch.empty(64, 64, 3, 3, device="meta") for _ in range(100)]

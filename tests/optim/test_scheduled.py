@@ -42,13 +42,6 @@ def values(optimizer: ScheduledOptimizer, key: str) -> list[Any]:
     return [group[key] for group in optimizer.param_groups]
 
 
-def test_everything_is_set_for_the_first_step() -> None:
-    optimizer = scheduled()
-    assert values(optimizer, "lr") == [1.0, 10.0]
-    assert values(optimizer, "weight_decay") == [1.0, 0.0]
-    assert values(optimizer, "momentum") == [0.9, 0.0]
-
-
 def test_steps_and_epochs_set_their_own() -> None:
     optimizer = scheduled()
     optimizer.schedule(0.5)
