@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 
 import pytest
 
@@ -145,18 +143,12 @@ def test_milestones_inside_a_composite_count_epochs_of_the_whole_run() -> None:
         ("cosin", {}, r"name: there is no scheduler named 'cosin'. Did you mean 'cosine'"),
         ("cosine", {"start_value": 1.0}, r"^end_value: cosine requires this argument"),
         ("linear", {"start_value": 1.0, "end_valu": 2.0}, r"^end_valu: .*Did you mean 'end_value'"),
-        ("constant", {"value": "big"}, r"^value: expected float, got 'big'"),
-        ("multistep", {"values": []}, r"^values: expected at least one value"),
         ("multistep", {"values": [1.0] * 11}, r"^values: .*got 11 for 10 epochs"),
         ("multistep", {"values": [1.0, 2.0], "milestones": [3, 4]}, "^milestones: 2 values"),
         ("multistep", {"values": [1.0] * 3, "milestones": [4, 4]}, "^milestones: .*increasing"),
-        ("multistep", {"values": [1.0] * 2, "milestones": [0]}, "^milestones: .*increasing"),
-        ("step", {"values": []}, "rejects"),
-        ("step_with_fixed_gamma", {"base_value": 0.0, "num_decays": 1, "gamma": 1.0}, "rejects"),
         ("inverse_sqrt", {"start_value": 1.0, "warmup_interval_length": -1.0}, "rejects"),
         ("cosine_warm_restart", {**WAVES, "restart_interval_length": 0.0}, "^restart_interval_l"),
         ("cosine_warm_restart", {**WAVES, "wave_type": "hal"}, "^wave_type"),
-        ("composite", {"schedulers": [], "lengths": []}, "rejects"),
     ],
 )
 def test_mistakes_are_told_with_their_key(name: str, arguments: dict, message: str) -> None:
@@ -167,20 +159,13 @@ def test_mistakes_are_told_with_their_key(name: str, arguments: dict, message: s
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"lengths": [0.5]}, "rejects"),
         ({"lengths": [0.5, 0.6]}, "rejects"),
         ({"lengths": [0.0, 1.0]}, r"^lengths: expected shares above 0"),
         ({"interval_scaling": ["fixed"]}, "^interval_scaling"),
-        ({"interval_scaling": ["fixed", "fxed"]}, "rejects"),
         (
             {"schedulers": [{"name": "constant", "value": 1.0}, {"name": "constan"}]},
             r"^schedulers.1.name: there is no scheduler named 'constan'",
         ),
-        (
-            {"schedulers": [{"name": "constant", "valu": 1.0}] * 2},
-            r"^schedulers.0.valu: .*Did you mean 'value'",
-        ),
-        ({"schedulers": [{"value": 1.0}] * 2}, r"^schedulers.0.name: there is no scheduler"),
     ],
 )
 def test_mistakes_in_a_composite_are_told_with_their_place(change: dict, message: str) -> None:
@@ -203,9 +188,3 @@ def test_a_curve_of_ones_own() -> None:
             build_curve("sawtooth_of_the_test", {"start_value": 2.0, "num_epochs": 3}, 4)
         with pytest.raises(UnknownNameError):
             build_curve("sawtooth", {}, 4)
-
-
-def test_reading_schedules_does_not_import_torch() -> None:
-    """They are read for --help and by config checks."""
-    code = "import sys, sslengine.optim.options; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -113,23 +113,6 @@ def parameter(value: float = 4.0) -> nn.Parameter:
     return p
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda p: LARS([p], weight_decay=0.1, exclude_bias_and_norm=True),
-        lambda p: add_larc(SGD)([p], larc=LarcOptions(clip=True), lr=0.1, weight_decay=0.1),
-        lambda p: add_larc(Adam)([p], larc=LarcOptions(), weight_decay=0.1),
-    ],
-)
-def test_a_step_never_reads_a_value_on_the_host(make: Any) -> None:
-    """Tensors without values: whoever asks for one gets an error."""
-    p = nn.Parameter(torch.ones(2, 2, device="meta"))
-    optimizer = make(p)
-    for _ in range(2):
-        p.grad = torch.ones_like(p)
-        optimizer.step()
-
-
 FORMS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "lars": lambda p: LARS(p, weight_decay=0.1, exclude_bias_and_norm=True),
     "larc": lambda p: add_larc(SGD)(p, larc=LarcOptions(clip=True), lr=0.1, weight_decay=0.1),
@@ -176,27 +159,6 @@ def test_a_device_moves_parameters_as_a_cpu_does(
             optimizer.zero_grad()
         moved.append(params)
     assert all(map(torch.equal, *moved))
-
-
-def test_weight_decay_counts_once_and_stays_in_the_group() -> None:
-    p = parameter()
-    optimizer = Halved([p], lr=1.0, weight_decay=0.5)
-    optimizer.step()
-    assert torch.equal(p, torch.full_like(p, 4.0 - (6.0 + 0.5 * 4.0) / 2))
-    assert optimizer.param_groups[0]["weight_decay"] == 0.5
-
-
-def test_closure() -> None:
-    p = parameter()
-
-    def loss() -> Tensor:
-        p.grad = None
-        total = (2.0 * p).sum()
-        total.backward()
-        return total
-
-    assert Halved([p], lr=1.0).step(loss) == 2.0 * 4.0 * 4
-    assert torch.equal(p, torch.full_like(p, 3.0))
 
 
 def test_step_hooks_are_called_once_also_when_plain_sgd_has_been_used() -> None:

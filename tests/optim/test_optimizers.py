@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from sslengine.optim import optimizers
-from sslengine.registry import OPTIMIZERS
 
 
 def parameters(count: int = 2) -> list[nn.Parameter]:
@@ -21,18 +20,6 @@ def parameters(count: int = 2) -> list[nn.Parameter]:
 def gradient(step: int) -> Tensor:
     generator = torch.Generator().manual_seed(step)
     return torch.randn(3, 4, generator=generator, dtype=torch.float64)
-
-
-def test_names() -> None:
-    assert OPTIMIZERS.get("sgd") is OPTIMIZERS.get("sgd_fsdp") is optimizers.SGD
-    assert OPTIMIZERS.get("adamw") is OPTIMIZERS.get("adamw_mt") is optimizers.AdamW
-    for name, base in (
-        ("sgd", torch.optim.SGD),
-        ("adam", torch.optim.Adam),
-        ("adamw", torch.optim.AdamW),
-        ("rmsprop", torch.optim.RMSprop),
-    ):
-        assert issubclass(OPTIMIZERS.get(name), base)
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -67,16 +54,3 @@ def test_fused_sgd_survives_an_overflow_in_the_first_step() -> None:
     p.grad = gradient(0)
     optimizer.step()
     torch.testing.assert_close(p.detach(), start - 0.1 * gradient(0), rtol=1e-14, atol=1e-14)
-
-
-def test_unfused_sgd_is_torchs_to_the_bit_in_its_first_step_with_dampening() -> None:
-    mine, theirs = parameters(1), parameters(1)
-    settings = {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}
-    for params, optimizer in (
-        (mine, optimizers.SGD(mine, **settings)),
-        (theirs, torch.optim.SGD(theirs, **settings)),
-    ):
-        for step in range(2):
-            params[0].grad = gradient(step)
-            optimizer.step()
-    assert torch.equal(mine[0], theirs[0])

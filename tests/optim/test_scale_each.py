@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sslengine.optim import optimizers
 from sslengine.optim.optimizers import ScaleEach
-from tests.launches import Launches, why_slow
+from tests.launches import Launches
 
 SHAPES = [(4, 3, 2, 2), (5,), (), (0, 3), (7, 1, 1, 1), (6, 2, 1, 1), (40,), (3, 3, 3, 3)]
 
@@ -58,42 +58,3 @@ def test_hundreds_of_tensors_are_some_launches() -> None:
     with Launches() as launched:
         torch._foreach_mul_(tensors, factors.unbind())
     assert launched.total == 200
-
-
-def test_room_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optimizers, "CHUNK", 100)
-    scale = ScaleEach()
-    tensors = [torch.empty(30, device="meta") for _ in range(10)]
-    scale(tensors, torch.empty(10, device="meta"))
-    rooms = {each._buffer.untyped_storage()._cdata for each in scale._chunks}
-    (held,) = {each._buffer.untyped_storage().nbytes() for each in scale._chunks}
-    assert len(rooms) == 1
-    assert held == 4 * 90
-    assert [each.indices for each in scale._chunks] == [
-        slice(0, 3), slice(3, 6), slice(6, 9), slice(9, 10)
-    ]  # fmt: skip
-
-
-MUL, COPY = torch.ops.aten._foreach_mul_.List, torch.ops.aten._foreach_copy_.default
-
-
-@pytest.mark.parametrize(
-    ("operation", "args", "expected"),
-    [
-        (MUL, ([torch.ones(2)], [torch.ones(2)]), ""),
-        (MUL, ([torch.ones(2, 1)], [torch.ones(2, 1).as_strided((2, 1), (1, 9))]), ""),
-        (MUL, ([torch.ones(2)], [torch.ones(())]), "beside"),
-        (MUL, ([torch.ones(2, 3)], [torch.ones(3, 2).t()]), "beside"),
-        (MUL, ([torch.ones(2)], [torch.ones(2).double()]), "float64 beside"),
-        (MUL, ([torch.ones(2)], [torch.ones(1).expand(2)]), "not dense"),
-        (COPY, ([torch.ones(2)], [torch.ones(2).double()]), ""),
-        (COPY, ([torch.ones(2), torch.ones(2).double()], [torch.ones(2)] * 2), "float64 beside"),
-        (torch.ops.aten._foreach_mul_.Tensor, ([torch.ones(2)], torch.ones(()).double()), "number"),
-        (torch.ops.aten._foreach_mul_.Scalar, ([torch.ones(2).long()], 0.5), "a float for"),
-        (torch.ops.aten.mul.Tensor, (torch.ones(2), torch.ones(2).double()), ""),
-    ],
-)
-def test_what_cuda_runs_one_by_one(operation: object, args: object, expected: str) -> None:
-    why = why_slow(operation, args)  # type: ignore[arg-type]
-    assert expected in why
-    assert bool(why) == bool(expected)

@@ -7,7 +7,6 @@ import pytest
 from sslengine.optim.schedules import (
     build_schedule,
     schedule,
-    schedule_problems,
 )
 
 
@@ -26,12 +25,3 @@ def test_interval(settings: dict[str, Any], interval: str) -> None:
     for chosen in ("step", "epoch"):
         options = schedule(**settings, update_interval=chosen)
         assert build_schedule(options, 10).interval == chosen
-
-
-def test_further_arguments() -> None:
-    options = schedule(name="constant", args={"value": 3.0})
-    assert build_schedule(options, 10).value(0.0) == 3.0
-    wrong = schedule(name="constant", value=1.0, args={"other": 3.0})
-    assert list(schedule_problems(wrong, 10, "a.b")) == [
-        "a.b.other: constant takes no such argument. It takes: value."
-    ]
