@@ -68,19 +68,11 @@ def test_it_looks_at_the_phases_of_its_split_alone() -> None:
     assert (task.iteration, task.progress.stopped) == (3, 1)
 
 
-@pytest.mark.parametrize(
-    ("monitor", "text"),
-    [
-        ("train.mine.top_5.0", "no metric 'train.mine.top_5.0'. Did you mean 'train.mine.top_1.0'"),
-        ("train.mine.top_1", "Known: train.loss, train.mine.top_1.0."),
-        ("train.los", "Did you mean 'train.loss'"),
-    ],
-)
-def test_a_metric_that_is_not_there(monitor: str, text: str) -> None:
+def test_a_metric_that_is_not_there() -> None:
     mine = {"mine": {"top_1": {"0": 50.0}}}
     end = at("on_phase_end", lambda task: task.phase_results.update(mine))
-    with pytest.raises(ConfigError, match=text):
-        _stopped_after([1.0, 1.0], end, MONITOR=monitor)
+    with pytest.raises(ConfigError, match="MONITOR: .*'train.mine.top_5.0'"):
+        _stopped_after([1.0, 1.0], end, MONITOR="train.mine.top_5.0")
 
 
 def test_a_train_phase_that_a_test_interrupts_has_no_metric_yet() -> None:

@@ -86,14 +86,6 @@ def test_ctrl_c_too_and_it_is_answered(tmp_path: Path, capfd: pytest.CaptureFixt
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_handlers_are_put_back(tmp_path: Path) -> None:
-    before = [signal.getsignal(number) for number in SIGNALS]
-    _stopped(tmp_path, Scheduler(signal.SIGTERM, 2))
-    assert [signal.getsignal(number) for number in SIGNALS] == before
-    train(tmp_path / "another", _hooks(tmp_path / "another"))
-    assert [signal.getsignal(number) for number in SIGNALS] == before
-
-
 def test_a_group_of_accumulated_batches_is_finished(tmp_path: Path) -> None:
     changes = {"OPTIMIZER__accumulate": 2}
     want = weights(train(tmp_path / "whole", _hooks(tmp_path / "whole"), **changes))

@@ -56,19 +56,6 @@ def test_without_a_terminal_lines_are_few(monkeypatch: pytest.MonkeyPatch) -> No
     assert "\x1b" not in out.getvalue()
 
 
-def test_on_a_terminal_a_bar_moves_and_leaves_the_phases_line() -> None:
-    writer, out = _writer(terminal=True)
-    writer.write(_step(1))
-    writer.write(_step(2))
-    writer.write(PHASE)
-    writer.close()
-    shown = out.getvalue()
-    assert "2/5" in shown
-    assert "eta 0:00:03" in shown
-    assert shown.rstrip().endswith("train 1/1  loss 1")
-    assert "\x1b[?25h" in shown  # the cursor is back
-
-
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_metrics_are_whole_or_not_shown_and_a_phase_is_one_line(width: int) -> None:
     writer, out = _writer(terminal=True, width=width)

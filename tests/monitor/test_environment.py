@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sslengine.monitor.environment import COPY_NOTE, code_version, environment
+from sslengine.monitor.environment import code_version, environment
 
 
 def test_secrets_and_private_variables_stay_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,8 +58,3 @@ def test_the_code_version_tells_changes(tmp_path: Path) -> None:
     assert clean is not None
     (tmp_path / "a").write_text("2")
     assert code_version(tmp_path) == f"{clean}+changes"
-
-
-def test_a_copy_says_what_it_was_made_from(tmp_path: Path) -> None:
-    (tmp_path / COPY_NOTE).write_text("abc+changes\n")
-    assert code_version(tmp_path) == "abc+changes"

@@ -17,7 +17,7 @@ import pytest
 
 from sslengine.engine import loop
 from sslengine.engine.task import SelfSupervisionTask
-from sslengine.errors import ConfigError, TrainingError
+from sslengine.errors import ConfigError
 from sslengine.hooks.default import default_hooks
 from sslengine.monitor.history import read
 from sslengine.monitor.pictures import Histogram
@@ -310,8 +310,3 @@ def test_an_error_of_its_code_at_its_first_record_ends_the_run(tmp_path: Path) -
     with pytest.raises(KeyError):
         _run(tmp_path, Away([1], KeyError), other)
     assert other.closed
-
-
-def test_a_writer_may_end_the_run(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError):
-        _run(tmp_path, Away([3], TrainingError))
