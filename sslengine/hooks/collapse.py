@@ -199,13 +199,9 @@ def find_tensors(output: Any) -> Iterator[Tensor]:
 
 
 def first_tensor(output: Any) -> Tensor | None:
-    """Return the first tensor in a model's output, flattened to rows; None if there is none."""
-    while not isinstance(output, Tensor):
-        output = list(output.values()) if isinstance(output, Mapping) else output
-        if not isinstance(output, Sequence) or not output:
-            return None
-        output = output[0]
-    return output.detach().flatten(1).float() if output.ndim > 1 else None
+    """Return the first tensor in an output, flattened to rows; None if there is none."""
+    first = next(find_tensors(output), None)
+    return None if first is None else first.detach().flatten(1).float()
 
 
 def find_patches(outputs: Sequence[Tensor]) -> Tensor | None:

@@ -200,15 +200,9 @@ def build_writers(entries: Iterable[str | Mapping[str, Any]], run: RunPlace) -> 
 
 
 def build_writer(entry: Mapping[str, Any], run: RunPlace) -> Writer:
-    name = str(entry["name"])
     arguments = {str(key): value for key, value in entry.items() if key != "name"}
-    writer = WRITERS.make(name, arguments, "config.HOOKS.WRITERS", run)
-    if not isinstance(writer, Writer):
-        raise ConfigError(
-            f"config.HOOKS.WRITERS: {name!r} is no writer: subclass sslengine.monitor.writers."
-            f"Writer and define write(record)."
-        )
-    return writer
+    made: Writer = WRITERS.make(str(entry["name"]), arguments, "config.HOOKS.WRITERS", run)
+    return made
 
 
 @register_writer("json")
