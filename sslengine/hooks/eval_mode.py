@@ -39,8 +39,7 @@ class PreciseBatchNorm(Hook):
         step = task.config.TRAINER.TRAIN_STEP_NAME
         if getattr(TRAIN_STEPS.get(step), "model_gives_losses", False):
             raise ConfigError(
-                f"config.HOOKS.PRECISE_BN.ENABLED: with {step} the model's forward also computes "
-                f"its losses, which may change more than statistics. Set it to false."
+                f"config.HOOKS.PRECISE_BN.ENABLED: a forward of {step} changes more than those."
             )
 
     def on_phase_end(self, task: Task) -> None:

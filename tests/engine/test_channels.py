@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from sslengine.engine.build import build_base_model
-from sslengine.engine.channels import look_at_data
+from sslengine.engine.build import build_base_model, look_at_data
 from sslengine.errors import ConfigError
 from tests.config.recipes import resolved
 

@@ -144,7 +144,7 @@ def test_milestones_inside_a_composite_count_epochs_of_the_whole_run() -> None:
         ("cosine", {"start_value": 1.0}, r"^end_value: cosine requires this argument"),
         ("linear", {"start_value": 1.0, "end_valu": 2.0}, r"^end_valu: .*Did you mean 'end_value'"),
         ("multistep", {"values": [1.0] * 11}, r"^values: .*got 11 for 10 epochs"),
-        ("multistep", {"values": [1.0, 2.0], "milestones": [3, 4]}, "^milestones: 2 values"),
+        ("multistep", {"values": [1.0, 2.0], "milestones": [3, 4]}, "^milestones: expected 1"),
         ("multistep", {"values": [1.0] * 3, "milestones": [4, 4]}, "^milestones: .*increasing"),
         ("inverse_sqrt", {"start_value": 1.0, "warmup_interval_length": -1.0}, "rejects"),
         ("cosine_warm_restart", {**WAVES, "restart_interval_length": 0.0}, "^restart_interval_l"),

@@ -163,5 +163,5 @@ def test_linear_eval_heads() -> None:
 
 
 def test_linear_eval_heads_need_an_entry_each() -> None:
-    with pytest.raises(ConfigError, match=r"2 entries, but the model has a head number 2"):
+    with pytest.raises(ConfigError, match=r"linear_eval_heads: 2 entries, and a head number 2"):
         linear_heads([{"lr": 1.0}, {"lr": 2.0}])
