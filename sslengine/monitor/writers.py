@@ -31,7 +31,7 @@ from rich.console import Console
 from sslengine.atomic import append, make_folder
 from sslengine.dotted import leaves
 from sslengine.errors import ConfigError, SSLEngineError
-from sslengine.monitor.pictures import Histogram, Image
+from sslengine.monitor.store import Histogram, Image
 from sslengine.registry import WRITERS, register_writer
 from sslengine.screen import fit_line
 

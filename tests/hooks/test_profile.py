@@ -20,7 +20,7 @@ from sslengine.hooks.profile import (
     LogGpus,
     ProfileSteps,
 )
-from sslengine.monitor.environment import peak_memory
+from sslengine.monitor.run_record import peak_memory
 from sslengine.trust import Opened, closed
 from tests.config.recipes import resolved
 from tests.engine.runs import CPU, train

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sslengine.monitor.environment import code_version, environment
+from sslengine.monitor.run_record import code_version, environment
 
 
 def test_secrets_and_private_variables_stay_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sslengine.monitor.pictures import Histogram, count, make_image, read_histogram
+from sslengine.monitor.store import Histogram, count, make_image, read_histogram
 
 
 def _counted(values: Tensor, bins: int) -> Histogram:

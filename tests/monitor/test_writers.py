@@ -20,7 +20,7 @@ from sslengine.engine.task import SelfSupervisionTask
 from sslengine.errors import ConfigError
 from sslengine.hooks.default import default_hooks
 from sslengine.monitor.history import read
-from sslengine.monitor.pictures import Histogram
+from sslengine.monitor.store import Histogram
 from sslengine.monitor.writers import (
     ImageWriter,
     JsonLinesWriter,

@@ -11,9 +11,8 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from sslengine.optim.build import build_optimizer
+from sslengine.optim.build import ScheduledOptimizer, build_optimizer
 from sslengine.optim.options import OptimizerOptions
-from sslengine.optim.scheduled import ScheduledOptimizer
 from sslengine.optim.schedules import SchedulerOptions, schedule
 
 CPU = torch.device("cpu")

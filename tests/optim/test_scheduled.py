@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from sslengine.errors import CheckpointError, ConfigError, TrainingError
-from sslengine.optim.scheduled import ScaledSchedule, ScheduledOptimizer
+from sslengine.optim.build import ScaledSchedule, ScheduledOptimizer
 from sslengine.optim.schedules import Schedule
 
 RISING = Schedule(lambda where: 1.0 + where, "step")
