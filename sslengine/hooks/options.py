@@ -159,6 +159,8 @@ class RuntimeProfilingOptions:
     PROFILE_CPU: bool = True
     # Record what runs on the GPU.
     PROFILE_GPU: bool = True
+    # Write the trace also to `tensorboard`, for TensorBoard's profiler.
+    TENSORBOARD_TRACE: bool = False
 
     def check(self) -> Iterator[str]:
         if self.USE_PROFILER and not (self.PROFILE_CPU or self.PROFILE_GPU):

@@ -4,6 +4,7 @@ PROFILING writes to `<run>/profile/`, for each rank of PROFILED_RANKS:
 
     rank0_trace.json        for chrome://tracing or https://ui.perfetto.dev
     rank0_ops.txt           the operators that take most time
+    tensorboard/            the trace for TensorBoard's profiler (TENSORBOARD_TRACE)
     rank0_memory.pickle     what a GPU allocates in one step: contrib/diagnostics.py
 
 Only the steps in the window are slower: compare their shares, not their times.
@@ -12,6 +13,7 @@ Only the steps in the window are slower: compare their shares, not their times.
 from __future__ import annotations
 
 import logging
+import shutil
 import warnings
 from pathlib import Path
 
@@ -118,6 +120,10 @@ class ProfileSteps(Hook):
         table = profiler.key_averages().table(sort_by=order, row_limit=OPERATORS)
         operators = self.folder / f"rank{rank()}_ops.txt"
         operators.write_text(table.rstrip() + "\n", encoding="utf-8")
+        if self.options.RUNTIME_PROFILING.TENSORBOARD_TRACE:
+            board = self.folder / "tensorboard"
+            board.mkdir(exist_ok=True)
+            shutil.copyfile(trace, board / f"rank{rank()}.{self.end}.pt.trace.json")
         log.info("steps %d to %d profiled: %s", self.options.first_recorded + 1, self.end, trace)
 
 

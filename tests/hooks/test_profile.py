@@ -47,12 +47,14 @@ def _forwards(trace: Path) -> int:
 
 
 def test_the_window_is_in_the_trace_and_nothing_else(tmp_path: Path) -> None:
-    train_engine(make_run(tmp_path, **BOTH))
+    train_engine(make_run(tmp_path, **BOTH, PROFILING__RUNTIME_PROFILING__TENSORBOARD_TRACE=True))
     folder = tmp_path / "profile"
     assert _forwards(folder / "rank0_trace.json") == 2
     operators = (folder / "rank0_ops.txt").read_text()
     assert "aten::convolution_backward" in operators
     assert "Self CPU" in operators
+    (board,) = (folder / "tensorboard").iterdir()
+    assert board.read_bytes() == (folder / "rank0_trace.json").read_bytes()
 
 
 def _hook(folder: Path, start: int, warmup: int, steps: int, **options: Any) -> ProfileSteps:
