@@ -12,7 +12,7 @@ from torch import Tensor
 from sslengine.distributed.data_parallel import broadcast_all
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.engine import loop
-from sslengine.engine.task import SelfSupervisionTask
+from sslengine.engine.task import ClassyTask, SelfSupervisionTask
 from sslengine.errors import NonFiniteLossError, SSLEngineError
 from sslengine.hooks.default import default_hooks
 from sslengine.hooks.events import Hook
@@ -457,3 +457,10 @@ def test_what_the_page_says_moves_from_vissls_hooks_is_of_the_task(tmp_path: Pat
     assert all(f"`{each}`" in changed and not hasattr(task, each) for each in absent)
     here = ("train_feed", "test_feed", "phases", "storage", "phase_results", "perf", "precision")
     assert all(hasattr(task, each) for each in here)
+
+
+# ---- classy
+
+
+def test_the_task_is_a_classy_task_and_nothing_else() -> None:
+    assert SelfSupervisionTask.__bases__ == (ClassyTask,)
