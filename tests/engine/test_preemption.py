@@ -171,7 +171,7 @@ def test_a_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
     assert not torch.distributed.is_initialized()
 
 
-# ---- agreement
+# ---- all ranks leave after the same step
 
 
 def test_one_process_ends_after_the_step_in_which_it_is_asked() -> None:

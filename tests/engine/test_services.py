@@ -138,7 +138,7 @@ def test_a_killed_run_waits_no_longer_for_it(tmp_path: Path) -> None:
     assert _final(tmp_path)["classy_state_dict"]["progress"]["iteration"] == 16
 
 
-# ---- services
+# ---- their order
 
 
 def _names(folder: Path | None, **changes: Any) -> list[str]:

@@ -459,7 +459,7 @@ def test_what_the_page_says_moves_from_vissls_hooks_is_of_the_task(tmp_path: Pat
     assert all(hasattr(task, each) for each in here)
 
 
-# ---- classy
+# ---- as Classy Vision names it
 
 
 def test_the_task_is_a_classy_task_and_nothing_else() -> None:

@@ -140,7 +140,7 @@ def test_a_hook_is_called_when_it_is_due(tmp_path: Path) -> None:
     assert hook.seen == [(event, n) for n in (2, 5, 8) for event in ("on_backward", "on_step")]
 
 
-# ---- a run is cut and resumed: hooks have their states again, wherever they make or apply the
+# ---- a run is cut and resumed
 
 
 class SetsInInit(Hook):

@@ -75,7 +75,7 @@ def test_a_secret_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert text.count("***") == 4  # of the head, too
 
 
-# ---- environment
+# ---- what it ran on
 
 
 def test_secrets_and_private_variables_stay_out(monkeypatch: pytest.MonkeyPatch) -> None:

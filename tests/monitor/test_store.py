@@ -360,7 +360,7 @@ def test_losses_of_other_names_are_reported_on_all_ranks(two_ranks: RankPool) ->
     assert "losses must have the same" in first
 
 
-# ---- pictures
+# ---- images and histograms
 
 
 def _counted(values: Tensor, bins: int) -> Histogram:
@@ -405,7 +405,7 @@ def test_images_have_8_bits_and_colours_last(given: Any, expected: Any) -> None:
     assert np.array_equal(image, expected)
 
 
-# ---- what ranks send one another for a log line, in a run with the hooks that put metrics in
+# ---- what ranks send one another for a log line
 
 
 EVERY, STEPS = 4, 12

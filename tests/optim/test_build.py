@@ -220,7 +220,7 @@ def test_heads_have_their_own_settings_beside_the_last_layers_of_any_trunk(name:
     assert [placed[id(each)]["weight_decay"] for each in heads.parameters()] == [0.5, 0.0]
 
 
-# ---- scheduled
+# ---- with its schedules
 
 
 RISING = Schedule(lambda where: 1.0 + where, "step")

@@ -245,7 +245,7 @@ def test_hundreds_of_tensors_are_some_launches() -> None:
     assert launched.total == 200
 
 
-# ---- torch's optimizers are torch's own to test; here, that fused SGD starts well
+# ---- fused SGD starts well
 
 
 def parameters(count: int = 2) -> list[nn.Parameter]:

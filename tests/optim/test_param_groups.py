@@ -176,7 +176,7 @@ def test_linear_eval_heads_need_an_entry_each() -> None:
         linear_heads([{"lr": 1.0}, {"lr": 2.0}])
 
 
-# ---- oPTIMIZER.multipliers: factors by names, on top of all others
+# ---- OPTIMIZER.multipliers: factors by names, on top of all others
 
 
 SMALL: dict[str, Any] = {"IMAGE_SIZE": 16, "PATCH_SIZE": 8, "HIDDEN_DIM": 8, "MLP_DIM": 8,

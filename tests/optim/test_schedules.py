@@ -196,7 +196,7 @@ def test_a_curve_of_ones_own() -> None:
             build_curve("sawtooth", {}, 4)
 
 
-# ---- schedules
+# ---- when values are set
 
 
 @pytest.mark.parametrize(
