@@ -105,7 +105,7 @@ def test_one_word_for_the_precision_trains_as_the_keys_of_amp_do(tmp_path: Path)
     assert losses["word"] == losses["keys"] != losses["fp32"]
 
 
-# ---- also through the real launch, in tests/integration/test_pixels.py
+# ---- channels, also through the real launch in tests/integration/test_pixels.py
 
 
 def test_a_model_that_is_built_without_a_launch_takes_what_the_data_has(tmp_path: Path) -> None:

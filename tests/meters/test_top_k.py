@@ -127,7 +127,7 @@ def test_accuracy_takes_any_class_that_is_shown() -> None:
     assert meter.value() == {"top_1": {"0": 100.0}, "top_2": {"0": 100.0}}
 
 
-# ---- base
+# ---- totals of any meter
 
 
 class _Mean(Meter):
