@@ -19,7 +19,7 @@ from __future__ import annotations
 import bisect
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
@@ -99,14 +99,6 @@ def _arguments(options: SchedulerOptions) -> dict[str, Any]:
     names = (each.name for each in fields(options) if each.name in known)
     offered = ((name, getattr(options, name)) for name in names)
     return {**{name: each for name, each in offered if each not in (None, [])}, **options.args}
-
-
-def schedule_problems(options: SchedulerOptions, num_epochs: float, path: str) -> Iterator[str]:
-    """Yield the problem of a schedule with its key path."""
-    try:
-        build_schedule(options, num_epochs)
-    except ConfigError as error:
-        yield f"{path}.{error}"
 
 
 # ---- curves
