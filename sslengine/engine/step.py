@@ -15,7 +15,7 @@ stay there until they are read (monitor/store.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -118,22 +118,16 @@ class TrainStep:
         return task
 
     def context(self, task: SelfSupervisionTask) -> AbstractContextManager[Any]:
-        """Turn gradients on in training, and off in test phases.
+        """Turn gradients off in test phases.
 
-        Inside it DDP does not reduce gradients if they are reduced by hand, nor for any batch of an
-        accumulated group but the last, which then reduces the sum.
+        In training DDP does not reduce gradients if they are reduced by hand, nor for any batch of
+        an accumulated group but the last, which then reduces the sum.
         """
         parts, state = task.parts, task.state
         if not state.train:
             return torch.no_grad()
         reduces = state.group.last and not parts.reduction.by_hand
-        kept = nullcontext() if reduces else no_sync(parts.model, parts.loss)
-        if torch.is_grad_enabled():
-            return kept
-        stack = ExitStack()
-        stack.enter_context(torch.enable_grad())
-        stack.enter_context(kept)
-        return stack
+        return nullcontext() if reduces else no_sync(parts.model, parts.loss)
 
     def compute(self, task: SelfSupervisionTask, sample: Sample) -> Loss | None:
         """Compute the loss: what DDP wraps, so that it reduces the method's gradients too."""
