@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sslengine.errors import TrainingError
 from sslengine.meters.base import Meter
 from sslengine.registry import register_meter
 
@@ -34,9 +35,13 @@ class TopKMeter(Meter):
         return [f"top_{k}.{name}" for k in self.topk_values for name in self.output_names]
 
     def update(self, output: Tensor | Sequence[Tensor], target: Tensor) -> None:
-        rows = []
+        rows, most = [], max(self.topk_values)
         for logits in self.list_outputs(output):
-            best = logits.detach().float().topk(max(self.topk_values), dim=1).indices
+            if most > logits.shape[1]:
+                raise TrainingError(
+                    f"config.METERS.{self.name}.topk_values: top {most} of {logits.shape[1]} classes."
+                )
+            best = logits.detach().float().topk(most, dim=1).indices
             rows.append(torch.stack(self.count(best, logits, target)))
         self.add(torch.stack(rows))
 
