@@ -39,7 +39,7 @@ class TopKMeter(Meter):
         for logits in self.list_outputs(output):
             if most > logits.shape[1]:
                 raise TrainingError(
-                    f"config.METERS.{self.name}.topk_values: top {most} of {logits.shape[1]} classes."
+                    f"config.METERS.{self.name}.topk_values: {most} of {logits.shape[1]} classes."
                 )
             best = logits.detach().float().topk(most, dim=1).indices
             rows.append(torch.stack(self.count(best, logits, target)))
