@@ -40,8 +40,7 @@ from sslengine.data.judged_view import choose
 from sslengine.data.options import DataOptions
 from sslengine.data.pixel_format import MODE_CHANNELS
 from sslengine.data.seeding import seed_sample, streams_kept
-from sslengine.engine.build import build_base_model, build_loss, build_run_precision
-from sslengine.engine.channels import input_channels
+from sslengine.engine.build import build_base_model, build_loss, build_run_precision, input_channels
 from sslengine.engine.passes import trunk_of
 from sslengine.errors import (
     CheckpointError,

@@ -36,8 +36,7 @@ from sslengine.command.arguments import (
 )
 from sslengine.errors import ConfigError, SSLEngineError
 from sslengine.launch.cli import INTERRUPTED
-from sslengine.monitor.run_facts import REPORT, checkpoints_in, read_judgements
-from sslengine.monitor.run_status import RUNNING
+from sslengine.monitor.run_facts import REPORT, RUNNING, checkpoints_in, read_judgements
 from sslengine.monitor.verdict import judge_run
 from sslengine.report.comparison import compare_runs, show
 from sslengine.report.gather import PAGE, write_page

@@ -35,11 +35,10 @@ from sslengine.distributed.data_parallel import mean_of_gradients
 from sslengine.engine.step import Loss, Sample, TrainStep, expect_numbers, expect_registered
 from sslengine.errors import CheckpointError, ConfigError, TrainingError, listing, nearest
 from sslengine.models.options import ModelOptions
-from sslengine.optim.build import build_optimizer
+from sslengine.optim.build import OptionsView, ScheduledOptimizer, build_optimizer
 from sslengine.optim.learner import Trainable, learner_of, trainable
 from sslengine.optim.options import OptimizerSettings
 from sslengine.optim.param_groups import match_parameters
-from sslengine.optim.scheduled import OptionsView, ScheduledOptimizer
 from sslengine.precision import Precision
 from sslengine.registry import register_train_step
 

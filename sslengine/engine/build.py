@@ -25,14 +25,19 @@ from sslengine.config.options import (
 )
 from sslengine.config.requirements import expect_fitting_model
 from sslengine.config.sections import read
-from sslengine.data.feed import DataFeed
 from sslengine.data.manifest.classes import Classes
 from sslengine.data.options import DataOptions
+from sslengine.data.pixel_format import (
+    MODE_CHANNELS,
+    PixelFormat,
+    output_channels,
+    probe,
+    tells_something,
+)
 from sslengine.data.sources.base import build_sources
 from sslengine.data.sources.labels import known_classes, standard_labels
 from sslengine.distributed import data_parallel, sharding
-from sslengine.distributed.ranks import rank, world_size
-from sslengine.engine.channels import input_channels
+from sslengine.distributed.ranks import world_size
 from sslengine.errors import ConfigError, DataError
 from sslengine.losses.options import LossOptions
 from sslengine.methods import foreign
@@ -53,33 +58,11 @@ from sslengine.models.view_trunk import lend
 from sslengine.models.weights.load import init_method, init_weights, other_classes
 from sslengine.optim.learner import LOSS, trains
 from sslengine.precision import Precision, build_precision, move
-from sslengine.registry import LOSSES, TRAIN_STEPS, component_key, import_dotted
+from sslengine.registry import LOSSES, TRAIN_STEPS, component_key
 
 log = logging.getLogger("sslengine")
 
 _SHARDED = f"config.TRAINER.TASK_NAME: {SHARDED_TASK}"
-
-
-def build_feed(
-    config: DictConfig,
-    split: str,
-    device: torch.device,
-    training: bool | None = None,
-    classes: Sequence[Classes] = (),
-) -> DataFeed:
-    """Build the feed of a split: in random order if it is for training, by default TRAIN alone."""
-    run = read(config, RunOptions)
-    return DataFeed(
-        read(config, DataOptions),
-        split,
-        training=split == "TRAIN" if training is None else training,
-        seed=run.SEED_VALUE,
-        rank=rank(),
-        world_size=world_size(),
-        device=device,
-        mp_method=run.MULTI_PROCESSING_METHOD,
-        classes=classes,
-    )
 
 
 def classes_of_train(config: DictConfig) -> list[Classes]:
@@ -94,6 +77,53 @@ def classes_of_train(config: DictConfig) -> list[Classes]:
         log.warning("TRAIN's classes are not known, TEST's are numbered by themselves: %s", error)
         return []
     return known_classes(labels, sources)
+
+
+@dataclass(frozen=True)
+class FirstImages:
+    channels: int  # behind the TRANSFORMS; 0: there are no images
+    # Of the files, split by split, where IMAGE_MODE does not say it.
+    formats: dict[str, PixelFormat]
+
+
+def look_at_data(config: DictConfig) -> FirstImages:
+    """Read the first images of the splits of a run; raise ConfigError if its trunk takes others."""
+    data, run = read(config, DataOptions), read(config, RunOptions)
+    given = read(config, ModelOptions).INPUT_CHANNELS
+    found: dict[str, int] = {"the trunk": given} if isinstance(given, int) else {}
+    formats: dict[str, PixelFormat] = {}
+    splits = [*["TRAIN"] * (not run.TEST_ONLY), *["TEST"] * (run.TEST_MODEL or run.TEST_ONLY)]
+    for split in splits:
+        options = getattr(data, split)
+        if not options.DATA_SOURCES:
+            continue
+        stored = data.HOLD_OUT.read_as(split)
+        seen = probe(options, stored) if tells_something(options) else None
+        if seen is not None and options.IMAGE_MODE == "stored":
+            formats[split] = seen.format
+        found[f"the images of config.DATA.{split}"] = output_channels(options, split, seen)
+    if len(set(found.values())) > 1:
+        raise ConfigError(
+            "config.MODEL.INPUT_CHANNELS: "
+            + ", ".join(f"{what} {count}" for what, count in found.items())
+            + ". The trunk and all images, behind their TRANSFORMS, need the same number; auto "
+            "takes that of the images."
+        )
+    return FirstImages(next(iter(found.values()), 0), formats)
+
+
+def input_channels(config: DictConfig) -> int:
+    """Return INPUT_CHANNELS, or the channels that the data has where it is still auto."""
+    given, data = read(config, ModelOptions).INPUT_CHANNELS, read(config, DataOptions)
+    if isinstance(given, int):
+        return given
+    split = "TRAIN" if data.TRAIN.DATA_SOURCES else "TEST"
+    options = getattr(data, split)
+    if not options.DATA_SOURCES:
+        return 3
+    with torch.device("cpu"):  # the model may be built for a look at its shapes alone
+        seen = None if options.IMAGE_MODE in MODE_CHANNELS else probe(options, split)
+        return output_channels(options, split, seen)
 
 
 def build_base_model(config: DictConfig, device: torch.device) -> nn.Module:
@@ -167,11 +197,6 @@ def build_loss(
         loss = chosen(options, **given)
     else:
         loss = chosen(options, facts)
-    if not isinstance(loss, nn.Module):
-        raise ConfigError(
-            f"config.LOSS.name: {name!r} is no loss: calling it gave {loss!r}, which is no "
-            f"torch.nn.Module."
-        )
     if settings.PRESERVE.WEIGHT:
         loss.preservation = Preservation(settings.PRESERVE.WEIGHT)
     ranks_per_node = read(config, DistributedOptions).NUM_PROC_PER_NODE
@@ -293,15 +318,6 @@ def build_reduction(config: DictConfig, train_step: Any) -> Reduction:
     at_forward = mode in (True, "forward_pass")
     broadcasts = mode not in (False, "disabled")
     return Reduction(by_hand, broadcasts, at_forward and (by_hand or sharded))
-
-
-def build_compression(config: DictConfig) -> Any:
-    options = read(config, DistributedOptions)
-    kind = options.GRADIENT_COMPRESSION
-    if kind == "none" or world_size() == 1:
-        return None
-    make = import_dotted("sslengine.contrib.compression:Compression")
-    return make(kind, options.POWERSGD_RANK, options.POWERSGD_START)
 
 
 def wrap_model(

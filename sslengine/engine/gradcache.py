@@ -10,7 +10,7 @@ Learning Batch Size under Memory Limited Setup", 2021.)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -63,22 +63,15 @@ def _refuse_batch_norm(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and module.training:
             raise ConfigError(
-                f"config.TRAINER.TRAIN_STEP_NAME: {NAME} cannot give the gradient of the whole "
-                f"batch, for {name} is a batch norm in training mode, which needs all images at "
-                f"once. Use a model without (a vision transformer), or freeze it; or accept the "
-                f"statistics of each chunk: config.TRAINER.{NAME}.CHUNK_STATISTICS=true."
+                f"config.TRAINER.TRAIN_STEP_NAME: {name} is a batch norm in training mode, which "
+                f"needs all images at once. Freeze it, or accept the statistics of each chunk: "
+                f"config.TRAINER.{NAME}.CHUNK_STATISTICS=true."
             )
 
 
 def split(images: Any, size: int) -> Iterator[Tensor]:
     """Yield chunks in the order in which the model gives the outputs of crops."""
-    if isinstance(images, Tensor):
-        yield from images.split(size)
-    elif isinstance(images, Sequence):
-        for crops in images:
-            yield from split(crops, size)
-    else:
-        raise ConfigError(
-            f"config.TRAINER.TRAIN_STEP_NAME: a step in chunks takes one input, images or crops; "
-            f"the batch has {', '.join(images)} (config.DATA.TRAIN.INPUT_KEY_NAMES)."
-        )
+    if isinstance(images, Mapping):
+        raise ConfigError(f"config.DATA.TRAIN.INPUT_KEY_NAMES: {NAME} takes one, not {[*images]}.")
+    for crops in [images] if isinstance(images, Tensor) else images:
+        yield from crops.split(size)

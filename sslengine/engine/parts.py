@@ -19,14 +19,14 @@ from torch import nn
 from sslengine import startup
 from sslengine.checkpoint.rng import seed_all
 from sslengine.config.components import owns_network
-from sslengine.config.options import RunOptions
+from sslengine.config.options import DistributedOptions, RunOptions
 from sslengine.config.sections import read
 from sslengine.config.users_code import users_code
 from sslengine.data.augment.transform import MakesLabel, TakesLabels
 from sslengine.data.feed import DataFeed
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.distributed.data_parallel import broadcast_all
-from sslengine.distributed.ranks import rank
+from sslengine.distributed.ranks import rank, world_size
 from sslengine.distributed.shard_files import Peers
 from sslengine.distributed.sharding import is_sharded
 from sslengine.engine import build
@@ -47,7 +47,7 @@ from sslengine.optim.build import build_optimizer
 from sslengine.optim.learner import expect_owners, learner_of
 from sslengine.optim.options import OptimizerOptions
 from sslengine.precision import Precision
-from sslengine.registry import COLLATORS, TRANSFORMS
+from sslengine.registry import COLLATORS, TRANSFORMS, import_dotted
 
 Callbacks = Sequence[Callable[[Any], None]]
 # Makes a feed of (split, in random order?, the run's classes so far).
@@ -147,7 +147,12 @@ class PartsOfConfig:
     services: Services | None = None
 
     def feed(self, split: str, training: bool, classes: Sequence[Any]) -> Any:
-        return build.build_feed(self.config, split, self.device, training, classes)
+        run = read(self.config, RunOptions)
+        return DataFeed(
+            read(self.config, DataOptions), split, training=training, seed=run.SEED_VALUE,
+            rank=rank(), world_size=world_size(), device=self.device,
+            mp_method=run.MULTI_PROCESSING_METHOD, classes=classes,
+        )  # fmt: skip
 
     def model(self) -> nn.Module:
         return build.build_base_model(self.config, self.device)
@@ -164,6 +169,15 @@ class PartsOfConfig:
 
     def services_of_run(self) -> Services:
         return self.services or services_of(self.config, self.run_dir)
+
+    def compression(self) -> Any:
+        """Make what compresses the gradients that ranks exchange; None: they are sent whole."""
+        options = read(self.config, DistributedOptions)
+        if options.GRADIENT_COMPRESSION == "none" or world_size() == 1:
+            return None
+        make = import_dotted("sslengine.contrib.compression:Compression")
+        given = options.GRADIENT_COMPRESSION, options.POWERSGD_RANK, options.POWERSGD_START
+        return make(*given)
 
     def code(self) -> dict[str, str]:
         return users_code(self.config)
@@ -199,7 +213,7 @@ class PartsOfConfig:
         # The method starts as rank 0's, as the model does. Shares differ by rank.
         own = (*loss.parameters(), *loss.buffers())
         broadcast_all(each for each in own if not is_sharded(each))
-        compression = build.build_compression(config)
+        compression = self.compression()
         all_meters = build_meters(meters)
         own_hooks = [hook for part in (loss, model) for hook in getattr(part, "hooks", list)()]
         hooks = [*own_hooks, *self.hooks_of_run()]
@@ -229,8 +243,7 @@ class PartsOfConfig:
         self, train_step: Any, learner: nn.Module, model: nn.Module, loss: nn.Module, epochs: float
     ) -> Any:
         """Make the optimizer, or the train step's own (several of them)."""
-        own = getattr(train_step, "build_optimizer", None)
-        if own is not None:
+        if own := getattr(train_step, "build_optimizer", None):
             return own(self.config, model, loss, self.device, epochs)
         return self.optimizer(learner, epochs)
 
@@ -251,9 +264,8 @@ def expect_labels_in_range(
     one_class = isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss, CrossEntropyLoss))
     if one_class and options.LABEL_TYPE == "sample_index" and feed.num_samples > outputs:
         raise DataError(
-            f"{where}.LABEL_TYPE: sample_index: labels are the numbers of {feed.num_samples} "
-            f"images, and the model's head (config.MODEL.HEAD.PARAMS) has {outputs} outputs. For "
-            f"labels of classes set {where}.LABEL_SOURCES."
+            f"{where}.LABEL_TYPE: sample_index numbers {feed.num_samples} images; "
+            f"config.MODEL.HEAD.PARAMS has {outputs} outputs. Set {where}.LABEL_SOURCES?"
         )
     if options.LABEL_TYPE != "standard":
         return

@@ -44,10 +44,7 @@ def set_loss(task: Any, feed: Any, options: Any) -> dict[str, float]:
             beside.step()
         entries = beside.storage.take_losses()
     if not entries:
-        raise TrainingError(
-            f"{type(task.base_model).__name__} gives predictions in eval mode, and no "
-            f"losses: there is none over a set (config.HOOKS.EVALUATE_LOSS, session.evaluate_loss)."
-        )
+        raise TrainingError(f"{type(task.base_model).__name__} gives no losses in eval mode.")
     samples = sum(entry.batch_size for entry in entries)
     return {
         name: sum(entry.parts[name] * entry.batch_size for entry in entries) / samples
@@ -103,9 +100,8 @@ def trunk_of(model: nn.Module) -> Trunk:
         found = found.trunk
     if found is None:
         raise ConfigError(
-            f"config.MODEL.BASE_MODEL_NAME: the features of {type(model).__name__} are asked for, "
-            f"and it has no {', no '.join(TRUNK_NAMES)}. Name the submodule that gives them in its "
-            f"attribute `trunk_part`, or in fit(trunk=...)."
+            f"config.MODEL.BASE_MODEL_NAME: {type(model).__name__} has no submodule "
+            f"{', '.join(TRUNK_NAMES)}: name it in its attribute `trunk_part`, or fit(trunk=...)."
         )
     return found if isinstance(found, Trunk) else PlainTrunk(found)
 

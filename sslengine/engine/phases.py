@@ -150,10 +150,7 @@ class RunPlan:
 def plan_test(test_steps: int) -> list[Phase]:
     """Lay out a run that only tests."""
     if not test_steps:
-        raise ConfigError(
-            "config.TEST_ONLY: there is nothing to test; set config.TEST_MODEL=true and "
-            "config.DATA.TEST."
-        )
+        raise ConfigError("config.TEST_ONLY: set config.TEST_MODEL=true and config.DATA.TEST.")
     return [Phase(0, False, -1, 0, 0, test_steps)]
 
 
@@ -196,8 +193,7 @@ def _train_windows(length: RunLength, steps: int) -> list[tuple[int, int, int]]:
     if epochs * parts > MOST_PHASES:
         raise ConfigError(
             f"config.OPTIMIZER.{key}: {left} steps are {epochs * parts} phases of this dataset; "
-            f"expected at most {MOST_PHASES}. For a longer run make its epochs longer, with more "
-            f"data."
+            f"expected at most {MOST_PHASES}."
         )
     windows = []
     for epoch in range(epochs):

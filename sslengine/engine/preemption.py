@@ -76,12 +76,6 @@ class StopOnSignals(Hook):
         """Leave after this step. Every rank must be asked in the same step."""
         self._stop, self._signal, self.due = True, who, 0
 
-    def on_end(self, task: Task) -> None:
-        self._restore()
-
-    def on_exception(self, task: Task) -> None:
-        self._restore()
-
     def _note(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if not self._first:
@@ -105,12 +99,14 @@ class StopOnSignals(Hook):
             f"{text}; saved in {self.checkpoints.folder}. The same command resumes from there."
         )
 
-    def _restore(self) -> None:
+    def on_end(self, task: Task) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before = {}
         if self._agreement is not None:
             self._agreement.close()
+
+    on_exception = on_end
 
 
 class Agreement:

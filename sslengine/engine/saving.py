@@ -172,26 +172,26 @@ def _move(state: Any, device: Any) -> Any:
 def _expect_same_run(task: Any, state: dict[str, Any]) -> None:
     """Raise CheckpointError where the checkpoint's numbers would mean other things; else warn."""
     if not task.test_only:
-        _expect_same_data(_data_facts(task), state["data"])
+        now, then = _data_facts(task), state["data"]
+        changed = [f"{key}: {then.get(key)} -> {now.get(key)}"
+                   for key in {**now, **then} if then.get(key) != now.get(key)]  # fmt: skip
+        if changed:
+            raise CheckpointError(
+                f"this run differs from the one that wrote the checkpoint in {'; '.join(changed)}, "
+                f"so its place in the data cannot be found. Give the old values, or start from the "
+                f"weights (config.MODEL.WEIGHTS_INIT.PARAMS_FILE) in another config.CHECKPOINT.DIR."
+            )
         # Warn only: names and labels may have been corrected, a mistake in the code been found.
-        if other := _changed(_list_hashes(task), state["list_hashes"]):
-            log.warning(
-                "config.DATA.TRAIN: there are as many images as when the checkpoint was written, "
-                "but their %s differ, or have another order. The run uses the present ones.",
-                " and ".join(other),
-            )
-        if other := _changed(task.parts.code, state["code"]):
-            log.warning(
-                "%s: other code than when the checkpoint was written. The steps before it were "
-                "made by that one, those that follow are made by the present one.",
-                listing(other),
-            )
+        images = _list_hashes(task), state["list_hashes"]
+        for what, (new, old) in (("images", images), ("code", (task.parts.code, state["code"]))):
+            if other := [each for each in new if old.get(each, new[each]) != new[each]]:
+                named = " and ".join(other)
+                log.warning("%s: other %s than when the checkpoint was written.", named, what)
     for now, then in zip(task.class_names, state["classes"], strict=False):
         if now and then and now != then:  # each number must mean what the heads have learned
             raise CheckpointError(
-                f"the checkpoint's classes are {listing(then, 12)}; this run's are "
-                f"{listing(now, 12)}. Their numbers would be confused: give config.DATA.TRAIN "
-                f"(DATA_SOURCES, DATA_PATHS, LABEL_SOURCES) the labels that the run was trained on."
+                f"config.DATA.TRAIN.LABEL_SOURCES: the checkpoint's classes are "
+                f"{listing(then, 12)}; this run's are {listing(now, 12)}."
             )
 
 
@@ -211,26 +211,6 @@ def _data_facts(task: Any) -> dict[str, Any]:
     }
 
 
-def _expect_same_data(now: dict[str, Any], then: dict[str, Any]) -> None:
-    changed = [
-        f"{key}: {then.get(key)} -> {now.get(key)}"
-        for key in dict.fromkeys((*now, *then))
-        if then.get(key) != now.get(key)
-    ]
-    if changed:
-        raise CheckpointError(
-            f"this run differs from the one that wrote the checkpoint in {'; '.join(changed)}. "
-            f"Its place in the data cannot be found again. Give the old values, or start again "
-            f"with the weights alone: config.MODEL.WEIGHTS_INIT.PARAMS_FILE and another "
-            f"config.CHECKPOINT.DIR."
-        )
-
-
 def _list_hashes(task: Any) -> dict[str, str]:
     """Return the hashes of the training images; {} of a stream, and of objects of Python."""
     return getattr(task.parts.feeds.main, "list_hashes", {})
-
-
-def _changed(now: dict[str, str], then: dict[str, str]) -> list[str]:
-    """List the keys whose hash is another than in the checkpoint, of those that it has."""
-    return [each for each in now if then.get(each, now[each]) != now[each]]

@@ -76,23 +76,20 @@ class Reading:
         return find_group(step, self.sizes, self.global_sizes, self.accumulate, world_size())
 
 
+@dataclass(eq=False, slots=True)
 class LastBatch:
     """The step that is being made, for hooks to look at: `task.last_batch`, as in VISSL."""
 
-    __slots__ = ("indices", "loss", "model_output", "sample", "share", "size", "target",
-                 "vis_masks", "vis_preds")  # fmt: skip
-
-    def __init__(self) -> None:
-        self.sample: dict[str, Any] = {}
-        self.model_output: Any = None
-        self.target: Any = None
-        self.loss: Tensor | None = None  # this rank's; means over ranks are in the store
-        self.indices: Tensor | None = None  # of the samples, on the host
-        # A model's further outputs (model_train_step), for hooks that draw.
-        self.vis_preds: Any = None
-        self.vis_masks: Any = None
-        self.size = 0  # images of this step, over all ranks
-        self.share = 1.0  # of them, on this rank
+    sample: dict[str, Any] = field(default_factory=dict)
+    model_output: Any = None
+    target: Any = None
+    loss: Tensor | None = None  # this rank's; means over ranks are in the store
+    indices: Tensor | None = None  # of the samples, on the host
+    # A model's further outputs (model_train_step), for hooks that draw.
+    vis_preds: Any = None
+    vis_masks: Any = None
+    size: int = 0  # images of this step, over all ranks
+    share: float = 1.0  # of them, on this rank
 
     def __str__(self) -> str:
         return ", ".join(f"{name} {shapes(each)}" for name, each in self.sample.items())

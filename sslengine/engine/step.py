@@ -15,7 +15,7 @@ stay there until they are read (monitor/store.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from sslengine.engine.task import SelfSupervisionTask
 
 WHERE, MANY_HEADS = "config.TRAINER.TRAIN_STEP_NAME", "many_heads_train_step"
+_COLLATOR = "config.DATA.TRAIN.COLLATE_FUNCTION"
 Sample = dict[str, Any]
 Loss = Tensor | Mapping[str, Tensor]
 # A function of a batch, and the names of its inputs and targets.
@@ -61,14 +62,14 @@ def single_input_sample(
         all other keys      carried along, each without its list: sample["data_idx"], ...
     """
     if not isinstance(batch, dict):
-        raise DataError(
-            f"a train step needs a batch that is a dict of lists, the collator made "
-            f"{type(batch).__name__}. See config.DATA.TRAIN.COLLATE_FUNCTION."
-        )
+        raise DataError(f"{_COLLATOR}: expected a dict of lists, it made {type(batch).__name__}.")
     sample: Sample = {}
     for key, values in batch.items():
         if not isinstance(values, list) or len(values) != 1:
-            raise DataError(_not_one_source(key, values))
+            raise DataError(
+                f"{_COLLATOR}: batch[{key!r}] must be a list of one data source: give DATA_SOURCES "
+                f"one entry, or views of one image to a collator that combines them."
+            )
         sample[key] = values[0]
     try:
         if nested or len(inputs) > 1:
@@ -80,29 +81,12 @@ def single_input_sample(
         else:
             sample["target"] = {key: sample.pop(key) for key in targets}
     except KeyError as error:
-        raise DataError(_missing(str(error.args[0]), batch, inputs)) from None
+        key = error.args[0]
+        named_by = "INPUT_KEY_NAMES" if key in inputs else "TARGET_KEY_NAMES"
+        raise DataError(
+            f"config.DATA.TRAIN.{named_by}: the batch has no {key!r}. {nearest(key, batch)}"
+        ) from None
     return sample
-
-
-def _missing(key: str, batch: Mapping[str, Any], inputs: Sequence[str]) -> str:
-    named_by = "INPUT_KEY_NAMES" if key in inputs else "TARGET_KEY_NAMES"
-    return (
-        f"config.DATA.TRAIN.{named_by}: the batch has no key {key!r}, it has "
-        f"{', '.join(map(str, batch))}. {nearest(key, batch)}"
-    ).rstrip()
-
-
-def _not_one_source(key: str, values: Any) -> str:
-    if not isinstance(values, list):
-        return (
-            f"batch[{key!r}] must be a list over data sources, the collator made "
-            f"{type(values).__name__}. Put it into a list."
-        )
-    return (
-        f"batch[{key!r}] comes from {len(values)} data sources, and this train step takes one. "
-        f"Give config.DATA.TRAIN.DATA_SOURCES one entry, or views of one image to the "
-        f"collator to combine (simclr_collator)."
-    )
 
 
 @register_train_step("standard_train_step")
@@ -134,22 +118,16 @@ class TrainStep:
         return task
 
     def context(self, task: SelfSupervisionTask) -> AbstractContextManager[Any]:
-        """Turn gradients on in training, and off in test phases.
+        """Turn gradients off in test phases.
 
-        Inside it DDP does not reduce gradients if they are reduced by hand, nor for any batch of an
-        accumulated group but the last, which then reduces the sum.
+        In training DDP does not reduce gradients if they are reduced by hand, nor for any batch of
+        an accumulated group but the last, which then reduces the sum.
         """
         parts, state = task.parts, task.state
         if not state.train:
             return torch.no_grad()
         reduces = state.group.last and not parts.reduction.by_hand
-        kept = nullcontext() if reduces else no_sync(parts.model, parts.loss)
-        if torch.is_grad_enabled():
-            return kept
-        stack = ExitStack()
-        stack.enter_context(torch.enable_grad())
-        stack.enter_context(kept)
-        return stack
+        return nullcontext() if reduces else no_sync(parts.model, parts.loss)
 
     def compute(self, task: SelfSupervisionTask, sample: Sample) -> Loss | None:
         """Compute the loss: what DDP wraps, so that it reduces the method's gradients too."""
@@ -166,10 +144,7 @@ class TrainStep:
         name = type(task.parts.loss).__name__
         losses = expect_numbers(loss, name)
         if "loss" not in losses:
-            raise TrainingError(
-                f"a loss must return a tensor, or a dict in which 'loss' is the one to minimise; "
-                f"{name} returned a dict of {', '.join(map(repr, losses))}."
-            )
+            raise TrainingError(f"{name} gives {[*losses]}: 'loss' must be the one to minimise.")
         return losses
 
     def read(self, task: SelfSupervisionTask) -> Sample:
@@ -266,8 +241,7 @@ class TrainStep:
             expect_registered(task, value)
         if not value.requires_grad:
             raise TrainingError(
-                "the loss has no gradient: nothing that is trained leads to it. Is a `detach()` or "
-                "a `torch.no_grad()` in the way, or is all frozen?"
+                "the loss has no gradient: is a `detach()` in the way, or is all frozen?"
             )
         if group.weight != 1.0:
             value = value * group.weight
@@ -336,12 +310,10 @@ def expect_numbers(given: Any, name: str) -> dict[str, Tensor]:
     """Return the losses that `name` gives, by their names; raise TrainingError if one is none."""
     losses = dict(given) if isinstance(given, Mapping) else {"loss": given}
     for key, value in losses.items():
-        if not isinstance(value, Tensor):
-            raise TrainingError(f"a loss must be a tensor; {name} gives as {key!r} {value!r}.")
-        if value.numel() != 1:
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            given = tuple(value.shape) if isinstance(value, Tensor) else value
             raise TrainingError(
-                f"a loss must be one number; {name} gives as {key!r} a tensor of shape "
-                f"{tuple(value.shape)}: take its mean, or its sum."
+                f"a loss must be a tensor of one number; {name} gives {key}: {given!r}."
             )
     return losses
 

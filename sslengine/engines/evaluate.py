@@ -55,6 +55,7 @@ from sslengine.evaluate.store import Store
 from sslengine.models.weights.load import Loaded, other_classes
 from sslengine.monitor import history
 from sslengine.monitor.run_facts import (
+    COMPLETE,
     PIXELS,
     REPORT,
     TRAINED,
@@ -62,7 +63,6 @@ from sslengine.monitor.run_facts import (
     most_neighbours,
     read_facts,
 )
-from sslengine.monitor.run_status import COMPLETE
 from sslengine.monitor.trackers import add_scores
 from sslengine.monitor.verdict import judge_run
 from sslengine.precision import choose_float64_device

@@ -25,8 +25,8 @@ from sslengine.distributed.ranks import is_primary
 from sslengine.dotted import no_such_metric
 from sslengine.errors import UnexpectedResultError
 from sslengine.monitor.console import Screen
-from sslengine.monitor.environment import environment
 from sslengine.monitor.history import flat
+from sslengine.monitor.run_record import environment
 from sslengine.signing import write_signed
 
 log = logging.getLogger("sslengine")

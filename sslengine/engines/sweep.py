@@ -28,8 +28,7 @@ from sslengine.data.manifest.classes import Classes
 from sslengine.data.options import DataOptions
 from sslengine.distributed.collectives import broadcast_object
 from sslengine.distributed.ranks import is_primary
-from sslengine.engine.build import classes_of_train
-from sslengine.engine.channels import input_channels
+from sslengine.engine.build import classes_of_train, input_channels
 from sslengine.engines.options import FORMS, HELD_OUT, LINEAR, SweepOptions
 from sslengine.engines.report import SWEEP, report_trained, write_result
 from sslengine.engines.run import Run, check_results_here

@@ -41,17 +41,7 @@ from sslengine.errors import CollapseError, NonFiniteLossError
 from sslengine.evaluate.label_free import spectrum
 from sslengine.hooks.events import OPTIONAL, Hook, Task
 from sslengine.models.trunks.base import find_trunk
-from sslengine.monitor.collapse import (
-    END,
-    LOSS_FINITE,
-    LOSS_SCALE,
-    MIDDLE,
-    NOT_FINITE,
-    READ,
-    SPECTRA,
-    START,
-    find_signs,
-)
+from sslengine.monitor.collapse import END, MIDDLE, NOT_FINITE, READ, SPECTRA, START, find_signs
 
 log = logging.getLogger("sslengine")
 
@@ -114,7 +104,7 @@ class LogCollapse(Hook):
         self._forget()
         scaler = getattr(task.precision, "scaler", None)
         if scaler is not None and scaler.is_enabled():
-            signs[LOSS_SCALE] = scaler.get_scale()
+            signs["loss_scale"] = scaler.get_scale()
         task.phase_results.update(signs)
         read = {**task.storage.latest(), **signs}
         self._ends.append({name: read[name] for name in READ if name in read})
@@ -125,7 +115,7 @@ class LogCollapse(Hook):
         if isinstance(task.exception, NonFiniteLossError):
             parts = {f"loss.{name}": value for name, value in task.exception.parts.items()}
             end = {name: value for name, value in parts.items() if name in READ}
-            end[LOSS_FINITE] = 0.0
+            end["loss_finite"] = 0.0
             for name, value in end.items():
                 task.storage.put_own(name, value)
             for each in find_signs([*self._ends, end], task.config):
@@ -209,13 +199,9 @@ def find_tensors(output: Any) -> Iterator[Tensor]:
 
 
 def first_tensor(output: Any) -> Tensor | None:
-    """Return the first tensor in a model's output, flattened to rows; None if there is none."""
-    while not isinstance(output, Tensor):
-        output = list(output.values()) if isinstance(output, Mapping) else output
-        if not isinstance(output, Sequence) or not output:
-            return None
-        output = output[0]
-    return output.detach().flatten(1).float() if output.ndim > 1 else None
+    """Return the first tensor in an output, flattened to rows; None if there is none."""
+    first = next(find_tensors(output), None)
+    return None if first is None else first.detach().flatten(1).float()
 
 
 def find_patches(outputs: Sequence[Tensor]) -> Tensor | None:

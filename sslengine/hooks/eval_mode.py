@@ -39,8 +39,7 @@ class PreciseBatchNorm(Hook):
         step = task.config.TRAINER.TRAIN_STEP_NAME
         if getattr(TRAIN_STEPS.get(step), "model_gives_losses", False):
             raise ConfigError(
-                f"config.HOOKS.PRECISE_BN.ENABLED: with {step} the model's forward also computes "
-                f"its losses, which may change more than statistics. Set it to false."
+                f"config.HOOKS.PRECISE_BN.ENABLED: a forward of {step} changes more than those."
             )
 
     def on_phase_end(self, task: Task) -> None:
@@ -53,7 +52,10 @@ class PreciseBatchNorm(Hook):
 def refresh(task: Task, batches: int) -> None:
     """Overwrite the running statistics; restore random streams and all other state. Collective."""
     norms = find_norms(task.base_model)
-    sums = {norm: _make_sums(norm) for norm in norms}
+    sums: dict[Any, Tensor] = {}  # of values, of their squares, and their number
+    for norm in norms:
+        mean = norm.running_mean
+        sums[norm] = mean.new_zeros(2 * len(mean) + 1, dtype=widest(mean.device))
 
     def add(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         values = inputs[0].float()
@@ -89,13 +91,6 @@ def find_norms(model: nn.Module) -> list[Any]:
         for module in model.modules()
         if isinstance(module, _BatchNorm) and module.training and module.running_mean is not None
     ]
-
-
-def _make_sums(norm: Any) -> Tensor:
-    """Make zeros for a layer's values, their squares and their number, in the widest precision."""
-    mean = norm.running_mean
-    sums: Tensor = mean.new_zeros(2 * len(mean) + 1, dtype=widest(mean.device))
-    return sums
 
 
 @contextmanager

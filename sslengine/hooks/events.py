@@ -11,7 +11,7 @@ import copy
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sslengine.errors import CheckpointError, ConfigError, nearest
+from sslengine.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:  # a hook gets the task, and never imports it
     from sslengine.engine.task import SelfSupervisionTask
@@ -117,17 +117,11 @@ def overrides(hook: Any, event: str) -> bool:
 def expect_known_events(hook: Any) -> None:
     """Raise ConfigError if a method `on_...` is no event, or none is one: it is never called."""
     kind = type(hook)
-    if not isinstance(hook, Hook):  # one of Classy Vision's, say, may have events of others
-        if not any(hasattr(hook, event) for event in EVENTS):
-            raise ConfigError(f"{kind.__name__} is no hook: it has none of {', '.join(EVENTS)}.")
-        return
-    for name in dir(kind):
-        if name.startswith("on_") and name not in EVENTS and callable(getattr(kind, name)):
-            hint = nearest(name, EVENTS) or f"There are {', '.join(EVENTS)}."
-            raise ConfigError(
-                f"{kind.__name__}.{name}: there is no such event, so it would never be called. "
-                f"{hint} If it is none, let its name begin with something else than on_."
-            )
+    names = dir(kind) if isinstance(hook, Hook) else ()  # one of Classy Vision's may have others
+    unknown = [name for name in names if name.startswith("on_") and name not in EVENTS]
+    if unknown or not any(hasattr(hook, event) for event in EVENTS):
+        found = ", ".join(f"{kind.__name__}.{name}" for name in unknown) or kind.__name__
+        raise ConfigError(f"{found} would never be called: the events are {', '.join(EVENTS)}.")
 
 
 def hook_name(hook: Any) -> str:
@@ -147,10 +141,7 @@ def hook_states(hooks: Iterable[Any]) -> dict[str, dict[str, Any]]:
     for hook in hooks:
         name, state = hook_name(hook), hook_state(hook)
         if state and states.get(name):
-            raise CheckpointError(
-                f"two hooks are named {name!r}, and each has a state: a checkpoint would hold one "
-                f"of them. Give each a name: `name = property(lambda self: ...)`."
-            )
+            raise CheckpointError(f"two hooks with a state are named {name!r}: set another `name`.")
         states[name] = state or states.get(name, {})
     return states
 

@@ -46,10 +46,7 @@ class OnlineEval(Hook):
         labelled = bool(read(task.config, DataOptions).TRAIN.LABEL_SOURCES)
         needs = [each for each in self.options.WHAT if each != "label_free"]
         if needs and not labelled:
-            raise ConfigError(
-                f"{WHERE}.WHAT: {' and '.join(needs)} need labels: set config.DATA.TRAIN."
-                f"LABEL_SOURCES, or choose label_free."
-            )
+            raise ConfigError(f"{WHERE}.WHAT: {needs}: set config.DATA.TRAIN.LABEL_SOURCES.")
 
     def on_phase_end(self, task: Task) -> None:
         if not task.train or not task.phase.complete:

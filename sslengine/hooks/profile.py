@@ -15,8 +15,6 @@ from __future__ import annotations
 import logging
 import shutil
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -72,6 +70,8 @@ class ProfileSteps(Hook):
         self.end = options.first_recorded + options.NUM_ITERATIONS
         self._mine = rank() in options.PROFILED_RANKS and options.RUNTIME_PROFILING.USE_PROFILER
         self._profiler: profile | None = None
+        # Of short warm-ups and cleared events: both are configured.
+        warnings.filterwarnings("ignore", module=r".*\.profiler?")
 
     def on_start(self, task: Task) -> None:
         if self._mine:
@@ -82,24 +82,22 @@ class ProfileSteps(Hook):
     def on_step_start(self, task: Task) -> None:
         options = self.options
         if self._mine and task.train and task.iteration == options.START_ITERATION:
-            with _ignoring_warnings():
-                self._profiler = profile(
-                    activities=choose_activities(options.RUNTIME_PROFILING, task.device),
-                    schedule=schedule(
-                        wait=0, warmup=options.WARMUP_ITERATIONS, active=options.NUM_ITERATIONS,
-                        repeat=1,
-                    ),
-                    on_trace_ready=self._write_trace,
-                    profile_memory=True,
-                )  # fmt: skip
-                self._profiler.start()
+            self._profiler = profile(
+                activities=choose_activities(options.RUNTIME_PROFILING, task.device),
+                schedule=schedule(
+                    wait=0, warmup=options.WARMUP_ITERATIONS, active=options.NUM_ITERATIONS,
+                    repeat=1,
+                ),
+                on_trace_ready=self._write_trace,
+                profile_memory=True,
+            )  # fmt: skip
+            self._profiler.start()
 
     def on_step(self, task: Task) -> None:
         if not task.train:
             return
         if self._profiler is not None:
-            with _ignoring_warnings():
-                self._profiler.step()
+            self._profiler.step()
         if task.iteration == self.end:
             self.on_end(task)
             if self.options.STOP_TRAINING_AFTER_PROFILING:
@@ -109,8 +107,7 @@ class ProfileSteps(Hook):
         """Close the window; the run may be shorter."""
         if self._profiler is not None:
             profiler, self._profiler = self._profiler, None
-            with _ignoring_warnings():
-                profiler.stop()
+            profiler.stop()
 
     on_exception = on_end
 
@@ -136,16 +133,5 @@ def choose_activities(
     chosen = [ProfilerActivity.CPU] if options.PROFILE_CPU else []
     chosen += [ProfilerActivity.CUDA] if options.PROFILE_GPU and device.type == "cuda" else []
     if not chosen:
-        raise ConfigError(
-            "config.PROFILING.RUNTIME_PROFILING: PROFILE_CPU is false, and this run is on a CPU; "
-            "there is nothing to profile. Set it to true."
-        )
+        raise ConfigError("config.PROFILING.RUNTIME_PROFILING.PROFILE_CPU: this run is on a CPU.")
     return chosen
-
-
-@contextmanager
-def _ignoring_warnings() -> Iterator[None]:
-    """Silence torch's warnings about short warm-ups and cleared events: both are configured."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

@@ -64,7 +64,7 @@ def settle_channels(resolved: Resolved, prints: bool = True) -> Resolved:
     usual = all(data[split].IMAGE_MODE in _OF_MODE for split in ("TRAIN", "TEST"))
     if usual and not prints:
         return resolved
-    from sslengine.engine.channels import look_at_data
+    from sslengine.engine.build import look_at_data
 
     found = look_at_data(resolved.config)
     for split, pixels in found.formats.items() if prints else ():

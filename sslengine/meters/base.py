@@ -76,8 +76,7 @@ class Meter(ABC):
         outputs = [output] if isinstance(output, Tensor) else list(output)
         if len(outputs) != len(self.output_names):
             raise TrainingError(
-                f"{self.name} expects {len(self.output_names)} outputs, but the model has "
-                f"{len(outputs)}: set config.METERS.{self.name}.num_meters."
+                f"config.METERS.{self.name}.num_meters: the model has {len(outputs)} outputs."
             )
         return outputs
 
@@ -92,8 +91,7 @@ class Meter(ABC):
             return rows.masked_fill((target < 0).unsqueeze(1), UNKNOWN)
         if target.shape != output.shape:
             raise TrainingError(
-                f"{self.name}: the labels have the shape {tuple(target.shape)} and the outputs "
-                f"{tuple(output.shape)}: expected an indicator for each image and class."
+                f"{self.name}: labels {tuple(target.shape)} do not fit outputs {(*output.shape,)}."
             )
         return (target > 0.5).to(torch.int8).masked_fill(target < 0, UNKNOWN)
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sslengine.distributed.collectives import gather
-from sslengine.errors import DataError, TrainingError
+from sslengine.errors import TrainingError
 from sslengine.meters.base import Meter
 from sslengine.registry import register_meter
 
@@ -32,11 +32,6 @@ def average_precision(scores: Tensor, targets: Tensor, interpolated: bool = True
     scores, targets: images x classes. targets: 1, 0, or below 0 if unknown: then the image is
     ignored for the class. NaN: the class has no image, or a score is NaN.
     """
-    if scores.shape != targets.shape or scores.ndim != 2:
-        raise DataError(
-            f"average precision: expected a score and an indicator for each image and class, got "
-            f"{tuple(scores.shape)} and {tuple(targets.shape)}."
-        )
     if not len(scores):
         return scores.new_full(scores.shape[1:], float("nan"), dtype=torch.float64)
     columns = max(1, BLOCK // len(scores))
@@ -102,14 +97,11 @@ class MeanAPListMeter(Meter):
         outputs = self.list_outputs(output)
         images, width = outputs[0].shape
         if self.num_classes not in (None, width):
-            raise TrainingError(
-                f"config.METERS.{self.name}.num_classes is {self.num_classes}, but the model has "
-                f"{width} outputs."
-            )
+            raise TrainingError(f"config.METERS.{self.name}.num_classes: outputs have {width}.")
         if 0 <= self.capacity < sum(map(len, self._scores)) + images:
             raise TrainingError(
-                f"config.METERS.{self.name}.max_cpu_capacity is {self.capacity}, but a phase has "
-                f"more images. Set it to the number of images, or to -1 for any number."
+                f"config.METERS.{self.name}.max_cpu_capacity: a phase has more than "
+                f"{self.capacity} images; -1: any number."
             )
         self._scores.append(torch.stack([each.detach().float() for each in outputs], dim=1))
         self._targets.append(self.make_indicators(target, outputs[0]))
@@ -119,18 +111,16 @@ class MeanAPListMeter(Meter):
         """Gather the scores of all ranks on each. Collective."""
         if not self._scores:
             return {}
-        scores, targets = (
-            gather(torch.cat(self._scores)).rows,
-            gather(torch.cat(self._targets)).rows,
-        )
-        found = [average_precision(each, targets, self.interpolated) for each in scores.unbind(1)]
-        return self.measure(torch.stack(found).tolist())
+        scores, targets = (gather(torch.cat(own)).rows for own in (self._scores, self._targets))
+        return self.measure([*scores.unbind(1), targets])
 
     def measure(self, totals: list[Any]) -> dict[str, Any]:
-        """Name the average precision of each class (or NaN) of each output, and their means."""
+        """Name the average precision of each class of each output, and their means."""
         means: dict[str, float] = {}
         classes: dict[str, dict[str, float]] = {}
-        for name, row in zip(self.output_names, totals, strict=True):
+        *outputs, targets = totals
+        for name, scores in zip(self.output_names, outputs, strict=True):
+            row = average_precision(scores, targets, self.interpolated).tolist()
             known = {str(number): 100.0 * each for number, each in enumerate(row) if each == each}
             classes[name] = known
             means |= {name: sum(known.values()) / len(known)} if known else {}

@@ -34,29 +34,37 @@ class TopKMeter(Meter):
     def names(self) -> list[str]:
         return [f"top_{k}.{name}" for k in self.topk_values for name in self.output_names]
 
+    def update(self, output: Tensor | Sequence[Tensor], target: Tensor) -> None:
+        rows, most = [], max(self.topk_values)
+        for logits in self.list_outputs(output):
+            if most > logits.shape[1]:
+                raise TrainingError(
+                    f"config.METERS.{self.name}.topk_values: {most} of {logits.shape[1]} classes."
+                )
+            best = logits.detach().float().topk(most, dim=1).indices
+            rows.append(torch.stack(self.count(best, logits, target)))
+        self.add(torch.stack(rows))
+
     @abstractmethod
-    def divisor(self, place: int) -> int:
-        """Return where in the totals is what the number of each k, at their end, is divided by."""
+    def count(self, best: Tensor, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Return how many are right at each k, and of how many.
+
+        best: the classes of the largest outputs of each image, best first.
+        """
+
+    def sum_at_each(self, found: Tensor) -> Tensor:
+        """Sum over the first k columns, for each k."""
+        return torch.stack([found[:, :k].sum() for k in self.topk_values])
 
     def measure(self, totals: list[Any]) -> dict[str, Any]:
-        count = len(self.topk_values)
         return {
             f"top_{k}": {
-                name: 100.0 * row[place - count] / divisor
-                for name, row in zip(self.output_names, totals, strict=True)
-                if (divisor := row[self.divisor(place)])
+                name: 100.0 * right[place] / of[place]
+                for name, (right, of) in zip(self.output_names, totals, strict=True)
+                if of[place]
             }
             for place, k in enumerate(self.topk_values)
         }
-
-    def predictions(self, logits: Tensor) -> Tensor:
-        """Return the classes of the largest outputs, best first, for the largest k."""
-        largest = max(self.topk_values)
-        if largest > logits.shape[1]:
-            raise TrainingError(
-                f"{self.name}.topk_values: top {largest} of {logits.shape[1]} classes."
-            )
-        return logits.topk(largest, dim=1).indices
 
 
 @register_meter("accuracy_list_meter")
@@ -70,59 +78,36 @@ class AccuracyListMeter(TopKMeter):
 
     name = "accuracy_list_meter"
 
-    def update(self, output: Tensor | Sequence[Tensor], target: Tensor) -> None:
-        outputs = self.list_outputs(output)
+    def count(self, best: Tensor, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         if target.ndim > 1 and target.is_floating_point():
             target = target.argmax(dim=1)  # a mixed image: the class with the largest weight
-        rows = [self._count(each.detach(), target) for each in outputs]
-        self.add(torch.stack(rows))
-
-    def _count(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Return [images, correct at k for each k], on the device."""
-        predictions = self.predictions(logits)
         if target.ndim == 1:
-            hits, counted = predictions == target.unsqueeze(1), target >= 0
+            hits, counted = best == target.unsqueeze(1), target >= 0
         else:
             positive = self.make_indicators(target, logits) > 0
-            hits, counted = positive.gather(1, predictions), positive.any(dim=1)
-        correct = [hits[:, :k].any(dim=1).sum() for k in self.topk_values]
-        return torch.stack([counted.sum(), *correct])
-
-    def divisor(self, place: int) -> int:
-        return 0
-
-
-class _AtKMeter(TopKMeter):
-    """Base of shares of true positives, for images of several classes."""
-
-    def update(self, output: Tensor | Sequence[Tensor], target: Tensor) -> None:
-        outputs = self.list_outputs(output)
-        rows = self.make_indicators(target, outputs[0])
-        self.add(torch.stack([self._count(each.detach(), rows) for each in outputs]))
-
-    def _count(self, logits: Tensor, rows: Tensor) -> Tensor:
-        """Return [predictions of known classes at each k, positives, true positives at each k]."""
-        predicted = rows.gather(1, self.predictions(logits.float()))
-        known = [(predicted[:, :k] >= 0).sum() for k in self.topk_values]
-        correct = [(predicted[:, :k] > 0).sum() for k in self.topk_values]
-        return torch.stack([*known, (rows > 0).sum(), *correct])
+            hits, counted = positive.gather(1, best), positive.any(dim=1)
+        first = hits & (hits.cumsum(dim=1) == 1)
+        return self.sum_at_each(first), counted.sum().expand(len(self.topk_values))
 
 
 @register_meter("precision_at_k_list_meter")
-class PrecisionAtKListMeter(_AtKMeter):
+class PrecisionAtKListMeter(TopKMeter):
     """`value()["top_5"]["0"]`: the percentage of the top five predictions that are correct."""
 
     name = "precision_at_k_list_meter"
 
-    def divisor(self, place: int) -> int:
-        return place
+    def count(self, best: Tensor, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        predicted = self.make_indicators(target, logits).gather(1, best)
+        return self.sum_at_each(predicted > 0), self.sum_at_each(predicted >= 0)
 
 
 @register_meter("recall_at_k_list_meter")
-class RecallAtKListMeter(_AtKMeter):
+class RecallAtKListMeter(TopKMeter):
     """`value()["top_5"]["0"]`: the percentage of positives among the top five predictions."""
 
     name = "recall_at_k_list_meter"
 
-    def divisor(self, place: int) -> int:
-        return len(self.topk_values)
+    def count(self, best: Tensor, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        rows = self.make_indicators(target, logits)
+        right = self.sum_at_each(rows.gather(1, best) > 0)
+        return right, (rows > 0).sum().expand(len(self.topk_values))

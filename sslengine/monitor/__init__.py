@@ -2,6 +2,7 @@
 
 from sslengine.registry import WRITERS
 
+WRITERS.base = "sslengine.monitor.writers:Writer"
 WRITERS.declare("sslengine.monitor.console", "console", "log")
 WRITERS.declare("sslengine.monitor.trackers", "mlflow", "tracker")
 WRITERS.declare("sslengine.monitor.writers", "images", "json", "tensorboard")

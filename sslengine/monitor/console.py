@@ -28,8 +28,9 @@ from sslengine.registry import register_writer
 from sslengine.screen import Pace, ReadableFormatter, fit_line, screen_handler, wrapped
 from sslengine.screen_console import LiteralConsole
 
-_log = logging.getLogger("sslengine")
-_levels: dict[logging.Logger, int] = {}  # to be put back
+_log, _warnings = logging.getLogger("sslengine"), logging.getLogger("py.warnings")
+_of_root: list[logging.Handler] = []  # of the root logger, to be taken back
+_levels: dict[logging.Logger, int] = {}
 _FORMAT = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
 
 
@@ -144,17 +145,6 @@ class _LogFile(WatchedFileHandler):
         self._failed = True
 
 
-class _Others(logging.Handler):
-    """The root logger's: hands records of other loggers on."""
-
-    def __init__(self, to: logging.Handler) -> None:
-        super().__init__(logging.INFO)
-        self._to = to
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._to.handle(record)
-
-
 def open_log(run_dir: Path, rank: int, verbose: bool = False) -> None:
     """Send what is logged to the run's file, appending.
 
@@ -166,23 +156,22 @@ def open_log(run_dir: Path, rank: int, verbose: bool = False) -> None:
     make_folder(run_dir)
     to_file = _LogFile(log_path(run_dir, rank), encoding="utf-8", delay=True)
     to_file.setFormatter(ReadableFormatter(_FORMAT, indent="  "))
-    _log.setLevel(logging.DEBUG if verbose else logging.INFO)
-    _log.propagate = False
-    _log.addHandler(to_file)
-    root = logging.getLogger()
-    root.addHandler(_Others(to_file))
+    to_file.addFilter(lambda each: each.levelno >= logging.INFO or each.name == _log.name)
+    root, least = logging.getLogger(), logging.DEBUG if verbose else logging.WARNING
     prints = any(map(_prints, root.handlers))  # then it would print what is meant for the file
     if not prints and root.level > logging.INFO:
         _levels[root] = root.level
         root.setLevel(logging.INFO)
+    _of_root[:] = [to_file, *([screen_handler()] if rank == 0 and not prints else [])]
+    for each in _of_root:
+        root.addHandler(each)
+    for own in (_log, _warnings):
+        own.propagate = False
+        own.addHandler(to_file)
     if rank == 0:
-        _log.addHandler(screen_handler(logging.DEBUG if verbose else logging.WARNING))
-        if not prints:
-            root.addHandler(_Others(screen_handler()))
+        _log.addHandler(screen_handler(least))
+    _log.setLevel(logging.DEBUG if verbose else logging.INFO)
     logging.captureWarnings(True)
-    warnings_log = logging.getLogger("py.warnings")
-    warnings_log.propagate = False
-    warnings_log.addHandler(to_file)
 
 
 def _prints(handler: logging.Handler) -> bool:
@@ -192,15 +181,13 @@ def _prints(handler: logging.Handler) -> bool:
 
 def close_log() -> None:
     """Take back what `open_log` has done to loggers."""
-    for name in ("sslengine", "py.warnings"):
-        logger = logging.getLogger(name)
-        for handler in list(logger.handlers):
+    root = logging.getLogger()
+    for logger, handlers in ((root, _of_root), *((own, own.handlers) for own in (_log, _warnings))):
+        for handler in list(handlers):
             logger.removeHandler(handler)
             handler.close()
         logger.propagate = True
-    root = logging.getLogger()
-    for handler in [each for each in root.handlers if isinstance(each, _Others)]:
-        root.removeHandler(handler)
+    _of_root.clear()
     if root in _levels:
         root.setLevel(_levels.pop(root))
     logging.captureWarnings(False)

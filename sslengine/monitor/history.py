@@ -9,13 +9,14 @@ A run that was killed and continued has each step once: the newest line of it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from sslengine.dotted import leaves
 from sslengine.errors import SSLEngineError
-from sslengine.monitor.run_status import read_lines
 
 _NOT_FINITE = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 
@@ -39,6 +40,16 @@ def read(
         for line in read_nested(path)
         if kind in (None, line["kind"]) and split in (None, line["split"])
     ]
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """Return the objects in a file of JSON lines, without what is damaged; [] without a file."""
+    found = []
+    with suppress(OSError):
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+            with suppress(ValueError):
+                found.append(json.loads(line))
+    return [each for each in found if isinstance(each, dict)]
 
 
 def read_nested(path: Path) -> list[dict[str, Any]]:

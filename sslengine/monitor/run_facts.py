@@ -1,7 +1,15 @@
-"""What a run's folder says of it, read without torch: for the verdict, the page, tables of runs."""
+"""What a run's folder says of it, read without torch: for the verdict, the page, tables of runs.
+
+    status.json     the newest start's state; a killed run's still says `running`
+    starts.jsonl    a line a start: the command, the machine, the code, the step it begins at
+
+Rank 0 writes these two while it holds the lock of the run's folder, so a reader who finds `running`
+and no lock knows that the process is gone.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,16 +21,38 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from sslengine.atomic import lock_file, open_no_link
 from sslengine.checkpoint.manifest import is_checkpoint
 from sslengine.config.yaml_text import load_run
-from sslengine.errors import ConfigError, DataError
+from sslengine.errors import ConfigError, DataError, NonFiniteLossError
 from sslengine.monitor import history
 from sslengine.monitor.collapse import NOT_FINITE, Sign, ends_of_phases, find_signs
-from sslengine.monitor.run_status import COMPLETE, Status, is_not_finite, read_starts, read_status
 
 TRAINED, UNTRAINED, PIXELS = "trained", "untrained", "raw pixels"
-COMPLETE_RUN = Status(COMPLETE)
+LOCK = ".lock"
+STATUS, STARTS = "status.json", "starts.jsonl"
+RUNNING, COMPLETE, STOPPED, FAILED = "running", "complete", "stopped", "failed"
 REPORT, JUDGEMENTS = "evaluation.json", "judgements"
+
+
+@dataclass(frozen=True)
+class Status:
+    status: str
+    step: int = 0
+    steps: int = 0
+    # What ended the run: the first line of the error, or the signal.
+    cause: str = ""
+    # The error's class; empty: none.
+    error: str = ""
+    ended: str = ""
+    memory: Mapping[str, float] | None = None  # peaks in GB, of rank 0
+
+    @property
+    def is_not_finite(self) -> bool:
+        return self.error == NonFiniteLossError.__name__
+
+
+COMPLETE_RUN = Status(COMPLETE)
 
 
 @dataclass(frozen=True)
@@ -80,7 +110,7 @@ class Facts:
         if not self.config.get("LOSS", {}).get("name"):
             return []
         found = find_signs(self.ends, self.config)
-        return [each for each in found if each.what != NOT_FINITE or not is_not_finite(self.status)]
+        return [each for each in found if each.what != NOT_FINITE or not self.status.is_not_finite]
 
     @property
     def since(self) -> int:
@@ -188,7 +218,7 @@ def read_facts(folder: Path) -> Facts:
     config = config_in(folder / "config.yaml")
     rows = history.read(folder, None) if (folder / "metrics.jsonl").exists() else []
     made = max((row["iteration"] for row in rows), default=0)
-    starts = read_starts(folder)
+    starts = history.read_lines(folder / STARTS)
     # Without a config it was not trained here.
     status = (
         read_status(folder, made, _count_planned(config, rows, made)) if config else COMPLETE_RUN
@@ -236,6 +266,29 @@ def checkpoints_in(folder: Path) -> list[str]:
     """Return files, also those that only point to one, and the folders of sharded runs."""
     paths = sorted(folder.iterdir()) if folder.is_dir() else []
     return [path.name for path in paths if path.suffix == ".torch" or is_checkpoint(path)]
+
+
+def read_status(folder: Path, step: int = 0, steps: int = 0) -> Status:
+    """Return the state of the run. step, steps: those of a run whose version wrote no status."""
+    found: Any = {}
+    with suppress(OSError, ValueError):
+        found = json.loads((folder / STATUS).read_bytes())
+    known = {key: found[key] for key in Status.__dataclass_fields__ if key in found}
+    if not isinstance(known.get("status"), str):
+        status = RUNNING if _is_held(folder) else COMPLETE if step >= steps > 0 else STOPPED
+        return Status(status, step, steps)
+    if known["status"] == RUNNING and not _is_held(folder):
+        known |= {"status": STOPPED, "cause": "its process is gone: killed?"}
+    if known["status"] in (RUNNING, STOPPED):
+        known["step"] = max(step, known.get("step", 0))
+    return Status(**known)
+
+
+def _is_held(folder: Path) -> bool:
+    """Look whether a run is in the folder; False where the file system has no locks."""
+    with suppress(OSError), open(folder / LOCK, "rb", opener=open_no_link) as file:
+        return not lock_file(file.fileno(), fcntl.LOCK_SH)
+    return False
 
 
 def _count_planned(config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], made: int) -> int:

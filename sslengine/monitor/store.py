@@ -27,17 +27,19 @@ from operator import add
 from statistics import median
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sslengine.distributed.collectives import gather_equal
 from sslengine.distributed.process_group import backend_device
 from sslengine.distributed.ranks import is_primary, world_size
 from sslengine.errors import NonFiniteLossError, TrainingError, nearest
-from sslengine.monitor.pictures import Histogram, Image, count, make_image, read_histogram
 from sslengine.precision import widest
 
 Number = Tensor | float
+Image = NDArray[np.uint8]  # height, width, and 3 for colours
 
 MAIN = "loss"
 WINDOW = 20
@@ -47,7 +49,6 @@ _TAKEN = re.compile(
     r"loss(\..*)?|loss_mean|lr|images_per_s|data_seconds|grad_norm|kind|split|iteration|epoch"
 )
 _NAME = re.compile(r"[\w.\- ]+(/[\w.\- ]+)*")
-_REDUCTIONS = (None, "mean", "max", "sum")
 _SIZE = 1024  # numbers that a rank sends at once
 _HASHES = ""  # no metric has this name
 _NAMED = 4  # images of a loss that is not finite
@@ -178,12 +179,14 @@ class MetricStore:
         if not self.active:
             return
         opened = self._open.get(name) or Column(reduce)
-        if reduce not in _REDUCTIONS or opened.reduce != reduce or window < 1:
-            raise TrainingError(
-                f"put_scalar({name!r}): expected a window of 1 or more, and as `reduce` mean, max, "
-                f"sum or None, always the same for a name; got {window=} and {reduce=}."
-            )
-        opened.values.append(_copy_number(name, value))
+        if reduce not in (None, "mean", "max", "sum") or opened.reduce != reduce:
+            raise TrainingError(f"put_scalar({name!r}): {reduce=} is unknown, or another before.")
+        if isinstance(value, Tensor):  # copied, since its base may change; integers in full
+            single = value.detach().reshape(())
+            kept = single.dtype if single.is_floating_point() else widest(single.device)
+            opened.values.append(single.to(kept, copy=True))
+        else:
+            opened.values.append(float(value))
         opened.window, opened.keep = window, keep
         self._open[name] = opened
 
@@ -256,10 +259,7 @@ class MetricStore:
         lines = [f"the loss of iteration {entry.iteration + 1} is not finite: {parts}."]
         if samples is not None:
             lines.append(f"Its images, of this rank: {name_few(samples, self._name)}.")
-        lines.append(
-            "Usual causes: a learning rate that is too high, fp16 overflow, an input that is not "
-            "finite. No checkpoint was written since. config.HOOKS.CHECK_NAN=false continues."
-        )
+        lines.append("No checkpoint was written since. config.HOOKS.CHECK_NAN=false continues.")
         if self._replay:
             lines.append(f"Repeat the last steps, to find the module: {self._replay}")
         return NonFiniteLossError("\n  ".join(lines), entry.parts, entry.iteration + 1)
@@ -281,10 +281,7 @@ class MetricStore:
         """Return all that was read of a metric in this kind of phase."""
         known = self._series[self.split]
         if not known.get(name):
-            raise TrainingError(
-                f"no metric {name!r} has been read in a {self.split} phase yet; metrics are read "
-                f"at LOG_FREQUENCY. {nearest(name, known)}".rstrip()
-            )
+            raise TrainingError(f"no metric {name!r} has been read yet. {nearest(name, known)}")
         return known[name]
 
     def latest(self) -> dict[str, float]:
@@ -401,10 +398,8 @@ def read_columns(columns: Mapping[str, Column]) -> dict[str, list[float]]:
         return _copy_to_host(rows)
     shared = {name: rows.pop(name).to(backend_device()) for name in sorted(columns)
               if columns[name].reduce}  # fmt: skip
-    told = [
-        (name, columns[name].reduce, len(row), columns[name].parts) for name, row in shared.items()
-    ]
-    digest = hashlib.blake2b(repr(told).encode(), digest_size=6).digest()  # a double holds 48 bits
+    put = [(name, columns[name].reduce, columns[name].parts, len(shared[name])) for name in shared]
+    digest = hashlib.blake2b(repr(put).encode(), digest_size=6).digest()  # a double holds 48 bits
     own_hash = torch.tensor([int.from_bytes(digest, "big")], dtype=torch.float64)
     row = torch.cat([own_hash.to(backend_device()), *shared.values()])
     sent = row.new_zeros(_SIZE)
@@ -427,10 +422,9 @@ def read_columns(columns: Mapping[str, Column]) -> dict[str, list[float]]:
 def _expect_one(hashes: Sequence[float], shared: Mapping[str, Tensor]) -> None:
     if len({*hashes}) > 1:
         raise TrainingError(
-            "ranks have put different metrics since they were last read: what is put with `reduce` "
-            "must be put by all ranks, equally often, and their losses must have the same parts. "
-            f"This rank has put {', '.join(map(repr, shared)) or 'none'}. Put them on every rank, "
-            "or with reduce=None."
+            "ranks have put different metrics since they were last read: losses must have the same "
+            "parts, and what has `reduce` must be put on every rank, equally often. This rank has "
+            f"put {', '.join(map(repr, shared)) or 'none'}."
         )
 
 
@@ -460,19 +454,6 @@ def _copy_to_host(rows: Mapping[str, Tensor]) -> dict[str, list[float]]:
     return read
 
 
-def _copy_number(name: str, value: Any) -> Number:
-    """Copy a tensor on its device, since its base may change; integers in full."""
-    try:
-        if not isinstance(value, Tensor):
-            return float(value)
-        single = value.detach().reshape(())
-        kept = single.dtype if single.is_floating_point() else widest(single.device)
-        return single.to(kept, copy=True)
-    except (TypeError, ValueError, RuntimeError) as error:
-        kind = f"a tensor of {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
-        raise TrainingError(f"put_scalar({name!r}): expected one number, got {kind}.") from error
-
-
 def name_few(samples: Tensor, name: Callable[[int], str]) -> str:
     """Name the first samples, and say how many others there are."""
     indices = torch.unique(samples).tolist()
@@ -483,11 +464,63 @@ def name_few(samples: Tensor, name: Callable[[int], str]) -> str:
 def _checked(name: str) -> str:
     if _TAKEN.fullmatch(name) or not _NAME.fullmatch(name) or ".." in name:
         raise TrainingError(
-            f"{name!r} cannot be the name of a metric: use letters, digits, '_', '-', '.' and "
-            f"spaces, with '/' between parts, and no name that the engine itself logs, such as "
-            f"'loss' or 'lr'."
+            f"{name!r} cannot be the name of a metric: use letters, digits, ' _-.', '/' between "
+            f"parts, and no name of the engine's, such as 'loss' or 'lr'."
         )
     return name
+
+
+# ---- images and histograms, on the device until they are read
+
+
+class Histogram(NamedTuple):
+    """Equal bins from `low` to `high`; what is not finite is in none of them."""
+
+    counts: list[int]
+    low: float
+    high: float
+    sum: float
+    sum_of_squares: float
+
+    @property
+    def edges(self) -> list[float]:
+        """Return the borders of the bins, one more than there are bins."""
+        return [float(edge) for edge in np.linspace(self.low, self.high, len(self.counts) + 1)]
+
+
+def count(tensor: Tensor, bins: int) -> Tensor:
+    """Count where the tensor is, without waiting, for `read_histogram`."""
+    values = tensor.detach().flatten().float()
+    finite = values.isfinite()
+    low = torch.where(finite, values, torch.inf).amin()
+    high = torch.where(finite, values, -torch.inf).amax()
+    values = torch.where(finite, values, low)
+    place = (values - low) / (high - low).clamp_min(torch.finfo(values.dtype).tiny)
+    index = (place * bins).clamp(0, bins - 1).nan_to_num().long()
+    counts = torch.zeros(bins, dtype=torch.long, device=values.device)
+    counts.scatter_add_(0, index, finite.long())
+    wide = widest(values.device)
+    values = torch.where(finite, values, 0.0).to(wide)
+    numbers = torch.stack([low.to(wide), high.to(wide), values.sum(), values.square().sum()])
+    return torch.cat([numbers, counts.to(wide)])
+
+
+def read_histogram(counted: Tensor) -> Histogram:
+    """Bring what `count` returned to the host. Waits for the device."""
+    low, high, total, squares, *counts = counted.tolist()
+    return Histogram([*map(int, counts)], low, high, total, squares)
+
+
+def make_image(given: Tensor) -> Image:
+    """Make an image of 8 bits, colours last. Waits for the device."""
+    if given.is_floating_point():
+        given = given.float().nan_to_num().clamp(0, 1).mul(255).round().to(torch.uint8)
+    if given.ndim == 3 and given.shape[0] in (1, 3):
+        given = given.permute(1, 2, 0)
+    if given.ndim == 3 and given.shape[-1] == 1:
+        given = given.squeeze(-1)
+    array: Image = given.cpu().contiguous().numpy()
+    return array
 
 
 _NOWHERE = MetricStore(active=False)

@@ -60,13 +60,13 @@ class TrackerWriter(Writer):
 
     _took = True  # an error at the first record is no reason to end a run either
 
-    def __init__(self, run: RunPlace, options: Any, package: str, run_name: str) -> None:
-        self.package = package
-        sent = f"metrics and the config may be sent elsewhere by {package}"
-        expect_trust(sent, "config.HOOKS.WRITERS", package)
+    def __init__(self, run: RunPlace, options: Any) -> None:
+        self.package = getattr(options, "module", "mlflow")
+        sent = f"metrics and the config may be sent elsewhere by {self.package}"
+        expect_trust(sent, "config.HOOKS.WRITERS", self.package)
         self.options = options
         self.place, self.folder = run, run.folder / FOLDER
-        self.name = run_name or run.folder.resolve().name
+        self.name = options.run_name or run.folder.resolve().name
         self._run: Any = None
         self.is_open = self.attempt(self._start)
 
@@ -114,9 +114,6 @@ class TrackerWriter(Writer):
 @register_writer("tracker", options=TrackerOptions)
 class SharedCallsTracker(TrackerWriter):
     """Make the calls of wandb, trackio and swanlab: init, Image, Histogram, log and finish."""
-
-    def __init__(self, run: RunPlace, options: TrackerOptions) -> None:
-        super().__init__(run, options, options.module, options.run_name)
 
     def start(self, module: Any, is_new: bool) -> None:
         self._module, name, options = module, self.name, self.options
@@ -174,9 +171,6 @@ class MlflowOptions:
 @register_writer("mlflow", options=MlflowOptions)
 class MlflowTracker(TrackerWriter):
     """Call MLflow's client, which has written a record when the call returns."""
-
-    def __init__(self, run: RunPlace, options: MlflowOptions) -> None:
-        super().__init__(run, options, "mlflow", options.run_name)
 
     def new_id(self, module: Any) -> str:
         client, options = self._client(module), self.options

@@ -25,9 +25,17 @@ from math import hypot
 from statistics import median
 
 from sslengine.errors import CollapseError
-from sslengine.monitor.collapse import ADVICE, DIVERGED, NOT_FINITE
-from sslengine.monitor.run_facts import PIXELS, TRAINED, UNTRAINED, Facts, FeatureScore
-from sslengine.monitor.run_status import FAILED, RUNNING, STOPPED, is_not_finite
+from sslengine.monitor.collapse import ADVICE, NOT_FINITE
+from sslengine.monitor.run_facts import (
+    FAILED,
+    PIXELS,
+    RUNNING,
+    STOPPED,
+    TRAINED,
+    UNTRAINED,
+    Facts,
+    FeatureScore,
+)
 
 TIMES = 10.0  # the loss at the end over that at the start: it has diverged
 STEADY = 2.0  # times the median: the last loss before one that is not finite
@@ -69,7 +77,7 @@ def _failed(facts: Facts) -> Said | None:
     if status.status != FAILED or (status.error == CollapseError.__name__ and facts.found):
         return None
     told = f"Failed at step {status.step}: {status.cause.rstrip('.')}."
-    if not is_not_finite(status):
+    if not status.is_not_finite:
         return told, f"The log has the whole error: {facts.folder / 'log.txt'}", facts.command
     sizes = [*map(abs, facts.losses)]
     steady = len(sizes) > 1 and sizes[-1] <= STEADY * median(sizes)
@@ -84,7 +92,7 @@ def _diverged(facts: Facts) -> Said | None:
     first, last = (median(map(abs, some)) for some in (facts.losses[:part], facts.losses[-part:]))
     if not last > TIMES * first > 0:
         return None
-    return f"Diverged: the loss went from {first:.3g} to {last:.3g}.", ADVICE[DIVERGED], ""
+    return f"Diverged: the loss went from {first:.3g} to {last:.3g}.", ADVICE["diverged"], ""
 
 
 def _collapsing(facts: Facts) -> Said | None:

@@ -31,7 +31,7 @@ from rich.console import Console
 from sslengine.atomic import append, make_folder
 from sslengine.dotted import leaves
 from sslengine.errors import ConfigError, SSLEngineError
-from sslengine.monitor.pictures import Histogram, Image
+from sslengine.monitor.store import Histogram, Image
 from sslengine.registry import WRITERS, register_writer
 from sslengine.screen import fit_line
 
@@ -200,15 +200,9 @@ def build_writers(entries: Iterable[str | Mapping[str, Any]], run: RunPlace) -> 
 
 
 def build_writer(entry: Mapping[str, Any], run: RunPlace) -> Writer:
-    name = str(entry["name"])
     arguments = {str(key): value for key, value in entry.items() if key != "name"}
-    writer = WRITERS.make(name, arguments, "config.HOOKS.WRITERS", run)
-    if not isinstance(writer, Writer):
-        raise ConfigError(
-            f"config.HOOKS.WRITERS: {name!r} is no writer: subclass sslengine.monitor.writers."
-            f"Writer and define write(record)."
-        )
-    return writer
+    made: Writer = WRITERS.make(str(entry["name"]), arguments, "config.HOOKS.WRITERS", run)
+    return made
 
 
 @register_writer("json")

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from sslengine.errors import ConfigError
+from sslengine.errors import ConfigError, listing
 
 # Of a ViT; its blocks are in no stage.
 _VIT_BLOCK = re.compile(r"trunk\.(?:[a-z_]\w*\.)*blocks\.\d+\.")
@@ -54,10 +54,9 @@ def layer_depth(model: nn.Module) -> LayerDepth:
     if blocks := getattr(getattr(model, "trunk", None), "block_names", None):
         return LayerDepth(*_number_blocks(names, blocks), is_vit=False)
     raise ConfigError(
-        "OPTIMIZER.param_group_constructor: lr_decay cannot number the layers of this trunk. It "
-        "requires a model of timm, parameter names with layer1 ... layer4, or a trunk with "
-        "`block_names`. The trunk's first parameters are: "
-        f"{', '.join(names[:5]) or 'none'}."
+        "OPTIMIZER.param_group_constructor: lr_decay cannot number the layers of this trunk: it "
+        "is none of timm, has no layer1 ... layer4 and no `block_names`. Its parameters: "
+        f"{listing(names, 5)}."
     )
 
 

@@ -41,8 +41,7 @@ def learner_of(model: nn.Module, method: nn.Module) -> nn.Module:
     )
     if lazy := [name for name, each in named if is_lazy(each)]:
         raise ConfigError(
-            f"{listing(lazy, 6)}: a lazy module gets its width from the first batch, after the "
-            f"optimizer is made. Give it one: nn.Linear(width, ...)."
+            f"{listing(lazy, 6)}: a lazy module; give it a width: nn.Linear(width, ...)."
         )
     if not trains(method):
         return model
@@ -52,8 +51,7 @@ def learner_of(model: nn.Module, method: nn.Module) -> nn.Module:
     for name, part in (*model.named_children(), (LOSS, method)):
         if hasattr(both, name):
             raise ConfigError(
-                f"the model has a submodule {name!r}, but the parameters of "
-                f"{type(method).__name__} are named {name}.*. Rename the submodule."
+                f"the model's submodule {name!r} has the name of the method: rename it."
             )
         both.add_module(name, part)
     return both
@@ -101,9 +99,8 @@ def expect_owners(learner: nn.Module, groups: Collection[Mapping[str, Any]]) -> 
     without_owner = [each.name for each in trainable(learner) if id(each.parameter) not in owned]
     if without_owner:
         raise ConfigError(
-            f"no optimizer owns these trainable parameters, which would keep their initial values: "
-            f"{listing(without_owner, 10)}. Pass them to the optimizer, or freeze them: "
-            f"requires_grad_(False), or config.MODEL.NON_TRAINABLE_PARAMS."
+            f"no optimizer owns these trainable parameters: {listing(without_owner, 10)}. Pass "
+            f"them to the optimizer, or freeze them (config.MODEL.NON_TRAINABLE_PARAMS)."
         )
 
 
@@ -119,8 +116,8 @@ def expect_none_made_late(
     late = [name for name, p in named if p.grad is not None and id(p) not in owned]
     if late:
         raise TrainingError(
-            f"no optimizer updates {listing(late, 10)}: made after the run was built, and not "
-            f"trained. Make parameters in `__init__`, or in the method's `attach(model)`."
+            f"no optimizer updates {listing(late, 10)}: made after the run was built. Make "
+            f"parameters in `__init__`, or in the method's `attach(model)`."
         )
 
 
@@ -134,9 +131,8 @@ def expect_gradients(optimizer: Any) -> None:
     if owned and all(each.grad is None for each in owned):
         raise TrainingError(
             "the first optimizer step finds no gradient: the loss depends on no parameter that is "
-            "trained; or config.TRAINER.TRAIN_STEP_NAME names a step that does not call "
-            "TrainStep.backward; or all parameters are frozen, by a hook or "
-            "config.MODEL.TEMP_FROZEN_PARAMS_ITER_MAP (_EPOCH_MAP)."
+            "trained, or the train step does not call TrainStep.backward, or all is frozen "
+            "(config.MODEL.TEMP_FROZEN_PARAMS_ITER_MAP, _EPOCH_MAP)."
         )
 
 
@@ -149,10 +145,9 @@ def warn_of_unregistered(losses: Iterable[Tensor], known: Iterable[nn.Parameter]
     unknown = [tuple(each.shape) for each in _parameters_of(losses) if id(each) not in ids]
     if unknown:
         log.warning(
-            "the loss depends on %d parameters that are in no module of the model or the method, "
-            "so they are not trained and not saved; their shapes: %s. Make them attributes of the "
-            "method (of lists: nn.ModuleList), or freeze them: requires_grad_(False).",
-            len(unknown), ", ".join(map(str, unknown[:6])) + ", ..." * (len(unknown) > 6),
+            "the loss depends on %d parameters that are in no module of the model or the method: "
+            "they are not trained and not saved. Shapes: %s. Use nn.ModuleList, or freeze them.",
+            len(unknown), listing(map(str, unknown), 6),
         )  # fmt: skip
 
 

@@ -74,7 +74,8 @@ class ScaleEach:
 
     def __init__(self) -> None:
         self._layouts: list[object] = []
-        self._chunks: list[_Chunk] = []
+        # Consecutive tensors: where they are, their factors, these expanded, in one row, as views.
+        self._chunks: list[tuple[slice, Tensor, list[Tensor], Tensor, list[Tensor]]] = []
 
     @torch.no_grad()
     def __call__(self, tensors: list[Tensor], factors: Tensor) -> None:
@@ -87,26 +88,24 @@ class ScaleEach:
     def scale_chunks(self, tensors: list[Tensor], factors: Tensor) -> None:
         layouts: list[object] = [(each.shape, each.stride()) for each in tensors]
         if layouts != self._layouts:
-            self._layouts, self._chunks = layouts, list(_chunks(tensors, factors))
-        for chunk in self._chunks:
-            torch._foreach_mul_(tensors[chunk.indices], chunk.expand(factors))
+            self._layouts = layouts
+            self._lay_out(tensors, factors)
+        for part, own, expanded, row, views in self._chunks:
+            own.copy_(factors[part])
+            torch.cat(expanded, out=row)
+            torch._foreach_mul_(tensors[part], views)
 
-
-class _Chunk:
-    """Consecutive tensors of the list."""
-
-    def __init__(self, indices: slice, tensors: Sequence[Tensor], factors: Tensor, buffer: Tensor):
-        self.indices = indices
+    def _lay_out(self, tensors: list[Tensor], factors: Tensor) -> None:
         sizes = [each.numel() for each in tensors]
-        self._factors = factors.new_empty(len(tensors))
-        self._expanded = [*map(Tensor.expand, self._factors.split(1), sizes)]
-        self._buffer = buffer[: sum(sizes)]
-        self._views = [*map(_view_like, tensors, self._buffer.split(sizes))]
-
-    def expand(self, factors: Tensor) -> list[Tensor]:
-        self._factors.copy_(factors[self.indices])
-        torch.cat(self._expanded, out=self._buffer)
-        return self._views
+        ends = list(_chunk_ends(sizes))
+        parts = [*map(slice, [0, *ends[:-1]], ends)]
+        buffer = factors.new_empty(max((sum(sizes[part]) for part in parts), default=0))
+        self._chunks = []
+        for part in parts:
+            own, row = factors.new_empty(len(sizes[part])), buffer[: sum(sizes[part])]
+            expanded = [*map(Tensor.expand, own.split(1), sizes[part])]
+            views = [*map(_view_like, tensors[part], row.split(sizes[part]))]
+            self._chunks.append((part, own, expanded, row, views))
 
 
 def _view_like(tensor: Tensor, numbers: Tensor) -> Tensor:
@@ -115,15 +114,6 @@ def _view_like(tensor: Tensor, numbers: Tensor) -> Tensor:
     if tensor.is_contiguous() or reach >= tensor.numel():
         return numbers.view(tensor.shape)
     return numbers.as_strided(tensor.shape, tensor.stride(), numbers.storage_offset())
-
-
-def _chunks(tensors: list[Tensor], factors: Tensor) -> Iterator[_Chunk]:
-    sizes = [each.numel() for each in tensors]
-    ends = list(_chunk_ends(sizes))
-    parts = [*map(slice, [0, *ends[:-1]], ends)]
-    buffer = factors.new_empty(max((sum(sizes[part]) for part in parts), default=0))
-    for part in parts:
-        yield _Chunk(part, tensors[part], factors, buffer)
 
 
 def _chunk_ends(sizes: Sequence[int]) -> Iterator[int]:

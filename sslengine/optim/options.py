@@ -10,8 +10,8 @@ from typing import Any
 from sslengine.config.components import argument_problems
 from sslengine.config.ranges import above, at_least, range_problems
 from sslengine.config.sections import iterations, named, section
-from sslengine.errors import UnknownNameError
-from sslengine.optim.schedules import SchedulerOptions, schedule, schedule_problems
+from sslengine.errors import ConfigError, UnknownNameError
+from sslengine.optim.schedules import SchedulerOptions, build_schedule, schedule
 from sslengine.registry import OPTIMIZERS, PARAM_GROUPS
 
 # Fields that are passed to an optimizer if its signature has them. VISSL's YAML sets those of the
@@ -207,7 +207,10 @@ class OptimizerSettings:
             path = f"param_schedulers.{key}"
             if options is None or options is not used[key]:
                 continue
-            yield from schedule_problems(options, length, path)
+            try:
+                build_schedule(options, length)
+            except ConfigError as error:
+                yield f"{path}.{error}"
             if options.auto_lr_scaling.auto_scale and key not in ("lr", "lr_head"):
                 yield f"{path}.auto_lr_scaling: only learning rates are scaled with the batch size."
 

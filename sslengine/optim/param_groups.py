@@ -42,10 +42,7 @@ def build_param_groups(model: nn.Module, options: OptimizerSettings) -> list[Gro
     )
     groups = [group for group in constructor(model, options) if group["params"]]
     if not groups:
-        raise ConfigError(
-            "OPTIMIZER: there is nothing to train: every parameter of the model is frozen. "
-            "See MODEL.FEATURE_EVAL_SETTINGS and MODEL.NON_TRAINABLE_PARAMS."
-        )
+        raise ConfigError("OPTIMIZER: nothing to train: every parameter of the model is frozen.")
     if isinstance(model, Learner):
         groups = split_by_multipliers(groups, multipliers_of(model.loss))
     return split_by_multipliers(groups, chosen_multipliers(model, options.multiplier_options()))
@@ -155,15 +152,13 @@ def _head_index(name: str, num_entries: int) -> int:
     match = _HEAD_INDEX.match(name)
     if match is None:
         raise ConfigError(
-            f"OPTIMIZER.param_group_constructor: linear_eval_heads trains only heads, but "
-            f"{name} is trainable. Freeze the trunk "
-            f"(MODEL.FEATURE_EVAL_SETTINGS.FREEZE_TRUNK_ONLY: true)."
+            f"OPTIMIZER.param_group_constructor: linear_eval_heads trains only heads, but {name} "
+            f"is trainable: set MODEL.FEATURE_EVAL_SETTINGS.FREEZE_TRUNK_ONLY: true."
         )
     index = int(match[1])
     if index >= num_entries:
         raise ConfigError(
-            f"OPTIMIZER.linear_eval_heads: {num_entries} entries, but the model has a head "
-            f"number {index} ({name}). Every head requires an entry."
+            f"OPTIMIZER.linear_eval_heads: {num_entries} entries, and a head number {index}."
         )
     return index
 

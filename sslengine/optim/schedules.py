@@ -19,7 +19,7 @@ from __future__ import annotations
 import bisect
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
@@ -101,14 +101,6 @@ def _arguments(options: SchedulerOptions) -> dict[str, Any]:
     return {**{name: each for name, each in offered if each not in (None, [])}, **options.args}
 
 
-def schedule_problems(options: SchedulerOptions, num_epochs: float, path: str) -> Iterator[str]:
-    """Yield the problem of a schedule with its key path."""
-    try:
-        build_schedule(options, num_epochs)
-    except ConfigError as error:
-        yield f"{path}.{error}"
-
-
 # ---- curves
 
 
@@ -174,10 +166,7 @@ def multistep(values: list[float], num_epochs: float, milestones: list[int] | No
     """
     if milestones is not None:
         if len(milestones) != len(values) - 1:
-            raise ConfigError(
-                f"milestones: {len(values)} values require {len(values) - 1} milestones; "
-                f"got {len(milestones)}: {milestones}."
-            )
+            raise ConfigError(f"milestones: expected {len(values) - 1}, got {milestones}.")
         if any(after <= before for before, after in zip([0, *milestones], milestones)):
             raise ConfigError(f"milestones: expected increasing epochs above 0, got {milestones}.")
         # fvcore's needs as many whole epochs as values; a run may end within an epoch.
@@ -265,9 +254,7 @@ def cosine_warm_restart(
     is_adaptive: each wave starts at the value of a single cosine over the run.
     """
     if restart_interval_length <= 0:
-        raise ConfigError(
-            f"restart_interval_length: expected a share above 0, got {restart_interval_length}."
-        )
+        raise ConfigError(f"restart_interval_length: {restart_interval_length} is not above 0.")
     if wave_type not in ("half", "full"):
         raise ConfigError(f"wave_type: expected half or full, got {wave_type!r}.")
     full = wave_type == "full"

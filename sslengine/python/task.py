@@ -29,7 +29,7 @@ from sslengine.models.build import freeze_parameters
 from sslengine.models.model import Model
 from sslengine.models.options import ModelOptions
 from sslengine.models.sync_batchnorm import synchronise
-from sslengine.optim.scheduled import ScheduledOptimizer
+from sslengine.optim.build import ScheduledOptimizer
 
 Feed = DatasetFeed | LoaderFeed
 

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from sslengine.atomic import write_json, write_whole
 from sslengine.engines.run import Run
-from sslengine.monitor.run_facts import read_facts
-from sslengine.monitor.run_status import COMPLETE, FAILED
+from sslengine.monitor.run_facts import COMPLETE, FAILED, read_facts
 from sslengine.monitor.verdict import judge_run
 from sslengine.report.comparison import compare_runs, show
 from sslengine.report.gather import PAGE, write_page

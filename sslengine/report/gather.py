@@ -18,6 +18,7 @@ from sslengine.config.run_folder import open_named
 from sslengine.dotted import below
 from sslengine.errors import SSLEngineError
 from sslengine.monitor.collapse import END, MIDDLE, SPECTRA, START
+from sslengine.monitor.history import read_lines
 from sslengine.monitor.run_facts import (
     JUDGEMENTS,
     PIXELS,
@@ -31,7 +32,6 @@ from sslengine.monitor.run_facts import (
     read_judgements,
     scores_of,
 )
-from sslengine.monitor.run_status import read_lines
 from sslengine.monitor.verdict import judge_run, share_waited
 from sslengine.report.comparison import TYPED, origins_in
 from sslengine.report.content import ClassRow, Content, Fact, Judgement

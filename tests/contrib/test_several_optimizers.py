@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sslengine.contrib.multi_optimizer import Owner, SeveralOptimizers
 from sslengine.distributed.ranks import rank
 from sslengine.errors import CheckpointError, TrainingError
-from sslengine.optim.scheduled import ScheduledOptimizer
+from sslengine.optim.build import ScheduledOptimizer
 from sslengine.precision import Precision
 from tests.ranks import RankPool
 

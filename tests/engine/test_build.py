@@ -3,33 +3,30 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import CrossEntropyLoss
+from torch.utils.data import TensorDataset
 
-from sslengine.config.facts import RunFacts
+from sslengine.config.sections import read
 from sslengine.engine import build
-from sslengine.registry import LOSSES
+from sslengine.engine.build import build_base_model, look_at_data
+from sslengine.engines.train import train
+from sslengine.errors import ConfigError, DataError
+from sslengine.models.build import build_model
+from sslengine.models.options import ModelOptions
+from sslengine.python.fit import fit
 from sslengine.testing.run_suite import BF16
 from sslengine.testing.runs import Spec, run
 from tests.config.recipes import resolved
 from tests.data.pictures import write_tree
+from tests.engines.runs import make_run
+from tests.integration.test_classes import _changes as changes_for
+from tests.integration.test_classes import _write
 
 CPU = torch.device("cpu")
-
-
-class NeedsFacts(nn.Module):
-    def __init__(self, run: RunFacts, factor: float = 1.0) -> None:
-        super().__init__()
-        self.facts, self.factor = run, factor
-
-
-def test_a_loss_without_options_class_may_ask_for_the_facts() -> None:
-    name = f"{__name__}:NeedsFacts"
-    LOSSES.get(name)
-    config = resolved(LOSS={"name": name, "NeedsFacts": {"factor": 2.0}}).config
-    loss: Any = build.build_loss(config, nn.Module(), 16, CPU)
-    assert (loss.factor, loss.facts.num_train_samples, loss.facts.views_per_image) == (2.0, 16, 2)
 
 
 @pytest.mark.parametrize(
@@ -106,3 +103,80 @@ def test_one_word_for_the_precision_trains_as_the_keys_of_amp_do(tmp_path: Path)
         name: run(Spec((), (values,)), tmp_path / name).losses for name, values in ways.items()
     }
     assert losses["word"] == losses["keys"] != losses["fp32"]
+
+
+# ---- channels, also through the real launch in tests/integration/test_pixels.py
+
+
+def test_a_model_that_is_built_without_a_launch_takes_what_the_data_has(tmp_path: Path) -> None:
+    np.save(tmp_path / "0.npy", np.zeros((8, 8, 5), np.float32))
+    made = resolved(
+        DATA__TRAIN__DATA_SOURCES=["disk_folder"], DATA__TRAIN__DATA_PATHS=[str(tmp_path)],
+        DATA__TRAIN__IMAGE_MODE="stored", DATA__TRAIN__TRANSFORMS=[{"name": "ImgReplicatePil"}, {"name": "ToTensor"}],
+    )  # fmt: skip
+    model = build_base_model(made.config, torch.device("cpu"))
+    assert model.get_parameter("trunk.conv1.weight").shape[1] == 5
+
+
+def test_two_splits_that_differ(tmp_path: Path) -> None:
+    for split, channels in (("train", 5), ("test", 4)):
+        (tmp_path / split).mkdir()
+        np.save(tmp_path / split / "0.npy", np.zeros((8, 8, channels), np.float32))
+    keys = {
+        f"DATA__{split}__{key}": value
+        for split in ("TRAIN", "TEST")
+        for key, value in {
+            "DATA_SOURCES": ["disk_folder"], "DATA_PATHS": [str(tmp_path / split.lower())],
+            "IMAGE_MODE": "stored", "TRANSFORMS": [{"name": "ImgReplicatePil"}, {"name": "ToTensor"}],
+        }.items()
+    }  # fmt: skip
+    assert look_at_data(resolved(**keys).config).channels == 5  # the test set is not read
+    with pytest.raises(ConfigError, match=r"config.MODEL.INPUT_CHANNELS: .*TRAIN 5.*TEST 4"):
+        look_at_data(resolved(**keys, TEST_MODEL=True).config)
+
+
+# ---- labels that the model has no outputs for, through the real task
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _write(tmp_path_factory.mktemp("images"))
+
+
+def test_a_label_beyond_the_outputs(images: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"config.DATA.TRAIN.LABEL_SOURCES.0.*dog"):
+        train(
+            make_run(
+                tmp_path, **changes_for(images, MODEL__HEAD__PARAMS=[["mlp", {"dims": [32, 2]}]])
+            )
+        )
+    labels = np.array([0] * 23 + [7])
+    np.save(tmp_path / "labels.npy", labels)
+    changes = changes_for(images, "npy", TEST_MODEL=False)
+    changes["DATA__TRAIN"]["LABEL_PATHS"] = [str(tmp_path / "labels.npy")]
+    with pytest.raises(DataError, match=r"config.DATA.TRAIN.LABEL_SOURCES.0.*label 7"):
+        train(make_run(tmp_path, **changes))
+    # One that cross entropy leaves out is none that is out of range.
+    np.save(tmp_path / "labels.npy", np.where(labels == 7, -100, labels))
+    train(make_run(tmp_path / "ignored", **{**changes, "OPTIMIZER__num_epochs": 1}))
+
+
+def test_labels_of_a_dataset_of_python_are_its_own(images: Path) -> None:
+    """`fit` has no LABEL_SOURCES either, and its labels are no numbers of images."""
+    config = resolved(**changes_for(images, TEST_MODEL=False)).config
+    model = build_model(read(config, ModelOptions))
+    data = TensorDataset(torch.rand(24, 3, 8, 8), torch.arange(24) % 3)
+    session = fit(
+        model, data, loss=CrossEntropyLoss(), optimizer={"name": "sgd"}, iterations=1, device="cpu"
+    )
+    assert session.complete
+
+
+def test_numbers_of_images_in_place_of_classes(images: Path, tmp_path: Path) -> None:
+    """As where LABEL_SOURCES is forgotten. With an output for each image it is a method."""
+    changes = changes_for(images, TEST_MODEL=False, OPTIMIZER__num_epochs=1)
+    changes["DATA__TRAIN"] |= {"LABEL_SOURCES": [], "LABEL_TYPE": "sample_index"}
+    with pytest.raises(DataError, match=r"config.DATA.TRAIN.LABEL_TYPE: "):
+        train(make_run(tmp_path / "wrong", **changes))
+    changes["MODEL__HEAD__PARAMS"] = [["mlp", {"dims": [32, 24]}]]
+    train(make_run(tmp_path / "right", **changes))

@@ -135,15 +135,6 @@ def test_batch_norm_is_refused_unless_it_is_frozen_or_chunks_are_accepted() -> N
     same(gradients(frozen), gradients(plain))
 
 
-def test_statistics_of_chunks_are_counted_once() -> None:
-    plain, ours = Net(norm=True), Net(norm=True)
-    contrastive(torch.cat([plain(chunk)[0] for chunk in images().split(5)])).backward()
-    step(ours, images(), 5, CHUNK_STATISTICS=True)
-    same(gradients(ours), gradients(plain))
-    for one, other in zip(ours.buffers(), plain.buffers(), strict=True):
-        torch.testing.assert_close(one, other)
-
-
 def test_what_a_hook_puts_in_place_of_the_output_gets_the_gradient() -> None:
     def double(task: Any) -> None:
         task.last_batch.model_output = 2 * task.last_batch.model_output
@@ -155,13 +146,6 @@ def test_what_a_hook_puts_in_place_of_the_output_gets_the_gradient() -> None:
     loss(2 * plain(images())[0]).backward()
     step(ours, images(), 3, loss, at("on_forward", double))
     same(gradients(ours), gradients(plain))
-
-
-def test_a_test_step_is_the_standard_one() -> None:
-    model = Net(norm=True)
-    begin([batch(images())], model, contrastive, test=True, TRAINER=chunks(3)).step()
-    assert model.seen == [(BATCH, False)]
-    assert gradients(model) == []
 
 
 def _on_ranks(by_hand: bool, accumulated: int) -> list[Tensor]:

@@ -134,25 +134,6 @@ def test_a_phase_ends_with_its_results() -> None:
     assert (test.split, test.values) == ("test", {"loss": 100.0, "mine": 50.0})
 
 
-def test_a_rank_without_writers_reads_as_often() -> None:
-    # A loss that is not finite stops every rank at the same step: all read after step 2.
-    kept: list[int] = []
-    drain = at("on_step_start", lambda task: kept.append(len(task.storage.take_losses())))
-    loop.run(_make(4, drain, LOG_FREQUENCY=2))
-    assert kept == [0, 0, 0, 1]
-
-
-def test_writers_are_closed_at_an_exception() -> None:
-    def fail(task: Any) -> None:
-        raise KeyError("of a hook")
-
-    writer, task = _Keep(), _make(2, at("on_step", fail))
-    task.writers.append(writer)
-    with pytest.raises(KeyError):
-        loop.run(task)
-    assert writer.closed
-
-
 def test_what_was_put_is_written_with_the_steps() -> None:
     def put(task: Any) -> None:
         task.storage.put_scalar("tau", torch.tensor([1.0, 5.0, 3.0][task.iteration]))

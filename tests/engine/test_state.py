@@ -171,5 +171,5 @@ def test_images_that_were_exchanged_are_told(
         (moved / "a" / "10.png").rename(moved / "b" / "10.png")
     task = make_task(tmp_path, [], **split, DATA__TRAIN__DATA_PATHS=[str(moved)])
     task.set_classy_state(state)
-    assert ("their names" in caplog.text) == bool(changed)
-    assert ("and labels differ" in caplog.text) == (changed == "labels")
+    assert ("names" in caplog.text) == bool(changed)
+    assert ("names and labels: other images" in caplog.text) == (changed == "labels")

@@ -77,12 +77,11 @@ def test_a_loss_may_have_parts() -> None:
 @pytest.mark.parametrize(
     ("loss", "named"),
     [
-        (lambda output, target: {"a": output.sum(), "b": output.sum()}, "'loss'.*'a', 'b'"),
-        (lambda output, target: output, r"'loss'.*\(4, 2\)"),
-        (lambda output, target: {"loss": output.sum(), "each": output}, r"'each'.*\(4, 2\)"),
-        (lambda output, target: output.sum().item(), r"'loss' -?\d"),
-        (lambda output, target: None, "'loss' None"),
-        (lambda output, target: {"loss": output.sum(), "size": 0.5}, r"'size' 0\.5"),
+        (lambda output, target: {"a": output.sum(), "b": output.sum()}, "'a', 'b'.*'loss'"),
+        (lambda output, target: output, r"loss: \(4, 2\)"),
+        (lambda output, target: {"loss": output.sum(), "each": output}, r"each: \(4, 2\)"),
+        (lambda output, target: None, "loss: None"),
+        (lambda output, target: {"loss": output.sum(), "size": 0.5}, r"size: 0\.5"),
         (lambda output, target: output.sum().detach(), "no gradient"),
     ],
 )
@@ -136,14 +135,6 @@ def test_the_loss_is_computed_in_single_precision_under_amp() -> None:
     assert seen == [(torch.float32, False)]
 
 
-def test_an_event_without_hooks_is_not_announced(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = begin([make_batch(0)], ListModel(), nn.CrossEntropyLoss())
-    announced: list[str] = []
-    monkeypatch.setattr(type(task), "run_hooks", lambda self, event: announced.append(event))
-    task.step()
-    assert announced == []
-
-
 def test_inputs_reach_the_model_by_name() -> None:
     batch = make_batch()
     # The feed knows a batch's size by its `data`, which this step leaves alone.
@@ -181,11 +172,10 @@ def test_several_inputs_are_nested_by_name(build: Any) -> None:
 @pytest.mark.parametrize(
     ("batch", "inputs", "targets", "message"),
     [
-        ([IMAGES], ["data"], ["label"], "a batch that is a dict of lists, the collator made list"),
-        (BATCH, ["image"], ["label"], "INPUT_KEY_NAMES: the batch has no key 'image'.*Did you mean 'images'"),
-        (BATCH, ["images"], ["labels"], "TARGET_KEY_NAMES: the batch has no key 'labels'.*'label'"),
-        ({"data": IMAGES, "label": [LABELS]}, ["data"], ["label"], r"batch\['data'\] must be a list.*Tensor"),
-        ({"data": [IMAGES, IMAGES], "label": [LABELS]}, ["data"], ["label"], "comes from 2 data sources"),
+        ([IMAGES], ["data"], ["label"], "COLLATE_FUNCTION: expected a dict of lists"),
+        (BATCH, ["image"], ["label"], "INPUT_KEY_NAMES: the batch has no 'image'"),
+        (BATCH, ["images"], ["labels"], "TARGET_KEY_NAMES: the batch has no 'labels'"),
+        ({"data": [IMAGES, IMAGES], "label": [LABELS]}, ["data"], ["label"], r"batch\['data'\] must be a list"),
         ({"data": [IMAGES], "label": [LABELS], "x": 3}, ["data"], ["label"], r"batch\['x'\] must be a list"),
     ],
 )  # fmt: skip

@@ -12,7 +12,7 @@ from torch import Tensor
 from sslengine.distributed.data_parallel import broadcast_all
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.engine import loop
-from sslengine.engine.task import SelfSupervisionTask
+from sslengine.engine.task import ClassyTask, SelfSupervisionTask
 from sslengine.errors import NonFiniteLossError, SSLEngineError
 from sslengine.hooks.default import default_hooks
 from sslengine.hooks.events import Hook
@@ -116,13 +116,6 @@ def test_resumed_where_batches_of_the_next_epoch_are_loaded(tmp_path: Path) -> N
         assert_goes_on_bit_by_bit(tmp_path / str(after), after, DATA__NUM_DATALOADER_WORKERS=1)
 
 
-def test_a_length_in_iterations(tmp_path: Path) -> None:
-    watch = Watch()
-    task = train(tmp_path, [watch], OPTIMIZER__num_iterations=6, OPTIMIZER__num_epochs=None)
-    assert (len(watch.losses), task.iteration, task.progress.samples) == (6, 6, 24)
-    assert task.optimizer.options_view.lr == pytest.approx(0.05 * (1 + math.cos(math.pi * 5 / 6)))
-
-
 class Forbidden(Exception):
     pass
 
@@ -169,18 +162,6 @@ def test_a_train_step_never_waits_for_the_device(tmp_path: Path, changes: dict[s
         guard.allow()
     assert task.iteration == 3
     task.close()
-
-
-def test_the_guard_of_the_test_above_can_fail() -> None:
-    guard = NoWaiting()
-    guard.forbid()
-    try:
-        with pytest.raises(Forbidden):
-            torch.ones(1).item()
-        with pytest.raises(Forbidden):
-            bool(torch.ones(1) > 0)
-    finally:
-        guard.allow()
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_by_name(tmp_path: Path) -> None:
@@ -465,20 +446,6 @@ def test_a_test_within_an_epoch_changes_nothing_that_is_trained(tmp_path: Path) 
     assert begun.at == [(0, 0), (0, 4), (0, 6), (1, 0), (1, 2), (1, 6)]
 
 
-@pytest.mark.parametrize("prefix", ["", "module."])
-def test_parameters_that_are_not_trained_keep_their_values(prefix: str, tmp_path: Path) -> None:
-    """Under the name that they have within DDP, too."""
-    name = "heads.0.clf.0.weight"
-    task = make_task(tmp_path, [], MODEL__NON_TRAINABLE_PARAMS=[prefix + name])
-    task.prepare()
-    before = {each: value.clone() for each, value in task.base_model.named_parameters()}
-    loop.run(task)
-    moved = {each: not torch.equal(value, before[each])
-             for each, value in task.base_model.named_parameters()}  # fmt: skip
-    assert not moved.pop(name)
-    assert all(moved.values())
-
-
 def test_what_the_page_says_moves_from_vissls_hooks_is_of_the_task(tmp_path: Path) -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "vissl_differences.md").read_text()
     (kept, changed) = re.findall(r"^\| hooks \| (.*?) \| (.*?) \|$", page, re.MULTILINE)[0]
@@ -490,3 +457,10 @@ def test_what_the_page_says_moves_from_vissls_hooks_is_of_the_task(tmp_path: Pat
     assert all(f"`{each}`" in changed and not hasattr(task, each) for each in absent)
     here = ("train_feed", "test_feed", "phases", "storage", "phase_results", "perf", "precision")
     assert all(hasattr(task, each) for each in here)
+
+
+# ---- as Classy Vision names it
+
+
+def test_the_task_is_a_classy_task_and_nothing_else() -> None:
+    assert SelfSupervisionTask.__bases__ == (ClassyTask,)

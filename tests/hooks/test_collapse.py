@@ -62,15 +62,6 @@ def test_healthy_features_fill_their_dimensions(steps: int) -> None:
     assert 10 < signs["trunk_rank"] <= 20
 
 
-def test_collapsed_features_are_told() -> None:
-    alike = torch.ones(16, 8)
-    on_a_line = torch.randn(16, 1) * torch.ones(16, 6)
-    signs = _run(2, on_a_line, alike)
-    assert signs["projection_std"] == pytest.approx(0.0, abs=1e-6)
-    assert signs["projection_rank"] == pytest.approx(1.0, abs=1e-2)
-    assert signs["trunk_rank"] == pytest.approx(1.0, abs=1e-2)
-
-
 def test_weights_that_the_first_epoch_destroys(caplog: pytest.LogCaptureFixture) -> None:
     """The features have 16 dimensions in the first step, and 2 in the last one."""
     first, last = torch.eye(16), torch.randn(16, 2) @ torch.randn(2, 16)
@@ -87,10 +78,6 @@ def test_weights_that_the_first_epoch_destroys(caplog: pytest.LogCaptureFixture)
         assert not model.trunk._forward_hooks
         assert ("after 16.0. " in caplog.text) is from_weights
         assert ("fewer dimensions: " in caplog.text) is from_weights
-
-
-def test_test_phases_are_left_alone() -> None:
-    assert _run(2, torch.randn(4, 3), torch.randn(4, 3), test=True) == {"loss": 0.0}
 
 
 def test_an_error_leaves_no_hook_behind() -> None:

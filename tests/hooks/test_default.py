@@ -13,12 +13,6 @@ def _names(**changes: Any) -> list[str]:
     return [type(hook).__name__ for hook in hooks]
 
 
-def test_what_every_run_has() -> None:
-    assert _names() == ["LogGradientNorm", "LogCollapse"]
-    on_gpu = ["LogGpus", "LogGpuMemory", "LogGradientNorm", "LogCollapse"]
-    assert _names(MACHINE__DEVICE="auto") == on_gpu
-
-
 def test_what_can_be_asked_for_in_its_order() -> None:
     names = _names(
         HOOKS={

@@ -14,7 +14,6 @@ from sslengine.engine import loop
 from sslengine.engine.checkpointing import SaveCheckpoints
 from sslengine.engine.services import Services
 from sslengine.engines.train import train as train_engine
-from sslengine.errors import ConfigError
 from sslengine.hooks import eval_mode
 from sslengine.hooks.default import default_hooks
 from sslengine.hooks.eval_mode import PreciseBatchNorm, refresh
@@ -22,7 +21,7 @@ from sslengine.hooks.events import Hook
 from sslengine.python.task import PythonTask
 from tests.config.recipes import resolved
 from tests.engine.runs import Stop, Watch, make_task, same, train, weights
-from tests.engine.tasks import ListModel, begin, make_batch
+from tests.engine.tasks import begin
 from tests.engine.test_task import SUPERVISED, SYNC_BN, WITH_TEST
 from tests.engines.runs import PowerCut, make_run
 from tests.engines.test_train import _assert_same_state, _final, _losses
@@ -123,14 +122,6 @@ def _begin(model: nn.Module, inputs: list[Tensor]) -> PythonTask:
     return task
 
 
-def test_what_is_frozen_stays() -> None:
-    model = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2, track_running_stats=False))
-    task = _begin(model, [torch.ones(2, 2)])
-    model[0].eval()
-    refresh(task, 1)
-    assert model[0].running_mean.tolist() == [0, 0]
-
-
 def test_it_moves_no_weight_and_no_random_stream(tmp_path: Path) -> None:
     plain, precise = Watch(), Watch()
     one = train(tmp_path, [plain], **DROPOUT)
@@ -188,12 +179,6 @@ def test_before_tests_and_checkpoints(
         OPTIMIZER__num_epochs=3,
     )
     assert at == expected
-
-
-def test_a_model_that_gives_its_losses_is_refused() -> None:
-    step = {"TRAINER__TRAIN_STEP_NAME": "loss_dict_train_step"}
-    with pytest.raises(ConfigError, match="config.HOOKS.PRECISE_BN.ENABLED"):
-        begin([make_batch()], ListModel(), None, **step, **ON)
 
 
 # ---- several ranks

@@ -17,7 +17,7 @@ from sslengine.evaluate.label_free.spectrum import compute_rankme as rankme
 from sslengine.monitor.history import columns, read
 from sslengine.predictor import Predictor
 from sslengine.testing.state import differences, flat
-from tests.engines.runs import PowerCut, make_run
+from tests.engines.runs import make_run
 from tests.methods.test_dino import RESNET as DINO
 from tests.ranks import RankPool
 from tests.tail import slow_but
@@ -74,18 +74,6 @@ def test_the_run_does_not_change_by_a_bit(tmp_path: Path) -> None:
     expect_no_trace(
         plain, trained(tmp_path / "watched", **EACH_STEP, **TEACHER, HOOKS__ONLINE_EVAL=watched)
     )
-
-
-@pytest.mark.slow
-def test_killed_and_resumed_it_finds_the_same(tmp_path: Path) -> None:
-    """And the run is the one that nobody watched, and that was not killed."""
-    every = {**EACH_STEP, **TEACHER, "CHECKPOINT__CHECKPOINT_ITER_FREQUENCY": 1}
-    watched = {**every, "HOOKS__ONLINE_EVAL": ONLINE}
-    whole = online(trained(tmp_path / "whole", **watched))
-    with pytest.raises(PowerCut):
-        trained(tmp_path / "cut", **watched, **CUT)
-    assert online(trained(tmp_path / "cut", **watched)) == whole
-    expect_no_trace(trained(tmp_path / "plain", **every), tmp_path / "cut")
 
 
 def test_the_neighbours_are_those_of_the_predictors_features(tmp_path: Path) -> None:
@@ -154,15 +142,6 @@ def test_the_best_checkpoint_by_it(
     phase = max(phase for phase, each in found.items() if each[name] == wanted)
     assert kept.resolve().stem.endswith(f"phase{phase}")
     assert "there is no metric" not in caplog.text
-
-
-@pytest.mark.slow
-def test_a_run_ends_early_by_it(tmp_path: Path) -> None:
-    """Phases without an evaluation do not count."""
-    stopping = {"MONITOR": "online.rankme", "MODE": "max", "PATIENCE": 1, "MIN_DELTA": 1e9}
-    trained(tmp_path, OPTIMIZER__num_epochs=9, HOOKS__EARLY_STOPPING=stopping,
-            HOOKS__ONLINE_EVAL=ONLINE)  # fmt: skip
-    assert list(online(tmp_path)) == [1, 3]
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,10 @@ from sslengine.hooks.profile import (
     LogGpus,
     ProfileSteps,
 )
-from sslengine.monitor.environment import peak_memory
+from sslengine.monitor.run_record import peak_memory
 from sslengine.trust import Opened, closed
 from tests.config.recipes import resolved
-from tests.engine.runs import CPU, Watch, same, train, weights
+from tests.engine.runs import CPU, train
 from tests.engine.test_task import SYNC_BN
 from tests.engines.runs import make_run
 from tests.ranks import RankPool
@@ -54,16 +54,7 @@ def test_the_window_is_in_the_trace_and_nothing_else(tmp_path: Path) -> None:
     assert "aten::convolution_backward" in operators
     assert "Self CPU" in operators
     (board,) = (folder / "tensorboard").iterdir()
-    assert board.name == "rank0.5.pt.trace.json"
     assert board.read_bytes() == (folder / "rank0_trace.json").read_bytes()
-
-
-def test_a_profile_changes_nothing_of_the_run(tmp_path: Path) -> None:
-    plain, profiled = Watch(), Watch()
-    one = train(tmp_path, [plain])
-    two = train(tmp_path, [profiled, _hook(tmp_path, 1, 0, 2)])
-    assert profiled.losses == plain.losses
-    assert same(weights(one), weights(two))
 
 
 def _hook(folder: Path, start: int, warmup: int, steps: int, **options: Any) -> ProfileSteps:
@@ -96,7 +87,7 @@ def test_leaving_after_the_window(tmp_path: Path) -> None:
 
 def test_gpu_alone_on_a_cpu(tmp_path: Path) -> None:
     changes = {**BOTH, "PROFILING__RUNTIME_PROFILING__PROFILE_CPU": False}
-    with pytest.raises(ConfigError, match="there is nothing to profile"):
+    with pytest.raises(ConfigError, match="RUNTIME_PROFILING.PROFILE_CPU"):
         train_engine(make_run(tmp_path, **changes))
 
 
@@ -145,13 +136,3 @@ def test_the_peak_of_the_process_is_what_the_system_tells() -> None:
         pytest.skip("the system tells it in another way")
     kilobytes = int(status.read_text().split("VmHWM:")[1].split()[0])
     assert metrics == {"rss_gb": pytest.approx(kilobytes * 1024 / 1e9, rel=0.05, abs=0.002)}
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_the_peaks_of_the_gpu_are_torchs() -> None:
-    device = torch.device("cuda", 0)
-    block = torch.empty(2**28, dtype=torch.uint8, device=device)
-    metrics = peak_memory(device)
-    del block
-    assert 0.268 <= metrics["gpu_allocated_gb"] <= metrics["gpu_reserved_gb"]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from sklearn.metrics import top_k_accuracy_score
 from torch import Tensor
 
 from sslengine.distributed.ranks import rank
+from sslengine.meters.base import Meter
 from sslengine.meters.top_k import AccuracyListMeter, PrecisionAtKListMeter, RecallAtKListMeter
 from tests.ranks import RankPool
 
@@ -122,3 +125,26 @@ def test_accuracy_takes_any_class_that_is_shown() -> None:
     meter.reset()
     meter.update(OUTPUT, torch.tensor([[0, 1, 0, 0, 0], [0, 0, -1, 0, 0]]))
     assert meter.value() == {"top_1": {"0": 100.0}, "top_2": {"0": 100.0}}
+
+
+# ---- totals of any meter
+
+
+class _Mean(Meter):
+    name = "mean"
+
+    def update(self, output: Any, target: Tensor) -> None:
+        self.add(torch.stack([output.sum(), torch.tensor(float(output.numel()))]))
+
+    def measure(self, totals: list[float]) -> dict[str, Any]:
+        return {"mean": totals[0] / totals[1]}
+
+
+def test_totals_add_up_in_double_precision() -> None:
+    meter = _Mean()
+    assert meter.value() == {}
+    for value in (1e8, 1.0, 1.0, 1.0):  # in float32 the ones would be lost
+        meter.update(torch.tensor([value]), torch.tensor(0))
+    assert meter.value() == {"mean": (1e8 + 3) / 4}
+    meter.load_sum([{"totals": None}])
+    assert meter.value() == {}

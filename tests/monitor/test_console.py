@@ -56,19 +56,6 @@ def test_without_a_terminal_lines_are_few(monkeypatch: pytest.MonkeyPatch) -> No
     assert "\x1b" not in out.getvalue()
 
 
-def test_on_a_terminal_a_bar_moves_and_leaves_the_phases_line() -> None:
-    writer, out = _writer(terminal=True)
-    writer.write(_step(1))
-    writer.write(_step(2))
-    writer.write(PHASE)
-    writer.close()
-    shown = out.getvalue()
-    assert "2/5" in shown
-    assert "eta 0:00:03" in shown
-    assert shown.rstrip().endswith("train 1/1  loss 1")
-    assert "\x1b[?25h" in shown  # the cursor is back
-
-
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_metrics_are_whole_or_not_shown_and_a_phase_is_one_line(width: int) -> None:
     writer, out = _writer(terminal=True, width=width)
@@ -117,16 +104,3 @@ def test_a_warning_in_mid_epoch_is_above_the_bar_and_leaves_none_behind(
     assert "".join("".join(told).split()) == f"WARNING: {warning}".replace(" ", "")
     assert all(len(line) <= width for line in told)
     assert [odd, phase] == ["WARNING: odd", "train 1/1  loss 1"]
-
-
-@pytest.mark.parametrize("width", [60, 80])
-def test_what_the_engine_says_ends_between_words(width: int) -> None:
-    text = "  checkpoint  /home/somebody/" + "x" * 90 + "\nfive thousand images, " * 9
-    out = io.StringIO()
-    Screen(file=out, force_terminal=True, width=width).print(text)
-    lines = out.getvalue().splitlines()
-    assert sum(len(line) > width for line in lines) == 1  # the path, to be copied in one piece
-    assert " ".join(" ".join(lines).split()) == " ".join(text.split())
-    plain = io.StringIO()
-    Screen(file=plain, force_terminal=False, width=width).print(text)
-    assert plain.getvalue() == text + "\n"

@@ -14,7 +14,7 @@ import pytest
 from sslengine.engines.train import train
 from sslengine.errors import ConfigError, UntrustedError
 from sslengine.monitor.history import read
-from sslengine.monitor.pictures import Histogram
+from sslengine.monitor.store import Histogram
 from sslengine.monitor.trackers import add_scores
 from sslengine.monitor.writers import Record, RunPlace, build_writers
 from sslengine.trust import Opened, closed

@@ -17,10 +17,10 @@ import pytest
 
 from sslengine.engine import loop
 from sslengine.engine.task import SelfSupervisionTask
-from sslengine.errors import ConfigError, TrainingError
+from sslengine.errors import ConfigError
 from sslengine.hooks.default import default_hooks
 from sslengine.monitor.history import read
-from sslengine.monitor.pictures import Histogram
+from sslengine.monitor.store import Histogram
 from sslengine.monitor.writers import (
     ImageWriter,
     JsonLinesWriter,
@@ -240,12 +240,6 @@ def test_writers_by_name_and_with_arguments(place: RunPlace) -> None:
         each.close()
 
 
-def test_every_writer_that_ships_is_declared_and_no_other() -> None:
-    assert set(WRITERS._declared) == {
-        "console", "log", "json", "csv", "images", "tensorboard", "tracker", "mlflow",
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("entry", "key"),
     [
@@ -316,8 +310,3 @@ def test_an_error_of_its_code_at_its_first_record_ends_the_run(tmp_path: Path) -
     with pytest.raises(KeyError):
         _run(tmp_path, Away([1], KeyError), other)
     assert other.closed
-
-
-def test_a_writer_may_end_the_run(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError):
-        _run(tmp_path, Away([3], TrainingError))

@@ -61,33 +61,6 @@ def test_a_trunk_of_timms_is_grouped_as_timm_groups_it(name: str) -> None:
         assert len(set(expected.values())) > 3
 
 
-OWN: dict[str, dict[str, Any]] = {
-    "vision_transformer": {"IMAGE_SIZE": 16, "PATCH_SIZE": 8, "NUM_LAYERS": 3, "HIDDEN_DIM": 12,
-                           "NUM_HEADS": 3, "MLP_DIM": 12, "QKV_BIAS": True},
-    "convnext": {"DEPTH": [1, 1, 2, 1], "DIMS": [4, 8, 8, 16]},
-    "swin_transformer": {"DEPTHS": [1, 2, 1, 1], "EMBED_DIM": 6, "NUM_HEADS": [1, 1, 2, 2],
-                         "IMAGE_SIZE": 32, "WINDOW_SIZE": 2, "PATCH_SIZE": 2},
-}  # fmt: skip
-TIMMS = ["vit_tiny_patch16_224", "convnext_tiny", "swin_tiny_patch4_window7_224"]
-SECTION = {"vision_transformer": "VISION_TRANSFORMERS", "convnext": "CONVNEXT",
-           "swin_transformer": "SWIN_TRANSFORMER"}  # fmt: skip
-
-
-@pytest.mark.parametrize(("own", "name"), list(zip(OWN, TIMMS, strict=True)))
-def test_our_own_trunks_too(own: str, name: str) -> None:
-    """By name: the rates are those that timm gives its whole classifier."""
-    trunk = {"NAME": own, SECTION[own]: OWN[own]}
-    config = resolved(MODEL__TRUNK=trunk, MODEL__HEAD={"PARAMS": []}).config
-    model = build_model(read(config, ModelOptions))
-    found = ours(model)
-    net = timm.create_model(name, num_classes=2, **SMALL[name])
-    expected = timms(net)
-    for key, parameter in net.named_parameters():
-        if key not in ("head.weight", "head.bias", "head.fc.weight", "head.fc.bias"):
-            mine = model.get_parameter(f"trunk.{key}")
-            assert found[id(mine)] == expected[id(parameter)], key
-
-
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_resnet_as_torchvision_names_it(wrapped: bool) -> None:
     """By stages, as VISSL has it."""
@@ -133,34 +106,11 @@ def test_torchvisions_blocks_are_as_deep_as_those_of_timm(
     assert len(inside) == found.heads - 1
 
 
-@pytest.mark.parametrize("name", ["resnet", "convnext", "swin_transformer"])
-@pytest.mark.parametrize("norms", [True, False])
-@pytest.mark.parametrize("biases", [True, False])
-def test_weight_decay_stays_that_of_every_parameter(name: str, norms: bool, biases: bool) -> None:
-    """Only the rates change when it is turned on."""
-    own = {"NAME": name, SECTION[name]: OWN[name]} if name in OWN else {
-        "NAME": name, "RESNETS": {"DEPTH": 18, "WIDTH_MULTIPLIER": 0.0625}
-    }  # fmt: skip
-    config = resolved(MODEL__TRUNK=own, MODEL__HEAD={"PARAMS": []}).config
-    model = build_model(read(config, ModelOptions))
-
-    def decays(constructor: str) -> dict[int, bool]:
-        options = OptimizerOptions(
-            param_group_constructor=constructor, regularize_bn=norms, regularize_bias=biases
-        )
-        groups = build_param_groups(model, options)
-        return {
-            id(p): group.get("weight_decay") != 0.0 for group in groups for p in group["params"]
-        }
-
-    assert decays("lr_decay") == decays("default")
-
-
 @pytest.mark.parametrize(
     "trunk", [nn.Linear(2, 2), nn.ModuleDict({"blocks": nn.ModuleList([nn.Linear(2, 2)])})]
 )
 def test_other_trunks_are_refused(trunk: nn.Module) -> None:
-    with pytest.raises(ConfigError, match="lr_decay cannot number the layers.*: tru"):
+    with pytest.raises(ConfigError, match="lr_decay cannot number the layers(?s:.)*: tru"):
         layer_depth(model_of(trunk))
 
 

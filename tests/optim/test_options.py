@@ -101,13 +101,6 @@ def test_mistakes(settings: dict[str, Any], beginning: str) -> None:
     assert problem.startswith(beginning)
 
 
-@pytest.mark.parametrize(
-    "name", ["sgd", "sgd_fsdp", "adam", "adamw", "adamw_mt", "lars", "rmsprop"]
-)
-def test_every_optimizer_takes_vissl_settings(name: str) -> None:
-    assert problems(name=name, nesterov=True) == []
-
-
 def test_arguments_are_those_of_the_signature() -> None:
     options = OptimizerOptions(betas=[0.8, 0.9], eps=1e-5, nesterov=True)
     assert options.arguments(OPTIMIZERS.get("adam")) == {
@@ -130,41 +123,12 @@ def test_a_wrong_entry_for_a_linear_head(entry: dict[str, Any]) -> None:
     assert problem.startswith("linear_eval_heads.1.")
 
 
-@pytest.mark.parametrize(
-    ("key", "settings", "problem"),
-    [
-        (
-            "lr",
-            {"name": "cosine", "start_value": 1.0},
-            "lr.end_value: cosine requires this argument.",
-        ),
-        (
-            "weight_decay",
-            {"name": "constant"},
-            "weight_decay.value: constant requires this argument.",
-        ),
-        (
-            "lr",
-            {"name": "multistep", "values": [1.0, 0.1], "milestones": [0]},
-            "lr.milestones: expected increasing epochs above 0, got [0].",
-        ),
-    ],
-)
-def test_mistakes_in_schedules(key: str, settings: dict[str, Any], problem: str) -> None:
-    assert list(section_problems(with_schedule(key, **settings))) == [f"param_schedulers.{problem}"]
-
-
 def test_schedule_of_heads_counts_only_where_heads_have_their_own() -> None:
     options = with_schedule("lr_head", name="cosine")
     assert list(section_problems(options)) == []
     options.head_optimizer_params.use_different_lr = True
     (problem,) = section_problems(options)
     assert problem.startswith("param_schedulers.lr_head.start_value")
-
-
-def test_milestones_of_a_run_measured_in_iterations_are_not_judged_yet() -> None:
-    options = OptimizerOptions(num_epochs=1, num_iterations=100)
-    assert list(section_problems(options)) == []
 
 
 def test_only_learning_rates_follow_the_batch_size() -> None:

@@ -77,7 +77,7 @@ def _write(
     stored: StoredSplit, store: Store, outputs: Tensor, meter: TopKMeter, prefix: Path
 ) -> None:
     columns = {
-        "predictions": meter.predictions(outputs).numpy(),
+        "predictions": outputs.topk(max(meter.topk_values), dim=1).indices.numpy(),
         "conf_scores": outputs.softmax(dim=1).numpy(),
         "targets": store.targets.reshape(len(outputs), -1).numpy(),
         "inds": store.indices.numpy(),

@@ -32,7 +32,7 @@ from sslengine.launch.options import SlurmOptions
 from sslengine.launch.plan import is_one_of_several
 from sslengine.launch.slurm.cluster import check_installed, follow, has_gpus
 from sslengine.launch.slurm.job import Job
-from sslengine.monitor.environment import COPY_NOTE, code_version
+from sslengine.monitor.run_record import COPY_NOTE, code_version
 from sslengine.trust import is_installed
 
 _UNLIMITED = 10**6  # requeues that submitit allows; job.py limits them by progress

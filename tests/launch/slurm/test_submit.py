@@ -154,7 +154,7 @@ def test_the_copy_is_what_runs_and_knows_where_it_came_from(
     ask = (
         "import my_hook, my_package.method, sslengine\n"
         "from pathlib import Path\n"
-        "from sslengine.monitor.environment import code_version\n"
+        "from sslengine.monitor.run_record import code_version\n"
         "print(my_hook.VALUE, my_package.method.VALUE, sslengine.__file__)\n"
         "print(code_version(Path(sslengine.__file__).parent))\n"
     )
