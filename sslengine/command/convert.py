@@ -25,15 +25,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sslengine.command.arguments import (
-    CONFIG_DIR,
-    NETWORK,
-    TRUST_CONFIG,
-    Argument,
-    expect_weights,
-    expect_writable,
-    make_parser,
-)
+from sslengine.command import arguments as args
+from sslengine.command.arguments import Argument
 from sslengine.command.networks import expect_in_library
 from sslengine.config.run_folder import open_named
 from sslengine.config.sections import read
@@ -58,18 +51,18 @@ ARGUMENTS = (
     Argument("--out", "", Path, "FILE", required=True, parameter="file"),
     Argument("--to", ", ".join(FORMS), metavar="FORM", required=True),
     Argument("--made-by", "compare with the original model as well", metavar="FORM"),
-    replace(NETWORK, help="of a method with a teacher; auto: what its authors evaluate"),
+    replace(args.NETWORK, help="of a method with a teacher; auto: what its authors evaluate"),
     Argument("--skip", "skip tensors whose name contains this", default=(), repeats=True),
-    CONFIG_DIR,
+    args.CONFIG_DIR,
     Argument("--image-size", "side of the images on which outputs are compared", int, default=224,
              least=1),
-    replace(TRUST_CONFIG, help="allow a run's config.yaml to run code"),
+    replace(args.TRUST_CONFIG, help="allow a run's config.yaml to run code"),
     Argument("--trust-pickle", "allow the weights file to run code", bool),
 )  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = make_parser(__name__).parse_intermixed_args(arguments)
+    given = args.make_parser(__name__).parse_intermixed_args(arguments)
     for option, form in (("--to", given.to), ("--made-by", given.made_by)):
         library, _, name = (form or OWN[0]).partition(":")
         if library in LIBRARIES:
@@ -80,8 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise ConfigError(
             f"--out: a file of {given.to} has parts inside parts, which safetensors cannot hold."
         )
-    expect_writable(given.file, "--out")
-    expect_weights(given.source, "--from")
+    args.expect_writable(given.file, "--out")
+    args.expect_weights(given.source, "--from")
     run = open_named(given.config, given.config_dir, given.trust_config)
     try:
         with closed(run.opened):

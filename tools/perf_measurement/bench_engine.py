@@ -193,7 +193,7 @@ def _config(case: Case) -> dict[str, Any]:
             "NUM_DATALOADER_WORKERS": 0,
             "TRAIN": {
                 "DATA_SOURCES": ["synthetic"],
-                "DATA_LIMIT": case.images * 10**6,
+                "DATA_LIMIT": case.images * 10**5,
                 "DEFAULT_GRAY_IMG_SIZE": 8,
                 "BATCHSIZE_PER_REPLICA": case.images,
                 "TRANSFORMS": [{"name": "ImgReplicatePil"}, {"name": "ToTensor"}],
