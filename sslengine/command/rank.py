@@ -76,8 +76,8 @@ def main(arguments: Sequence[str]) -> int:
             paths.append(str(each.checkpoint))
             networks.append(each.network)
             with progress(f"metrics of {each.checkpoint.name}"):
-                rows, labels = each.inputs.features, each.labels
-                of_labels = score_of(rows, labels), probe_of(rows, labels)
+                features, labels = each.inputs.features, each.labels
+                of_labels = score_of(features, labels), probe_of(features, labels)
                 measured.append((measure(each.inputs), *of_labels))
             step(1)
     if not measured:
