@@ -64,6 +64,8 @@ ARGUMENTS = (
 def main(arguments: Sequence[str]) -> int:
     """Print label-free metrics of each checkpoint, and how far they agree with labels."""
     given = args.make_parser(__name__).parse_args(arguments)
+    for each in filter(lambda path: not path.exists(), given.runs):
+        raise MissingCheckpointError(f"{each}: there is no checkpoint.")
     from sslengine.evaluate.label_free.metric import measure
     from sslengine.evaluate.label_free.ranking import probe_of, ranked, score_of
 
@@ -132,7 +134,7 @@ def _group_by_run(given: Sequence[Path]) -> dict[Path, list[Path]]:
     for path in given:
         folder = path.suffix != ".shards" and path.is_dir()
         found = files.list_checkpoints(path)[::-1] if folder else [path]
-        if not found or not path.exists():
+        if not found:
             raise MissingCheckpointError(f"{path}: there is no checkpoint.")
         run = found[0].absolute().parent.parent
         if found[0].absolute().parent.name != "checkpoints" or not (run / "config.yaml").is_file():
