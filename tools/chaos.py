@@ -45,6 +45,7 @@ from omegaconf import OmegaConf
 from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
 from sslengine.checkpoint import files
 from sslengine.checkpoint.manifest import sha256_of
+from sslengine.command.recipes import QUICK, names_in
 from sslengine.config.facts import world_size
 from sslengine.config.resolve import Resolved, resolve
 from sslengine.distributed.ranks import rank
@@ -66,46 +67,22 @@ SMALL = (
 )
 # Images of a test phase; they come from the training's source.
 TESTED = 8
-# Further overrides that make a quickstart small.
-METHODS: dict[str, tuple[str, ...]] = {
-    "simclr": (),
+_NEGATIVES = "config.LOSS.nce_loss_with_memory.negative_sampling_params.num_negatives=8"
+# Further overrides, of quickstarts that are not small yet and of train steps.
+OWN: dict[str, tuple[str, ...]] = {
     "moco": ("config.LOSS.moco_loss.queue_size=16",),
     "swav": (
         "config.LOSS.swav_loss.queue.start_iter=4",
         "config.LOSS.swav_loss.queue.queue_length=8",
     ),
-    "dino": (),
     "deepclusterv2": ("config.LOSS.deepclusterv2_loss.num_clusters=[5,4]",),
-    "pirl": ("config.LOSS.nce_loss_with_memory.negative_sampling_params.num_negatives=8",),
-    "byol": (),
-    "barlow_twins": (),
-    "vicreg": (),
-    "simsiam": (),
-    "mae": (),  # the run writes pictures
-    "npid": ("config.LOSS.nce_loss_with_memory.negative_sampling_params.num_negatives=8",),
-    "npid++": ("config.LOSS.nce_loss_with_memory.negative_sampling_params.num_negatives=8",),
-    "rotnet": (),
-    "jigsaw": (),
-    "ibot": (),
-    "dinov2": (),
-    "dinov3": (),
-    "msn": (),
-    "ijepa": (),
-    "simmim": (),
-    "data2vec": (),
-    "capi": (),
-    "lejepa": (),
-    "visreg": (),
-    "moco_v3": (),
-    "nnclr": ("config.LOSS.nnclr.rows=16",),
-    "supcon": (),
-    "ressl": ("config.LOSS.ressl.rows=16",),
-    "vicregl": (),
-    "densecl": ("config.LOSS.densecl.rows=16",),
-    "clip": (),
+    **dict.fromkeys(("pirl", "npid", "npid++"), (_NEGATIVES,)),
+    **{each: (f"config.LOSS.{each}.rows=16",) for each in ("nnclr", "ressl", "densecl")},
     "gradcache": ("config=quickstart/simclr", "+config/train_steps=gradcache"),
     "multi_optimizer": ("config=quickstart/vicreg", "+config/train_steps=multi_optimizer"),
-}  # fmt: skip
+}
+# But distillation, which needs a trained teacher.
+METHODS = sorted({*names_in(QUICK), *OWN} - {"distillation"})
 # Not with test phases: a memory bank has rows for training images only.
 UNTESTED = ("deepclusterv2", "pirl", "npid", "npid++")
 # Fields of records that differ between any two runs.
@@ -167,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for a run")
     parser.add_argument("--config-dir", action="append", default=[], metavar="DIR")
     parser.add_argument("--series", action="store_true", help="small runs of many methods")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--ranks", nargs="+", type=int, choices=(1, 2), default=[1, 2])
     parser.add_argument("--workers", nargs="+", type=int, choices=(0, 2), default=[0, 2])
     parser.add_argument("--kills", type=int, default=20, help="number of kills (default: 20)")
@@ -221,7 +198,7 @@ def _plan(given: argparse.Namespace) -> Iterator[tuple[str, list[str], int, bool
 
 def small_run(method: str, ranks: int = 1, workers: int = 0) -> list[str]:
     """Return the overrides of 24 images, three epochs and batches of 4."""
-    own = METHODS.get(method, ())
+    own = OWN.get(method, ())
     named = any(each.startswith("config=") for each in own)
     return [
         *([] if named else [f"config=quickstart/{method}"]), *own, *SMALL,

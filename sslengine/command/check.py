@@ -25,14 +25,8 @@ from typing import Any
 
 import yaml
 
-from sslengine.command.arguments import (
-    JSON,
-    TRUST_CONFIG,
-    VALUES,
-    Argument,
-    make_parser,
-    print_document,
-)
+from sslengine.command import arguments as args
+from sslengine.command.arguments import Argument
 from sslengine.config.compose import compose
 from sslengine.config.files import readable_path
 from sslengine.config.resolve import Resolved
@@ -59,10 +53,10 @@ ENGINE_OF = {
 RUN, PART, FOREIGN = "run", "part", "foreign"
 ARGUMENTS = (
     Argument("paths", "folders, or files", Path, "DIR", nargs="+"),
-    replace(VALUES, help="override of every run"),
+    replace(args.VALUES, help="override of every run"),
     Argument("--all", "print files without problems too", bool),
-    replace(TRUST_CONFIG, help="let the config.yaml of a run run code"),
-    replace(JSON, help="print all verdicts as one JSON document"),
+    replace(args.TRUST_CONFIG, help="let the config.yaml of a run run code"),
+    replace(args.JSON, help="print all verdicts as one JSON document"),
 )
 
 
@@ -81,7 +75,7 @@ class File:
 
 def main(arguments: Sequence[str]) -> int:
     """Return 0 if every file is right, else 1."""
-    parser = make_parser(__name__)
+    parser = args.make_parser(__name__)
     given = parser.parse_args(arguments)
     for path in given.paths:
         if not path.exists():
@@ -116,7 +110,7 @@ def main(arguments: Sequence[str]) -> int:
     count = sum(each["verdict"] == "right" for each in found)
     console.print(f"{count + len(wrong)} files: {count} right, {len(wrong)} wrong")
     if given.json:
-        print_document(found)
+        args.print_document(found)
     return int(bool(wrong))
 
 

@@ -25,15 +25,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sslengine.command.arguments import (
-    CONFIG_DIR,
-    NETWORK,
-    TRUST_CONFIG,
-    Argument,
-    expect_weights,
-    expect_writable,
-    make_parser,
-)
+from sslengine.command import arguments as args
+from sslengine.command.arguments import Argument
 from sslengine.command.networks import expect_in_library
 from sslengine.config.run_folder import open_named
 from sslengine.config.sections import read
@@ -58,18 +51,18 @@ ARGUMENTS = (
     Argument("--out", "", Path, "FILE", required=True, parameter="file"),
     Argument("--to", ", ".join(FORMS), metavar="FORM", required=True),
     Argument("--made-by", "compare with the original model as well", metavar="FORM"),
-    replace(NETWORK, help="of a method with a teacher; auto: what its authors evaluate"),
+    replace(args.NETWORK, help="of a method with a teacher; auto: what its authors evaluate"),
     Argument("--skip", "skip tensors whose name contains this", default=(), repeats=True),
-    CONFIG_DIR,
+    args.CONFIG_DIR,
     Argument("--image-size", "side of the images on which outputs are compared", int, default=224,
              least=1),
-    replace(TRUST_CONFIG, help="allow a run's config.yaml to run code"),
+    replace(args.TRUST_CONFIG, help="allow a run's config.yaml to run code"),
     Argument("--trust-pickle", "allow the weights file to run code", bool),
 )  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = make_parser(__name__).parse_intermixed_args(arguments)
+    given = args.make_parser(__name__).parse_intermixed_args(arguments)
     for option, form in (("--to", given.to), ("--made-by", given.made_by)):
         library, _, name = (form or OWN[0]).partition(":")
         if library in LIBRARIES:
@@ -80,8 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise ConfigError(
             f"--out: a file of {given.to} has parts inside parts, which safetensors cannot hold."
         )
-    expect_writable(given.file, "--out")
-    expect_weights(given.source, "--from")
+    args.expect_writable(given.file, "--out")
+    args.expect_weights(given.source, "--from")
     run = open_named(given.config, given.config_dir, given.trust_config)
     try:
         with closed(run.opened):
@@ -99,8 +92,10 @@ def _convert(given: argparse.Namespace, resolved: Resolved) -> list[str]:
     Nothing is written before the outputs of the converted network equal those of the source.
     """
     import torch
+    from safetensors.torch import save_file
 
     from sslengine.models.weights import MODEL
+    from sslengine.models.weights.state import model_state, vissl_state
 
     how = {"TRUST_PICKLE": given.trust_pickle, "NETWORK": given.network}
     model, loaded = load(resolved, given.source, given.skip, **how)
@@ -112,18 +107,26 @@ def _convert(given: argparse.Namespace, resolved: Resolved) -> list[str]:
     told = [f"{given.source}{kind}: the trunk{' and the heads' if heads else ' alone'}{whose}"]
     images = _draw_images(model, given.image_size)
     if given.made_by:
-        original = fill(library_model(given.made_by, model), model, given.made_by)
-        told.append(_proof(given.made_by, *equal_feature(model, original, images)))
+        told.append(prove_equal(library_model(given.made_by, model), model, given.made_by, images))
     unfinished = given.file.with_name(f".{given.file.name}.unfinished")
     try:
         if given.to in OWN:
-            torch.save(own_state(model, given.to), unfinished)
+            own = {"classy_state_dict": {"base_model": model_state(model)}}
+            torch.save(vissl_state(model) if given.to == "vissl" else own, unfinished)
             again, _ = load(resolved, unfinished, heads=heads, TRUST_PICKLE=given.trust_pickle)
-            told.append(prove_reload(again, model, images))
+            with torch.no_grad():
+                features = zip(model.trunk(images), again.trunk(images), strict=True)
+            if not all(torch.equal(one, other) for one, other in features):
+                raise CheckpointError(
+                    "the outputs of the written file differ. Nothing was written."
+                )
+            told.append("outputs equal bit by bit after reading the file again")
         else:
-            library = fill(library_model(given.to, model), model, given.to)
-            told.append(_proof(given.to, *equal_feature(model, library, images)))
-            _write(library.state_dict(), unfinished, given.file.suffix)
+            library = library_model(given.to, model)
+            told.append(prove_equal(library, model, given.to, images))
+            state = {name: value.contiguous() for name, value in library.state_dict().items()}
+            save = save_file if given.file.suffix == ".safetensors" else torch.save
+            save(state, unfinished)
         os.replace(unfinished, given.file)
     finally:
         unfinished.unlink(missing_ok=True)
@@ -145,27 +148,6 @@ def _draw_images(model: Model, side: int) -> Tensor:
             f"--image-size: the network takes no images of {side} pixels: {error}"
         ) from error
     return images
-
-
-def _write(state: dict[str, Tensor], file: Path, suffix: str) -> None:
-    import torch
-    from safetensors.torch import save_file
-
-    if suffix == ".safetensors":
-        save_file({name: value.contiguous() for name, value in state.items()}, file)
-    else:
-        torch.save(state, file)
-
-
-def own_state(model: Model, form: str) -> dict[str, Any]:
-    from sslengine.models.weights.state import model_state, vissl_state
-
-    own = {"classy_state_dict": {"base_model": model_state(model)}}
-    return vissl_state(model) if form == "vissl" else own
-
-
-def _proof(form: str, feature: str, difference: float) -> str:
-    return f"{form}: outputs equal the feature {feature!r}, largest difference {difference:.2g}"
 
 
 def load(
@@ -210,8 +192,11 @@ def library_model(form: str, model: Model) -> nn.Module:
     return network.eval()
 
 
-def fill(library: nn.Module, model: Model, form: str) -> nn.Module:
-    """Copy all tensors of the model's trunk, by its own or its second names, into the library's."""
+def prove_equal(library: nn.Module, model: Model, form: str, images: Tensor) -> str:
+    """Copy all tensors of the trunk, by its own or VISSL's names, into the library's model, and
+    return which feature of the trunk its output then equals."""
+    import torch
+
     from sslengine.export.twins import filled
     from sslengine.models.weights.load import COUNTERS
     from sslengine.models.weights.names import write_vissl
@@ -219,26 +204,12 @@ def fill(library: nn.Module, model: Model, form: str) -> nn.Module:
     own, both = library.state_dict(), (model.trunk.state_dict(), write_vissl(model.trunk))
     state = max(both, key=lambda names: len(names.keys() & own.keys()))
     counters = {name: each for name, each in own.items() if name.endswith(COUNTERS)}
-    return filled(library, {**counters, **state}, form)
-
-
-# ---- verification
-
-
-def equal_feature(model: Model, other: nn.Module, images: Tensor) -> tuple[str, float]:
-    """Return the trunk's feature that the other model outputs, and the largest difference."""
-    import torch
-
-    with torch.no_grad():
-        expected, features = (
-            other(images).flatten(1),
-            model.trunk(images, model.trunk.feature_names),
-        )
-    if torch.equal(expected[0], expected[1]):
-        raise CheckpointError(
-            "the model has the same output for two images, so outputs cannot be compared."
-        )
+    filled(library, {**counters, **state}, form)
     names = model.trunk.feature_names
+    with torch.no_grad():
+        expected, features = library(images).flatten(1), model.trunk(images, names)
+    if torch.equal(expected[0], expected[1]):
+        raise CheckpointError("two images have one output: so outputs cannot be compared.")
     differences = {
         name: (feature.flatten(1) - expected).abs().max().item()
         for name, feature in zip(names, features)
@@ -246,8 +217,8 @@ def equal_feature(model: Model, other: nn.Module, images: Tensor) -> tuple[str, 
     }
     if not differences:
         raise CheckpointError(
-            f"the other model gives {tuple(expected.shape)}, which is the shape of no feature of "
-            f"this trunk ({listing(names)})."
+            f"{form} gives {tuple(expected.shape)}, which is the shape of no feature of this trunk "
+            f"({listing(names)})."
         )
     name, difference = min(differences.items(), key=lambda item: item[1])
     if not difference <= TOLERANCE * max(1.0, expected.abs().max().item()):
@@ -255,15 +226,4 @@ def equal_feature(model: Model, other: nn.Module, images: Tensor) -> tuple[str, 
             f"the weights fit, and the outputs differ: by {difference:.3g} at the nearest feature, "
             f"{name}. Nothing was written. Is the config's model of the same architecture?"
         )
-    return name, difference
-
-
-def prove_reload(again: Model, model: Model, images: Tensor) -> str:
-    """Compare with the model that was read from the written file: outputs must be bit-equal."""
-    import torch
-
-    with torch.no_grad():
-        features = zip(model.trunk(images), again.trunk(images), strict=True)
-    if not all(torch.equal(one, other) for one, other in features):
-        raise CheckpointError("the outputs of the written file differ. Nothing was written.")
-    return "outputs equal bit by bit after reading the file again"
+    return f"{form}: outputs equal the feature {name!r}, largest difference {difference:.2g}"

@@ -21,14 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from sslengine import __version__
-from sslengine.command.arguments import (
-    IMAGE_COLUMN,
-    JSON,
-    LABEL_COLUMN,
-    Argument,
-    make_parser,
-    print_document,
-)
+from sslengine.command import arguments as args
+from sslengine.command.arguments import Argument
 from sslengine.command.data import look, split_keys
 from sslengine.config.yaml_text import read_plain
 from sslengine.errors import ConfigError, listing
@@ -57,15 +51,15 @@ COLLAPSED = "signs of collapse"
 ARGUMENTS = (
     Argument("data", "images, as for `sslengine train`; or a run", metavar="DATA", nargs="?"),
     Argument("--all", "open every image", bool),
-    IMAGE_COLUMN,
-    LABEL_COLUMN,
-    JSON,
+    args.IMAGE_COLUMN,
+    args.LABEL_COLUMN,
+    args.JSON,
 )
 
 
 def main(arguments: Sequence[str]) -> int:
     """Return 1 if something would keep a run from starting, or images cannot be read."""
-    given = make_parser(__name__).parse_args(arguments)
+    given = args.make_parser(__name__).parse_args(arguments)
     folder = Path(given.data or "").expanduser()
     if given.data and _is_run(folder):
         found = list(look_at_run(folder))
@@ -75,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
             look_at_images(given.data, given.all, said) if given.data else look_at_machine()
         )
     if given.json:
-        print_document([each._asdict() for each in found])
+        args.print_document([each._asdict() for each in found])
     else:
         say("\n".join(_lines(found)), sys.stdout)
     return int(any(each.what in ("unreadable", COLLAPSED) and each.value for each in found))

@@ -36,23 +36,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 import numpy as np
 
 from sslengine.atomic import whole_file
-from sslengine.command.arguments import (
-    DEVICE,
-    IMAGE_COLUMN,
-    JSON,
-    LABEL_COLUMN,
-    NETWORK,
-    RUN,
-    TRUST_CONFIG,
-    VALUES,
-    WORKERS,
-    Argument,
-    expect_run,
-    expect_writable,
-    keep_apart,
-    make_parser,
-    print_document,
-)
+from sslengine.command import arguments as args
+from sslengine.command.arguments import Argument
 from sslengine.command.data import ALL_OF_IT, look_for_run, split_keys
 from sslengine.command.networks import find_stock, make_folder
 from sslengine.config.compose import overrides as as_overrides
@@ -95,27 +80,27 @@ class Embedded(NamedTuple):
 
 
 ARGUMENTS = (
-    replace(RUN, help="the folder of a run; timm/NAME, torchvision/NAME"),
+    replace(args.RUN, help="the folder of a run; timm/NAME, torchvision/NAME"),
     Argument("data", "images, as for `sslengine train`", metavar="DATA"),
     Argument("--out", f"ends in {listing(ENDINGS)}", Path, "FILE", required=True, python=False),
-    IMAGE_COLUMN,
-    LABEL_COLUMN,
+    args.IMAGE_COLUMN,
+    args.LABEL_COLUMN,
     Argument("--tokens", "a row for each image, or each patch", choices=TOKENS, default=TOKENS[0]),
     Argument("--weights", "of timm/NAME or torchvision/NAME; default: download", metavar="FILE"),
-    NETWORK,
-    DEVICE,
+    args.NETWORK,
+    args.DEVICE,
     Argument("--batch-size", kind=int, metavar="N", least=1),
-    WORKERS,
-    replace(VALUES, parameter="overrides"),
-    TRUST_CONFIG,
-    replace(JSON, help="print what was written, and images without a row, as JSON"),
+    args.WORKERS,
+    replace(args.VALUES, parameter="overrides"),
+    args.TRUST_CONFIG,
+    replace(args.JSON, help="print what was written, and images without a row, as JSON"),
 )
 
 
 def main(arguments: Sequence[str]) -> int:
-    given = make_parser(__name__).parse_args(arguments)
+    given = args.make_parser(__name__).parse_args(arguments)
     expect_new(given.out)
-    with keep_apart(given.json):
+    with args.keep_apart(given.json):
         asked = {each.name: getattr(given, each.name) for each in ARGUMENTS if each.python}
         rows = embed(**asked)
     write(rows, given.out)
@@ -124,7 +109,7 @@ def main(arguments: Sequence[str]) -> int:
         made: dict[str, Any] = {"out": str(given.out), "images": count, "feature_dim": width}
         made |= {"grid": rows.grid} if rows.grid else {}
         made |= {"labels": rows.labels is not None, "classes": rows.classes}
-        print_document({**made, "unreadable": rows.unreadable})
+        args.print_document({**made, "unreadable": rows.unreadable})
         return 0
     patches = " for each of {} x {} patches".format(*rows.grid) if rows.grid else " each"
     print(f"{len(rows.paths)} images, {rows.features.shape[-1]} numbers{patches}: {given.out}")
@@ -157,7 +142,7 @@ def embed(
     tokens: image, or patches of a vision transformer.
     """
     if weights is None and find_stock(run) is None:
-        expect_run(Path(run))
+        args.expect_run(Path(run))
     from sslengine.predictor import Predictor
     from sslengine.python.files import open_data
 
@@ -217,7 +202,7 @@ def _name_labels(found: Any, targets: Any) -> tuple[Any, list[str]]:
 def expect_new(out: Path) -> None:
     if out.suffix not in ENDINGS:
         raise OutputError(f"--out {out}: expected a name that ends in {listing(ENDINGS)}.")
-    expect_writable(out, "--out")
+    args.expect_writable(out, "--out")
     if out.suffix == ".parquet" and find_spec("pyarrow") is None:
         raise OutputError(
             f"--out {out}: to write .parquet install pyarrow: pip install pyarrow. A name that "

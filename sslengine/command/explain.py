@@ -21,16 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image, ImageOps
 
-from sslengine.command.arguments import (
-    CONFIG_DIR,
-    JSON,
-    TRUST_CONFIG,
-    Argument,
-    expect_writable,
-    keep_apart,
-    make_parser,
-    print_document,
-)
+from sslengine.command import arguments as args
+from sslengine.command.arguments import Argument
 from sslengine.config.run_folder import open_named
 from sslengine.config.sections import read
 from sslengine.data.options import DataOptions, SplitOptions
@@ -48,21 +40,21 @@ GAP, BEHIND = 6, (176, 176, 176)  # pixels between views; a background on which 
 AT_LEAST = 8  # default number of views of an image in the picture
 ARGUMENTS = (
     Argument("overrides", "config=NAME and changes", metavar="KEY=VALUE", nargs="+"),
-    CONFIG_DIR,
+    args.CONFIG_DIR,
     Argument("--split", choices=("TRAIN", "TEST"), default="TRAIN"),
     Argument("--count", "images to time", int, "N", 32, least=1),
     Argument("--picture", "write the views here", Path, "FILE"),
     Argument("--images", "rows of the picture", int, "M", 6, least=1),
     Argument("--views", "of each image in the picture (at least 8)", int, "N", least=1),
-    TRUST_CONFIG,
-    JSON,
+    args.TRUST_CONFIG,
+    args.JSON,
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = make_parser(__name__).parse_intermixed_args(arguments)
+    given = args.make_parser(__name__).parse_intermixed_args(arguments)
     if given.picture:
-        expect_writable(given.picture, "--picture")
+        args.expect_writable(given.picture, "--picture")
     import torch
 
     from sslengine.data.decode.decoding import save_image
@@ -72,12 +64,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run = open_named(given.overrides, given.config_dir, given.trust_config)
     data = read(run.config, DataOptions)
     with closed(run.opened):
-        with keep_apart(given.json):
+        with args.keep_apart(given.json):
             dataset, notes = open_split(data, given.split, max(given.count, given.images))
             found = {"name": f"{run.name}, {given.split}", "backend": data.AUGMENT_BACKEND}
             found |= measure(dataset, given.count, notes)
         if given.json:
-            print_document(found)
+            args.print_document(found)
         else:
             show(found, console)
         if given.picture:

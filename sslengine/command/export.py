@@ -14,48 +14,37 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from sslengine.command.arguments import (
-    JSON,
-    NETWORK,
-    RUN,
-    TRUST_CONFIG,
-    VALUES,
-    Argument,
-    expect_run,
-    expect_weights,
-    keep_apart,
-    make_parser,
-    print_document,
-)
+from sslengine.command import arguments as args
+from sslengine.command.arguments import Argument
 from sslengine.errors import ConfigError, readable
 from sslengine.export import FORMATS, export
 
 ARGUMENTS = (
-    replace(RUN, help="the folder of a run, or one of its checkpoints"),
+    replace(args.RUN, help="the folder of a run, or one of its checkpoints"),
     Argument("--config", "RUN is a file of weights, of this network", metavar="NAME", default=""),
-    VALUES,
+    args.VALUES,
     Argument("out", "a new folder", Path, "DIR"),
     Argument("--to", "see above; default: timm", metavar="FORMAT", default="timm",
              listed="formats"),
-    NETWORK,
+    args.NETWORK,
     Argument("--license", "of the weights, which are yours", metavar="NAME", default=""),
-    TRUST_CONFIG,
+    args.TRUST_CONFIG,
     Argument("--trust-pickle", "allow a file of weights to run code", bool),
-    replace(JSON, help="print the folder and its manifest as one JSON document"),
+    replace(args.JSON, help="print the folder and its manifest as one JSON document"),
 )  # fmt: skip
 __doc__ = "\n".join([f"{__doc__}\nFormats:", *map("  {0[0]:12} {0[1]}".format, FORMATS.items())])
 
 
 def main(arguments: Sequence[str]) -> int:
-    given = make_parser(__name__).parse_args(arguments)
+    given = args.make_parser(__name__).parse_args(arguments)
     if given.trust_pickle and not given.config:
         raise ConfigError("--trust-pickle: it is for a file of weights, with --config.")
     if given.config:
-        expect_weights(given.run, "RUN")
+        args.expect_weights(given.run, "RUN")
     elif not given.run.exists() or (given.run / "config.yaml").is_file():
-        expect_run(given.run)
+        args.expect_run(given.run)
     trusted = ["config.MODEL.WEIGHTS_INIT.TRUST_PICKLE=true"] if given.trust_pickle else []
-    with keep_apart(given.json):
+    with args.keep_apart(given.json):
         made = export(
             given.run, given.out, given.to, network=given.network, license=given.license,
             trust_config=given.trust_config, overrides=[*given.values, *trusted],
@@ -63,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
         )  # fmt: skip
     if given.json:
         manifest = json.loads((made / "manifest.json").read_text(encoding="utf-8"))
-        print_document({"folder": str(made), **manifest})
+        args.print_document({"folder": str(made), **manifest})
         return 0
     print(readable(f"{made}: {made / 'README.md'} says how it is read"))
     return 0

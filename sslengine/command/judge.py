@@ -35,24 +35,9 @@ from typing import Any
 import numpy as np
 
 from sslengine import startup
+from sslengine.command import arguments as args
 from sslengine.command import data as images_of
-from sslengine.command.arguments import (
-    DEVICE,
-    IMAGE_COLUMN,
-    JSON,
-    LABEL_COLUMN,
-    NETWORK,
-    RUN,
-    TRUST_CONFIG,
-    VALUES,
-    WORKERS,
-    Argument,
-    expect_run,
-    expect_writable,
-    keep_apart,
-    make_parser,
-    print_document,
-)
+from sslengine.command.arguments import Argument
 from sslengine.command.networks import find_stock, make_folder
 from sslengine.config.compose import overrides, typed
 from sslengine.config.resolve import Resolved
@@ -83,24 +68,24 @@ HELD_OUT = 0.2
 # Both sets are decoded as the images that the network was trained on.
 DECODED_BY = ("IMAGE_MODE", "PIXEL_RANGE", "TRANSPARENT", "IMAGE_PAGE", "EXIF_ROTATION")
 ARGUMENTS = (
-    replace(RUN, nargs="?", help="the folder of a run; timm/NAME, torchvision/NAME"),
+    replace(args.RUN, nargs="?", help="the folder of a run; timm/NAME, torchvision/NAME"),
     Argument("--train", "labelled images, as for `sslengine train`", metavar="DATA"),
     Argument("--val", "those to score on", metavar="DATA"),
-    IMAGE_COLUMN,
-    LABEL_COLUMN,
+    args.IMAGE_COLUMN,
+    args.LABEL_COLUMN,
     Argument("--group", "images with one value here are held out together", metavar="COLUMN"),
     Argument("--suite", "frozen: also further protocols (EVALUATE.PROTOCOLS), and sweeps of linear "
              "and attentive classifiers; full: also corrupted images, and all layers are trained "
              "with all, 10 %% and 1 %% of the labels (docs/judging/)",
              choices=tuple(SUITES), default="quick"),
     Argument("--weights", "of timm/NAME or torchvision/NAME; default: download", metavar="FILE"),
-    NETWORK,
-    replace(DEVICE, help="auto: the run's, if this machine has it"),
+    args.NETWORK,
+    replace(args.DEVICE, help="auto: the run's, if this machine has it"),
     Argument("--gpus", "default: as many as the run has processes", int, "N", least=0),
-    replace(WORKERS, help="of each process: they load images"),
-    VALUES,
-    TRUST_CONFIG,
-    replace(JSON, help="print evaluation.json on stdout, and all else on stderr"),
+    replace(args.WORKERS, help="of each process: they load images"),
+    args.VALUES,
+    args.TRUST_CONFIG,
+    replace(args.JSON, help="print evaluation.json on stdout, and all else on stderr"),
     Argument("--features", "of training and test images", Path, "FILE", nargs="+",
              group="of features in files"),
     Argument("--labels", "their labels, if they are in other files", Path, "FILE", nargs="+",
@@ -111,7 +96,7 @@ ARGUMENTS = (
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = make_parser(__name__)
+    parser = args.make_parser(__name__)
     given = parser.parse_args(arguments)
     if (given.run is None) == (given.features is None):
         parser.error("expected the folder of a run, or --features, and not both")
@@ -121,7 +106,7 @@ def main(arguments: Sequence[str]) -> int:
 def _judge_run(given: argparse.Namespace) -> int:
     _expect_fitting(given)
     given.run = make_folder(given.run, given.weights, given.out)
-    expect_run(given.run)
+    args.expect_run(given.run)
     from sslengine.command.machine import judging_keys
     from sslengine.data.judged_view import choose
 
@@ -155,10 +140,10 @@ def _judge_run(given: argparse.Namespace) -> int:
     runs, notes = [*runs, *more], [*notes, *why]
     if given.json and any(run.config.SLURM.USE_SLURM for run in runs):
         raise ConfigError("--json: a job of SLURM writes evaluation.json when it has ended.")
-    with keep_apart(given.json):
+    with args.keep_apart(given.json):
         status = start_parts([settle_widths(each) for each in runs], notes)
     if given.json and not status and os.environ.get("RANK", "0") == "0":
-        print_document(json.loads((given.run / "evaluation.json").read_text(encoding="utf-8")))
+        args.print_document(json.loads((given.run / "evaluation.json").read_text(encoding="utf-8")))
     return status
 
 
@@ -218,7 +203,7 @@ def _judge_features(given: argparse.Namespace) -> int:
     if given.out is not None:
         if given.out.suffix != ".json":
             raise OutputError(f"--out {given.out}: expected a name that ends in .json.")
-        expect_writable(given.out, "--out")
+        args.expect_writable(given.out, "--out")
     from sslengine.command.judge_features import judge_features
 
     return judge_features(given, NEIGHBOURS)
@@ -230,13 +215,19 @@ def _judge_features(given: argparse.Namespace) -> int:
 def _find_images(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """Return the keys of --train and --val, and notes.
 
-    With labels if they have classes, --val only if --train has some.
+    With labels if they have classes, --val only if --train has some. --val is read as --train, if
+    it is a table too and nothing is said of it.
     """
-    said = _said_columns(given)
+    train, test = (
+        images_of.run_keys(given.run, data, _asked(given, split))
+        for split, data in (("TRAIN", given.train), ("TEST", given.val))
+    )
+    alike = Path(given.train).suffix == Path(given.val).suffix
+    said = {"TRAIN": train, "TEST": images_of.merge_keys(train, test) if alike else test}
     found = {split: images_of.look(data, said[split].get, split=split)
              for split, data in (("TRAIN", given.train), ("TEST", given.val))}  # fmt: skip
-    asked = images_of.split_keys(given.image_column, given.label_column)
-    images_of.expect_effect(asked, {each.place: each.name for each in found.values()})
+    columns = images_of.split_keys(given.image_column, given.label_column)
+    images_of.expect_effect(columns, {each.place: each.name for each in found.values()})
     values: dict[str, Any] = dict(images_of.ALL_OF_IT)
     values |= {key.replace("DATA.TRAIN.", "DATA.TEST."): value for key, value in values.items()}
     for split, each in found.items():
@@ -249,15 +240,10 @@ def _find_images(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     return values, list(dict.fromkeys(filter(None, notes)))
 
 
-def _said_columns(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Return how each split is read; --val as --train, if it is a table too and nothing is said."""
-    asked = images_of.split_keys(given.image_column, given.label_column)
-    train, test = (
-        images_of.run_keys(given.run, data, {**images_of.typed_keys(given.values, split), **asked})
-        for split, data in (("TRAIN", given.train), ("TEST", given.val))
-    )
-    alike = Path(given.train).suffix == Path(given.val).suffix
-    return {"TRAIN": train, "TEST": images_of.merge_keys(train, test) if alike else test}
+def _asked(given: argparse.Namespace, split: str) -> dict[str, Any]:
+    """Return the keys of a split that --set and the options of columns say."""
+    columns = images_of.split_keys(given.image_column, given.label_column)
+    return {**images_of.typed_keys(given.values, split), **columns}
 
 
 def _own_images(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
@@ -268,11 +254,11 @@ def _own_images(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """
     from sslengine.data.sources.base import build_sources
 
-    values = _ask_columns(given, "TRAIN")
+    values = {f"DATA.TRAIN.{key}": value for key, value in _asked(given, "TRAIN").items()}
     opened = _open(given, [*overrides(values), *_typed_plugins(given.values)])
     data = read(opened.config, DataOptions)
     if data.TEST.DATA_SOURCES:
-        values |= _ask_columns(given, "TEST")
+        values |= {f"DATA.TEST.{key}": value for key, value in _asked(given, "TEST").items()}
     with closed(opened.opened):
         sources = build_sources(data.TRAIN, "TRAIN")
     names = data.TRAIN.LABEL_SOURCES
@@ -289,13 +275,6 @@ def _own_images(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
         return values, []
     note = images_of.suggest_labels(data.TRAIN.DATA_PATHS[0], images_of.typed_keys(given.values))
     return values, [note] if note else []
-
-
-def _ask_columns(given: argparse.Namespace, split: str) -> dict[str, Any]:
-    """Return the columns that are asked for of the run's own images."""
-    asked = images_of.split_keys(given.image_column, given.label_column)
-    said = {**images_of.typed_keys(given.values, split), **asked}
-    return {f"DATA.{split}.{key}": value for key, value in said.items()}
 
 
 def _test_images(train: SplitOptions, sources: Sequence[Any], group: str) -> dict[str, Any]:

@@ -120,36 +120,30 @@ def _test_rows(path: Path, whole: Given, notes: list[str]) -> tuple[Given | None
 def _labelled(
     name: str, train: Given, test: Given | None, held_out: Tensor | None, notes: list[str]
 ) -> Sets:
+    """Choose the rows that have labels; without test labels kNN is among the training rows."""
     about: dict[str, Any] = {"source": train.source, "layer": train.layer}
     if train.labels is None:
         _note("there are no training labels: only metrics that need none are computed", notes)
         return Sets(name, train.layer, train.rows, about=about)
-    if test is None or test.labels is None:
-        return _label_training(name, train, about, notes)
-    labels, wanted = numbered(train.labels, test.labels)
-    rows, tested = train.rows, test.rows
+    of_test = None if test is None else test.labels
+    labels, wanted = numbered(train.labels, of_test or train.labels)
+    used = torch.ones(len(labels), dtype=torch.bool)
     if held_out is not None:
-        used = torch.ones(len(labels), dtype=torch.bool)
         used[held_out] = False
-        rows, labels = _choose(rows, labels, used)
-        tested, wanted = _choose(tested, wanted, ~used)
-    known = _known(labels, "training", notes), _known(wanted, "test", notes)
-    if not all(each.any() for each in known):
-        return _label_training(name, train, about, notes)
-    rows, labels = _choose(rows, labels, known[0])
-    tested, wanted = _choose(tested, wanted, known[1])
-    about |= {"test source": test.source, "images": {"train": len(labels), "test": len(wanted)}}
-    return Sets(name, train.layer, rows, labels, tested, wanted, about)
-
-
-def _label_training(name: str, train: Given, about: dict[str, Any], notes: list[str]) -> Sets:
-    """Return the training rows with their labels, for kNN among themselves."""
-    assert train.labels is not None
-    labels, _ = numbered(train.labels, train.labels)
+        wanted = wanted[~used]
+    rows, labels = _choose(train.rows, labels, used)
     known = _known(labels, "training", notes)
     if not known.any():
         return Sets(name, train.layer, train.rows, about=about)
-    rows, labels = _choose(train.rows, labels, known)
+    rows, labels = _choose(rows, labels, known)
+    if test is not None and of_test is not None:
+        tested = test.rows if held_out is None else Chosen(test.rows, held_out)
+        known = _known(wanted, "test", notes)
+        if known.any():
+            tested, wanted = _choose(tested, wanted, known)
+            images = {"train": len(labels), "test": len(wanted)}
+            about |= {"test source": test.source, "images": images}
+            return Sets(name, train.layer, rows, labels, tested, wanted, about)
     return Sets(name, train.layer, rows, labels, about=about)
 
 

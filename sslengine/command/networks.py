@@ -155,11 +155,12 @@ class StockNetwork:
         """Say whether it has one; before the launch this is known of timm's networks alone."""
         return self.library != "timm" or getattr(self._skeleton(), "cls_token", None) is not None
 
-    def expect_for(self, method: str, masks: bool, leaves_out: bool, reads_class: bool) -> None:
-        """Raise a ConfigError if the method hides patches, leaves them out, or reads the class
-        token, and this network cannot."""
-        lacks = "cannot leave patches out" if leaves_out and not self.can_leave_patches_out else ""
-        if masks and not self.patch_side:
+    def expect_for(self, method: str, hides: str, reads_class: bool) -> None:
+        """Raise a ConfigError if the method masks patches, sees those `shown` alone, or reads the
+        class token, and this network cannot."""
+        can = hides != "shown" or self.can_leave_patches_out
+        lacks = "" if can else "cannot leave patches out"
+        if hides == "mask" and not self.patch_side:
             lacks = "is no network of timm's that embeds patches"
         what = "trains on a part of an image's patches"
         if not lacks and reads_class and not self.has_class_token:

@@ -19,20 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sslengine.command.arguments import (
-    DEVICE,
-    JSON,
-    NETWORK,
-    RUN,
-    TRUST_CONFIG,
-    VALUES,
-    Argument,
-    expect_run,
-    expect_writable,
-    keep_apart,
-    make_parser,
-    print_document,
-)
+from sslengine.command import arguments as args
+from sslengine.command.arguments import Argument
 from sslengine.config.compose import typed
 from sslengine.errors import SSLEngineError
 from sslengine.launch.cli import ended_by
@@ -40,29 +28,28 @@ from sslengine.progress import progress
 from sslengine.screen import say
 
 ARGUMENTS = (
-    replace(RUN, flag="folder", metavar=None, help="the run's folder"),
+    replace(args.RUN, flag="folder", metavar=None, help="the run's folder"),
     Argument("images", metavar="IMAGE", nargs="+"),
     Argument("--nearest", "neighbours to find", int, "N", 5, least=0),
-    replace(JSON, help="print all results as one JSON document"),
+    replace(args.JSON, help="print all results as one JSON document"),
     Argument("--picture", "draw the images and their neighbours", Path, "FILE"),
-    replace(NETWORK, help="of a method with a teacher; auto: the one that the method's authors "
-            "evaluate"),
-    DEVICE,
-    replace(VALUES, parameter="overrides", help="a value of the run's config, as "
+    replace(args.NETWORK, help="of a method with a teacher; auto: what its authors evaluate"),
+    args.DEVICE,
+    replace(args.VALUES, parameter="overrides", help="a value of the run's config, as "
             "DATA.TRAIN.DATA_PATHS=[/images]; repeatable"),
-    TRUST_CONFIG,
+    args.TRUST_CONFIG,
 )  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = make_parser(__name__).parse_args(arguments)
-    expect_run(given.folder)
+    given = args.make_parser(__name__).parse_args(arguments)
+    args.expect_run(given.folder)
     if given.picture:
-        expect_writable(given.picture, "--picture")
+        args.expect_writable(given.picture, "--picture")
     from sslengine.predictor import Predictor
     from sslengine.predictor.report import as_json, as_text, save
 
-    with keep_apart(given.json):
+    with args.keep_apart(given.json):
         predictor = Predictor(
             given.folder,
             nearest=given.nearest,
@@ -77,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.picture:
         save(given.picture, predictor, found)
     if given.json:
-        print_document({**as_json(predictor, found), "unreadable": unreadable})
+        args.print_document({**as_json(predictor, found), "unreadable": unreadable})
     else:
         say(as_text(predictor, found), sys.stdout)
     return status

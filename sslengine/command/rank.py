@@ -20,21 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from sslengine.command.arguments import (
-    DEVICE,
-    IMAGE_COLUMN,
-    JSON,
-    LABEL_COLUMN,
-    NETWORK,
-    PLUGINS,
-    RUN,
-    TRUST_CONFIG,
-    VALUES,
-    WORKERS,
-    Argument,
-    make_parser,
-    print_document,
-)
+from sslengine.command import arguments as args
+from sslengine.command.arguments import Argument
 from sslengine.command.data import ALL_OF_IT, look_for_run, split_keys
 from sslengine.config.compose import overrides, typed
 from sslengine.errors import (
@@ -56,27 +43,27 @@ ROWS, VIEWS = 25_600, 16
 FEW = 6  # checkpoints
 AGREEMENTS = ("Spearman [95 %]", "Kendall [95 %]", "Spearman, linear")
 ARGUMENTS = (
-    replace(RUN, flag="runs", nargs="+", metavar="CHECKPOINTS",
+    replace(args.RUN, flag="runs", nargs="+", metavar="CHECKPOINTS",
             help="folders `checkpoints` of runs, or single checkpoints"),
-    JSON,
+    args.JSON,
     Argument("--data", "images, as for `sslengine train`; else the run's own", metavar="DATA"),
-    IMAGE_COLUMN,
-    LABEL_COLUMN,
+    args.IMAGE_COLUMN,
+    args.LABEL_COLUMN,
     Argument("--rows", "use at most so many images (%(default)s)", int, "N", ROWS, least=2),
     Argument("--views", "augmented views of an image, for LiDAR ... (%(default)s; 0: none)",
              int, "N", VIEWS, least=0),
-    NETWORK,
-    DEVICE,
-    WORKERS,
-    replace(PLUGINS, help="a module that registers metrics"),
-    VALUES,
-    TRUST_CONFIG,
+    args.NETWORK,
+    args.DEVICE,
+    args.WORKERS,
+    replace(args.PLUGINS, help="a module that registers metrics"),
+    args.VALUES,
+    args.TRUST_CONFIG,
 )  # fmt: skip
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print label-free metrics of each checkpoint, and how far they agree with labels."""
-    given = make_parser(__name__).parse_args(arguments)
+    given = args.make_parser(__name__).parse_args(arguments)
     for each in filter(lambda path: not path.exists(), given.runs):
         raise MissingCheckpointError(f"{each}: there is no checkpoint.")
     from sslengine.evaluate.label_free.metric import measure
@@ -84,55 +71,49 @@ def main(arguments: Sequence[str]) -> int:
 
     load_plugins(given.plugins, "--plugin")
     by_run = _group_by_run(given.runs)
-    paths, networks, found, scores, probes = [], [], [], [], []
+    paths, networks, measured = list[str](), list[str](), list[Any]()
     count = sum(map(len, by_run.values()))
     with progress("ranking", count, "checkpoints", then="the table") as step:
         for each in _read_all(by_run, given):
             paths.append(str(each.checkpoint))
             networks.append(each.network)
             with progress(f"metrics of {each.checkpoint.name}"):
-                found.append(measure(each.inputs))
-                scores.append(score_of(each.inputs.features, each.labels))
-                probes.append(probe_of(each.inputs.features, each.labels))
+                features, labels = each.inputs.features, each.labels
+                of_labels = score_of(features, labels), probe_of(features, labels)
+                measured.append((measure(each.inputs), *of_labels))
             step(1)
-    if not found:
+    if not measured:
         raise CheckpointError("none of the checkpoints can be read.")
-    rows = ranked(found, scores, probes)
+    rows = ranked(*map(list, zip(*measured)))
     notes = _list_notes(rows, several=len(by_run) > 1 and given.data is None)
     if given.json:
-        print_document(_describe(paths, networks, rows, notes))
+        args.print_document(_describe(paths, networks, rows, notes))
     else:
         _show(paths, networks, rows, notes)
     return 0
 
 
 def _read_all(by_run: dict[Path, list[Path]], given: argparse.Namespace) -> Iterator[Read]:
+    from sslengine.predictor import Predictor
+    from sslengine.predictor.checkpoints import read_checkpoints
+
+    workers = {} if given.workers is None else {"DATA.NUM_DATALOADER_WORKERS": given.workers}
     for run, checkpoints in by_run.items():
         try:
-            yield from _read_run(run, checkpoints, given)
+            predictor = Predictor(
+                run, nearest=0, device=given.device, network=given.network,
+                overrides=[*overrides({**workers, **_images(run, given)}), *typed(given.values)],
+                trust_config=given.trust_config,
+            )  # fmt: skip
+            yield from read_checkpoints(predictor, checkpoints, given.rows, given.views)
         except UntrustedError as error:
             if len(by_run) == 1:
                 raise
             print(readable(f"left out: {error}"), file=sys.stderr)
 
 
-def _read_run(run: Path, checkpoints: list[Path], given: argparse.Namespace) -> Iterator[Read]:
-    from sslengine.predictor import Predictor
-    from sslengine.predictor.checkpoints import read_checkpoints
-
-    workers = given.workers
-    values = {} if workers is None else {"DATA.NUM_DATALOADER_WORKERS": workers}
-    predictor = Predictor(
-        run, nearest=0, device=given.device, network=given.network,
-        overrides=[*overrides({**values, **_images(run, given)}), *typed(given.values)],
-        trust_config=given.trust_config,
-    )  # fmt: skip
-    yield from read_checkpoints(predictor, checkpoints, given.rows, given.views)
-
-
 def _images(run: Path, given: argparse.Namespace) -> dict[str, Any]:
     """Return the keys of --data, or none: the run's own images."""
-
     asked = split_keys(given.image_column, given.label_column)
     if given.data is None:
         if asked:
@@ -153,7 +134,7 @@ def _group_by_run(given: Sequence[Path]) -> dict[Path, list[Path]]:
     for path in given:
         folder = path.suffix != ".shards" and path.is_dir()
         found = files.list_checkpoints(path)[::-1] if folder else [path]
-        if not found or not path.exists():
+        if not found:
             raise MissingCheckpointError(f"{path}: there is no checkpoint.")
         run = found[0].absolute().parent.parent
         if found[0].absolute().parent.name != "checkpoints" or not (run / "config.yaml").is_file():
@@ -212,18 +193,14 @@ def _interval(found: Interval | None) -> str:
 def _describe(
     paths: list[str], networks: list[str], rows: list[RankedRow], notes: list[str]
 ) -> dict[str, Any]:
-    def agreement(found: Interval | None) -> dict[str, Any] | None:
-        return None if found is None else found._asdict()
-
-    metrics = {
-        row.name: {
+    metrics = {}
+    for row in rows:
+        agreements = {"spearman": row.spearman, "kendall": row.kendall}
+        agreements["spearman_linear"] = row.linear
+        metrics[row.name] = {
             "best": row.best,
             "values": [each.as_json() for each in row.values],
             "order": [paths[number] for number in row.order],
-            "spearman": agreement(row.spearman),
-            "kendall": agreement(row.kendall),
-            "spearman_linear": agreement(row.linear),
+            **{name: each and each._asdict() for name, each in agreements.items()},
         }
-        for row in rows
-    }
     return {"checkpoints": paths, "networks": networks, "metrics": metrics, "notes": notes}

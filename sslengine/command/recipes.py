@@ -154,24 +154,15 @@ class Recipe:
         return any("size_crops" in each for each in self.views)
 
     @property
-    def is_masked(self) -> bool:
-        return self.trunk_input == "mask"
-
-    @property
-    def leaves_patches_out(self) -> bool:
-        return self.trunk_input == "shown"
-
-    @property
-    def trunk_input(self) -> str:
-        """Return what the method gives the trunk beside images: mask, shown, or nothing."""
-        return self.needs.trunk_input
-
-    @property
     def needs(self) -> Requirements:
         """Return what the method needs of its run."""
         name = self.said("LOSS.name")
-        loss = LOSSES.get(name) if name in LOSSES else None
-        return requirements_of(loss)
+        return requirements_of(LOSSES.get(name) if name in LOSSES else None)
+
+    @property
+    def hides(self) -> str:
+        """Return how it hides patches, by a `mask`, or as those that are `shown`; empty: none."""
+        return self.needs.trunk_input
 
     @property
     def reads_class_token(self) -> bool:

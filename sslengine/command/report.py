@@ -25,15 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from sslengine.atomic import write_whole
-from sslengine.command.arguments import (
-    JSON,
-    RUN,
-    TRUST_CONFIG,
-    Argument,
-    expect_writable,
-    make_parser,
-    print_document,
-)
+from sslengine.command import arguments as args
+from sslengine.command.arguments import Argument
 from sslengine.errors import ConfigError, SSLEngineError
 from sslengine.launch.cli import INTERRUPTED
 from sslengine.monitor.run_facts import REPORT, RUNNING, checkpoints_in, read_judgements
@@ -58,28 +51,30 @@ SECONDS = 30.0
 
 
 ARGUMENTS = (
-    replace(RUN, flag="runs", nargs="+", help="folders of runs; the folder of a sweep"),
+    replace(args.RUN, flag="runs", nargs="+", help="folders of runs; the folder of a sweep"),
     Argument("--map", "compute the map of images, and what it is drawn of", bool),
     Argument("--out", "the page; else report.html in the run's folder", Path, "FILE"),
     Argument("--open", "open the page in a browser", bool),
     Argument("--watch", "write it again while the run trains", bool),
-    replace(TRUST_CONFIG, help="with --map: allow config.yaml to run code"),
-    JSON,
+    replace(args.TRUST_CONFIG, help="with --map: allow config.yaml to run code"),
+    args.JSON,
 )
 
 
 def main(arguments: Sequence[str]) -> int:
-    given = make_parser(__name__).parse_args(arguments)
+    given = args.make_parser(__name__).parse_args(arguments)
     folders, passed_over = runs_in(given.runs)
     if given.out is not None and given.out.suffix != ".html":
         raise ConfigError(f"--out {given.out}: expected a name that ends in .html.")
     if given.out is not None and not given.out.exists():
-        expect_writable(given.out, "--out")
+        args.expect_writable(given.out, "--out")
     several = len(folders) > 1
     if several and given.map:
         raise ConfigError("--map: it belongs to one run.")
     if given.json:
-        print_document(_describe(folders, passed_over) if several else read(folders[0]).as_dict())
+        args.print_document(
+            _describe(folders, passed_over) if several else read(folders[0]).as_dict()
+        )
         return 0
     while True:
         page = _compare(given, folders, passed_over) if several else _report(given, folders[0])

@@ -25,19 +25,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sslengine.command import arguments as args
 from sslengine.command import data, networks
-from sslengine.command.arguments import (
-    CONFIG_DIR,
-    DEVICE,
-    IMAGE_COLUMN,
-    LABEL_COLUMN,
-    PLUGINS,
-    VALUES,
-    WORKERS,
-    Argument,
-    expect_weights,
-    make_parser,
-)
+from sslengine.command.arguments import Argument
 from sslengine.command.networks import StockNetwork
 from sslengine.command.recipes import PATCH, Recipe, own_method, size_keys
 from sslengine.config.compose import overrides, typed
@@ -69,7 +59,7 @@ ARGUMENTS = (
              listed="recipes"),
     Argument("--model", "any network of timm's or torchvision's, or a trunk: `list models`; "
              "default: resnet50, without a GPU resnet18", metavar="NAME"),
-    replace(PLUGINS, help="a module of yours that registers trunks, methods, sources ..."),
+    replace(args.PLUGINS, help="a module of yours that registers trunks, methods, sources ..."),
     Argument("--pretrained", "start from the model's weights that timm has", bool),
     Argument("--weights", "start from these weights", metavar="FILE"),
     Argument("--trust-pickle", "allow the file of weights to run code", bool, python=False),
@@ -79,21 +69,21 @@ ARGUMENTS = (
     Argument("--batch-size", "images of each GPU, or of the CPU", int, "N", least=1),
     Argument("--lr", "the largest learning rate, for this batch size", float, "RATE"),
     Argument("--val", "leave out a share of the images, to judge by", float, "SHARE"),
-    IMAGE_COLUMN,
-    LABEL_COLUMN,
+    args.IMAGE_COLUMN,
+    args.LABEL_COLUMN,
     Argument("--group", "--val leaves out whole groups: images with one value here",
              metavar="COLUMN"),
     Argument("--stream", "read .tar shards, or parquet files with images in them, from one end to "
              "the other: no index, no copy; takes --length", bool),
     Argument("--length", "images of an epoch of a stream", int, "N", least=1),
     Argument("--seed", kind=int, metavar="N"),
-    DEVICE,
+    args.DEVICE,
     Argument("--gpus", "default: all of this machine", int, "N", least=0),
     Argument("--precision", choices=("auto", "fp32", "tf32", "bf16", "fp16")),
-    replace(WORKERS, help="processes of each rank that load images"),
+    replace(args.WORKERS, help="processes of each rank that load images"),
     Argument("--out", "folder of the run; default: runs/METHOD-MODEL", metavar="DIR"),
-    replace(VALUES, help="any key of the config, `config.` before it may be left out"),
-    replace(CONFIG_DIR, help="a folder of your own YAML"),
+    replace(args.VALUES, help="any key of the config, `config.` before it may be left out"),
+    replace(args.CONFIG_DIR, help="a folder of your own YAML"),
     Argument("--show", "print the config that results, without training", bool, python=False),
 )  # fmt: skip
 
@@ -101,7 +91,7 @@ ARGUMENTS = (
 def main(arguments: Sequence[str]) -> int:
     if any(each.startswith("config=") for each in arguments):
         return cli.main(arguments)
-    given = make_parser(__name__).parse_args(arguments)
+    given = args.make_parser(__name__).parse_args(arguments)
     chosen, line = choose(given)
     print(readable(line, but="\n"), flush=True)
     if given.show:
@@ -123,7 +113,7 @@ def choose(given: argparse.Namespace, label_file: str = "") -> tuple[list[str], 
     recipe = Recipe.read(given)
     load_plugins(recipe.plugins(given.plugins))  # names that they register are names from here on
     if given.weights is not None:
-        expect_weights(given.weights, "--weights")
+        args.expect_weights(given.weights, "--weights")
     if given.model:  # its name, before images are looked at
         networks.find(given.model)
     if given.out:
@@ -236,8 +226,7 @@ def _network(given: argparse.Namespace, recipe: Recipe, usual: str) -> StockNetw
     """Return the network to train; None for the recipe's own, as it is."""
     if given.model:
         network = networks.find(given.model)
-        needs = recipe.is_masked, recipe.leaves_patches_out, recipe.reads_class_token
-        network.expect_for(recipe.name, *needs)
+        network.expect_for(recipe.name, recipe.hides, recipe.reads_class_token)
         return network
     if not recipe.takes_any_network:
         if given.pretrained:
@@ -248,7 +237,7 @@ def _network(given: argparse.Namespace, recipe: Recipe, usual: str) -> StockNetw
             )
         return None
     if given.method:
-        return recipe.network if recipe.is_masked else networks.find(usual)
+        return recipe.network if recipe.hides == "mask" else networks.find(usual)
     return recipe.network if given.size or given.pretrained else None
 
 
@@ -290,8 +279,8 @@ def _sides(
     if not size or not (given.size or network):
         return {}
     own = StockNetwork("", recipe.trunk) if not network and not recipe.takes_any_network else None
-    in_parts = recipe.is_masked or recipe.leaves_patches_out or recipe.many_views
-    patch = _patch(network or own, recipe) if given.size or in_parts or recipe.teacher else None
+    in_parts = given.size or recipe.hides or recipe.many_views or recipe.teacher
+    patch = _patch(network or own, recipe) if in_parts else None
     values = size_keys(recipe.views, size, patch)
     if own and own.section:
         values[f"MODEL.TRUNK.{own.section}.IMAGE_SIZE"] = size
@@ -319,7 +308,6 @@ def _masks(recipe: Recipe, network: StockNetwork, patch: int) -> dict[str, Any]:
             )
     said = recipe.said("DATA.TRAIN.COLLATE_FUNCTION") not in (None, "default_collate")
     by_collator = said or recipe.needs.collators
-    hides = recipe.is_masked or recipe.leaves_patches_out
-    if not hides or not by_collator or patch == (recipe.said(MASKED_PATCH) or PATCH):
+    if not recipe.hides or not by_collator or patch == (recipe.said(MASKED_PATCH) or PATCH):
         return {}
     return {MASKED_PATCH: patch}

@@ -4,7 +4,6 @@ features for each image, with its path and label."""
 from __future__ import annotations
 
 import csv
-import gzip
 import shutil
 import subprocess
 import threading
@@ -37,7 +36,6 @@ FROM_PYTHON: dict[str, Any] = {
     "method": "simclr", "model": "test_resnet", "size": 32, "batch_size": 4, "workers": 0,
     "device": "cpu", "values": {"OPTIMIZER.num_iterations": 2},
 }  # fmt: skip
-FASHION = Path("/usr/share/datasets/fashion-mnist")
 
 
 class Kind(NamedTuple):
@@ -227,15 +225,6 @@ def bands_of_tifffile(root: Path) -> Kind:
     return Kind(root / "bands", list(map(str, files)), names(files))
 
 
-def fashion_of_debian(_: Path) -> Kind:
-    if not FASHION.is_dir():
-        pytest.skip("needs Debian's package dataset-fashion-mnist")
-    test = FASHION / "t10k-images-idx3-ubyte.gz"
-    labels = gzip.decompress((FASHION / "t10k-labels-idx1-ubyte.gz").read_bytes())[8:]
-    return Kind(test, numbered("image", test, 10_000), [*map(str, labels)],
-                trained_on=str(FASHION))  # fmt: skip
-
-
 KINDS: dict[str, Callable[[Path], Kind]] = {
     "folder": folder, "flat folder": flat_folder, "list, find": found_by_find,
     "list, numpy": list_of_numpy, "csv, pandas": table_of_pandas,
@@ -248,7 +237,6 @@ KINDS: dict[str, Callable[[Path], Kind]] = {
     "shards as a stream, tar": partial(read_as_a_stream, kind=shards_of_tar),
     "parquet of bytes as a stream, pyarrow": partial(read_as_a_stream, kind=parquet_with_images),
     "videos, FFmpeg": videos, "4 bands of 16 bits, tifffile": bands_of_tifffile,
-    "Fashion-MNIST, Debian": fashion_of_debian,
 }  # fmt: skip
 
 
@@ -288,25 +276,6 @@ def test_from_files_to_rows(name: str, tmp_path: Path, monkeypatch: pytest.Monke
     features = np.array([row[first:] for row in rows], np.float32)
     assert np.isfinite(features).all()
     assert features.shape[1] == len(head) - first > 1
-
-
-def test_shards_on_a_server_from_python(tmp_path: Path) -> None:
-    """The same steps as of the command."""
-    kind = shards_on_a_server(tmp_path)
-    with served(kind.data) as address:
-        data = address + kind.trained_on
-        run = sslengine.train(data, length=2 * EACH, out=tmp_path / "run", **FROM_PYTHON)
-        command = [*TRAINED, *kind.of_training, "--out", str(tmp_path / "again")]
-        assert main(["train", data, *command]) == 0
-        with pytest.raises(ConfigError, match=r"a stream, which can only be trained on"):
-            run.embed(data)
-    losses, of_the_command = (
-        [step["loss"] for step in history.read(tmp_path / name, "step")]
-        for name in ("run", "again")
-    )
-    assert len(losses) == 2
-    assert losses == of_the_command
-    assert run.embed(kind.data, workers=0).paths == list(kind.paths)
 
 
 def test_a_dataset_of_the_hub_by_its_address(

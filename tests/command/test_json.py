@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from argparse import ArgumentParser
 from importlib import import_module
@@ -94,7 +95,7 @@ def test_stdout_is_one_document(
     if asked == "judge":
         assert document == json.loads((here / "run" / "evaluation.json").read_text())
     if asked in PROGRESS:
-        assert PROGRESS[asked] in err
+        assert PROGRESS[asked] in re.sub(r", \d+:\d\d:\d\d", "", err)  # on a slow machine
 
 
 def test_every_verb_that_has_it_is_tested() -> None:

@@ -366,27 +366,6 @@ def test_what_cannot_be_done_is_a_note(
     )
 
 
-def _judged(
-    folder: Path, trained: Path, *arguments: str, suite: str = "frozen", **changes: Any
-) -> dict[str, Any]:
-    """Without further protocols."""
-    make_run(folder, **{**SHAPES, **changes}).describe()
-    weights = trained / "checkpoints/checkpoint.torch"
-    sets = ["--set", f"MODEL.WEIGHTS_INIT.PARAMS_FILE={weights}", "--set", "EVALUATE.PROTOCOLS=[]"]
-    assert judge.main([str(folder), *arguments, "--suite", suite, *sets]) == 0
-    report: dict[str, Any] = json.loads((folder / "evaluation.json").read_text())
-    return report
-
-
-def test_too_few_images_for_a_sweep(trained: Path, tmp_path: Path) -> None:
-    report = _judged(tmp_path / "run", trained, *_images_with_masks(tmp_path, {"a": 2, "b": 2}))
-    assert report["scores"][0]["linear"] is not None
-    assert (
-        "linear_sweep, attentive_sweep: left out, 4 training images are too few"
-        in report["notes"][-1]
-    )
-
-
 @pytest.mark.parametrize(
     ("errors", "status", "started"),
     [

@@ -32,7 +32,7 @@ SMALL = "--train 900 --samples 900 --queries 50 --width 8 --classes 5 --penaltie
 def test_the_table_of_evaluation() -> None:
     command = [sys.executable, bench_evaluation.__file__, *SMALL.split()]
     found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    for name in ("knn / product: ", "regressions / five: ", "scikit-learn-five"):
+    for name in ("knn / product: ", "regressions / five: ", "scikit-learn-five", "faiss"):
         assert name in found
 
 
@@ -44,9 +44,6 @@ def test_the_times_of_augmentation(tmp_path: Path, capsys: pytest.CaptureFixture
     assert results["simclr"]["ratio"]["list"] == 1.0
     assert {len(times) for times in results["simclr"]["cpu"].values()} == {2}
     assert "engine, pil" in capsys.readouterr().out
-    with pytest.raises(SystemExit):  # before anything is measured
-        bench_data.main([*options, "--json", str(into)])
-    assert f"{into}: it is there already" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", slow_but(["mlp"], ["mlp", "resnet18"]))

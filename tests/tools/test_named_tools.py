@@ -24,7 +24,7 @@ from tools import methods_runs, methods_table
 from tools.methods_runs import Cost, Job, Row, Scores
 from tools.methods_table import BEGINS, END, Measured, table
 from tools.recipe_needs import Kept, all_recipes, cost_of, head_with, main, needs
-from tools.ten_tasks.tasks import TASKS
+from tools.ten_tasks.run import TASKS
 
 _TEXT = "\n".join(page.read_text() for page in PAGES)
 _PATHS = re.findall(r"(?<![\w/])((?:tools|extra_scripts)/[\w/]+\.py|bench_\w+\.py)\b", _TEXT)

@@ -6,24 +6,20 @@
 CPU time for an image of one core, from the bytes of a JPEG file to what leaves a loader worker:
 the plain list of PIL transforms, the same list with each back-end that is installed,
 the transforms of lightly where it is installed, torchvision pipelines as solo-learn composes them
-and as torchvision advises today (v2, on uint8 tensors), and decoding alone. (PIRL's list stands
-beside its back-ends alone.) They take turns over the same few images within one process, and the
-median of the rounds counts: so a busy machine slows all of them alike. Then the images that two
-workers deliver through the engine's loader in a second, by the clock.
-
-The images are made: three octaves of smooth colour and a grain on top, chosen so that a JPEG of
-500 x 375 pixels and quality 90 has the size that it has in ImageNet, about 79 KB; a quarter
-stands upright. Photographs decode a little slower.
+and as torchvision advises today (v2, on uint8 tensors), and decoding alone. (PIRL's list has its
+back-ends alone.) They take turns over the same few images within one process, and the
+median of the rounds counts. Then the images that two workers deliver through the engine's loader
+in a second, by the clock.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import io
 import json
 import random
 import statistics
+import sys
 import tempfile
 import time
 import warnings
@@ -37,6 +33,10 @@ import torch
 from PIL import Image, ImageFilter
 from torchvision import transforms as v1
 from torchvision.transforms import v2
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import harness
+from harness import Times
 
 from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
 from sslengine.config.facts import ALWAYS_THERE, FAST, why_not
@@ -72,57 +72,26 @@ LISTS: dict[str, list[dict[str, Any]]] = {
         *AFTER_CROP,
     ],
     "multicrop": [
-        {
-            "name": "ImgPilToMultiCrop",
-            "total_num_crops": 8,
-            "num_crops": [2, 6],
-            "size_crops": [224, 96],
-            "crop_scales": [[0.14, 1.0], [0.05, 0.14]],
-        },
+        {"name": "ImgPilToMultiCrop", "total_num_crops": 8, "num_crops": [2, 6],
+         "size_crops": [224, 96], "crop_scales": [[0.14, 1.0], [0.05, 0.14]]},
         *AFTER_CROP,
     ],
     "pirl": [
-        {
-            "name": "ImgPilToPatchesAndImage",
-            "crop_scale_image": [0.08, 1.0],
-            "crop_size_image": 224,
-            "crop_scale_patches": [0.6, 1.0],
-            "crop_size_patches": 255,
-            "num_patches": 9,
-        },
+        {"name": "ImgPilToPatchesAndImage", "crop_scale_image": [0.08, 1.0],
+         "crop_size_image": 224, "crop_scale_patches": [0.6, 1.0], "crop_size_patches": 255,
+         "num_patches": 9},
         {"name": "ColorJitter", "brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.2},
         {"name": "ImgPilRandomPhotometric"},
         {"name": "RandomGrayscale", "p": 0.2},
         {"name": "RandomHorizontalFlip"},
         *AFTER_CROP[-2:],
     ],
-}
+}  # fmt: skip
 COLLATORS = {
     "simclr": "simclr_collator",
     "multicrop": "multicrop_collator",
     "pirl": "patch_and_image_collator",
 }
-
-
-# ---- images
-
-
-def make_images(count: int) -> list[bytes]:
-    return [_jpeg(number) for number in range(count)]
-
-
-def _jpeg(number: int) -> bytes:
-    draw = np.random.default_rng(number)
-    width, height = (375, 500) if number % 4 == 3 else (500, 375)
-    pixels = np.full((height, width, 3), 120.0)
-    for cells, strength in ((3, 70), (12, 35), (50, 16)):
-        coarse = draw.normal(128, 50, (cells, cells, 3)).clip(0, 255).astype(np.uint8)
-        smooth = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
-        pixels += strength * (np.asarray(smooth, float) - 128) / 50
-    pixels += draw.normal(0, draw.uniform(4, 17), (height, width, 1))  # grain: it has no colour
-    encoded = io.BytesIO()
-    Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(encoded, "JPEG", quality=90)
-    return encoded.getvalue()
 
 
 # ---- contestants: each is built for a case and gives the views of an encoded image
@@ -155,70 +124,55 @@ def _sample(image: Any) -> dict[str, list[Any]]:
     return {"data": [image], "data_valid": [1], "data_idx": [0], "label": [0]}
 
 
+def _open(encoded: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(encoded), formats=["JPEG"]).convert("RGB")
+
+
 def lightly(case: str) -> Views:
     from lightly.transforms import SimCLRTransform, SwaVTransform
 
     transform = SimCLRTransform() if case == "simclr" else SwaVTransform()
-    return lambda encoded: transform(
-        Image.open(io.BytesIO(encoded), formats=["JPEG"]).convert("RGB")
-    )
+    return lambda encoded: transform(_open(encoded))
 
 
-class PilBlur:
-    """As solo-learn has it."""
-
-    def __call__(self, image: Image.Image) -> Image.Image:
-        return image.filter(ImageFilter.GaussianBlur(random.uniform(0.1, 2.0)))
+def _pil_blur(image: Image.Image) -> Image.Image:
+    """Blur as solo-learn has it."""
+    return image.filter(ImageFilter.GaussianBlur(random.uniform(0.1, 2.0)))
 
 
 def solo_learn(case: str) -> Views:
     each = [
-        v1.Compose(
-            [
-                v1.RandomResizedCrop(side, scale=scale, interpolation=v1.InterpolationMode.BICUBIC),
-                v1.RandomApply([v1.ColorJitter(0.8, 0.8, 0.8, 0.2)], p=0.8),
-                v1.RandomGrayscale(p=0.2),
-                v1.RandomApply([PilBlur()], p=0.5),
-                v1.RandomHorizontalFlip(p=0.5),
-                v1.ToTensor(),
-                v1.Normalize(MEAN, STD),
-            ]
-        )
+        v1.Compose([
+            v1.RandomResizedCrop(side, scale=scale, interpolation=v1.InterpolationMode.BICUBIC),
+            v1.RandomApply([v1.ColorJitter(0.8, 0.8, 0.8, 0.2)], p=0.8),
+            v1.RandomGrayscale(p=0.2),
+            v1.RandomApply([v1.Lambda(_pil_blur)], p=0.5),
+            v1.RandomHorizontalFlip(p=0.5),
+            v1.ToTensor(),
+            v1.Normalize(MEAN, STD),
+        ])
         for count, side, scale in CROPS[case]
         for _ in range(count)
-    ]
-
-    def views(encoded: bytes) -> list[Any]:
-        image = Image.open(io.BytesIO(encoded), formats=["JPEG"]).convert("RGB")
-        return [transform(image) for transform in each]
-
-    return views
+    ]  # fmt: skip
+    return lambda encoded: [transform(image) for image in [_open(encoded)] for transform in each]
 
 
 def torchvision_v2(case: str) -> Views:
     each = [
-        v2.Compose(
-            [
-                v2.RandomResizedCrop(side, scale=scale, antialias=True),
-                v2.RandomHorizontalFlip(p=0.5),
-                v2.RandomApply([v2.ColorJitter(0.8, 0.8, 0.8, 0.2)], p=0.8),
-                v2.RandomGrayscale(p=0.2),
-                v2.RandomApply([v2.GaussianBlur(side // 20 * 2 + 1, (0.1, 2.0))], p=0.5),
-                v2.ToDtype(torch.float32, scale=True),
-                v2.Normalize(MEAN, STD),
-            ]
-        )
+        v2.Compose([
+            v2.RandomResizedCrop(side, scale=scale, antialias=True),
+            v2.RandomHorizontalFlip(p=0.5),
+            v2.RandomApply([v2.ColorJitter(0.8, 0.8, 0.8, 0.2)], p=0.8),
+            v2.RandomGrayscale(p=0.2),
+            v2.RandomApply([v2.GaussianBlur(side // 20 * 2 + 1, (0.1, 2.0))], p=0.5),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(MEAN, STD),
+        ])
         for count, side, scale in CROPS[case]
         for _ in range(count)
-    ]
-
-    def views(encoded: bytes) -> list[Any]:
-        image = v2.functional.pil_to_tensor(
-            Image.open(io.BytesIO(encoded), formats=["JPEG"]).convert("RGB")
-        )
-        return [transform(image) for transform in each]
-
-    return views
+    ]  # fmt: skip
+    read = v2.functional.pil_to_tensor
+    return lambda encoded: [t(image) for image in [read(_open(encoded))] for t in each]
 
 
 def decode(backend: str) -> Callable[[str], Views]:
@@ -234,39 +188,44 @@ def contestants(case: str) -> dict[str, Callable[[str], Views]]:
     others = {"solo-learn": solo_learn, "torchvision v2": torchvision_v2}
     if importlib.util.find_spec("lightly") and importlib.util.find_spec("lightning_utilities"):
         others["lightly"] = lightly
-    fastest = "numba" if "numba" in backends else "pil"
     return {
         REFERENCE: plain_list,
         **{f"engine, {name}": engine(name) for name in backends},
         **(others if case in CROPS else {}),
-        f"decode, {fastest}": decode(fastest),
+        f"decode, {backends[-1]}": decode(backends[-1]),
     }
 
 
-# ---- CPU time
+# ---- CPU time of an image, and images a second by the clock
 
 
 def cpu_times(
     case: str, chosen: dict[str, Callable[[str], Views]], images: Sequence[bytes], rounds: int
-) -> dict[str, list[float]]:
-    """Seconds for an image, by round. A round goes through all images."""
+) -> Times:
+    """Return seconds for an image, by round. A round goes through all images, ten at a time."""
     built = {name: build(case) for name, build in chosen.items()}
-    for number, views in enumerate(built.values()):
-        _seed(number)
+    turns = -(-len(images) // TURN)
+
+    def timed(views: Views) -> Callable[[int], float]:
+        def measure(turn: int) -> float:
+            start = turn % turns * TURN
+            _seed(turn)
+            began = time.process_time()
+            for encoded in images[start : start + TURN]:
+                views(encoded)
+            return time.process_time() - began
+
+        return measure
+
+    for views in built.values():
         views(images[0])
-    times: dict[str, list[float]] = {name: [] for name in built}
-    for number in range(rounds):
-        spent = dict.fromkeys(built, 0.0)
-        for start in range(0, len(images), TURN):
-            for name, views in built.items():
-                _seed(number * len(images) + start)
-                began = time.process_time()
-                for encoded in images[start : start + TURN]:
-                    views(encoded)
-                spent[name] += time.process_time() - began
-        for name in built:
-            times[name].append(spent[name] / len(images))
-    return times
+    times = harness.take_turns(
+        {name: timed(views) for name, views in built.items()}, rounds * turns
+    )
+    return {
+        name: [sum(each[n * turns : (n + 1) * turns]) / len(images) for n in range(rounds)]
+        for name, each in times.items()
+    }
 
 
 def _seed(number: int) -> None:
@@ -276,38 +235,15 @@ def _seed(number: int) -> None:
     torch.manual_seed(number)
 
 
-def ratios(times: dict[str, list[float]]) -> dict[str, float]:
-    """How many times as fast as the list: the median of the rounds."""
-    return {
-        name: statistics.median(base / mine for base, mine in zip(times[REFERENCE], seconds))
-        for name, seconds in times.items()
-    }
-
-
-def report(case: str, times: dict[str, list[float]]) -> str:
-    lines = [f"{case}: CPU time for an image, one core"]
-    for name, ratio in ratios(times).items():
-        seconds = statistics.median(times[name])
-        lines.append(f"  {name:<16}{1e3 * seconds:>9.2f} ms{1 / seconds:>8.0f} /s{ratio:>8.2f} x")
-    return "\n".join(lines)
-
-
-# ---- wall time
-
-
-def wall_rates(
-    case: str, images: Sequence[bytes], rounds: int, backends: Sequence[str]
-) -> dict[str, list[float]]:
-    """Images in a second from two workers, by round: an epoch, without its first batches."""
-    rates: dict[str, list[float]] = {name: [] for name in backends}
+def wall_rates(case: str, images: Sequence[bytes], rounds: int, backends: Sequence[str]) -> Times:
+    """Return images a second from two workers: an epoch, without its first batches."""
     with tempfile.TemporaryDirectory(prefix="bench_data_") as folder:
-        Path(folder, "a").mkdir()
-        for number in range(BATCHES * BATCH):
-            Path(folder, "a", f"{number:05}.jpg").write_bytes(images[number % len(images)])
+        harness.write_images(folder, images, BATCHES * BATCH)
         feeds = {name: _feed(case, folder, name) for name in backends}
-        for epoch in range(rounds):
-            for name, feed in feeds.items():
-                rates[name].append(_rate(feed, epoch))
+        rates = harness.take_turns(
+            {name: lambda epoch, feed=feed: _rate(feed, epoch) for name, feed in feeds.items()},  # type: ignore[misc]
+            rounds,
+        )
         for feed in feeds.values():
             feed.close()
     return rates
@@ -315,14 +251,10 @@ def wall_rates(
 
 def _feed(case: str, folder: str, backend: str) -> DataFeed:
     split = split_options(
-        DATA_SOURCES=["disk_folder"],
-        DATA_PATHS=[folder],
-        LABEL_TYPE="sample_index",
-        BATCHSIZE_PER_REPLICA=BATCH,
-        TRANSFORMS=LISTS[case],
-        COLLATE_FUNCTION=COLLATORS[case],
+        DATA_SOURCES=["disk_folder"], DATA_PATHS=[folder], LABEL_TYPE="sample_index",
+        BATCHSIZE_PER_REPLICA=BATCH, TRANSFORMS=LISTS[case], COLLATE_FUNCTION=COLLATORS[case],
         CACHE_INDEX=False,
-    )
+    )  # fmt: skip
     options = DataOptions(
         TRAIN=split, NUM_DATALOADER_WORKERS=WORKERS, PIN_MEMORY=False, AUGMENT_BACKEND=backend
     )
@@ -338,14 +270,9 @@ def _rate(feed: DataFeed, epoch: int) -> float:
     return BATCH * left / (time.perf_counter() - began)
 
 
-# ---- the command
-
-
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     known = list(contestants("simclr"))
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser(__doc__)
     parser.add_argument("--case", choices=LISTS, nargs="+", default=list(LISTS))
     parser.add_argument("--only", choices=known, nargs="+", default=known)
     parser.add_argument("--images", type=int, default=200)
@@ -353,21 +280,23 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--no-wall", action="store_true", help="CPU time alone")
     parser.add_argument("--json", type=Path, help="write all times here")
     options = parser.parse_args(arguments)
-    if options.json and options.json.exists():
-        parser.error(f"--json {options.json}: it is there already. Give another name.")
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    images = make_images(options.images)
+    images = harness.make_images(options.images)
     size = statistics.mean(map(len, images)) / 1000
-    print(f"{len(images)} images, {size:.0f} KB each on average")
+    print(f"{harness.machine()}: {len(images)} images, {size:.0f} KB each on average")
     results: dict[str, Any] = {"kilobytes": size}
     for case in options.case:
         wanted = {REFERENCE, *options.only}
         chosen = {name: build for name, build in contestants(case).items() if name in wanted}
-        backends = [name.removeprefix("engine, ") for name in chosen if name.startswith("engine, ")]
         times = cpu_times(case, chosen, images, options.rounds)
-        print(report(case, times))
-        results[case] = {"cpu": times, "ratio": ratios(times)}
+        ratios = harness.ratios(times, REFERENCE)
+        print(f"{case}: CPU time for an image, one core")
+        for name, ratio in ratios.items():
+            seconds = statistics.median(times[name])
+            print(f"  {name:<16}{1e3 * seconds:>9.2f} ms{1 / seconds:>8.0f} /s{ratio:>8.2f} x")
+        results[case] = {"cpu": times, "ratio": ratios}
+        backends = [name.removeprefix("engine, ") for name in chosen if name.startswith("engine, ")]
         if not options.no_wall and backends:
             rates = results[case]["wall"] = wall_rates(case, images, options.rounds, backends)
             for name, each in rates.items():

@@ -10,19 +10,15 @@ take turns of ten steps within one process, so that a busy machine slows all of 
 and the median of five rounds counts. Set-up is not timed.
 
 On a machine that is never quiet `--clock cpu --threads 1` counts the CPU time of the thread that
-makes the steps instead. The cases byol, crops, accumulate and ranks (two of gloo) are this engine's
-and the bare loop's alone.
+makes the steps instead. The case byol, with a teacher, is this engine's and the bare loop's alone.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import copy
 import importlib.util
 import logging
-import multiprocessing
-import os
 import statistics
 import sys
 import tempfile
@@ -30,20 +26,20 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # for a second process
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import harness
 import plain_train
+from harness import Times
 
 from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
 from sslengine.config.resolve import resolve_dict
@@ -53,7 +49,6 @@ from sslengine.models.trunks.base import Trunk
 from sslengine.monitor.console import LogWriter
 from sslengine.monitor.writers import JsonLinesWriter, RunPlace
 from sslengine.registry import register_trunk
-from sslengine.testing.ranks import free_port
 
 TEMPERATURE, RATE = 0.2, 1e-3
 TURN = 10  # steps; the engine and others log once in so many
@@ -71,12 +66,9 @@ class Case:
     images: int
     turns: int  # of a round
     channels_last: bool = False  # as the plain module has it
-    # What is not SimCLR with a step for each batch: the loop by hand, and what the config says.
+    # What is not SimCLR: the loop by hand, and what the config says.
     by_hand: Callable[[Case, Iterator[Tensor]], None] | None = None
     loss: str = "simclr_info_nce_loss"
-    views: int = 2  # more than two: crops, a tensor each
-    optimizer: dict[str, Any] = field(default_factory=dict)
-    ranks: int = 1
 
 
 @register_trunk("bench_mlp")
@@ -104,16 +96,13 @@ def _plain_resnet() -> nn.Module:
 
 
 def _byol(case: Case, batches: Iterator[Tensor]) -> None:
-    """With a teacher, and on several ranks in DDP."""
+    """With a teacher."""
     projector, predictor = case.plain(), nn.Linear(64, 64)
     teacher = copy.deepcopy(projector).requires_grad_(False)
-    student: nn.Module = _Student(projector, predictor)
-    if case.ranks > 1:
-        student = DistributedDataParallel(student, gradient_as_bucket_view=True)
-    optimizer = make_optimizer(student)
+    optimizer = make_optimizer(nn.ModuleList([projector, predictor]))
     pairs = list(projector.parameters()), list(teacher.parameters())
     for views in batches:
-        predictions = student(views)
+        predictions = predictor(projector(views))
         with torch.no_grad():
             targets = teacher(views)
         other = targets.roll(len(targets) // 2, dims=0)
@@ -125,71 +114,19 @@ def _byol(case: Case, batches: Iterator[Tensor]) -> None:
             torch._foreach_lerp_([*pairs[1]], [*pairs[0]], 0.01)
 
 
-class _Student(nn.Module):
-    def __init__(self, projector: nn.Module, predictor: nn.Module) -> None:
-        super().__init__()
-        self.projector, self.predictor = projector, predictor
-
-    def forward(self, views: Tensor) -> Tensor:
-        return self.predictor(self.projector(views))  # type: ignore[no-any-return]
-
-
-def _crops(case: Case, batches: Iterator[Tensor]) -> None:
-    """SimCLR over several crops: each other one is the positive in turn."""
-    model = case.plain()
-    optimizer = make_optimizer(model)
-    for views in batches:
-        embeddings = F.normalize(model(torch.cat(views.chunk(case.views))))
-        rows = torch.arange(len(embeddings))
-        same = [rows.roll(number * case.images) for number in range(case.views)]
-        logits = embeddings @ embeddings.T / TEMPERATURE
-        losses = []
-        for number in range(1, case.views):
-            others = torch.stack([*same[:number], *same[number + 1 :]], dim=1)
-            left = logits.scatter(1, others, float("-inf"))
-            losses.append(F.cross_entropy(left, same[number]))
-        optimizer.zero_grad()
-        torch.stack(losses).mean().backward()
-        optimizer.step()
-
-
-def _accumulate(case: Case, batches: Iterator[Tensor]) -> None:
-    """Two batches for each step of the optimizer."""
-    model = case.plain()
-    optimizer = make_optimizer(model)
-    for number, views in enumerate(batches):
-        if number % 2 == 0:
-            optimizer.zero_grad()
-        (plain_train.simclr_loss(model(views), TEMPERATURE) / 2).backward()
-        if number % 2:
-            optimizer.step()
-
-
-_MLP: tuple[Any, ...] = ({"NAME": "bench_mlp"}, ("mlp", {"dims": [256, 64]}), _plain_mlp)
 _PREDICTS = {"dims": [256, 64], "predictor_dims": [64, 64], "use_bn": False}
-_WITH_TEACHER: tuple[Any, ...] = (_MLP[0], ("predictor_head", _PREDICTS), _plain_mlp)
-_SIZES: tuple[Any, ...] = ((3, 8, 8), 16, 60)
+_SMALL: tuple[Any, ...] = (_plain_mlp, (3, 8, 8), 16, 60)
 CASES = {
-    "mlp": Case("mlp", *_MLP, *_SIZES),
-    "byol": Case("byol", *_WITH_TEACHER, *_SIZES, by_hand=_byol, loss="byol_loss"),
-    "crops": Case(
-        "crops", *_MLP, *_SIZES, by_hand=_crops, loss="multicrop_simclr_info_nce_loss", views=4
+    "mlp": Case("mlp", {"NAME": "bench_mlp"}, ("mlp", {"dims": [256, 64]}), *_SMALL),
+    "byol": Case(
+        "byol", {"NAME": "bench_mlp"}, ("predictor_head", _PREDICTS), *_SMALL, by_hand=_byol,
+        loss="byol_loss",
     ),
-    "accumulate": Case(
-        "accumulate", *_MLP, *_SIZES, by_hand=_accumulate, optimizer={"accumulate": 2}
-    ),
-    "ranks": Case("ranks", *_WITH_TEACHER, *_SIZES, by_hand=_byol, loss="byol_loss", ranks=2),
     "resnet18": Case(
-        "resnet18",
-        {"NAME": "resnet", "RESNETS": {"DEPTH": 18}},
-        ("mlp", {"dims": [512, 128]}),
-        _plain_resnet,
-        (3, 64, 64),
-        32,
-        2,
-        channels_last=True,
+        "resnet18", {"NAME": "resnet", "RESNETS": {"DEPTH": 18}}, ("mlp", {"dims": [512, 128]}),
+        _plain_resnet, (3, 64, 64), 32, 2, channels_last=True,
     ),
-}
+}  # fmt: skip
 
 
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
@@ -211,17 +148,14 @@ def plain(case: Case, batches: Iterator[Tensor]) -> None:
 class MemoryFeed:
     """Batches from memory, in the place of the engine's loader."""
 
-    def __init__(self, case: Case, steps: int, batches: Iterator[Tensor]) -> None:
-        of_all = case.images * case.ranks
-        self.num_samples, self.steps_per_epoch = of_all * steps, steps
-        self.batch_sizes, self.global_batch_sizes = [case.images] * steps, [of_all] * steps
-        self._indices = torch.arange(case.views * case.images)
-        self._batches, self._views = batches, case.views
+    def __init__(self, images: int, steps: int, batches: Iterator[Tensor]) -> None:
+        self.num_samples, self.steps_per_epoch = images * steps, steps
+        self.batch_sizes = self.global_batch_sizes = [images] * steps
+        self._indices, self._batches = torch.arange(2 * images), batches
 
     def batches(self, *window: int) -> Iterator[dict[str, Any]]:
         for views in self._batches:
-            data = views if self._views == 2 else list(views.chunk(self._views))
-            yield {"data": [data], "label": [self._indices], "data_idx": [self._indices]}
+            yield {"data": [views], "label": [self._indices], "data_idx": [self._indices]}
 
     def close(self) -> None:
         pass
@@ -242,7 +176,7 @@ def engine_task(case: Case, batches: Iterator[Tensor]) -> SelfSupervisionTask:
     task = SelfSupervisionTask(config, folder, torch.device("cpu"))
     task.prepare()
     task.writers.extend(each(RunPlace(folder, 0)) for each in (LogWriter, JsonLinesWriter))
-    task.parts.feeds.train = MemoryFeed(case, task.phases[0].steps, batches)  # type: ignore[assignment]
+    task.parts.feeds.train = MemoryFeed(case.images, task.phases[0].steps, batches)  # type: ignore[assignment]
     task.on_start()
     task.start_phase()
     task.on_phase_start()
@@ -250,6 +184,8 @@ def engine_task(case: Case, batches: Iterator[Tensor]) -> SelfSupervisionTask:
 
 
 def _config(case: Case) -> dict[str, Any]:
+    rate = {"name": "cosine", "start_value": RATE, "end_value": RATE, "update_interval": "step"}
+    temperature = {"temperature": TEMPERATURE} if case.by_hand is None else {}
     return {
         "LOG_FREQUENCY": TURN,
         "TEST_MODEL": False,
@@ -257,11 +193,11 @@ def _config(case: Case) -> dict[str, Any]:
             "NUM_DATALOADER_WORKERS": 0,
             "TRAIN": {
                 "DATA_SOURCES": ["synthetic"],
-                "DATA_LIMIT": case.images * 10**6,
+                "DATA_LIMIT": case.images * 10**5,
                 "DEFAULT_GRAY_IMG_SIZE": 8,
                 "BATCHSIZE_PER_REPLICA": case.images,
-                "TRANSFORMS": [_replicate(case), {"name": "ToTensor"}],
-                "COLLATE_FUNCTION": "simclr_collator" if case.views == 2 else "multicrop_collator",
+                "TRANSFORMS": [{"name": "ImgReplicatePil"}, {"name": "ToTensor"}],
+                "COLLATE_FUNCTION": "simclr_collator",
             },
         },
         "MODEL": {
@@ -269,38 +205,14 @@ def _config(case: Case) -> dict[str, Any]:
             "HEAD": {"PARAMS": [list(case.head)]},
             "CHANNELS_LAST": case.channels_last,
         },
-        "LOSS": {"name": case.loss, case.loss: _TEMPERED.get(case.loss, {})},
+        "LOSS": {"name": case.loss, case.loss: temperature},
         "OPTIMIZER": {
-            "name": "sgd",
-            "momentum": 0.9,
-            "weight_decay": 0.0,
-            "num_epochs": 1,
-            "param_schedulers": {
-                "lr": {
-                    "name": "cosine",
-                    "start_value": RATE,
-                    "end_value": RATE,
-                    "update_interval": "step",
-                }
-            },
-            **case.optimizer,
+            "name": "sgd", "momentum": 0.9, "weight_decay": 0.0, "num_epochs": 1,
+            "param_schedulers": {"lr": rate},
         },
-        "DISTRIBUTED": {"NUM_PROC_PER_NODE": case.ranks, "BACKEND": "gloo"},
+        "DISTRIBUTED": {"NUM_PROC_PER_NODE": 1, "BACKEND": "gloo"},
         "MACHINE": {"DEVICE": "cpu"},
-    }
-
-
-_TEMPERED = {
-    name: {"temperature": TEMPERATURE}
-    for name in ("simclr_info_nce_loss", "multicrop_simclr_info_nce_loss")
-}
-
-
-def _replicate(case: Case) -> dict[str, Any]:
-    if case.views == 2:
-        return {"name": "ImgReplicatePil"}
-    crops = {"num_crops": [case.views], "size_crops": [8], "crop_scales": [[0.5, 1.0]]}
-    return {"name": "ImgPilToMultiCrop", "total_num_crops": case.views, **crops}
+    }  # fmt: skip
 
 
 def lightning(case: Case, batches: Iterator[Tensor]) -> None:
@@ -418,7 +330,7 @@ class Race:
 
     def __init__(self, case: Case, names: list[str], turns: int, clock: str = "wall") -> None:
         generator = torch.Generator().manual_seed(0)
-        shape = (case.views * case.images, *case.shape)
+        shape = (2 * case.images, *case.shape)
         self._clock = CLOCKS[clock]
         self.batches = [torch.randn(shape, generator=generator) for _ in range(TURN)]
         self.case, self.names, self.turns = case, names, turns
@@ -437,7 +349,7 @@ class Race:
             for name, thread in zip(self.names, threads, strict=True):
                 self._gates[name].release()
                 self._wait()
-                if turn == self.turns:  # alone to its end: ranks may meet there
+                if turn == self.turns:  # alone to its end
                     thread.join()
         # The first turn is not counted.
         return {name: seconds[1:] for name, seconds in self.seconds.items()}
@@ -466,12 +378,10 @@ class Race:
         self._back.release()
 
 
-def rounds_of(
-    case: Case, names: list[str], turns: int, rounds: int, clock: str = "wall"
-) -> dict[str, list[float]]:
+def rounds_of(case: Case, names: list[str], turns: int, rounds: int, clock: str) -> Times:
     """Each round's median turn. In each all is built again, in another order: where tensors
     happen to lie in memory moves a step by as much as an engine costs."""
-    times: dict[str, list[float]] = {name: [] for name in names}
+    times: Times = {name: [] for name in names}
     for number in range(rounds):
         first = number % len(names)
         for name, seconds in Race(case, names[first:] + names[:first], turns, clock).run().items():
@@ -479,37 +389,7 @@ def rounds_of(
     return times
 
 
-def rounds_of_ranks(case: Case, *how: Any) -> dict[str, list[float]]:
-    """Rank 0's times. Contestants take their turns in the same order on each rank."""
-    spawn = multiprocessing.get_context("spawn")
-    times, port = spawn.Queue(), free_port()
-    ranks = [
-        spawn.Process(
-            target=_rank, args=(number, port, torch.get_num_threads(), times, case.name, *how)
-        )
-        for number in range(case.ranks)
-    ]
-    for each in ranks:
-        each.start()
-    for each in ranks:
-        each.join()
-        if each.exitcode:
-            raise SystemExit(f"a rank has failed: {each.exitcode}")
-    return times.get()  # type: ignore[no-any-return]
-
-
-def _rank(number: int, port: int, threads: int, times: Any, name: str, *how: Any) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.set_num_threads(threads)
-    warnings.simplefilter("ignore")
-    dist.init_process_group("gloo", rank=number, world_size=CASES[name].ranks)
-    own = rounds_of(CASES[name], *how)
-    dist.destroy_process_group()
-    if number == 0:
-        times.put(own)
-
-
-def report(case: Case, times: dict[str, list[float]]) -> str:
+def report(case: Case, times: Times) -> str:
     """Per contestant and over rounds: the median, and that of what it adds to `plain`."""
     threads = torch.get_num_threads()
     lines = [f"{case.name}: {case.images} images of {case.shape}, threads: {threads}"]
@@ -524,23 +404,8 @@ def report(case: Case, times: dict[str, list[float]]) -> str:
     return "\n".join(lines)
 
 
-@contextlib.contextmanager
-def temporary_files() -> Iterator[None]:
-    """Those of this process and of its ranks, deleted at the end."""
-    before = tempfile.tempdir, os.environ.get("TMPDIR")
-    with tempfile.TemporaryDirectory(prefix="bench_engine_") as folder:
-        tempfile.tempdir = os.environ["TMPDIR"] = folder
-        try:
-            yield
-        finally:
-            tempfile.tempdir = before[0]
-            os.environ.pop("TMPDIR") if before[1] is None else os.environ.update(TMPDIR=before[1])
-
-
-def main(arguments: list[str] | None = None) -> dict[str, dict[str, list[float]]]:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(arguments: list[str] | None = None) -> dict[str, Times]:
+    parser = harness.parser(__doc__)
     parser.add_argument("--case", choices=CASES, nargs="+", default=list(CASES))
     parser.add_argument("--only", choices=CONTESTANTS, nargs="+", default=list(CONTESTANTS))
     parser.add_argument("--rounds", type=int, default=5)
@@ -551,18 +416,16 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, list[float]]
     torch.set_num_threads(options.threads)
     warnings.simplefilter("ignore")
     names = [name for name in CONTESTANTS if name in {"plain", *options.only} and installed(name)]
-    results = {}
-    with temporary_files():
-        for name in options.case:
-            case = CASES[name]
-            turns = max(1, round(case.turns * options.scale))
-            racing = names if case.by_hand is None else [n for n in names if n in OWN]
-            run = rounds_of if case.ranks == 1 else rounds_of_ranks
-            results[name] = run(case, racing, turns, options.rounds, options.clock)
-            print(report(case, results[name]))
     missing = [name for name in options.only if name not in names]
-    if missing:
-        print(f"not installed: {', '.join(missing)}")
+    print(harness.machine(), *([f"not installed: {', '.join(missing)}"] if missing else ()))
+    results, before = {}, tempfile.tempdir
+    with tempfile.TemporaryDirectory(prefix="bench_engine_") as tempfile.tempdir:
+        for case in (CASES[name] for name in options.case):
+            racing = names if case.by_hand is None else [n for n in names if n in OWN]
+            turns = max(1, round(case.turns * options.scale))
+            results[case.name] = rounds_of(case, racing, turns, options.rounds, options.clock)
+            print(report(case, results[case.name]))
+    tempfile.tempdir = before
     return results
 
 

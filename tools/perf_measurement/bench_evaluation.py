@@ -17,21 +17,20 @@ from __future__ import annotations
 import argparse
 import json
 import resource
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from torch import Tensor
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import harness
 
 KS = (10, 20, 100, 200)
-# scikit-learn compares by Euclidean distance, which orders directions as the cosine does.
-KNN = ("product", "knn", "faiss", "scikit-learn")
-REGRESSION = ("five", "regressions", "scikit-learn-five")
 FULL = {"train": 1_280_000, "queries": 50_000, "samples": 1_280_000, "width": 384, "classes": 1000}
 # DINOv2's penalties, as scikit-learn's C.
 LOWEST, HIGHEST = -6.0, 5.0
@@ -39,8 +38,6 @@ LOWEST, HIGHEST = -6.0, 5.0
 
 def made(rows: int, given: argparse.Namespace, seed: int) -> tuple[Tensor, Tensor]:
     """Noise around a centre for each class, and the numbers of the classes."""
-    import torch
-
     draw = torch.Generator().manual_seed(0)
     centres = torch.randn(given.classes, given.width, generator=draw)
     draw.manual_seed(seed)
@@ -54,46 +51,33 @@ def made(rows: int, given: argparse.Namespace, seed: int) -> tuple[Tensor, Tenso
 
 
 def measure(way: str, given: argparse.Namespace) -> dict[str, float]:
-    import torch
-
     torch.set_num_threads(given.threads)
-    knn = way in KNN
-    train, labels = made(given.train if knn else given.samples, given, seed=1)
-    test, wanted = made(given.queries, given, seed=2) if knn else (train, labels)
-    work: Callable[..., float] = {
-        "product": _product, "knn": _knn, "faiss": _faiss, "scikit-learn": _neighbours,
-        "five": _five, "regressions": _regressions, "scikit-learn-five": _scikit_five,
-    }[way]  # fmt: skip
-    few = 2 * KS[-1]  # imports and starts threads
-    work(train[:few], labels[:few], test[:few], wanted[:few], given)
+    train = made(given.train if way in KNN else given.samples, given, seed=1)
+    test = made(given.queries, given, seed=2) if way in KNN else train
+    work = {**KNN, **REGRESSION}[way]
+    few = slice(2 * KS[-1])  # imports and starts threads
+    work(*(each[few] for each in (*train, *test)), given)
     before, clock, cpu = _peak(given), time.perf_counter(), time.process_time()
-    result = work(train, labels, test, wanted, given)
+    result = work(*train, *test, given)
     if given.device == "cuda":
         torch.cuda.synchronize()
-    return {
-        "s": time.perf_counter() - clock,
-        "cpu s": time.process_time() - cpu,
-        "MiB": _peak(given) - before,
-        "result": result,
-    }
+    seconds = {"s": time.perf_counter() - clock, "cpu s": time.process_time() - cpu}
+    return {**seconds, "MiB": _peak(given) - before, "result": result}
 
 
 def _peak(given: argparse.Namespace) -> float:
     if given.device == "cuda":
-        import torch
-
         return torch.cuda.max_memory_allocated() / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 # ---- nearest neighbours: the result is the accuracy for the largest k
 
+Given = argparse.Namespace
 
-def _product(train: Tensor, labels: Tensor, test: Tensor, wanted: Tensor, given: Any) -> float:
+
+def product(train: Tensor, labels: Tensor, test: Tensor, wanted: Tensor, given: Given) -> float:
     """The accuracy of the nearest neighbour."""
-    import torch
-    from torch.nn.functional import normalize
-
     test = normalize(test)
     best = torch.full((len(test),), -torch.inf, device=test.device)
     place = torch.zeros(len(test), dtype=torch.long, device=test.device)
@@ -108,39 +92,20 @@ def _product(train: Tensor, labels: Tensor, test: Tensor, wanted: Tensor, given:
     return 100 * float((labels[place] == wanted).double().mean())
 
 
-def _knn(train: Tensor, labels: Tensor, test: Tensor, wanted: Tensor, given: Any) -> float:
+def knn(train: Tensor, labels: Tensor, test: Tensor, wanted: Tensor, given: Given) -> float:
     from sslengine.evaluate.knn import knn_curve
 
     return knn_curve(train, labels, test, wanted, KS)[KS[-1]][0]
 
 
-def _faiss(train: Tensor, labels: Tensor, test: Tensor, wanted: Tensor, given: Any) -> float:
+def faiss(train: Tensor, labels: Tensor, test: Tensor, wanted: Tensor, given: Given) -> float:
     """faiss sorts; the votes are counted as in the others."""
-    import faiss
-    import torch
-    from torch.nn.functional import normalize
+    import faiss as library
 
-    faiss.omp_set_num_threads(given.threads)
-    index = faiss.IndexFlatIP(given.width)
+    library.omp_set_num_threads(given.threads)
+    index = library.IndexFlatIP(given.width)
     index.add(normalize(train).numpy())
     similarities, rows = map(torch.from_numpy, index.search(normalize(test).numpy(), KS[-1]))
-    return _voted(similarities, rows, labels, wanted)
-
-
-def _neighbours(train: Tensor, labels: Tensor, test: Tensor, wanted: Tensor, given: Any) -> float:
-    import torch
-    from sklearn.neighbors import NearestNeighbors
-    from threadpoolctl import threadpool_limits
-    from torch.nn.functional import normalize
-
-    with threadpool_limits(given.threads):
-        found = NearestNeighbors(n_neighbors=KS[-1], algorithm="brute", n_jobs=given.threads)
-        found.fit(normalize(train).numpy())
-        far, rows = map(torch.from_numpy, found.kneighbors(normalize(test).numpy()))
-    return _voted(1 - far.square() / 2, rows, labels, wanted)
-
-
-def _voted(similarities: Tensor, rows: Tensor, labels: Tensor, wanted: Tensor) -> float:
     weights = ((similarities - similarities[:, :1]).double() / 0.1).exp()
     votes = weights.new_zeros(len(rows), int(labels.max()) + 1)
     votes.scatter_add_(1, labels[rows], weights)
@@ -150,16 +115,14 @@ def _voted(similarities: Tensor, rows: Tensor, labels: Tensor, wanted: Tensor) -
 # ---- regressions: the result is the training accuracy, the mean over the penalties
 
 
-def _strengths(given: argparse.Namespace, count: int) -> list[float]:
+def _strengths(given: Given, count: int) -> list[float]:
     """Penalties of the mean loss."""
-    import torch
-
     costs = 10 ** torch.linspace(LOWEST, HIGHEST, given.penalties, dtype=torch.float64)
     some = costs[torch.linspace(0, given.penalties - 1, count).long()]
     return [1 / (float(cost) * given.samples) for cost in some]
 
 
-def _fitted(train: Tensor, labels: Tensor, given: Any, groups: list[list[float]]) -> float:
+def _fitted(train: Tensor, labels: Tensor, given: Given, groups: list[list[float]]) -> float:
     from sslengine.evaluate.logistic import Samples, fit_path, standardisation
 
     samples = Samples(train, labels, given.classes, standardisation(train))
@@ -172,15 +135,15 @@ def _fitted(train: Tensor, labels: Tensor, given: Any, groups: list[list[float]]
     return sum(right) / len(right)
 
 
-def _five(train: Tensor, labels: Tensor, test: Tensor, wanted: Tensor, given: Any) -> float:
+def five(train: Tensor, labels: Tensor, test: Tensor, wanted: Tensor, given: Given) -> float:
     return _fitted(train, labels, given, [[each] for each in _strengths(given, 5)])
 
 
-def _regressions(train: Tensor, labels: Tensor, test: Tensor, wanted: Tensor, given: Any) -> float:
+def regressions(train: Tensor, labels: Tensor, test: Tensor, wanted: Tensor, given: Given) -> float:
     return _fitted(train, labels, given, [_strengths(given, given.penalties)])
 
 
-def _scikit_five(train: Tensor, labels: Tensor, test: Tensor, wanted: Tensor, given: Any) -> float:
+def scikit_five(train: Tensor, labels: Tensor, test: Tensor, wanted: Tensor, given: Given) -> float:
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import StandardScaler
     from threadpoolctl import threadpool_limits
@@ -194,13 +157,17 @@ def _scikit_five(train: Tensor, labels: Tensor, test: Tensor, wanted: Tensor, gi
     return sum(right) / len(right)
 
 
-# ---- the table
+Work = Callable[..., float]  # of training and test features and labels, and what is given
+KNN: dict[str, Work] = {"product": product, "knn": knn, "faiss": faiss}
+REGRESSION: dict[str, Work] = {
+    "five": five, "regressions": regressions, "scikit-learn-five": scikit_five,
+}  # fmt: skip
+ON_CPU = ("faiss", "scikit-learn-five")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser(__doc__)
+    ways = [*KNN, *REGRESSION]
     add = parser.add_argument
     add("--train", type=int, default=50_000)
     add("--queries", type=int, default=2_000)
@@ -209,54 +176,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--classes", type=int, default=20)
     add("--penalties", type=int, default=45)
     add("--threads", type=int, default=1)
-    add("--repeat", type=int, default=1, help="rows are repeated in turn; the minimum is shown")
     add("--device", default="cpu", choices=("cpu", "cuda"))
     add("--full", action="store_true", help=f"as ImageNet: {FULL}")
-    add("--ways", nargs="+", choices=(*KNN, *REGRESSION), default=[*KNN, *REGRESSION])
-    add("--row", choices=(*KNN, *REGRESSION), help=argparse.SUPPRESS)
+    add("--ways", nargs="+", choices=ways, default=ways)
+    add("--row", choices=ways, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.full:
         vars(given).update(FULL)
     if given.row:
         print(json.dumps(measure(given.row, given)))
         return 0
-    ways = [way for way in given.ways if not _unavailable(way, given)]
-    found = _rows(ways, given, sys.argv[1:] if arguments is None else arguments)
-    print(f"{'':20}{'s':>10}{'cpu s':>10}{'MiB':>8}{'result':>9}")
+    out = ON_CPU if given.device == "cuda" else () if find_spec("faiss") else ("faiss",)
+    chosen = [each for each in given.ways if each not in out]
+    words = sys.argv[1:] if arguments is None else arguments
+    found = {way: harness.child(__file__, words, way, given.threads) for way in chosen}
+    print(f"{harness.machine()}\n{'':20}{'s':>10}{'cpu s':>10}{'MiB':>8}{'result':>9}")
     for way, row in found.items():
         print(f"{way:20}{row['s']:>10.1f}{row['cpu s']:>10.1f}{row['MiB']:>8.0f}"
               f"{row['result']:>8.2f}%")  # fmt: skip
+    key = "s" if given.device == "cuda" else "cpu s"
     for some, other in (("knn", "product"), ("regressions", "five")):
-        with suppress(KeyError):
-            key = "s" if given.device == "cuda" else "cpu s"
+        if {some, other} <= found.keys():
             print(f"{some} / {other}: {found[some][key] / found[other][key]:.2f}")
     return 0
-
-
-def _rows(
-    ways: Sequence[str], given: argparse.Namespace, arguments: Sequence[str]
-) -> dict[str, dict[str, float]]:
-    found: dict[str, dict[str, float]] = {}
-    for _ in range(given.repeat):
-        for way in ways:
-            command = [sys.executable, __file__, *arguments, "--row", way]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                raise SystemExit(done.stderr)
-            row = json.loads(done.stdout.splitlines()[-1])
-            if way not in found or row["cpu s"] < found[way]["cpu s"]:
-                found[way] = row
-    return found
-
-
-def _unavailable(way: str, given: argparse.Namespace) -> bool:
-    if given.device == "cuda" and way not in ("product", "knn", "five", "regressions"):
-        print(f"{way}: runs on the CPU: left out")
-        return True
-    if way == "faiss" and not find_spec("faiss"):
-        print("faiss is not installed: left out")
-        return True
-    return False
 
 
 if __name__ == "__main__":

@@ -6,12 +6,11 @@
     python tools/perf_measurement/bench_gpu.py --case --recipes photos/dino photos/mae
 
 SimCLR and MoCo with a ResNet-50, DINO and MAE with a ViT-S/16, in bfloat16 and channels-last: our
-step with the default hooks on a batch in the GPU's memory, and a loop written by hand (for SimCLR
-also with lightly's loss). For each: images and milliseconds a step, the launches of a step, peak
-memory, the operations that torch counts and their share of the card's peak in bfloat16 (MFU: of
-cards in PEAKS, or --tflops). Then SimCLR from JPEG files, beside a loop by hand with torchvision's
-and with lightly's transforms; the time of each stage of a step; SimCLR with one switch changed at
-a time; and the other methods from JPEG files, by loader workers alone and with the GPU's help.
+step with the default hooks on a batch in the GPU's memory, and a loop written by hand. For each:
+images and milliseconds a step, the launches of a step, peak memory, the operations that torch
+counts and their share of the card's peak in bfloat16 (MFU: of cards in PEAKS, or --tflops). Then
+SimCLR from JPEG files, beside a loop by hand with torchvision's transforms; the time of each stage
+of a step; SimCLR with one switch changed at a time; and the other methods from JPEG files.
 --recipes: our step of recipes as they are written, on a batch in the GPU's memory.
 
 Contestants take turns, and the median of the rounds counts. One that fails, for want of memory
@@ -44,7 +43,7 @@ from torchvision.datasets import ImageFolder
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import by_hand
-from bench_data import make_images
+import harness
 
 from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
 from sslengine.config.resolve import resolve
@@ -95,7 +94,6 @@ FEW = 200
 
 
 Rows = list[dict[str, Any]]
-Loss = Callable[[Tensor], Tensor]
 
 
 class Ours(by_hand.Begun):
@@ -152,35 +150,24 @@ class ByHand:
 
     precision = "bf16"
 
-    def __init__(
-        self,
-        case: str,
-        given: argparse.Namespace,
-        loss: Callable[[], Loss] | None = None,
-        views: Callable[[], Any] | None = None,
-    ) -> None:
+    def __init__(self, case: str, given: argparse.Namespace, views: Any = None) -> None:
         in_memory = argparse.Namespace(**{**vars(given), "jpegs": ""})
         ours = Ours(case, in_memory, {})
         self.device, self.model = ours.device, ours.model
-        compute, self.after = getattr(by_hand, case)(ours)
-        self.compute = compute if loss is None else partial(_of_embeddings, loss())
+        self.compute, self.after = getattr(by_hand, case)(ours)
         kind: Any = torch.optim.SGD if case in ("simclr", "moco") else torch.optim.AdamW
         fused = self.device.type == "cuda"
         self.optimizer = kind(self.model.parameters(), lr=1e-4, fused=fused or None)
         batch = {key: values[0] for key, values in ours.batch.items()}
-        self.batches = repeat(batch) if views is None else self._from_files(views(), given)
+        self.batches = repeat(batch) if views is None else self._from_files(views, given)
 
     def _from_files(self, views: Any, given: argparse.Namespace) -> Iterator[dict[str, Tensor]]:
         """Batches as torchvision's ImageFolder and a loader make them."""
         loader = torch.utils.data.DataLoader(
             ImageFolder(given.jpegs, transform=views),
-            batch_size=given.batch,
-            shuffle=True,
-            drop_last=True,
-            num_workers=given.workers,
-            pin_memory=self.device.type == "cuda",
-            persistent_workers=given.workers > 0,
-        )
+            batch_size=given.batch, shuffle=True, drop_last=True, num_workers=given.workers,
+            pin_memory=self.device.type == "cuda", persistent_workers=given.workers > 0,
+        )  # fmt: skip
         while True:
             for made, _ in loader:
                 images = torch.cat(made[:2]).to(self.device, non_blocking=True)
@@ -195,23 +182,6 @@ class ByHand:
         self.optimizer.step()
         for each in self.after:
             each()
-
-
-def _of_embeddings(loss: Loss, model: Any, batch: Mapping[str, Any]) -> Tensor:
-    return loss(model(batch["data"])[0].float())
-
-
-def _lightlys_loss() -> Loss:
-    from lightly.loss import NTXentLoss
-
-    criterion = NTXentLoss(temperature=0.1)
-    return lambda output: criterion(*output.chunk(2))  # type: ignore[no-any-return]
-
-
-def _lightlys_views() -> Any:
-    from lightly.transforms import SimCLRTransform
-
-    return SimCLRTransform(input_size=224)
 
 
 def _torchvisions_views() -> Any:
@@ -325,33 +295,17 @@ def peak(card: str) -> float | None:
     return next((tflops for name, tflops in PEAKS.items() if name in card), None)
 
 
-def _jpegs(folder: Path, count: int) -> str:
-    (folder / "images").mkdir()
-    few = make_images(min(count, 64))
-    for number in range(count):
-        (folder / "images" / f"{number:05}.jpg").write_bytes(few[number % len(few)])
-    return str(folder)
-
-
-def from_files(cases: list[str], given: argparse.Namespace) -> Rows:
-    """Each method with loader workers, and each back-end of augmentation."""
-    rows = []
-    for case in cases:
-        for backend in given.backends:
-            make = partial(Ours, case, given, {"DATA.AUGMENT_BACKEND": backend})
-            rows += race({f"{case}, {backend}": make}, given)
-        if case == "simclr":
-            others = {
-                "simclr by hand, torchvision": partial(
-                    ByHand, case, given, views=_torchvisions_views
-                ),
-                "simclr by hand, lightly": partial(
-                    ByHand, case, given, loss=_lightlys_loss, views=_lightlys_views
-                ),
-            }
-            for name, maker in others.items():
-                rows += race({name: maker}, given)
-    return rows
+def from_files(case: str, given: argparse.Namespace) -> Rows:
+    """Each back-end of augmentation in loader workers."""
+    makers: dict[str, Callable[[], Any]] = {
+        f"{case}, {each}": partial(Ours, case, given, {"DATA.AUGMENT_BACKEND": each})
+        for each in given.backends
+    }
+    if case == "simclr":
+        by_torchvision = partial(ByHand, case, given, _torchvisions_views())
+        makers["simclr by hand, torchvision"] = by_torchvision
+    # One after the other: each has loader workers of its own.
+    return [row for name, make in makers.items() for row in race({name: make}, given)]
 
 
 def stages(case: str, given: argparse.Namespace) -> Rows:
@@ -383,16 +337,6 @@ def as_written(recipe: str, given: argparse.Namespace) -> dict[str, Any]:
     return row
 
 
-def in_memory(case: str, given: argparse.Namespace) -> Rows:
-    makers: dict[str, Callable[[], Any]] = {
-        "sslengine": partial(Ours, case, given, {}),
-        "by hand": partial(ByHand, case, given),
-    }
-    if case == "simclr":
-        makers["lightly's loss"] = partial(ByHand, case, given, _lightlys_loss)
-    return race(makers, given)
-
-
 def measured(given: argparse.Namespace) -> dict[str, Rows]:
     """What says most comes first: the command may be stopped."""
     results: dict[str, Rows] = {}
@@ -403,22 +347,24 @@ def measured(given: argparse.Namespace) -> dict[str, Rows]:
 
     cases = {part: given.case if part in given.parts else [] for part in PARTS}
     with tempfile.TemporaryDirectory() as folder:
-        count = 2 * given.batch if given.tiny else 8192
-        jpegs = _jpegs(Path(folder), count) if cases["files"] else ""
-        files = argparse.Namespace(**{**vars(given), "jpegs": jpegs})
+        files = argparse.Namespace(**vars(given))
+        if cases["files"]:
+            count = 2 * given.batch if given.tiny else 8192
+            files.jpegs = harness.write_images(folder, harness.make_images(min(count, 64)), count)
         for case in cases["memory"]:
-            add(case, in_memory(case, given))
+            ours, theirs = partial(Ours, case, given, {}), partial(ByHand, case, given)
+            add(case, race({"sslengine": ours, "by hand": theirs}, given))
         for recipe in given.recipes:
             add("recipes", [as_written(recipe, given)])
         for case in cases["files"][:1]:
-            add("files", from_files([case], files))
+            add("files", from_files(case, files))
         for case in cases["stages"]:
             add("stages", stages(case, given))
         for case in cases["switches"][:1]:
             for name, changed in islice(SWITCHES.items(), 3 if given.tiny else None):
                 add("switches", race({name: partial(Ours, case, given, changed)}, given))
         for case in cases["files"][1:]:
-            add("files", from_files([case], files))
+            add("files", from_files(case, files))
     return results
 
 
@@ -449,9 +395,7 @@ def expect_there(device: str) -> None:
 
 
 def parsed(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser(__doc__)
     parser.add_argument("--case", choices=CASES, nargs="*", default=list(CASES))
     parser.add_argument("--parts", choices=PARTS, nargs="*", default=list(PARTS))
     parser.add_argument("--recipes", nargs="*", default=[], help="photos/dino, and others")

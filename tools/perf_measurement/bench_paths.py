@@ -1,23 +1,23 @@
+#!/usr/bin/env python3
 """Memory of a data set of millions of files: all processes together, at most and in the end.
 
     python tools/perf_measurement/bench_paths.py --files 10000000 --workers 8
 
 Makes a folder of a thousand small images and links to it, so that there are that many different
 paths, and loads batches of it in random order, as `disk_folder` and as `disk_filelist`. Memory is
-PSS (Linux): pages that several processes share are counted once; and those that they share with
-other programs count in full, which PSS alone would make less on a busier machine. The same with a
-thousand files says what the processes take themselves. Each measurement has processes of its own.
+PSS (Linux): pages that several processes share are counted once. The same with a thousand files
+says what the processes take themselves. Each measurement has processes of its own.
 """
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
+import re
+import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import islice
 from multiprocessing.connection import Connection
@@ -25,6 +25,9 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import harness
 
 from sslengine import catalog
 from sslengine.data.feed import DataFeed
@@ -54,49 +57,19 @@ def make_paths(root: Path, files: int) -> tuple[Path, Path]:
     return folder, root / "list.npy"
 
 
-def processes(root: int) -> list[int]:
-    """This one and all below it."""
-    parents = {}
+def memory(root: int) -> float:
+    """MiB of a process and all below it."""
+    parents, total = dict[int, int](), 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
+        with suppress(OSError):  # it may end meanwhile
             parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
     found = [root]
     for pid in found:
         found += [child for child, parent in parents.items() if parent == pid]
-    return found
-
-
-def memory(root: int) -> float:
-    """MiB of a process and all below it. What several of them share is counted once.
-
-    Of a library other programs may have pages mapped too, and PSS counts these in part for them:
-    so of each file as much is counted as one of our processes has, at least.
-    """
-    while True:
-        found = processes(root)
-        ours, most = Counter[str](), Counter[str]()
-        for pid in found:
-            rss = Counter[str]()
-            for file, key, kib in mappings(pid):
-                (rss if key == "Rss:" else ours)[file] += kib
-            most |= rss
-        # Pages of one that forked meanwhile were counted in full, and then in part once more.
-        if processes(root) == found:
-            return sum((ours | most).values()) / 1024
-
-
-def mappings(pid: int) -> Iterator[tuple[str, str, int]]:
-    """The file of each mapping with its "Rss:" and its "Pss:" in KiB. None, if it has ended."""
-    file = ""
-    with suppress(OSError):
-        for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
-            key, *values = line.split()
-            if not key.endswith(":"):
-                file = values[4] if len(values) > 4 else ""
-            elif key in ("Rss:", "Pss:"):
-                yield file, key, int(values[0])
+        with suppress(OSError):
+            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+            total += sum(map(int, re.findall(r"^Pss: +(\d+)", rollup, re.MULTILINE)))
+    return total / 1024
 
 
 def measured(source: str, path: Path, workers: int, batches: int) -> str:
@@ -123,12 +96,9 @@ def measured(source: str, path: Path, workers: int, batches: int) -> str:
 def load(there: Connection, source: str, path: Path, workers: int, batches: int) -> None:
     assert catalog  # importing it declares all names
     split = SplitOptions(
-        DATA_SOURCES=[source],
-        DATA_PATHS=[str(path)],
-        LABEL_TYPE="sample_index",
-        BATCHSIZE_PER_REPLICA=BATCH,
-        TRANSFORMS=[{"name": "ToTensor"}],
-    )
+        DATA_SOURCES=[source], DATA_PATHS=[str(path)], LABEL_TYPE="sample_index",
+        BATCHSIZE_PER_REPLICA=BATCH, TRANSFORMS=[{"name": "ToTensor"}],
+    )  # fmt: skip
     began = time.perf_counter()
     options = DataOptions(TRAIN=split, NUM_DATALOADER_WORKERS=workers)
     feed = DataFeed(options, "TRAIN", training=True, seed=0)
@@ -141,9 +111,7 @@ def load(there: Connection, source: str, path: Path, workers: int, batches: int)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser(__doc__)
     parser.add_argument("--files", type=int, default=10_000_000)
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--batches", type=int, default=400)
@@ -157,8 +125,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             time.sleep(3)  # what has just been changed is not kept
             for source, path in (("disk_folder", images), ("disk_filelist", paths)):
                 for start in ("first", "again"):
-                    told = measured(source, path, options.workers, options.batches)
-                    print(start, told, flush=True)
+                    row = measured(source, path, options.workers, options.batches)
+                    print(start, row, flush=True)
 
 
 if __name__ == "__main__":
