@@ -111,13 +111,6 @@ def test_each_split_has_its_arrays(
     assert source(file, "TEST").labels().tolist() == ([1, 1, 1] if lengths[1] == 3 else [0, 1])
 
 
-def test_rows_of_indicators(tmp_path: Path) -> None:
-    rows = np.array([[1, 0, 1], [0, 0, 0]], np.int64)
-    found = source(save(tmp_path / "a.npz", images=images(2, 9, 9), labels=rows))
-    assert found.num_classes == 3
-    assert found.labels().tolist() == rows.tolist()
-
-
 @pytest.mark.parametrize("row", [[3, 17], [0, 255], [0, 256]])
 def test_rows_of_class_numbers_are_no_indicators(tmp_path: Path, row: list[int]) -> None:
     file = save(tmp_path / "a.npz", images=images(2, 9, 9), labels=np.array([row, row]))
