@@ -2,8 +2,9 @@
 
 DATA_PATHS is one video, or a folder of them, whose folders are the classes as for disk_folder. One
 pass over the packets of each file, without decoding, finds the times of its frames. To read a frame
-the decoder starts at its key frame, whatever was read before; those that follow it until the next
-key frame are decoded once if they are read in order. Behind a damaged frame they are unreadable.
+the decoder starts at its key frame, so it does not matter what was read before; frames that follow
+until the next key frame are decoded once if they are read in order. Behind a damaged frame they are
+unreadable.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def test_arrays_by_name(tmp_path: Path) -> None:
     file = save(tmp_path / "a.npz", photos=images(2, 9, 9), kinds=np.array([1, 0]))
     with pytest.raises(DataError, match=r"(?s)which array .*IMAGE_COLUMN.*kinds, photos"):
         source(file)
-    with pytest.raises(DataError, match="no array 'photo'. Did you mean 'photos'"):
+    with pytest.raises(DataError, match="no column 'photo'. Did you mean 'photos'"):
         source(file, IMAGE_COLUMN="photo")
     found = source(file, IMAGE_COLUMN="photos")
     with pytest.raises(DataError, match="labels are asked for"):
