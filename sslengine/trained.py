@@ -246,23 +246,19 @@ class View:
 
     def expect_bands(self, image: Any, name: str) -> None:
         """Raise a ConfigError if a decoded image has other bands than the network takes."""
-        is_picture = isinstance(image, Image.Image)
+        is_picture, made = isinstance(image, Image.Image), 0
         given = len(image.getbands()) if is_picture else (*np.shape(image), 1)[2]
-        if not (self._channels is None or self._accepts(image, given)):
+        if self._channels is None or given in self._accepted:
+            return
+        with suppress(ConfigError):  # a Normalize of another number
+            made = count_channels(self.entries, image, self._limits, "TRANSFORMS") or given
+        if made != self._channels:
             raise ConfigError(
                 f"{readable(name)} has {given} band{'s' if given > 1 else ''} with "
                 f"config.DATA.TRAIN.IMAGE_MODE={self._mode}; the run takes {self._channels} "
                 f"(config.MODEL.INPUT_CHANNELS)."
             )
-
-    def _accepts(self, image: Any, bands: int) -> bool:
-        """A transform of the user's own may make any number of bands."""
-        if bands not in self._accepted:
-            with suppress(ConfigError):  # a Normalize of another number
-                made = count_channels(self.entries, image, self._limits, "TRANSFORMS")
-                if (made or bands) == self._channels:
-                    self._accepted.add(bands)
-        return bands in self._accepted
+        self._accepted.add(given)
 
 
 # ---- what is opened
