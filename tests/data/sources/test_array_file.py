@@ -12,13 +12,10 @@ import pytest
 import torch
 from torchvision import datasets
 
-from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import split_options
 from sslengine.data.sources.array_file import ArraySource
 from sslengine.errors import DataError
 from tests.data.sources.test_torchvision_sets import write_mnist
-
-FASHION = Path("/usr/share/datasets/fashion-mnist")
 
 
 def images(*shape: int, dtype: str = "uint8") -> Any:
@@ -160,16 +157,6 @@ def test_mnist_as_torchvision_reads_it(tmp_path: Path, packed: bool) -> None:
     assert torch.equal(torch.from_numpy(grey), expected.data)
     single = next(folder.glob("train-images*"))
     assert source(single, "TEST").labels().tolist() == list(range(6))
-
-
-@pytest.mark.skipif(not FASHION.is_dir(), reason="needs Debian's dataset-fashion-mnist")
-def test_fashion_mnist_as_debian_ships_it() -> None:
-    keys = {"DATA_SOURCES": ["array_file"], "LABEL_SOURCES": ["array_file"]}
-    options = split_options(DATA_PATHS=[str(FASHION)], **keys)  # type: ignore[arg-type]
-    found = SSLDataset(options, "TEST", 0)
-    assert len(found) == 10_000
-    assert np.bincount(found.labels[0]).tolist() == [1000] * 10
-    assert found[0, 0]["data"][0].size == (28, 28)
 
 
 def test_what_is_no_array(tmp_path: Path) -> None:
