@@ -193,6 +193,12 @@ def find_unlabelled(labels: Column) -> NDArray[np.int64]:
     return np.flatnonzero(has_none)
 
 
+def read_number(label: Any) -> int | None:
+    """Read the number of a class, 7 or `7.0`; None: it is none."""
+    text = str(label).strip()
+    return int(float(text)) if _CLASS_NUMBER.fullmatch(text) else None
+
+
 def count_classes(labels: Column) -> int:
     """Count the classes of a column; 0: there are no labels."""
     return labels.shape[1] if labels.ndim == 2 else max(0, int(labels.max(initial=-1)) + 1)
@@ -314,34 +320,3 @@ class ClassColumns:
         """Return `labels`, images x classes, and the names of the `classes`."""
         labels = np.frombuffer(self._indicators, np.int8).reshape(-1, len(self._names))
         return {"labels": labels, **make_string_arrays("classes", map(os.fsencode, self._names))}
-
-
-class StreamClasses:
-    """Number the labels of a stream one at a time: its classes are known before it is read.
-
-    CLASSES says them, or how many there are; a Hugging Face dataset with class labels has names.
-    """
-
-    def __init__(self, given: Any, where: str, names: Sequence[str] = ()) -> None:
-        """given: the value of CLASSES. where: the split. names: those that the data has."""
-        self._where = f"{where}.CLASSES"
-        self.names = tuple(map(str, given)) if isinstance(given, list) else tuple(names)
-        self.count = len(self.names) or (given if isinstance(given, int) else 0)
-        self._number = {name: number for number, name in enumerate(self.names)}
-        if not self.count:
-            raise DataError(
-                f"{self._where}: the labels of a stream are asked for. Give the names of the "
-                f"classes in the order of their numbers, [bird, cat], or how many there are."
-            )
-
-    def number(self, label: Any, sample: str) -> int:
-        """Number a name or a whole number. sample: what to call it in a message."""
-        text = str(label).strip()
-        if text in self._number:
-            return self._number[text]
-        if label is not None and _CLASS_NUMBER.fullmatch(text) and int(float(text)) < self.count:
-            return int(float(text))
-        raise DataError(
-            f"{self._where}: {readable(sample)} has the label {readable(text)[:80]!r}; expected "
-            f"one of {self.count} classes. {nearest(text, self.names)}".rstrip()
-        )

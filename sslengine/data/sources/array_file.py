@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import gzip
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,10 @@ from sslengine.data.decode.files import expect_there
 from sslengine.data.manifest.classes import count_classes
 from sslengine.data.manifest.index import SharedArray
 from sslengine.data.manifest.paths import SPLIT_NAMES, SPLITS, data_path, split_words
+from sslengine.data.manifest.tables import expect_column
 from sslengine.data.options import ArrayOptions, SplitOptions, own
 from sslengine.data.sources.base import DataSource
-from sslengine.errors import DataError, MissingDataError, SSLEngineError, listing, nearest
+from sslengine.errors import DataError, SSLEngineError, listing
 from sslengine.registry import register_data_source
 
 Array = NDArray[Any]
@@ -113,8 +114,7 @@ class ArraySource(DataSource):
         raise DataError(
             f"{self.where}: {folder} has no file of images in the IDX format for {self._split} "
             f"({SPLITS[self._split][0]}-images-idx3-ubyte, also .gz). It has: "
-            f"{listing(each.name for each in files)}. An image in each file: set DATA_SOURCES to "
-            f"disk_folder."
+            f"{listing(each.name for each in files)}."
         )
 
     def _choose(self, held: Any, named: ArrayOptions) -> tuple[SharedArray, Array | None]:
@@ -136,15 +136,11 @@ class ArraySource(DataSource):
         return SharedArray.share(held[images[0]]), held[labels[0]] if labels else None
 
     def _find_name(
-        self, names: Iterable[str], wanted: str, usual: Iterable[str], key: str
+        self, names: Sequence[str], wanted: str, usual: Iterable[str], key: str
     ) -> list[str]:
         """Find the array that is wanted, or has a usual name: this split's before all others."""
         if wanted:
-            if wanted not in names:
-                raise MissingDataError(
-                    f"config.DATA.{self._split}.{key}: {self._file} has no array {wanted!r}. "
-                    f"{nearest(wanted, names)}\n  It has: {listing(names)}"
-                )
+            expect_column(names, wanted, f"config.DATA.{self._split}.{key}", self._file)
             return [wanted]
         parts = {name: split_words(name) for name in names}
         ours = [name for split in SPLITS[self._split] for name, each in parts.items()

@@ -188,14 +188,14 @@ class HubStream(StreamSource):
         name = options.DATA_PATHS[position] if options.DATA_PATHS else ""
         expect_package(self.where)
         self._place = Path(name).expanduser()
-        given: dict[str, Any] = {"path": str(self._place), "name": chosen.CONFIGURATION or None}
+        path, files = str(self._place), dict[str, Any]()
         if self._place.suffix.lower() == ".parquet" and self._place.is_file():
-            files = {chosen.HUB_SPLIT: str(self._place)}
-            given = {"path": "parquet", "data_files": files}
+            path, files = "parquet", {"data_files": {chosen.HUB_SPLIT: path}}
         else:  # a folder's card may name addresses, or code be in it
             self.expect_trust(name)
         try:
-            rows = datasets.load_dataset(**given, split=chosen.HUB_SPLIT, streaming=True)
+            wanted = {"split": chosen.HUB_SPLIT, "streaming": True, **files}
+            rows = datasets.load_dataset(path, chosen.CONFIGURATION or None, **wanted)
             features = rows.features or rows._resolve_features().features
         except Exception as error:  # of `datasets`, the hub and the formats of files
             raise DataError(

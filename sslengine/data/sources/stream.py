@@ -25,12 +25,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sslengine.data.manifest.classes import StreamClasses
+from sslengine.data.manifest.classes import read_number
 from sslengine.data.manifest.index import ReadLater
 from sslengine.data.options import SplitOptions, StreamOptions, own
 from sslengine.data.seeding import generator
 from sslengine.data.sources.base import FINAL, EncodedSource
-from sslengine.errors import DataError, SSLEngineError
+from sslengine.errors import DataError, SSLEngineError, nearest, readable
 from sslengine.trust import expect_trust
 
 log = logging.getLogger("sslengine")
@@ -95,7 +95,6 @@ class StreamSource(EncodedSource):
                 f"the number of images of an epoch."
             )
         self.reads_labels = options.LABEL_TYPE == "standard" and bool(options.LABEL_SOURCES)
-        self._classes: StreamClasses | None = None
         self._label_column, self._given_classes = chosen.LABEL_COLUMN, chosen.CLASSES
         self.lanes = Lanes()
         self._reader: _Reader | None = None
@@ -110,16 +109,30 @@ class StreamSource(EncodedSource):
         """
 
     def know_classes(self, names: Sequence[str] = ()) -> None:
-        """Say which classes there are. names: those that the data has, by number."""
-        if self.reads_labels:
-            where = f"config.DATA.{self._split}"
-            self._classes = StreamClasses(self._given_classes, where, names)
-            self.class_names, self.num_classes = self._classes.names, self._classes.count
+        """Say which classes there are: CLASSES, or the names that the data has, by number."""
+        given = self._given_classes
+        self.class_names = tuple(map(str, given)) if isinstance(given, list) else tuple(names)
+        self.num_classes = len(self.class_names) or (given if isinstance(given, int) else 0)
+        if not self.num_classes:
+            raise DataError(
+                f"config.DATA.{self._split}.CLASSES: the labels of a stream are asked for. Give "
+                f"the names of the classes in the order of their numbers, or how many there are."
+            )
+        self._numbers = {name: number for number, name in enumerate(self.class_names)}
 
     def label(self, index: int) -> int:
         """Return the class at a place that `fetch` has read."""
-        assert self._classes is not None
-        return self._classes.number(self._held[index].label, self._held[index].name)
+        sample = self._held[index]
+        name, number = str(sample.label).strip(), read_number(sample.label)
+        if name in self._numbers:
+            return self._numbers[name]
+        if number is not None and number < self.num_classes:
+            return number
+        raise DataError(
+            f"config.DATA.{self._split}.CLASSES: {readable(sample.name)} has the label "
+            f"{readable(name)[:80]!r}; expected one of {self.num_classes} classes. "
+            f"{nearest(name, self.class_names)}".rstrip()
+        )
 
     def column(self, name: str, where: str) -> Sequence[Any]:
         return ReadLater(partial(self._field, name), len(self))

@@ -407,7 +407,8 @@ class TarStream(StreamSource):
         self.parts = len(self._shards)
         label_key = self._label_column if self.reads_labels else None
         self._tars = TarReader(own(options, StreamOptions).IMAGE_COLUMN, label_key, self.where)
-        self.know_classes()
+        if self.reads_labels:
+            self.know_classes()
 
     def files_of(self, rows: NDArray[np.int64]) -> list[str]:
         return [each for each in self._shards if "://" not in each]

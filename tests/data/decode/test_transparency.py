@@ -63,19 +63,6 @@ def test_images_with_alpha(mode: str, kind: str, colour: str) -> None:
     np.testing.assert_array_equal(decoded(encoded, IMAGE_MODE="stored"), np.asarray(image))
 
 
-def test_white_unless_another_colour_is_asked_for() -> None:
-    encoded = encode(with_alpha("RGBA"))
-    np.testing.assert_array_equal(decoded(encoded), decoded(encoded, TRANSPARENT="white"))
-    assert (decoded(encoded)[: SIDE // 4] == 255).all()
-
-
-@pytest.mark.parametrize("mode", ["RGBA", "LA"])
-def test_an_opaque_image_does_not_change(mode: str) -> None:
-    image = with_alpha(mode)
-    image.putalpha(255)
-    np.testing.assert_array_equal(decoded(encode(image)), np.asarray(image.convert("RGB")))
-
-
 def test_palettes_and_colours_that_stand_for_nothing() -> None:
     colours = with_alpha("RGBA").convert("RGB")
     few = colours.quantize(8)

@@ -77,12 +77,6 @@ def test_rgb_and_a_fourth_band(extra: str) -> None:
         np.testing.assert_array_equal(np.asarray(made), without)
 
 
-def test_whole_numbers_that_float32_does_not_hold() -> None:
-    for dtype in (np.int32, np.uint32):
-        with pytest.raises(ValueError, match=r"to 16777217.*16777216 alone"):
-            decoded(tiff(np.array([[0, 2**24 + 1]], dtype)))
-
-
 @pytest.mark.parametrize("maximum", [4095, 65535])
 @pytest.mark.parametrize("kind", [b"P5", b"P6"])
 def test_ppm_of_more_than_8_bits(kind: bytes, maximum: int) -> None:
@@ -111,15 +105,6 @@ def test_a_stack_is_refused_or_read_by_page() -> None:
         decoded(encoded, IMAGE_PAGE=3)
     second = decoded(encoded, "L", IMAGE_PAGE=1, PIXEL_RANGE=[0, 65535])
     np.testing.assert_array_equal(np.asarray(second), np.rint(values[1] * (255 / 65535)))
-
-
-def test_pages_that_are_smaller_copies_are_no_stack() -> None:
-    file, values = BytesIO(), numbers((16, 16, 4), np.uint16)
-    with tifffile.TiffWriter(file) as writer:
-        writer.write(values, photometric="minisblack", planarconfig="contig", subifds=0)
-        writer.write(values[::2, ::2], photometric="minisblack", planarconfig="contig",
-                     subfiletype=1)  # fmt: skip
-    np.testing.assert_array_equal(decoded(file.getvalue()), values)
 
 
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG", "TIFF"])
@@ -244,3 +229,9 @@ def test_many_bands_and_big_files_are_read_without_a_word(
         np.testing.assert_array_equal(found, values)
     assert not caplog.records
     assert capfd.readouterr().err == ""
+
+
+def test_whole_numbers_that_float32_does_not_hold() -> None:
+    for dtype in (np.int32, np.uint32):
+        with pytest.raises(ValueError, match=r"to 16777217.*16777216 alone"):
+            decoded(tiff(np.array([[0, 2**24 + 1]], dtype)))

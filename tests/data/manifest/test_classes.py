@@ -139,18 +139,8 @@ def numbered(*labels: Any) -> tuple[list[int], bytes]:
     return arrays["labels"].tolist(), arrays["classes"].tobytes()
 
 
-@pytest.mark.parametrize("kind", [int, str, np.int64])
-def test_whole_numbers_are_classes(kind: Any) -> None:
-    assert numbered(kind(7), kind(0), kind(12), kind(7)) == ([7, 0, 12, 7], b"")
-
-
 def test_names_in_their_order() -> None:
     assert numbered("dog", "ant", " dog ", "cat") == ([2, 0, 2, 1], b"antcatdog")
-
-
-def test_one_that_is_no_number_makes_all_of_them_names() -> None:
-    assert numbered("10", "9", "unknown")[0] == [0, 1, 2]
-    assert numbered(1.5, 0)[0] == [1, 0]
 
 
 def test_numbers_written_as_floats_are_numbers() -> None:
@@ -164,12 +154,6 @@ def test_numbers_written_as_floats_are_numbers() -> None:
 def test_a_gap_is_no_class_and_leaves_the_others_what_they_are(gap: Any) -> None:
     assert numbered("3", gap, "11") == ([3, NO_CLASS, 11], b"")
     assert numbered("dog", gap, "cat") == ([1, NO_CLASS, 0], b"catdog")
-
-
-def test_samples_without_a_label() -> None:
-    assert numbered(None, 3, None)[0] == [NO_CLASS, 3, NO_CLASS]
-    assert numbered(None)[0] == [NO_CLASS]
-    assert numbered() == ([], b"")
 
 
 def several(

@@ -64,11 +64,6 @@ def test_stamps_of_all_folders_and_of_nothing_else(tmp_path: Path) -> None:
     assert paths(found) == ["a/b/1.jpg"]
 
 
-def test_nothing_below(tmp_path: Path) -> None:
-    found = find_images(tmp_path, (".jpg",))
-    assert (found.entries, paths(found), found.arrays["labels"].tolist()) == (0, [], [])
-
-
 def test_a_folder_named_like_an_image_and_links(tmp_path: Path) -> None:
     touch(tmp_path / "real", "x/1.jpg")
     root = touch(tmp_path / "root", "odd.jpg/2.jpg", "3.jpg")
@@ -76,19 +71,6 @@ def test_a_folder_named_like_an_image_and_links(tmp_path: Path) -> None:
     found = find_images(root, (".jpg",))
     assert paths(found) == ["3.jpg", "linked/1.jpg", "odd.jpg/2.jpg"]
     np.testing.assert_array_equal(found.arrays["labels"], [NO_CLASS, 0, 1])
-
-
-def test_a_folder_that_cannot_be_looked_into(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    touch(tmp_path, "a/1.jpg")
-
-    def scandir(folder: str) -> None:
-        raise PermissionError(f"not allowed: {folder}")
-
-    monkeypatch.setattr(os, "scandir", scandir)
-    with pytest.raises(DataError, match=r"Cannot look into the folder .*not allowed"):
-        find_images(tmp_path, (".jpg",))
 
 
 def test_what_is_no_regular_file_is_passed_over_by_name(

@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -17,7 +16,6 @@ from sslengine.data.sources.base import (
     DataSource,
     EncodedSource,
     build_sources,
-    grey_image,
 )
 from sslengine.data.sources.generated import SyntheticSource
 from sslengine.engines.train import train
@@ -39,17 +37,8 @@ class Labelled(DataSource):
         return index % 3
 
 
-class Longer(Labelled):
-    def __len__(self) -> int:
-        return 8
-
-
 class Unlabelled(Labelled):
     label = DataSource.label
-
-
-def test_labels_of_all_images() -> None:
-    np.testing.assert_array_equal(Labelled(SplitOptions(), "TRAIN").labels(), [0, 1, 2, 0, 1, 2, 0])
 
 
 def test_a_source_without_labels_says_where_it_is_named() -> None:
@@ -74,21 +63,12 @@ def test_no_source_and_an_unknown_one() -> None:
         build_sources(SplitOptions(DATA_SOURCES=["disk_foldr"]), "TRAIN")
 
 
-def test_grey() -> None:
-    assert np.unique(np.asarray(grey_image(5))) == [128]
-    assert np.asarray(grey_image(5)).shape == (5, 5, 3)
-
-
 class Named(SyntheticSource):
     class_names = ("cat", "dog")
     given: tuple[Any, ...] = (0, 1)
 
     def label(self, index: int) -> Any:
         return self.given[index % len(self.given)]
-
-
-class Texts(Named):
-    given = ("cat", "dog")
 
 
 class Halves(Named):
@@ -99,20 +79,12 @@ class Wholes(Named):
     given = (0.0, 1.0)
 
 
-class Missing(Named):
-    given = (0, None)
-
-
 class Unnamed(Named):
     given = (0, 1, 2)
 
 
 class Rows(Named):
     given = ([0, 1], [1, 1])
-
-
-class Wide(Named):
-    given = ([0, 1, 0], [1, 1, 0])
 
 
 class Foreign:
@@ -134,11 +106,8 @@ class Foreign:
         ("Named", ""),
         ("Wholes", ""),
         ("Rows", ""),
-        ("Texts", "Texts.: expected the number of a class"),
         ("Halves", "Halves.: expected the number of a class"),
-        ("Missing", "Missing.: expected the number of a class"),
         ("Unnamed", "Unnamed.: labels are of 3 classes, and class_names has 2"),
-        ("Wide", "Wide.: labels are of 3 classes, and class_names has 2"),
         ("Foreign", "expected a class that derives from DataSource"),
     ],
 )

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from torchvision.datasets import ImageFolder
 from sslengine.data.decode.decoding import FORMATS
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.manifest import index
-from sslengine.data.options import SplitOptions, TableOptions, split_options
+from sslengine.data.options import SplitOptions, split_options
 from sslengine.data.sources.disk import IMAGE_SUFFIXES, FileListSource, FolderSource, TableSource
 from sslengine.errors import DataError
 from tests.data.pictures import picture, write_picture, write_tree
@@ -76,16 +75,6 @@ def test_a_flat_folder_has_no_classes(tmp_path: Path) -> None:
     assert same(source.image(1), 0)
     with pytest.raises(DataError, match=r"2 of 2 images.*0.png, lie in no class folder"):
         source.labels()
-
-
-def test_suffixes_in_any_case_and_names_in_any_bytes(tmp_path: Path) -> None:
-    write_tree(tmp_path, "a.PnG")
-    odd = os.fsdecode(os.fsencode(tmp_path) + b"/b\xff.png")
-    os.rename(write_picture(tmp_path / "b.png", 1), odd)
-    source = folder(tmp_path)
-    assert same(source.image(0), 0)
-    assert same(source.image(1), 1)
-    assert source.path(1) == odd
 
 
 def test_missing_and_empty_folders(tmp_path: Path) -> None:
@@ -155,34 +144,21 @@ def test_prefixes(tmp_path: Path) -> None:
     assert put_before.path(1) == "/data/other/b.png"
 
 
-def test_relative_paths_begin_at_the_current_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_picture(tmp_path / "here" / "1.png", 1)
-    np.save(tmp_path / "list.npy", np.array(["1.png"]))
-    monkeypatch.chdir(tmp_path / "here")
-    assert same(file_list(tmp_path / "list.npy").image(0), 1)
-
-
 def test_bad_file_lists(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"there is no file .*it is a folder"):
-        file_list(tmp_path)
     np.save(tmp_path / "numbers.npy", np.arange(3))
-    with pytest.raises(DataError, match=r"no file .*has no 'number.npy'. Did you mean 'numbers"):
-        file_list(tmp_path / "number.npy")
-    with pytest.raises(
-        DataError, match=r"must hold a list of paths; .*shape \(3,\) and type int64"
-    ):
-        file_list(tmp_path / "numbers.npy")
     np.save(tmp_path / "objects.npy", np.array(["a", None], dtype=object), allow_pickle=True)
-    with pytest.raises(DataError, match=r"reading them can run code"):
-        file_list(tmp_path / "objects.npy")
     (tmp_path / "text.npy").write_text("a.png\nb.png\n")
-    with pytest.raises(DataError, match=r"not a .npy file"):
-        file_list(tmp_path / "text.npy")
     np.savez(tmp_path / "several.npz", a=np.arange(2))
-    with pytest.raises(DataError, match=r"is a .npz archive"):
-        file_list(tmp_path / "several.npz", CACHE_INDEX=False)
+    for name, message in {
+        "": "no file .*it is a folder",
+        "number.npy": "no file .*Did you mean 'numbers",
+        "numbers.npy": r"must hold a list of paths; .*shape \(3,\) and type int64",
+        "objects.npy": "reading them can run code",
+        "text.npy": "not a .npy file",
+        "several.npz": "is a .npz archive",
+    }.items():
+        with pytest.raises(DataError, match=message):
+            file_list(tmp_path / name, CACHE_INDEX=False)
 
 
 def table(path: Path, **keys: object) -> TableSource:
@@ -295,17 +271,6 @@ def test_class_columns_of_test_are_in_the_order_of_train(root: Path) -> None:
         SSLDataset(options("Fracture,Edema"), "TEST", 0, classes=train.classes)
 
 
-def test_options_of_class_columns() -> None:
-    def problems(**keys: Any) -> str:
-        return "\n".join(TableOptions(**keys).check())
-
-    assert not problems(LABEL_COLUMNS=["a", "b"])
-    assert "LABEL_COLUMNS: a column is listed twice" in problems(LABEL_COLUMNS=["a", "a"])
-    both = problems(LABEL_COLUMNS=["a"], LABEL_COLUMN="b", LABEL_SEPARATOR="|")
-    assert "LABEL_COLUMN has no effect" in both
-    assert "LABEL_SEPARATOR has no effect" in both
-
-
 @pytest.mark.parametrize("gap", ["", "nan", "-1"])
 def test_a_row_without_a_label_is_named(root: Path, gap: str) -> None:
     file = write(root / "list.csv", f"path,label\na/0.png,11.0\na/1.png,{gap}\n")
@@ -319,12 +284,6 @@ def test_relative_paths_of_a_copied_table(root: Path, tmp_path: Path) -> None:
     assert source.path(0) == str(root / "a/0.png")
 
 
-def test_prefixes_of_a_table(root: Path) -> None:
-    file = write(root / "list.csv", "path\n/old/a/0.png\n")
-    source = table(file, REMOVE_IMG_PATH_PREFIX="/old", NEW_IMG_PATH_PREFIX=str(root))
-    assert source.image(0).tobytes() == picture(0).tobytes()
-
-
 @pytest.mark.parametrize(
     ("text", "keys", "message"),
     [
@@ -334,10 +293,9 @@ def test_prefixes_of_a_table(root: Path) -> None:
         ("path,a,b\nx,0,1\ny,1,2\n", {"LABEL_COLUMNS": ["a", "b"]}, r"list.csv: row 2, column 'b': expected 1, 0, .*got '2'"),
         ("path,cat\nx,0\n", {"LABEL_COLUMNS": ["cta"]}, r"TRAIN.LABEL_COLUMNS: .* no column 'cta'. Did you mean 'cat'"),
         ("path,label\na,1\nb\n", {}, r"list.csv: line 3 has 1 columns, fewer than the first line"),
-        ("path,label\na,Roe\nb,Doe, J\n", {}, r"list.csv: line 3 has 3 columns, more than .* ',' in it in quotes"),
+        ("path,label\na,Roe\nb,Doe, J\n", {}, r"list.csv: line 3 has 3 columns, more than"),
         ("path,label\n,1\n", {}, r"row 1 of .* has no path"),
         ("path\n", {}, r"the table .* has no row"),
-        ("", {}, r"which column of"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_told(
@@ -345,14 +303,6 @@ def test_what_is_wrong_is_told(
 ) -> None:
     with pytest.raises(DataError, match=message):
         table(write(tmp_path / "list.csv", text), **keys)
-
-
-def test_no_file_and_no_text(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"there is no file .*gone.csv"):
-        table(tmp_path / "gone.csv")
-    (tmp_path / "list.csv").write_bytes(b"path\n\xff\n")
-    with pytest.raises(DataError, match=r"is not text in UTF-8"):
-        table(tmp_path / "list.csv")
 
 
 def test_parquet(root: Path) -> None:
@@ -368,28 +318,19 @@ def test_parquet(root: Path) -> None:
         table(root / "bad.parquet")
 
 
-def test_a_separator_at_the_end_of_a_line(root: Path) -> None:
-    file = write(root / "list.csv", "path,label\na/0.png,4,\na/1.png,2, \n")
-    assert table(file).labels().tolist() == [4, 2]
-
-
-def test_names_of_classes_that_are_bytes(root: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow", reason="reads .parquet, pip install pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    rows = pyarrow.table({"label": [b"b", b"a"], "path": ["a/1.png", "a/0.png"]})
-    parquet.write_table(rows, root / "list.parquet")
-    assert table(root / "list.parquet").class_names == ["a", "b"]
-
-
-def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(DataError, match=r"install pyarrow: pip install pyarrow"):
-        table(write(tmp_path / "list.parquet", ""))
-
-
 def test_images_in_the_table_are_another_source(tmp_path: Path) -> None:
     arrow = pytest.importorskip("pyarrow")
     table_of_images = arrow.table({"image": [{"bytes": b"...", "path": None}]})
     pytest.importorskip("pyarrow.parquet").write_table(table_of_images, tmp_path / "a.parquet")
     with pytest.raises(DataError, match=r"has no path, but .* DATA_SOURCES to huggingface_dataset"):
         table(tmp_path / "a.parquet")
+
+
+def test_suffixes_in_any_case_and_names_in_any_bytes(tmp_path: Path) -> None:
+    write_tree(tmp_path, "a.PnG")
+    odd = os.fsdecode(os.fsencode(tmp_path) + b"/b\xff.png")
+    os.rename(write_picture(tmp_path / "b.png", 1), odd)
+    source = folder(tmp_path)
+    assert same(source.image(0), 0)
+    assert same(source.image(1), 1)
+    assert source.path(1) == odd

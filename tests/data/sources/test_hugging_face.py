@@ -11,19 +11,12 @@ import pytest
 
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import split_options
-from sslengine.data.sources import hugging_face
 from sslengine.data.sources.hugging_face import HuggingFaceSource
 from sslengine.errors import DataError, MissingDataError
 from tests.data.pictures import picture
 
 # dill, by which `datasets` makes its fingerprints, of types of pyarrow.
 pytestmark = pytest.mark.filterwarnings("ignore:Cannot .*MonthDayNano")
-
-
-def test_without_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(hugging_face, "datasets", None)
-    with pytest.raises(DataError, match=r"DATA_PATHS.0: to read it install datasets: pip install"):
-        source(tmp_path)
 
 
 def source(path: Path, split: str = "TRAIN", **keys: object) -> HuggingFaceSource:

@@ -39,17 +39,6 @@ def test_the_source_itself(tmp_path: Path) -> None:
     assert columns(tmp_path, LABEL_SOURCES=["disk_folder"])[0].tolist() == [0, 1, 2, 2]
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.int64])
-def test_numbers_become_long(tmp_path: Path, dtype: type) -> None:
-    labels = from_file(tmp_path, np.array([3, 1, 0, 2], dtype))
-    assert labels.dtype == np.int64
-    assert labels.tolist() == [3, 1, 0, 2]
-
-
-def test_names_become_numbers_in_order_of_name(tmp_path: Path) -> None:
-    assert from_file(tmp_path, ["dog", "ant", "dog", "cat"]).tolist() == [2, 0, 2, 1]
-
-
 def test_numbers_as_text_are_numbers(tmp_path: Path) -> None:
     assert from_file(tmp_path, ["10", "9.0", "0", "2"]).tolist() == [10, 9, 0, 2]
     assert from_file(tmp_path, np.array([3.0, 1.0, 0.0, 2.0])).tolist() == [3, 1, 0, 2]
@@ -94,11 +83,6 @@ def test_label_types() -> None:
     assert label_columns(SplitOptions(), "TRAIN", standard, 3) == standard
     with pytest.raises(DataError, match=r"TEST.LABEL_TYPE is standard, and there are no LABEL_SOU"):
         label_columns(SplitOptions(), "TEST", [], 3)
-
-
-def test_labels_that_nothing_asks_for_are_not_read(tmp_path: Path) -> None:
-    keys = {"LABEL_SOURCES": ["disk_filelist"], "LABEL_PATHS": ["gone.npy"]}
-    assert columns(tmp_path, LABEL_TYPE="sample_index", **keys) == []
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:Cannot .*MonthDayNano")

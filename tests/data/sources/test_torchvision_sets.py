@@ -86,21 +86,6 @@ def test_the_pixels_are_shared_with_workers(tmp_path: Path) -> None:
         assert each.label(99) == 5
 
 
-def test_a_split_of_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    class Stand:
-        _labels = [0, 2]
-
-        def __init__(self, root: str, split: str, download: bool) -> None:
-            asked.append(split)
-
-    monkeypatch.setattr(torchvision.datasets, "OxfordIIITPet", Stand)
-    assert source(Path("/data"), "OxfordIIITPet").num_classes == 3
-    source(Path("/data"), "OxfordIIITPet", "TEST")
-    assert asked == ["trainval", "test"]
-
-
 @pytest.mark.parametrize("name", ["STL10", "SVHN"])
 @pytest.mark.parametrize("split", ["TRAIN", "TEST"])
 def test_sets_that_know_splits(name: str, split: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,17 +121,6 @@ def test_a_damaged_file_gives_the_same_in_any_order(
         assert {**alone, **read(source, order)} == alone
 
 
-def test_a_file_without_a_frame_is_left_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    write_video(tmp_path / "whole.ts", ramp(), "libx264")
-    (tmp_path / "empty.mp4").write_bytes(b"")
-    source = opened(tmp_path, FRAME_STRIDE=1)
-    assert len(source) == 50
-    (line,) = [each.message for each in caplog.records if "empty.mp4" in each.message]
-    assert line.endswith(": it is left out")
-
-
 def test_files_joined_byte_by_byte_are_read_until_their_times_start_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -158,15 +147,6 @@ def test_frames_before_the_first_key_frame_of_a_cut_are_left_out(
     for index in range(len(source)):
         assert abs(np.asarray(source.image(index)).mean() / 5 - first - index) < 1, index
     assert read(source, range(len(source))) == apart(source)
-
-
-def test_a_link_to_nothing_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write_video(tmp_path / "a.mp4", ramp(), "libx264")
-    (tmp_path / "b.mp4").symlink_to(tmp_path / "nothing" / "b.mp4")
-    source = opened(tmp_path, FRAME_STRIDE=10)
-    assert len(source) == 5
-    assert list(source.left_out()) == [f"{tmp_path}/b.mp4"]
-    assert "b.mp4: " in caplog.text
 
 
 def test_the_doctor_counts_videos_that_cannot_be_read(
