@@ -23,11 +23,6 @@ def test_each_rank_knows_itself(two_ranks: RankPool) -> None:
     assert two_ranks.run(_who) == [(0, 2, 0, True, True), (1, 2, 1, False, True)]
 
 
-def test_a_single_process_is_rank_0_of_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
-    assert _who() == (0, 1, 0, True, False)
-
-
 def test_auto_takes_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
@@ -48,10 +43,3 @@ def test_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "2")
     with pytest.raises(LaunchError, match="has 2 GPUs.*NUM_PROC_PER_NODE=2"):
         pick_device("gpu")
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
-    assert pick_device("gpu") == torch.device("cuda", 0)

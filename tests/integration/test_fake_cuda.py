@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from sslengine.checkpoint.snapshot import copy_to_host
 from sslengine.config.components import owns_network
-from sslengine.config.resolve import Resolved, resolve
+from sslengine.config.resolve import Resolved
 from sslengine.config.sections import read
 from sslengine.engine import build
 from sslengine.engine.checkpointing import checkpoint_state
@@ -30,7 +30,6 @@ from sslengine.engine.services import Services
 from sslengine.engine.state import Reading
 from sslengine.engine.task import SelfSupervisionTask
 from sslengine.engines.features import extract
-from sslengine.hooks import eval_mode
 from sslengine.hooks.default import default_hooks
 from sslengine.models.options import ModelOptions
 from sslengine.monitor import store
@@ -41,9 +40,7 @@ from tests.config.recipes import resolved
 from tests.contracts.cases import Of
 from tests.contracts.test_methods import METHODS, MODELS_SMALL
 from tests.contracts.test_train_steps import STEPS
-from tests.integration.test_configs import QUICK, TWO_STEPS
 from tests.tail import slow_but
-from tests.teachers import needed
 
 fake_cuda = pytest.importorskip("tests.fake_cuda", reason="this torch has no FakeTensorMode")
 
@@ -142,15 +139,6 @@ def test_a_compiled_step_stays_on_the_gpu(kind: str, name: str, tmp_path: Path) 
     assert not counters["graph_break"], counters["graph_break"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", QUICK)
-def test_a_step_of_every_quickstart_stays_on_the_gpu(name: str, tmp_path: Path) -> None:
-    run = resolve(
-        [f"config=quickstart/{name}", *TWO_STEPS, "config.LOG_FREQUENCY=1000", *needed(name)]
-    )
-    fake_cuda.two_steps(task_of(run, tmp_path))
-
-
 TESTED = ("cross_entropy_multiple_output_single_target", "swav_loss", "byol_loss")
 
 
@@ -189,23 +177,6 @@ def test_a_test_phase_stays_on_the_gpu(name: str, half: str, tmp_path: Path) -> 
                 for _ in read:
                     beside.step()
     assert "loss" in task.results["test"]
-
-
-def test_precise_statistics_are_made_on_the_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The host reads one number for each layer when all is done."""
-    task = task_of(small("method", "simclr_info_nce_loss", {}), tmp_path)
-    task.prepare()
-    read = list(task.train_feed.batches(0))[:2]
-    monkeypatch.setattr(eval_mode, "rng_state", lambda: None)  # of a device that is not there
-    monkeypatch.setattr(eval_mode, "set_rng_state", lambda _: None)
-    with fake_cuda.on_cuda(task) as mode:
-        there = fake_cuda.moved(read, mode)
-        task.train_feed.batches = lambda *_: iter(there)
-        with fake_cuda.NothingOfTheHost(), fake_cuda.Answers():
-            task.step()
-            eval_mode.refresh(task, 2)
 
 
 def test_features_are_computed_on_the_gpu(tmp_path: Path) -> None:

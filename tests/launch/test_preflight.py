@@ -60,23 +60,6 @@ def test_what_is_told_before_data_is_read(changes: dict[str, Any], said: str) ->
         _expect(**changes, **FILES)
 
 
-def test_the_test_set_is_looked_at_too() -> None:
-    test = {"DATA_SOURCES": ["synthetic"], "TRANSFORMS": [{"name": "CenterCrop", "size": "big"},
-                                                         {"name": "ToTensor"}]}  # fmt: skip
-    _expect(DATA__TEST=test)  # there are no test phases
-    with pytest.raises(ConfigError, match=r"config.DATA.TEST.TRANSFORMS.0 \(CenterCrop\)"):
-        _expect(DATA__TEST=test, TEST_MODEL=True)
-
-
-def test_a_crop_larger_than_any_image_is_told_of_images_whose_size_is_known() -> None:
-    crop = [{"name": "RandomCrop", "size": 900}, {"name": "ToTensor"}]
-    batch = {"DATA__TRAIN__COLLATE_FUNCTION": "default_collate", "LOSS__name": "CrossEntropyLoss"}
-    with pytest.raises(ConfigError, match="larger than input image size"):
-        _expect(DATA__TRAIN__TRANSFORMS=crop, **batch)
-    _expect(DATA__TRAIN__TRANSFORMS=[{"name": "RandomCrop", "size": 700}, crop[1]],
-            **{**FILES, **batch})  # fmt: skip
-
-
 def test_where_the_files_decide_on_the_size_nothing_is_said_of_it() -> None:
     train = resolved(
         **FILES, DATA__TRAIN__COLLATE_FUNCTION="default_collate", LOSS__name="CrossEntropyLoss",
@@ -99,19 +82,6 @@ class _ReadsValues(Trunk):
 
 def test_a_trunk_that_needs_values_is_left_to_the_run() -> None:
     _expect(MODEL__TRUNK__NAME="preflight_test_trunk")
-
-
-CONSTANT = torch.ones(3, 1, 1)
-
-
-@register_trunk("preflight_test_trunk_of_two_devices")
-class _OfTwoDevices(_ReadsValues):
-    def features(self, x: Any, wanted: Any) -> Any:
-        return {"flatten": (x * CONSTANT).mean((2, 3))}
-
-
-def test_a_trunk_with_a_tensor_on_the_cpu_is_left_to_the_run() -> None:
-    _expect(MODEL__TRUNK__NAME="preflight_test_trunk_of_two_devices")
 
 
 def test_no_memory_is_taken_for_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,15 +211,3 @@ def test_a_breakpoint_does_not_stop_on_tensors_without_values() -> None:
     _expect(LOSS={"name": "preflight_test_stopping_loss"})
     assert _Stopping.passed == ["meta"]
     assert sys.breakpointhook is hook
-
-
-class Heavy:
-    def __init__(self) -> None:
-        raise AssertionError("built before the launch")
-
-    def __call__(self, image: Any) -> Any:
-        return image
-
-
-def test_a_transform_of_ones_own_is_not_even_built() -> None:
-    _expect(DATA__TRAIN__TRANSFORMS=_with({"name": f"{__name__}:Heavy"}))

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import sslengine
-from sslengine.errors import ConfigError, DataError, LaunchError, TrainingError
-from sslengine.python.passes import choose_device, evaluate_loss, join_others, predict
+from sslengine.errors import ConfigError, DataError, LaunchError
+from sslengine.python.passes import choose_device, evaluate_loss, predict
 from tests.python.toys import COUNT, Points, batches, net, square
 from tests.ranks import RankPool, free_port
 
@@ -50,16 +50,6 @@ def test_predictions_of_a_loader_that_shuffles_and_drops_the_last() -> None:
     torch.testing.assert_close(predict(model, loader, device="cpu"), expected(model))
     whole = square(expected(model), points.y).item()
     assert evaluate_loss(model, square, loader, device="cpu") == pytest.approx(whole, rel=1e-12)
-
-
-def test_inputs_without_targets_and_a_collate_function_of_ones_own() -> None:
-    def stack(samples: list[Any]) -> Tensor:
-        return torch.stack([x for x, _ in samples])
-
-    model = net()
-    torch.testing.assert_close(
-        predict(model, Points(), collate_fn=stack, device="cpu"), expected(model)
-    )
 
 
 def test_collate_and_transform_of_the_users() -> None:
@@ -109,11 +99,6 @@ def test_losses_by_their_names() -> None:
     assert found["size"] == pytest.approx(expected(model).abs().mean().item(), rel=1e-12)
 
 
-def test_a_loss_that_is_not_one_number() -> None:
-    with pytest.raises(TrainingError, match=r"MSELoss.* shape \(4, 1\)"):
-        evaluate_loss(net(), nn.MSELoss(reduction="none"), batches(Points()), device="cpu")
-
-
 def _both(batch_size: int) -> tuple[Tensor, Any]:
     model = net()
     ours = predict(model, Points(), batch_size=batch_size, device="cpu")
@@ -143,11 +128,6 @@ def test_an_unknown_word(how: dict[str, str]) -> None:
     ((name, word),) = how.items()
     with pytest.raises(ConfigError, match=f"^{name}: .*'{word}'"):
         predict(net(), Points(), **{"device": "cpu", **how})
-
-
-def test_alone_there_is_nobody_to_join() -> None:
-    join_others(CPU)
-    assert not torch.distributed.is_initialized()
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
 from sslengine.errors import ConfigError
 from sslengine.hooks.events import Hook
@@ -39,12 +39,6 @@ def test_predictions_of_a_set_by_its_name_and_of_another() -> None:
     assert session.model.training
 
 
-def test_a_line_about_the_session() -> None:
-    session = trained()
-    loss = session.results["train"]["loss"]
-    assert repr(session) == f"Session(3 steps, complete, train loss {loss:.4g})"
-
-
 def test_scores_of_outputs_and_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The sign of the first input is the class: neighbours tell it."""
     draw = torch.Generator().manual_seed(0)
@@ -62,17 +56,6 @@ def test_scores_of_outputs_and_a_report(tmp_path: Path, capsys: pytest.CaptureFi
     assert "6 of 6 steps" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="out="):
         trained().report()
-
-
-def test_sets_that_are_loaders_which_shuffle_and_drop_the_last() -> None:
-    model, sets = net(), {"train": Points(), "validation": Points(6, seed=1)}
-    loaders = [DataLoader(each, 4, shuffle=True, drop_last=True) for each in sets.values()]
-    session = fit(model, loaders[0], loss=square, optimizer=sgd(model), validation=loaders[1], epochs=1,
-                  device="cpu")  # fmt: skip
-    for name, points in sets.items():
-        torch.testing.assert_close(session.predict(name), rows(session, points))
-    expected = square(rows(session, sets["validation"]), sets["validation"].y).item()
-    assert session.results["test"]["loss"] == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_loss_over_a_set() -> None:
