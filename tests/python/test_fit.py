@@ -306,8 +306,8 @@ def _calls(**changes: Any) -> Session:
     ("changes", "error", "text"),
     [
         ({"data": "~/photos"}, ConfigError, r"~/photos.*sslengine.train"),
-        ({"epochs": None}, ConfigError, r"epochs=... or as iterations=...; got neither"),
-        ({"iterations": 5}, ConfigError, r"got epochs=1 and iterations=5"),
+        ({"epochs": None}, ConfigError, r"config.OPTIMIZER.num_epochs"),
+        ({"iterations": 5}, ConfigError, r"config.OPTIMIZER.num_"),
         ({"data": iter(batches(Points()))}, DataError, r"data: .* list_iterator"),
         ({"data": []}, DataError, r"data: the loader has no batches"),
         ({"data": [(torch.ones(1), 1, 2)]}, DataError, r"got a tuple of 3. Give a collate_fn"),
