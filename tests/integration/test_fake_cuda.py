@@ -18,6 +18,7 @@ from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from sslengine import precision
 from sslengine.checkpoint.snapshot import copy_to_host
 from sslengine.config.components import owns_network
 from sslengine.config.resolve import Resolved
@@ -326,3 +327,54 @@ def test_what_it_finds(fault: str, tmp_path: Path) -> None:
             fake_cuda.two_steps(task)
     else:
         fake_cuda.two_steps(task)
+
+
+class NoFloat64(TorchDispatchMode):
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = func(*args, **(kwargs or {}))
+        for each in tree_leaves((args, kwargs, result)):
+            if isinstance(each, Tensor) and fake_cuda.is_there(each):
+                assert each.dtype != torch.float64, f"{func}: float64 on the device"
+        return result
+
+
+@pytest.fixture
+def without_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task is made on the CPU before it moves."""
+    monkeypatch.setattr(precision, "WITHOUT_FLOAT64", ("cpu", "cuda"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), slow_but([("method", "byol_loss"), ("method", "nce_loss_with_memory")], TRIED)
+)
+@pytest.mark.usefixtures("without_float64")
+def test_steps_without_float64(kind: str, name: str, tmp_path: Path) -> None:
+    task = task_of(small(kind, name, {}), tmp_path)
+    with fake_cuda.on_cuda(task), NoFloat64(), fake_cuda.Answers():
+        for _ in range(2):
+            task.step()
+    assert task.iteration == 2
+
+
+@pytest.mark.usefixtures("without_float64")
+def test_a_test_phase_without_float64(tmp_path: Path) -> None:
+    task = task_of(with_tests("cross_entropy_multiple_output_single_target"), tmp_path)
+    task.prepare()
+    read = list(task.parts.feeds.test.batches())
+    with fake_cuda.on_cuda(task) as mode, NoFloat64(), fake_cuda.Answers():
+        for _ in range(2):
+            task.step()
+        task.on_phase_end()
+        task.parts.feeds.test.batches = lambda *_: iter(fake_cuda.moved(read, mode))
+        task.start_phase()
+        for _ in read:
+            task.step()
+        task.on_phase_end()
+        beside = task.beside(Reading(task.parts.feeds.test, task.parts.feeds.options("TEST")))
+        for _ in read:
+            beside.step()
+    assert "loss" in task.results["test"]
