@@ -23,6 +23,7 @@ import importlib.util
 import logging
 import multiprocessing
 import os
+import socket
 import statistics
 import sys
 import tempfile
@@ -53,7 +54,6 @@ from sslengine.models.trunks.base import Trunk
 from sslengine.monitor.console import LogWriter
 from sslengine.monitor.writers import JsonLinesWriter, RunPlace
 from sslengine.registry import register_trunk
-from sslengine.testing.ranks import free_port
 
 TEMPERATURE, RATE = 0.2, 1e-3
 TURN = 10  # steps; the engine and others log once in so many
@@ -482,7 +482,10 @@ def rounds_of(
 def rounds_of_ranks(case: Case, *how: Any) -> dict[str, list[float]]:
     """Rank 0's times. Contestants take their turns in the same order on each rank."""
     spawn = multiprocessing.get_context("spawn")
-    times, port = spawn.Queue(), free_port()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    times = spawn.Queue()
     ranks = [
         spawn.Process(
             target=_rank, args=(number, port, torch.get_num_threads(), times, case.name, *how)
