@@ -39,6 +39,8 @@ ARGUMENTS = (
     Argument("--data", "images, as for `sslengine train`; default: built-in shapes", metavar="DIR"),
     Argument("--pdb", "open the debugger at the line of yours that raised the error", bool),
 )  # fmt: skip
+# A frame in the text of a traceback, of another process.
+_FRAME = re.compile(r'^  File "(.+)", line \d+, in .*\n(?:    .*\n)*', re.MULTILINE)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -131,8 +133,9 @@ def _show(console: LiteralConsole, rows: Sequence[Sequence[str]]) -> None:
 
 def _describe(error: Exception, debugs: bool) -> Iterator[str]:
     """Yield the error with the author's lines that lead to it; raise it if there are none."""
-    if isinstance(error, LaunchError):  # of a rank, with the author's lines
-        yield str(error)
+    if isinstance(error, LaunchError):  # of a rank, with its traceback as text
+        frames = [each[0] for each in _FRAME.finditer(str(error)) if is_users(each[1])]
+        yield f"{''.join(frames)}{str(error).strip().splitlines()[-1]}" if frames else str(error)
         return
     cause = next((each for each in (error, error.__cause__) if each and _own_part(each)), None)
     if cause is None:
