@@ -93,7 +93,9 @@ class Suite:
         """Raise BrokenPromise if the component does not keep this promise."""
         try:
             getattr(self, promise)()
-        except BrokenPromise:
+        except BrokenPromise as broken:
+            if not str(broken).startswith(self.name):
+                broken.args = (f"{self.name}: {broken}",)
             raise
         except Exception as error:
             kind = "" if isinstance(error, SSLEngineError) else f"{type(error).__name__}: "
