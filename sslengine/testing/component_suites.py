@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -96,11 +97,8 @@ class TrunkSuite(NetworkSuite):
 class HeadSuite(NetworkSuite):
     """arguments: as in config.MODEL.HEAD.PARAMS. before: heads that run first, as entries too."""
 
-    kind = "head"
-
-    def __init__(self, component: Any, *given: Any, before: Any = (), **more: Any) -> None:
-        self.before = list(before)
-        super().__init__(component, *given, **more)
+    kind, own = "head", ("before",)
+    before: Sequence[Any] = ()
 
     def chosen(self) -> Values:
         return {"MODEL.HEAD.PARAMS": [[*self.before, [self.component, self.arguments]]]}
@@ -131,11 +129,8 @@ class HookSuite(RunSuite):
     by_config: it has no entry in EXTRA; `overrides` enable it.
     """
 
-    kind = "hook"
-
-    def __init__(self, component: Any, *given: Any, by_config: bool = False, **more: Any) -> None:
-        self.by_config = by_config
-        super().__init__(component, *given, **more)
+    kind, own = "hook", ("by_config",)
+    by_config = False
 
     def chosen(self) -> Values:
         if self.by_config:
@@ -174,11 +169,8 @@ class HookSuite(RunSuite):
 class MeterSuite(RunSuite):
     """arguments: below config.METERS.<name>. classes: number of classes of the test outputs."""
 
-    kind = "meter"
-
-    def __init__(self, component: Any, *given: Any, classes: int = 7, **more: Any) -> None:
-        self.classes = classes
-        super().__init__(component, *given, **more)
+    kind, own = "meter", ("classes",)
+    classes = 7
 
     def chosen(self) -> Values:
         return {

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from PIL import Image
@@ -35,12 +35,10 @@ def pixels(number: int) -> Image.Image:
 
 
 class DataSuite(Suite):
-    def __init__(
-        self, component: Any, *given: Any, before: Sequence[Entry] = (), **more: Any
-    ) -> None:
-        """before: entries of TRANSFORMS that run first."""
-        super().__init__(component, *given, **more)
-        self.before = [dict(each) for each in before]
+    """before: entries of TRANSFORMS that run first."""
+
+    own: ClassVar[tuple[str, ...]] = ("before",)
+    before: Sequence[Entry] = ()
 
     def keys(self) -> dict[str, Any]:
         """Choose config.DATA.TRAIN."""
@@ -141,18 +139,15 @@ class CollatorSuite(DataSuite):
     """arguments: config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS. before: the TRANSFORMS. label: that
     of every sample, if the collator does not accept class numbers."""
 
-    kind = "collator"
-
-    def __init__(self, *given: Any, label: Any = None, **more: Any) -> None:
-        self.label = label
-        super().__init__(*given, **more)
+    kind, own = "collator", ("before", "label")
+    label: Any = None
 
     def keys(self) -> dict[str, Any]:
         return {
             **super().keys(),
             "COLLATE_FUNCTION": self.component,
             "COLLATE_FUNCTION_PARAMS": self.arguments,
-            "TRANSFORMS": self.before or [TO_TENSOR],
+            "TRANSFORMS": [*self.before] or [TO_TENSOR],
         }
 
     def samples(self) -> list[dict[str, list[Any]]]:

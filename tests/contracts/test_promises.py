@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from sslengine.errors import ConfigError, UnknownNameError
-from sslengine.testing import BrokenPromise, check, contract
-from sslengine.testing.contract import SUITES, suite_of
+from sslengine.testing import SUITES, BrokenPromise, check, contract, suite_of
 from sslengine.testing.promises import promises
 from sslengine.testing.run_suite import RunSuite
 from tests.contracts import broken

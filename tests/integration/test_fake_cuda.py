@@ -36,7 +36,7 @@ from sslengine.models.options import ModelOptions
 from sslengine.monitor import store
 from sslengine.monitor.writers import Record, Writer
 from sslengine.registry import LOSSES
-from sslengine.testing.contract import suite_of
+from sslengine.testing import suite_of
 from tests.config.recipes import resolved
 from tests.contracts.cases import Of
 from tests.contracts.test_methods import METHODS, MODELS_SMALL
