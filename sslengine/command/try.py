@@ -25,7 +25,7 @@ from sslengine.command.arguments import Argument, make_parser
 from sslengine.command.recipes import QUICK, names_in, own_method
 from sslengine.config.compose import compose, overrides, typed
 from sslengine.config.users_code import is_users, users_frames
-from sslengine.errors import SSLEngineError
+from sslengine.errors import LaunchError, SSLEngineError
 from sslengine.methods import DEFAULT
 from sslengine.progress import progress
 from sslengine.registry import LOSSES, component_key
@@ -48,9 +48,10 @@ def main(arguments: Sequence[str]) -> int:
     given = make_parser(__name__).parse_intermixed_args(arguments)
     name, said = choose(given)
     from sslengine.testing.promises import BrokenPromise
-    from sslengine.testing.trial import Trial, TrialPool
+    from sslengine.testing.runs import preload
+    from sslengine.testing.trial import Trial
 
-    TrialPool.own_server()  # it imports torch for two ranks meanwhile
+    preload()  # for two ranks
     console = LiteralConsole(width_of_file=140, soft_wrap=True)
     console.print(f"{name or given.method}: {' '.join(said)}")
     try:
@@ -132,9 +133,7 @@ def _show(console: LiteralConsole, rows: Sequence[Sequence[str]]) -> None:
 
 def _describe(error: Exception, debugs: bool) -> Iterator[str]:
     """Yield the error with the author's lines that lead to it; raise it if there are none."""
-    from sslengine.testing.ranks import RankError
-
-    if isinstance(error, RankError):
+    if isinstance(error, LaunchError):  # of a rank, with its traceback as text
         frames = [each[0] for each in _FRAME.finditer(str(error)) if is_users(each[1])]
         yield f"{''.join(frames)}{str(error).strip().splitlines()[-1]}" if frames else str(error)
         return

@@ -80,12 +80,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not given.show:
         startup.announce("reading the config, importing torch")
     overrides = [*given.overrides, *(given.overrides_of_flags or ())]
-    choice = overrides, given.config_dir, given.trust_config
     try:
+        runs = settled(overrides, given.config_dir, given.trust_config)
         if given.show:
-            print(shown(*choice, explained=given.all), end="")  # noqa: T201
+            print("\n---\n".join(show(run, given.all) for run in runs), end="")  # noqa: T201
             return 0
-        runs = settled(*choice)
     except SSLEngineError as error:
         say(f"error: {error}", sys.stderr)
         return 2
@@ -97,16 +96,6 @@ def settled(
 ) -> list[Resolved]:
     """Resolve every run of a sweep, with all that is known before it starts."""
     return [settle_widths(run) for run in resolve_all(overrides, config_dirs, trusted)]
-
-
-def shown(
-    overrides: Sequence[str],
-    config_dirs: Sequence[str],
-    trusted: bool = False,
-    explained: bool = False,
-) -> str:
-    runs = settled(overrides, config_dirs, trusted)
-    return "\n---\n".join(show(run, explained) for run in runs)
 
 
 def start(runs: Sequence[Resolved]) -> int:

@@ -28,8 +28,7 @@ from sslengine.data.options import DataOptions
 from sslengine.distributed.ranks import world_size
 from sslengine.dotted import nest
 from sslengine.errors import ConfigError
-from sslengine.launch.auto import settle_widths
-from sslengine.launch.cli import resolve_all
+from sslengine.launch import cli
 from sslengine.methods.teacher import Teacher
 from sslengine.models.build import build_model
 from sslengine.models.options import ModelOptions
@@ -120,7 +119,7 @@ def resolve_of_images(asked: Any, keys: dict[str, Any], opened: ExitStack) -> Re
     }  # fmt: skip
     arguments, line = verb.choose(collect(verb.ARGUMENTS, of_train), files.labels)
     log.info("%s", line)
-    resolved = replace(settle_widths(resolve_all(arguments, ())[0]), arguments=())
+    resolved = replace(cli.settled(arguments, ())[0], arguments=())
     if asked.evaluate_every is not None:
         labelled = read(resolved.config, DataOptions).TRAIN.LABEL_SOURCES
         what = ["knn", "label_free"] if labelled else ["label_free"]

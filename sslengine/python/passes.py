@@ -21,13 +21,12 @@ from sslengine.distributed.collectives import gather_objects, sum_in_place
 from sslengine.distributed.ranks import initialized, pick_device
 from sslengine.engine.loss_dict import LossDictTrainStep, are_losses, sum_of_losses
 from sslengine.engine.step import expect_numbers, single_input_sample
-from sslengine.errors import ConfigError, DataError, TrainingError, nearest
+from sslengine.errors import DataError, TrainingError
 from sslengine.methods.foreign import takes_sample
 from sslengine.methods.step import Step
 from sslengine.methods.whole import Batch as Views
 from sslengine.precision import Precision, build_precision, widest
 
-DEVICES = ("auto", "gpu", "cuda", "mps", "cpu")
 Feed = DatasetFeed | LoaderFeed
 
 
@@ -35,13 +34,7 @@ def choose_device(device: str | torch.device | None) -> torch.device:
     """Return the device; for None this rank's GPU if there is one, else the CPU."""
     if device is None or str(device) in ("auto", "gpu", "cuda"):
         return pick_device("auto" if device is None else str(device).replace("cuda", "gpu"))
-    try:
-        return torch.device(device)
-    except RuntimeError as error:
-        raise ConfigError(
-            f"device: expected {', '.join(DEVICES)} or a device of torch such as cuda:1; got "
-            f"{device!r}. {nearest(str(device).partition(':')[0], DEVICES)}".rstrip()
-        ) from error
+    return torch.device(device)
 
 
 def join_others(device: torch.device) -> None:

@@ -23,8 +23,7 @@ from sslengine.config.compose import typed
 from sslengine.errors import TrainingError
 from sslengine.export import export
 from sslengine.export.subject import make_subject
-from sslengine.launch.auto import settle_widths
-from sslengine.launch.cli import resolve_all, run_all
+from sslengine.launch.cli import run_all, settled
 from sslengine.models.weights import AUTO
 from sslengine.monitor import history
 from sslengine.predictor.predictor import Prediction, Predictor
@@ -205,7 +204,7 @@ def train(
         given = collect(verb.ARGUMENTS, asked)
         arguments, line = verb.choose(given, files.labels)
         log.info("%s", line)
-        runs = [settle_widths(run) for run in resolve_all(arguments, given.config_dir)]
+        runs = settled(arguments, given.config_dir)
         run_all(runs)
     return TrainedRun(Path(runs[0].config.CHECKPOINT.DIR))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -56,12 +57,12 @@ class NetworkSuite(RunSuite):
         before = given.clone()
         with torch.no_grad():
             together, again = tree_leaves(network(given)), tree_leaves(network(given))
-            expect(same(before, given), f"{self.name}: it has written into its input")
+            expect(same(before, given), "it has written into its input")
             alone = tree_leaves(network(given[: len(given) // 2]))
-        expect(same(together[0], again[0]), f"{self.name}: in evaluation its output changes")
+        expect(same(together[0], again[0]), "in evaluation its output changes")
         for half, both in zip(alone, together, strict=True):
             near = torch.allclose(half, both[: len(half)], rtol=1e-4, atol=1e-5)
-            expect(near, f"{self.name}: in evaluation an output depends on the other images")
+            expect(near, "in evaluation an output depends on the other images")
 
     def network(self) -> tuple[nn.Module, Tensor]:
         raise NotImplementedError
@@ -79,28 +80,25 @@ class TrunkSuite(NetworkSuite):
     def returns_features_by_name(self) -> None:
         """Each of `feature_names` can be requested; heads get the last one."""
         trunk, wanted = self.model.trunk, self.model.trunk.feature_names
-        expect(bool(wanted), f"{self.name}: it has no feature_names")
+        expect(bool(wanted), "it has no feature_names")
         with torch.no_grad():
             found = trunk(self.images, wanted)
-            expect(len(found) == len(wanted), f"{self.name}: {len(found)} features of {wanted}")
+            expect(len(found) == len(wanted), f"{len(found)} features of {wanted}")
             one_by_one = [trunk(self.images, [name])[0] for name in wanted]
             last = trunk(self.images)[0]
         wrong = [n for n, a, b in zip(wanted, found, one_by_one, strict=True) if not same(a, b)]
-        expect(not wrong, f"{self.name}: {names(wrong)} has other values if requested alone")
+        expect(not wrong, f"{names(wrong)} has other values if requested alone")
         expect(
             same(last, found[-1]),
-            f"{self.name}: without names it does not return {wanted[-1]}, the last feature",
+            f"without names it does not return {wanted[-1]}, the last feature",
         )
 
 
 class HeadSuite(NetworkSuite):
     """arguments: as in config.MODEL.HEAD.PARAMS. before: heads that run first, as entries too."""
 
-    kind = "head"
-
-    def __init__(self, component: Any, *given: Any, before: Any = (), **more: Any) -> None:
-        self.before = list(before)
-        super().__init__(component, *given, **more)
+    kind, own = "head", ("before",)
+    before: Sequence[Any] = ()
 
     def chosen(self) -> Values:
         return {"MODEL.HEAD.PARAMS": [[*self.before, [self.component, self.arguments]]]}
@@ -122,7 +120,7 @@ class OptimizerSuite(RunSuite):
         none = {"OPTIMIZER.param_schedulers.lr": {"name": "constant", "value": 0.0}}
         outcome = self.alone(none, {"OPTIMIZER.num_iterations": 2})
         changed = differences(outcome.start, outcome.end)
-        expect(not changed, f"{self.name}: at a learning rate of zero it changes {names(changed)}")
+        expect(not changed, f"at a learning rate of zero it changes {names(changed)}")
 
 
 class HookSuite(RunSuite):
@@ -131,11 +129,8 @@ class HookSuite(RunSuite):
     by_config: it has no entry in EXTRA; `overrides` enable it.
     """
 
-    kind = "hook"
-
-    def __init__(self, component: Any, *given: Any, by_config: bool = False, **more: Any) -> None:
-        self.by_config = by_config
-        super().__init__(component, *given, **more)
+    kind, own = "hook", ("by_config",)
+    by_config = False
 
     def chosen(self) -> Values:
         if self.by_config:
@@ -145,7 +140,7 @@ class HookSuite(RunSuite):
     @promise()
     def does_not_change_the_run(self) -> None:
         """Losses, weights and random streams are the same with it and without it."""
-        expect(self.name in self.whole.hooks, f"{self.name}: its options do not add it to a run")
+        expect(self.name in self.whole.hooks, "its options do not add it to a run")
         others = [each for each in self._tested.values if each is not self.spec.values[0]]
         without = run(Spec((), tuple(others)), self.folder / "without")
         with_it, alone = ({**each.state, "losses": each.losses, "test losses": each.test_losses}
@@ -153,7 +148,7 @@ class HookSuite(RunSuite):
         moved = differences(alone, with_it)
         expect(
             not moved,
-            f"{self.name}: it changes the run: {names(moved)}. A hook must only observe, and draw "
+            f"it changes the run: {names(moved)}. A hook must only observe, and draw "
             f"from its own generator.",
         )
 
@@ -174,11 +169,8 @@ class HookSuite(RunSuite):
 class MeterSuite(RunSuite):
     """arguments: below config.METERS.<name>. classes: number of classes of the test outputs."""
 
-    kind = "meter"
-
-    def __init__(self, component: Any, *given: Any, classes: int = 7, **more: Any) -> None:
-        self.classes = classes
-        super().__init__(component, *given, **more)
+    kind, own = "meter", ("classes",)
+    classes = 7
 
     def chosen(self) -> Values:
         return {
@@ -199,12 +191,12 @@ class MeterSuite(RunSuite):
             for output, target in zip(outputs.split(size), targets.split(size), strict=True):
                 meter.update(output, target)
             values.append(flat(meter.value()))
-        expect(bool(values[0]), f"{self.name}: it has no value")
+        expect(bool(values[0]), "it has no value")
         first, *others = values
         wrong = [
             key for key in first if not all(_near(first[key], each.get(key)) for each in others)
         ]
-        expect(not wrong, f"{self.name}: the batch size changes these values: {names(wrong)}")
+        expect(not wrong, f"the batch size changes these values: {names(wrong)}")
 
     @promise()
     def resumes_from_its_state_dict(self) -> None:
@@ -216,7 +208,7 @@ class MeterSuite(RunSuite):
         for each in (one, other):
             each.update(outputs[3:], targets[3:])
         differs = differences(flat(one.value()), flat(other.value()))
-        expect(not differs, f"{self.name}: these values differ after a resume: {names(differs)}")
+        expect(not differs, f"these values differ after a resume: {names(differs)}")
 
     @promise()
     def counts_all_ranks(self) -> None:
@@ -231,10 +223,7 @@ class MeterSuite(RunSuite):
         alone = run(frozen, self.folder / "meter").results
         ranks = run_on_ranks(spread, self.folder / "meters")[0].results
         wrong = [key for key in alone if not _near(alone[key], ranks.get(key))]
-        expect(
-            bool(alone) and not wrong,
-            f"{self.name}: these values differ on two ranks: {names(wrong)}",
-        )
+        expect(bool(alone) and not wrong, f"these values differ on two ranks: {names(wrong)}")
 
     def _make(self) -> Any:
         return METERS.get(self.component)(**self.arguments)

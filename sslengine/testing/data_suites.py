@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from PIL import Image
@@ -35,12 +35,10 @@ def pixels(number: int) -> Image.Image:
 
 
 class DataSuite(Suite):
-    def __init__(
-        self, component: Any, *given: Any, before: Sequence[Entry] = (), **more: Any
-    ) -> None:
-        """before: entries of TRANSFORMS that run first."""
-        super().__init__(component, *given, **more)
-        self.before = [dict(each) for each in before]
+    """before: entries of TRANSFORMS that run first."""
+
+    own: ClassVar[tuple[str, ...]] = ("before",)
+    before: Sequence[Entry] = ()
 
     def keys(self) -> dict[str, Any]:
         """Choose config.DATA.TRAIN."""
@@ -69,9 +67,9 @@ class DataSuite(Suite):
             feed.close()
 
     def expect_same(self, one: Sequence[Any], other: Sequence[Any], what: str) -> None:
-        expect(bool(one) and len(one) == len(other), f"{self.name}: {what} the batches differ")
+        expect(bool(one) and len(one) == len(other), f"{what} the batches differ")
         differs = {key for pair in zip(one, other, strict=True) for key in differences(*pair)}
-        expect(not differs, f"{self.name}: {what} the values of {names(sorted(differs))} differ")
+        expect(not differs, f"{what} the values of {names(sorted(differs))} differ")
 
     @promise()
     def resumes_within_an_epoch(self) -> None:
@@ -122,7 +120,7 @@ class TransformSuite(DataSuite):
             kept = copied(_readable(given))
             step(sample)
         differs = differences(kept, copied(_readable(given)))
-        expect(not differs, f"{self.name}: it has changed its input: {names(differs)}")
+        expect(not differs, f"it has changed its input: {names(differs)}")
 
     @promise()
     def makes_the_declared_number_of_views(self) -> None:
@@ -130,29 +128,26 @@ class TransformSuite(DataSuite):
         made = self.pipeline(self.sample())
         transform = self.pipeline.named[-1].transform
         lengths = {key: len(made[key]) for key in ("data", "data_valid", "data_idx", "label")}
-        expect(len({*lengths.values()}) == 1, f"{self.name}: the counts are not equal: {lengths}")
+        expect(len({*lengths.values()}) == 1, f"the counts are not equal: {lengths}")
         patches = type(transform).__name__ == "ImgPilToPatchesAndImage"  # and an image
         if hasattr(transform, "count_views") and not patches:
             declared, found = transform.count_views(**self.arguments), len(made["data"])
-            expect(declared == found, f"{self.name}: {found} views, not {declared}")
+            expect(declared == found, f"{found} views, not {declared}")
 
 
 class CollatorSuite(DataSuite):
     """arguments: config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS. before: the TRANSFORMS. label: that
     of every sample, if the collator does not accept class numbers."""
 
-    kind = "collator"
-
-    def __init__(self, *given: Any, label: Any = None, **more: Any) -> None:
-        self.label = label
-        super().__init__(*given, **more)
+    kind, own = "collator", ("before", "label")
+    label: Any = None
 
     def keys(self) -> dict[str, Any]:
         return {
             **super().keys(),
             "COLLATE_FUNCTION": self.component,
             "COLLATE_FUNCTION_PARAMS": self.arguments,
-            "TRANSFORMS": self.before or [TO_TENSOR],
+            "TRANSFORMS": [*self.before] or [TO_TENSOR],
         }
 
     def samples(self) -> list[dict[str, list[Any]]]:
@@ -177,12 +172,12 @@ class CollatorSuite(DataSuite):
         if isinstance(batch, list):
             found = [each["data_idx"][0] for each in batch]
         else:
-            expect("data_idx" in batch, f"{self.name}: the batch has lost data_idx")
+            expect("data_idx" in batch, "the batch has lost data_idx")
             found = [int(each) for each in batch["data_idx"][0].flatten().tolist()]
         order = list(dict.fromkeys(found))
-        expect(order == wanted, f"{self.name}: it has the samples {order}, and not {wanted}")
+        expect(order == wanted, f"it has the samples {order}, and not {wanted}")
         counts = {found.count(each) for each in wanted}
-        expect(len(counts) == 1, f"{self.name}: some samples occur more often: {found}")
+        expect(len(counts) == 1, f"some samples occur more often: {found}")
 
     @promise()
     def keeps_pixels_if_declared(self) -> None:
@@ -195,9 +190,9 @@ class CollatorSuite(DataSuite):
         given = _digests([sample["data"] for sample in samples])
         found = _digests([batch.get(key, []) for key in keys])
         moved = bool(found) and {*found} <= {*given}
-        expect(moved, f"{self.name}: it changes pixels, although it is marked `only_moves`")
+        expect(moved, "it changes pixels, although it is marked `only_moves`")
         twice = len(found) > len(set(found))
-        expect(not twice, f"{self.name}: some images are in the batch more than once")
+        expect(not twice, "some images are in the batch more than once")
 
 
 class SourceSuite(DataSuite):
@@ -222,10 +217,10 @@ class SourceSuite(DataSuite):
     def has_an_image_for_each_index(self) -> None:
         """Each index from 0 to length - 1 has an image and a name."""
         length = len(self.source)
-        expect(length > 0, f"{self.name}: it is empty")
+        expect(length > 0, "it is empty")
         for index in (0, length // 2, length - 1):
-            expect(self.source.image(index) is not None, f"{self.name}: image {index} is None")
-            expect(bool(str(self.source.path(index))), f"{self.name}: image {index} has no name")
+            expect(self.source.image(index) is not None, f"image {index} is None")
+            expect(bool(str(self.source.path(index))), f"image {index} has no name")
 
     @promise()
     def returns_the_same_image_each_time(self) -> None:
@@ -238,7 +233,7 @@ class SourceSuite(DataSuite):
         else:
             np.asarray(given)[...] = 0
         again = np.array(self.source.image(0))
-        expect(np.array_equal(first, again), f"{self.name}: image 0 differs when read again")
+        expect(np.array_equal(first, again), "image 0 differs when read again")
 
     @promise()
     def has_a_label_for_each_image(self) -> None:
@@ -247,10 +242,10 @@ class SourceSuite(DataSuite):
             return
         labels = self.source.labels()
         length = len(self.source)
-        expect(len(labels) == length, f"{self.name}: {len(labels)} labels for {length} images")
+        expect(len(labels) == length, f"{len(labels)} labels for {length} images")
         for index in (0, length - 1):
             one, other = int(self.source.label(index)), int(labels[index])
-            expect(one == other, f"{self.name}: label({index}) is {one}, labels() has {other}")
+            expect(one == other, f"label({index}) is {one}, labels() has {other}")
 
     @promise()
     def knows_its_files(self) -> None:
@@ -258,7 +253,7 @@ class SourceSuite(DataSuite):
         some = np.array([0, len(self.source) // 2, len(self.source) - 1])
         files = list(self.source.files_of(some) or ())
         missing = [file for file in files if not os.path.isfile(file)]
-        expect(not missing, f"{self.name}: files_of names {names(missing)}, which is no file")
+        expect(not missing, f"files_of names {names(missing)}, which is no file")
 
 
 def _readable(sample: Mapping[str, Any]) -> dict[str, Any]:

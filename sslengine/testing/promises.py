@@ -55,6 +55,7 @@ class Suite:
 
     kind: ClassVar[str] = ""
     trains: ClassVar[bool] = False  # does it test components in training runs?
+    own: ClassVar[tuple[str, ...]] = ()  # further arguments of the kind: its attributes
 
     def __init__(
         self,
@@ -65,8 +66,12 @@ class Suite:
         also: Sequence[str] = (),
         without: Mapping[str, str] | None = None,
         unchanged: Sequence[str] = (),
+        **own: Any,
     ) -> None:
         """The arguments of `contract`."""
+        if unknown := {*own} - {*self.own}:
+            raise TypeError(f"a contract of a {self.kind} has no {listing(unknown)}")
+        vars(self).update(own)
         self.component, self.arguments = _named(component), dict(arguments or {})
         self.name = component_key(self.component)
         self.overrides, self.unchanged = tuple(overrides), tuple(unchanged)
@@ -93,7 +98,9 @@ class Suite:
         """Raise BrokenPromise if the component does not keep this promise."""
         try:
             getattr(self, promise)()
-        except BrokenPromise:
+        except BrokenPromise as broken:
+            if not str(broken).startswith(self.name):
+                broken.args = (f"{self.name}: {broken}",)
             raise
         except Exception as error:
             kind = "" if isinstance(error, SSLEngineError) else f"{type(error).__name__}: "

@@ -106,7 +106,7 @@ class RunSuite(Suite):
         """The YAML is enough to build it, and every step has a finite float32 loss."""
         self._expect_finite(self.whole, "a run")
         tested = self.whole.test_losses
-        expect(all(map(math.isfinite, tested)), f"{self.name}: the losses of test steps: {tested}")
+        expect(all(map(math.isfinite, tested)), f"the losses of test steps: {tested}")
 
     @promise()
     def trains_every_parameter(self) -> None:
@@ -116,13 +116,13 @@ class RunSuite(Suite):
         missed = [n for n in unmoved if not any(fnmatch(n, pattern) for pattern in self.unchanged)]
         expect(
             not missed,
-            f"{self.name}: after {len(self.whole.losses)} steps these trainable parameters have "
+            f"after {len(self.whole.losses)} steps these trainable parameters have "
             f"not changed: {names(missed)}. If they should not: requires_grad_(False), or "
             f"`unchanged` of the contract.",
             missed,
         )
         unused = [p for p in self.unchanged if not any(fnmatch(name, p) for name in unmoved)]
-        expect(not unused, f"{self.name}: unchanged={unused}: parameters of that name change.")
+        expect(not unused, f"unchanged={unused}: parameters of that name change.")
 
     @promise()
     def resumes_bit_exactly(self) -> None:
@@ -137,20 +137,20 @@ class RunSuite(Suite):
         after = self.whole.losses[SAVED_AT:]
         expect(
             after == self.resumed.losses,
-            f"{self.name}: after a resume at step {SAVED_AT} the losses are {self.resumed.losses}; "
+            f"after a resume at step {SAVED_AT} the losses are {self.resumed.losses}; "
             f"without a kill {after}. Some of its state is not in the checkpoint.",
         )
         differs = differences(self.whole.state, self.resumed.state)
-        expect(not differs, f"{self.name}: these values differ after a resume: {names(differs)}")
+        expect(not differs, f"these values differ after a resume: {names(differs)}")
 
     @promise()
     def tests_change_nothing(self) -> None:
         """A test phase changes no weights, state or random streams."""
-        expect(bool(self.whole.test_losses), f"{self.name}: no test step was made")
+        expect(bool(self.whole.test_losses), "no test step was made")
         changed = self.whole.changed_by_tests
         expect(
             not changed,
-            f"{self.name}: a test phase has changed {names(changed)}. Check `step.train` (in a "
+            f"a test phase has changed {names(changed)}. Check `step.train` (in a "
             f"hook `task.train`) before changing state, and draw from a separate generator.",
         )
 
@@ -165,7 +165,7 @@ class RunSuite(Suite):
         full, first = self.whole.losses[0], self.half.losses[0]
         expect(
             math.isclose(first, full, rel_tol=NEAR, abs_tol=NEAR),
-            f"{self.name}: the first loss is {first:g} in bfloat16 and {full:g} in float32.",
+            f"the first loss is {first:g} in bfloat16 and {full:g} in float32.",
         )
 
     @promise()
@@ -175,7 +175,7 @@ class RunSuite(Suite):
         self._expect_finite(summed, "a run that accumulates")
         # Four steps in epochs of three: updates follow steps 2, 3 (the epoch ends) and 4.
         found = summed.num_updates
-        expect(found == 3, f"{self.name}: 3 groups of batches made {found} updates")
+        expect(found == 3, f"3 groups of batches made {found} updates")
 
     @promise()
     def ranks_stay_equal(self) -> None:
@@ -219,9 +219,9 @@ class RunSuite(Suite):
 
     def _expect_finite(self, outcome: RunOutcome, what: str) -> None:
         finite = len(outcome.losses) > 1 and all(map(math.isfinite, outcome.losses))
-        expect(finite, f"{self.name}: the losses of {what} are {outcome.losses}")
+        expect(finite, f"the losses of {what} are {outcome.losses}")
         low = sorted({each for each in outcome.dtypes if each not in ("float32", "float64")})
-        expect(not low, f"{self.name}: in {what} the loss has dtype {names(low)}")
+        expect(not low, f"in {what} the loss has dtype {names(low)}")
 
     def _expect_equal_ranks(self, ranks: Sequence[RunOutcome], way: str) -> None:
         first, *others = ranks
@@ -231,7 +231,7 @@ class RunSuite(Suite):
             apart += differences(first.loss_state, other.loss_state)
             expect(
                 not apart,
-                f"{self.name}: with {way} ranks differ in {names(apart)}. Update what all ranks "
+                f"with {way} ranks differ in {names(apart)}. Update what all ranks "
                 f"share from the data of all ranks: gather or reduce first.",
             )
 
@@ -240,7 +240,7 @@ class RunSuite(Suite):
         first = ranks[0]
         stuck = [name for name in first.end if torch.equal(first.start[name], first.end[name])]
         stuck = [name for name in stuck if not any(fnmatch(name, each) for each in self.unchanged)]
-        expect(not stuck, f"{self.name}: with {way} these do not change: {names(stuck)}")
+        expect(not stuck, f"with {way} these do not change: {names(stuck)}")
 
     def _expect_close(
         self, one: RunOutcome, other: RunOutcome, this: str, that: str, tolerance: float
@@ -255,7 +255,7 @@ class RunSuite(Suite):
                 far.append(name)
         expect(
             not far,
-            f"{self.name}: the weights with {this} and with {that} differ: {names(far)} "
+            f"the weights with {this} and with {that} differ: {names(far)} "
             f"({len(far)} of {len(other.end)} parameters). Is something computed of a part of the "
             f"images alone? `gather` and `sum_over_ranks` give those of all ranks.",
         )

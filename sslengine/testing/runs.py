@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
+import multiprocessing.forkserver
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -18,13 +21,15 @@ from sslengine.checkpoint import files
 from sslengine.checkpoint.rng import rng_state
 from sslengine.config.compose import Assignment, compose
 from sslengine.config.resolve import Resolved, freeze
+from sslengine.distributed import process_group
+from sslengine.distributed.elastic import start_processes
+from sslengine.distributed.ranks import rank
 from sslengine.engine import loop
 from sslengine.engine.saving import get_state
 from sslengine.engine.services import services_of
 from sslengine.hooks.default import default_hooks
 from sslengine.hooks.events import Hook
 from sslengine.registry import TASKS
-from sslengine.testing.ranks import shared_pool
 from sslengine.testing.state import attributes, copied, differences, flat, outside_state_dict
 
 CPU = torch.device("cpu")
@@ -208,10 +213,26 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def run_on_rank(spec: Spec, folder: str) -> bytes:
-    """Run, and pickle the outcome here: tensors that are sent would keep a file open each."""
-    return pickle.dumps(run(spec, Path(folder)))
+def preload(*modules: str) -> None:
+    """Import these in the server that forks ranks, while this process does something else."""
+    multiprocessing.set_forkserver_preload([*modules, __name__])
+    multiprocessing.forkserver.ensure_running()
 
 
 def run_on_ranks(spec: Spec, folder: Path, ranks: int = 2) -> list[RunOutcome]:
-    return [pickle.loads(each) for each in shared_pool(ranks).run(run_on_rank, spec, str(folder))]
+    """Make the run on so many new processes of this machine, and return the outcome of each."""
+    preload("sslengine.data.augment.compiled")  # once: importing it takes seconds
+    with TemporaryDirectory(prefix="sslengine-ranks-") as outcomes:
+        start_processes(
+            _run_on_rank, (spec, folder, Path(outcomes)), processes=ranks, nodes=1, node_id=0,
+            run_id="test", start_method="forkserver",
+        )  # fmt: skip
+        files = [Path(outcomes, str(number)) for number in range(ranks)]
+        return [pickle.loads(each.read_bytes()) for each in files]
+
+
+def _run_on_rank(spec: Spec, folder: Path, outcomes: Path) -> None:
+    torch.set_num_threads(1)
+    process_group.join("gloo", CPU, timeout_minutes=2)
+    (outcomes / str(rank())).write_bytes(pickle.dumps(run(spec, folder)))
+    process_group.leave()

@@ -16,7 +16,6 @@ from sslengine.hooks.events import Hook
 from sslengine.models.view_trunk import parameters_with_trunk
 from sslengine.testing.component_suites import MethodSuite
 from sslengine.testing.promises import expect
-from sslengine.testing.ranks import RankPool
 from sslengine.testing.run_suite import EXACT, PLAIN
 from sslengine.testing.runs import SAVED_AT, run
 from sslengine.testing.state import copied
@@ -36,10 +35,6 @@ DEPTH = 2
 
 # A module's name, the shape of its output, the number of its parameters, and whether they train.
 Row = tuple[str, str, str, str]
-
-
-class TrialPool(RankPool):
-    imported = ("sslengine.testing.trial",)  # no kernels are compiled: EXACT has none
 
 
 class SameBatch(Hook):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
@@ -14,7 +13,6 @@ from torch.nn import functional as F
 from sslengine.data.augment.transform import MakesViews
 from sslengine.data.batch.collators import default_collate, only_moves
 from sslengine.data.sources.base import DataSource
-from sslengine.distributed.ranks import rank
 from sslengine.hooks.events import Hook
 from sslengine.meters.base import Meter
 from sslengine.methods.base import Method, Step
@@ -47,31 +45,6 @@ class QueueOutside(nn.Module):
         if self.training:
             self.queue = [*self.queue, output.detach().mean(dim=0)][-3:]
         return loss
-
-
-GLOBAL_QUEUE: list[Tensor] = []
-
-
-class QueueInTheModule(nn.Module):
-    """Its queue is a global of its file: nothing of it can be found in the object."""
-
-    def forward(self, output: Tensor, target: Any) -> Tensor:
-        loss = agreement(output) + sum(0.1 * (output @ key).mean() for key in GLOBAL_QUEUE)
-        if self.training:
-            GLOBAL_QUEUE.append(output.detach().mean(dim=0))
-        return loss
-
-
-class CountsSteps(nn.Module):
-    """A number that decides nothing in so few steps, and is wrong after a resume all the same."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.steps = 0
-
-    def forward(self, output: Tensor, target: Any) -> Tensor:
-        self.steps += int(self.training)
-        return agreement(output) * (1.0 if self.steps < 1000 else 0.5)
 
 
 class ForgetsTheHead(nn.Module):
@@ -116,13 +89,6 @@ class MovesAndForgets(MovesInTests):
         return super().forward(output, target)
 
 
-class DrawsInTests(nn.Module):
-    """Takes from the streams of random numbers that training draws from."""
-
-    def forward(self, output: Tensor, target: Any) -> Tensor:
-        return agreement(output + 0.01 * random.random() * torch.randn_like(output))
-
-
 class OwnCentreOnEachRank(nn.Module):
     """A buffer that is to be the same on all ranks, made of what one rank has."""
 
@@ -164,11 +130,6 @@ class OwnCentreBesideIt(PredictsATeacher):
         return super().forward(output, sample, step)
 
 
-class LossInHalf(nn.Module):
-    def forward(self, output: Tensor, target: Any) -> Tensor:
-        return agreement(output).half()
-
-
 class OfOneRank(nn.Module):
     """Compares the images of its own rank alone."""
 
@@ -185,11 +146,6 @@ class ChangesWeights(Hook):
             next(task.base_model.parameters()).mul_(0.99)
 
 
-class DrawsFromTheStreams(Hook):
-    def on_step(self, task: Any) -> None:
-        random.random()
-
-
 class ForgetsItsCount(Hook):
     def __init__(self) -> None:
         self.count = 0
@@ -197,27 +153,6 @@ class ForgetsItsCount(Hook):
     def on_step(self, task: Any) -> None:
         self.count += 1
         task.storage.put_scalar("count", self.count)
-
-
-class WaitsForRankZero(Hook):
-    """Only rank 0 comes to a collective."""
-
-    def on_phase_end(self, task: Any) -> None:
-        if rank() == 0:
-            task.set_loss("TRAIN")
-
-
-class OtherInHalf(nn.Module):
-    """A head whose output depends on the precision of the run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(32, 8)
-
-    def forward(self, features: Tensor) -> Tensor:
-        if torch.is_autocast_enabled("cpu"):
-            return self.linear(features.flatten(1)) + 3.0
-        return self.linear(features.flatten(1))
 
 
 class AcrossImages(nn.Module):
@@ -249,14 +184,6 @@ class HasItsOwnDraws:
         return image.rotate(self.draw.uniform(0, 90))
 
 
-class HoldsALambda:
-    def __init__(self) -> None:
-        self.change = lambda image: image.copy()
-
-    def __call__(self, image: Image.Image) -> Image.Image:
-        return self.change(image)
-
-
 class SaysTwo(MakesViews):
     def __call__(self, image: Image.Image) -> list[Image.Image]:
         return [image, image.copy(), image.copy()]
@@ -268,10 +195,6 @@ class SaysTwo(MakesViews):
 
 def drops_one(batch: Any) -> Any:
     return default_collate(batch[:-1])
-
-
-def reverses(batch: Any) -> Any:
-    return default_collate(batch[::-1])
 
 
 @only_moves("data")
@@ -305,11 +228,6 @@ class HandsOutItsOwn(Pictures):
         return self.kept.setdefault(index, super().image(index))
 
 
-class TooFewLabels(Pictures):
-    def labels(self) -> Any:
-        return np.zeros(5, np.int64)
-
-
 class NamesNoFiles(Pictures):
     def files_of(self, rows: Any) -> list[str]:
         return ["image 0"]
@@ -323,24 +241,6 @@ class HasItsOwnRate(torch.optim.SGD):
         for group in self.param_groups:
             group["lr"] = 0.1
         super().step()
-
-
-class StateOutside(torch.optim.SGD):
-    """Its momentum is an attribute of its own."""
-
-    def __init__(self, params: Any, lr: float = 0.1) -> None:
-        super().__init__(params, lr=lr)
-        self.speed: dict[tuple[int, int], Tensor] = {}
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for place, group in enumerate(self.param_groups):
-            for number, each in enumerate(group["params"]):
-                if each.grad is not None:
-                    key = (place, number)
-                    speed = self.speed.get(key, torch.zeros_like(each)) * 0.9 + each.grad
-                    self.speed[key] = speed
-                    each.sub_(speed, alpha=group["lr"])
 
 
 class MeansOfBatches(Meter):

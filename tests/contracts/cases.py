@@ -9,7 +9,7 @@ import pytest
 
 from sslengine import catalog  # noqa: F401 - declares what ships with sslengine
 from sslengine.registry import Registry
-from sslengine.testing.contract import suite_of
+from sslengine.testing import suite_of
 
 
 class Of(NamedTuple):

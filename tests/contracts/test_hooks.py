@@ -9,7 +9,7 @@ import pytest
 
 from sslengine import hooks
 from sslengine.hooks.events import Hook
-from sslengine.testing.contract import suite_of
+from sslengine.testing import suite_of
 from sslengine.testing.promises import Suite
 from tests.contracts.cases import Of, cases
 

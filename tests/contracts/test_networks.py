@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sslengine.models.build import build_trunk
-from sslengine.registry import HEADS, TRUNKS
+from sslengine.registry import HEADS, OPTIMIZERS, TRUNKS
 from sslengine.testing.promises import Suite
 from tests.contracts.cases import Of, cases, forgotten
 from tests.contracts.test_methods import TINY
@@ -137,3 +137,22 @@ def test_head(tried: Suite, promise: str) -> None:
 def test_none_is_forgotten() -> None:
     assert forgotten(TRUNKS, TRUNKS_SMALL) == []
     assert forgotten(HEADS, HEADS_SMALL) == []
+
+
+OPTIMIZERS_SMALL: dict[str, Of] = {
+    "sgd": Of({"momentum": 0.9, "nesterov": True}),
+    "adam": Of(),
+    "adamw": Of({"betas": [0.9, 0.95]}),
+    "rmsprop": Of(),
+    "lars": Of({"momentum": 0.9}),
+    "sgd with LARC": Of({"use_larc": True, "momentum": 0.9}, component="sgd"),
+}
+
+
+@pytest.mark.parametrize(("tried", "promise"), cases("optimizer", OPTIMIZERS_SMALL, SLOW))
+def test_optimizer(tried: Suite, promise: str) -> None:
+    tried.keep(promise)
+
+
+def test_no_optimizer_is_forgotten() -> None:
+    assert forgotten(OPTIMIZERS, OPTIMIZERS_SMALL) == []

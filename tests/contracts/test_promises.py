@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sslengine.errors import ConfigError, UnknownNameError
-from sslengine.testing import BrokenPromise, check, contract
-from sslengine.testing.contract import suite_of
+from sslengine.testing import SUITES, BrokenPromise, check, contract, suite_of
+from sslengine.testing.promises import promises
+from sslengine.testing.run_suite import RunSuite
 from tests.contracts import broken
 from tests.tail import slow_but
 
 PICTURES = f"{broken.__name__}:Pictures"
 METHODS: list[tuple[Any, str, str]] = [
     (broken.QueueOutside, "resumes_bit_exactly", r"QueueOutside\.queue.*: not in the state dict"),
-    (broken.CountsSteps, "resumes_bit_exactly", r"CountsSteps\.steps: not in the state dict"),
-    (broken.QueueInTheModule, "resumes_bit_exactly", "the losses are .* without a kill"),
     (broken.ForgetsTheHead, "trains_every_parameter", "finds no gradient"),
     (broken.NotANumber, "trains_with_finite_losses", "the loss of iteration 3 is not finite"),
     (broken.MovesInTests, "tests_change_nothing", r"a test phase has changed loss\.centre"),
-    (broken.DrawsInTests, "tests_change_nothing", r"has changed random streams"),
-    (broken.LossInHalf, "trains_with_finite_losses", "the loss has dtype float16"),
     (broken.OwnCentreOnEachRank, "ranks_stay_equal", "ranks differ in centre"),
     (broken.OfOneRank, "ranks_equal_one_process", "4 ranks and with one process differ"),
     (broken.OfOneRank, "accumulation_equals_one_large_batch", "the weights with accumulation and"),
@@ -39,20 +41,15 @@ def test_a_method_that_breaks_a_promise_is_refused(component: Any, promise: str,
 
 
 OTHERS: list[tuple[str, Any, str, str]] = [
-    ("head", broken.OtherInHalf, "first_loss_is_close_in_bfloat16", "in bfloat16 and"),
     ("head", broken.AcrossImages, "treats_images_independently", "depends on the other images"),
     ("transform", broken.Mutates, "does_not_change_its_input", "changed its input: data.0"),
     ("transform", broken.HasItsOwnDraws, "resumes_within_an_epoch", "from the second batch on"),
-    ("transform", broken.HoldsALambda, "does_not_depend_on_workers", "pickle"),
     ("transform", broken.SaysTwo, "makes_the_declared_number_of_views", "3 views, not 2"),
     ("collator", broken.drops_one, "keeps_each_sample", r"the samples \[0, 1, 2\]"),
-    ("collator", broken.reverses, "keeps_each_sample", r"the samples \[3, 2, 1, 0\]"),
     ("collator", broken.changes_pixels, "keeps_pixels_if_declared", "it changes pixels"),
     ("source", broken.HandsOutItsOwn, "returns_the_same_image_each_time", "when read again"),
-    ("source", broken.TooFewLabels, "has_a_label_for_each_image", "5 labels for 6 images"),
     ("source", broken.NamesNoFiles, "knows_its_files", "files_of names image 0, which is no file"),
     ("optimizer", broken.HasItsOwnRate, "follows_the_learning_rate", "of zero it changes"),
-    ("optimizer", broken.StateOutside, "resumes_bit_exactly", "the losses are"),
     (
         "meter",
         broken.MeansOfBatches,
@@ -61,7 +58,6 @@ OTHERS: list[tuple[str, Any, str, str]] = [
     ),
     ("meter", broken.CountsOutside, "resumes_from_its_state_dict", "differ after a resume: mean"),
     ("hook", broken.ChangesWeights, "does_not_change_the_run", "it changes the run"),
-    ("hook", broken.DrawsFromTheStreams, "does_not_change_the_run", r"ranks\.0\.rng"),
     ("hook", broken.ForgetsItsCount, "resumes_its_state", r"ForgetsItsCount\.count: not in"),
 ]
 
@@ -134,3 +130,46 @@ def test_what_is_tried_without_a_run_takes_nothing_of_one(
 ) -> None:
     with pytest.raises(ConfigError, match="have no effect"):
         suite_of(kind, component, **given)
+
+
+DOC = Path(__file__).resolve().parents[2] / "docs" / "testing.md"
+METHOD = """
+from torch import nn
+
+class MyLoss(nn.Module):
+    def __init__(self, weight=1.0):
+        super().__init__()
+        self.weight, self.steps = weight, 0
+
+    def forward(self, output, target):
+        self.steps += self.training
+        one, two = output.chunk(2)
+        return self.weight * (one - two).square().mean()
+"""
+
+
+def test_every_kind_and_every_promise_is_there() -> None:
+    text = DOC.read_text()
+    assert [kind for kind in SUITES if f"`{kind}`" not in text] == []
+    shipped = {name for suite in SUITES.values() for name in promises(suite)}
+    told = {name for name in re.findall(r"`([a-z_0-9]+)`", text) if name.count("_") > 1}
+    assert shipped <= set(re.findall(r"`([a-z_0-9]+)`", text))
+    assert told - shipped == set()
+    of_runs = promises(RunSuite).items()
+    assert all(always != (f"`{name}` (`also`)" in text) for name, always in of_runs)
+
+
+@pytest.mark.slow
+def test_the_test_that_it_shows(tmp_path: Path) -> None:
+    """It finds that the steps are counted outside the state dict, and nothing else."""
+    (code,) = re.findall(r"```python\n(.*?)```", DOC.read_text(), re.DOTALL)
+    (tmp_path / "my_loss.py").write_text(METHOD)
+    (tmp_path / "test_my_loss.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_loss.py", "-k", "finite or resumes or tests"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{DOC.parents[1]}"},
+    )  # fmt: skip
+    failed = re.findall(r"^FAILED .*\[(\w+)\]", done.stdout, re.MULTILINE)
+    assert failed == ["resumes_bit_exactly"], done.stdout
+    assert "MyLoss.steps: not in the state dict" in done.stdout

@@ -14,7 +14,7 @@ import pytest
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import SplitOptions
 from sslengine.registry import DATA_SOURCES
-from sslengine.testing.contract import suite_of
+from sslengine.testing import suite_of
 from sslengine.testing.promises import Suite
 from tests.data.pictures import picture
 from tests.data.sources.every import COUNT, EVERY, INSTALLED, OF_PICTURES, STREAMS, file_list, mnist

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from sslengine.contrib.mmengine import parse
 from sslengine.errors import ConfigError, TrainingError
-from sslengine.python.task import PythonTask
+from sslengine.python.fit import PythonTask
 from tests.engine.tasks import Seen, begin, make_batch
 from tests.engine.test_loss_dict import Scores
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sslengine.engine import loop
 from sslengine.errors import ConfigError, TrainingError
 from sslengine.hooks.gradients import FreezeParameters
-from sslengine.python.task import PythonTask
+from sslengine.python.fit import PythonTask
 from tests.config.recipes import resolved
 from tests.contrib.several import NAME, Gan, GanLoss, constant, of_run
 from tests.engine.runs import Stop, Watch, make_task, same, train, weights

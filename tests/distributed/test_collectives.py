@@ -128,14 +128,3 @@ def test_what_ranks_tell_each_other(two_ranks: RankPool) -> None:
             "barrier": None,
             "world": 2,
         }
-
-
-def test_one_process_alone_gets_its_own_back() -> None:
-    rows = _rows(0).requires_grad_()
-    assert collectives.gather(rows).rows is rows
-    assert collectives.sum_over_ranks(rows) is rows
-    assert collectives.gather_objects("x") == ["x"]
-    assert collectives.broadcast_object("x") == "x"
-    assert collectives.any_rank(True)
-    assert collectives.sum_in_place(torch.tensor(2)).item() == 2
-    collectives.barrier()

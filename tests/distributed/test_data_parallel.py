@@ -68,21 +68,6 @@ def test_a_step_that_goes_past_ddp_is_refused(two_ranks: RankPool) -> None:
     two_ranks.run(_past_ddp)
 
 
-def _unused_on_one_rank() -> list[Tensor | None]:
-    model = nn.ModuleList([nn.Linear(2, 1, bias=False), nn.Linear(2, 1, bias=False)]).double()
-    for layer in model:
-        nn.init.ones_(layer.weight)
-    model[rank()](torch.ones(1, 2, dtype=torch.float64)).sum().backward()
-    data_parallel.manual_gradient_all_reduce(model)
-    return [layer.weight.grad for layer in model]
-
-
-def test_by_hand_a_gradient_that_a_rank_lacks_counts_as_zero(two_ranks: RankPool) -> None:
-    for gradients in two_ranks.run(_unused_on_one_rank):
-        for gradient in gradients:
-            assert torch.equal(gradient, torch.full((1, 2), 0.5, dtype=torch.float64))
-
-
 def _of_some_ranks() -> list[bool]:
     """Three parameters, of two types: of all ranks, of the last alone, of none."""
     last = rank() == world_size() - 1

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.distributed.launcher.api import LaunchConfig
 
 from sslengine.distributed import elastic
 from sslengine.distributed.elastic import start_processes
@@ -110,20 +110,6 @@ def test_a_users_mistake_and_a_signal_are_not_tried_again(
     assert str(told.value).startswith(text)
     assert "Traceback" not in str(told.value)
     assert (tmp_path / "starts1").read_text() == "x"
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(120)
-def test_below_an_agent_that_restarts_ranks_itself_they_find_each_other_again(
-    tmp_path: Path,
-) -> None:
-    """As torchrun --max-restarts does: its store outlives the attempt that failed."""
-    config = LaunchConfig(
-        min_nodes=1, max_nodes=1, nproc_per_node=2, run_id="test", rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0", max_restarts=2, start_method="spawn",
-    )  # fmt: skip
-    elastic_launch(config, fail_at_first)(tmp_path, "bug")
-    assert (tmp_path / "starts1").read_text() == "xx"
 
 
 def _node(node_id: int, port: int, folder: Path) -> None:

@@ -1,15 +1,20 @@
+"""The last collectives of each rank and the stacks of its threads, in files."""
+
 from __future__ import annotations
 
+import json
 import socket
 from pathlib import Path
 
 import pytest
 import torch
+from torch._C import _distributed_c10d
 
-from sslengine.distributed import process_group
-from sslengine.distributed.collectives import sum_over_ranks
+from sslengine.distributed import process_group, ranks
+from sslengine.distributed.collectives import sum_in_place, sum_over_ranks
+from sslengine.distributed.elastic import start_processes
 from sslengine.distributed.process_group import open_store
-from sslengine.distributed.ranks import initialized, rank
+from sslengine.distributed.ranks import initialized, pick_device, rank
 from sslengine.errors import LaunchError
 from tests.ranks import RankPool, free_port
 
@@ -75,3 +80,69 @@ def test_the_store_of_one_machine_is_not_on_its_network() -> None:
     other.set("key", "value")
     assert again.get("key") == b"value"
     assert _listening(store.port) == {"0100007F"}
+
+
+def _who() -> tuple[int, int, int, bool, bool]:
+    return (
+        ranks.rank(),
+        ranks.world_size(),
+        ranks.local_rank(),
+        ranks.is_primary(),
+        ranks.initialized(),
+    )
+
+
+def test_each_rank_knows_itself(two_ranks: RankPool) -> None:
+    assert two_ranks.run(_who) == [(0, 2, 0, True, True), (1, 2, 1, False, True)]
+
+
+def test_auto_takes_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    assert pick_device("auto") == pick_device("cpu") == torch.device("cpu")
+    for name in ("gpu", "mps"):
+        with pytest.raises(LaunchError, match=f"config.MACHINE.DEVICE is {name}"):
+            pick_device(name)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert pick_device("auto") == pick_device("mps") == torch.device("mps")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert pick_device("auto") == torch.device("cpu")  # Apple's GPU is for one process
+
+
+def test_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(LaunchError, match="has 2 GPUs.*NUM_PROC_PER_NODE=2"):
+        pick_device("gpu")
+
+
+def _keep(folder: Path) -> None:
+    process_group.join("gloo", torch.device("cpu"), timeout_minutes=1)
+    sum_in_place(torch.ones(3, 5))
+    sum_in_place(torch.ones(7))
+    assert process_group.keep_record(folder) is not None
+    process_group.leave()
+
+
+def test_what_was_reduced_last_is_last_and_stacks_name_the_function(tmp_path: Path) -> None:
+    start_processes(_keep, (tmp_path,), processes=2, nodes=1, node_id=0, run_id="test")
+    for number in (0, 1):
+        about, *entries = map(
+            json.loads,
+            (tmp_path / f"flight_recorder/rank{number}.json").read_text().split("\n")[:-1],
+        )
+        assert about["rank"] == number
+        assert "in _keep" in (tmp_path / f"flight_recorder/rank{number}.txt").read_text()
+        if hasattr(_distributed_c10d, "_dump_fr_trace_json"):
+            assert [each["input_sizes"] for each in entries[-2:]] == [[[3, 5]], [[7]]]
+            assert all("all_reduce" in each["profiling_name"] for each in entries[-2:])
+
+
+def test_a_disk_that_cannot_be_written_does_not_hide_the_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_group, "world_size", lambda: 2)
+    (tmp_path / "flight_recorder").write_text("a file")
+    assert process_group.keep_record(tmp_path) is None

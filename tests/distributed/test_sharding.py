@@ -13,7 +13,6 @@ from sslengine.distributed.ranks import rank, world_size
 from sslengine.distributed.sharding import (
     Policy,
     copy_into,
-    gathered,
     is_sharded,
     like,
     local,
@@ -93,21 +92,6 @@ def test_values_go_into_shards_and_back(two_ranks: RankPool) -> None:
     for values in two_ranks.run(_to_and_fro):
         for value in values:
             assert torch.equal(value, torch.arange(24.0).view(6, 4))
-
-
-def _gather() -> tuple[bool, Tensor, bool]:
-    net = _sharded(_net())
-    with gathered(net[0]):
-        inside = not is_sharded(net[0].weight)
-        out = nn.functional.linear(_images(0), net[0].weight, net[0].bias)
-    return inside, out.detach(), is_sharded(net[0].weight)
-
-
-def test_a_unit_can_be_used_outside_of_its_forward(two_ranks: RankPool) -> None:
-    for inside, out, after in two_ranks.run(_gather):
-        assert inside
-        assert after
-        assert torch.allclose(out, _net()[0](_images(0)))
 
 
 def _gradients(meet: list[bool]) -> list[Tensor]:

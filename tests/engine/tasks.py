@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sslengine.hooks.events import Hook
 from sslengine.methods.foreign import FunctionLoss
-from sslengine.python.task import GivenParts, PythonTask
+from sslengine.python.fit import GivenParts, PythonTask
 from tests.config.recipes import resolved
 from tests.engine.runs import CPU
 

@@ -15,7 +15,7 @@ from sslengine.distributed.collectives import gather
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.engine import loop
 from sslengine.errors import ConfigError
-from sslengine.python.task import PythonTask
+from sslengine.python.fit import PythonTask
 from tests.engine.runs import Watch, make_task
 from tests.engine.tasks import Seen, at, begin
 from tests.ranks import RankPool

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from sslengine.engine.loss_dict import sum_of_losses
 from sslengine.errors import TrainingError
-from sslengine.python.task import PythonTask
+from sslengine.python.fit import PythonTask
 from tests.engine.tasks import Seen, begin, make_batch
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from sslengine.engine.step import multi_input_sample, single_input_sample
 from sslengine.errors import DataError, TrainingError
 from sslengine.hooks.timing import STAGES
-from sslengine.python.task import PythonTask
+from sslengine.python.fit import PythonTask
 from tests.engine.tasks import ListModel, Seen, at, begin, make_batch
 
 

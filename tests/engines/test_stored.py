@@ -21,10 +21,9 @@ from sslengine.engines.features import pixels
 from sslengine.engines.stored import Network, StoredSplit, store_split
 from sslengine.evaluate import store as module
 from sslengine.evaluate.store import Store
-from sslengine.testing.ranks import RankError
 from tests.data.pictures import picture, write_picture
 from tests.engines.runs import make_run, screen
-from tests.ranks import RankPool
+from tests.ranks import RankError, RankPool
 
 IMAGES = 19
 MEANS = Network("means", lambda images: {"mean": images.mean((2, 3))}, {"what": "means"})

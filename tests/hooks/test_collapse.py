@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sslengine.hooks.collapse import LogCollapse
 from sslengine.monitor.collapse import SPECTRA
-from sslengine.python.task import PythonTask
+from sslengine.python.fit import PythonTask
 from tests.engine.tasks import begin
 
 

@@ -18,7 +18,7 @@ from sslengine.hooks import eval_mode
 from sslengine.hooks.default import default_hooks
 from sslengine.hooks.eval_mode import PreciseBatchNorm, refresh
 from sslengine.hooks.events import Hook
-from sslengine.python.task import PythonTask
+from sslengine.python.fit import PythonTask
 from tests.config.recipes import resolved
 from tests.engine.runs import Stop, Watch, make_task, same, train, weights
 from tests.engine.tasks import begin

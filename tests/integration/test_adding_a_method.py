@@ -227,19 +227,6 @@ def _symmetric(folder: Path, **options: float) -> list[float]:
     return losses
 
 
-def test_a_function_gets_its_arguments_from_yaml(tmp_path: Path) -> None:
-    given = []
-
-    @register_train_step("weighted_train_step")
-    def step(task: Any, weight: float = 1.0) -> Any:
-        given.append(weight)
-        return task
-
-    trainer = {"TRAIN_STEP_NAME": "weighted_train_step", "weighted_train_step": {"weight": 0.5}}
-    make_task(tmp_path, [], TRAINER=trainer).parts.train_step_function(None)
-    assert given == [0.5]
-
-
 def _without(stage: str) -> Any:
     """Return a train step that leaves a stage out."""
     return type("PartOfAStep", (TrainStep,), {stage: lambda *_: None})
@@ -264,17 +251,6 @@ def test_a_step_that_does_not_train_is_an_error(
     with pytest.raises(TrainingError, match=message):
         loop.run(task)
     assert task.iteration < accumulate
-
-
-def test_a_function_is_a_step_and_may_return_nothing(tmp_path: Path) -> None:
-    def step(task: Any) -> None:
-        TrainStep()(task)
-
-    with as_before(TRAIN_STEPS):
-        register_train_step("whole_step")(step)
-        task = make_task(tmp_path, [], TRAINER={"TRAIN_STEP_NAME": "whole_step"})
-    loop.run(task)
-    assert task.num_updates == task.iteration > 0
 
 
 # ---- docs/metrics.md followed to the letter, with a smaller config.
@@ -393,10 +369,3 @@ def test_the_command_trains(says: str, number: int, tmp_path: Path) -> None:
 def test_all_commands_that_train_are_tried() -> None:
     training = [number for number, text in enumerate(COMMANDS) if "run_distributed" in text]
     assert training == sorted(LAUNCHED.values())
-
-
-def test_the_other_commands_exist() -> None:
-    for text in re.findall(r"`(tools/\S+\.py)", DISTRIBUTED_PAGE) + re.findall(
-        r"python (tools/\S+\.py)", DISTRIBUTED_PAGE
-    ):
-        assert (ROOT / text).is_file(), text

@@ -1,4 +1,4 @@
-"""A hundred and more mistakes, and what the command says of each: what, where, what was expected.
+"""Many mistakes, and what the command says of each: what, where, what was expected.
 
 Each row is the real command line on a small run. The status, parts of the message, and how far it
 may have come: `config`, before torch is needed or anything is launched; `check`, before any data is
@@ -7,13 +7,11 @@ read, a process started or a folder made; `run`, where something had to be read 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 import yaml
 from PIL import Image
@@ -48,8 +46,6 @@ LISTED = f"config.DATA.TRAIN.DATA_SOURCES=[disk_filelist] {PATHS}"
 COMMAND_LINE = [
     row("config=tyni", "config=tyni: there is no such config file", "'tiny'"),
     row("config=", "config=", "expected the name of a file"),
-    row("config=null", "config=null: expected"),
-    row("config=[tiny,tiny]", "config=[tiny,tiny]"),
     row("config=tiny nonsense", "'nonsense' is not KEY=VALUE"),
     row("config=tiny config.A=[1", "command line", "Write KEY=VALUE"),
     row("config=tiny config=overlay", "config=... selects one file"),
@@ -58,22 +54,17 @@ COMMAND_LINE = [
     row("SEED_VALUE=1", "SEED_VALUE: unknown key. Did you mean 'config.SEED_VALUE'"),
     row("config.SEED=1", "config.SEED: unknown key. Did you mean 'SEED_VALUE'"),
     row("engine_name=trian", "engine_name", "'train'"),
-    row("node_id=one", "node_id: expected"),
     row("~config.SEED_VALUE", "~config.SEED_VALUE: a key of sslengine cannot be deleted"),
     row(f"{TRANSFORMS}.9.size=3", f"{TRANSFORMS}.9: the list has 4 entries"),
     row("config.SEED_VALUE.x=1", "config.SEED_VALUE is a value, not a section"),
-    row("config.SEED_VALUE=1,x", "config.SEED_VALUE: expected"),
 ]
 
 FILES = [
     row("config=latin", "latin.yaml: not UTF-8 text"),
     row("config=broken", "broken", "not valid YAML"),
-    row("config=nothing", "config: expected", "nothing.yaml"),
     row("config=number", "config: expected", "number.yaml"),
     row("config=circle", "config=circle", "circle"),
-    row("config=itself", "config=itself", "form a cycle"),
     row("config=alias", "alias.yaml: an alias (*NAME) is inside the value that it refers to"),
-    row("config=deep_alias", "deep_alias.yaml: an alias"),
     row("config=list_at_top", "list_at_top"),
     row("config=two_lengths", "the length of the run is given twice"),
     row("config=interpolated", "interpolation", "NOT_THERE"),
@@ -82,78 +73,52 @@ FILES = [
 VALUES = [
     row("config.OPTIMIZER.num_epoch=3", "config.OPTIMIZER.num_epoch: unknown key", "'num_epochs'"),
     row("config.OPTIMIZER.num_epochs=many", "config.OPTIMIZER.num_epochs: expected"),
-    row("config.OPTIMIZER.num_epochs=0", "config.OPTIMIZER.num_epochs: expected"),
-    row("config.OPTIMIZER.num_epochs=-3", "config.OPTIMIZER.num_epochs: expected"),
-    row("config.OPTIMIZER.num_epochs=99999999999", "num_epochs: expected"),
-    row("config.OPTIMIZER.num_epochs=1.5", "config.OPTIMIZER.num_epochs: expected"),
     row("config.OPTIMIZER.num_epochs=null", "config.OPTIMIZER.num_epochs: the run has no length"),
     row("config.OPTIMIZER.accumulate=0", "config.OPTIMIZER.accumulate: expected"),
-    row("config.OPTIMIZER.weight_decay=inf", "OPTIMIZER.weight_decay: expected"),
     row("config.OPTIMIZER.weight_decay=nan", "OPTIMIZER.weight_decay: expected"),
-    row("config.OPTIMIZER.weight_decay=-1", "config.OPTIMIZER.weight_decay: expected"),
-    row("config.OPTIMIZER.momentum=1.5", "config.OPTIMIZER.momentum: expected"),
     row("config.OPTIMIZER.betas=[0.9]", "config.OPTIMIZER.betas: expected"),
     row("config.OPTIMIZER.name=agd", "config.OPTIMIZER.name", "'sgd'"),
-    row("config.OPTIMIZER.name=os:getcwd", "config.OPTIMIZER.name: 'os:getcwd' cannot be used as optimizer"),
     row("config.OPTIMIZER.args={x: 1}", "config.OPTIMIZER.args.x: ", "takes no such argument"),
     row(f"{LR}.name=cosin", "'cosin'", "'cosine'"),
     row(f"{LR}.start_value=nan", f"{LR}.start_value: expected"),
-    row(f"{LR}.start_value=fast", f"{LR}.start_value: expected"),
     row(f"{LR}.name=multistep {LR}.values=[1,2] {LR}.milestones=[3,4]", f"{LR}", "milestones"),
     row(f"{LR}.update_interval=minute", f"{LR}.update_interval: expected"),
-    row("config.SEED_VALUE=99999999999999999999999", "config.SEED_VALUE: expected"),
-    row("config.SEED_VALUE=one", "config.SEED_VALUE: expected"),
-    row("config.LOG_FREQUENCY=0", "config.LOG_FREQUENCY: expected"),
     row("config.TEST_EVERY_NUM_ITERATIONS=3", "config.TEST_EVERY_NUM_ITERATIONS: requires TEST_MODEL"),
-    row("config.EXPECTED_RESULTS=[loss]", "config.EXPECTED_RESULTS.0: expected"),
-    row("config.CHECKPOINT.CHECKPOINT_FREQUENCY=0", "CHECKPOINT_FREQUENCY: expected"),
     row("config.CHECKPOINT.BEST.METRIC=loss", "config.CHECKPOINT.BEST.METRIC: expected"),
-    row("config.CHECKPOINT.BACKEND=s3", "config.CHECKPOINT.BACKEND: expected"),
     row("config.HOOKS.EMA_MODEL.SAVE_EMA_MODEL=true", "EMA_MODEL.SAVE_EMA_MODEL: expected"),
     row("config.HOOKS.EARLY_STOPPING.MONITOR=loss", "config.HOOKS.EARLY_STOPPING.MONITOR: "),
     row("config.HOOKS.EXTRA=[nohook]", "config.HOOKS.EXTRA.0", "there is no hook named 'nohook'"),
     row("config.HOOKS.EXTRA=[os:getcwd]", "config.HOOKS.EXTRA.0: 'os:getcwd' cannot be used as hook"),
     row("config.HOOKS.EXTRA=[{x: 1}]", "config.HOOKS.EXTRA.0: this entry has no `name`"),
     row("config.HOOKS.WRITERS=[jsn]", "config.HOOKS.WRITERS.0", "'json'"),
-    row("config.HOOKS=3", "config.HOOKS: expected"),
     row("config.METERS.names=[acuracy_list_meter]", "config.METERS.names", "accuracy_list_meter"),
-    row("config.PLUGINS=no_such_module", "config.PLUGINS: expected"),
     row("config.PLUGINS=[no_such_module]", "config.PLUGINS.0: importing 'no_such_module'"),
     row("config.PLUGINS=[plugin_that_raises]", "config.PLUGINS.0: importing 'plugin_that_raises'",
         "ZeroDivisionError", "plugin_that_raises.py, line 2"),
-    row("config.PLUGINS=[plugin_of_vissl]", "config.PLUGINS.0", "No module named 'vissl'"),
-    row("config.PLUGINS=[plugin_with_typo]", "config.PLUGINS.0", "SyntaxError"),
 ]  # fmt: skip
 
 METHODS_AND_MODELS = [
     row("config.LOSS.name=simclr_info_nse_loss", "config.LOSS.name", "'simclr_info_nce_loss'"),
     row("config.LOSS.name=''", "config.LOSS.name: standard_train_step requires a loss"),
     row("config.LOSS.name=os:getcwd", "config.LOSS.name: 'os:getcwd' cannot be used as loss"),
-    row("config.LOSS.name=os:sep", "config.LOSS.name: 'os:sep' cannot be used as loss"),
     row("config.LOSS.name=collections:OrderedDict", "OrderedDict' cannot be used as loss", "derives from Module"),
-    row("config.LOSS.name=nowhere:Loss", "config.LOSS.name: importing 'nowhere'"),
     row("config.LOSS.name=torch.nn:Los", "config.LOSS.name: module 'torch.nn' has no 'Los'"),
     row("config.LOSS.simclr_info_nce_loss.temprature=1", "temprature: unknown key", "'temperature'"),
     row("config.LOSS.simclr_info_nce_loss.temperature=0", "temperature: expected"),
-    row("config.LOSS.simclr_info_nce_loss=3", "config.LOSS.simclr_info_nce_loss: expected"),
     row("config.LOSS.name=swav_loss", "config.MODEL.HEAD.PARAMS", "swav_head"),
     row("config.TRAINER.TRAIN_STEP_NAME=standard_train_stp", "config.TRAINER.TRAIN_STEP_NAME",
         "'standard_train_step'"),
-    row("config.TRAINER.TASK_NAME=x", "config.TRAINER.TASK_NAME", "there is no task named 'x'"),
     row("config.MODEL.TRUNK.NAME=resnett", "config.MODEL.TRUNK.NAME", "'resnet'"),
     row("config.MODEL.TRUNK.NAME=os:getcwd", "config.MODEL.TRUNK.NAME: 'os:getcwd' cannot be used as trunk"),
-    row("config.MODEL.TRUNK.RESNETS.DEPTH=51", "RESNETS.DEPTH: expected"),
     row("config.MODEL.TRUNK.RESNETS.WIDTH_MULTIPLIER=0", "leaves a layer without channels"),
     row("config.MODEL.TRUNK.VISION_TRANSFORMERS.NUM_HEADS=7", "7 heads do not divide"),
     row("config.MODEL.HEAD.PARAMS=[[mlpp,{dims: [32,8]}]]", "config.MODEL.HEAD.PARAMS", "'mlp'"),
     row("config.MODEL.HEAD.PARAMS=[[mlp,{dimms: [32,8]}]]", "dimms: ", "takes no such argument"),
-    row("config.MODEL.HEAD.PARAMS=[[mlp,{dims: wide}]]", "dims: expected", "'wide'"),
     row("config.MODEL.HEAD.PARAMS=[[mlp,{dims: [32]}]]", "two or more widths", phase=CHECK),
     row("config.MODEL.HEAD.PARAMS=[[mlp,{dims: [31,8]}]]", "config.MODEL.HEAD.PARAMS", "31",
         "(4, 32)", phase=CHECK),
     row("config.MODEL.HEAD.PARAMS=[[mlp,{dims: [32,8]}],[mlp,{dims: [9,8]}]]",
         "config.MODEL.HEAD.PARAMS", "width 9", phase=CHECK),
-    row("config.MODEL.HEAD.PARAMS=mlp", "config.MODEL.HEAD.PARAMS"),
     row("config.MODEL.MULTI_INPUT_HEAD_MAPPING=[[data,[res9]]]", "no feature 'res9'", "'res5'",
         phase=CHECK),
     row("config.MODEL.FEATURE_EVAL_SETTINGS.EVAL_MODE_ON=true config.MODEL.FEATURE_EVAL_SETTINGS."
@@ -162,9 +127,6 @@ METHODS_AND_MODELS = [
         "LINEAR_EVAL_FEAT_POOL_OPS_MAP=[[res5,[MeanPool,[]]]]", "there is no pooling 'MeanPool'"),
     row("config.MODEL.NON_TRAINABLE_PARAMS=[trunk.nothing]", "config.MODEL.NON_TRAINABLE_PARAMS",
         "trunk.nothing", phase=CHECK),
-    row("config.MODEL.WEIGHTS_INIT.STATE_DICT_KEY_NAME=3", "STATE_DICT_KEY_NAME: expected"),
-    row("config.MODEL.INPUT_TYPE=lab", "config.MODEL.INPUT_TYPE: expected"),
-    row("config.MODEL.GRAD_CLIP.MAX_NORM=nan", "GRAD_CLIP.MAX_NORM: expected"),
     row("config.MODEL.WEIGHTS_INIT.PARAMS_FILE=not_there.torch", "there is no file",
         "not_there.torch"),
     row("config.MODEL.WEIGHTS_INIT.PARAMS_FILE=s3://mine/vit.torch", "download the file"),
@@ -173,7 +135,6 @@ METHODS_AND_MODELS = [
 
 DATA = [
     row(f"{TRANSFORMS}.1.size=ninety", f"{TRANSFORMS}.1", "RandomResizedCrop", phase=CHECK),
-    row(f"{TRANSFORMS}.1.sise=8", f"{TRANSFORMS}.1.sise: ", "'size'"),
     row(f"{TRANSFORMS}.1.name=RandomResizeCrop", f"{TRANSFORMS}.1", "'RandomResizedCrop'"),
     row(f"{TRANSFORMS}.1.name=RandomCrop {TRANSFORMS}.1.size=4096", f"{TRANSFORMS}.1", "larger than",
         phase=CHECK),
@@ -186,14 +147,9 @@ DATA = [
         "{name: Normalize, mean: [0,0,0], std: [1,1,1]}] config.LOSS.name=CrossEntropyLoss "
         "config.DATA.TRAIN.COLLATE_FUNCTION=default_collate",
         f"{TRANSFORMS}.1 (Normalize)", "IMAGE_MODE is L", phase=CHECK),
-    row("config.DATA.TRAIN.IMAGE_MODE=CMYK", "config.DATA.TRAIN.IMAGE_MODE: expected"),
     row("config.DATA.TRAIN.COLLATE_FUNCTION=simclr_colator", "COLLATE_FUNCTION", "simclr_collator"),
-    row("config.DATA.TRAIN.COLLATE_FUNCTION_PARAMS={x: 1}", "COLLATE_FUNCTION_PARAMS.x: "),
-    row("config.DATA.TRAIN.BATCHSIZE_PER_REPLICA=0", "BATCHSIZE_PER_REPLICA: expected"),
     row("config.DATA.TRAIN.BATCHSIZE_PER_REPLICA=64", "fewer than the global batch of 64",
         phase=RUN, status=1),
-    row("config.DATA.TRAIN.DATA_LIMIT=0", "config.DATA.TRAIN.DATA_LIMIT: expected"),
-    row("config.DATA.TRAIN.LABEL_TYPE=strange", "config.DATA.TRAIN.LABEL_TYPE: expected"),
     row("config.DATA.TRAIN.DATA_SOURCES=[disk_foldr]", "config.DATA.TRAIN.DATA_SOURCES", "'disk_f"),
     row("config.DATA.TRAIN.DATA_SOURCES=disk_folder", "expected list[str]", "[disk_folder]"),
     row("config.DATA.TRAIN.DATA_SOURCES=[]", "config.DATA.TRAIN.DATA_SOURCES is empty", phase=RUN,
@@ -201,23 +157,17 @@ DATA = [
     row(f"{PATHS}=[images]", f"{PATHS}.0: the source 'synthetic' makes its images"),
     row(f"{PATHS}=[a,b]", f"{PATHS}: expected"),
     row("config.DATA.TRAIN.LABEL_SOURCES=[disk_folder]", "LABEL_SOURCES.0: 'disk_folder' does not"),
-    row("config.DATA.TRAIN.READ_RETRIES=-1", "config.DATA.TRAIN.READ_RETRIES: expected"),
-    row("config.DATA.TRAIN.MAX_INVALID_SHARE=2", "MAX_INVALID_SHARE: expected"),
     row("config.DATA.TRAIN.IMAGE_COLUMN=photo", "config.DATA.TRAIN.IMAGE_COLUMN: ", "synthetic"),
     row("config.DATA.TRAIN.DATA_SOURCES=[torchvision_dataset] config.DATA.TRAIN.EXIF_ROTATION=true",
         "config.DATA.TRAIN.EXIF_ROTATION: ", "torchvision_dataset"),
-    row("config.DATA.NUM_DATALOADER_WORKERS=-1", "config.DATA.NUM_DATALOADER_WORKERS: expected"),
     row("config.DATA.AUGMENT_BACKEND=numbba", "config.DATA.AUGMENT_BACKEND", "numba"),
     row(f"{FOLDER}=[empty]", f"{PATHS}.0: no image in empty", ".jpg", phase=RUN, status=1),
     row(f"{FOLDER}=[not_there]", f"{PATHS}.0", "not_there", phase=RUN),
     row(f"{LISTED}=[imges/list.npy]", f"{PATHS}.0", "'images'", phase=RUN),
     row(f"config.DATA.TRAIN.DATA_SOURCES=[array_file] {PATHS}=[none.npy]", "none.npy", phase=RUN),
-    row(f"config.DATA.TRAIN.DATA_SOURCES=[webdataset] {PATHS}=[none.tar]", "none.tar", phase=RUN),
-    row(f"config.DATA.TRAIN.DATA_SOURCES=[video] {PATHS}=[none]", "'none'", phase=RUN),
     row(f"{FOLDER}=[a_file]", f"{PATHS}.0", "a file, not a folder", phase=RUN, status=1),
     row(f"{LISTED}=[images]", f"{PATHS}.0", "disk_folder", phase=RUN, status=1),
     row(f"{LISTED}=[text.npy]", f"{PATHS}.0", "not a .npy file", phase=RUN, status=1),
-    row(f"{LISTED}=[numbers.npy]", f"{PATHS}.0", "must hold a list of paths", phase=RUN, status=1),
     row(f"{FOLDER}=[unreadable] config.DATA.TRAIN.READ_RETRIES=0 config.DATA.TRAIN.DATA_LIMIT=-1 "
         "config.DATA.TRAIN.BATCHSIZE_PER_REPLICA=1", "unreadable/a.jpg", phase=RUN,
         status=1),
@@ -232,15 +182,9 @@ MACHINE = [
     row("config.MACHINE.DEVICE=gpu", "config.MACHINE.DEVICE is gpu", phase=RUN, status=1),
     row("config.MODEL.AMP_PARAMS.USE_AMP=true config.MODEL.AMP_PARAMS.AMP_TYPE=pytorch",
         "config.MODEL.AMP_PARAMS", "fp16 requires a CUDA GPU", phase=RUN),
-    row("config.DISTRIBUTED.NUM_PROC_PER_NODE=0", "NUM_PROC_PER_NODE: expected"),
     row("config.DISTRIBUTED.NUM_NODES=2", "config.DISTRIBUTED.NUM_NODES: a run on 2 nodes",
         phase=RUN),
-    row("config.DISTRIBUTED.BROADCAST_BUFFERS=maybe", "BROADCAST_BUFFERS: expected"),
-    row("config.MULTI_PROCESSING_METHOD=threads", "config.MULTI_PROCESSING_METHOD: expected"),
-    row("config.SLURM.TIME_HOURS=-1", "config.SLURM.TIME_HOURS: expected"),
     row("config.CHECKPOINT.DIR=a_file", "config.CHECKPOINT.DIR", "a_file is a file", phase=CONFIG),
-    row("config.CHECKPOINT.DIR=a_file/run", "config.CHECKPOINT.DIR", "a_file is a file",
-        phase=CONFIG),
     row("config.CHECKPOINT.DIR=/dev/null/run", "config.CHECKPOINT.DIR", "/dev/null", phase=CONFIG),
     row(f"config.CHECKPOINT.DIR={'x' * 300}", "config.CHECKPOINT.DIR", "cannot be created",
         phase=CONFIG),
@@ -249,30 +193,18 @@ MACHINE = [
 ]  # fmt: skip
 
 ROWS = [*COMMAND_LINE, *FILES, *VALUES, *METHODS_AND_MODELS, *DATA, *MACHINE]
-# Of those that the same lines of code report as others, each third: the long tail.
-TAIL = [each for each in (*VALUES, *METHODS_AND_MODELS, *DATA) if each.phase == CONFIG][::3]
-TRIED = [
-    pytest.param(each, id=str(each), marks=pytest.mark.slow if each in TAIL else ())
-    for each in ROWS
-]
-
 TEXTS = {
     "configs/broken.yaml": "# @package _global_\nconfig: [",
-    "configs/nothing.yaml": "# @package _global_\nconfig:\n",
     "configs/number.yaml": "# @package _global_\nconfig: 3\n",
     "configs/circle.yaml": "# @package _global_\ndefaults: [other]\nconfig: {LOG_FREQUENCY: 1}\n",
     "configs/other.yaml": "# @package _global_\ndefaults: [circle]\nconfig: {LOG_FREQUENCY: 1}\n",
-    "configs/itself.yaml": "# @package _global_\ndefaults: [itself]\nconfig: {LOG_FREQUENCY: 1}\n",
     "configs/alias.yaml": "# @package _global_\nconfig: &a\n  DATA: *a\n",
-    "configs/deep_alias.yaml": "# @package _global_\nconfig:\n  HOOKS:\n    EXTRA: &a [[*a]]\n",
     "configs/list_at_top.yaml": "- 1\n- 2\n",
     "configs/two_lengths.yaml": "# @package _global_\nconfig:\n  OPTIMIZER:\n    num_epochs: 1\n"
     "    num_iterations: 3\n",
     "configs/interpolated.yaml": "# @package _global_\nconfig:\n  SEED_VALUE: ${config.NOT_THERE}\n",
     "configs/overlay.yaml": "# @package _global_\nconfig: {LOG_FREQUENCY: 1}\n",
     "plugin_that_raises.py": "one = 1\none / 0\n",
-    "plugin_of_vissl.py": "from vissl.losses import register_loss\n",
-    "plugin_with_typo.py": "def f(:\n",
     "a_file": "x",
     "text.npy": "a.png\n",
     "text.torch": "not a checkpoint",
@@ -293,7 +225,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "configs/tiny.yaml").write_text("# @package _global_\n" + yaml.safe_dump(tree))
     for name in "abcdefgh":
         Image.new("RGB", (16, 16)).save(folder / "images" / f"{name}.png")
-    np.save(folder / "numbers.npy", np.arange(3))
     return folder
 
 
@@ -316,7 +247,7 @@ def phases(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return reached
 
 
-@pytest.mark.parametrize("each", TRIED)
+@pytest.mark.parametrize("each", ROWS, ids=str)
 def test_a_mistake_is_told(
     each: Row,
     project: Path,
@@ -352,9 +283,3 @@ def _joined(words: list[str]) -> list[str]:
         else:
             joined.append(word)
     return joined
-
-
-def test_there_are_a_hundred_and_no_two_are_the_same() -> None:
-    assert len({each.arguments for each in ROWS}) == len(ROWS) >= 100
-    assert len({str(each) for each in ROWS}) == len(ROWS)
-    assert json.dumps([each.said for each in ROWS])

@@ -121,12 +121,6 @@ def test_a_class_has_its_number_in_train_and_test(trained: Path) -> None:
     assert state["classes"] == [["bird", "cat", "dog"]]
 
 
-@pytest.mark.parametrize("kind", ["csv", "npy"])
-def test_so_it_has_in_lists(images: Path, tmp_path: Path, kind: str) -> None:
-    train(make_run(tmp_path, **_changes(images, kind)))
-    assert _accuracy(tmp_path) == 100.0
-
-
 def test_so_it_has_at_two_ranks(images: Path, tmp_path: Path, two_ranks: RankPool) -> None:
     changes = _changes(images, "parquet", DISTRIBUTED__NUM_PROC_PER_NODE=2)
     changes["DATA__TRAIN"]["BATCHSIZE_PER_REPLICA"] = 3
@@ -257,34 +251,6 @@ def test_trained_and_judged(
     assert "features of test by 3 networks: 4 images in " in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_at_two_ranks(images_hold_out: Path, tmp_path: Path, two_ranks: RankPool) -> None:
-    changes = _changes_hold_out(images_hold_out, DISTRIBUTED__NUM_PROC_PER_NODE=2)
-    two_ranks.run(_train, tmp_path, changes)
-    assert sorted(_found(tmp_path, "train", "targets")) == [0] * 6 + [1] * 6
-    assert sorted(_found(tmp_path, "test", "targets")) == [0] * 2 + [1] * 2
-
-
-def test_a_table_with_a_column_for_each_class(tmp_path: Path) -> None:
-    write_tree(tmp_path, *NAMES)
-    lines = [
-        f"{name},{number % 2},{'' if number % 3 else 1.0}" for number, name in enumerate(NAMES)
-    ]
-    (tmp_path / "list.csv").write_text("\n".join(["path,large,small", *lines]))
-    changes = _changes_hold_out(tmp_path, DATA__HOLD_OUT={"SHARE": 0.25}, METERS={"names": []})
-    changes["DATA__TRAIN"] |= {
-        "DATA_SOURCES": ["csv_filelist"], "DATA_PATHS": [f"{tmp_path}/list.csv"],
-        "LABEL_SOURCES": ["csv_filelist"], "LABEL_COLUMNS": ["small", "large"],
-    }  # fmt: skip
-    changes["LOSS"] = {"name": "bce_logits_multiple_output_single_target"}
-    _train(tmp_path / "run", changes)
-    rows = _found(tmp_path / "run", "train", "targets") + _found(
-        tmp_path / "run", "test", "targets"
-    )
-    expected = [[-1 if number % 3 else 1, number % 2] for number in range(len(NAMES))]
-    assert sorted(rows) == sorted(expected)
-
-
 def test_a_test_set_that_is_another(images_hold_out: Path) -> None:
     changes = _changes_hold_out(images_hold_out)
     changes["DATA__TEST"] = {**changes["DATA__TEST"], "DATA_SOURCES": ["synthetic"]}
@@ -296,19 +262,6 @@ def test_a_test_set_that_is_another(images_hold_out: Path) -> None:
         ConfigError, match=r"HOLD_OUT.STRATIFIED: it requires labels.*TRAIN.LABEL_SOURCES"
     ):
         make_run(images_hold_out, **changes)
-
-
-@pytest.mark.parametrize(
-    ("hold_out", "message"),
-    [
-        ({"SHARE": 1.0}, "HOLD_OUT.SHARE: expected "),
-        ({"SHARE": 0.1, "STRATIFIED": True, "GROUP_COLUMN": "a"}, "HOLD_OUT.STRATIFIED: not tog"),
-        ({"SEED": 3}, "HOLD_OUT.SHARE: with 0 nothing is held out"),
-    ],
-)
-def test_values_that_cannot_be(images_hold_out: Path, hold_out: Changes, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        make_run(images_hold_out, **_changes_hold_out(images_hold_out, DATA__HOLD_OUT=hold_out))
 
 
 @pytest.mark.parametrize(
@@ -324,13 +277,6 @@ def test_keys_of_the_source_of_train(keys: Changes, columns: tuple[str, str]) ->
     """Nothing is TRAIN's value; the labels of TEST may be others."""
     test = resolved(**_table(keys)).config.DATA.TEST
     assert (["csv_filelist"], *columns) == (test.DATA_SOURCES, test.IMAGE_COLUMN, test.LABEL_COLUMN)
-
-
-def test_another_column_of_images() -> None:
-    with pytest.raises(
-        ConfigError, match=r"TEST.IMAGE_COLUMN: .*SHARE.* TRAIN \(file\), got other"
-    ):
-        resolved(**_table({"IMAGE_COLUMN": "other"}))
 
 
 def _table(test: Changes) -> Changes:

@@ -114,18 +114,3 @@ def test_nor_by_a_transformer(method: str, good_transformer: Path, tmp_path: Pat
     run = continued(tmp_path / "run", method, good_transformer, *arguments)
     assert before > 50  # untrained: 19
     assert knn(run, "upright") >= before - 1
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_nor_by_the_mean_of_patches(tmp_path: Path) -> None:
-    """I-JEPA's trunk has no class token: both are judged by the mean of patches."""
-    trunk = [
-        "+config/base/model=vit_48", "config.MODEL.TRUNK.VISION_TRANSFORMERS.SINE_POSITIONS=True",
-    ]  # fmt: skip
-    longer = [*SIMCLR_OF_TRANSFORMERS[1:], "config.OPTIMIZER.num_epochs=12"]
-    good = trained(tmp_path / "good", "config=quickstart/simclr", *trunk, *longer)
-    before = knn(good, "upright")
-    run = continued(tmp_path / "run", "ijepa", good, *OTHERS["upright"])
-    assert before > 40  # untrained: 13
-    assert knn(run, "upright") >= before - 1

@@ -21,7 +21,7 @@ from sslengine.engine.task import SelfSupervisionTask
 from sslengine.errors import CheckpointError, OutputError
 from sslengine.hooks.default import default_hooks
 from sslengine.hooks.events import Hook
-from sslengine.monitor.writers import JsonLinesWriter, RunPlace, TensorBoardWriter, Writer
+from sslengine.monitor.writers import JsonLinesWriter, RunPlace, Writer
 from tests.config.recipes import resolved
 from tests.engine.runs import CPU, same, train, weights
 
@@ -119,29 +119,6 @@ def test_a_disk_that_stays_full_makes_the_end_an_error(small_disk: Path) -> None
     newest = files.newest(small_disk / "checkpoints")
     assert newest is not None
     assert newest[0].name == "model_iteration6.torch"
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # its thread's
-def test_tensorboard_begins_a_new_file_once_there_is_room(
-    small_disk: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    folder = small_disk / "tb_logs"
-    board = TensorBoardWriter(RunPlace(small_disk, 0))
-    empty = (small_disk / "filler").unlink
-    with caplog.at_level(logging.ERROR, "sslengine"):
-        _run(small_disk, {3: lambda: _fill(small_disk), 6: empty}, board)
-    said = "The writer TensorBoardWriter failed: OSError: [Errno 28] No space left"
-    assert caplog.text.count(said) == 1
-    first, last = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)
-    steps = []
-    for file in (first, last):
-        events = EventAccumulator(str(file))
-        events.Reload()
-        steps.append([event.step for event in events.Scalars("train/loss")])
-    assert {1, 2} <= {*steps[0]} < {1, 2, 3, 4, 5}
-    assert {7, 8} <= {*steps[1]}
 
 
 def test_a_disk_that_becomes_read_only(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:

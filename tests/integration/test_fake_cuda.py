@@ -18,9 +18,10 @@ from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from sslengine import precision
 from sslengine.checkpoint.snapshot import copy_to_host
 from sslengine.config.components import owns_network
-from sslengine.config.resolve import Resolved, resolve
+from sslengine.config.resolve import Resolved
 from sslengine.config.sections import read
 from sslengine.engine import build
 from sslengine.engine.checkpointing import checkpoint_state
@@ -30,20 +31,17 @@ from sslengine.engine.services import Services
 from sslengine.engine.state import Reading
 from sslengine.engine.task import SelfSupervisionTask
 from sslengine.engines.features import extract
-from sslengine.hooks import eval_mode
 from sslengine.hooks.default import default_hooks
 from sslengine.models.options import ModelOptions
 from sslengine.monitor import store
 from sslengine.monitor.writers import Record, Writer
 from sslengine.registry import LOSSES
-from sslengine.testing.contract import suite_of
+from sslengine.testing import suite_of
 from tests.config.recipes import resolved
 from tests.contracts.cases import Of
 from tests.contracts.test_methods import METHODS, MODELS_SMALL
 from tests.contracts.test_train_steps import STEPS
-from tests.integration.test_configs import QUICK, TWO_STEPS
 from tests.tail import slow_but
-from tests.teachers import needed
 
 fake_cuda = pytest.importorskip("tests.fake_cuda", reason="this torch has no FakeTensorMode")
 
@@ -142,15 +140,6 @@ def test_a_compiled_step_stays_on_the_gpu(kind: str, name: str, tmp_path: Path) 
     assert not counters["graph_break"], counters["graph_break"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", QUICK)
-def test_a_step_of_every_quickstart_stays_on_the_gpu(name: str, tmp_path: Path) -> None:
-    run = resolve(
-        [f"config=quickstart/{name}", *TWO_STEPS, "config.LOG_FREQUENCY=1000", *needed(name)]
-    )
-    fake_cuda.two_steps(task_of(run, tmp_path))
-
-
 TESTED = ("cross_entropy_multiple_output_single_target", "swav_loss", "byol_loss")
 
 
@@ -189,23 +178,6 @@ def test_a_test_phase_stays_on_the_gpu(name: str, half: str, tmp_path: Path) -> 
                 for _ in read:
                     beside.step()
     assert "loss" in task.results["test"]
-
-
-def test_precise_statistics_are_made_on_the_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The host reads one number for each layer when all is done."""
-    task = task_of(small("method", "simclr_info_nce_loss", {}), tmp_path)
-    task.prepare()
-    read = list(task.train_feed.batches(0))[:2]
-    monkeypatch.setattr(eval_mode, "rng_state", lambda: None)  # of a device that is not there
-    monkeypatch.setattr(eval_mode, "set_rng_state", lambda _: None)
-    with fake_cuda.on_cuda(task) as mode:
-        there = fake_cuda.moved(read, mode)
-        task.train_feed.batches = lambda *_: iter(there)
-        with fake_cuda.NothingOfTheHost(), fake_cuda.Answers():
-            task.step()
-            eval_mode.refresh(task, 2)
 
 
 def test_features_are_computed_on_the_gpu(tmp_path: Path) -> None:
@@ -355,3 +327,54 @@ def test_what_it_finds(fault: str, tmp_path: Path) -> None:
             fake_cuda.two_steps(task)
     else:
         fake_cuda.two_steps(task)
+
+
+class NoFloat64(TorchDispatchMode):
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = func(*args, **(kwargs or {}))
+        for each in tree_leaves((args, kwargs, result)):
+            if isinstance(each, Tensor) and fake_cuda.is_there(each):
+                assert each.dtype != torch.float64, f"{func}: float64 on the device"
+        return result
+
+
+@pytest.fixture
+def without_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task is made on the CPU before it moves."""
+    monkeypatch.setattr(precision, "WITHOUT_FLOAT64", ("cpu", "cuda"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), slow_but([("method", "byol_loss"), ("method", "nce_loss_with_memory")], TRIED)
+)
+@pytest.mark.usefixtures("without_float64")
+def test_steps_without_float64(kind: str, name: str, tmp_path: Path) -> None:
+    task = task_of(small(kind, name, {}), tmp_path)
+    with fake_cuda.on_cuda(task), NoFloat64(), fake_cuda.Answers():
+        for _ in range(2):
+            task.step()
+    assert task.iteration == 2
+
+
+@pytest.mark.usefixtures("without_float64")
+def test_a_test_phase_without_float64(tmp_path: Path) -> None:
+    task = task_of(with_tests("cross_entropy_multiple_output_single_target"), tmp_path)
+    task.prepare()
+    read = list(task.parts.feeds.test.batches())
+    with fake_cuda.on_cuda(task) as mode, NoFloat64(), fake_cuda.Answers():
+        for _ in range(2):
+            task.step()
+        task.on_phase_end()
+        task.parts.feeds.test.batches = lambda *_: iter(fake_cuda.moved(read, mode))
+        task.start_phase()
+        for _ in read:
+            task.step()
+        task.on_phase_end()
+        beside = task.beside(Reading(task.parts.feeds.test, task.parts.feeds.options("TEST")))
+        for _ in read:
+            beside.step()
+    assert "loss" in task.results["test"]

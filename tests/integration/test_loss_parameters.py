@@ -93,17 +93,11 @@ WAYS: dict[str, dict[str, Any]] = {
     "find unused": {"DISTRIBUTED__FIND_UNUSED_PARAMETERS": True},
     "by hand": {"DISTRIBUTED__MANUAL_GRADIENT_REDUCTION": True},
     "accumulated": ACCUMULATE,
-    "accumulated by hand": {**ACCUMULATE, "DISTRIBUTED__MANUAL_GRADIENT_REDUCTION": True},
-    "activation checkpointing": {
-        "MODEL__ACTIVATION_CHECKPOINTING": {"USE_ACTIVATION_CHECKPOINTING": True}
-    },
     "clipped": {"MODEL__GRAD_CLIP": {"USE_GRAD_CLIP": True, "MAX_NORM": 0.05}},
     "in chunks": {"TRAINER__TRAIN_STEP_NAME": "gradcache_train_step",
                   "TRAINER__gradcache_train_step": {"CHUNK_SIZE": 3}},
     "several optimizers": {"TRAINER": {"TRAIN_STEP_NAME": "multi_optimizer_train_step",
                                        "multi_optimizer_train_step": {"OPTIMIZERS": OPTIMIZERS}}},
-    "adamw, dino's groups": {"OPTIMIZER__name": "adamw",
-                             "OPTIMIZER__param_group_constructor": "dino"},
     "bf16": BF16,
     "sync bn": {**SYNC_BN, **_of(Predicting, norm=True)},
     "loss of two arguments": _of(OfTwoArguments),
@@ -138,21 +132,6 @@ def test_ranks_end_where_one_process_does(two_ranks: RankPool, tmp_path: Path, w
 @pytest.mark.parametrize("way", slow_but(("clipped", "bf16"), IN_SHARDS))
 def test_and_in_shards(two_ranks: RankPool, tmp_path: Path, way: str) -> None:
     _trained(tmp_path, two_ranks, WAYS[way], **SHARDED)
-
-
-def _error(folder: Path, changes: dict[str, Any]) -> str:
-    try:
-        make_task(folder, [], **on_ranks(changes, world_size()))
-    except ValueError as error:  # torch's
-        return str(error)
-    return ""
-
-
-@needs_shards
-def test_a_single_number_cannot_be_in_shards(two_ranks: RankPool, tmp_path: Path) -> None:
-    changes = {**_of(Predicting, scalar=True), **SHARDED}
-    for text in two_ranks.run(_error, tmp_path, changes):
-        assert "temperature" in text
 
 
 def test_a_parameter_that_one_rank_reaches(two_ranks: RankPool, tmp_path: Path) -> None:
@@ -197,14 +176,6 @@ def test_groups_of_the_optimizer(tmp_path: Path) -> None:
     assert "loss.frozen" not in found
 
 
-def test_a_pattern_that_matches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Predicting, "multipliers", lambda _: {"temperatur": Multiplier(2.0)})
-    with pytest.raises(
-        ConfigError, match="'temperatur' matches none .* Did you mean 'temperature'"
-    ):
-        make_task(tmp_path, [], **_of(Predicting))
-
-
 def test_frozen_by_name(tmp_path: Path) -> None:
     name = "loss.predictor.0.weight"
     task = train(tmp_path, [], **_of(Predicting), MODEL__NON_TRAINABLE_PARAMS=[name])
@@ -214,12 +185,6 @@ def test_frozen_by_name(tmp_path: Path) -> None:
     assert not torch.equal(task.loss.temperature, first.loss.temperature)
     with pytest.raises(ConfigError, match="no parameter 'loss.predictr"):
         make_task(tmp_path, [], **_of(Predicting), MODEL__NON_TRAINABLE_PARAMS=["loss.predictr"])
-
-
-def test_a_metric_that_it_puts(tmp_path: Path) -> None:
-    task = train(tmp_path, [], **_of(Predicting))
-    task.storage.read()
-    assert task.storage.latest()["temperature"] != 1.0
 
 
 def test_a_run_that_only_tests_trains_nothing(tmp_path: Path) -> None:

@@ -149,18 +149,6 @@ def _run_both(folder: Path, each: list[tuple[list[str], dict[str, str]]]) -> lis
     return [out for out, _ in printed]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(2 * PATIENCE)
-def test_ranks_by_variables_that_the_user_set(tmp_path: Path) -> None:
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    two = ["config.DISTRIBUTED.NUM_PROC_PER_NODE=2"]
-    each = [(two, {"RANK": rank, "LOCAL_RANK": rank, **place}) for rank in ("0", "1")]
-    first, second = _run_both(tmp_path, each)
-    assert first.startswith("launch: 2 ranks, started by RANK and WORLD_SIZE\n")
-    assert "2 ranks on cpu" in first
-    assert second == ""
-
-
 @pytest.mark.timeout(2 * PATIENCE)
 @pytest.mark.slow
 def test_two_tasks_of_srun_as_nodes(tmp_path: Path) -> None:

@@ -173,9 +173,6 @@ REFUSED: list[tuple[str, dict[str, Any], type[SSLEngineError], str]] = [
     ("png_16", {"DATA__TRAIN__IMAGE_MODE": "stored", "transforms": [
         {"name": "RandomGrayscale", "p": 0.1}, {"name": "ToTensor"}]},
      ConfigError, r"TRANSFORMS.1 \(RandomGrayscale\).*Grey asks for RGB: remove it"),
-    ("tiff_4", {"DATA__TRAIN__IMAGE_MODE": "stored", "transforms": [
-        {"name": "ColorJitter", "hue": 0.1}, {"name": "ToTensor"}]},
-     ConfigError, r"TRANSFORMS.1 \(ColorJitter\).*Hue asks for RGB: write ColorJitter"),
 ]  # fmt: skip
 
 

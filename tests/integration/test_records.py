@@ -107,14 +107,6 @@ def _check(run: Path, ranks: int, resumed: dict[int, tuple[int, bool]]) -> None:
             assert _put(line) == {**ended, "detectron2/after_train": 8}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_what_is_put_at_an_event_is_in_its_record(tmp_path: Path, ranks: int) -> None:
-    run = _project(tmp_path, ranks, [])
-    _run(tmp_path, lives=1)
-    _check(run, ranks, {1: (0, False)})
-
-
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_killed_and_resumed_without_doubles_or_gaps(tmp_path: Path, ranks: int) -> None:
     """Resumed after step 3, so the record after step 4 is the first of the second life."""

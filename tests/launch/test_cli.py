@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -25,22 +24,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "configs" / "tiny.yaml").write_text("# @package _global_\n" + yaml.safe_dump(tree))
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def test_help_comes_without_torch(tmp_path: Path) -> None:
-    code = (
-        "import sys, runpy\n"
-        f"sys.argv = ['run', '--help']\n"
-        "try:\n"
-        f"    runpy.run_path({str(TOOL)!r}, run_name='__main__')\n"
-        "except SystemExit as stop:\n"
-        "    assert not stop.code, stop.code\n"
-        "assert 'torch' not in sys.modules\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
-    )
-    assert "config=quickstart/simclr" in done.stdout
 
 
 def test_show_prints_the_config_and_writes_nothing(
@@ -71,50 +54,6 @@ def test_the_command_trains(project: Path, capsys: pytest.CaptureFixture[str]) -
     assert line in (project / "runs" / "tiny" / "log.txt").read_text()
 
 
-def test_a_plugin_in_the_current_folder(project: Path) -> None:
-    (project / "my_local_hook.py").write_text(
-        "from sslengine.hooks.events import Hook\n"
-        "from sslengine.registry import register_hook\n"
-        "@register_hook('leave_a_note')\n"
-        "class Note(Hook):\n"
-        "    def __init__(self, text='x'):\n"
-        "        self.text = text\n"
-        "    def on_end(self, task):\n"
-        "        (task.run_dir / 'note').write_text(self.text)\n"
-    )
-    arguments = [
-        str(TOOL), "config=tiny", "config.PLUGINS=[my_local_hook]",
-        "config.HOOKS.EXTRA=[{name:leave_a_note,text:hello}]",
-    ]  # fmt: skip
-    done = warm.run([sys.executable, *arguments], cwd=project)
-    assert done.returncode == 0, done.stderr
-    assert (project / "runs" / "tiny" / "note").read_text() == "hello"
-
-
-@pytest.mark.parametrize("edited", [False, True])
-def test_a_resumed_run_tells_that_the_users_code_was_edited(project: Path, edited: bool) -> None:
-    """Here of a module that the plugin imports."""
-    (project / "my_loss.py").write_text(
-        "from sslengine.registry import register_loss\n"
-        "from my_formula import squares\n"
-        "register_loss('my_squares')(squares)\n"
-    )
-    formula = project / "my_formula.py"
-    formula.write_text("def squares(output, target):\n    return output.pow(2).mean()\n")
-    run = [
-        sys.executable, str(TOOL), "config=tiny", "config.PLUGINS=[my_loss]",
-        "config.LOSS={name: my_squares}", "config.CHECKPOINT.CHECKPOINT_ITER_FREQUENCY=1",
-    ]  # fmt: skip
-    assert warm.run(run, cwd=project).returncode == 0
-    if edited:
-        formula.write_text(formula.read_text().replace("pow(2)", "pow(4)"))
-    again = warm.run([*run, "config.OPTIMIZER.num_epochs=3"], cwd=project)
-    assert again.returncode == 0, again.stderr
-    log = (project / "runs" / "tiny" / "log.txt").read_text()
-    said = "my_formula: other code than when the checkpoint was written"
-    assert [said in text for text in (again.stdout + again.stderr, log)] == [edited, edited]
-
-
 def test_a_sweep_is_checked_whole_and_each_run_has_its_folder(project: Path) -> None:
     runs = resolve_all(
         ["config=tiny", "config.SEED_VALUE=1,2", "config.OPTIMIZER.num_epochs=1,3"], []
@@ -128,17 +67,6 @@ def test_a_sweep_is_checked_whole_and_each_run_has_its_folder(project: Path) -> 
     assert [r.config.CHECKPOINT.DIR for r in runs] == ["it's/sweep_0", "it's/sweep_1"]
     assert main(["config=tiny", "config.SEED_VALUE=1,x"]) == 2
     assert sorted(path.name for path in project.iterdir()) == ["configs"]
-
-
-def test_a_sweep_runs(project: Path) -> None:
-    assert main(["config=tiny", "config.SEED_VALUE=1,2"]) == 0
-    seeds = [
-        yaml.safe_load((project / f"runs/tiny/sweep_{i}/config.yaml").read_text())["config"][
-            "SEED_VALUE"
-        ]
-        for i in (0, 1)
-    ]
-    assert seeds == [1, 2]
 
 
 def test_two_processes_by_the_command(project: Path) -> None:
@@ -157,21 +85,6 @@ def test_two_processes_by_the_command(project: Path) -> None:
     assert (run / "log.txt").exists()
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["iteration"] for line in lines if line["kind"] == "step"] == [1, 2]
-
-
-@pytest.mark.slow
-def test_an_error_of_one_rank_reaches_the_screen_once(project: Path) -> None:
-    done = warm.run(
-        [
-            sys.executable, str(TOOL), "config=tiny", "config.DISTRIBUTED.NUM_PROC_PER_NODE=2",
-            "config.DATA.TRAIN.DATA_LIMIT=7",
-        ],
-        cwd=project,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert "fewer than the global batch of 8" in done.stderr
-    assert done.stderr.count("fewer than the global batch") == 1, done.stderr
-    assert "Traceback" not in done.stderr, done.stderr
 
 
 def test_ctrl_c_before_there_is_anything_to_save(

@@ -17,13 +17,6 @@ def test_the_runs_folder(tmp_path: Path) -> None:
     assert run_folder(resolved(CHECKPOINT__DIR="~/x").config) == Path.home() / "x"
 
 
-def test_a_folder_per_run_id_needs_an_id_that_stays() -> None:
-    both = {"CHECKPOINT__DIR": "a", "CHECKPOINT__APPEND_DISTR_RUN_ID": True}
-    assert run_folder(resolved(**both, DISTRIBUTED__RUN_ID="h:1").config) == Path("a/h_1")
-    with pytest.raises(ConfigError, match="set config.DISTRIBUTED.RUN_ID"):
-        run_folder(resolved(**both).config)
-
-
 @pytest.mark.parametrize("name", ["file", "file/inside"])
 def test_a_folder_that_cannot_be_made(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("x")
@@ -40,12 +33,6 @@ def test_a_full_disk_is_an_error_before_anything_is_written(
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: full)
     with pytest.raises(ConfigError, match="has 4096 bytes free, too few for a run. Delete files"):
         make_run_folder(config)
-
-
-@pytest.mark.parametrize("value", ["", " "])
-def test_an_empty_folder_name_is_an_error(value: str) -> None:
-    with pytest.raises(ConfigError, match=r"CHECKPOINT\.DIR: it is empty \(a shell variable"):
-        resolved(CHECKPOINT__DIR=value)
 
 
 def test_a_folder_of_others_is_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -70,12 +57,6 @@ def test_the_current_folder_of_an_unset_shell_variable(
     assert main(["config=quickstart/simclr", "config.CHECKPOINT.DIR="]) == 2
     assert "it is empty" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_is_no_folder(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(ConfigError, match="file cannot be the folder of a run: Not a directory"):
-        expect_run_folder(resolved(CHECKPOINT__DIR=str(tmp_path / "file")).config)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -11,14 +13,17 @@ import torch
 from torch import nn
 
 from sslengine.config.resolve import resolve
+from sslengine.dotted import full_metric_name, leaves
 from sslengine.errors import ConfigError, TrainingError
 from sslengine.launch import preflight
-from sslengine.launch.preflight import expect_fitting_shapes, first_batch
+from sslengine.launch.cli import run_all
+from sslengine.launch.preflight import expect_fitting_shapes, expect_known_metrics, first_batch
 from sslengine.methods.base import Method
 from sslengine.methods.step import Step
 from sslengine.models.trunks.base import Trunk
 from sslengine.registry import LOSSES, register_loss, register_trunk
 from tests.config.recipes import RECIPE, resolved
+from tests.hooks.test_online_eval import ONLINE, SHAPES, trained
 from tests.teachers import needed
 
 TRANSFORMS: list[dict[str, Any]] = RECIPE["DATA"]["TRAIN"]["TRANSFORMS"]
@@ -60,23 +65,6 @@ def test_what_is_told_before_data_is_read(changes: dict[str, Any], said: str) ->
         _expect(**changes, **FILES)
 
 
-def test_the_test_set_is_looked_at_too() -> None:
-    test = {"DATA_SOURCES": ["synthetic"], "TRANSFORMS": [{"name": "CenterCrop", "size": "big"},
-                                                         {"name": "ToTensor"}]}  # fmt: skip
-    _expect(DATA__TEST=test)  # there are no test phases
-    with pytest.raises(ConfigError, match=r"config.DATA.TEST.TRANSFORMS.0 \(CenterCrop\)"):
-        _expect(DATA__TEST=test, TEST_MODEL=True)
-
-
-def test_a_crop_larger_than_any_image_is_told_of_images_whose_size_is_known() -> None:
-    crop = [{"name": "RandomCrop", "size": 900}, {"name": "ToTensor"}]
-    batch = {"DATA__TRAIN__COLLATE_FUNCTION": "default_collate", "LOSS__name": "CrossEntropyLoss"}
-    with pytest.raises(ConfigError, match="larger than input image size"):
-        _expect(DATA__TRAIN__TRANSFORMS=crop, **batch)
-    _expect(DATA__TRAIN__TRANSFORMS=[{"name": "RandomCrop", "size": 700}, crop[1]],
-            **{**FILES, **batch})  # fmt: skip
-
-
 def test_where_the_files_decide_on_the_size_nothing_is_said_of_it() -> None:
     train = resolved(
         **FILES, DATA__TRAIN__COLLATE_FUNCTION="default_collate", LOSS__name="CrossEntropyLoss",
@@ -99,19 +87,6 @@ class _ReadsValues(Trunk):
 
 def test_a_trunk_that_needs_values_is_left_to_the_run() -> None:
     _expect(MODEL__TRUNK__NAME="preflight_test_trunk")
-
-
-CONSTANT = torch.ones(3, 1, 1)
-
-
-@register_trunk("preflight_test_trunk_of_two_devices")
-class _OfTwoDevices(_ReadsValues):
-    def features(self, x: Any, wanted: Any) -> Any:
-        return {"flatten": (x * CONSTANT).mean((2, 3))}
-
-
-def test_a_trunk_with_a_tensor_on_the_cpu_is_left_to_the_run() -> None:
-    _expect(MODEL__TRUNK__NAME="preflight_test_trunk_of_two_devices")
 
 
 def test_no_memory_is_taken_for_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,13 +218,62 @@ def test_a_breakpoint_does_not_stop_on_tensors_without_values() -> None:
     assert sys.breakpointhook is hook
 
 
-class Heavy:
-    def __init__(self) -> None:
-        raise AssertionError("built before the launch")
+ALL: dict[str, Any] = {
+    **SHAPES, "OPTIMIZER__num_epochs": 1, "HOOKS__ONLINE_EVAL": ONLINE,
+}  # fmt: skip
+LABELLED: dict[str, Any] = {
+    "TEST_MODEL": True,
+    "METERS": {
+        "names": ["accuracy_list_meter", "mean_ap_list_meter"],
+        "accuracy_list_meter": {"topk_values": [1, 5], "meter_names": ["res5", "lr 0.1"],
+                                "num_meters": 2},
+    },
+}  # fmt: skip
+WHERE = "config.CHECKPOINT.BEST.METRIC"
 
-    def __call__(self, image: Any) -> Any:
-        return image
+
+def test_short_names() -> None:
+    assert full_metric_name("online.knn20") == "train.online.knn_20"
+    assert full_metric_name("online.knn_5") == "train.online.knn_5"
+    assert full_metric_name("train.online.knn1") == "train.online.knn_1"
+    assert full_metric_name("online.rankme") == "train.online.rankme"
+    assert full_metric_name("test.knn20") == "test.knn20"
 
 
-def test_a_transform_of_ones_own_is_not_even_built() -> None:
-    _expect(DATA__TRAIN__TRANSFORMS=_with({"name": f"{__name__}:Heavy"}))
+@pytest.mark.slow
+def test_all_that_a_run_reports_may_be_named(tmp_path: Path) -> None:
+    """The results in the manifest of a run's checkpoint: each is a known name."""
+    trained(tmp_path, **ALL)
+    (path,) = (tmp_path / "checkpoints").glob("*.json")
+    names = [name for name, _ in leaves(json.loads(path.read_text())["results"])]
+    assert {"train.online.knn_5", "train.trunk_rank"} <= {*names}
+    for name in names:
+        expect_known_metrics(resolved(**ALL, CHECKPOINT__BEST={"METRIC": name}).config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "hint"),
+    [
+        (ALL, "online.knn2", "Did you mean 'train.online.knn_"),
+        (ALL, "online.knn_2O", "Did you mean"),
+        (ALL, "train.online.rnkme", "Did you mean 'train.online.rankme'"),
+        (SHAPES, "online.knn20", "Known: "),  # HOOKS.ONLINE_EVAL is off
+        (ALL, "test.loss", "no test phases"),
+        (LABELLED, "test.accuracy_list_meter.top_1.0", "Did you mean"),
+        (LABELLED, "test.accuracy_list_meter.top_2.res5", "top_1.res5'"),
+        (LABELLED, "test.accuracy_list_meter.top_1", "top_1.res5'"),
+        (LABELLED, "test.mean_ap_list_meter.map.0", "Did you mean 'test.mean_ap_list_meter.mAP.0'"),
+    ],
+)
+def test_a_name_that_the_run_will_not_report(
+    changes: dict[str, Any], name: str, hint: str, tmp_path: Path
+) -> None:
+    """Nothing is launched."""
+    run = resolved(**changes, CHECKPOINT={"BEST": {"METRIC": name}, "DIR": str(tmp_path / "run")})
+    with pytest.raises(ConfigError, match=f"{WHERE}: ") as caught:
+        run_all([run])
+    assert hint in str(caught.value)
+    assert not (tmp_path / "run").exists()
+    stopping = resolved(**changes, HOOKS__EARLY_STOPPING={"MONITOR": name})
+    with pytest.raises(ConfigError, match=r"config.HOOKS.EARLY_STOPPING.MONITOR: "):
+        expect_known_metrics(stopping.config)

@@ -12,7 +12,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -24,10 +23,10 @@ from sslengine.distributed.ranks import rank
 from sslengine.errors import (
     ConfigError,
     DataError,
-    NonFiniteLossError,
     TrainingError,
 )
 from sslengine.hooks.events import Hook
+from sslengine.methods.base import Method
 from sslengine.python.fit import fit
 from sslengine.python.session import Session
 from tests.command.photos import write_photos
@@ -43,26 +42,6 @@ from tests.python.toys import (
     square,
 )
 from tests.ranks import RankPool
-
-
-def test_numbers_of_numpy() -> None:
-    hooks = {"CHECK_NAN": np.bool_(False)}
-    rate = {"name": "constant", "value": np.float32(0.125)}
-    optimizer = {"name": "sgd", "param_schedulers": {"lr": rate}}
-    settings = {"LOG_FREQUENCY": np.int64(3), "HOOKS": hooks}
-    for length in ({"epochs": np.int64(2)}, {"iterations": np.int32(6)}):
-        session = fit(net(), Points(), loss=square, optimizer=optimizer, device="cpu", seed=np.int16(4),
-                      batch_size=4, values=settings, **length)  # fmt: skip
-        assert (session.iteration, session.complete) == (6, True)
-
-
-def test_a_loss_that_is_not_finite_has_no_run_to_replay(tmp_path: Path) -> None:
-    for folder in (None, tmp_path / "run"):
-        model = net()
-        with pytest.raises(NonFiniteLossError, match="loss of iteration 1 is not finite") as told:
-            fit(model, Points(), loss=lambda output, target: square(output, target) * math.nan, optimizer=sgd(model), epochs=1, device="cpu", out=folder)  # fmt: skip
-        assert "replay" not in str(told.value)
-        assert "CHECK_NAN=false continues" in str(told.value)
 
 
 @pytest.mark.parametrize("quiet", [False, True])
@@ -227,36 +206,6 @@ def test_an_optimizer_by_settings_follows_its_schedule() -> None:
     assert rates == pytest.approx([0.25 * (1 + math.cos(math.pi * k / 4)) for k in range(4)])
 
 
-def test_other_train_steps_by_their_settings() -> None:
-    """Two optimizers, one for each layer; the reference moves each by its own loss."""
-
-    def losses(output: Tensor, target: Tensor) -> dict[str, Tensor]:
-        return {"fit": square(output, target), "small": output.square().mean()}
-
-    def entry(parameters: str, loss: str) -> dict[str, Any]:
-        lr = {"lr": {"name": "constant", "value": 0.1}}
-        return {"parameters": [parameters], "losses": [loss], "name": "sgd", "momentum": 0.0,
-                "weight_decay": 0.0, "param_schedulers": lr}  # fmt: skip
-
-    name = "multi_optimizer_train_step"
-    optimizers = {"first": entry("0.*", "small"), "second": entry("3.*", "fit")}
-    trainer = {"TRAIN_STEP_NAME": name, name: {"OPTIMIZERS": optimizers}}
-    ours, theirs = net(), net()
-    session = fit(ours, batches(Points()), loss=losses, epochs=2, device="cpu",
-                  values={"TRAINER": trainer})  # fmt: skip
-    for x, y in batches(Points()) * 2:
-        parts = losses(theirs(x), y)
-        first, second = list(theirs[0].parameters()), list(theirs[3].parameters())
-        one = torch.autograd.grad(parts["small"], first, retain_graph=True)
-        two = torch.autograd.grad(parts["fit"], second)
-        with torch.no_grad():
-            for parameter, gradient in zip([*first, *second], [*one, *two]):
-                parameter -= 0.1 * gradient
-    for mine, other in zip(ours.parameters(), theirs.parameters()):
-        torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-14)
-    assert {"loss.fit", "loss.small", "lr.first"} <= session.history.steps[0].keys()
-
-
 def test_a_model_that_gives_its_losses_itself() -> None:
     class Own(torch.nn.Module):
         def __init__(self) -> None:
@@ -354,27 +303,16 @@ def _calls(**changes: Any) -> Session:
     )
 
 
-class Stream:
-    def __iter__(self) -> Any:
-        return iter(batches(Points()))
-
-
 @pytest.mark.parametrize(
     ("changes", "error", "text"),
     [
         ({"data": "~/photos"}, ConfigError, r"~/photos.*sslengine.train"),
-        ({"epochs": None}, ConfigError, r"epochs=... or as iterations=...; got neither"),
-        ({"iterations": 5}, ConfigError, r"got epochs=1 and iterations=5"),
+        ({"epochs": None}, ConfigError, r"config.OPTIMIZER.num_epochs"),
+        ({"iterations": 5}, ConfigError, r"config.OPTIMIZER: .*num_iterations"),
         ({"data": iter(batches(Points()))}, DataError, r"data: .* list_iterator"),
-        ({"data": (b for b in batches(Points()))}, DataError, r"data: .* generator"),
-        ({"data": Stream()}, DataError, r"data: .* Stream"),
-        ({"data": 3}, DataError, r"data: .* int"),
         ({"data": []}, DataError, r"data: the loader has no batches"),
-        ({"data": {1, 2}}, DataError, r"expected batches \(input, target\).* got a int"),
         ({"data": [(torch.ones(1), 1, 2)]}, DataError, r"got a tuple of 3. Give a collate_fn"),
         ({"loss": lambda o, t: (o - t) ** 2}, TrainingError, r"one number.*shape \(4, 1\)"),
-        ({"precision": "fp61"}, ConfigError, r"PRECISION: .*'fp61'"),
-        ({"values": {"HOKS": {}}}, ConfigError, r"config.HOKS: unknown key.*'HOOKS'"),
         ({"optimizer": sgd(net())}, ConfigError, r"optimizer: it has parameters that are neither"),
     ],
 )
@@ -427,3 +365,37 @@ def test_the_document_trains_a_method(tmp_path: Path, monkeypatch: pytest.Monkey
     exec(compile(code, "docs/python.md", "exec"), names := dict[str, Any]())
     assert names["scores"]["scores"]
     assert (tmp_path / "birds-resnet" / "model.safetensors").is_file()
+
+
+class Compares(Method):
+    def forward(self, output: Any, target: Any) -> Any:
+        return square(output, target)
+
+
+def _method(drop_last: bool) -> str:
+    model = net()
+    try:
+        fit(model, Points(), loss=Compares(), optimizer=sgd(model), epochs=1, batch_size=2, device="cpu",
+            drop_last=drop_last)  # fmt: skip
+    except DataError as error:
+        return str(error)
+    return "trained"
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_a_method_needs_equal_shares(two_ranks: RankPool, drop_last: bool) -> None:
+    for text in two_ranks.run(_method, drop_last):
+        assert (text == "trained") == drop_last
+        assert drop_last or "Compares compares the images of all ranks" in text
+
+
+@pytest.mark.parametrize("form", ["torch", "dict"])
+def test_parameters_that_settings_freeze(form: str) -> None:
+    model = net()
+    before = model[0].weight.clone()
+    lr = {"param_schedulers": {"lr": {"name": "constant", "value": 0.1}}}
+    optimizer: Any = sgd(model) if form == "torch" else {"name": "sgd", **lr}
+    settings = {"MODEL": {"NON_TRAINABLE_PARAMS": ["0.weight"]}}
+    fit(model, Points(), loss=square, optimizer=optimizer, epochs=1, device="cpu", values=settings)
+    assert torch.equal(model[0].weight, before)
+    assert not torch.equal(model[3].weight, net()[3].weight)
