@@ -230,8 +230,10 @@ def store_split(
         else:
             run.say(f"{split.lower()}: features of {len(dataset)} images are on the disk")
         own = stores[networks[0].name].shards()[rank() :: world_size()]
-        all_lacking = ([net for net in networks if each in missing[net.name]] for each in own)
-        work.extend((shard, lacking) for shard, lacking in zip(own, all_lacking) if lacking)
+        work.extend(
+            (shard, lacking) for shard in own
+            if (lacking := [each for each in networks if shard in missing[each.name]])
+        )  # fmt: skip
         return [piece for shard, _ in work for piece in _pieces(shard.images, size)]
 
     feed = ordered_feed(run.config, split, run.device, classes, plan, data)
