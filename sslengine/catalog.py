@@ -21,7 +21,6 @@ from sslengine.checkpoint import options as checkpoint_options
 from sslengine.config import options as config_options
 from sslengine.data import options as data_options
 from sslengine.engines import options as engine_options
-from sslengine.engines import vissl_options
 from sslengine.evaluate import label_free
 from sslengine.evaluate import options as evaluation_options
 from sslengine.hooks import options as hook_options

@@ -19,11 +19,9 @@ from sslengine.contrib.retrieval.on_disk import SUFFIXES, images_of, shown_numbe
 from sslengine.data.judged_view import described
 from sslengine.distributed.collectives import barrier
 from sslengine.distributed.ranks import is_primary
-from sslengine.engines.extract_features import save
-from sslengine.engines.features import Compute
-from sslengine.engines.judged_images import ALL_OF_THEM, Found, Judged
-from sslengine.engines.maps import judged_trunk, last_map, networks_with, shape_map
-from sslengine.engines.stored import Network
+from sslengine.engines.dense import judged_trunk, last_map, networks_with, shape_map
+from sslengine.engines.features import Compute, Network, save
+from sslengine.engines.on_images import Found, Judged
 from sslengine.errors import DataError
 from sslengine.evaluate.outcome import Outcome
 from sslengine.evaluate.retrieval import Whitening, copy_detection, gem
@@ -145,13 +143,10 @@ class _Maker:
         if is_primary():
             save(listed, np.array([str(each) for each in paths]))
         barrier()
-        values = {
-            "DATA_SOURCES": ["disk_filelist"], "DATA_PATHS": [str(listed)], "DATASET_NAMES": [],
-            "LABEL_SOURCES": [], "LABEL_PATHS": [], "LABEL_TYPE": "sample_index",
-            "DATA_LIMIT": -1, "BATCHSIZE_PER_REPLICA": BATCH, "TRANSFORMS": self.view,
-        }  # fmt: skip
-        changes = {**{f"DATA.TEST.{key}": value for key, value in values.items()}, **ALL_OF_THEM}
-        stored = self.judged.stored("TEST", changes, self.networks)
+        stored = self.judged.stored_set(
+            "disk_filelist", str(listed), self.networks, DATA_LIMIT=-1,
+            BATCHSIZE_PER_REPLICA=BATCH, TRANSFORMS=self.view,
+        )  # fmt: skip
         if stored.unreadable:
             raise DataError(f"{stored.unreadable} of {len(paths)} images of {kind} cannot be read.")
         return {

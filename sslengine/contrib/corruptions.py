@@ -25,7 +25,7 @@ from sslengine.distributed.collectives import broadcast_object, sum_over_ranks
 from sslengine.distributed.ranks import is_primary
 from sslengine.engine.build import build_run_precision
 from sslengine.engines.features import features_of, ordered_feed
-from sslengine.engines.judged_images import Found, Judged, Key, find_probes
+from sslengine.engines.on_images import Found, Judged, Key, find_probes
 from sslengine.errors import DataError
 from sslengine.evaluate.linear import Fitted
 from sslengine.evaluate.outcome import Outcome

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from sklearn.model_selection import GroupKFold
 from torch import Tensor
 
-from sslengine.engines.judged_images import Found, Judged
-from sslengine.engines.stored import StoredSplit
+from sslengine.engines.features import StoredSplit
+from sslengine.engines.on_images import Found, Judged
 from sslengine.errors import DataError
 from sslengine.evaluate.answers import PerClass, expect_probe
 from sslengine.evaluate.features import Chosen, Rows

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from sslengine.data.manifest.classes import Classes
-from sslengine.engines.judged_images import ALL_OF_THEM, Found, Judged, find_probes
-from sslengine.engines.stored import StoredSplit, paths_of
+from sslengine.engines.features import StoredSplit, paths_of
+from sslengine.engines.on_images import Found, Judged, find_probes
 from sslengine.errors import DataError, listing, nearest
 from sslengine.evaluate.answers import PerClass
 from sslengine.evaluate.features import Chosen
@@ -175,7 +175,10 @@ def _counts(tested: Mapping[str, _Tested]) -> dict[str, int]:
 
 
 def _tested(judged: Judged, options: OtherSetOptions, known: Known) -> _Tested:
-    stored = judged.stored("TEST", {**_changes(judged, options), **ALL_OF_THEM})
+    labels: dict[str, Any] = {} if options.LABELS else {
+        "LABEL_SOURCES": [options.SOURCE], "LABEL_TYPE": "standard"
+    }  # fmt: skip
+    stored = judged.stored_set(options.SOURCE, options.PATH, DATA_LIMIT=options.LIMIT, **labels)
     shown = _read_labels(stored, options, known) if options.LABELS else _own(stored, options, known)
     rows = [row for row, each in enumerate(shown) if each]
     if not rows:
@@ -183,17 +186,6 @@ def _tested(judged: Judged, options: OtherSetOptions, known: Known) -> _Tested:
     kept = [shown[row] for row in rows]
     among = None if options.ANSWERS == ALL else torch.tensor(sorted(frozenset().union(*kept)))
     return _Tested(stored, torch.tensor(rows), kept, among)
-
-
-def _changes(judged: Judged, options: OtherSetOptions) -> dict[str, Any]:
-    values = {
-        "DATA_SOURCES": [options.SOURCE], "DATA_PATHS": [options.PATH] if options.PATH else [],
-        "DATASET_NAMES": [], "LABEL_PATHS": [], "DATA_LIMIT": options.LIMIT,
-        "LABEL_SOURCES": [] if options.LABELS else [options.SOURCE],
-        "LABEL_TYPE": "sample_index" if options.LABELS else "standard",
-        "TRANSFORMS": judged.transforms,
-    }  # fmt: skip
-    return {f"DATA.TEST.{key}": value for key, value in values.items()}
 
 
 def _read_labels(stored: StoredSplit, options: OtherSetOptions, known: Known) -> Shown:

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sslengine.distributed.ranks import is_primary
-from sslengine.engines.dense import Maps, stored_maps
-from sslengine.engines.judged_images import Found, Judged
-from sslengine.engines.stored import Network
+from sslengine.engines.dense import Maps, resize_mask, stored_maps
+from sslengine.engines.features import Network
+from sslengine.engines.on_images import Found, Judged
 from sslengine.errors import DataError
 from sslengine.evaluate.dense import IGNORED, Confusion, note_map
 from sslengine.evaluate.features import expect_finite
@@ -43,8 +43,9 @@ def judge_segmentation(judged: Judged) -> Found:
 def _judge(judged: Judged, network: Network, maps: Maps) -> Outcome:
     size = maps.side, maps.side
     train, test = (maps.read(split, network) for split in ("TRAIN", "TEST"))
-    wanted = torch.from_numpy(np.stack([*maps.read_masks("TRAIN", network, size)]))
-    shown = [torch.from_numpy(each) for each in maps.read_masks("TEST", network)]
+    masks = [resize_mask(each, size) for each in maps.masks("TRAIN", network)]
+    wanted = torch.from_numpy(np.stack(masks))
+    shown = [torch.from_numpy(each.astype(np.int32)) for each in maps.masks("TEST", network)]
     options = judged.EVALUATE.DENSE
     outcome = segmentation(
         train, wanted, test, shown, judged.EVALUATE.SEGMENTATION, options.IGNORED, judged.run.device

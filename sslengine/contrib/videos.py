@@ -29,15 +29,15 @@ from sslengine.data.options import DataOptions
 from sslengine.distributed.collectives import gather_objects
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.engine.build import build_run_precision
-from sslengine.engines.judged_images import Found, Judged
-from sslengine.engines.maps import (
+from sslengine.engines.dense import (
     judged_trunk,
     last_map,
     networks_with_maps,
     read_mask,
     resize_mask,
 )
-from sslengine.engines.stored import Network
+from sslengine.engines.features import Network
+from sslengine.engines.on_images import Found, Judged
 from sslengine.errors import DataError, SSLEngineError
 from sslengine.evaluate.outcome import Outcome
 from sslengine.monitor.run_facts import PIXELS

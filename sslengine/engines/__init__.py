@@ -3,7 +3,7 @@
 from sslengine.registry import ENGINES, PROTOCOLS
 
 ENGINES.declare("sslengine.engines.train", "train")
-ENGINES.declare("sslengine.engines.extract_features", "extract_features")
+ENGINES.declare("sslengine.engines.features", "extract_features")
 ENGINES.declare("sslengine.engines.evaluate", "evaluate")
 ENGINES.declare("sslengine.engines.finetune", "finetune")
 ENGINES.declare("sslengine.engines.replay", "replay")

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from sslengine.checkpoint.rng import seed_all
@@ -22,9 +21,8 @@ from sslengine.config.options import RunOptions
 from sslengine.config.sections import read, replaced
 from sslengine.data.options import DataOptions
 from sslengine.engine.build import build_base_model
-from sslengine.engines.features import Compute, layers_of, pixels
+from sslengine.engines.features import Compute, Network, layers_of, pixels
 from sslengine.engines.run import Run
-from sslengine.engines.stored import Network
 from sslengine.errors import ConfigError, SSLEngineError
 from sslengine.evaluate.options import EvaluateOptions, ReferenceOptions
 from sslengine.models.options import TRUNK_WITH_HEADS, ModelOptions, WeightsInitOptions
@@ -78,21 +76,6 @@ def trunk_name(options: ModelOptions) -> str:
 
 
 def _reference(run: Run, reference: ReferenceOptions) -> Network:
-    config = _replace_trunk(run.config, reference)
-    model = build_base_model(config, run.device)
-    options = read(config, ModelOptions)
-    loaded = load_weights(model, config)
-    mean, std = _normalisation(read(run.config, DataOptions).TEST.TRANSFORMS)
-    wanted = reference.MEAN, reference.STD
-    about = {"network": loaded.network, "weights": loaded.source,
-             "normalised": dict(zip(("mean", "std"), wanted))}  # fmt: skip
-    made = _network(REFERENCE, model, options, about)
-    compute = normalised(made.compute, (mean, std), wanted)
-    return Network(REFERENCE, compute, {**made.depends_on, "normalised": wanted}, made.about)
-
-
-def _replace_trunk(config: DictConfig, reference: ReferenceOptions) -> DictConfig:
-    """Return the run's config with the other trunk and weights."""
     values: dict[str, Any] = {
         "MODEL.WEIGHTS_INIT": WeightsInitOptions(PARAMS_FILE=reference.WEIGHTS)
     }
@@ -102,14 +85,18 @@ def _replace_trunk(config: DictConfig, reference: ReferenceOptions) -> DictConfi
             "MODEL.TRUNK.TIMM": TimmOptions(reference.TIMM, reference.ARGUMENTS),
             "MODEL.FEATURE_EVAL_SETTINGS.LINEAR_EVAL_FEAT_POOL_OPS_MAP": [],
         }
-    return replaced(config, values)
-
-
-def _normalisation(transforms: Sequence[Any]) -> tuple[Sequence[float], Sequence[float]]:
-    for each in transforms:
-        if each.get("name") == "Normalize":
-            return each["mean"], each["std"]
-    return [0.0], [1.0]
+    config = replaced(run.config, values)
+    model = build_base_model(config, run.device)
+    loaded = load_weights(model, config)
+    transforms = read(run.config, DataOptions).TEST.TRANSFORMS
+    own = next((each for each in transforms if each.get("name") == "Normalize"), None)
+    given = (own["mean"], own["std"]) if own else ([0.0], [1.0])
+    wanted = reference.MEAN, reference.STD
+    about = {"network": loaded.network, "weights": loaded.source,
+             "normalised": dict(zip(("mean", "std"), wanted))}  # fmt: skip
+    made = _network(REFERENCE, model, read(config, ModelOptions), about)
+    compute = normalised(made.compute, given, wanted)
+    return Network(REFERENCE, compute, {**made.depends_on, "normalised": wanted}, made.about)
 
 
 def normalised(

@@ -76,21 +76,20 @@ def _replay(task: Any) -> str | None:
     return None
 
 
-def watch(module: nn.Module, name: str, around: Watch | None = None) -> None:
+def watch(module: nn.Module, name: str) -> None:
     """It and all below it."""
-    seen = Watch(f"{name} ({type(module).__name__})", around)
+    seen = Watch(f"{name} ({type(module).__name__})")
     module.register_forward_pre_hook(seen.look_at_input)
     module.register_forward_hook(seen)
     for each, child in module.named_children():
-        watch(child, f"{name}.{each}", seen)
+        watch(child, f"{name}.{each}")
 
 
 class Watch:
     """A forward hook that raises where a module's output is not finite."""
 
-    def __init__(self, name: str, around: Watch | None) -> None:
-        self.name, self.around = name, around
-        self.got_finite = True
+    def __init__(self, name: str) -> None:
+        self.name, self.got_finite = name, True
 
     def look_at_input(self, module: nn.Module, inputs: Any) -> None:
         self.got_finite = all(bool(torch.isfinite(each).all()) for each in _tensors(inputs))
@@ -102,19 +101,12 @@ class Watch:
                 # Of this rank's shard only: a gather would wait for the other ranks.
                 weights = ((n, local(p.detach())) for n, p in module.named_parameters())
                 largest = {n: float(p.abs().max()) for n, p in weights if p.numel()}
+                given = "finite" if self.got_finite else "not finite"
                 raise NonFiniteLossError(
                     f"{self.name} is the first whose output is not finite: {bad} of "
-                    f"{tensor.numel()} values. Its input is {self._input()}; its largest weights: "
+                    f"{tensor.numel()} values. Its input is {given}; its largest weights: "
                     f"{', '.join(f'{n} {v:.3g}' for n, v in largest.items()) or 'it has none'}."
                 )
-
-    def _input(self) -> str:
-        if self.got_finite:
-            return "finite"
-        made_by = self.around
-        while made_by and not made_by.got_finite:
-            made_by = made_by.around
-        return "not finite" + (f": {made_by.name} made it, between modules" if made_by else "")
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -135,36 +135,29 @@ def show_scores(
     """Show a line for each kind of features and layer, with 95 % intervals: their longer half."""
     neighbours = list(next(score.knn for score in scores if score.knn))
     suffix = "" if metric == "accuracy" else f" {metric}"
-    table = Table(box=None, pad_edge=False)
-    table.add_column("features")
-    table.add_column("layer")
+    table = Table("features", "layer", box=None, pad_edge=False)
     names = {f"knn_{k}": f"kNN{suffix} (k={k})" for k in neighbours} | {"linear": f"linear{suffix}"}
     for title in names.values():
         table.add_column(title, justify="right")
     for score in scores:
         table.add_row(score.features, score.layer, *(_cell(score, name) for name in names))
     if chance is not None:
-        told = "largest class" if metric == "accuracy" else "random order"
-        table.add_row("chance", told, *([f"{chance:.1f} %"] * len(names)))
+        answer = "largest class" if metric == "accuracy" else "random order"
+        table.add_row("chance", answer, *([f"{chance:.1f} %"] * len(names)))
     console.print(table)
 
 
 def _cell(score: Score, name: str) -> str:
-    value, interval = score.metrics.get(name), score.intervals.get(name)
+    value = score.metrics.get(name)
     if value is None:
         return "-"
-    return f"{value:.1f} ±{_half(score, name):.1f} %" if interval else f"{value:.1f} %"
-
-
-def _half(score: Score, name: str) -> float:
-    """Return the longer half of the score's interval."""
-    value = score.metrics[name]
-    low, high = score.intervals.get(name) or (value, value)
-    return max(value - low, high - value)
+    if not (interval := score.intervals.get(name)):
+        return f"{value:.1f} %"
+    return f"{value:.1f} ±{max(value - interval[0], interval[1] - value):.1f} %"
 
 
 def _chosen(scores: Sequence[Score]) -> list[str]:
-    """Tell by what the probe's penalty was chosen, and how often a network was drawn."""
+    """Say by what the probe's penalty was chosen, and how often a network was drawn."""
     by: dict[str, list[str]] = {}
     for score in scores:
         if chosen := score.about.get("chosen_on", {}).get("linear"):

@@ -32,17 +32,13 @@ from sslengine.signing import write_signed
 log = logging.getLogger("sslengine")
 
 
-def make_console() -> Console:
-    """Only rank 0 prints to the screen."""
-    return Screen(quiet=not is_primary())
-
-
 @dataclass
 class Run:
     resolved: Resolved
     run_dir: Path
     device: torch.device
-    console: Console = field(default_factory=make_console)
+    # Only rank 0 prints to the screen.
+    console: Console = field(default_factory=lambda: Screen(quiet=not is_primary()))
 
     @property
     def config(self) -> DictConfig:
@@ -91,15 +87,16 @@ def check_results_here(run: Run, results: Mapping[str, Any]) -> None:
 
 
 def _problems(run: Run, results: Mapping[str, Any]) -> list[str]:
-    expected, problems = read(run.config, RunOptions).EXPECTED_RESULTS, []
-    if expected:
-        metrics = dict(flat(results))
-        for name, value, tolerance in expected:
-            problem = _problem(metrics, name, value, tolerance)
-            verdict = "NOT as expected" if problem else "as expected"
-            got = metrics.get(name, "missing")
-            run.console.print(f"  {verdict}  {name}: {got}, expected {value} +- {tolerance}")
-            problems += [problem] if problem else []
+    metrics, problems = dict(flat(results)), []
+    for name, value, tolerance in read(run.config, RunOptions).EXPECTED_RESULTS or ():
+        problem, got = "", metrics.get(name, "missing")
+        if name not in metrics:
+            problem = no_such_metric(name, metrics)
+        elif not (isinstance(got, (int, float)) and abs(got - value) <= tolerance):  # nor is NaN
+            problem = f"{name} is {got}, expected {value} +- {tolerance}."
+        verdict = "NOT as expected" if problem else "as expected"
+        run.console.print(f"  {verdict}  {name}: {got}, expected {value} +- {tolerance}")
+        problems += [problem] if problem else []
     return problems
 
 
@@ -109,12 +106,3 @@ def _raise(problems: list[str]) -> None:
             "config.EXPECTED_RESULTS: the run is complete and saved, but\n  "
             + "\n  ".join(problems)
         )
-
-
-def _problem(metrics: Mapping[str, Any], name: str, value: float, tolerance: float) -> str:
-    if name not in metrics:
-        return no_such_metric(name, metrics)
-    got = metrics[name]
-    if isinstance(got, (int, float)) and abs(got - value) <= tolerance:  # never so for NaN
-        return ""
-    return f"{name} is {got}, expected {value} +- {tolerance}."

@@ -1,7 +1,7 @@
 """Scores of frozen features: kNN, a linear probe, metrics without labels, further protocols.
 
 Ranks share kNN and the linear probe, which take the time of large sets. The rest is rank 0's, and
-the other ranks do not wait for it.
+the other ranks do not wait for it. A protocol that fails does not stop the others.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sslengine.engines.protocols import measure_label_free, run_protocols
 from sslengine.errors import DataError
-from sslengine.evaluate.answers import Probed
-from sslengine.evaluate.features import Rows, held
+from sslengine.evaluate.answers import Probed, calibrate_probe, per_class
+from sslengine.evaluate.features import Rows, held, rows_at
+from sslengine.evaluate.few_shot import few_labels, few_shot_knn, few_shot_logistic
 from sslengine.evaluate.intervals import Spread, bootstrap, wilson
 from sslengine.evaluate.knn import knn_curve, knn_scores
+from sslengine.evaluate.label_free.metric import Inputs, measure, sub_sample
 from sslengine.evaluate.linear import linear_probe, mean_average_precision
 from sslengine.evaluate.options import (
     EvaluateOptions,
@@ -28,12 +29,25 @@ from sslengine.evaluate.options import (
     NearestNeighborOptions,
     SvmOptions,
 )
-from sslengine.evaluate.outcome import VERSIONS
+from sslengine.evaluate.outcome import VERSIONS, Outcome
 from sslengine.evaluate.pairs import compare_pairs
+from sslengine.evaluate.retrieval import retrieval
+from sslengine.evaluate.svm import low_shot_svm, svm
 from sslengine.monitor.run_facts import TRAINED
 from sslengine.progress import progress
 
 log = logging.getLogger("sslengine")
+
+# Training features and labels, test features and labels.
+LabelledSets = tuple[Rows, Tensor, Rows, Tensor]
+
+NO_VIEWS = dict.fromkeys(("views", "projections", "previous"), "`sslengine rank` computes it")
+# Where hyper-parameters are chosen, of protocols whose details do not say it.
+CHOSEN_ON = {
+    "few_shot_linear": "cross-validation on the drawn images; of fewer than 5 nothing: it is fixed",
+    "svm": "cross-validation on the training images",
+}
+NOTHING = "nothing: there is nothing to choose"
 
 
 @dataclass(frozen=True)
@@ -56,7 +70,7 @@ class Sets:
     groups: Tensor | None = None
 
     @property
-    def labelled(self) -> tuple[Rows, Tensor, Rows, Tensor] | None:
+    def labelled(self) -> LabelledSets | None:
         if self.labels is None or self.test is None or self.wanted is None:
             return None
         return self.train, self.labels, self.test, self.wanted
@@ -114,32 +128,52 @@ class Asked:
         for name, then, compute in stages:
             said: dict[str, list[str]] = {}  # text -> the features that it is of
             for number, (score, each) in enumerate(zip(scores, sets, strict=True), 1):
+                of = f"{each.features}, {each.layer}"
                 texts: list[str] = []
                 try:
-                    of = f"{number}/{len(sets)}: {each.features}, {each.layer}"
-                    with progress(f"{name} {of}", then=then):
+                    with progress(f"{name} {number}/{len(sets)}: {of}", then=then):
                         compute(score, each, texts.append)
                 except DataError as error:  # the other scores are still reported
                     log.warning("%s", error)
                     texts.append(str(error))
                     score.probe = str(error)
                 for text in texts:
-                    said.setdefault(text, []).append(f"{each.features}, {each.layer}")
+                    said.setdefault(text, []).append(of)
                 write(scores)
             for text, which in said.items():
                 note(text if len(which) == len(sets) else f"{'; '.join(which)}: {text}")
         return scores
 
     def rest(self, scores: list[Score], sets: Sequence[Sets], write: Callable[..., None]) -> None:
+        """Compute what one rank computes: metrics without labels, and further protocols."""
         for score, each in zip(scores, sets, strict=True):
             with progress(f"metrics without labels of {each.features}, {each.layer}"):
                 score.label_free = measure_label_free(each.train, self.evaluate.LABEL_FREE)
             write(scores)
         for score, each in zip(scores, sets, strict=True):
-            if self.evaluate.PROTOCOLS and each.labelled:
-                given = self.evaluate.PROTOCOLS, self.machines, self.probe, score.probe
-                score.protocols |= run_protocols(each.labelled, *given, each.groups)
-                write(scores)
+            if not (self.evaluate.PROTOCOLS and each.labelled):
+                continue
+            protocols = self.protocols(each.labelled, score.probe, each.groups)
+            for name in filter(protocols.__contains__, self.evaluate.PROTOCOLS):
+                with progress(f"protocol {name}"):
+                    score.protocols[name] = make_row(name, protocols[name]())
+            write(scores)
+
+    def protocols(
+        self, sets: LabelledSets, probe: Probed, groups: Tensor | None = None
+    ) -> dict[str, Callable[[], Outcome]]:
+        """Return those on features, by name. probe: the linear probe of these sets."""
+        machines, tests = self.machines, sets[2:]
+        return {
+            "few_shot_knn": partial(few_shot_knn, *sets),
+            "few_shot_linear": partial(few_shot_logistic, *sets, options=self.probe),
+            "few_labels": partial(few_labels, *sets, options=self.probe, groups=groups),
+            "svm": partial(svm, *sets, machines),
+            "low_shot_svm": partial(low_shot_svm, *sets, machines),
+            "retrieval": partial(retrieval, *tests),
+            "calibration": partial(calibrate_probe, probe, *tests),
+            "per_class": partial(per_class, probe, *tests),
+        }
 
     def document(
         self, scores: Sequence[Score], metric: str, by_chance: float | None, notes: list[str]
@@ -167,7 +201,10 @@ class Asked:
             return
         else:
             train, labels, test, wanted = (_near(one) for one in each.labelled)
-        options, used = self.neighbours, self._used(len(labels) - within, note)
+        options, used = self.neighbours, count_used(self.neighbours, len(labels) - within)
+        for k, fewer in used.items():
+            if k > fewer:
+                note(f"kNN with {note_few(k, fewer)}")
         score.about["knn_on"] = "TRAIN, each image by the others" if within else "TEST"
         how: dict[str, Any] = {
             "ks": [*used.values()], "sigma": options.SIGMA, "metric": options.metric,
@@ -176,9 +213,9 @@ class Asked:
         if labels.ndim > 1:
             found = knn_scores(train, labels, test, **how)
             for k, fewer in used.items():
-                measure = partial(_map_of, found[fewer], wanted)
-                score.knn[k] = measure()
-                score.intervals[f"knn_{k}"] = bootstrap(measure, wanted)
+                measure_some = partial(_map_of, found[fewer], wanted)
+                score.knn[k] = measure_some()
+                score.intervals[f"knn_{k}"] = bootstrap(measure_some, wanted)
             return
         answers: dict[int, Tensor] = {}
         how |= {"top": (1, 5), "answers": answers, "own": within}
@@ -188,15 +225,6 @@ class Asked:
             score.intervals[f"knn_{k}"] = wilson(score.knn[k], len(wanted))
             if not within:
                 score.answers[f"knn_{k}"] = answers[fewer].cpu()
-
-    def _used(self, count: int, note: Callable[[str], None]) -> dict[int, int]:
-        """Count the neighbours that there are, for each k."""
-        for k in self.neighbours.neighbours:
-            if k > count:
-                note(
-                    f"kNN with k={k}: there are only {count} training images, and all of them vote"
-                )
-        return {k: min(k, count) for k in self.neighbours.neighbours}
 
     def _linear(self, score: Score, each: Sets, note: Callable[[str], None]) -> None:
         if each.labelled is None:
@@ -214,6 +242,15 @@ class Asked:
             note(f"linear probe: {text}")
 
 
+def count_used(options: NearestNeighborOptions, count: int) -> dict[int, int]:
+    """Count the neighbours that there are, for each k."""
+    return {k: min(k, count) for k in options.neighbours}
+
+
+def note_few(k: int, count: int) -> str:
+    return f"k={k}: there are only {count} training images, and all of them vote"
+
+
 def _near(rows: Any) -> Any:
     return rows if isinstance(rows, Tensor) else held(rows)
 
@@ -222,6 +259,29 @@ def _map_of(scores: Tensor, wanted: Tensor, images: Tensor | None = None) -> flo
     if images is None:
         return mean_average_precision(scores, wanted)
     return mean_average_precision(scores[images.to(scores.device)], wanted[images])
+
+
+def measure_label_free(features: Rows, names: Sequence[str]) -> dict[str, Any]:
+    """Measure the images of TRAIN; value, number of images, and why there is no value."""
+    if not names:
+        return {}
+    some = rows_at(features, sub_sample(len(features))).flatten(1)
+    found = measure(Inputs(some, missing=NO_VIEWS), names)
+    return {name: each.as_json() for name, each in found.items()}
+
+
+def make_row(name: str, found: Outcome) -> dict[str, Any]:
+    """Make the report's row of a protocol. The rest is in `about` of the features."""
+    return {
+        "protocol": name,
+        "version": VERSIONS[name],
+        "metrics": dict(found.metrics),
+        "notes": list(found.notes),
+        "seeds": list(found.seeds),
+        "number_of_seeds": len(found.seeds),
+        "chosen_on": found.details.get("chosen_on", CHOSEN_ON.get(name, NOTHING)),
+        "details": found.details,
+    }
 
 
 # For one chance at most so many scores are ordered, but in 8 orders at least.

@@ -29,10 +29,10 @@ from sslengine.data.options import DataOptions
 from sslengine.distributed.collectives import broadcast_object
 from sslengine.distributed.ranks import is_primary
 from sslengine.engine.build import classes_of_train, input_channels
+from sslengine.engines.finetune import digest_of, folder_of, sub_run
 from sslengine.engines.options import FORMS, HELD_OUT, LINEAR, SweepOptions
 from sslengine.engines.report import SWEEP, report_trained, write_result
 from sslengine.engines.run import Run, check_results_here
-from sslengine.engines.sub_run import digest_of, folder_of, sub_run
 from sslengine.engines.train import train_task
 from sslengine.errors import ConfigError
 from sslengine.evaluate.options import LinearProbeOptions
@@ -72,24 +72,22 @@ def sweep(run: Run) -> None:
     options = read(run.config, SweepOptions)
     _expect_images_to_choose_on(run, options)
     grid, classes = _grid(run, options), _classes(run)
-    several = bool(classes.width)
-    outputs = classes.width or 1 + max(classes.by_value.values())
     starts = {"trained": require_weights(run.config, run.run_dir)}
     run.describe()
     if options.UNTRAINED and starts["trained"] is not None:
         starts["untrained"] = None
-    found = {
-        start: _swept(run, grid, outputs, several, start, file) for start, file in starts.items()
-    }
+    found = {start: _swept(run, grid, classes, start, file) for start, file in starts.items()}
     if is_primary():
-        _report(run, options, grid, *found["trained"])
+        _report(run, found["trained"])
 
 
 def _swept(
-    run: Run, grid: list[Cell], outputs: int, several: bool, start: str, weights: Path | None
-) -> tuple[Scores, Scores]:
+    run: Run, grid: list[Cell], classes: Classes, start: str, weights: Path | None
+) -> dict[str, Any]:
     """Score the heads on the images to choose on and on TEST. Collective."""
     options, digest = read(run.config, SweepOptions), digest_of(weights)
+    several, protocol = bool(classes.width), f"{options.HEAD}_sweep"
+    outputs = classes.width or 1 + max(classes.by_value.values())
     values = _values(options, grid, outputs, weights) | _judged_by(grid, several)
     folder = folder_of(run, SWEEP, f"{options.HEAD}-{start}", digest)
     run.say(f"{options.HEAD} sweep: {weights or 'as initialised'} -> {folder}")
@@ -98,25 +96,38 @@ def _swept(
     task, _ = train_task(trained)
     chosen_on = tested = _scores(task.results, several)
     if held:
-        heads = newest_path(folder / "checkpoints")
-        testing = sub_run(run, folder / "test", values | _test(heads))
-        tested = _scores(train_task(testing)[0].results, several)
+        testing = {
+            "TEST_ONLY": True,
+            "MODEL.WEIGHTS_INIT.PARAMS_FILE": str(newest_path(folder / "checkpoints")),
+            f"{OF_EVAL}.EVAL_TRUNK_AND_HEAD": True,
+        }
+        test = train_task(sub_run(run, folder / "test", values | testing))[0]
+        tested = _scores(test.results, several)
+    heads = [{"name": each.name, "feature": each.feature, "lr": each.lr,
+              "weight_decay": each.weight_decay, "chosen_on": chosen_on[each.name],
+              "test": tested[each.name]} for each in grid]  # fmt: skip
+    of_each = {feature: _best([each for each in heads if each["feature"] == feature])
+               for feature in dict.fromkeys(each.feature for each in grid)}  # fmt: skip
+    best = _best(heads)
+    about = {"best": best["name"], "chosen_on": _images_to_choose_on(run, options, grid),
+             "best_of_each": of_each}  # fmt: skip
     if is_primary():
-        best = _best(grid, chosen_on)
         row = {
-            "protocol": f"{options.HEAD}_sweep",
-            "version": VERSIONS[f"{options.HEAD}_sweep"],
+            "protocol": protocol,
+            "version": VERSIONS[protocol],
             "features": start,
-            "metrics": {"mAP" if several else "top_1": tested[best.name]},
-            "best": best.name,
-            "layer": best.feature,
-            "best_of_each": _best_of_each(grid, chosen_on, tested),
+            "metrics": {"mAP" if several else "top_1": best["test"]},
+            "layer": best["feature"],
             "steps": task.iteration,
-            "chosen_on": _images_to_choose_on(run, options, grid),
-            "notes": note_choice([best.lr], [each.lr for each in grid], None, "learning rate"),
+            "notes": note_choice([best["lr"]], [each.lr for each in grid], None, "learning rate"),
+            **about,
         }
         write_result(run, folder, SWEEP, weights, digest, row)
-    return chosen_on, tested
+    return {"head": options.HEAD, "test": best["test"], **about, "heads": heads}
+
+
+def _best(heads: list[dict[str, Any]]) -> dict[str, Any]:
+    return max(heads, key=lambda each: each["chosen_on"])
 
 
 def _expect_images_to_choose_on(run: Run, options: SweepOptions) -> None:
@@ -249,37 +260,10 @@ def _held_out(run: Run, options: SweepOptions) -> dict[str, Any]:
     return values
 
 
-def _test(weights: Path | None) -> dict[str, Any]:
-    return {
-        "TEST_ONLY": True,
-        "MODEL.WEIGHTS_INIT.PARAMS_FILE": str(weights),
-        f"{OF_EVAL}.EVAL_TRUNK_AND_HEAD": True,
-    }
-
-
 def _scores(results: Mapping[str, Any], several: bool) -> Scores:
     """Return percentages by the name of the head. The same on all ranks."""
     meter, metric = ("mean_ap_list_meter", "mAP") if several else ("accuracy_list_meter", "top_1")
     return broadcast_object(dict(results["test"][meter][metric]) if is_primary() else {})
-
-
-def _best(cells: list[Cell], chosen_on: Scores) -> Cell:
-    return max(cells, key=lambda each: chosen_on[each.name])
-
-
-def _best_of_each(grid: list[Cell], chosen_on: Scores, tested: Scores) -> dict[str, Any]:
-    """Find the best head of each feature, where heads are chosen and on TEST."""
-    return {
-        feature: _row(_best([each for each in grid if each.feature == feature], chosen_on),
-                      chosen_on, tested)
-        for feature in dict.fromkeys(each.feature for each in grid)
-    }  # fmt: skip
-
-
-def _row(cell: Cell, chosen_on: Scores, tested: Scores) -> dict[str, Any]:
-    scores = {"chosen_on": chosen_on[cell.name], "test": tested[cell.name]}
-    return {"name": cell.name, "feature": cell.feature, "lr": cell.lr,
-            "weight_decay": cell.weight_decay, **scores}  # fmt: skip
 
 
 def _images_to_choose_on(run: Run, options: SweepOptions, grid: list[Cell]) -> str:
@@ -291,36 +275,18 @@ def _images_to_choose_on(run: Run, options: SweepOptions, grid: list[Cell]) -> s
     return f"{options.HELD_OUT:.0%} of TRAIN" + (" in whole groups" if groups else "")
 
 
-# ---- the report
-
-
-def _report(
-    run: Run,
-    options: SweepOptions,
-    grid: list[Cell],
-    chosen_on: Scores,
-    tested: Scores,
-) -> None:
-    best, images = _best(grid, chosen_on), _images_to_choose_on(run, options, grid)
-    path, by_feature = run.run_dir / "sweep.json", _best_of_each(grid, chosen_on, tested)
-    content = {
-        "head": options.HEAD,
-        "best": best.name,
-        "test": tested[best.name],
-        "chosen_on": images,
-        "best_of_each": by_feature,
-        "heads": [_row(each, chosen_on, tested) for each in grid],
-    }
+def _report(run: Run, content: dict[str, Any]) -> None:
+    path = run.run_dir / "sweep.json"
     write_json(path, content)
     table = Table("feature", "best head", "chosen", "test", box=None, pad_edge=False)
-    for feature, top in by_feature.items():
+    for feature, top in content["best_of_each"].items():
         table.add_row(
             feature, f"lr {top['lr']:g}, wd {top['weight_decay']:g}",
             f"{top['chosen_on']:.1f} %", f"{top['test']:.1f} %",
         )  # fmt: skip
     run.console.print(table)
     report_trained(run)
-    run.console.print(f"  best        {best.name}: {tested[best.name]:.1f} % on TEST")
-    run.console.print(f"  chosen on   {images}, of {len(grid)} heads")
+    run.console.print(f"  best        {content['best']}: {content['test']:.1f} % on TEST")
+    run.console.print(f"  chosen on   {content['chosen_on']}, of {len(content['heads'])} heads")
     run.console.print(f"  report      {path}")
-    check_results_here(run, {"test": {"sweep": {"best": tested[best.name]}}})
+    check_results_here(run, {"test": {"sweep": {"best": content["test"]}}})

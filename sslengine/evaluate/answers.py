@@ -41,10 +41,6 @@ class PerClass:
 
     @classmethod
     def count(cls, answers: Tensor, labels: Tensor) -> PerClass:
-        if not len(labels) or answers.shape != labels.shape:
-            raise DataError(
-                f"expected an answer for each image; got {len(answers)} for {len(labels)}."
-            )
         numbers, places = torch.cat([labels, answers]).unique(return_inverse=True)
         own, answered = places.split(len(labels))
         counts = (torch.bincount(each, minlength=len(numbers)).double()
@@ -91,11 +87,8 @@ def calibration(logits: Tensor, labels: Tensor, bins: int = BINS) -> Outcome:
     """Compare logits (samples, classes) with labels; samples of label -1 are left out."""
     known = labels >= 0
     logits, labels = logits[known].double(), labels[known]
-    if logits.ndim != 2 or not logits.numel() or not logits.isfinite().all():
-        raise DataError(
-            f"expected finite logits (samples, classes) of samples with a label; got shape "
-            f"{tuple(logits.shape)}."
-        )
+    if not logits.numel() or not logits.isfinite().all():
+        raise DataError("expected finite logits of samples with a label.")
     confidence, best = logits.softmax(dim=1).max(dim=1)
     right = (best == labels).double()
     place = (confidence * bins).ceil().long().clamp(1, bins) - 1

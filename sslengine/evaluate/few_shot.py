@@ -50,23 +50,21 @@ CROSS_VALIDATED = FOLDS = 5
 def few_shot_knn(
     train: Rows,
     labels: Tensor,
-    test: Tensor,
+    test: Rows,
     test_labels: Tensor,
     shots: Sequence[int] = SHOTS,
-    neighbours: Sequence[int] = NEIGHBOURS,
     draws: int = DRAWS,
-    sigma: float = SIGMA,
 ) -> Outcome:
-    """Score each number of shots n: k = n and the smaller ones of `neighbours`."""
+    """Score each number of shots n: k = n and the smaller ones of NEIGHBOURS."""
     counts = expect_classes(labels)
     found: dict[str, list[float]] = {}
     for n in shots:
-        ks = sorted({n, *(k for k in neighbours if k < n)})
+        ks = sorted({n, *(k for k in NEIGHBOURS if k < n)})
         for seed in range(draws):
             rows = shots_of_each_class(labels, n, seed)
             some = rows_at(train, rows), labels[rows]
             wanted = {k: min(k, len(rows)) for k in ks}
-            curve = knn_curve(*some, test, test_labels, sorted({*wanted.values()}), sigma)
+            curve = knn_curve(*some, test, test_labels, sorted({*wanted.values()}), SIGMA)
             for k, used in wanted.items():
                 found.setdefault(f"{n} shots, k={k}", []).append(curve[used][0])
     return _outcome(found, missing_shots(counts, shots), draws)

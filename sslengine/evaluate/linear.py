@@ -135,7 +135,14 @@ def linear_probe(
         train = Samples(train_features, train_labels, train_labels.shape[1], scale, **how)
         test = Samples(test_features, test_labels, train_labels.shape[1], scale, **how)
         return _probe_each_class(train, test, options, groups)
-    used, unused, note, chosen_on = _split_rows(train_labels, options, groups)
+    given: Labels = train_labels.cpu().numpy()
+    note, chosen_on, unused = "", "the test images", np.arange(0)
+    if options.CHOOSE_ON == "test":
+        expect_two(given)
+    else:
+        used, unused, note = hold_out(given, options.HELD_OUT, groups)
+        share = _part_of_train(len(unused), len(given), groups)
+        chosen_on = share if unused.size else "nothing: it is fixed"
     # Numbers of classes that no training sample has would take part in the sum of chances.
     numbers, labels = train_labels.unique(return_inverse=True)
     numbers = numbers.to(device)
@@ -168,19 +175,6 @@ def note_unconverged(converged: bool, options: LinearProbeOptions) -> tuple[str,
 
 
 # ---- what is held out
-
-
-def _split_rows(
-    train_labels: Tensor, options: LinearProbeOptions, groups: Tensor | None
-) -> tuple[Labels, Labels, str, str]:
-    """Return the rows to fit and to choose by, a note if that is unusual, and what chooses."""
-    labels: Labels = train_labels.cpu().numpy()
-    if options.CHOOSE_ON == "test":
-        expect_two(labels)
-        return np.arange(len(labels)), np.arange(0), "", "the test images"
-    used, unused, note = hold_out(labels, options.HELD_OUT, groups)
-    share = _part_of_train(len(unused), len(labels), groups)
-    return used, unused, note, share if unused.size else "nothing: it is fixed"
 
 
 def _part_of_train(held: int, count: int, groups: Tensor | None) -> str:

@@ -19,13 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from sslengine.distributed.collectives import gather
 from sslengine.errors import DataError
-from sslengine.evaluate.features import BLOCK, Rows, blocks, own_share, rows_at
+from sslengine.evaluate.features import BLOCK, Rows, blocks, rows_at
 from sslengine.evaluate.knn import prepared, similarities
 from sslengine.evaluate.outcome import Outcome, protocol
 
@@ -45,8 +45,6 @@ def retrieval(
     features: Rows,
     labels: Tensor,
     queries: int = QUERIES,
-    device: torch.device | None = None,
-    over_ranks: bool = False,
 ) -> Outcome:
     """Score mAP and R@k: the share of queries with an image of their class among the first k."""
     labels = labels.cpu()
@@ -58,9 +56,7 @@ def retrieval(
     chosen = known.nonzero().flatten()
     chosen = chosen[torch.randperm(len(chosen), generator=draw)[:queries].sort().values]
     relation = _same_class(labels, chosen, known)
-    found = measure_queries(
-        rows_at(features, chosen), features, relation, _measure_class, device, over_ranks
-    )
+    found = measure_queries(rows_at(features, chosen), features, relation, _measure_class)
     alone = int(found[:, 0].isnan().sum())
     notes = _note_unknown(labels, known)
     notes += (f"{alone} of {len(found)} queries have no other image of their class",) * bool(alone)
@@ -114,7 +110,6 @@ def copy_detection(
     database: Rows,
     originals: Sequence[int] | Tensor,
     device: torch.device | None = None,
-    over_ranks: bool = False,
 ) -> Outcome:
     """Score mAP of the first TOP images, and R@1.
 
@@ -131,7 +126,7 @@ def copy_detection(
     def relation(some: slice, part: slice) -> Tensor:
         return wanted[some].unsqueeze(1).eq(numbers[part]).byte()
 
-    found = measure_queries(queries, database, relation, _measure_copy, device, over_ranks)
+    found = measure_queries(queries, database, relation, _measure_copy, device)
     if found.isnan().all():
         raise DataError("no query has an original.")
     without = int(found[:, 0].isnan().sum())
@@ -177,59 +172,32 @@ def measure_queries(
     relation: Relation,
     measure: Measure,
     device: torch.device | None = None,
-    over_ranks: bool = False,
 ) -> Tensor:
-    """Return (queries, metrics) in float64; NaN for a query that has no image to find.
-
-    over_ranks: all ranks call it, with the same features, and each measures its share of queries.
-    """
-    _check(queries, database)
-    own = own_share(len(queries), over_ranks)
-    start, stop = own.start, own.stop
-    found = [
-        measure(each).double().masked_fill(each.counts.eq(0).unsqueeze(1), torch.nan)
-        for first in range(start, stop, AT_ONCE)
-        for each in _ranks(queries, database, relation, first, min(first + AT_ONCE, stop), device)
-    ]
-    if not over_ranks:
-        return torch.cat(found)
-    if not found:  # fewer queries than ranks: measure one for the number of metrics
-        found = [measure(Ranks(torch.zeros(1, 1), torch.ones(1))).double()[:0]]
-    return gather(torch.cat(found)).rows
-
-
-def _check(queries: Rows, database: Rows) -> None:
+    """Return (queries, metrics) in float64; NaN for a query that has no image to find."""
     if not len(queries) or not len(database):
         raise DataError(f"there are {len(queries)} queries and {len(database)} images to find.")
-    if queries.shape[1:] != database.shape[1:]:
-        raise DataError(
-            f"features of queries have the shape {tuple(queries.shape[1:])}, those of the "
-            f"database {tuple(database.shape[1:])}. Do they come from one model and one layer?"
-        )
+    found = []
+    for some in _slices(len(queries), AT_ONCE):
+        counts = torch.stack([relation(some, part).eq(1).sum(dim=1)
+                              for part in _slices(len(database), BLOCK)]).sum(dim=0)  # fmt: skip
+        rows = max(1, WANTED // max(1, int(counts.max())))
+        for few in _slices(len(counts), rows):
+            part = slice(some.start + few.start, some.start + few.stop)
+            rows_of = directions(queries[part], device)
+            ranks = _ranks_of(rows_of, database, partial(relation, part), counts[few])
+            values = measure(ranks).double()
+            found.append(values.masked_fill(ranks.counts.eq(0).unsqueeze(1), torch.nan))
+    return torch.cat(found)
 
 
-def _ranks(
-    queries: Rows,
-    database: Rows,
-    relation: Relation,
-    start: int,
-    stop: int,
-    device: torch.device | None,
-) -> Iterator[Ranks]:
-    every = slice(start, stop)
-    counts = sum(relation(every, some).eq(1).sum(dim=1) for some in _blocks(database))
-    assert isinstance(counts, Tensor)
-    rows = max(1, WANTED // max(1, int(counts.max())))
-    for first in range(start, stop, rows):
-        some = slice(first, min(first + rows, stop))
-        prepared = directions(queries[some], device)
-        share = counts[first - start : some.stop - start].to(prepared.device)
-        yield _ranks_of(prepared, database, lambda part, some=some: relation(some, part), share)  # type: ignore[misc]
+def _slices(count: int, size: int) -> list[slice]:
+    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
 
 def _ranks_of(
     queries: Tensor, database: Rows, relation: Callable[[slice], Tensor], counts: Tensor
 ) -> Ranks:
+    counts = counts.to(queries.device)
     wanted = queries.new_full((len(queries), max(1, int(counts.max()))), torch.inf)
     filled = torch.zeros_like(counts)
     for distances, related in _compared(queries, database, relation):
@@ -250,16 +218,11 @@ def _compared(
     queries: Tensor, database: Rows, relation: Callable[[slice], Tensor]
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield blocks of minus the cosine, and of the relation."""
-    for some in _blocks(database):
+    for some in _slices(len(database), BLOCK):
         block = directions(database[some], queries.device)
         kind = torch.promote_types(queries.dtype, block.dtype)
         similar = similarities(queries.to(kind), block.to(kind), "cosine")
         yield -similar, relation(some).to(queries.device)
-
-
-def _blocks(database: Rows) -> Iterator[slice]:
-    for start in range(0, len(database), BLOCK):
-        yield slice(start, min(start + BLOCK, len(database)))
 
 
 def directions(rows: Tensor, device: torch.device | None = None) -> Tensor:

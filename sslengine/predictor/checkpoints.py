@@ -10,7 +10,7 @@ twice, also after a kill. Of a run that may not be written to they are in a temp
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -103,53 +103,10 @@ def _viewed(
 
 
 def _kept_outputs(predictor: Predictor, count: int, folder: Path) -> dict[str, Tensor]:
-    options = _augmented(predictor)
-    depends_on = short_name({
-        **predictor.depends_on, "count": count, "view": asdict(options), "seed": predictor.seed,
-        "precision": predictor.precision.name, "images": hash_here(predictor.dataset),
-        **hash_of_users_code(predictor.config),
-    })  # fmt: skip
-    kept = Kept(folder, depends_on)
-    found: Mapping[str, Any] | None = kept.get(f"views-{depends_on}")
-    if found is None:
-        outputs = dict(zip(VIEWED, _outputs(predictor, options, count), strict=True))
-        made = {name: rows.numpy() for name, rows in outputs.items() if rows is not None}
-        found = kept.put(f"views-{depends_on}", made)
-    return {name: torch.from_numpy(rows) for name, rows in found.items()}
-
-
-@torch.no_grad()
-def _outputs(
-    predictor: Predictor, options: SplitOptions, count: int
-) -> tuple[Tensor, Tensor | None]:
-    """Compute the trunk's features and the head's outputs of `count` views of each image."""
-    features: dict[int, list[Tensor]] = {}
-    projections: dict[int, list[Tensor]] = {}
-    # A loader for tests draws the same views in every epoch.
-    feed = predictor.feed(options, training=True)
-    try:
-        epoch = 0
-        name, total = predictor.checkpoint.name, count * len(feed.dataset)
-        with progress(f"augmented views by {name}", total, "views", f"metrics of {name}") as step:
-            while not features or any(len(each) < count for each in features.values()):
-                for numbers, views in map(_views_of, feed.batches(epoch)):
-                    images = views.to(predictor.device)
-                    _add(features, numbers, predictor.trunk_features(images)["trunk"])
-                    projected = _projected(predictor, images)
-                    if projected is not None:
-                        _add(projections, numbers, projected)
-                    step(len(numbers))
-                epoch += 1
-    finally:
-        feed.close()
-    return _stacked(features, count), _stacked(projections, count) if projections else None
-
-
-def _augmented(predictor: Predictor) -> SplitOptions:
     train = predictor.data.TRAIN
     if len(predictor.dataset) > VIEWED_IMAGES:
         train = _limited(train, VIEWED_IMAGES)
-    return replace(
+    options = replace(
         train,
         TRANSFORMS=read(predictor.config, DataOptions).TRAIN.TRANSFORMS,
         COLLATE_FUNCTION="identity_collator",
@@ -160,6 +117,43 @@ def _augmented(predictor: Predictor) -> SplitOptions:
         STRATIFIED_SAMPLER=StratifiedSampler(),
         POWER_LAW_SAMPLER=PowerLawSampler(),
     )
+    depends_on = short_name({
+        **predictor.depends_on, "count": count, "view": asdict(options), "seed": predictor.seed,
+        "precision": predictor.precision.name, "images": hash_here(predictor.dataset),
+        **hash_of_users_code(predictor.config),
+    })  # fmt: skip
+    kept, name = Kept(folder, depends_on), f"views-{depends_on}"
+    found = kept.get(name) or kept.put(name, _outputs(predictor, options, count))
+    return {name: torch.from_numpy(rows) for name, rows in found.items()}
+
+
+@torch.no_grad()
+def _outputs(predictor: Predictor, options: SplitOptions, count: int) -> dict[str, Any]:
+    """Compute the trunk's features and the head's outputs of `count` views of each image."""
+    found: dict[str, dict[int, list[Tensor]]] = {}  # by name and image
+    # A loader for tests draws the same views in every epoch.
+    feed = predictor.feed(options, training=True)
+    try:
+        epoch = 0
+        name, total = predictor.checkpoint.name, count * len(feed.dataset)
+        with progress(f"augmented views by {name}", total, "views", f"metrics of {name}") as step:
+            while not found or any(len(each) < count for each in found[VIEWED[0]].values()):
+                for numbers, views in map(_views_of, feed.batches(epoch)):
+                    images = views.to(predictor.device)
+                    outputs = [predictor.trunk_features(images)["trunk"]]
+                    outputs += _projected(predictor, images)
+                    for of, rows in zip(VIEWED, outputs):
+                        for number, row in zip(numbers, rows.cpu(), strict=True):
+                            if number >= 0:  # the placeholder for unreadable images has -1
+                                found.setdefault(of, {}).setdefault(number, []).append(row)
+                    step(len(numbers))
+                epoch += 1
+    finally:
+        feed.close()
+    return {
+        of: torch.stack([torch.stack(rows[number][:count]) for number in sorted(rows)]).numpy()
+        for of, rows in found.items()
+    }
 
 
 def _views_of(samples: Any) -> tuple[list[int], Tensor]:
@@ -179,25 +173,15 @@ def _views_of(samples: Any) -> tuple[list[int], Tensor]:
     return numbers, torch.stack(found)
 
 
-def _projected(predictor: Predictor, images: Tensor) -> Tensor | None:
-    """Return the output of the model's first head; None without one, or if it returns maps."""
+def _projected(predictor: Predictor, images: Tensor) -> list[Tensor]:
+    """Return the output of the model's first head; nothing without one, or if it returns maps."""
     model = predictor.model
     routes = [each for each in model.routes if each.heads] if isinstance(model, Model) else []
     if not routes:
-        return None
+        return []
     key = routes[0].key
     with predictor.precision.autocast():
         output = predictor.precision.as_full(model({key: images} if key else images))
     while not isinstance(output, Tensor):  # a head may return embeddings and scores
         output = output[0]
-    return None if output.shape[2:].numel() > 1 else output.flatten(1)
-
-
-def _add(found: dict[int, list[Tensor]], numbers: Sequence[int], rows: Tensor) -> None:
-    for number, row in zip(numbers, rows.cpu(), strict=True):
-        if number >= 0:  # not the placeholder for a batch of unreadable images
-            found.setdefault(number, []).append(row)
-
-
-def _stacked(found: dict[int, list[Tensor]], count: int) -> Tensor:
-    return torch.stack([torch.stack(found[number][:count]) for number in sorted(found)])
+    return [] if output.shape[2:].numel() > 1 else [output.flatten(1)]

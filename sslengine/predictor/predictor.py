@@ -36,10 +36,8 @@ from sslengine.data.judged_view import judged_train
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.distributed.ranks import pick_device
-from sslengine.engines.features import Features, extract, join
+from sslengine.engines.features import Features, Network, extract, join, store_split
 from sslengine.engines.run import Run
-from sslengine.engines.stored import Network, store_split
-from sslengine.errors import ConfigError, readable
 from sslengine.evaluate.store import Store
 from sslengine.losses.options import LossOptions
 from sslengine.methods import supervised
@@ -221,39 +219,12 @@ class Predictor(Trained):
         """
         train = self.data.TRAIN
         feed = self.feed(train)
-        parts: list[Features] = []
         try:
             with closed(self.resolved.opened):
                 compute = partial(self.trunk_features, layer=layer)
-                parts.extend(extract(compute, feed, train, self.precision))
-            return join(parts)
-        except Exception:
-            self._expect_bands(feed, len(parts))
-            raise
+                return join([*extract(compute, feed, train, self.precision)])
         finally:
             feed.close()
-
-    @untrusting
-    def _expect_bands(self, feed: DataFeed, done: int) -> None:
-        """Raise if other bands are why batches behind the first `done` failed: the next, or one
-        ahead.
-
-        An image that is refused is left out, so it is the reason only where all of them are.
-        """
-        source, rows = feed.dataset.sources[0], feed.dataset.rows
-        first, end = (sum(feed.batch_sizes[:count]) for count in (done, done + 2))
-        refused: list[str] = []
-        for row in map(int, rows[first:end]):
-            try:
-                image = source.image(row)
-            except ConfigError as error:
-                refused.append(f"{readable(source.path(row))}: {error}")
-            except Exception:  # as many kinds as there are decoders; it is left out
-                continue
-            else:
-                self.view.expect_bands(image, source.path(row))
-        if refused and len(refused) == len(rows[first:end]):
-            raise ConfigError(refused[0])
 
 
 def _name_classes(label: Tensor, names: Sequence[Any]) -> Any:

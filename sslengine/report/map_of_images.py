@@ -34,9 +34,9 @@ from sslengine.data.manifest.classes import Classes
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.distributed.ranks import pick_device
 from sslengine.engine.build import classes_of_train
+from sslengine.engines.features import StoredSplit, store_split
 from sslengine.engines.judged_networks import networks_of
 from sslengine.engines.run import Run
-from sslengine.engines.stored import StoredSplit, store_split
 from sslengine.errors import SSLEngineError
 from sslengine.evaluate.features import rows_at
 from sslengine.evaluate.kmeans import assign, kmeans

@@ -16,7 +16,7 @@ from sklearn.model_selection import LeaveOneOut, cross_val_predict
 from sklearn.neighbors import KNeighborsClassifier
 
 from sslengine.command.front import main
-from sslengine.engines import protocols
+from sslengine.engines.scoring import Asked
 from sslengine.errors import ConfigError, DataError
 from sslengine.evaluate.given import GivenLabels, numbered, read_given, read_labels
 from sslengine.evaluate.options import ON_FEATURES, ON_IMAGES
@@ -432,7 +432,8 @@ def test_a_suite_is_what_needs_no_images(
     def computed(*_: Any, **__: Any) -> Outcome:
         return Outcome({"x": 1.0})
 
-    monkeypatch.setattr(protocols, "COMPUTE", dict.fromkeys(protocols.COMPUTE, computed))
+    names = dict.fromkeys(ON_FEATURES, computed)
+    monkeypatch.setattr(Asked, "protocols", lambda *_: names)
     np.savez(tmp_path / "all.npz", features=ROWS[:60], labels=LABELS[:60])
     path = tmp_path / "all.npz"
     for suite, left_out in (

@@ -20,11 +20,20 @@ from sslengine.data.sources.generated import draw_shape
 from sslengine.distributed.ranks import is_primary
 from sslengine.engines.evaluate import evaluate
 from sslengine.engines.judged_networks import normalised
-from sslengine.engines.protocols import COMPUTE
+from sslengine.engines.scoring import Asked
 from sslengine.engines.train import train
 from sslengine.errors import CheckpointError, ConfigError
 from sslengine.evaluate.knn import knn_within
-from sslengine.evaluate.options import DEFAULT_LABEL_FREE, ON_IMAGES, PROTOCOLS
+from sslengine.evaluate.options import (
+    DEFAULT_LABEL_FREE,
+    ON_FEATURES,
+    ON_IMAGES,
+    PROTOCOLS,
+    EvaluateOptions,
+    LinearProbeOptions,
+    NearestNeighborOptions,
+    SvmOptions,
+)
 from sslengine.evaluate.outcome import VERSIONS
 from sslengine.evaluate.store import Store
 from sslengine.testing.state import flat
@@ -33,7 +42,6 @@ from tests.engines.rows import expect_complete
 from tests.engines.runs import make_run, screen
 from tests.monitor.fake_trackers import FakePackage, entry, fake_package
 from tests.ranks import RankPool
-from tests.tail import slow_but
 
 assert fake_package  # a fixture
 
@@ -180,30 +188,6 @@ def test_images_without_a_label_are_left_out(tmp_path: Path) -> None:
     np.save(paths, np.array(images)[known])
     np.save(labels, numbers[known])
     assert judged("without")[1] == scores
-
-
-@pytest.mark.parametrize("split", slow_but(["TEST"], ["TRAIN", "TEST"]))
-def test_a_split_of_which_no_image_has_a_label(split: str, tmp_path: Path) -> None:
-    """All labels in a .npy are -1: as images without labels, and a note."""
-    labels = {name: tmp_path / f"{name}.npy" for name in ("TRAIN", "TEST")}
-    for name, path in labels.items():
-        numbers = np.arange(5000 if name == "TRAIN" else 2000)
-        np.save(path, numbers * 0 - 1 if name == split else numbers % 2)
-    given = {**FROZEN, "DATA__TRAIN__LABEL_SOURCES": ["disk_filelist"],
-             "DATA__TRAIN__LABEL_PATHS": [str(labels["TRAIN"])],
-             "DATA__TEST": {**FROZEN["DATA__TEST"], "LABEL_SOURCES": ["disk_filelist"],
-                            "LABEL_PATHS": [str(labels["TEST"])]}}  # fmt: skip
-    train(make_run(tmp_path, **SHAPES, OPTIMIZER__num_epochs=1))
-    evaluate(make_run(tmp_path, "evaluate", **given, EVALUATE__PROTOCOLS=["few_labels"]))
-    report, scores = _scores(tmp_path)
-    assert report["notes"][0] == f"no image of {split} has a label: what needs them is left out"
-    assert report["chance"] == (None if split == "TRAIN" else 50.0)
-    for score in scores.values():
-        # With labels of TRAIN alone each image is classified by the others.
-        assert bool(score["knn"]) == (split == "TEST")
-        assert (score["linear"], score["protocols"]) == (None, {})
-        assert score["label_free"]["rankme"]["n"] == score["about"]["images"]["train"] == 60
-    assert not (tmp_path / "few_labels").exists() or split == "TEST"
 
 
 def test_without_test_images_each_training_image_by_the_others(tmp_path: Path) -> None:
@@ -361,7 +345,9 @@ def test_protocols_that_are_named_are_reported(tmp_path: Path) -> None:
 
 
 def test_every_protocol_that_a_config_may_name_is_there() -> None:
-    assert (*COMPUTE, *ON_IMAGES) == PROTOCOLS
+    asked = Asked(EvaluateOptions(), NearestNeighborOptions(), LinearProbeOptions(), SvmOptions())
+    rows = torch.ones(1, 1)
+    assert tuple(asked.protocols((rows, rows, rows, rows), None)) == ON_FEATURES
     assert {*ON_IMAGES} == {*registry.PROTOCOLS.names()}
     assert {*PROTOCOLS} <= {*VERSIONS}
 

@@ -12,10 +12,10 @@ import torch
 from sslengine.checkpoint import files
 from sslengine.config.sections import read
 from sslengine.data.options import DataOptions
-from sslengine.engines.extract_features import extract_features
 from sslengine.engines.features import (
     Features,
     extract,
+    extract_features,
     join,
     layers_of,
     ordered_feed,
@@ -73,16 +73,6 @@ def test_layers_have_the_names_of_the_config() -> None:
         "flatten": (2, 32),
     }
     assert not model.training
-
-
-def test_the_trunks_last_feature_and_the_heads_have_names_too() -> None:
-    model = build_model(read(resolved(MODEL__HEAD__PARAMS=[]).config, ModelOptions))
-    assert list(layers_of(model)(torch.zeros(1, 3, 12, 12))) == ["flatten"]
-    model = build_model(read(resolved().config, ModelOptions))
-    assert list(layers_of(model)(torch.zeros(1, 3, 12, 12))) == ["heads"]
-    nested = [[["mlp", {"dims": [32, 2]}]], [["mlp", {"dims": [32, 2]}]]]
-    model = build_model(read(resolved(MODEL__HEAD__PARAMS=nested).config, ModelOptions))
-    assert list(layers_of(model)(torch.zeros(1, 3, 12, 12))) == ["heads0", "heads1"]
 
 
 def test_the_newest_weights_whatever_the_pointer_says(

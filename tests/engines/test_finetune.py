@@ -18,9 +18,8 @@ from sslengine.config.sections import read
 from sslengine.engine.services import Services
 from sslengine.engine.task import SelfSupervisionTask
 from sslengine.engines.evaluate import evaluate
-from sslengine.engines.finetune import finetune
+from sslengine.engines.finetune import _key, finetune
 from sslengine.engines.report import show_protocols, sort_by_start
-from sslengine.engines.sub_run import _key
 from sslengine.engines.train import train
 from sslengine.errors import CheckpointError, ConfigError
 from sslengine.launch.auto import settle_widths
@@ -29,7 +28,6 @@ from sslengine.optim.options import OptimizerOptions
 from tests.engines.rows import expect_complete
 from tests.engines.runs import PowerCut, make_run, screen
 from tests.engines.test_evaluate import FROZEN, SHAPES
-from tests.ranks import RankPool
 
 VIT = "config.MODEL.TRUNK.VISION_TRANSFORMERS"
 # Files on top of a run, the rate of the heads at 200 images a step, and the share of it that a layer
@@ -285,17 +283,3 @@ def test_what_it_needs(tmp_path: Path) -> None:
         finetune(make_run(tmp_path, "finetune", **{**TUNED, "TEST_MODEL": False}))
     with pytest.raises(ConfigError, match=r"FINETUNE.NAME: expected letters"):
         make_run(tmp_path, "finetune", **TUNED, FINETUNE__NAME="../other")
-
-
-def _tuned_here(folder: str) -> None:
-    finetune(make_run(Path(folder), "finetune", **TUNED, FINETUNE__UNTRAINED=False,
-                      DISTRIBUTED__NUM_PROC_PER_NODE=2))  # fmt: skip
-
-
-@pytest.mark.slow
-def test_two_ranks_write_one_row(tmp_path: Path, two_ranks: RankPool) -> None:
-    _pretrained(tmp_path)
-    two_ranks.run(_tuned_here, str(tmp_path))
-    row = _rows(tmp_path)["trained"]
-    assert row["steps"] == 2 * (60 // 40)
-    assert 0 <= row["metrics"]["top_1"] <= 100

@@ -15,8 +15,8 @@ from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import DataOptions
 from sslengine.distributed.ranks import is_primary
 from sslengine.engines.evaluate import evaluate
+from sslengine.engines.finetune import sub_run
 from sslengine.engines.options import SweepOptions
-from sslengine.engines.sub_run import sub_run
 from sslengine.engines.sweep import _held_out
 from sslengine.errors import DataError
 from tests.engines.runs import make_run
@@ -167,10 +167,3 @@ def test_a_column_of_the_table_domains(tmp_path: Path, trained: str) -> None:
     (note,) = found["trained"]["domains"]["notes"]
     assert "config.EVALUATE.DOMAIN_COLUMN" in note
     assert "has no column 'cameras'. Did you mean 'camera'?" in note
-
-
-@pytest.mark.slow
-def test_images_without_columns(tmp_path: Path, trained: str) -> None:
-    given = {"PROTOCOLS": ["domains"], "DOMAIN_COLUMN": "camera"}
-    found, _ = judged(tmp_path, trained, EVALUATE=given)
-    assert "config.EVALUATE.DOMAIN_COLUMN" in found["trained"]["domains"]["notes"][0]

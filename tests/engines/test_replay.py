@@ -90,28 +90,6 @@ def test_the_innermost_module_is_named_with_its_input() -> None:
         model(torch.tensor([1.0, torch.nan]))
 
 
-class Overflows(torch.nn.Module):
-    """Its code makes the value that a module inside is the first to return."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inside = torch.nn.Sequential(torch.nn.Identity())
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inside(1e38 * x)  # type: ignore[no-any-return]
-
-
-def test_so_is_the_module_whose_code_made_the_value() -> None:
-    model = torch.nn.Sequential(Overflows())
-    watch(model, "model")
-    with pytest.raises(
-        NonFiniteLossError,
-        match=r"model\.0\.inside\.0 \(Identity\) is the first .*"
-        r"Its input is not finite: model\.0 \(Overflows\) made it, between modules;",
-    ):
-        model(torch.full((3,), 100.0))
-
-
 def test_a_gradient_that_is_not_finite_is_named(tmp_path: Path) -> None:
     class RootOfZero(Hook):
         """Its value is finite, its gradient is not a number."""

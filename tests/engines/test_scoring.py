@@ -14,7 +14,6 @@ import torch
 from rich.console import Console
 
 from sslengine.distributed.ranks import rank
-from sslengine.engines.evaluate import evaluate
 from sslengine.engines.report import show_all
 from sslengine.engines.run import check_results
 from sslengine.engines.scoring import Score, chance
@@ -23,7 +22,6 @@ from sslengine.errors import ConfigError, UnexpectedResultError
 from sslengine.launch.cli import main
 from tests.config.recipes import resolved
 from tests.engines.runs import make_run, screen
-from tests.engines.test_evaluate import FROZEN, SHAPES
 from tests.integration.command import write_config
 from tests.ranks import RankPool
 
@@ -88,12 +86,6 @@ def test_the_table_is_last_and_fits_80_columns() -> None:
     assert "note linear probe: penalty 10" in before
 
 
-def test_images_of_several_classes_have_their_metric() -> None:
-    text = _text(_shown(82.1, metric="mAP"))
-    assert "random order" in text
-    assert "kNN mAP" in text
-
-
 # ---- expected
 
 
@@ -104,14 +96,6 @@ def _check(folder: Path, *expected: Any) -> str:
     run = make_run(folder, EXPECTED_RESULTS=[list(each) for each in expected])
     check_results(run, RESULTS)
     return screen(run)
-
-
-@pytest.mark.parametrize(("value", "tolerance"), [(50, 0), (51.5, 1.5), (49.0, 1)])
-def test_what_is_within_its_tolerance_is_printed(
-    tmp_path: Path, value: float, tolerance: float
-) -> None:
-    text = _check(tmp_path, ("test.acc.top_1.0", value, tolerance))
-    assert text == f"  as expected  test.acc.top_1.0: 50.0, expected {value} +- {tolerance}\n"
 
 
 def test_all_that_is_not_as_expected_is_told_at_once(tmp_path: Path) -> None:
@@ -153,38 +137,6 @@ def test_a_run_fails_after_everything_is_saved_and_again_when_it_is_asked_again(
     run = make_run(tmp_path, EXPECTED_RESULTS=[["train.loss", loss, 1e-9]])
     train(run)
     assert "as expected  train.loss" in screen(run)
-
-
-def test_the_test_phase_too(tmp_path: Path) -> None:
-    supervised = {
-        **FROZEN,
-        "DATA__TRAIN__DATA_LIMIT": 16,
-        "TEST_MODEL": True,
-        "MODEL__FEATURE_EVAL_SETTINGS": {},
-        "MODEL__HEAD__PARAMS": [["mlp", {"dims": [32, 10]}]],
-        "METERS__names": ["accuracy_list_meter"],
-        "METERS__accuracy_list_meter": {"num_meters": 1, "topk_values": [1]},
-        "OPTIMIZER__num_epochs": 1,
-    }
-    name = "test.accuracy_list_meter.top_1.0"
-    run = make_run(tmp_path, **supervised, EXPECTED_RESULTS=[[name, 50.0, 50.0]])
-    train(run)
-    assert f"as expected  {name}" in screen(run)
-
-
-@pytest.mark.slow
-def test_a_frozen_trunks_scores(tmp_path: Path) -> None:
-    train(make_run(tmp_path, **SHAPES))
-    expected = [
-        ["test.trained.flatten.knn_5", 50.0, 50.0],
-        ["test.untrained.flatten.linear", -1.0, 0.5],
-    ]
-    run = make_run(tmp_path, "evaluate", **FROZEN, EXPECTED_RESULTS=expected)
-    with pytest.raises(UnexpectedResultError, match=r"test.untrained.flatten.linear is \d") as told:
-        evaluate(run)
-    assert "  as expected  test.trained.flatten.knn_5" in screen(run)
-    assert "there is no metric" not in str(told.value)
-    assert (tmp_path / "evaluation.json").exists()
 
 
 def _on_ranks(folder: Path) -> str:

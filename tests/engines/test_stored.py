@@ -17,8 +17,7 @@ from torch import Tensor
 from sslengine.data.options import split_options
 from sslengine.data.sources.base import build_sources
 from sslengine.distributed.ranks import rank, world_size
-from sslengine.engines.features import pixels
-from sslengine.engines.stored import Network, StoredSplit, store_split
+from sslengine.engines.features import Network, StoredSplit, pixels, store_split
 from sslengine.evaluate import store as module
 from sslengine.evaluate.store import Store
 from tests.data.pictures import picture, write_picture

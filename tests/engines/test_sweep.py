@@ -107,20 +107,6 @@ def test_the_best_head_on_held_out_images_is_tested_once(trained: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_note_of_a_sweep_is_shown_and_kept(trained: Path) -> None:
-    """Of two learning rates the best is at an end."""
-    grid = {"LR": [1e-9, 0.3], "WEIGHT_DECAY": [0.0]}
-    run = make_run(trained, "sweep", **{**HEAD_SWEEP, "HEAD_SWEEP": grid})
-    sweep(run)
-    low, high = (each["chosen_on"] for each in _report(trained)["heads"])
-    assert low != high
-    (row,) = json.loads((trained / "evaluation.json").read_text())["swept"]
-    said = f"learning rate {0.3 if high > low else 1e-09:g} is an end of those tried"
-    assert [said in note for note in row["notes"]] == [True]
-    assert f"note        linear_sweep: {said}" in screen(run)
-
-
-@pytest.mark.slow
 def test_heads_do_not_depend_on_each_other(trained: Path, tmp_path_factory: Any) -> None:
     """The first head, with others and alone: the same weights to the bit."""
     weights = str(trained / "checkpoints" / "checkpoint.torch")
@@ -240,13 +226,6 @@ def test_recipes(name: str, tmp_path: Path) -> None:
               "capi": {5e-4, 1e-3, 5e-2}}  # fmt: skip
     assert {each.weight_decay for each in grid} == decays[name]
     assert len(grid) == {"lejepa": 5, "vjepa2": 20, "capi": 120}.get(name, 1)
-
-
-def test_one_head_is_not_chosen(trained: Path) -> None:
-    sweep(make_run(trained, "sweep", **{**HEAD_SWEEP, "HEAD_SWEEP": {
-        "HEAD": "attentive_block", "LR": [0.01], "SELECT_ON": "test"}}, OPTIMIZER__name="adamw"))  # fmt: skip
-    assert _report(trained)["chosen_on"] == "nothing: there is one head"
-    assert _heads(trained)["0.0.block.output.weight"].ndim == 2
 
 
 def test_chosen_on_the_test_images(trained: Path) -> None:

@@ -76,15 +76,6 @@ def _assert_same_state(one: dict[str, Any], two: dict[str, Any]) -> None:
         assert equal, f"{key} differs"
 
 
-def test_a_hook_that_refuses_to_start_is_the_only_error(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Other hooks, which were not started, have nothing to end."""
-    with pytest.raises(ConfigError, match="there is no parameter 'trunc'"):
-        train(make_run(tmp_path, MODEL__TEMP_FROZEN_PARAMS_ITER_MAP=[["trunc", 2]]))
-    assert "a hook failed" not in caplog.text
-
-
 def test_what_a_run_leaves_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "sslengine")
     run = make_run(tmp_path / "run", LOG_FREQUENCY=1)
@@ -302,15 +293,6 @@ def test_a_complete_run_is_not_trained_again(complete: Path) -> None:
     assert (complete / "metrics.jsonl").read_bytes() == before
 
 
-def test_training_over_a_complete_run_moves_it_aside(complete: Path) -> None:
-    first = _losses(complete)
-    again = make_run(complete, CHECKPOINT__OVERWRITE_EXISTING=True)
-    train(again)
-    assert "the earlier run's files are in" in screen(again)
-    assert _losses(complete) == first
-    assert _losses(complete / "earlier" / "1") == first
-
-
 def test_existing_checkpoints_are_not_trained_over_without_auto_resume(complete: Path) -> None:
     with pytest.raises(CheckpointError, match="AUTO_RESUME is false"):
         train(make_run(complete, CHECKPOINT__AUTO_RESUME=False))
@@ -427,17 +409,6 @@ def test_what_changed_is_told_and_another_model_refused(complete: Path) -> None:
     assert "num_epochs" not in text
     train(make_run(complete, **other, CHECKPOINT__ALLOW_CHANGED_CONFIG=True))
     assert _final(complete)["progress"]["iteration"] == 16
-
-
-@pytest.mark.parametrize("content", [b"a: [1\n", b"\xff\xfe\0", b"", b"- 1\n"])
-def test_a_config_that_was_damaged_is_named(complete: Path, content: bytes) -> None:
-    (complete / "config.yaml").write_bytes(content)
-    with pytest.raises(ConfigError, match=r"/config.yaml: .*\n(.*\n)*.* Restore it; or move it"):
-        train(make_run(complete, OPTIMIZER__num_epochs=3))
-    assert (complete / "config.yaml").read_bytes() == content
-    (complete / "config.yaml").unlink()
-    train(make_run(complete, OPTIMIZER__num_epochs=3))
-    assert _final(complete)["progress"]["iteration"] == 12
 
 
 RECORDED: dict[str, Any] = {**SUPERVISED, **WITH_TEST, "LOG_FREQUENCY": 1}

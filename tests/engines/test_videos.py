@@ -12,10 +12,8 @@ import torch
 from PIL import Image
 
 from sslengine.contrib.propagation import Propagation, answers
-from sslengine.contrib.videos import read_videos
 from sslengine.distributed.ranks import is_primary
 from sslengine.engines.evaluate import evaluate
-from sslengine.errors import DataError
 from tests.engines.runs import make_run
 from tests.engines.test_evaluate import FROZEN
 from tests.engines.test_on_images import judged, trained, weights_of
@@ -152,17 +150,6 @@ def test_what_a_video_lacks_does_not_stop_the_others(
     assert row["notes"][1].endswith("shows no object.")
 
 
-def test_without_videos(tmp_path: Path, trained: str, davis: Path) -> None:
-    found, _ = judged(tmp_path, trained, EVALUATE={"PROTOCOLS": ["videos"]})
-    row = found["trained"]["videos"]
-    assert row["metrics"] == {}
-    assert row["notes"] == [
-        "config.EVALUATE.VIDEOS.PATH names no folder of videos, laid out as DAVIS-2017."
-    ]
-    with pytest.raises(DataError, match=r"there is no list .*val.txt"):
-        read_videos(davis / "JPEGImages")
-
-
 def _report(folder: Path, weights: str, root: Path, ranks: int) -> Any:
     given = {**FROZEN, "LINEAR_PROBE": {"PENALTIES": [0.1]}, "MODEL__TRUNK": TRUNK}
     asked = {"LABEL_FREE": [], **_asked(root)}
@@ -238,13 +225,3 @@ def test_bands_are_learnt(tmp_path: Path, weights: str) -> None:
     assert (details["layer"], details["map"]) == ("lastMAP", [12, 12])
     assert found["raw pixels"]["segmentation"]["details"]["layer"] == "16x16"
     assert "segmentation" in text
-
-
-def test_without_masks(tmp_path: Path, weights: str) -> None:
-    found, _ = judged(
-        tmp_path / "run", weights, MODEL__TRUNK=TRUNK, EVALUATE={"PROTOCOLS": ["segmentation"]},
-        **_bands(tmp_path),
-    )  # fmt: skip
-    row = found["trained"]["segmentation"]
-    assert not row["metrics"]
-    assert "config.EVALUATE.DENSE.MASKS_TRAIN" in row["notes"][0]

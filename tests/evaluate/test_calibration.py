@@ -11,22 +11,27 @@ import torch
 from scipy import stats  # type: ignore[import-untyped]
 from sklearn import metrics
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import roc_auc_score, roc_curve
+from sklearn.metrics import roc_auc_score
 from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import StandardScaler
 
 from sslengine.contrib.domains import leave_one_domain_out
 from sslengine.contrib.segmentation import segmentation
-from sslengine.engines.on_images import accept, auroc, out_of_set
-from sslengine.engines.protocols import run_protocols
+from sslengine.engines.on_images import out_of_set
+from sslengine.engines.scoring import Asked
 from sslengine.evaluate import intervals
-from sslengine.evaluate.answers import PerClass, calibrate_probe, calibration, per_class
+from sslengine.evaluate.answers import PerClass, calibrate_probe, calibration
 from sslengine.evaluate.dense import dense
 from sslengine.evaluate.few_shot import few_shot_logistic
 from sslengine.evaluate.intervals import bootstrap, wilson
 from sslengine.evaluate.linear import linear_probe
-from sslengine.evaluate.options import LinearProbeOptions, SegmentationOptions, SvmOptions
-from sslengine.evaluate.outcome import note_choice
+from sslengine.evaluate.options import (
+    EvaluateOptions,
+    LinearProbeOptions,
+    NearestNeighborOptions,
+    SegmentationOptions,
+    SvmOptions,
+)
 
 
 def test_the_error_of_four_samples_by_hand() -> None:
@@ -41,21 +46,6 @@ def test_the_error_of_four_samples_by_hand() -> None:
     assert [row[0] for row in found.details["bins"]] == [1, 1, 2]
 
 
-def test_fifteen_bins() -> None:
-    draw = np.random.default_rng(0)
-    logits = 2 * draw.normal(size=(500, 4))
-    labels = draw.integers(4, size=500)
-    chances = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    confidence, right = chances.max(axis=1), chances.argmax(axis=1) == labels
-    bins = np.digitize(confidence, np.linspace(0, 1, 16))
-    expected = sum(
-        abs(right[bins == each].mean() - confidence[bins == each].mean()) * (bins == each).mean()
-        for each in np.unique(bins)
-    )
-    found = calibration(torch.from_numpy(logits), torch.from_numpy(labels))
-    assert found.metrics["ECE"] == pytest.approx(100 * expected, rel=1e-9)
-
-
 def test_what_cannot_be_calibrated() -> None:
     logits = torch.tensor([[1.0, 0.0], [0.0, 30.0]])
     assert calibration(logits, torch.tensor([-1, 1])).metrics["ECE"] == pytest.approx(0, abs=1e-9)
@@ -63,17 +53,6 @@ def test_what_cannot_be_calibrated() -> None:
         found = calibration(bad, torch.ones(len(bad)))
         assert not found.metrics
         assert "finite logits" in found.notes[0]
-
-
-def test_areas_are_those_of_scikit_learn() -> None:
-    draw = torch.Generator().manual_seed(0)
-    # Rounded: many scores are equal.
-    own = (torch.randn(300, generator=draw) * 3).round()
-    other = (torch.randn(200, generator=draw) * 3 - 2).round()
-    wanted, scores = np.repeat([1, 0], [300, 200]), torch.cat([own, other])
-    assert auroc(own, other) == pytest.approx(roc_auc_score(wanted, scores), rel=1e-12)
-    false, true, _ = roc_curve(wanted, scores, drop_intermediate=False)
-    assert accept(own, other) == pytest.approx(false[true >= 0.95].min())
 
 
 def test_another_set_is_farther() -> None:
@@ -141,29 +120,6 @@ def test_the_means_are_those_of_scikit_learn() -> None:
     assert found == pytest.approx({name: 100 * each for name, each in wanted.items()}, rel=1e-12)
 
 
-def test_six_images_by_hand() -> None:
-    found = PerClass.count(torch.tensor([0, 0, 0, 0, 7, 7]), torch.tensor([0, 0, 0, 0, 0, 7]))
-    assert found.rows == [[0, 5, 4, 4], [7, 1, 2, 1]]
-    assert found.metrics["accuracy"] == pytest.approx(100 * 5 / 6)
-    assert found.metrics["balanced accuracy"] == pytest.approx(100 * (4 / 5 + 1) / 2)
-    assert found.metrics["macro F1"] == pytest.approx(100 * (8 / 9 + 2 / 3) / 2)
-
-
-def test_a_rare_class_that_is_never_answered_is_half_of_the_balanced_accuracy() -> None:
-    draw = torch.Generator().manual_seed(0)
-    labels = torch.tensor([0] * 95 + [1] * 5)
-    features = torch.randn(100, 3, generator=draw)
-    features[:, 0] += labels * 0.5
-    options = LinearProbeOptions(PENALTIES=[10.0])
-    found = per_class(linear_probe(features, labels, features, labels, options), features, labels)
-    assert found.metrics["accuracy"] == 95
-    assert found.metrics["balanced accuracy"] == 50
-    assert found.metrics["worst class"] == 0
-    assert "training images" in found.details["chosen_on"]
-    none = per_class("there is no probe.", features, labels)
-    assert (none.metrics, none.notes) == ({}, ("Classes: there is no probe.",))
-
-
 # ---- Intervals against scipy and a bootstrap that is written out.
 
 
@@ -199,6 +155,7 @@ PROBE = LinearProbeOptions(PENALTIES=[1.0, 0.1])  # each of two is an end
 MACHINES = SvmOptions()
 MACHINES.costs.costs_list = [0.1, 1.0]
 MACHINES.low_shot.k_values = [5]
+ASKED = Asked(EvaluateOptions(), NearestNeighborOptions(), PROBE, MACHINES)
 MASKS = LABELS.view(10, 3, 3).repeat_interleave(2, 1).repeat_interleave(2, 2)
 Notes = Callable[[torch.Tensor], tuple[str, ...]]
 
@@ -207,7 +164,7 @@ def _protocol(name: str) -> Notes:
     def notes(features: torch.Tensor) -> tuple[str, ...]:
         sets = features, LABELS, features, LABELS
         probe = linear_probe(*sets, PROBE)
-        return tuple(run_protocols(sets, [name], MACHINES, PROBE, probe)[name]["notes"])
+        return ASKED.protocols(sets, probe)[name]().notes
 
     return notes
 
@@ -246,23 +203,6 @@ def test_a_trained_head_has_no_grid_and_may_be_constant() -> None:
         found = segmentation(_maps(rows), MASKS, _maps(rows), [*MASKS], options)
         assert any("answers are the same" in each for each in found.notes) == constant
         assert found.metrics["constant accuracy"] == pytest.approx(100 / 3)
-
-
-@pytest.mark.parametrize(
-    ("chosen", "grid", "answers", "count"),
-    [
-        ([10.0], [0.1, 1.0, 10.0], [3, 2], 1),
-        ([0.1, 10.0, 0.1, 1.0], [0.1, 1.0, 10.0], [3, 2], 2),  # of several draws each end once
-        ([1.0], [0.1, 1.0, 10.0], [3, 2], 0),
-        ([1.0], [1.0], [3, 2], 0),  # one value is no choice
-        ([], [0.1, 1.0], [0, 5], 1),
-        ([], [0.1, 1.0], [0, 1], 0),  # a single answer
-    ],
-)
-def test_what_is_noted(
-    chosen: list[float], grid: list[float], answers: list[int], count: int
-) -> None:
-    assert len(note_choice(chosen, grid, torch.tensor(answers))) == count
 
 
 @pytest.mark.parametrize(("side", "coarse"), [(3, True), (5, False)])

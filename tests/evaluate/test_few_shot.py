@@ -99,20 +99,6 @@ def test_regressions_on_the_drawn_images(tmp_path: Path) -> None:
         assert 40 < np.mean(expected) < 99
 
 
-def test_a_penalty_on_the_sum_of_the_losses_and_features_as_they_are() -> None:
-    """With 40 drawn images 40 times that on the mean; the fixed one is on the mean always."""
-    how = {"shots": [2, 10], "draws": 2}
-    mean, total, scaled = (
-        few_shot_logistic(*TRAIN, *TEST, **how, options=each).metrics  # type: ignore[arg-type]
-        for each in (
-            LinearProbeOptions(PENALTIES=[0.3], STANDARDISE=False),
-            LinearProbeOptions(PENALTIES=[12.0], PENALTY_ON="sum", STANDARDISE=False),
-            LinearProbeOptions(PENALTIES=[0.3]),
-        )
-    )
-    assert mean == total != scaled
-
-
 def test_small_classes_and_one_class() -> None:
     labels = TRAIN[1].clone()
     labels[labels == 3] = -1

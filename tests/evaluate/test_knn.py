@@ -11,10 +11,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.neighbors import KNeighborsClassifier, NearestNeighbors
+from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
-from sslengine.errors import ConfigError
 from sslengine.evaluate import knn
 from sslengine.evaluate.knn import knn_curve, knn_scores, search
 
@@ -59,16 +58,6 @@ def test_votes_equal_those_written_out(metric: Any, sigma: float | None, k: int)
     votes = knn_scores(TRAIN, TRAIN_LABELS, TEST, [k], sigma, metric)[k]
     expected = written_out(TRAIN, TRAIN_LABELS, TEST, k, sigma, metric)
     torch.testing.assert_close(votes, expected, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize(("metric", "name"), [("cosine", "cosine"), ("euclid", "euclidean")])
-@pytest.mark.parametrize("k", [1, 4, 20])
-def test_predictions_equal_those_of_scikit_learn(metric: Any, name: str, k: int) -> None:
-    judge = KNeighborsClassifier(k, metric=name, algorithm="brute")
-    expected = judge.fit(TRAIN.numpy(), TRAIN_LABELS.numpy()).predict(TEST.numpy())
-    answers: dict[int, Tensor] = {}
-    knn_curve(TRAIN, TRAIN_LABELS, TEST, TEST_LABELS, [k], None, metric, answers=answers)
-    assert answers[k].tolist() == expected.tolist()
 
 
 def test_weighted_predictions_equal_those_of_scikit_learn() -> None:
@@ -152,21 +141,9 @@ def test_neighbours_are_those_of_a_sorted_row(
     assert (found.similarities.diff(dim=1) == 0).float().mean() > 0.5
 
 
-def test_leaving_out_the_query_is_scikit_learns_search_without_it() -> None:
-    found = search(TRAIN, TRAIN, 9, "cosine", own=True, piece=700)
-    judge = NearestNeighbors(n_neighbors=9, metric="cosine", algorithm="brute").fit(TRAIN)
-    assert np.array_equal(found.rows, judge.kneighbors(return_distance=False))
-
-
 def test_a_matrix_of_another_program_is_read_in_pieces(tmp_path: Path) -> None:
     np.save(tmp_path / "rows.npy", TRAIN.numpy().astype(np.float16))
     mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
     found = search(mapped, TEST.half(), 5, piece=1200)
     whole = search(TRAIN.half(), TEST.half(), 5)
     assert torch.equal(found.rows, whole.rows)
-
-
-@pytest.mark.parametrize("k", [0, 301])
-def test_an_impossible_number_of_neighbours(k: int) -> None:
-    with pytest.raises(ConfigError, match=rf"TOPK: expected 1 to 300, .* got {k}"):
-        knn_scores(TRAIN, TRAIN_LABELS, TEST, [k])

@@ -23,7 +23,6 @@ from sslengine.evaluate.logistic import (
     fit,
     fit_path,
     minimise,
-    room,
     standardisation,
 )
 from sslengine.evaluate.store import Store
@@ -116,29 +115,10 @@ def test_rows_of_a_store_in_pieces_are_the_same(
         same(one, other)
 
 
-def test_what_fits_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the host KEPT; of a GPU half of its free memory."""
-    assert room(torch.device("cpu")) == logistic.KEPT
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60 * 2**30, 80 * 2**30))
-    assert room(torch.device("cuda")) == 30 * 2**30
-
-
 def test_a_problem_too_many_iterations_long_is_told() -> None:
     found = fit(samples(), [1.0, 1e-7], tolerance=1e-5, max_iterations=8)
     assert found.converged == [True, False]
     assert found.iterations == 8
-
-
-def test_second_moments_save_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of columns of unlike length, and not around zero: the same classifiers, far sooner."""
-    given = FEATURES * torch.logspace(-0.5, 0.5, WIDTH).double() + 1
-    quick = fit(samples(given), PENALTIES[:2], tolerance=1e-7)
-    monkeypatch.setattr(logistic, "MOST_COLUMNS", 0)
-    slow = fit(samples(given), PENALTIES[:2], tolerance=1e-7)
-    assert quick.converged == slow.converged == [True] * 2
-    assert 5 * quick.iterations < slow.iterations
-    for one, other in zip(quick.classifiers, slow.classifiers):
-        same(one, other, 1e-5)
 
 
 def test_standardisation_is_scikit_learns() -> None:

@@ -11,7 +11,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from sslengine.config.sections import section_problems
-from sslengine.engines.vissl_options import RetrievalOptions
+from sslengine.engines.options import RetrievalOptions
 from sslengine.evaluate.linear import linear_probe
 from sslengine.evaluate.options import (
     CorruptionOptions,
@@ -34,16 +34,6 @@ NO_COUNTS = (0, -1, True, "200", [], [20, 0], 2.5, None)
 def test_the_defaults_are_those_of_vissl_but_for_the_cosine() -> None:
     options = NearestNeighborOptions()
     assert (options.SIGMA, options.TOPK, options.L2_NORM_FEATS) == (0.1, 200, True)
-
-
-def test_one_number_of_neighbours_or_several() -> None:
-    assert NearestNeighborOptions(TOPK=20).neighbours == [20]
-    assert NearestNeighborOptions(TOPK=[10, 20]).neighbours == [10, 20]
-
-
-def test_l2_norm_feats_chooses_the_similarity() -> None:
-    assert NearestNeighborOptions().metric == "cosine"
-    assert NearestNeighborOptions(L2_NORM_FEATS=False).metric == "dot"
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,7 @@ from sslengine.evaluate.options import (
     NearestNeighborOptions,
     SvmOptions,
 )
-from sslengine.evaluate.outcome import Outcome
-from sslengine.evaluate.retrieval import retrieval
 from sslengine.evaluate.store import Store
-from tests.ranks import RankPool
 
 
 def noisy() -> tuple[Tensor, Tensor]:
@@ -32,21 +29,6 @@ def noisy() -> tuple[Tensor, Tensor]:
     centres = torch.randn(5, 12, generator=draw, dtype=torch.float64)
     noise = torch.randn(150, 12, generator=draw, dtype=torch.float64)
     return centres[labels] + 1.5 * noise, labels
-
-
-def _retrieved(queries: int, over_ranks: bool) -> list[Outcome]:
-    features, labels = noisy()
-    return [retrieval(features, labels, queries=queries, over_ranks=over_ranks)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("queries", [1, 75])
-def test_two_ranks_share_the_queries(two_ranks: RankPool, queries: int) -> None:
-    one = _retrieved(queries, over_ranks=False)
-    for each in two_ranks.run(_retrieved, queries, True):
-        for found, expected in zip(each, one, strict=True):
-            assert dict(found.metrics) == pytest.approx(dict(expected.metrics), rel=1e-12)
-            assert found.details == expected.details
 
 
 def _stored(folder: Path) -> tuple[Rows, Tensor, Tensor, Tensor]:

@@ -15,11 +15,9 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from sslengine.errors import DataError
-from sslengine.evaluate import linear
-from sslengine.evaluate.answers import per_class
 from sslengine.evaluate.features import SEVERAL
 from sslengine.evaluate.few_shot import few_labels, few_shot_knn, few_shot_logistic
-from sslengine.evaluate.knn import knn_curve, knn_scores
+from sslengine.evaluate.knn import knn_scores
 from sslengine.evaluate.linear import linear_probe, mean_average_precision
 from sslengine.evaluate.options import LinearProbeOptions
 from sslengine.evaluate.outcome import Outcome
@@ -92,17 +90,6 @@ def test_a_penalty_is_chosen_and_odd_classes_are_left_out() -> None:
     assert best.test_accuracy > found.test_accuracy - 0.05
 
 
-def test_a_worse_penalty_before_the_best_does_not_end_the_search(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    by_chance = {10.0: 20.0, 3.0: 19.0, 0.1: 60.0, 0.01: 50.0}
-    measured = iter(by_chance.values())
-    monkeypatch.setattr(linear, "mean_average_precision", lambda *_: next(measured, 0.0))
-    options = LinearProbeOptions(PENALTIES=[*by_chance][::-1])
-    found = linear_probe(TRAIN, ROWS, TEST, WANTED, options)
-    assert (found.penalty, found.held_out_accuracy) == (0.1, 60.0)
-
-
 ONE_CLASS_EACH = (few_shot_knn, few_shot_logistic, few_labels)
 
 
@@ -112,20 +99,6 @@ def test_protocols_that_are_not_for_them_say_so(compute: Callable[..., Outcome])
     assert not found.metrics
     (note,) = found.notes
     assert note.endswith(f": {SEVERAL}")
-
-
-def test_answers_of_one_class_each_are_not_those_of_several() -> None:
-    found = per_class(linear_probe(TRAIN, ROWS, TEST, WANTED), TEST, WANTED)
-    assert found.notes == (f"Classes: {SEVERAL}",)
-
-
-def test_what_the_judges_do_not_take() -> None:
-    with pytest.raises(DataError, match="rows of indicators"):
-        knn_curve(TRAIN, ROWS, TEST, WANTED, [3])
-    with pytest.raises(DataError, match="expected indicators 1, 0, or -1"):
-        knn_scores(TRAIN, ROWS + 7, TEST, [3])
-    with pytest.raises(DataError, match="no class has both images that show it"):
-        linear_probe(TRAIN, ROWS * 0, TEST, WANTED)
 
 
 def test_groups_are_held_out_whole() -> None:

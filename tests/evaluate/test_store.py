@@ -81,26 +81,11 @@ def test_a_store_of_something_else_is_left_alone(tmp_path: Path) -> None:
     assert short_name({"weights": "abc"}) != short_name({"weights": "abd"})
 
 
-def test_what_is_no_store_is_said(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"is no folder of features: it has no manifest\.json"):
-        Store.read(tmp_path)
-    store = filled(tmp_path, torch.zeros(10, 2))
-    with pytest.raises(DataError, match="no features 'res5'; expected flatten"):
-        store.layer("res5")
-    (tmp_path / "00000.flatten.npy").write_bytes(b"half")
-    with pytest.raises(DataError, match=r"00000\.flatten\.npy: cannot be read"):
-        store.layer("flatten")
-
-
 # ---- Features and labels that do not fit are refused, each with what is wrong.
 
 
 TRAIN, LABELS, TEST = torch.ones(4, 3), torch.tensor([0, 1, 1, 0]), torch.ones(2, 3)
 NAN = torch.full((2, 3), float("nan"))
-
-
-def test_what_fits_passes() -> None:
-    check_features("Judge", TRAIN, LABELS, TEST)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,10 +11,17 @@ from sklearn.model_selection import cross_val_score
 from sklearn.svm import LinearSVC
 from torch import Tensor
 
-from sslengine.evaluate.options import CostOptions, SvmOptions
+from sslengine.evaluate.options import CostOptions, LowShotOptions, SvmOptions
 from sslengine.evaluate.svm import low_shot_svm, svm
 
 OPTIONS = SvmOptions(costs=CostOptions([0.1, 1.0, 10.0]), max_iter=20_000)
+
+
+def few(
+    shots: list[int], draws: int, choose: str = "train", costs: list[float] | None = None
+) -> SvmOptions:
+    how = LowShotOptions(list(range(draws)), shots, choose)
+    return replace(OPTIONS, low_shot=how, costs=CostOptions(costs or OPTIONS.costs.costs_list))
 
 
 def noisy(count: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -88,12 +97,12 @@ def test_class_numbers_and_classes_with_few_images() -> None:
     assert "no class has both" in svm(TRAIN, 0 * labels, TEST, wanted).notes[0]
     assert "NaN" in svm(TRAIN * torch.nan, labels, TEST, wanted).notes[0]
     assert "none of the classes" in svm(TRAIN, ROWS, TEST, 0 * WANTED).notes[0]
-    few = svm(TRAIN, ROWS, TEST, WANTED, SvmOptions(costs=CostOptions([1000.0]), max_iter=2))
-    assert "converged" in few.notes[0]
+    short = SvmOptions(costs=CostOptions([1000.0]), max_iter=2)
+    assert "converged" in svm(TRAIN, ROWS, TEST, WANTED, short).notes[0]
 
 
 def test_low_shots_on_the_test_set_as_published() -> None:
-    found = low_shot_svm(TRAIN, ROWS, TEST, WANTED, [2, 8], 2, "test", OPTIONS)
+    found = low_shot_svm(TRAIN, ROWS, TEST, WANTED, few([2, 8], 2, "test"))
     assert "costs are chosen on the test set" in found.notes
     for k in (2, 8):
         table = np.zeros((2, 3))
@@ -125,20 +134,20 @@ def test_low_shots_on_the_test_set_as_published() -> None:
 
 def test_low_shots_without_the_test_set() -> None:
     """The chosen costs do not depend on the test set, nor the result of a cost on the choice."""
-    shots = [4]
-    found = low_shot_svm(TRAIN, ROWS, TEST, WANTED, shots, 3, options=OPTIONS)
-    other = low_shot_svm(TRAIN, ROWS, TEST, 1 - WANTED, shots, 3, options=OPTIONS)
+    options = few([4], 3)
+    found = low_shot_svm(TRAIN, ROWS, TEST, WANTED, options)
+    other = low_shot_svm(TRAIN, ROWS, TEST, 1 - WANTED, options)
     cost = found.details["k=4"]["cost"]
     assert other.details["k=4"]["cost"] == cost
     assert found.details["k=4"]["chosen_on"] == "train"
-    single = SvmOptions(costs=CostOptions([cost]), max_iter=20_000)
-    alone = low_shot_svm(TRAIN, ROWS, TEST, WANTED, shots, 3, "test", options=single)
+    single = few([4], 3, "test", [cost])
+    alone = low_shot_svm(TRAIN, ROWS, TEST, WANTED, single)
     assert alone.metrics == found.metrics
 
 
 def test_low_shots_of_class_numbers() -> None:
     labels, wanted = (each[:, 0].long() for each in (ROWS, WANTED))
-    found = low_shot_svm(TRAIN, labels, TEST, wanted, [1, 100], 2, options=OPTIONS)
+    found = low_shot_svm(TRAIN, labels, TEST, wanted, few([1, 100], 2))
     assert set(found.metrics) == {"k=1 mAP", "k=100 mAP"}
     assert found.notes == (
         "k=1: cost 10 is an end of those tried, 0.1 to 10",
@@ -146,12 +155,6 @@ def test_low_shots_of_class_numbers() -> None:
         "k=100: no images are left to choose the cost: it is 1",
     )
     whole = low_shot_svm(
-        TRAIN,
-        ROWS[:, :1],
-        TEST,
-        WANTED[:, :1],
-        [200],
-        1,
-        options=SvmOptions(costs=CostOptions([1.0])),
-    )
+        TRAIN, ROWS[:, :1], TEST, WANTED[:, :1], few([200], 1, costs=[1.0])
+    )  # fmt: skip
     assert "fewer images" in whole.notes[0]

@@ -13,7 +13,7 @@ from PIL import Image
 
 from sslengine.distributed.ranks import rank
 from sslengine.engines.evaluate import evaluate
-from sslengine.engines.extract_features import extract_features
+from sslengine.engines.features import extract_features
 from sslengine.engines.train import train
 from sslengine.errors import CheckpointError, ConfigError, DataError
 from sslengine.predictor import Predictor

@@ -19,7 +19,7 @@ from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import DataOptions
 from sslengine.engine.build import build_base_model
 from sslengine.engines.evaluate import evaluate
-from sslengine.engines.extract_features import extract_features
+from sslengine.engines.features import extract_features
 from sslengine.engines.train import train
 from sslengine.errors import CheckpointError, ConfigError
 from sslengine.methods.moco import MoCoLoss, MoCoOptions

@@ -19,10 +19,9 @@ from sslengine.command.embed import embed
 from sslengine.data.decode.decoding import Decoder, open_image
 from sslengine.data.options import SplitOptions
 from sslengine.engine.build import build_base_model
-from sslengine.engine.passes import trunk_of
-from sslengine.engines import stored
 from sslengine.engines.train import train
-from sslengine.errors import CheckpointError, ConfigError, DataError, SSLEngineError
+from sslengine.errors import ConfigError, SSLEngineError
+from sslengine.evaluate.store import Store
 from sslengine.launch.local import launch
 from sslengine.models.build import build_trunk
 from sslengine.models.options import ModelOptions
@@ -78,31 +77,19 @@ def test_features_classes_and_neighbours_are_those_computed_by_hand(classifier: 
     assert len({each.index for each in found.nearest}) == 5
 
 
-def test_a_path_and_an_image_are_the_same_and_again_the_same(tmp_path: Path) -> None:
-    paths = make_classifier(tmp_path, DATA__TEST__TRANSFORMS=[
-        {"name": "RandomCrop", "size": 8}, {"name": "ToTensor"},
-    ])  # fmt: skip
-    predictor = Predictor(str(tmp_path / "run"), nearest=0)
-    assert predictor.view.description == "from config.DATA.TEST"
-    one, two = predictor(str(paths[0])), predictor(Image.open(paths[0]))
-    assert torch.equal(one.features, two.features)
-    assert one.nearest == []
-    assert not (tmp_path / "run" / "features").exists()
-
-
 @pytest.mark.slow
 def test_the_index_is_made_once_for_each_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_classifier(tmp_path, OPTIMIZER__num_epochs=1)
     made: list[str] = []
-    make = stored._computed
+    make = Store.make
 
-    def counted(networks: Any, *given: Any) -> Any:
-        made.extend(each.name for each in networks)
-        return make(networks, *given)
+    def counted(folder: Path, *given: Any, **more: Any) -> Store:
+        made.extend([folder.name] * (not folder.exists()))
+        return make(folder, *given, **more)
 
-    monkeypatch.setattr(stored, "_computed", counted)
+    monkeypatch.setattr(Store, "make", counted)
     query = tmp_path / "images" / "class1" / "06.png"
     one, two = (Predictor(tmp_path / "run")(query) for _ in range(2))
     assert len(made) == 1
@@ -110,7 +97,7 @@ def test_the_index_is_made_once_for_each_model(
     # Trained further: another checkpoint, and another index.
     train(make_run(tmp_path / "run", **changes(tmp_path / "images"), OPTIMIZER__num_epochs=2))
     three = Predictor(tmp_path / "run")(query)
-    assert made == [f"model_final_checkpoint_phase{number}.torch" for number in range(2)]
+    assert len(made) == 2
     assert three.nearest[0].path == str(query)
     # Another image among those of training.
     Image.open(query).save(tmp_path / "images" / "class0" / "copy.png")
@@ -179,28 +166,6 @@ def test_classes_that_a_transform_makes_are_none_of_the_images(tmp_path: Path) -
         MODEL__HEAD__PARAMS=[["mlp", {"dims": [32, 4]}]],
     )
     assert Predictor(tmp_path / "run", nearest=0)(Image.new("RGB", (12, 12))).classes is None
-
-
-def test_what_is_not_there_is_named(classifier: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="nothing: there is no such run"):
-        Predictor(tmp_path / "nothing")
-    shutil.copytree(classifier / "run", tmp_path / "run", symlinks=True)
-    broken = tmp_path / "broken.png"
-    broken.write_bytes(b"no image")
-    predictor = Predictor(tmp_path / "run")
-    with pytest.raises(DataError, match=r"broken.png cannot be read as an image"):
-        predictor(broken)
-    with pytest.raises(DataError, match=r"gone.png cannot be read as an image: No such file"):
-        predictor(tmp_path / "gone.png")
-    for path in (tmp_path / "run" / "checkpoints").iterdir():
-        path.unlink()
-    with pytest.raises(CheckpointError, match="checkpoints holds no checkpoint: train first"):
-        Predictor(tmp_path / "run")
-
-
-def test_a_model_without_a_trunk_is_told() -> None:
-    with pytest.raises(ConfigError, match=r"config.MODEL.BASE_MODEL_NAME: "):
-        trunk_of(nn.Linear(2, 2))
 
 
 def test_code_that_a_runs_config_names_is_not_imported_unasked(tmp_path: Path) -> None:

@@ -7,13 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 from PIL import Image
 
-from sslengine.errors import OutputError
 from sslengine.predictor import Neighbour, Prediction
-from sslengine.predictor.report import GAP, LINE, SIDE, as_json, as_text, draw, save
+from sslengine.predictor.report import GAP, LINE, SIDE, as_json, as_text, draw
 
 PREDICTOR: Any = SimpleNamespace(
     run_folder=Path("runs/mine"), checkpoint=Path("runs/mine/checkpoints/model_phase3.torch"),
@@ -89,11 +87,3 @@ def test_queries_and_their_neighbours_are_in_their_places(tmp_path: Path) -> Non
     assert [middle(column, 1) for column in range(3)] == [yellow, grey, white]
     below = sheet.crop((GAP + across, GAP + SIDE, GAP + across + SIDE, GAP + SIDE + LINE))
     assert below.convert("L").getextrema()[0] < 64  # the text
-
-
-def test_a_format_that_is_not_known(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match=r"out.nothing: the picture cannot be written"):
-        save(tmp_path / "out.nothing", OF_PICTURE, _found(tmp_path))
-    save(tmp_path / "out.png", OF_PICTURE, _found(tmp_path))
-    with Image.open(tmp_path / "out.png") as written:
-        assert written.size == draw(OF_PICTURE, _found(tmp_path)).size

@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from sslengine import catalog  # noqa: F401 - declares the transforms
 from sslengine.data.judged_view import choose
 from sslengine.data.options import DataOptions, SplitOptions
-from sslengine.errors import ConfigError
 from sslengine.predictor import predictor as module
 from sslengine.predictor.predictor import FeatureIndex
 from sslengine.trained import View
@@ -59,13 +58,6 @@ def test_trained_on_images_as_they_are() -> None:
     assert "unchanged, for config.DATA.TRAIN names no size" in said
 
 
-def test_several_views_are_not_one_image() -> None:
-    views = [{"name": "ImgReplicatePil", "num_times": 2}, TO_TENSOR]
-    entries, said = choose(_data([{"name": "RandomCrop", "size": 7}], views))
-    assert entries[1] == {"name": "CenterCrop", "size": 7}
-    assert said.startswith("config.DATA.TEST makes several views")
-
-
 def test_what_draws_draws_the_same_and_leaves_the_streams_alone() -> None:
     view = View(_data([], [{"name": "RandomCrop", "size": 3}, TO_TENSOR]), seed=5)
     image = Image.effect_noise((20, 20), 50).convert("RGB")
@@ -88,12 +80,6 @@ def test_an_array_of_many_bands_is_resized_and_cropped() -> None:
     middle = across.reshape(12, 2).mean(1)[2:9]
     assert made.shape == (5, 7, 7)
     np.testing.assert_allclose(made, np.broadcast_to(middle, (5, 7, 7)), rtol=1e-5)
-
-
-def test_a_view_must_be_a_tensor() -> None:
-    view = View(_data([], [{"name": "CenterCrop", "size": 3}]), seed=0)
-    with pytest.raises(ConfigError, match="End them with ToTensor"):
-        view(Image.new("RGB", (5, 5)))
 
 
 # ---- index

@@ -55,7 +55,6 @@ def landmarks(
     truth: Sequence[Truth],
     levels: Sequence[str] = LEVELS,
     device: torch.device | None = None,
-    over_ranks: bool = False,
 ) -> Outcome:
     """mAP and mP@k for each level, over the queries that have an image to find."""
     if len(truth) != len(queries):
@@ -64,7 +63,7 @@ def landmarks(
     notes: list[str] = []
     for level in levels:
         relation = _relation([each.at(level) for each in truth], len(database))
-        found = measure_queries(queries, database, relation, _measure, device, over_ranks)
+        found = measure_queries(queries, database, relation, _measure, device)
         without = int(found[:, 0].isnan().sum())
         if without:
             notes.append(f"{level}: {without} of {len(found)} queries have no image to find")

@@ -26,12 +26,11 @@ from sslengine.contrib.vissl_benchmarks.inputs import stored_layer, stored_split
 from sslengine.data.loading.dataset import SSLDataset
 from sslengine.data.options import DataOptions
 from sslengine.distributed.ranks import is_primary
-from sslengine.engines.extract_features import save
+from sslengine.engines.features import paths_of, save
+from sslengine.engines.options import ClusterFitOptions
 from sslengine.engines.run import Run
-from sslengine.engines.stored import paths_of
-from sslengine.engines.vissl_options import ClusterFitOptions
 from sslengine.errors import ConfigError, listing, nearest
-from sslengine.evaluate.feature_files import Labelled, layers_in, read_features
+from sslengine.evaluate.given import Labelled, layers_in, read_features
 from sslengine.evaluate.kmeans import assign, kmeans
 from sslengine.evaluate.retrieval import Whitening
 from sslengine.registry import register_engine

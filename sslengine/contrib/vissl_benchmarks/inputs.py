@@ -17,11 +17,10 @@ from sslengine.config.sections import read
 from sslengine.data.manifest.classes import Classes
 from sslengine.data.options import DataOptions
 from sslengine.distributed.ranks import is_primary
-from sslengine.engines.features import Compute, layers_of
+from sslengine.engines.features import Compute, Network, StoredSplit, layers_of, store_split
 from sslengine.engines.run import Run
-from sslengine.engines.stored import Network, StoredSplit, store_split
 from sslengine.errors import ConfigError
-from sslengine.evaluate.feature_files import Labelled, layers_in, read_features
+from sslengine.evaluate.given import Labelled, layers_in, read_features
 from sslengine.evaluate.options import EvaluateOptions
 from sslengine.evaluate.store import Store
 from sslengine.models.options import ModelOptions

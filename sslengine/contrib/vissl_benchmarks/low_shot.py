@@ -18,8 +18,8 @@ from sslengine.config.resolve import changed
 from sslengine.config.sections import read
 from sslengine.contrib.vissl_benchmarks.inputs import BenchmarkInputs, benchmark_inputs
 from sslengine.contrib.vissl_benchmarks.report import Report
+from sslengine.engines.options import LowShotBenchmarkOptions
 from sslengine.engines.run import Run
-from sslengine.engines.vissl_options import LowShotBenchmarkOptions
 from sslengine.evaluate.features import expect_one_class_each
 from sslengine.evaluate.intervals import Spread
 from sslengine.evaluate.linear import linear_probe

@@ -16,8 +16,9 @@ from torch import Tensor
 from sslengine.config.sections import read
 from sslengine.contrib.vissl_benchmarks.inputs import benchmark_inputs
 from sslengine.contrib.vissl_benchmarks.report import Report
-from sslengine.engines.extract_features import save
+from sslengine.engines.features import save
 from sslengine.engines.run import Run
+from sslengine.engines.scoring import count_used, note_few
 from sslengine.evaluate.knn import count_votes, knn_scores, score_votes, search_k
 from sslengine.evaluate.linear import mean_average_precision
 from sslengine.evaluate.options import NearestNeighborOptions
@@ -49,12 +50,8 @@ def _classified(
     sets: tuple[Tensor, Tensor, Tensor], wanted: Tensor, options: NearestNeighborOptions
 ) -> tuple[Outcome, Tensor]:
     """The metrics for each k, and scores of the classes for the last k."""
-    count = len(sets[0])
-    used = {k: min(k, count) for k in options.neighbours}
-    notes = tuple(
-        f"k={k}: there are only {count} training images, and all of them vote"
-        for k in used if k > count
-    )  # fmt: skip
+    used = count_used(options, len(sets[0]))
+    notes = tuple(note_few(k, fewer) for k, fewer in used.items() if k > fewer)
     metrics = {}
     last = used[options.neighbours[-1]]
     if sets[1].ndim > 1:

@@ -22,10 +22,9 @@ from sslengine.config.sections import read
 from sslengine.contrib.vissl_benchmarks.inputs import stored_splits
 from sslengine.data.options import DataOptions
 from sslengine.distributed.ranks import is_primary
-from sslengine.engines.extract_features import save, splits
+from sslengine.engines.features import StoredSplit, paths_of, save, splits
 from sslengine.engines.options import ExtractFeaturesOptions
 from sslengine.engines.run import Run, check_results_here
-from sslengine.engines.stored import StoredSplit, paths_of
 from sslengine.errors import ConfigError
 from sslengine.evaluate.store import Store, file_name
 from sslengine.meters import MetersOptions

@@ -19,10 +19,8 @@ from torch import Tensor, nn
 from sslengine.atomic import whole_file
 from sslengine.contrib.vissl_benchmarks.inputs import stored_splits
 from sslengine.distributed.ranks import is_primary
-from sslengine.engines.extract_features import save, splits
-from sslengine.engines.features import Compute
+from sslengine.engines.features import Compute, paths_of, save, splits
 from sslengine.engines.run import Run
-from sslengine.engines.stored import paths_of
 from sslengine.errors import ConfigError
 from sslengine.models.build import trunk_with_heads
 from sslengine.registry import register_engine

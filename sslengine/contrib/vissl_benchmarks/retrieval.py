@@ -29,11 +29,9 @@ from sslengine.data.decode.decoding import Decoder, open_image
 from sslengine.data.options import DataOptions, SplitOptions
 from sslengine.distributed.collectives import barrier
 from sslengine.distributed.ranks import is_primary
-from sslengine.engines.extract_features import save
-from sslengine.engines.features import layers_of
+from sslengine.engines.features import Network, layers_of, save, store_split
+from sslengine.engines.options import RetrievalOptions
 from sslengine.engines.run import Run
-from sslengine.engines.stored import Network, store_split
-from sslengine.engines.vissl_options import RetrievalOptions
 from sslengine.errors import ConfigError, DataError
 from sslengine.evaluate.outcome import Outcome
 from sslengine.evaluate.retrieval import Whitening, gem, rows_for_cosine

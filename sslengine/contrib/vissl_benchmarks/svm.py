@@ -23,12 +23,12 @@ from sslengine.config.options import RunOptions
 from sslengine.config.sections import read
 from sslengine.contrib.vissl_benchmarks.inputs import benchmark_inputs
 from sslengine.contrib.vissl_benchmarks.report import Report
-from sslengine.engines.extract_features import save
+from sslengine.engines.features import save
 from sslengine.engines.run import Run
 from sslengine.evaluate.options import LowShotOptions, SvmOptions
 from sslengine.evaluate.outcome import Outcome
 from sslengine.evaluate.store import Kept, file_name
-from sslengine.evaluate.svm import MakeKept, low_shot_arguments, low_shot_svm, svm
+from sslengine.evaluate.svm import MakeKept, low_shot_svm, svm
 from sslengine.registry import register_engine
 
 # From (the four sets, where machines are kept) to the result.
@@ -44,8 +44,7 @@ def train_svm(run: Run) -> None:
 @register_engine("train_svm_low_shot")
 def train_svm_low_shot(run: Run) -> None:
     options = read(run.config, SvmOptions).low_shot
-    compute = partial(low_shot_svm, **low_shot_arguments(options))
-    _each_layer(run, "train_svm_low_shot", compute, partial(_save_low_shots, options))
+    _each_layer(run, "train_svm_low_shot", low_shot_svm, partial(_save_low_shots, options))
 
 
 def _each_layer(

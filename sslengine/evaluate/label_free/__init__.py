@@ -13,10 +13,9 @@ _MODULES = {
         "rankme", "effective_rank", "stable_rank", "participation_ratio", "nesum", "alpha_req",
         "coherence", "lidar",
     ),
-    "geometry": ("alignment", "uniformity", "two_nn", "id_est"),
-    "clusters": (
-        "cluster_learnability", "clid", "self_cluster", "view_consistency",
-        "checkpoint_consistency",
+    "geometry": (
+        "alignment", "uniformity", "two_nn", "id_est", "cluster_learnability", "clid",
+        "self_cluster", "view_consistency", "checkpoint_consistency",
     ),
 }  # fmt: skip
 for _module, _names in _MODULES.items():

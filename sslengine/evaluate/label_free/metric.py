@@ -30,14 +30,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from sslengine.errors import ConfigError, DataError, listing
 from sslengine.evaluate.features import rows_at
 from sslengine.registry import LABEL_FREE
 
 # RankMe's number of rows. Measures of rank grow with the number of rows: compare equal ones.
 ROWS = 25_600
-# The number of dimensions of each input.
-NEEDS = {"features": 2, "previous": 2, "views": 3, "projections": 3}
+NEEDS = ("features", "previous", "views", "projections")
 
 # Which value its authors expect of good features. None: they do not agree, or it does not say.
 Best = Literal["high", "low", "near 1"]
@@ -69,18 +67,12 @@ class Metric:
         update_wrapper(self, compute)
         self.name, self.compute, self.best = name, compute, best
         self.needs = tuple(inspect.signature(compute).parameters)
-        unknown = [each for each in self.needs if each not in NEEDS]
-        if unknown or not self.needs:
-            raise ConfigError(
-                f"The label-free metric {name!r}: its arguments say what it needs: "
-                f"{listing(NEEDS)}. {listing(unknown) or 'none'} cannot be given."
-            )
 
     @torch.no_grad()
     def __call__(self, *given: Tensor) -> Measured:
         n = 0
         try:
-            rows = [prepared(*each) for each in zip(self.needs, given, strict=True)]
+            rows = [prepared(each) for each in given]
             n = min(map(len, rows))
             for need, each in zip(self.needs, rows, strict=True):
                 _expect_finite(need, each)
@@ -112,16 +104,9 @@ def register_metric(name: str, best: Best | None = None) -> Callable[[Compute], 
     return add
 
 
-def prepared(need: str, rows: Tensor) -> Tensor:
+def prepared(rows: Tensor) -> Tensor:
     """Prepare rows: float64; a sub-sample of ROWS, the same for all inputs of a length."""
-    if rows.ndim != NEEDS[need] or not rows[0:1].numel():
-        shape = "(N, D)" if NEEDS[need] == 2 else "(n, q, D)"
-        raise DataError(
-            f"Label-free metrics: expected {need} of shape {shape}, got {tuple(rows.shape)}."
-        )
-    if len(rows) > ROWS:
-        rows = rows_at(rows, sub_sample(len(rows)))
-    return rows.double()
+    return (rows_at(rows, sub_sample(len(rows))) if len(rows) > ROWS else rows).double()
 
 
 def sub_sample(count: int) -> Tensor:
@@ -140,10 +125,7 @@ def _expect_finite(need: str, rows: Tensor) -> None:
 
 
 def metric(name: str) -> Metric:
-    """A registered metric."""
-    found: Any = LABEL_FREE.get(name)
-    if not isinstance(found, Metric):
-        raise ConfigError(f"{name}: expected a metric that @register_metric has registered.")
+    found: Metric = LABEL_FREE.get(name)
     return found
 
 
@@ -165,7 +147,7 @@ def measure(inputs: Inputs, names: Sequence[str] = ()) -> dict[str, Measured]:
     """Each metric's value; all metrics without names. One that fails does not stop the others."""
     given = {need: getattr(inputs, need) for need in NEEDS}
     # Once: metrics share what they compute from one tensor.
-    ready = {need: prepared(need, each) for need, each in given.items() if each is not None}
+    ready = {need: prepared(each) for need, each in given.items() if each is not None}
     names = names or LABEL_FREE.names()
     return {name: _measured(name, ready, inputs.missing) for name in names}
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sslengine.errors import DataError
 from sslengine.evaluate.knn import knn_curve
-from sslengine.evaluate.label_free.clusters import LEAST_CHECKPOINTS, clid_over
+from sslengine.evaluate.label_free.geometry import LEAST_CHECKPOINTS, clid_over
 from sslengine.evaluate.label_free.metric import Best, Measured, goodness, metric
 from sslengine.evaluate.linear import linear_probe
 

@@ -43,7 +43,6 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from sslengine.errors import DataError
 from sslengine.evaluate.label_free.metric import Undefined, register_metric
 
 # Added to the shares in RankMe and LiDAR.
@@ -206,7 +205,7 @@ def lidar(projections: Tensor) -> float:
 @torch.no_grad()
 def feature_std(features: Tensor) -> Tensor:
     """Measure (N, D) features; the result stays on their device."""
-    features = _expect_matrix(features, "Standard deviation of features")
+    features = _as_single(features)
     # Divide by N, not N - 1: then 1 / sqrt(D) is the largest value for any N.
     return F.normalize(features, dim=1).std(dim=0, correction=0).mean()
 
@@ -214,7 +213,7 @@ def feature_std(features: Tensor) -> Tensor:
 @torch.no_grad()
 def compute_rankme(features: Tensor) -> Tensor:
     """Compute RankMe of (N, D) features in their precision; NaN if some are not finite."""
-    features = _expect_matrix(features, "RankMe")
+    features = _as_single(features)
     if not features.isfinite().all():
         return features.new_tensor(float("nan"))
     singular: Tensor = torch.linalg.svdvals(features)
@@ -225,17 +224,13 @@ def compute_rankme(features: Tensor) -> Tensor:
 def relative_spectrum(features: Tensor) -> Tensor:
     """Return the singular values of centred (N, ...) features, the largest is 1; none of features
     that are not finite."""
-    rows = _expect_matrix(features.flatten(1), "Spectrum of features")
+    rows = _as_single(features.flatten(1))
     if not rows.isfinite().all():
         return rows.new_zeros(0)
     singular: Tensor = torch.linalg.svdvals(rows - rows.mean(dim=0))
     return singular / singular.max().clamp(min=torch.finfo(singular.dtype).tiny)
 
 
-def _expect_matrix(features: Tensor, of: str) -> Tensor:
-    """Check the shape, and convert to at least single precision."""
-    if features.ndim != 2 or not features.numel():
-        raise DataError(
-            f"{of}: expected a matrix of features (N, D), got shape {tuple(features.shape)}."
-        )
+def _as_single(features: Tensor) -> Tensor:
+    """Convert to at least single precision."""
     return features.to(torch.promote_types(features.dtype, torch.float32))

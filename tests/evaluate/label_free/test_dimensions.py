@@ -13,8 +13,14 @@ from sklearn.cluster import KMeans
 from sklearn.neighbors import KNeighborsClassifier, NearestNeighbors
 
 from sslengine.evaluate.label_free import geometry as trees
-from sslengine.evaluate.label_free.clusters import clid, clid_over, cluster_learnability
-from sslengine.evaluate.label_free.geometry import distances, id_est, tree_length, two_nn
+from sslengine.evaluate.label_free.geometry import (
+    clid_over,
+    cluster_learnability,
+    distances,
+    id_est,
+    tree_length,
+    two_nn,
+)
 from tests.tail import slow_but
 
 Array = NDArray[np.float64]
@@ -110,18 +116,6 @@ def test_cluster_learnability_as_scikit_learn_has_it() -> None:
     assert (far.argmin(axis=1) == clusters).mean() == 1.0
     own = KNeighborsClassifier(5, metric="cosine").fit(unit, clusters).score(unit, clusters)
     assert abs(found - own) > 0.03
-
-
-def test_clusters_far_apart_are_learnable() -> None:
-    draw = np.random.default_rng(0)
-    centres = 10 * draw.normal(size=(20, 16))
-    rows = centres[np.arange(400) % 20] + 0.01 * draw.normal(size=(400, 16))
-    found = clid(torch.from_numpy(rows))
-    assert found.details["learnability"] > 0.97
-    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    dimension = 400 / np.log(ratios(unit)).sum()
-    assert found.details["dimension"] == pytest.approx(dimension, rel=1e-6)
-    assert found.value == pytest.approx(found.details["learnability"] + dimension / 16, rel=1e-6)
 
 
 def test_clid_over_checkpoints_is_the_sum_of_z_scores() -> None:

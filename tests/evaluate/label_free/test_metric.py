@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 from sslengine import catalog  # noqa: F401 - declares the metrics
-from sslengine.errors import ConfigError, DataError
 from sslengine.evaluate.label_free import metric as module
 from sslengine.evaluate.label_free.metric import (
-    NEEDS,
     Inputs,
     Measured,
     Undefined,
@@ -40,7 +38,9 @@ def no_traces() -> Iterator[None]:
 def of(name: str, rows: Tensor) -> Measured:
     """The metric of rows (N, 3, D): as views, or the first view of each as features."""
     found = metric(name)
-    return found(*(rows if NEEDS[need] == 3 else rows[:, 0] for need in found.needs))
+    return found(
+        *(rows if need in ("views", "projections") else rows[:, 0] for need in found.needs)
+    )
 
 
 # What is defined although all features are equal: one dimension, one cluster, no distance.
@@ -72,13 +72,6 @@ def test_values_that_are_not_finite(name: str, bad: float) -> None:
     assert found.n == 150
 
 
-@every
-def test_a_single_row(name: str) -> None:
-    found = of(name, torch.randn(1, 3, 24))
-    assert math.isnan(found.value)
-    assert found.why == "it needs 2 rows or more, there is 1"
-
-
 def test_what_needs_more_rows_says_how_many() -> None:
     few = torch.randn(3, 3, 24)
     why = {name: of(name, few).why for name in NAMES}
@@ -88,12 +81,6 @@ def test_what_needs_more_rows_says_how_many() -> None:
     assert "4 rows" in why["clid"]
     assert "more than 11 images" in of("view_consistency", torch.randn(11, 3, 24)).why
     assert of("view_consistency", torch.randn(12, 3, 24)).defined
-
-
-@every
-def test_half_precision_is_computed_in_double(name: str) -> None:
-    rows = torch.randn(130, 3, 24, generator=torch.Generator().manual_seed(0)).half()
-    assert of(name, rows) == of(name, rows.double())
 
 
 @every
@@ -126,13 +113,6 @@ def test_a_changed_tensor_is_computed_again() -> None:
         assert rankme(torch.eye(5).double()).value == pytest.approx(5, rel=1e-4)
 
 
-def test_anything_but_rows_is_refused() -> None:
-    with pytest.raises(DataError, match=r"metrics: expected features of shape \(N, D\)"):
-        rankme(torch.zeros(4))
-    with pytest.raises(DataError, match=r"expected projections of shape \(n, q, D\)"):
-        metric("lidar")(torch.zeros(4, 3))
-
-
 def test_a_metric_of_ones_own(no_traces: None) -> None:
     @register_metric("mean_norm", best="high")
     def mean_norm(features: Tensor) -> float:
@@ -153,11 +133,6 @@ def test_a_metric_of_ones_own(no_traces: None) -> None:
     assert math.isnan(endless.value)
     assert endless.why == "the result is inf"
     assert {*measure(Inputs(torch.eye(4)))} == {*NAMES, "mean_norm", "broken"}
-    with pytest.raises(ConfigError, match="label.* cannot be given"):
-
-        @register_metric("needy")
-        def needy(labels: Tensor) -> float:
-            return 0.0
 
 
 def test_a_metric_of_ones_own_may_change_its_argument_in_place(no_traces: None) -> None:

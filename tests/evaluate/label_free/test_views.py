@@ -11,8 +11,12 @@ from scipy.spatial.distance import cdist, pdist
 from sklearn.neighbors import NearestNeighbors
 
 from sslengine.evaluate import knn as search
-from sslengine.evaluate.label_free.clusters import checkpoint_consistency, view_consistency
-from sslengine.evaluate.label_free.geometry import alignment, uniformity
+from sslengine.evaluate.label_free.geometry import (
+    alignment,
+    checkpoint_consistency,
+    uniformity,
+    view_consistency,
+)
 from sslengine.evaluate.label_free.spectrum import lidar
 
 Array = NDArray[np.float64]
@@ -51,24 +55,6 @@ def test_lidar_as_scipy_solves_it() -> None:
     found = lidar(torch.from_numpy(e))
     assert found.value == pytest.approx(exp_entropy(values), rel=1e-9)
     assert found.n == 40
-
-
-def test_lidar_is_not_the_pca_of_the_matrix() -> None:
-    """A public copy takes the covariance of the matrix's rows, and delta 1e-6."""
-    e = views()
-    between, within = covariances(e)
-    root = scipy.linalg.inv(scipy.linalg.sqrtm(within)).real
-    theirs = np.linalg.eigvalsh(np.cov((root @ between @ root).T)).clip(0)
-    assert abs(lidar(torch.from_numpy(e)).value - exp_entropy(theirs)) > 0.2
-
-
-def test_lidar_needs_the_views_of_an_image_together() -> None:
-    """A public copy reads a queue of mixed rows as if they were sorted by image."""
-    e = torch.from_numpy(views())
-    order = torch.randperm(e[:, :, 0].numel(), generator=torch.Generator().manual_seed(0))
-    mixed = e.flatten(0, 1)[order].view_as(e)
-    assert lidar(e[:, [3, 1, 5, 0, 2, 4]]).value == pytest.approx(lidar(e).value, rel=1e-9)
-    assert abs(lidar(mixed).value - lidar(e).value) > 0.5
 
 
 def test_lidar_of_known_dimensions() -> None:
