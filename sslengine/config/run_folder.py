@@ -40,7 +40,7 @@ _OLDER = Layer(
     {"config": {"DATA": {split: {"TRANSPARENT": "drop"} for split in ("TRAIN", "TEST")}}},
 )
 # Sections that only training uses.
-_TRAINING_ONLY = ("HOOKS", "SLURM")
+_TRAINING_ONLY = ("HOOKS", "SLURM", "REFERENCE_WORLD_SIZE")
 # Where the catalogue of datasets may be in a folder of configs.
 _CATALOGUES = ("config/dataset_catalog.json", "dataset_catalog.json")
 

@@ -151,14 +151,6 @@ def _complete(entries: Any, make_entry: Callable[[str], Any]) -> None:
                     _complete(each, make_entry)
 
 
-def iterations(default: Any) -> Any:
-    """Declare a field that is a number of train steps, or a list of `[name, steps]` entries.
-
-    See lr_scaling.py. -1, 0 and null are not numbers of steps.
-    """
-    return declare(default, iterations=True)
-
-
 def epochs(default: Any) -> Any:
     """Declare a field that is a number of epochs, in which something changes; see check.py."""
     return declare(default, epochs=True)

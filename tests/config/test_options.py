@@ -32,7 +32,7 @@ from sslengine.config.ranges import (
 )
 from sslengine.config.requirements import expect_fitting_model
 from sslengine.config.resolve import resolve
-from sslengine.config.sections import iterations, section_problems
+from sslengine.config.sections import epochs, section_problems
 from sslengine.errors import ConfigError
 from sslengine.optim.options import MultiplierOptions
 from sslengine.registry import LOSSES, MODELS, Requirements, register_loss
@@ -81,7 +81,7 @@ class Toy:
     positive: float = above(0, 0.5)
     open_share: float = above(0, 0.5, below=1)
     decay: float = above(0, 0.5, at_most=1)
-    length: int | None = at_least(1, iterations(None))
+    length: int | None = at_least(1, epochs(None))
     counts: list[int] = at_least(1, [2, 3])
     kept: int = at_least(1, -1, also=-1)
     part: float = share(0.5)
@@ -122,7 +122,7 @@ def test_all_values_out_of_range_are_told_at_once_and_before_rules_between_them(
 
 def test_a_field_keeps_what_else_is_said_of_it() -> None:
     (length,) = (each for each in dataclasses.fields(Toy) if each.name == "length")
-    assert length.metadata["iterations"]
+    assert length.metadata["epochs"]
 
 
 def test_editors_are_shown_the_ranges() -> None:
