@@ -36,7 +36,6 @@ class Assignment:
     value: Any
     text: str
     may_be_new: bool = False
-    delete: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class Composition:
         unset = object()
         found = [below(layer.tree, path.split("."), unset) for layer in self.layers]
         for each in self.assignments:
-            if f"{path}.".startswith(f"{each.path}.") and not each.delete:  # it, or a section of it
+            if f"{path}.".startswith(f"{each.path}."):  # it, or a section of it
                 rest = path.removeprefix(each.path).split(".")[1:]
                 found.append(below(each.value, rest, unset))
         return [value for value in found if value is not unset]
@@ -213,13 +212,10 @@ def compose_on(layer: Layer, arguments: Sequence[str], name: str) -> Composition
 
 
 def _assignment(override: Override) -> Assignment:
-    return Assignment(
-        path=override.key_or_group,
-        value=None if override.type == OverrideType.DEL else override.value(),
-        text=str(override.input_line),
-        may_be_new=override.type in (OverrideType.ADD, OverrideType.FORCE_ADD),
-        delete=override.type == OverrideType.DEL,
-    )
+    text, new = str(override.input_line), (OverrideType.ADD, OverrideType.FORCE_ADD)
+    if override.type == OverrideType.DEL:
+        raise ConfigError(f"{COMMAND_LINE}: {text}: nothing can be deleted. Set another value.")
+    return Assignment(override.key_or_group, override.value(), text, override.type in new)
 
 
 # ---- values as KEY=VALUE

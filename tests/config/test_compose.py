@@ -59,15 +59,14 @@ def test_a_folder_laid_out_as_vissls(folder: Path, tmp_path: Path) -> None:
 
 def test_values_come_typed_in_the_order_given(folder: Path) -> None:
     got = compose(
-        ["config=base", "config.A=1", "+config.B.C=[1,x]", "~config.D", "config.E=null", "config.F='a b'"],
+        ["config=base", "config.A=1", "+config.B.C=[1,x]", "config.E=null", "config.F='a b'"],
         [str(folder)],
     )  # fmt: skip
-    assert [(a.path, a.value, a.may_be_new, a.delete) for a in got.assignments] == [
-        ("config.A", 1, False, False),
-        ("config.B.C", [1, "x"], True, False),
-        ("config.D", None, False, True),
-        ("config.E", None, False, False),
-        ("config.F", "a b", False, False),
+    assert [(a.path, a.value, a.may_be_new) for a in got.assignments] == [
+        ("config.A", 1, False),
+        ("config.B.C", [1, "x"], True),
+        ("config.E", None, False),
+        ("config.F", "a b", False),
     ]
 
 
@@ -109,6 +108,7 @@ def test_the_last_to_set_a_key_may_have_set_its_section(folder: Path) -> None:
         (["config=base", "config.A"], "(?s)command line: .*Write KEY=VALUE"),
         (["config=digits"], "digits.yaml: not valid YAML"),
         (["config=base", f"config.A={'1' * 5000}"], "(?s)command line: .*Write KEY=VALUE"),
+        (["config=base", "~config.D"], "command line: ~config.D: nothing can be deleted"),
         (["base.yaml"], "command line: 'base.yaml' is not KEY=VALUE. .*: config=base$"),
     ],
 )  # fmt: skip
