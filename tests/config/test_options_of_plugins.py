@@ -149,16 +149,6 @@ def test_those_of_the_pages(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
     assert [each["epoch"] for each in steps] == [0, 1]  # one batch of eight tiles in each
 
 
-def test_they_are_shown_with_their_meaning(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([*RUN, "--show", "--all"]) == 0
-    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    assert lines[lines.index("FLAVOUR: salt") - 2] == "# Needed by the plugin."
-    for value in ("0.25", "0.75", "2.0", "3.0"):
-        at = lines.index(f"amount: {value}")
-        assert "# How much of it the plugin takes." in lines[at - 2 : at]
-    assert "# every: 1 if it is not given. In which steps." in lines
-
-
 @pytest.mark.parametrize("argument", WRONG)
 def test_mistakes_are_told(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*RUN, argument, "--show"]) == 2
