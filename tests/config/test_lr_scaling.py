@@ -131,10 +131,6 @@ def test_what_is_left_alone_is_no_composite_any_more() -> None:
     assert scaled["schedulers"] == scaled["lengths"] == scaled["interval_scaling"] == []
 
 
-def test_the_schedule_given_is_not_changed() -> None:
-    recipe = _recipe()
-    _scaled(recipe, 512)
-    assert recipe == _recipe()
 
 
 def test_a_schedule_without_a_known_peak() -> None:

@@ -133,15 +133,6 @@ def test_plus_adds_what_code_of_ones_own_reads() -> None:
     assert _merge({}, values={"+config.SEED_VALUE": 3}).warnings == []
 
 
-def test_keys_that_vissl_never_read_get_a_warning_with_their_place() -> None:
-    merged = _merge({"MONITOR_PERF_STATS": True, "RANKING": {"costs": 1}})
-    assert [w.split(" ")[0] for w in merged.warnings] == [
-        "config.MONITOR_PERF_STATS",
-        "config.RANKING",
-    ]
-    assert "(file0.yaml)" in merged.warnings[0]
-
-
 def test_a_section_beside_config_is_told_and_passed_over() -> None:
     """VISSL has such a file, and never noticed."""
     layer = Layer("odd.yaml", {"config": {"SEED_VALUE": 4}, "DISTRIBUTED": {"NUM_NODES": 4}})

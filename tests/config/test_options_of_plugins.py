@@ -17,9 +17,12 @@ from dataclasses import dataclass
 from sslengine.data.batch.collators import simclr_collator
 from sslengine.data.sources.generated import SyntheticSource
 from sslengine.hooks import events
+from sslengine.monitor.writers import Writer
 from sslengine.registry import (
-    register_collator, register_data_source, register_hook, register_scheduler, register_transform,
+    register_collator, register_data_source, register_head, register_hook, register_scheduler,
+    register_transform, register_writer,
 )
+from torch import nn
 
 
 @dataclass
@@ -76,6 +79,21 @@ class Hook(events.Hook):
     def on_start(self, task): ...
 
 
+@register_writer("p_writer", options=Amount)
+class TheirWriter(Writer):
+    def __init__(self, run, options):
+        print("WRITER", options.amount)
+
+    def write(self, record): ...
+
+
+@register_head("p_head", options=Amount)
+class Head(nn.Identity):
+    def __init__(self, options):
+        super().__init__()
+        print("HEAD", options.amount)
+
+
 @register_scheduler("p_scheduler", options=Amount)
 def scheduler(options):
     print("SCHEDULER", options.amount)
@@ -90,6 +108,8 @@ RUN = [
     f"{{name: PTransform, amount: 0.25}}, {{name: ToTensor}}]",
     f"{TRAIN}.COLLATE_FUNCTION=p_collator", f"{TRAIN}.COLLATE_FUNCTION_PARAMS={{amount: 0.75}}",
     "config.HOOKS.EXTRA=[{name: p_hook, amount: 2.0}]",
+    "config.HOOKS.WRITERS=[{name: p_writer, amount: 4.0}]",
+    "config.MODEL.HEAD.PARAMS=[[[mlp, {dims: [32, 8]}], [p_head, {amount: 5.0}]]]",
     f"{LR}={{name: p_scheduler, amount: 3.0}}", "config.TEST_MODEL=false",
     "config.MACHINE.DEVICE=cpu",
     "config.DISTRIBUTED.NUM_PROC_PER_NODE=1",
@@ -108,6 +128,8 @@ WRONG = {
     f"{TRAIN}.TRANSFORMS.1.amount=x": "TRANSFORMS.1.amount: expected float, got 'x'",
     f"{TRAIN}.COLLATE_FUNCTION_PARAMS.amont=1": "PARAMS.amont: Amount takes no such argument",
     f"{TRAIN}.COLLATE_FUNCTION_PARAMS.amount=-1": "PARAMS.amount: expected 0 or more, got -1",
+    "config.HOOKS.WRITERS.0.amount=-1": "WRITERS.0.amount: expected 0 or more, got -1",
+    "config.MODEL.HEAD.PARAMS.0.1.1.amount=-1": "PARAMS.0.1.1.amount: expected 0 or more, got -1",
     "config.HOOKS.EXTRA.0.amount=x": "EXTRA.0.amount: expected float, got 'x'",
     f"{LR}.amont=1": "lr.amont: unknown key. Did you mean 'amount'",
     f"{LR}.amount=x": "lr.amount: expected float",
@@ -125,7 +147,8 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_they_reach_each_component_in_a_run(capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*RUN, "config.CHECKPOINT.DIR=run"]) == 0
     said = capfd.readouterr().out
-    for line in ("SOURCE salt 1", "TRANSFORM 0.25", "COLLATOR 0.75 4", "HOOK 2.0", "SCHEDULER 3.0"):
+    for line in ("SOURCE salt 1", "TRANSFORM 0.25", "COLLATOR 0.75 4", "HOOK 2.0", "SCHEDULER 3.0",
+                 "WRITER 4.0", "HEAD 5.0"):  # fmt: skip
         assert line in said
 
 

@@ -54,10 +54,6 @@ def test_long_and_odd_texts_are_read_as_they_are(value: str, every: bool) -> Non
 
 
 def test_a_value_set_inside_a_list_is_told_at_the_list() -> None:
-    from sslengine.config.compose import Assignment, Composition
-    from sslengine.config.files import Layer
-    from sslengine.config.resolve import freeze
-
     path = "config.DATA.TRAIN.TRANSFORMS.1.size"
     run = freeze(
         Composition([Layer("a.yaml", {"config": recipe()})], [Assignment(path, 9, "")], "x")
@@ -157,11 +153,6 @@ def test_secrets_that_are_typed_are_masked_by_their_names() -> None:
     shown = yaml.safe_load(show(run))["config"]
     assert shown["TRACKER"] == {"api_key": "***", "url": "x", "login": [{"Password": "***"}]}
     assert run.config.TRACKER.api_key == "hunter2"
-
-
-def test_nothing_of_our_own_is_masked() -> None:
-    run = resolved()
-    assert as_stored(run.config, {}) == OmegaConf.to_container(run.config)
 
 
 @pytest.mark.parametrize("name", ["token", "HF_TOKEN", "api_key", "apikey", "x.password", "auth"])
