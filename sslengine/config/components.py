@@ -16,7 +16,7 @@ import types
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from sslengine.config.ranges import declare, fields
 from sslengine.errors import listing, nearest
@@ -58,18 +58,29 @@ def keys_of(registry: Registry[Any], names: Sequence[str] | None = None) -> set[
     return {key for name in known for key in fields(options_of(registry, name))}
 
 
-def named_entries(registry: Registry[Any], value: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the names in the value of a field made with `named`, each with its arguments."""
+class Entry(NamedTuple):
+    """A component that the value of a field made with `named` names."""
+
+    path: str
+    name: str  # "": an entry without one
+    arguments: Mapping[str, Any] | None  # None: a name alone
+    arguments_at: str = ""  # their key path
+
+
+def named_entries(registry: Registry[Any], value: Any, path: str = "") -> Iterator[Entry]:
+    """Yield the entries of a value: `name`, `{name: ..., its arguments}`, `[name, {...}]`."""
     match value:
         case str() if value:
-            yield value, {}
-        case Mapping() if "name" in value:
-            yield registry.name_in(value), value
+            yield Entry(path, value, None)
+        case Mapping():
+            name = registry.name_in(value, path) if "name" in value else ""
+            arguments = {str(k): each for k, each in value.items() if k not in registry.entry_keys}
+            yield Entry(path, name, arguments, path)
         case [str(name), Mapping() as arguments, *_] if "name" not in arguments:
-            yield name, arguments
+            yield Entry(path, name, arguments, f"{path}.1")
         case [*entries]:
-            for each in entries:
-                yield from named_entries(registry, each)
+            for index, each in enumerate(entries):
+                yield from named_entries(registry, each, f"{path}.{index}")
 
 
 class Generated(type):

@@ -382,7 +382,7 @@ def _list_named(composition: Composition, path: str, node: DictConfig) -> Iterat
     """Yield the names of the section's components that any place chooses."""
     for key in choosing_keys(node):
         for value in composition.values(f"{path}.{key}"):
-            yield from (name for name, _ in named_entries(LOSSES, value))
+            yield from (each.name for each in named_entries(LOSSES, value))
 
 
 def _add_options(node: DictConfig, registry: Registry[Any], name: str, where: str) -> None:

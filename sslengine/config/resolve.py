@@ -131,9 +131,9 @@ def changed(resolved: Resolved, values: Mapping[str, object], engine_name: str) 
         node = tree
         for name in parents:
             node = node.setdefault(name, {})
-        for before, _ in named_entries(LOSSES, node.get(key)):
-            if ":" in before:  # its section is known by its name alone
-                node.pop(component_key(before), None)
+        for before in named_entries(LOSSES, node.get(key)):
+            if ":" in before.name:  # its section is known by its name alone
+                node.pop(component_key(before.name), None)
         node[key] = value
     layer = Layer(resolved.name, {"engine_name": engine_name, "config": tree})
     with closed(resolved.opened):

@@ -131,8 +131,6 @@ def test_what_is_left_alone_is_no_composite_any_more() -> None:
     assert scaled["schedulers"] == scaled["lengths"] == scaled["interval_scaling"] == []
 
 
-
-
 def test_a_schedule_without_a_known_peak() -> None:
     with pytest.raises(ConfigError, match="peak.*auto_scale: false"):
         _scaled(_schedule("my_own"), 512)
