@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -125,22 +124,16 @@ def parse(arguments: Sequence[str]) -> list[Override]:
         overrides = OverridesParser.create().parse_overrides(list(arguments))
     except (HydraException, ValueError) as error:  # ValueError: an integer of 5000 digits
         detail = str(error).splitlines()[0]
-        bare = next((each for each in arguments if "=" not in each and each[:1] != "~"), None)
-        if bare is not None and not bare.startswith("config."):
+        bare = next((each for each in arguments if "=" not in each and each[:1] != "~"), "config.")
+        if not bare.startswith("config."):
             raise ConfigError(
-                f"{COMMAND_LINE}: {bare!r} is not KEY=VALUE. {_explain_selection(bare)}"
+                f"{COMMAND_LINE}: {bare!r} is not KEY=VALUE. To select a file: config={stem(bare)}"
             ) from error
         raise ConfigError(
             f"{COMMAND_LINE}: {detail}\n  Write KEY=VALUE; quote a value that contains spaces, "
             f"commas or braces: \"config.CHECKPOINT.DIR='my dir'\"."
         ) from error
     return list(overrides)
-
-
-def _explain_selection(bare: str) -> str:
-    if (Path(bare) / "config.yaml").is_file():
-        return f"To select the config of this run: config=config --config-dir {shlex.quote(bare)}"
-    return f"To select a file: config={stem(bare)}"
 
 
 def sweep(arguments: Sequence[str]) -> Iterator[list[str]]:

@@ -65,7 +65,7 @@ def scale_to_peak(schedule: Schedule, peak: float) -> Schedule:
 
     (linear 0 to 0.2, cosine 0.2 to 0) with peak 0.1 becomes (linear 0 to 0.1, cosine 0.1 to 0).
     """
-    largest = largest_value(schedule)
+    largest = max(map(abs, _values(schedule)), default=0.0)
     if largest == 0.0:
         raise ConfigError(
             f"peak: the schedule {schedule['name']!r} has no value other than 0 to scale."
@@ -74,12 +74,8 @@ def scale_to_peak(schedule: Schedule, peak: float) -> Schedule:
     return _map_values(schedule, lambda value: float(f"{value * (peak / largest):.12g}"))
 
 
-def largest_value(schedule: Mapping[str, Any]) -> float:
-    """Return the largest value of a schedule and of its parts, without its sign."""
-    return max(map(abs, _values(schedule)), default=0.0)
-
-
 def _values(schedule: Mapping[str, Any]) -> Iterator[float]:
+    """Yield the values of a schedule and of its parts."""
     for key in _VALUES:
         value = schedule.get(key)
         values = value if isinstance(value, (list, tuple)) else [value]

@@ -145,8 +145,7 @@ class _Writer:
         if not self._known(node, key, path, origin, value):
             return
         if isinstance(value, Mapping):
-            _open_optional(node, key)
-            _open_element(node, key)
+            _open(node, key)
         if value is None and _is_of_component(node, key):
             value = default_of(fields_of(node)[key])
         current = node._get_node(key) if key in node else None
@@ -339,17 +338,13 @@ def _null_by_default(node: DictConfig, key: str) -> bool:
     return field_ is not None and field_.default is None
 
 
-def _open_optional(node: DictConfig, key: str) -> None:
-    """Create a section that is null by default, because a key in it is set."""
-    current = node._get_node(key) if _null_by_default(node, key) else None
-    if isinstance(current, DictConfig) and current._is_none():
+def _open(node: DictConfig, key: str) -> None:
+    """Create a section, because a key in it is set: one that is null by default, or one in a dict
+    of sections with names chosen by the user."""
+    current, cls = node._get_node(key) if key in node else None, element_type(node)
+    if isinstance(current, DictConfig) and current._is_none() and _null_by_default(node, key):
         node[key] = OmegaConf.structured(current._metadata.ref_type)
-
-
-def _open_element(node: DictConfig, key: str) -> None:
-    """Create a section with a name chosen by the user, in a dict of sections."""
-    cls = element_type(node)
-    if cls is not None and key not in node:
+    elif cls is not None and key not in node:
         extend(node, key, cls)
 
 

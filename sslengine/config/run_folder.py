@@ -177,10 +177,7 @@ def _drop_training(layer: Layer, started: bool) -> Layer:
     if started and isinstance(model, dict):
         config["MODEL"] = {key: each for key, each in model.items() if key != "WEIGHTS_INIT"}
     # All back-ends make the same pixels: see docs/augmentation.md.
-    if isinstance(data, dict) and _is_missing(data.get("AUGMENT_BACKEND")):
+    data = data if isinstance(data, dict) else {}
+    if (backend := data.get("AUGMENT_BACKEND")) in (FAST, *REMOVED) and why_not(backend):
         config["DATA"] = {**data, "AUGMENT_BACKEND": "auto"}
     return dataclasses.replace(layer, tree={**layer.tree, "config": config})
-
-
-def _is_missing(backend: Any) -> bool:
-    return backend in (FAST, *REMOVED) and bool(why_not(backend))

@@ -99,14 +99,6 @@ def test_what_cannot_be_composed(folder: Path, arguments: list[str], message: st
         compose(arguments, [str(folder)])
 
 
-def test_a_run_instead_of_its_config(folder: Path, tmp_path: Path) -> None:
-    run = tmp_path / "my run"
-    run.mkdir()
-    (run / "config.yaml").write_text("{}")
-    with pytest.raises(ConfigError, match=rf": config=config --config-dir '{run}'$"):
-        compose([str(run)], [str(folder)])
-
-
 def test_a_config_dir_that_is_not_there(folder: Path) -> None:
     with pytest.raises(ConfigError, match="--config-dir nowhere"):
         search_folders(["nowhere"])
