@@ -161,7 +161,7 @@ def _call_problems(
 
 
 def _component_calls(node: DictConfig, path: str) -> Iterator[tuple[Registry[Any], Entry]]:
-    """Yield the components whose arguments are in no typed section of their own."""
+    """Yield the components whose arguments are not in a typed section."""
     registry = components_of(node)
     if registry is not None:  # the signature is the schema of the component's own section
         chosen = (name for key in choosing_keys(node) for name in _names(node[key]))

@@ -114,64 +114,51 @@ _COLLATORS = ("simclr_collator", "multicrop_collator")
 
 def expect_no_conflict(config: DictConfig) -> None:
     """Raise one ConfigError that lists all keys that contradict each other."""
-    problems = [*_sharding_problems(config), *_pair_problems(config)]
-    if problems:
-        raise ConfigError("\n".join(f"config.{each}" for each in problems))
+    if problems := [f"config.{text}" for wrong, text in _conflicts(config) if wrong]:
+        raise ConfigError("\n".join(problems))
 
 
-def _sharding_problems(config: DictConfig) -> Iterator[str]:
-    if not is_sharded(config):
-        return
+def _conflicts(config: DictConfig) -> Iterator[tuple[bool, str]]:
+    """Yield what must not be, and the text if it is."""
     model, distributed, hooks = config.MODEL, config.DISTRIBUTED, config.HOOKS
-    other_task = "Use it in a run with config.TRAINER.TASK_NAME=self_supervision_task."
+    fsdp, sharded = "not with a sharded model (FSDP)", is_sharded(config)
     for key, is_set, more in (
-        ("DISTRIBUTED.MANUAL_GRADIENT_REDUCTION", distributed.MANUAL_GRADIENT_REDUCTION,
-         ". Set false."),
-        ("MODEL.CHANNELS_LAST", model.CHANNELS_LAST is True,
-         ": torch shards only contiguous weights. Set false."),
+        ("DISTRIBUTED.MANUAL_GRADIENT_REDUCTION", distributed.MANUAL_GRADIENT_REDUCTION, ""),
+        ("MODEL.CHANNELS_LAST", model.CHANNELS_LAST is True, ""),
         ("HOOKS.MODEL_COMPLEXITY.COMPUTE_COMPLEXITY", hooks.MODEL_COMPLEXITY.COMPUTE_COMPLEXITY,
-         f". {other_task}"),
-        ("DISTRIBUTED.DETECT_ANOMALOUS_PARAMS", distributed.DETECT_ANOMALOUS_PARAMS,
-         f", which reduces gradients differently. {other_task}"),
-        ("HOOKS.PRECISE_BN.ENABLED", hooks.PRECISE_BN.ENABLED,
-         "; MODEL.SYNC_BN_CONFIG works. Set false."),
-        ("HOOKS.ONLINE_EVAL.EVERY", hooks.ONLINE_EVAL.EVERY,
-         ", whose trunk cannot be run alone. Set 0, and evaluate the checkpoints."),
+         ""),
+        ("DISTRIBUTED.DETECT_ANOMALOUS_PARAMS", distributed.DETECT_ANOMALOUS_PARAMS, ""),
+        ("HOOKS.PRECISE_BN.ENABLED", hooks.PRECISE_BN.ENABLED, "; MODEL.SYNC_BN_CONFIG works"),
+        ("HOOKS.ONLINE_EVAL.EVERY", hooks.ONLINE_EVAL.EVERY > 0, "; evaluate the checkpoints"),
+        ("DISTRIBUTED.GRADIENT_COMPRESSION", distributed.GRADIENT_COMPRESSION != "none",
+         "; see MODEL.FSDP_CONFIG.compute_dtype"),
     ):  # fmt: skip
-        if is_set:
-            yield f"{key}: not with a sharded model (FSDP){more}"
-    if lacks_loss_scaling(config):
-        yield (
+        yield sharded and is_set, f"{key}: {fsdp}{more}. Leave it out."
+    yield (
+        sharded and lacks_loss_scaling(config),
+        (
             "MODEL.FSDP_CONFIG.compute_dtype: float16 requires loss scaling: set "
-            "MACHINE.PRECISION=fp16, or MODEL.AMP_PARAMS.USE_AMP=true with AMP_DTYPE float16. Or "
-            "use bfloat16."
-        )
-
-
-def _pair_problems(config: DictConfig) -> Iterator[str]:
-    model, distributed = config.MODEL, config.DISTRIBUTED
-    compression = distributed.GRADIENT_COMPRESSION
-    no_reduction = f"{compression} requires DDP's reduction: not with"
-    if compression != "none" and is_sharded(config):
-        yield (
-            f"DISTRIBUTED.GRADIENT_COMPRESSION: {no_reduction} a sharded model (FSDP); see "
-            f"MODEL.FSDP_CONFIG.compute_dtype."
-        )
-    if compression != "none" and distributed.MANUAL_GRADIENT_REDUCTION:
-        yield (
-            f"DISTRIBUTED.GRADIENT_COMPRESSION: {no_reduction} "
-            f"DISTRIBUTED.MANUAL_GRADIENT_REDUCTION."
-        )
-    if model.COMPILE.USE_COMPILE and model.ACTIVATION_CHECKPOINTING.USE_ACTIVATION_CHECKPOINTING:
-        yield (
-            "MODEL.COMPILE.USE_COMPILE: not with MODEL.ACTIVATION_CHECKPOINTING, whose second "
-            "forward pass must not update batch norms. Set one of them to false."
-        )
-    if config.MACHINE.PRECISION and model.AMP_PARAMS.USE_AMP:
-        yield (
-            f"MACHINE.PRECISION: it is {config.MACHINE.PRECISION}, and MODEL.AMP_PARAMS.USE_AMP is "
-            f'true: only one can be set. Set USE_AMP=false, or PRECISION="".'
-        )
+            "MACHINE.PRECISION=fp16, or MODEL.AMP_PARAMS.USE_AMP=true with AMP_DTYPE float16. Or use "
+            "bfloat16."
+        ),
+    )
+    compressed = distributed.GRADIENT_COMPRESSION != "none"
+    yield (
+        compressed and distributed.MANUAL_GRADIENT_REDUCTION,
+        ("DISTRIBUTED.GRADIENT_COMPRESSION: not with DISTRIBUTED.MANUAL_GRADIENT_REDUCTION."),
+    )
+    recomputed = model.ACTIVATION_CHECKPOINTING.USE_ACTIVATION_CHECKPOINTING
+    yield (
+        model.COMPILE.USE_COMPILE and recomputed,
+        (
+            "MODEL.COMPILE.USE_COMPILE: not with MODEL.ACTIVATION_CHECKPOINTING, whose second forward "
+            "pass must not update batch norms. Set one of them to false."
+        ),
+    )
+    yield (
+        bool(config.MACHINE.PRECISION and model.AMP_PARAMS.USE_AMP),
+        ("MACHINE.PRECISION: only this or MODEL.AMP_PARAMS.USE_AMP can be set. Set USE_AMP=false."),
+    )
 
 
 def expect_views(config: DictConfig) -> None:
