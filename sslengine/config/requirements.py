@@ -114,51 +114,39 @@ _COLLATORS = ("simclr_collator", "multicrop_collator")
 
 def expect_no_conflict(config: DictConfig) -> None:
     """Raise one ConfigError that lists all keys that contradict each other."""
-    if problems := [f"config.{text}" for wrong, text in _conflicts(config) if wrong]:
+    if problems := [f"config.{text}" for text in _conflicts(config)]:
         raise ConfigError("\n".join(problems))
 
 
-def _conflicts(config: DictConfig) -> Iterator[tuple[bool, str]]:
-    """Yield what must not be, and the text if it is."""
+def _conflicts(config: DictConfig) -> Iterator[str]:
     model, distributed, hooks = config.MODEL, config.DISTRIBUTED, config.HOOKS
-    fsdp, sharded = "not with a sharded model (FSDP)", is_sharded(config)
+    compressed, complexity = distributed.GRADIENT_COMPRESSION != "none", hooks.MODEL_COMPLEXITY
     for key, is_set, more in (
         ("DISTRIBUTED.MANUAL_GRADIENT_REDUCTION", distributed.MANUAL_GRADIENT_REDUCTION, ""),
         ("MODEL.CHANNELS_LAST", model.CHANNELS_LAST is True, ""),
-        ("HOOKS.MODEL_COMPLEXITY.COMPUTE_COMPLEXITY", hooks.MODEL_COMPLEXITY.COMPUTE_COMPLEXITY,
-         ""),
+        ("HOOKS.MODEL_COMPLEXITY.COMPUTE_COMPLEXITY", complexity.COMPUTE_COMPLEXITY, ""),
         ("DISTRIBUTED.DETECT_ANOMALOUS_PARAMS", distributed.DETECT_ANOMALOUS_PARAMS, ""),
         ("HOOKS.PRECISE_BN.ENABLED", hooks.PRECISE_BN.ENABLED, "; MODEL.SYNC_BN_CONFIG works"),
-        ("HOOKS.ONLINE_EVAL.EVERY", hooks.ONLINE_EVAL.EVERY > 0, "; evaluate the checkpoints"),
-        ("DISTRIBUTED.GRADIENT_COMPRESSION", distributed.GRADIENT_COMPRESSION != "none",
-         "; see MODEL.FSDP_CONFIG.compute_dtype"),
-    ):  # fmt: skip
-        yield sharded and is_set, f"{key}: {fsdp}{more}. Leave it out."
-    yield (
-        sharded and lacks_loss_scaling(config),
-        (
+        ("HOOKS.ONLINE_EVAL.EVERY", hooks.ONLINE_EVAL.EVERY, "; evaluate the checkpoints"),
+        ("DISTRIBUTED.GRADIENT_COMPRESSION", compressed, "; see MODEL.FSDP_CONFIG.compute_dtype"),
+    ):
+        if is_set and is_sharded(config):
+            yield f"{key}: not with a sharded model (FSDP){more}. Leave it out."
+    if is_sharded(config) and lacks_loss_scaling(config):
+        yield (
             "MODEL.FSDP_CONFIG.compute_dtype: float16 requires loss scaling: set "
-            "MACHINE.PRECISION=fp16, or MODEL.AMP_PARAMS.USE_AMP=true with AMP_DTYPE float16. Or use "
-            "bfloat16."
-        ),
-    )
-    compressed = distributed.GRADIENT_COMPRESSION != "none"
-    yield (
-        compressed and distributed.MANUAL_GRADIENT_REDUCTION,
-        ("DISTRIBUTED.GRADIENT_COMPRESSION: not with DISTRIBUTED.MANUAL_GRADIENT_REDUCTION."),
-    )
-    recomputed = model.ACTIVATION_CHECKPOINTING.USE_ACTIVATION_CHECKPOINTING
-    yield (
-        model.COMPILE.USE_COMPILE and recomputed,
-        (
-            "MODEL.COMPILE.USE_COMPILE: not with MODEL.ACTIVATION_CHECKPOINTING, whose second forward "
-            "pass must not update batch norms. Set one of them to false."
-        ),
-    )
-    yield (
-        bool(config.MACHINE.PRECISION and model.AMP_PARAMS.USE_AMP),
-        ("MACHINE.PRECISION: only this or MODEL.AMP_PARAMS.USE_AMP can be set. Set USE_AMP=false."),
-    )
+            "MACHINE.PRECISION=fp16, or MODEL.AMP_PARAMS.USE_AMP=true with AMP_DTYPE float16. Or "
+            "use bfloat16."
+        )
+    if compressed and distributed.MANUAL_GRADIENT_REDUCTION:
+        yield "DISTRIBUTED.GRADIENT_COMPRESSION: not with DISTRIBUTED.MANUAL_GRADIENT_REDUCTION."
+    if model.COMPILE.USE_COMPILE and model.ACTIVATION_CHECKPOINTING.USE_ACTIVATION_CHECKPOINTING:
+        yield (
+            "MODEL.COMPILE.USE_COMPILE: not with MODEL.ACTIVATION_CHECKPOINTING, whose second "
+            "forward pass must not update batch norms. Set one of them to false."
+        )
+    if config.MACHINE.PRECISION and model.AMP_PARAMS.USE_AMP:
+        yield "MACHINE.PRECISION: not with MODEL.AMP_PARAMS.USE_AMP. Set USE_AMP=false."
 
 
 def expect_views(config: DictConfig) -> None:
