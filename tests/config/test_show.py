@@ -8,11 +8,9 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from sslengine.config.components import meanings
 from sslengine.config.compose import Assignment, Composition
 from sslengine.config.files import Layer
 from sslengine.config.resolve import Resolved, freeze, resolve_dict
-from sslengine.config.sections import fields_of, schema, typed_nodes
 from sslengine.config.show import show
 from sslengine.config.stored import as_stored, changes, is_secret, texts_of_environment
 from tests.config.recipes import recipe, resolved
@@ -85,16 +83,6 @@ def test_all_prints_the_meaning_of_every_key_above_it_in_80_columns() -> None:
     assert above("GRAD_SCALER") == ["# The loss scaling of float16."]
     assert above("FEATURE_EVAL_SETTINGS") == ["# Evaluation of a trained trunk's features."]
     assert above("temperature") == ["# Similarities are divided by it."]
-
-
-def test_every_key_of_the_schema_says_what_it_means() -> None:
-    silent = [
-        f"{path}.{key}"
-        for path, node in typed_nodes(schema())
-        for key in fields_of(node)
-        if not meanings(OmegaConf.get_type(node)).get(key) and not fields_of(node._get_node(key))
-    ]
-    assert silent == []
 
 
 # ---- stored
