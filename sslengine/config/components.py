@@ -169,39 +169,27 @@ def argument_problems(
 ) -> list[str]:
     """Return the problems of the arguments; `given_by_engine` are those that YAML cannot set."""
     try:
-        parameters = dict(inspect.signature(thing).parameters)
+        signature = inspect.signature(thing).parameters
     except (TypeError, ValueError):
         return []  # a C function without a signature: only the call can fail
-    kinds = {parameter.kind for parameter in parameters.values()}
-    for name in given_by_engine:
-        parameters.pop(name, None)
     parameters = {
-        name: parameter
-        for name, parameter in parameters.items()
-        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        name: each
+        for name, each in signature.items()
+        if name not in given_by_engine and each.kind not in _MANY
     }
-    problems = []
-    if inspect.Parameter.VAR_KEYWORD not in kinds:
-        for name in arguments:
-            if name not in parameters:
-                hint = nearest(name, parameters) or f"It takes: {listing(parameters) or 'nothing'}."
-                problems.append(f"{where}.{name}: {_name(thing)} takes no such argument. {hint}")
-    for name, parameter in parameters.items():
-        if parameter.default is parameter.empty and name not in arguments:
+    hints, problems = type_hints(thing) if arguments else {}, []
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in signature.values())
+    for name, value in arguments.items():
+        if name not in parameters and not takes_any:
+            hint = nearest(name, parameters) or f"It takes: {listing(parameters) or 'nothing'}."
+            problems.append(f"{where}.{name}: {_name(thing)} takes no such argument. {hint}")
+        elif name in parameters and name in hints and not _fits(value, hints[name]):
+            expected = _describe(hints[name])
+            problems.append(f"{where}.{name}: expected {expected}, got {value!r}.")
+    for name, each in parameters.items():
+        if each.default is each.empty and name not in arguments:
             problems.append(f"{where}.{name}: {_name(thing)} requires this argument.")
-    known = {name: value for name, value in arguments.items() if name in parameters}
-    return problems + _type_problems(thing, known, where)
-
-
-def _type_problems(thing: Any, arguments: Mapping[str, Any], where: str) -> list[str]:
-    if not arguments:
-        return []
-    hints = type_hints(thing)
-    return [
-        f"{where}.{name}: expected {_describe(hints[name])}, got {value!r}."
-        for name, value in arguments.items()
-        if name in hints and not _fits(value, hints[name])
-    ]
+    return problems
 
 
 def _fits(value: Any, hint: Any) -> bool:

@@ -59,9 +59,9 @@ COMMAND_LINE = [
     row("config.SEED=1", "config.SEED: unknown key. Did you mean 'SEED_VALUE'"),
     row("engine_name=trian", "engine_name", "'train'"),
     row("node_id=one", "node_id: expected"),
-    row("~config.SEED_VALUE", "~config.SEED_VALUE: a key of sslengine cannot be deleted"),
+    row("~config.SEED_VALUE", "~config.SEED_VALUE: nothing can be deleted"),
     row(f"{TRANSFORMS}.9.size=3", f"{TRANSFORMS}.9: the list has 4 entries"),
-    row("config.SEED_VALUE.x=1", "config.SEED_VALUE is a value, not a section"),
+    row("config.SEED_VALUE.x=1", "config.SEED_VALUE: expected int"),
     row("config.SEED_VALUE=1,x", "config.SEED_VALUE: expected"),
 ]
 
