@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 from sslengine import catalog
 from sslengine.absent import DEAD_KEYS, DeadKey
 from sslengine.config.components import meaning_of_section, meanings, options_of
-from sslengine.config.merge import Root
+from sslengine.config.merged import Root
 from sslengine.config.ranges import KEY as RANGE
 from sslengine.config.ranges import ValueRange, default_of
 from sslengine.config.sections import choosing_keys, components_of, join, schema

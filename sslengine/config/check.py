@@ -26,7 +26,7 @@ from sslengine.config.components import (
     named_entries,
 )
 from sslengine.config.facts import fill_auto
-from sslengine.config.merge import Merged
+from sslengine.config.merged import Merged
 from sslengine.config.ranges import KEY as RANGE
 from sslengine.config.ranges import fields, leaves
 from sslengine.config.sections import (

@@ -30,7 +30,7 @@ from sslengine.config.lr_scaling import (
     scale_to_peak,
     schedules,
 )
-from sslengine.config.merge import Merged
+from sslengine.config.merged import Merged
 from sslengine.config.options import SHARDED_TASK
 from sslengine.config.requirements import expect_no_conflict, expect_requirements, expect_views
 from sslengine.config.sections import find_host, give_keys

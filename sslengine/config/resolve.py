@@ -21,7 +21,8 @@ from sslengine.config.components import named_entries
 from sslengine.config.compose import Composition, compose, compose_on, typed
 from sslengine.config.derive import choose_collators, derive, replace_removed_backend
 from sslengine.config.files import Layer
-from sslengine.config.merge import Merged, merge
+from sslengine.config.merge import merge
+from sslengine.config.merged import Merged
 from sslengine.config.sections import path_of, read, replaced
 from sslengine.config.stored import Path
 from sslengine.errors import ConfigError

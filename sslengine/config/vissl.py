@@ -12,19 +12,17 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from sslengine import absent
 from sslengine.config.compose import COMMAND_LINE, Composition
 from sslengine.config.lr_scaling import optimizers, peak_key, schedules
+from sslengine.config.merged import Merged
 from sslengine.config.sections import components_of, fields_of
 from sslengine.errors import ConfigError
 from sslengine.registry import FROM_MODELS, OPTIMIZERS, SCHEDULERS, Registry
-
-if TYPE_CHECKING:
-    from sslengine.config.merge import Merged
 
 DEFAULT_RATES: dict[str, Any] = {
     "values": [0.1, 0.01, 0.001],
