@@ -24,7 +24,7 @@ import sys
 import traceback
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
@@ -45,48 +45,34 @@ _ADDRESS = re.compile(r"[^\s'\"]+://[^\s'\"]+")
 PACKAGE_KEY = "transform_type"
 
 
+@dataclass(eq=False, repr=False)
 class Registry(Generic[T]):
     """Maps names to components of one kind."""
 
-    def __init__(
-        self,
-        kind: str,
-        fallback: str = "",
-        suffix: str = "",
-        entry_keys: tuple[str, ...] = ("name",),
-        engine_arguments: tuple[str, ...] = (),
-        packages: Mapping[str, str] | None = None,
-        base: str = "",
-        takes_first: bool = False,
-        takes_foreign: bool = False,
-        group: str = "",
-    ) -> None:
-        """
-        fallback: a module whose classes with names ending in `suffix` are registered too.
-        entry_keys: keys of a YAML entry that are not arguments of the component.
-        engine_arguments: arguments that the engine passes and YAML may not set.
-        packages: maps `transform_type` of an entry to the module that contains its name.
-        base: the dotted path of the class from which a class of this kind must derive. A kind
-            whose base is sslengine's gets it from the folder that declares its components.
-        takes_first: the engine passes the first argument, under any name.
-        takes_foreign: a class with `from_config` checks its options itself, and a function may
-            be a component, whose caller passes the arguments that YAML does not set.
-        group: of entry points, by which installed packages declare components of this kind.
-        """
-        self.kind = kind
-        self.entry_keys = entry_keys
-        self.engine_arguments = engine_arguments
-        self.base = base
-        self.takes_first = takes_first
-        self.takes_foreign = takes_foreign
-        self._group = group
-        self._things: dict[str, T] = {}
-        self._owners: dict[str, str] = {}
-        self._options: dict[str, type[Any]] = {}
-        self._declared: dict[str, str] = {}
-        self._fallback = fallback
-        self._suffix = suffix
-        self._packages = packages or {}
+    kind: str
+    # A module whose classes with names ending in `suffix` are registered too.
+    fallback: str = ""
+    suffix: str = ""
+    # Keys of a YAML entry that are not arguments of the component.
+    entry_keys: tuple[str, ...] = ("name",)
+    # Arguments that the engine passes and YAML may not set.
+    engine_arguments: tuple[str, ...] = ()
+    # The module of the names of entries with this `transform_type`.
+    packages: Mapping[str, str] = field(default_factory=dict)
+    # The dotted path of the class from which a class of this kind must derive. A kind whose base is
+    # sslengine's gets it from the folder that declares its components.
+    base: str = ""
+    # The engine passes the first argument, under any name.
+    takes_first: bool = False
+    # A class with `from_config` checks its options itself, and a function may be a component, whose
+    # caller passes the arguments that YAML does not set.
+    takes_foreign: bool = False
+    # Of entry points, by which installed packages declare components of this kind.
+    group: str = ""
+    _things: dict[str, T] = field(default_factory=dict)
+    _owners: dict[str, str] = field(default_factory=dict)
+    _options: dict[str, type[Any]] = field(default_factory=dict)
+    _declared: dict[str, str] = field(default_factory=dict)
 
     # ---- filling it
 
@@ -146,7 +132,7 @@ class Registry(Generic[T]):
 
     def installed(self) -> Mapping[str, Sequence[EntryPoint]]:
         """Return by name the components that installed packages declare. None is imported."""
-        return _installed(self._group, tuple(sys.path)) if self._group else {}
+        return _installed(self.group, tuple(sys.path)) if self.group else {}
 
     def clash(self, name: str) -> str:
         """Say which package declares a name that another component has; "" if none does."""
@@ -161,7 +147,7 @@ class Registry(Generic[T]):
 
     def may_know(self, name: str) -> bool:
         """Return False if `get` cannot find the name."""
-        return name in self or ":" in name or bool(self._fallback and name.endswith(self._suffix))
+        return name in self or ":" in name or bool(self.fallback and name.endswith(self.suffix))
 
     def open_names(self) -> list[str]:
         """Return the names whose options are known."""
@@ -178,14 +164,14 @@ class Registry(Generic[T]):
     def name_in(self, entry: Mapping[str, Any], where: str = "") -> str:
         """Return the full name: `augly.image:Blur` for `{name: Blur, transform_type: augly}`."""
         name, package = str(entry["name"]), entry.get(PACKAGE_KEY)
-        if package is None or not self._packages:
+        if package is None or not self.packages:
             return name
-        if package not in self._packages:
+        if package not in self.packages:
             place = f"{where}.{PACKAGE_KEY}" if where else PACKAGE_KEY
             raise UnknownNameError(
-                f"{place}: expected one of {listing(self._packages)}, got {package!r}."
+                f"{place}: expected one of {listing(self.packages)}, got {package!r}."
             )
-        return f"{self._packages[package]}:{name}"
+        return f"{self.packages[package]}:{name}"
 
     # ---- the component
 
@@ -200,18 +186,18 @@ class Registry(Generic[T]):
             self._load(name, where)
         if name in self._things:
             return self._things[name]
-        searched = self._fallback if self.may_know(name) else ""
+        searched = self.fallback if self.may_know(name) else ""
         found = searched and getattr(_import(searched), name, None)
         if not isinstance(found, type):
             raise self.unknown(name, where)
         return cast(T, found)
 
     def _fallback_classes(self) -> dict[str, Any]:
-        members = vars(_import(self._fallback)) if self._fallback else {}
+        members = vars(_import(self.fallback)) if self.fallback else {}
         return {
             name: member
             for name, member in members.items()
-            if isinstance(member, type) and name.endswith(self._suffix)
+            if isinstance(member, type) and name.endswith(self.suffix)
         }
 
     def _known(self, path: str, where: str) -> T | None:
@@ -227,7 +213,7 @@ class Registry(Generic[T]):
         if any(thing is each for each in self._things.values()):
             return cast(T, thing)
         package = module.partition(".")[0]
-        if module in self._packages.values() and importlib.util.find_spec(package) is not None:
+        if module in self.packages.values() and importlib.util.find_spec(package) is not None:
             thing = vars(_import(module)).get(attribute)
             inside = getattr(thing, "__module__", "").startswith(f"{module}.")
             if isinstance(thing, type) and inside:
@@ -241,7 +227,7 @@ class Registry(Generic[T]):
         if instead := instead_of(self.kind, name):
             return UnknownNameError(f"{place}VISSL's {self.kind} {name!r} is not here: {instead}.")
         # The fallback module is searched last: importing it takes seconds.
-        also = f", and the classes of {self._fallback}" if self._fallback else ""
+        also = f", and the classes of {self.fallback}" if self.fallback else ""
         first = self._fallback_classes() if self.may_know(name) else ()
         hint = nearest(name, [*self.names(), *first]) or nearest(name, self._fallback_classes())
         text = f"{place}there is no {self.kind} named {name!r}. {hint}".rstrip()

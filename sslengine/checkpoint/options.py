@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from sslengine.config.ranges import at_least, choice
-from sslengine.config.sections import iterations, section
+from sslengine.config.sections import section
 from sslengine.dotted import full_metric_name
 
 
@@ -42,7 +42,7 @@ class CheckpointOptions:
     # Train phases between two checkpoints; -1: only the last.
     CHECKPOINT_FREQUENCY: int = at_least(1, 1, also=-1)
     # Steps between two checkpoints; -1: none within a phase.
-    CHECKPOINT_ITER_FREQUENCY: int = at_least(1, iterations(-1), also=-1)
+    CHECKPOINT_ITER_FREQUENCY: int = at_least(1, -1, also=-1)
     # Checkpoints to keep; -1: all. The newest is always kept.
     KEEP_LAST: int = at_least(1, -1, also=-1)
     # Of older checkpoints, keep each whose number is a multiple of this; -1: none.

@@ -14,7 +14,7 @@ from torch import Tensor
 from sslengine.atomic import write_json
 from sslengine.command.arguments import print_document
 from sslengine.config.compose import typed
-from sslengine.config.sections import sections_of
+from sslengine.config.resolve import sections_of
 from sslengine.engines.report import show_all
 from sslengine.engines.scoring import Asked, Sets, chance
 from sslengine.errors import ConfigError, DataError

@@ -8,7 +8,6 @@ be found without importing components, which import torch.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -20,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sslengine.config import vissl
 from sslengine.config.components import (
+    Entry,
     argument_problems,
     given_by_engine,
     loss_arguments,
@@ -38,15 +38,16 @@ from sslengine.config.sections import (
     section_problems,
     typed_nodes,
 )
-from sslengine.errors import ConfigError, UnknownNameError, UntrustedError, is_unicode
+from sslengine.errors import ConfigError, UntrustedError, is_unicode
 from sslengine.registry import HEADS, SCHEDULERS, Registry, component_key
 
 
 def check_own_keys(merged: Merged) -> None:
     """Raise one ConfigError with all unknown names and all problems that sections report."""
     nodes = list(typed_nodes(merged.config))
-    for registry, value, path in _named_values(merged.root, nodes):
-        merged.problems.extend(_spelling_problems(registry, value, path))
+    for registry, entry in _entries(merged.root, nodes):
+        if entry.name and not registry.may_know(entry.name):
+            merged.problems.append(str(registry.unknown(entry.name, entry.path)))
     # An interpolation may refer to options of a component, which are merged later.
     with suppress(OmegaConfBaseException):
         for path, section in convert_nodes(merged.config, nodes):
@@ -57,10 +58,10 @@ def check_own_keys(merged: Merged) -> None:
 def check(merged: Merged) -> None:
     """Raise one ConfigError with all problems."""
     nodes = list(typed_nodes(merged.config))
-    for registry, value, path in _named_values(merged.root, nodes):
-        merged.problems.extend(_name_problems(registry, value, path))
-        clashes = (registry.clash(name) for name, _ in named_entries(registry, value))
-        merged.warnings.extend(f"{path}: {clash}" for clash in clashes if clash)
+    for registry, entry in _entries(merged.root, nodes):
+        merged.problems.extend(_entry_problems(registry, entry))
+        if clash := registry.clash(entry.name):
+            merged.warnings.append(f"{entry.path}: {clash}")
     named = not merged.problems  # `check_chosen` imports components: their names must be right
     sections = convert_nodes(merged.config, nodes)
     for (path, node), (_, section) in zip(nodes, sections, strict=True):
@@ -69,21 +70,23 @@ def check(merged: Merged) -> None:
         if named and hasattr(section, "check_chosen"):
             found = chain(found, section.check_chosen())
         merged.problems.extend(f"{path}.{text}" for text in found)
-        for call in _component_calls(node, path):
-            merged.problems.extend(_call_problems(*call))
+        for registry, entry in _component_calls(node, path):
+            merged.problems.extend(_entry_problems(registry, entry))
     merged.problems.extend(vissl.find_schedule_problems(merged))
     merged.raise_problems()
 
 
-def _named_values(
+def _entries(
     root: DictConfig, nodes: list[tuple[str, DictConfig]]
-) -> Iterator[tuple[Registry[Any], Any, str]]:
-    """Yield the registry, the name (or the entries with names) and the key path of components."""
+) -> Iterator[tuple[Registry[Any], Entry]]:
+    """Yield what the config names, and the registry of each."""
     for path, node in (*nodes, ("", root)):
         for key, field in fields_of(node).items():
             registry = field.metadata.get("registry")
             if registry is not None:
-                yield registry, _value_of(node, key), f"{path}.{key}".lstrip(".")
+                place = f"{path}.{key}".lstrip(".")
+                for entry in named_entries(registry, _value_of(node, key), place):
+                    yield registry, entry
 
 
 def _value_of(node: DictConfig, key: str) -> Any:
@@ -116,97 +119,32 @@ def _value_problems(section: Any, path: str) -> Iterator[str]:
                 )
 
 
-def _spelling_problems(registry: Registry[Any], value: Any, path: str) -> Iterator[str]:
-    """Yield problems of unknown names. The form of entries is checked later."""
-    match value:
-        case str() if value and not registry.may_know(value):
-            yield str(registry.unknown(value, path))
-        case {"name": str()}:
-            yield from _spelling_problems(registry, registry.name_in(value, path), path)
-        case [str(name), Mapping()]:  # or a list of two entries; a `name` may be an argument
-            yield from _spelling_problems(registry, name, path)
-        case [*entries]:
-            for index, each in enumerate(entries):
-                yield from _spelling_problems(registry, each, f"{path}.{index}")
-
-
-def _name_problems(registry: Registry[Any], value: Any, path: str) -> Iterator[str]:
-    """Check a name, or entries `name`, `{name: ..., its arguments}`, `[name, {...}]`."""
-    if value is None or value == "":
-        return
-    if isinstance(value, str):
-        yield from _resolve_problems(registry, value, path)
-    elif isinstance(value, Mapping):
-        arguments = {str(k): each for k, each in value.items() if k not in registry.entry_keys}
-        if "name" not in value:
-            yield f"{path}: this entry has no `name`."
-        else:
-            yield from _call_problems(registry, registry.name_in(value, path), arguments, path)
-    elif _is_pair(registry, value):
-        yield from _call_problems(registry, value[0], value[1], path, f"{path}.1")
-    else:
-        for index, each in enumerate(value):
-            yield from _name_problems(registry, each, f"{path}.{index}")
-
-
-def _is_pair(registry: Registry[Any], value: Any) -> bool:
-    """Tell whether it is `[name, {...}]`. More entries may follow; the section checks them."""
-    match value:
-        case [str(first), Mapping() as arguments, *more]:
-            # A dict with a `name` is the second entry of a list of components.
-            return "name" not in arguments or (not more and _takes_a_name(registry, first))
-    return False
-
-
-def _takes_a_name(registry: Registry[Any], name: str) -> bool:
-    try:
-        return "name" in inspect.signature(registry.get(name)).parameters
-    except (UnknownNameError, TypeError, ValueError):
-        return False
-
-
-def _resolve_problems(registry: Registry[Any], name: str, path: str) -> Iterator[str]:
-    if not registry.is_users(name):
+def _entry_problems(registry: Registry[Any], entry: Entry) -> Iterator[str]:
+    """Check a name, and the arguments that stand with it."""
+    path, name, arguments, where = entry
+    if not name:
+        yield f"{path}: this entry has no `name`."
+    if not name or (arguments is None and not registry.is_users(name)):
         return
     try:
-        registry.get(name, path)
+        thing = registry.get(name, path)
     except UntrustedError:
         raise
     except ConfigError as error:
         yield str(error)
         return
-    yield from _kind_problems(registry, name, path)
-
-
-def _kind_problems(registry: Registry[Any], name: str, path: str) -> Iterator[str]:
-    """Yield the problem of a class or function of the user's that is of another kind."""
     if registry.is_users(name) and (expected := registry.unfit(name, path)):
-        thing = registry.get(name, path)
         problem = f"cannot be used as {registry.kind}: expected {expected}, got {thing!r}"
         yield f"{path}: {name!r} {problem}."
+    elif arguments is not None:
+        yield from _call_problems(registry, name, thing, arguments, where)
 
 
 def _call_problems(
-    registry: Registry[Any],
-    name: str,
-    arguments: Mapping[str, Any],
-    path: str,
-    arguments_at: str = "",
+    registry: Registry[Any], name: str, thing: Any, arguments: Mapping[str, Any], where: str
 ) -> Iterator[str]:
-    """Check the call of a component. path: of the name, and by default of its arguments."""
-    where = arguments_at or path
-    try:
-        thing = registry.get(name, path)
-    except UntrustedError:
-        raise
-    except ConfigError as error:
-        yield str(error)
-        return
-    problems = list(_kind_problems(registry, name, path))
-    if problems:
-        yield from problems
-        return
-    options = registry.options(name, path)
+    """Check the arguments of a component; where: their key path."""
+    options = registry.options(name)
     given = fill_auto(arguments) if registry is HEADS else arguments
     if options is None:
         by_engine = given_by_engine(registry, thing)
@@ -222,10 +160,8 @@ def _call_problems(
         yield from (f"{where}.{text}" for text in section_problems(options(**given)))
 
 
-def _component_calls(
-    node: DictConfig, path: str
-) -> Iterator[tuple[Registry[Any], str, Mapping[str, Any], str]]:
-    """Yield registry, name, arguments and their key path of components without a typed section."""
+def _component_calls(node: DictConfig, path: str) -> Iterator[tuple[Registry[Any], Entry]]:
+    """Yield the components whose arguments are not in a typed section."""
     registry = components_of(node)
     if registry is not None:  # the signature is the schema of the component's own section
         chosen = (name for key in choosing_keys(node) for name in _names(node[key]))
@@ -233,12 +169,15 @@ def _component_calls(
         for key, value in node.items():
             if isinstance(value, DictConfig) and not fields_of(value):
                 arguments: Any = OmegaConf.to_container(value)
-                yield registry, names.get(str(key), str(key)), arguments, f"{path}.{key!s}"
+                where, name = f"{path}.{key!s}", names.get(str(key), str(key))
+                yield registry, Entry(where, name, arguments, where)
     for key, field in fields_of(node).items():  # the arguments stand in another field
         if taken := field.metadata.get("arguments"):
             by: Registry[Any] = field.metadata["registry"]
-            if node[key] and not [*_name_problems(by, node[key], "")]:
-                yield by, node[key], _value_of(node, taken), f"{path}.{taken}"
+            named = named_entries(by, node[key])
+            if node[key] and not [text for each in named for text in _entry_problems(by, each)]:
+                where = f"{path}.{taken}"
+                yield by, Entry(where, node[key], _value_of(node, taken), where)
     found = find_host(node)
     if found is None or found.components is SCHEDULERS:  # schedules are built in `check`
         return
@@ -246,7 +185,7 @@ def _component_calls(
         if name in found.components.open_names() and (options := found.components.options(name)):
             given = {key: _value_of(node, key) for key in fields(options)}
             said = {key: value for key, value in given.items() if value is not None}
-            yield found.components, name, said, path
+            yield found.components, Entry(path, name, said, path)
 
 
 # ---- what is set and has no effect, or not the one that was meant

@@ -16,7 +16,7 @@ import types
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from sslengine.config.ranges import declare, fields
 from sslengine.errors import listing, nearest
@@ -58,18 +58,29 @@ def keys_of(registry: Registry[Any], names: Sequence[str] | None = None) -> set[
     return {key for name in known for key in fields(options_of(registry, name))}
 
 
-def named_entries(registry: Registry[Any], value: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the names in the value of a field made with `named`, each with its arguments."""
+class Entry(NamedTuple):
+    """A component that the value of a field made with `named` names."""
+
+    path: str
+    name: str  # "": an entry without one
+    arguments: Mapping[str, Any] | None  # None: a name alone
+    arguments_at: str = ""  # their key path
+
+
+def named_entries(registry: Registry[Any], value: Any, path: str = "") -> Iterator[Entry]:
+    """Yield the entries of a value: `name`, `{name: ..., its arguments}`, `[name, {...}]`."""
     match value:
         case str() if value:
-            yield value, {}
-        case Mapping() if "name" in value:
-            yield registry.name_in(value), value
+            yield Entry(path, value, None)
+        case Mapping():
+            name = registry.name_in(value, path) if "name" in value else ""
+            arguments = {str(k): each for k, each in value.items() if k not in registry.entry_keys}
+            yield Entry(path, name, arguments, path)
         case [str(name), Mapping() as arguments, *_] if "name" not in arguments:
-            yield name, arguments
+            yield Entry(path, name, arguments, f"{path}.1")
         case [*entries]:
-            for each in entries:
-                yield from named_entries(registry, each)
+            for index, each in enumerate(entries):
+                yield from named_entries(registry, each, f"{path}.{index}")
 
 
 class Generated(type):
@@ -158,39 +169,27 @@ def argument_problems(
 ) -> list[str]:
     """Return the problems of the arguments; `given_by_engine` are those that YAML cannot set."""
     try:
-        parameters = dict(inspect.signature(thing).parameters)
+        signature = inspect.signature(thing).parameters
     except (TypeError, ValueError):
         return []  # a C function without a signature: only the call can fail
-    kinds = {parameter.kind for parameter in parameters.values()}
-    for name in given_by_engine:
-        parameters.pop(name, None)
     parameters = {
-        name: parameter
-        for name, parameter in parameters.items()
-        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        name: each
+        for name, each in signature.items()
+        if name not in given_by_engine and each.kind not in _MANY
     }
-    problems = []
-    if inspect.Parameter.VAR_KEYWORD not in kinds:
-        for name in arguments:
-            if name not in parameters:
-                hint = nearest(name, parameters) or f"It takes: {listing(parameters) or 'nothing'}."
-                problems.append(f"{where}.{name}: {_name(thing)} takes no such argument. {hint}")
-    for name, parameter in parameters.items():
-        if parameter.default is parameter.empty and name not in arguments:
+    hints, problems = type_hints(thing) if arguments else {}, []
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in signature.values())
+    for name, value in arguments.items():
+        if name not in parameters and not takes_any:
+            hint = nearest(name, parameters) or f"It takes: {listing(parameters) or 'nothing'}."
+            problems.append(f"{where}.{name}: {_name(thing)} takes no such argument. {hint}")
+        elif name in parameters and name in hints and not _fits(value, hints[name]):
+            expected = _describe(hints[name])
+            problems.append(f"{where}.{name}: expected {expected}, got {value!r}.")
+    for name, each in parameters.items():
+        if each.default is each.empty and name not in arguments:
             problems.append(f"{where}.{name}: {_name(thing)} requires this argument.")
-    known = {name: value for name, value in arguments.items() if name in parameters}
-    return problems + _type_problems(thing, known, where)
-
-
-def _type_problems(thing: Any, arguments: Mapping[str, Any], where: str) -> list[str]:
-    if not arguments:
-        return []
-    hints = type_hints(thing)
-    return [
-        f"{where}.{name}: expected {_describe(hints[name])}, got {value!r}."
-        for name, value in arguments.items()
-        if name in hints and not _fits(value, hints[name])
-    ]
+    return problems
 
 
 def _fits(value: Any, hint: Any) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -36,7 +35,6 @@ class Assignment:
     value: Any
     text: str
     may_be_new: bool = False
-    delete: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ class Composition:
         unset = object()
         found = [below(layer.tree, path.split("."), unset) for layer in self.layers]
         for each in self.assignments:
-            if f"{path}.".startswith(f"{each.path}.") and not each.delete:  # it, or a section of it
+            if f"{path}.".startswith(f"{each.path}."):  # it, or a section of it
                 rest = path.removeprefix(each.path).split(".")[1:]
                 found.append(below(each.value, rest, unset))
         return [value for value in found if value is not unset]
@@ -126,22 +124,16 @@ def parse(arguments: Sequence[str]) -> list[Override]:
         overrides = OverridesParser.create().parse_overrides(list(arguments))
     except (HydraException, ValueError) as error:  # ValueError: an integer of 5000 digits
         detail = str(error).splitlines()[0]
-        bare = next((each for each in arguments if "=" not in each and each[:1] != "~"), None)
-        if bare is not None and not bare.startswith("config."):
+        bare = next((each for each in arguments if "=" not in each and each[:1] != "~"), "config.")
+        if not bare.startswith("config."):
             raise ConfigError(
-                f"{COMMAND_LINE}: {bare!r} is not KEY=VALUE. {_explain_selection(bare)}"
+                f"{COMMAND_LINE}: {bare!r} is not KEY=VALUE. To select a file: config={stem(bare)}"
             ) from error
         raise ConfigError(
             f"{COMMAND_LINE}: {detail}\n  Write KEY=VALUE; quote a value that contains spaces, "
             f"commas or braces: \"config.CHECKPOINT.DIR='my dir'\"."
         ) from error
     return list(overrides)
-
-
-def _explain_selection(bare: str) -> str:
-    if (Path(bare) / "config.yaml").is_file():
-        return f"To select the config of this run: config=config --config-dir {shlex.quote(bare)}"
-    return f"To select a file: config={stem(bare)}"
 
 
 def sweep(arguments: Sequence[str]) -> Iterator[list[str]]:
@@ -213,13 +205,10 @@ def compose_on(layer: Layer, arguments: Sequence[str], name: str) -> Composition
 
 
 def _assignment(override: Override) -> Assignment:
-    return Assignment(
-        path=override.key_or_group,
-        value=None if override.type == OverrideType.DEL else override.value(),
-        text=str(override.input_line),
-        may_be_new=override.type in (OverrideType.ADD, OverrideType.FORCE_ADD),
-        delete=override.type == OverrideType.DEL,
-    )
+    text, new = str(override.input_line), (OverrideType.ADD, OverrideType.FORCE_ADD)
+    if override.type == OverrideType.DEL:
+        raise ConfigError(f"{COMMAND_LINE}: {text}: nothing can be deleted. Set another value.")
+    return Assignment(override.key_or_group, override.value(), text, override.type in new)
 
 
 # ---- values as KEY=VALUE

@@ -28,7 +28,6 @@ from sslengine.config.lr_scaling import (
     rates,
     scale_schedule,
     scale_to_peak,
-    scale_to_ranks,
     schedules,
 )
 from sslengine.config.merged import Merged
@@ -260,12 +259,6 @@ def _rates_of_heads(config: DictConfig) -> Iterator[Derived]:
             yield from _changes(f"{path}.param_schedulers.lr_head", old, new, "same as lr")
 
 
-def _reference_world_size(config: DictConfig) -> Iterator[Derived]:
-    before, now = config.REFERENCE_WORLD_SIZE, world_size(config)
-    for path, value in scale_to_ranks(config):
-        yield (path, value, f"REFERENCE_WORLD_SIZE, {now} ranks instead of {before}")
-
-
 def _head_weight_decay(config: DictConfig) -> Iterator[Derived]:
     for path, optimizer in optimizers(config):
         if not optimizer.head_optimizer_params.use_different_wd:
@@ -374,7 +367,6 @@ RULES: tuple[Callable[[DictConfig], Iterator[Derived]], ...] = (
     _held_out,
     _label_type,
     _backend,
-    _reference_world_size,
     _sharding,
     _peaks,
     _scaled_rates,

@@ -149,28 +149,20 @@ AUTO = "auto"
 
 def auto_places(params: Any) -> Iterator[tuple[Any, str | int]]:
     """Yield the list or dict that contains each `auto`, and its index or key."""
-    for entry in params:
-        match entry:
-            case [str(), Mapping() as arguments, *_]:
-                for key, value in arguments.items():
-                    if isinstance(value, list) and value[:1] == [AUTO]:
-                        yield value, 0
-                    elif value == AUTO and str(key).startswith("in_"):
-                        yield arguments, str(key)
-            case [*inner]:
-                yield from auto_places(inner)
+    for _, arguments in _modules(params):
+        for key, value in arguments.items():
+            if isinstance(value, list) and value[:1] == [AUTO]:
+                yield value, 0
+            elif value == AUTO and str(key).startswith("in_"):
+                yield arguments, str(key)
 
 
 def class_places(params: Any) -> Iterator[list[Any]]:
     """Yield each `dims` whose last entry is `auto`."""
-    for entry in params:
-        match entry:
-            case [str(), {"dims": [_, *_, "auto"] as dims}, *_]:
+    for _, arguments in _modules(params):
+        match arguments:
+            case {"dims": [_, *_, "auto"] as dims}:
                 yield dims
-            case [str(), *_]:
-                pass
-            case [*inner]:
-                yield from class_places(inner)
 
 
 def fill_auto(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -119,7 +119,10 @@ class ConfigFiles:
                 self._overrides.setdefault(place, each.name)
         for each in entries:
             if each is None:
-                yield _layer(file, tree, package)
+                found = dict(tree)
+                for part in reversed(package.split(".") if package else []):
+                    found = {part: found}
+                yield Layer(readable_path(file), found)
             elif not each.override:
                 yield from self._chosen(each, folder, package, (*inside, path))
 
@@ -222,13 +225,6 @@ def _entries(listed: Any, file: Path) -> Iterator[Choice | None]:
                 )
     if _SELF not in (listed or ()):
         yield None
-
-
-def _layer(file: Path, tree: Mapping[str, Any], package: str) -> Layer:
-    found = dict(tree)
-    for name in reversed([part for part in package.split(".") if part]):
-        found = {name: found}
-    return Layer(readable_path(file), found)
 
 
 def readable_path(file: Path) -> str:

@@ -1,6 +1,4 @@
-"""Scale a recipe to another batch size or number of ranks: two ways.
-
-`auto_lr_scaling`: scale learning rates with the batch size, as a pure function.
+"""Scale learning rates with the batch size, as a pure function: `auto_lr_scaling`.
 
     scaled = base_value * f(global batch / base_lr_batch_size),   f = identity or sqrt
 
@@ -8,17 +6,6 @@ The scaled value becomes the peak of the schedule, and the schedule's other valu
 the same factor, except the start of a warm-up. As in VISSL, a warm-up starts at the learning rate
 for one node's batch (Goyal et al., 2017), not at the value in the YAML. In sslengine a start of 0
 stays 0, and with `warmup_start: as_written` any start stays.
-
-`config.REFERENCE_WORLD_SIZE`: run a recipe for N ranks on M ranks.
-
-The batch of a rank does not change, so the global batch is M/N times as large. To train on the same
-number of images, the values are scaled:
-
-    learning rates                          x M/N    the whole schedule, including the warm-up
-    numbers of train steps                  x N/M    rounded, at least 1
-
-The lengths of schedules (shares of training, epochs), epochs and LOG_FREQUENCY do not change.
-Fields that count train steps are declared with `iterations(...)`.
 """
 
 from __future__ import annotations
@@ -29,10 +16,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from sslengine.config.facts import world_size
 from sslengine.config.sections import fields_of, typed_nodes
 from sslengine.errors import ConfigError
-from sslengine.registry import SCHEDULERS
 
 Schedule = dict[str, Any]
 ONE_NODE, AS_WRITTEN = "one_node", "as_written"
@@ -80,7 +65,7 @@ def scale_to_peak(schedule: Schedule, peak: float) -> Schedule:
 
     (linear 0 to 0.2, cosine 0.2 to 0) with peak 0.1 becomes (linear 0 to 0.1, cosine 0.1 to 0).
     """
-    largest = largest_value(schedule)
+    largest = max(map(abs, _values(schedule)), default=0.0)
     if largest == 0.0:
         raise ConfigError(
             f"peak: the schedule {schedule['name']!r} has no value other than 0 to scale."
@@ -89,12 +74,8 @@ def scale_to_peak(schedule: Schedule, peak: float) -> Schedule:
     return _map_values(schedule, lambda value: float(f"{value * (peak / largest):.12g}"))
 
 
-def largest_value(schedule: Mapping[str, Any]) -> float:
-    """Return the largest value of a schedule and of its parts, without its sign."""
-    return max(map(abs, _values(schedule)), default=0.0)
-
-
 def _values(schedule: Mapping[str, Any]) -> Iterator[float]:
+    """Yield the values of a schedule and of its parts."""
     for key in _VALUES:
         value = schedule.get(key)
         values = value if isinstance(value, (list, tuple)) else [value]
@@ -195,65 +176,3 @@ def _warmup_start(part: Mapping[str, Any], peak: float, node_lr: float, how: str
         return node_lr
     end = float(part["end_value"])
     return peak * written / end if end else peak
-
-
-# ---- REFERENCE_WORLD_SIZE
-
-
-def scale_to_ranks(config: DictConfig) -> Iterator[tuple[str, Any]]:
-    """Yield the key paths below `config` and values that another number of ranks changes."""
-    reference, ranks = int(config.REFERENCE_WORLD_SIZE), world_size(config)
-    if not reference:
-        return
-    factor = ranks / reference
-    for path, schedule in rates(config):
-        if schedule["auto_lr_scaling"]["auto_scale"]:
-            raise ConfigError(
-                f"config.REFERENCE_WORLD_SIZE and config.{path}.auto_lr_scaling.auto_scale both "
-                f"scale the learning rate by the number of ranks: set REFERENCE_WORLD_SIZE to 0 or "
-                f"auto_scale to false."
-            )
-        if ranks != reference:
-            _expect_values(schedule, f"config.{path}")
-            scaled = _map_values(schedule, lambda value: value * factor if value else value)
-            for name, value in scaled.items():
-                if value != schedule[name]:
-                    yield f"{path}.{name}", value
-    if ranks != reference:
-        yield from _steps(config, reference, ranks)
-        yield "REFERENCE_WORLD_SIZE", ranks  # the scaled values are for this number of ranks
-
-
-def _expect_values(schedule: Mapping[str, Any], where: str) -> None:
-    """Raise ConfigError if no argument of a scheduler is known to be a learning rate."""
-    for index, part in enumerate(schedule.get("schedulers") or ()):
-        _expect_values(part, f"{where}.schedulers.{index}")
-    name = str(schedule.get("name", ""))
-    if name != "composite" and not {*_VALUES} & {*SCHEDULERS.parameters(name)}:
-        raise ConfigError(
-            f"{where}: config.REFERENCE_WORLD_SIZE cannot scale the scheduler {name!r}: none of "
-            f"its arguments is known to be a learning rate ({', '.join(_VALUES)}). Set "
-            f"REFERENCE_WORLD_SIZE to 0, and set the values for this number of ranks."
-        )
-
-
-def _steps(config: DictConfig, reference: int, ranks: int) -> Iterator[tuple[str, Any]]:
-    for path, node in typed_nodes(config, ""):
-        for key, field in fields_of(node).items():
-            if not field.metadata.get("iterations"):
-                continue
-            value = node[key]
-            if OmegaConf.is_config(value):
-                value = OmegaConf.to_container(value)
-            scaled = scale_steps(value, reference, ranks)
-            if scaled != value:
-                yield f"{path}.{key}".lstrip("."), scaled
-
-
-def scale_steps(value: Any, reference: int, ranks: int) -> Any:
-    """Scale a number of steps, or entries `[name, number of steps]`; 0, -1 and null stay."""
-    if isinstance(value, list):
-        return [[*head, scale_steps(last, reference, ranks)] for *head, last in value]
-    if not isinstance(value, int) or value <= 0:
-        return value
-    return max(1, round(value * reference / ranks))

@@ -11,25 +11,23 @@ of others wait.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, UnsupportedValueType
+from omegaconf.errors import OmegaConfBaseException, UnsupportedValueType
 
 from sslengine import absent
 from sslengine.config import vissl
-from sslengine.config.chosen import (
-    add_chosen,
-    add_options,
-    is_of_component,
-    list_hosted,
-    list_named,
-    report_foreign,
+from sslengine.config.components import (
+    belongs_to,
+    keys_of,
+    named_entries,
+    options_of,
+    owners_of,
 )
-from sslengine.config.components import keys_of, owners_of
 from sslengine.config.compose import COMMAND_LINE, Assignment, Composition
 from sslengine.config.merged import Merged, Root
 from sslengine.config.ranges import default_of, fields
@@ -48,8 +46,8 @@ from sslengine.config.sections import (
     typed_nodes,
 )
 from sslengine.config.stored import interpolations, is_fixed, is_secret, texts_of_environment
-from sslengine.errors import ConfigError, listing, nearest
-from sslengine.registry import component_key
+from sslengine.errors import ConfigError, UntrustedError, listing, nearest
+from sslengine.registry import LOSSES, SCHEDULERS, Registry, component_key
 
 
 def merge(
@@ -66,11 +64,11 @@ def merge(
     for layer in composition.layers:
         writer.put_all(root, layer.tree, "", layer.origin)
     for assignment in composition.assignments:
-        writer.now_or_later(writer.assign, assignment)
+        writer.assign(assignment)
     writer.join_sections()
     check_own_keys(merged)
     for path, node in typed_nodes(root.config):
-        add_chosen(composition, path, node)
+        _add_chosen(composition, path, node)
     writer.put_waiting(components_known=True)
     writer.join_sections()
     merged.raise_problems()
@@ -99,6 +97,7 @@ class _Writer:
         self._waiting: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._components_known = False
         self._joined: dict[int, DictConfig] = {}  # sections with keys of their components, by id
+        self._new: list[str] = []  # key paths that `+` may add
 
     def now_or_later(self, put: Callable[..., None], *arguments: Any) -> None:
         try:
@@ -114,8 +113,6 @@ class _Writer:
 
     def _is_there(self, node: Any, *more: Any) -> bool:
         """Tell whether a section has been neither replaced nor set to null since."""
-        if isinstance(node, Assignment):
-            return True
         return OmegaConf.select(self.merged.root, more[2].rpartition(".")[0]) is node
 
     def join_sections(self) -> None:
@@ -125,7 +122,7 @@ class _Writer:
             if found is not None and id(node) not in self._joined:
                 # A wrong name is reported by check.py; an interpolation may need a component.
                 with suppress(ConfigError, OmegaConfBaseException):
-                    give_keys(node, list_hosted(self.merged.config, path, node))
+                    give_keys(node, _list_hosted(self.merged.config, path, node))
                     vissl.put_default_rates(self.merged, path, node)
                     self._joined[id(node)] = node
         self.put_waiting(self._components_known)
@@ -148,13 +145,14 @@ class _Writer:
         if not self._known(node, key, path, origin, value):
             return
         if isinstance(value, Mapping):
-            _open_optional(node, key)
-            _open_element(node, key)
-        if value is None and is_of_component(node, key):
+            _open(node, key)
+        if value is None and _is_of_component(node, key):
             value = default_of(fields_of(node)[key])
         current = node._get_node(key) if key in node else None
         is_section = isinstance(current, DictConfig) and not current._is_none()
-        if is_section and isinstance(value, Mapping):
+        if isinstance(current, ListConfig) and isinstance(value, _Walk):
+            self._put_in_list(current, value, path)
+        elif is_section and isinstance(value, Mapping):
             self.put_all(current, value, path, origin)  # type: ignore[arg-type]
         elif path == "config" and value is None:
             self.merged.refuse(path, "expected keys, got null.", origin)
@@ -182,7 +180,7 @@ class _Writer:
                 raise _WaitsError
             registry = components_of(node)
             if registry is not None and registry.may_know(chosen):
-                add_options(node, registry, chosen, above)
+                _add_options(node, registry, chosen, above)
         return name if name in node else ""
 
     def _drop_arguments(
@@ -209,7 +207,7 @@ class _Writer:
                 OmegaConf.update(node, key, value, merge=False)  # converts "1e-4" to a float
             else:
                 node[key] = value
-        except (OmegaConfBaseException, IndexError) as error:
+        except OmegaConfBaseException as error:
             expected = _expected(node, key)
             detail = f"expected {expected}, got {value!r}"
             if expected == "list[str]" and isinstance(value, str):
@@ -238,8 +236,11 @@ class _Writer:
             )
             return False
         if found is not None and (owners := owners_of(found.components, key)):
-            report_foreign(self.merged, found, owners, path, origin, value)
+            _report_foreign(self.merged, found, owners, path, origin, value)
             return False
+        if registry is None and any(each.startswith(f"{path}.") for each in self._new):
+            self._add_new(node, key, value, path)
+            return True
         if registry is None:
             theirs = keys_of(found.components) if found is not None else ()
             known = {*map(str, node), *theirs}
@@ -261,12 +262,12 @@ class _Writer:
         registry = components_of(node)
         assert registry is not None
         named = key in map(
-            component_key, list_named(self.composition, path.rpartition(".")[0], node)
+            component_key, _list_named(self.composition, path.rpartition(".")[0], node)
         )
         if not self._components_known and (named or registry.may_know(key)):
             raise _WaitsError
         if registry.may_know(key):
-            add_options(node, registry, key, path)
+            _add_options(node, registry, key, path)
         if key in node:
             return True
         if named:  # another has replaced it; or its import fails, which check.py reports
@@ -282,77 +283,54 @@ class _Writer:
         self.merged.refuse(path, f"neither a key nor the name of a {registry.kind}. {hint}", origin)
         return False
 
-    def assign(self, assignment: Assignment) -> None:
-        """Apply one `key=value` of the command line."""
-        *parents, key = assignment.path.split(".")
+    def assign(self, given: Assignment) -> None:
+        """Apply one `key=value` of the command line, like a file that has this key alone."""
+        if given.may_be_new and not self._enters_component(given.path):
+            self._new.append(f"{given.path}.")
+        tree = given.value
+        for name in reversed(given.path.split(".")):
+            tree = _Walk({name: tree})
+        self.put_all(self.merged.root, tree, "", COMMAND_LINE)
+
+    def _enters_component(self, path: str) -> bool:
+        """Tell whether the path leads into the options of a component: these take no new keys."""
         node: Any = self.merged.root
-        walked = ""
-        # `+` may add new keys, but not to the options of a component.
-        may_be_new = assignment.may_be_new
-        for name in parents:
-            walked = f"{walked}.{name}" if walked else name
-            if isinstance(node, DictConfig) and vissl.is_dead(node, name, walked):
-                at = walked if absent.dead_key(walked) else assignment.path
-                vissl.report_dead(self.merged, at, assignment.value, COMMAND_LINE)
-                return
-            if isinstance(node, DictConfig) and name not in fields_of(node):
-                may_be_new = may_be_new and components_of(node) is None
-                if may_be_new and name not in node:
-                    self._add_new(node, name, {}, walked)
-            if not self._enter(node, name, walked):
-                return
-            node = node[int(name)] if isinstance(node, ListConfig) else node[name]
-        if not isinstance(node, (DictConfig, ListConfig)):
-            self.merged.problems.append(f"{walked} is a value, not a section. {COMMAND_LINE}.")
-        elif assignment.delete:
-            self._delete(node, key, assignment.path)
-        elif isinstance(node, ListConfig):
-            self._store(node, _index(key), assignment.value, assignment.path, COMMAND_LINE)
-        else:
-            self._expect_keys(node, key)
-            if may_be_new and key not in node and components_of(node) is None:
-                self._add_new(node, key, None, assignment.path)
-            self.put(node, key, assignment.value, assignment.path, COMMAND_LINE)
+        for name in path.split("."):
+            if not isinstance(node, DictConfig):
+                return False
+            if components_of(node) is not None and name not in fields_of(node):
+                return True
+            node = node.get(name)
+        return False
 
     def _add_new(self, node: DictConfig, key: str, value: Any, path: str) -> None:
         """Add a new key, `+config.NEW=value`, which sslengine never reads."""
-        if fields_of(node):
-            hint = nearest(key, [str(each) for each in node])
-            self.merged.warnings.append(
-                f"{path} is not a key of sslengine; only your code can read it. {hint}".rstrip()
-            )
+        hint = nearest(key, [str(each) for each in node])
+        self.merged.warnings.append(
+            f"{path} is not a key of sslengine; only your code can read it. {hint}".rstrip()
+        )
         OmegaConf.set_struct(node, False)
-        node[key] = value
+        node[key] = {} if isinstance(value, Mapping) else None
         OmegaConf.set_struct(node, True)
 
-    def _enter(self, node: Any, name: str, path: str) -> bool:
-        if isinstance(node, ListConfig):
-            index = _index(name)
-            if isinstance(index, int) and -len(node) <= index < len(node):
-                return True
-            self.merged.problems.append(
-                f"{path}: the list has {len(node)} entries. {COMMAND_LINE}."
-            )
-            return False
-        if not isinstance(node, DictConfig):
-            self.merged.problems.append(f"{path} is not in a section. {COMMAND_LINE}.")
-            return False
-        if not self._known(node, name, path, COMMAND_LINE):
-            return False
-        if name not in node:
-            node[name] = {}
-        _open_optional(node, name)
-        return True
-
-    def _delete(self, node: DictConfig | ListConfig, key: str, path: str) -> None:
-        if isinstance(node, DictConfig) and fields_of(node):
-            self.merged.problems.append(f"~{path}: a key of sslengine cannot be deleted; set it.")
+    def _put_in_list(self, node: ListConfig, tree: _Walk, path: str) -> None:
+        """Set an entry of a list, or in one: `config.DATA.TRAIN.TRANSFORMS.0.size=96`."""
+        ((name, value),) = tree.items()
+        path = f"{path}.{name}"
+        if not name.isdigit() or int(name) >= len(node):
+            self.merged.refuse(path, f"the list has {len(node)} entries.", COMMAND_LINE)
             return
-        OmegaConf.set_struct(node, False)
-        try:
-            del node[_index(key) if isinstance(node, ListConfig) else key]  # type: ignore[arg-type]
-        except (ConfigKeyError, KeyError, IndexError, TypeError):
-            self.merged.problems.append(f"~{path}: there is nothing to delete.")
+        entry = node[int(name)]
+        if isinstance(value, _Walk) and isinstance(entry, ListConfig):
+            self._put_in_list(entry, value, path)
+        elif isinstance(value, _Walk) and isinstance(entry, DictConfig):
+            self.put_all(entry, value, path, COMMAND_LINE)
+        else:
+            self._store(node, int(name), value, path, COMMAND_LINE)
+
+
+class _Walk(dict[str, Any]):
+    """One part of a key path of the command line, and what is below it."""
 
 
 def _null_by_default(node: DictConfig, key: str) -> bool:
@@ -360,25 +338,14 @@ def _null_by_default(node: DictConfig, key: str) -> bool:
     return field_ is not None and field_.default is None
 
 
-def _open_optional(node: DictConfig, key: str) -> None:
-    """Create a section that is null by default, because a key in it is set."""
-    current = node._get_node(key) if _null_by_default(node, key) else None
-    if isinstance(current, DictConfig) and current._is_none():
+def _open(node: DictConfig, key: str) -> None:
+    """Create a section, because a key in it is set: one that is null by default, or one in a dict
+    of sections with names chosen by the user."""
+    current, cls = node._get_node(key) if key in node else None, element_type(node)
+    if isinstance(current, DictConfig) and current._is_none() and _null_by_default(node, key):
         node[key] = OmegaConf.structured(current._metadata.ref_type)
-
-
-def _open_element(node: DictConfig, key: str) -> None:
-    """Create a section with a name chosen by the user, in a dict of sections."""
-    cls = element_type(node)
-    if cls is not None and key not in node:
+    elif cls is not None and key not in node:
         extend(node, key, cls)
-
-
-def _index(text: str) -> int | str:
-    try:
-        return int(text)
-    except ValueError:
-        return text
 
 
 def _expected(node: DictConfig | ListConfig, key: Any) -> str:
@@ -386,3 +353,89 @@ def _expected(node: DictConfig | ListConfig, key: Any) -> str:
     if field_ is None:
         return ""
     return str(getattr(field_.type, "__name__", field_.type)).removesuffix(" | None")
+
+
+# ---- the components that a config names, and the keys that they bring
+#
+# Most have a section below the one that names them: LOSS.dino_loss. The keys of others are next to
+# their name: DATA.TRAIN.IMAGE_COLUMN, of the data sources that DATA.TRAIN names.
+
+
+def _add_chosen(composition: Composition, path: str, node: DictConfig) -> None:
+    """Add the options of the chosen components, even if no YAML sets one of them."""
+    registry: Registry[Any] | None = components_of(node)
+    if registry is None:
+        return
+    for key in choosing_keys(node):
+        chosen = composition.last_value(f"{path}.{key}") or node[key]
+        for name in filter(None, [chosen] if isinstance(chosen, str) else chosen):
+            if component_key(name) not in node:
+                _add_options(node, registry, name, path)
+
+
+def _list_named(composition: Composition, path: str, node: DictConfig) -> Iterator[str]:
+    """Yield the names of the section's components that any place chooses."""
+    for key in choosing_keys(node):
+        for value in composition.values(f"{path}.{key}"):
+            yield from (each.name for each in named_entries(LOSSES, value))
+
+
+def _add_options(node: DictConfig, registry: Registry[Any], name: str, where: str) -> None:
+    """Add the section of a component to the one that names it."""
+    try:
+        options = registry.options(name, where)
+    except UntrustedError:
+        raise
+    except ConfigError:
+        return  # reported by check.py, with the key path
+    if options is not None:
+        extend(node, component_key(name), options)
+    else:
+        OmegaConf.set_struct(node, False)
+        node[component_key(name)] = {}
+        OmegaConf.set_struct(node, True)
+
+
+def _list_hosted(config: DictConfig, path: str, node: DictConfig) -> list[str]:
+    """Return the components whose keys a section holds in addition to its own."""
+    found = find_host(node)
+    assert found is not None
+    chosen = node[found.chosen_by]
+    if path == "config.DATA.TEST" and config.DATA.HOLD_OUT.SHARE:
+        chosen = chosen or config.DATA.TRAIN.DATA_SOURCES  # TEST is a part of TRAIN's images
+    elif vissl.follows_trunk(config, path):
+        chosen = OmegaConf.select(config, path.removeprefix("config.").removesuffix("_head")).name
+    return [chosen] if isinstance(chosen, str) and chosen else list(chosen)
+
+
+def _is_of_component(node: DictConfig, key: str) -> bool:
+    """Tell whether a key of the section is one of its components'."""
+    found = find_host(node)
+    return found is not None and key in fields_of(node) and key not in fields(found.own)
+
+
+def _report_foreign(
+    merged: Merged, found: Host, owners: Sequence[str], path: str, origin: str, value: Any
+) -> None:
+    """Report a key of a component that is not chosen, if it was set since the others were."""
+    section, _, key = path.rpartition(".")
+    if merged.number(origin) < merged.place(f"{section}.{found.chosen_by}"):
+        return
+    default = default_of(fields(options_of(found.components, owners[0]))[key])
+    held = origin != COMMAND_LINE and value == vissl.DEFAULT_RATES.get(key)
+    if held or value in (None, [], default) or vissl.follows_trunk(merged.config, section):
+        return  # the file of an earlier run holds every key
+    node = OmegaConf.select(merged.root, section)
+    chosen = _list_hosted(merged.config, section, node)
+    text = (
+        f"it {belongs_to(found.components, key, owners)}; here "
+        f"{' and '.join(chosen) or 'none'} is chosen"
+    )
+    if takes := keys_of(found.components, chosen):
+        text += f", which takes {listing(takes)}"
+    if found.components is SCHEDULERS:
+        text += f". {section}.peak sets the largest value of the whole schedule"
+    if vissl.may_set_for_others(found.components, path, origin):
+        merged.warnings.append(f"{path} has no effect: {text} ({origin})")
+    else:
+        merged.refuse(path, f"{text}.", origin)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sslengine.config.ranges import above, at_least, choice
-from sslengine.config.sections import iterations, named, section
+from sslengine.config.sections import named, section
 from sslengine.registry import TASKS, TRAIN_STEPS
 
 # Seeds derived from it must fit into 64 bits, in torch and in numpy.
@@ -28,9 +28,6 @@ class RunOptions:
     VERBOSE: bool = False
     # Train steps between two log lines; between them losses stay on the device.
     LOG_FREQUENCY: int = at_least(1, 10)
-    # The number of ranks for which learning rates and step counts of this config are chosen. With
-    # another number of ranks they are scaled, and this key becomes that number. 0: no scaling.
-    REFERENCE_WORLD_SIZE: int = at_least(0, 0)
     # Run one test phase and no training.
     TEST_ONLY: bool = False
     # Whether the run has test phases.
@@ -42,7 +39,7 @@ class RunOptions:
     # it: numbers of phases, schedules and checkpoints do not change, and its metrics are those
     # since the last test. If CHECKPOINT.CHECKPOINT_ITER_FREQUENCY is equal, each result has a
     # checkpoint.
-    TEST_EVERY_NUM_ITERATIONS: int = at_least(0, iterations(0))
+    TEST_EVERY_NUM_ITERATIONS: int = at_least(0, 0)
     # The seed of initial weights, sample order and augmentation.
     SEED_VALUE: int = at_least(-MOST_SEED, 0, at_most=MOST_SEED)
     # The metrics that the run must reach, each [name, value, tolerance]; if not, the command fails:

@@ -7,7 +7,7 @@
     beta: float = at_least(0, 0.9, below=1)         0 or more and below 1
     targets: str = choice("center", "sinkhorn")     one of these; the first is the default
 
-A default may be a field, as in `at_least(0, iterations(100))`. Each entry of a list is in it.
+A default may be a field, as in `at_least(0, epochs(10))`. Each entry of a list is in it.
 Null is always in it, NaN and infinity never. `make schema` shows the ranges.
 """
 

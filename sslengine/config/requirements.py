@@ -114,64 +114,39 @@ _COLLATORS = ("simclr_collator", "multicrop_collator")
 
 def expect_no_conflict(config: DictConfig) -> None:
     """Raise one ConfigError that lists all keys that contradict each other."""
-    problems = [*_sharding_problems(config), *_pair_problems(config)]
-    if problems:
-        raise ConfigError("\n".join(f"config.{each}" for each in problems))
+    if problems := [f"config.{text}" for text in _conflicts(config)]:
+        raise ConfigError("\n".join(problems))
 
 
-def _sharding_problems(config: DictConfig) -> Iterator[str]:
-    if not is_sharded(config):
-        return
+def _conflicts(config: DictConfig) -> Iterator[str]:
     model, distributed, hooks = config.MODEL, config.DISTRIBUTED, config.HOOKS
-    other_task = "Use it in a run with config.TRAINER.TASK_NAME=self_supervision_task."
+    compressed, complexity = distributed.GRADIENT_COMPRESSION != "none", hooks.MODEL_COMPLEXITY
     for key, is_set, more in (
-        ("DISTRIBUTED.MANUAL_GRADIENT_REDUCTION", distributed.MANUAL_GRADIENT_REDUCTION,
-         ". Set false."),
-        ("MODEL.CHANNELS_LAST", model.CHANNELS_LAST is True,
-         ": torch shards only contiguous weights. Set false."),
-        ("HOOKS.MODEL_COMPLEXITY.COMPUTE_COMPLEXITY", hooks.MODEL_COMPLEXITY.COMPUTE_COMPLEXITY,
-         f". {other_task}"),
-        ("DISTRIBUTED.DETECT_ANOMALOUS_PARAMS", distributed.DETECT_ANOMALOUS_PARAMS,
-         f", which reduces gradients differently. {other_task}"),
-        ("HOOKS.PRECISE_BN.ENABLED", hooks.PRECISE_BN.ENABLED,
-         "; MODEL.SYNC_BN_CONFIG works. Set false."),
-        ("HOOKS.ONLINE_EVAL.EVERY", hooks.ONLINE_EVAL.EVERY,
-         ", whose trunk cannot be run alone. Set 0, and evaluate the checkpoints."),
-    ):  # fmt: skip
-        if is_set:
-            yield f"{key}: not with a sharded model (FSDP){more}"
-    if lacks_loss_scaling(config):
+        ("DISTRIBUTED.MANUAL_GRADIENT_REDUCTION", distributed.MANUAL_GRADIENT_REDUCTION, ""),
+        ("MODEL.CHANNELS_LAST", model.CHANNELS_LAST is True, ""),
+        ("HOOKS.MODEL_COMPLEXITY.COMPUTE_COMPLEXITY", complexity.COMPUTE_COMPLEXITY, ""),
+        ("DISTRIBUTED.DETECT_ANOMALOUS_PARAMS", distributed.DETECT_ANOMALOUS_PARAMS, ""),
+        ("HOOKS.PRECISE_BN.ENABLED", hooks.PRECISE_BN.ENABLED, "; MODEL.SYNC_BN_CONFIG works"),
+        ("HOOKS.ONLINE_EVAL.EVERY", hooks.ONLINE_EVAL.EVERY, "; evaluate the checkpoints"),
+        ("DISTRIBUTED.GRADIENT_COMPRESSION", compressed, "; see MODEL.FSDP_CONFIG.compute_dtype"),
+    ):
+        if is_set and is_sharded(config):
+            yield f"{key}: not with a sharded model (FSDP){more}. Leave it out."
+    if is_sharded(config) and lacks_loss_scaling(config):
         yield (
             "MODEL.FSDP_CONFIG.compute_dtype: float16 requires loss scaling: set "
             "MACHINE.PRECISION=fp16, or MODEL.AMP_PARAMS.USE_AMP=true with AMP_DTYPE float16. Or "
             "use bfloat16."
         )
-
-
-def _pair_problems(config: DictConfig) -> Iterator[str]:
-    model, distributed = config.MODEL, config.DISTRIBUTED
-    compression = distributed.GRADIENT_COMPRESSION
-    no_reduction = f"{compression} requires DDP's reduction: not with"
-    if compression != "none" and is_sharded(config):
-        yield (
-            f"DISTRIBUTED.GRADIENT_COMPRESSION: {no_reduction} a sharded model (FSDP); see "
-            f"MODEL.FSDP_CONFIG.compute_dtype."
-        )
-    if compression != "none" and distributed.MANUAL_GRADIENT_REDUCTION:
-        yield (
-            f"DISTRIBUTED.GRADIENT_COMPRESSION: {no_reduction} "
-            f"DISTRIBUTED.MANUAL_GRADIENT_REDUCTION."
-        )
+    if compressed and distributed.MANUAL_GRADIENT_REDUCTION:
+        yield "DISTRIBUTED.GRADIENT_COMPRESSION: not with DISTRIBUTED.MANUAL_GRADIENT_REDUCTION."
     if model.COMPILE.USE_COMPILE and model.ACTIVATION_CHECKPOINTING.USE_ACTIVATION_CHECKPOINTING:
         yield (
             "MODEL.COMPILE.USE_COMPILE: not with MODEL.ACTIVATION_CHECKPOINTING, whose second "
             "forward pass must not update batch norms. Set one of them to false."
         )
     if config.MACHINE.PRECISION and model.AMP_PARAMS.USE_AMP:
-        yield (
-            f"MACHINE.PRECISION: it is {config.MACHINE.PRECISION}, and MODEL.AMP_PARAMS.USE_AMP is "
-            f'true: only one can be set. Set USE_AMP=false, or PRECISION="".'
-        )
+        yield "MACHINE.PRECISION: not with MODEL.AMP_PARAMS.USE_AMP. Set USE_AMP=false."
 
 
 def expect_views(config: DictConfig) -> None:

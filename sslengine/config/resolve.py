@@ -18,12 +18,12 @@ from sslengine.config.check import (
     warn_of_unused_sections,
 )
 from sslengine.config.components import named_entries
-from sslengine.config.compose import Composition, compose
+from sslengine.config.compose import Composition, compose, compose_on, typed
 from sslengine.config.derive import choose_collators, derive, replace_removed_backend
 from sslengine.config.files import Layer
 from sslengine.config.merge import merge
 from sslengine.config.merged import Merged
-from sslengine.config.sections import replaced
+from sslengine.config.sections import path_of, read, replaced
 from sslengine.config.stored import Path
 from sslengine.errors import ConfigError
 from sslengine.registry import LOSSES, component_key, load_plugins
@@ -113,6 +113,16 @@ def _check_own_keys(merged: Merged) -> None:
     check_own_keys(merged)
 
 
+def sections_of(given: Sequence[str], kinds: Sequence[type[Any]]) -> list[Any]:
+    """Return sections without the rest of a config: defaults, and what SECTION.KEY=VALUE sets."""
+    merged = merge(compose_on(Layer("--set", {}), typed(given), ""), _check_own_keys)
+    paths = [path_of(each) for each in kinds]
+    for key in merged.origins:
+        if not key.startswith(tuple(f"config.{path}." for path in paths)):
+            raise ConfigError(f"--set {key}: expected a key of {', '.join(paths)}.")
+    return [read(merged.config, each) for each in kinds]
+
+
 def changed(resolved: Resolved, values: Mapping[str, object], engine_name: str) -> Resolved:
     """Resolve the config with other values, by their paths below `config`, for another engine."""
     tree: Any = OmegaConf.to_container(resolved.config)
@@ -121,9 +131,9 @@ def changed(resolved: Resolved, values: Mapping[str, object], engine_name: str) 
         node = tree
         for name in parents:
             node = node.setdefault(name, {})
-        for before, _ in named_entries(LOSSES, node.get(key)):
-            if ":" in before:  # its section is known by its name alone
-                node.pop(component_key(before), None)
+        for before in named_entries(LOSSES, node.get(key)):
+            if ":" in before.name:  # its section is known by its name alone
+                node.pop(component_key(before.name), None)
         node[key] = value
     layer = Layer(resolved.name, {"engine_name": engine_name, "config": tree})
     with closed(resolved.opened):

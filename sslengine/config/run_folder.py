@@ -40,7 +40,7 @@ _OLDER = Layer(
     {"config": {"DATA": {split: {"TRANSPARENT": "drop"} for split in ("TRAIN", "TEST")}}},
 )
 # Sections that only training uses.
-_TRAINING_ONLY = ("HOOKS", "SLURM")
+_TRAINING_ONLY = ("HOOKS", "SLURM", "REFERENCE_WORLD_SIZE")
 # Where the catalogue of datasets may be in a folder of configs.
 _CATALOGUES = ("config/dataset_catalog.json", "dataset_catalog.json")
 
@@ -177,10 +177,7 @@ def _drop_training(layer: Layer, started: bool) -> Layer:
     if started and isinstance(model, dict):
         config["MODEL"] = {key: each for key, each in model.items() if key != "WEIGHTS_INIT"}
     # All back-ends make the same pixels: see docs/augmentation.md.
-    if isinstance(data, dict) and _is_missing(data.get("AUGMENT_BACKEND")):
+    data = data if isinstance(data, dict) else {}
+    if (backend := data.get("AUGMENT_BACKEND")) in (FAST, *REMOVED) and why_not(backend):
         config["DATA"] = {**data, "AUGMENT_BACKEND": "auto"}
     return dataclasses.replace(layer, tree={**layer.tree, "config": config})
-
-
-def _is_missing(backend: Any) -> bool:
-    return backend in (FAST, *REMOVED) and bool(why_not(backend))

@@ -31,7 +31,6 @@ from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar, cast
 
 from omegaconf import DictConfig, OmegaConf, flag_override
-from omegaconf.errors import OmegaConfBaseException
 
 from sslengine.config.components import Generated, is_of_signature, options_of
 from sslengine.config.ranges import declare, default_of, fields, range_problems
@@ -149,14 +148,6 @@ def _complete(entries: Any, make_entry: Callable[[str], Any]) -> None:
                     entries[index] = make_entry(each)
                 else:
                     _complete(each, make_entry)
-
-
-def iterations(default: Any) -> Any:
-    """Declare a field that is a number of train steps, or a list of `[name, steps]` entries.
-
-    See lr_scaling.py. -1, 0 and null are not numbers of steps.
-    """
-    return declare(default, iterations=True)
 
 
 def epochs(default: Any) -> Any:
@@ -289,10 +280,13 @@ def put_in(parent: DictConfig, key: str, node: DictConfig) -> None:
         parent[key] = node
 
 
+def path_of(cls: type[Any]) -> str:
+    return next(path for path, each in _SECTIONS.items() if each is cls)
+
+
 def read(config: DictConfig, cls: type[C]) -> C:
     """Return a section of the config as an object of its dataclass."""
-    path = next(path for path, each in _SECTIONS.items() if each is cls)
-    if path:
+    if path := path_of(cls):
         return cast(C, OmegaConf.to_object(OmegaConf.select(config, path)))
     own: Any = OmegaConf.to_object(OmegaConf.masked_copy(config, [*fields(cls)]))
     return cls(**vars(own)) if isinstance(own, cls) else cls(**own)
@@ -305,22 +299,3 @@ def replaced(config: DictConfig, values: Mapping[str, Any]) -> DictConfig:
         for path, value in values.items():
             OmegaConf.update(copied, path, value, merge=False)
     return copied
-
-
-def sections_of(given: Sequence[str], kinds: Sequence[type[Any]]) -> list[Any]:
-    """Sections without the rest of a config: their defaults, and what SECTION.KEY=VALUE sets."""
-    paths = [next(path for path, each in _SECTIONS.items() if each is kind) for kind in kinds]
-    plain = {path: OmegaConf.structured(kind) for path, kind in zip(paths, kinds)}
-    try:
-        typed = OmegaConf.from_dotlist([each.removeprefix("config.") for each in given])
-        with flag_override(OmegaConf.create(plain), "struct", True) as tree:
-            merged = OmegaConf.merge(tree, typed)
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"--set: expected a key of {', '.join(paths)}: {error}") from error
-    found: list[Any] = [OmegaConf.to_object(OmegaConf.select(merged, path)) for path in paths]
-    problems = [
-        f"config.{path}.{each}" for path, one in zip(paths, found) for each in section_problems(one)
-    ]
-    if problems:
-        raise ConfigError("\n".join(problems))
-    return found

@@ -11,14 +11,11 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from sslengine.config.components import meaning_of_section, meanings, named_entries, options_of
-from sslengine.config.ranges import default_of
+from sslengine.config.components import meaning_of_section, meanings
 from sslengine.config.resolve import Resolved
-from sslengine.config.sections import fields_of
 from sslengine.config.stored import as_stored
 from sslengine.config.yaml_text import dump
 from sslengine.errors import readable
-from sslengine.registry import Registry
 
 _WIDTH = 80
 
@@ -45,14 +42,7 @@ class _Shown:
             child = f"{path}.{key!s}"
             inside = node._get_node(key) if isinstance(node, DictConfig) else None
             meaning = _meaning(node, key, inside) if self.explained else ""
-            options = _options_of_arguments(node, key) if self.explained else None
-            if options is not None:
-                begin = "" if value else " {}"
-                self.put(f"{key!s}:{begin}", depth, _origin(child, self.origins), meaning)
-                lines = _yaml(value) if value else []
-                lines = ["  " * (depth + 1) + line for line in lines]
-                self.put_arguments(options, value, lines, depth + 1)
-            elif isinstance(value, dict) and value:
+            if isinstance(value, dict) and value:
                 self.put(f"{key!s}:", depth, self.origins.get(child), meaning)
                 self.put_section(value, inside, child, depth + 1)
             else:
@@ -61,37 +51,7 @@ class _Shown:
                     lines = ["\n".join(lines)]
                 first, *more = lines
                 self.put(first, depth, _origin(child, self.origins), meaning)
-                registry = _registry(node, key) if self.explained else None
-                if registry is not None and isinstance(value, list):
-                    self.put_entries(registry, value, depth)
-                else:
-                    self.lines += ["  " * depth + line for line in more]
-
-    def put_entries(self, registry: Registry[Any], entries: list[Any], depth: int) -> None:
-        for entry in entries:
-            lines = ["  " * depth + line for line in _yaml([entry])]
-            named = next(named_entries(registry, entry), None)
-            if named is None or not isinstance(entry, dict):
-                self.lines += lines
-            else:
-                self.put_arguments(options_of(registry, named[0]), entry, lines, depth + 1)
-
-    def put_arguments(
-        self, options: type[Any], given: dict[str, Any], lines: list[str], depth: int
-    ) -> None:
-        """lines: `given` as YAML. Above each argument its meaning is printed, and below them the
-        arguments that are not given."""
-        said, begin = meanings(options), "  " * depth  # type: ignore[arg-type]
-        for line in lines:
-            text = line[len(begin) :]
-            key = text.partition(":")[0]
-            if key in given and not text.startswith(" "):
-                self.put_comment(said.get(key, ""), begin)
-            self.lines.append(line)
-        for field in dataclasses.fields(options):
-            if field.name not in given:
-                text = f"{field.name}: {default_of(field)} if it is not given. "
-                self.put_comment(text + said.get(field.name, ""), begin)
+                self.lines += ["  " * depth + line for line in more]
 
     def put_comment(self, text: str, begin: str) -> None:
         self.lines += textwrap.wrap(
@@ -113,19 +73,6 @@ class _Shown:
 
 def _yaml(value: Any) -> list[str]:
     return dump(value).rstrip("\n").split("\n")
-
-
-def _registry(node: Any, key: Any) -> Registry[Any] | None:
-    field = fields_of(node).get(str(key)) if isinstance(node, DictConfig) else None
-    return field.metadata.get("registry") if field else None
-
-
-def _options_of_arguments(node: Any, key: Any) -> type[Any] | None:
-    """Return the options of the component whose arguments stand under this key."""
-    for name, field in (fields_of(node) if isinstance(node, DictConfig) else {}).items():
-        if field.metadata.get("arguments") == key:
-            return options_of(field.metadata["registry"], node[name])
-    return None
 
 
 def _meaning(node: Any, key: Any, inside: Any) -> str:

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from sslengine.config.facts import RunFacts
 from sslengine.config.ranges import above, at_least, share
-from sslengine.config.sections import epochs, iterations
+from sslengine.config.sections import epochs
 from sslengine.errors import ConfigError
 from sslengine.losses.masked_patches import move_center
 from sslengine.losses.views import split_views, swapped_prediction
@@ -100,7 +100,7 @@ class DINOOptions:
     # The teacher's temperature after its warm-up.
     teacher_temp_max: float = above(0, 0.07)
     # Updates (optimizer steps) in which the teacher's temperature rises.
-    teacher_temp_warmup_iters: int = iterations(37500)
+    teacher_temp_warmup_iters: int = 37500
     # Warm-up in epochs in place of updates: it changes at the start of each, as the authors do it.
     teacher_temp_warmup_epochs: int = at_least(0, epochs(0))
     # Numbers of the teacher's crops, from 0.

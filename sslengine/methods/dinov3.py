@@ -35,7 +35,6 @@ from torch.nn import functional as F
 
 from sslengine.config.facts import RunFacts
 from sslengine.config.ranges import at_least, choice, share
-from sslengine.config.sections import iterations
 from sslengine.distributed.sharding import copy_into
 from sslengine.errors import ConfigError, TrainingError, listing
 from sslengine.methods.base import Step
@@ -68,7 +67,7 @@ class DINOv3Options(DINOv2Options):
     # The network that patches are anchored to; empty: the teacher at the start of this run.
     gram_teacher: FrozenOptions = field(default_factory=FrozenOptions)
     # Updates after which the Gram teacher is replaced by the teacher; 0: never.
-    gram_refresh: int = at_least(0, iterations(0))
+    gram_refresh: int = at_least(0, 0)
     # How often that happens at most.
     gram_refreshes: int = at_least(0, 3)
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from sslengine.config.components import argument_problems
 from sslengine.config.facts import RunFacts
 from sslengine.config.ranges import above, at_least, choice, share
-from sslengine.config.sections import epochs, iterations
+from sslengine.config.sections import epochs
 from sslengine.losses.masked_patches import Center, masked_cross_entropy
 from sslengine.losses.views import swapped_prediction
 from sslengine.methods.base import Method, Step
@@ -55,7 +55,7 @@ class IBOTOptions:
     # The same temperature after the warm-up.
     patch_temp_max: float = above(0, 0.07)
     # Updates (optimizer steps) of the warm-up.
-    teacher_temp_warmup_iters: int = iterations(37500)
+    teacher_temp_warmup_iters: int = 37500
     # Warm-up in epochs in place of updates: temperatures change at the start of each.
     teacher_temp_warmup_epochs: int = at_least(0, epochs(0))
     # Momentum of the centres.

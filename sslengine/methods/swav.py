@@ -30,7 +30,6 @@ from torch.nn import functional as F
 
 from sslengine.config.facts import RunFacts
 from sslengine.config.ranges import above, at_least
-from sslengine.config.sections import iterations
 from sslengine.distributed.collectives import gather
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.distributed.sharding import gathered
@@ -128,7 +127,7 @@ class SwAVQueueOptions:
     # Number of embeddings of earlier batches, over all ranks, for computing codes. 0: none.
     queue_length: int = at_least(0, 0)
     # Updates (optimizer steps) before the queue is used.
-    start_iter: int = at_least(0, iterations(0))
+    start_iter: int = at_least(0, 0)
 
 
 @dataclass
@@ -146,7 +145,7 @@ class SwAVOptions:
     # Numbers of the crops from which codes are computed, from 0.
     crops_for_assign: list[int] = field(default_factory=lambda: [0, 1])
     # Number of first updates in which each image is assigned to a single prototype.
-    temp_hard_assignment_iters: int = at_least(0, iterations(0))
+    temp_hard_assignment_iters: int = at_least(0, 0)
     # The share of images of prototype k is proportional to 1 / k ** shk_powerlaw. 0: equal shares.
     shk_powerlaw: float = at_least(0, 0.0)
     # Embeddings of earlier batches.

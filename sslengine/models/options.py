@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sslengine.config.ranges import above, at_least, choice
-from sslengine.config.sections import iterations, named, section
+from sslengine.config.sections import named, section
 from sslengine.errors import ConfigError
 from sslengine.models.routing import Route, plan_routes
 from sslengine.models.trunks.library_options import LibraryOptions, TimmOptions, TorchvisionOptions
@@ -454,7 +454,7 @@ class ModelOptions:
     # Parameters that are not trained, by their full names.
     NON_TRAINABLE_PARAMS: list[str] = field(default_factory=list)
     # [[parameter, for how many first updates it is not trained], ...]; trunk.* is the trunk.
-    TEMP_FROZEN_PARAMS_ITER_MAP: list[Any] = iterations([])
+    TEMP_FROZEN_PARAMS_ITER_MAP: list[Any] = field(default_factory=list)
     # The same for first epochs.
     TEMP_FROZEN_PARAMS_EPOCH_MAP: list[Any] = field(default_factory=list)
     # What stops these: gradient: they have none; rate: they have one, which counts in GRAD_CLIP and

@@ -9,7 +9,7 @@ from typing import Any
 
 from sslengine.config.components import argument_problems
 from sslengine.config.ranges import above, at_least, range_problems
-from sslengine.config.sections import iterations, named, section
+from sslengine.config.sections import named, section
 from sslengine.errors import ConfigError, UnknownNameError
 from sslengine.optim.schedules import SchedulerOptions, build_schedule, schedule
 from sslengine.registry import OPTIMIZERS, PARAM_GROUPS
@@ -260,7 +260,7 @@ class OptimizerOptions(OptimizerSettings):
     # The length of the run in epochs.
     num_epochs: int | None = at_least(1, 90, at_most=MOST_EPOCHS)
     # The length of the run in iterations, instead of num_epochs.
-    num_iterations: int | None = at_least(1, iterations(None))
+    num_iterations: int | None = at_least(1, None)
     # Number of batches whose gradients are accumulated for one optimizer step.
     accumulate: int = at_least(1, 1)
 

@@ -128,7 +128,11 @@ def test_matrices_with_labels_elsewhere_and_one_file(
         ([str(tmp_path / "labels.npy")], "a row of features for each image"),
         ([str(tmp_path / "nothing.npy")], "there is no such file"),
         ([files["features"][0], "--out", str(tmp_path / "one.json")], "it is there already"),
-        ([files["features"][0], "--set", "EVALUATE.LABEL_FRE=[]"], "expected a key of EVALUATE"),
+        (
+            [files["features"][0], "--set", "EVALUATE.LABEL_FRE=[]"],
+            "EVALUATE.LABEL_FRE: unknown key",
+        ),
+        ([files["features"][0], "--set", "SEED_VALUE=1"], "expected a key of EVALUATE"),
         ([files["features"][0], "--val", "x"], "belong to a run"),
     ]
     for arguments, told in wrong:

@@ -71,16 +71,6 @@ def test_arguments_of_the_engine_are_not_the_users() -> None:
     assert "takes no such argument" in problem
 
 
-def test_open_arguments_take_anything() -> None:
-    def free(**kwargs: Any) -> None: ...
-
-    assert argument_problems(free, {"whatever": 1}, "w") == []
-
-
-def test_a_thing_without_a_signature_is_left_to_its_call() -> None:
-    assert argument_problems(type("C", (), {"__signature__": "odd"}), {"x": 1}, "w") == []
-
-
 # ---- assignments
 
 

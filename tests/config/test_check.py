@@ -11,28 +11,19 @@ from omegaconf import DictConfig
 from PIL import ImageFilter
 from torch import nn
 
-from sslengine.config.sections import fields_of, read
+from sslengine.config.sections import fields_of
 from sslengine.data.augment.pipeline import build_transform
 from sslengine.errors import ConfigError
-from sslengine.hooks.default import make_extra
 from sslengine.meters.base import Meter
-from sslengine.models.heads.build import build_module
 from sslengine.models.trunks.base import Trunk
-from sslengine.monitor.writers import Writer, build_writer
-from sslengine.optim.options import OptimizerOptions
-from sslengine.optim.schedules import build_schedule
 from sslengine.registry import (
-    HEADS,
-    HOOKS,
     LOSSES,
     METERS,
     MODELS,
     OPTIMIZERS,
     TRAIN_STEPS,
     TRUNKS,
-    WRITERS,
     Registry,
-    register_scheduler,
 )
 from tests.config.recipes import resolved
 from tests.data.pictures import picture
@@ -106,108 +97,6 @@ def test_transforms_of_another_package(monkeypatch: pytest.MonkeyPatch, tmp_path
     image = picture(0)
     blurred = build_transform(blur, "here")(image)
     assert blurred.tobytes() == image.filter(ImageFilter.GaussianBlur(2.0)).tobytes()
-
-
-@dataclasses.dataclass
-class SharpOptions:
-    # How sharp.
-    sharpness: int = 3
-    dims: list[int] = dataclasses.field(default_factory=lambda: [4, 2])
-
-    def check(self) -> Iterator[str]:
-        if self.sharpness < 1:
-            yield f"sharpness: expected 1 or more, got {self.sharpness}."
-
-
-class Sharp(nn.Module):
-    """It is made with one object of its options, behind what the engine gives."""
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__()
-        *self.engines, self.options = given
-
-    def on_start(self, task: Any) -> None: ...
-
-
-class SharpWriter(Writer):
-    def __init__(self, run: Any, options: SharpOptions) -> None:
-        self.engines, self.options = [run], options
-
-    def write(self, record: Any) -> None: ...
-
-
-NAME = "check_test_with_options"
-HEADS.register(NAME, options=SharpOptions)(Sharp)
-HOOKS.register(NAME, options=SharpOptions)(Sharp)
-WRITERS.register(NAME, options=SharpOptions)(SharpWriter)
-KINDS = {
-    "MODEL__HEAD__PARAMS": (lambda **its: [[NAME, its]], lambda each: build_module([NAME, each], "")),
-    "HOOKS__EXTRA": (lambda **its: [{"name": NAME, **its}], lambda each: make_extra({"name": NAME, **each})),
-    "HOOKS__WRITERS": (
-        lambda **its: [{"name": NAME, **its}],
-        lambda each: build_writer({"name": NAME, **each}, None),
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("place", KINDS)
-def test_hooks_writers_and_heads_bring_a_dataclass_as_methods_do(place: str) -> None:
-    entry, make = KINDS[place]
-    where = place.replace("__", ".") + (".0.1" if place.startswith("MODEL") else ".0")
-    resolved(**{place: entry(sharpness=5)})
-    for wrong, said in (
-        (
-            {"sharpnes": 5},
-            "sharpnes: SharpOptions takes no such argument. Did you mean 'sharpness'",
-        ),
-        ({"sharpness": "very"}, "sharpness: expected int, got 'very'"),
-        ({"sharpness": 0}, "sharpness: expected 1 or more, got 0"),
-    ):
-        with pytest.raises(ConfigError, match=rf"config\.{where}\.{said}"):
-            resolved(**{place: entry(**wrong)})
-    assert make({"sharpness": 5}).options == SharpOptions(5, [4, 2])
-    assert make({}).options == SharpOptions()
-    assert len(make({}).engines) == (place == "HOOKS__WRITERS")
-
-
-def test_the_options_of_a_head_may_leave_the_width_open() -> None:
-    resolved(MODEL__HEAD__PARAMS=[[NAME, {"dims": ["auto", 8]}]])
-
-
-@dataclasses.dataclass
-class SawtoothOptions:
-    # The first value.
-    start_value: float = 0.5
-    # How many there are.
-    teeth: int = 2
-
-    def check(self) -> Iterator[str]:
-        if self.teeth < 1:
-            yield f"teeth: expected 1 or more, got {self.teeth}."
-
-
-@register_scheduler("check_test_sawtooth", options=SawtoothOptions)
-def _sawtooth(options: SawtoothOptions) -> Any:
-    return lambda where: options.start_value * (1 - where * options.teeth % 1)
-
-
-def test_so_do_schedulers() -> None:
-    def lr(**its: Any) -> dict[str, Any]:
-        return {"OPTIMIZER__param_schedulers": {"lr": {"name": "check_test_sawtooth", **its}}}
-
-    run = resolved(**lr(start_value=0.25, args={"teeth": 4}))
-    options = read(run.config, OptimizerOptions).schedulers()["lr"]
-    assert build_schedule(options, 2).value(0.125) == 0.125
-    for its, said in (
-        (
-            {"args": {"teth": 4}},
-            "teth: SawtoothOptions takes no such argument. Did you mean 'teeth'",
-        ),
-        ({"args": {"teeth": 0}}, "teeth: expected 1 or more, got 0"),
-    ):
-        with pytest.raises(ConfigError, match=rf"param_schedulers.lr.{said}"):
-            resolved(**lr(**its))
-    assert any("param_schedulers.lr.power" in each for each in resolved(**lr(power=2.0)).warnings)
 
 
 def _with_options(section: str, registry: Registry[Any]) -> Iterator[tuple[str, str]]:

@@ -14,7 +14,7 @@ from sslengine.errors import ConfigError
 def _merge(*trees: dict[str, Any], values: dict[str, Any] | None = None) -> Merged:
     layers = [Layer(f"file{i}.yaml", {"config": tree}) for i, tree in enumerate(trees)]
     assignments = [
-        Assignment(key.lstrip("+~"), value, f"{key}={value}", key[0] == "+", key[0] == "~")
+        Assignment(key.lstrip("+"), value, f"{key}={value}", key[0] == "+")
         for key, value in (values or {}).items()
     ]
     return merge(Composition(layers, assignments, "x"))
@@ -131,21 +131,6 @@ def test_plus_adds_what_code_of_ones_own_reads() -> None:
     assert merged.root.config.DATA.TRAIN.MY_KEY == 4
     assert [w.split()[0] for w in merged.warnings] == ["config.MINE", "config.DATA.TRAIN.MY_KEY"]
     assert _merge({}, values={"+config.SEED_VALUE": 3}).warnings == []
-
-
-def test_minus_takes_entries_of_free_sections_away() -> None:
-    tree = {"DATA": {"TRAIN": {"TRANSFORMS": [{"name": "A", "x": 1}, {"name": "B"}]}}}
-    values = {"~config.DATA.TRAIN.TRANSFORMS.1": None, "~config.DATA.TRAIN.TRANSFORMS.0.x": None}
-    assert _merge(tree, values=values).root.config.DATA.TRAIN.TRANSFORMS == [{"name": "A"}]
-
-
-def test_keys_that_vissl_never_read_get_a_warning_with_their_place() -> None:
-    merged = _merge({"MONITOR_PERF_STATS": True, "RANKING": {"costs": 1}})
-    assert [w.split(" ")[0] for w in merged.warnings] == [
-        "config.MONITOR_PERF_STATS",
-        "config.RANKING",
-    ]
-    assert "(file0.yaml)" in merged.warnings[0]
 
 
 def test_a_section_beside_config_is_told_and_passed_over() -> None:

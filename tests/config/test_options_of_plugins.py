@@ -17,9 +17,12 @@ from dataclasses import dataclass
 from sslengine.data.batch.collators import simclr_collator
 from sslengine.data.sources.generated import SyntheticSource
 from sslengine.hooks import events
+from sslengine.monitor.writers import Writer
 from sslengine.registry import (
-    register_collator, register_data_source, register_hook, register_scheduler, register_transform,
+    register_collator, register_data_source, register_head, register_hook, register_scheduler,
+    register_transform, register_writer,
 )
+from torch import nn
 
 
 @dataclass
@@ -76,6 +79,21 @@ class Hook(events.Hook):
     def on_start(self, task): ...
 
 
+@register_writer("p_writer", options=Amount)
+class TheirWriter(Writer):
+    def __init__(self, run, options):
+        print("WRITER", options.amount)
+
+    def write(self, record): ...
+
+
+@register_head("p_head", options=Amount)
+class Head(nn.Identity):
+    def __init__(self, options):
+        super().__init__()
+        print("HEAD", options.amount)
+
+
 @register_scheduler("p_scheduler", options=Amount)
 def scheduler(options):
     print("SCHEDULER", options.amount)
@@ -90,6 +108,8 @@ RUN = [
     f"{{name: PTransform, amount: 0.25}}, {{name: ToTensor}}]",
     f"{TRAIN}.COLLATE_FUNCTION=p_collator", f"{TRAIN}.COLLATE_FUNCTION_PARAMS={{amount: 0.75}}",
     "config.HOOKS.EXTRA=[{name: p_hook, amount: 2.0}]",
+    "config.HOOKS.WRITERS=[{name: p_writer, amount: 4.0}]",
+    "config.MODEL.HEAD.PARAMS=[[[mlp, {dims: [32, 8]}], [p_head, {amount: 5.0}]]]",
     f"{LR}={{name: p_scheduler, amount: 3.0}}", "config.TEST_MODEL=false",
     "config.MACHINE.DEVICE=cpu",
     "config.DISTRIBUTED.NUM_PROC_PER_NODE=1",
@@ -108,6 +128,8 @@ WRONG = {
     f"{TRAIN}.TRANSFORMS.1.amount=x": "TRANSFORMS.1.amount: expected float, got 'x'",
     f"{TRAIN}.COLLATE_FUNCTION_PARAMS.amont=1": "PARAMS.amont: Amount takes no such argument",
     f"{TRAIN}.COLLATE_FUNCTION_PARAMS.amount=-1": "PARAMS.amount: expected 0 or more, got -1",
+    "config.HOOKS.WRITERS.0.amount=-1": "WRITERS.0.amount: expected 0 or more, got -1",
+    "config.MODEL.HEAD.PARAMS.0.1.1.amount=-1": "PARAMS.0.1.1.amount: expected 0 or more, got -1",
     "config.HOOKS.EXTRA.0.amount=x": "EXTRA.0.amount: expected float, got 'x'",
     f"{LR}.amont=1": "lr.amont: unknown key. Did you mean 'amount'",
     f"{LR}.amount=x": "lr.amount: expected float",
@@ -125,7 +147,8 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_they_reach_each_component_in_a_run(capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*RUN, "config.CHECKPOINT.DIR=run"]) == 0
     said = capfd.readouterr().out
-    for line in ("SOURCE salt 1", "TRANSFORM 0.25", "COLLATOR 0.75 4", "HOOK 2.0", "SCHEDULER 3.0"):
+    for line in ("SOURCE salt 1", "TRANSFORM 0.25", "COLLATOR 0.75 4", "HOOK 2.0", "SCHEDULER 3.0",
+                 "WRITER 4.0", "HEAD 5.0"):  # fmt: skip
         assert line in said
 
 
@@ -147,16 +170,6 @@ def test_those_of_the_pages(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
     steps = [each for each in read("run") if "loss" in each]
     assert ["largest_output" in each for each in steps] == [True, False]
     assert [each["epoch"] for each in steps] == [0, 1]  # one batch of eight tiles in each
-
-
-def test_they_are_shown_with_their_meaning(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([*RUN, "--show", "--all"]) == 0
-    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    assert lines[lines.index("FLAVOUR: salt") - 2] == "# Needed by the plugin."
-    for value in ("0.25", "0.75", "2.0", "3.0"):
-        at = lines.index(f"amount: {value}")
-        assert "# How much of it the plugin takes." in lines[at - 2 : at]
-    assert "# every: 1 if it is not given. In which steps." in lines
 
 
 @pytest.mark.parametrize("argument", WRONG)

@@ -6,7 +6,6 @@ import pickle
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -17,15 +16,11 @@ from sslengine.config import sections
 from sslengine.config.options import RunOptions
 from sslengine.config.resolve import changed, resolve
 from sslengine.config.sections import (
-    element_type,
-    named,
     read,
     schema,
     section,
-    typed_nodes,
 )
 from sslengine.errors import ConfigError
-from sslengine.registry import Registry
 from tests.config.recipes import resolved
 
 PLUGIN = """
@@ -145,40 +140,3 @@ def test_reading_gives_a_typed_copy() -> None:
     assert config.SEED_VALUE == 3
     with pytest.raises(ReadonlyConfigError):
         config.SEED_VALUE = 4
-
-
-def test_a_named_field_has_its_registry_and_its_own_default() -> None:
-    registry: Registry[Any] = Registry("thing")
-
-    @dataclass
-    class Options:
-        one: str = named(registry, "x")
-        several: list[Any] = named(registry, ["y"])
-
-    first, second = Options(), Options()
-    first.several.append("z")
-    assert (second.one, second.several) == ("x", ["y"])
-    assert Options.__dataclass_fields__["one"].metadata["registry"] is registry
-
-
-@dataclass
-class _Named:
-    a: int = 1
-
-
-@dataclass
-class _Holder:
-    things: dict[str, _Named] = field(default_factory=dict)
-
-
-def test_sections_under_names_of_the_users_own() -> None:
-    node: Any = OmegaConf.structured(_Holder(things={"one": _Named(), "two": _Named(a=2)}))
-    assert element_type(node.things) is _Named
-    assert element_type(node.things.one) is None
-    assert [path for path, _ in typed_nodes(node, "x")] == ["x", "x.things.one", "x.things.two"]
-
-
-def test_typed_nodes_have_their_key_paths() -> None:
-    paths = [path for path, _ in typed_nodes(schema())]
-    assert paths[0] == "config"
-    assert "config.DATA.TRAIN.DATA_LIMIT_SAMPLING" in paths

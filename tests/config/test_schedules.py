@@ -52,14 +52,6 @@ def test_vissls_learning_rate_is_for_sgd_alone(name: str) -> None:
     assert lr(resolve_dict(tree))["values"] == [0.1, 0.01, 0.001]
 
 
-def test_nor_are_single_arguments_of_it_for_others() -> None:
-    """VISSL's cosine starts at 0.1 where nothing is said."""
-    cosine = {"num_epochs": 2, "param_schedulers": {"lr": {"name": "cosine", "end_value": 0.0}}}
-    assert lr(resolve_dict(recipe(OPTIMIZER=cosine)))["start_value"] == 0.1
-    with pytest.raises(ConfigError, match=rf"^{LR}.start_value: cosine requires this argument"):
-        resolve_dict(recipe(OPTIMIZER={"name": "adamw", **cosine}))
-
-
 def test_heads_with_a_rate_of_their_own() -> None:
     tree = recipe(
         OPTIMIZER={"name": "adamw", "num_epochs": 2,
@@ -104,11 +96,6 @@ def test_so_does_a_later_file_and_for_sgd() -> None:
     assert (found["name"], found["base_value"], "lengths" in found) == ("polynomial", 0.2, False)
     with pytest.raises(ConfigError, match=rf"^{LR}.start_value: cosine requires"):
         given(base, schedule(name="cosine"))
-
-
-def test_what_both_know_stays() -> None:
-    found = lr(given(recipe(), schedule(name="linear", end_value=0.01)))
-    assert (found["start_value"], found["end_value"]) == (0.1, 0.01)
 
 
 @pytest.mark.parametrize(("key", "value"), [("value", 0.1), ("value", 0.01), ("power", 2)])
@@ -161,22 +148,6 @@ def test_one_key_scales_the_whole_schedule() -> None:
     assert run.config.OPTIMIZER.param_schedulers.lr_head.schedulers[1].start_value == 0.0005
     again = resolve_dict(yaml.safe_load(OmegaConf.to_yaml(run.config)))
     assert lr(again) == lr(run)
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ({"name": "constant", "value": 0.3}, {"value": 0.1}),
-        ({"name": "multistep", "values": [0.3, 0.03], "milestones": [1]}, {"values": [0.1, 0.01]}),
-        ({"name": "cosine", "start_value": 0.2, "end_value": 0.02}, {"end_value": 0.01}),
-        ({"name": "polynomial", "base_value": 4.0, "power": 2.0},
-         {"base_value": 0.1, "power": 2.0}),
-    ],
-)  # fmt: skip
-def test_the_largest_value_of_any_schedule(values: dict[str, Any], expected: Any) -> None:
-    tree = recipe(OPTIMIZER={"num_epochs": 2, "param_schedulers": {"lr": {**values, "peak": 0.1}}})
-    found = lr(resolve_dict(tree))
-    assert found | expected == found
 
 
 @pytest.mark.parametrize(
@@ -255,9 +226,6 @@ _SCALED = {"name": "cosine", **_COSINE, "auto_lr_scaling": {"auto_scale": True}}
     [
         (_SCALED, "start_value=0.2", r"start_value: has no effect, because .*lr.auto_lr_scaling sets"),
         ({**_COSINE, "name": "cosine", "peak": 0.1}, "start_value=0.2", r"because .*\.lr\.peak sets"),
-        ({"name": "constant", "value": 0.5, "peak": 0.1}, "value=0.2", rf"Set {LR}.peak\.$"),
-        ({"name": "linear", "start_value": 0.0, "end_value": 0.5, "peak": 1.0}, "end_value=0.2",
-         "end_value: has no effect"),
         ({"name": "polynomial", "base_value": 0.5, "power": 2.0, "peak": 1.0}, "base_value=0.2",
          "base_value: has no effect"),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import math
 import os
@@ -15,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from sslengine.config import yaml_text
 from sslengine.config.show import show
 from sslengine.config.yaml_text import LARGEST, dump, load, read_plain
 from sslengine.errors import ConfigError
@@ -92,22 +90,6 @@ def test_a_number_that_python_would_not_print_is_refused(number: str) -> None:
         load(f"a: 1\nb: [{number}]")
 
 
-def test_without_libyaml(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As PyYAML is where it was built without."""
-    assert issubclass(yaml_text._Loader, yaml.CSafeLoader)
-    monkeypatch.delattr(yaml, "CSafeLoader")
-    spec = importlib.util.find_spec(yaml_text.__name__)
-    assert spec is not None
-    assert spec.loader is not None
-    python = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(python)
-    text = "a: [1e-4, 2026-11-22, {b: on}]\nc: &x [1.5e3]\nd: *x\n"
-    assert python.load(text) == load(text)
-    for wrong in ("a: {b: 1, b: 2}", "[" * 1000, "a: [1", "a: 'b"):
-        with pytest.raises(yaml.YAMLError):
-            python.load(wrong)
-
-
 # ---- plain file
 
 
@@ -123,16 +105,6 @@ def test_what_a_run_writes_is_read_as_it_was(tmp_path: Path) -> None:
     assert tree["config"] == run.config
     assert isinstance(tree["config"]["OPTIMIZER"]["weight_decay"], float)  # type: ignore[index]
     assert not_read == []
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["1e-4", "1.5e3", ".5E+2", "-2e6", "1_0e1", "12", "0x1f", "1e", "e4", "2026-11-22", "on"],
-)
-def test_scalars_mean_what_they_mean_in_all_our_yaml(tmp_path: Path, text: str) -> None:
-    tree, _ = _read(tmp_path, f"config: {{a: {text}}}")
-    ours = OmegaConf.create(f"a: {text}").a
-    assert (tree["config"], type(tree["config"]["a"])) == ({"a": ours}, type(ours))  # type: ignore[index]
 
 
 def test_interpolations_stay_text_and_are_named(tmp_path: Path) -> None:

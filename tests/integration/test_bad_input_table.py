@@ -54,9 +54,9 @@ COMMAND_LINE = [
     row("SEED_VALUE=1", "SEED_VALUE: unknown key. Did you mean 'config.SEED_VALUE'"),
     row("config.SEED=1", "config.SEED: unknown key. Did you mean 'SEED_VALUE'"),
     row("engine_name=trian", "engine_name", "'train'"),
-    row("~config.SEED_VALUE", "~config.SEED_VALUE: a key of sslengine cannot be deleted"),
+    row("~config.SEED_VALUE", "~config.SEED_VALUE: nothing can be deleted"),
     row(f"{TRANSFORMS}.9.size=3", f"{TRANSFORMS}.9: the list has 4 entries"),
-    row("config.SEED_VALUE.x=1", "config.SEED_VALUE is a value, not a section"),
+    row("config.SEED_VALUE.x=1", "config.SEED_VALUE: expected int"),
 ]
 
 FILES = [
