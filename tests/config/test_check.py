@@ -16,7 +16,7 @@ from sslengine.data.augment.pipeline import build_transform
 from sslengine.errors import ConfigError
 from sslengine.hooks.default import make_extra
 from sslengine.meters.base import Meter
-from sslengine.models.heads.build import build_module
+from sslengine.models.build import build_module
 from sslengine.models.trunks.base import Trunk
 from sslengine.monitor.writers import Writer, build_writer
 from sslengine.optim.options import OptimizerOptions
