@@ -74,7 +74,10 @@ class Model(nn.Module):
 
     def forward(self, batch: Images | Mapping[str, Images]) -> list[Any]:
         route = self.routes[0]
-        if not isinstance(batch, Tensor) and isinstance(batch, Mapping):
+        prepared = self.views_apart or self.flip_channels or self.pooling is not None
+        if type(batch) is Tensor and not (prepared or route.key):
+            outputs = self._run_heads(route, self.trunk(batch, route.features))
+        elif not isinstance(batch, Tensor) and isinstance(batch, Mapping):
             outputs = self._map(batch)
         elif route.key:
             raise ConfigError(
