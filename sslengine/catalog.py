@@ -27,5 +27,4 @@ from sslengine.hooks import options as hook_options
 from sslengine.launch import options as launch_options
 from sslengine.losses import options as loss_options
 from sslengine.models import options as model_options
-from sslengine.models.trunks import vissl_options as trunk_options
 from sslengine.optim import options as optim_options

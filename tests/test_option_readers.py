@@ -32,7 +32,7 @@ READ_AS_A_WHOLE = {
     "GradScalerOptions": ("engine/build.py", "vars(model.AMP_PARAMS.GRAD_SCALER)"),
     "TrunkOptions": ("models/options.py", "vars(self).values()"),
     "RegNetOptions": (
-        "models/trunks/vissl_options.py",
+        "models/trunks/options.py",
         "{key: getattr(self, key) for key in keys}",
     ),
     "EfficientNetOptions": ("models/trunks/classy.py", "asdict(options)"),
@@ -191,7 +191,9 @@ def without_reader(
     for cls, keys in classes.items():
         # A field that a base class has is read where the base class is, and the other way round.
         related = {
-            each.__name__ for each in classes if issubclass(each, cls) or issubclass(cls, each)
+            each.__name__
+            for each in (*classes, *filter(dataclasses.is_dataclass, cls.__mro__))
+            if issubclass(each, cls) or issubclass(cls, each)
         }
         read = set().union(*(module.read_of(related | keys) for module in modules))
         own = inspect.get_annotations(cls)

@@ -47,12 +47,11 @@ from sslengine.models.build import (
     freeze_parameters,
     trunk_with_heads,
 )
-from sslengine.models.frozen import FrozenNetwork
+from sslengine.models.frozen import FrozenNetwork, Preservation
 from sslengine.models.model import Model
 from sslengine.models.momentum import start_as
 from sslengine.models.options import ModelOptions
 from sslengine.models.parts import compile_forward, heads_of, parts_of
-from sslengine.models.preserve import Preservation
 from sslengine.models.sync_batchnorm import synchronise
 from sslengine.models.view_trunk import lend
 from sslengine.models.weights.load import init_method, init_weights, other_classes

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map
 from sslengine.config.ranges import at_least
 from sslengine.engine.step import Sample, TrainStep
 from sslengine.errors import ConfigError
-from sslengine.models.trunks.recompute import recomputed
+from sslengine.models.trunks.library import recomputed
 from sslengine.registry import register_train_step
 
 if TYPE_CHECKING:

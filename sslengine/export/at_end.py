@@ -37,7 +37,8 @@ def write_weights(run: Run) -> None:
     try:
         if _is_of_the_newest(place, run.run_dir / "checkpoints"):
             return
-        _make_room(place)
+        if not is_untouched(place):
+            expect_free(place)
         subject = make_subject(Trained(run.resolved, run.run_dir))
         to, made, refused = _first(subject)
         write(subject, made, place, to, "", _not_here)
@@ -52,11 +53,6 @@ def _is_of_the_newest(place: Path, checkpoints: Path) -> bool:
     """True of a complete run that is started again, unless it was killed before they were there."""
     newest = next(iter(saved(checkpoints)), None)
     return newest is not None and newest.sha256 == checkpoint_of(place)
-
-
-def _make_room(place: Path) -> None:
-    if not is_untouched(place):
-        expect_free(place)
 
 
 def _first(subject: Subject) -> tuple[str, Made, str]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -74,27 +74,27 @@ class Made:
     remarks: tuple[str, ...] = ()
 
 
-class Format(Protocol):
-    def prepare(self, subject: Subject, license: str) -> Made:
-        """Raise ExportError if this trunk has no such format. Nothing is written."""
+def find(name: str) -> Any:
+    """Import the module of one of FORMATS.
 
-
-def find(name: str) -> Format:
-    """Import the module of one of FORMATS."""
+    Its `prepare(subject, license)` raises ExportError if the trunk has no such format, and writes
+    nothing.
+    """
     folder, module = "contrib" if name in SELDOM else "export", name.replace("-", "_")
-    return cast(Format, importlib.import_module(f"sslengine.{folder}.to_{module}"))
+    return importlib.import_module(f"sslengine.{folder}.to_{module}")
 
 
 def prepare(subject: Subject, name: str, license: str = "") -> Made:
     """Prepare an export; the error of a trunk without this format names those that it has."""
     try:
-        return find(name).prepare(subject, license)
+        made: Made = find(name).prepare(subject, license)
     except ExportError as error:
         able = [each for each in FORMATS if each != name and _can(subject, each)]
         raise ExportError(
             f"--to {name}: {error}\n  Nothing was written. It can be exported --to "
             f"{' | '.join(able)}."
         ) from error
+    return made
 
 
 def _can(subject: Subject, name: str) -> bool:

@@ -25,7 +25,7 @@ from sslengine.config.ranges import share
 from sslengine.losses.views import cross_view_cosine, projection_and_prediction
 from sslengine.methods.base import Method, Step
 from sslengine.methods.teacher import Teacher
-from sslengine.models.heads.predictor import PredictorHead
+from sslengine.models.heads.mlp import PredictorHead
 from sslengine.registry import register_loss
 
 NAME = "byol_loss"

@@ -36,14 +36,13 @@ from sslengine.config.ranges import above, at_least, choice
 from sslengine.distributed.collectives import sum_in_place
 from sslengine.methods.base import Method, Step
 from sslengine.methods.whole import Batch
-from sslengine.models.build import build_model
+from sslengine.models.build import build_model, output_widths
 from sslengine.models.frozen import FrozenNetwork, FrozenOptions
 from sslengine.models.options import ModelOptions, TrunkOptions
 from sslengine.models.trunks.base import dense_feature
 from sslengine.models.trunks.library_options import TimmOptions
 from sslengine.models.view_trunk import ViewTrunk, lend
 from sslengine.models.weights.load import init_weights
-from sslengine.models.widths import output_widths
 from sslengine.registry import register_loss
 
 NAME = "distillation_loss"

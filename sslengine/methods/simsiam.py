@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from sslengine.losses.views import cross_view_cosine, projection_and_prediction
 from sslengine.methods.base import Method
-from sslengine.models.heads.predictor import PredictorHead
+from sslengine.models.heads.mlp import PredictorHead
 from sslengine.optim.options import OptimizerOptions
 from sslengine.optim.param_groups import Group, default
 from sslengine.registry import register_loss, register_param_groups

@@ -22,6 +22,6 @@ TRUNKS.declare("sslengine.models.trunks.from_torchvision", "torchvision")
 HEADS.declare(
     "sslengine.models.heads.mlp",
     "mlp", "mlp_fsdp", "eval_mlp", "eval_mlp_fsdp", "siamese_concat_view", "identity",
+    "predictor_head",
 )  # fmt: skip
-HEADS.declare("sslengine.models.heads.predictor", "predictor_head")
 HEADS.declare("sslengine.models.heads.probes", "linear_probe", "attentive_probe")

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from sslengine.errors import ConfigError, TrainingError, listing, nearest
+from sslengine.errors import ConfigError, TrainingError, listing
 from sslengine.models.options import FeatureEvalOptions
 from sslengine.models.routing import FEATURES_KEY, MAPPING_KEY, PoolSpec, Route, pool_specs
 from sslengine.models.trunks.base import Trunk, single_features
@@ -58,7 +58,6 @@ class Model(nn.Module):
         self._frozen: tuple[str, ...] = ()
         for route in self.routes:
             trunk.check_features(single_features(route.features), route.where)
-            _check_extra_inputs(trunk, route)
 
     def freeze(self, *parts: str) -> None:
         """Freeze `trunk` or `heads`: no gradients, and always eval mode, so statistics stay."""
@@ -79,40 +78,39 @@ class Model(nn.Module):
         if type(batch) is Tensor and not (prepared or route.key):
             outputs = self._run_heads(route, self.trunk(batch, route.features))
         elif not isinstance(batch, Tensor) and isinstance(batch, Mapping):
-            outputs = [self._output(route, batch) for route in self._routes_for(batch)]
+            outputs = self._map(batch)
+        elif route.key:
+            raise ConfigError(
+                f"config.MODEL.{MAPPING_KEY} expects the inputs {self._keys()}, but the batch "
+                f"has one input without a name; see config.DATA.TRAIN.INPUT_KEY_NAMES."
+            )
         else:
-            if route.key:
-                raise ConfigError(
-                    f"config.MODEL.{MAPPING_KEY} expects the inputs {self._keys()}, but the batch "
-                    f"has one input without a name; see config.DATA.TRAIN.INPUT_KEY_NAMES."
-                )
-            outputs = self._through(route, batch)
+            outputs = self._through(route, batch, {})
         return outputs[0] if len(outputs) == 1 and isinstance(outputs[0], list) else outputs
 
-    def _routes_for(self, batch: Mapping[str, Images]) -> list[Route]:
+    def _map(self, batch: Mapping[str, Images]) -> list[Any]:
+        """Return the output of each input that has a route."""
         present = [route for route in self.routes if route.key in batch]
         if not present:
             raise ConfigError(
                 f"config.MODEL.{MAPPING_KEY}: no head for any of the inputs {listing(batch)}; "
                 f"it names {self._keys()}."
             )
-        return present
+        found = []
+        for route in present:
+            extra = {key: batch[key] for key in route.additional_keys if key in batch}
+            outputs = self._through(route, batch[route.key], extra)
+            found.append(outputs[0] if len(outputs) == 1 else outputs)
+        return found
 
     def _keys(self) -> str:
         return listing(route.key for route in self.routes if route.key) or "none"
 
-    def _output(self, route: Route, batch: Mapping[str, Images]) -> Any:
-        extra = {key: batch[key] for key in route.additional_keys if key in batch}
-        outputs = self._through(route, batch[route.key], extra)
-        return outputs[0] if len(outputs) == 1 else outputs
-
-    def _through(
-        self, route: Route, images: Images, extra: Mapping[str, Images] | None = None
-    ) -> list[Any]:
+    def _through(self, route: Route, images: Images, extra: Mapping[str, Images]) -> list[Any]:
         views = self._views(images) if self.views_apart else []
-        if len(views) > 1:
-            return joined([self._together(route, view, {}) for view in views])
-        return self._together(route, images, extra or {})
+        if len(views) < 2:
+            return self._run_heads(route, self._features(route, images, extra))
+        return joined([self._run_heads(route, self._features(route, x, {})) for x in views])
 
     def _views(self, images: Images) -> Sequence[Tensor]:
         """Split a batch into its views. In eval mode no output depends on the other rows."""
@@ -127,9 +125,6 @@ class Model(nn.Module):
                 f"simclr_collator?"
             )
         return images.chunk(self.views_apart)
-
-    def _together(self, route: Route, images: Images, extra: Mapping[str, Images]) -> list[Any]:
-        return self._run_heads(route, self._features(route, images, extra))
 
     def _run_heads(self, route: Route, features: list[Any]) -> list[Any]:
         if not route.heads:
@@ -179,16 +174,6 @@ def joined(outputs: Sequence[list[Any]]) -> list[Any]:
         torch.cat(parts) if isinstance(parts[0], Tensor) else joined(parts)
         for parts in zip(*outputs, strict=True)
     ]
-
-
-def _check_extra_inputs(trunk: Trunk, route: Route) -> None:
-    for key in route.additional_keys:
-        if key not in trunk.extra_inputs:
-            hint = nearest(key, trunk.extra_inputs)
-            raise ConfigError(
-                f"{route.where}.additional_keys: {type(trunk).__name__} takes no input {key!r} "
-                f"in addition to the images. {hint}".rstrip()
-            )
 
 
 # ---- pooling, before evaluation

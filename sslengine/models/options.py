@@ -16,15 +16,15 @@ from sslengine.models.trunks.options import (
     BeitOptions,
     ConvNextOptions,
     SwinTransformerOptions,
+    VisionTransformerOptions,
     XcitOptions,
-    division_problems,
-    scale_problems,
 )
 from sslengine.models.weights import AUTO
 from sslengine.registry import HEADS, MODELS, TRUNKS
 
 # The default of BASE_MODEL_NAME.
 TRUNK_WITH_HEADS = "multi_input_output_model"
+
 
 # Blocks in each of the four stages.
 RESNET_STAGES: dict[int, tuple[int, int, int, int]] = {
@@ -99,92 +99,6 @@ class ResNetOptions:
                     f"GROUPNORM_GROUPS: {self.GROUPNORM_GROUPS} groups do not divide a layer "
                     f"of {odd[0]} channels."
                 )
-
-
-@dataclass
-class VisionTransformerOptions:
-    # The side of images for which position embeddings are created; interpolated for other sizes.
-    IMAGE_SIZE: int = at_least(1, 224)
-    # The side of a patch, in pixels.
-    PATCH_SIZE: int = at_least(1, 16)
-    # What makes a token of a patch: patches (a linear map), conv (overlapping 3 x 3 convolutions,
-    # which learn from fewer images) or mlp (a small network on each patch, which sees nothing of
-    # its neighbours: for masks). conv and mlp need a PATCH_SIZE of 2, 4, 8, 16 ...
-    STEM: str = choice("patches", "conv", "mlp")
-    # Blocks.
-    NUM_LAYERS: int = at_least(1, 12)
-    # Attention heads of each block.
-    NUM_HEADS: int = at_least(1, 12)
-    # Width of a token.
-    HIDDEN_DIM: int = at_least(1, 768)
-    # Width inside each block's MLP.
-    MLP_DIM: int = at_least(1, 3072)
-    # Dropout on embeddings, and after attention and MLPs.
-    DROPOUT_RATE: float = 0.0
-    # Dropout on the weights of attention.
-    ATTENTION_DROPOUT_RATE: float = 0.0
-    # false: there is no class token, and the final feature is the mean of the patches.
-    USE_CLASS_TOKEN: bool = True
-    # Position embeddings are fixed sines and cosines, as in MAE and I-JEPA; false: learned.
-    SINE_POSITIONS: bool = False
-    # Rotary positions instead of embeddings: none, centres (as in DINOv3), corners (as in the paper
-    # of CAPI) or corners_mixed (as in its code); see sslengine/models/trunks/rotations.py.
-    ROPE: str = choice("none", "centres", "corners", "corners_mixed")
-    # With ROPE centres: the longest period of rotations, in halves of the image's side.
-    ROPE_BASE: float = above(1, 100.0)
-    # With ROPE centres, in training: places are moved by up to this, in halves of the image's side.
-    ROPE_SHIFT: float = at_least(0, 0.0)
-    # Then each direction is multiplied by a number from 1 / ROPE_JITTER to ROPE_JITTER; 0: by none.
-    ROPE_JITTER: float = at_least(1, 0.0, also=0)
-    # Then both are multiplied by a number from 1 / ROPE_RESCALE to ROPE_RESCALE; 0: by none.
-    ROPE_RESCALE: float = at_least(1, 0.0, also=0)
-    # LayerNorm; or RMSNorm as in CAPI: without weights at the end.
-    NORM: str = choice("LayerNorm", "RMSNorm")
-    # Biases in blocks, but for those of QKV_BIAS.
-    PROJ_BIAS: bool = True
-    # Stochastic depth of the last block; it grows linearly from 0.
-    DROP_PATH_RATE: float = 0.0
-    # All blocks have the rate of the last, as in DINOv2.
-    DROP_PATH_UNIFORM: bool = False
-    # Register tokens: learned tokens without a position, between the class token and the patches.
-    REGISTER_TOKENS: int = at_least(0, 0)
-    # Initial learned factor on the output of attention and MLPs (LayerScale); 0: there is none.
-    LAYER_SCALE: float = 0.0
-    # MLPs with a gate: SiLU(first half) * second half, each of width MLP_DIM.
-    SWIGLU: bool = False
-    # A bias on queries, keys and values.
-    QKV_BIAS: bool = False
-    # Initial weights: timm, rescaled (as in I-JEPA: a later block adds less) or xavier (as in
-    # CAPI); see sslengine/models/trunks/vision_transformer.py.
-    INIT: str = choice("timm", "rescaled", "xavier")
-    # Factor on queries times keys; false: 1 / sqrt(width of a head). With a number the fused
-    # attention kernel cannot be used.
-    QK_SCALE: bool | float | None = False
-    # Recompute each block in the backward pass instead of keeping its activations.
-    CHECKPOINT_BLOCK: bool = False
-
-    def check(self) -> Iterator[str]:
-        yield from scale_problems(self)
-        yield from division_problems(self)
-        if self.STEM != "patches" and self.PATCH_SIZE & (self.PATCH_SIZE - 1):
-            yield f"PATCH_SIZE: STEM {self.STEM} needs a power of 2, got {self.PATCH_SIZE}."
-        yield from self._rope_problems()
-        if self.SINE_POSITIONS and self.HIDDEN_DIM % 4:
-            yield f"HIDDEN_DIM: SINE_POSITIONS need a multiple of 4, got {self.HIDDEN_DIM}."
-        if self.DROP_PATH_UNIFORM and not self.DROP_PATH_RATE:
-            yield "DROP_PATH_UNIFORM: has an effect only with a DROP_PATH_RATE above 0."
-
-    def _rope_problems(self) -> Iterator[str]:
-        if self.ROPE != "none":
-            if self.SINE_POSITIONS:
-                yield "SINE_POSITIONS: ROPE has other positions; set one of them."
-            if self.HIDDEN_DIM % (4 * self.NUM_HEADS):
-                width = f"{self.HIDDEN_DIM} / {self.NUM_HEADS}"
-                yield f"NUM_HEADS: ROPE needs heads whose width 4 divides, got {width}."
-        defaults = VisionTransformerOptions
-        for key in ("ROPE_BASE", "ROPE_SHIFT", "ROPE_JITTER", "ROPE_RESCALE"):
-            if getattr(self, key) != getattr(defaults, key) and self.ROPE != "centres":
-                yield f"{key}: has an effect only with ROPE: centres."
 
 
 @dataclass

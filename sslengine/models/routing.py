@@ -13,13 +13,14 @@ from functools import cache
 from typing import Any
 
 from sslengine.config.facts import AUTO
-from sslengine.errors import ConfigError, nearest
+from sslengine.errors import ConfigError
 
 log = logging.getLogger("sslengine")
 
 POOL_OPS = ("AdaptiveAvgPool2d", "AdaptiveMaxPool2d", "AvgPool2d", "MaxPool2d", "Identity")
 FEATURES_KEY = "FEATURE_EVAL_SETTINGS.LINEAR_EVAL_FEAT_POOL_OPS_MAP"
 MAPPING_KEY = "MULTI_INPUT_HEAD_MAPPING"
+MAPPING_OPTIONS = ("feat_names", "head_index", "additional_keys")
 
 
 @dataclass(frozen=True)
@@ -100,8 +101,10 @@ def pool_specs(entries: Sequence[Any], where: str) -> list[PoolSpec]:
             case [str(feature), [str(operation), [*arguments]]] if operation in POOL_OPS:
                 specs.append(PoolSpec(feature, operation, tuple(arguments)))
             case [str(), [str(operation), [*_]]]:
-                hint = nearest(operation, POOL_OPS) or f"Known: {', '.join(POOL_OPS)}."
-                raise ConfigError(f"{where}.{index}: there is no pooling {operation!r}. {hint}")
+                raise ConfigError(
+                    f"{where}.{index}: there is no pooling {operation!r}. "
+                    f"Known: {', '.join(POOL_OPS)}."
+                )
             case _:
                 raise ConfigError(
                     f'{where}.{index}: expected ["feature", ["pooling", [its arguments]]], '
@@ -167,21 +170,24 @@ def _mapped_routes(
     routes: list[Route] = []
     for index, entry in enumerate(mapping):
         path = f"{where}.{index}"
-        key, features, head, additional = _mapping_entry(entry, path)
+        key, options = _mapping_entry(entry, path)
         if any(route.key == key for route in routes):
             raise ConfigError(f"{path}: the input {key!r} is mapped twice.")
-        if head is None:
-            head = min(index, num_heads - 1)
-        if trunk_only or num_heads == 0:
-            heads: tuple[int, ...] = ()
-        else:
-            heads = _heads_of(head, features, num_heads, path)
+        features, additional = (
+            tuple(map(str, options.get(name) or ())) for name in ("feat_names", "additional_keys")
+        )
+        heads: tuple[int, ...] = ()
+        if num_heads and not trunk_only:
+            heads = _heads_of(options.get("head_index"), index, features, num_heads, path)
         routes.append(Route(key, features, heads, False, additional, path))
     return routes
 
 
-def _heads_of(head: Any, features: tuple[str, ...], num_heads: int, path: str) -> tuple[int, ...]:
-    heads = tuple(head) if _is_list(head) else (head,)
+def _heads_of(
+    given: Any, index: int, features: tuple[str, ...], num_heads: int, path: str
+) -> tuple[int, ...]:
+    given = min(index, num_heads - 1) if given is None else given
+    heads = tuple(given) if _is_list(given) else (given,)
     for each in heads:
         if not isinstance(each, int) or not 0 <= each < num_heads:
             raise ConfigError(f"{path}.head_index: there are {num_heads} heads; got {each}.")
@@ -193,22 +199,19 @@ def _heads_of(head: Any, features: tuple[str, ...], num_heads: int, path: str) -
     return heads
 
 
-def _mapping_entry(entry: Any, where: str) -> tuple[str, tuple[str, ...], Any, tuple[str, ...]]:
-    """Return the input's key, the feature names, head_index and the additional keys."""
-    known = ("feat_names", "head_index", "additional_keys")
+def _mapping_entry(entry: Any, where: str) -> tuple[str, Mapping[str, Any]]:
+    """Return the input's key and its options."""
     match entry:
         case [str(key), Mapping() as options]:
             for name in options:
-                if name not in known:
-                    hint = nearest(str(name), known) or f"Known: {', '.join(known)}."
-                    raise ConfigError(f"{where}.{name}: unknown key. {hint}")
+                if name not in MAPPING_OPTIONS:
+                    raise ConfigError(
+                        f"{where}.{name}: unknown key. Known: {', '.join(MAPPING_OPTIONS)}."
+                    )
+            return key, options
         case [str(key), [*names]]:
-            options = {"feat_names": names}
-        case _:
-            raise ConfigError(
-                f'{where}: expected ["input key", [features]] or '
-                f'["input key", {{feat_names: [...], head_index: 0}}], got {entry!r}.'
-            )
-    features = tuple(map(str, options.get("feat_names") or ()))
-    additional = tuple(map(str, options.get("additional_keys") or ()))
-    return key, features, options.get("head_index"), additional
+            return key, {"feat_names": names}
+    raise ConfigError(
+        f'{where}: expected ["input key", [features]] or '
+        f'["input key", {{feat_names: [...], head_index: 0}}], got {entry!r}.'
+    )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -34,26 +34,12 @@ def synchronise(model: nn.Module, options: SyncBatchNormOptions, ranks_per_node:
 
 
 def convert(model: nn.Module, group: Group | None) -> nn.Module:
-    """Replace every batch norm of the model; parameters and buffers stay the same tensors."""
-    if world_size() == 1 or isinstance(model, SyncBatchNorm):
-        return model
-    if isinstance(model, _BatchNorm):
-        return _converted(model, group)
-    for name, child in model.named_children():
-        setattr(model, name, convert(child, group))
+    """Make every batch norm of the model a SyncBatchNorm; parameters and buffers stay."""
+    for norm in model.modules() if world_size() > 1 else ():
+        if isinstance(norm, _BatchNorm) and not isinstance(norm, SyncBatchNorm):
+            norm.__class__ = SyncBatchNorm  # type: ignore[assignment]
+            cast(SyncBatchNorm, norm).process_group = group
     return model
-
-
-def _converted(norm: _BatchNorm, group: Group | None) -> SyncBatchNorm:
-    synced = SyncBatchNorm(
-        norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats, group
-    )
-    synced._parameters.update(norm._parameters)
-    synced._buffers.update(norm._buffers)
-    # timm's batch norms contain the dropout and activation that follow.
-    synced._modules.update(norm._modules)
-    synced.training = norm.training
-    return synced
 
 
 def expect_several_rows(parts: Sequence[nn.Module], sizes: Sequence[int]) -> None:
@@ -89,17 +75,7 @@ class SyncBatchNorm(_BatchNorm):
     _check_input_dim = nn.SyncBatchNorm._check_input_dim
     _check_non_zero_input_channels = nn.SyncBatchNorm._check_non_zero_input_channels
 
-    def __init__(
-        self,
-        num_features: int,
-        eps: float = 1e-5,
-        momentum: float | None = 0.1,
-        affine: bool = True,
-        track_running_stats: bool = True,
-        process_group: Group | None = None,
-    ) -> None:
-        super().__init__(num_features, eps, momentum, affine, track_running_stats)
-        self.process_group = process_group
+    process_group: Group | None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SyncBatchNorm:
         """Copy the module (for a teacher, an average of weights); the process group is shared."""
@@ -110,6 +86,7 @@ class SyncBatchNorm(_BatchNorm):
         return copied
 
     def forward(self, x: Tensor) -> Tensor:
+        """Norm, then run the children: timm's batch norms contain dropout and activation."""
         out = self._normed(x)
         for following in self.children():
             out = following(out)

@@ -21,11 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sslengine.errors import ConfigError
 from sslengine.models.build import known_heads
 from sslengine.models.model import Model
 from sslengine.models.options import HeadOptions, ModelOptions
-from sslengine.models.trunks.tokens import MASK, add_mask_token
+from sslengine.models.trunks.tokens import take_input
 from sslengine.precision import Precision
 
 
@@ -66,13 +65,7 @@ class ViewTrunk(Model):
 
     def take(self, name: str) -> None:
         """Let the trunk take a further input; raise ConfigError if it cannot."""
-        if name == MASK and name not in self.trunk.extra_inputs:
-            add_mask_token(self.trunk)
-        if name not in self.trunk.extra_inputs:
-            raise ConfigError(
-                f"config.MODEL.TRUNK.NAME: {type(self.trunk).__name__} takes no input {name!r}; "
-                f"vision_transformer and timm's vision transformers do."
-            )
+        take_input(self.trunk, name)
 
     def forward(  # type: ignore[override]
         self, views: Tensor | Sequence[Tensor], maps: Sequence[str] = (), **inputs: Tensor

@@ -119,27 +119,6 @@ def test_timm_gives_the_predictors_features_of_a_picture(vit: Path, tmp_path: Pa
     assert (out / "model.safetensors").stat().st_mode == (out / "README.md").stat().st_mode
 
 
-def test_the_fingerprint_is_that_of_the_images(vit: Path, tmp_path: Path) -> None:
-    """Where the folder lies makes no difference; another image does (tests/data/test_fingerprint.py)."""
-    moved = tmp_path / "moved"
-    shutil.copytree(vit.parent / "images", moved)
-    prints = []
-    for number, more in enumerate(("", "", "class0/new.png")):
-        if more:
-            shutil.copy(moved / "class0" / "00.png", moved / more)
-        overrides = [f"config.DATA.TRAIN.DATA_PATHS=[{moved}]"] if number else []
-        out = tmp_path / str(number)
-        sslengine.export(vit, out, "state-dict", overrides=overrides)
-        prints.append(_manifest(out)["data"]["fingerprint"])
-    assert prints[0] == prints[1] != prints[2]
-    assert _manifest(out)["data"]["read"] == 13
-    gone = tmp_path / "gone"
-    overrides = [f"config.DATA.TRAIN.DATA_PATHS=[{tmp_path / 'nowhere'}]"]
-    sslengine.export(vit, gone, "state-dict", overrides=overrides)
-    assert _manifest(gone)["data"]["fingerprint"] is None
-    assert "cannot be listed here" in _manifest(gone)["data"]["why"]
-
-
 def test_what_a_backbone_cannot_have_is_refused_with_what_it_can(
     narrow: Path, tmp_path: Path
 ) -> None:

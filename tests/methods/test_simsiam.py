@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sslengine.hooks.events import Hook
 from sslengine.methods.simsiam import SimSiamLoss
-from sslengine.models.heads.predictor import PredictorHead
+from sslengine.models.heads.mlp import PredictorHead
 from tests.engine.runs import make_task, train
 from tests.methods.multi_rank import WIDTH, assert_ranks_equal_one_process
 from tests.ranks import RankPool

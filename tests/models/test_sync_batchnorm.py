@@ -13,7 +13,7 @@ from sslengine.distributed.process_group import neighbours
 from sslengine.distributed.ranks import rank, world_size
 from sslengine.models.options import SyncBatchNormOptions
 from sslengine.models.sync_batchnorm import SyncBatchNorm, convert, synchronise
-from sslengine.models.trunks.recompute import recomputed
+from sslengine.models.trunks.library import recomputed
 from tests.ranks import RankPool
 
 # Rows of each rank; the last batch of an epoch is uneven, and a rank may be left with one row.

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import json
 import logging
+import os
+import pickle
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import torchvision
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from sslengine.distributed.shard_files import REST
 from sslengine.errors import CheckpointError
 from sslengine.models.build import build_model
 from sslengine.models.model import Model
@@ -23,7 +27,10 @@ from sslengine.models.options import (
     TrunkOptions,
     WeightsInitOptions,
 )
+from sslengine.models.trunks.base import Trunk
 from sslengine.models.weights.load import init_from_file
+from sslengine.models.weights.names import read_vissl, write_vissl
+from sslengine.models.weights.read import NeedsCodeError, list_files, read_network, read_weights
 from sslengine.models.weights.state import load_model_state, model_state, vissl_state
 from tests.models.trunks import checks
 
@@ -76,16 +83,6 @@ def saved(tmp_path: Path) -> SaveAs:
 # --- checkpoints of sslengine ---
 
 
-def test_state_round_trip(trained: Model) -> None:
-    state = model_state(trained)
-    assert state["meta"] == {"trunk": {}, "heads": []}
-    assert "0.clf.0.weight" in state["model"]["heads"]
-    assert "layer4.1.bn2.running_var" in state["model"]["trunk"]
-    other = model(2)
-    load_model_state(other, state)
-    assert equal(other.state_dict(), trained.state_dict())
-
-
 def test_another_model_is_told_whole(trained: Model) -> None:
     state = model_state(trained)
     trunk = dict(state["model"]["trunk"])
@@ -126,31 +123,31 @@ def test_a_checkpoint(trained: Model, saved: SaveAs, prefix: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "wrap"),
+    ("key", "written", "remove", "append"),
     [
-        ("", lambda named: named),
-        ("model_state_dict", lambda named: {"model_state_dict": named}),
-        (["loss", "teacher"], lambda named: {"loss": {"teacher": named}}),
-    ],
-)
-@pytest.mark.parametrize(
-    ("written", "remove", "append"),
-    [
-        ("", "", "trunk."),
-        ("", "", "trunk._feature_blocks."),
-        ("", "", "trunk.base_model._feature_blocks."),
-        ("trunk.base_model._feature_blocks.", "", ""),
-        ("module.encoder.", "module.encoder.", "trunk."),
-        ("momentum_teacher.module.trunk._feature_blocks.", "momentum_teacher.module.", ""),
+        ("", "", "", "trunk."),
+        ("model_state_dict", "", "", "trunk._feature_blocks."),
+        (["loss", "teacher"], "", "", "trunk.base_model._feature_blocks."),
+        ("", "trunk.base_model._feature_blocks.", "", ""),
+        ("", "module.encoder.", "module.encoder.", "trunk."),
+        (
+            ["loss"],
+            "momentum_teacher.module.trunk._feature_blocks.",
+            "momentum_teacher.module.",
+            "",
+        ),
     ],
 )
 def test_a_plain_state_dict(
-    trained: Model, saved: SaveAs, key: Any, wrap: Any, written: str, remove: str, append: str
+    trained: Model, saved: SaveAs, key: Any, written: str, remove: str, append: str
 ) -> None:
-    path = saved(wrap(vissl_trunk(trained, written)))
+    content: dict[str, Any] = vissl_trunk(trained, written)
+    for each in reversed([key] if isinstance(key, str) else key):
+        content = {each: content} if each else content
     asked = options(
-        PARAMS_FILE=path, STATE_DICT_KEY_NAME=key, REMOVE_PREFIX=remove, APPEND_PREFIX=append
-    )
+        PARAMS_FILE=saved(content), STATE_DICT_KEY_NAME=key, REMOVE_PREFIX=remove,
+        APPEND_PREFIX=append,
+    )  # fmt: skip
     other = model(2)
     assert init_from_file(other, asked).trunk == 100
     assert equal(other.trunk.state_dict(), trained.trunk.state_dict(), "num_batches_tracked")
@@ -229,12 +226,6 @@ def test_a_trunk_that_does_not_fit(trained: Model, saved: SaveAs) -> None:
     assert equal(other.state_dict(), before)
 
 
-def test_a_file_without_a_trunk(trained: Model, saved: SaveAs) -> None:
-    content = {f"heads.{name}": tensor for name, tensor in trained.heads.state_dict().items()}
-    with pytest.raises(CheckpointError, match=r"has no trunk; its names: heads\.0\.clf\.0\.bias"):
-        init_from_file(model(2), options(PARAMS_FILE=saved(content), STATE_DICT_KEY_NAME=""))
-
-
 class NeedsCode:
     pass
 
@@ -242,11 +233,11 @@ class NeedsCode:
 @pytest.mark.parametrize(
     ("content", "key", "message"),
     [
-        ({"clasy_state_dict": {}}, "classy_state_dict", "no 'classy_state_dict'. Did you mean 'cl"),
+        ({"clasy_state_dict": {}}, "classy_state_dict", "no 'classy_state_dict'. It holds: clasy"),
         ({"loss": {"center": 1}}, ["loss", "teacher"], "has no 'teacher'."),
-        ({"phase_idx": 3}, "", "holds no state dict there: 'phase_idx' is a int"),
+        ({"phase_idx": 3}, "", "holds no state dict there. Found: phase_idx"),
         ([1, 2], "", "holds a list: expected a state dict"),
-        ({"conv1.weight": torch.zeros(1)}, "", "these do not: conv1.weight."),
+        ({"conv1.weight": torch.zeros(1)}, "", "The file has: conv1.weight."),
         ({"model": NeedsCode()}, "model", "which needs code to load, and a file is not trusted"),
     ],
 )
@@ -265,7 +256,7 @@ def test_safetensors_need_no_key(tmp_path: Path, trained: Model) -> None:
     init_from_file(other, options(PARAMS_FILE=str(path)))
     want, got = trained.state_dict(), other.state_dict()
     assert all(torch.equal(got[name], want[name]) for name in want if "num_batches" not in name)
-    with pytest.raises(CheckpointError, match=r"STATE_DICT_KEY_NAME: .* has no keys: safetensors"):
+    with pytest.raises(CheckpointError, match=r"STATE_DICT_KEY_NAME: .* has no 'model'"):
         init_from_file(other, options(PARAMS_FILE=str(path), STATE_DICT_KEY_NAME="model"))
 
 
@@ -383,5 +374,182 @@ def test_a_model_of_ones_own_starts_from_a_checkpoint_or_a_state_dict(saved: Sav
         assert equal(two.state_dict(), one.state_dict())
     with pytest.raises(CheckpointError, match=r"does not fit the model:\n  missing: body"):
         init_from_file(Whole(), options(PARAMS_FILE=saved(renamed), STATE_DICT_KEY_NAME=""))
-    with pytest.raises(CheckpointError, match="'n' is a int"):
+    with pytest.raises(CheckpointError, match="Found: n"):
         init_from_file(Whole(), options(PARAMS_FILE=saved({"n": 1}), STATE_DICT_KEY_NAME=""))
+
+
+# ---- Files of weights: what is read, what is refused, and the names in those of VISSL
+
+
+TENSORS = {"a": torch.arange(3.0), "b.c": torch.ones(2, 2, dtype=torch.float16)}
+
+
+class Hostile:
+    """Loading it makes a file."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (os.mkdir, (str(self.mark),))
+
+
+@pytest.mark.parametrize("name", ["weights.torch", "weights.pth", "weights.safetensors"])
+def test_tensors_are_read(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    if path.suffix == ".safetensors":
+        save_file(TENSORS, path)
+    else:
+        torch.save(TENSORS, path)
+    read = read_weights(path)
+    assert read.keys() == TENSORS.keys()
+    assert all(torch.equal(read[key], TENSORS[key]) for key in TENSORS)
+    assert all(read[key].dtype == TENSORS[key].dtype for key in TENSORS)
+
+
+def test_a_snapshot_in_the_cache_of_a_hub(tmp_path: Path) -> None:
+    """Its files are links to names without an ending."""
+    for place in ("blobs", "snapshots/abc"):
+        (tmp_path / place).mkdir(parents=True)
+    save_file(TENSORS, tmp_path / "blobs" / "3571366e")
+    (tmp_path / "snapshots" / "abc" / "model.safetensors").symlink_to("../../blobs/3571366e")
+    assert read_network(tmp_path / "snapshots" / "abc").keys() == TENSORS.keys()
+    assert list_files(tmp_path / "snapshots" / "abc") == [
+        tmp_path / "snapshots" / "abc" / "model.safetensors"
+    ]
+
+
+def test_the_index_of_a_large_model(tmp_path: Path) -> None:
+    for name, tensor in TENSORS.items():
+        save_file({name: tensor}, tmp_path / f"{name}.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {name: f"{name}.safetensors" for name in TENSORS}}))
+    for place in (tmp_path, index):
+        assert read_network(place).keys() == TENSORS.keys()
+    assert list_files(tmp_path) == [tmp_path / f"{name}.safetensors" for name in sorted(TENSORS)]
+
+
+def test_a_trusted_module_is_its_tensors(tmp_path: Path) -> None:
+    torch.save(torch.nn.Linear(2, 3), tmp_path / "module.pth")
+    assert read_network(tmp_path / "module.pth", trusted=True).keys() == {"weight", "bias"}
+
+
+@pytest.mark.parametrize("form", ["zip", "old", "bare"])
+def test_a_hostile_file_is_refused_by_the_name_of_what_it_holds(tmp_path: Path, form: str) -> None:
+    path, mark = tmp_path / "weights.torch", tmp_path / "code_was_run"
+    content = {"model": Hostile(mark)}
+    if form == "bare":
+        path.write_bytes(pickle.dumps(content, protocol=2))
+    else:
+        torch.save(content, path, _use_new_zipfile_serialization=form == "zip")
+    with pytest.raises(NeedsCodeError, match=r"holds an object of posix\.mkdir, .*no code was run"):
+        read_weights(path)
+    assert not mark.exists()
+
+
+def test_a_file_of_ones_own_may_run_its_code(tmp_path: Path) -> None:
+    """That the mark is made proves that the test above could have seen it."""
+    path, mark = tmp_path / "weights.torch", tmp_path / "code_was_run"
+    torch.save({"model": Hostile(mark)}, path)
+    read_weights(path, trusted=True)
+    assert mark.exists()
+
+
+@pytest.mark.parametrize("name", ["weights.torch", "weights.safetensors"])
+@pytest.mark.parametrize("content", [b"", b"no weights", b"\x80\x02}q\x00.", b"\xff" * 64])
+def test_damage_is_told(tmp_path: Path, name: str, content: bytes) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=rf"{name} is damaged or no weights file"):
+        read_weights(path)
+
+
+@pytest.mark.parametrize("name", ["weights.torch", "weights.safetensors"])
+def test_a_pointer_of_git_lfs_is_told(tmp_path: Path, name: str) -> None:
+    lines = ["version https://git-lfs.github.com/spec/v1", f"oid sha256:{'0' * 64}", "size 12345\n"]
+    (tmp_path / name).write_text("\n".join(lines))
+    with pytest.raises(CheckpointError, match=rf"{name} is a pointer of Git LFS. `git lfs pull`"):
+        read_weights(tmp_path / name)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="there is no file"):
+        read_weights(tmp_path / "weights.torch")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["weights.torch", "weights.safetensors", "a.shards/.metadata"])
+def test_what_would_never_end_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    os.mkfifo(path)
+    asked = path
+    if path.parent != tmp_path:
+        asked = path.parent
+        torch.save({}, asked / REST)
+    with pytest.raises(CheckpointError, match=f"{path.name} is a FIFO: expected a file"):
+        read_weights(asked)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(CheckpointError, match=f"{path.name} is a device: expected a file"):
+        read_weights(asked)
+
+
+# ---- vissl names
+
+
+class Toy(Trunk):
+    """Joins two tensors, and gives to one of its own names another meaning."""
+
+    feature_names = ("flatten",)
+    vissl_constants = r"index$"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(2, 3), nn.Linear(2, 1)
+        self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def features(self, x: Tensor, wanted: Collection[str]) -> dict[str, Tensor]:
+        return {}
+
+    def vissl_name(self, name: str) -> str:
+        module, _, kind = name.partition(".")
+        theirs = {"q": "qk", "k": "qk", "first": "zeroth", "second": "first"}
+        return f"_feature_blocks.{theirs[module]}.{kind}"
+
+
+def equal_file(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in ours)
+
+
+def test_there_and_back() -> None:
+    trunk = Toy()
+    theirs = write_vissl(trunk)
+    assert sorted({name.split(".")[1] for name in theirs}) == ["first", "qk", "zeroth"]
+    torch.testing.assert_close(
+        theirs["_feature_blocks.qk.weight"], torch.cat([trunk.q.weight, trunk.k.weight])
+    )
+    assert theirs["_feature_blocks.first.weight"] is not trunk.first.weight
+    torch.testing.assert_close(theirs["_feature_blocks.first.weight"], trunk.second.weight)
+    assert equal_file(read_vissl(trunk, theirs), trunk.state_dict())
+
+
+def test_own_names_are_left_alone() -> None:
+    """Also if something is missing: half-renamed it would load what belongs elsewhere."""
+    trunk = Toy()
+    own = trunk.state_dict()
+    assert equal_file(read_vissl(trunk, own), own)
+    del own["q.bias"], own["second.bias"]
+    assert equal_file(read_vissl(trunk, own), own)
+
+
+def test_what_fits_nowhere_keeps_its_name() -> None:
+    trunk = Toy()
+    strange = {
+        **write_vissl(trunk), "strange.weight": torch.zeros(1),
+        "_feature_blocks.qk.weight": torch.zeros(7, 2), "qk.position_index": torch.zeros(2),
+    }  # fmt: skip
+    back = read_vissl(trunk, strange)
+    assert {"strange.weight", "qk.weight"} < back.keys()
+    assert not {"q.weight", "k.weight", "qk.position_index"} & back.keys()
+    assert "q.bias" in back

@@ -17,8 +17,9 @@ from timm.models.convit import ConVit as TimmConvit
 from torch import Tensor, nn
 
 from sslengine.errors import ConfigError
-from sslengine.models.options import TrunkOptions, VisionTransformerOptions
+from sslengine.models.options import TrunkOptions
 from sslengine.models.trunks.library import Feature
+from sslengine.models.trunks.options import ConvitOptions, VisionTransformerOptions
 from sslengine.models.trunks.patches import (
     PatchTrunk,
     block_design,
@@ -27,7 +28,6 @@ from sslengine.models.trunks.patches import (
     resampled,
     set_attention_scale,
 )
-from sslengine.models.trunks.vissl_options import ConvitOptions
 from sslengine.registry import register_trunk
 
 

@@ -23,7 +23,7 @@ from torchvision.models.mobilenetv3 import mobilenet_v3_large
 
 from sslengine.errors import ConfigError
 from sslengine.models.trunks.library import Design, Feature, LibraryTrunk, by_fan_out, take_channels
-from sslengine.models.trunks.vissl_options import MobileNetOptions
+from sslengine.models.trunks.options import MobileNetOptions
 from sslengine.registry import register_trunk
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sslengine.models.trunks.library import Feature, LibraryTrunk, by_fan_out, named
-from sslengine.models.trunks.vissl_options import ResNetSKOptions
+from sslengine.models.trunks.options import ResNetSKOptions
 from sslengine.registry import register_trunk
 
 STAGES = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}

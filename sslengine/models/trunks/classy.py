@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from dataclasses import asdict
 from typing import Any, cast
@@ -12,7 +11,7 @@ from torch.nn.functional import silu
 
 from sslengine.errors import ConfigError
 from sslengine.models.trunks.library import Feature, LibraryTrunk, by_fan_out, named, take_channels
-from sslengine.models.trunks.vissl_options import EfficientNetOptions, RegNetOptions
+from sslengine.models.trunks.options import EfficientNetOptions, RegNetOptions
 from sslengine.registry import register_trunk
 
 # Classy Vision imports modules that it deprecates itself.
@@ -132,8 +131,17 @@ class EfficientNetTrunk(LibraryTrunk):
             cast(DroppingBlock, block).drop_rate = (
                 options.drop_connect_rate * index / len(self.blocks)
             )
-        self.positions = {name: index for index, name in enumerate(self.blocks._modules)}
-        blocks = {f"block{index}": f"blocks.{name}" for name, index in self.positions.items()}
+        names = [*self.blocks._modules]
+        blocks = {f"block{index}": f"blocks.{name}" for index, name in enumerate(names)}
+        numbered = {name: index for index, name in enumerate(names)}
+        self.vissl_names = (
+            (r"^conv_stem\.", "conv1.0."),
+            (r"^bn0\.", "conv1.1."),
+            (r"^conv_head\.", "conv_final.0."),
+            (r"^bn1\.", "conv_final.1."),
+            (r"^blocks\.([^.]+)", lambda match: f"block{numbered[match[1]]}"),
+            (r"^", "_feature_blocks."),
+        )
         self.set_features(
             {
                 "conv1": Feature(("bn0",), lambda trunk, given, x: silu(given[0])),
@@ -149,16 +157,3 @@ class EfficientNetTrunk(LibraryTrunk):
         x = self.blocks(silu(self.bn0(self.conv_stem(x))))
         x = self.avgpool(silu(self.bn1(self.conv_head(x))))
         return cast(Tensor, self.dropout(x.flatten(1)))
-
-    def vissl_name(self, name: str) -> str:
-        for ours, theirs in (
-            ("conv_stem.", "conv1.0."),
-            ("bn0.", "conv1.1."),
-            ("conv_head.", "conv_final.0."),
-            ("bn1.", "conv_final.1."),
-        ):
-            if name.startswith(ours):
-                return f"_feature_blocks.{theirs}{name.removeprefix(ours)}"
-        return re.sub(
-            r"^blocks\.([^.]+)", lambda m: f"_feature_blocks.block{self.positions[m[1]]}", name
-        )

@@ -12,9 +12,12 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from sslengine.errors import ConfigError
-from sslengine.models.options import VisionTransformerOptions
 from sslengine.models.trunks.library import LibraryTrunk
-from sslengine.models.trunks.options import BeitOptions, SwinTransformerOptions, XcitOptions
+from sslengine.models.trunks.options import (
+    BlockOptions,
+    PatchOptions,
+    VisionTransformerOptions,
+)
 from sslengine.precision import widest
 
 Grid = tuple[int, int]  # rows, columns
@@ -35,9 +38,7 @@ class PatchTrunk(LibraryTrunk):
         return patches.mT.reshape(len(patches), -1, *self.grid(x))
 
 
-def image_design(
-    options: VisionTransformerOptions | BeitOptions | XcitOptions | SwinTransformerOptions,
-) -> dict[str, Any]:
+def image_design(options: PatchOptions) -> dict[str, Any]:
     """Return arguments of timm's networks on patches that say which network it is."""
     return {
         "img_size": options.IMAGE_SIZE,
@@ -46,7 +47,7 @@ def image_design(
     }
 
 
-def block_design(options: VisionTransformerOptions | BeitOptions | XcitOptions) -> dict[str, Any]:
+def block_design(options: BlockOptions) -> dict[str, Any]:
     """Return the same of networks whose blocks all have one width."""
     return {
         **image_design(options),
@@ -56,10 +57,7 @@ def block_design(options: VisionTransformerOptions | BeitOptions | XcitOptions) 
     }
 
 
-def drop_rates(
-    options: VisionTransformerOptions | BeitOptions | XcitOptions | SwinTransformerOptions,
-    **more: float,
-) -> dict[str, Any]:
+def drop_rates(options: PatchOptions, **more: float) -> dict[str, Any]:
     """Return the arguments that count in training alone."""
     return {
         "proj_drop_rate": options.DROPOUT_RATE,

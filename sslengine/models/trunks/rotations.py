@@ -25,7 +25,7 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sslengine.models.options import VisionTransformerOptions
+from sslengine.models.trunks.options import VisionTransformerOptions
 
 # With corners: the highest and lowest number of turns over the side of an image.
 TURNS = 7.0, 7e-4

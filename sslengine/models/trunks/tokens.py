@@ -10,7 +10,7 @@
 All are taken after the network's final norm. Extra inputs of the forward pass:
 
     mask        N x L or N x rows x columns, bool: a learned token replaces these patches, before
-                positions are added. The trunk has the token after `add_mask_token(trunk)`.
+                positions are added. The trunk has the token after `take_input(trunk, MASK)`.
     patches_at  M numbers, image * L + patch: lastPATCH has these patches only
     shown       N x K numbers of patches: all others are removed after positions are added, as in
                 masked autoencoders; rotary positions are those of the patches that stay
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -34,21 +34,26 @@ if TYPE_CHECKING:
 MASK, PATCHES_AT, SHOWN = "mask", "patches_at", "shown"
 
 
-def add_mask_token(trunk: Any) -> None:
-    """Give the trunk the parameter `mask_token`, 1 x D, and the extra input `mask`."""
+def take_input(trunk: Any, name: str, where: str = "config.MODEL.TRUNK.NAME") -> None:
+    """Let the trunk take a further input, for `mask` by a parameter `mask_token`, 1 x D."""
+    embed = getattr(trunk, "patch_embed", None)
+    if name == MASK and MASK not in trunk.extra_inputs and _embeds_patches(embed):
+        bias = [*embed.proj.parameters()][-1]
+        trunk.mask_token = nn.Parameter(bias.new_zeros(1, len(bias)))
+        trunk.extra_inputs = (*trunk.extra_inputs, MASK)
+        embed.register_forward_hook(_Hide(trunk))
+    if name not in trunk.extra_inputs:
+        raise ConfigError(
+            f"{where}: {type(trunk).__name__} takes no input {name!r}; vision_transformer and "
+            f"timm's vision transformers take mask, patches_at and shown."
+        )
+
+
+def _embeds_patches(module: Any) -> TypeGuard[Any]:
     from timm.layers.hybrid_embed import HybridEmbed  # the import takes a second
     from timm.layers.patch_embed import PatchEmbed
 
-    embed = getattr(trunk, "patch_embed", None)
-    if not isinstance(embed, (PatchEmbed, HybridEmbed)):
-        raise ConfigError(
-            f"config.MODEL.TRUNK.NAME: {type(trunk).__name__} cannot take a mask: it does not "
-            f"embed patches; vision_transformer, swin_transformer and timm's ViTs do."
-        )
-    bias = [*embed.proj.parameters()][-1]
-    trunk.mask_token = nn.Parameter(bias.new_zeros(1, len(bias)))
-    trunk.extra_inputs = (*trunk.extra_inputs, MASK)
-    embed.register_forward_hook(_Hide(trunk))
+    return isinstance(module, (PatchEmbed, HybridEmbed))
 
 
 class _Hide:

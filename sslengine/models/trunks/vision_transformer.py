@@ -28,8 +28,8 @@ from timm.layers.patch_embed import PatchEmbed
 from timm.models.vision_transformer import VisionTransformer as TimmVisionTransformer
 from torch import Tensor, nn
 
-from sslengine.models.options import VisionTransformerOptions
 from sslengine.models.trunks.library import Design, Feature
+from sslengine.models.trunks.options import VisionTransformerOptions
 from sslengine.models.trunks.patches import (
     PatchTrunk,
     block_design,

@@ -8,15 +8,15 @@ given, or a checkpoint of a family in names.py.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from sslengine.errors import CheckpointError, DoesNotFitError, listing, nearest
+from sslengine.errors import CheckpointError, DoesNotFitError, listing
 from sslengine.models.lora import OWN, merge_lora_tensors
 from sslengine.models.options import FeatureEvalOptions, ModelOptions, WeightsInitOptions
 from sslengine.models.trunks.base import Trunk
@@ -52,9 +52,9 @@ _EXTRACTOR = "trunk.base_model."
 class Loaded:
     """How many tensors came out of a file, and what stayed as it was initialised."""
 
-    trunk: int
-    heads: int
-    left_out: tuple[str, ...]
+    trunk: int = 0
+    heads: int = 0
+    left_out: tuple[str, ...] = ()
     # Of a checkpoint with a student and a teacher: which of them.
     network: str = MODEL
     # The file, or whose they are.
@@ -65,6 +65,8 @@ class Loaded:
     not_taken: tuple[str, ...] = ()
     # What the file was recognised as; "" for sslengine and VISSL, and where prefixes are given.
     kind: str = ""
+    # What else the file holds.
+    unread: str = ""
     # Of the trunk, what SKIP_LAYERS leaves as it was initialised, without batch norms' counters.
     skipped: tuple[str, ...] = ()
 
@@ -88,9 +90,9 @@ def init_from_file(model: nn.Module, options: ModelOptions) -> Loaded:
     trunk = getattr(model, "trunk", None)
     if not isinstance(trunk, Trunk):
         return _init_whole(expected, held, weights)
-    source = _find_family(trunk, held, weights) or _find_own(trunk, list(expected), held, weights)
+    found, file = _find_family(trunk, held, weights) or _find_own(trunk, held, weights)
     expect_heads(trunk, Path(weights.PARAMS_FILE), f"{WHERE}.PARAMS_FILE")
-    given = fit_positions(trunk, _leave_out(source.tensors, weights.SKIP_LAYERS))
+    given = fit_positions(trunk, _leave_out(found, weights.SKIP_LAYERS))
     given = _rename_heads(model, given)
     given = fit_channels(expected, given, weights)
     expected, given = _match_mask_tokens(expected, given, "trunk.mask_token")
@@ -101,33 +103,31 @@ def init_from_file(model: nn.Module, options: ModelOptions) -> Loaded:
         chosen |= heads
         problems += head_problems
     if problems:
-        raise DoesNotFitError(_describe_misfit(weights, problems, given, source.kind))
+        raise DoesNotFitError(_describe_misfit(weights, problems, given, file.kind))
     copy_tensors(expected, given, chosen)
-    loaded = Loaded(
+    skipped = [*{*weights.SKIP_LAYERS} - {COUNTERS}]
+    loaded = replace(
+        file,
         trunk=sum(name.startswith("trunk.") for name in chosen),
         heads=sum(not name.startswith("trunk.") for name in chosen),
         left_out=tuple(sorted(set(expected) - chosen)),
-        network=source.network,
-        classes=source.classes,
         source=weights.PARAMS_FILE,
-        not_taken=source.not_taken,
-        kind=source.kind,
-        skipped=tuple(each for each in _part(tensors, "trunk")
-                      if _skips([*{*weights.SKIP_LAYERS} - {COUNTERS}], each)),
-    )  # fmt: skip
-    _log(loaded, sorted(set(given) - chosen), source.unread)
+        unread=file.unread or listing(set(given) - chosen),
+        skipped=tuple(name for name in _part(tensors, "trunk") if _skips(skipped, name)),
+    )
+    _log(loaded)
     return loaded
 
 
 def _init_whole(expected: Mapping[str, Tensor], held: Any, weights: WeightsInitOptions) -> Loaded:
     """Load all of a model that is no trunk with heads."""
-    content = _reach(held, _key_path(held, weights), weights.PARAMS_FILE)
+    content = _reach(held, weights)
     content, network = choose(content, weights.NETWORK, weights.PARAMS_FILE)
     parts = _parts(content)
     tensors = _strip(content, weights) if parts is None else flatten(parts)
     given = fit_channels(expected, _leave_out(tensors, weights.SKIP_LAYERS), weights)
     if problems := mismatches(expected, given):
-        raise CheckpointError(_describe_misfit(weights, problems, given, "", whole=True))
+        raise CheckpointError(_describe_misfit(weights, problems, given))
     copy_tensors(expected, given, expected)
     LOG.info("%d tensors from %s (%s).", len(expected), weights.PARAMS_FILE, network)
     trunk, heads = (len(_part(expected, part)) for part in ("trunk", "heads"))
@@ -141,7 +141,7 @@ def init_method(method: nn.Module, options: ModelOptions) -> None:
     """
     weights = options.WEIGHTS_INIT
     held = read_params_file(weights)
-    content = _reach(held, _key_path(held, weights), weights.PARAMS_FILE)
+    content = _reach(held, weights)
     if not isinstance(content.get("loss"), Mapping):
         return
     chosen, network = choose(content, weights.NETWORK, weights.PARAMS_FILE)
@@ -201,8 +201,8 @@ def _init_from_library(model: nn.Module, options: ModelOptions) -> Loaded:
         raise CheckpointError(f"{where}: {source} do not fit:\n  " + "\n  ".join(problems))
     copy_tensors(expected, given, expected)
     heads = sorted(_part(list_tensors(model), "heads"))
-    loaded = Loaded(len(expected), 0, left_out=tuple(heads), source=source)
-    _log(loaded, [])
+    loaded = Loaded(len(expected), left_out=tuple(heads), source=source)
+    _log(loaded)
     return loaded
 
 
@@ -227,23 +227,12 @@ def other_classes(then: Sequence[Sequence[str]], now: Sequence[Sequence[str]]) -
     )
 
 
-# ---- what a file holds
+# ---- what a file holds: tensors by the model's names, and what the file says of them
 
 
-@dataclass(frozen=True)
-class Source:
-    """Tensors of a file, by the model's names."""
-
-    tensors: dict[str, Tensor]
-    network: str
-    classes: tuple[tuple[str, ...], ...] = ()
-    not_taken: tuple[str, ...] = ()
-    kind: str = ""
-    # What else the file holds.
-    unread: str = ""
-
-
-def _find_family(trunk: Trunk, held: Any, weights: WeightsInitOptions) -> Source | None:
+def _find_family(
+    trunk: Trunk, held: Any, weights: WeightsInitOptions
+) -> tuple[dict[str, Tensor], Loaded] | None:
     """Find the trunk of another program's checkpoint; None if it is none, or prefixes are given."""
     key = WeightsInitOptions.STATE_DICT_KEY_NAME
     if weights.says_where() or (isinstance(held, Mapping) and (key in held or _parts(held))):
@@ -253,72 +242,61 @@ def _find_family(trunk: Trunk, held: Any, weights: WeightsInitOptions) -> Source
         return None
     named = rename(trunk, _leave_out(found.tensors, weights.SKIP_LAYERS))
     others = find_others(trunk, list(named.tensors))
-    not_taken = sorted((*others, *named.outside))
+    not_taken = tuple(sorted((*others, *named.outside)))
     unread = [f"{name} ({each})" for name, each in found.beside.items()]
     if not_taken:
         unread.append(f"of the network {listing(not_taken, 6)}")
     kind = f"a checkpoint of {found.family}"
     kind += f", with names of {named.library}" if named.library else ""
     tensors = {f"trunk.{n}": each for n, each in named.tensors.items() if n not in others}
-    return Source(
-        tensors, found.network, not_taken=tuple(not_taken), kind=kind, unread=", ".join(unread)
+    return tensors, Loaded(
+        network=found.network, not_taken=not_taken, kind=kind, unread=", ".join(unread)
     )
 
 
 def _find_own(
-    trunk: Trunk, expected: Sequence[str], held: Any, weights: WeightsInitOptions
-) -> Source:
+    trunk: Trunk, held: Any, weights: WeightsInitOptions
+) -> tuple[dict[str, Tensor], Loaded]:
     """Read a checkpoint of sslengine or VISSL, or a state dict with the prefixes that are given."""
-    content = _reach(held, _key_path(held, weights), weights.PARAMS_FILE)
+    content = _reach(held, weights)
     prefixed = any(name.startswith("trunk.") for name in content)
-    plain = all(isinstance(each, Tensor) for each in content.values())
-    if isinstance(trunk, ByName) and plain and not (weights.APPEND_PREFIX or prefixed):
+    if isinstance(trunk, ByName) and _is_plain(content) and not (weights.APPEND_PREFIX or prefixed):
         tensors = _strip(content, weights)  # as the library saved a network
         content = {"trunk": {n: t for n, t in tensors.items() if not n.startswith(trunk.left_out)}}
     classes = tuple(tuple(map(str, names)) for names in content.get("classes") or ())
     content, network = choose(content, weights.NETWORK, weights.PARAMS_FILE)
-    parts = {"trunk", "heads", *(name.partition(".")[0] for name in expected)}
-    named = merge_lora_tensors(_name_tensors(content, weights, parts))
+    named = merge_lora_tensors(_name_tensors(content, weights))
     named = _leave_out(named, weights.SKIP_LAYERS)
     held = {name.removeprefix("trunk."): each for name, each in _part(named, "trunk").items()}
     ours = rename(trunk, held)
     tensors = ours.tensors | {name: held[name] for name in ours.outside}
     tensors = {f"trunk.{name}": each for name, each in tensors.items()} | _others(named)
-    return Source(tensors, network, classes)
+    return tensors, Loaded(network=network, classes=classes)
 
 
-def _key_path(held: Any, weights: WeightsInitOptions) -> list[str]:
-    """Return where the state dict is: nowhere but in the file, if this holds names and tensors."""
-    unset = weights.STATE_DICT_KEY_NAME == WeightsInitOptions.STATE_DICT_KEY_NAME
-    safe = weights.PARAMS_FILE.endswith(".safetensors")
-    if safe and weights.key_path() and not unset:
-        raise CheckpointError(
-            f"{WHERE}.STATE_DICT_KEY_NAME: {weights.PARAMS_FILE} has no keys: safetensors hold "
-            f"names and tensors. Leave it out."
-        )
-    plain = isinstance(held, Mapping) and all(isinstance(each, Tensor) for each in held.values())
-    return [] if safe or (plain and unset) else weights.key_path()
-
-
-def _reach(content: Any, keys: Sequence[str], path: str) -> Mapping[str, Any]:
+def _reach(held: Any, weights: WeightsInitOptions) -> Mapping[str, Any]:
+    """Return what STATE_DICT_KEY_NAME leads to; the file, if it holds names and tensors alone."""
+    content, keys = held, weights.key_path()
+    if weights.STATE_DICT_KEY_NAME == WeightsInitOptions.STATE_DICT_KEY_NAME and _is_plain(held):
+        keys = []
     for key in keys:
-        if not isinstance(content, Mapping):
-            break
-        if key not in content:
+        if not isinstance(content, Mapping) or key not in content:
+            found = map(str, content) if isinstance(content, Mapping) else [type(content).__name__]
             raise CheckpointError(
-                f"{WHERE}.STATE_DICT_KEY_NAME: {path} has no {key!r}. "
-                f"{nearest(key, map(str, content))}".rstrip()
-                + f"\n  It holds: "
-                f'{listing(map(str, content))}. ("" if the file is the state dict itself.)'
+                f"{WHERE}.STATE_DICT_KEY_NAME: {weights.PARAMS_FILE} has no {key!r}. It holds: "
+                f'{listing(found)}. ("" if the file is the state dict itself.)'
             )
         content = content[key]
     if not isinstance(content, Mapping):
-        place = f" at {'.'.join(keys)}" if keys else ""
         raise CheckpointError(
-            f"{WHERE}.PARAMS_FILE: {path} holds a {type(content).__name__}{place}: expected a "
-            f"state dict, names and their tensors."
+            f"{WHERE}.PARAMS_FILE: {weights.PARAMS_FILE} holds a {type(content).__name__}: "
+            f"expected a state dict, names and their tensors."
         )
     return content
+
+
+def _is_plain(held: Any) -> bool:
+    return isinstance(held, Mapping) and all(isinstance(each, Tensor) for each in held.values())
 
 
 def _parts(content: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -329,13 +307,11 @@ def _parts(content: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return content if isinstance(content.get("trunk"), Mapping) else None
 
 
-def _name_tensors(
-    content: Mapping[str, Any], weights: WeightsInitOptions, model_parts: Collection[str]
-) -> dict[str, Tensor]:
+def _name_tensors(content: Mapping[str, Any], weights: WeightsInitOptions) -> dict[str, Tensor]:
     """Return `trunk.*`, `heads.*` and a custom model's other parts, whichever form the file has."""
     parts = _parts(content)
     if parts is None:
-        named = _strip(content.get("base_model", content), weights, model_parts)
+        named = _strip(content.get("base_model", content), weights)
     else:
         named = flatten(parts)
         if "heads" in parts and (weights.REMOVE_PREFIX or weights.APPEND_PREFIX):
@@ -346,34 +322,17 @@ def _name_tensors(
     }
 
 
-def _strip(
-    content: Mapping[str, Any], weights: WeightsInitOptions, parts: Collection[str] = ()
-) -> dict[str, Tensor]:
-    """Return a state dict with REMOVE_PREFIX removed and APPEND_PREFIX put before the names.
-
-    parts: those of the model, in which the names must be; empty: any.
-    """
-    named, strays = {}, []
-    for name, value in content.items():
-        if not isinstance(value, Tensor):
-            raise CheckpointError(
-                f"{WHERE}.STATE_DICT_KEY_NAME: {weights.PARAMS_FILE} holds no state dict there: "
-                f"{name!r} is a {type(value).__name__}.\n  Found: {listing(map(str, content))}."
-            )
-        full = weights.APPEND_PREFIX + name.removeprefix(weights.REMOVE_PREFIX)
-        if not parts or full.partition(".")[0] in parts:
-            named[full] = value
-        # A file may also hold tensors without the prefix: a loss's centre, a queue.
-        elif name.startswith(weights.REMOVE_PREFIX) and not _skips(weights.SKIP_LAYERS, full):
-            strays.append(full)
-    if strays:
+def _strip(content: Mapping[str, Any], weights: WeightsInitOptions) -> dict[str, Tensor]:
+    """Return a state dict with REMOVE_PREFIX removed and APPEND_PREFIX put before the names."""
+    if not _is_plain(content):
         raise CheckpointError(
-            f"{WHERE}.APPEND_PREFIX: names in {weights.PARAMS_FILE} must begin with trunk. or "
-            f"heads., after REMOVE_PREFIX {weights.REMOVE_PREFIX!r} and APPEND_PREFIX "
-            f"{weights.APPEND_PREFIX!r}; these do not: {listing(strays, 8)}.\n"
-            f"  For a file with the trunk alone set APPEND_PREFIX: 'trunk.'"
+            f"{WHERE}.STATE_DICT_KEY_NAME: {weights.PARAMS_FILE} holds no state dict there. "
+            f"Found: {listing(map(str, content))}."
         )
-    return named
+    return {
+        weights.APPEND_PREFIX + name.removeprefix(weights.REMOVE_PREFIX): tensor
+        for name, tensor in content.items()
+    }
 
 
 # ---- what of it is the model's
@@ -437,21 +396,18 @@ def _choose_heads(
 
 
 def _describe_misfit(
-    weights: WeightsInitOptions,
-    problems: list[str],
-    given: Mapping[str, Tensor],
-    kind: str,
-    whole: bool = False,
+    weights: WeightsInitOptions, problems: list[str], given: Mapping[str, Tensor], kind: str = ""
 ) -> str:
     whose = f", {kind}," if kind else ""
-    text = f"{WHERE}.PARAMS_FILE: {weights.PARAMS_FILE}{whose} does not fit the model:\n  "
-    text += "\n  ".join(problems)
-    if not whole and not _part(given, "trunk"):
-        text += f"\n  The file has no trunk; its names: {listing(given, 8) or 'none'}."
-    return f"{text}{TO_ADAPT}"
+    names = f"  The file has: {listing(given, 8) or 'nothing'}."
+    lines = "\n  ".join(problems)
+    return (
+        f"{WHERE}.PARAMS_FILE: {weights.PARAMS_FILE}{whose} does not fit the model:\n  {lines}\n"
+        f"{names}{TO_ADAPT}"
+    )
 
 
-def _log(loaded: Loaded, unused: list[str], unread: str = "") -> None:
+def _log(loaded: Loaded) -> None:
     if loaded.kind:
         LOG.info("%s is %s.", loaded.source, loaded.kind)
     LOG.info(
@@ -462,5 +418,5 @@ def _log(loaded: Loaded, unused: list[str], unread: str = "") -> None:
         LOG.info("They are the %s's (%s.NETWORK).", loaded.network, WHERE)
     if left := [*loaded.skipped, *loaded.left_out]:
         LOG.info("As initialised, not from the file: %s.", listing(left))
-    if unused or unread:
-        LOG.info("In the file and not used: %s.", unread or listing(unused))
+    if loaded.unread:
+        LOG.info("In the file and not used: %s.", loaded.unread)

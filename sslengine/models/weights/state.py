@@ -120,11 +120,12 @@ def networks_of(loss: nn.Module) -> dict[str, str]:
     teacher = next((f"{name}.{part}".lstrip(".") for name, part in parts if part), "")
     if not teacher:
         return {}
-    name, judged = type(loss).__name__, getattr(loss, "judged_network", STUDENT)
-    if teacher not in modules:
-        raise ConfigError(f"{name}.teacher_part: {name} has no submodule {teacher!r}.")
-    if judged not in (STUDENT, TEACHER):
-        raise ConfigError(f"{name}.judged_network: expected {STUDENT} or {TEACHER}: {judged!r}.")
+    judged = getattr(loss, "judged_network", STUDENT)
+    if teacher not in modules or judged not in (STUDENT, TEACHER):
+        raise ConfigError(
+            f"{type(loss).__name__}: teacher_part must name a submodule and judged_network be "
+            f"{STUDENT} or {TEACHER}; got {teacher!r}, {judged!r}."
+        )
     return {"teacher": teacher, "judged": judged}
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sslengine.errors import ConfigError
-from sslengine.models.heads.build import build_module
+from sslengine.models.build import build_module
 
 WIDTH, OUTPUTS = 12, 5
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import math
+import copy
 from collections.abc import Collection
 from typing import Any
 
 import pytest
 import torch
+import torchvision
 from torch import Tensor, nn
 
-from sslengine.errors import ConfigError
+from sslengine.errors import ConfigError, TrainingError
 from sslengine.models.build import build_trunk
 from sslengine.models.trunks.base import Trunk
-from sslengine.models.trunks.library import by_fan_out, take_channels
+from sslengine.models.trunks.library import FINAL, Feature, LibraryTrunk, adopt, rows_of_blocks
 from sslengine.registry import TRUNKS
-from tests.models.trunks import checks
+
+from . import checks
 
 TINY = {"DEPTH": 18, "BLOCKS": [1, 1, 1, 1], "WIDTH_MULTIPLIER": 0.125}
 VIT = {"IMAGE_SIZE": 32, "NUM_LAYERS": 2, "HIDDEN_DIM": 24, "NUM_HEADS": 2, "MLP_DIM": 8}
@@ -125,16 +127,6 @@ def test_a_trunk_of_ones_own_that_takes_three() -> None:
         trunk(4, name)
 
 
-def test_the_new_layer_is_like_the_old_one() -> None:
-    old = nn.Conv2d(3, 256, 7, stride=2, padding=3, bias=False)
-    assert take_channels(old, 3) is old
-    new = take_channels(old, 8, by_fan_out)
-    assert (new.stride, new.padding, new.bias) == (old.stride, old.padding, None)
-    expected = math.sqrt(2 / (256 * 49))
-    assert abs(new.weight.detach().std().item() / expected - 1) < 0.02
-    assert take_channels(nn.Conv2d(3, 4, 3), 2).bias is not None
-
-
 # ---- base
 
 
@@ -176,14 +168,78 @@ def test_features_are_computed_in_the_order_asked_for() -> None:
     assert asked == list(Many.feature_names)
 
 
-def test_an_unknown_feature_is_told_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"no feature 'secnd'\. Did you mean 'second'\?") as error:
-        Powers()(X, ["secnd"])
-    assert "Known: first, second, third" in str(error.value)
-    with pytest.raises(ConfigError, match=r"^config\.SOME\.KEY: "):
-        Powers().check_features(["nothing"], "config.SOME.KEY")
+# ---- Blocks that are computed again give the gradients and statistics of those that keep everything
 
 
-def test_a_trunk_that_cannot_recompute_says_so() -> None:
-    with pytest.raises(ConfigError, match="ACTIVATION_CHECKPOINTING: Powers cannot recompute"):
-        Powers().checkpoint_activations()
+class Block(nn.Module):
+    """Counts how often it was computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Conv2d(3, 3, 1)
+        self.calls = 0
+
+    def forward(self, x: Tensor, factor: float = 1.0) -> Tensor:
+        self.calls += 1
+        return torch.sin(self.inner(x)) * factor
+
+
+class Greedy(Block):
+    """Changes what it gets."""
+
+    def forward(self, x: Tensor, factor: float = 1.0) -> Tensor:
+        return super().forward(x.mul_(2), factor)
+
+
+class Network(nn.Module):
+    def __init__(self, *kinds: type[Block]) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 3, 1)
+        self.blocks = nn.ModuleList(kind() for kind in kinds)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for number, block in enumerate(self.blocks):
+            x = block(x, float(number + 1)) + 1
+        return x.mean((2, 3))
+
+
+def made(*kinds: type[Block], recomputes: bool = True) -> Any:
+    torch.manual_seed(0)
+    ours = adopt(Network(*(kinds or [Block] * 4)), LibraryTrunk, {FINAL: Feature(("",))})
+    ours.section, ours.block_names = "config.MODEL.TRUNK.TOY", r"blocks\.\d+"
+    if recomputes:
+        ours.checkpoint_activations()
+    return ours.double()
+
+
+def outcome(ours: LibraryTrunk, *names: str) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(2, 3, 4, 4, generator=generator, dtype=torch.float64)
+    given = ours(images, names)
+    sum(each.square().sum() for each in given).backward()
+    return [*given, *(parameter.grad for parameter in ours.parameters())]
+
+
+def test_each_block_is_computed_twice_with_gradients_and_once_without() -> None:
+    ours = made()
+    with torch.no_grad():
+        ours(torch.randn(2, 3, 4, 4).double())
+    assert [block.calls for block in ours.blocks] == [1] * 4
+    other = copy.deepcopy(ours)  # recomputes its own blocks
+    outcome(ours)
+    assert [block.calls for block in ours.blocks] == [3] * 4
+    assert [block.calls for block in other.blocks] == [1] * 4
+
+
+def test_a_block_that_changes_its_input_is_an_error() -> None:
+    with pytest.raises(TrainingError, match=r"ACTIVATION_CHECKPOINTING: a Greedy changes its inpu"):
+        outcome(made(Block, Greedy))
+
+
+def test_blocks_that_get_a_list_which_grows_afterwards() -> None:
+    network = torchvision.models.DenseNet(4, (2, 1, 1, 1), 8)
+    table = {"norm0": Feature(("features.norm0",)), FINAL: Feature(("",))}
+    ours = adopt(network, LibraryTrunk, table)
+    ours.block_names = rows_of_blocks(ours)
+    checks.checkpointing_changes_nothing(ours, sizes=((32, 32), (32, 32)))

@@ -26,7 +26,6 @@ from sslengine.models.options import (
 from sslengine.models.trunks.library import LibraryTrunk
 from sslengine.models.trunks.library_options import TimmOptions, TorchvisionOptions
 from sslengine.models.weights.load import init_weights
-from sslengine.optim.layer_depth import layer_depth
 
 from . import checks
 
@@ -232,17 +231,6 @@ def test_images_of_another_size_than_the_network_takes() -> None:
     ours = trunk("timm", "test_vit")
     with pytest.raises(ConfigError, match=r"TRUNK\.TIMM: .* \(2, 3, 33, 33\): .*Resize"):
         ours(torch.randn(2, 3, 33, 33))
-
-
-def test_layer_decay_goes_by_the_groups_of_timm() -> None:
-    model = build_model(options("timm", "test_vit", {}))
-    library: Any = timm.create_model("test_vit", num_classes=0)
-    depths = layer_depth(model).depths
-    blocks = len(library.blocks)
-    assert {depths[f"trunk.blocks.{index}.mlp.fc1.weight"] for index in range(blocks)} == {
-        *range(1, 1 + blocks)
-    }
-    assert depths["trunk.patch_embed.proj.weight"] == depths["trunk.pos_embed"] == 0
 
 
 # ---- the libraries' own weights, by name
