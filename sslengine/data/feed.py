@@ -11,7 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -97,6 +97,9 @@ class DataFeed:
             self._sampler = make_sampler(
                 self.dataset, chosen, workers, rank, world_size, order, self.where
             )
+        # How many samples this rank's batches hold, for each step of an epoch; and those of all.
+        self.batch_sizes = self._sampler.batch_sizes
+        self.global_batch_sizes = self._sampler.global_batch_sizes
         if chosen.DROP_LAST and split == "TEST" and not training:
             logger.warning("%s.DROP_LAST does nothing: each test sample counts.", self.where)
         self._loader = Loader(
@@ -111,9 +114,7 @@ class DataFeed:
         self._invalid = InvalidSamples(
             self.where,
             chosen.MAX_INVALID_SHARE,
-            len(self.dataset),
-            self.dataset.name,
-            self.dataset.why_unreadable,
+            self.dataset,
             "another sample replaces each" if training else "each is left out",
         )
 
@@ -134,17 +135,7 @@ class DataFeed:
 
     @property
     def steps_per_epoch(self) -> int:
-        return len(self._sampler.batch_sizes)
-
-    @property
-    def batch_sizes(self) -> list[int]:
-        """Return how many samples this rank's batches hold, for each step of an epoch."""
-        return self._sampler.batch_sizes
-
-    @property
-    def global_batch_sizes(self) -> list[int]:
-        """Return how many samples the batches of all ranks hold together."""
-        return self._sampler.global_batch_sizes
+        return len(self.batch_sizes)
 
     def batches(
         self, epoch: int = 0, first_step: int = 0, last_step: int | None = None
@@ -232,15 +223,12 @@ class InvalidSamples:
         self,
         where: str,
         max_share: float,
-        num_samples: int,
-        name: Callable[[int], str],
-        why: Callable[[int], str],
+        dataset: SSLDataset,
         instead: str,
     ) -> None:
-        """name: what to call a sample. why: the same and what is wrong with it, which reads it.
-        instead: what becomes of it, in words."""
-        self._where, self._max_share, self._name, self._why = where, max_share, name, why
-        self._num_samples, self._instead = num_samples, instead
+        """instead: what becomes of such a sample, in words."""
+        self._where, self._max_share, self._dataset = where, max_share, dataset
+        self._instead = instead
         self.samples: set[int] = set()
         self._told = 1  # how many of them were reported; the first has its own message
         self._one_was_valid = False
@@ -260,12 +248,12 @@ class InvalidSamples:
         if not self.samples:
             logger.warning(
                 "%s: cannot read %s. Such samples are counted, and the log names them; %s.",
-                self._where, self._why(bad[0]), self._instead,
+                self._where, self._dataset.why_unreadable(bad[0]), self._instead,
             )  # fmt: skip
             self.samples.add(bad[0])
         for sample in sorted(set(bad) - self.samples):
             if len(self.samples) < NAMED:
-                logger.info("%s: cannot read %s either", self._where, self._name(sample))
+                logger.info("%s: cannot read %s either", self._where, self._dataset.name(sample))
             self.samples.add(sample)
         self._stop_if_too_many(bad[0])
 
@@ -275,11 +263,11 @@ class InvalidSamples:
             self._told = len(self.samples)
             logger.warning(
                 "%s: %d of %d samples could not be read so far; the log names them.",
-                self._where, self._told, self._num_samples,
+                self._where, self._told, len(self._dataset),
             )  # fmt: skip
 
     def _stop_if_too_many(self, one: int) -> None:
-        if not self._one_was_valid and len(self.samples) >= min(FEWEST, self._num_samples):
+        if not self._one_was_valid and len(self.samples) >= min(FEWEST, len(self._dataset)):
             why = f"none of the first {len(self.samples)} images can be read."
         elif self._seen >= FEWEST and self._invalid > self._max_share * self._seen:
             why = (
@@ -288,7 +276,7 @@ class InvalidSamples:
             )
         else:
             return
-        raise DataError(f"{self._where}: {why} One of them: {self._why(one)}")
+        raise DataError(f"{self._where}: {why} One of them: {self._dataset.why_unreadable(one)}")
 
 
 # ---- to the device
@@ -305,10 +293,28 @@ def move_batches(
         moved = batch if device.type == "cpu" else _move(batch, device)
         return finish.finish_batch(moved) if finish and isinstance(batch, dict) else moved
 
-    if device.type == "cuda" and overlap:
-        copier = _SideStream(device, arrive)
-        return start_ahead(batches, copier.start, copier.finish)
-    return map(arrive, batches)
+    if device.type != "cuda" or not overlap:
+        return map(arrive, batches)
+    stream = torch.cuda.Stream(device)
+
+    def start(batch: Batch) -> tuple[Batch, torch.cuda.Event]:
+        with torch.cuda.stream(stream):
+            return arrive(batch), stream.record_event()
+
+    def wait(copy: tuple[Batch, torch.cuda.Event]) -> Batch:
+        batch, done = copy
+        compute = torch.cuda.current_stream(device)
+        compute.wait_event(done)
+
+        def keep(tensor: Tensor) -> None:
+            """Keep its memory from the next copy while the step still reads it."""
+            if tensor.is_cuda:
+                tensor.record_stream(compute)
+
+        tree_map_only(Tensor, keep, batch)
+        return batch
+
+    return start_ahead(batches, start, wait)
 
 
 def start_ahead(
@@ -321,33 +327,6 @@ def start_ahead(
         if len(waiting) == 2:
             yield finish(waiting.pop(0))
     yield from map(finish, waiting)
-
-
-class _Copy(NamedTuple):
-    batch: Batch
-    done: torch.cuda.Event
-
-
-class _SideStream:
-    def __init__(self, device: torch.device, arrive: Callable[[Batch], Batch]) -> None:
-        self._device, self._arrive = device, arrive
-        self._stream = torch.cuda.Stream(device)
-
-    def start(self, batch: Batch) -> _Copy:
-        with torch.cuda.stream(self._stream):
-            return _Copy(self._arrive(batch), self._stream.record_event())
-
-    def finish(self, copy: _Copy) -> Batch:
-        compute = torch.cuda.current_stream(self._device)
-        compute.wait_event(copy.done)
-
-        def keep(tensor: Tensor) -> None:
-            """Keep its memory from the next copy while the step still reads it."""
-            if tensor.is_cuda:
-                tensor.record_stream(compute)
-
-        tree_map_only(Tensor, keep, copy.batch)
-        return copy.batch
 
 
 def _move(batch: Batch, device: torch.device) -> Batch:

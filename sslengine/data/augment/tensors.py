@@ -51,7 +51,6 @@ class OneHotEncode(TakesLabels):
 
     def __init__(self, num_classes: int = 1000) -> None:
         """num_classes: the length of the vector."""
-        expect(num_classes >= 1, "num_classes", "1 or more", num_classes)
         self.num_classes = num_classes
 
     def __call__(self, label: Any) -> Tensor:

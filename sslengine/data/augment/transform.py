@@ -16,7 +16,6 @@ Transforms that do something else than make one image of one derive from one of 
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
@@ -276,15 +275,3 @@ def expect(met: bool, key: str, what: str, got: object) -> None:
     """Raise ValueError about an argument unless a condition is met."""
     if not met:
         raise ValueError(f"{key}: expected {what}, got {got!r}.")
-
-
-def check_range(
-    key: str, ends: Sequence[float], most: float = math.inf, with_zero: bool = False
-) -> tuple[float, float]:
-    """Return both ends; raise ValueError unless they are two, in order, above 0 (or 0), not above
-    `most`."""
-    low, high = ends if len(ends) == 2 else (math.nan, math.nan)
-    bounds = ("from 0" if with_zero else "above 0") + (f" to {most:g}" if most < math.inf else "")
-    met = (low > 0 or (with_zero and low == 0)) and low <= high <= most
-    expect(met, key, f"two numbers {bounds}, in order", list(ends))
-    return low, high
