@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from sslengine.data.augment.tensors import FinishOn
+from sslengine.data.augment.tensors import Finish
 from sslengine.data.batch.collators import Batch, image_keys
 from sslengine.data.batch.samplers import (
     BatchSampler,
@@ -50,7 +50,52 @@ FEWEST, LATEST = 100, 2000
 NAMED = 1000  # unreadable samples in the log, at most
 
 
-class DataFeed:
+class LoadedFeed:
+    """The batches of a Loader, as they come to the device. A subclass loads them."""
+
+    device: torch.device
+    _overlap = True  # of copies with computing
+    _finish: Finish | None = None
+
+    def _load(self, loader: Loader, sampler: BatchSampler) -> None:
+        self._loader = loader
+        # How many samples this rank's batches hold, for each step of an epoch; and those of all.
+        self.batch_sizes = sampler.batch_sizes
+        self.global_batch_sizes = sampler.global_batch_sizes
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return len(self.batch_sizes)
+
+    def batches(
+        self, epoch: int = 0, first_step: int = 0, last_step: int | None = None
+    ) -> Iterator[Batch]:
+        """Return the batches of these steps of the epoch; `last_step` is not among them.
+
+        Workers begin to load when this is called. A feed gives one iteration at a time:
+        a new one ends the one before.
+        """
+        end = self.steps_per_epoch if last_step is None else last_step
+        sizes = self.batch_sizes[first_step:end]
+        batches = self._watch(self._loader.batches(epoch, first_step, end), sizes)
+        return move_batches(batches, self.device, self._overlap, self._finish)
+
+    def _watch(self, batches: Iterator[Batch], sizes: Sequence[int]) -> Iterator[Batch]:
+        return batches
+
+    def then(self, epoch: int, first_step: int, last_step: int) -> None:
+        """Let workers load the first batches of these steps while the last of the others are used.
+
+        For the next call of `batches`; a call with other steps works as usual.
+        """
+        self._loader.then(epoch, first_step, last_step)
+
+    def close(self) -> None:
+        """Stop the workers."""
+        self._loader.close()
+
+
+class DataFeed(LoadedFeed):
     """
     feed = DataFeed(options, "TRAIN", training=True, seed=0)
     for batch in feed.batches(epoch=3): ...
@@ -90,26 +135,24 @@ class DataFeed:
         )  # fmt: skip
         self._finish = self.dataset.finish_on(self.device)
         if stretches and not self.dataset.stream:
-            self._sampler: BatchSampler = StretchBatchSampler(stretches(self.dataset))
+            sampler: BatchSampler = StretchBatchSampler(stretches(self.dataset))
         else:
             workers = options.NUM_DATALOADER_WORKERS
             order = seed if training else None
-            self._sampler = make_sampler(
+            sampler = make_sampler(
                 self.dataset, chosen, workers, rank, world_size, order, self.where
             )
-        # How many samples this rank's batches hold, for each step of an epoch; and those of all.
-        self.batch_sizes = self._sampler.batch_sizes
-        self.global_batch_sizes = self._sampler.global_batch_sizes
         if chosen.DROP_LAST and split == "TEST" and not training:
             logger.warning("%s.DROP_LAST does nothing: each test sample counts.", self.where)
-        self._loader = Loader(
+        loader = Loader(
             self.dataset,
-            self._sampler,
+            sampler,
             COLLATORS.maker(chosen.COLLATE_FUNCTION, chosen.COLLATE_FUNCTION_PARAMS),
             options,
             pin_memory=options.PIN_MEMORY and self.device.type == "cuda",
             mp_method=mp_method,
         )
+        self._load(loader, sampler)
         self._overlap = options.ENABLE_ASYNC_GPU_COPY
         self._invalid = InvalidSamples(
             self.where,
@@ -134,37 +177,9 @@ class DataFeed:
         return len(self.dataset)
 
     @property
-    def steps_per_epoch(self) -> int:
-        return len(self.batch_sizes)
-
-    def batches(
-        self, epoch: int = 0, first_step: int = 0, last_step: int | None = None
-    ) -> Iterator[Batch]:
-        """Return the batches of these steps of the epoch; `last_step` is not among them.
-
-        Workers begin to load when this is called. A feed gives one iteration at a time:
-        a new one ends the one before.
-        """
-        end = self.steps_per_epoch if last_step is None else last_step
-        sizes = self.batch_sizes[first_step:end]
-        batches = self._watch(self._loader.batches(epoch, first_step, end), sizes)
-        return move_batches(batches, self.device, self._overlap, self._finish)
-
-    def then(self, epoch: int, first_step: int, last_step: int) -> None:
-        """Let workers load the first batches of these steps while the last of the others are used.
-
-        For the next call of `batches`; a call with other steps works as usual.
-        """
-        self._loader.then(epoch, first_step, last_step)
-
-    @property
     def unreadable(self) -> set[int]:
         """Return the numbers of the samples that could not be read so far, on this rank."""
         return self._invalid.samples
-
-    def close(self) -> None:
-        """Stop the workers."""
-        self._loader.close()
 
     def _watch(self, batches: Iterator[Batch], sizes: Sequence[int]) -> Iterator[Batch]:
         """Take note of unreadable samples, while the batch is on the host."""
@@ -283,7 +298,7 @@ class InvalidSamples:
 
 
 def move_batches(
-    batches: Iterable[Batch], device: torch.device, overlap: bool, finish: FinishOn | None = None
+    batches: Iterable[Batch], device: torch.device, overlap: bool, finish: Finish | None = None
 ) -> Iterator[Batch]:
     """Return the batches as they come to the device."""
     if finish is None and device.type == "cpu":

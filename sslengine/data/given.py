@@ -30,7 +30,7 @@ from sslengine.data.batch.samplers import (
     OrderedBatchSampler,
     ShuffledBatchSampler,
 )
-from sslengine.data.feed import move_batches
+from sslengine.data.feed import LoadedFeed, move_batches
 from sslengine.data.loading.dataset import SampleBatch
 from sslengine.data.loading.loader import Loader
 from sslengine.data.options import DataOptions
@@ -83,7 +83,7 @@ def as_batch(given: Any, where: str) -> Batch:
     )
 
 
-class DatasetFeed:
+class DatasetFeed(LoadedFeed):
     """A dataset, by the engine's own samplers and workers."""
 
     def __init__(
@@ -101,41 +101,23 @@ class DatasetFeed:
     ) -> None:
         """batch_size: on each rank, at most. drop_last: all alike; what is over is left out."""
         share = (len(dataset), batch_size, rank(), world_size())
-        self._sampler: BatchSampler
+        sampler: BatchSampler
         if not shuffle:
-            self._sampler = OrderedBatchSampler(*share, where=where)
+            sampler = OrderedBatchSampler(*share, where=where)
         elif drop_last:
-            self._sampler = DistributedBatchSampler(*share, seed=seed, drop_last=True, where=where)
+            sampler = DistributedBatchSampler(*share, seed=seed, drop_last=True, where=where)
         else:
-            self._sampler = ShuffledBatchSampler(*share, seed=seed, where=where)
+            sampler = ShuffledBatchSampler(*share, seed=seed, where=where)
         self.device, self.num_samples = device, len(dataset)
-        self._loader = Loader(
+        loader = Loader(
             Items(dataset, seed),  # type: ignore[arg-type]
-            self._sampler,
+            sampler,
             partial(_collate, collate_fn or default_collate, where),
             DataOptions(NUM_DATALOADER_WORKERS=workers),
             pin_memory=device.type == "cuda",
             mp_method="forkserver",
         )
-        self.batch_sizes = self._sampler.batch_sizes
-        self.global_batch_sizes = self._sampler.global_batch_sizes
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return len(self.batch_sizes)
-
-    def batches(
-        self, epoch: int = 0, first_step: int = 0, last_step: int | None = None
-    ) -> Iterator[Batch]:
-        end = self.steps_per_epoch if last_step is None else last_step
-        return move_batches(self._loader.batches(epoch, first_step, end), self.device, overlap=True)
-
-    def then(self, epoch: int, first_step: int, last_step: int) -> None:
-        """As of a DataFeed: the steps whose batches are expected next."""
-        self._loader.then(epoch, first_step, last_step)
-
-    def close(self) -> None:
-        self._loader.close()
+        self._load(loader, sampler)
 
 
 class LoaderFeed:

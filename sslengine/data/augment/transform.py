@@ -132,14 +132,18 @@ class Counterpart(Transform):
 
 
 class Sometimes(Counterpart):
-    """One operation, with probability p; always where p is None."""
+    """One operation, with probability p; always where p is None. limited: it takes `limits`."""
 
-    def __init__(self, named: Change, p: float | None, operation: Change) -> None:
+    def __init__(
+        self, named: Change, p: float | None, operation: Callable[..., Any], limited: bool = False
+    ) -> None:
         super().__init__(named)
-        self.p, self.operation = p, operation
+        self.p, self.operation, self.limited = p, operation, limited
 
     def change(self, image: Any) -> Any:
-        return self.operation(image) if self.p is None or uniform() < self.p else image
+        if self.p is not None and uniform() >= self.p:
+            return image
+        return self.operation(image, limits=self.limits) if self.limited else self.operation(image)
 
 
 class InTurn(Transform):
@@ -152,8 +156,9 @@ class InTurn(Transform):
         self.p = None if p is None else round_p(probability(p))
 
     def __call__(self, image: Any) -> Any:
-        if self.p is not None and self.p < uniform():
-            return image
+        return image if self.p is not None and self.p < uniform() else self.change(image)
+
+    def change(self, image: Any) -> Any:
         for each in self.transforms:
             image = each(image)
         return image
