@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
+from torch.utils.data import BatchSampler as TorchBatchSampler
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 from torch.utils.data import RandomSampler as TorchRandomSampler
 from torch.utils.data import SequentialSampler as TorchSequentialSampler
@@ -226,17 +227,14 @@ def make_feed(
 
     whole: each sample once, in the order of the dataset, also from such a DataLoader on one rank.
     """
-    if _has_torchs_sampler(given) and world_size() > 1:
-        shuffle = shuffle and isinstance(given.sampler, TorchRandomSampler)
-        batch_size, drop_last = given.batch_size or batch_size, given.drop_last and shuffle
-        collate_fn, workers, given = given.collate_fn, given.num_workers, given.dataset
-    elif _has_torchs_sampler(given) and whole:
-        given = DataLoader(  # with workers of the same kind
-            given.dataset, given.batch_size, num_workers=given.num_workers,
-            collate_fn=given.collate_fn, pin_memory=given.pin_memory, timeout=given.timeout,
-            worker_init_fn=given.worker_init_fn, prefetch_factor=given.prefetch_factor,
-            multiprocessing_context=given.multiprocessing_context,
-        )  # fmt: skip
+    if isinstance(given, DataLoader) and _has_torchs_sampler(given):
+        if world_size() > 1:
+            shuffle = shuffle and isinstance(given.sampler, TorchRandomSampler)
+            batch_size, drop_last = given.batch_size or batch_size, given.drop_last and shuffle
+            collate_fn, workers = given.collate_fn, given.num_workers
+            given = given.dataset
+        elif whole:
+            given = _in_order(given)
     is_dataset = hasattr(given, "__getitem__") and hasattr(given, "__len__")
     if is_dataset and not isinstance(given, (list, tuple)):
         return DatasetFeed(
@@ -246,11 +244,25 @@ def make_feed(
     return LoaderFeed(given, seed=seed, device=device, where=where)
 
 
-def _has_torchs_sampler(loader: Any) -> bool:
-    """Is it a DataLoader, with no order or iteration of the user's own?"""
-    return (
-        isinstance(loader, DataLoader)
-        and loader.batch_size is not None
-        and type(loader).__iter__ is DataLoader.__iter__
-        and type(loader.sampler) in (TorchRandomSampler, TorchSequentialSampler)
+def _in_order(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """With each sample once, in the order of the dataset; by workers of the same kind."""
+    is_torchs = (
+        type(loader).__iter__ is DataLoader.__iter__
+        and type(loader.batch_sampler) is TorchBatchSampler
+    )
+    in_order = isinstance(loader.sampler, TorchSequentialSampler) and not loader.drop_last
+    if in_order or not is_torchs:
+        return loader
+    return DataLoader(
+        loader.dataset, loader.batch_size, num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn, pin_memory=loader.pin_memory, timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn, prefetch_factor=loader.prefetch_factor,
+        multiprocessing_context=loader.multiprocessing_context,
+    )  # fmt: skip
+
+
+def _has_torchs_sampler(loader: DataLoader[Any]) -> bool:
+    return loader.batch_size is not None and type(loader.sampler) in (
+        TorchRandomSampler,
+        TorchSequentialSampler,
     )
