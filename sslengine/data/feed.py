@@ -11,13 +11,13 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from sslengine.data.augment.tensors import FinishOn
+from sslengine.data.augment.tensors import Finish
 from sslengine.data.batch.collators import Batch, image_keys
 from sslengine.data.batch.samplers import (
     BatchSampler,
@@ -50,7 +50,52 @@ FEWEST, LATEST = 100, 2000
 NAMED = 1000  # unreadable samples in the log, at most
 
 
-class DataFeed:
+class LoadedFeed:
+    """The batches of a Loader, as they come to the device. A subclass loads them."""
+
+    device: torch.device
+    _overlap = True  # of copies with computing
+    _finish: Finish | None = None
+
+    def _load(self, loader: Loader, sampler: BatchSampler) -> None:
+        self._loader = loader
+        # How many samples this rank's batches hold, for each step of an epoch; and those of all.
+        self.batch_sizes = sampler.batch_sizes
+        self.global_batch_sizes = sampler.global_batch_sizes
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return len(self.batch_sizes)
+
+    def batches(
+        self, epoch: int = 0, first_step: int = 0, last_step: int | None = None
+    ) -> Iterator[Batch]:
+        """Return the batches of these steps of the epoch; `last_step` is not among them.
+
+        Workers begin to load when this is called. A feed gives one iteration at a time:
+        a new one ends the one before.
+        """
+        end = self.steps_per_epoch if last_step is None else last_step
+        sizes = self.batch_sizes[first_step:end]
+        batches = self._watch(self._loader.batches(epoch, first_step, end), sizes)
+        return move_batches(batches, self.device, self._overlap, self._finish)
+
+    def _watch(self, batches: Iterator[Batch], sizes: Sequence[int]) -> Iterator[Batch]:
+        return batches
+
+    def then(self, epoch: int, first_step: int, last_step: int) -> None:
+        """Let workers load the first batches of these steps while the last of the others are used.
+
+        For the next call of `batches`; a call with other steps works as usual.
+        """
+        self._loader.then(epoch, first_step, last_step)
+
+    def close(self) -> None:
+        """Stop the workers."""
+        self._loader.close()
+
+
+class DataFeed(LoadedFeed):
     """
     feed = DataFeed(options, "TRAIN", training=True, seed=0)
     for batch in feed.batches(epoch=3): ...
@@ -90,30 +135,29 @@ class DataFeed:
         )  # fmt: skip
         self._finish = self.dataset.finish_on(self.device)
         if stretches and not self.dataset.stream:
-            self._sampler: BatchSampler = StretchBatchSampler(stretches(self.dataset))
+            sampler: BatchSampler = StretchBatchSampler(stretches(self.dataset))
         else:
             workers = options.NUM_DATALOADER_WORKERS
             order = seed if training else None
-            self._sampler = make_sampler(
+            sampler = make_sampler(
                 self.dataset, chosen, workers, rank, world_size, order, self.where
             )
         if chosen.DROP_LAST and split == "TEST" and not training:
             logger.warning("%s.DROP_LAST does nothing: each test sample counts.", self.where)
-        self._loader = Loader(
+        loader = Loader(
             self.dataset,
-            self._sampler,
+            sampler,
             COLLATORS.maker(chosen.COLLATE_FUNCTION, chosen.COLLATE_FUNCTION_PARAMS),
             options,
             pin_memory=options.PIN_MEMORY and self.device.type == "cuda",
             mp_method=mp_method,
         )
+        self._load(loader, sampler)
         self._overlap = options.ENABLE_ASYNC_GPU_COPY
         self._invalid = InvalidSamples(
             self.where,
             chosen.MAX_INVALID_SHARE,
-            len(self.dataset),
-            self.dataset.name,
-            self.dataset.why_unreadable,
+            self.dataset,
             "another sample replaces each" if training else "each is left out",
         )
 
@@ -133,47 +177,9 @@ class DataFeed:
         return len(self.dataset)
 
     @property
-    def steps_per_epoch(self) -> int:
-        return len(self._sampler.batch_sizes)
-
-    @property
-    def batch_sizes(self) -> list[int]:
-        """Return how many samples this rank's batches hold, for each step of an epoch."""
-        return self._sampler.batch_sizes
-
-    @property
-    def global_batch_sizes(self) -> list[int]:
-        """Return how many samples the batches of all ranks hold together."""
-        return self._sampler.global_batch_sizes
-
-    def batches(
-        self, epoch: int = 0, first_step: int = 0, last_step: int | None = None
-    ) -> Iterator[Batch]:
-        """Return the batches of these steps of the epoch; `last_step` is not among them.
-
-        Workers begin to load when this is called. A feed gives one iteration at a time:
-        a new one ends the one before.
-        """
-        end = self.steps_per_epoch if last_step is None else last_step
-        sizes = self.batch_sizes[first_step:end]
-        batches = self._watch(self._loader.batches(epoch, first_step, end), sizes)
-        return move_batches(batches, self.device, self._overlap, self._finish)
-
-    def then(self, epoch: int, first_step: int, last_step: int) -> None:
-        """Let workers load the first batches of these steps while the last of the others are used.
-
-        For the next call of `batches`; a call with other steps works as usual.
-        """
-        self._loader.then(epoch, first_step, last_step)
-
-    @property
     def unreadable(self) -> set[int]:
         """Return the numbers of the samples that could not be read so far, on this rank."""
         return self._invalid.samples
-
-    def close(self) -> None:
-        """Stop the workers."""
-        self._loader.close()
 
     def _watch(self, batches: Iterator[Batch], sizes: Sequence[int]) -> Iterator[Batch]:
         """Take note of unreadable samples, while the batch is on the host."""
@@ -232,15 +238,12 @@ class InvalidSamples:
         self,
         where: str,
         max_share: float,
-        num_samples: int,
-        name: Callable[[int], str],
-        why: Callable[[int], str],
+        dataset: SSLDataset,
         instead: str,
     ) -> None:
-        """name: what to call a sample. why: the same and what is wrong with it, which reads it.
-        instead: what becomes of it, in words."""
-        self._where, self._max_share, self._name, self._why = where, max_share, name, why
-        self._num_samples, self._instead = num_samples, instead
+        """instead: what becomes of such a sample, in words."""
+        self._where, self._max_share, self._dataset = where, max_share, dataset
+        self._instead = instead
         self.samples: set[int] = set()
         self._told = 1  # how many of them were reported; the first has its own message
         self._one_was_valid = False
@@ -260,12 +263,12 @@ class InvalidSamples:
         if not self.samples:
             logger.warning(
                 "%s: cannot read %s. Such samples are counted, and the log names them; %s.",
-                self._where, self._why(bad[0]), self._instead,
+                self._where, self._dataset.why_unreadable(bad[0]), self._instead,
             )  # fmt: skip
             self.samples.add(bad[0])
         for sample in sorted(set(bad) - self.samples):
             if len(self.samples) < NAMED:
-                logger.info("%s: cannot read %s either", self._where, self._name(sample))
+                logger.info("%s: cannot read %s either", self._where, self._dataset.name(sample))
             self.samples.add(sample)
         self._stop_if_too_many(bad[0])
 
@@ -275,11 +278,11 @@ class InvalidSamples:
             self._told = len(self.samples)
             logger.warning(
                 "%s: %d of %d samples could not be read so far; the log names them.",
-                self._where, self._told, self._num_samples,
+                self._where, self._told, len(self._dataset),
             )  # fmt: skip
 
     def _stop_if_too_many(self, one: int) -> None:
-        if not self._one_was_valid and len(self.samples) >= min(FEWEST, self._num_samples):
+        if not self._one_was_valid and len(self.samples) >= min(FEWEST, len(self._dataset)):
             why = f"none of the first {len(self.samples)} images can be read."
         elif self._seen >= FEWEST and self._invalid > self._max_share * self._seen:
             why = (
@@ -288,14 +291,14 @@ class InvalidSamples:
             )
         else:
             return
-        raise DataError(f"{self._where}: {why} One of them: {self._why(one)}")
+        raise DataError(f"{self._where}: {why} One of them: {self._dataset.why_unreadable(one)}")
 
 
 # ---- to the device
 
 
 def move_batches(
-    batches: Iterable[Batch], device: torch.device, overlap: bool, finish: FinishOn | None = None
+    batches: Iterable[Batch], device: torch.device, overlap: bool, finish: Finish | None = None
 ) -> Iterator[Batch]:
     """Return the batches as they come to the device."""
     if finish is None and device.type == "cpu":
@@ -305,10 +308,28 @@ def move_batches(
         moved = batch if device.type == "cpu" else _move(batch, device)
         return finish.finish_batch(moved) if finish and isinstance(batch, dict) else moved
 
-    if device.type == "cuda" and overlap:
-        copier = _SideStream(device, arrive)
-        return start_ahead(batches, copier.start, copier.finish)
-    return map(arrive, batches)
+    if device.type != "cuda" or not overlap:
+        return map(arrive, batches)
+    stream = torch.cuda.Stream(device)
+
+    def start(batch: Batch) -> tuple[Batch, torch.cuda.Event]:
+        with torch.cuda.stream(stream):
+            return arrive(batch), stream.record_event()
+
+    def wait(copy: tuple[Batch, torch.cuda.Event]) -> Batch:
+        batch, done = copy
+        compute = torch.cuda.current_stream(device)
+        compute.wait_event(done)
+
+        def keep(tensor: Tensor) -> None:
+            """Keep its memory from the next copy while the step still reads it."""
+            if tensor.is_cuda:
+                tensor.record_stream(compute)
+
+        tree_map_only(Tensor, keep, batch)
+        return batch
+
+    return start_ahead(batches, start, wait)
 
 
 def start_ahead(
@@ -321,33 +342,6 @@ def start_ahead(
         if len(waiting) == 2:
             yield finish(waiting.pop(0))
     yield from map(finish, waiting)
-
-
-class _Copy(NamedTuple):
-    batch: Batch
-    done: torch.cuda.Event
-
-
-class _SideStream:
-    def __init__(self, device: torch.device, arrive: Callable[[Batch], Batch]) -> None:
-        self._device, self._arrive = device, arrive
-        self._stream = torch.cuda.Stream(device)
-
-    def start(self, batch: Batch) -> _Copy:
-        with torch.cuda.stream(self._stream):
-            return _Copy(self._arrive(batch), self._stream.record_event())
-
-    def finish(self, copy: _Copy) -> Batch:
-        compute = torch.cuda.current_stream(self._device)
-        compute.wait_event(copy.done)
-
-        def keep(tensor: Tensor) -> None:
-            """Keep its memory from the next copy while the step still reads it."""
-            if tensor.is_cuda:
-                tensor.record_stream(compute)
-
-        tree_map_only(Tensor, keep, copy.batch)
-        return copy.batch
 
 
 def _move(batch: Batch, device: torch.device) -> Batch:

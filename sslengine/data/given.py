@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
+from torch.utils.data import BatchSampler as TorchBatchSampler
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 from torch.utils.data import RandomSampler as TorchRandomSampler
 from torch.utils.data import SequentialSampler as TorchSequentialSampler
@@ -30,7 +31,7 @@ from sslengine.data.batch.samplers import (
     OrderedBatchSampler,
     ShuffledBatchSampler,
 )
-from sslengine.data.feed import move_batches
+from sslengine.data.feed import LoadedFeed, move_batches
 from sslengine.data.loading.dataset import SampleBatch
 from sslengine.data.loading.loader import Loader
 from sslengine.data.options import DataOptions
@@ -83,7 +84,7 @@ def as_batch(given: Any, where: str) -> Batch:
     )
 
 
-class DatasetFeed:
+class DatasetFeed(LoadedFeed):
     """A dataset, by the engine's own samplers and workers."""
 
     def __init__(
@@ -101,41 +102,23 @@ class DatasetFeed:
     ) -> None:
         """batch_size: on each rank, at most. drop_last: all alike; what is over is left out."""
         share = (len(dataset), batch_size, rank(), world_size())
-        self._sampler: BatchSampler
+        sampler: BatchSampler
         if not shuffle:
-            self._sampler = OrderedBatchSampler(*share, where=where)
+            sampler = OrderedBatchSampler(*share, where=where)
         elif drop_last:
-            self._sampler = DistributedBatchSampler(*share, seed=seed, drop_last=True, where=where)
+            sampler = DistributedBatchSampler(*share, seed=seed, drop_last=True, where=where)
         else:
-            self._sampler = ShuffledBatchSampler(*share, seed=seed, where=where)
+            sampler = ShuffledBatchSampler(*share, seed=seed, where=where)
         self.device, self.num_samples = device, len(dataset)
-        self._loader = Loader(
+        loader = Loader(
             Items(dataset, seed),  # type: ignore[arg-type]
-            self._sampler,
+            sampler,
             partial(_collate, collate_fn or default_collate, where),
             DataOptions(NUM_DATALOADER_WORKERS=workers),
             pin_memory=device.type == "cuda",
             mp_method="forkserver",
         )
-        self.batch_sizes = self._sampler.batch_sizes
-        self.global_batch_sizes = self._sampler.global_batch_sizes
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return len(self.batch_sizes)
-
-    def batches(
-        self, epoch: int = 0, first_step: int = 0, last_step: int | None = None
-    ) -> Iterator[Batch]:
-        end = self.steps_per_epoch if last_step is None else last_step
-        return move_batches(self._loader.batches(epoch, first_step, end), self.device, overlap=True)
-
-    def then(self, epoch: int, first_step: int, last_step: int) -> None:
-        """As of a DataFeed: the steps whose batches are expected next."""
-        self._loader.then(epoch, first_step, last_step)
-
-    def close(self) -> None:
-        self._loader.close()
+        self._load(loader, sampler)
 
 
 class LoaderFeed:
@@ -244,17 +227,14 @@ def make_feed(
 
     whole: each sample once, in the order of the dataset, also from such a DataLoader on one rank.
     """
-    if _has_torchs_sampler(given) and world_size() > 1:
-        shuffle = shuffle and isinstance(given.sampler, TorchRandomSampler)
-        batch_size, drop_last = given.batch_size or batch_size, given.drop_last and shuffle
-        collate_fn, workers, given = given.collate_fn, given.num_workers, given.dataset
-    elif _has_torchs_sampler(given) and whole:
-        given = DataLoader(  # with workers of the same kind
-            given.dataset, given.batch_size, num_workers=given.num_workers,
-            collate_fn=given.collate_fn, pin_memory=given.pin_memory, timeout=given.timeout,
-            worker_init_fn=given.worker_init_fn, prefetch_factor=given.prefetch_factor,
-            multiprocessing_context=given.multiprocessing_context,
-        )  # fmt: skip
+    if isinstance(given, DataLoader) and _has_torchs_sampler(given):
+        if world_size() > 1:
+            shuffle = shuffle and isinstance(given.sampler, TorchRandomSampler)
+            batch_size, drop_last = given.batch_size or batch_size, given.drop_last and shuffle
+            collate_fn, workers = given.collate_fn, given.num_workers
+            given = given.dataset
+        elif whole:
+            given = _in_order(given)
     is_dataset = hasattr(given, "__getitem__") and hasattr(given, "__len__")
     if is_dataset and not isinstance(given, (list, tuple)):
         return DatasetFeed(
@@ -264,11 +244,25 @@ def make_feed(
     return LoaderFeed(given, seed=seed, device=device, where=where)
 
 
-def _has_torchs_sampler(loader: Any) -> bool:
-    """Is it a DataLoader, with no order or iteration of the user's own?"""
-    return (
-        isinstance(loader, DataLoader)
-        and loader.batch_size is not None
-        and type(loader).__iter__ is DataLoader.__iter__
-        and type(loader.sampler) in (TorchRandomSampler, TorchSequentialSampler)
+def _in_order(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """With each sample once, in the order of the dataset; by workers of the same kind."""
+    is_torchs = (
+        type(loader).__iter__ is DataLoader.__iter__
+        and type(loader.batch_sampler) is TorchBatchSampler
+    )
+    in_order = isinstance(loader.sampler, TorchSequentialSampler) and not loader.drop_last
+    if in_order or not is_torchs:
+        return loader
+    return DataLoader(
+        loader.dataset, loader.batch_size, num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn, pin_memory=loader.pin_memory, timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn, prefetch_factor=loader.prefetch_factor,
+        multiprocessing_context=loader.multiprocessing_context,
+    )  # fmt: skip
+
+
+def _has_torchs_sampler(loader: DataLoader[Any]) -> bool:
+    return loader.batch_size is not None and type(loader.sampler) in (
+        TorchRandomSampler,
+        TorchSequentialSampler,
     )

@@ -7,7 +7,7 @@ where DATA.TRAIN names no size, the model was trained on unchanged images, and s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -45,7 +45,8 @@ def choose(data: DataOptions) -> tuple[list[dict[str, Any]], str]:
         return given, "from config.DATA.TEST"
     resized, how = _resized(_size(data.TRAIN.TRANSFORMS))
     entries: list[dict[str, Any]] = [*resized, {"name": "ToTensor"}]
-    normalise = next(_entries_named("Normalize", data.TRAIN.TRANSFORMS), None)
+    named = (each for each in walk_entries(data.TRAIN.TRANSFORMS) if each["name"] == "Normalize")
+    normalise = next(named, None)
     how += ", not normalised" if normalise is None else ", normalised as in training"
     if normalise is not None:
         entries.append({key: normalise[key] for key in ("name", "mean", "std")})
@@ -63,20 +64,18 @@ def _resized(side: int | None) -> tuple[list[dict[str, Any]], str]:
 
 def described(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The entries for a report: with the interpolation, also where it is the default."""
-    return [_described(each) for each in entries]
-
-
-def _described(entry: Mapping[str, Any]) -> dict[str, Any]:
-    nested = {
-        key: described(value)
-        for key, value in entry.items()
-        if isinstance(value, list) and any(isinstance(each, Mapping) for each in value)
-    }
-    made = {**entry, **nested}
-    kind = TRANSFORMS.get(TRANSFORMS.name_in(entry))
-    if not getattr(kind, "takes_long_to_make", False):
-        mode = getattr(unwrap(build_transform(entry, "view")), "interpolation", None)
-        made |= {} if mode is None else {"interpolation": str(getattr(mode, "value", mode))}
+    made = []
+    for entry in entries:
+        nested = {
+            key: described(value)
+            for key, value in entry.items()
+            if isinstance(value, list) and any(isinstance(each, Mapping) for each in value)
+        }
+        kind, mode = TRANSFORMS.get(TRANSFORMS.name_in(entry)), None
+        if not getattr(kind, "takes_long_to_make", False):
+            mode = getattr(unwrap(build_transform(entry, "view")), "interpolation", None)
+        filtered = {} if mode is None else {"interpolation": str(getattr(mode, "value", mode))}
+        made.append({**entry, **nested, **filtered})
     return made
 
 
@@ -91,10 +90,6 @@ def augmented(entries: list[dict[str, Any]], data: DataOptions) -> list[dict[str
 def _makes_views(entries: list[dict[str, Any]]) -> bool:
     steps = Pipeline(entries, "config.DATA.TEST.TRANSFORMS").steps
     return any(issubclass(step.kind, (MakesViews, TakesAll)) for step in steps)
-
-
-def _entries_named(name: str, entries: Any) -> Iterator[Mapping[str, Any]]:
-    return (entry for entry in walk_entries(entries) if entry.get("name") == name)
 
 
 def _size(entries: Any) -> int | None:

@@ -200,13 +200,6 @@ def test_the_main_process_keeps_its_streams(workers: int) -> None:
     assert draw() == expected
 
 
-def test_sizes_are_told_in_advance(alone: DataFeed) -> None:
-    assert alone.num_samples == 22
-    assert alone.batch_sizes == [4, 4, 4, 4, 4, 2]
-    assert [len(batch["data"][0]) // 2 for batch in alone.batches(0)] == alone.batch_sizes
-    assert feed(DROP_LAST=True).batch_sizes == [4] * 5
-
-
 def test_closing_stops_the_workers() -> None:
     some = feed(2)
     workers = pids(list(some.batches(0)))
@@ -265,35 +258,6 @@ def test_broken_images_at_any_rate_but_all_leave_every_step_its_batch(
     assert [number for number in numbers if number >= 0] == sorted(set(range(60)) - {*chosen})
 
 
-MULTICROP: dict[str, Any] = {
-    "TRANSFORMS": [
-        {
-            "name": "ImgPilToMultiCrop",
-            "total_num_crops": 3,
-            "num_crops": [1, 2],
-            "size_crops": [12, 6],
-            "crop_scales": [[0.5, 1.0], [0.1, 0.5]],
-        },
-        {"name": "ToTensor"},
-    ],
-    "COLLATE_FUNCTION": "multicrop_collator",
-}
-
-
-def test_crops_of_several_sizes_come_as_a_list_from_workers_too() -> None:
-    alone, two = feed(0, **MULTICROP), feed(2, **MULTICROP)
-    for here, there in zip(alone.batches(1), two.batches(1), strict=True):
-        (crops,), (others,) = here["data"], there["data"]
-        count = len(here["data_idx"][0]) // 3
-        assert [tuple(crop.shape) for crop in crops] == [
-            (count, 3, side, side) for side in (12, 6, 6)
-        ]
-        assert all(torch.equal(*pair) for pair in zip(crops, others, strict=True))
-        assert torch.equal(here["data_idx"][0], there["data_idx"][0])
-        assert here["data_idx"][0].tolist() == here["data_idx"][0][:count].tolist() * 3
-    two.close()
-
-
 def test_a_data_set_without_one_readable_image(tmp_path: Path) -> None:
     for number in range(FEWEST + 20):
         (tmp_path / f"{number:03}.jpg").touch()
@@ -301,13 +265,6 @@ def test_a_data_set_without_one_readable_image(tmp_path: Path) -> None:
     message = rf"none of the first {FEWEST} images can be read. One of them: .*\.jpg \(Unid"
     with pytest.raises(DataError, match=message):
         list(some.batches(0))
-
-
-def test_a_plain_folder_is_read_with_one_override(tmp_path: Path) -> None:
-    write_tree(tmp_path, "0.png", "1.png", "deep/er/2.png")
-    some = folder_feed(tmp_path, DATASET_NAMES=["imagenet1k_folder"])
-    (batch,) = some.batches(0)
-    assert batch["label"][0].tolist() == [0, 1, 2]
 
 
 def test_dropping_test_samples_is_refused_aloud(caplog: pytest.LogCaptureFixture) -> None:

@@ -20,7 +20,6 @@ from sslengine.data.options import SplitOptions, split_options
 from sslengine.data.sources.base import DataSource
 from tests.data.pictures import write_picture
 from tests.data.sources.every import DRAWN, EVERY, INSTALLED, OF_PICTURES, mnist
-from tests.data.sources.test_hugging_face import rows
 
 # dill, by which `datasets` makes its fingerprints, of types of pyarrow.
 pytestmark = pytest.mark.filterwarnings("ignore:Cannot .*MonthDayNano")
@@ -60,16 +59,6 @@ def test_names_sizes_and_bytes(folder: Path, tmp_path: Path) -> None:
     assert renamed["contents"] == before["contents"]
     assert renamed["names"] != before["names"]
     assert renamed["fingerprint"] != before["fingerprint"]
-
-
-def test_pixels_of_an_array(tmp_path: Path) -> None:
-    images = np.zeros((5, 4, 4, 3), np.uint8)
-    prints = []
-    for value in (0, 0, 1):
-        images[3, 0, 0, 0] = value
-        np.save(tmp_path / "a.npy", images)
-        prints.append(of(tmp_path / "a.npy", "array_file")["fingerprint"])
-    assert prints[0] == prints[1] != prints[2]
 
 
 def test_an_image_that_cannot_be_read(folder: Path) -> None:
@@ -225,20 +214,6 @@ def test_a_file_that_is_written_again_gives_another_hash(source: str, tmp_path: 
     assert here(source, place, **keys) != before
 
 
-def test_every_file_of_a_table_counts(tmp_path: Path) -> None:
-    """Its pixels are not read."""
-    count = 2100
-    for number in range(count):
-        (tmp_path / f"{number}.png").touch()
-    rows = [f"{number}.png" for number in range(count)]
-    (tmp_path / "list.csv").write_text("\n".join(["path", *rows, ""]))
-    hashes = {here("csv_filelist", tmp_path / "list.csv")}
-    for number in (0, 1, 1023, 2098, 2099):
-        later(tmp_path / f"{number}.png")
-        hashes.add(here("csv_filelist", tmp_path / "list.csv"))
-    assert len(hashes) == 6
-
-
 def test_the_files_of_other_images_do_not_count(tmp_path: Path) -> None:
     shards, keys = OF_PICTURES["webdataset"](tmp_path), {"DATA_LIMIT": 1}
     before = here("webdataset", shards, **keys)
@@ -256,38 +231,6 @@ def test_other_labels_give_another_hash(tmp_path: Path) -> None:
     before = here("csv_filelist", place, **keys)
     place.write_text(place.read_text().replace(",2", ",3"))
     assert here("csv_filelist", place, **keys) != before
-
-
-def test_the_files_of_idx_and_of_parquet(tmp_path: Path) -> None:
-    raw = mnist(tmp_path) / "MNIST" / "raw"
-    before = here("array_file", raw)
-    later(raw / "t10k-images-idx3-ubyte")
-    assert here("array_file", raw) == before
-    later(raw / "train-images-idx3-ubyte")
-    assert here("array_file", raw) != before
-
-    datasets = pytest.importorskip("datasets")
-    rows(datasets, [0, 1]).to_parquet(str(tmp_path / "rows.parquet"))
-    before = here("huggingface_dataset", tmp_path / "rows.parquet")
-    assert here("huggingface_dataset", tmp_path / "rows.parquet") == before
-    later(tmp_path / "rows.parquet")
-    assert here("huggingface_dataset", tmp_path / "rows.parquet") != before
-
-
-def test_rows_that_have_the_paths_of_images(tmp_path: Path) -> None:
-    pytest.importorskip("datasets")
-    pyarrow, parquet = map(pytest.importorskip, ("pyarrow", "pyarrow.parquet"))
-    files = [write_picture(tmp_path / f"{number}.png", number) for number in range(3)]
-    images = [{"bytes": None, "path": str(each)} for each in files]
-    images[1]["bytes"] = files[1].read_bytes()
-    kind = pyarrow.struct({"bytes": pyarrow.binary(), "path": pyarrow.string()})
-    table, place = pyarrow.table({"image": pyarrow.array(images, kind)}), tmp_path / "rows.parquet"
-    parquet.write_table(table, place)
-    before = here("huggingface_dataset", place)
-    later(files[1])
-    assert here("huggingface_dataset", place) == before
-    later(files[2])
-    assert here("huggingface_dataset", place) != before
 
 
 def test_shards_of_a_stream(tmp_path: Path) -> None:
@@ -328,20 +271,3 @@ def test_the_pixels_of_a_source_that_does_not_know_its_files(
     later(file)
     hashes.append(here(source, file))
     assert len({*hashes}) == 3
-
-
-def test_of_many_images_the_files_of_some(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-
-    class Counted(Many):
-        path = Many.relative_path
-
-        def files_of(self, rows: Any) -> list[str]:
-            asked.extend(rows.tolist())
-            return []
-
-    monkeypatch.setattr(module, "STAMPED", 50)
-    data: Any = Dataset(Counted(), 1000)
-    data.labels = []
-    hash_here(data)
-    assert asked == [*range(0, 1000, 20)]

@@ -109,6 +109,11 @@ def test_the_whole_set_in_order_from_a_loader_that_has_another(options: dict[str
     assert torch.equal(torch.cat(read(one)), 2 * Points().x)
 
 
+def test_a_loader_in_order_is_read_itself() -> None:
+    loader = DataLoader(Points(), batch_size=4)
+    assert feed(loader, shuffle=False, whole=True)._loader is loader
+
+
 class _Own(DataLoader[Any]):
     def __iter__(self) -> Any:
         return ((-x, y) for x, y in super().__iter__())

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
+from unittest.mock import MagicMock as Mock
 
 import pytest
 
@@ -9,10 +11,9 @@ from sslengine.errors import DataError
 
 
 def counter(max_share: float = 0.5, num_samples: int = 100_000) -> InvalidSamples:
-    return InvalidSamples(
-        "config.DATA.TRAIN", max_share, num_samples, "{}.jpg".format, "{}.jpg (broken)".format,
-        "another sample replaces each",
-    )  # fmt: skip
+    dataset: Any = Mock(__len__=lambda _: num_samples)
+    dataset.name, dataset.why_unreadable = "{}.jpg".format, "{}.jpg (broken)".format
+    return InvalidSamples("config.DATA.TRAIN", max_share, dataset, "another sample replaces each")
 
 
 class Run:

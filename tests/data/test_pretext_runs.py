@@ -74,39 +74,6 @@ MULTICROP = recipe(
 RUNS = {"rotnet": ROTNET, "jigsaw": JIGSAW, "multicrop": MULTICROP}
 
 
-class Shapes(Hook):
-    """What the model was given and gave, in the first step."""
-
-    def __init__(self) -> None:
-        self.seen: tuple[Any, ...] = ()
-
-    def on_forward(self, task: Any) -> None:
-        batch = task.last_batch
-        images = batch.sample["input"]
-        given = [tuple(crop.shape) for crop in images] if isinstance(images, list) else images.shape
-        self.seen = self.seen or (given, tuple(batch.model_output.shape), batch.target.tolist())
-
-
-@pytest.mark.parametrize(
-    ("name", "given", "given_back", "classes"),
-    [
-        ("rotnet", (4, 3, 12, 12), (4, 4), 4),
-        ("jigsaw", (16, 3, 8, 8), (4, 5), 5),
-        ("multicrop", [(4, 3, 12, 12)] * 2 + [(4, 3, 8, 8)] * 2, (16, 16), 16),
-    ],
-)
-def test_what_the_model_sees(
-    name: str, given: Any, given_back: tuple[int, ...], classes: int, tmp_path: Path
-) -> None:
-    shapes = Shapes()
-    loop.run(make_task(tmp_path, [shapes], **RUNS[name]))
-    images, output, target = shapes.seen
-    assert (images, output, len(target)) == (given, given_back, given_back[0])
-    assert all(0 <= label < classes for label in target)
-    if name == "multicrop":
-        assert target == target[:4] * 4
-
-
 @pytest.mark.parametrize("name", RUNS)
 def test_a_stopped_run_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
     whole, first, second = Watch(), Watch(stop_after=3), Watch()

@@ -17,13 +17,6 @@ def drawn(seed: int, epoch: int, index: int) -> tuple[float, float, float]:
     return draw()
 
 
-def test_the_same_key_gives_the_same_draws() -> None:
-    with streams_kept():
-        first = drawn(1, 2, 3)
-        draw()
-        assert drawn(1, 2, 3) == first
-
-
 def test_seed_epoch_and_index_each_matter_to_each_stream() -> None:
     with streams_kept():
         keys = [(1, 2, 3), (2, 2, 3), (1, 3, 3), (1, 2, 4), (2, 1, 3), (-1, 2, 3)]

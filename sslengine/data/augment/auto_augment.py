@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from PIL import Image
 from timm.data.auto_augment import auto_augment_transform, rand_augment_transform
@@ -17,8 +17,6 @@ Change = Callable[[Image.Image], Image.Image]
 # What comes into view where an image is moved aside; how far, in pixels, at most.
 FILL = (128, 128, 128)
 TRANSLATE = 250
-
-POLICIES = ("v0", "v0r", "original", "originalr")
 
 
 class _TimmChange:
@@ -48,8 +46,6 @@ class RandAugment(_TimmChange):
         increasing_severity: let all changes grow with the magnitude; some shrink otherwise.
         """
         expect(weight_choice is None, "weight_choice", "null", weight_choice)
-        expect(0 <= magnitude <= 10, "magnitude", "a number from 0 to 10", magnitude)
-        expect(num_layers >= 1, "num_layers", "1 or more", num_layers)
         parts = f"rand-m{magnitude}-n{num_layers}" + "-inc1" * increasing_severity
         augment = rand_augment_transform(parts, _extras(magnitude_std))
         _keep_a_bit(augment.ops)
@@ -60,13 +56,16 @@ class RandAugment(_TimmChange):
 class VisslAutoAugment(_TimmChange):
     """A random one of the pairs of changes that a search found best for ImageNet."""
 
-    def __init__(self, policy_name: str = "v0", magnitude_std: float = 0) -> None:
+    def __init__(
+        self,
+        policy_name: Literal["v0", "v0r", "original", "originalr"] = "v0",
+        magnitude_std: float = 0,
+    ) -> None:
         """
         policy_name: original, the pairs of the paper, or v0, those of TPU EfficientNet; in
             originalr and v0r posterize becomes stronger with its magnitude, not weaker.
         magnitude_std: draw the magnitude of each change around that of the policy.
         """
-        expect(policy_name in POLICIES, "policy_name", ", ".join(POLICIES), policy_name)
         augment = auto_augment_transform(policy_name, _extras(magnitude_std))
         for pair in augment.policy:
             _keep_a_bit(pair)
@@ -85,5 +84,4 @@ def _floor_bits(bits: Callable[..., tuple[int]], *arguments: Any) -> tuple[int]:
 
 
 def _extras(magnitude_std: float) -> dict[str, object]:
-    expect(magnitude_std >= 0, "magnitude_std", "0 or more", magnitude_std)
     return {"translate_const": TRANSLATE, "img_mean": FILL, "magnitude_std": magnitude_std}

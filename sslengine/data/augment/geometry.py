@@ -10,7 +10,6 @@ import numpy as np
 import PIL
 import torch
 from PIL import Image
-from torch import Tensor
 from torch.nn.functional import interpolate
 from torchvision.transforms import InterpolationMode, functional
 
@@ -218,7 +217,8 @@ class RandomPart(Counterpart):
 
     def change(self, image: Any) -> Any:
         named: Any = self.named
-        box = named.get_params(_replace_image(size_of(image)), named.size)
+        # What torchvision takes the size from; it holds one value in memory.
+        box = named.get_params(torch.empty(()).expand(size_of(image)), named.size)
         return crop(image, box, box[2:], limits=self.limits)
 
 
@@ -259,18 +259,12 @@ def _find_size(wanted: int | Sequence[int], size: Size) -> Size:
     return int(side * height / width), side
 
 
-def _replace_image(size: Size) -> Tensor:
-    """Return what torchvision takes the size from; it holds one value in memory."""
-    return torch.empty(()).expand(size)
-
-
 @register_transform("ImgPilResizeLargerSide")
 class ImgPilResizeLargerSide:
     """The larger side becomes `size` pixels, the other follows."""
 
     def __init__(self, size: int = 1024) -> None:
         """size: pixels of the larger side."""
-        expect(size >= 1, "size", "1 or more", size)
         self.size = size
 
     def __call__(self, image: Image.Image) -> Image.Image:
@@ -290,14 +284,12 @@ class MNISTImgPil2RGB:
         """
         self.size = (size, size) if isinstance(size, int) else tuple(size)
         self.box = tuple(box)
-        expect(len(self.size) in (0, 2), "size", "a number, two, or nothing", size)
-        expect(len(self.box) == 2, "box", "the left and top corner", box)
 
     def __call__(self, image: Image.Image) -> Image.Image:
         if not self.size:
             return image.convert("RGB")
-        canvas = Image.new("RGB", (self.size[0], self.size[1]))
-        canvas.paste(image, (self.box[0], self.box[1]))
+        canvas = Image.new("RGB", self.size)  # type: ignore[arg-type]
+        canvas.paste(image, self.box)  # type: ignore[arg-type]
         return canvas
 
 
@@ -316,7 +308,6 @@ class ImgRotatePil(MakesLabel):
         num_angles: the number of labels.
         num_rotations_per_img: 1 alone: an image has one label.
         """
-        expect(num_angles >= 1, "num_angles", "1 or more", num_angles)
         one = "1, as an image has one label"
         expect(num_rotations_per_img == 1, "num_rotations_per_img", one, num_rotations_per_img)
         self.num_angles = num_angles

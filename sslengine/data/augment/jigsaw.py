@@ -51,22 +51,15 @@ class ImgPatchesFromTensor(Transform):
         """
         self.side = math.isqrt(max(0, num_patches))
         expect(self.side**2 == num_patches >= 1, "num_patches", "a square number", num_patches)
-        expect(patch_jitter >= 1, "patch_jitter", "1 or more", patch_jitter)
         self.jitter = patch_jitter
 
     def __call__(self, image: Tensor) -> Tensor:
         cell = min(image.shape[-2:]) // self.side
         patch = cell - self.jitter
-        least = self.side * (self.jitter + 1)
-        what = f"sides of {least} or more for {self.side**2} patches less patch_jitter"
-        expect(patch >= 1, "an image", what, tuple(image.shape[-2:]))
-        jitter = torch.randint(0, self.jitter, (2, self.side, self.side)).tolist()
-        corners = [
-            (column * cell + jitter[0][column][row], row * cell + jitter[1][column][row])
-            for column in range(self.side)
-            for row in range(self.side)
-        ]
-        return torch.stack([image[..., y : y + patch, x : x + patch] for x, y in corners])
+        expect(patch >= 1, "an image", "larger sides", tuple(image.shape[-2:]))
+        jitter = torch.randint(0, self.jitter, (2, self.side, self.side)).numpy()
+        left, top = (jitter + cell * np.indices(jitter.shape[1:])).reshape(2, -1).tolist()
+        return torch.stack([image[..., y : y + patch, x : x + patch] for x, y in zip(left, top)])
 
     def on_bytes(self, pixels: Tensor) -> Tensor:
         return self(pixels)
@@ -149,17 +142,11 @@ def distances(permutations: Permutations) -> tuple[float, int]:
 
 def load_permutations(path: str) -> Permutations:
     """Return the permutations of a file, counted from 0."""
-    if not Path(path).is_file():
-        raise ValueError(
-            f"perm_file: there is no file {path}; an address is not downloaded. Make one with "
-            f"{GENERATOR}, or set num_perms in place of perm_file."
-        )
+    missing = f"a file ({GENERATOR} makes one; an address is not downloaded), or num_perms"
+    expect(Path(path).is_file(), "perm_file", missing, path)
     rows = np.load(path, allow_pickle=False)
     if rows.ndim == 2 and rows.dtype.kind in "iu" and rows.size and rows.min() in (0, 1):
         counted: Permutations = rows.astype(np.int64) - int(rows.min())
         if (np.sort(counted, axis=1) == np.arange(rows.shape[1])).all():
             return counted
-    raise ValueError(
-        f"perm_file: {path} must hold whole numbers, a permutation in each row, counted from 0 or "
-        f"1; it has the shape {rows.shape} and the type {rows.dtype}."
-    )
+    raise ValueError(f"perm_file: {path}: expected a permutation in each row, from 0 or 1.")

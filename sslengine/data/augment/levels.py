@@ -20,7 +20,7 @@ from sslengine.data.augment.image import (
     refuse_array,
     view_planes,
 )
-from sslengine.data.augment.transform import InTurn, Transform, expect
+from sslengine.data.augment.transform import InTurn, expect
 from sslengine.registry import register_transform
 
 ZERO, WHITE = np.float32(0), np.float32(255)
@@ -97,28 +97,6 @@ def sharpen(image: Any, factor: float) -> Any:
 # ---- transforms
 
 
-class DrawnSolarize(Transform):
-    """From a threshold on; a random one by default."""
-
-    takes_arrays = True
-
-    def __init__(self, threshold: int | None = None) -> None:
-        self.threshold = threshold
-
-    def __call__(self, image: Any) -> Any:
-        threshold = self.threshold
-        if threshold is None:
-            threshold = int(np.random.randint(0, 257))  # noqa: NPY002
-        return solarize(image, threshold, self.limits)
-
-
-class Inverted(Transform):
-    takes_arrays = True
-
-    def __call__(self, image: Any) -> Any:
-        return invert(image, self.limits)
-
-
 @register_transform("ImgPilRandomSolarize")
 class ImgPilRandomSolarize(InTurn):
     """Invert the pixels from a threshold on, with probability p."""
@@ -130,7 +108,14 @@ class ImgPilRandomSolarize(InTurn):
             Twins, VICReg and DINO have 128.
         """
         expect(threshold is None or 0 <= threshold <= 256, "threshold", "0 to 256", threshold)
-        super().__init__([DrawnSolarize(threshold)], p)
+        super().__init__([], p)
+        self.threshold = threshold
+
+    def change(self, image: Any) -> Any:
+        threshold = self.threshold
+        if threshold is None:
+            threshold = int(np.random.randint(0, 257))  # noqa: NPY002
+        return solarize(image, threshold, self.limits)
 
 
 @register_transform("ImgPilRandomPhotometric")
@@ -139,13 +124,9 @@ class ImgPilRandomPhotometric(InTurn):
 
     def __init__(self, p: float = 0.66) -> None:
         """p: probability of all of them together."""
-        super().__init__([_Photometric()], p)
+        super().__init__([], p)
 
-
-class _Photometric(Transform):
-    takes_arrays = True
-
-    def __call__(self, image: Any) -> Any:
+    def change(self, image: Any) -> Any:
         image = posterize(image, int(np.random.randint(4, 9)))  # noqa: NPY002
         image = sharpen(image, np.random.uniform(0.1, 1.9))  # noqa: NPY002
         image = solarize(image, int(np.random.randint(0, 257)), self.limits)  # noqa: NPY002

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sslengine.data.augment.image import Size, size_of
-from sslengine.data.augment.transform import MakesKeys, check_range, expect
+from sslengine.data.augment.transform import MakesKeys, expect
 from sslengine.registry import register_transform
 
 # How often to try to place a block before the mask is left unchanged.
@@ -55,17 +55,13 @@ class MaskedImageModeling(_DrawsMask):
         log_aspect_ratio: the least and greatest height of a block by its width. It is drawn
             evenly in its logarithm.
         """
-        counts = len(pred_ratio_mean), len(pred_ratio_var)
-        expect(counts[0] == counts[1], "pred_ratio_mean, pred_ratio_var", "as many of each", counts)
-        self.ratios = list(zip(pred_ratio_mean, pred_ratio_var))
+        self.ratios = list(zip(pred_ratio_mean, pred_ratio_var, strict=True))
         for mean, variation in self.ratios:
             within = 0 <= variation <= mean <= 1 - variation
             what = "a share between 0 and 1, also where it varies"
             expect(within, "pred_ratio_mean, pred_ratio_var", what, (mean, variation))
         expect(any(pred_ratio_mean), "pred_ratio_mean", "a share above 0", pred_ratio_mean)
-        expect(patch_size >= 1, "patch_size", "1 or more", patch_size)
-        self.patch_size = patch_size
-        self.aspects = check_range("log_aspect_ratio", log_aspect_ratio)
+        self.patch_size, self.aspects = patch_size, tuple(log_aspect_ratio)
 
     def draw_mask(self, size: Size) -> Tensor:
         rows, columns = (side // self.patch_size for side in size)
@@ -88,7 +84,6 @@ class RandomPatchMask(_DrawsMask):
         cell_size: the side of a cell, in pixels; a multiple of patch_size.
         ratio: the share of the cells that is hidden, rounded up.
         """
-        expect(patch_size >= 1, "patch_size", "1 or more", patch_size)
         whole = cell_size >= 1 and cell_size % patch_size == 0
         expect(whole, "cell_size", f"a multiple of patch_size, {patch_size}", cell_size)
         expect(0 < ratio <= 1, "ratio", "above 0 to 1", ratio)
@@ -109,7 +104,7 @@ def block_mask(
     rows: int,
     columns: int,
     wanted: float,
-    aspects: tuple[float, float],
+    aspects: tuple[float, ...],
     least: float | None = None,
     most: float = math.inf,
     draw: Any = random,
@@ -140,7 +135,7 @@ def no_room(what: str, images: Tensor, grid: Sequence[int], key: str) -> str:
 
 
 def _add_block(
-    mask: NDArray[np.bool_], room: float, aspects: tuple[float, float], least: float, draw: Any
+    mask: NDArray[np.bool_], room: float, aspects: tuple[float, ...], least: float, draw: Any
 ) -> bool:
     """Hide a block of at most so many more patches; False if none is found."""
     rows, columns = mask.shape

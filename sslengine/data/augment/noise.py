@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
@@ -26,8 +26,6 @@ from sslengine.data.augment.image import (
 from sslengine.data.augment.transform import (
     Transform,
     below,
-    check_range,
-    expect,
     probability,
     round_p,
     uniform,
@@ -35,7 +33,6 @@ from sslengine.data.augment.transform import (
 from sslengine.registry import register_transform
 
 SEEDS = 2**31
-FILLS = ("zero", "mean")
 
 
 def add_noise(image: Any, std: float, seed: int, limits: Limits = NO_LIMITS) -> Any:
@@ -97,7 +94,7 @@ class GaussianNoise(Transform):
         p: probability that an image gets noise.
         """
         ends = [std, std] if isinstance(std, (int, float)) else std
-        self.least, self.most = map(float, check_range("std", ends, with_zero=True))
+        self.least, self.most = map(float, ends)
         self.p = probability(p)
 
     def __call__(self, image: Any) -> Any:
@@ -112,14 +109,12 @@ class ChannelDrop(Transform):
 
     takes_arrays = True
 
-    def __init__(self, p: float = 0.1, fill: str = "zero") -> None:
+    def __init__(self, p: float = 0.1, fill: Literal["zero", "mean"] = "zero") -> None:
         """
         p: probability with which each channel is dropped.
         fill: what takes its values' place: zero, or mean, the mean of the channel.
         """
-        self.p = probability(p)
-        expect(fill in FILLS, "fill", "zero or mean", fill)
-        self.fill = fill
+        self.p, self.fill = probability(p), fill
 
     def __call__(self, image: Any) -> Any:
         return drop_channels(image, self.p, self.fill, below(SEEDS), self.limits)

@@ -29,17 +29,15 @@ from sslengine.data.augment.colour import Jitter, make_grey
 from sslengine.data.augment.geometry import Middle, RandomPart, Resized, ResizedCrop, flip
 from sslengine.data.augment.image import Limits, Rgb, make_bytes, make_pil
 from sslengine.data.augment.levels import (
-    DrawnSolarize,
-    Inverted,
+    invert,
     posterize,
     sharpen,
+    solarize,
     stretch_contrast,
 )
 from sslengine.data.augment.tensors import (
     CONVERSIONS,
-    CPU,
     Finish,
-    FinishOn,
     can_be_put_off,
     is_uint8,
 )
@@ -122,11 +120,10 @@ class Pipeline:
         """Return a sample that goes into no batch as it would be in one."""
         if self.finish is None:
             return sample
-        finish = self.finish.prepare(CPU)
-        images = [finish(each) if is_uint8(each) else each for each in sample["data"]]
+        images = [self.finish(each) if is_uint8(each) else each for each in sample["data"]]
         return {**sample, "data": images}
 
-    def finish_on(self, device: torch.device) -> FinishOn | None:
+    def finish_on(self, device: torch.device) -> Finish | None:
         """Return the rest of the work on a batch."""
         return None if self.finish is None else self.finish.prepare(device)
 
@@ -284,7 +281,7 @@ class ToFloats(Counterpart):
     def __call__(self, image: Any) -> Any:
         if type(image) is not Rgb:
             return self.named(image)
-        return self.finish.prepare(CPU)(make_bytes(image))
+        return self.finish(make_bytes(image))
 
 
 def _adapt_container(transform: Any) -> Change:
@@ -306,8 +303,8 @@ def _grayscale(transform: Any) -> Change | None:
 
 def _solarize(transform: Any) -> Change:
     # Of whole numbers, those from 127.5 on are those from 128 on.
-    operation = DrawnSolarize(math.ceil(transform.threshold))
-    return Sometimes(transform, transform.p, operation)
+    operation = partial(solarize, threshold=math.ceil(transform.threshold))
+    return Sometimes(transform, transform.p, operation, limited=True)
 
 
 def _posterize(transform: Any) -> Change | None:
@@ -336,7 +333,7 @@ COUNTERPARTS: Mapping[type, Callable[[Any], Change | None]] = {
     tv.RandomGrayscale: lambda each: Sometimes(each, round_p(each.p), make_grey),
     tv.RandomSolarize: _solarize,
     tv.RandomPosterize: _posterize,
-    tv.RandomInvert: lambda each: Sometimes(each, each.p, Inverted()),
+    tv.RandomInvert: lambda each: Sometimes(each, each.p, invert, limited=True),
     tv.RandomAutocontrast: lambda each: Sometimes(each, each.p, stretch_contrast),
     tv.RandomAdjustSharpness: _sharpness,
     **dict.fromkeys(CONVERSIONS, ToFloats),

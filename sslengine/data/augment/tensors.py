@@ -8,7 +8,7 @@ the same to the bit.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -51,7 +51,6 @@ class OneHotEncode(TakesLabels):
 
     def __init__(self, num_classes: int = 1000) -> None:
         """num_classes: the length of the vector."""
-        expect(num_classes >= 1, "num_classes", "1 or more", num_classes)
         self.num_classes = num_classes
 
     def __call__(self, label: Any) -> Tensor:
@@ -80,7 +79,7 @@ CONVERSIONS: dict[type, tuple[float, ...]] = {
 
 
 class Finish:
-    """`prepare(device)(pixels)` gives float32 of uint8 pixels [...] x channels x height x width."""
+    """`finish(pixels)` gives float32 of uint8 pixels [...] x channels x height x width."""
 
     def __init__(
         self,
@@ -89,25 +88,18 @@ class Finish:
         image_keys: Sequence[str] = (),
     ) -> None:
         """image_keys: of a batch, those that hold images."""
-        divisors = CONVERSIONS[type(conversion)]
-        self._operations = [("div", _column(divisor)) for divisor in divisors]
+        numbers = [("div", divisor) for divisor in CONVERSIONS[type(conversion)]]
         for each in normalizations:
-            self._operations += [("sub", _column(each.mean)), ("div", _column(each.std))]
-        self._image_keys = tuple(image_keys)
+            numbers += [("sub", each.mean), ("div", each.std)]
+        # Tensors, not numbers: instead of dividing by a number CUDA multiplies with its inverse.
+        self.operations = [(name, torch.from_numpy(_column(each))) for name, each in numbers]
+        self.image_keys = tuple(image_keys)
 
-    def prepare(self, device: torch.device) -> FinishOn:
-        """Put its numbers on the device, so that no step waits for them.
-
-        Tensors, not numbers: instead of dividing by a number CUDA multiplies with its inverse.
-        """
-        operations = [(name, torch.from_numpy(each).to(device)) for name, each in self._operations]
-        return FinishOn(operations, self._image_keys)
-
-
-@dataclass(frozen=True)
-class FinishOn:
-    operations: list[tuple[str, Tensor]]
-    image_keys: tuple[str, ...] = ()
+    def prepare(self, device: torch.device) -> Finish:
+        """Put its numbers on the device, so that no step waits for them."""
+        made = copy(self)
+        made.operations = [(name, each.to(device)) for name, each in self.operations]
+        return made
 
     def finish_batch(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Return the batch with its uint8 images as the TRANSFORMS say, on the stream of its copy;

@@ -16,7 +16,6 @@ Transforms that do something else than make one image of one derive from one of 
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
@@ -133,14 +132,18 @@ class Counterpart(Transform):
 
 
 class Sometimes(Counterpart):
-    """One operation, with probability p; always where p is None."""
+    """One operation, with probability p; always where p is None. limited: it takes `limits`."""
 
-    def __init__(self, named: Change, p: float | None, operation: Change) -> None:
+    def __init__(
+        self, named: Change, p: float | None, operation: Callable[..., Any], limited: bool = False
+    ) -> None:
         super().__init__(named)
-        self.p, self.operation = p, operation
+        self.p, self.operation, self.limited = p, operation, limited
 
     def change(self, image: Any) -> Any:
-        return self.operation(image) if self.p is None or uniform() < self.p else image
+        if self.p is not None and uniform() >= self.p:
+            return image
+        return self.operation(image, limits=self.limits) if self.limited else self.operation(image)
 
 
 class InTurn(Transform):
@@ -153,8 +156,9 @@ class InTurn(Transform):
         self.p = None if p is None else round_p(probability(p))
 
     def __call__(self, image: Any) -> Any:
-        if self.p is not None and self.p < uniform():
-            return image
+        return image if self.p is not None and self.p < uniform() else self.change(image)
+
+    def change(self, image: Any) -> Any:
         for each in self.transforms:
             image = each(image)
         return image
@@ -276,15 +280,3 @@ def expect(met: bool, key: str, what: str, got: object) -> None:
     """Raise ValueError about an argument unless a condition is met."""
     if not met:
         raise ValueError(f"{key}: expected {what}, got {got!r}.")
-
-
-def check_range(
-    key: str, ends: Sequence[float], most: float = math.inf, with_zero: bool = False
-) -> tuple[float, float]:
-    """Return both ends; raise ValueError unless they are two, in order, above 0 (or 0), not above
-    `most`."""
-    low, high = ends if len(ends) == 2 else (math.nan, math.nan)
-    bounds = ("from 0" if with_zero else "above 0") + (f" to {most:g}" if most < math.inf else "")
-    met = (low > 0 or (with_zero and low == 0)) and low <= high <= most
-    expect(met, key, f"two numbers {bounds}, in order", list(ends))
-    return low, high

@@ -18,7 +18,6 @@ from sslengine.data.augment.transform import (
     MakesKeys,
     MakesViews,
     TakesAll,
-    check_range,
     expect,
     probability,
     uniform,
@@ -34,7 +33,6 @@ class ImgReplicatePil(MakesViews):
 
     def __init__(self, num_times: int = 2) -> None:
         """num_times: the number of views."""
-        expect(num_times >= 1, "num_times", "1 or more", num_times)
         self.num_times = num_times
 
     def __call__(self, image: Any) -> list[Any]:
@@ -48,6 +46,15 @@ class ImgReplicatePil(MakesViews):
     @staticmethod
     def count_views(num_times: int = 2) -> int:
         return num_times
+
+
+def _make_crop(
+    size: int, scale: Sequence[float], interpolation: int | str, key: str
+) -> ResizedCrop:
+    least, most = scale
+    expect(0 < least <= most <= 1, key, "two shares above 0 to 1, in order", list(scale))
+    kept: Any = interpolation
+    return ResizedCrop(RandomResizedCrop(size, (least, most), interpolation=kept))
 
 
 @register_transform("ImgPilToMultiCrop")
@@ -71,17 +78,12 @@ class ImgPilToMultiCrop(MakesViews):
         crop_scales: for each kind, the least and the greatest share of the image's area.
         interpolation: as RandomResizedCrop takes it: bilinear or 2, bicubic or 3.
         """
-        counts = [len(each) for each in (num_crops, size_crops, crop_scales)]
-        expect(len({*counts}) == 1, "num_crops, size_crops and crop_scales",
-               "one entry in each for every kind of crop", counts)  # fmt: skip
         whole = sum(num_crops)
-        expect(whole == total_num_crops >= 1, "total_num_crops",
-               f"the sum of num_crops, {whole}, and at least 1", total_num_crops)  # fmt: skip
-        scales = [check_range("crop_scales", scale, most=1) for scale in crop_scales]
+        met = total_num_crops == whole
+        expect(met, "total_num_crops", f"the sum of num_crops, {whole}", total_num_crops)
         self.crops: list[ResizedCrop] = []
-        for count, size, scale in zip(num_crops, size_crops, scales):
-            named = RandomResizedCrop(size, scale, interpolation=interpolation)  # type: ignore[arg-type]
-            self.crops += [ResizedCrop(named)] * count
+        for count, size, scale in zip(num_crops, size_crops, crop_scales, strict=True):
+            self.crops += [_make_crop(size, scale, interpolation, "crop_scales")] * count
 
     def __call__(self, image: Any) -> list[Any]:
         share(image)  # a crop at scale 1 is a part of it
@@ -109,9 +111,7 @@ class RandomResizedCropWithBox(MakesKeys):
         p: the probability of the flip.
         interpolation: as RandomResizedCrop takes it: bilinear or 2, bicubic or 3.
         """
-        scale = check_range("scale", scale, most=1)
-        named = RandomResizedCrop(size, scale, interpolation=interpolation)  # type: ignore[arg-type]
-        self.crop, self.p = ResizedCrop(named), probability(p)
+        self.crop, self.p = _make_crop(size, scale, interpolation, "scale"), probability(p)
 
     def __call__(self, image: Any) -> dict[str, Any]:
         top, left, height, width = box = self.crop.draw_box(size_of(image))
@@ -177,10 +177,9 @@ class ImgPilToPatchesAndImage(MakesViews):
         least = self.side * (self.PATCH_JITTER + 1)
         expect(self.patch >= 1, "crop_size_patches", f"{least} or more", crop_size_patches)
         self.permute = permute_patches
-        sides = (crop_size_image, crop_scale_image), (crop_size_patches, crop_scale_patches)
-        self.crop_image, self.crop_patches = (
-            ResizedCrop(RandomResizedCrop(side, tuple(scale)))  # type: ignore[arg-type]
-            for side, scale in sides
+        self.crop_image = _make_crop(crop_size_image, crop_scale_image, 2, "crop_scale_image")
+        self.crop_patches = _make_crop(
+            crop_size_patches, crop_scale_patches, 2, "crop_scale_patches"
         )
 
     def __call__(self, image: Any) -> list[Any]:
@@ -194,17 +193,9 @@ class ImgPilToPatchesAndImage(MakesViews):
 
     def _draw_cells(self) -> list[Box]:
         """Return where the patches are in the second crop."""
-        jitter = np.random.randint(0, self.PATCH_JITTER, (2, self.side, self.side)).tolist()  # noqa: NPY002
-        return [
-            (
-                row * self.cell + jitter[1][column][row],
-                column * self.cell + jitter[0][column][row],
-                self.patch,
-                self.patch,
-            )
-            for column in range(self.side)
-            for row in range(self.side)
-        ]
+        jitter = np.random.randint(0, self.PATCH_JITTER, (2, self.side, self.side))  # noqa: NPY002
+        left, top = (jitter + self.cell * np.indices(jitter.shape[1:])).reshape(2, -1).tolist()
+        return [(*at, self.patch, self.patch) for at in zip(top, left)]
 
     @staticmethod
     def count_views(**arguments: object) -> int:

@@ -25,7 +25,7 @@ from torch.utils.data import Dataset
 
 from sslengine.data.augment.backend import build_backend
 from sslengine.data.augment.pipeline import Pipeline
-from sslengine.data.augment.tensors import FinishOn
+from sslengine.data.augment.tensors import Finish
 from sslengine.data.augment.transform import Sample
 from sslengine.data.batch.collators import FIELDS, add_fields
 from sslengine.data.batch.samplers import Place
@@ -290,7 +290,7 @@ class SSLDataset(Dataset[Sample]):
             return self.backend.decode(encoded, source.decoder)
         return self.backend.take(source.image(row))
 
-    def finish_on(self, device: torch.device) -> FinishOn | None:
+    def finish_on(self, device: torch.device) -> Finish | None:
         """Return the rest of the work on a batch, for when it comes to the device."""
         return self.pipeline.finish_on(device)
 

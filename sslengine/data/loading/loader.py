@@ -145,11 +145,9 @@ class Loader:
                 raise DataError(
                     f"A loader worker died: {error}\n"
                     f"{self._tell_samples(dead=True)}"
-                    f"  Most often the machine ran out of memory: lower "
-                    f"config.DATA.NUM_DATALOADER_WORKERS, config.DATA.PREFETCH_FACTOR or the batch "
-                    f"size, or give a container more shared memory (/dev/shm).\n"
-                    f"  With config.DATA.NUM_DATALOADER_WORKERS=0 the data is read in the main "
-                    f"process, where a crash shows what it comes from."
+                    f"  Most often the machine ran out of memory, or a container of shared memory "
+                    f"(/dev/shm): lower config.DATA.NUM_DATALOADER_WORKERS or the batch size. With "
+                    f"0 workers the main process crashes, and shows where."
                 ) from error
             if batch is None:
                 return
@@ -301,8 +299,6 @@ def _wait_at_most(seconds: float, iterator: Any, tell_samples: Callable[[], str]
                 f"the loader workers gave no batch for {seconds:g} seconds "
                 f"(config.DATA.WORKER_TIMEOUT). Does a file system hang, or a transform?\n"
                 f"{tell_samples()}"
-                f"  With config.DATA.NUM_DATALOADER_WORKERS=0 the main process hangs in its place, "
-                f"where `py-spy dump` shows where."
             )
         return done, data
 

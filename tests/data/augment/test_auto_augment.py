@@ -8,7 +8,7 @@ import pytest
 from PIL import ImageOps
 from timm.data.auto_augment import AugmentOp, auto_augment_policy
 
-from sslengine.data.augment.auto_augment import POLICIES, RandAugment, VisslAutoAugment
+from sslengine.data.augment.auto_augment import RandAugment, VisslAutoAugment
 from sslengine.data.augment.pipeline import Pipeline
 from tests.data.pictures import picture
 
@@ -77,7 +77,7 @@ def test_rand_augment_draws_what_vissl_draws(
     assert 20 < changed < 60
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", ["v0", "v0r", "original", "originalr"])
 def test_auto_augment_draws_what_vissl_draws(policy: str, one_bit_at_least: None) -> None:
     image, changed = picture(1, side=24), 0
     augment = VisslAutoAugment(policy, magnitude_std=0.3)

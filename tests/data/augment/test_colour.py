@@ -199,11 +199,3 @@ def test_distortion_heeds_all_its_arguments() -> None:
     assert always_grey(IMAGE).tobytes() == IMAGE.convert("L").convert("RGB").tobytes()
     nothing = ImgPilColorDistortion(color_jitter_probability=0.0, grayscale_probability=0.0)
     assert all(nothing(IMAGE).tobytes() == IMAGE.tobytes() for _ in range(20))
-
-
-def test_certain_and_impossible() -> None:
-    never, always = ImgPilGaussianBlur(p=0.0), ImgPilGaussianBlur(1.0, 1.0, 1.0)
-    expected = IMAGE.filter(ImageFilter.GaussianBlur(1.0)).tobytes()
-    for _ in range(20):
-        assert never(IMAGE).tobytes() == IMAGE.tobytes()
-        assert always(IMAGE).tobytes() == expected

@@ -96,11 +96,6 @@ def test_damaged_files_are_as_readable_as_by_pillow(name: str) -> None:
         assert made == outcome(DECODER, data)
 
 
-def test_too_many_pixels_are_refused_before_they_are_read() -> None:
-    with pytest.raises(Image.DecompressionBombError, match="TRAIN.MAX_IMAGE_PIXELS=100000"):
-        COMPILED.decode(encoded(Image.new("RGB", (400, 300))), DECODER)
-
-
 @pytest.mark.slow
 def test_pillow_alone_does_not_import_numba() -> None:
     code = (

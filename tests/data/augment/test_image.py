@@ -20,7 +20,6 @@ from sslengine.data.augment.image import (
     make_rgb,
     own,
     share,
-    size_of,
     view_planes,
 )
 from sslengine.data.augment.levels import invert
@@ -109,7 +108,3 @@ def test_only_rgb_images_of_pillow_become_arrays() -> None:
     assert is_image(photo(0))
     assert is_image(np.zeros((3, 3, 5)))
     assert not is_image(torch.zeros(3, 3, 3))
-
-
-def test_sizes_are_height_and_width() -> None:
-    assert size_of(photo(0, 20, 30)) == size_of(make_rgb(photo(0, 20, 30))) == (20, 30)

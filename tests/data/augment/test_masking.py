@@ -14,9 +14,7 @@ from sslengine.data.augment import masking
 from sslengine.data.augment.masking import (
     MaskedImageModeling,
     RandomPatchMask,
-    block_mask,
 )
-from sslengine.data.augment.pipeline import Pipeline
 
 ASPECTS = (0.3, 1 / 0.3)
 
@@ -83,20 +81,6 @@ def test_any_place_may_be_hidden() -> None:
     assert often.min() > 0
     assert np.abs(often - often[::-1]).max() < 0.12  # top as bottom
     assert np.abs(often - often[:, ::-1]).max() < 0.12
-
-
-def test_nothing_is_hidden_where_nothing_is_to_be() -> None:
-    assert not block_mask(14, 14, 0, ASPECTS).any()
-    with pytest.raises(ValueError, match="a share above 0"):
-        masks(3, pred_ratio_mean=[0.0], pred_ratio_var=[0.0])
-
-
-def test_each_image_of_a_sample_has_its_mask() -> None:
-    pipeline = Pipeline([{"name": "MaskedImageModeling", "patch_size": 4}], "here")
-    views = [torch.zeros(3, 32, 32), torch.zeros(3, 16, 16)]
-    sample = pipeline({"data": views, "data_idx": [0, 0], "data_valid": [1, 1], "label": [0, 0]})
-    assert [tuple(mask.shape) for mask in sample["mask"]] == [(8, 8), (4, 4)]
-    assert len(sample["data"]) == 2
 
 
 def test_whole_cells_are_hidden_of_each_image_as_many_and_anywhere() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torchvision.transforms import InterpolationMode, RandomHorizontalFlip, RandomResizedCrop
+from torchvision.transforms import RandomHorizontalFlip, RandomResizedCrop
 
 from sslengine.config.facts import views_per_image
 from sslengine.data.augment.pipeline import Pipeline
@@ -86,23 +86,6 @@ def test_a_crop_is_where_its_box_says_flipped_or_not() -> None:
     assert flipped == {True, False}
 
 
-def test_patches_in_order() -> None:
-    # A picture whose red tells the column and whose green tells the row.
-    ramp = np.zeros((90, 90, 3), np.uint8)
-    ramp[..., 0], ramp[..., 1] = np.arange(90)[None, :], np.arange(90)[:, None]
-    # Only the whole has the area of the whole.
-    cut = ImgPilToPatchesAndImage(
-        crop_scale_patches=(1.0, 1.0), crop_size_patches=90, permute_patches=False
-    )
-    patches = [np.asarray(patch).max((0, 1)) // 30 for patch in cut(Image.fromarray(ramp))[1:]]
-    assert [tuple(patch[:2]) for patch in patches] == [(i, j) for i in range(3) for j in range(3)]
-
-
-def test_defaults_are_those_of_pirl() -> None:
-    views = ImgPilToPatchesAndImage()(picture(0, side=300))
-    assert [view.size for view in views] == [(224, 224)] + [(64, 64)] * 9
-
-
 def test_number_of_views() -> None:
     crop = {"name": "RandomResizedCrop", "size": 8}
     assert views_per_image([crop]) == 1
@@ -119,11 +102,6 @@ SWAV = {
     "size_crops": [16, 8],
     "crop_scales": [[0.14, 1], [0.05, 0.14]],
 }
-
-
-class Invert:
-    def __call__(self, image: Image.Image) -> Image.Image:
-        return Image.eval(image, lambda value: 255 - value)
 
 
 class AddNoise:
@@ -147,71 +125,6 @@ def test_crops_are_torchvisions_one_kind_after_the_other() -> None:
     assert [crop.size for crop in crops] == [(16, 16)] * 2 + [(8, 8)] * 3
     assert [crop.tobytes() for crop in crops] == [crop.tobytes() for crop in expected]
     assert len({crop.tobytes() for crop in crops}) == 5
-
-
-def test_crops_by_another_interpolation() -> None:
-    image = picture(3, side=40)
-    torch.manual_seed(11)
-    crops = ImgPilToMultiCrop(**SWAV, interpolation=3)(image)
-    torch.manual_seed(11)
-    kinds = [(16, (0.14, 1.0))] * 2 + [(8, (0.05, 0.14))] * 3
-    bicubic = InterpolationMode.BICUBIC
-    expected = [RandomResizedCrop(*kind, interpolation=bicubic)(image) for kind in kinds]
-    assert [crop.tobytes() for crop in crops] == [crop.tobytes() for crop in expected]
-    torch.manual_seed(11)
-    by_default = ImgPilToMultiCrop(**SWAV)(image)
-    assert crops[0].tobytes() != by_default[0].tobytes()
-
-
-def test_a_small_crop_shows_a_small_share_of_the_image() -> None:
-    # Red counts the columns and green the rows, so that a crop tells how much it spans.
-    ramp = np.zeros((100, 100, 3), np.uint8)
-    ramp[..., 0], ramp[..., 1] = np.arange(100)[None, :], np.arange(100)[:, None]
-    crop = ImgPilToMultiCrop(**{**SWAV, "size_crops": [100, 100]})
-    areas = []
-    for number in range(20):
-        torch.manual_seed(number)
-        spans = [
-            np.ptp(np.asarray(each)[..., :2].astype(int), axis=(0, 1)) + 1
-            for each in crop(Image.fromarray(ramp))
-        ]
-        areas.append([span.prod() / 100**2 for span in spans])
-    assert np.array(areas)[:, :2].min() > 0.12
-    assert np.array(areas)[:, :2].max() > 0.5
-    assert np.array(areas)[:, 2:].min() > 0.04
-    assert np.array(areas)[:, 2:].max() < 0.15
-
-
-def test_number_of_crops() -> None:
-    entries: list[dict[str, Any]] = [
-        {"name": "ImgPilToMultiCrop", **SWAV},
-        {"name": "ImgPilMultiCropRandomApply", "transforms": [], "prob": [0.1] * 5},
-    ]
-    assert views_per_image(entries) == 5
-
-
-def test_each_crop_has_its_own_chance() -> None:
-    pipeline = Pipeline(
-        [
-            {"name": "ImgReplicatePil", "num_times": 3},
-            {
-                "name": "ImgPilMultiCropRandomApply",
-                "transforms": [{"name": "tests.data.augment.test_views:Invert"}],
-                "prob": [0.0, 1.0, 0.5],
-            },
-        ],
-        "here",
-    )
-    image = picture(0)
-    inverted = Invert()(image).tobytes()
-    third = 0
-    for number in range(200):
-        torch.manual_seed(number)
-        views = [view.tobytes() for view in pipeline(sample(image))["data"]]
-        assert views[:2] == [image.tobytes(), inverted]
-        assert views[2] in (image.tobytes(), inverted)
-        third += views[2] == inverted
-    assert 75 <= third <= 125  # 3.5 standard deviations
 
 
 def test_draws_are_those_of_torchvisions_random_apply() -> None:

@@ -7,7 +7,6 @@ from PIL import Image
 from sslengine.data.augment.transform import Sample
 from sslengine.data.batch.collators import (
     default_collate,
-    identity_collator,
     moco_collator,
     multicrop_collator,
     patch_and_image_collator,
@@ -134,11 +133,6 @@ def test_other_keys_are_carried(collate) -> None:  # type: ignore[no-untyped-def
     assert collate(samples)["label"][0].dtype == torch.int64
 
 
-def test_rows_of_class_indicators() -> None:
-    samples = [{**each, "label": [torch.tensor([1, 0])]} for each in batch(1)]
-    assert default_collate(samples)["label"][0].tolist() == [[1, 0]] * 3
-
-
 def test_what_cannot_be_collated_is_told() -> None:
     sizes = batch(1)
     sizes[2]["data"] = [torch.zeros(3, 4, 4)]
@@ -149,11 +143,6 @@ def test_what_cannot_be_collated_is_told() -> None:
         default_collate(images)
     with pytest.raises(DataError, match=r"found no patches: put ImgPilToPatchesAndImage"):
         patch_and_image_collator(batch(1))
-
-
-def test_identity_gives_the_samples() -> None:
-    samples = batch(2)
-    assert identity_collator(samples) == samples
 
 
 def shown(index: int, label: object) -> Sample:

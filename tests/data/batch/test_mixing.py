@@ -119,7 +119,7 @@ def test_what_cannot_be_mixed(count: int, arguments: dict[str, Any], message: st
 
 
 def test_two_views_where_two_are_needed() -> None:
-    with pytest.raises(DataError, match="moco needs two views of each image"):
+    with pytest.raises(DataError, match="'moco' needs two views of each image"):
         cutmixup_collator(batch(views=1), "moco", num_classes=3)
 
 

@@ -119,13 +119,6 @@ def test_a_window_that_follows() -> None:
     assert list(sampler) == alone[2][4:]
 
 
-def test_keys_carry_the_epoch() -> None:
-    (sampler,) = shuffled(6, 2, 1)
-    sampler.set_window(9)
-    keys = [key for batch in sampler for key in batch]
-    assert sorted(keys) == [(9, index) for index in range(6)]
-
-
 def test_every_epoch_and_every_seed_has_its_order() -> None:
     orders = {
         tuple(map(tuple, global_batches(shuffled(64, 8, 1, seed=seed), epoch)))
