@@ -36,7 +36,6 @@ from sslengine.data.manifest.tables import IMAGE_NAMES, open_table
 from sslengine.data.options import split_options
 from sslengine.data.sources.base import DataSource, build_sources
 from sslengine.data.sources.disk import IMAGE_SUFFIXES, VIDEO_SUFFIXES
-from sslengine.data.sources.tar import expand_pattern
 from sslengine.errors import ConfigError, DataError, MissingDataError, listing, readable
 from sslengine.registry import DATA_SOURCES
 
@@ -214,6 +213,8 @@ def _find_source(given: str, said: Said, split: str) -> tuple[str, str]:
 
 def find_path(given: str) -> Path:
     """Return the whole path, or pattern of shards; raise if it, or a shard, is not there."""
+    from sslengine.data.sources.tar import expand_pattern  # torch
+
     path = Path(given).expanduser().absolute()
     if path.name.lower().endswith(COMPRESSED):
         raise ConfigError(f"{path}: {UNPACK}. Expected .tar, a folder of such files or a pattern.")
