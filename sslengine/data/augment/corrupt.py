@@ -201,6 +201,7 @@ class Corrupt(Transform):
         self.amount = amounts[severity - 1]
 
     def __call__(self, image: Image.Image) -> Image.Image:
+        expect(getattr(image, "mode", "") in ("L", "RGB"), "Corrupt", "an image of 8 bits", image)
         seed = np.random.randint(2**31)  # noqa: NPY002 - the stream that is seeded for each sample
         draw = np.random.default_rng(seed)
         values = np.asarray(image.convert("RGB")) / 255

@@ -79,3 +79,8 @@ def test_there_are_fifteen_of_five_severities() -> None:
     assert tuple(CORRUPTIONS) == NAMES
     assert len(NAMES) == 15
     assert all(len(amounts) == 5 for _, amounts in CORRUPTIONS.values())
+
+
+def test_images_of_more_than_8_bits_are_refused() -> None:
+    with pytest.raises(ValueError, match="an image of 8 bits"):
+        Corrupt("fog")(Image.new("I;16", (4, 4)))
