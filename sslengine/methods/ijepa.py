@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from sslengine.config.ranges import at_least, share
 from sslengine.data.batch.masks import MULTI_BLOCK, PATCH_SIZE
 from sslengine.methods.base import Method, Step
-from sslengine.methods.decoder import HiddenPatches, width_problems
+from sslengine.methods.mae import HiddenPatches, width_problems
 from sslengine.methods.whole import EMA, Batch
 from sslengine.models.trunks.patches import Grid, patch_grid
 from sslengine.models.trunks.tokens import select

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
+from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -26,11 +27,11 @@ from sslengine.config.ranges import above, at_least
 from sslengine.errors import ConfigError
 from sslengine.hooks.events import Hook
 from sslengine.methods.base import Method, Step
-from sslengine.methods.decoder import HiddenPatches, width_problems
 from sslengine.methods.pictures import SavePictures, panels_of
 from sslengine.methods.whole import Batch
 from sslengine.models.trunks.patches import (
     Grid,
+    SinePositions,
     fix_positions,
     join_patches,
     patch_grid,
@@ -42,6 +43,12 @@ from sslengine.models.view_trunk import ViewTrunk
 from sslengine.registry import register_loss
 
 NAME = "mae_loss"
+
+
+def width_problems(prefix: str, width: int, heads: int) -> Iterator[str]:
+    """Yield what is wrong with the options of these layers, whose names begin with the prefix."""
+    if width % 4 or width % heads:
+        yield f"{prefix}_dim: {width} must be a multiple of 4 and of {prefix}_heads, {heads}."
 
 
 @dataclass
@@ -144,6 +151,24 @@ class MaeLoss(Method):
             raise ConfigError(f"{where}: it is not that of the trunk, {self.patch_size}.")
         own = None if self.training else torch.Generator(device).manual_seed(0)
         return torch.rand(shape, generator=own, device=device) if given is None else given
+
+
+class HiddenPatches(nn.Module):
+    """Layers of a narrow transformer that fills in hidden patches: one learned token for these, and
+    fixed positions for all. I-JEPA's predictor has them too."""
+
+    def __init__(self, trunk: ViewTrunk, width: int, layers: int, heads: int, outputs: int) -> None:
+        """Make them for tokens of the trunk. outputs: how many numbers for each token."""
+        super().__init__()
+        network: Any = trunk.trunk
+        norm: Any = partial(nn.LayerNorm, eps=1e-6)
+        self.positions = SinePositions(network.patch_embed.grid_size, width)
+        self.embed = nn.Linear(network.embed_dim, width)
+        self.hidden_token = nn.Parameter(torch.zeros(1, 1, width))
+        blocks = (Block(width, heads, qkv_bias=True, norm_layer=norm) for _ in range(layers))
+        self.blocks = nn.Sequential(*blocks)
+        self.norm = norm(width)
+        self.project = nn.Linear(width, outputs)
 
 
 class PatchDecoder(HiddenPatches):
