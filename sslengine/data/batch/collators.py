@@ -209,7 +209,7 @@ def cutmixup_collator(
     if layout != "moco_collator":
         data = torch.cat(images) if layout == "simclr_collator" else images
         return {**collated, "data": [data], "label": [mixed_labels]}
-    expect(len(images) >= 2, "cutmixup_collator: moco_collator needs two views of each image.")
+    expect(len(images) >= 2, f"cutmixup_collator: {ssl_method!r} needs two views of each image.")
     first = {key: [values[0][: len(batch)]] for key, values in collated.items() if key != "data"}
     views_of_pair = {"data": [images[0]], "data_momentum": [images[1]]}
     return {**first, **views_of_pair, "label": [probabilities[0]]}
