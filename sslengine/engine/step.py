@@ -68,7 +68,7 @@ def single_input_sample(
         if not isinstance(values, list) or len(values) != 1:
             raise DataError(
                 f"{_COLLATOR}: batch[{key!r}] must be a list of one data source: give DATA_SOURCES "
-                f"one entry, or views of one image to a collator that combines them."
+                f"one entry, or views of one image to a collator of views (simclr_collator)."
             )
         sample[key] = values[0]
     try:

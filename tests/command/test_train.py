@@ -299,7 +299,7 @@ def test_what_is_chosen_is_printed_as_a_command(
          r"masks of photos/simmim have patches of 16 pixels, those of .* have 14"),
         (["PHOTOS", "--recipe=npid+/1gpu"],
          r"there is no method 'npid\+'. Did you mean 'npid\+\+'"),
-        (["PHOTOS", "--recipe=1gpu"], r"there is no such config file. +Searched in"),
+        (["PHOTOS", "--recipe=3tpu"], r"there is no such config file. +Searched in"),
         (["PHOTOS", "--method=mae", "--recipe=photos/mae"], r"give one of them"),
         (["PHOTOS", "--method=simclr", "--group=a"], r"--group: it says what --val leaves out"),
         (["PHOTOS", "--recipe=simclr/continued"], r"from which weights\? Add --pretrained, or"),

@@ -105,6 +105,12 @@ def spread_masks_collator(
     if resized_to:
         collated["gram_views"] = collated["global_views"]
         (views,) = collated["gram_views"]
+        most = views[0].shape[-1]
+        expect(
+            0 < resized_to <= most,
+            f"{SPREAD}: resized_to: expected up to {most}, the side of the global views, got "
+            f"{resized_to}.",
+        )
         side = (resized_to, resized_to)
         smaller = [F.interpolate(each, side, mode="bicubic", antialias=True) for each in views]
         collated["global_views"] = [smaller]
