@@ -205,7 +205,8 @@ def shape_map(name: str, features: Tensor, where: str, ratio: float = 1.0) -> Te
 def find_mask(judged: Judged, split: str, dataset: SSLDataset, index: int) -> NDArray[Any]:
     """Return a class number for each pixel, from the config's folder or the source."""
     key, source, row = f"MASKS_{split}", dataset.sources[0], int(dataset.rows[index])
-    where, folder = f"config.EVALUATE.DENSE.{key}", getattr(judged.EVALUATE.DENSE, key)
+    where, options = f"config.EVALUATE.DENSE.{key}", judged.EVALUATE.DENSE
+    folder = options.MASKS_TRAIN if split == "TRAIN" else options.MASKS_TEST
     if not folder:
         try:
             return source.mask(row).astype(np.int32)

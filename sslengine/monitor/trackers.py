@@ -60,11 +60,11 @@ class TrackerWriter(Writer):
 
     _took = True  # an error at the first record is no reason to end a run either
 
-    def __init__(self, run: RunPlace, options: Any) -> None:
+    def __init__(self, run: RunPlace, options: TrackerOptions | MlflowOptions) -> None:
         self.package = getattr(options, "module", "mlflow")
         sent = f"metrics and the config may be sent elsewhere by {self.package}"
         expect_trust(sent, "config.HOOKS.WRITERS", self.package)
-        self.options = options
+        self.options: Any = options
         self.place, self.folder = run, run.folder / FOLDER
         self.name = options.run_name or run.folder.resolve().name
         self._run: Any = None

@@ -51,7 +51,7 @@ def test_what_is_frozen_needs_no_owner() -> None:
 def test_a_part_of_the_model_called_loss() -> None:
     model = Net()
     model.loss = nn.Linear(1, 1)
-    with pytest.raises(ConfigError, match="a submodule 'loss'"):
+    with pytest.raises(ConfigError, match="submodule 'loss'"):
         learner_of(model, Loss())
 
 

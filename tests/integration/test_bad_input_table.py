@@ -166,7 +166,7 @@ DATA = [
     row(f"{LISTED}=[imges/list.npy]", f"{PATHS}.0", "'images'", phase=RUN),
     row(f"config.DATA.TRAIN.DATA_SOURCES=[array_file] {PATHS}=[none.npy]", "none.npy", phase=RUN),
     row(f"{FOLDER}=[a_file]", f"{PATHS}.0", "a file, not a folder", phase=RUN, status=1),
-    row(f"{LISTED}=[images]", f"{PATHS}.0", "disk_folder", phase=RUN, status=1),
+    row(f"{LISTED}=[images]", f"{PATHS}.0", "it is a folder", phase=RUN, status=1),
     row(f"{LISTED}=[text.npy]", f"{PATHS}.0", "not a .npy file", phase=RUN, status=1),
     row(f"{FOLDER}=[unreadable] config.DATA.TRAIN.READ_RETRIES=0 config.DATA.TRAIN.DATA_LIMIT=-1 "
         "config.DATA.TRAIN.BATCHSIZE_PER_REPLICA=1", "unreadable/a.jpg", phase=RUN,

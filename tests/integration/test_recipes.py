@@ -925,7 +925,7 @@ def _operations(name: str, arguments: Mapping[str, Any]) -> list[tuple[Any, ...]
         case "ImgPilGaussianBlur":
             return [("blur", made.p, made.radius_min, made.radius_max)]
         case "ImgPilRandomSolarize":
-            return [("solarize", round(made.p, 6), made.transforms[0].threshold)]
+            return [("solarize", round(made.p, 6), made.threshold)]
     return [("solarize", made.p, made.threshold)]
 
 

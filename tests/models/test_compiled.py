@@ -23,7 +23,7 @@ from sslengine.models.trunks.library_options import TimmOptions
 from tests.config.recipes import resolved
 from tests.engine.runs import Watch, make_task, same, train, weights
 from tests.engine.sharded import SMALL_VIT, SYNC_BN, assert_close, on_ranks, outcome, run
-from tests.integration.test_sharded import ADAM, LOSSES, TRUNKS
+from tests.integration.test_sharded import ADAM, LOSSES
 from tests.ranks import RankPool
 
 EAGER = CompileOptions(USE_COMPILE=True, BACKEND="eager")
@@ -153,6 +153,26 @@ def test_inductor(tmp_path: Path) -> None:
 
 
 # ---- parts
+
+TRUNKS: dict[str, dict[str, Any]] = {
+    "resnet": {},
+    "regnet": {"NAME": "regnet", "REGNET": {"name": "anynet", "depths": [1, 2], "widths": [8, 16],
+               "group_widths": [4, 4], "bottleneck_multipliers": [1.0, 1.0], "strides": [2, 2]}},
+    "convnext": {"NAME": "convnext", "CONVNEXT": {"DEPTH": [1, 1, 1, 1], "DIMS": [8, 8, 8, 16],
+                                                  "DROP_PATH_RATE": 0.3}},
+    "xcit": {"NAME": "xcit", "XCIT": {"IMAGE_SIZE": 32, "PATCH_SIZE": 8, "HIDDEN_DIM": 16,
+             "NUM_LAYERS": 2, "NUM_HEADS": 2, "DROP_PATH_RATE": 0.3, "ETA": 1.0}},
+    "swin": {"NAME": "swin_transformer", "SWIN_TRANSFORMER": {"IMAGE_SIZE": 32, "PATCH_SIZE": 4,
+             "EMBED_DIM": 8, "DEPTHS": [1, 1], "NUM_HEADS": [2, 2], "WINDOW_SIZE": 4}},
+    "convit": {"NAME": "convit", "VISION_TRANSFORMERS": {"IMAGE_SIZE": 32, "PATCH_SIZE": 16,
+               "NUM_LAYERS": 2, "NUM_HEADS": 2, "HIDDEN_DIM": 16, "MLP_DIM": 32},
+               "CONVIT": {"N_GPSA_LAYERS": 1}},
+    "efficientnet": {"NAME": "efficientnet", "EFFICIENT_NETS": {"model_version": "B0"}},
+    "beit": {"NAME": "beit", "BEIT": {"IMAGE_SIZE": 32, "NUM_LAYERS": 2, "NUM_HEADS": 2,
+             "HIDDEN_DIM": 16, "QKV_BIAS": True, "USE_REL_POS_BIAS": True, "INIT_VALUES": 0.1,
+             "USE_SHARED_REL_POS_BIAS": True, "DROP_PATH_RATE": 0.3}},
+    "mobilenet": {"NAME": "mobilenetv3_tv"},
+}  # fmt: skip
 
 
 def _model(trunk: dict[str, Any], heads: list[Any] | None = None) -> Model:
