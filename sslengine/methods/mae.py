@@ -46,7 +46,7 @@ NAME = "mae_loss"
 
 
 def width_problems(prefix: str, width: int, heads: int) -> Iterator[str]:
-    """Yield what is wrong with the options of these layers, whose names begin with the prefix."""
+    """Yield what is wrong with the options of HiddenPatches, whose names begin with the prefix."""
     if width % 4 or width % heads:
         yield f"{prefix}_dim: {width} must be a multiple of 4 and of {prefix}_heads, {heads}."
 

@@ -50,7 +50,7 @@ def mlp(
     *widths: int, norm: bool = True, end: nn.Module | None = None,
     activation: Callable[[], nn.Module] = RELU,
 ) -> RowNetwork:  # fmt: skip
-    """Build linear layers; between them batch norm and ReLU. end: follows the last one."""
+    """Build linear layers; between them batch norm and activation. end: follows the last one."""
     layers: list[nn.Module] = []
     for place, width in enumerate(widths[1:-1]):
         layers += [nn.Linear(widths[place], width, bias=not norm)]
